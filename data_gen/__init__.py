@@ -1,0 +1,1 @@
+"""Real speculative decoding, and what it records."""

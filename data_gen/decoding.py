@@ -1,0 +1,237 @@
+"""Speculative decoding: choose an action, draft its tree, one target pass, verify, commit; again.
+
+Both caches hold the context. The target's ends before the root token (the last committed one), which its next tree
+pass covers; the draft's may also lack accepted tokens that it never passed, which its next root pass covers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from data_gen.drafting import Draft, draft_tree
+from data_gen.features import Row, root_features
+from data_gen.models import CachedModel, ModelPair
+from data_gen.sampling import Sampling
+from data_gen.trees import DraftTree
+from data_gen.verification import Verifier
+from data_gen.verification.profile import sample
+from selector.actions import EMPTY, Action
+from selector.latency import LatencyProfile
+
+Features = dict[str, Tensor]
+PARTS = ("draft", "select", "target", "verify", "commit")
+
+
+class Chooser(Protocol):
+    """Picks the action of a step. `latency` is the profile that its features are computed with, None if it needs none.
+
+    `choose` gets None where there are no features: the root token has no predecessor.
+    """
+
+    latency: LatencyProfile | None
+
+    def choose(self, features: Features | None) -> Action: ...
+
+
+@dataclass
+class Fixed:
+    """Always the same action."""
+
+    action: Action
+    latency: LatencyProfile | None = None
+
+    def choose(self, features: Features | None) -> Action:
+        return self.action
+
+
+@dataclass
+class Random:
+    """One of several actions, drawn at every step from a stream of its own."""
+
+    actions: Sequence[Action]
+    generator: torch.Generator
+    latency: LatencyProfile | None = None
+
+    def choose(self, features: Features | None) -> Action:
+        return self.actions[int(torch.randint(len(self.actions), (), generator=self.generator))]
+
+
+@dataclass
+class Step:
+    """One decoding step.
+
+    Attributes:
+        length: committed tokens before the step, the root token included.
+        accepted: tau, the number of drafted tokens the verifier accepted.
+        seconds: by part of the step (`PARTS`).
+        stops_N, depths_N: the law of the accepted node given the tree; only when asked for.
+    """
+
+    length: int
+    action: Action
+    accepted: int
+    nodes: int
+    seconds: dict[str, float]
+    stops_N: Tensor | None = None
+    depths_N: Tensor | None = None
+
+
+@dataclass
+class Decoded:
+    """New tokens (without the prompt), and the steps that wrote them."""
+
+    tokens: list[int] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+
+class _Clock:
+    """Wall-clock seconds by part of a step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.last = self._now()
+
+    def _now(self) -> float:
+        if self.cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def lap(self, part: str) -> None:
+        now = self._now()
+        self.seconds[part] += now - self.last
+        self.last = now
+
+    def skip(self) -> None:
+        """What has passed since the last lap is not part of decoding."""
+        self.last = self._now()
+
+
+class Decoder:
+    """Decodes one prompt at a time with a pair, a verifier and a chooser of actions."""
+
+    def __init__(self, pair: ModelPair, sampling: Sampling, verifier: Verifier, chooser: Chooser) -> None:
+        self.pair, self.sampling, self.verifier, self.chooser = pair, sampling, verifier, chooser
+
+    @torch.inference_mode()
+    def decode(
+        self, prompt: Sequence[int], max_new_tokens: int, generator: torch.Generator, audit: bool = False
+    ) -> Decoded:
+        """Continue a prompt until an end-of-sequence token or `max_new_tokens` new tokens, whichever comes first.
+
+        Args:
+            prompt: token ids, at least one.
+            generator: lives on the pair's device.
+            audit: keep the law of every step's accepted node; its time is not counted.
+
+        Raises:
+            ValueError: an empty prompt.
+        """
+        if not prompt:
+            raise ValueError("the prompt holds no tokens")
+        context = _Context(self.pair, self.sampling, list(prompt))
+        result = Decoded()
+        while len(result.tokens) < max_new_tokens:
+            step, tokens = self._step(context, generator, audit)
+            result.steps.append(step)
+            for token in tokens[: max_new_tokens - len(result.tokens)]:
+                result.tokens.append(token)
+                if token in self.pair.eos_ids:
+                    return result
+        return result
+
+    def _step(self, context: _Context, generator: torch.Generator, audit: bool) -> tuple[Step, list[int]]:
+        clock = _Clock(self.pair.device)
+        length = len(context.tokens)
+        features = None
+        if self.chooser.latency is not None and context.target_prev is not None:
+            draft_prev, draft_root = context.draft_root()
+            clock.lap("draft")
+            features = root_features(
+                context.target_prev, draft_prev, draft_root, length, self.sampling, self.chooser.latency
+            )
+        action = self.chooser.choose(features)
+        clock.lap("select")
+        if action == EMPTY:
+            draft = None
+            tree = DraftTree.from_paths([], [[]])
+        else:
+            _, root = context.draft_root()
+            draft = draft_tree(context.draft, root.probs_V, action, self.sampling, generator)
+            tree = draft.tree
+        clock.lap("draft")
+        p_NV, hidden_ND = context.target_pass(tree)
+        clock.lap("target")
+        stops_N = None
+        if draft is None:
+            node, extra = 0, int(sample(p_NV[0], 1, generator))
+        else:
+            node, extra = self.verifier.verify(tree, p_NV, draft.probs_NV, generator)
+        clock.lap("verify")
+        if audit:
+            stops_N = p_NV.new_ones(1) if draft is None else self.verifier.stops(tree, p_NV, draft.probs_NV)
+            clock.skip()
+        path = tree.path_to(node)
+        tokens = [tree.token(n) for n in path] + [extra]
+        context.commit(path, tokens, Row(p_NV[node], hidden_ND[node]), draft)
+        clock.lap("commit")
+        return Step(length, action, len(path), len(tree), clock.seconds, stops_N, tree.depths_N), tokens
+
+
+class _Context:
+    """Committed tokens and what both models know of them."""
+
+    def __init__(self, pair: ModelPair, sampling: Sampling, prompt: list[int]) -> None:
+        self.tokens = prompt
+        self.sampling = sampling
+        self.device = pair.device
+        self.target, self.draft = CachedModel(pair.target), CachedModel(pair.draft)
+        self.target_prev: Row | None = None  # at the token before the root token
+        self._draft_rows: list[Row] = []  # at the last two committed tokens, as far as the draft has passed them
+        if len(prompt) > 1:
+            self.target_prev = self._row(self.target.extend(prompt[:-1]), -1)
+
+    def _row(self, output: object, index: int) -> Row:
+        return Row(self.sampling.probabilities(output.logits_BWV[0, index]), output.hidden_BWD[0, index])  # type: ignore[attr-defined]
+
+    def draft_root(self) -> tuple[Row, Row]:
+        """The draft at the previous token and at the root token; passes what it has not seen yet."""
+        pending = self.tokens[self.draft.committed :]
+        if pending:
+            output = self.draft.extend(pending)
+            new = [self._row(output, index) for index in range(-min(2, len(pending)), 0)]
+            self._draft_rows = [*self._draft_rows, *new][-2:]
+        return self._draft_rows[0], self._draft_rows[-1]
+
+    def target_pass(self, tree: DraftTree) -> tuple[Tensor, Tensor]:
+        """The target's distribution (float64 [N, V]) and hidden state ([N, D]) after every node, in one pass."""
+        tokens_N = tree.tokens_N.clone()
+        tokens_N[0] = self.tokens[-1]
+        output = self.target.forward(
+            tokens_N.unsqueeze(0).to(self.device), tree.depths_N.to(self.device), tree.ancestors_NN()
+        )
+        return self.sampling.probabilities(output.logits_BWV[0]), output.hidden_BWD[0]
+
+    def commit(self, path: list[int], tokens: list[int], last: Row, draft: Draft | None) -> None:
+        """Keep the accepted path in both caches and append its tokens and the extra one."""
+        self.target.keep([0, *path])
+        self.target_prev = last
+        if draft is not None:
+            passed = [node for node in path if node in draft.row_of]
+            self.draft.keep([draft.row_of[node] for node in passed])
+            if len(passed) == len(path) and path:
+                self._draft_rows = [Row(draft.probs_NV[path[-1]], draft.hidden_ND[path[-1]])]
+            else:  # nothing was accepted: the root is the previous token; or the leaf is still to be passed
+                self._draft_rows = self._draft_rows[-1:] if not path else []
+        else:
+            self._draft_rows = self._draft_rows[-1:] if self.draft.committed == len(self.tokens) else []
+        self.tokens += tokens
+
+
+Choose = Callable[[Features | None], Action]

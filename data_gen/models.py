@@ -1,0 +1,202 @@
+"""A target/draft pair: loading, checks, and the one place that knows masks, positions and the cache's layout.
+
+Legend: B sequences, W tokens of one pass, R cached rows beyond the committed ones, V vocabulary, D hidden width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+from selector.schema import InputError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Pass(NamedTuple):
+    """What one forward pass yields."""
+
+    logits_BWV: Tensor
+    hidden_BWD: Tensor  # after the last layer's norm
+
+
+class CachedModel:
+    """A causal language model and its KV cache over one context.
+
+    The cache holds `committed` rows, which every later token sees, and after them the rows of a token tree that is
+    being drafted or verified. `keep` commits the accepted path and drops the rest of the tree.
+    """
+
+    def __init__(self, model: PreTrainedModel, cache: DynamicCache | None = None, committed: int = 0) -> None:
+        self.model = model
+        self.cache = cache if cache is not None else DynamicCache(config=model.config)
+        self.committed = committed
+        self.rows = 0  # cached beyond the committed ones
+
+    @torch.inference_mode()
+    def forward(self, tokens_BW: Tensor, offsets_W: Tensor, visible: Tensor) -> Pass:
+        """One pass over W tokens of a tree; their rows are appended to the cache.
+
+        Args:
+            tokens_BW: int64.
+            offsets_W: int64 positions counted from the first token after the committed ones; [W] or [B, W].
+            visible: bool [W, R + W] or [B, W, R + W]: which tree rows each token attends to (itself included).
+                Committed rows are visible to all.
+        """
+        batch, width = tokens_BW.shape
+        mask = self._mask(visible, width)
+        positions = (offsets_W + self.committed).expand(batch, width)
+        output = self.model(
+            tokens_BW,
+            attention_mask=mask.expand(batch, -1, -1, -1),
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            output_hidden_states=True,
+        )
+        self.rows += width
+        return Pass(output.logits, output.hidden_states[-1])
+
+    def _mask(self, visible: Tensor, width: int) -> Tensor:
+        """Additive float mask, [1 or B, 1, W, committed + R + W]."""
+        if visible.dim() == 2:
+            visible = visible.unsqueeze(0)
+        dtype = self.model.dtype
+        mask = torch.zeros(visible.shape[0], 1, width, self.committed + visible.shape[-1], dtype=dtype)
+        mask[:, 0, :, self.committed :].masked_fill_(~visible, torch.finfo(dtype).min)
+        return mask.to(self.model.device)
+
+    def extend(self, tokens: Sequence[int]) -> Pass:
+        """One causal pass over a run of tokens, which are committed at once."""
+        count = len(tokens)
+        device = self.model.device
+        result = self.forward(
+            torch.tensor([list(tokens)], device=device), torch.arange(count, device=device), _causal(count)
+        )
+        self.keep(range(count))
+        return result
+
+    @torch.inference_mode()
+    def keep(self, path: Sequence[int]) -> None:
+        """Commit the given tree rows (ascending, 0 is the first row of the tree) and drop all other tree rows."""
+        kept = self.committed + len(path)
+        if list(path) != list(range(len(path))):
+            source = torch.tensor(path, device=self.model.device) + self.committed
+        else:
+            source = None  # already in place
+        if source is not None or len(path) < self.rows:
+            for layer in self.cache.layers:
+                for name in ("keys", "values"):
+                    rows = getattr(layer, name)
+                    if source is not None:
+                        rows[:, :, self.committed : kept] = rows[:, :, source]
+                    setattr(layer, name, rows[:, :, :kept])
+        self.committed, self.rows = kept, 0
+
+    @torch.inference_mode()
+    def prefix(self, length: int, batch: int = 1) -> CachedModel:
+        """The same model on the first `length` committed tokens, for `batch` sequences at once.
+
+        The prefix is read from this cache; what is appended to the new one leaves this one as it is.
+        """
+        view = DynamicCache(config=self.model.config)
+        for index, layer in enumerate(self.cache.layers):
+            view.update(
+                layer.keys[:, :, :length].expand(batch, -1, -1, -1),
+                layer.values[:, :, :length].expand(batch, -1, -1, -1),
+                index,
+            )
+        return CachedModel(self.model, view, length)
+
+
+def _causal(count: int) -> Tensor:
+    return torch.ones(count, count, dtype=torch.bool).tril_()
+
+
+@dataclass
+class ModelPair:
+    """A target and a draft model over one vocabulary, and their tokenizer."""
+
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    names: tuple[str, str]
+    fingerprint: str
+
+    @classmethod
+    def load(cls, target: str, draft: str, device: str = "auto", dtype: str = "float32") -> ModelPair:
+        """Load from Hugging Face directories or hub ids.
+
+        Args:
+            device: "auto" takes a GPU where there is one; otherwise a torch device.
+            dtype: a key of `DTYPES`.
+
+        Raises:
+            InputError: a model is missing or not readable, or the vocabularies differ.
+        """
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        tokenizers = [_load(AutoTokenizer, name, role) for name, role in ((target, "target"), (draft, "draft"))]
+        check_same_vocabulary(*tokenizers, names=(target, draft))
+        models = [
+            _load(AutoModelForCausalLM, name, role, dtype=DTYPES[dtype]).to(device).eval()
+            for name, role in ((target, "target"), (draft, "draft"))
+        ]
+        sizes = [model.get_output_embeddings().weight.shape[0] for model in models]
+        if sizes[0] != sizes[1]:
+            raise InputError(f"vocabularies differ: {target} scores {sizes[0]} tokens, {draft} {sizes[1]}")
+        return cls(models[0], models[1], tokenizers[0], (target, draft), fingerprint(*models, tokenizers[0]))
+
+    @property
+    def device(self) -> torch.device:
+        return self.target.device
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        eos = self.target.generation_config.eos_token_id
+        return frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
+
+
+def _load(loader: type, name: str, role: str, **kwargs: object):
+    path = Path(name)
+    if not path.is_dir() and (path.is_absolute() or name.startswith(".") or name.count("/") != 1):
+        raise InputError(f"pair.{role}: {name} is neither a directory nor a hub id")
+    try:
+        return loader.from_pretrained(name, **kwargs)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"pair.{role}: cannot load {name}: {reason}") from error
+
+
+def check_same_vocabulary(
+    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, names: tuple[str, str]
+) -> None:
+    """InputError unless both tokenizers map the same strings to the same ids."""
+    target_vocabulary, draft_vocabulary = target.get_vocab(), draft.get_vocab()
+    if target_vocabulary != draft_vocabulary:
+        differing = target_vocabulary.items() ^ draft_vocabulary.items()
+        example = min(token for token, _ in differing)
+        raise InputError(
+            f"vocabularies differ: {names[0]} has {len(target_vocabulary)} tokens, {names[1]} "
+            f"{len(draft_vocabulary)}; {example!r}, for one, is not the same in both"
+        )
+
+
+def fingerprint(target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash of both models' configs and weights and of the vocabulary; 16 hex digits."""
+    digest = hashlib.sha256()
+    for model in (target, draft):
+        digest.update(json.dumps(model.config.to_diff_dict(), sort_keys=True, default=str).encode())
+        for name, tensor in sorted(model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    digest.update(json.dumps(sorted(tokenizer.get_vocab().items())).encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,80 @@
+"""Prompts: where they come from, and which split they belong to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from selector.schema import InputError
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text to continue. Prompts of one `source` fall into one split."""
+
+    id: str
+    text: str
+    kind: str
+    source: str
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Prompts from JSON lines with `text`, and optionally `kind`, `source` and `id`.
+
+    Raises:
+        InputError: the file is missing or empty, or a line does not fit; names the file and the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as UTF-8 text") from error
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            text = record["text"]
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise InputError(f"{path}:{number}: expected a JSON object with `text`") from error
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(f"{path}:{number}: `text` is empty")
+        identity = str(record.get("id", f"line-{number}"))
+        prompts.append(Prompt(identity, text, str(record.get("kind", "text")), str(record.get("source", identity))))
+    if not prompts:
+        raise InputError(f"{path}: holds no prompts")
+    if len({prompt.id for prompt in prompts}) < len(prompts):
+        raise InputError(f"{path}: two prompts have the same id")
+    return prompts
+
+
+def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
+    path.write_text("".join(json.dumps(asdict(prompt)) + "\n" for prompt in prompts), encoding="utf-8")
+
+
+def split_of(prompt: Prompt, validation: float, test: float) -> str:
+    """The split of a prompt's source, by its hash: adding prompts moves none of the others."""
+    digest = hashlib.sha256(f"split {prompt.source}".encode()).digest()
+    share = int.from_bytes(digest[:4], "big") / 2**32
+    return "test" if share < test else "validation" if share < test + validation else "train"
+
+
+def take_evenly(prompts: list[Prompt], count: int) -> list[Prompt]:
+    """The first `count` prompts, kinds in turn, in an order that depends on the prompts' ids alone.
+
+    Raises:
+        InputError: there are fewer.
+    """
+    if count > len(prompts):
+        raise InputError(f"{count} prompts are asked for; there are {len(prompts)}")
+    by_kind: dict[str, list[Prompt]] = {}
+    for prompt in sorted(prompts, key=lambda p: hashlib.sha256(f"order {p.id}".encode()).digest()):
+        by_kind.setdefault(prompt.kind, []).append(prompt)
+    ranked = [(rank, kind, prompt) for kind in by_kind for rank, prompt in enumerate(by_kind[kind])]
+    ranked.sort(key=lambda item: item[:2])
+    return [prompt for _, _, prompt in ranked[:count]]

@@ -1,0 +1,35 @@
+"""From logits to the distribution that is really sampled: temperature, then nucleus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Temperature 0 is greedy decoding; `top_p` 1 keeps the whole vocabulary."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+    def probabilities(self, logits_V: Tensor) -> Tensor:
+        """Distributions of the rows [..., V] of logits of any dtype; float64, on the logits' device.
+
+        The nucleus is the smallest set of most probable tokens whose mass reaches `top_p`.
+        """
+        if self.temperature == 0:
+            best = logits_V.argmax(-1, keepdim=True)
+            return torch.zeros_like(logits_V, dtype=torch.float64).scatter_(-1, best, 1.0)
+        probs_V = (logits_V.double() / self.temperature).softmax(-1)
+        if self.top_p < 1:
+            sorted_V, order_V = probs_V.sort(-1, descending=True, stable=True)
+            before_V = sorted_V.cumsum(-1) - sorted_V
+            kept_V = torch.where(before_V < self.top_p, sorted_V, 0.0)
+            probs_V = torch.zeros_like(probs_V).scatter_(-1, order_V, kept_V / kept_V.sum(-1, keepdim=True))
+        return probs_V
+
+    def __str__(self) -> str:
+        return f"T={self.temperature:g}" + (f", top-p={self.top_p:g}" if self.top_p < 1 else "")

@@ -1,0 +1,216 @@
+"""Draft trees, and the supertree that holds every action's tree at one root.
+
+Legend: N nodes (node 0 is the root), D depth.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from selector.actions import Action, ActionSpace
+
+Path = Sequence[int]
+
+
+class _Prefixes:
+    """Numbers token sequences in order of appearance; equal prefixes get one number."""
+
+    def __init__(self) -> None:
+        self.tokens, self.parents, self.depths = [-1], [-1], [0]
+        self.child_of: list[dict[int, int]] = [{}]
+
+    def add(self, node: int, token: int) -> int:
+        """The child of `node` that holds `token`, made if it is not there."""
+        child = self.child_of[node].get(token)
+        if child is None:
+            child = len(self.tokens)
+            self.child_of[node][token] = child
+            self.child_of.append({})
+            self.tokens.append(token)
+            self.parents.append(node)
+            self.depths.append(self.depths[node] + 1)
+        return child
+
+    def add_path(self, node: int, path: Path) -> list[int]:
+        """The nodes along `path` from `node`, `node` itself first."""
+        nodes = [node]
+        for token in path:
+            nodes.append(self.add(nodes[-1], int(token)))
+        return nodes
+
+
+class DraftTree:
+    """A drafted token tree. Equal prefixes are one node; a node's child list keeps branch order and duplicates.
+
+    Attributes:
+        tokens_N: int64; the root's is -1.
+        parents_N: int64; the root's is -1; a parent stands before its children.
+        depths_N: int64; the root's is 0.
+        branch_nodes: for each branch, its node ids from the branching node (included) to its leaf.
+    """
+
+    def __init__(self, prefixes: _Prefixes, child_lists: list[list[int]], branch_nodes: list[list[int]]) -> None:
+        self.tokens_N = torch.tensor(prefixes.tokens)
+        self.parents_N = torch.tensor(prefixes.parents)
+        self.depths_N = torch.tensor(prefixes.depths)
+        self.branch_nodes = branch_nodes
+        self._prefixes = prefixes
+        self._child_lists = child_lists
+
+    @classmethod
+    def from_paths(cls, trunk: Path, branches: Sequence[Path]) -> DraftTree:
+        """A delayed tree: every branch starts at the trunk's end.
+
+        Args:
+            trunk: token ids.
+            branches: token ids, all of one length, which may be 0 (`[[]]`: the trunk alone).
+
+        Raises:
+            ValueError: branches of different lengths.
+        """
+        if len({len(branch) for branch in branches}) > 1:
+            raise ValueError(f"branches differ in length: {[len(branch) for branch in branches]}")
+        prefixes = _Prefixes()
+        trunk_nodes = prefixes.add_path(0, trunk)
+        branch_nodes = [prefixes.add_path(trunk_nodes[-1], branch) for branch in branches]
+        child_lists: list[list[int]] = [[] for _ in prefixes.tokens]
+        for path in [trunk_nodes, *branch_nodes]:
+            for parent, child in itertools.pairwise(path):
+                child_lists[parent].append(child)
+        return cls(prefixes, child_lists, branch_nodes)
+
+    def __len__(self) -> int:
+        return len(self._child_lists)
+
+    def children(self, node: int) -> list[int]:
+        """Node ids, one entry per branch through `node`, in branch order and with duplicates."""
+        return self._child_lists[node]
+
+    def distinct_children(self, node: int) -> list[int]:
+        """Node ids in order of first appearance."""
+        return list(dict.fromkeys(self._child_lists[node]))
+
+    def node_of(self, path: Path) -> int:
+        """The node at the end of a token sequence that starts at the root; KeyError where there is none."""
+        node = 0
+        for token in path:
+            node = self._prefixes.child_of[node][int(token)]
+        return node
+
+    def path_to(self, node: int) -> list[int]:
+        """Node ids from the root (left out) to `node` (included)."""
+        path: list[int] = []
+        while node > 0:
+            path.append(node)
+            node = self._prefixes.parents[node]
+        return path[::-1]
+
+    def token(self, node: int) -> int:
+        return self._prefixes.tokens[node]
+
+    def depth(self, node: int) -> int:
+        return self._prefixes.depths[node]
+
+    def postorder(self) -> list[int]:
+        """Every node after its children, siblings in order of first appearance: the order of depth-first leaves."""
+        order: list[int] = []
+        stack = [0]
+        while stack:  # reversed preorder with the last child first is postorder
+            node = stack.pop()
+            order.append(node)
+            stack.extend(self.distinct_children(node))
+        return order[::-1]
+
+    def ancestors_NN(self) -> Tensor:
+        """[N, N] bool: column is row itself or one of its ancestors. What a tree pass may attend to."""
+        return ancestors(self._prefixes.parents)
+
+
+def ancestors(parents: Sequence[int]) -> Tensor:
+    """[N, N] bool: column is row itself or an ancestor of it; a parent stands before its children, the root's is -1."""
+    seen = torch.eye(len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            seen[node] |= seen[parent]
+    return seen
+
+
+class Supertree:
+    """One drafted tree of which every action of a space is a sub-tree (algorithms sheet, section 6).
+
+    The trunk has `max_L1 + max_L2` tokens; at every trunk depth `L1` it carries `max_K - 1` further branches of
+    `max_L2` tokens. The trunk's own continuation counts as the first branch.
+
+    Attributes:
+        space: the actions it serves.
+        tokens_N, parents_N, depths_N: as in `DraftTree`; equal prefixes are one node.
+        trunk_D: node ids of the trunk, the root first; int64 [max_L1 + max_L2 + 1].
+        branches_LKD: node ids of every branch, from its branching node on; int64 [max_L1 + 1, max_K, max_L2 + 1].
+    """
+
+    def __init__(self, space: ActionSpace, prefixes: _Prefixes, trunk: list[int], branches: list[list[list[int]]]):
+        self.space = space
+        self.tokens_N = torch.tensor(prefixes.tokens)
+        self.parents_N = torch.tensor(prefixes.parents)
+        self.depths_N = torch.tensor(prefixes.depths)
+        self.trunk_D = torch.tensor(trunk)
+        self.branches_LKD = torch.tensor(branches)
+        self._trunk, self._branches, self._parents = trunk, branches, prefixes.parents
+
+    @classmethod
+    def from_paths(cls, trunk: Path, branches: Mapping[int, Sequence[Path]]) -> Supertree:
+        """Args:
+            trunk: `max_L1 + max_L2` token ids (16 in the default space).
+            branches: for each trunk depth 0..max_L1, `max_K - 1` further branches of `max_L2` token ids.
+
+        Raises:
+            ValueError: the lengths do not make a supertree.
+        """
+        max_L1 = max(branches)
+        counts = {len(paths) for paths in branches.values()}
+        lengths = {len(path) for paths in branches.values() for path in paths} or {len(trunk) - max_L1}
+        max_L2 = min(lengths)
+        if set(branches) != set(range(max_L1 + 1)) or len(counts) > 1 or len(lengths) > 1:
+            raise ValueError("a supertree needs equally many branches of one length at every trunk depth from 0 on")
+        if len(trunk) != max_L1 + max_L2:
+            raise ValueError(f"the trunk has {len(trunk)} tokens; branches ask for {max_L1} + {max_L2}")
+        prefixes = _Prefixes()
+        trunk_nodes = prefixes.add_path(0, trunk)
+        branch_nodes = [
+            [trunk_nodes[L1 : L1 + max_L2 + 1], *(prefixes.add_path(trunk_nodes[L1], path) for path in branches[L1])]
+            for L1 in range(max_L1 + 1)
+        ]
+        return cls(ActionSpace(1 + counts.pop(), max_L1, max_L2), prefixes, trunk_nodes, branch_nodes)
+
+    def __len__(self) -> int:
+        return len(self._parents)
+
+    def subtree(self, action: Action) -> tuple[DraftTree, Tensor]:
+        """The tree that `action` would have drafted, and this supertree's row of each of its nodes.
+
+        It takes the first `K` branches and their first `L2` tokens; child lists come from these branches alone.
+
+        Returns:
+            the tree, and int64 [N of that tree].
+        """
+        K, L1, L2 = action
+        if K == 1:
+            paths = [self._trunk[L1 : L1 + L2 + 1]]
+        else:
+            paths = [self._branches[L1][k][: L2 + 1] for k in range(K)]
+        trunk = self._trunk[: L1 + 1]
+        tokens = self.tokens_N.tolist()
+        tree = DraftTree.from_paths([tokens[n] for n in trunk[1:]], [[tokens[n] for n in path[1:]] for path in paths])
+        rows = torch.zeros(len(tree), dtype=torch.int64)
+        rows[torch.tensor(tree.path_to(tree.branch_nodes[0][0]), dtype=torch.int64)] = self.trunk_D[1 : L1 + 1]
+        for nodes, path in zip(tree.branch_nodes, paths, strict=True):
+            rows[torch.tensor(nodes)] = torch.tensor(path)
+        return tree, rows
+
+    def ancestors_NN(self) -> Tensor:
+        """[N, N] bool: column is row itself or one of its ancestors."""
+        return ancestors(self._parents)

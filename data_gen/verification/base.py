@@ -1,0 +1,181 @@
+"""What a verifier is, and the two walks that all of them share.
+
+A verifier ends at one node of the tree (the accepted prefix) and adds one token. Its *law* is the exact joint
+distribution of both, given the tree. Sampling, block efficiency and losslessness all follow from the law's two
+factors, so that is all a verifier computes: where it ends (`stops`), and what it then adds (`extra`).
+
+Legend: N tree nodes, M nodes taken at once, V vocabulary, k child-list entries. Probabilities are float64.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from data_gen.trees import DraftTree
+from data_gen.verification.profile import Profile, normalised, sample
+
+
+class Verdict(NamedTuple):
+    """One draw of a verifier: the last accepted node, and the token that follows it."""
+
+    node: int
+    token: int
+
+
+class Verifier(ABC):
+    """Lossless for the draft samplings in `styles`."""
+
+    name: ClassVar[str]
+    styles: ClassVar[tuple[str, ...]] = ("iid",)
+
+    def law(self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> Tensor:
+        """P(accepted node, extra token) given the tree, exact; float64 [N, V], sums to one.
+
+        Args:
+            target_probs_NV: the target's distribution after each node, in node order; float64, float32 or bf16.
+            draft_probs_NV: the draft's; rows of leaves may hold anything.
+        """
+        p_NV, q_NV = _rows(tree, target_probs_NV, draft_probs_NV)
+        state = self._prepare(tree, p_NV, q_NV)
+        extra_NV = torch.stack([self._extra(tree, p_NV, q_NV, state, node) for node in range(len(tree))])
+        return state.stops_N.unsqueeze(-1) * extra_NV
+
+    def block_efficiency(self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> float:
+        """E[tau + 1] given the tree, in tokens: accepted tokens and the extra one."""
+        stops_N = self.stops(tree, target_probs_NV, draft_probs_NV)
+        return float((stops_N * (tree.depths_N.to(stops_N.device) + 1)).sum())
+
+    def stops(self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> Tensor:
+        """P(accepted node) given the tree, exact; float64 [N]."""
+        return self._prepare(tree, *_rows(tree, target_probs_NV, draft_probs_NV)).stops_N
+
+    def verify(
+        self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor, generator: torch.Generator
+    ) -> Verdict:
+        """One draw from the law; the generator lives on the tensors' device."""
+        p_NV, q_NV = _rows(tree, target_probs_NV, draft_probs_NV)
+        state = self._prepare(tree, p_NV, q_NV)
+        node = int(sample(state.stops_N, 1, generator))
+        return Verdict(node, int(sample(self._extra(tree, p_NV, q_NV, state, node), 1, generator)))
+
+    def _extra(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor, state: _State, node: int) -> Tensor:
+        """The law of the extra token given that the verifier ends at `node`, [V]."""
+        for batch in by_entry_count(tree, [node], p_NV.device):
+            profile = Profile(p_NV, q_NV, batch.nodes_M)
+            left_V = self.leftover(profile, state.weights_N[batch.nodes_M], batch.entries_Mk)[0]
+            if left_V.sum() > 0:
+                return normalised(left_V)
+        # a leaf; or nothing is left, and the verifier ends here with probability 0, or 1e-17 after rounding
+        return p_NV[node]
+
+    @abstractmethod
+    def _prepare(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor) -> _State: ...
+
+    @abstractmethod
+    def leftover(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+        """What the extra token is drawn from where no child is taken; [M, V], not normalised."""
+
+
+class _State(NamedTuple):
+    stops_N: Tensor  # P(the verifier ends at this node)
+    weights_N: Tensor  # entry weights; ones for top-down verifiers, which have none
+
+
+class TopDown(Verifier):
+    """One optimal-transport solver, applied from the root down until it yields a token that is no child."""
+
+    @abstractmethod
+    def branching(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+        """P(the solver yields this child's token), [M, k]: pooled at a token's first entry, 0 at its copies.
+
+        Args:
+            profile: the distributions after the nodes.
+            entries_Mk: child tokens in branch order, duplicates included.
+        """
+
+    def _prepare(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor) -> _State:
+        reach_N = p_NV.new_zeros(len(tree))  # first P(parent -> node), then P(root -> node)
+        reach_N[0] = 1.0
+        for batch in by_entry_count(tree, range(len(tree)), p_NV.device):
+            pull_Mk = self.branching(Profile(p_NV, q_NV, batch.nodes_M), batch.entries_Mk)
+            reach_N.index_add_(0, batch.children_Mk.flatten(), pull_Mk.flatten())
+        for level in levels(tree)[1:]:
+            reach_N[level] *= reach_N[tree.parents_N[level]]
+        stops_N = reach_N.index_add(0, tree.parents_N[1:].to(p_NV.device), -reach_N[1:])
+        return _State(stops_N.clamp_(min=0), torch.ones_like(stops_N))
+
+
+class BottomUp(Verifier):
+    """One rule that splits a node's weight over its children; acceptance is decided from the leaves up.
+
+    A subtree entered with weight `b` accepts with probability `b` on average over its own draws. A node whose
+    children have all been rejected is a leaf with the weight that is left (Traversal, algorithm 2; algorithms sheet,
+    section 3).
+    """
+
+    @abstractmethod
+    def split(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> tuple[Tensor, Tensor]:
+        """Entry weights of the children, and the node's weight once all of them are rejected.
+
+        Args:
+            profile: the distributions after the nodes.
+            weights_M: the nodes' own entry weights.
+            entries_Mk: child tokens in branch order, duplicates included.
+
+        Returns:
+            [M, k], 0 at further copies of a token; and [M].
+        """
+
+    def _prepare(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor) -> _State:
+        weights_N = p_NV.new_zeros(len(tree))
+        weights_N[0] = 1.0
+        finals_N = torch.empty_like(weights_N)
+        for level in levels(tree):
+            finals_N[level] = weights_N[level]
+            for batch in by_entry_count(tree, level.tolist(), p_NV.device):
+                nodes = batch.nodes_M
+                entry_Mk, finals_N[nodes] = self.split(Profile(p_NV, q_NV, nodes), weights_N[nodes], batch.entries_Mk)
+                weights_N.index_add_(0, batch.children_Mk.flatten(), entry_Mk.flatten())
+        order = torch.tensor(tree.postorder(), device=p_NV.device)
+        accept = finals_N[order]
+        not_before = torch.cat([accept.new_ones(1), (1 - accept[:-1]).cumprod(0)])
+        return _State(torch.zeros_like(finals_N).index_copy_(0, order, accept * not_before), weights_N)
+
+
+class NodeBatch(NamedTuple):
+    """Nodes whose child lists have the same length."""
+
+    nodes_M: Tensor
+    entries_Mk: Tensor  # child tokens, in branch order
+    children_Mk: Tensor  # the node of each entry
+
+
+def by_entry_count(tree: DraftTree, nodes: Iterable[int], device: torch.device) -> Iterator[NodeBatch]:
+    """The inner nodes among `nodes`, grouped by the length of their child lists, on `device`."""
+    groups: dict[int, list[int]] = {}
+    for node in nodes:
+        groups.setdefault(len(tree.children(node)), []).append(node)
+    for k, members in groups.items():
+        if k > 0:
+            children_Mk = torch.tensor([tree.children(node) for node in members])
+            entries_Mk = tree.tokens_N[children_Mk]
+            yield NodeBatch(torch.tensor(members, device=device), entries_Mk.to(device), children_Mk.to(device))
+
+
+def levels(tree: DraftTree) -> list[Tensor]:
+    """Node ids by depth, the root's first."""
+    return [(tree.depths_N == depth).nonzero().flatten() for depth in range(int(tree.depths_N.max()) + 1)]
+
+
+def _rows(tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> tuple[Tensor, Tensor]:
+    if not len(tree) == len(target_probs_NV) == len(draft_probs_NV):
+        raise ValueError(
+            f"a tree of {len(tree)} nodes needs as many rows; target has {len(target_probs_NV)}, "
+            f"draft {len(draft_probs_NV)}"
+        )
+    return normalised(target_probs_NV), normalised(draft_probs_NV)

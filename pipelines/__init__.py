@@ -1,0 +1,1 @@
+"""One file per stage, a strict config, one command line."""

@@ -1,0 +1,255 @@
+"""The config of a run: strict, complete, and resolved before any work.
+
+Every key has one meaning and is documented here; an unknown key is an error that names it and the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from data_gen.sampling import Sampling
+from data_gen.verification import VERIFIERS
+from selector.actions import Action, ActionSpace
+from selector.schema import InputError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EmbeddedModel(Section):
+    """A Llama-shaped model that the `pair` stage trains."""
+
+    layers: int = Field(ge=1)
+    hidden: int = Field(ge=8)
+    intermediate: int = Field(ge=8)
+    heads: int = Field(ge=1)
+    steps: int = Field(ge=1, description="optimiser steps")
+    batch: int = Field(8, ge=1, description="sequences per step")
+    learning_rate: float = Field(3e-3, gt=0)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> EmbeddedModel:
+        if self.hidden % (2 * self.heads):
+            raise ValueError(f"hidden {self.hidden} is not an even multiple of heads {self.heads}")
+        return self
+
+
+class Embedded(Section):
+    """The embedded pair, trained on the standard library of the running Python."""
+
+    vocabulary: int = Field(2048, ge=300, description="tokens of the byte-level BPE")
+    context: int = Field(256, ge=16, description="tokens per training sequence")
+    held_out: float = Field(0.12, gt=0, lt=1, description="share of the files kept for prompts")
+    max_files: int | None = Field(None, ge=8, description="train on the first files only (for tests)")
+    target: EmbeddedModel = EmbeddedModel(layers=10, hidden=160, intermediate=448, heads=4, steps=650)
+    draft: EmbeddedModel = EmbeddedModel(layers=1, hidden=192, intermediate=512, heads=3, steps=400, learning_rate=4e-3)
+
+
+class Pair(Section):
+    """The two models. `embedded` trains a small pair; anything else is a Hugging Face directory or hub id."""
+
+    target: str = "embedded"
+    draft: str = "embedded"
+    device: str = "auto"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    threads: int | None = Field(1, ge=1, description="CPU threads while decoding; null leaves torch's choice")
+    embedded: Embedded = Embedded()
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Pair:
+        if (self.target == "embedded") != (self.draft == "embedded"):
+            raise ValueError("target and draft are either both 'embedded' or both names of models")
+        return self
+
+
+class Prompts(Section):
+    """Where prompts come from and how they are split. A file's prompts all fall into one split."""
+
+    file: Path | None = Field(None, description="JSON lines with `text`, and optionally `kind` and `source`")
+    tokens: int = Field(64, ge=2, description="length of a prompt")
+    per_source: int = Field(3, ge=1, description="prompts taken from one file at most")
+    validation: float = Field(0.2, gt=0, lt=1, description="share of the sources")
+    test: float = Field(0.25, gt=0, lt=1, description="share of the sources, for `evaluate`")
+
+
+class SamplingSetting(Section):
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+
+    def build(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p)
+
+
+def _action(value: Any) -> Action:
+    return ActionSpace.default().canonical(Action(*value))
+
+
+ActionField = Annotated[tuple[int, int, int], Field(description="(K, L1, L2)")]
+
+
+class Data(Section):
+    """Trajectories and labelled roots."""
+
+    roots: int = Field(1200, ge=8, description="labelled roots, over all splits and sampling settings")
+    roots_per_trajectory: int = Field(8, ge=2, description="half are the decoder's own steps, half every 16th token")
+    stride: int = Field(16, ge=1)
+    tokens: int = Field(64, ge=4, description="new tokens per trajectory")
+    samples: int = Field(2, ge=2, description="supertrees per root; even, so that labels can be cross-fitted")
+    trajectories_per_shard: int = Field(8, ge=1)
+    behaviour: tuple[ActionField, ...] = Field(
+        ((1, 2, 0), (1, 4, 0), (1, 8, 0), (2, 0, 4), (4, 0, 3), (2, 2, 3), (4, 4, 2), (3, 1, 5)),
+        min_length=1,
+        description="actions that write the trajectories, one drawn at every step",
+    )
+
+    @field_validator("samples")
+    @classmethod
+    def _even(cls, value: int) -> int:
+        if value % 2:
+            raise ValueError("must be even")
+        return value
+
+    @field_validator("behaviour")
+    @classmethod
+    def _in_space(cls, value: tuple[tuple[int, int, int], ...]) -> tuple[tuple[int, int, int], ...]:
+        for action in value:
+            _action(action)
+        return value
+
+    @property
+    def behaviour_actions(self) -> list[Action]:
+        return [_action(value) for value in self.behaviour]
+
+
+class Latency(Section):
+    """What is timed, and how often."""
+
+    lengths: tuple[int, ...] = (32, 96, 160)
+    widths: tuple[int, ...] = (1, 2, 4)
+    nodes: tuple[int, ...] = (1, 2, 5, 9, 17, 25, 37)
+    repeats: int = Field(12, ge=3)
+
+
+class Train(Section):
+    """The selector's training."""
+
+    verifier: str = "traversal"
+    objectives: tuple[Literal["policy", "regressor"], ...] = Field(("policy", "regressor"), min_length=1)
+    width: int = Field(128, ge=4, description="each hidden-state block is projected to this width")
+    hidden: tuple[int, ...] = (512, 32)
+    dropout: float = Field(0.1, ge=0, lt=1)
+    learning_rate: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+    batch: int = Field(64, ge=2)
+    epochs: int = Field(60, ge=1)
+    patience: int = Field(12, ge=1, description="epochs without a better validation ratio")
+    worst_weight: float = Field(1.0, ge=0, description="lambda of DDTE eq. 12")
+    worst_share: float = Field(0.05, gt=0, le=1, description="alpha of DDTE eq. 12")
+
+
+class Evaluate(Section):
+    """Decoding of held-out prompts, methods interleaved prompt by prompt."""
+
+    prompts: int = Field(40, ge=2)
+    tokens: int = Field(64, ge=4)
+    bootstrap: int = Field(2000, ge=100, description="resamples of the prompts")
+
+
+class Config(Section):
+    """One run. Outputs go under `runs/<name>/`."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    seed: int = Field(1, ge=0)
+    pair: Pair = Pair()
+    prompts: Prompts = Prompts()
+    sampling: tuple[SamplingSetting, ...] = Field((SamplingSetting(),), min_length=1)
+    verifiers: tuple[str, ...] = Field(tuple(VERIFIERS), min_length=1)
+    data: Data = Data()
+    latency: Latency = Latency()
+    train: Train = Train()
+    evaluate: Evaluate = Evaluate()
+
+    @model_validator(mode="after")
+    def _verifiers_exist(self) -> Config:
+        for key, name in [*(("verifiers", v) for v in self.verifiers), ("train.verifier", self.train.verifier)]:
+            if name not in VERIFIERS:
+                raise ValueError(f"{key}: unknown verifier {name!r}; known are {', '.join(VERIFIERS)}")
+        if self.train.verifier not in self.verifiers:
+            raise ValueError(f"train.verifier: {self.train.verifier!r} is not among verifiers {list(self.verifiers)}")
+        return self
+
+    @property
+    def folder(self) -> Path:
+        return Path("runs") / self.name
+
+
+def load_config(file: Path, overrides: list[str]) -> Config:
+    """The resolved config of a YAML file and `section.key=value` overrides.
+
+    Raises:
+        InputError: the file is missing or no YAML mapping, a key is unknown, or a value does not fit; one line.
+    """
+    try:
+        values = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise InputError(f"{file}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{file}: expected a mapping of keys")
+    for override in overrides:
+        _apply(values, override)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise InputError(f"{file}: {_one_line(error)}") from error
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise InputError(f"{override!r}: an override reads section.key=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"{override!r}: the value is not YAML") from error
+    *sections, last = key.split(".")
+    node = values
+    for section in sections:
+        inner = node.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise InputError(f"{override!r}: {section} is not a section")
+        node = inner
+    node[last] = value
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(key, list(known_keys()), n=1, cutoff=0.5)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        return f"unknown key {key}{hint}{more}"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{key}: {message}{more}" if key else f"{message}{more}"
+
+
+def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, type[BaseModel]]:
+    """Every dotted key of the schema, sections included."""
+    keys: dict[str, type[BaseModel]] = {}
+    for name, field in model.model_fields.items():
+        keys[f"{prefix}{name}"] = model
+        annotation: Any = field.annotation
+        if typing.get_origin(annotation) is tuple:  # a list of sections: `sampling.0.top_p` in an error
+            annotation = None
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            keys |= known_keys(annotation, f"{prefix}{name}.")
+    return keys

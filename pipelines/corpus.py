@@ -1,0 +1,88 @@
+"""Text that every machine with Python already has: the standard library of the running interpreter.
+
+Files are read in sorted order and held out by a hash of their path, so the same Python gives the same corpus,
+whatever the machine. Each held-out file yields prompts of one kind:
+
+    code    modules of the library            tests   modules below `test/` or `tests/`
+    prose   docstrings and comments of code   data    tables: character maps, entity names, topics
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import io
+import sysconfig
+import tokenize
+from dataclasses import dataclass
+from pathlib import Path
+
+KINDS = ("code", "prose", "tests", "data")
+SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__"}
+LARGEST_FILE_BYTES = 300_000  # one file of tables must not dominate the corpus
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of the corpus; `kind` is 'code', 'tests' or 'data'."""
+
+    path: str
+    kind: str
+    text: str
+    sha256: str
+    held_out: bool
+
+
+def stdlib_files(held_out_share: float) -> list[SourceFile]:
+    """Every readable `.py` file of the running Python's standard library, in sorted order.
+
+    Args:
+        held_out_share: share of the files, by a hash of the path, that training must not see.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = []
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        if SKIPPED_FOLDERS & set(relative.parts) or path.stat().st_size > LARGEST_FILE_BYTES:
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:  # the library ships a few files in other encodings, on purpose
+            continue
+        if text.strip():
+            name = relative.as_posix()
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            files.append(SourceFile(name, kind_of(name, text), text, digest, _share(name) < held_out_share))
+    return files
+
+
+def _share(name: str) -> float:
+    """A number in [0, 1) that depends on the file's name alone."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32
+
+
+def kind_of(name: str, text: str) -> str:
+    """'tests' by folder or name, 'data' where most lines are literals, 'code' otherwise."""
+    parts = name.split("/")
+    if {"test", "tests", "idle_test"} & set(parts[:-1]) or parts[-1].startswith("test_"):
+        return "tests"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    literals = sum(line[0] in "'\"([{)]}0123456789-" or line[:2] in ("b'", "u'") for line in lines)
+    return "data" if literals > 0.6 * len(lines) else "code"
+
+
+def prose_of(text: str) -> str:
+    """The docstrings and comments of a module, in order, as running text."""
+    pieces: list[tuple[int, str]] = []
+    try:
+        tree = ast.parse(text)
+        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    except (SyntaxError, tokenize.TokenError):  # test data of the library is broken on purpose
+        return ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node)
+            if docstring:
+                pieces.append((node.body[0].lineno, docstring))
+    pieces += [(t.start[0], t.string.lstrip("#: ")) for t in tokens if t.type == tokenize.COMMENT]
+    return "\n".join(piece for _, piece in sorted(pieces))

@@ -1,0 +1,193 @@
+"""What all stages share: validity of earlier outputs, provenance, progress, and MLflow.
+
+A stage's output is valid while the fingerprint of everything it depends on is the one it was made with. The
+fingerprint is kept in the clear (`stage.json`), so that a mismatch can say what changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from pipelines.config import Config
+from selector.schema import InputError
+
+console = Console(highlight=False)
+PACKAGES = ("torch", "transformers", "pytorch-lightning", "torchmetrics", "datasets", "pyarrow", "mlflow")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a run: what its output depends on, and the record of what it was made from.
+
+    Attributes:
+        depends: everything the output follows from; JSON values.
+        outputs: files or folders that exist once the stage is done.
+        costly: never made anew over an earlier output; a changed input is an error instead.
+    """
+
+    name: str
+    config: Config
+    depends: dict[str, Any]
+    outputs: tuple[Path, ...]
+    costly: bool = False
+
+    @property
+    def record(self) -> Path:
+        return self.config.folder / "stages" / f"{self.name}.json"
+
+    def begin(self) -> bool:
+        """Whether there is anything to do. Says so where earlier output is reused, or made anew, and why.
+
+        Raises:
+            InputError: the stage is costly and its inputs have changed.
+        """
+        missing = not all(path.exists() for path in self.outputs)
+        recorded = json.loads(self.record.read_text()) if self.record.exists() else None
+        if recorded is not None:
+            changes = differences(recorded["depends"], self.depends)
+            if not changes and recorded["finished"] and not missing:
+                self.say(f"reusing {self.outputs[0]}: nothing it depends on has changed")
+                return False
+            if changes and self.costly and not missing:
+                raise InputError(
+                    f"{self.outputs[0]} was made from other inputs ({changes[0]}"
+                    + (f", and {len(changes) - 1} more" if len(changes) > 1 else "")
+                    + "); choose another name= or remove it"
+                )
+            if changes:
+                self.say(f"made anew: {'; '.join(changes[:3])}")
+        if self.costly:
+            self._write(finished=False)
+        return True
+
+    def finish(self) -> None:
+        """Record that the output is complete."""
+        self._write(finished=True)
+
+    def say(self, message: str) -> None:
+        console.print(f"[bold]{self.name}[/]: {message}", soft_wrap=True)
+
+    def _write(self, finished: bool) -> None:
+        write_json(
+            self.record,
+            {"depends": self.depends, "finished": finished, "provenance": provenance(self.config)},
+        )
+
+
+def differences(recorded: dict[str, Any], current: dict[str, Any]) -> list[str]:
+    """`key: old -> new` for every dotted key whose value differs."""
+    old, new = flat(recorded), flat(json.loads(json.dumps(current)))
+    return [
+        f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}"
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write atomically: under a temporary name, then renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".tmp")
+    partial.write_text(json.dumps(value, indent=1) + "\n")
+    partial.replace(path)
+
+
+def read_json(path: Path, made_by: str) -> Any:
+    """InputError that names the file where it is missing or not JSON."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist: run the {made_by} stage first") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid JSON: remove it and run the {made_by} stage again") from error
+
+
+def provenance(config: Config) -> dict[str, Any]:
+    """Resolved config, command line, commit and package versions."""
+    return {
+        "config": config.model_dump(mode="json"),
+        "command": " ".join(["espalier", *sys.argv[1:]]),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in PACKAGES},
+    }
+
+
+def _commit() -> str | None:
+    here = Path(__file__).parent
+    result = subprocess.run(
+        ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return result.stdout.strip() or None
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """A progress bar on the terminal; plain text where there is none."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console) as bar:
+        yield bar
+
+
+def tracking_uri() -> str:
+    return os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlruns/mlflow.db")
+
+
+@contextmanager
+def mlflow_run(config: Config, stage: str) -> Iterator[Any]:
+    """An MLflow run of experiment `<name>` with the resolved config; yields the `mlflow` module."""
+    import mlflow  # seconds to import: only where it is used
+
+    mlflow.set_tracking_uri(tracking_uri())
+    local = "MLFLOW_TRACKING_URI" not in os.environ
+    if mlflow.get_experiment_by_name(config.name) is None:
+        Path("mlruns").mkdir(exist_ok=True)
+        location = (Path("mlruns") / "artifacts" / config.name).resolve().as_uri() if local else None
+        mlflow.create_experiment(config.name, artifact_location=location)
+    mlflow.set_experiment(config.name)
+    with mlflow.start_run(run_name=stage):
+        mlflow.set_tag("stage", stage)
+        mlflow.log_params(flat(config.model_dump(mode="json")))
+        mlflow.log_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), "config.yaml")
+        mlflow.log_dict(provenance(config), "provenance.json")
+        yield mlflow
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as dotted keys."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            result |= flat(value, f"{prefix}{key}.")
+        else:
+            result[f"{prefix}{key}"] = value
+    return result

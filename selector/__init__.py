@@ -1,0 +1,1 @@
+"""The contract and the learner. Knows nothing of language models; `selector.runtime` needs torch alone."""

@@ -1,0 +1,90 @@
+"""Actions: the shapes of delayed trees that a selector chooses from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+
+class Action(NamedTuple):
+    """A delayed tree: a trunk of `L1` tokens, then `K` i.i.d. branches of `L2` tokens (DDTE, section 3)."""
+
+    K: int
+    L1: int
+    L2: int
+
+    @property
+    def nodes(self) -> int:
+        """Drafted tokens, equal prefixes counted apart."""
+        return self.L1 + self.K * self.L2
+
+    def __str__(self) -> str:
+        return f"({self.K}, {self.L1}, {self.L2})"
+
+
+EMPTY = Action(1, 0, 0)  # nothing drafted: plain autoregressive decoding
+
+
+@dataclass(frozen=True)
+class ActionSpace:
+    """All distinct delayed trees with `K <= max_K`, `L1 <= max_L1` and `L2 <= max_L2`, in ascending order.
+
+    `(K, L1, 0)` is the same chain for every `K`, and `(1, L1, L2)` the chain of length `L1 + L2`; a chain of length
+    `L` stands as `(1, min(L, max_L1), max(0, L - max_L1))`. The default space has 233 actions.
+    """
+
+    max_K: int
+    max_L1: int
+    max_L2: int
+
+    @classmethod
+    def default(cls) -> ActionSpace:
+        """`K` in 1..4, `L1` and `L2` in 0..8: the space of the paper."""
+        return cls(4, 8, 8)
+
+    @cached_property
+    def actions(self) -> tuple[Action, ...]:
+        chains = [self.chain(length) for length in range(self.max_L1 + self.max_L2 + 1)]
+        trees = [
+            Action(K, L1, L2)
+            for K in range(2, self.max_K + 1)
+            for L1 in range(self.max_L1 + 1)
+            for L2 in range(1, self.max_L2 + 1)
+        ]
+        return tuple(sorted(chains + trees))
+
+    @cached_property
+    def _index(self) -> dict[Action, int]:
+        return {action: i for i, action in enumerate(self.actions)}
+
+    def chain(self, length: int) -> Action:
+        """The canonical action of a chain of `length` tokens."""
+        return Action(1, min(length, self.max_L1), max(0, length - self.max_L1))
+
+    def canonical(self, action: Action) -> Action:
+        """The action of this space that drafts the same tree.
+
+        Raises:
+            ValueError: there is none.
+        """
+        K, L1, L2 = action
+        if K == 1 or L2 == 0:
+            action = self.chain(L1 + L2)
+        if action not in self._index or min(K, L1 + 1, L2 + 1) < 1:
+            raise ValueError(
+                f"action {Action(K, L1, L2)} is not in the space of K in 1..{self.max_K}, "
+                f"L1 in 0..{self.max_L1}, L2 in 0..{self.max_L2}"
+            )
+        return action
+
+    def index(self, action: Action) -> int:
+        """Position in `actions` of the action that drafts the same tree; ValueError where there is none."""
+        return self._index[self.canonical(action)]
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def __iter__(self) -> Iterator[Action]:
+        return iter(self.actions)

@@ -1,0 +1,55 @@
+"""The contract between data generation, training and engines: what a selector sees, and what a trace holds.
+
+Bump `SCHEMA_VERSION` when a name, a unit or a shape changes; every reader refuses other versions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCHEMA_VERSION = 1
+
+
+class InputError(ValueError):
+    """What a user got wrong: a config, a file, a model. One line that names it; the command line exits with 2."""
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One scalar feature."""
+
+    name: str
+    unit: str
+    meaning: str
+
+
+# `prev` is the token before the root token, `root` the last committed one (DDTE, appendix E). Distributions are taken
+# after temperature and nucleus filtering; divergences floor probabilities at 1e-10, so that they are finite.
+SCALARS = (
+    Scalar("target_entropy_prev", "nats", "H(p_prev)"),
+    Scalar("draft_entropy_prev", "nats", "H(q_prev)"),
+    Scalar("draft_entropy_root", "nats", "H(q_root)"),
+    Scalar("kl_target_draft_prev", "nats", "KL(p_prev || q_prev)"),
+    Scalar("kl_draft_target_prev", "nats", "KL(q_prev || p_prev)"),
+    Scalar("l1_prev", "1", "|p_prev - q_prev|_1"),
+    Scalar("context_length", "tokens", "committed tokens, the root token included"),
+    Scalar("temperature", "1", "of the target's sampling"),
+    Scalar("top_p", "1", "nucleus threshold; 1 keeps everything"),
+    Scalar("draft_pass_seconds", "s", "estimated time of one draft pass at this length"),
+    Scalar("target_pass_seconds", "s", "estimated time of one target pass over one token at this length"),
+)
+SCALAR_NAMES = tuple(scalar.name for scalar in SCALARS)
+LATENCY_SCALARS = ("draft_pass_seconds", "target_pass_seconds")  # these tie a selector to one machine
+
+# Last hidden states: float vectors of the models' widths.
+HIDDEN_STATES = ("target_hidden_prev", "draft_hidden_prev", "draft_hidden_root")
+SCALARS_KEY = "scalars"  # in a feature dictionary: one float vector in the order of SCALARS
+
+
+def label_columns(verifier: str) -> dict[str, str]:
+    """Trace columns of a verifier's labels; each holds one value per action, in `ActionSpace` order.
+
+    `mean`: E[tau + 1], averaged over the samples. `error`: its standard error. `half`: the mean over the first half of
+    the samples, for cross-fitting. `realised`: tau + 1 of one verification, drawn on the first sample's tree.
+    """
+    return {kind: f"{verifier}.{kind}" for kind in ("mean", "error", "half", "realised")}

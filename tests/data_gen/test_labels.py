@@ -1,0 +1,87 @@
+"""Labels from a supertree against every action's own tree."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from data_gen.labels import label_supertree, survivals
+from data_gen.trees import DraftTree, Supertree
+from data_gen.verification import VERIFIERS, get_verifier
+from selector.actions import ActionSpace
+from tests.data_gen.worlds import World
+
+
+def random_supertree(vocabulary: int, seed: int) -> tuple[Supertree, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(n: int) -> list[int]:
+        return torch.randint(vocabulary, (n,), generator=generator).tolist()
+
+    tree = Supertree.from_paths(draw(16), {L1: [draw(8) for _ in range(3)] for L1 in range(9)})
+    p, q = torch.rand(2, len(tree), 8, generator=generator, dtype=torch.float64) ** 3
+    return tree, p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("vocabulary", [2, 8])  # two tokens: most branches share prefixes
+def test_labels_equal_the_exact_block_efficiency_of_every_subtree(vocabulary: int) -> None:
+    samples = [random_supertree(vocabulary, seed) for seed in (1, 2)]
+    names = list(VERIFIERS)
+    together = survivals(samples, names).sum(-1)
+    for s, (supertree, p_NV, q_NV) in enumerate(samples):
+        labels = label_supertree(supertree, p_NV, q_NV, names)
+        assert labels.shape == (len(names), 233)
+        assert torch.allclose(labels, together[:, s], atol=1e-12)
+        for a, action in enumerate(ActionSpace.default()):
+            tree, rows = supertree.subtree(action)
+            expected = [get_verifier(name).block_efficiency(tree, p_NV[rows], q_NV[rows]) for name in names]
+            assert labels[:, a].tolist() == pytest.approx(expected, abs=1e-11), action
+
+
+def test_survival_is_that_of_the_verifier() -> None:
+    supertree, p_NV, q_NV = random_supertree(3, seed=3)
+    survival = survivals([(supertree, p_NV, q_NV)], list(VERIFIERS))
+    for v, name in enumerate(VERIFIERS):
+        for a in range(0, 233, 13):
+            tree, rows = supertree.subtree(ActionSpace.default().actions[a])
+            stops_N = get_verifier(name).stops(tree, p_NV[rows], q_NV[rows])
+            expected = [float(stops_N[tree.depths_N >= t].sum()) for t in range(17)]
+            assert survival[v, 0, a].tolist() == pytest.approx(expected, abs=1e-11)
+
+
+@pytest.mark.parametrize("kind", ["random", "zeros", "peaked"])
+def test_labels_are_unbiased_for_every_action(kind: str) -> None:
+    """Over all supertrees of a small world, the mean label is the exact expected block efficiency (1e-10)."""
+    space = ActionSpace(2, 1, 2)
+    world = World(2, depth=3, kind=kind, seed=11)
+    names = list(VERIFIERS)
+    mean = torch.zeros(len(names), len(space), dtype=torch.float64)
+    for trunk in product(range(2), repeat=3):
+        for first, second in product(product(range(2), repeat=2), repeat=2):
+            probability = (
+                world.draft_probability(trunk)
+                * world.draft_probability(first)
+                * world.draft_probability(trunk[:1] + second, start=1)
+            )
+            if probability > 0:
+                tree = Supertree.from_paths(trunk, {0: [first], 1: [second]})
+                contexts = [tuple(tree.tokens_N[n] for n in path) for path in _paths(tree)]
+                p_NV = torch.stack([world.target[tuple(int(t) for t in c)] for c in contexts])
+                q_NV = torch.stack([world.draft[tuple(int(t) for t in c)] for c in contexts])
+                mean += probability * label_supertree(tree, p_NV, q_NV, names)
+    for a, (K, L1, L2) in enumerate(space):
+        for v, name in enumerate(names):
+            expected = 0.0
+            for probability, path, branches in world.drafts(K, L1, L2):
+                draft = DraftTree.from_paths(path, branches)
+                expected += probability * get_verifier(name).block_efficiency(draft, *world.rows(draft))
+            assert float(mean[v, a]) == pytest.approx(expected, abs=1e-10), (name, K, L1, L2)
+
+
+def _paths(tree: Supertree) -> list[list[int]]:
+    paths: list[list[int]] = []
+    for node, parent in enumerate(tree.parents_N.tolist()):
+        paths.append([] if parent < 0 else [*paths[parent], node])
+    return paths

@@ -1,0 +1,55 @@
+"""`verify` draws from `law`: chi-square tests, each with a false-alarm rate of 1e-4 and a fixed seed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy import stats
+
+from data_gen.trees import DraftTree
+from data_gen.verification import VERIFIERS, get_verifier
+from tests.data_gen.worlds import World
+
+DRAWS = 4000
+FALSE_ALARM = 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_draws_follow_the_law(verifier: str, dtype: torch.dtype) -> None:
+    world = World(3, depth=3, kind="random", seed=7)
+    tree = DraftTree.from_paths([2], [[0, 2], [1, 1], [0, 1]])
+    p_NV, q_NV = (rows.to(dtype) for rows in world.rows(tree))  # bf16 rows sum to one only within 1%
+    rule = get_verifier(verifier)
+    generator = torch.Generator().manual_seed(8)
+    counts = torch.zeros(len(tree), world.vocabulary)
+    for _ in range(DRAWS):
+        node, token = rule.verify(tree, p_NV, q_NV, generator)
+        counts[node, token] += 1
+    law = rule.law(tree, p_NV, q_NV).flatten()
+    possible = law > 0
+    assert counts.flatten()[~possible].sum() == 0
+    expected = law[possible] * DRAWS
+    large = expected >= 5
+    observed = counts.flatten()[possible]
+    if not large.all():  # cells too small for the approximation are taken together
+        expected = torch.cat([expected[large], expected[~large].sum()[None]])
+        observed = torch.cat([observed[large], observed[~large].sum()[None]])
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    assert stats.chi2.sf(statistic, len(expected) - 1) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_leaf_rows_of_the_draft_may_hold_anything(verifier: str) -> None:
+    world = World(3, depth=2, kind="random", seed=9)
+    tree = DraftTree.from_paths([], [[0, 1], [2, 2]])
+    p_NV, q_NV = world.rows(tree)
+    expected = get_verifier(verifier).law(tree, p_NV, q_NV)
+    leaves = [n for n in range(len(tree)) if not tree.children(n)]
+    q_NV[leaves] = float("nan")
+    assert torch.equal(get_verifier(verifier).law(tree, p_NV, q_NV), expected)
+
+
+def test_an_unknown_verifier_is_named() -> None:
+    with pytest.raises(ValueError, match="unknown verifier 'traversel'; known are naive_tree, specinfer, traversal"):
+        get_verifier("traversel")
