@@ -22,7 +22,7 @@ from data_gen.trees import DraftTree
 from data_gen.verification import Verifier
 from data_gen.verification.profile import sample
 from selector.actions import EMPTY, Action
-from selector.latency import LatencyProfile
+from selector.runtime import LatencyProfile
 
 Features = dict[str, Tensor]
 PARTS = ("draft", "select", "target", "verify", "commit")

@@ -164,7 +164,7 @@ def _merge(
     tree = Supertree.from_paths(trunk_D.tolist(), {L1: paths[L1 * K : (L1 + 1) * K] for L1 in range(space.max_L1 + 1)})
     probs_NV = probs_DV.new_zeros(len(tree), probs_DV.shape[-1])
     # leaves first: where a leaf of one branch is an inner node of another path, the latter's row stays
-    probs_NV[tree.branches_LKD[:, 1:, 1:].flatten()] = branch_probs_WDV.flatten(0, 2)
+    probs_NV[tree.branches_LKD[:, 1:, 1:].flatten()] = branch_probs_WDV.flatten(0, 1)
     inner = tree.branches_LKD[:, 1:, 1:-1].flatten()
     probs_NV[inner] = branch_probs_WDV[:, :-1].flatten(0, 1)
     probs_NV[tree.trunk_D[:-1]] = probs_DV[:-1]

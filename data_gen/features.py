@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from data_gen.sampling import Sampling
-from selector.latency import LatencyProfile
+from selector.runtime import LatencyProfile
 from selector.schema import SCALARS_KEY
 
 FLOOR = 1e-10
@@ -26,7 +26,12 @@ class Row:
 
 
 def root_features(
-    target_prev: Row, draft_prev: Row, draft_root: Row, length: int, sampling: Sampling, latency: LatencyProfile
+    target_prev: Row,
+    draft_prev: Row,
+    draft_root: Row,
+    length: int,
+    sampling: Sampling,
+    latency: LatencyProfile | None,
 ) -> dict[str, Tensor]:
     """The features of one root.
 
@@ -34,6 +39,7 @@ def root_features(
         target_prev, draft_prev: at the token before the root token.
         draft_root: at the root token. The target has not seen that token yet.
         length: committed tokens, the root token included.
+        latency: where the pass times come from; these two scalars are 0 without it.
 
     Returns:
         the three hidden states as float32 [D] and the scalars as float32 [F], by the names of the schema.
@@ -55,8 +61,7 @@ def root_features(
         length,
         sampling.temperature,
         sampling.top_p,
-        latency.draft.at(length, 1),
-        latency.target.at(length, 1),
+        *((0.0, 0.0) if latency is None else latency.pass_seconds(length)),
     ]
     return {
         "target_hidden_prev": target_prev.hidden_D.float(),

@@ -95,10 +95,11 @@ class _Slots:
             if isinstance(value, Tensor):
                 setattr(self, name, value.to(device))
 
-    def trunk_nodes(self) -> _NodeGroup:
-        """The trunk's inner nodes, each with one entry: the next trunk token."""
-        S, T = self.trunk_ST[:, :-1].shape
-        s_M, t_M = torch.cartesian_prod(torch.arange(S), torch.arange(T)).to(self.trunk_ST.device).unbind(-1)
+    def trunk_nodes(self, depths: range) -> _NodeGroup:
+        """The trunk's inner nodes at the given depths, each with one entry: the next trunk token."""
+        device = self.trunk_ST.device
+        pairs = torch.cartesian_prod(torch.arange(len(self.trunk_ST)), torch.arange(depths.start, depths.stop))
+        s_M, t_M = pairs.to(device).unbind(-1)
         children = (s_M.unsqueeze(-1), t_M.unsqueeze(-1) + 1)
         return _NodeGroup((s_M, t_M), children, self.trunk_ST[s_M, t_M], self.tokens_R[self.trunk_ST[children]])
 
@@ -124,7 +125,7 @@ class _TopDownWalk:
     def __init__(self, verifier: TopDown, slots: _Slots, p_RV: Tensor, q_RV: Tensor) -> None:
         self.verifier, self.slots, self.p_RV, self.q_RV = verifier, slots, p_RV, q_RV
         pull_ST = p_RV.new_ones(slots.trunk_ST.shape)
-        self._pull(slots.trunk_nodes(), pull_ST)
+        self._pull(slots.trunk_nodes(range(pull_ST.shape[1] - 1)), pull_ST)
         self.trunk_reach_ST = pull_ST.cumprod(-1)
 
     def _pull(self, group: _NodeGroup, out: Tensor) -> None:
@@ -162,20 +163,17 @@ class _BottomUpWalk:
         self.verifier, self.slots, self.p_RV, self.q_RV = verifier, slots, p_RV, q_RV
         self.trunk_entry_ST = p_RV.new_ones(slots.trunk_ST.shape)
         self.trunk_final_ST = torch.zeros_like(self.trunk_entry_ST)
-        group = slots.trunk_nodes()
         for depth in range(slots.trunk_ST.shape[1] - 1):  # a weight depends on the one above
-            chosen = group.parent[1] == depth
-            level = _NodeGroup(
-                tuple(index[chosen] for index in group.parent),
-                tuple(index[chosen] for index in group.child),
-                group.rows_M[chosen],
-                group.entries_Mk[chosen],
-            )
-            self._split(level, self.trunk_entry_ST, self.trunk_final_ST)
+            self._enter(slots.trunk_nodes(range(depth, depth + 1)), self.trunk_entry_ST)
+        self._leave(slots.trunk_nodes(range(slots.trunk_ST.shape[1] - 1)), self.trunk_entry_ST, self.trunk_final_ST)
 
-    def _split(self, group: _NodeGroup, entry: Tensor, final: Tensor) -> None:
+    def _enter(self, group: _NodeGroup, entry: Tensor) -> None:
         profile = Profile(self.p_RV, self.q_RV, group.rows_M)
-        entry[group.child], final[group.parent] = self.verifier.split(profile, entry[group.parent], group.entries_Mk)
+        entry[group.child] = self.verifier.enter(profile, entry[group.parent], group.entries_Mk)
+
+    def _leave(self, group: _NodeGroup, entry: Tensor, final: Tensor) -> None:
+        profile = Profile(self.p_RV, self.q_RV, group.rows_M)
+        final[group.parent] = self.verifier.leave(profile, entry[group.parent], group.entries_Mk)
 
     def chains(self) -> Tensor:
         """[S, chain length, T]."""
@@ -199,7 +197,9 @@ class _BottomUpWalk:
         entry_SLKD[..., 0, 0] = self.trunk_entry_ST[:, : slots.space.max_L1 + 1]
         for depth in range(D):
             for group in slots.branch_nodes(K, range(depth, depth + 1)):
-                self._split(group, entry_SLKD, final_SLKD)
+                self._enter(group, entry_SLKD)
+        for group in slots.branch_nodes(K, range(D)):
+            self._leave(group, entry_SLKD, final_SLKD)
         S, L = shape[:2]
         below = self.p_RV.new_zeros(S, L, D, K, D + 1)  # P(stop at branch depth), for each L2 and slot one level down
         for depth in reversed(range(D + 1)):

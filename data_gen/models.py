@@ -167,7 +167,7 @@ class ModelPair:
 
 def _load(loader: type, name: str, role: str, **kwargs: object):
     path = Path(name)
-    if not path.is_dir() and (path.is_absolute() or name.startswith(".") or name.count("/") != 1):
+    if not path.is_dir() and (path.is_absolute() or name.startswith(".") or name.count("/") > 1):
         raise InputError(f"pair.{role}: {name} is neither a directory nor a hub id")
     try:
         return loader.from_pretrained(name, **kwargs)

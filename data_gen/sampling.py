@@ -25,7 +25,7 @@ class Sampling:
             return torch.zeros_like(logits_V, dtype=torch.float64).scatter_(-1, best, 1.0)
         probs_V = (logits_V.double() / self.temperature).softmax(-1)
         if self.top_p < 1:
-            sorted_V, order_V = probs_V.sort(-1, descending=True, stable=True)
+            sorted_V, order_V = probs_V.sort(dim=-1, descending=True, stable=True)
             before_V = sorted_V.cumsum(-1) - sorted_V
             kept_V = torch.where(before_V < self.top_p, sorted_V, 0.0)
             probs_V = torch.zeros_like(probs_V).scatter_(-1, order_V, kept_V / kept_V.sum(-1, keepdim=True))

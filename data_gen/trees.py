@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -128,6 +130,47 @@ class DraftTree:
     def ancestors_NN(self) -> Tensor:
         """[N, N] bool: column is row itself or one of its ancestors. What a tree pass may attend to."""
         return ancestors(self._prefixes.parents)
+
+    @cached_property
+    def paths_ND(self) -> Tensor:
+        """For each node the ids of the nodes from the root (left out) to it, filled up with 0; int64 [N, D]."""
+        depth = max(self._prefixes.depths)
+        padded = [path + [0] * (depth - len(path)) for path in map(self.path_to, range(len(self)))]
+        return torch.tensor(padded, dtype=torch.int64).view(len(self), depth)
+
+    def groups(self, nodes: Sequence[int] | None = None) -> list[NodeGroup]:
+        """The inner nodes among `nodes` (all nodes if None), by the length of their child lists."""
+        members: dict[int, list[int]] = {}
+        for node in range(len(self)) if nodes is None else nodes:
+            members.setdefault(len(self.children(node)), []).append(node)
+        return [
+            NodeGroup(
+                torch.tensor(group),
+                torch.tensor([[self.token(child) for child in self.children(node)] for node in group]),
+                torch.tensor([self.children(node) for node in group]),
+            )
+            for k, group in members.items()
+            if k > 0
+        ]
+
+    @cached_property
+    def levels(self) -> list[list[int]]:
+        """Node ids by depth, the root's first."""
+        levels: list[list[int]] = [[] for _ in range(max(self._prefixes.depths) + 1)]
+        for node, depth in enumerate(self._prefixes.depths):
+            levels[depth].append(node)
+        return levels
+
+
+class NodeGroup(NamedTuple):
+    """M inner nodes whose child lists have the same length k; int64 on the CPU."""
+
+    nodes_M: Tensor
+    entries_Mk: Tensor  # child tokens, in branch order
+    children_Mk: Tensor  # the node of each entry
+
+    def to(self, device: torch.device) -> NodeGroup:
+        return NodeGroup(*(tensor.to(device) for tensor in self))
 
 
 def ancestors(parents: Sequence[int]) -> Tensor:

@@ -31,7 +31,7 @@ class EmbeddedModel(Section):
     intermediate: int = Field(ge=8)
     heads: int = Field(ge=1)
     steps: int = Field(ge=1, description="optimiser steps")
-    batch: int = Field(8, ge=1, description="sequences per step")
+    batch: int = Field(16, ge=1, description="sequences per step")
     learning_rate: float = Field(3e-3, gt=0)
 
     @model_validator(mode="after")
@@ -45,11 +45,11 @@ class Embedded(Section):
     """The embedded pair, trained on the standard library of the running Python."""
 
     vocabulary: int = Field(2048, ge=300, description="tokens of the byte-level BPE")
-    context: int = Field(256, ge=16, description="tokens per training sequence")
+    context: int = Field(128, ge=16, description="tokens per training sequence")
     held_out: float = Field(0.12, gt=0, lt=1, description="share of the files kept for prompts")
     max_files: int | None = Field(None, ge=8, description="train on the first files only (for tests)")
-    target: EmbeddedModel = EmbeddedModel(layers=10, hidden=160, intermediate=448, heads=4, steps=650)
-    draft: EmbeddedModel = EmbeddedModel(layers=1, hidden=192, intermediate=512, heads=3, steps=400, learning_rate=4e-3)
+    target: EmbeddedModel = EmbeddedModel(layers=16, hidden=128, intermediate=352, heads=4, steps=600)
+    draft: EmbeddedModel = EmbeddedModel(layers=1, hidden=128, intermediate=352, heads=4, steps=350, learning_rate=4e-3)
 
 
 class Pair(Section):
@@ -59,7 +59,7 @@ class Pair(Section):
     draft: str = "embedded"
     device: str = "auto"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    threads: int | None = Field(1, ge=1, description="CPU threads while decoding; null leaves torch's choice")
+    threads: int | None = Field(None, ge=1, description="CPU threads for all passes; null leaves torch's choice")
     embedded: Embedded = Embedded()
 
     @model_validator(mode="after")
@@ -73,7 +73,7 @@ class Prompts(Section):
     """Where prompts come from and how they are split. A file's prompts all fall into one split."""
 
     file: Path | None = Field(None, description="JSON lines with `text`, and optionally `kind` and `source`")
-    tokens: int = Field(64, ge=2, description="length of a prompt")
+    tokens: int = Field(48, ge=2, description="length of a prompt")
     per_source: int = Field(3, ge=1, description="prompts taken from one file at most")
     validation: float = Field(0.2, gt=0, lt=1, description="share of the sources")
     test: float = Field(0.25, gt=0, lt=1, description="share of the sources, for `evaluate`")

@@ -36,7 +36,8 @@ def plan(config: Config) -> list[str]:
         return [f"load {config.pair.target} and {config.pair.draft} and compare their vocabularies"]
     tokens = config.pair.embedded.context
     return [
-        f"train the {role}: {shape.layers} layers x {shape.hidden}, {shape.steps} steps of {shape.batch} x {tokens} tokens"
+        f"train the {role}: {shape.layers} layers x {shape.hidden}, "
+        f"{shape.steps} steps of {shape.batch} x {tokens} tokens"
         for role, shape in (("target", config.pair.embedded.target), ("draft", config.pair.embedded.draft))
     ]
 

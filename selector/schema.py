@@ -5,7 +5,11 @@ Bump `SCHEMA_VERSION` when a name, a unit or a shape changes; every reader refus
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 SCHEMA_VERSION = 1
 
@@ -39,7 +43,8 @@ SCALARS = (
     Scalar("target_pass_seconds", "s", "estimated time of one target pass over one token at this length"),
 )
 SCALAR_NAMES = tuple(scalar.name for scalar in SCALARS)
-LATENCY_SCALARS = ("draft_pass_seconds", "target_pass_seconds")  # these tie a selector to one machine
+LATENCY_SCALARS = ("draft_pass_seconds", "target_pass_seconds")  # of a machine, not of a trace
+TRACE_SCALARS = tuple(name for name in SCALAR_NAMES if name not in LATENCY_SCALARS)
 
 # Last hidden states: float vectors of the models' widths.
 HIDDEN_STATES = ("target_hidden_prev", "draft_hidden_prev", "draft_hidden_root")
@@ -53,3 +58,34 @@ def label_columns(verifier: str) -> dict[str, str]:
     the samples, for cross-fitting. `realised`: tau + 1 of one verification, drawn on the first sample's tree.
     """
     return {kind: f"{verifier}.{kind}" for kind in ("mean", "error", "half", "realised")}
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a trace store: `depends` (what its rows follow from) and `shards` (rows, bytes, sha256).
+
+    Raises:
+        InputError: it is missing or damaged.
+    """
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text())
+        if not {"depends", "shards"} <= set(manifest):
+            raise KeyError("shards")
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist: run the data stage first") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is damaged: remove {folder} and run the data stage again") from error
+    return manifest
+
+
+def check_shard(folder: Path, name: str, listed: dict[str, Any]) -> None:
+    """InputError unless the file is there with the listed checksum."""
+    path = folder / name
+    if not path.exists():
+        raise InputError(f"{path} is missing: run the data stage again")
+    if sha256(path) != listed["sha256"]:
+        raise InputError(f"{path} is damaged (truncated or changed): remove it and run the data stage again")
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

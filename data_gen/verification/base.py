@@ -10,13 +10,13 @@ Legend: N tree nodes, M nodes taken at once, V vocabulary, k child-list entries.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from data_gen.trees import DraftTree
+from data_gen.trees import DraftTree, NodeGroup
 from data_gen.verification.profile import Profile, normalised, sample
 
 
@@ -65,9 +65,8 @@ class Verifier(ABC):
 
     def _extra(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor, state: _State, node: int) -> Tensor:
         """The law of the extra token given that the verifier ends at `node`, [V]."""
-        for batch in by_entry_count(tree, [node], p_NV.device):
-            profile = Profile(p_NV, q_NV, batch.nodes_M)
-            left_V = self.leftover(profile, state.weights_N[batch.nodes_M], batch.entries_Mk)[0]
+        for nodes_M, entries_Mk, _ in _groups(tree, [node], p_NV):
+            left_V = self.leftover(Profile(p_NV, q_NV, nodes_M), state.weights_N[nodes_M], entries_Mk)[0]
             if left_V.sum() > 0:
                 return normalised(left_V)
         # a leaf; or nothing is left, and the verifier ends here with probability 0, or 1e-17 after rounding
@@ -99,13 +98,12 @@ class TopDown(Verifier):
         """
 
     def _prepare(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor) -> _State:
-        reach_N = p_NV.new_zeros(len(tree))  # first P(parent -> node), then P(root -> node)
-        reach_N[0] = 1.0
-        for batch in by_entry_count(tree, range(len(tree)), p_NV.device):
-            pull_Mk = self.branching(Profile(p_NV, q_NV, batch.nodes_M), batch.entries_Mk)
-            reach_N.index_add_(0, batch.children_Mk.flatten(), pull_Mk.flatten())
-        for level in levels(tree)[1:]:
-            reach_N[level] *= reach_N[tree.parents_N[level]]
+        steps_N = p_NV.new_zeros(len(tree))  # P(parent -> node)
+        steps_N[0] = 1.0
+        for nodes_M, entries_Mk, children_Mk in _groups(tree, None, p_NV):
+            pull_Mk = self.branching(Profile(p_NV, q_NV, nodes_M), entries_Mk)
+            steps_N.index_add_(0, children_Mk.flatten(), pull_Mk.flatten())
+        reach_N = steps_N[tree.paths_ND.to(p_NV.device)].prod(-1)
         stops_N = reach_N.index_add(0, tree.parents_N[1:].to(p_NV.device), -reach_N[1:])
         return _State(stops_N.clamp_(min=0), torch.ones_like(stops_N))
 
@@ -119,57 +117,37 @@ class BottomUp(Verifier):
     """
 
     @abstractmethod
-    def split(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> tuple[Tensor, Tensor]:
-        """Entry weights of the children, and the node's weight once all of them are rejected.
+    def enter(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+        """Entry weights of the children, [M, k], 0 at further copies of a token.
 
         Args:
             profile: the distributions after the nodes.
             weights_M: the nodes' own entry weights.
             entries_Mk: child tokens in branch order, duplicates included.
-
-        Returns:
-            [M, k], 0 at further copies of a token; and [M].
         """
+
+    @abstractmethod
+    def leave(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+        """The nodes' weights once all children are rejected, [M]; arguments as for `enter`."""
 
     def _prepare(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor) -> _State:
         weights_N = p_NV.new_zeros(len(tree))
         weights_N[0] = 1.0
-        finals_N = torch.empty_like(weights_N)
-        for level in levels(tree):
-            finals_N[level] = weights_N[level]
-            for batch in by_entry_count(tree, level.tolist(), p_NV.device):
-                nodes = batch.nodes_M
-                entry_Mk, finals_N[nodes] = self.split(Profile(p_NV, q_NV, nodes), weights_N[nodes], batch.entries_Mk)
-                weights_N.index_add_(0, batch.children_Mk.flatten(), entry_Mk.flatten())
+        for level in tree.levels[:-1]:
+            for nodes_M, entries_Mk, children_Mk in _groups(tree, level, p_NV):
+                entry_Mk = self.enter(Profile(p_NV, q_NV, nodes_M), weights_N[nodes_M], entries_Mk)
+                weights_N.index_add_(0, children_Mk.flatten(), entry_Mk.flatten())
+        finals_N = weights_N.clone()  # a leaf's weight is its entry weight
+        for nodes_M, entries_Mk, _ in _groups(tree, None, p_NV):
+            finals_N[nodes_M] = self.leave(Profile(p_NV, q_NV, nodes_M), weights_N[nodes_M], entries_Mk)
         order = torch.tensor(tree.postorder(), device=p_NV.device)
         accept = finals_N[order]
         not_before = torch.cat([accept.new_ones(1), (1 - accept[:-1]).cumprod(0)])
         return _State(torch.zeros_like(finals_N).index_copy_(0, order, accept * not_before), weights_N)
 
 
-class NodeBatch(NamedTuple):
-    """Nodes whose child lists have the same length."""
-
-    nodes_M: Tensor
-    entries_Mk: Tensor  # child tokens, in branch order
-    children_Mk: Tensor  # the node of each entry
-
-
-def by_entry_count(tree: DraftTree, nodes: Iterable[int], device: torch.device) -> Iterator[NodeBatch]:
-    """The inner nodes among `nodes`, grouped by the length of their child lists, on `device`."""
-    groups: dict[int, list[int]] = {}
-    for node in nodes:
-        groups.setdefault(len(tree.children(node)), []).append(node)
-    for k, members in groups.items():
-        if k > 0:
-            children_Mk = torch.tensor([tree.children(node) for node in members])
-            entries_Mk = tree.tokens_N[children_Mk]
-            yield NodeBatch(torch.tensor(members, device=device), entries_Mk.to(device), children_Mk.to(device))
-
-
-def levels(tree: DraftTree) -> list[Tensor]:
-    """Node ids by depth, the root's first."""
-    return [(tree.depths_N == depth).nonzero().flatten() for depth in range(int(tree.depths_N.max()) + 1)]
+def _groups(tree: DraftTree, nodes: Sequence[int] | None, like: Tensor) -> list[NodeGroup]:
+    return [group.to(like.device) for group in tree.groups(nodes)]
 
 
 def _rows(tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,15 +18,18 @@ class Traversal(BottomUp):
 
     name = "traversal"
 
-    def split(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> tuple[Tensor, Tensor]:
+    def enter(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+        k = entries_Mk.shape[-1]
         p_Mk, q_Mk = profile.at(entries_Mk)
-        first_Mk = first_copies(entries_Mk)
-        entry_Mk = torch.zeros_like(p_Mk)
-        states = _updates(profile, weights_M, entries_Mk.shape[-1])
-        for k, (a_M, b_M, w_M) in enumerate(states[:-1]):
-            flow_M = (w_M * (a_M * p_Mk[:, k] - b_M * q_Mk[:, k])).clamp(min=0)
-            entry_Mk[:, k] = torch.where(first_Mk[:, k] == k, divide(flow_M, q_Mk[:, k]).clamp(max=1), 0.0)
-        return entry_Mk, states[-1][2]
+        states = _updates(profile, weights_M, k - 1)
+        a_Mk, b_Mk, w_Mk = (torch.stack(column, dim=-1) for column in zip(*states, strict=True))
+        entry_Mk = divide(w_Mk * (a_Mk * p_Mk - b_Mk * q_Mk).clamp(min=0), q_Mk).clamp(max=1)
+        if k > 1:
+            entry_Mk[first_copies(entries_Mk) != torch.arange(k, device=entries_Mk.device)] = 0
+        return entry_Mk
+
+    def leave(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+        return _updates(profile, weights_M, entries_Mk.shape[-1])[-1][2]
 
     def leftover(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         a_M, b_M, _ = _updates(profile, weights_M, entries_Mk.shape[-1])[-1]

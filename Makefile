@@ -1,0 +1,60 @@
+# Espalier. `make help` lists the targets.
+
+PYTHON ?= python3
+CONFIG ?= configs/demo.yaml
+ARGS ?=
+VENV := .venv
+INSTALLED := $(VENV)/.installed
+ESPALIER := $(VENV)/bin/espalier
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo pair latency data train evaluate export report mlflow test lint clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt torch
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+install: $(INSTALLED) ## create .venv and install everything into it
+
+demo: $(INSTALLED) ## the whole pipeline on a small pair, under 15 minutes on 2 cores: ends with a table and a report
+	$(ESPALIER) demo --config $(CONFIG) $(ARGS)
+
+pair: $(INSTALLED) ## train the embedded pair, or check a given one (CONFIG=..., ARGS="section.key=value")
+	$(ESPALIER) pair --config $(CONFIG) $(ARGS)
+
+latency: $(INSTALLED) ## measure this machine's latency profile
+	$(ESPALIER) latency --config $(CONFIG) $(ARGS)
+
+data: $(INSTALLED) ## decode trajectories and label their roots
+	$(ESPALIER) data --config $(CONFIG) $(ARGS)
+
+train: $(INSTALLED) ## train the selector
+	$(ESPALIER) train --config $(CONFIG) $(ARGS)
+
+evaluate: $(INSTALLED) ## decode held-out prompts with every method, in wall-clock time
+	$(ESPALIER) evaluate --config $(CONFIG) $(ARGS)
+
+export: $(INSTALLED) ## package the selector for an engine
+	$(ESPALIER) export --config $(CONFIG) $(ARGS)
+
+report: $(INSTALLED) ## write runs/<name>/report.html
+	$(ESPALIER) report --config $(CONFIG) $(ARGS)
+
+mlflow: $(INSTALLED) ## open MLflow's page on http://127.0.0.1:5000
+	$(VENV)/bin/mlflow ui --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlruns/mlflow.db} --host 127.0.0.1 --port 5000
+
+test: $(INSTALLED) ## the whole test suite; no network, no GPU
+	$(VENV)/bin/python -m pytest
+
+lint: $(INSTALLED) ## ruff and mypy
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+clean: ## remove .venv; runs/ and mlruns/ stay
+	rm -rf $(VENV)

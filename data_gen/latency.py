@@ -1,0 +1,210 @@
+"""Measures a pair's latency profile on this machine: the program's own passes, timed as the decoder runs them."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from data_gen.decoding import Decoder, Fixed
+from data_gen.models import CachedModel, ModelPair
+from data_gen.sampling import Sampling
+from data_gen.trees import DraftTree
+from data_gen.verification import get_verifier
+from data_gen.verification.profile import sample
+from selector.actions import Action
+from selector.runtime import LatencyProfile, Table
+
+DRAFT_PASSES = 4  # timed in a row
+
+
+def device_name(device: str, dtype: str) -> str:
+    """What times belong to: the processor, the number of CPU threads, the number format."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda"):
+        return f"{torch.cuda.get_device_name(device)}, {dtype}"
+    return f"{_processor()}, {torch.get_num_threads()} threads, {dtype}"
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Context lengths, draft pass widths and tree sizes to time; each cell is the median of `repeats` runs."""
+
+    lengths: Sequence[int]
+    widths: Sequence[int]
+    nodes: Sequence[int]
+    repeats: int
+
+
+@torch.inference_mode()
+def measure(
+    pair: ModelPair, grid: Grid, verifiers: Sequence[str], device: str, tick: Callable[[], None]
+) -> LatencyProfile:
+    """Time every cell of the grid, cells interleaved so that a slow moment of the machine hits all alike.
+
+    The selector's time and the rest of a step are left at 0.
+
+    Args:
+        device: as `device_name` gives it.
+        tick: called after each of the `repeats` rounds.
+    """
+    cells = dict(_cells(pair, grid, verifiers))
+    seconds: dict[tuple, list[float]] = {key: [] for key in cells}
+    for _ in range(grid.repeats):
+        for key, cell in cells.items():
+            cell.before()
+            start = _now(pair)
+            cell.work()
+            seconds[key].append((_now(pair) - start) / cell.passes)
+        tick()
+    median = {key: statistics.median(values) for key, values in seconds.items()}
+
+    def table(kind: str, lengths: Sequence[int], sizes: Sequence[int]) -> Table:
+        rows = [[median[kind, length, size] for size in sizes] for length in lengths]
+        return Table(list(lengths), list(sizes), rows)
+
+    longest = grid.lengths[-1:]
+    return LatencyProfile(
+        device=device,
+        pair=pair.fingerprint,
+        draft=table("draft", grid.lengths, grid.widths),
+        target=table("target", grid.lengths, grid.nodes),
+        verify={name: table(name, longest, [n for n in grid.nodes if n > 1]) for name in verifiers},
+        select=0.0,
+        step=0.0,
+    )
+
+
+def _now(pair: ModelPair) -> float:
+    if pair.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """What is timed, and the untimed pass that precedes it: in decoding, the models take turns in the caches."""
+
+    before: Callable[[], None]
+    work: Callable[[], None]
+    passes: int = 1
+
+
+def _cells(pair: ModelPair, grid: Grid, verifiers: Sequence[str]) -> Iterator[tuple[tuple, _Cell]]:
+    """All cells, by (kind, length, size)."""
+    generator = torch.Generator(device=pair.device).manual_seed(0)
+    vocabulary = pair.draft.get_output_embeddings().weight.shape[0]
+    for length in grid.lengths:
+        context = torch.randint(vocabulary, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+        draft, target = CachedModel(pair.draft), CachedModel(pair.target)
+        draft.extend(context)
+        target.extend(context[:-1])
+        one_target_pass, one_draft_pass = _target_pass(target, tree_of(1)), _draft_passes(draft, 1, 1, generator)
+        for width in grid.widths:
+            passes = _draft_passes(draft, width, DRAFT_PASSES, generator)
+            yield ("draft", length, width), _Cell(one_target_pass, passes, DRAFT_PASSES)
+        for nodes in grid.nodes:
+            tree = tree_of(nodes)
+            tree_pass = _target_pass(target, tree)
+            yield ("target", length, nodes), _Cell(one_draft_pass if nodes > 1 else tree_pass, tree_pass)
+            if nodes > 1 and length == grid.lengths[-1]:
+                for name in verifiers:
+                    yield (name, length, nodes), _Cell(tree_pass, _verification(name, target, tree, generator))
+
+
+def tree_of(nodes: int) -> DraftTree:
+    """A tree of `nodes` nodes, the root included: up to four branches, the last ones shorter chains cut to fit."""
+    drafted = nodes - 1
+    branches = 4 if drafted % 4 == 0 and drafted >= 8 else 1
+    trunk = 0 if branches == 4 else drafted
+    return DraftTree.from_paths(list(range(trunk)), [[b] * (drafted // 4) for b in range(4)] if branches == 4 else [[]])
+
+
+def _draft_passes(draft: CachedModel, width: int, count: int, generator: torch.Generator) -> Callable[[], None]:
+    """Passes in a row, each with the draw of the next tokens."""
+    device = draft.model.device
+    tokens = torch.zeros(1, width, dtype=torch.int64, device=device)
+
+    def work() -> None:
+        for depth in range(count):
+            visible = torch.eye(width, dtype=torch.bool).repeat(1, depth + 1)
+            output = draft.forward(tokens, torch.full((width,), depth, device=device), visible)
+            sample(Sampling().probabilities(output.logits_BWV[0]), 1, generator).tolist()
+        draft.keep([])
+
+    return work
+
+
+def _target_pass(target: CachedModel, tree: DraftTree) -> Callable[[], None]:
+    device = target.model.device
+    tokens = tree.tokens_N.clamp(min=0).unsqueeze(0).to(device)
+    offsets = tree.depths_N.to(device)
+
+    def work() -> None:
+        output = target.forward(tokens, offsets, tree.ancestors_NN())
+        Sampling().probabilities(output.logits_BWV[0])
+        target.keep([])
+
+    return work
+
+
+def _verification(name: str, target: CachedModel, tree: DraftTree, generator: torch.Generator) -> Callable[[], None]:
+    vocabulary = target.model.get_output_embeddings().weight.shape[0]
+    shape = (2, len(tree), vocabulary)
+    logits = 3 * torch.randn(shape, generator=generator, device=target.model.device, dtype=torch.float64)
+    p_NV, q_NV = (logits[0] + logits[1]).softmax(-1), logits[1].softmax(-1)
+    verifier = get_verifier(name)
+    return lambda: (verifier.verify(tree, p_NV, q_NV, generator), None)[1]
+
+
+def check(
+    pair: ModelPair,
+    profile: LatencyProfile,
+    verifier: str,
+    actions: Sequence[Action],
+    prompts: Sequence[list[int]],
+    tokens: int,
+) -> list[dict[str, float | str]]:
+    """Predicted against measured time of real decoding steps, actions interleaved prompt by prompt.
+
+    Returns:
+        for each action its mean predicted and measured seconds per step, their ratio, and the mean seconds of the
+        step's parts that the tables do not hold (`rest`).
+    """
+    steps: dict[Action, list] = {action: [] for action in actions}
+    for number, prompt in enumerate(prompts):
+        for action in actions:
+            decoder = Decoder(pair, Sampling(), get_verifier(verifier), Fixed(action))
+            generator = torch.Generator(device=pair.device).manual_seed(number)
+            steps[action] += decoder.decode(prompt, tokens, generator).steps[1:]  # the first one follows the prefill
+    rows: list[dict[str, float | str]] = []
+    for action, taken in steps.items():
+        predicted = statistics.mean(profile.action_seconds(action, step.length, verifier) for step in taken)
+        measured = statistics.mean(sum(step.seconds.values()) for step in taken)
+        rest = statistics.mean(step.seconds["commit"] + step.seconds["select"] for step in taken)
+        rows.append(
+            {
+                "action": str(action),
+                "predicted": predicted,
+                "measured": measured,
+                "ratio": predicted / measured,
+                "rest": rest,
+                "steps": len(taken),
+            }
+        )
+    return rows

@@ -1,0 +1,135 @@
+"""Stage `latency`: measure this machine's latency profile, and check it against real decoding steps."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.table import Table as RichTable
+
+from data_gen import latency
+from data_gen.features import Row, root_features
+from data_gen.models import ModelPair
+from data_gen.prompts import Prompt, read_prompts, split_of, take_evenly
+from data_gen.sampling import Sampling
+from pipelines.config import Config
+from pipelines.pair import load_pair
+from pipelines.stage import Stage, console, mlflow_run, progress, write_json
+from selector.actions import Action, ActionSpace
+from selector.network import SelectorNetwork
+from selector.runtime import LatencyProfile, torchscript
+from selector.schema import SCALAR_NAMES, InputError
+
+CHECKED = [Action(1, 0, 0), Action(1, 4, 0), Action(1, 8, 0), Action(2, 2, 4), Action(4, 0, 4), Action(4, 0, 8)]
+
+
+def profile_path(config: Config) -> Path:
+    return config.folder / "latency.json"
+
+
+def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfile:
+    """The run's profile; InputError where it was measured on another machine or with another pair."""
+    path = profile_path(config)
+    profile = LatencyProfile.load(path)
+    here = latency.device_name(config.pair.device, config.pair.dtype)
+    if profile.device != here:
+        raise InputError(f"{path} was measured on {profile.device}; this is {here}: run the latency stage again")
+    if pair is not None and profile.pair != pair.fingerprint:
+        raise InputError(f"{path} was measured with another pair: run the latency stage again")
+    return profile
+
+
+def prompts_of(config: Config, split: str, count: int | None = None) -> list[Prompt]:
+    """Prompts of a split, kinds in turn; all of them if `count` is None."""
+    path = config.prompts.file or config.folder / "pair" / "prompts.jsonl"
+    if config.prompts.file is None and not path.exists():
+        raise InputError(f"{path} does not exist: run the pair stage first")
+    shares = config.prompts.validation, config.prompts.test
+    prompts = [prompt for prompt in read_prompts(path) if split_of(prompt, *shares) == split]
+    if count is not None and count > len(prompts):
+        raise InputError(f"{path} holds {len(prompts)} prompts for {split}; {count} are asked for")
+    return take_evenly(prompts, len(prompts) if count is None else count)
+
+
+def encode(pair: ModelPair, prompt: Prompt, tokens: int) -> list[int]:
+    """The first `tokens` token ids of a prompt."""
+    return pair.tokenizer(prompt.text)["input_ids"][:tokens]
+
+
+def plan(config: Config) -> list[str]:
+    cells = len(config.latency.lengths) * (len(config.latency.widths) + len(config.latency.nodes))
+    return [f"{cells} pass sizes and {len(config.verifiers)} verifiers, {config.latency.repeats} times each"]
+
+
+def run(config: Config) -> None:
+    pair = load_pair(config)
+    device = latency.device_name(config.pair.device, config.pair.dtype)
+    depends = {
+        "device": device,
+        "pair": pair.fingerprint,
+        "latency": config.latency.model_dump(mode="json"),
+        "verifiers": list(config.verifiers),
+        "selector": {"width": config.train.width, "hidden": list(config.train.hidden)},
+    }
+    stage = Stage("latency", config, depends, (profile_path(config),))
+    if not stage.begin():
+        return
+    grid = latency.Grid(config.latency.lengths, config.latency.widths, config.latency.nodes, config.latency.repeats)
+    prompts = [encode(pair, p, config.prompts.tokens) for p in prompts_of(config, "train", 6)]
+    with mlflow_run(config, "latency") as mlflow, progress() as bar:
+        task = bar.add_task("timing passes", total=grid.repeats, note="")
+        profile = latency.measure(pair, grid, config.verifiers, device, lambda: bar.advance(task))
+        profile = replace(profile, select=selector_seconds(config, pair, profile))
+        first = latency.check(pair, profile, config.train.verifier, CHECKED, prompts[:3], 32)
+        profile = replace(profile, step=statistics.median(float(row["rest"]) for row in first))
+        rows = latency.check(pair, profile, config.train.verifier, CHECKED, prompts[3:], 32)
+        write_json(profile_path(config), {**profile.to_json(), "check": rows})
+        mlflow.log_artifact(str(profile_path(config)))
+        for row in rows:
+            mlflow.log_metric(f"latency/predicted_over_measured/{row['action']}".translate(_PLAIN), row["ratio"])
+    console.print(summary(profile, rows))
+    stage.finish()
+
+
+_PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
+
+
+def summary(profile: LatencyProfile, rows: list[dict[str, float | str]]) -> RichTable:
+    """One pass of each model, and predicted against measured step times."""
+    length = profile.draft.lengths[len(profile.draft.lengths) // 2]
+    draft, target = profile.draft.at(length, 1), profile.target.at(length, 1)
+    table = RichTable(
+        title=f"Step times on {profile.device}\ndraft pass {1e3 * draft:.2f} ms, target pass {1e3 * target:.2f} ms "
+        f"(1/{target / draft:.1f}), selector {1e3 * profile.select:.2f} ms",
+        title_justify="left",
+    )
+    for column in ("action", "predicted ms", "measured ms", "ratio"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        predicted, measured = 1e3 * float(row["predicted"]), 1e3 * float(row["measured"])
+        table.add_row(str(row["action"]), f"{predicted:.2f}", f"{measured:.2f}", f"{float(row['ratio']):.2f}")
+    return table
+
+
+@torch.inference_mode()
+def selector_seconds(config: Config, pair: ModelPair, profile: LatencyProfile, repeats: int = 100) -> float:
+    """Median time of a selector's decision, features included; its weights do not matter for that."""
+    widths = [pair.target.config.hidden_size, pair.draft.config.hidden_size, pair.draft.config.hidden_size]
+    scalars = range(len(SCALAR_NAMES))
+    network = SelectorNetwork(widths, scalars, len(ActionSpace.default()), config.train.width, config.train.hidden)
+    vocabulary = pair.draft.get_output_embeddings().weight.shape[0]
+    probs_V = torch.rand(vocabulary, dtype=torch.float64).softmax(-1).to(pair.device)
+    target, draft = (Row(probs_V, torch.randn(width, device=pair.device)) for width in widths[:2])
+    seconds = []
+    with torchscript():
+        frozen = torch.jit.freeze(torch.jit.script(network.eval()))
+    for _ in range(repeats):
+        start = time.perf_counter()
+        features = root_features(target, draft, draft, 100, Sampling(), profile)
+        states = [features[name].cpu().unsqueeze(0) for name in list(features)[:3]]
+        int(frozen(states, features["scalars"].cpu().unsqueeze(0)).argmax())
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)

@@ -1,0 +1,107 @@
+"""The report's plots, each as a base64 PNG."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from selector.actions import Action, ActionSpace
+from selector.data import Roots
+from selector.module import SelectorModule
+
+
+def _png(figure: Figure) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight")
+    plt.close(figure)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _setting(entry: dict[str, Any]) -> str:
+    return f"T={entry['temperature']:g}" + (f", top-p={entry['top_p']:g}" if entry["top_p"] < 1 else "")
+
+
+def throughput(evaluation: dict[str, Any]) -> str:
+    """Tokens per second by method with 95% intervals, one panel per sampling setting."""
+    settings = list(dict.fromkeys(map(_setting, evaluation["methods"])))
+    figure, axes = plt.subplots(1, len(settings), figsize=(5 * len(settings), 3.2), squeeze=False, sharey=True)
+    for axis, setting in zip(axes[0], settings, strict=True):
+        entries = [entry for entry in evaluation["methods"] if _setting(entry) == setting]
+        speeds = np.array([entry["tokens_per_second"] for entry in entries])
+        bounds = np.array([entry["interval_95"] for entry in entries]).T
+        colours = ["tab:green" if entry["method"] == "selector" else "tab:blue" for entry in entries]
+        labels = [entry["method"] for entry in entries]
+        axis.barh(labels, speeds, xerr=np.abs(bounds - speeds), color=colours, alpha=0.8, capsize=3)
+        axis.set(title=setting, xlabel="tokens/s")
+        axis.invert_yaxis()
+    return _png(figure)
+
+
+def efficiency_by_tree(roots: Roots) -> str:
+    """Mean block efficiency over (L1, L2), one panel per K, the best tokens per second marked."""
+    space = ActionSpace.default()
+    mean_A = roots.mean_BA.double().mean(0)
+    speed_A = roots.mean_BA.double().sum(0) / roots.static_seconds_BA.double().sum(0)
+    best = space.actions[int(speed_A.argmax())]
+    figure, axes = plt.subplots(1, space.max_K, figsize=(3.4 * space.max_K, 3.4), sharey=True)
+    for K, axis in enumerate(axes, 1):
+        grid = np.full((space.max_L1 + 1, space.max_L2 + 1), np.nan)
+        for L1 in range(space.max_L1 + 1):
+            for L2 in range(space.max_L2 + 1):
+                grid[L1, L2] = mean_A[space.index(Action(K, L1, L2))]
+        image = axis.imshow(grid, origin="lower", vmin=1, vmax=float(mean_A.max()), cmap="viridis")
+        axis.set(title=f"K={K}", xlabel="L2")
+        if best.K == K:
+            axis.plot(best.L2, best.L1, "r*", markersize=14)
+    axes[0].set_ylabel("L1")
+    figure.colorbar(image, ax=axes, label="E[tau + 1]", shrink=0.8)
+    figure.suptitle(f"star: most tokens per second here, {best}")
+    return _png(figure)
+
+
+@torch.no_grad()
+def calibration(module: SelectorModule, roots: Roots, actions: tuple[Action, ...], verifier: str) -> str:
+    """Block efficiency of the chosen action: predicted (regressor) or labelled (policy) against one realised draw."""
+    chosen_B1 = module.choices(roots).unsqueeze(-1)
+    predicted = module.outputs(roots) if module.predicts_efficiency else roots.mean_BA
+    x = predicted.gather(-1, chosen_B1)[:, 0].double().numpy()
+    y = roots.realised_BA.gather(-1, chosen_B1)[:, 0].double().numpy()
+    order = np.argsort(x)
+    groups = np.array_split(order, min(8, len(order)))
+    figure, axis = plt.subplots(figsize=(4.5, 4))
+    error = [y[g].std() / max(1, len(g)) ** 0.5 for g in groups]
+    axis.errorbar([x[g].mean() for g in groups], [y[g].mean() for g in groups], yerr=np.array(error) * 1.96, fmt="o")
+    top = max(x.max(), max(y[g].mean() for g in groups)) + 0.5
+    axis.plot([1, top], [1, top], "k--", linewidth=1)
+    kind = "predicted" if module.predicts_efficiency else "labelled"
+    axis.set(xlabel=f"{kind} E[tau + 1] of the chosen tree", ylabel="realised tau + 1", title=f"validation, {verifier}")
+    return _png(figure)
+
+
+def chosen_actions(evaluation: dict[str, Any], most: int = 15) -> str:
+    """Share of the decoding steps in which the selector chose each action."""
+    entries = [entry for entry in evaluation["methods"] if entry["method"] == "selector"]
+    totals: dict[str, int] = {}
+    for entry in entries:
+        for action, times in entry["actions"].items():
+            totals[action] = totals.get(action, 0) + times
+    shown = sorted(totals, key=lambda action: -totals[action])[:most]
+    figure, axis = plt.subplots(figsize=(7, 3.2))
+    width = 0.8 / len(entries)
+    for i, entry in enumerate(entries):
+        total = sum(entry["actions"].values())
+        shares = [entry["actions"].get(action, 0) / total for action in shown]
+        axis.bar(np.arange(len(shown)) + i * width, shares, width, label=_setting(entry))
+    axis.set_xticks(np.arange(len(shown)) + 0.4 - width / 2, shown, rotation=60, ha="right")
+    axis.set(ylabel="share of steps", xlabel="(K, L1, L2)")
+    axis.legend()
+    return _png(figure)

@@ -1,0 +1,161 @@
+"""Stage `report`: one HTML page with the tables and plots of a run, also logged to MLflow."""
+
+from __future__ import annotations
+
+import html
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from pipelines import plots
+from pipelines.config import Config
+from pipelines.latency import load_profile
+from pipelines.stage import Stage, mlflow_run, provenance, read_json
+from pipelines.train import load_trained, traces_module
+from selector.schema import read_manifest, sha256
+
+
+def plan(config: Config) -> list[str]:
+    return [f"write {config.folder / 'report.html'}"]
+
+
+def run(config: Config) -> None:
+    output = config.folder / "report.html"
+    evaluation = read_json(config.folder / "evaluation.json", "evaluate")
+    artefact = config.folder / "selector" / "config.json"
+    steps_manifest = read_manifest(config.folder / "steps")
+    depends = {
+        "evaluation": sha256(config.folder / "evaluation.json"),
+        "latency": sha256(config.folder / "latency.json"),
+        "artefact": sha256(artefact) if artefact.exists() else None,
+        "steps": {name: shard["sha256"] for name, shard in steps_manifest["shards"].items()},
+    }
+    stage = Stage("report", config, depends, (output,))
+    if not stage.begin():
+        return
+    realised = realised_table(config, list(steps_manifest["shards"]))
+    with mlflow_run(config, "report") as mlflow:
+        partial = output.with_name("report.html.tmp")
+        partial.write_text(page(config, evaluation, realised), encoding="utf-8")
+        partial.replace(output)
+        mlflow.log_artifact(str(output))
+        for row in realised:
+            mlflow.log_metric(f"realised/z/{row['verifier']}", row["z"])
+    stage.say(f"{output.resolve()}")
+    if artefact.exists():
+        stage.say(f"exported selector in {artefact.parent.resolve()}")
+    stage.finish()
+
+
+def realised_table(config: Config, shards: list[str]) -> list[dict[str, Any]]:
+    """Expected against realised block efficiency over all decoding steps of the data stage, by verifier.
+
+    `z` is the mean difference over its standard deviation under the law of each step's own tree.
+    """
+    table = pq.ParquetDataset([config.folder / "steps" / name for name in shards]).read()
+    steps = {name: np.asarray(table[name]) for name in ("verifier", "expected", "realised", "variance")}
+    rows = []
+    for verifier in config.verifiers:
+        mine = steps["verifier"] == verifier
+        if not mine.any():
+            continue
+        difference = steps["realised"][mine] - steps["expected"][mine]
+        rows.append(
+            {
+                "verifier": verifier,
+                "steps": int(mine.sum()),
+                "expected": float(steps["expected"][mine].mean()),
+                "realised": float(steps["realised"][mine].mean()),
+                "z": float(difference.sum() / max(np.sqrt(steps["variance"][mine].sum()), 1e-300)),
+            }
+        )
+    return rows
+
+
+def page(config: Config, evaluation: dict[str, Any], realised: list[dict[str, Any]]) -> str:
+    """The report as one self-contained page."""
+    profile = load_profile(config)
+    traces = traces_module(config, profile)
+    module, training = load_trained(config)
+    check = read_json(config.folder / "latency.json", "latency")["check"]
+    manifest = config.folder / "pair" / "manifest.json"
+    pair = json.loads(manifest.read_text()) if manifest.exists() else {}
+    sections = [
+        ("Summary", _table([{"figure": key, "value": value} for key, value in evaluation["summary"].items()])),
+        ("Throughput on held-out prompts", _image(plots.throughput(evaluation)) + _table(_method_rows(evaluation))),
+        (
+            f"Block efficiency by tree ({config.train.verifier}, training traces)",
+            _image(plots.efficiency_by_tree(traces.train)),
+        ),
+        (
+            "Predicted against realised block efficiency",
+            "<p>Decoding steps of the data stage: the law's expectation against what was drawn; |z| above 4 would "
+            "mean that the labels do not describe the decoder.</p>"
+            + _table(realised)
+            + _image(plots.calibration(module, traces.validation, traces.space.actions, config.train.verifier)),
+        ),
+        ("How often each action is chosen", _image(plots.chosen_actions(evaluation))),
+        (
+            "Training",
+            _table([{"objective": name, **result["metrics"]} for name, result in training["objectives"].items()])
+            + f"<p>Kept: {html.escape(training['chosen'])}.</p>",
+        ),
+        (
+            "Step times",
+            f"<p>{html.escape(profile.device)}. Mean overlap of the pair: {pair.get('overlap', 'not measured')}.</p>"
+            + _table(check),
+        ),
+        ("Provenance", f"<pre>{html.escape(json.dumps(provenance(config), indent=1))}</pre>"),
+    ]
+    body = "".join(f"<h2>{html.escape(title)}</h2>{content}" for title, content in sections)
+    head = f"<!doctype html><meta charset='utf-8'><title>Espalier: {config.name}</title>{_STYLE}"
+    return f"{head}<h1>{config.name}</h1>{body}"
+
+
+_STYLE = """<style>
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+table { border-collapse: collapse; font-size: 13px } th, td { padding: .2rem .7rem; text-align: right }
+th { border-bottom: 2px solid #888 } tr:nth-child(even) { background: #f4f4f4 }
+td:first-child, th:first-child { text-align: left }
+img { max-width: 100% } pre { font-size: 12px; background: #f4f4f4; padding: 1rem; overflow: auto }
+</style>"""
+
+
+def _image(png: str) -> str:
+    return f"<p><img alt='' src='data:image/png;base64,{png}'></p>"
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    """Rows of equal keys as an HTML table."""
+    head = "".join(f"<th>{html.escape(str(key))}</th>" for key in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(_cell(value))}</td>" for value in row.values()) + "</tr>" for row in rows
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_cell(item) for item in value) + "]"
+    return str(value)
+
+
+def _method_rows(evaluation: dict[str, Any]) -> list[dict[str, Any]]:
+    columns = (
+        "temperature",
+        "top_p",
+        "method",
+        "action",
+        "block_efficiency",
+        "tokens_per_second",
+        "interval_95",
+        "ratio_to_best_static",
+        "ratio_interval_95",
+        "tokens",
+        "prompts",
+    )
+    return [{name: "" if entry[name] is None else entry[name] for name in columns} for entry in evaluation["methods"]]

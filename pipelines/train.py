@@ -1,0 +1,190 @@
+"""Stage `train`: the selector under each configured objective; the better one on the validation split is kept."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint, RichProgressBar
+from pytorch_lightning.loggers import MLFlowLogger
+from rich.table import Table
+
+from pipelines.config import Config
+from pipelines.latency import load_profile
+from pipelines.stage import Stage, console, mlflow_run, tracking_uri, write_json
+from selector.actions import ActionSpace
+from selector.baselines import best_static
+from selector.data import Roots, TracesModule
+from selector.module import SelectorModule
+from selector.runtime import LatencyProfile
+from selector.schema import InputError, read_manifest
+
+METRICS = ("validation/ratio", "validation/worst_5_percent", "validation/cross_fitted_regret")
+
+
+def traces_module(config: Config, profile: LatencyProfile, verifier: str | None = None) -> TracesModule:
+    """The run's traces, set up; InputError where they were made with another pair than the latency profile."""
+    folder = config.folder / "traces"
+    manifest = read_manifest(folder)
+    if manifest["depends"].get("pair") != profile.pair:
+        raise InputError(f"{folder} was made with another pair than {config.folder / 'latency.json'}")
+    traces = TracesModule(folder, verifier or config.train.verifier, profile, config.train.batch, config.seed)
+    traces.setup()
+    return traces
+
+
+def plan(config: Config) -> list[str]:
+    return [
+        f"{objective} for {config.train.verifier}: at most {config.train.epochs} epochs"
+        for objective in config.train.objectives
+    ]
+
+
+def run(config: Config) -> None:
+    folder = config.folder / "training"
+    profile = load_profile(config)
+    manifest = read_manifest(config.folder / "traces")
+    depends = {
+        "train": config.train.model_dump(mode="json"),
+        "seed": config.seed,
+        "traces": {name: shard["sha256"] for name, shard in manifest["shards"].items()},
+        "latency": profile.to_json(),
+    }
+    stage = Stage("train", config, depends, (folder / "result.json",))
+    if not stage.begin():
+        return
+    traces = traces_module(config, profile)
+    results = {}
+    with mlflow_run(config, "train") as mlflow:
+        mlflow.log_dict(manifest, "manifest.json")
+        mlflow.log_params({"roots.train": len(traces.train), "roots.validation": len(traces.validation)})
+        for objective in config.train.objectives:
+            with mlflow.start_run(run_name=f"train-{objective}", nested=True) as nested:
+                results[objective] = fit(config, objective, traces, folder / objective, nested.info.run_id)
+                mlflow.log_params({"objective": objective, **config.train.model_dump(mode="json")})
+                mlflow.log_metrics(results[objective]["metrics"])
+        chosen = max(results, key=lambda name: results[name]["metrics"]["validation/ratio"])
+        mlflow.set_tag("chosen", chosen)
+        write_json(folder / "result.json", {"chosen": chosen, "objectives": results, "baselines": baselines(traces)})
+    console.print(summary(results, chosen))
+    stage.finish()
+
+
+def fit(config: Config, objective: str, traces: TracesModule, folder: Path, run_id: str) -> dict[str, Any]:
+    """Train one objective; returns its best validation metrics and where the checkpoint is."""
+    pl.seed_everything(config.seed, verbose=False)
+    module = SelectorModule(
+        objective=objective,
+        hidden_widths=[states.shape[1] for name, states in traces.train.features().items() if name != "scalars"],
+        actions=len(ActionSpace.default()),
+        network={"width": config.train.width, "hidden": list(config.train.hidden), "dropout": config.train.dropout},
+        learning_rate=config.train.learning_rate,
+        weight_decay=config.train.weight_decay,
+        epochs=config.train.epochs,
+        worst_weight=config.train.worst_weight,
+        worst_share=config.train.worst_share,
+    )
+    module.fit_standardisation(traces.train)
+    checkpoints = ModelCheckpoint(
+        folder, filename="best", monitor=METRICS[0], mode="max", save_last=True, enable_version_counter=False
+    )
+    callbacks: list[Callback] = [
+        checkpoints,
+        EarlyStopping(METRICS[0], mode="max", patience=config.train.patience),
+        RichProgressBar(leave=True),
+    ]
+    with _quiet():
+        trainer = pl.Trainer(
+            max_epochs=config.train.epochs,
+            accelerator="auto",
+            devices=1,
+            logger=MLFlowLogger(run_id=run_id, tracking_uri=tracking_uri(), log_model=False),
+            callbacks=callbacks,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            log_every_n_steps=1,
+            deterministic=True,
+        )
+        trainer.fit(module, datamodule=traces)
+        best = SelectorModule.load_from_checkpoint(checkpoints.best_model_path, map_location="cpu")
+        metrics = trainer.validate(best, datamodule=traces, verbose=False)[0]
+    return {"metrics": metrics, "checkpoint": str(checkpoints.best_model_path), "run_id": run_id}
+
+
+class _quiet:
+    """Leaves out Lightning's remarks on workers, which do not apply to data in memory, and on the hardware."""
+
+    def __enter__(self) -> None:
+        self.levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+        for name in _LOGGERS:
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self.caught = warnings.catch_warnings()
+        self.caught.__enter__()
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
+        warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")
+
+    def __exit__(self, *exception: object) -> None:
+        self.caught.__exit__(*exception)
+        for name, level in self.levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+_LOGGERS = ("pytorch_lightning.utilities.rank_zero", "pytorch_lightning.accelerators.cuda")
+
+
+def baselines(traces: TracesModule) -> list[dict[str, Any]]:
+    """The tuned static action of every sampling setting, from the training split."""
+    rows = []
+    for temperature, top_p, roots in by_setting(traces.train):
+        action = traces.space.actions[best_static(roots.mean_BA, roots.static_seconds_BA)]
+        rows.append({"temperature": temperature, "top_p": top_p, "action": list(action)})
+    return rows
+
+
+def by_setting(roots: Roots) -> list[tuple[float, float, Roots]]:
+    """(temperature, top_p, the roots of that setting), one per setting."""
+    from selector.schema import SCALAR_NAMES
+
+    columns = [SCALAR_NAMES.index(name) for name in ("temperature", "top_p")]
+    result = []
+    for setting in roots.setting_B.unique().tolist():
+        rows = roots.rows((roots.setting_B == setting).nonzero().flatten())
+        temperature, top_p = (round(value, 6) for value in rows.scalars[0, columns].tolist())
+        result.append((temperature, top_p, rows))
+    return result
+
+
+def load_trained(config: Config) -> tuple[SelectorModule, dict[str, Any]]:
+    """The chosen module and the stage's `result.json`."""
+    from pipelines.stage import read_json
+
+    result = read_json(config.folder / "training" / "result.json", "train")
+    checkpoint = Path(result["objectives"][result["chosen"]]["checkpoint"])
+    if not checkpoint.exists():
+        raise InputError(f"{checkpoint} does not exist: run the train stage again")
+    try:
+        module = SelectorModule.load_from_checkpoint(checkpoint, map_location="cpu")
+    except (RuntimeError, OSError, EOFError, KeyError) as error:
+        raise InputError(f"{checkpoint} is damaged: remove it and run the train stage again") from error
+    return module.eval(), result
+
+
+def summary(results: dict[str, Any], chosen: str) -> Table:
+    """Validation metrics by objective."""
+    table = Table(title=f"Validation split (kept: {chosen})", title_justify="left")
+    for column in ("objective", "speed over static", "worst 5%", "regret to the best"):
+        table.add_column(column, justify="right")
+    for objective, result in results.items():
+        table.add_row(objective, *(f"{result['metrics'][name]:.3f}" for name in METRICS))
+    return table
+
+
+def fallback_action(traces: TracesModule) -> Any:
+    """The best static action over all training roots: what a selector answers without features."""
+    with torch.no_grad():
+        return traces.space.actions[best_static(traces.train.mean_BA, traces.train.static_seconds_BA)]

@@ -1,0 +1,167 @@
+"""Traces as tensors for training.
+
+Legend: B roots, D hidden width, F scalars, A actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from selector.actions import ActionSpace
+from selector.baselines import best_static
+from selector.latency import LatencyProfile, interpolated
+from selector.schema import (
+    HIDDEN_STATES,
+    SCHEMA_VERSION,
+    TRACE_SCALARS,
+    InputError,
+    check_shard,
+    label_columns,
+    read_manifest,
+)
+
+LENGTHS = [16, 64, 256, 1024, 4096]  # grid of context lengths for step times
+
+
+@dataclass
+class Roots:
+    """Roots of one split. `setting_B` numbers the sampling settings; `base_B` is the baseline's action index."""
+
+    target_hidden_prev: Tensor
+    draft_hidden_prev: Tensor
+    draft_hidden_root: Tensor
+    scalars: Tensor
+    mean_BA: Tensor
+    error_BA: Tensor
+    half_BA: Tensor
+    realised_BA: Tensor
+    seconds_BA: Tensor  # with a selector in the loop
+    static_seconds_BA: Tensor  # without one
+    setting_B: Tensor
+    base_B: Tensor
+
+    def __len__(self) -> int:
+        return len(self.setting_B)
+
+    def features(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in (*HIDDEN_STATES, "scalars")}
+
+    def rows(self, index: Tensor | slice) -> Roots:
+        return Roots(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+    def base_tokens_B(self) -> Tensor:
+        return self.mean_BA.gather(-1, self.base_B.unsqueeze(-1))[:, 0]
+
+    def base_seconds_B(self) -> Tensor:
+        return self.static_seconds_BA.gather(-1, self.base_B.unsqueeze(-1))[:, 0]
+
+
+def read_split(folder: Path, split: str) -> pa.Table:
+    """All rows of a split of a trace store.
+
+    Raises:
+        InputError: there are none, or a file is damaged or of another schema version; names the file.
+    """
+    manifest = read_manifest(folder)
+    found = manifest["depends"].get("schema_version")
+    if found != SCHEMA_VERSION:
+        raise InputError(f"{folder}: traces of schema version {found}; this program reads {SCHEMA_VERSION}")
+    names = sorted(name for name in manifest["shards"] if name.startswith(f"{split}/"))
+    if not names:
+        raise InputError(f"{folder / split}: no traces there: run the data stage first")
+    for name in names:
+        check_shard(folder, name, manifest["shards"][name])
+    return pa.concat_tables([pq.read_table(folder / name) for name in names])
+
+
+def matrix(table: pa.Table, column: str) -> Tensor:
+    """A column of equally long lists as float32 [B, n], or of numbers as float32 [B]."""
+    array = table[column].combine_chunks()
+    if pa.types.is_fixed_size_list(array.type):
+        flat = array.flatten().to_numpy(zero_copy_only=False).astype(np.float32)
+        return torch.from_numpy(flat).view(len(array), -1)
+    return torch.from_numpy(array.to_numpy(zero_copy_only=False).astype(np.float32))
+
+
+def to_roots(table: pa.Table, verifier: str, profile: LatencyProfile, space: ActionSpace) -> Roots:
+    """Roots without baselines (`base_B` is 0 until `TracesModule.setup` has chosen them)."""
+    columns = label_columns(verifier)
+    if columns["mean"] not in table.column_names:
+        raise InputError(f"the traces hold no labels for {verifier}: add it to verifiers and run the data stage again")
+    length_B = matrix(table, "context_length").double()
+    lengths_L = torch.tensor(LENGTHS, dtype=torch.float64)
+    with_selector, without = (
+        interpolated(profile.table(space.actions, LENGTHS, verifier, selector), lengths_L, length_B).float()
+        for selector in (True, False)
+    )
+    passes_B2 = torch.tensor([profile.pass_seconds(length) for length in length_B.tolist()])
+    settings = torch.stack([matrix(table, "temperature"), matrix(table, "top_p")], dim=-1)
+    _, setting_B = settings.unique(dim=0, return_inverse=True)
+    return Roots(
+        **{name: matrix(table, name) for name in HIDDEN_STATES},
+        scalars=torch.cat([torch.stack([matrix(table, name) for name in TRACE_SCALARS], dim=-1), passes_B2], dim=-1),
+        mean_BA=matrix(table, columns["mean"]),
+        error_BA=matrix(table, columns["error"]),
+        half_BA=matrix(table, columns["half"]),
+        realised_BA=matrix(table, columns["realised"]),
+        seconds_BA=with_selector,
+        static_seconds_BA=without,
+        setting_B=setting_B,
+        base_B=torch.zeros(len(table), dtype=torch.int64),
+    )
+
+
+class TracesModule(pl.LightningDataModule):
+    """Training and validation roots of one verifier. Baselines are chosen on the training split alone."""
+
+    def __init__(self, folder: Path, verifier: str, profile: LatencyProfile, batch: int, seed: int) -> None:
+        super().__init__()
+        self.folder, self.verifier, self.profile, self.batch, self.seed = folder, verifier, profile, batch, seed
+        self.space = ActionSpace.default()
+
+    def setup(self, stage: str | None = None) -> None:
+        self.train, self.validation = (
+            to_roots(read_split(self.folder, split), self.verifier, self.profile, self.space)
+            for split in ("train", "validation")
+        )
+        settings = self.train.setting_B.unique()
+        if not torch.equal(settings, self.validation.setting_B.unique()):
+            raise InputError(f"{self.folder}: train and validation hold different sampling settings")
+        for setting in settings.tolist():
+            rows = self.train.setting_B == setting
+            base = best_static(self.train.mean_BA[rows], self.train.static_seconds_BA[rows])
+            for split in (self.train, self.validation):
+                split.base_B[split.setting_B == setting] = base
+
+    def train_dataloader(self) -> DataLoader[Roots]:
+        generator = torch.Generator().manual_seed(self.seed)
+        return DataLoader(_Batches(self.train, self.batch, generator), batch_size=None)  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> DataLoader[Roots]:
+        return DataLoader(_Batches(self.validation, 4096, None), batch_size=None)  # type: ignore[arg-type]
+
+
+class _Batches(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    """Batches of rows, shuffled if there is a generator; the data are small enough to stay in memory."""
+
+    def __init__(self, roots: Roots, batch: int, generator: torch.Generator | None) -> None:
+        self.roots, self.batch, self.generator = roots, batch, generator
+
+    def __iter__(self) -> Iterator[Roots]:
+        count = len(self.roots)
+        order = torch.arange(count) if self.generator is None else torch.randperm(count, generator=self.generator)
+        for start in range(0, count, self.batch):
+            yield self.roots.rows(order[start : start + self.batch])
+
+    def __len__(self) -> int:
+        return -(-len(self.roots) // self.batch)

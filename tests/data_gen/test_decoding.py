@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from data_gen.decoding import Decoder, Fixed, Random
+from data_gen.models import ModelPair
+from data_gen.sampling import Sampling
+from data_gen.verification import VERIFIERS, get_verifier
+from selector.actions import Action
+
+PROMPT = [5, 17, 203, 44, 91]
+ACTIONS = [Action(1, 4, 0), Action(2, 1, 3), Action(4, 0, 5), Action(3, 2, 1), Action(1, 0, 0)]
+
+
+def decode(
+    pair: ModelPair,
+    action: Action | None = None,
+    verifier: str = "traversal",
+    temperature: float = 1.0,
+    prompt: Sequence[int] = PROMPT,
+    tokens: int = 24,
+    seed: int = 0,
+    audit: bool = False,
+):
+    chooser = Fixed(action) if action else Random(ACTIONS, torch.Generator().manual_seed(seed))
+    decoder = Decoder(pair, Sampling(temperature), get_verifier(verifier), chooser)
+    return decoder.decode(prompt, tokens, torch.Generator().manual_seed(seed), audit=audit)
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize("action", [None, *ACTIONS], ids=str)
+def test_greedy_decoding_equals_generate(pair: ModelPair, action: Action | None, verifier: str) -> None:
+    expected = pair.target.generate(
+        torch.tensor([PROMPT]), max_new_tokens=40, do_sample=False, pad_token_id=0, eos_token_id=None
+    )
+    assert decode(pair, action, verifier, temperature=0, tokens=40).tokens == expected[0, len(PROMPT) :].tolist()
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_realised_block_efficiency_agrees_with_the_law(pair: ModelPair, verifier: str) -> None:
+    """Sum of tau over many steps against the laws' own means and variances; |z| < 4.5 (false alarms: 7e-6)."""
+    difference = variance = 0.0
+    steps = 0
+    for seed in range(12):
+        for step in decode(pair, verifier=verifier, tokens=60, seed=seed, audit=True).steps:
+            depths = step.depths_N.double()
+            mean = float(step.stops_N @ depths)
+            difference += step.accepted - mean
+            variance += float(step.stops_N @ (depths - mean) ** 2)
+            steps += 1
+    assert steps > 200
+    assert abs(difference) / variance**0.5 < 4.5
+
+
+def test_decoded_text_follows_the_target(pair: ModelPair) -> None:
+    """First two new tokens over 1,500 runs against the exact law; chi-square with a false-alarm rate of 1e-5."""
+    from scipy import stats
+
+    sampling = Sampling(0.5)
+    with torch.inference_mode():
+        first = sampling.probabilities(pair.target(torch.tensor([PROMPT])).logits[0, -1])
+        top = first.topk(3).indices.tolist()
+        law = {}
+        for token in top:
+            second = sampling.probabilities(pair.target(torch.tensor([[*PROMPT, token]])).logits[0, -1])
+            law |= {(token, int(t)): float(first[token] * second[t]) for t in second.topk(2).indices}
+    counts = dict.fromkeys(law, 0)
+    runs = 1500
+    for seed in range(runs):
+        pair_of_tokens = tuple(decode(pair, Action(2, 0, 2), temperature=0.5, tokens=2, seed=seed).tokens)
+        if pair_of_tokens in counts:
+            counts[pair_of_tokens] += 1
+    observed = [*counts.values(), runs - sum(counts.values())]
+    expected = [runs * p for p in law.values()] + [runs * (1 - sum(law.values()))]
+    statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
+    assert stats.chi2.sf(statistic, len(observed) - 1) > 1e-5
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7])
+def test_the_length_limit_holds(pair: ModelPair, tokens: int) -> None:
+    assert len(decode(pair, Action(4, 0, 5), tokens=tokens).tokens) == tokens
+
+
+def test_decoding_stops_at_the_end_token(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    unbounded = decode(pair, Action(2, 1, 3), temperature=0, tokens=40).tokens
+    end = unbounded[12]
+    monkeypatch.setattr(pair.target.generation_config, "eos_token_id", [end])
+    stopped = decode(pair, Action(2, 1, 3), temperature=0, tokens=40).tokens
+    assert stopped == unbounded[: unbounded.index(end) + 1]
+
+
+def test_a_prompt_of_one_token_works(pair: ModelPair) -> None:
+    expected = pair.target.generate(torch.tensor([[9]]), max_new_tokens=12, do_sample=False, pad_token_id=0)
+    assert decode(pair, Action(2, 1, 2), temperature=0, prompt=[9], tokens=12).tokens == expected[0, 1:].tolist()
+
+
+def test_an_empty_prompt_is_refused(pair: ModelPair) -> None:
+    with pytest.raises(ValueError, match="no tokens"):
+        decode(pair, prompt=[])
+
+
+def test_the_empty_tree_makes_no_draft_pass(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair.draft, "forward", lambda *_, **__: pytest.fail("the draft was called"))
+    assert len(decode(pair, Action(1, 0, 0), tokens=5).steps) == 5
+
+
+def test_the_same_seed_decodes_the_same_text(pair: ModelPair) -> None:
+    assert decode(pair, seed=3).tokens == decode(pair, seed=3).tokens != decode(pair, seed=4).tokens
+
+
+def test_bfloat16_decodes(pair_folders: tuple[str, str]) -> None:
+    half = ModelPair.load(*pair_folders, device="cpu", dtype="bfloat16")
+    decoded = decode(half, audit=True)
+    assert len(decoded.tokens) == 24
+    assert all(abs(float(step.stops_N.sum()) - 1) < 1e-9 for step in decoded.steps)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_greedy_decoding_equals_generate_on_a_gpu(pair_folders: tuple[str, str]) -> None:
+    pair = ModelPair.load(*pair_folders, device="cuda")
+    expected = pair.target.generate(torch.tensor([PROMPT]).cuda(), max_new_tokens=40, do_sample=False, pad_token_id=0)
+    decoder = Decoder(pair, Sampling(0), get_verifier("traversal"), Fixed(Action(2, 1, 3)))
+    decoded = decoder.decode(PROMPT, 40, torch.Generator(device="cuda").manual_seed(0))
+    assert decoded.tokens == expected[0, len(PROMPT) :].tolist()

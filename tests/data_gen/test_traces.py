@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_gen.traces import TraceStore, root_schema, row_bytes
+from selector.data import read_split
+from selector.schema import TRACE_SCALARS, InputError, label_columns
+
+SCHEMA = root_schema([4, 3, 3], ["traversal"], 5)
+NAME = "train/part-00000.parquet"
+
+
+def rows(count: int = 3, value: float = 1.5) -> list[dict]:
+    row = {
+        "prompt": "p",
+        "kind": "code",
+        "root_kind": "stride",
+        "root_token": 7,
+        "target_hidden_prev": np.ones(4),
+        "draft_hidden_prev": np.ones(3),
+        "draft_hidden_root": np.ones(3),
+        **dict.fromkeys(TRACE_SCALARS, value),
+        **{
+            column: np.full(5, 2 if kind == "realised" else value)
+            for kind, column in label_columns("traversal").items()
+        },
+        **dict.fromkeys(("decoded_verifier", "decoded_action", "decoded_expected", "decoded_realised")),
+    }
+    return [dict(row) for _ in range(count)]
+
+
+def store(folder: Path, **depends: object) -> TraceStore:
+    return TraceStore(folder, {"pair": "abc", **depends})
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    made = store(tmp_path)
+    made.write(NAME, rows(), SCHEMA)
+    assert made.holds(NAME) and made.rows() == made.rows("train/") == 3
+    table = read_split(tmp_path, "train")
+    assert table["traversal.mean"].to_pylist() == [[1.5] * 5] * 3
+    assert table["traversal.realised"].to_pylist() == [[2] * 5] * 3
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_datasets_reads_a_shard(tmp_path: Path) -> None:
+    from datasets import load_dataset
+
+    store(tmp_path / "traces").write(NAME, rows(), SCHEMA)
+    data = load_dataset(
+        "parquet",
+        data_files={"train": str(tmp_path / "traces" / "train" / "*.parquet")},
+        cache_dir=str(tmp_path / "cache"),
+    )["train"]
+    assert len(data) == 3
+    assert data[0]["traversal.mean"] == [1.5] * 5
+    assert data.features["target_hidden_prev"].length == 4
+
+
+def test_the_predicted_size_is_that_of_the_columns() -> None:
+    strings, token, hidden = 4 * 24, 4, 2 * (4 + 3 + 3)
+    labels, decoded = 5 * (3 * 2 + 1), 2 + 4 + 1
+    assert row_bytes(SCHEMA) == strings + token + hidden + 4 * len(TRACE_SCALARS) + labels + decoded
+
+
+def test_a_value_that_is_not_finite_is_never_written(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"traversal\.mean: a value is not finite"):
+        store(tmp_path).write(NAME, [*rows(value=1.0), {**rows()[0], "traversal.mean": np.full(5, np.nan)}], SCHEMA)
+    assert not store(tmp_path).holds(NAME)
+
+
+def test_traces_of_other_inputs_are_refused(tmp_path: Path) -> None:
+    store(tmp_path, seed=1)
+    with pytest.raises(InputError, match="made with other values of pair, seed; choose another name= or remove it"):
+        TraceStore(tmp_path, {"pair": "xyz", "seed": 2})
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip"])
+def test_a_damaged_shard_is_named(tmp_path: Path, damage: str) -> None:
+    made = store(tmp_path)
+    made.write(NAME, rows(), SCHEMA)
+    content = bytearray((tmp_path / NAME).read_bytes())
+    content = content[:-20] if damage == "truncate" else content[:50] + bytes([content[50] ^ 1]) + content[51:]
+    (tmp_path / NAME).write_bytes(bytes(content))
+    for use in (lambda: store(tmp_path).holds(NAME), lambda: read_split(tmp_path, "train")):
+        with pytest.raises(InputError, match=r"part-00000.parquet is damaged .*: remove it and run the data"):
+            use()
+    (tmp_path / NAME).unlink()
+    assert not store(tmp_path).holds(NAME)
+
+
+def test_a_shard_of_another_schema_version_is_refused(tmp_path: Path) -> None:
+    store(tmp_path).write(NAME, rows(), SCHEMA)
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 0'))
+    with pytest.raises(InputError, match="schema version 0; this program reads 1"):
+        read_split(tmp_path, "train")
+    with pytest.raises(InputError, match="schema_version"):
+        store(tmp_path)

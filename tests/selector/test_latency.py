@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from selector.actions import Action, ActionSpace
+from selector.latency import LatencyProfile, Table, interpolated
+from selector.schema import InputError
+from tests.selector.synthetic import profile
+
+FLAT = LatencyProfile(
+    "here",
+    "pair",
+    draft=Table([10, 20], [1, 4], [[1.0, 4.0], [1.0, 4.0]]),  # seconds are the width
+    target=Table([10, 20], [1, 33], [[100.0, 132.0], [100.0, 132.0]]),  # 99 + nodes
+    verify={"traversal": Table([10], [2, 33], [[1000.0, 1000.0]])},
+    select=10_000.0,
+    step=0.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("action", "passes"),
+    [
+        (Action(1, 0, 0), 0),
+        (Action(1, 3, 0), 3),  # the root and two trunk nodes; the last one is a leaf
+        (Action(4, 0, 1), 1),  # all first branch tokens come from the root's row
+        (Action(2, 0, 3), 1 + 2 * 2),
+        (Action(3, 2, 2), 3 + 3),
+    ],
+    ids=str,
+)
+def test_every_pass_is_charged_at_its_width(action: Action, passes: int) -> None:
+    verification = 1000.0 if action.nodes else 0.0
+    expected = passes + 100.0 + action.nodes + verification
+    assert FLAT.action_seconds(action, 15, "traversal") == pytest.approx(expected)
+
+
+def test_a_selector_pays_for_itself_and_for_the_root_pass() -> None:
+    assert FLAT.action_seconds(Action(1, 0, 0), 15, "traversal", selector=True) == pytest.approx(10_000 + 1 + 100)
+    assert FLAT.action_seconds(Action(1, 1, 0), 15, "traversal", selector=True) == pytest.approx(
+        10_000 + 1 + 101 + 1000
+    )
+
+
+def test_tables_are_linear_between_and_beyond_the_grid() -> None:
+    table = Table([10, 30], [1, 3], [[1.0, 3.0], [2.0, 6.0]])
+    assert table.at(20, 2) == pytest.approx(3.0)
+    assert table.at(50, 1) == pytest.approx(3.0)
+    assert table.at(-100, 1) > 0
+
+
+def test_interpolated_rows_agree_with_the_profile() -> None:
+    lengths = [16, 64, 256]
+    actions = ActionSpace.default().actions
+    table = profile().table(actions, lengths, "traversal", selector=True)
+    rows = interpolated(table, torch.tensor(lengths), torch.tensor([64, 40, 300]))
+    assert torch.allclose(rows[0], table[1])
+    assert torch.allclose(rows[1], (table[0] + table[1]) / 2)
+    assert torch.allclose(rows[2], table[2] + 44 / 192 * (table[2] - table[1]))
+
+
+def test_a_profile_survives_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "latency.json"
+    path.write_text(json.dumps({**profile().to_json(), "check": []}))
+    assert LatencyProfile.load(path) == profile()
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"schema_version": 1, "draft": 3}'])
+def test_a_damaged_profile_is_named(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "latency.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match=r"latency.json: not a latency profile"):
+        LatencyProfile.load(path)
+
+
+def test_a_profile_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "latency.json"
+    path.write_text(json.dumps({**profile().to_json(), "schema_version": 99}))
+    with pytest.raises(InputError, match="schema version 99"):
+        LatencyProfile.load(path)
