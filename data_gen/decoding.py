@@ -7,7 +7,7 @@ pass covers; the draft's may also lack accepted tokens that it never passed, whi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,7 +34,8 @@ class Chooser(Protocol):
     `choose` gets None where there are no features: the root token has no predecessor.
     """
 
-    latency: LatencyProfile | None
+    @property
+    def latency(self) -> LatencyProfile | None: ...
 
     def choose(self, features: Features | None) -> Action: ...
 
@@ -232,6 +233,3 @@ class _Context:
         else:
             self._draft_rows = self._draft_rows[-1:] if self.draft.committed == len(self.tokens) else []
         self.tokens += tokens
-
-
-Choose = Callable[[Features | None], Action]

@@ -23,13 +23,13 @@ from selector.runtime import LatencyProfile, Table
 DRAFT_PASSES = 4  # timed in a row
 
 
-def device_name(device: str, dtype: str) -> str:
-    """What times belong to: the processor, the number of CPU threads, the number format."""
+def device_name(device: str, dtype: str, threads: int | None = None) -> str:
+    """What times belong to: the processor, the number of CPU threads (torch's choice if None), the number format."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda"):
         return f"{torch.cuda.get_device_name(device)}, {dtype}"
-    return f"{_processor()}, {torch.get_num_threads()} threads, {dtype}"
+    return f"{_processor()}, {threads or torch.get_num_threads()} threads, {dtype}"
 
 
 def _processor() -> str:

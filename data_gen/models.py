@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreT
 
 from selector.schema import InputError
 
+STATES = ("keys", "values")  # of a cache layer, [B, heads, rows, head width] each
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -94,7 +95,7 @@ class CachedModel:
             source = None  # already in place
         if source is not None or len(path) < self.rows:
             for layer in self.cache.layers:
-                for name in ("keys", "values"):
+                for name in STATES:
                     rows = getattr(layer, name)
                     if source is not None:
                         rows[:, :, self.committed : kept] = rows[:, :, source]
@@ -109,11 +110,8 @@ class CachedModel:
         """
         view = DynamicCache(config=self.model.config)
         for index, layer in enumerate(self.cache.layers):
-            view.update(
-                layer.keys[:, :, :length].expand(batch, -1, -1, -1),
-                layer.values[:, :, :length].expand(batch, -1, -1, -1),
-                index,
-            )
+            keys, values = (getattr(layer, name)[:, :, :length].expand(batch, -1, -1, -1) for name in STATES)
+            view.update(keys, values, index)
         return CachedModel(self.model, view, length)
 
 
@@ -144,16 +142,18 @@ class ModelPair:
         """
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        tokenizers = [_load(AutoTokenizer, name, role) for name, role in ((target, "target"), (draft, "draft"))]
-        check_same_vocabulary(*tokenizers, names=(target, draft))
-        models = [
+        roles = {"target": target, "draft": draft}
+        tokenizers = [_load(AutoTokenizer, name, role) for role, name in roles.items()]
+        check_same_vocabulary(tokenizers[0], tokenizers[1], (target, draft))
+        target_model, draft_model = (
             _load(AutoModelForCausalLM, name, role, dtype=DTYPES[dtype]).to(device).eval()
-            for name, role in ((target, "target"), (draft, "draft"))
-        ]
-        sizes = [model.get_output_embeddings().weight.shape[0] for model in models]
+            for role, name in roles.items()
+        )
+        sizes = [model.get_output_embeddings().weight.shape[0] for model in (target_model, draft_model)]
         if sizes[0] != sizes[1]:
             raise InputError(f"vocabularies differ: {target} scores {sizes[0]} tokens, {draft} {sizes[1]}")
-        return cls(models[0], models[1], tokenizers[0], (target, draft), fingerprint(*models, tokenizers[0]))
+        identity = fingerprint(target_model, draft_model, tokenizers[0])
+        return cls(target_model, draft_model, tokenizers[0], (target, draft), identity)
 
     @property
     def device(self) -> torch.device:
@@ -165,7 +165,7 @@ class ModelPair:
         return frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
 
 
-def _load(loader: type, name: str, role: str, **kwargs: object):
+def _load(loader: Any, name: str, role: str, **kwargs: object) -> Any:
     path = Path(name)
     if not path.is_dir() and (path.is_absolute() or name.startswith(".") or name.count("/") > 1):
         raise InputError(f"pair.{role}: {name} is neither a directory nor a hub id")

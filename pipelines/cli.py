@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import logging
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,41 +14,63 @@ import typer
 from selector.schema import InputError
 
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
-StageName = StrEnum("StageName", [*STAGES, "demo"])  # type: ignore[misc]
+ALL = "demo"  # all stages, in order
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @app.command()
 def espalier(
-    stage: Annotated[StageName, typer.Argument(help="what to run; `demo` runs all stages in order")],
+    stage: Annotated[str, typer.Argument(help=f"{', '.join(STAGES)}; or {ALL}: all of them, in order")],
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value", show_default=False)] = None,
     config: Annotated[Path, typer.Option(help="the run's YAML file")] = Path("configs/demo.yaml"),
     plan: Annotated[bool, typer.Option("--plan", help="print what would be done, with sizes, and do nothing")] = False,
 ) -> None:
-    """Learn where a speculative decoder's draft tree should branch: from a pair of models to a selector."""
-    from pipelines.config import load_config
+    """Learn where a speculative decoder's draft tree should branch: from a pair of models to a selector.
 
-    resolved = load_config(config, overrides or [])
-    for name in STAGES if stage == "demo" else (stage.value,):
+    A mistake of the user's is one line and exit code 2; an interruption is exit code 130, and the same command goes on.
+    """
+    try:
+        run(stage, config, overrides or [], plan)
+    except InputError as error:
+        print(f"espalier: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt as error:
+        print("espalier: interrupted; the same command goes on from here", file=sys.stderr)
+        raise typer.Exit(130) from error
+
+
+def run(stage: str, file: Path, overrides: list[str], plan: bool) -> None:
+    """Resolve the config, then run or plan one stage, or all of them."""
+    if stage not in (*STAGES, ALL):
+        close = difflib.get_close_matches(stage, [*STAGES, ALL], n=1)
+        hint = f"did you mean {close[0]}?" if close else f"stages are {', '.join([*STAGES, ALL])}"
+        raise InputError(f"unknown stage {stage!r}; {hint}")
+    from pipelines.config import load_config  # seconds to import: after what needs no torch
+
+    config = load_config(file, overrides)
+    _quiet_libraries()
+    for name in STAGES if stage == ALL else (stage,):
         module = importlib.import_module(f"pipelines.{name}")
         if plan:
-            for line in module.plan(resolved):
+            for line in module.plan(config):
                 print(f"{name}: {line}")
         else:
-            module.run(resolved)
+            module.run(config)
+
+
+def _quiet_libraries() -> None:
+    """Progress is ours to show; warnings and errors of the libraries stay."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one line and exit code 2, an interruption exit code 130."""
-    try:
-        app()
-    except InputError as error:
-        print(f"espalier: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("espalier: interrupted; the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
+    """Entry point of the console script."""
+    app()
 
 
 if __name__ == "__main__":

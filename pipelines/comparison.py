@@ -20,7 +20,8 @@ def evaluation(config: Config, rows: list[dict[str, Any]], tuned: dict[tuple[flo
     for setting in config.sampling:
         key = setting.temperature, setting.top_p
         here = [row for row in rows if (row["temperature"], row["top_p"]) == key]
-        tables = {name: _by_prompt(here, name) for name in dict.fromkeys(row["method"] for row in here)}
+        names = ["autoregressive", *(name for name in tuned[key] if any(r["method"] == name for r in here)), SELECTOR]
+        tables = {name: _by_prompt(here, name) for name in names}
         count = len(next(iter(tables.values())))
         resamples = rng.multinomial(count, np.full(count, 1 / count), config.evaluate.bootstrap)
         draws = np.vstack([np.ones(count), resamples])  # how often each prompt counts
@@ -100,8 +101,8 @@ def _entry(
 def method_table(evaluation: dict[str, Any]) -> Table:
     """Methods x sampling settings."""
     table = Table(title="Held-out prompts, wall-clock (95% intervals over prompts)", title_justify="left")
-    for column in ("setting", "method", "tree", "block efficiency", "tokens/s", "ratio to the best static tree"):
-        table.add_column(column, justify="left" if column in ("setting", "method") else "right")
+    for column in ("setting", "method", "tree", "block eff.", "tokens/s", "ratio to best static"):
+        table.add_column(column, justify="left" if column in ("setting", "method") else "right", no_wrap=True)
     last = None
     for entry in evaluation["methods"]:
         setting = f"T={entry['temperature']:g}" + (f", top-p={entry['top_p']:g}" if entry["top_p"] < 1 else "")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from data_gen.sampling import Sampling
 from data_gen.verification import VERIFIERS
@@ -50,6 +50,13 @@ class Embedded(Section):
     max_files: int | None = Field(None, ge=8, description="train on the first files only (for tests)")
     target: EmbeddedModel = EmbeddedModel(layers=16, hidden=128, intermediate=352, heads=4, steps=600)
     draft: EmbeddedModel = EmbeddedModel(layers=1, hidden=128, intermediate=352, heads=4, steps=350, learning_rate=4e-3)
+
+    @field_validator("target", "draft", mode="before")
+    @classmethod
+    def _over_the_default(cls, value: Any, info: ValidationInfo) -> Any:
+        """A shape may name only the keys that it changes."""
+        default = cls.model_fields[str(info.field_name)].default
+        return {**default.model_dump(), **value} if isinstance(value, dict) else value
 
 
 class Pair(Section):

@@ -22,7 +22,7 @@ from pipelines.export import build
 from pipelines.latency import encode, load_profile, prompts_of
 from pipelines.pair import load_pair
 from pipelines.stage import Stage, console, mlflow_run, progress, read_json, write_json
-from pipelines.train import by_setting, traces_module
+from pipelines.train import by_setting, chosen_checkpoint, traces_module
 from selector.actions import EMPTY, Action
 from selector.baselines import best_static
 from selector.runtime import LatencyProfile, Selector, load_selector
@@ -95,7 +95,7 @@ def run(config: Config) -> None:
         "seed": config.seed,
         "pair": pair.fingerprint,
         "latency": profile.to_json(),
-        "training": sha256(Path(result["objectives"][result["chosen"]]["checkpoint"])),
+        "training": sha256(chosen_checkpoint(config, result)),
     }
     stage = Stage("evaluate", config, depends, (output,))
     if not stage.begin():

@@ -11,7 +11,7 @@ from pipelines.config import Config
 from pipelines.latency import load_profile
 from pipelines.pair import pair_names
 from pipelines.stage import Stage, mlflow_run, provenance
-from pipelines.train import fallback_action, load_trained, traces_module
+from pipelines.train import chosen_checkpoint, fallback_action, load_trained, traces_module
 from selector.export import write_artefact
 from selector.module import SelectorModule
 from selector.runtime import Selector
@@ -27,7 +27,7 @@ def run(config: Config) -> None:
     _, result = load_trained(config)
     evaluation = config.folder / "evaluation.json"
     depends = {
-        "training": sha256(Path(result["objectives"][result["chosen"]]["checkpoint"])),
+        "training": sha256(chosen_checkpoint(config, result)),
         "evaluation": sha256(evaluation) if evaluation.exists() else None,
         "latency": load_profile(config).to_json(),
     }

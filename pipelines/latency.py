@@ -34,7 +34,7 @@ def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfil
     """The run's profile; InputError where it was measured on another machine or with another pair."""
     path = profile_path(config)
     profile = LatencyProfile.load(path)
-    here = latency.device_name(config.pair.device, config.pair.dtype)
+    here = latency.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
     if profile.device != here:
         raise InputError(f"{path} was measured on {profile.device}; this is {here}: run the latency stage again")
     if pair is not None and profile.pair != pair.fingerprint:
@@ -66,7 +66,7 @@ def plan(config: Config) -> list[str]:
 
 def run(config: Config) -> None:
     pair = load_pair(config)
-    device = latency.device_name(config.pair.device, config.pair.dtype)
+    device = latency.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
     depends = {
         "device": device,
         "pair": pair.fingerprint,

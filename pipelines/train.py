@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,13 @@ from rich.table import Table
 
 from pipelines.config import Config
 from pipelines.latency import load_profile
-from pipelines.stage import Stage, console, mlflow_run, tracking_uri, write_json
+from pipelines.stage import Stage, console, mlflow_run, read_json, tracking_uri, write_json
 from selector.actions import ActionSpace
 from selector.baselines import best_static
 from selector.data import Roots, TracesModule
 from selector.module import SelectorModule
 from selector.runtime import LatencyProfile
-from selector.schema import InputError, read_manifest
+from selector.schema import SCALAR_NAMES, InputError, read_manifest
 
 METRICS = ("validation/ratio", "validation/worst_5_percent", "validation/cross_fitted_regret")
 
@@ -58,7 +60,7 @@ def run(config: Config) -> None:
     if not stage.begin():
         return
     traces = traces_module(config, profile)
-    results = {}
+    results: dict[str, Any] = {}
     with mlflow_run(config, "train") as mlflow:
         mlflow.log_dict(manifest, "manifest.json")
         mlflow.log_params({"roots.train": len(traces.train), "roots.validation": len(traces.validation)})
@@ -95,7 +97,7 @@ def fit(config: Config, objective: str, traces: TracesModule, folder: Path, run_
     callbacks: list[Callback] = [
         checkpoints,
         EarlyStopping(METRICS[0], mode="max", patience=config.train.patience),
-        RichProgressBar(leave=True),
+        RichProgressBar(),
     ]
     with _quiet():
         trainer = pl.Trainer(
@@ -112,26 +114,22 @@ def fit(config: Config, objective: str, traces: TracesModule, folder: Path, run_
         trainer.fit(module, datamodule=traces)
         best = SelectorModule.load_from_checkpoint(checkpoints.best_model_path, map_location="cpu")
         metrics = trainer.validate(best, datamodule=traces, verbose=False)[0]
-    return {"metrics": metrics, "checkpoint": str(checkpoints.best_model_path), "run_id": run_id}
+    return {"metrics": metrics, "checkpoint": f"{objective}/{Path(checkpoints.best_model_path).name}", "run_id": run_id}
 
 
-class _quiet:
+@contextmanager
+def _quiet() -> Iterator[None]:
     """Leaves out Lightning's remarks on workers, which do not apply to data in memory, and on the hardware."""
-
-    def __enter__(self) -> None:
-        self.levels = {name: logging.getLogger(name).level for name in _LOGGERS}
-        for name in _LOGGERS:
-            logging.getLogger(name).setLevel(logging.WARNING)
-        self.caught = warnings.catch_warnings()
-        self.caught.__enter__()
+    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    for name in _LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
         warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")
-
-    def __exit__(self, *exception: object) -> None:
-        self.caught.__exit__(*exception)
-        for name, level in self.levels.items():
-            logging.getLogger(name).setLevel(level)
+        yield
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 _LOGGERS = ("pytorch_lightning.utilities.rank_zero", "pytorch_lightning.accelerators.cuda")
@@ -148,8 +146,6 @@ def baselines(traces: TracesModule) -> list[dict[str, Any]]:
 
 def by_setting(roots: Roots) -> list[tuple[float, float, Roots]]:
     """(temperature, top_p, the roots of that setting), one per setting."""
-    from selector.schema import SCALAR_NAMES
-
     columns = [SCALAR_NAMES.index(name) for name in ("temperature", "top_p")]
     result = []
     for setting in roots.setting_B.unique().tolist():
@@ -159,14 +155,18 @@ def by_setting(roots: Roots) -> list[tuple[float, float, Roots]]:
     return result
 
 
-def load_trained(config: Config) -> tuple[SelectorModule, dict[str, Any]]:
-    """The chosen module and the stage's `result.json`."""
-    from pipelines.stage import read_json
-
-    result = read_json(config.folder / "training" / "result.json", "train")
-    checkpoint = Path(result["objectives"][result["chosen"]]["checkpoint"])
+def chosen_checkpoint(config: Config, result: dict[str, Any]) -> Path:
+    """The checkpoint of the objective that was kept; InputError where it is missing."""
+    checkpoint = config.folder / "training" / result["objectives"][result["chosen"]]["checkpoint"]
     if not checkpoint.exists():
         raise InputError(f"{checkpoint} does not exist: run the train stage again")
+    return checkpoint
+
+
+def load_trained(config: Config) -> tuple[SelectorModule, dict[str, Any]]:
+    """The chosen module and the stage's `result.json`."""
+    result = read_json(config.folder / "training" / "result.json", "train")
+    checkpoint = chosen_checkpoint(config, result)
     try:
         module = SelectorModule.load_from_checkpoint(checkpoint, map_location="cpu")
     except (RuntimeError, OSError, EOFError, KeyError) as error:

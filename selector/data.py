@@ -5,9 +5,9 @@ Legend: B roots, D hidden width, F scalars, A actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -145,23 +145,12 @@ class TracesModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Roots]:
         generator = torch.Generator().manual_seed(self.seed)
-        return DataLoader(_Batches(self.train, self.batch, generator), batch_size=None)  # type: ignore[arg-type]
+        return _loader(self.train, self.batch, shuffle=True, generator=generator)
 
     def val_dataloader(self) -> DataLoader[Roots]:
-        return DataLoader(_Batches(self.validation, 4096, None), batch_size=None)  # type: ignore[arg-type]
+        return _loader(self.validation, 4096)
 
 
-class _Batches(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
-    """Batches of rows, shuffled if there is a generator; the data are small enough to stay in memory."""
-
-    def __init__(self, roots: Roots, batch: int, generator: torch.Generator | None) -> None:
-        self.roots, self.batch, self.generator = roots, batch, generator
-
-    def __iter__(self) -> Iterator[Roots]:
-        count = len(self.roots)
-        order = torch.arange(count) if self.generator is None else torch.randperm(count, generator=self.generator)
-        for start in range(0, count, self.batch):
-            yield self.roots.rows(order[start : start + self.batch])
-
-    def __len__(self) -> int:
-        return -(-len(self.roots) // self.batch)
+def _loader(roots: Roots, batch: int, **kwargs: Any) -> DataLoader[Roots]:
+    """Batches of rows; the data are small enough to stay in memory."""
+    return DataLoader(range(len(roots)), batch, collate_fn=lambda index: roots.rows(torch.tensor(index)), **kwargs)  # type: ignore[arg-type]

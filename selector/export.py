@@ -9,7 +9,7 @@
 Legend: B roots, R calibration roots, L context lengths, A actions.
 """
 
-from __future__ import annotations
+# No postponed annotations here: TorchScript reads the annotations of a module's attributes as objects.
 
 import json
 import shutil
@@ -38,6 +38,10 @@ class DeployedSelector(nn.Module):
     For a regressor the scores are `E - g T` with the times of `seconds_LA`; the calibration predictions let a reader
     find g anew for another machine's times.
     """
+
+    gain: Tensor
+    lengths_L: Tensor
+    seconds_LA: Tensor
 
     def __init__(self, network: SelectorNetwork, gain: Tensor, seconds_LA: Tensor, calibration: tuple[Tensor, Tensor]):
         super().__init__()

@@ -18,6 +18,10 @@ class SpeedRatio(Metric):
 
     higher_is_better = True
     full_state_update = False
+    tokens: Tensor
+    seconds: Tensor
+    base_tokens: Tensor
+    base_seconds: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,6 +43,7 @@ class WorstShare(Metric):
 
     higher_is_better = True
     full_state_update = False
+    ratios: list[Tensor]
 
     def __init__(self, share: float = 0.05) -> None:
         super().__init__()
@@ -62,6 +67,10 @@ class CrossFittedRegret(Metric):
 
     higher_is_better = False
     full_state_update = False
+    tokens: Tensor
+    seconds: Tensor
+    best_tokens: Tensor
+    best_seconds: Tensor
 
     def __init__(self) -> None:
         super().__init__()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 
 from selector.data import Roots, TracesModule
@@ -27,6 +28,8 @@ class SelectorModule(pl.LightningModule):
         hidden_widths: of the hidden-state features, in schema order.
         network: keyword arguments of `SelectorNetwork`.
     """
+
+    gain: Tensor
 
     def __init__(
         self,
@@ -111,7 +114,7 @@ class SelectorModule(pl.LightningModule):
         self.log("validation/worst_5_percent", self.worst, batch_size=len(roots))
         self.log("validation/cross_fitted_regret", self.regret, batch_size=len(roots))
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         optimiser = torch.optim.AdamW(
             self.parameters(), lr=self.hparams["learning_rate"], weight_decay=self.hparams["weight_decay"]
         )

@@ -3,7 +3,7 @@
 Legend: B roots, D hidden width of a model, F scalar features, A actions.
 """
 
-from __future__ import annotations
+# No postponed annotations here: TorchScript reads the annotations of a module's attributes as objects.
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -24,6 +24,12 @@ class SelectorNetwork(nn.Module):
         used_scalars: positions of the scalar features that the network may see.
         outputs: A.
     """
+
+    used_F: Tensor
+    scalar_mean_F: Tensor
+    scalar_scale_F: Tensor
+    output_mean_A: Tensor
+    output_scale_A: Tensor
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ from data_gen.traces import TraceStore, root_schema, row_bytes
 from selector.data import read_split
 from selector.schema import TRACE_SCALARS, InputError, label_columns
 
+ROOT = Path(__file__).parents[2]
 SCHEMA = root_schema([4, 3, 3], ["traversal"], 5)
 NAME = "train/part-00000.parquet"
 
@@ -100,3 +103,26 @@ def test_a_shard_of_another_schema_version_is_refused(tmp_path: Path) -> None:
         read_split(tmp_path, "train")
     with pytest.raises(InputError, match="schema_version"):
         store(tmp_path)
+
+
+def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path: Path) -> None:
+    """RLIMIT_FSIZE stands in for a full disk."""
+    store(tmp_path).write(NAME, rows(), SCHEMA)
+    program = f"""
+import resource, signal
+from pathlib import Path
+from tests.data_gen.test_traces import SCHEMA, rows, store
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+made = store(Path({str(tmp_path)!r}))
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+try:
+    made.write("train/part-00001.parquet", rows(), SCHEMA)
+except ValueError as error:
+    print(type(error).__name__, error)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert result.stdout.startswith("InputError") and "part-00001.parquet.tmp: cannot be written" in result.stdout
+    again = store(tmp_path)
+    assert again.holds(NAME) and not again.holds("train/part-00001.parquet")
+    again.write("train/part-00001.parquet", rows(), SCHEMA)
+    assert again.rows() == 6

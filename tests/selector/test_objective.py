@@ -17,14 +17,15 @@ def test_the_policy_objective_is_equation_12() -> None:
     base = torch.tensor([1.2, 2.5, 1.0], dtype=torch.float64)
     loss = policy_objective(logits, efficiency, seconds, base, worst_weight=0.7, worst_share=0.5)
     ratios = []
+    exponentials = logits.detach().exp()
     for b in range(3):
-        weights = [float(w) for w in logits[b].exp() / logits[b].exp().sum()]
+        weights = (exponentials[b] / exponentials[b].sum()).tolist()
         tokens = sum(w * float(e) for w, e in zip(weights, efficiency[b], strict=True))
         time = sum(w * float(t) for w, t in zip(weights, seconds[b], strict=True))
         ratios.append(tokens / time / float(base[b]))
     worst = sorted((max(1 - r, 0) ** 2 for r in ratios), reverse=True)[:2]
     expected = -sum(torch.tensor(r).log().item() for r in ratios) / 3 + 0.7 * sum(worst) / 2
-    assert float(loss) == pytest.approx(expected, abs=1e-6)
+    assert loss.item() == pytest.approx(expected, abs=1e-6)
     loss.backward()
     assert torch.isfinite(logits.grad).all() and logits.grad.abs().sum() > 0
 

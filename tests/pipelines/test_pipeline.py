@@ -1,0 +1,303 @@
+"""The whole pipeline through its real entry point, on a pair that takes seconds to train."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipelines.cli import main
+from selector.runtime import load_selector
+from tests.conftest import save_pair
+
+ROOT = Path(__file__).parents[2]
+SMALL_PAIR = [
+    "pair.embedded.vocabulary=320",
+    "pair.embedded.context=32",
+    "pair.embedded.max_files=12",
+    *(f"pair.embedded.{role}.{key}" for role in ("target", "draft") for key in ("hidden=32", "intermediate=48")),
+    *(f"pair.embedded.{role}.{key}" for role in ("target", "draft") for key in ("heads=2", "steps=12", "batch=4")),
+    "pair.embedded.target.layers=2",
+]
+SMALL = [
+    *SMALL_PAIR,
+    "prompts.tokens=12",
+    "data.roots=64",
+    "data.tokens=24",
+    "data.trajectories_per_shard=2",
+    "latency.lengths=[16,48]",
+    "latency.nodes=[1,5,17]",
+    "latency.repeats=3",
+    "train.epochs=3",
+    "train.width=8",
+    "train.hidden=[16,8]",
+    "evaluate.prompts=3",
+    "evaluate.tokens=16",
+    "evaluate.bootstrap=100",
+]
+
+
+def command(stage: str, *arguments: str, config: str = "demo.yaml") -> list[str]:
+    return [sys.executable, "-m", "pipelines.cli", stage, "--config", str(ROOT / "configs" / config), *arguments]
+
+
+def environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+    return {**kept, "PYTHONPATH": str(ROOT)}
+
+
+def espalier(folder: Path, stage: str, *arguments: str, config: str = "demo.yaml") -> str:
+    """Run a stage in a process of its own; its output."""
+    todo = command(stage, *arguments, config=config)
+    result = subprocess.run(todo, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("demo")
+    return folder, espalier(folder, "demo", *SMALL)
+
+
+def test_the_demo_ends_with_a_table_a_report_and_a_selector(demo: tuple[Path, str]) -> None:
+    folder, output = demo
+    run = folder / "runs" / "demo"
+    assert "ratio to best static" in output
+    assert str(run / "report.html") in output and str(run / "selector") in output
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    assert {"ratio_vs_best_static_delayed", "ratio_vs_static_traversal_wall", "selector_time_share"} <= set(
+        evaluation["summary"]
+    )
+    keys = {"method", "verifier", "temperature", "top_p", "tokens_per_second", "block_efficiency", "interval_95"}
+    keys |= {"tokens", "prompts"}
+    for entry in evaluation["methods"]:
+        assert keys <= set(entry)
+        low, high = entry["interval_95"]
+        assert 0 < low <= entry["tokens_per_second"] <= high
+        assert 1 <= entry["block_efficiency"] <= 17
+        if entry["method"] == "autoregressive":
+            assert entry["block_efficiency"] == 1
+    names = {entry["method"] for entry in evaluation["methods"]}
+    assert {"autoregressive", "selector", "static traversal", "static specinfer", "static naive_tree"} <= names
+    report = (run / "report.html").read_text()
+    assert report.count("data:image/png;base64,") == 4
+    for title in ("Block efficiency by tree", "Predicted against realised", "How often each action", "Throughput"):
+        assert title in report
+
+
+def test_provenance_stands_beside_every_output(demo: tuple[Path, str]) -> None:
+    for stage in ("pair", "latency", "data", "train", "evaluate", "export", "report"):
+        record = json.loads((demo[0] / "runs" / "demo" / "stages" / f"{stage}.json").read_text())
+        assert record["finished"]
+        assert record["provenance"]["config"]["data"]["roots"] == 64
+        assert "torch" in record["provenance"]["packages"]
+
+
+def test_mlflow_holds_parameters_curves_and_the_report(demo: tuple[Path, str]) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{demo[0]}/mlruns/mlflow.db")
+    experiment = client.get_experiment_by_name("demo")
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert set(runs) >= {"pair", "latency", "data", "train", "train-policy", "train-regressor", "evaluate", "report"}
+    policy = runs["train-policy"]
+    assert policy.data.params["objective"] == "policy"
+    assert len(client.get_metric_history(policy.info.run_id, "train/loss")) == 3
+    assert len(client.get_metric_history(policy.info.run_id, "validation/ratio")) >= 3
+    assert "report.html" in {file.path for file in client.list_artifacts(runs["report"].info.run_id)}
+    assert {"config.yaml", "provenance.json", "manifest.json"} <= {
+        file.path for file in client.list_artifacts(runs["data"].info.run_id)
+    }
+
+
+def test_datasets_reads_the_traces(demo: tuple[Path, str], tmp_path: Path) -> None:
+    from datasets import load_dataset
+
+    traces = demo[0] / "runs" / "demo" / "traces"
+    files = {split: str(traces / split / "*.parquet") for split in ("train", "validation")}
+    data = load_dataset("parquet", data_files=files, cache_dir=str(tmp_path))
+    row = data["train"][0]
+    assert len(row["traversal.mean"]) == len(row["specinfer.realised"]) == 233
+    assert {row["root_kind"] for split in data.values() for row in split} == {"step", "stride"}
+    prompts = {split: {row["prompt"].split(":")[1] for row in data[split]} for split in data}
+    assert prompts["train"].isdisjoint(prompts["validation"])
+
+
+def test_the_exported_selector_decodes(demo: tuple[Path, str]) -> None:
+    from data_gen.decoding import Decoder
+    from data_gen.models import ModelPair
+    from data_gen.sampling import Sampling
+    from data_gen.verification import get_verifier
+
+    run = demo[0] / "runs" / "demo"
+    pair = ModelPair.load(str(run / "pair" / "target"), str(run / "pair" / "draft"), device="cpu")
+    selector = load_selector(run / "selector")
+    prompt = pair.tokenizer("def function(argument):\n")["input_ids"]
+    expected = pair.target.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, len(prompt) :]
+    decoder = Decoder(pair, Sampling(0), get_verifier(selector.verifier), selector)
+    assert decoder.decode(prompt, 20, torch.Generator().manual_seed(0)).tokens == expected.tolist()
+
+
+def test_a_second_run_reuses_everything_and_says_so(demo: tuple[Path, str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (demo[0] / "runs").rglob("*") if path.is_file()}
+    output = espalier(demo[0], "demo", *SMALL)
+    for stage in ("pair", "latency", "data", "train", "evaluate", "export", "report"):
+        assert f"{stage}: reusing" in output
+    assert before == {path: path.stat().st_mtime_ns for path in (demo[0] / "runs").rglob("*") if path.is_file()}
+
+
+def test_every_stage_has_a_plan_that_does_nothing(tmp_path: Path) -> None:
+    output = espalier(tmp_path, "demo", "--plan")
+    assert "data: about 1200 roots" in output and "MB" in output
+    assert output.count("\n") >= 8
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_full_config_runs(tmp_path: Path) -> None:
+    small = [option for option in SMALL if not option.startswith("evaluate.prompts")]
+    espalier(tmp_path, "demo", *small, "evaluate.prompts=2", "data.samples=2", config="full.yaml")
+    evaluation = json.loads((tmp_path / "runs" / "full" / "evaluation.json").read_text())
+    assert len({(entry["temperature"], entry["top_p"]) for entry in evaluation["methods"]}) == 8
+
+
+def test_an_interrupted_data_stage_goes_on_and_ends_with_the_same_bytes(demo: tuple[Path, str], tmp_path: Path) -> None:
+    traces = demo[0] / "runs" / "demo" / "traces"
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    shutil.copytree(demo[0] / "runs" / "demo" / "pair", tmp_path / "runs" / "demo" / "pair")
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command("data", *SMALL), cwd=tmp_path, env=environment(), **streams)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "runs").rglob("part-*.parquet")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130 and "espalier: interrupted; the same command goes on" in error
+    assert "Traceback" not in error
+    finished = list((tmp_path / "runs").rglob("part-*.parquet"))
+    assert 0 < len(finished) < 2 * len(list(traces.rglob("part-*.parquet")))
+    espalier(tmp_path, "data", *SMALL)
+    for shard in traces.rglob("part-*.parquet"):
+        copy = tmp_path / shard.relative_to(demo[0])
+        assert copy.read_bytes() == shard.read_bytes()
+
+
+# ---- bad input: one line that names it, exit code 2, earlier outputs as they were
+
+
+@pytest.fixture
+def spoilt(demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the finished run that a test may damage; the working directory."""
+    shutil.copytree(demo[0] / "runs", tmp_path / "runs")
+    shutil.copytree(demo[0] / "mlruns", tmp_path / "mlruns")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return tmp_path
+
+
+def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> str:
+    """The one line of a run that ends with exit code 2 and leaves every file as it was."""
+    before = {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    monkeypatch.setattr(sys, "argv", ["espalier", *command(stage, *arguments)[3:]])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("espalier: "), lines
+    assert before == {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("stage", "arguments", "message"),
+    [
+        ("trian", [], "unknown stage 'trian'; did you mean train?"),
+        ("data", ["data.rootz=9"], "unknown key data.rootz; did you mean data.roots?"),
+        ("data", ["data.roots=72"], "runs/demo/traces/manifest.json was made from other inputs (data.roots: 64 -> 72)"),
+        ("data", ["seed=2"], "choose another name= or remove it"),
+        ("pair", ["pair.embedded.target.steps=13"], "pair.embedded.target.steps: 12 -> 13"),
+        ("data", ["pair.target=/no/such", "pair.draft=/no/such"], "pair.target: /no/such is neither a directory nor"),
+        ("data", ["name=other"], "pair.target: runs/other/pair/target is neither"),
+        ("train", ["name=other"], "runs/other/latency.json: no latency profile there"),
+        ("evaluate", ["evaluate.prompts=100000"], "100000 are asked for"),
+        ("report", ["name=other"], "runs/other/evaluation.json does not exist: run the evaluate stage first"),
+    ],
+)
+def test_a_mistake_on_the_command_line(
+    spoilt: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert message in refusal(capsys, monkeypatch, stage, *SMALL, *arguments)
+
+
+def test_an_empty_prompt_file(
+    spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (spoilt / "empty.jsonl").write_text("")
+    assert "empty.jsonl: holds no prompts" in refusal(capsys, monkeypatch, "data", *SMALL, "prompts.file=empty.jsonl")
+
+
+def test_two_vocabularies(spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    target, _ = save_pair(spoilt / "a")
+    _, draft = save_pair(spoilt / "b", vocabulary=310)
+    arguments = [*SMALL, f"pair.target={target}", f"pair.draft={draft}"]
+    assert "vocabularies differ" in refusal(capsys, monkeypatch, "data", *arguments)
+
+
+def test_traces_of_another_pair(
+    spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = save_pair(spoilt / "a")
+    arguments = [*SMALL, f"pair.target={target}", f"pair.draft={draft}"]
+    assert "was made from other inputs (pair: " in refusal(capsys, monkeypatch, "data", *arguments)
+
+
+def test_a_truncated_parquet_file(
+    spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = Path("runs/demo/traces/train/part-00000.parquet")
+    shard.write_bytes(shard.read_bytes()[:-100])
+    shutil.rmtree("runs/demo/training")
+    message = f"{shard} is damaged (truncated or changed): remove it and run the data stage again"
+    assert message in refusal(capsys, monkeypatch, "train", *SMALL)
+
+
+def test_traces_of_another_schema(
+    spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = Path("runs/demo/traces/manifest.json")
+    manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 0'))
+    shutil.rmtree("runs/demo/training")
+    assert "traces of schema version 0" in refusal(capsys, monkeypatch, "train", *SMALL)
+
+
+@pytest.mark.parametrize("stage", ["train", "evaluate", "export"])
+def test_a_latency_profile_of_another_device(
+    spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    path = Path("runs/demo/latency.json")
+    profile = json.loads(path.read_text())
+    profile["device"] = "another machine"
+    path.write_text(json.dumps(profile))
+    message = refusal(capsys, monkeypatch, stage, *SMALL)
+    assert "runs/demo/latency.json was measured on another machine; this is" in message
+
+
+def test_a_damaged_checkpoint(
+    spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for checkpoint in Path("runs/demo/training").rglob("best.ckpt"):
+        checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+    assert "best.ckpt is damaged" in refusal(capsys, monkeypatch, "evaluate", *SMALL)
