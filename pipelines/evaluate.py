@@ -13,10 +13,10 @@ import torch
 
 from data_gen.decoding import Chooser, Decoder, Fixed
 from data_gen.models import ModelPair
-from data_gen.prompts import Prompt
+from data_gen.prompts import Prompt, take_evenly
 from data_gen.trajectories import seed_of
 from data_gen.verification import get_verifier
-from pipelines import comparison
+from pipelines import comparison, losslessness
 from pipelines.config import Config, SamplingSetting
 from pipelines.export import build
 from pipelines.latency import encode, load_profile, prompts_of
@@ -28,6 +28,7 @@ from selector.baselines import best_static
 from selector.runtime import LatencyProfile, Selector, load_selector
 from selector.schema import sha256
 
+GREEDY_PROMPTS = 20
 AUTOREGRESSIVE, SELECTOR = "autoregressive", "selector"
 
 
@@ -99,6 +100,7 @@ def run(config: Config) -> None:
     }
     stage = Stage("evaluate", config, depends, (output,))
     if not stage.begin():
+        console.print(comparison.method_table(read_json(output, "evaluate")))
         return
     prompts = prompts_of(config, "test", config.evaluate.prompts)
     tuned = tuned_actions(config, profile)
@@ -116,12 +118,14 @@ def run(config: Config) -> None:
                             decode_all(config, pair, prompt, setting, chosen)
                         journal.add(decode_all(config, pair, prompt, setting, chosen))
                     bar.advance(task)
-        evaluation = comparison.evaluation(config, journal.rows, tuned)
+        greedy = losslessness.greedy_check(pair, config, take_evenly(prompts, min(len(prompts), GREEDY_PROMPTS)))
+        evaluation = {**comparison.evaluation(config, journal.rows, tuned), "greedy": greedy}
         write_json(output, evaluation)
         journal.path.unlink()
         mlflow.log_artifact(str(output))
         mlflow.log_metrics({key: value for key, value in evaluation["summary"].items() if isinstance(value, float)})
     console.print(comparison.method_table(evaluation))
+    stage.say(losslessness.summary(greedy))
     stage.finish()
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import html
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from pipelines import plots
+from pipelines import losslessness, plots
 from pipelines.config import Config
 from pipelines.latency import load_profile
 from pipelines.stage import Stage, mlflow_run, provenance, read_json
@@ -34,6 +35,7 @@ def run(config: Config) -> None:
     }
     stage = Stage("report", config, depends, (output,))
     if not stage.begin():
+        _say_where(stage, output, artefact)
         return
     realised = realised_table(config, list(steps_manifest["shards"]))
     with mlflow_run(config, "report") as mlflow:
@@ -43,10 +45,14 @@ def run(config: Config) -> None:
         mlflow.log_artifact(str(output))
         for row in realised:
             mlflow.log_metric(f"realised/z/{row['verifier']}", row["z"])
+    stage.finish()
+    _say_where(stage, output, artefact)
+
+
+def _say_where(stage: Stage, output: Path, artefact: Path) -> None:
     stage.say(f"{output.resolve()}")
     if artefact.exists():
         stage.say(f"exported selector in {artefact.parent.resolve()}")
-    stage.finish()
 
 
 def realised_table(config: Config, shards: list[str]) -> list[dict[str, Any]]:
@@ -96,6 +102,7 @@ def page(config: Config, evaluation: dict[str, Any], realised: list[dict[str, An
             + _table(realised)
             + _image(plots.calibration(module, traces.validation, traces.space.actions, config.train.verifier)),
         ),
+        ("Greedy decoding", f"<p>{html.escape(losslessness.summary(evaluation['greedy']))}.</p>"),
         ("How often each action is chosen", _image(plots.chosen_actions(evaluation))),
         (
             "Training",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,18 +61,22 @@ def run(config: Config) -> None:
     if not stage.begin():
         return
     traces = traces_module(config, profile)
+    partial = folder.with_name("training.partial")
+    shutil.rmtree(partial, ignore_errors=True)
     results: dict[str, Any] = {}
     with mlflow_run(config, "train") as mlflow:
         mlflow.log_dict(manifest, "manifest.json")
         mlflow.log_params({"roots.train": len(traces.train), "roots.validation": len(traces.validation)})
         for objective in config.train.objectives:
             with mlflow.start_run(run_name=f"train-{objective}", nested=True) as nested:
-                results[objective] = fit(config, objective, traces, folder / objective, nested.info.run_id)
+                results[objective] = fit(config, objective, traces, partial / objective, nested.info.run_id)
                 mlflow.log_params({"objective": objective, **config.train.model_dump(mode="json")})
                 mlflow.log_metrics(results[objective]["metrics"])
         chosen = max(results, key=lambda name: results[name]["metrics"]["validation/ratio"])
         mlflow.set_tag("chosen", chosen)
-        write_json(folder / "result.json", {"chosen": chosen, "objectives": results, "baselines": baselines(traces)})
+        write_json(partial / "result.json", {"chosen": chosen, "objectives": results, "baselines": baselines(traces)})
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
     console.print(summary(results, chosen))
     stage.finish()
 
@@ -111,7 +116,10 @@ def fit(config: Config, objective: str, traces: TracesModule, folder: Path, run_
             log_every_n_steps=1,
             deterministic=True,
         )
-        trainer.fit(module, datamodule=traces)
+        try:
+            trainer.fit(module, datamodule=traces)
+        except SystemExit as stopped:  # what Lightning makes of Ctrl-C
+            raise KeyboardInterrupt from stopped
         best = SelectorModule.load_from_checkpoint(checkpoints.best_model_path, map_location="cpu")
         metrics = trainer.validate(best, datamodule=traces, verbose=False)[0]
     return {"metrics": metrics, "checkpoint": f"{objective}/{Path(checkpoints.best_model_path).name}", "run_id": run_id}

@@ -53,16 +53,20 @@ class Selector:
         """
         if features is None:
             return self.fallback
-        return self.actions[int(self._module(features)[0])]
+        return self.actions[int(self._module(_on_cpu(features))[0])]
 
     @torch.inference_mode()
     def scores(self, features: dict[str, Tensor]) -> Tensor:
         """Scores of all actions, float32 [A]; [B, A] for a batch. The highest is chosen."""
-        return self._module(features)[1]
+        return self._module(_on_cpu(features))[1]
 
     def choose(self, features: dict[str, Tensor] | None) -> Action:
         """`select`, under the name that the decoding loop calls."""
         return self.select(features)
+
+
+def _on_cpu(features: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.cpu() for name, value in features.items()}
 
 
 @contextmanager

@@ -169,25 +169,49 @@ def test_the_full_config_runs(tmp_path: Path) -> None:
     assert len({(entry["temperature"], entry["top_p"]) for entry in evaluation["methods"]}) == 8
 
 
+def interrupted(folder: Path, stage: str, *arguments: str, once: str) -> None:
+    """Start a stage, press Ctrl-C as soon as a file matching `once` is there, and check how it ends."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command(stage, *arguments), cwd=folder, env=environment(), **streams)
+    deadline = time.monotonic() + 120
+    while not list((folder / "runs").rglob(once)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert "espalier: interrupted; the same command goes on" in error
+    assert "Traceback" not in error
+
+
 def test_an_interrupted_data_stage_goes_on_and_ends_with_the_same_bytes(demo: tuple[Path, str], tmp_path: Path) -> None:
     traces = demo[0] / "runs" / "demo" / "traces"
     (tmp_path / "runs" / "demo").mkdir(parents=True)
     shutil.copytree(demo[0] / "runs" / "demo" / "pair", tmp_path / "runs" / "demo" / "pair")
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command("data", *SMALL), cwd=tmp_path, env=environment(), **streams)
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "runs").rglob("part-*.parquet")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130 and "espalier: interrupted; the same command goes on" in error
-    assert "Traceback" not in error
-    finished = list((tmp_path / "runs").rglob("part-*.parquet"))
-    assert 0 < len(finished) < 2 * len(list(traces.rglob("part-*.parquet")))
+    interrupted(tmp_path, "data", *SMALL, once="part-*.parquet")
+    finished = list((tmp_path / "runs" / "demo" / "traces").rglob("part-*.parquet"))
+    assert len(finished) < len(list(traces.rglob("part-*.parquet")))
     espalier(tmp_path, "data", *SMALL)
     for shard in traces.rglob("part-*.parquet"):
         copy = tmp_path / shard.relative_to(demo[0])
         assert copy.read_bytes() == shard.read_bytes()
+
+
+def test_an_interrupted_training_leaves_the_earlier_one(demo: tuple[Path, str], tmp_path: Path) -> None:
+    shutil.copytree(demo[0] / "runs", tmp_path / "runs")
+    earlier = tmp_path / "runs" / "demo" / "training"
+    before = {path: path.read_bytes() for path in earlier.rglob("*") if path.is_file()}
+    endless = [*SMALL, "train.epochs=100000", "train.patience=100000"]
+    interrupted(tmp_path, "train", *endless, once="training.partial/*/last.ckpt")
+    assert before == {path: path.read_bytes() for path in earlier.rglob("*") if path.is_file()}
+    assert "train: reusing" in espalier(tmp_path, "train", *SMALL)
+
+
+def test_an_interrupted_pair_stage_ends_with_the_same_weights(demo: tuple[Path, str], tmp_path: Path) -> None:
+    interrupted(tmp_path, "pair", *SMALL, once="pair/target/config.json")
+    espalier(tmp_path, "pair", *SMALL)
+    for role in ("target", "draft"):
+        name = Path("runs", "demo", "pair", role, "model.safetensors")
+        assert (tmp_path / name).read_bytes() == (demo[0] / name).read_bytes()
 
 
 # ---- bad input: one line that names it, exit code 2, earlier outputs as they were
