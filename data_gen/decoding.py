@@ -16,7 +16,7 @@ from torch import Tensor
 
 from data_gen.drafting import Draft, draft_tree
 from data_gen.features import Row, root_features
-from data_gen.models import CachedModel, ModelPair
+from data_gen.models import CachedModel, ModelPair, Pass
 from data_gen.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification import Verifier
@@ -31,13 +31,13 @@ PARTS = ("draft", "select", "target", "verify", "commit")
 class Chooser(Protocol):
     """Picks the action of a step. `latency` is the profile that its features are computed with, None if it needs none.
 
-    `choose` gets None where there are no features: the root token has no predecessor.
+    `select` gets None where there are no features: the root token has no predecessor.
     """
 
     @property
     def latency(self) -> LatencyProfile | None: ...
 
-    def choose(self, features: Features | None) -> Action: ...
+    def select(self, features: Features | None) -> Action: ...
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Fixed:
     action: Action
     latency: LatencyProfile | None = None
 
-    def choose(self, features: Features | None) -> Action:
+    def select(self, features: Features | None) -> Action:
         return self.action
 
 
@@ -59,7 +59,7 @@ class Random:
     generator: torch.Generator
     latency: LatencyProfile | None = None
 
-    def choose(self, features: Features | None) -> Action:
+    def select(self, features: Features | None) -> Action:
         return self.actions[int(torch.randint(len(self.actions), (), generator=self.generator))]
 
 
@@ -115,10 +115,22 @@ class _Clock:
 
 
 class Decoder:
-    """Decodes one prompt at a time with a pair, a verifier and a chooser of actions."""
+    """Decodes one prompt at a time with a pair, a verifier and a chooser of actions.
 
-    def __init__(self, pair: ModelPair, sampling: Sampling, verifier: Verifier, chooser: Chooser) -> None:
+    Args:
+        draft_sampling: of the draft; the target's if None. It moves block efficiency, never the law of the text.
+    """
+
+    def __init__(
+        self,
+        pair: ModelPair,
+        sampling: Sampling,
+        verifier: Verifier,
+        chooser: Chooser,
+        draft_sampling: Sampling | None = None,
+    ) -> None:
         self.pair, self.sampling, self.verifier, self.chooser = pair, sampling, verifier, chooser
+        self.draft_sampling = draft_sampling or sampling
 
     @torch.inference_mode()
     def decode(
@@ -136,7 +148,7 @@ class Decoder:
         """
         if not prompt:
             raise ValueError("the prompt holds no tokens")
-        context = _Context(self.pair, self.sampling, list(prompt))
+        context = _Context(self.pair, self.sampling, self.draft_sampling, list(prompt))
         result = Decoded()
         while len(result.tokens) < max_new_tokens:
             step, tokens = self._step(context, generator, audit)
@@ -157,14 +169,14 @@ class Decoder:
             features = root_features(
                 context.target_prev, draft_prev, draft_root, length, self.sampling, self.chooser.latency
             )
-        action = self.chooser.choose(features)
+        action = self.chooser.select(features)
         clock.lap("select")
         if action == EMPTY:
             draft = None
             tree = DraftTree.from_paths([], [[]])
         else:
             _, root = context.draft_root()
-            draft = draft_tree(context.draft, root.probs_V, action, self.sampling, generator)
+            draft = draft_tree(context.draft, root.probs_V, action, self.draft_sampling, generator)
             tree = draft.tree
         clock.lap("draft")
         p_NV, hidden_ND = context.target_pass(tree)
@@ -188,25 +200,22 @@ class Decoder:
 class _Context:
     """Committed tokens and what both models know of them."""
 
-    def __init__(self, pair: ModelPair, sampling: Sampling, prompt: list[int]) -> None:
+    def __init__(self, pair: ModelPair, sampling: Sampling, draft_sampling: Sampling, prompt: list[int]) -> None:
         self.tokens = prompt
-        self.sampling = sampling
+        self.sampling, self.draft_sampling = sampling, draft_sampling
         self.device = pair.device
         self.target, self.draft = CachedModel(pair.target), CachedModel(pair.draft)
         self.target_prev: Row | None = None  # at the token before the root token
         self._draft_rows: list[Row] = []  # at the last two committed tokens, as far as the draft has passed them
         if len(prompt) > 1:
-            self.target_prev = self._row(self.target.extend(prompt[:-1]), -1)
-
-    def _row(self, output: object, index: int) -> Row:
-        return Row(self.sampling.probabilities(output.logits_BWV[0, index]), output.hidden_BWD[0, index])  # type: ignore[attr-defined]
+            self.target_prev = _row(self.target.extend(prompt[:-1]), -1, sampling)
 
     def draft_root(self) -> tuple[Row, Row]:
         """The draft at the previous token and at the root token; passes what it has not seen yet."""
         pending = self.tokens[self.draft.committed :]
         if pending:
             output = self.draft.extend(pending)
-            new = [self._row(output, index) for index in range(-min(2, len(pending)), 0)]
+            new = [_row(output, index, self.draft_sampling) for index in range(-min(2, len(pending)), 0)]
             self._draft_rows = [*self._draft_rows, *new][-2:]
         return self._draft_rows[0], self._draft_rows[-1]
 
@@ -233,3 +242,7 @@ class _Context:
         else:
             self._draft_rows = self._draft_rows[-1:] if self.draft.committed == len(self.tokens) else []
         self.tokens += tokens
+
+
+def _row(output: Pass, index: int, sampling: Sampling) -> Row:
+    return Row(sampling.probabilities(output.logits_BWV[0, index]), output.hidden_BWD[0, index])

@@ -21,6 +21,7 @@ from selector.actions import Action
 from selector.runtime import LatencyProfile, Table
 
 DRAFT_PASSES = 4  # timed in a row
+DEPTHS, BRANCHES = (1, 4, 8, 16), (1, 2, 4)  # of the trees whose verification is timed
 
 
 def device_name(device: str, dtype: str, threads: int | None = None) -> str:
@@ -78,13 +79,12 @@ def measure(
         rows = [[median[kind, length, size] for size in sizes] for length in lengths]
         return Table(list(lengths), list(sizes), rows)
 
-    longest = grid.lengths[-1:]
     return LatencyProfile(
         device=device,
         pair=pair.fingerprint,
         draft=table("draft", grid.lengths, grid.widths),
         target=table("target", grid.lengths, grid.nodes),
-        verify={name: table(name, longest, [n for n in grid.nodes if n > 1]) for name in verifiers},
+        verify={name: table(name, DEPTHS, BRANCHES) for name in verifiers},
         select=0.0,
         step=0.0,
     )
@@ -122,17 +122,24 @@ def _cells(pair: ModelPair, grid: Grid, verifiers: Sequence[str]) -> Iterator[tu
             tree = tree_of(nodes)
             tree_pass = _target_pass(target, tree)
             yield ("target", length, nodes), _Cell(one_draft_pass if nodes > 1 else tree_pass, tree_pass)
-            if nodes > 1 and length == grid.lengths[-1]:
-                for name in verifiers:
-                    yield (name, length, nodes), _Cell(tree_pass, _verification(name, target, tree, generator))
+    for name in verifiers:
+        for depth in DEPTHS:
+            for count in BRANCHES:
+                work = _verification(name, target, branches(count, depth), generator)
+                yield (name, depth, count), _Cell(one_target_pass, work)
 
 
 def tree_of(nodes: int) -> DraftTree:
-    """A tree of `nodes` nodes, the root included: up to four branches, the last ones shorter chains cut to fit."""
+    """A tree of `nodes` nodes, the root included: four branches where these come out even, else a chain."""
     drafted = nodes - 1
-    branches = 4 if drafted % 4 == 0 and drafted >= 8 else 1
-    trunk = 0 if branches == 4 else drafted
-    return DraftTree.from_paths(list(range(trunk)), [[b] * (drafted // 4) for b in range(4)] if branches == 4 else [[]])
+    if drafted >= 8 and drafted % 4 == 0:
+        return branches(4, drafted // 4)
+    return branches(1, drafted)
+
+
+def branches(count: int, depth: int) -> DraftTree:
+    """Branches of different tokens from the root."""
+    return DraftTree.from_paths([], [[b] * depth for b in range(count)])
 
 
 def _draft_passes(draft: CachedModel, width: int, count: int, generator: torch.Generator) -> Callable[[], None]:

@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from selector.schema import InputError
 
@@ -140,6 +147,7 @@ class ModelPair:
         Raises:
             InputError: a model is missing or not readable, or the vocabularies differ.
         """
+        check_device(device)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         roles = {"target": target, "draft": draft}
@@ -152,12 +160,20 @@ class ModelPair:
         sizes = [model.get_output_embeddings().weight.shape[0] for model in (target_model, draft_model)]
         if sizes[0] != sizes[1]:
             raise InputError(f"vocabularies differ: {target} scores {sizes[0]} tokens, {draft} {sizes[1]}")
+        for model, name in ((target_model, target), (draft_model, draft)):
+            if any(getattr(layer, "is_sliding", False) for layer in DynamicCache(config=model.config).layers):
+                raise InputError(f"{name}: sliding-window attention is not supported yet")
         identity = fingerprint(target_model, draft_model, tokenizers[0])
         return cls(target_model, draft_model, tokenizers[0], (target, draft), identity)
 
     @property
     def device(self) -> torch.device:
         return self.target.device
+
+    @property
+    def max_positions(self) -> int:
+        """The longest context that both models take."""
+        return min(getattr(model.config, "max_position_embeddings", 2**31) for model in (self.target, self.draft))
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -171,9 +187,22 @@ def _load(loader: Any, name: str, role: str, **kwargs: object) -> Any:
         raise InputError(f"pair.{role}: {name} is neither a directory nor a hub id")
     try:
         return loader.from_pretrained(name, **kwargs)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # whatever a damaged file makes the libraries raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"pair.{role}: cannot load {name}: {reason}") from error
+
+
+def hidden_width(name: str, role: str) -> int:
+    """A model's hidden width, without its weights; InputError where its config cannot be read."""
+    return int(_load(AutoConfig, name, role).get_text_config().hidden_size)
+
+
+def check_device(device: str) -> None:
+    """InputError unless torch has the device here."""
+    try:
+        torch.empty(0, device="cpu" if device == "auto" else device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"pair.device: {device} is not available here") from error
 
 
 def check_same_vocabulary(
@@ -191,12 +220,14 @@ def check_same_vocabulary(
 
 
 def fingerprint(target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of both models' configs and weights and of the vocabulary; 16 hex digits."""
+    """A hash of both models' configs and weights and of the tokenizer; 16 hex digits."""
     digest = hashlib.sha256()
     for model in (target, draft):
-        digest.update(json.dumps(model.config.to_diff_dict(), sort_keys=True, default=str).encode())
+        config = {key: value for key, value in model.config.to_diff_dict().items() if key != "transformers_version"}
+        digest.update(json.dumps(config, sort_keys=True, default=str).encode())
         for name, tensor in sorted(model.state_dict().items()):
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    digest.update(json.dumps(sorted(tokenizer.get_vocab().items())).encode())
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    digest.update((backend.to_str() if backend else json.dumps(sorted(tokenizer.get_vocab().items()))).encode())
     return digest.hexdigest()[:16]

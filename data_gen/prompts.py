@@ -10,8 +10,6 @@ from pathlib import Path
 
 from selector.schema import InputError
 
-SPLITS = ("train", "validation", "test")
-
 
 @dataclass(frozen=True)
 class Prompt:
@@ -30,7 +28,7 @@ def read_prompts(path: Path) -> list[Prompt]:
         InputError: the file is missing or empty, or a line does not fit; names the file and the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as UTF-8 text") from error
     prompts = []

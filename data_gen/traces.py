@@ -114,6 +114,8 @@ class TraceStore:
                 raise InputError(
                     f"{folder} was made with other values of {', '.join(differing)}; choose another name= or remove it"
                 )
+        elif any(folder.rglob("*.parquet")):
+            raise InputError(f"{folder} holds shards but no manifest.json; choose another name= or remove it")
         else:
             self.manifest = {"depends": depends, "shards": {}}
             folder.mkdir(parents=True, exist_ok=True)
@@ -167,7 +169,10 @@ def _column(rows: list[dict[str, Any]], field: pa.Field) -> pa.Array:
     if not pa.types.is_fixed_size_list(field.type):
         return pa.array(values, field.type)
     flat = np.concatenate([np.asarray(value) for value in values])
+    with np.errstate(over="ignore"):
+        flat = flat.astype(field.type.value_type.to_pandas_dtype())
     if flat.dtype.kind == "f" and not np.isfinite(flat).all():
-        raise InputError(f"{field.name}: a value is not finite; the models gave NaN or infinity")
-    flat = flat.astype(field.type.value_type.to_pandas_dtype())
+        raise InputError(
+            f"{field.name}: a value is not finite in half precision; the models gave NaN or too large numbers"
+        )
     return pa.FixedSizeListArray.from_arrays(pa.array(flat, field.type.value_type), field.type.list_size)

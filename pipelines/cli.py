@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -64,8 +65,8 @@ def _quiet_libraries() -> None:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
 
 
 def main() -> None:

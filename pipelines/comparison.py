@@ -7,52 +7,60 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from data_gen.sampling import Sampling
 from pipelines.config import Config
 
-SELECTOR = "selector"
+AUTOREGRESSIVE, SELECTOR = "autoregressive", "selector"
 
 
 def evaluation(config: Config, rows: list[dict[str, Any]], tuned: dict[tuple[float, float], Any]) -> dict[str, Any]:
-    """The content of `evaluation.json`: `summary`, and `methods` with one entry per method and sampling setting."""
+    """The content of `evaluation.json`: `summary`, and `methods` with one entry per method and sampling setting.
+
+    The bootstrap resamples sources (files), whose prompts are not independent; one resample counts for all methods
+    and settings, which saw the same prompts.
+    """
     rng = np.random.default_rng(config.seed)
+    sources = sorted({row["source"] for row in rows})
+    resamples = rng.multinomial(len(sources), np.full(len(sources), 1 / len(sources)), config.evaluate.bootstrap)
+    weights = np.vstack([np.ones(len(sources)), resamples])  # how often each source counts; first all of them once
     entries: list[dict[str, Any]] = []
-    ratios: dict[str, list[np.ndarray]] = {}  # per setting: point estimate first, then resamples
+    ratios: dict[str, list[np.ndarray]] = {}
     for setting in config.sampling:
         key = setting.temperature, setting.top_p
         here = [row for row in rows if (row["temperature"], row["top_p"]) == key]
-        names = ["autoregressive", *(name for name in tuned[key] if any(r["method"] == name for r in here)), SELECTOR]
-        tables = {name: _by_prompt(here, name) for name in names}
-        count = len(next(iter(tables.values())))
-        resamples = rng.multinomial(count, np.full(count, 1 / count), config.evaluate.bootstrap)
-        draws = np.vstack([np.ones(count), resamples])  # how often each prompt counts
-        speeds = {name: _speed(table, draws) for name, table in tables.items()}
+        names = [AUTOREGRESSIVE, *(name for name in tuned[key] if any(r["method"] == name for r in here)), SELECTOR]
+        by_method = {name: [row for row in here if row["method"] == name] for name in names}
+        speeds = {name: _speed(mine, sources, weights) for name, mine in by_method.items()}
         best = _best_static(config, tuned[key])
-        for name, table in tables.items():
-            entries.append(_entry(name, table, speeds, best, tuned[key], here, key))
-        ratios.setdefault("ratio_vs_best_static_delayed", []).append(speeds[SELECTOR] / speeds[best])
-        ratios.setdefault("ratio_vs_autoregressive", []).append(speeds[SELECTOR] / speeds["autoregressive"])
-        if "static traversal at the root" in speeds:
-            root = speeds["static traversal at the root"]
-            ratios.setdefault("ratio_vs_static_traversal_wall", []).append(speeds[SELECTOR] / root)
+        entries += [_entry(name, mine, speeds, best, tuned[key]) for name, mine in by_method.items()]
+        for figure, rival in (
+            ("ratio_vs_best_static_delayed", best),
+            ("ratio_vs_static_traversal_wall", "static traversal at the root"),
+            ("ratio_vs_autoregressive", AUTOREGRESSIVE),
+        ):
+            if rival in speeds:
+                ratios.setdefault(figure, []).append(speeds[SELECTOR] / speeds[rival])
     summary: dict[str, Any] = {}
-    for name, values in ratios.items():
+    for figure, values in ratios.items():
         mean = np.mean(values, axis=0)  # over sampling settings
-        summary[name] = float(mean[0])
-        summary[f"{name}_interval_95"] = _interval(mean)
+        summary[figure] = float(mean[0])
+        summary[f"{figure}_interval_95"] = _interval(mean)
     mine = [row for row in rows if row["method"] == SELECTOR]
-    summary["selector_time_share"] = sum(r["select_seconds"] for r in mine) / sum(r["step_seconds"] for r in mine)
+    summary["selector_time_share"] = _total(mine, "select_seconds") / _total(mine, "step_seconds")
     return {"summary": summary, "methods": entries}
 
 
-def _by_prompt(rows: list[dict[str, Any]], method: str) -> np.ndarray:
-    """[prompt, (tokens, seconds, steps, tokens of whole blocks)], prompts in one order for all methods."""
-    chosen = sorted((row for row in rows if row["method"] == method), key=lambda row: row["prompt"])
-    return np.array([[row["tokens"], row["seconds"], row["steps"], row["block_tokens"]] for row in chosen])
+def _total(rows: list[dict[str, Any]], key: str) -> float:
+    return sum(row[key] for row in rows)
 
 
-def _speed(table: np.ndarray, draws: np.ndarray) -> np.ndarray:
-    """Tokens per second under each set of prompt weights."""
-    return (draws @ table[:, 0]) / (draws @ table[:, 1])
+def _speed(rows: list[dict[str, Any]], sources: list[str], weights: np.ndarray) -> np.ndarray:
+    """Tokens per second under each set of source weights: sums over sums."""
+    tokens, seconds = (
+        np.array([_total([row for row in rows if row["source"] == source], key) for source in sources])
+        for key in ("tokens", "seconds")
+    )
+    return (weights @ tokens) / (weights @ seconds)
 
 
 def _interval(values: np.ndarray) -> list[float]:
@@ -65,35 +73,27 @@ def _best_static(config: Config, tuned: dict[str, Any]) -> str:
 
 
 def _entry(
-    name: str,
-    table: np.ndarray,
-    speeds: dict[str, np.ndarray],
-    best: str,
-    tuned: dict[str, Any],
-    rows: list[dict[str, Any]],
-    key: tuple[float, float],
+    name: str, rows: list[dict[str, Any]], speeds: dict[str, np.ndarray], best: str, tuned: dict[str, Any]
 ) -> dict[str, Any]:
     actions: dict[str, int] = {}
     for row in rows:
-        if row["method"] == name:
-            for action, times in row["actions"].items():
-                actions[action] = actions.get(action, 0) + times
+        for action, times in row["actions"].items():
+            actions[action] = actions.get(action, 0) + times
     ratio = speeds[name] / speeds[best]
-    tokens, _, steps, block_tokens = table.sum(0)
     return {
         "method": name,
-        "verifier": next(row["verifier"] for row in rows if row["method"] == name),
+        "verifier": rows[0]["verifier"],
         "action": tuned[name]["action"] if name in tuned else None,
-        "temperature": key[0],
-        "top_p": key[1],
+        "temperature": rows[0]["temperature"],
+        "top_p": rows[0]["top_p"],
         "tokens_per_second": float(speeds[name][0]),
         "interval_95": _interval(speeds[name]),
-        "block_efficiency": float(block_tokens / steps),
+        "block_efficiency": _total(rows, "block_tokens") / _total(rows, "steps"),
         "ratio_to_best_static": float(ratio[0]),
         "ratio_interval_95": _interval(ratio),
         "is_best_static": name == best,
-        "tokens": int(tokens),
-        "prompts": len(table),
+        "tokens": int(_total(rows, "tokens")),
+        "prompts": len(rows),
         "actions": dict(sorted(actions.items(), key=lambda item: -item[1])),
     }
 
@@ -105,7 +105,7 @@ def method_table(evaluation: dict[str, Any]) -> Table:
         table.add_column(column, justify="left" if column in ("setting", "method") else "right", no_wrap=True)
     last = None
     for entry in evaluation["methods"]:
-        setting = f"T={entry['temperature']:g}" + (f", top-p={entry['top_p']:g}" if entry["top_p"] < 1 else "")
+        setting = str(Sampling(entry["temperature"], entry["top_p"]))
         low, high = entry["interval_95"]
         ratio_low, ratio_high = entry["ratio_interval_95"]
         if last not in (None, setting):

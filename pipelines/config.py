@@ -143,6 +143,20 @@ class Latency(Section):
     nodes: tuple[int, ...] = (1, 2, 5, 9, 17, 25, 37)
     repeats: int = Field(12, ge=3)
 
+    @field_validator("lengths", "widths", "nodes")
+    @classmethod
+    def _ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if not value or value[0] < 1 or list(value) != sorted(set(value)):
+            raise ValueError("must be ascending numbers from 1 on")
+        return value
+
+    @field_validator("lengths")
+    @classmethod
+    def _contexts(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if value[0] < 2:
+            raise ValueError("a context holds at least 2 tokens")
+        return value
+
 
 class Train(Section):
     """The selector's training."""
@@ -150,7 +164,7 @@ class Train(Section):
     verifier: str = "traversal"
     objectives: tuple[Literal["policy", "regressor"], ...] = Field(("policy", "regressor"), min_length=1)
     width: int = Field(128, ge=4, description="each hidden-state block is projected to this width")
-    hidden: tuple[int, ...] = (512, 32)
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field((512, 32), min_length=1)
     dropout: float = Field(0.1, ge=0, lt=1)
     learning_rate: float = Field(1e-3, gt=0)
     weight_decay: float = Field(0.01, ge=0)
@@ -183,6 +197,13 @@ class Config(Section):
     train: Train = Train()
     evaluate: Evaluate = Evaluate()
 
+    @field_validator("sampling")
+    @classmethod
+    def _distinct(cls, value: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:
+        if len({(setting.temperature, setting.top_p) for setting in value}) < len(value):
+            raise ValueError("a setting is listed twice")
+        return value
+
     @model_validator(mode="after")
     def _verifiers_exist(self) -> Config:
         for key, name in [*(("verifiers", v) for v in self.verifiers), ("train.verifier", self.train.verifier)]:
@@ -207,6 +228,8 @@ def load_config(file: Path, overrides: list[str]) -> Config:
         values = yaml.safe_load(file.read_text())
     except OSError as error:
         raise InputError(f"{file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: not UTF-8 text") from error
     except yaml.YAMLError as error:
         raise InputError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
@@ -242,7 +265,8 @@ def _one_line(error: ValidationError) -> str:
     key = ".".join(str(part) for part in first["loc"])
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if first["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(key, list(known_keys()), n=1, cutoff=0.5)
+        plain = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
+        close = difflib.get_close_matches(plain, list(known_keys()), n=1, cutoff=0.6)
         hint = f"; did you mean {close[0]}?" if close else ""
         return f"unknown key {key}{hint}{more}"
     message = first["msg"].removeprefix("Value error, ")
@@ -255,8 +279,8 @@ def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, t
     for name, field in model.model_fields.items():
         keys[f"{prefix}{name}"] = model
         annotation: Any = field.annotation
-        if typing.get_origin(annotation) is tuple:  # a list of sections: `sampling.0.top_p` in an error
-            annotation = None
+        if typing.get_origin(annotation) is tuple:  # a list of sections
+            annotation = typing.get_args(annotation)[0]
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             keys |= known_keys(annotation, f"{prefix}{name}.")
     return keys

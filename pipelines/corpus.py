@@ -1,7 +1,7 @@
 """Text that every machine with Python already has: the standard library of the running interpreter.
 
-Files are read in sorted order and held out by a hash of their path, so the same Python gives the same corpus,
-whatever the machine. Each held-out file yields prompts of one kind:
+Files are read in sorted order and held out by a hash of their path, so the same installation always gives the same
+corpus. Each held-out file yields prompts of one kind:
 
     code    modules of the library            tests   modules below `test/` or `tests/`
     prose   docstrings and comments of code   data    tables: character maps, entity names, topics
@@ -19,7 +19,7 @@ from pathlib import Path
 
 KINDS = ("code", "prose", "tests", "data")
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__"}
-LARGEST_FILE_BYTES = 300_000  # one file of tables must not dominate the corpus
+LARGEST_FILE = 300_000  # one file of tables must not dominate the corpus
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ def stdlib_files(held_out_share: float) -> list[SourceFile]:
     files = []
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
-        if SKIPPED_FOLDERS & set(relative.parts) or path.stat().st_size > LARGEST_FILE_BYTES:
+        if SKIPPED_FOLDERS & set(relative.parts):
             continue
         try:
             text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:  # the library ships a few files in other encodings, on purpose
+        except (OSError, UnicodeDecodeError):  # dangling links; a few files are in other encodings, on purpose
             continue
-        if text.strip():
+        if text.strip() and len(text) <= LARGEST_FILE:
             name = relative.as_posix()
             digest = hashlib.sha256(text.encode()).hexdigest()
             files.append(SourceFile(name, kind_of(name, text), text, digest, _share(name) < held_out_share))

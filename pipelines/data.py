@@ -6,21 +6,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import torch
 
 from data_gen import traces
 from data_gen.decoding import Decoded, Decoder, Random, Step
-from data_gen.models import ModelPair
+from data_gen.models import ModelPair, hidden_width
 from data_gen.prompts import Prompt
 from data_gen.sampling import Sampling
 from data_gen.trajectories import Root, TrajectoryLabeller, choose_roots, seed_of
 from data_gen.verification import get_verifier
 from pipelines.config import Config
-from pipelines.latency import encode, prompts_of
-from pipelines.pair import load_pair
+from pipelines.pair import load_pair, pair_names
+from pipelines.prompts import encode, prompts_digest, prompts_of, prompts_path
 from pipelines.stage import Stage, mlflow_run, progress
 from selector.actions import ActionSpace
-from selector.schema import InputError
+from selector.schema import InputError, read_manifest
 
 
 @dataclass(frozen=True)
@@ -56,24 +58,43 @@ def shards(config: Config) -> dict[str, list[Unit]]:
 
 
 def plan(config: Config) -> list[str]:
-    # widths are the pair's; where it is not trained yet, the embedded pair's
-    embedded = config.pair.embedded
-    schema = root_schema(config, [embedded.target.hidden, embedded.draft.hidden, embedded.draft.hidden])
-    size = traces.row_bytes(schema) * config.data.roots
-    return [
+    return [size_line(config, hidden_widths(config))]
+
+
+def size_line(config: Config, widths: list[int]) -> str:
+    """What will be written, in rows and bytes."""
+    size = traces.row_bytes(root_schema(config, widths)) * config.data.roots
+    trajectories = sum(map(len, shards(config).values())) if prompts_path(config).exists() else None
+    return (
         f"about {config.data.roots} roots of {config.data.samples} supertrees in "
-        f"{config.data.roots // config.data.roots_per_trajectory} trajectories, at most {size / 1e6:.1f} MB of Parquet"
-    ]
+        f"{trajectories or config.data.roots // config.data.roots_per_trajectory} trajectories, "
+        f"at most {size / 1e6:.1f} MB of Parquet"
+    )
 
 
-def root_schema(config: Config, hidden_widths: list[int]) -> Any:
-    return traces.root_schema(hidden_widths, config.verifiers, len(ActionSpace.default()))
+def hidden_widths(config: Config) -> list[int]:
+    """Widths of the hidden-state features, from the models' configs alone."""
+    if config.pair.target == "embedded":
+        target, draft = config.pair.embedded.target.hidden, config.pair.embedded.draft.hidden
+    else:
+        target, draft = (
+            hidden_width(name, role) for name, role in zip(pair_names(config), ("target", "draft"), strict=True)
+        )
+    return [target, draft, draft]
 
 
-def depends(config: Config, pair: ModelPair) -> dict[str, Any]:
-    """Everything the rows follow from."""
+def root_schema(config: Config, widths: list[int]) -> Any:
+    return traces.root_schema(widths, config.verifiers, len(ActionSpace.default()))
+
+
+def depends(config: Config, pair: str) -> dict[str, Any]:
+    """Everything the rows follow from.
+
+    Args:
+        pair: the pair's fingerprint.
+    """
     return {
-        "pair": pair.fingerprint,
+        "pair": pair,
         "dtype": config.pair.dtype,
         "seed": config.seed,
         "sampling": [setting.model_dump() for setting in config.sampling],
@@ -82,23 +103,27 @@ def depends(config: Config, pair: ModelPair) -> dict[str, Any]:
         "prompts": {
             "shares": [config.prompts.validation, config.prompts.test],
             "tokens": config.prompts.tokens,
-            "texts": f"{seed_of(*(p.text for split in ('train', 'validation') for p in prompts_of(config, split))):x}",
+            "texts": prompts_digest(config, "train", "validation"),
         },
     }
 
 
 def run(config: Config) -> None:
     pair = load_pair(config)
-    folder = config.folder / "traces"
-    inputs = depends(config, pair)
-    stage = Stage("data", config, inputs, (folder / "manifest.json",), costly=True)
-    if not stage.begin():
-        return
-    stage.say(plan(config)[0])
-    store = traces.TraceStore(folder, inputs)
-    steps = traces.TraceStore(config.folder / "steps", inputs)
+    folder, steps_folder = config.folder / "traces", config.folder / "steps"
+    inputs = depends(config, pair.fingerprint)
     work = shards(config)
-    schema = root_schema(config, [pair.target.config.hidden_size, *[pair.draft.config.hidden_size] * 2])
+
+    def intact() -> bool:
+        stores = traces.TraceStore(folder, inputs), traces.TraceStore(steps_folder, inputs)
+        return all(store.holds(name) for store in stores for name in work)
+
+    stage = Stage("data", config, inputs, (folder, steps_folder), costly=True)
+    if not stage.begin(intact):
+        return
+    widths = hidden_widths(config)
+    stage.say(size_line(config, widths))
+    store, steps = traces.TraceStore(folder, inputs), traces.TraceStore(steps_folder, inputs)
     with mlflow_run(config, "data") as mlflow, progress() as bar:
         task = bar.add_task("labelling roots", total=config.data.roots, note="")
         for name, todo in work.items():
@@ -114,12 +139,42 @@ def run(config: Config) -> None:
                     root_rows.append(row)
                     bar.advance(task)
             steps.write(name, step_rows, traces.STEP_SCHEMA)
-            store.write(name, root_rows, schema)
+            store.write(name, root_rows, root_schema(config, widths))
         bar.update(task, total=store.rows(), completed=store.rows())
         mlflow.log_metrics({"data/roots": store.rows(), "data/bytes": store.bytes(), "data/steps": steps.rows()})
         mlflow.log_dict(store.manifest, "manifest.json")
     stage.say(f"{store.rows()} roots, {store.bytes() / 1e6:.1f} MB in {folder}; {steps.rows()} decoding steps")
+    for row in realised(config):
+        stage.say(
+            f"{row['verifier']}: {row['steps']} steps, expected block efficiency {row['expected']:.3f}, "
+            f"realised {row['realised']:.3f}, z = {row['z']:+.2f}"
+        )
     stage.finish()
+
+
+def realised(config: Config) -> list[dict[str, Any]]:
+    """Expected against realised block efficiency over all decoding steps, by verifier.
+
+    `z` is the sum of the differences over its standard deviation under the law of each step's own tree.
+    """
+    folder = config.folder / "steps"
+    table = pq.ParquetDataset([folder / name for name in read_manifest(folder)["shards"]]).read()
+    steps = {name: np.asarray(table[name]) for name in ("verifier", "expected", "realised", "variance")}
+    rows = []
+    for verifier in config.verifiers:
+        mine = steps["verifier"] == verifier
+        if mine.any():
+            difference = (steps["realised"][mine] - steps["expected"][mine]).sum()
+            rows.append(
+                {
+                    "verifier": verifier,
+                    "steps": int(mine.sum()),
+                    "expected": float(steps["expected"][mine].mean()),
+                    "realised": float(steps["realised"][mine].mean()),
+                    "z": float(difference / max(steps["variance"][mine].sum() ** 0.5, 1e-300)),
+                }
+            )
+    return rows
 
 
 def decode(config: Config, pair: ModelPair, unit: Unit) -> tuple[Decoded, list[int]]:

@@ -19,8 +19,9 @@ from data_gen.verification import get_verifier
 from pipelines import comparison, losslessness
 from pipelines.config import Config, SamplingSetting
 from pipelines.export import build
-from pipelines.latency import encode, load_profile, prompts_of
+from pipelines.latency import load_profile
 from pipelines.pair import load_pair
+from pipelines.prompts import encode, prompts_digest, prompts_of
 from pipelines.stage import Stage, console, mlflow_run, progress, read_json, write_json
 from pipelines.train import by_setting, chosen_checkpoint, traces_module
 from selector.actions import EMPTY, Action
@@ -29,7 +30,6 @@ from selector.runtime import LatencyProfile, Selector, load_selector
 from selector.schema import sha256
 
 GREEDY_PROMPTS = 20
-AUTOREGRESSIVE, SELECTOR = "autoregressive", "selector"
 
 
 @dataclass
@@ -69,9 +69,9 @@ def methods(config: Config, tuned: dict[str, dict[str, Any]], selector: Selector
     if "traversal" in config.verifiers:
         kept.append(static_name("traversal", root_branching=True))
     return [
-        Method(AUTOREGRESSIVE, config.verifiers[0], Fixed(EMPTY)),
+        Method(comparison.AUTOREGRESSIVE, config.verifiers[0], Fixed(EMPTY)),
         *(Method(name, tuned[name]["verifier"], Fixed(Action(*tuned[name]["action"]))) for name in kept),
-        Method(SELECTOR, selector.verifier, selector),
+        Method(comparison.SELECTOR, selector.verifier, selector),
     ]
 
 
@@ -88,9 +88,9 @@ def run(config: Config) -> None:
     result = read_json(config.folder / "training" / "result.json", "train")
     pair = load_pair(config)
     profile = load_profile(config, pair)
-    depends = {
+    inputs = {
         "evaluate": config.evaluate.model_dump(mode="json"),
-        "prompts": config.prompts.model_dump(mode="json"),
+        "prompts": {"tokens": config.prompts.tokens, "texts": prompts_digest(config, "test")},
         "sampling": [setting.model_dump() for setting in config.sampling],
         "verifiers": list(config.verifiers),
         "seed": config.seed,
@@ -98,7 +98,7 @@ def run(config: Config) -> None:
         "latency": profile.to_json(),
         "training": sha256(chosen_checkpoint(config, result)),
     }
-    stage = Stage("evaluate", config, depends, (output,))
+    stage = Stage("evaluate", config, inputs, (output,))
     if not stage.begin():
         console.print(comparison.method_table(read_json(output, "evaluate")))
         return
@@ -107,7 +107,7 @@ def run(config: Config) -> None:
     with tempfile.TemporaryDirectory() as temporary, mlflow_run(config, "evaluate") as mlflow:
         build(config, Path(temporary) / "selector")  # what is timed is what an engine would load
         selector = load_selector(Path(temporary) / "selector")
-        journal = Journal(config.folder / "evaluation.partial.jsonl", depends)
+        journal = Journal(config.folder / "evaluation.partial.jsonl", inputs)
         with progress() as bar:
             task = bar.add_task("decoding held-out prompts", total=len(prompts) * len(config.sampling), note="")
             for prompt in prompts:
@@ -120,6 +120,7 @@ def run(config: Config) -> None:
                     bar.advance(task)
         greedy = losslessness.greedy_check(pair, config, take_evenly(prompts, min(len(prompts), GREEDY_PROMPTS)))
         evaluation = {**comparison.evaluation(config, journal.rows, tuned), "greedy": greedy}
+        stage.replace()
         write_json(output, evaluation)
         journal.path.unlink()
         mlflow.log_artifact(str(output))
@@ -132,11 +133,11 @@ def run(config: Config) -> None:
 class Journal:
     """Finished prompts, one line per method, so that an interrupted evaluation goes on where it stopped."""
 
-    def __init__(self, path: Path, depends: dict[str, Any]) -> None:
+    def __init__(self, path: Path, inputs: dict[str, Any]) -> None:
         self.path = path
         self.warm = False  # whether this process has decoded anything yet
         self.rows: list[dict[str, Any]] = []
-        header = json.dumps(depends, sort_keys=True)
+        header = json.dumps(inputs, sort_keys=True)
         lines = path.read_text().splitlines() if path.exists() else []
         finished = [line for line in lines[1:] if _complete(line)] if lines and lines[0] == header else []
         for line in finished:
@@ -184,6 +185,7 @@ def decode_all(
             {
                 "prompt": prompt.id,
                 "kind": prompt.kind,
+                "source": prompt.source,
                 "temperature": setting.temperature,
                 "top_p": setting.top_p,
                 "method": method.name,

@@ -10,11 +10,12 @@ import torch
 from pipelines.config import Config
 from pipelines.latency import load_profile
 from pipelines.pair import pair_names
-from pipelines.stage import Stage, mlflow_run, provenance
+from pipelines.stage import Stage, mlflow_run, provenance, read_json
 from pipelines.train import chosen_checkpoint, fallback_action, load_trained, traces_module
+from selector.data import Roots
 from selector.export import write_artefact
 from selector.module import SelectorModule
-from selector.runtime import Selector
+from selector.runtime import Selector, load_selector
 from selector.schema import InputError, sha256
 
 
@@ -26,15 +27,21 @@ def run(config: Config) -> None:
     folder = config.folder / "selector"
     _, result = load_trained(config)
     evaluation = config.folder / "evaluation.json"
-    depends = {
+    inputs = {
         "training": sha256(chosen_checkpoint(config, result)),
         "evaluation": sha256(evaluation) if evaluation.exists() else None,
         "latency": load_profile(config).to_json(),
     }
-    stage = Stage("export", config, depends, (folder / "selector.pt",))
-    if not stage.begin():
+
+    def intact() -> bool:
+        load_selector(folder)  # raises where a file has changed
+        return True
+
+    stage = Stage("export", config, inputs, (folder,))
+    if not stage.begin(intact):
         return
     with mlflow_run(config, "export") as mlflow:
+        stage.replace()
         selector = build(config, folder)
         mlflow.log_artifacts(str(folder), "selector")
         mlflow.log_metric("export/actions_compared", selector.config["metrics"]["actions_compared"])
@@ -45,36 +52,36 @@ def run(config: Config) -> None:
 
 def build(config: Config, folder: Path) -> Selector:
     """Write the artefact of the chosen module; InputError if it does not choose as the trained module does."""
-    import json
-
     module, result = load_trained(config)
     profile = load_profile(config)
     traces = traces_module(config, profile)
+    chosen = result["objectives"][result["chosen"]]
     evaluation = config.folder / "evaluation.json"
     target, draft = pair_names(config)
     facts: dict[str, Any] = {
         "pair": {"target": target, "draft": draft, "fingerprint": profile.pair},
-        "run_id": result["objectives"][result["chosen"]]["run_id"],
+        "run_id": chosen["run_id"],
         "baselines": result["baselines"],
         "metrics": {
-            **result["objectives"][result["chosen"]]["metrics"],
+            **chosen["metrics"],
             "actions_compared": len(traces.validation),
-            "evaluation": json.loads(evaluation.read_text())["summary"] if evaluation.exists() else None,
+            "evaluation": read_json(evaluation, "evaluate")["summary"] if evaluation.exists() else None,
         },
         "provenance": provenance(config),
     }
-    selector = write_artefact(
-        folder, module, traces.train, profile, config.train.verifier, fallback_action(traces), facts
-    )
-    differing = compare(module, selector, traces.validation)
-    if differing:
-        raise InputError(f"{folder}: {differing} of {len(traces.validation)} actions differ from the trained module's")
-    return selector
+
+    def check(selector: Selector) -> None:
+        differing = count_differing(module, selector, traces.validation)
+        if differing:
+            raise InputError(f"{folder}: {differing} of {len(traces.validation)} actions are not the trained module's")
+
+    fallback = fallback_action(traces)
+    return write_artefact(folder, module, traces.train, profile, config.train.verifier, fallback, facts, check)
 
 
 @torch.no_grad()
-def compare(module: SelectorModule, selector: Selector, roots: Any) -> int:
-    """Validation roots at which the exported selector and the trained module choose differently."""
+def count_differing(module: SelectorModule, selector: Selector, roots: Roots) -> int:
+    """Roots at which the exported selector and the trained module choose differently, asked one by one."""
     differing = 0
     for row in range(len(roots)):
         features = {name: value[row] for name, value in roots.features().items()}

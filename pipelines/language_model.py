@@ -19,8 +19,8 @@ CHECKPOINT_SECONDS = 30
 Loss = Callable[[LlamaForCausalLM, torch.Tensor], torch.Tensor]
 
 
-def train_tokenizer(texts: list[str], vocabulary: int, max_bytes: int = 6_000_000) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of `vocabulary` tokens, learned on at most `max_bytes` of evenly spaced texts."""
+def train_tokenizer(texts: list[str], vocabulary: int, characters: int = 6_000_000) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of `vocabulary` tokens, learned on about that many characters of evenly spaced texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -30,7 +30,7 @@ def train_tokenizer(texts: list[str], vocabulary: int, max_bytes: int = 6_000_00
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    stride = max(1, sum(map(len, texts)) // max_bytes)
+    stride = max(1, -(-sum(map(len, texts)) // characters))
     tokenizer.train_from_iterator(texts[::stride], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END)
 

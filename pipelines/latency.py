@@ -12,18 +12,19 @@ from rich.table import Table as RichTable
 
 from data_gen import latency
 from data_gen.features import Row, root_features
-from data_gen.models import ModelPair
-from data_gen.prompts import Prompt, read_prompts, split_of, take_evenly
+from data_gen.models import CachedModel, ModelPair
 from data_gen.sampling import Sampling
 from pipelines.config import Config
 from pipelines.pair import load_pair
+from pipelines.prompts import encode, prompts_of
 from pipelines.stage import Stage, console, mlflow_run, progress, write_json
 from selector.actions import Action, ActionSpace
+from selector.export import DeployedSelector
 from selector.network import SelectorNetwork
 from selector.runtime import LatencyProfile, torchscript
 from selector.schema import SCALAR_NAMES, InputError
 
-CHECKED = [Action(1, 0, 0), Action(1, 4, 0), Action(1, 8, 0), Action(2, 2, 4), Action(4, 0, 4), Action(4, 0, 8)]
+CHECKED = [Action(*shape) for shape in ((1, 0, 0), (1, 4, 0), (1, 8, 0), (2, 2, 4), (4, 0, 4), (4, 0, 8), (2, 8, 8))]
 
 
 def profile_path(config: Config) -> Path:
@@ -40,23 +41,6 @@ def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfil
     if pair is not None and profile.pair != pair.fingerprint:
         raise InputError(f"{path} was measured with another pair: run the latency stage again")
     return profile
-
-
-def prompts_of(config: Config, split: str, count: int | None = None) -> list[Prompt]:
-    """Prompts of a split, kinds in turn; all of them if `count` is None."""
-    path = config.prompts.file or config.folder / "pair" / "prompts.jsonl"
-    if config.prompts.file is None and not path.exists():
-        raise InputError(f"{path} does not exist: run the pair stage first")
-    shares = config.prompts.validation, config.prompts.test
-    prompts = [prompt for prompt in read_prompts(path) if split_of(prompt, *shares) == split]
-    if count is not None and count > len(prompts):
-        raise InputError(f"{path} holds {len(prompts)} prompts for {split}; {count} are asked for")
-    return take_evenly(prompts, len(prompts) if count is None else count)
-
-
-def encode(pair: ModelPair, prompt: Prompt, tokens: int) -> list[int]:
-    """The first `tokens` token ids of a prompt."""
-    return pair.tokenizer(prompt.text)["input_ids"][:tokens]
 
 
 def plan(config: Config) -> list[str]:
@@ -86,6 +70,7 @@ def run(config: Config) -> None:
         first = latency.check(pair, profile, config.train.verifier, CHECKED, prompts[:3], 32)
         profile = replace(profile, step=statistics.median(float(row["rest"]) for row in first))
         rows = latency.check(pair, profile, config.train.verifier, CHECKED, prompts[3:], 32)
+        stage.replace()
         write_json(profile_path(config), {**profile.to_json(), "check": rows})
         mlflow.log_artifact(str(profile_path(config)))
         for row in rows:
@@ -115,21 +100,28 @@ def summary(profile: LatencyProfile, rows: list[dict[str, float | str]]) -> Rich
 
 
 @torch.inference_mode()
-def selector_seconds(config: Config, pair: ModelPair, profile: LatencyProfile, repeats: int = 100) -> float:
-    """Median time of a selector's decision, features included; its weights do not matter for that."""
-    widths = [pair.target.config.hidden_size, pair.draft.config.hidden_size, pair.draft.config.hidden_size]
+def selector_seconds(config: Config, pair: ModelPair, profile: LatencyProfile, repeats: int = 50) -> float:
+    """Median time of an exported selector's decision after a target pass, features included.
+
+    Its weights do not matter for that, so it need not be trained.
+    """
+    widths = [pair.target.config.hidden_size, *[pair.draft.config.hidden_size] * 2]
+    actions = ActionSpace.default().actions
     scalars = range(len(SCALAR_NAMES))
-    network = SelectorNetwork(widths, scalars, len(ActionSpace.default()), config.train.width, config.train.hidden)
-    vocabulary = pair.draft.get_output_embeddings().weight.shape[0]
-    probs_V = torch.rand(vocabulary, dtype=torch.float64).softmax(-1).to(pair.device)
-    target, draft = (Row(probs_V, torch.randn(width, device=pair.device)) for width in widths[:2])
-    seconds = []
+    network = SelectorNetwork(widths, scalars, len(actions), config.train.width, config.train.hidden)
+    table = profile.table(actions, config.train.verifier, selector=True)
+    untrained = DeployedSelector(network, torch.zeros(()), table, (torch.zeros(0, len(actions)), torch.zeros(0))).eval()
     with torchscript():
-        frozen = torch.jit.freeze(torch.jit.script(network.eval()))
+        module = torch.jit.freeze(torch.jit.script(untrained))
+    probs_V = torch.rand(pair.draft.get_output_embeddings().weight.shape[0], device=pair.device).double().softmax(-1)
+    target, draft = (Row(probs_V, torch.randn(width, device=pair.device)) for width in widths[:2])
+    context = CachedModel(pair.target)
+    seconds = []
     for _ in range(repeats):
+        context.extend([0])
+        context.keep([])
         start = time.perf_counter()
         features = root_features(target, draft, draft, 100, Sampling(), profile)
-        states = [features[name].cpu().unsqueeze(0) for name in list(features)[:3]]
-        int(frozen(states, features["scalars"].cpu().unsqueeze(0)).argmax())
+        int(module({name: value.cpu() for name, value in features.items()})[0])
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)

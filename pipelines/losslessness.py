@@ -12,7 +12,7 @@ from data_gen.prompts import Prompt
 from data_gen.sampling import Sampling
 from data_gen.verification import get_verifier
 from pipelines.config import Config
-from pipelines.latency import encode
+from pipelines.prompts import encode
 from selector.actions import Action
 
 ACTIONS = (Action(1, 4, 0), Action(2, 2, 3), Action(4, 0, 6))
@@ -20,7 +20,7 @@ TIE = 1e-4  # gap of the two best logits below which their order is rounding
 
 
 def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict[str, Any]:
-    """Compare on every prompt with three actions, verifiers in turn.
+    """Compare on every prompt with three actions, verifiers in turn; the draft samples, so that trees do branch.
 
     Returns:
         how many continuations were compared, and the prompts, actions and positions of those that part: `ties` where
@@ -32,7 +32,7 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
         expected = _generate(pair, tokens, config.evaluate.tokens)
         verifier = get_verifier(config.verifiers[number % len(config.verifiers)])
         for action in ACTIONS:
-            decoder = Decoder(pair, Sampling(0), verifier, Fixed(action))
+            decoder = Decoder(pair, Sampling(0), verifier, Fixed(action), draft_sampling=Sampling(1))
             generator = torch.Generator(device=pair.device).manual_seed(0)
             found = decoder.decode(tokens, config.evaluate.tokens, generator).tokens
             result["continuations"] += 1

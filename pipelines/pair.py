@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -12,23 +14,47 @@ from data_gen.models import ModelPair
 from data_gen.prompts import Prompt, write_prompts
 from pipelines import corpus, language_model
 from pipelines.config import Config, EmbeddedModel
-from pipelines.stage import Stage, console, mlflow_run, progress, write_json
+from pipelines.stage import Stage, console, mlflow_run, progress, require, write_json
+from selector.actions import ActionSpace
+from selector.schema import InputError
 
+DEEPEST_TREE = ActionSpace.default().max_L1 + ActionSpace.default().max_L2
 PROMPT_CHARACTERS = 1200  # more than `prompts.tokens` usually need
 
 
 def pair_names(config: Config) -> tuple[str, str]:
     """Directories or hub ids of target and draft."""
     if config.pair.target == "embedded":
-        return str(config.folder / "pair" / "target"), str(config.folder / "pair" / "draft")
+        models = config.folder / "pair" / "models"
+        return str(models / "target"), str(models / "draft")
     return config.pair.target, config.pair.draft
 
 
+def depends(config: Config) -> dict[str, Any]:
+    """What the pair follows from, the corpus apart."""
+    if config.pair.target != "embedded":
+        return {"pair": {"target": config.pair.target, "draft": config.pair.draft}}
+    return {"pair": config.pair.model_dump(mode="json", include={"target", "draft", "embedded"}), "seed": config.seed}
+
+
 def load_pair(config: Config) -> ModelPair:
-    """The run's pair on the configured device, with the configured number of threads."""
+    """The run's pair on the configured device, with the configured number of threads.
+
+    Raises:
+        InputError: it is not there, was trained with another config, does not load, or its context is too short.
+    """
+    if config.pair.target == "embedded":
+        require(config, "pair", depends(config))
     if config.pair.threads:
         torch.set_num_threads(config.pair.threads)
-    return ModelPair.load(*pair_names(config), device=config.pair.device, dtype=config.pair.dtype)
+    pair = ModelPair.load(*pair_names(config), device=config.pair.device, dtype=config.pair.dtype)
+    needed = config.prompts.tokens + max(config.data.tokens, config.evaluate.tokens) + DEEPEST_TREE
+    if needed > pair.max_positions:
+        raise InputError(
+            f"prompts.tokens, data.tokens and evaluate.tokens ask for up to {needed} positions; "
+            f"the pair has {pair.max_positions}"
+        )
+    return pair
 
 
 def plan(config: Config) -> list[str]:
@@ -45,34 +71,40 @@ def plan(config: Config) -> list[str]:
 def run(config: Config) -> None:
     folder = config.folder / "pair"
     files = corpus.stdlib_files(config.pair.embedded.held_out)
-    depends = {
-        "pair": config.pair.model_dump(mode="json", exclude={"device", "dtype", "threads"}),
-        "seed": config.seed,
-        "prompts": {"per_source": config.prompts.per_source},
-        "corpus": {"files": len(files), "python": sys.version.split()[0], "sha256": _digest(files)},
-    }
-    outputs = (folder / "prompts.jsonl", *(Path(n) for n in pair_names(config) if config.pair.target == "embedded"))
-    stage = Stage("pair", config, depends, outputs, costly=True)
+    source = {"files": len(files), "python": sys.version.split()[0], "sha256": _digest(files)}
+    if config.pair.target == "embedded":
+        stage = Stage("pair", config, {**depends(config), "corpus": source}, (folder / "models",), costly=True)
+        if stage.begin():
+            with mlflow_run(config, "pair") as mlflow:
+                train_embedded(config, files, folder, mlflow)
+            stage.finish()
+    else:
+        stage = Stage("pair", config, depends(config), ())
+        load_pair(config)  # raises where it does not load
+        stage.say(f"{config.pair.target} and {config.pair.draft} load and share their vocabulary")
+        stage.finish()
+    if config.prompts.file is None:
+        write_held_out_prompts(config, files, folder / "prompts.jsonl", source)
+
+
+def write_held_out_prompts(config: Config, files: list[corpus.SourceFile], path: Path, source: dict[str, Any]) -> None:
+    """The prompts of all kinds that this Python's library has; cheap, so made anew whenever something changed."""
+    inputs = {"corpus": source, "per_source": config.prompts.per_source, "held_out": config.pair.embedded.held_out}
+    stage = Stage("prompts", config, inputs, (path,))
     if not stage.begin():
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with mlflow_run(config, "pair") as mlflow:
-        if config.pair.target == "embedded":
-            train_embedded(config, files, folder, mlflow)
-        else:
-            load_pair(config)  # raises where it does not load
-        prompts = held_out_prompts(files, config.prompts.per_source)
-        kinds = [kind for kind in corpus.KINDS if any(prompt.kind == kind for prompt in prompts)]
-        for kind in sorted(set(corpus.KINDS) - set(kinds)):
-            stage.say(f"this Python has no {kind} in its library: no prompts of that kind")
-        write_prompts(folder / "prompts.jsonl", prompts)
-        stage.say(f"{len(prompts)} prompts of the kinds {', '.join(kinds)}")
+    prompts = held_out_prompts(files, config.prompts.per_source)
+    kinds = [kind for kind in corpus.KINDS if any(prompt.kind == kind for prompt in prompts)]
+    for kind in sorted(set(corpus.KINDS) - set(kinds)):
+        stage.say(f"this Python has no {kind} in its library: no prompts of that kind")
+    stage.replace()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_prompts(path, prompts)
+    stage.say(f"{len(prompts)} prompts of the kinds {', '.join(kinds)}")
     stage.finish()
 
 
 def _digest(files: list[corpus.SourceFile]) -> str:
-    import hashlib
-
     return hashlib.sha256("".join(file.path + file.sha256 for file in files).encode()).hexdigest()[:16]
 
 
@@ -96,7 +128,7 @@ def held_out_prompts(files: list[corpus.SourceFile], per_source: int) -> list[Pr
     return prompts
 
 
-def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path, mlflow: object) -> None:
+def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path, mlflow: Any) -> None:
     """Tokenizer, target, then the draft distilled from it; a finished model is not trained again."""
     embedded = config.pair.embedded
     training = [file.text for file in files if not file.held_out][: embedded.max_files]
@@ -104,9 +136,10 @@ def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path,
     with console.status("encoding the corpus"):
         stream = language_model.encode_corpus(tokenizer, training)
         held_out = language_model.encode_corpus(tokenizer, [f.text for f in files if f.held_out][:64])
-    target = _trained(config, "target", embedded.target, language_model.next_token_loss, tokenizer, stream, folder)
+    models = folder / "models"
+    target = _trained(config, "target", embedded.target, language_model.next_token_loss, tokenizer, stream, models)
     loss = language_model.distillation_loss(target)
-    draft = _trained(config, "draft", embedded.draft, loss, tokenizer, stream, folder)
+    draft = _trained(config, "draft", embedded.draft, loss, tokenizer, stream, models)
     overlap = language_model.mean_overlap(target, draft, held_out, embedded.context)
     console.print(f"[bold]pair[/]: mean overlap on held-out text {overlap:.3f}")
     manifest = {
@@ -116,7 +149,7 @@ def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path,
         "files": [{"path": f.path, "sha256": f.sha256, "kind": f.kind, "held_out": f.held_out} for f in files],
     }
     write_json(folder / "manifest.json", manifest)
-    mlflow.log_metric("pair/overlap", overlap)  # type: ignore[attr-defined]
+    mlflow.log_metric("pair/overlap", overlap)
 
 
 def _trained(
@@ -128,7 +161,8 @@ def _trained(
     stream: torch.Tensor,
     folder: Path,
 ) -> LlamaForCausalLM:
-    if (folder / role / "config.json").exists():
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / role / "config.json").exists():  # finished before an interruption; the stage refuses other inputs
         return LlamaForCausalLM.from_pretrained(folder / role, attn_implementation="eager")
     model = language_model.build_model(shape, len(tokenizer), tokenizer.eos_token_id, config.seed)
     checkpoint = folder / f"{role}.checkpoint"

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
+from data_gen.sampling import Sampling
 from selector.actions import Action, ActionSpace
 from selector.data import Roots
 from selector.module import SelectorModule
@@ -27,7 +28,7 @@ def _png(figure: Figure) -> str:
 
 
 def _setting(entry: dict[str, Any]) -> str:
-    return f"T={entry['temperature']:g}" + (f", top-p={entry['top_p']:g}" if entry["top_p"] < 1 else "")
+    return str(Sampling(entry["temperature"], entry["top_p"]))
 
 
 def throughput(evaluation: dict[str, Any]) -> str:

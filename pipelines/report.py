@@ -7,11 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow.parquet as pq
-
 from pipelines import losslessness, plots
 from pipelines.config import Config
+from pipelines.data import realised
 from pipelines.latency import load_profile
 from pipelines.stage import Stage, mlflow_run, provenance, read_json
 from pipelines.train import load_trained, traces_module
@@ -37,13 +35,17 @@ def run(config: Config) -> None:
     if not stage.begin():
         _say_where(stage, output, artefact)
         return
-    realised = realised_table(config, list(steps_manifest["shards"]))
+    realised_rows = realised(config)
+    _, training = load_trained(config)
     with mlflow_run(config, "report") as mlflow:
+        stage.replace()
         partial = output.with_name("report.html.tmp")
-        partial.write_text(page(config, evaluation, realised), encoding="utf-8")
+        partial.write_text(page(config, evaluation, realised_rows), encoding="utf-8")
         partial.replace(output)
         mlflow.log_artifact(str(output))
-        for row in realised:
+        # the training run has the parameters and the curves: the report belongs beside them too
+        mlflow.MlflowClient().log_artifact(training["objectives"][training["chosen"]]["run_id"], str(output))
+        for row in realised_rows:
             mlflow.log_metric(f"realised/z/{row['verifier']}", row["z"])
     stage.finish()
     _say_where(stage, output, artefact)
@@ -55,32 +57,7 @@ def _say_where(stage: Stage, output: Path, artefact: Path) -> None:
         stage.say(f"exported selector in {artefact.parent.resolve()}")
 
 
-def realised_table(config: Config, shards: list[str]) -> list[dict[str, Any]]:
-    """Expected against realised block efficiency over all decoding steps of the data stage, by verifier.
-
-    `z` is the mean difference over its standard deviation under the law of each step's own tree.
-    """
-    table = pq.ParquetDataset([config.folder / "steps" / name for name in shards]).read()
-    steps = {name: np.asarray(table[name]) for name in ("verifier", "expected", "realised", "variance")}
-    rows = []
-    for verifier in config.verifiers:
-        mine = steps["verifier"] == verifier
-        if not mine.any():
-            continue
-        difference = steps["realised"][mine] - steps["expected"][mine]
-        rows.append(
-            {
-                "verifier": verifier,
-                "steps": int(mine.sum()),
-                "expected": float(steps["expected"][mine].mean()),
-                "realised": float(steps["realised"][mine].mean()),
-                "z": float(difference.sum() / max(np.sqrt(steps["variance"][mine].sum()), 1e-300)),
-            }
-        )
-    return rows
-
-
-def page(config: Config, evaluation: dict[str, Any], realised: list[dict[str, Any]]) -> str:
+def page(config: Config, evaluation: dict[str, Any], realised_rows: list[dict[str, Any]]) -> str:
     """The report as one self-contained page."""
     profile = load_profile(config)
     traces = traces_module(config, profile)
@@ -99,7 +76,7 @@ def page(config: Config, evaluation: dict[str, Any], realised: list[dict[str, An
             "Predicted against realised block efficiency",
             "<p>Decoding steps of the data stage: the law's expectation against what was drawn; |z| above 4 would "
             "mean that the labels do not describe the decoder.</p>"
-            + _table(realised)
+            + _table(realised_rows)
             + _image(plots.calibration(module, traces.validation, traces.space.actions, config.train.verifier)),
         ),
         ("Greedy decoding", f"<p>{html.escape(losslessness.summary(evaluation['greedy']))}.</p>"),

@@ -1,7 +1,7 @@
 """What all stages share: validity of earlier outputs, provenance, progress, and MLflow.
 
 A stage's output is valid while the fingerprint of everything it depends on is the one it was made with. The
-fingerprint is kept in the clear (`stage.json`), so that a mismatch can say what changed.
+fingerprint is kept in the clear (`stages/<name>.json`), so that a mismatch can say what changed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -47,32 +47,39 @@ class Stage:
 
     @property
     def record(self) -> Path:
-        return self.config.folder / "stages" / f"{self.name}.json"
+        return record_path(self.config, self.name)
 
-    def begin(self) -> bool:
+    def begin(self, intact: Callable[[], bool] = lambda: True) -> bool:
         """Whether there is anything to do. Says so where earlier output is reused, or made anew, and why.
 
+        Args:
+            intact: a closer look at outputs that are there; asked before they are reused.
+
         Raises:
-            InputError: the stage is costly and its inputs have changed.
+            InputError: the stage is costly, and there is output of other inputs.
         """
-        missing = not all(path.exists() for path in self.outputs)
-        recorded = json.loads(self.record.read_text()) if self.record.exists() else None
-        if recorded is not None:
-            changes = differences(recorded["depends"], self.depends)
-            if not changes and recorded["finished"] and not missing:
-                self.say(f"reusing {self.outputs[0]}: nothing it depends on has changed")
-                return False
-            if changes and self.costly and not missing:
-                raise InputError(
-                    f"{self.outputs[0]} was made from other inputs ({changes[0]}"
-                    + (f", and {len(changes) - 1} more" if len(changes) > 1 else "")
-                    + "); choose another name= or remove it"
-                )
+        recorded = read_json(self.record, self.name) if self.record.exists() else None
+        changes = [] if recorded is None else differences(recorded["depends"], self.depends)
+        reusable = recorded is not None and recorded["finished"] and not changes
+        if self.costly and any(_holds_anything(path) for path in self.outputs):
+            advice = "choose another name= or remove " + ("them" if len(self.outputs) > 1 else "it")
+            places = " and ".join(str(path) for path in self.outputs)
+            if recorded is None:
+                raise InputError(f"{places}: there, but not known to be finished; {advice}")
             if changes:
-                self.say(f"made anew: {'; '.join(changes[:3])}")
+                raise InputError(f"{places}: made from other inputs ({_listed(changes)}); {advice}")
+        if reusable and all(path.exists() for path in self.outputs) and intact():
+            self.say(f"reusing {self.outputs[0]}: nothing it depends on has changed")
+            return False
+        if changes:
+            self.say(f"made anew: {_listed(changes)}")
         if self.costly:
-            self._write(finished=False)
+            self.replace()
         return True
+
+    def replace(self) -> None:
+        """From here on the earlier output is no more: call it before the first write."""
+        self._write(finished=False)
 
     def finish(self) -> None:
         """Record that the output is complete."""
@@ -82,10 +89,40 @@ class Stage:
         console.print(f"[bold]{self.name}[/]: {message}", soft_wrap=True)
 
     def _write(self, finished: bool) -> None:
-        write_json(
-            self.record,
-            {"depends": self.depends, "finished": finished, "provenance": provenance(self.config)},
+        record = {"depends": self.depends, "finished": finished, "provenance": provenance(self.config)}
+        write_json(self.record, record)
+
+
+def record_path(config: Config, stage: str) -> Path:
+    return config.folder / "stages" / f"{stage}.json"
+
+
+def require(config: Config, stage: str, current: dict[str, Any]) -> None:
+    """That an earlier stage is finished and was made from the current config.
+
+    Args:
+        current: what it depends on now; keys that are left out are not compared.
+
+    Raises:
+        InputError: it is missing, unfinished, or made from something else.
+    """
+    record = read_json(record_path(config, stage), stage)
+    if not record["finished"]:
+        raise InputError(f"{config.folder}: the {stage} stage is not finished: run it again")
+    changes = differences({key: record["depends"].get(key) for key in current}, current)
+    if changes:
+        raise InputError(
+            f"{config.folder}: the {stage} stage was run with other inputs ({_listed(changes)}): run it again"
         )
+
+
+def _holds_anything(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.exists()
+
+
+def _listed(changes: list[str]) -> str:
+    more = f"; and {len(changes) - 2} more" if len(changes) > 2 else ""
+    return "; ".join(changes[:2]) + more
 
 
 def differences(recorded: dict[str, Any], current: dict[str, Any]) -> list[str]:
@@ -118,7 +155,7 @@ def read_json(path: Path, made_by: str) -> Any:
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist: run the {made_by} stage first") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid JSON: remove it and run the {made_by} stage again") from error
+        raise InputError(f"{path} is damaged: remove it and run the {made_by} stage again") from error
 
 
 def provenance(config: Config) -> dict[str, Any]:

@@ -17,27 +17,40 @@ from pytorch_lightning.loggers import MLFlowLogger
 from rich.table import Table
 
 from pipelines.config import Config
+from pipelines.data import depends
 from pipelines.latency import load_profile
-from pipelines.stage import Stage, console, mlflow_run, read_json, tracking_uri, write_json
+from pipelines.stage import Stage, console, differences, mlflow_run, read_json, require, tracking_uri, write_json
 from selector.actions import ActionSpace
 from selector.baselines import best_static
 from selector.data import Roots, TracesModule
 from selector.module import SelectorModule
 from selector.runtime import LatencyProfile
-from selector.schema import SCALAR_NAMES, InputError, read_manifest
+from selector.schema import SCALAR_NAMES, SCHEMA_VERSION, InputError, read_manifest
 
 METRICS = ("validation/ratio", "validation/worst_5_percent", "validation/cross_fitted_regret")
 
 
 def traces_module(config: Config, profile: LatencyProfile, verifier: str | None = None) -> TracesModule:
-    """The run's traces, set up; InputError where they were made with another pair than the latency profile."""
+    """The run's traces, set up; InputError unless they were made with this config and the profile's pair."""
     folder = config.folder / "traces"
-    manifest = read_manifest(folder)
-    if manifest["depends"].get("pair") != profile.pair:
-        raise InputError(f"{folder} was made with another pair than {config.folder / 'latency.json'}")
+    changes = differences(
+        read_manifest(folder)["depends"], {"schema_version": SCHEMA_VERSION, **depends(config, profile.pair)}
+    )
+    if changes:
+        raise InputError(f"{folder}: made from other inputs ({'; '.join(changes[:2])}): run the data stage")
     traces = TracesModule(folder, verifier or config.train.verifier, profile, config.train.batch, config.seed)
     traces.setup()
     return traces
+
+
+def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
+    """Everything the trained selector follows from."""
+    return {
+        "train": config.train.model_dump(mode="json"),
+        "seed": config.seed,
+        "traces": {name: s["sha256"] for name, s in read_manifest(config.folder / "traces")["shards"].items()},
+        "latency": profile.to_json(),
+    }
 
 
 def plan(config: Config) -> list[str]:
@@ -50,22 +63,15 @@ def plan(config: Config) -> list[str]:
 def run(config: Config) -> None:
     folder = config.folder / "training"
     profile = load_profile(config)
-    manifest = read_manifest(config.folder / "traces")
-    depends = {
-        "train": config.train.model_dump(mode="json"),
-        "seed": config.seed,
-        "traces": {name: shard["sha256"] for name, shard in manifest["shards"].items()},
-        "latency": profile.to_json(),
-    }
-    stage = Stage("train", config, depends, (folder / "result.json",))
+    traces = traces_module(config, profile)
+    stage = Stage("train", config, inputs(config, profile), (folder / "result.json",))
     if not stage.begin():
         return
-    traces = traces_module(config, profile)
     partial = folder.with_name("training.partial")
     shutil.rmtree(partial, ignore_errors=True)
     results: dict[str, Any] = {}
     with mlflow_run(config, "train") as mlflow:
-        mlflow.log_dict(manifest, "manifest.json")
+        mlflow.log_dict(read_manifest(config.folder / "traces"), "manifest.json")
         mlflow.log_params({"roots.train": len(traces.train), "roots.validation": len(traces.validation)})
         for objective in config.train.objectives:
             with mlflow.start_run(run_name=f"train-{objective}", nested=True) as nested:
@@ -75,6 +81,7 @@ def run(config: Config) -> None:
         chosen = max(results, key=lambda name: results[name]["metrics"]["validation/ratio"])
         mlflow.set_tag("chosen", chosen)
         write_json(partial / "result.json", {"chosen": chosen, "objectives": results, "baselines": baselines(traces)})
+    stage.replace()
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     console.print(summary(results, chosen))
@@ -96,9 +103,7 @@ def fit(config: Config, objective: str, traces: TracesModule, folder: Path, run_
         worst_share=config.train.worst_share,
     )
     module.fit_standardisation(traces.train)
-    checkpoints = ModelCheckpoint(
-        folder, filename="best", monitor=METRICS[0], mode="max", save_last=True, enable_version_counter=False
-    )
+    checkpoints = ModelCheckpoint(folder, filename="best", monitor=METRICS[0], mode="max", enable_version_counter=False)
     callbacks: list[Callback] = [
         checkpoints,
         EarlyStopping(METRICS[0], mode="max", patience=config.train.patience),
@@ -107,21 +112,20 @@ def fit(config: Config, objective: str, traces: TracesModule, folder: Path, run_
     with _quiet():
         trainer = pl.Trainer(
             max_epochs=config.train.epochs,
-            accelerator="auto",
+            accelerator="cpu",  # the network is small, and so are the traces: no GPU is worth the copies
             devices=1,
             logger=MLFlowLogger(run_id=run_id, tracking_uri=tracking_uri(), log_model=False),
             callbacks=callbacks,
             enable_model_summary=False,
             num_sanity_val_steps=0,
             log_every_n_steps=1,
-            deterministic=True,
         )
         try:
             trainer.fit(module, datamodule=traces)
+            best = SelectorModule.load_from_checkpoint(checkpoints.best_model_path, map_location="cpu")
+            metrics = trainer.validate(best, datamodule=traces, verbose=False)[0]
         except SystemExit as stopped:  # what Lightning makes of Ctrl-C
             raise KeyboardInterrupt from stopped
-        best = SelectorModule.load_from_checkpoint(checkpoints.best_model_path, map_location="cpu")
-        metrics = trainer.validate(best, datamodule=traces, verbose=False)[0]
     return {"metrics": metrics, "checkpoint": f"{objective}/{Path(checkpoints.best_model_path).name}", "run_id": run_id}
 
 
@@ -164,7 +168,8 @@ def by_setting(roots: Roots) -> list[tuple[float, float, Roots]]:
 
 
 def chosen_checkpoint(config: Config, result: dict[str, Any]) -> Path:
-    """The checkpoint of the objective that was kept; InputError where it is missing."""
+    """The checkpoint of the objective that was kept; InputError where it is missing or was trained otherwise."""
+    require(config, "train", inputs(config, load_profile(config)))
     checkpoint = config.folder / "training" / result["objectives"][result["chosen"]]["checkpoint"]
     if not checkpoint.exists():
         raise InputError(f"{checkpoint} does not exist: run the train stage again")
@@ -177,7 +182,7 @@ def load_trained(config: Config) -> tuple[SelectorModule, dict[str, Any]]:
     checkpoint = chosen_checkpoint(config, result)
     try:
         module = SelectorModule.load_from_checkpoint(checkpoint, map_location="cpu")
-    except (RuntimeError, OSError, EOFError, KeyError) as error:
+    except Exception as error:  # whatever a damaged file makes torch raise
         raise InputError(f"{checkpoint} is damaged: remove it and run the train stage again") from error
     return module.eval(), result
 

@@ -30,8 +30,6 @@ from selector.schema import (
     read_manifest,
 )
 
-LENGTHS = [16, 64, 256, 1024, 4096]  # grid of context lengths for step times
-
 
 @dataclass
 class Roots:
@@ -42,7 +40,6 @@ class Roots:
     draft_hidden_root: Tensor
     scalars: Tensor
     mean_BA: Tensor
-    error_BA: Tensor
     half_BA: Tensor
     realised_BA: Tensor
     seconds_BA: Tensor  # with a selector in the loop
@@ -98,27 +95,27 @@ def to_roots(table: pa.Table, verifier: str, profile: LatencyProfile, space: Act
     columns = label_columns(verifier)
     if columns["mean"] not in table.column_names:
         raise InputError(f"the traces hold no labels for {verifier}: add it to verifiers and run the data stage again")
-    length_B = matrix(table, "context_length").double()
-    lengths_L = torch.tensor(LENGTHS, dtype=torch.float64)
-    with_selector, without = (
-        interpolated(profile.table(space.actions, LENGTHS, verifier, selector), lengths_L, length_B).float()
-        for selector in (True, False)
-    )
+    length_B = matrix(table, "context_length")
+    times = [profile.table(space.actions, verifier, selector) for selector in (True, False)]
+    with_selector, without = (interpolated(seconds_LA, lengths_L, length_B) for lengths_L, seconds_LA in times)
     passes_B2 = torch.tensor([profile.pass_seconds(length) for length in length_B.tolist()])
-    settings = torch.stack([matrix(table, "temperature"), matrix(table, "top_p")], dim=-1)
-    _, setting_B = settings.unique(dim=0, return_inverse=True)
     return Roots(
         **{name: matrix(table, name) for name in HIDDEN_STATES},
         scalars=torch.cat([torch.stack([matrix(table, name) for name in TRACE_SCALARS], dim=-1), passes_B2], dim=-1),
         mean_BA=matrix(table, columns["mean"]),
-        error_BA=matrix(table, columns["error"]),
         half_BA=matrix(table, columns["half"]),
         realised_BA=matrix(table, columns["realised"]),
         seconds_BA=with_selector,
         static_seconds_BA=without,
-        setting_B=setting_B,
+        setting_B=_settings(table),
         base_B=torch.zeros(len(table), dtype=torch.int64),
     )
+
+
+def _settings(table: pa.Table) -> Tensor:
+    """A number for the sampling setting of each root, the same in every split; int64 [B]."""
+    pairs = zip(matrix(table, "temperature").tolist(), matrix(table, "top_p").tolist(), strict=True)
+    return torch.tensor([round(1e4 * temperature) * 100_000 + round(1e4 * top_p) for temperature, top_p in pairs])
 
 
 class TracesModule(pl.LightningDataModule):
@@ -130,14 +127,13 @@ class TracesModule(pl.LightningDataModule):
         self.space = ActionSpace.default()
 
     def setup(self, stage: str | None = None) -> None:
+        if hasattr(self, "train"):
+            return
         self.train, self.validation = (
             to_roots(read_split(self.folder, split), self.verifier, self.profile, self.space)
             for split in ("train", "validation")
         )
-        settings = self.train.setting_B.unique()
-        if not torch.equal(settings, self.validation.setting_B.unique()):
-            raise InputError(f"{self.folder}: train and validation hold different sampling settings")
-        for setting in settings.tolist():
+        for setting in self.train.setting_B.unique().tolist():
             rows = self.train.setting_B == setting
             base = best_static(self.train.mean_BA[rows], self.train.static_seconds_BA[rows])
             for split in (self.train, self.validation):

@@ -13,6 +13,7 @@ Legend: B roots, R calibration roots, L context lengths, A actions.
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from selector.actions import Action, ActionSpace
-from selector.data import LENGTHS, Roots
+from selector.data import Roots
 from selector.latency import LatencyProfile, interpolated
 from selector.module import SelectorModule
 from selector.network import SelectorNetwork
@@ -43,13 +44,19 @@ class DeployedSelector(nn.Module):
     lengths_L: Tensor
     seconds_LA: Tensor
 
-    def __init__(self, network: SelectorNetwork, gain: Tensor, seconds_LA: Tensor, calibration: tuple[Tensor, Tensor]):
+    def __init__(
+        self,
+        network: SelectorNetwork,
+        gain: Tensor,
+        times: tuple[Tensor, Tensor],
+        calibration: tuple[Tensor, Tensor],
+    ) -> None:
         super().__init__()
         self.network = network
         self.length_at = SCALAR_NAMES.index("context_length")
         self.register_buffer("gain", gain.clone())  # 0 for a policy: its scores are logits
-        self.register_buffer("lengths_L", torch.tensor(LENGTHS, dtype=torch.float32))
-        self.register_buffer("seconds_LA", seconds_LA.float())
+        self.register_buffer("lengths_L", times[0])
+        self.register_buffer("seconds_LA", times[1])
         self.register_buffer("calibration_RA", calibration[0])
         self.register_buffer("calibration_length_R", calibration[1])
 
@@ -87,8 +94,8 @@ def deployed(module: SelectorModule, train: Roots, profile: LatencyProfile, veri
     calibration = (module.outputs(rows).half(), rows.features()[SCALARS_KEY][:, SCALAR_NAMES.index("context_length")])
     if not module.predicts_efficiency:
         calibration = (calibration[0][:0], calibration[1][:0])
-    seconds_LA = profile.table(ActionSpace.default().actions, LENGTHS, verifier, selector=True)
-    return DeployedSelector(module.network, module.gain, seconds_LA, calibration).eval()
+    times = profile.table(ActionSpace.default().actions, verifier, selector=True)
+    return DeployedSelector(module.network, module.gain, times, calibration).eval()
 
 
 def write_artefact(
@@ -99,12 +106,14 @@ def write_artefact(
     verifier: str,
     fallback: Action,
     facts: dict[str, Any],
+    check: Callable[[Selector], None] = lambda _: None,
 ) -> Selector:
-    """Write the directory under a temporary name, read it back, then rename it over an earlier one.
+    """Write the directory under a temporary name, read it back and check it, then rename it over an earlier one.
 
     Args:
         fallback: the action for a root without features.
         facts: further entries of `config.json`, among them `pair` (names and fingerprint) and `metrics`.
+        check: called with the selector as read back; what it raises leaves an earlier artefact as it was.
 
     Returns:
         the selector as an engine would load it.
@@ -134,7 +143,7 @@ def write_artefact(
     (partial / "README.md").write_text(_readme(config))
     names = sorted(path.name for path in partial.iterdir())
     (partial / CHECKSUMS).write_text("".join(f"{sha256(partial / name)}  {name}\n" for name in names))
-    load_selector(partial)
+    check(load_selector(partial))
     if folder.exists():
         old = folder.with_name(folder.name + ".old")
         shutil.rmtree(old, ignore_errors=True)

@@ -18,7 +18,7 @@ from selector.schema import SCHEMA_VERSION, InputError
 
 @dataclass(frozen=True)
 class Table:
-    """Seconds on a grid of context lengths and pass sizes; linear in between and beyond."""
+    """Seconds on a grid of two sizes; linear in between, constant beyond: measure what you serve."""
 
     lengths: list[int]
     sizes: list[int]
@@ -26,15 +26,14 @@ class Table:
 
     def at(self, length: float, size: float) -> float:
         columns = [_interpolate(self.sizes, row, size) for row in self.seconds]
-        return max(_interpolate(self.lengths, columns, length), 1e-9)
+        return _interpolate(self.lengths, columns, length)
 
 
 def _interpolate(grid: list[int], values: list[float], x: float) -> float:
-    if len(grid) == 1:
-        return values[0]
-    i = 0
-    while i < len(grid) - 2 and x > grid[i + 1]:
-        i += 1
+    x = min(max(x, grid[0]), grid[-1])
+    if x == grid[-1]:
+        return values[-1]
+    i = next(i for i in range(len(grid)) if x < grid[i + 1])
     share = (x - grid[i]) / (grid[i + 1] - grid[i])
     return values[i] + share * (values[i + 1] - values[i])
 
@@ -48,10 +47,10 @@ class LatencyProfile:
         pair: fingerprint of the models.
         draft: tq(length, width), one draft pass of `width` tokens, drawing their successors included.
         target: tp(length, nodes), one target pass over a tree of `nodes` nodes, the root included, with its
-            distributions and the commit of a path.
-        verify: for each verifier, seconds by number of nodes.
+            distributions.
+        verify: for each verifier, seconds by depth of the tree and number of branches.
         select: one call of a selector, its features included.
-        step: the rest of a decoding step.
+        step: the rest of a decoding step, the commit of a path in it.
     """
 
     device: str
@@ -90,37 +89,47 @@ class LatencyProfile:
     def action_seconds(self, action: Action, length: float, verifier: str, selector: bool = False) -> float:
         """Predicted time of one decoding step.
 
-        It charges every draft pass at its width, the pass over the root token included; with a selector, that pass
-        even where nothing is drafted, and the selector's own time.
+        It charges every draft pass at its width. The first one covers the root token, and after full acceptance also
+        the last accepted one: it is charged for two. A selector needs that pass even where nothing is drafted, and its
+        own time. Equal prefixes are charged apart, so the time of a wide tree at a low temperature is an upper bound.
 
         Args:
             length: committed tokens before the step, the root token included.
         """
         K, L1, L2 = action
-        passes = [(length + depth, 1) for depth in range(L1 + (L2 > 0))]
+        passes = [(length, 2)] if selector or action != EMPTY else []
+        passes += [(length + depth, 1) for depth in range(1, L1 + (L2 > 0))]
         passes += [(length + L1 + depth * K, K) for depth in range(1, L2)]
-        if selector and not passes:
-            passes = [(length, 1)]
         seconds = sum(self.draft.at(*size) for size in passes)
         nodes = 1 + action.nodes
         seconds += self.target.at(length, nodes) + self.step + (self.select if selector else 0.0)
         if action != EMPTY:
-            seconds += self.verify[verifier].at(length, nodes)
+            seconds += self.verify[verifier].at(L1 + L2, K)
         return seconds
 
-    def table(self, actions: tuple[Action, ...], lengths: list[int], verifier: str, selector: bool) -> Tensor:
-        """`action_seconds` for every length and action, float64 [L, A]."""
+    def table(self, actions: tuple[Action, ...], verifier: str, selector: bool) -> tuple[Tensor, Tensor]:
+        """`action_seconds` at the measured lengths, for `interpolated`.
+
+        Returns:
+            lengths, float32 [L], at least two; seconds, float32 [L, A].
+
+        Raises:
+            InputError: the verifier was not measured.
+        """
+        if verifier not in self.verify:
+            raise InputError(f"the latency profile of {self.device} has no times for {verifier}")
+        lengths = self.draft.lengths if len(self.draft.lengths) > 1 else [0, *self.draft.lengths]
         rows = [[self.action_seconds(a, length, verifier, selector) for a in actions] for length in lengths]
-        return torch.tensor(rows, dtype=torch.float64)
+        return torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)
 
 
 def interpolated(table_LA: Tensor, lengths_L: Tensor, length_B: Tensor) -> Tensor:
-    """Rows of a table at other lengths, linear in between and beyond; [B, A]. Scriptable.
+    """Rows of a table at other lengths, linear in between and constant beyond; [B, A]. Scriptable.
 
     Args:
         lengths_L: the table's lengths, ascending, at least two.
     """
-    length_B = length_B.to(lengths_L.dtype)
+    length_B = length_B.to(lengths_L.dtype).clamp(lengths_L[0], lengths_L[-1])
     upper_B = torch.searchsorted(lengths_L, length_B.contiguous()).clamp(1, lengths_L.size(0) - 1)
     low_B, high_B = lengths_L[upper_B - 1], lengths_L[upper_B]
     share_B1 = ((length_B - low_B) / (high_B - low_B)).unsqueeze(-1)

@@ -16,8 +16,6 @@ from selector.objective import policy_objective, regression_objective
 from selector.runtime import best_gain
 from selector.schema import LATENCY_SCALARS, SCALAR_NAMES, SCALARS_KEY
 
-OBJECTIVES = ("policy", "regressor")
-
 
 class SelectorModule(pl.LightningModule):
     """`policy` learns action probabilities (DDTE eq. 12); `regressor` the block efficiency of every action.
@@ -96,6 +94,7 @@ class SelectorModule(pl.LightningModule):
     def on_validation_epoch_start(self) -> None:
         traces: TracesModule = self.trainer.datamodule  # type: ignore[attr-defined]
         self.fit_gain(traces.train)
+        self.best_speed = best_gain(traces.train.mean_BA, traces.train.seconds_BA)
 
     def validation_step(self, roots: Roots, _: int) -> None:
         chosen_B = self.choices(roots)
@@ -109,7 +108,7 @@ class SelectorModule(pl.LightningModule):
         self.ratio.update(*speeds)
         self.worst.update(*speeds)
         halves = (roots.half_BA, 2 * roots.mean_BA - roots.half_BA)
-        self.regret.update(chosen_B, halves, roots.seconds_BA, best_gain(roots.mean_BA, roots.seconds_BA))
+        self.regret.update(chosen_B, halves, roots.seconds_BA, self.best_speed)
         self.log("validation/ratio", self.ratio, batch_size=len(roots))
         self.log("validation/worst_5_percent", self.worst, batch_size=len(roots))
         self.log("validation/cross_fitted_regret", self.regret, batch_size=len(roots))

@@ -60,10 +60,6 @@ class Selector:
         """Scores of all actions, float32 [A]; [B, A] for a batch. The highest is chosen."""
         return self._module(_on_cpu(features))[1]
 
-    def choose(self, features: dict[str, Tensor] | None) -> Action:
-        """`select`, under the name that the decoding loop calls."""
-        return self.select(features)
-
 
 def _on_cpu(features: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.cpu() for name, value in features.items()}
@@ -85,7 +81,8 @@ def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | Non
         latency: another machine's profile; the one in the directory if None.
 
     Raises:
-        InputError: a file is missing, its checksum does not match, or the schema version is another one.
+        InputError: a file is missing, its checksum does not match, the schema version is another one, or the profile
+            is of another pair or lacks the verifier.
     """
     folder = Path(folder)
     _check_files(folder)
@@ -99,6 +96,8 @@ def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | Non
         profile = latency
     else:
         profile = LatencyProfile.load(Path(latency) if latency is not None else folder / "latency.json")
+    if profile.pair != config["pair"]["fingerprint"]:
+        raise InputError(f"{folder}: the latency profile was measured with another pair")
     with torchscript():
         module = torch.jit.load(str(folder / "selector.pt"), map_location="cpu").eval()
         if latency is not None:
@@ -133,10 +132,9 @@ def _retune(module: torch.jit.ScriptModule, config: dict, profile: LatencyProfil
     predicted_RA = buffers["calibration_RA"].float()
     if len(predicted_RA) == 0:
         return  # a policy sees times only through its features
-    lengths_L = buffers["lengths_L"]
     actions = tuple(Action(*action) for action in config["actions"])
-    seconds_LA = profile.table(actions, lengths_L.long().tolist(), config["verifier"], selector=True).float()
-    buffers["seconds_LA"].copy_(seconds_LA)
+    lengths_L, seconds_LA = profile.table(actions, config["verifier"], selector=True)
+    module.lengths_L, module.seconds_LA = lengths_L, seconds_LA
     seconds_RA = interpolated(seconds_LA, lengths_L, buffers["calibration_length_R"])
     buffers["gain"].fill_(best_gain(predicted_RA, seconds_RA))
 

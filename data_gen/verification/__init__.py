@@ -11,10 +11,12 @@ from data_gen.verification.traversal import Traversal
 VERIFIERS: dict[str, type[Verifier]] = {cls.name: cls for cls in (NaiveTree, SpecInfer, Traversal)}
 
 
-def get_verifier(name: str) -> Verifier:
-    """The verifier called `name`; ValueError that lists the names where there is none."""
+def get_verifier(name: str, style: str = "iid") -> Verifier:
+    """The verifier called `name`; ValueError where there is none, or it is not lossless for drafts of that style."""
     if name not in VERIFIERS:
         raise ValueError(f"unknown verifier {name!r}; known are {', '.join(VERIFIERS)}")
+    if style not in VERIFIERS[name].styles:
+        raise ValueError(f"{name} is not lossless for style {style!r}; it is for {', '.join(VERIFIERS[name].styles)}")
     return VERIFIERS[name]()
 
 

@@ -20,8 +20,8 @@ def normalised(probs_V: Tensor) -> Tensor:
 
 
 def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """The quotient, and 0 where the denominator is 0: what happens with probability 0 gets weight 0."""
-    return torch.where(denominator > 0, numerator / denominator.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+    """The quotient of non-negative numbers, and 0 where the denominator is 0: what never happens gets weight 0."""
+    return (numerator / denominator).nan_to_num_(nan=0.0, posinf=0.0)
 
 
 class Profile:

@@ -21,11 +21,12 @@ class Traversal(BottomUp):
     def enter(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         k = entries_Mk.shape[-1]
         p_Mk, q_Mk = profile.at(entries_Mk)
+        if k == 1:
+            return divide(weights_M.unsqueeze(-1) * p_Mk, q_Mk).clamp_(max=1)
         states = _updates(profile, weights_M, k - 1)
         a_Mk, b_Mk, w_Mk = (torch.stack(column, dim=-1) for column in zip(*states, strict=True))
         entry_Mk = divide(w_Mk * (a_Mk * p_Mk - b_Mk * q_Mk).clamp(min=0), q_Mk).clamp(max=1)
-        if k > 1:
-            entry_Mk[first_copies(entries_Mk) != torch.arange(k, device=entries_Mk.device)] = 0
+        entry_Mk[first_copies(entries_Mk) != torch.arange(k, device=entries_Mk.device)] = 0
         return entry_Mk
 
     def leave(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:

@@ -70,6 +70,9 @@ def test_the_predicted_size_is_that_of_the_columns() -> None:
 
 
 def test_a_value_that_is_not_finite_is_never_written(tmp_path: Path) -> None:
+    for bad in (np.nan, 1e6):  # the second one is infinite in half precision
+        with pytest.raises(InputError, match=r"traversal\.mean: a value is not finite"):
+            store(tmp_path).write(NAME, [{**rows()[0], "traversal.mean": np.full(5, bad)}], SCHEMA)
     with pytest.raises(InputError, match=r"traversal\.mean: a value is not finite"):
         store(tmp_path).write(NAME, [*rows(value=1.0), {**rows()[0], "traversal.mean": np.full(5, np.nan)}], SCHEMA)
     assert not store(tmp_path).holds(NAME)

@@ -26,7 +26,7 @@ class Recorder:
         self.latency = PROFILE
         self.seen: list[Features | None] = []
 
-    def choose(self, features: Features | None) -> Action:
+    def select(self, features: Features | None) -> Action:
         self.seen.append(features)
         return [Action(2, 1, 2), Action(1, 3, 0), Action(1, 0, 0), Action(4, 0, 1)][len(self.seen) % 4]
 

@@ -139,7 +139,7 @@ def test_the_exported_selector_decodes(demo: tuple[Path, str]) -> None:
     from data_gen.verification import get_verifier
 
     run = demo[0] / "runs" / "demo"
-    pair = ModelPair.load(str(run / "pair" / "target"), str(run / "pair" / "draft"), device="cpu")
+    pair = ModelPair.load(str(run / "pair" / "models" / "target"), str(run / "pair" / "models" / "draft"), device="cpu")
     selector = load_selector(run / "selector")
     prompt = pair.tokenizer("def function(argument):\n")["input_ids"]
     expected = pair.target.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, len(prompt) :]
@@ -186,7 +186,9 @@ def interrupted(folder: Path, stage: str, *arguments: str, once: str) -> None:
 def test_an_interrupted_data_stage_goes_on_and_ends_with_the_same_bytes(demo: tuple[Path, str], tmp_path: Path) -> None:
     traces = demo[0] / "runs" / "demo" / "traces"
     (tmp_path / "runs" / "demo").mkdir(parents=True)
-    shutil.copytree(demo[0] / "runs" / "demo" / "pair", tmp_path / "runs" / "demo" / "pair")
+    for part in ("pair", "stages"):
+        shutil.copytree(demo[0] / "runs" / "demo" / part, tmp_path / "runs" / "demo" / part)
+    (tmp_path / "runs" / "demo" / "stages" / "data.json").unlink()
     interrupted(tmp_path, "data", *SMALL, once="part-*.parquet")
     finished = list((tmp_path / "runs" / "demo" / "traces").rglob("part-*.parquet"))
     assert len(finished) < len(list(traces.rglob("part-*.parquet")))
@@ -201,16 +203,30 @@ def test_an_interrupted_training_leaves_the_earlier_one(demo: tuple[Path, str], 
     earlier = tmp_path / "runs" / "demo" / "training"
     before = {path: path.read_bytes() for path in earlier.rglob("*") if path.is_file()}
     endless = [*SMALL, "train.epochs=100000", "train.patience=100000"]
-    interrupted(tmp_path, "train", *endless, once="training.partial/*/last.ckpt")
+    interrupted(tmp_path, "train", *endless, once="training.partial/*/best.ckpt")
     assert before == {path: path.read_bytes() for path in earlier.rglob("*") if path.is_file()}
     assert "train: reusing" in espalier(tmp_path, "train", *SMALL)
 
 
+def test_an_interrupted_evaluation_goes_on(demo: tuple[Path, str], tmp_path: Path) -> None:
+    shutil.copytree(demo[0] / "runs", tmp_path / "runs")
+    run = tmp_path / "runs" / "demo"
+    (run / "evaluation.json").unlink()
+    longer = [*(option for option in SMALL if not option.startswith("evaluate.prompts")), "evaluate.prompts=8"]
+    interrupted(tmp_path, "evaluate", *longer, once="evaluation.partial.jsonl")
+    before = (run / "evaluation.partial.jsonl").read_text()
+    espalier(tmp_path, "evaluate", *longer)
+    assert not (run / "evaluation.partial.jsonl").exists()
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    assert {entry["prompts"] for entry in evaluation["methods"]} == {8}
+    assert before.startswith("{")
+
+
 def test_an_interrupted_pair_stage_ends_with_the_same_weights(demo: tuple[Path, str], tmp_path: Path) -> None:
-    interrupted(tmp_path, "pair", *SMALL, once="pair/target/config.json")
+    interrupted(tmp_path, "pair", *SMALL, once="pair/models/target/config.json")
     espalier(tmp_path, "pair", *SMALL)
     for role in ("target", "draft"):
-        name = Path("runs", "demo", "pair", role, "model.safetensors")
+        name = Path("runs", "demo", "pair", "models", role, "model.safetensors")
         assert (tmp_path / name).read_bytes() == (demo[0] / name).read_bytes()
 
 
@@ -245,14 +261,34 @@ def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     [
         ("trian", [], "unknown stage 'trian'; did you mean train?"),
         ("data", ["data.rootz=9"], "unknown key data.rootz; did you mean data.roots?"),
-        ("data", ["data.roots=72"], "runs/demo/traces/manifest.json was made from other inputs (data.roots: 64 -> 72)"),
-        ("data", ["seed=2"], "choose another name= or remove it"),
+        (
+            "data",
+            ["data.roots=72"],
+            "runs/demo/steps: made from other inputs (data.roots: 64 -> 72)",
+        ),
+        ("data", ["seed=2"], "runs/demo: the pair stage was run with other inputs (seed: 1 -> 2): run it again"),
+        (
+            "pair",
+            ["seed=2"],
+            "pair/models: made from other inputs (seed: 1 -> 2); choose another name= or remove it",
+        ),
+        ("data", ["data.stride=7"], "choose another name= or remove them"),
         ("pair", ["pair.embedded.target.steps=13"], "pair.embedded.target.steps: 12 -> 13"),
         ("data", ["pair.target=/no/such", "pair.draft=/no/such"], "pair.target: /no/such is neither a directory nor"),
-        ("data", ["name=other"], "pair.target: runs/other/pair/target is neither"),
+        ("data", ["name=other"], "runs/other/stages/pair.json does not exist: run the pair stage first"),
+        ("data", ["pair.device=gpu"], "pair.device: gpu is not available here"),
+        ("data", ["data.tokens=4000"], "ask for up to"),
+        ("evaluate", ["prompts.test=0.9"], "runs/demo/traces: made from other inputs (prompts.shares"),
+        ("evaluate", ["sampling=[{temperature: 0.2}]"], "runs/demo/traces: made from other inputs (sampling"),
+        ("export", ["train.verifier=specinfer"], "the train stage was run with other inputs (train.verifier"),
         ("train", ["name=other"], "runs/other/latency.json: no latency profile there"),
         ("evaluate", ["evaluate.prompts=100000"], "100000 are asked for"),
         ("report", ["name=other"], "runs/other/evaluation.json does not exist: run the evaluate stage first"),
+        (
+            "evaluate",
+            ["train.epochs=4"],
+            "the train stage was run with other inputs (train.epochs: 3 -> 4): run it again",
+        ),
     ],
 )
 def test_a_mistake_on_the_command_line(
@@ -285,17 +321,22 @@ def test_traces_of_another_pair(
 ) -> None:
     target, draft = save_pair(spoilt / "a")
     arguments = [*SMALL, f"pair.target={target}", f"pair.draft={draft}"]
-    assert "was made from other inputs (pair: " in refusal(capsys, monkeypatch, "data", *arguments)
+    assert "made from other inputs (pair: " in refusal(capsys, monkeypatch, "data", *arguments)
 
 
 def test_a_truncated_parquet_file(
     spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard = Path("runs/demo/traces/train/part-00000.parquet")
-    shard.write_bytes(shard.read_bytes()[:-100])
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-100])
     shutil.rmtree("runs/demo/training")
     message = f"{shard} is damaged (truncated or changed): remove it and run the data stage again"
     assert message in refusal(capsys, monkeypatch, "train", *SMALL)
+    assert message in refusal(capsys, monkeypatch, "data", *SMALL)
+    shard.unlink()  # the advice works, and the row comes back the same
+    espalier(spoilt, "data", *SMALL)
+    assert shard.read_bytes() == content
 
 
 def test_traces_of_another_schema(
@@ -304,7 +345,7 @@ def test_traces_of_another_schema(
     manifest = Path("runs/demo/traces/manifest.json")
     manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 0'))
     shutil.rmtree("runs/demo/training")
-    assert "traces of schema version 0" in refusal(capsys, monkeypatch, "train", *SMALL)
+    assert "made from other inputs (schema_version: 0 -> 1)" in refusal(capsys, monkeypatch, "train", *SMALL)
 
 
 @pytest.mark.parametrize("stage", ["train", "evaluate", "export"])
@@ -317,6 +358,20 @@ def test_a_latency_profile_of_another_device(
     path.write_text(json.dumps(profile))
     message = refusal(capsys, monkeypatch, stage, *SMALL)
     assert "runs/demo/latency.json was measured on another machine; this is" in message
+
+
+def test_a_damaged_model(spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = Path("runs/demo/pair/models/draft/model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    assert "pair.draft: cannot load runs/demo/pair/models/draft: " in refusal(capsys, monkeypatch, "data", *SMALL)
+
+
+def test_a_changed_artefact(spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Path("runs/demo/selector/selector.pt")
+    content = bytearray(module.read_bytes())
+    content[1000] ^= 1
+    module.write_bytes(bytes(content))
+    assert "selector.pt: its checksum does not match" in refusal(capsys, monkeypatch, "export", *SMALL)
 
 
 def test_a_damaged_checkpoint(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from selector.actions import ActionSpace
-from selector.data import LENGTHS, Roots
+from selector.data import Roots
 from selector.latency import LatencyProfile, Table, interpolated
 from selector.module import SelectorModule
 from selector.schema import SCALAR_NAMES
@@ -21,7 +21,7 @@ def profile(draft: float = 1e-3, target: float = 5e-3) -> LatencyProfile:
         pair="0123456789abcdef",
         draft=Table(lengths, [1, 4], [[draft, 2 * draft], [1.5 * draft, 3 * draft]]),
         target=Table(lengths, [1, 33], [[target, 2 * target], [1.5 * target, 3 * target]]),
-        verify={"traversal": Table([100], [2, 33], [[1e-4, 5e-4]])},
+        verify={"traversal": Table([1, 16], [1, 4], [[1e-4, 2e-4], [5e-4, 8e-4]])},
         select=1e-4,
         step=1e-4,
     )
@@ -37,21 +37,16 @@ def roots(count: int = 64, seed: int = 0) -> Roots:
     depth_A = torch.tensor([float(action.L1 + action.L2) for action in SPACE])
     reach_B1 = torch.where(hidden[0][:, :1] > 0, 0.95, 0.3)
     mean_BA = (1 - reach_B1 ** (depth_A + 1)) / (1 - reach_B1)
-    tables = [
-        interpolated(
-            profile().table(SPACE.actions, LENGTHS, "traversal", with_selector), torch.tensor(LENGTHS), length_B
-        )
-        for with_selector in (True, False)
-    ]
+    times = [profile().table(SPACE.actions, "traversal", with_selector) for with_selector in (True, False)]
+    tables = [interpolated(seconds_LA, lengths_L, length_B) for lengths_L, seconds_LA in times]
     return Roots(
         *hidden,
         scalars=scalars,
         mean_BA=mean_BA,
-        error_BA=torch.full_like(mean_BA, 0.1),
         half_BA=mean_BA + 0.01 * torch.randn(mean_BA.shape, generator=generator),
         realised_BA=mean_BA.round(),
-        seconds_BA=tables[0].float(),
-        static_seconds_BA=tables[1].float(),
+        seconds_BA=tables[0],
+        static_seconds_BA=tables[1],
         setting_B=torch.zeros(count, dtype=torch.int64),
         base_B=torch.full((count,), SPACE.index((1, 3, 0))),
     )

@@ -3,6 +3,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +18,11 @@ from tests.selector.synthetic import SPACE, module, profile, roots
 FALLBACK = Action(1, 3, 0)
 
 
-def export(folder: Path, objective: str) -> Selector:
+def export(folder: Path, objective: str, check: Callable[[Selector], None] = lambda _: None) -> Selector:
     trained = module(objective)
     trained.fit_gain(roots())
-    facts = {"pair": {"target": "t", "draft": "d", "fingerprint": "0123"}, "metrics": {}, "run_id": "none"}
-    return write_artefact(folder, trained, roots(), profile(), "traversal", FALLBACK, facts)
+    facts = {"pair": {"target": "t", "draft": "d", "fingerprint": profile().pair}, "metrics": {}, "run_id": "none"}
+    return write_artefact(folder, trained, roots(), profile(), "traversal", FALLBACK, facts, check)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +63,21 @@ def test_another_machines_profile_changes_the_choice(artefact: Path) -> None:
     assert sum(there) < sum(here)
     same = load_selector(artefact, latency=artefact / "latency.json")
     assert depths(same) == here
+
+
+def test_a_profile_of_another_pair_is_refused(artefact: Path) -> None:
+    with pytest.raises(InputError, match="measured with another pair"):
+        load_selector(artefact, latency=replace(profile(), pair="another"))
+
+
+def test_a_failed_check_leaves_the_earlier_artefact(tmp_path: Path) -> None:
+    def refuse(_: Selector) -> None:
+        raise InputError("no")
+
+    export(tmp_path / "selector", "policy")
+    with pytest.raises(InputError):
+        export(tmp_path / "selector", "regressor", refuse)
+    assert load_selector(tmp_path / "selector").config["objective"] == "policy"
 
 
 @pytest.mark.parametrize("name", ["selector.pt", "config.json", "latency.json", "README.md", "SHA256SUMS"])

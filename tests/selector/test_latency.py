@@ -16,7 +16,7 @@ FLAT = LatencyProfile(
     "pair",
     draft=Table([10, 20], [1, 4], [[1.0, 4.0], [1.0, 4.0]]),  # seconds are the width
     target=Table([10, 20], [1, 33], [[100.0, 132.0], [100.0, 132.0]]),  # 99 + nodes
-    verify={"traversal": Table([10], [2, 33], [[1000.0, 1000.0]])},
+    verify={"traversal": Table([1, 16], [1, 4], [[1000.0, 1000.0], [1000.0, 1000.0]])},
     select=10_000.0,
     step=0.0,
 )
@@ -26,10 +26,10 @@ FLAT = LatencyProfile(
     ("action", "passes"),
     [
         (Action(1, 0, 0), 0),
-        (Action(1, 3, 0), 3),  # the root and two trunk nodes; the last one is a leaf
-        (Action(4, 0, 1), 1),  # all first branch tokens come from the root's row
-        (Action(2, 0, 3), 1 + 2 * 2),
-        (Action(3, 2, 2), 3 + 3),
+        (Action(1, 3, 0), 2 + 2),  # the root (and a token it may lack), two trunk nodes; the last one is a leaf
+        (Action(4, 0, 1), 2),  # all first branch tokens come from the root's row
+        (Action(2, 0, 3), 2 + 2 * 2),
+        (Action(3, 2, 2), 2 + 2 + 3),
     ],
     ids=str,
 )
@@ -40,27 +40,31 @@ def test_every_pass_is_charged_at_its_width(action: Action, passes: int) -> None
 
 
 def test_a_selector_pays_for_itself_and_for_the_root_pass() -> None:
-    assert FLAT.action_seconds(Action(1, 0, 0), 15, "traversal", selector=True) == pytest.approx(10_000 + 1 + 100)
+    assert FLAT.action_seconds(Action(1, 0, 0), 15, "traversal", selector=True) == pytest.approx(10_000 + 2 + 100)
     assert FLAT.action_seconds(Action(1, 1, 0), 15, "traversal", selector=True) == pytest.approx(
-        10_000 + 1 + 101 + 1000
+        10_000 + 2 + 101 + 1000
     )
 
 
-def test_tables_are_linear_between_and_beyond_the_grid() -> None:
+def test_tables_are_linear_between_and_constant_beyond_the_grid() -> None:
     table = Table([10, 30], [1, 3], [[1.0, 3.0], [2.0, 6.0]])
     assert table.at(20, 2) == pytest.approx(3.0)
-    assert table.at(50, 1) == pytest.approx(3.0)
-    assert table.at(-100, 1) > 0
+    assert table.at(50, 9) == table.at(30, 3) == 6.0
+    assert table.at(0, 0) == table.at(10, 1) == 1.0
 
 
 def test_interpolated_rows_agree_with_the_profile() -> None:
-    lengths = [16, 64, 256]
     actions = ActionSpace.default().actions
-    table = profile().table(actions, lengths, "traversal", selector=True)
-    rows = interpolated(table, torch.tensor(lengths), torch.tensor([64, 40, 300]))
-    assert torch.allclose(rows[0], table[1])
+    lengths, table = profile().table(actions, "traversal", selector=True)
+    rows = interpolated(table, lengths, torch.tensor([10, 55, 100, 300, 1]))
+    assert torch.allclose(rows[0], table[0]) and torch.allclose(rows[2], table[1])
     assert torch.allclose(rows[1], (table[0] + table[1]) / 2)
-    assert torch.allclose(rows[2], table[2] + 44 / 192 * (table[2] - table[1]))
+    assert torch.equal(rows[3], rows[2]) and torch.equal(rows[4], rows[0])  # constant beyond
+
+
+def test_a_verifier_that_was_not_measured_is_named() -> None:
+    with pytest.raises(InputError, match="no times for specinfer"):
+        profile().table(ActionSpace.default().actions, "specinfer", selector=True)
 
 
 def test_a_profile_survives_the_file(tmp_path: Path) -> None:

@@ -50,6 +50,12 @@ def test_leaf_rows_of_the_draft_may_hold_anything(verifier: str) -> None:
     assert torch.equal(get_verifier(verifier).law(tree, p_NV, q_NV), expected)
 
 
+def test_a_style_that_a_verifier_does_not_serve_is_named() -> None:
+    assert get_verifier("traversal", style="iid").styles == ("iid",)
+    with pytest.raises(ValueError, match="traversal is not lossless for style 'greedy'; it is for iid"):
+        get_verifier("traversal", style="greedy")
+
+
 def test_an_unknown_verifier_is_named() -> None:
     with pytest.raises(ValueError, match="unknown verifier 'traversel'; known are naive_tree, specinfer, traversal"):
         get_verifier("traversel")
