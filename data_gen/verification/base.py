@@ -42,8 +42,7 @@ class Verifier(ABC):
         """
         p_NV, q_NV = _rows(tree, target_probs_NV, draft_probs_NV)
         state = self._prepare(tree, p_NV, q_NV)
-        extra_NV = torch.stack([self._extra(tree, p_NV, q_NV, state, node) for node in range(len(tree))])
-        return state.stops_N.unsqueeze(-1) * extra_NV
+        return state.stops_N.unsqueeze(-1) * self._extra(tree, p_NV, q_NV, state, list(range(len(tree))))
 
     def block_efficiency(self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> float:
         """E[tau + 1] given the tree, in tokens: accepted tokens and the extra one."""
@@ -61,16 +60,18 @@ class Verifier(ABC):
         p_NV, q_NV = _rows(tree, target_probs_NV, draft_probs_NV)
         state = self._prepare(tree, p_NV, q_NV)
         node = int(sample(state.stops_N, 1, generator))
-        return Verdict(node, int(sample(self._extra(tree, p_NV, q_NV, state, node), 1, generator)))
+        return Verdict(node, int(sample(self._extra(tree, p_NV, q_NV, state, [node])[0], 1, generator)))
 
-    def _extra(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor, state: _State, node: int) -> Tensor:
-        """The law of the extra token given that the verifier ends at `node`, [V]."""
-        for nodes_M, entries_Mk, _ in _groups(tree, [node], p_NV):
-            left_V = self.leftover(Profile(p_NV, q_NV, nodes_M), state.weights_N[nodes_M], entries_Mk)[0]
-            if left_V.sum() > 0:
-                return normalised(left_V)
-        # a leaf; or nothing is left, and the verifier ends here with probability 0, or 1e-17 after rounding
-        return p_NV[node]
+    def _extra(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor, state: _State, nodes: Sequence[int]) -> Tensor:
+        """The laws of the extra token given that the verifier ends at each of M nodes, [M, V]."""
+        extra_MV = p_NV[nodes]  # what a leaf adds
+        for group in tree.groups(nodes):
+            place = [nodes.index(node) for node in group.nodes_M.tolist()]
+            nodes_m, entries_mk, _ = group.to(p_NV.device)
+            left_mV = self.leftover(Profile(p_NV, q_NV, nodes_m), state.weights_N[nodes_m], entries_mk)
+            # nothing left: the verifier ends here with probability 0, or 1e-17 after rounding
+            extra_MV[place] = torch.where(left_mV.sum(-1, keepdim=True) > 0, normalised(left_mV), extra_MV[place])
+        return extra_MV
 
     @abstractmethod
     def _prepare(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor) -> _State: ...
