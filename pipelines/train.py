@@ -25,7 +25,7 @@ from selector.baselines import best_static
 from selector.data import Roots, TracesModule
 from selector.module import SelectorModule
 from selector.runtime import LatencyProfile
-from selector.schema import SCALAR_NAMES, SCHEMA_VERSION, InputError, read_manifest
+from selector.schema import SCALAR_NAMES, SCHEMA_VERSION, InputError, read_manifest, sha256
 
 METRICS = ("validation/ratio", "validation/worst_5_percent", "validation/cross_fitted_regret")
 
@@ -72,7 +72,9 @@ def run(config: Config) -> None:
     results: dict[str, Any] = {}
     with mlflow_run(config, "train") as mlflow:
         mlflow.log_dict(read_manifest(config.folder / "traces"), "manifest.json")
-        mlflow.log_params({"roots.train": len(traces.train), "roots.validation": len(traces.validation)})
+        fingerprint = sha256(config.folder / "traces" / "manifest.json")[:16]
+        counts = {"roots.train": len(traces.train), "roots.validation": len(traces.validation)}
+        mlflow.log_params({"data.fingerprint": fingerprint, **counts})
         for objective in config.train.objectives:
             with mlflow.start_run(run_name=f"train-{objective}", nested=True) as nested:
                 results[objective] = fit(config, objective, traces, partial / objective, nested.info.run_id)

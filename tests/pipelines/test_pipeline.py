@@ -109,6 +109,7 @@ def test_mlflow_holds_parameters_curves_and_the_report(demo: tuple[Path, str]) -
     experiment = client.get_experiment_by_name("demo")
     runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
     assert set(runs) >= {"pair", "latency", "data", "train", "train-policy", "train-regressor", "evaluate", "report"}
+    assert len(runs["train"].data.params["data.fingerprint"]) == 16
     policy = runs["train-policy"]
     assert policy.data.params["objective"] == "policy"
     assert len(client.get_metric_history(policy.info.run_id, "train/loss")) == 3
