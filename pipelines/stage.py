@@ -205,11 +205,7 @@ def mlflow_run(config: Config, stage: str) -> Iterator[Any]:
     import mlflow  # seconds to import: only where it is used
 
     mlflow.set_tracking_uri(tracking_uri())
-    local = "MLFLOW_TRACKING_URI" not in os.environ
-    if mlflow.get_experiment_by_name(config.name) is None:
-        Path("mlruns").mkdir(exist_ok=True)
-        location = (Path("mlruns") / "artifacts" / config.name).resolve().as_uri() if local else None
-        mlflow.create_experiment(config.name, artifact_location=location)
+    Path("mlruns").mkdir(exist_ok=True)
     mlflow.set_experiment(config.name)
     with mlflow.start_run(run_name=stage):
         mlflow.set_tag("stage", stage)
