@@ -140,7 +140,7 @@ class Latency(Section):
 
     lengths: tuple[int, ...] = (32, 96, 160)
     widths: tuple[int, ...] = (1, 2, 4)
-    nodes: tuple[int, ...] = (1, 2, 5, 9, 17, 25, 37)
+    nodes: tuple[int, ...] = (1, 2, 5, 9, 17, 25, 41)
     repeats: int = Field(12, ge=3)
 
     @field_validator("lengths", "widths", "nodes")

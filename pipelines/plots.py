@@ -43,7 +43,7 @@ def throughput(evaluation: dict[str, Any]) -> str:
         labels = [entry["method"] for entry in entries]
         axis.barh(labels, speeds, xerr=np.abs(bounds - speeds), color=colours, alpha=0.8, capsize=3)
         axis.set(title=setting, xlabel="tokens/s")
-        axis.invert_yaxis()
+    axes[0][0].invert_yaxis()  # shared: the first method stands at the top
     return _png(figure)
 
 
@@ -60,7 +60,7 @@ def efficiency_by_tree(roots: Roots) -> str:
             for L2 in range(space.max_L2 + 1):
                 grid[L1, L2] = mean_A[space.index(Action(K, L1, L2))]
         image = axis.imshow(grid, origin="lower", vmin=1, vmax=float(mean_A.max()), cmap="viridis")
-        axis.set(title=f"K={K}", xlabel="L2")
+        axis.set(title=f"K={K}", xlabel="L2", xticks=range(0, space.max_L2 + 1, 2))
         if best.K == K:
             axis.plot(best.L2, best.L1, "r*", markersize=14)
     axes[0].set_ylabel("L1")

@@ -174,8 +174,16 @@ def test_the_full_config_runs(tmp_path: Path) -> None:
 
 def interrupted(folder: Path, stage: str, *arguments: str, once: str) -> None:
     """Start a stage, press Ctrl-C as soon as a file matching `once` is there, and check how it ends."""
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command(stage, *arguments), cwd=folder, env=environment(), **streams)
+    process = subprocess.Popen(
+        command(stage, *arguments),
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # a background job of a shell ignores SIGINT, and would hand that down
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 120
     while not list((folder / "runs").rglob(once)) and time.monotonic() < deadline:
         time.sleep(0.05)
