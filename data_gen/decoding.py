@@ -220,7 +220,7 @@ class _Context:
         return self._draft_rows[0], self._draft_rows[-1]
 
     def target_pass(self, tree: DraftTree) -> tuple[Tensor, Tensor]:
-        """The target's distribution (float64 [N, V]) and hidden state ([N, D]) after every node, in one pass."""
+        """The target's distribution ([N, V]) and hidden state ([N, D]) after every node, in one pass."""
         tokens_N = tree.tokens_N.clone()
         tokens_N[0] = self.tokens[-1]
         output = self.target.forward(

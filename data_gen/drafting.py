@@ -16,7 +16,8 @@ from torch import Tensor
 
 from data_gen.models import CachedModel
 from data_gen.sampling import Sampling
-from data_gen.trees import DraftTree, Supertree
+from data_gen.trees import DraftTree, Supertree, Topology
+from data_gen.verification.base import GREEDY, IID
 from data_gen.verification.profile import sample
 from selector.actions import Action, ActionSpace
 
@@ -27,7 +28,7 @@ class Draft:
 
     Attributes:
         tree: equal prefixes merged.
-        probs_NV: the draft's distribution after each node, float64; zeros at leaves.
+        probs_NV: the draft's distribution after each node; zeros at leaves.
         hidden_ND: the draft's last hidden state at each node but the leaves and the root, by node id.
         row_of: for each node that the draft has passed, its row in the draft's cache; the root's is committed.
     """
@@ -39,16 +40,22 @@ class Draft:
 
 
 def draft_tree(
-    draft: CachedModel, root_probs_V: Tensor, action: Action, sampling: Sampling, generator: torch.Generator
+    draft: CachedModel,
+    root_probs_V: Tensor,
+    action: Action,
+    sampling: Sampling,
+    generator: torch.Generator,
+    style: str = IID,
 ) -> Draft:
     """Draft a delayed tree. The draft's cache already holds the root token.
 
     Args:
         draft: its committed rows end with the root token; the tree's rows are appended.
-        root_probs_V: the draft's distribution after the root token, float64.
+        root_probs_V: the draft's distribution after the root token.
         generator: lives on the device of `root_probs_V`.
+        style: how the branches' first tokens are drawn; where the support is too small, there are fewer branches.
     """
-    K, L1, L2 = action
+    _, L1, L2 = action
     trunk: list[int] = []
     probs = [root_probs_V]  # of the rows passed so far, the root first
     hidden: list[Tensor] = []
@@ -56,7 +63,10 @@ def draft_tree(
         trunk.append(int(sample(probs[-1], 1, generator)))
         if len(trunk) < L1 or L2 > 0:
             _pass(draft, torch.tensor([[trunk[-1]]]), action, len(trunk), sampling, probs, hidden)
-    branches_KD = sample(probs[-1], K, generator).cpu().unsqueeze(-1) if L2 > 0 else torch.zeros(1, 0)
+    first_K = draw_children(probs[-1], action.K, style, generator)
+    branches_KD = torch.tensor(first_K).unsqueeze(-1) if L2 > 0 else torch.zeros(1, 0)
+    K = len(branches_KD)
+    action = Action(K, L1, L2)
     for depth in range(L1 + 1, L1 + L2):
         _pass(draft, branches_KD[:, -1].unsqueeze(0), action, depth, sampling, probs, hidden)
         drawn_K1 = sample(torch.stack(probs[-K:]), 1, generator).cpu()
@@ -68,6 +78,82 @@ def draft_tree(
     if row_of:
         probs_NV[list(row_of)] = torch.stack([probs[row + 1] for row in row_of.values()])
     return Draft(tree, probs_NV, {node: hidden[row] for node, row in row_of.items()}, row_of)
+
+
+def draw_children(probs_V: Tensor, count: int, style: str, generator: torch.Generator) -> list[int]:
+    """Tokens of a node's children, in order; fewer than `count` where a style without replacement runs out.
+
+    Args:
+        probs_V: the draft's distribution after the node.
+        style: "iid"; "without_replacement", one draw after another; "greedy", the `count - 1` most probable tokens and
+            one draw from the others.
+    """
+    if style == IID:
+        return sample(probs_V, count, generator).tolist()
+    left_V = probs_V.clone()
+    tokens: list[int] = []
+    if style == GREEDY:
+        top = probs_V.topk(min(count - 1, len(probs_V))).indices
+        tokens = [int(token) for token in top if probs_V[token] > 0]
+        left_V[tokens] = 0
+    while len(tokens) < count and bool((left_V > 0).any()):
+        tokens.append(int(sample(left_V, 1, generator)))
+        left_V[tokens[-1]] = 0
+    return tokens
+
+
+@torch.inference_mode()
+def draft_topology(
+    draft: CachedModel,
+    root_probs_V: Tensor,
+    topology: Topology,
+    sampling: Sampling,
+    generator: torch.Generator,
+    style: str = IID,
+) -> tuple[DraftTree, Tensor]:
+    """Draft a tree of any shape, one pass per depth; the draft's cache already holds the root token.
+
+    Returns:
+        the tree, and the draft's distribution after each of its nodes, [N, V]; zeros at leaves.
+    """
+    device = draft.model.device
+    children: list[list[int]] = [[] for _ in topology.parents]
+    for node, parent in enumerate(topology.parents):
+        if parent >= 0:
+            children[parent].append(node)
+    tokens: list[int | None] = [None] * len(topology.parents)
+    probs = {-1: root_probs_V}
+    passed: list[int] = []
+    for depth, level in enumerate(topology.levels()):
+        for parent in dict.fromkeys(topology.parents[node] for node in level):
+            if parent in probs:
+                siblings = [node for node in level if topology.parents[node] == parent]
+                drawn = draw_children(probs[parent], len(siblings), style, generator)
+                for node, token in zip(siblings, drawn, strict=False):
+                    tokens[node] = token
+        inner = [node for node in level if children[node] and tokens[node] is not None]
+        if inner:
+            passed += inner
+            above = [_ancestors(topology, node) for node in inner]
+            visible = torch.tensor([[row in seen for row in passed] for seen in above])
+            offsets_W = torch.full((len(inner),), depth, device=device)
+            output = draft.forward(torch.tensor([[tokens[n] for n in inner]], device=device), offsets_W, visible)
+            probs |= dict(zip(inner, sampling.probabilities(output.logits_BWV[0]), strict=True))
+    tree = DraftTree.from_topology(topology, tokens)
+    probs_NV = root_probs_V.new_zeros(len(tree), len(root_probs_V))
+    for node, row in probs.items():
+        path = [tokens[n] for n in sorted(_ancestors(topology, node))]  # a parent has the smaller number
+        probs_NV[tree.node_of([token for token in path if token is not None])] = row
+    return tree, probs_NV
+
+
+def _ancestors(topology: Topology, node: int) -> set[int]:
+    """A node and all above it."""
+    seen = set()
+    while node >= 0:
+        seen.add(node)
+        node = topology.parents[node]
+    return seen
 
 
 def _pass(
@@ -122,10 +208,10 @@ def draft_supertrees(
 
     Args:
         draft: a cache of `samples` equal sequences that ends with the root token (`CachedModel.prefix`).
-        root_probs_V: the draft's distribution after the root token, float64.
+        root_probs_V: the draft's distribution after the root token.
 
     Returns:
-        for each sample the supertree and the draft's distribution after each of its nodes, float64 [N, V]; zeros
+        for each sample the supertree and the draft's distribution after each of its nodes, [N, V]; zeros
         at leaves.
     """
     L1s, L2, K = space.max_L1 + 1, space.max_L2, space.max_K - 1

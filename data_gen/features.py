@@ -19,7 +19,7 @@ FLOOR = 1e-10
 
 @dataclass(frozen=True)
 class Row:
-    """One model at one token: its last hidden state, and its distribution after the token (float64)."""
+    """One model at one token: its last hidden state, and its distribution after the token."""
 
     probs_V: Tensor
     hidden_D: Tensor

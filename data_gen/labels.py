@@ -17,10 +17,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from data_gen.trees import Supertree
-from data_gen.verification import Verifier, get_verifier
-from data_gen.verification.base import BottomUp, TopDown
-from data_gen.verification.profile import Profile, first_copies, normalised
+from data_gen.trees import Forest, Supertree
+from data_gen.verification import BottomUp, TopDown, Verifier, get_verifier
+from data_gen.verification.profile import Rows, first_copies
+
+WIDE = 1 << 23  # probabilities that are taken at once
 
 
 def label_supertree(
@@ -49,21 +50,43 @@ def survivals(samples: Sequence[tuple[Supertree, Tensor, Tensor]], verifiers: Se
         float64 [verifier, S, A, T]; the sum over T is the block efficiency E[tau + 1].
     """
     slots = _Slots([supertree for supertree, _, _ in samples])
-    p_RV = normalised(torch.cat([p_NV for _, p_NV, _ in samples]))
-    q_RV = normalised(torch.cat([q_NV for _, _, q_NV in samples]))
-    slots.to(p_RV.device)
-    return torch.stack([_survival(get_verifier(name), slots, p_RV, q_RV) for name in verifiers])
+    rows = Rows(
+        torch.cat([p_NV for _, p_NV, _ in samples]).double(), torch.cat([q_NV for _, _, q_NV in samples]).double()
+    )
+    slots.to(rows.device)
+    return torch.stack([_survival(get_verifier(name), slots, rows, samples) for name in verifiers])
 
 
-def _survival(verifier: Verifier, slots: _Slots, p_RV: Tensor, q_RV: Tensor) -> Tensor:
-    walk = {TopDown: _TopDownWalk, BottomUp: _BottomUpWalk}[TopDown if isinstance(verifier, TopDown) else BottomUp]
-    labelled = walk(verifier, slots, p_RV, q_RV)
+def _survival(
+    verifier: Verifier, slots: _Slots, rows: Rows, samples: Sequence[tuple[Supertree, Tensor, Tensor]]
+) -> Tensor:
     space = slots.space
+    if isinstance(verifier, TopDown):
+        labelled: _TopDownWalk | _BottomUpWalk = _TopDownWalk(verifier, slots, rows)
+    elif isinstance(verifier, BottomUp):
+        labelled = _BottomUpWalk(verifier, slots, rows)
+    else:
+        return torch.stack([_one_by_one(verifier, *sample) for sample in samples])
     chains_SLT = labelled.chains()
     trees = {K: labelled.trees(K) for K in range(2, space.max_K + 1)}  # [S, L, L2, T] each
     return torch.stack(
         [chains_SLT[:, L1 + L2] if K == 1 else trees[K][:, L1, L2 - 1] for K, L1, L2 in space.actions], dim=1
     )
+
+
+def _one_by_one(verifier: Verifier, supertree: Supertree, p_NV: Tensor, q_NV: Tensor) -> Tensor:
+    """[A, T] by the verifier's own walk over every action's tree: for rules that look at the tree as a whole."""
+    space = supertree.space
+    survival_AT = torch.zeros(len(space), space.max_L1 + space.max_L2 + 1, dtype=torch.float64, device=p_NV.device)
+    together = max(1, WIDE // (p_NV.shape[-1] * (1 + space.max_L1 + space.max_K * space.max_L2)))
+    for start in range(0, len(space), together):
+        trees, rows = zip(*(supertree.subtree(a) for a in space.actions[start : start + together]), strict=True)
+        forest, rows_N = Forest(trees), torch.cat(rows)
+        stops_N = verifier.stops(forest, p_NV[rows_N], q_NV[rows_N])
+        own_N = torch.arange(len(trees)).repeat_interleave(torch.tensor(list(map(len, trees)))) + start
+        places = own_N.to(stops_N.device), forest.depths_N.to(stops_N.device)
+        survival_AT.index_put_(places, stops_N, accumulate=True)
+    return survival_AT.flip(-1).cumsum(-1).flip(-1)
 
 
 class _NodeGroup(NamedTuple):
@@ -73,6 +96,14 @@ class _NodeGroup(NamedTuple):
     child: tuple[Tensor, ...]  # each [M, k]: indexes the slots of its entries
     rows_M: Tensor
     entries_Mk: Tensor
+
+    def parts(self, vocabulary: int) -> Iterator[_NodeGroup]:
+        """Itself in parts whose rows fit into memory side by side."""
+        size = max(1, WIDE // vocabulary)
+        for start in range(0, len(self.rows_M), size):
+            part = slice(start, start + size)
+            index = [tuple(axis[part] for axis in axes) for axes in (self.parent, self.child)]
+            yield _NodeGroup(index[0], index[1], self.rows_M[part], self.entries_Mk[part])
 
 
 class _Slots:
@@ -122,15 +153,15 @@ class _Slots:
 class _TopDownWalk:
     """Survival of top-down verifiers: the mass that reaches each depth."""
 
-    def __init__(self, verifier: TopDown, slots: _Slots, p_RV: Tensor, q_RV: Tensor) -> None:
-        self.verifier, self.slots, self.p_RV, self.q_RV = verifier, slots, p_RV, q_RV
-        pull_ST = p_RV.new_ones(slots.trunk_ST.shape)
+    def __init__(self, verifier: TopDown, slots: _Slots, rows: Rows) -> None:
+        self.verifier, self.slots, self.rows = verifier, slots, rows
+        pull_ST = torch.ones(slots.trunk_ST.shape, dtype=torch.float64, device=rows.device)
         self._pull(slots.trunk_nodes(range(pull_ST.shape[1] - 1)), pull_ST)
         self.trunk_reach_ST = pull_ST.cumprod(-1)
 
     def _pull(self, group: _NodeGroup, out: Tensor) -> None:
-        profile = Profile(self.p_RV, self.q_RV, group.rows_M)
-        out[group.child] = self.verifier.branching(profile, group.entries_Mk)
+        for part in group.parts(self.rows.p_NV.shape[-1]):
+            out[part.child] = self.verifier.pull(self.rows.profile(part.rows_M), part.entries_Mk)
 
     def chains(self) -> Tensor:
         """[S, chain length, T]."""
@@ -140,7 +171,7 @@ class _TopDownWalk:
         """[S, L, L2 - 1, T]."""
         slots = self.slots
         D = slots.space.max_L2
-        reach_SLKD = self.p_RV.new_zeros(slots.branch_SLKD[:, :, :K].shape)
+        reach_SLKD = self.trunk_reach_ST.new_zeros(slots.branch_SLKD[:, :, :K].shape)
         for group in slots.branch_nodes(K, range(D)):
             self._pull(group, reach_SLKD)
         reach_SLKD[..., 0] = self.trunk_reach_ST[:, : slots.space.max_L1 + 1].unsqueeze(-1)
@@ -149,7 +180,7 @@ class _TopDownWalk:
             reach_SLKD[..., depth + 1] *= reach_SLKD[..., depth].gather(-1, owner_SLK)
         branch_SLD = reach_SLKD[..., 1:].sum(2)
         S, L = branch_SLD.shape[:2]
-        survival = self.p_RV.new_zeros(S, L, D, L + D)
+        survival = reach_SLKD.new_zeros(S, L, D, L + D)
         for L1 in range(L):
             survival[:, L1, :, : L1 + 1] = self.trunk_reach_ST[:, None, : L1 + 1]
             survival[:, L1, :, L1 + 1 : L1 + D + 1] = _up_to_diagonal(branch_SLD[:, L1])
@@ -159,21 +190,31 @@ class _TopDownWalk:
 class _BottomUpWalk:
     """Survival of bottom-up verifiers: entry weights from the root down, then acceptance from the leaves up."""
 
-    def __init__(self, verifier: BottomUp, slots: _Slots, p_RV: Tensor, q_RV: Tensor) -> None:
-        self.verifier, self.slots, self.p_RV, self.q_RV = verifier, slots, p_RV, q_RV
-        self.trunk_entry_ST = p_RV.new_ones(slots.trunk_ST.shape)
+    def __init__(self, verifier: BottomUp, slots: _Slots, rows: Rows) -> None:
+        self.verifier, self.slots, self.rows = verifier, slots, rows
+        self.trunk_entry_ST = torch.ones(slots.trunk_ST.shape, dtype=torch.float64, device=rows.device)
         self.trunk_final_ST = torch.zeros_like(self.trunk_entry_ST)
         for depth in range(slots.trunk_ST.shape[1] - 1):  # a weight depends on the one above
             self._enter(slots.trunk_nodes(range(depth, depth + 1)), self.trunk_entry_ST)
         self._leave(slots.trunk_nodes(range(slots.trunk_ST.shape[1] - 1)), self.trunk_entry_ST, self.trunk_final_ST)
 
     def _enter(self, group: _NodeGroup, entry: Tensor) -> None:
-        profile = Profile(self.p_RV, self.q_RV, group.rows_M)
+        profile = self.rows.profile(group.rows_M)
         entry[group.child] = self.verifier.enter(profile, entry[group.parent], group.entries_Mk)
 
     def _leave(self, group: _NodeGroup, entry: Tensor, final: Tensor) -> None:
-        profile = Profile(self.p_RV, self.q_RV, group.rows_M)
-        final[group.parent] = self.verifier.leave(profile, entry[group.parent], group.entries_Mk)
+        for part in group.parts(self.rows.p_NV.shape[-1]):
+            final[part.parent] = self.verifier.leave(self.rows.profile(part.rows_M), entry[part.parent])
+
+    def _split(self, group: _NodeGroup, entry: Tensor, final: Tensor, visits: Tensor) -> None:
+        for part in group.parts(self.rows.p_NV.shape[-1]):
+            split = self.verifier.split(self.rows.profile(part.rows_M), entry[part.parent], part.entries_Mk)
+            entry[part.child], final[part.parent] = split.entry_Mk, split.final_M
+            children_Mk = part.child[2]
+            if split.order_Mk is not None:
+                children_Mk = children_Mk.gather(-1, split.order_Mk)
+            for place in range(children_Mk.shape[-1]):
+                visits[(*part.parent, torch.full_like(part.rows_M, place))] = children_Mk[:, place]
 
     def chains(self) -> Tensor:
         """[S, chain length, T]."""
@@ -193,41 +234,56 @@ class _BottomUpWalk:
         slots = self.slots
         D = slots.space.max_L2
         shape = slots.branch_SLKD[:, :, :K].shape
-        entry_SLKD, final_SLKD = self.p_RV.new_zeros(shape), self.p_RV.new_zeros(shape)
+        entry_SLKD = self.trunk_entry_ST.new_zeros(shape)
+        final_SLKD = torch.zeros_like(entry_SLKD)
+        # which branch holds the child that is visited first, second, ..; -1 where there are no more
+        visits_SLKDk = torch.full((*shape, K), -1, device=entry_SLKD.device)
         entry_SLKD[..., 0, 0] = self.trunk_entry_ST[:, : slots.space.max_L1 + 1]
+        alone: list[_NodeGroup] = []
         for depth in range(D):
             for group in slots.branch_nodes(K, range(depth, depth + 1)):
-                self._enter(group, entry_SLKD)
-        for group in slots.branch_nodes(K, range(D)):
-            self._leave(group, entry_SLKD, final_SLKD)
+                if group.entries_Mk.shape[-1] > 1:
+                    self._split(group, entry_SLKD, final_SLKD, visits_SLKDk)
+                else:
+                    self._enter(group, entry_SLKD)
+                    visits_SLKDk[..., 0][group.parent] = group.child[2][:, 0]
+                    alone.append(group)
+        if alone:  # their wide sums wait until every weight is known
+            self._leave(_joined(alone), entry_SLKD, final_SLKD)
         S, L = shape[:2]
-        below = self.p_RV.new_zeros(S, L, D, K, D + 1)  # P(stop at branch depth), for each L2 and slot one level down
+        below = entry_SLKD.new_zeros(S, L, D, K, D + 1)  # P(stop at branch depth), for each L2 and slot one level down
         for depth in reversed(range(D + 1)):
-            below = self._accept(depth, below, entry_SLKD, final_SLKD)
-        stop = self.p_RV.new_zeros(S, L, D, L + D)
+            below = self._accept(depth, below, entry_SLKD, final_SLKD, visits_SLKDk)
+        stop = entry_SLKD.new_zeros(S, L, D, L + D)
         for L1 in range(L):
             stop[:, L1, :, L1 : L1 + D + 1] = below[:, L1, :, 0]
         return self._survival(stop)
 
-    def _accept(self, depth: int, below: Tensor, entry_SLKD: Tensor, final_SLKD: Tensor) -> Tensor:
+    def _accept(
+        self, depth: int, below: Tensor, entry_SLKD: Tensor, final_SLKD: Tensor, visits_SLKDk: Tensor
+    ) -> Tensor:
         """P(the subtree of a slot at `depth` stops at each branch depth, once it is reached), for each L2."""
         S, L, D, K, width = below.shape
         stop = torch.zeros_like(below)
         remaining = below.new_ones(S, L, D, K)
-        if depth < D:
-            owner_SLK = self.slots.owner_SLKD[:, :, :K, depth]
-            for b in range(K):  # children in order of first appearance; a copy's slot holds zeros
-                parent = owner_SLK[:, :, None, b, None].expand(S, L, D, 1)
-                reached = remaining.gather(-1, parent)
-                stop.scatter_add_(
-                    3, parent.unsqueeze(-1).expand(-1, -1, -1, -1, width), (reached * below[:, :, :, b]).unsqueeze(3)
-                )
-                remaining.scatter_(-1, parent, reached * (1 - below[:, :, :, b].sum(-1, keepdim=True)))
+        for place in range(K if depth < D else 0):  # a copy's slot has entry weight 0
+            child_SLK = visits_SLKDk[:, :, :, depth, place]
+            index = child_SLK.clamp(min=0)[:, :, None, :, None].expand(S, L, D, K, width)
+            taken = below.gather(3, index) * (child_SLK >= 0)[:, :, None, :, None]
+            stop += remaining.unsqueeze(-1) * taken
+            remaining = remaining * (1 - taken.sum(-1))
         for L2 in range(1, D + 1):
             if depth <= L2:
                 own_SLK = (entry_SLKD if depth == L2 else final_SLKD)[..., depth]
                 stop[:, :, L2 - 1, :, depth] += remaining[:, :, L2 - 1] * own_SLK
         return stop
+
+
+def _joined(groups: list[_NodeGroup]) -> _NodeGroup:
+    """Groups with equally many children as one."""
+    parents, children, rows, entries = zip(*groups, strict=True)
+    parent, child = (tuple(map(torch.cat, zip(*axes, strict=True))) for axes in (parents, children))
+    return _NodeGroup(parent, child, torch.cat(rows), torch.cat(entries))
 
 
 def _up_to_diagonal(values_ST: Tensor) -> Tensor:

@@ -16,17 +16,18 @@ class Sampling:
     top_p: float = 1.0
 
     def probabilities(self, logits_V: Tensor) -> Tensor:
-        """Distributions of the rows [..., V] of logits of any dtype; float64, on the logits' device.
+        """Distributions of the rows [..., V] of logits, on their device; float64 for float64 logits, else float32.
 
         The nucleus is the smallest set of most probable tokens whose mass reaches `top_p`.
         """
+        dtype = torch.promote_types(logits_V.dtype, torch.float32)
         if self.temperature == 0:
             best = logits_V.argmax(-1, keepdim=True)
-            return torch.zeros_like(logits_V, dtype=torch.float64).scatter_(-1, best, 1.0)
-        probs_V = (logits_V.double() / self.temperature).softmax(-1)
+            return torch.zeros_like(logits_V, dtype=dtype).scatter_(-1, best, 1.0)
+        probs_V = (logits_V.to(dtype) / self.temperature if self.temperature != 1 else logits_V).softmax(-1, dtype)
         if self.top_p < 1:
             sorted_V, order_V = probs_V.sort(dim=-1, descending=True, stable=True)
-            before_V = sorted_V.cumsum(-1) - sorted_V
+            before_V = sorted_V.cumsum(-1, dtype=torch.float64) - sorted_V
             kept_V = torch.where(before_V < self.top_p, sorted_V, 0.0)
             probs_V = torch.zeros_like(probs_V).scatter_(-1, order_V, kept_V / kept_V.sum(-1, keepdim=True))
         return probs_V

@@ -45,6 +45,47 @@ class _Prefixes:
         return nodes
 
 
+class Topology(NamedTuple):
+    """The shape of a drafted tree: the parent of every node, -1 for the root's children; a parent stands first.
+
+    Nodes stand in breadth-first order, so that one draft pass makes each depth.
+    """
+
+    parents: tuple[int, ...]
+
+    @classmethod
+    def from_paths(cls, paths: Sequence[Sequence[int]]) -> Topology:
+        """From child ranks, as sparse trees are written: `[[0], [1], [0, 0]]` is a pair, the first with a child.
+
+        Raises:
+            ValueError: a path is empty or listed twice, or its prefix or an elder sibling is missing.
+        """
+        known: dict[tuple[int, ...], int] = {(): -1}
+        parents: list[int] = []
+        for path in sorted(map(tuple, paths), key=lambda path: (len(path), path)):
+            if path in known:
+                raise ValueError(f"path {list(path)} is empty or listed twice")
+            needed = path[:-1] if path[-1] == 0 else (*path[:-1], path[-1] - 1)
+            if path[:-1] not in known or needed not in known:
+                raise ValueError(f"path {list(path)} needs {list(path[:-1] if path[:-1] not in known else needed)}")
+            known[path] = len(parents)
+            parents.append(known[path[:-1]])
+        return cls(tuple(parents))
+
+    @classmethod
+    def balanced(cls, arity: int, depth: int) -> Topology:
+        """Every node above the last depth has `arity` children."""
+        paths = [path for length in range(1, depth + 1) for path in itertools.product(range(arity), repeat=length)]
+        return cls.from_paths(paths)
+
+    def levels(self) -> list[list[int]]:
+        """Node numbers by depth."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return [[n for n, d in enumerate(depths) if d == depth] for depth in range(max(depths, default=-1) + 1)]
+
+
 class DraftTree:
     """A drafted token tree. Equal prefixes are one node; a node's child list keeps branch order and duplicates.
 
@@ -52,7 +93,8 @@ class DraftTree:
         tokens_N: int64; the root's is -1.
         parents_N: int64; the root's is -1; a parent stands before its children.
         depths_N: int64; the root's is 0.
-        branch_nodes: for each branch, its node ids from the branching node (included) to its leaf.
+        branch_nodes: for each branch, its node ids from the branching node (included) to its leaf; empty if the tree
+            is no trunk with branches.
     """
 
     def __init__(self, prefixes: _Prefixes, child_lists: list[list[int]], branch_nodes: list[list[int]]) -> None:
@@ -84,6 +126,30 @@ class DraftTree:
             for parent, child in itertools.pairwise(path):
                 child_lists[parent].append(child)
         return cls(prefixes, child_lists, branch_nodes)
+
+    @classmethod
+    def from_topology(cls, topology: Topology, tokens: Sequence[int | None]) -> DraftTree:
+        """A tree of any shape. Where siblings hold equal tokens, one node carries the children of both.
+
+        Args:
+            topology: the drafted tree's shape.
+            tokens: the token of each of its nodes, in its order; None where a draft without replacement ran out.
+
+        Raises:
+            ValueError: not one token per node.
+        """
+        if len(tokens) != len(topology.parents):
+            raise ValueError(f"the topology has {len(topology.parents)} nodes, there are {len(tokens)} tokens")
+        prefixes = _Prefixes()
+        node_of: list[int | None] = []
+        for parent, token in zip(topology.parents, tokens, strict=True):
+            above = 0 if parent < 0 else node_of[parent]
+            node_of.append(None if token is None or above is None else prefixes.add(above, int(token)))
+        child_lists: list[list[int]] = [[] for _ in prefixes.tokens]
+        for node in node_of:
+            if node is not None:
+                child_lists[prefixes.parents[node]].append(node)
+        return cls(prefixes, child_lists, [])
 
     def __len__(self) -> int:
         return len(self._child_lists)
@@ -117,15 +183,25 @@ class DraftTree:
     def depth(self, node: int) -> int:
         return self._prefixes.depths[node]
 
-    def postorder(self) -> list[int]:
-        """Every node after its children, siblings in order of first appearance: the order of depth-first leaves."""
+    def postorder(self, visits: Mapping[int, Sequence[int]] | None = None, root: int = 0) -> list[int]:
+        """Every node after its children: the order of depth-first leaves.
+
+        Args:
+            visits: children in the order of visits, for the nodes where it is not that of first appearance.
+        """
         order: list[int] = []
-        stack = [0]
+        stack = [root]
         while stack:  # reversed preorder with the last child first is postorder
             node = stack.pop()
             order.append(node)
-            stack.extend(self.distinct_children(node))
+            children = visits[node] if visits and node in visits else self.children(node)
+            stack.extend(dict.fromkeys(children))
         return order[::-1]
+
+    @property
+    def members(self) -> list[tuple[int, DraftTree]]:
+        """The trees that stand here, each with the node id of its root: itself, unless this is a `Forest`."""
+        return [(0, self)]
 
     def ancestors_NN(self) -> Tensor:
         """[N, N] bool: column is row itself or one of its ancestors. What a tree pass may attend to."""
@@ -160,6 +236,39 @@ class DraftTree:
         for node, depth in enumerate(self._prefixes.depths):
             levels[depth].append(node)
         return levels
+
+
+class Forest(DraftTree):
+    """Many trees side by side, to be verified at once: node ids of each are shifted by its root's."""
+
+    def __init__(self, trees: Sequence[DraftTree]) -> None:
+        offsets = list(itertools.accumulate((len(tree) for tree in trees), initial=0))
+        self._members = list(zip(offsets, trees, strict=False))
+        prefixes = _Prefixes()
+        prefixes.tokens = [token for tree in trees for token in tree._prefixes.tokens]
+        prefixes.depths = [depth for tree in trees for depth in tree._prefixes.depths]
+        prefixes.parents = [
+            parent + offset if parent >= 0 else -1
+            for offset, tree in self._members
+            for parent in tree._prefixes.parents
+        ]
+        child_lists = [
+            [child + offset for child in tree.children(node)]
+            for offset, tree in self._members
+            for node in range(len(tree))
+        ]
+        super().__init__(prefixes, child_lists, [])
+
+    @property
+    def members(self) -> list[tuple[int, DraftTree]]:
+        return self._members
+
+    def path_to(self, node: int) -> list[int]:
+        path: list[int] = []
+        while self._prefixes.parents[node] >= 0:
+            path.append(node)
+            node = self._prefixes.parents[node]
+        return path[::-1]
 
 
 class NodeGroup(NamedTuple):

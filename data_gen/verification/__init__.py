@@ -1,23 +1,57 @@
 """Verifiers: which drafted tokens to keep, and the one token to add, so that the text still follows the target.
 
-A new verifier is one small class in a file of its own and one entry in `VERIFIERS`.
+A new verifier is one small class and one entry in `VERIFIERS`, or in `STYLED` if it is not for i.i.d. drafts.
 """
 
-from data_gen.verification.base import Verdict, Verifier
+from data_gen.verification.acceptance import acceptance, optimal_acceptance
+from data_gen.verification.base import STYLES, BottomUp, TopDown, Verdict, Verifier
+from data_gen.verification.greedy import Greedy, SpecHub
+from data_gen.verification.khisti import Khisti
+from data_gen.verification.lifted_uniform import LiftedUniform
 from data_gen.verification.naive_tree import NaiveTree
+from data_gen.verification.nss import NSS
+from data_gen.verification.one_path import Block, GreedyBlock, Naive
+from data_gen.verification.priority import LiftedPriority, Priority
 from data_gen.verification.specinfer import SpecInfer
+from data_gen.verification.spectr import LiftedSpecTr, SpecTr
 from data_gen.verification.traversal import Traversal
 
-VERIFIERS: dict[str, type[Verifier]] = {cls.name: cls for cls in (NaiveTree, SpecInfer, Traversal)}
+_IID: tuple[type[Verifier], ...] = (
+    NSS,
+    Naive,
+    NaiveTree,
+    SpecTr,
+    SpecInfer,
+    Khisti,
+    Priority,
+    Block,
+    GreedyBlock,
+    Traversal,
+    LiftedSpecTr,
+    LiftedPriority,
+    LiftedUniform,
+)
+VERIFIERS: dict[str, type[Verifier]] = {cls.name: cls for cls in _IID}  # all lossless for i.i.d. drafts
+STYLED: dict[str, type[Verifier]] = {cls.name: cls for cls in (Greedy, SpecHub)}  # for other drafts only
 
 
 def get_verifier(name: str, style: str = "iid") -> Verifier:
     """The verifier called `name`; ValueError where there is none, or it is not lossless for drafts of that style."""
-    if name not in VERIFIERS:
-        raise ValueError(f"unknown verifier {name!r}; known are {', '.join(VERIFIERS)}")
-    if style not in VERIFIERS[name].styles:
-        raise ValueError(f"{name} is not lossless for style {style!r}; it is for {', '.join(VERIFIERS[name].styles)}")
-    return VERIFIERS[name]()
+    known = VERIFIERS | STYLED
+    if name not in known:
+        raise ValueError(f"unknown verifier {name!r}; known are {', '.join(known)}")
+    return known[name](style)
 
 
-__all__ = ["VERIFIERS", "Verdict", "Verifier", "get_verifier"]
+__all__ = [
+    "STYLED",
+    "STYLES",
+    "VERIFIERS",
+    "BottomUp",
+    "TopDown",
+    "Verdict",
+    "Verifier",
+    "acceptance",
+    "get_verifier",
+    "optimal_acceptance",
+]

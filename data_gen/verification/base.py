@@ -4,20 +4,25 @@ A verifier ends at one node of the tree (the accepted prefix) and adds one token
 distribution of both, given the tree. Sampling, block efficiency and losslessness all follow from the law's two
 factors, so that is all a verifier computes: where it ends (`stops`), and what it then adds (`extra`).
 
-Legend: N tree nodes, M nodes taken at once, V vocabulary, k child-list entries. Probabilities are float64.
+Top-down verifiers ask a solver at every node which child to move to. Bottom-up verifiers split a node's weight over
+its children and accept from the leaves up. Both meet nodes in groups with equally many children, many nodes at once.
+
+Legend: N tree nodes, M nodes taken at once, V vocabulary, k child-list entries.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from data_gen.trees import DraftTree, NodeGroup
-from data_gen.verification.profile import Profile, normalised, sample
+from data_gen.verification.profile import Profile, Rows, divide, sample
+
+IID, WITHOUT_REPLACEMENT, GREEDY = STYLES = ("iid", "without_replacement", "greedy")
 
 
 class Verdict(NamedTuple):
@@ -27,11 +32,23 @@ class Verdict(NamedTuple):
     token: int
 
 
+class Plan(NamedTuple):
+    """Where a verifier ends, float64 [N], and the laws of the extra token at M given nodes, [M, V] up to a factor."""
+
+    stops_N: Tensor
+    extra: Callable[[Sequence[int]], Tensor]
+
+
 class Verifier(ABC):
-    """Lossless for the draft samplings in `styles`."""
+    """Lossless for the draft samplings in `styles`; `style` is the one that it is used with."""
 
     name: ClassVar[str]
-    styles: ClassVar[tuple[str, ...]] = ("iid",)
+    styles: ClassVar[tuple[str, ...]] = (IID,)
+
+    def __init__(self, style: str = IID) -> None:
+        if style not in self.styles:
+            raise ValueError(f"{self.name} is not lossless for style {style!r}; it is for {', '.join(self.styles)}")
+        self.style = style
 
     def law(self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> Tensor:
         """P(accepted node, extra token) given the tree, exact; float64 [N, V], sums to one.
@@ -40,9 +57,9 @@ class Verifier(ABC):
             target_probs_NV: the target's distribution after each node, in node order; float64, float32 or bf16.
             draft_probs_NV: the draft's; rows of leaves may hold anything.
         """
-        p_NV, q_NV = _rows(tree, target_probs_NV, draft_probs_NV)
-        state = self._prepare(tree, p_NV, q_NV)
-        return state.stops_N.unsqueeze(-1) * self._extra(tree, p_NV, q_NV, state, list(range(len(tree))))
+        plan = self._plan(tree, _rows(tree, target_probs_NV.double(), draft_probs_NV.double()))
+        extra_NV = plan.extra(range(len(tree)))
+        return plan.stops_N.unsqueeze(-1) * divide(extra_NV, extra_NV.sum(-1, keepdim=True))
 
     def block_efficiency(self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> float:
         """E[tau + 1] given the tree, in tokens: accepted tokens and the extra one."""
@@ -51,62 +68,62 @@ class Verifier(ABC):
 
     def stops(self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> Tensor:
         """P(accepted node) given the tree, exact; float64 [N]."""
-        return self._prepare(tree, *_rows(tree, target_probs_NV, draft_probs_NV)).stops_N
+        return self._plan(tree, _rows(tree, target_probs_NV.double(), draft_probs_NV.double())).stops_N
 
     def verify(
         self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor, generator: torch.Generator
     ) -> Verdict:
-        """One draw from the law; the generator lives on the tensors' device."""
-        p_NV, q_NV = _rows(tree, target_probs_NV, draft_probs_NV)
-        state = self._prepare(tree, p_NV, q_NV)
-        node = int(sample(state.stops_N, 1, generator))
-        return Verdict(node, int(sample(self._extra(tree, p_NV, q_NV, state, [node])[0], 1, generator)))
-
-    def _extra(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor, state: _State, nodes: Sequence[int]) -> Tensor:
-        """The laws of the extra token given that the verifier ends at each of M nodes, [M, V]."""
-        extra_MV = p_NV[nodes]  # what a leaf adds
-        for group in tree.groups(nodes):
-            place = [nodes.index(node) for node in group.nodes_M.tolist()]
-            nodes_m, entries_mk, _ = group.to(p_NV.device)
-            left_mV = self.leftover(Profile(p_NV, q_NV, nodes_m), state.weights_N[nodes_m], entries_mk)
-            # nothing left: the verifier ends here with probability 0, or 1e-17 after rounding
-            extra_MV[place] = torch.where(left_mV.sum(-1, keepdim=True) > 0, normalised(left_mV), extra_MV[place])
-        return extra_MV
+        """One draw from the law; the generator lives on the tensors' device. Wide sums keep the rows' precision."""
+        plan = self._plan(tree, _rows(tree, target_probs_NV, draft_probs_NV))
+        node = int(sample(plan.stops_N, 1, generator))
+        return Verdict(node, int(sample(plan.extra([node])[0], 1, generator)))
 
     @abstractmethod
-    def _prepare(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor) -> _State: ...
-
-    @abstractmethod
-    def leftover(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        """What the extra token is drawn from where no child is taken; [M, V], not normalised."""
-
-
-class _State(NamedTuple):
-    stops_N: Tensor  # P(the verifier ends at this node)
-    weights_N: Tensor  # entry weights; ones for top-down verifiers, which have none
+    def _plan(self, tree: DraftTree, rows: Rows) -> Plan: ...
 
 
 class TopDown(Verifier):
     """One optimal-transport solver, applied from the root down until it yields a token that is no child."""
 
-    @abstractmethod
-    def branching(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+    def pull(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
         """P(the solver yields this child's token), [M, k]: pooled at a token's first entry, 0 at its copies.
 
         Args:
             profile: the distributions after the nodes.
             entries_Mk: child tokens in branch order, duplicates included.
         """
+        if entries_Mk.shape[-1] > 1:
+            return self.branching(profile, entries_Mk)
+        p_M1, q_M1 = profile.at(entries_Mk)
+        return divide(p_M1, q_M1).clamp_(max=1)
 
-    def _prepare(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor) -> _State:
-        steps_N = p_NV.new_zeros(len(tree))  # P(parent -> node)
-        steps_N[0] = 1.0
-        for nodes_M, entries_Mk, children_Mk in _groups(tree, None, p_NV):
-            pull_Mk = self.branching(Profile(p_NV, q_NV, nodes_M), entries_Mk)
+    @abstractmethod
+    def branching(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+        """`pull` where k is at least 2. With one child, all solvers are speculative sampling, `min(1, p/q)`."""
+
+    @abstractmethod
+    def leftover(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+        """What the extra token is drawn from where no child is taken; [M, V] up to a factor, for any k."""
+
+    def _plan(self, tree: DraftTree, rows: Rows) -> Plan:
+        steps_N = torch.zeros(len(tree), dtype=torch.float64, device=rows.device)  # P(parent -> node)
+        steps_N[[root for root, _ in tree.members]] = 1.0
+        for group in tree.groups():
+            nodes_M, entries_Mk, children_Mk = group.to(rows.device)
+            pull_Mk = self.pull(rows.profile(nodes_M), entries_Mk)
             steps_N.index_add_(0, children_Mk.flatten(), pull_Mk.flatten())
-        reach_N = steps_N[tree.paths_ND.to(p_NV.device)].prod(-1)
-        stops_N = reach_N.index_add(0, tree.parents_N[1:].to(p_NV.device), -reach_N[1:])
-        return _State(stops_N.clamp_(min=0), torch.ones_like(stops_N))
+        reach_N = steps_N[tree.paths_ND.to(rows.device)].prod(-1)
+        below = (tree.parents_N >= 0).to(rows.device)
+        stops_N = reach_N.index_add(0, tree.parents_N.to(rows.device)[below], -reach_N[below]).clamp_(min=0)
+        return Plan(stops_N, lambda nodes: extra(tree, rows, nodes, self.leftover))
+
+
+class Split(NamedTuple):
+    """How a node's weight goes to its children."""
+
+    entry_Mk: Tensor  # entry weights, in entry order; 0 at further copies of a token
+    final_M: Tensor  # the node's own weight once all children are rejected
+    order_Mk: Tensor | None = None  # entries in the order of visits; None: in order of first appearance
 
 
 class BottomUp(Verifier):
@@ -114,12 +131,12 @@ class BottomUp(Verifier):
 
     A subtree entered with weight `b` accepts with probability `b` on average over its own draws. A node whose
     children have all been rejected is a leaf with the weight that is left (Traversal, algorithm 2; algorithms sheet,
-    section 3).
+    section 3). With one child every rule is Block Verification: `min(1, w p/q)`.
     """
 
     @abstractmethod
-    def enter(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        """Entry weights of the children, [M, k], 0 at further copies of a token.
+    def split(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Split:
+        """The rule, where k is at least 2.
 
         Args:
             profile: the distributions after the nodes.
@@ -128,33 +145,105 @@ class BottomUp(Verifier):
         """
 
     @abstractmethod
-    def leave(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        """The nodes' weights once all children are rejected, [M]; arguments as for `enter`."""
+    def remainder(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+        """What the extra token is drawn from at a node whose children are all rejected, where k is at least 2."""
 
-    def _prepare(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor) -> _State:
-        weights_N = p_NV.new_zeros(len(tree))
-        weights_N[0] = 1.0
+    @staticmethod
+    def enter(profile: Profile, weights_M: Tensor, entries_M1: Tensor) -> Tensor:
+        """The entry weight of an only child, [M, 1]."""
+        p_M1, q_M1 = profile.at(entries_M1)
+        return divide(weights_M.unsqueeze(-1) * p_M1, q_M1).clamp_(max=1)
+
+    @staticmethod
+    def leave(profile: Profile, weights_M: Tensor) -> Tensor:
+        """A node's weight once its only child is rejected, [M]."""
+        return left_over(weights_M, weights_M - profile.excess(weights_M, profile.ones()))
+
+    def _plan(self, tree: DraftTree, rows: Rows) -> Plan:
+        weights_N = torch.zeros(len(tree), dtype=torch.float64, device=rows.device)
+        weights_N[[root for root, _ in tree.members]] = 1.0
+        finals: list[tuple[Tensor, Tensor]] = []
+        orders: list[tuple[NodeGroup, Tensor]] = []
         for level in tree.levels[:-1]:
-            for nodes_M, entries_Mk, children_Mk in _groups(tree, level, p_NV):
-                entry_Mk = self.enter(Profile(p_NV, q_NV, nodes_M), weights_N[nodes_M], entries_Mk)
+            for group in tree.groups(level):
+                nodes_M, entries_Mk, children_Mk = group.to(rows.device)
+                profile = rows.profile(nodes_M)
+                if entries_Mk.shape[-1] == 1:
+                    entry_Mk = self.enter(profile, weights_N[nodes_M], entries_Mk)
+                else:
+                    entry_Mk, final_M, order_Mk = self.split(profile, weights_N[nodes_M], entries_Mk)
+                    finals.append((nodes_M, final_M))
+                    orders += [] if order_Mk is None else [(group, order_Mk)]
                 weights_N.index_add_(0, children_Mk.flatten(), entry_Mk.flatten())
         finals_N = weights_N.clone()  # a leaf's weight is its entry weight
-        for nodes_M, entries_Mk, _ in _groups(tree, None, p_NV):
-            finals_N[nodes_M] = self.leave(Profile(p_NV, q_NV, nodes_M), weights_N[nodes_M], entries_Mk)
-        order = torch.tensor(tree.postorder(), device=p_NV.device)
-        accept = finals_N[order]
-        not_before = torch.cat([accept.new_ones(1), (1 - accept[:-1]).cumprod(0)])
-        return _State(torch.zeros_like(finals_N).index_copy_(0, order, accept * not_before), weights_N)
+        for nodes_M, final_M in [*finals, *self._left_by_only_children(tree, rows, weights_N)]:
+            finals_N[nodes_M] = final_M
+        stops_N = torch.zeros_like(finals_N)
+        visits = _visits(orders)
+        order_SN = _padded([tree.postorder(visits, root) for root, _ in tree.members]).to(rows.device)  # S trees
+        accept_SN = finals_N[order_SN.clamp(min=0)] * (order_SN >= 0)
+        not_before_SN = torch.cat([torch.ones_like(accept_SN[:, :1]), (1 - accept_SN[:, :-1]).cumprod(-1)], dim=-1)
+        stops_N.index_add_(0, order_SN.clamp(min=0).flatten(), (accept_SN * not_before_SN).flatten())
+        return Plan(stops_N, lambda nodes: extra(tree, rows, nodes, self._leftover(weights_N)))
+
+    def _left_by_only_children(self, tree: DraftTree, rows: Rows, weights_N: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Nodes with one child all at once: their wide sums wait until every weight is known."""
+        nodes = [node for node in range(len(tree)) if len(tree.children(node)) == 1]
+        nodes_M = torch.tensor(nodes, dtype=torch.int64, device=rows.device)
+        return [(nodes_M, self.leave(rows.profile(nodes_M), weights_N[nodes_M]))] if nodes else []
+
+    def _leftover(self, weights_N: Tensor) -> Callable[[Profile, Tensor], Tensor]:
+        def leftover(profile: Profile, entries_Mk: Tensor) -> Tensor:
+            weights_M = weights_N[profile.nodes_M]
+            if entries_Mk.shape[-1] == 1:
+                return profile.residual(weights_M, profile.ones())
+            return self.remainder(profile, weights_M, entries_Mk)
+
+        return leftover
 
 
-def _groups(tree: DraftTree, nodes: Sequence[int] | None, like: Tensor) -> list[NodeGroup]:
-    return [group.to(like.device) for group in tree.groups(nodes)]
+def left_over(weights_M: Tensor, flow_M: Tensor) -> Tensor:
+    """The weight of a node whose children took `flow` of it in the mean, and were all rejected."""
+    # a weight of 1 stays 1: the root must accept in the end
+    left_M = divide((weights_M - flow_M).clamp(min=0), 1 - flow_M).clamp_(max=1)
+    return torch.where(weights_M < 1, left_M, weights_M)
 
 
-def _rows(tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> tuple[Tensor, Tensor]:
+def extra(tree: DraftTree, rows: Rows, nodes: Sequence[int], leftover: Callable[[Profile, Tensor], Tensor]) -> Tensor:
+    """The laws of the extra token at M nodes, [M, V] up to a factor."""
+    extra_MV = rows.p_NV[list(nodes)]  # what a leaf adds
+    places = {node: place for place, node in enumerate(nodes)}
+    for group in tree.groups(nodes):
+        place = [places[node] for node in group.nodes_M.tolist()]
+        nodes_m, entries_mk, _ = group.to(rows.device)
+        left_mV = leftover(rows.profile(nodes_m), entries_mk).to(extra_MV.dtype)
+        # nothing left: the verifier ends here with probability 0, or 1e-17 after rounding
+        extra_MV[place] = torch.where(left_mV.sum(-1, keepdim=True) > 0, left_mV, extra_MV[place])
+    return extra_MV
+
+
+def _visits(orders: list[tuple[NodeGroup, Tensor]]) -> dict[int, list[int]]:
+    """The children of a node in the order of visits; one transfer from the device for the whole tree."""
+    if not orders:
+        return {}
+    flat = iter(torch.cat([order_Mk.flatten() for _, order_Mk in orders]).tolist())
+    return {
+        node: [children[next(flat)] for _ in children]
+        for group, _ in orders
+        for node, children in zip(group.nodes_M.tolist(), group.children_Mk.tolist(), strict=True)
+    }
+
+
+def _padded(orders: list[list[int]]) -> Tensor:
+    """Lists of node ids as rows, filled up with -1."""
+    width = max(map(len, orders))
+    return torch.tensor([order + [-1] * (width - len(order)) for order in orders])
+
+
+def _rows(tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> Rows:
     if not len(tree) == len(target_probs_NV) == len(draft_probs_NV):
         raise ValueError(
             f"a tree of {len(tree)} nodes needs as many rows; target has {len(target_probs_NV)}, "
             f"draft {len(draft_probs_NV)}"
         )
-    return normalised(target_probs_NV), normalised(draft_probs_NV)
+    return Rows(target_probs_NV, draft_probs_NV)

@@ -5,29 +5,26 @@ On a chain this is the algorithm of Leviathan et al. 2023 and Chen et al. 2023.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from data_gen.verification.base import TopDown
-from data_gen.verification.profile import Profile, divide, first_copies
+from data_gen.verification.base import IID, WITHOUT_REPLACEMENT, TopDown
+from data_gen.verification.profile import Profile, divide, is_copy
 
 
 class NaiveTree(TopDown):
-    """Accept `X1` with `min(1, p/q)`; else the token is drawn from `(p - q)+`, normalised."""
+    """Accept `X1` with `min(1, p/q)`; else the token is drawn from `(p - q)+`, normalised. Only `X1` need be `q`'s."""
 
     name = "naive_tree"
+    styles = (IID, WITHOUT_REPLACEMENT)
 
     def branching(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
         p_Mk, q_Mk = profile.at(entries_Mk)
-        k = entries_Mk.shape[-1]
         pull_Mk = divide(p_Mk, q_Mk).clamp(max=1)
-        if k > 1:
-            rejected_M1 = 1 - pull_Mk[:, :1]
-            mass_M1 = profile.excess(profile.ones(), profile.ones()).unsqueeze(-1)
-            pull_Mk[:, 1:] = rejected_M1 * divide((p_Mk - q_Mk).clamp(min=0), mass_M1)[:, 1:]
-            # the residual lands on a token once, however often it was drafted
-            pull_Mk[first_copies(entries_Mk) != torch.arange(k, device=entries_Mk.device)] = 0
-        return pull_Mk
+        rejected_M1 = 1 - pull_Mk[:, :1]
+        mass_M1 = profile.excess(profile.ones(), profile.ones()).unsqueeze(-1)
+        pull_Mk[:, 1:] = rejected_M1 * divide((p_Mk - q_Mk).clamp(min=0), mass_M1)[:, 1:]
+        # the residual lands on a token once, however often it was drafted
+        return pull_Mk.masked_fill_(is_copy(entries_Mk), 0.0)
 
-    def leftover(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+    def leftover(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
         return profile.residual(profile.ones(), profile.ones()).scatter_(-1, entries_Mk, 0.0)

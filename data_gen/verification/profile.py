@@ -1,16 +1,22 @@
 """Arithmetic on rows of probabilities that every verifier shares.
 
-Every residual of these verifiers is `(a p - b q)+` with two scalars: subtracting a multiple of `q` from such a
-residual, and scaling it, gives another one (algorithms sheet, section 5). So a rule carries `a` and `b` per row, and
-touches the vocabulary only through `excess`.
+Every residual of Naive, SpecInfer, K-SEQ and Traversal is `(a p - b q)+` with two scalars: subtracting a multiple of
+`q` from such a residual, and scaling it, gives another one (algorithms sheet, section 5). So a rule carries `a` and `b`
+per node, and touches the vocabulary only through `excess`. One pass over 152,000 tokens costs about 1% of sorting
+them (`make bench`), so only the rules that need the order itself, ratio by ratio, sort (`ranked`).
 
-Legend: M rows, V vocabulary, k child-list entries. All probabilities are float64.
+Legend: N tree nodes, M nodes taken at once, V vocabulary, k child-list entries. Scalars are float64.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+ROW_BY_ROW = 1 << 14  # on the CPU, rows longer than this are taken one at a time: they fill the cache
 
 
 def normalised(probs_V: Tensor) -> Tensor:
@@ -24,31 +30,116 @@ def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     return (numerator / denominator).nan_to_num_(nan=0.0, posinf=0.0)
 
 
-class Profile:
-    """The target's and the draft's distributions at M nodes: the only way a rule touches the vocabulary.
+class Rows:
+    """The target's and the draft's distributions after all nodes, with what divides each row to sum to one.
 
-    It holds all rows and the numbers of those in question, so that a rule that needs a few probabilities copies none.
+    Wide arithmetic is done in the rows' own precision (at least float32), sums and all scalars in float64. So float32
+    and bf16 rows, which do not sum to one exactly, are taken as proportional to the distribution that is meant.
     """
 
-    def __init__(self, p_NV: Tensor, q_NV: Tensor, nodes_M: Tensor) -> None:
-        self.p_NV, self.q_NV, self.nodes_M = p_NV, q_NV, nodes_M
+    def __init__(self, p_NV: Tensor, q_NV: Tensor) -> None:
+        wide = torch.promote_types(p_NV.dtype, torch.float32)
+        self.p_NV, self.q_NV = p_NV.to(wide), q_NV.to(wide)
+        self.p_scale_N = 1 / self.p_NV.sum(-1, dtype=torch.float64)
+        self.q_scale_N = 1 / self.q_NV.sum(-1, dtype=torch.float64)  # NaN at leaves that hold NaN; never read
+
+    def profile(self, nodes_M: Tensor) -> Profile:
+        return Profile(self, nodes_M)
+
+    @property
+    def device(self) -> torch.device:
+        return self.p_NV.device
+
+
+class Ranked(NamedTuple):
+    """Rows in descending `p/q`, ties by token id; tokens that the draft never takes (q = 0) stand last."""
+
+    tokens_MV: Tensor
+    places_MV: Tensor  # of each token
+    p_MV: Tensor
+    q_MV: Tensor
+
+
+class Profile:
+    """The distributions at M nodes: the only way in which a rule touches the vocabulary."""
+
+    def __init__(self, rows: Rows, nodes_M: Tensor) -> None:
+        self.rows, self.nodes_M = rows, nodes_M
+        self._p_scale_M, self._q_scale_M = rows.p_scale_N[nodes_M], rows.q_scale_N[nodes_M]
 
     def at(self, entries_Mk: Tensor) -> tuple[Tensor, Tensor]:
         """p and q of the given tokens, [M, k] each."""
         nodes_M1 = self.nodes_M.unsqueeze(-1)
-        return self.p_NV[nodes_M1, entries_Mk], self.q_NV[nodes_M1, entries_Mk]
+        p_Mk = self.rows.p_NV[nodes_M1, entries_Mk].double() * self._p_scale_M.unsqueeze(-1)
+        q_Mk = self.rows.q_NV[nodes_M1, entries_Mk].double() * self._q_scale_M.unsqueeze(-1)
+        return p_Mk, q_Mk
 
     def residual(self, a_M: Tensor, b_M: Tensor) -> Tensor:
-        """`(a p - b q)+`, [M, V]."""
-        p_MV, q_MV = self.p_NV[self.nodes_M], self.q_NV[self.nodes_M]
-        return p_MV.mul_(a_M.unsqueeze(-1)).sub_(q_MV.mul_(b_M.unsqueeze(-1))).clamp_(min=0)
+        """`(a p - b q)+`, [M, V] in the rows' precision."""
+        a_M1 = (a_M * self._p_scale_M).unsqueeze(-1).to(self.rows.p_NV.dtype)
+        b_M1 = (b_M * self._q_scale_M).unsqueeze(-1).to(self.rows.p_NV.dtype)
+        return self._p_MV.mul(a_M1).sub_(self._q_MV * b_M1).clamp_(min=0)
 
     def excess(self, a_M: Tensor, b_M: Tensor) -> Tensor:
-        """`sum_x (a p(x) - b q(x))+`, [M]."""
-        return self.residual(a_M, b_M).sum(-1)
+        """`sum_x (a p(x) - b q(x))+`, [M]. `sum_x min(a p, b q)` is `a` less this."""
+        if self._long:
+            parts = [one.residual(a, b) for one, a, b in self._one_by_one(a_M, b_M)]
+            return torch.cat([part.sum(-1, dtype=torch.float64) for part in parts]) if parts else a_M
+        return self.residual(a_M, b_M).sum(-1, dtype=torch.float64)
+
+    def excess_and_slope(self, a_M: Tensor, b_M: Tensor) -> tuple[Tensor, Tensor]:
+        """`excess`, and the draft's mass on the tokens that it sums over (its slope in b, negated); [M] each."""
+        if self._long:
+            pairs = [one.excess_and_slope(a, b) for one, a, b in self._one_by_one(a_M, b_M)]
+            return tuple(torch.cat(part) for part in zip(*pairs, strict=True))  # type: ignore[return-value]
+        residual_MV = self.residual(a_M, b_M)
+        mass_M = ((residual_MV > 0) * self._q_MV).sum(-1, dtype=torch.float64) * self._q_scale_M
+        return residual_MV.sum(-1, dtype=torch.float64), mass_M
+
+    @cached_property
+    def ranked(self) -> Ranked:
+        """The vocabulary in the order of `p/q`; float64."""
+        p_MV, q_MV = self.exact()
+        ratio_MV = torch.where(q_MV > 0, p_MV / q_MV, -1.0)
+        tokens_MV = ratio_MV.argsort(dim=-1, descending=True, stable=True)
+        return Ranked(tokens_MV, tokens_MV.argsort(-1), p_MV.gather(-1, tokens_MV), q_MV.gather(-1, tokens_MV))
+
+    def exact(self) -> tuple[Tensor, Tensor]:
+        """p and q, float64 [M, V], summing to one."""
+        p_MV = self._p_MV.double() * self._p_scale_M.unsqueeze(-1)
+        return p_MV, self._q_MV.double() * self._q_scale_M.unsqueeze(-1)
+
+    def draft_mass_off(self, entries_Mk: Tensor) -> Tensor:
+        """`q`'s mass off the entries before each one, and off all of them, [M, k + 1]: summed, not one minus a sum."""
+        q_MV = self._q_MV.clone()
+        masses = [q_MV.sum(-1, dtype=torch.float64)]
+        for entry_M in entries_Mk.unbind(-1):
+            masses.append(q_MV.scatter_(-1, entry_M.unsqueeze(-1), 0.0).sum(-1, dtype=torch.float64))
+        return torch.stack(masses, dim=-1) * self._q_scale_M.unsqueeze(-1)
 
     def ones(self) -> Tensor:
-        return self.p_NV.new_ones(len(self.nodes_M))
+        return torch.ones_like(self._p_scale_M)
+
+    @cached_property
+    def _p_MV(self) -> Tensor:
+        return _take(self.rows.p_NV, self.nodes_M)
+
+    @cached_property
+    def _q_MV(self) -> Tensor:
+        return _take(self.rows.q_NV, self.nodes_M)
+
+    @property
+    def _long(self) -> bool:
+        return self.rows.device.type == "cpu" and len(self.nodes_M) > 1 and self.rows.p_NV.shape[-1] > ROW_BY_ROW
+
+    def _one_by_one(self, a_M: Tensor, b_M: Tensor) -> list[tuple[Profile, Tensor, Tensor]]:
+        return [(Profile(self.rows, self.nodes_M[i : i + 1]), a_M[i], b_M[i]) for i in range(len(self.nodes_M))]
+
+
+def _take(rows_NV: Tensor, nodes_M: Tensor) -> Tensor:
+    if len(nodes_M) == 1 and not nodes_M.is_cuda:
+        return rows_NV[int(nodes_M)].unsqueeze(0)  # a view: no copy of a long row
+    return rows_NV[nodes_M]
 
 
 def first_copies(entries_Mk: Tensor) -> Tensor:
@@ -62,13 +153,26 @@ def pooled(weights_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
     return torch.zeros_like(weights_Mk).scatter_add_(-1, first_copies(entries_Mk), weights_Mk)
 
 
+def is_copy(entries_Mk: Tensor) -> Tensor:
+    """Whether an equal token stands before this entry, bool [M, k]."""
+    return first_copies(entries_Mk) != torch.arange(entries_Mk.shape[-1], device=entries_Mk.device)
+
+
+def by_ratio(profile: Profile, entries_Mk: Tensor) -> Tensor:
+    """Positions of the entries in descending `p/q`, ties by token id; int64 [M, k]."""
+    p_Mk, q_Mk = profile.at(entries_Mk)
+    by_token_Mk = entries_Mk.argsort(dim=-1, stable=True)
+    ratio_Mk = divide(p_Mk, q_Mk).gather(-1, by_token_Mk)
+    return by_token_Mk.gather(-1, ratio_Mk.argsort(dim=-1, descending=True, stable=True))
+
+
 def sample(probs_V: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """`count` i.i.d. draws from each row by inversion, int64 [..., count]; never a token of probability 0.
 
     Args:
-        probs_V: float64 [..., V], not necessarily normalised.
+        probs_V: [..., V], not necessarily normalised; summed in float64.
     """
-    cdf_V = probs_V.cumsum(-1)
+    cdf_V = probs_V.cumsum(-1, dtype=torch.float64)
     shape = (*probs_V.shape[:-1], count)
     u = torch.rand(shape, generator=generator, dtype=torch.float64, device=probs_V.device)
     # rounding may put u * total on the total itself, one past the last token with mass

@@ -1,4 +1,4 @@
-"""SpecInfer: recursive rejection, a child picked uniformly at a time (Miao et al. 2024, algorithm 2)."""
+"""SpecInfer: recursive rejection (Miao et al. 2024, algorithm 2); without replacement as in MDSD (RRSw, RRSw/o)."""
 
 from __future__ import annotations
 
@@ -8,55 +8,72 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from data_gen.verification.base import TopDown
+from data_gen.verification.base import IID, WITHOUT_REPLACEMENT, TopDown
 from data_gen.verification.profile import Profile, divide, pooled
 
 
 class SpecInfer(TopDown):
-    """Round i accepts a random remaining child with `min(1, p_i/q)`; a rejection makes `p_{i+1} = (p_i - q)+~`.
+    """Round i accepts a remaining child with `min(1, p_i/q_i)`; a rejection makes `p_{i+1} = (p_i - q_i)+~`.
 
-    For i.i.d. children `p_i` does not depend on which child was rejected, so the rounds are the same in every order.
+    I.i.d.: a random remaining child, `q_i = q`; `p_i` does not depend on which child was rejected, so the rounds are
+    the same in every order. Without replacement: in the order of the draws, `q_i` is `q` off the rejected tokens.
     """
 
     name = "specinfer"
+    styles = (IID, WITHOUT_REPLACEMENT)
 
     def branching(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
         k = entries_Mk.shape[-1]
         p_Mk, q_Mk = profile.at(entries_Mk)
+        steps_Mk = draft_steps(profile, entries_Mk, self.style)
         accept_Mkk = torch.stack(  # [node, round, entry]
             [
-                divide((a.unsqueeze(-1) * p_Mk - b.unsqueeze(-1) * q_Mk).clamp(min=0), q_Mk).clamp(max=1)
-                for a, b in rounds(profile, k)
+                divide((a_M1 * p_Mk - b_M1 * q_Mk).clamp(min=0), step_M1 * q_Mk).clamp(max=1)
+                for a_M1, b_M1, step_M1 in _columns(*rounds(profile, steps_Mk), steps_Mk)
             ],
             dim=1,
         )
-        if k == 1:
-            return accept_Mkk[:, 0]
-        orders_Ok = _orders(k).to(entries_Mk.device)
+        orders_Ok = (_orders(k) if self.style == IID else _orders(k)[:1]).to(entries_Mk.device)
         accept_MOk = accept_Mkk[:, torch.arange(k, device=entries_Mk.device), orders_Ok]
         reached_MOk = torch.cat([torch.ones_like(accept_MOk[..., :1]), (1 - accept_MOk[..., :-1]).cumprod(-1)], dim=-1)
         pull_MOk = accept_MOk * reached_MOk / len(orders_Ok)
         pull_Mk = torch.zeros_like(p_Mk).index_add_(1, orders_Ok.flatten(), pull_MOk.flatten(1))
         return pooled(pull_Mk, entries_Mk)
 
-    def leftover(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        *_, (a_M, b_M) = rounds(profile, entries_Mk.shape[-1] + 1)
+    def leftover(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+        a_Mr, b_Mr = rounds(profile, draft_steps(profile, entries_Mk, self.style))
         # a rejected token has nothing left in exact arithmetic; a rounding error must not return it as extra token
-        return profile.residual(a_M, b_M).scatter_(-1, entries_Mk, 0.0)
+        return profile.residual(a_Mr[:, -1], b_Mr[:, -1]).scatter_(-1, entries_Mk, 0.0)
 
 
-def rounds(profile: Profile, count: int) -> list[tuple[Tensor, Tensor]]:
-    """The scalars of `p_i = (a_i p - b_i q)+` for the first `count` rounds; zeros once nothing is left."""
+def draft_steps(profile: Profile, entries_Mk: Tensor, style: str) -> Tensor:
+    """By what factor the law of each entry exceeds `q` off the entries before it, [M, k].
+
+    1 for i.i.d. draws; without replacement `1 / (1 - q(earlier entries))`. On the earlier entries themselves both
+    laws differ, but there nothing of the target is left.
+    """
+    if style == IID:
+        return torch.ones_like(entries_Mk, dtype=torch.float64)
+    return 1 / profile.draft_mass_off(entries_Mk)[:, :-1]
+
+
+def rounds(profile: Profile, steps_Mk: Tensor) -> tuple[Tensor, Tensor]:
+    """The scalars of `p_i = (a_i p - b_i q)+` before the first and after every rejection, [M, k + 1] each."""
     a_M, b_M = profile.ones(), 0 * profile.ones()
     scalars = [(a_M, b_M)]
-    for _ in range(count - 1):
-        mass_M = profile.excess(a_M, b_M + 1)
-        a_M, b_M = divide(a_M, mass_M), divide(b_M + 1, mass_M)
+    for step_M in steps_Mk.unbind(-1):
+        mass_M = profile.excess(a_M, b_M + step_M)
+        a_M, b_M = divide(a_M, mass_M), divide(b_M + step_M, mass_M)
         scalars.append((a_M, b_M))
-    return scalars
+    a_Mr, b_Mr = (torch.stack(column, dim=-1) for column in zip(*scalars, strict=True))
+    return a_Mr, b_Mr
+
+
+def _columns(*tensors: Tensor) -> zip[tuple[Tensor, ...]]:
+    return zip(*(tensor.split(1, dim=-1) for tensor in tensors), strict=False)  # the last round accepts nothing
 
 
 @cache
 def _orders(k: int) -> Tensor:
-    """All orders in which k children may be tried, int64 [k!, k]."""
+    """All orders in which k children may be tried, int64 [k!, k]; the first is the order of the draws."""
     return torch.tensor(list(permutations(range(k))))

@@ -1,7 +1,8 @@
-"""Traversal Verification (Weng et al. 2025, algorithm 2), in the form that is lossless for i.i.d. drafts.
+"""Traversal Verification (Weng et al. 2025, algorithm 2). On a chain this is Block Verification.
 
-Equal siblings share one merged subtree, visited at the first copy; a rejection updates the node once per *entry* of
-its child list, further copies included (algorithms sheet, section 3). On a chain this is Block Verification.
+Equal siblings share one merged subtree, visited at the first copy. Drafts with i.i.d. siblings: a rejection updates
+the node once per *entry* of its child list, further copies included. Without replacement there are no copies, and
+the updates subtract the law of each entry given the earlier ones (algorithms sheet, section 3).
 """
 
 from __future__ import annotations
@@ -9,40 +10,36 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from data_gen.verification.base import BottomUp
-from data_gen.verification.profile import Profile, divide, first_copies
+from data_gen.verification.base import IID, WITHOUT_REPLACEMENT, BottomUp, Split
+from data_gen.verification.profile import Profile, divide, is_copy
+from data_gen.verification.specinfer import draft_steps
 
 
 class Traversal(BottomUp):
     """Child `x` of `v` is entered with `min(1, w p/q)`; rejected, `w p <- (w p - q)+` and the rest is renormalised."""
 
     name = "traversal"
+    styles = (IID, WITHOUT_REPLACEMENT)
 
-    def enter(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        k = entries_Mk.shape[-1]
+    def split(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Split:
+        steps_Mk = draft_steps(profile, entries_Mk, self.style)
+        states = _updates(profile, weights_M, steps_Mk)
+        a_Mk, b_Mk, w_Mk = (torch.stack(column[:-1], dim=-1) for column in zip(*states, strict=True))
         p_Mk, q_Mk = profile.at(entries_Mk)
-        if k == 1:
-            return divide(weights_M.unsqueeze(-1) * p_Mk, q_Mk).clamp_(max=1)
-        states = _updates(profile, weights_M, k - 1)
-        a_Mk, b_Mk, w_Mk = (torch.stack(column, dim=-1) for column in zip(*states, strict=True))
-        entry_Mk = divide(w_Mk * (a_Mk * p_Mk - b_Mk * q_Mk).clamp(min=0), q_Mk).clamp(max=1)
-        entry_Mk[first_copies(entries_Mk) != torch.arange(k, device=entries_Mk.device)] = 0
-        return entry_Mk
+        entry_Mk = divide(w_Mk * (a_Mk * p_Mk - b_Mk * q_Mk).clamp(min=0), steps_Mk * q_Mk).clamp(max=1)
+        return Split(entry_Mk.masked_fill_(is_copy(entries_Mk), 0.0), states[-1][2])
 
-    def leave(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        return _updates(profile, weights_M, entries_Mk.shape[-1])[-1][2]
-
-    def leftover(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        a_M, b_M, _ = _updates(profile, weights_M, entries_Mk.shape[-1])[-1]
+    def remainder(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+        a_M, b_M, _ = _updates(profile, weights_M, draft_steps(profile, entries_Mk, self.style))[-1]
         return profile.residual(a_M, b_M)
 
 
-def _updates(profile: Profile, w_M: Tensor, count: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """The node's state before the first and after each of `count` rejections: its target `(a p - b q)+`, and `w`."""
+def _updates(profile: Profile, w_M: Tensor, steps_Mk: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The node's state before the first and after every rejection: its target `(a p - b q)+`, and its weight `w`."""
     a_M, b_M = torch.ones_like(w_M), torch.zeros_like(w_M)
     states = [(a_M, b_M, w_M)]
-    for _ in range(count):
-        a_M, b_M = w_M * a_M, w_M * b_M + 1
+    for step_M in steps_Mk.unbind(-1):
+        a_M, b_M = w_M * a_M, w_M * b_M + step_M
         mass_M = profile.excess(a_M, b_M)
         a_M, b_M = divide(a_M, mass_M), divide(b_M, mass_M)
         # a weight of 1 stays 1: 1 - w vanishes, and the root must accept in the end

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from data_gen.labels import label_supertree, survivals
-from data_gen.trees import DraftTree, Supertree
+from data_gen.trees import Forest, Supertree
 from data_gen.verification import VERIFIERS, get_verifier
 from selector.actions import ActionSpace
 from tests.data_gen.worlds import World
@@ -25,30 +25,27 @@ def random_supertree(vocabulary: int, seed: int) -> tuple[Supertree, torch.Tenso
     return tree, p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
 
 
+def survival_of_every_action(name: str, supertree: Supertree, p_NV: torch.Tensor, q_NV: torch.Tensor) -> torch.Tensor:
+    """P(tau >= t) by the verifier's own walk over every action's tree, [A, T]."""
+    trees, rows = zip(*(supertree.subtree(action) for action in ActionSpace.default()), strict=True)
+    forest, rows_N = Forest(trees), torch.cat(rows)
+    stops_N = get_verifier(name).stops(forest, p_NV[rows_N], q_NV[rows_N])
+    own_N = torch.arange(len(trees)).repeat_interleave(torch.tensor(list(map(len, trees))))
+    stops_AT = torch.zeros(len(trees), 17, dtype=torch.float64).index_put_((own_N, forest.depths_N), stops_N, True)
+    return stops_AT.flip(-1).cumsum(-1).flip(-1)
+
+
 @pytest.mark.parametrize("vocabulary", [2, 8])  # two tokens: most branches share prefixes
 def test_labels_equal_the_exact_block_efficiency_of_every_subtree(vocabulary: int) -> None:
     samples = [random_supertree(vocabulary, seed) for seed in (1, 2)]
     names = list(VERIFIERS)
-    together = survivals(samples, names).sum(-1)
-    for s, (supertree, p_NV, q_NV) in enumerate(samples):
-        labels = label_supertree(supertree, p_NV, q_NV, names)
+    together = survivals(samples, names)
+    for s, sample in enumerate(samples):
+        expected = torch.stack([survival_of_every_action(name, *sample) for name in names])
+        assert torch.allclose(together[:, s], expected, atol=1e-11)
+        labels = label_supertree(*sample, names)
         assert labels.shape == (len(names), 233)
-        assert torch.allclose(labels, together[:, s], atol=1e-12)
-        for a, action in enumerate(ActionSpace.default()):
-            tree, rows = supertree.subtree(action)
-            expected = [get_verifier(name).block_efficiency(tree, p_NV[rows], q_NV[rows]) for name in names]
-            assert labels[:, a].tolist() == pytest.approx(expected, abs=1e-11), action
-
-
-def test_survival_is_that_of_the_verifier() -> None:
-    supertree, p_NV, q_NV = random_supertree(3, seed=3)
-    survival = survivals([(supertree, p_NV, q_NV)], list(VERIFIERS))
-    for v, name in enumerate(VERIFIERS):
-        for a in range(0, 233, 13):
-            tree, rows = supertree.subtree(ActionSpace.default().actions[a])
-            stops_N = get_verifier(name).stops(tree, p_NV[rows], q_NV[rows])
-            expected = [float(stops_N[tree.depths_N >= t].sum()) for t in range(17)]
-            assert survival[v, 0, a].tolist() == pytest.approx(expected, abs=1e-11)
+        assert torch.allclose(labels, expected.sum(-1), atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", ["random", "zeros", "peaked"])
@@ -73,10 +70,8 @@ def test_labels_are_unbiased_for_every_action(kind: str) -> None:
                 mean += probability * label_supertree(tree, p_NV, q_NV, names)
     for a, (K, L1, L2) in enumerate(space):
         for v, name in enumerate(names):
-            expected = 0.0
-            for probability, path, branches in world.drafts(K, L1, L2):
-                draft = DraftTree.from_paths(path, branches)
-                expected += probability * get_verifier(name).block_efficiency(draft, *world.rows(draft))
+            law_CV = world.appended_law(get_verifier(name), world.delayed_trees(K, L1, L2))
+            expected = world.block_efficiency(law_CV)
             assert float(mean[v, a]) == pytest.approx(expected, abs=1e-10), (name, K, L1, L2)
 
 

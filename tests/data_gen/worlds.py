@@ -5,14 +5,16 @@ A world gives the target and the draft a conditional distribution after every co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Iterator, Sequence
+from itertools import islice, product
 
 import torch
 from torch import Tensor
 
-from data_gen.trees import DraftTree
+from data_gen.trees import DraftTree, Forest, Topology
+from data_gen.verification import Verifier
 
+TOGETHER = 4096  # trees whose laws are computed at once
 KINDS = ("random", "zeros", "equal", "one_hot", "peaked")
 
 
@@ -27,6 +29,8 @@ class World:
         for length in range(depth + 1):
             for context in product(range(vocabulary), repeat=length):
                 self.target[context], self.draft[context] = self._pair(kind, generator)
+        self.number = {context: number for number, context in enumerate(self.target)}
+        self.target_CV, self.draft_CV = (torch.stack(list(rows.values())) for rows in (self.target, self.draft))
 
     def _pair(self, kind: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         p, q = torch.rand(2, self.vocabulary, generator=generator, dtype=torch.float64) + 1e-3
@@ -61,19 +65,124 @@ class World:
             probability *= float(self.draft[path[:i]][path[i]])
         return probability
 
-    def drafts(self, K: int, L1: int, L2: int) -> Iterator[tuple[float, list[int], list[list[int]]]]:
+    def drafts(
+        self, K: int, L1: int, L2: int, style: str = "iid"
+    ) -> Iterator[tuple[float, list[int], list[list[int]]]]:
         """Every delayed draft that can happen, with its probability: (probability, trunk, branches)."""
         for trunk in product(range(self.vocabulary), repeat=L1):
-            trunk_probability = self.draft_probability(trunk)
-            paths = [
-                (list(path), self.draft_probability(trunk + path, start=L1))
-                for path in product(range(self.vocabulary), repeat=L2)
-            ]
-            paths = [(path, probability) for path, probability in paths if probability > 0]
-            if trunk_probability == 0:
+            if not (trunk_probability := self.draft_probability(trunk)):
                 continue
-            for choice in product(paths, repeat=K):
-                probability = trunk_probability
-                for _, branch_probability in choice:
-                    probability *= branch_probability
-                yield probability, list(trunk), [path for path, _ in choice]
+            if L2 == 0:
+                yield trunk_probability, list(trunk), [[]] * K
+                continue
+            for first_probability, first in self.children(trunk, K, style):
+                rests = [self._continuations((*trunk, token), L2 - 1) for token in first]
+                for choice in product(*rests):
+                    probability = trunk_probability * first_probability
+                    for continued, _ in choice:
+                        probability *= continued
+                    yield probability, list(trunk), [[t, *rest] for t, (_, rest) in zip(first, choice, strict=True)]
+
+    def _continuations(self, context: tuple[int, ...], length: int) -> list[tuple[float, list[int]]]:
+        paths = product(range(self.vocabulary), repeat=length)
+        drafts = [(self.draft_probability(context + path, start=len(context)), list(path)) for path in paths]
+        return [draft for draft in drafts if draft[0] > 0]
+
+    def children(self, context: tuple[int, ...], k: int, style: str) -> Iterator[tuple[float, list[int]]]:
+        """Every list of k children that a style can draw after a context, with its probability."""
+        q = self.draft[context].tolist()
+        if style == "iid":
+            for tokens in product(range(self.vocabulary), repeat=k):
+                if probability := self._product(q, tokens):
+                    yield probability, list(tokens)
+        elif style == "without_replacement":
+            yield from self._sequential(q, k, [], 1.0)
+        else:
+            top = [int(t) for t in self.draft[context].topk(min(k - 1, self.vocabulary)).indices if q[int(t)] > 0]
+            rest = [token for token in range(self.vocabulary) if token not in top and q[token] > 0]
+            mass = sum(q[token] for token in rest)
+            yield from [(q[token] / mass, [*top, token]) for token in rest] or [(1.0, top)]
+
+    def _sequential(self, q: list[float], k: int, drawn: list[int], probability: float) -> Iterator:
+        left = [token for token in range(self.vocabulary) if token not in drawn and q[token] > 0]
+        if len(drawn) == k or not left:
+            yield probability, drawn
+            return
+        mass = sum(q[token] for token in left)
+        for token in left:
+            yield from self._sequential(q, k, [*drawn, token], probability * q[token] / mass)
+
+    @staticmethod
+    def _product(q: list[float], tokens: Sequence[int]) -> float:
+        probability = 1.0
+        for token in tokens:
+            probability *= q[token]
+        return probability
+
+    def delayed_trees(self, K: int, L1: int, L2: int, style: str = "iid") -> Iterator[tuple[float, DraftTree]]:
+        for probability, trunk, branches in self.drafts(K, L1, L2, style):
+            yield probability, DraftTree.from_paths(trunk, branches)
+
+    def trees(self, topology: Topology, style: str = "iid") -> Iterator[tuple[float, DraftTree]]:
+        """Every tree of a shape that can be drafted, with its probability."""
+
+        def extend(tokens: list[int | None], probability: float) -> Iterator[tuple[float, DraftTree]]:
+            if len(tokens) == len(topology.parents):
+                yield probability, DraftTree.from_topology(topology, tokens)
+                return
+            parent = topology.parents[len(tokens)]
+            k = topology.parents.count(parent)
+            context = self._context(topology, tokens, parent)
+            if context is None:
+                yield from extend([*tokens, *[None] * k], probability)
+                return
+            for drawn_probability, drawn in self.children(context, k, style):
+                yield from extend([*tokens, *drawn, *[None] * (k - len(drawn))], probability * drawn_probability)
+
+        yield from extend([], 1.0)
+
+    @staticmethod
+    def _context(topology: Topology, tokens: list[int | None], node: int) -> tuple[int, ...] | None:
+        path: list[int] = []
+        while node >= 0:
+            token = tokens[node]
+            if token is None:
+                return None
+            path.append(token)
+            node = topology.parents[node]
+        return tuple(path[::-1])
+
+    def numbers(self, tree: DraftTree) -> list[int]:
+        """The number of every node's context."""
+        return [self.number[tuple(tree.token(n) for n in tree.path_to(node))] for node in range(len(tree))]
+
+    def appended_law(self, verifier: Verifier, drafts: Iterator[tuple[float, DraftTree]]) -> Tensor:
+        """P(accepted context, extra token) over drafting and verification, [contexts, V]."""
+        law_CV = torch.zeros_like(self.target_CV)
+        while part := list(islice(drafts, TOGETHER)):
+            trees = [tree for _, tree in part]
+            numbers = torch.tensor([number for tree in trees for number in self.numbers(tree)])
+            law_NV = verifier.law(Forest(trees), self.target_CV[numbers], self.draft_CV[numbers])
+            assert torch.isfinite(law_NV).all()
+            sizes = torch.tensor([len(tree) for tree in trees])
+            own_N = torch.arange(len(trees)).repeat_interleave(sizes)
+            totals = torch.zeros(len(trees), dtype=torch.float64).index_add_(0, own_N, law_NV.sum(-1))
+            assert (totals - 1).abs().max() < 1e-12
+            weights = torch.tensor([probability for probability, _ in part], dtype=torch.float64)
+            law_CV.index_add_(0, numbers, weights[own_N].unsqueeze(-1) * law_NV)
+        return law_CV
+
+    def losslessness_error(self, law_CV: Tensor, depth: int) -> float:
+        """Largest deviation of the appended text, continued by the target to `depth + 1` tokens, from the target."""
+        worst = 0.0
+        for sequence in product(range(self.vocabulary), repeat=depth + 1):
+            total = sum(
+                float(law_CV[self.number[sequence[: n - 1]], sequence[n - 1]])
+                * self.target_probability(sequence, start=n)
+                for n in range(1, len(sequence) + 1)
+            )
+            worst = max(worst, abs(total - self.target_probability(sequence)))
+        return worst
+
+    def block_efficiency(self, law_CV: Tensor) -> float:
+        return float(sum((len(context) + 1) * law_CV[number].sum() for context, number in self.number.items()))

@@ -1,0 +1,24 @@
+"""K-SEQ's flow, shared evenly: the strongest verifier here for i.i.d. drafts (`make audit`). Not in the papers.
+
+Every alive entry is selected with equal probability, instead of the first. The flow is K-SEQ's, so the rule is lossless
+for the same reason. What a subtree yields is concave in the weight it is entered with: the deeper nodes of a child
+entered with half the weight accept more than half as much. So at equal flow, sharing beats concentrating.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from data_gen.verification.profile import Profile
+from data_gen.verification.selection import Lifted, any_alive
+from data_gen.verification.spectr import KSeq
+
+
+class LiftedUniform(Lifted):
+    """K-SEQ at every node, bottom-up: any alive entry is selected, children are visited by descending `p/q`."""
+
+    name = "lifted_uniform"
+    rule = KSeq()
+
+    def choose(self, profile: Profile, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
+        return any_alive(alive_Mk)

@@ -1,0 +1,24 @@
+"""NSS, naive speculation by sampling: the target's own draw, which may happen to be a drafted token (SpecInfer)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from data_gen.verification.base import STYLES, TopDown
+from data_gen.verification.profile import Profile, is_copy
+
+
+class NSS(TopDown):
+    """`Y ~ p`, whatever was drafted: lossless for every draft, and the floor for all others."""
+
+    name = "nss"
+    styles = STYLES
+
+    def pull(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+        return self.branching(profile, entries_Mk)
+
+    def branching(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+        return profile.at(entries_Mk)[0].masked_fill(is_copy(entries_Mk), 0.0)
+
+    def leftover(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+        return profile.residual(profile.ones(), 0 * profile.ones()).scatter_(-1, entries_Mk, 0.0)

@@ -1,0 +1,110 @@
+"""Selection rules: which of a node's children, if any, takes its weight; and the two verifiers that each one makes.
+
+A rule sees the target measure `m = w p` (mass `w`) and the drafted entries. It selects child `x` with probability
+`pi(x)`, in such a way that the flow `F(x) = E[pi(x)]` over the draws stays below `m(x)`. Top-down, what is not selected
+is drawn from `p - F`. Bottom-up ("lifted", algorithms sheet, section 3), `pi` becomes the children's entry weights.
+
+Legend: M nodes taken at once, V vocabulary, k child-list entries.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from data_gen.verification.base import BottomUp, Split, TopDown, left_over
+from data_gen.verification.profile import Profile, by_ratio, divide, is_copy, pooled
+
+
+class Selection(NamedTuple):
+    """What a rule makes of M nodes."""
+
+    alive_Mk: Tensor  # P(an entry is alive), each independently: only alive entries can be selected
+    flow_M: Tensor  # mass(F)
+    left_Mk: Tensor  # (m - F) at the entries
+
+
+class Rule(ABC):
+    """Entries are alive independently, with a probability that depends on their token alone; one alive is selected."""
+
+    @abstractmethod
+    def select(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Selection: ...
+
+    @abstractmethod
+    def remainder(self, profile: Profile, weights_M: Tensor, k: int) -> Tensor:
+        """`m - F`, [M, V]."""
+
+
+class TopDownRule(TopDown):
+    """The selected child; where none is, a draw from `p - F`, which may still land on a child."""
+
+    rule: ClassVar[Rule]
+
+    def branching(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+        alive_Mk, flow_M, left_Mk = self.rule.select(profile, profile.ones(), entries_Mk)
+        none_M1 = (1 - alive_Mk).prod(-1, keepdim=True)
+        landed_Mk = none_M1 * divide(left_Mk, (1 - flow_M).unsqueeze(-1)).masked_fill(is_copy(entries_Mk), 0.0)
+        return pooled(self.choose(profile, alive_Mk, entries_Mk), entries_Mk) + landed_Mk
+
+    def leftover(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+        if entries_Mk.shape[-1] == 1:
+            return profile.residual(profile.ones(), profile.ones()).scatter_(-1, entries_Mk, 0.0)
+        return self.rule.remainder(profile, profile.ones(), entries_Mk.shape[-1]).scatter_(-1, entries_Mk, 0.0)
+
+    @abstractmethod
+    def choose(self, profile: Profile, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
+        """P(entry is selected), [M, k]."""
+
+
+class Lifted(BottomUp):
+    """A rule, bottom-up: each distinct child is entered with `pi` over what the children before it have left."""
+
+    rule: ClassVar[Rule]
+    visits_by_ratio: ClassVar[bool] = True  # else in order of first appearance
+
+    def split(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Split:
+        alive_Mk, flow_M, _ = self.rule.select(profile, weights_M, entries_Mk)
+        pi_Mk = pooled(self.choose(profile, alive_Mk, entries_Mk), entries_Mk)
+        final_M = left_over(weights_M, flow_M)
+        if not self.visits_by_ratio:
+            return Split(_entry_weights(pi_Mk), final_M)
+        order_Mk = by_ratio(profile, entries_Mk)
+        entry_Mk = torch.zeros_like(pi_Mk).scatter_(-1, order_Mk, _entry_weights(pi_Mk.gather(-1, order_Mk)))
+        return Split(entry_Mk, final_M, order_Mk)
+
+    def remainder(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+        return self.rule.remainder(profile, weights_M, entries_Mk.shape[-1])
+
+    @abstractmethod
+    def choose(self, profile: Profile, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
+        """P(entry is selected), [M, k]."""
+
+
+def _entry_weights(pi_Mk: Tensor) -> Tensor:
+    """`pi_j / (1 - sum_{i<j} pi_i)`, in the order of visits."""
+    before_Mk = pi_Mk.cumsum(-1) - pi_Mk
+    return divide(pi_Mk, (1 - before_Mk).clamp(min=0)).clamp_(max=1)
+
+
+def first_alive(alive_Mk: Tensor) -> Tensor:
+    """P(entry is the first alive one), [M, k]."""
+    dead_Mk = torch.cat([torch.ones_like(alive_Mk[:, :1]), (1 - alive_Mk[:, :-1]).cumprod(-1)], dim=-1)
+    return alive_Mk * dead_Mk
+
+
+def any_alive(alive_Mk: Tensor) -> Tensor:
+    """P(entry is drawn uniformly from the alive ones), [M, k]: `a_i E[1 / (1 + alive others)]`."""
+    k = alive_Mk.shape[-1]
+    result = []
+    for i in range(k):
+        others = [alive_Mk[:, j] for j in range(k) if j != i]
+        count_Mn = torch.ones_like(alive_Mk[:, :1])  # P(n of the others are alive)
+        for alive_M in others:
+            more_Mn = torch.nn.functional.pad(count_Mn * alive_M.unsqueeze(-1), (1, 0))
+            count_Mn = torch.nn.functional.pad(count_Mn * (1 - alive_M).unsqueeze(-1), (0, 1)) + more_Mn
+        share = 1 / torch.arange(1, k + 1, dtype=torch.float64, device=alive_Mk.device)
+        result.append(alive_Mk[:, i] * (count_Mn * share).sum(-1))
+    return torch.stack(result, dim=-1)

@@ -1,0 +1,90 @@
+"""K-SEQ (Sun et al. 2023, SpecTr): top-down as published, and lifted bottom-up."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from data_gen.verification.profile import Profile, divide
+from data_gen.verification.selection import Lifted, Rule, Selection, TopDownRule, first_alive
+
+SOLVED = 1e-15
+NEWTON_STEPS = 12  # from the left the steps shrink quadratically; 5 to 8 are needed in practice
+
+
+class KSeq(Rule):
+    """An entry is alive with `a = min(1, m/(r q))`. With `beta` the alive mass of one draw, every alive token gets
+    `f a q` of the flow, `f = (1 - (1 - beta)^k) / beta`; `r*` is the `r` at which `f = r`, so that `F = min(m, r q)`.
+
+    For every `r` with `f <= r` the flow stays below `m`: the rule is exact however well `r*` is solved.
+    """
+
+    def select(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
+        p_Mk, q_Mk = profile.at(entries_Mk)
+        r_M, f_M, alive_M = solve(profile, weights_M, entries_Mk.shape[-1])
+        m_Mk, r_M1, f_M1 = weights_M.unsqueeze(-1) * p_Mk, r_M.unsqueeze(-1), f_M.unsqueeze(-1)
+        a_Mk = divide(m_Mk, r_M1 * q_Mk).clamp_(max=1)
+        return Selection(a_Mk, f_M * alive_M, (m_Mk - f_M1 * a_Mk * q_Mk).clamp(min=0))
+
+    def remainder(self, profile: Profile, weights_M: Tensor, k: int) -> Tensor:
+        r_M, f_M, _ = solve(profile, weights_M, k)
+        # m - f min(m/r, q) = (m - r q)+ + (1 - f/r) min(m, r q), whose second part is what r* was missed by
+        above_MV = profile.residual(weights_M, r_M)
+        missed_M = (1 - divide(f_M, r_M)).clamp(min=0)
+        below_MV = profile.residual(weights_M, 0 * r_M) - above_MV
+        return above_MV + missed_M.unsqueeze(-1).to(above_MV.dtype) * below_MV
+
+
+def solve(profile: Profile, weights_M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`r`, the flow per alive draft mass `f <= r`, and the alive mass `beta` of one draw; [M] each.
+
+    `r*` solves `g(r) = 1 - (1 - beta)^k - r beta = 0`, where `r beta = sum min(m, r q)`; it lies between the root that
+    an `r q >= m` everywhere would have, and k. Newton's method from the left, a step to the right at the end.
+    """
+    beta_M = -torch.expm1(torch.log1p(-weights_M) / k)
+    left_M = torch.where(weights_M > 0, divide(weights_M, beta_M), 1.0)
+    r_M = left_M
+    for _ in range(NEWTON_STEPS):
+        excess_M, slope_M = profile.excess_and_slope(weights_M, r_M)
+        taken_M = weights_M - excess_M
+        beta_M = taken_M / r_M
+        gap_M = _accepted(beta_M, k) - taken_M
+        if not r_M.is_cuda and bool(
+            (gap_M.abs() <= SOLVED * weights_M).all()
+        ):  # on a GPU, looking costs more than stepping
+            break
+        change_M = k * (1 - beta_M).clamp(min=0) ** (k - 1) * (slope_M - beta_M) / r_M - slope_M
+        r_M = torch.where(change_M < 0, r_M - gap_M / change_M, r_M).clamp_(max=k).maximum(left_M)
+    for _ in range(2):
+        beta_M = (weights_M - profile.excess(weights_M, r_M)).clamp(min=0) / r_M
+        f_M = divide(_accepted(beta_M, k), beta_M)
+        if k == 1:
+            break
+        r_M = r_M.maximum(f_M)
+    return r_M, f_M.minimum(r_M), beta_M
+
+
+def _accepted(beta_M: Tensor, k: int) -> Tensor:
+    """`1 - (1 - beta)^k`, to full relative precision."""
+    return -torch.expm1(k * torch.log1p(-beta_M.clamp(max=1)))
+
+
+class SpecTr(TopDownRule):
+    """Try the children in order, each with `min(1, p/(r* q))`; else draw from `(p - r* q)+`."""
+
+    name = "spectr"
+    rule = KSeq()
+
+    def choose(self, profile: Profile, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
+        return first_alive(alive_Mk)
+
+
+class LiftedSpecTr(Lifted):
+    """K-SEQ at every node, bottom-up: the first alive entry is selected, children are visited as they appear."""
+
+    name = "lifted_spectr"
+    rule = KSeq()
+    visits_by_ratio = False
+
+    def choose(self, profile: Profile, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
+        return first_alive(alive_Mk)
