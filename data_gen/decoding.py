@@ -188,7 +188,9 @@ class Decoder:
             node, extra = self.verifier.verify(tree, p_NV, draft.probs_NV, generator)
         clock.lap("verify")
         if audit:
-            stops_N = p_NV.new_ones(1) if draft is None else self.verifier.stops(tree, p_NV, draft.probs_NV)
+            stops_N = (
+                torch.ones(1, dtype=torch.float64) if draft is None else self.verifier.stops(tree, p_NV, draft.probs_NV)
+            )
             clock.skip()
         path = tree.path_to(node)
         tokens = [tree.token(n) for n in path] + [extra]

@@ -151,6 +151,14 @@ class DraftTree:
                 child_lists[prefixes.parents[node]].append(node)
         return cls(prefixes, child_lists, [])
 
+    def along(self, paths: Sequence[Sequence[int]]) -> DraftTree:
+        """The same nodes under the same numbers, but only those of the given paths are still somebody's children."""
+        child_lists: list[list[int]] = [[] for _ in self._child_lists]
+        for path in paths:
+            for parent, child in itertools.pairwise(path):
+                child_lists[parent] = [child]
+        return DraftTree(self._prefixes, child_lists, [])
+
     def __len__(self) -> int:
         return len(self._child_lists)
 
@@ -172,7 +180,7 @@ class DraftTree:
     def path_to(self, node: int) -> list[int]:
         """Node ids from the root (left out) to `node` (included)."""
         path: list[int] = []
-        while node > 0:
+        while self._prefixes.parents[node] >= 0:
             path.append(node)
             node = self._prefixes.parents[node]
         return path[::-1]
@@ -202,6 +210,11 @@ class DraftTree:
     def members(self) -> list[tuple[int, DraftTree]]:
         """The trees that stand here, each with the node id of its root: itself, unless this is a `Forest`."""
         return [(0, self)]
+
+    @property
+    def roots(self) -> list[int]:
+        """The nodes without a parent: one, unless this is a `Forest`."""
+        return [node for node, parent in enumerate(self._prefixes.parents) if parent < 0]
 
     def ancestors_NN(self) -> Tensor:
         """[N, N] bool: column is row itself or one of its ancestors. What a tree pass may attend to."""
@@ -262,13 +275,6 @@ class Forest(DraftTree):
     @property
     def members(self) -> list[tuple[int, DraftTree]]:
         return self._members
-
-    def path_to(self, node: int) -> list[int]:
-        path: list[int] = []
-        while self._prefixes.parents[node] >= 0:
-            path.append(node)
-            node = self._prefixes.parents[node]
-        return path[::-1]
 
 
 class NodeGroup(NamedTuple):

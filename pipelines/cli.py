@@ -15,6 +15,7 @@ import typer
 from selector.schema import InputError
 
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
+APART = ("audit", "bench")  # no part of the way to a selector
 ALL = "demo"  # all stages, in order
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -22,7 +23,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 @app.command()
 def espalier(
-    stage: Annotated[str, typer.Argument(help=f"{', '.join(STAGES)}; or {ALL}: all of them, in order")],
+    stage: Annotated[str, typer.Argument(help=f"{', '.join(STAGES)}; {ALL}: these in order; {', '.join(APART)}")],
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value", show_default=False)] = None,
     config: Annotated[Path, typer.Option(help="the run's YAML file")] = Path("configs/demo.yaml"),
     plan: Annotated[bool, typer.Option("--plan", help="print what would be done, with sizes, and do nothing")] = False,
@@ -43,9 +44,10 @@ def espalier(
 
 def run(stage: str, file: Path, overrides: list[str], plan: bool) -> None:
     """Resolve the config, then run or plan one stage, or all of them."""
-    if stage not in (*STAGES, ALL):
-        close = difflib.get_close_matches(stage, [*STAGES, ALL], n=1)
-        hint = f"did you mean {close[0]}?" if close else f"stages are {', '.join([*STAGES, ALL])}"
+    names = [*STAGES, *APART, ALL]
+    if stage not in names:
+        close = difflib.get_close_matches(stage, names, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"stages are {', '.join(names)}"
         raise InputError(f"unknown stage {stage!r}; {hint}")
     from pipelines.config import load_config  # seconds to import: after what needs no torch
 

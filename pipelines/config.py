@@ -183,6 +183,13 @@ class Evaluate(Section):
     bootstrap: int = Field(2000, ge=100, description="resamples of the prompts")
 
 
+class Bench(Section):
+    """Timing of the verifiers alone, on random rows."""
+
+    vocabularies: tuple[Annotated[int, Field(ge=16)], ...] = Field((2048, 151936), min_length=1)
+    repeats: int = Field(40, ge=2)
+
+
 class Config(Section):
     """One run. Outputs go under `runs/<name>/`."""
 
@@ -196,6 +203,7 @@ class Config(Section):
     latency: Latency = Latency()
     train: Train = Train()
     evaluate: Evaluate = Evaluate()
+    bench: Bench = Bench()
 
     @field_validator("sampling")
     @classmethod

@@ -107,7 +107,7 @@ class TopDown(Verifier):
 
     def _plan(self, tree: DraftTree, rows: Rows) -> Plan:
         steps_N = torch.zeros(len(tree), dtype=torch.float64, device=rows.device)  # P(parent -> node)
-        steps_N[[root for root, _ in tree.members]] = 1.0
+        steps_N[tree.roots] = 1.0
         for group in tree.groups():
             nodes_M, entries_Mk, children_Mk = group.to(rows.device)
             pull_Mk = self.pull(rows.profile(nodes_M), entries_Mk)
@@ -161,17 +161,17 @@ class BottomUp(Verifier):
 
     def _plan(self, tree: DraftTree, rows: Rows) -> Plan:
         weights_N = torch.zeros(len(tree), dtype=torch.float64, device=rows.device)
-        weights_N[[root for root, _ in tree.members]] = 1.0
+        weights_N[tree.roots] = 1.0
+        ratio_N = self._ratios(tree, rows)
         finals: list[tuple[Tensor, Tensor]] = []
         orders: list[tuple[NodeGroup, Tensor]] = []
         for level in tree.levels[:-1]:
             for group in tree.groups(level):
                 nodes_M, entries_Mk, children_Mk = group.to(rows.device)
-                profile = rows.profile(nodes_M)
                 if entries_Mk.shape[-1] == 1:
-                    entry_Mk = self.enter(profile, weights_N[nodes_M], entries_Mk)
+                    entry_Mk = (weights_N[nodes_M] * ratio_N[children_Mk[:, 0]]).clamp_(max=1)
                 else:
-                    entry_Mk, final_M, order_Mk = self.split(profile, weights_N[nodes_M], entries_Mk)
+                    entry_Mk, final_M, order_Mk = self.split(rows.profile(nodes_M), weights_N[nodes_M], entries_Mk)
                     finals.append((nodes_M, final_M))
                     orders += [] if order_Mk is None else [(group, order_Mk)]
                 weights_N.index_add_(0, children_Mk.flatten(), entry_Mk.flatten())
@@ -180,11 +180,18 @@ class BottomUp(Verifier):
             finals_N[nodes_M] = final_M
         stops_N = torch.zeros_like(finals_N)
         visits = _visits(orders)
-        order_SN = _padded([tree.postorder(visits, root) for root, _ in tree.members]).to(rows.device)  # S trees
+        order_SN = _padded([tree.postorder(visits, root) for root in tree.roots]).to(rows.device)  # S trees
         accept_SN = finals_N[order_SN.clamp(min=0)] * (order_SN >= 0)
         not_before_SN = torch.cat([torch.ones_like(accept_SN[:, :1]), (1 - accept_SN[:, :-1]).cumprod(-1)], dim=-1)
         stops_N.index_add_(0, order_SN.clamp(min=0).flatten(), (accept_SN * not_before_SN).flatten())
         return Plan(stops_N, lambda nodes: extra(tree, rows, nodes, self._leftover(weights_N)))
+
+    @staticmethod
+    def _ratios(tree: DraftTree, rows: Rows) -> Tensor:
+        """`p/q` of every node's token after its parent, [N]."""
+        parents_N, tokens_N = tree.parents_N.to(rows.device).clamp(min=0), tree.tokens_N.to(rows.device).clamp(min=0)
+        p_N1, q_N1 = rows.profile(parents_N).at(tokens_N.unsqueeze(-1))
+        return divide(p_N1[:, 0], q_N1[:, 0])
 
     def _left_by_only_children(self, tree: DraftTree, rows: Rows, weights_N: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Nodes with one child all at once: their wide sums wait until every weight is known."""

@@ -1,18 +1,17 @@
 """Verifiers that look at one path of the tree: `naive`, `block`, and `greedy_block`, which chooses the path.
 
-Legend: N tree nodes, P nodes of the path (the root included), V vocabulary.
+Legend: N tree nodes, V vocabulary.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from data_gen.trees import DraftTree, Forest
+from data_gen.trees import DraftTree
 from data_gen.verification.base import IID, WITHOUT_REPLACEMENT, Plan, Verifier
 from data_gen.verification.naive_tree import NaiveTree
 from data_gen.verification.profile import Profile, Rows
@@ -25,33 +24,25 @@ class OnePath(Verifier):
     chain: ClassVar[Verifier]
 
     @abstractmethod
-    def path(self, tree: DraftTree, root: int, rows: Rows) -> tuple[list[int], Tensor]:
-        """The nodes of the path (the root, which stands at row `root`, is 0), and the law of each one's successor.
+    def path(self, tree: DraftTree, root: int, rows: Rows) -> tuple[list[int], dict[int, Tensor]]:
+        """The nodes of the path, from the root (0) on; and the laws of their tokens, by node, where they are not `q`.
 
-        The laws are [P, V]; the last is never read.
+        Args:
+            root: the row of the tree's root.
         """
 
     def _plan(self, tree: DraftTree, rows: Rows) -> Plan:
-        nodes: list[int] = []
-        laws: list[Tensor] = []
-        chains: list[DraftTree] = []
+        paths: list[list[int]] = []
+        laws: dict[int, Tensor] = {}
         for root, member in tree.members:
-            path, law_PV = self.path(member, root, rows)
-            chains.append(DraftTree.from_paths([member.token(node) for node in path[1:]], [[]]))
-            nodes += [root + node for node in path]
-            laws.append(law_PV)
-        plan = self.chain._plan(Forest(chains), Rows(rows.p_NV[nodes], torch.cat(laws)))
-        stops_N = torch.zeros(len(tree), dtype=torch.float64, device=rows.device)
-        stops_N[nodes] = plan.stops_N
-        place = {node: index for index, node in enumerate(nodes)}
-
-        def extra(asked: Sequence[int]) -> Tensor:
-            on_path = [i for i, node in enumerate(asked) if node in place]
-            extra_MV = rows.p_NV[list(asked)]  # off the path the verifier never ends: any law will do
-            extra_MV[on_path] = plan.extra([place[asked[i]] for i in on_path]).to(extra_MV.dtype)
-            return extra_MV
-
-        return Plan(stops_N, extra)
+            nodes, replaced = self.path(member, root, rows)
+            paths.append([root + node for node in nodes])
+            laws |= {root + node: law_V for node, law_V in replaced.items()}
+        if laws:
+            q_NV = rows.q_NV.clone()
+            q_NV[list(laws)] = torch.stack(list(laws.values())).to(q_NV.dtype)
+            rows = Rows(rows.p_NV, q_NV)
+        return self.chain._plan(tree.along(paths), rows)
 
 
 class FirstPath(OnePath):
@@ -59,11 +50,11 @@ class FirstPath(OnePath):
 
     styles = (IID, WITHOUT_REPLACEMENT)
 
-    def path(self, tree: DraftTree, root: int, rows: Rows) -> tuple[list[int], Tensor]:
+    def path(self, tree: DraftTree, root: int, rows: Rows) -> tuple[list[int], dict[int, Tensor]]:
         nodes = [0]
         while children := tree.children(nodes[-1]):
             nodes.append(children[0])
-        return nodes, rows.q_NV[[root + node for node in nodes]]
+        return nodes, {}
 
 
 class Naive(FirstPath):
@@ -91,26 +82,26 @@ class GreedyBlock(OnePath):
     name = "greedy_block"
     chain = Traversal()
 
-    def path(self, tree: DraftTree, root: int, rows: Rows) -> tuple[list[int], Tensor]:
+    def path(self, tree: DraftTree, root: int, rows: Rows) -> tuple[list[int], dict[int, Tensor]]:
         """Raises ValueError for a tree that is not a trunk with branches."""
         if not tree.branch_nodes:
             raise ValueError("greedy_block needs a delayed tree: K paths from the end of a trunk")
         K = len(tree.branch_nodes)
         node = tree.branch_nodes[0][0]
         nodes = [0, *tree.path_to(node)]
-        laws_PV = list(rows.q_NV[[root + n for n in nodes[:-1]]])
+        laws: dict[int, Tensor] = {}
         not_before, after = 1.0, 0.0  # N and S of the prefix
         while tree.children(node):
             profile = rows.profile(torch.tensor([root + node], device=rows.device))
             q_V, beyond_V = _tails(profile)
             S_V = after + (not_before - after) * beyond_V
             N_V = S_V + (not_before - after) * q_V
-            laws_PV.append((N_V**K - S_V**K).clamp(min=0).to(rows.q_NV.dtype))
+            laws[node] = (N_V**K - S_V**K).clamp(min=0)
             places_V = profile.ranked.places_MV[0]
             node = min(tree.distinct_children(node), key=lambda child: int(places_V[tree.token(child)]))
             not_before, after = float(N_V[tree.token(node)]), float(S_V[tree.token(node)])
             nodes.append(node)
-        return nodes, torch.stack([*laws_PV, torch.zeros_like(rows.q_NV[0])])
+        return nodes, laws
 
 
 def _tails(profile: Profile) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,8 @@
 
 Every residual of Naive, SpecInfer, K-SEQ and Traversal is `(a p - b q)+` with two scalars: subtracting a multiple of
 `q` from such a residual, and scaling it, gives another one (algorithms sheet, section 5). So a rule carries `a` and `b`
-per node, and touches the vocabulary only through `excess`. One pass over 152,000 tokens costs about 1% of sorting
-them (`make bench`), so only the rules that need the order itself, ratio by ratio, sort (`ranked`).
+per node, and touches the vocabulary only through `excess`. Sorting 152,000 tokens takes as long as some 25 such passes
+(`make bench`), more than any rule here needs; so only the rules that need the order itself sort (`ranked`).
 
 Legend: N tree nodes, M nodes taken at once, V vocabulary, k child-list entries. Scalars are float64.
 """
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+BLOCK = 256
 ROW_BY_ROW = 1 << 14  # on the CPU, rows longer than this are taken one at a time: they fill the cache
 
 
@@ -30,6 +31,15 @@ def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     return (numerator / denominator).nan_to_num_(nan=0.0, posinf=0.0)
 
 
+def row_sums(rows_NV: Tensor) -> Tensor:
+    """Sums over the vocabulary, [..., N] float64: short blocks in the rows' own precision, their sums in float64."""
+    if rows_NV.dtype == torch.float64 or rows_NV.is_cuda:
+        return rows_NV.sum(-1, dtype=torch.float64)
+    whole = rows_NV.shape[-1] // BLOCK * BLOCK  # on the CPU a wide sum in float64 first copies its rows
+    blocks = rows_NV[..., :whole].unflatten(-1, (-1, BLOCK)).sum(-1)
+    return blocks.sum(-1, dtype=torch.float64) + rows_NV[..., whole:].sum(-1, dtype=torch.float64)
+
+
 class Rows:
     """The target's and the draft's distributions after all nodes, with what divides each row to sum to one.
 
@@ -40,8 +50,8 @@ class Rows:
     def __init__(self, p_NV: Tensor, q_NV: Tensor) -> None:
         wide = torch.promote_types(p_NV.dtype, torch.float32)
         self.p_NV, self.q_NV = p_NV.to(wide), q_NV.to(wide)
-        self.p_scale_N = 1 / self.p_NV.sum(-1, dtype=torch.float64)
-        self.q_scale_N = 1 / self.q_NV.sum(-1, dtype=torch.float64)  # NaN at leaves that hold NaN; never read
+        self.p_scale_N = 1 / row_sums(self.p_NV)
+        self.q_scale_N = 1 / row_sums(self.q_NV)  # NaN at leaves that hold NaN; never read
 
     def profile(self, nodes_M: Tensor) -> Profile:
         return Profile(self, nodes_M)
@@ -82,19 +92,23 @@ class Profile:
 
     def excess(self, a_M: Tensor, b_M: Tensor) -> Tensor:
         """`sum_x (a p(x) - b q(x))+`, [M]. `sum_x min(a p, b q)` is `a` less this."""
-        if self._long:
-            parts = [one.residual(a, b) for one, a, b in self._one_by_one(a_M, b_M)]
-            return torch.cat([part.sum(-1, dtype=torch.float64) for part in parts]) if parts else a_M
-        return self.residual(a_M, b_M).sum(-1, dtype=torch.float64)
+        if not self._long:
+            return row_sums(self.residual(a_M, b_M))
+        # one row at a time, as a (p - b/a q)+: three passes over the row, with one temporary
+        p_rate, q_rate = (a_M * self._p_scale_M).tolist(), (b_M * self._q_scale_M).tolist()
+        sums = [
+            a * row_sums(torch.sub(self.rows.p_NV[n], self.rows.q_NV[n], alpha=b / a).relu_())
+            if a > 0
+            else a_M.new_zeros(())
+            for n, a, b in zip(self.nodes_M.tolist(), p_rate, q_rate, strict=True)
+        ]
+        return torch.stack(sums)
 
     def excess_and_slope(self, a_M: Tensor, b_M: Tensor) -> tuple[Tensor, Tensor]:
         """`excess`, and the draft's mass on the tokens that it sums over (its slope in b, negated); [M] each."""
-        if self._long:
-            pairs = [one.excess_and_slope(a, b) for one, a, b in self._one_by_one(a_M, b_M)]
-            return tuple(torch.cat(part) for part in zip(*pairs, strict=True))  # type: ignore[return-value]
         residual_MV = self.residual(a_M, b_M)
-        mass_M = ((residual_MV > 0) * self._q_MV).sum(-1, dtype=torch.float64) * self._q_scale_M
-        return residual_MV.sum(-1, dtype=torch.float64), mass_M
+        mass_M = row_sums((residual_MV > 0) * self._q_MV) * self._q_scale_M
+        return row_sums(residual_MV), mass_M
 
     @cached_property
     def ranked(self) -> Ranked:
@@ -130,10 +144,7 @@ class Profile:
 
     @property
     def _long(self) -> bool:
-        return self.rows.device.type == "cpu" and len(self.nodes_M) > 1 and self.rows.p_NV.shape[-1] > ROW_BY_ROW
-
-    def _one_by_one(self, a_M: Tensor, b_M: Tensor) -> list[tuple[Profile, Tensor, Tensor]]:
-        return [(Profile(self.rows, self.nodes_M[i : i + 1]), a_M[i], b_M[i]) for i in range(len(self.nodes_M))]
+        return self.rows.device.type == "cpu" and self.rows.p_NV.shape[-1] > ROW_BY_ROW
 
 
 def _take(rows_NV: Tensor, nodes_M: Tensor) -> Tensor:

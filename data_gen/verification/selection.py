@@ -10,8 +10,10 @@ Legend: M nodes taken at once, V vocabulary, k child-list entries.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cache
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,15 +98,20 @@ def first_alive(alive_Mk: Tensor) -> Tensor:
 
 
 def any_alive(alive_Mk: Tensor) -> Tensor:
-    """P(entry is drawn uniformly from the alive ones), [M, k]: `a_i E[1 / (1 + alive others)]`."""
-    k = alive_Mk.shape[-1]
-    result = []
-    for i in range(k):
-        others = [alive_Mk[:, j] for j in range(k) if j != i]
-        count_Mn = torch.ones_like(alive_Mk[:, :1])  # P(n of the others are alive)
-        for alive_M in others:
-            more_Mn = torch.nn.functional.pad(count_Mn * alive_M.unsqueeze(-1), (1, 0))
-            count_Mn = torch.nn.functional.pad(count_Mn * (1 - alive_M).unsqueeze(-1), (0, 1)) + more_Mn
-        share = 1 / torch.arange(1, k + 1, dtype=torch.float64, device=alive_Mk.device)
-        result.append(alive_Mk[:, i] * (count_Mn * share).sum(-1))
-    return torch.stack(result, dim=-1)
+    """P(entry is drawn uniformly from the alive ones), [M, k].
+
+    It is `a_i E[1 / (1 + alive others)] = a_i int_0^1 prod_{j != i} (1 - a_j + a_j t) dt`, and Gauss-Legendre
+    quadrature with k/2 nodes is exact for a polynomial of degree k - 1.
+    """
+    nodes_n, weights_n = _quadrature((alive_Mk.shape[-1] + 1) // 2)
+    a_Mk1 = alive_Mk.unsqueeze(-1)
+    factors_Mkn = 1 - a_Mk1 + a_Mk1 * nodes_n.to(alive_Mk.device)
+    others_Mkn = factors_Mkn.prod(1, keepdim=True) / factors_Mkn  # a factor is at least its t > 0
+    return alive_Mk * (others_Mkn @ weights_n.to(alive_Mk.device))
+
+
+@cache
+def _quadrature(count: int) -> tuple[Tensor, Tensor]:
+    """Nodes and weights on [0, 1]."""
+    nodes, weights = np.polynomial.legendre.leggauss(count)
+    return torch.from_numpy((nodes + 1) / 2), torch.from_numpy(weights / 2)

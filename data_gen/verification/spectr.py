@@ -8,7 +8,6 @@ from torch import Tensor
 from data_gen.verification.profile import Profile, divide
 from data_gen.verification.selection import Lifted, Rule, Selection, TopDownRule, first_alive
 
-SOLVED = 1e-15
 NEWTON_STEPS = 12  # from the left the steps shrink quadratically; 5 to 8 are needed in practice
 
 
@@ -44,13 +43,14 @@ def solve(profile: Profile, weights_M: Tensor, k: int) -> tuple[Tensor, Tensor, 
     beta_M = -torch.expm1(torch.log1p(-weights_M) / k)
     left_M = torch.where(weights_M > 0, divide(weights_M, beta_M), 1.0)
     r_M = left_M
+    solved = 64 * torch.finfo(profile.rows.p_NV.dtype).eps
     for _ in range(NEWTON_STEPS):
         excess_M, slope_M = profile.excess_and_slope(weights_M, r_M)
         taken_M = weights_M - excess_M
         beta_M = taken_M / r_M
         gap_M = _accepted(beta_M, k) - taken_M
         if not r_M.is_cuda and bool(
-            (gap_M.abs() <= SOLVED * weights_M).all()
+            (gap_M.abs() <= solved * weights_M).all()
         ):  # on a GPU, looking costs more than stepping
             break
         change_M = k * (1 - beta_M).clamp(min=0) ** (k - 1) * (slope_M - beta_M) / r_M - slope_M

@@ -47,6 +47,7 @@ def test_realised_block_efficiency_agrees_with_the_law(pair: ModelPair, verifier
     for seed in range(160):
         for step in decode(pair, verifier=verifier, tokens=60, seed=seed, audit=True).steps:
             depths = step.depths_N.double()
+            assert step.stops_N is not None and step.stops_N.dtype == torch.float64
             mean = float(step.stops_N @ depths)
             difference += step.accepted - mean
             variance += float(step.stops_N @ (depths - mean) ** 2)

@@ -10,7 +10,9 @@ from data_gen.verification.profile import sample
 def test_temperature_divides_logits() -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0]])
     expected = (logits.double() / 0.5).softmax(-1)
-    assert torch.allclose(Sampling(0.5).probabilities(logits), expected, atol=1e-15)
+    assert torch.allclose(Sampling(0.5).probabilities(logits).double(), expected, atol=1e-7)
+    assert torch.allclose(Sampling(0.5).probabilities(logits.double()), expected, atol=1e-15)
+    assert Sampling(0.5).probabilities(logits.bfloat16()).dtype == torch.float32
 
 
 def test_temperature_zero_is_greedy() -> None:
@@ -22,7 +24,7 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_its_mass(top_p: float, kep
     logits = torch.tensor([0.15, 0.5, 0.05, 0.3]).log()
     probs = Sampling(1.0, top_p).probabilities(logits)
     assert int((probs > 0).sum()) == kept
-    assert float(probs.sum()) == pytest.approx(1, abs=1e-12)
+    assert float(probs.sum()) == pytest.approx(1, abs=1e-6)
 
 
 def test_the_nucleus_agrees_with_transformers() -> None:
