@@ -20,6 +20,7 @@ from data_gen.models import CachedModel, ModelPair, Pass
 from data_gen.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification import Verifier
+from data_gen.verification.base import IID
 from data_gen.verification.profile import sample
 from selector.actions import EMPTY, Action
 from selector.runtime import LatencyProfile
@@ -118,7 +119,11 @@ class Decoder:
     """Decodes one prompt at a time with a pair, a verifier and a chooser of actions.
 
     Args:
-        draft_sampling: of the draft; the target's if None. It moves block efficiency, never the law of the text.
+        draft_sampling: of the draft; `sampling.draft` if None.
+        style: how a tree's branches are drawn; the verifier must be one for it.
+
+    Raises:
+        ValueError: the verifier is for another style.
     """
 
     def __init__(
@@ -128,9 +133,12 @@ class Decoder:
         verifier: Verifier,
         chooser: Chooser,
         draft_sampling: Sampling | None = None,
+        style: str = IID,
     ) -> None:
+        if verifier.style != style:
+            raise ValueError(f"{verifier.name} verifies drafts of style {verifier.style!r}, not {style!r}")
         self.pair, self.sampling, self.verifier, self.chooser = pair, sampling, verifier, chooser
-        self.draft_sampling = draft_sampling or sampling
+        self.draft_sampling, self.style = draft_sampling or sampling.draft, style
 
     @torch.inference_mode()
     def decode(
@@ -176,7 +184,7 @@ class Decoder:
             tree = DraftTree.from_paths([], [[]])
         else:
             _, root = context.draft_root()
-            draft = draft_tree(context.draft, root.probs_V, action, self.draft_sampling, generator)
+            draft = draft_tree(context.draft, root.probs_V, action, self.draft_sampling, generator, self.style)
             tree = draft.tree
         clock.lap("draft")
         p_NV, hidden_ND = context.target_pass(tree)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from data_gen.trees import Forest, Supertree
 from data_gen.verification import BottomUp, TopDown, Verifier, get_verifier
+from data_gen.verification.one_path import FirstPath
 from data_gen.verification.profile import Rows, first_copies
 
 WIDE = 1 << 23  # probabilities that are taken at once
@@ -61,6 +62,9 @@ def _survival(
     verifier: Verifier, slots: _Slots, rows: Rows, samples: Sequence[tuple[Supertree, Tensor, Tensor]]
 ) -> Tensor:
     space = slots.space
+    if isinstance(verifier, FirstPath):  # the first branch is the trunk's own continuation
+        chain = _survival(verifier.chain, slots, rows, samples)
+        return chain[:, [space.index(space.chain(L1 + L2)) for _, L1, L2 in space.actions]]
     if isinstance(verifier, TopDown):
         labelled: _TopDownWalk | _BottomUpWalk = _TopDownWalk(verifier, slots, rows)
     elif isinstance(verifier, BottomUp):

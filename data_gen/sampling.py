@@ -10,10 +10,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sampling:
-    """Temperature 0 is greedy decoding; `top_p` 1 keeps the whole vocabulary."""
+    """Temperature 0 is greedy decoding; `top_p` 1 keeps the whole vocabulary.
+
+    `draft_temperature` is the draft's own, None for the target's. It moves block efficiency, never the law of the text.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
+    draft_temperature: float | None = None
+
+    @property
+    def draft(self) -> Sampling:
+        """What the draft is sampled with."""
+        return self if self.draft_temperature is None else Sampling(self.draft_temperature, self.top_p)
 
     def probabilities(self, logits_V: Tensor) -> Tensor:
         """Distributions of the rows [..., V] of logits, on their device; float64 for float64 logits, else float32.
@@ -33,4 +42,6 @@ class Sampling:
         return probs_V
 
     def __str__(self) -> str:
-        return f"T={self.temperature:g}" + (f", top-p={self.top_p:g}" if self.top_p < 1 else "")
+        nucleus = f", top-p={self.top_p:g}" if self.top_p < 1 else ""
+        draft = "" if self.draft_temperature is None else f", draft T={self.draft_temperature:g}"
+        return f"T={self.temperature:g}{nucleus}{draft}"

@@ -22,7 +22,7 @@ from data_gen.features import Row, root_features
 from data_gen.labels import survivals
 from data_gen.models import CachedModel, ModelPair
 from data_gen.sampling import Sampling
-from data_gen.trees import Supertree
+from data_gen.trees import DraftTree, Supertree
 from selector.actions import ActionSpace
 from selector.schema import HIDDEN_STATES, SCALAR_NAMES, SCALARS_KEY, TRACE_SCALARS, label_columns
 
@@ -74,11 +74,11 @@ class TrajectoryLabeller:
     def features(self, length: int) -> dict[str, Any]:
         """Trace columns of a root's features: what a decoder would have there, pass times apart."""
         prev, root = length - 2, length - 1
-        probabilities = self.sampling.probabilities
+        target, draft = self.sampling.probabilities, self.sampling.draft.probabilities
         features = root_features(
-            Row(probabilities(self.target_logits_TV[prev]), self.target_hidden_TD[prev]),
-            Row(probabilities(self.draft_logits_TV[prev]), self.draft_hidden_TD[prev]),
-            Row(probabilities(self.draft_logits_TV[root]), self.draft_hidden_TD[root]),
+            Row(target(self.target_logits_TV[prev]), self.target_hidden_TD[prev]),
+            Row(draft(self.draft_logits_TV[prev]), self.draft_hidden_TD[prev]),
+            Row(draft(self.draft_logits_TV[root]), self.draft_hidden_TD[root]),
             length,
             self.sampling,
             latency=None,
@@ -91,11 +91,7 @@ class TrajectoryLabeller:
     def labels(self, length: int, seed: int) -> dict[str, Tensor]:
         """Labels of every verifier at a root, by the columns of `selector.schema.label_columns`, [A] each."""
         generator = torch.Generator(device=self.pair.device).manual_seed(seed)
-        root_probs_V = self.sampling.probabilities(self.draft_logits_TV[length - 1])
-        draft = self.draft.prefix(length, self.samples)
-        drafts = draft_supertrees(draft, root_probs_V, self.samples, ActionSpace.default(), self.sampling, generator)
-        targets = self._target_probs([tree for tree, _ in drafts], length)
-        samples = [(tree, p_NV, q_NV) for (tree, q_NV), p_NV in zip(drafts, targets, strict=True)]
+        samples = self.supertrees(length, self.samples, generator)
         survival_VSAT = survivals(samples, self.verifiers).cpu()
         efficiency_VSA = survival_VSAT.sum(-1)
         u_VA1 = torch.rand(*survival_VSAT[:, 0, :, :1].shape, generator=torch.Generator().manual_seed(seed + 1))
@@ -109,8 +105,28 @@ class TrajectoryLabeller:
             result[columns["realised"]] = realised_VA[v].to(torch.uint8)
         return result
 
-    def _target_probs(self, trees: list[Supertree], length: int) -> list[Tensor]:
-        """The target's distributions after every node of every supertree, in one pass; [N, V] each."""
+    def supertrees(
+        self, length: int, samples: int, generator: torch.Generator
+    ) -> list[tuple[Supertree, Tensor, Tensor]]:
+        """Supertrees at a root with the target's and the draft's distributions after their nodes, [N, V] each."""
+        sampling = self.sampling.draft
+        drafts = draft_supertrees(
+            self.draft.prefix(length, samples),
+            self.root_probs(length),
+            samples,
+            ActionSpace.default(),
+            sampling,
+            generator,
+        )
+        targets = self.target_probs([tree for tree, _ in drafts], length)
+        return [(tree, p_NV, q_NV) for (tree, q_NV), p_NV in zip(drafts, targets, strict=True)]
+
+    def root_probs(self, length: int) -> Tensor:
+        """The draft's distribution after the root token, [V]."""
+        return self.sampling.draft.probabilities(self.draft_logits_TV[length - 1])
+
+    def target_probs(self, trees: Sequence[Supertree | DraftTree], length: int) -> list[Tensor]:
+        """The target's distributions after every node of every tree, in one pass; [N, V] each."""
         width = max(len(tree) for tree in trees)
         tokens_SN = torch.zeros(len(trees), width, dtype=torch.int64)
         depths_SN = torch.zeros_like(tokens_SN)

@@ -27,13 +27,14 @@ def espalier(
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value", show_default=False)] = None,
     config: Annotated[Path, typer.Option(help="the run's YAML file")] = Path("configs/demo.yaml"),
     plan: Annotated[bool, typer.Option("--plan", help="print what would be done, with sizes, and do nothing")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="audit only: does speculation pay here?")] = False,
 ) -> None:
     """Learn where a speculative decoder's draft tree should branch: from a pair of models to a selector.
 
     A mistake of the user's is one line and exit code 2; an interruption is exit code 130, and the same command goes on.
     """
     try:
-        run(stage, config, overrides or [], plan)
+        run(stage, config, overrides or [], plan, quick)
     except InputError as error:
         print(f"espalier: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
@@ -42,13 +43,15 @@ def espalier(
         raise typer.Exit(130) from error
 
 
-def run(stage: str, file: Path, overrides: list[str], plan: bool) -> None:
+def run(stage: str, file: Path, overrides: list[str], plan: bool, quick: bool = False) -> None:
     """Resolve the config, then run or plan one stage, or all of them."""
     names = [*STAGES, *APART, ALL]
     if stage not in names:
         close = difflib.get_close_matches(stage, names, n=1)
         hint = f"did you mean {close[0]}?" if close else f"stages are {', '.join(names)}"
         raise InputError(f"unknown stage {stage!r}; {hint}")
+    if quick and stage != "audit":
+        raise InputError(f"--quick is for the audit, not for {stage}")
     from pipelines.config import load_config  # seconds to import: after what needs no torch
 
     config = load_config(file, overrides)
@@ -58,6 +61,8 @@ def run(stage: str, file: Path, overrides: list[str], plan: bool) -> None:
         if plan:
             for line in module.plan(config):
                 print(f"{name}: {line}")
+        elif quick:
+            module.run(config, quick=True)
         else:
             module.run(config)
 

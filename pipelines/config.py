@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from data_gen.sampling import Sampling
-from data_gen.verification import VERIFIERS
+from data_gen.verification import VERIFIERS, get_verifier
 from selector.actions import Action, ActionSpace
 from selector.schema import InputError
 
@@ -89,9 +89,10 @@ class Prompts(Section):
 class SamplingSetting(Section):
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
+    draft_temperature: float | None = Field(None, ge=0, description="the draft's own; null: the target's")
 
     def build(self) -> Sampling:
-        return Sampling(self.temperature, self.top_p)
+        return Sampling(self.temperature, self.top_p, self.draft_temperature)
 
 
 def _action(value: Any) -> Action:
@@ -161,7 +162,7 @@ class Latency(Section):
 class Train(Section):
     """The selector's training."""
 
-    verifier: str = "traversal"
+    verifier: str = "lifted_uniform"
     objectives: tuple[Literal["policy", "regressor"], ...] = Field(("policy", "regressor"), min_length=1)
     width: int = Field(128, ge=4, description="each hidden-state block is projected to this width")
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field((512, 32), min_length=1)
@@ -183,6 +184,58 @@ class Evaluate(Section):
     bootstrap: int = Field(2000, ge=100, description="resamples of the prompts")
 
 
+EIGHT_SETTINGS = (
+    *(SamplingSetting(temperature=t) for t in (0.2, 0.4, 0.6, 0.8, 1.0, 1.2)),
+    *(SamplingSetting(top_p=p) for p in (0.9, 0.99)),
+)
+
+
+LABELLED = tuple(name for name in VERIFIERS if name not in ("khisti", "greedy_block"))  # those whose labels are cheap
+
+
+class Audit(Section):
+    """The comparison of verifiers, without any training."""
+
+    sampling: tuple[SamplingSetting, ...] = Field(EIGHT_SETTINGS, min_length=1)
+    roots: int = Field(1200, ge=8, description="over all sampling settings")
+    verifiers: tuple[str, ...] = Field(
+        tuple(name for name in VERIFIERS if name not in ("khisti", "greedy_block")), min_length=1
+    )
+    styled: tuple[str, ...] = Field(
+        (
+            "khisti:iid",
+            "greedy_block:iid",
+            "specinfer:without_replacement",
+            "traversal:without_replacement",
+            "greedy:greedy",
+        ),
+        description="verifier:style, on further trees whose branches are drawn so",
+    )
+    draft_temperatures: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        (0.7, 1.4), description="of the draft, as multiples of the target's"
+    )
+    topologies: tuple[Path, ...] = Field((), description="JSON files of child-rank paths, as sparse trees are written")
+    acceptance_roots: int = Field(160, ge=0, description="roots at which the acceptance of every rule is computed")
+    tree: ActionField = Field((4, 0, 8), description="the tree on which verifiers, styles and temperatures compare")
+    quick_roots: int = Field(48, ge=8, description="roots of `--quick`, of the first of the run's sampling settings")
+    bootstrap: int = Field(2000, ge=100)
+
+    @field_validator("tree")
+    @classmethod
+    def _tree_in_space(cls, value: tuple[int, int, int]) -> tuple[int, int, int]:
+        K, L1, L2 = _action(value)
+        return K, L1, L2
+
+    @model_validator(mode="after")
+    def _verifiers_exist(self) -> Audit:
+        for name in (*self.verifiers, *self.styled):
+            verifier, _, style = name.partition(":")
+            get_verifier(verifier, style or "iid")  # its ValueError says what is wrong
+        if "traversal" not in self.verifiers:
+            raise ValueError("verifiers: traversal, which the others are compared with, is not among them")
+        return self
+
+
 class Bench(Section):
     """Timing of the verifiers alone, on random rows."""
 
@@ -198,11 +251,12 @@ class Config(Section):
     pair: Pair = Pair()
     prompts: Prompts = Prompts()
     sampling: tuple[SamplingSetting, ...] = Field((SamplingSetting(),), min_length=1)
-    verifiers: tuple[str, ...] = Field(tuple(VERIFIERS), min_length=1)
+    verifiers: tuple[str, ...] = Field(("naive_tree", "specinfer", "traversal", "lifted_uniform"), min_length=1)
     data: Data = Data()
     latency: Latency = Latency()
     train: Train = Train()
     evaluate: Evaluate = Evaluate()
+    audit: Audit = Audit()
     bench: Bench = Bench()
 
     @field_validator("sampling")

@@ -8,8 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from data_gen.verification.profile import Profile, Ranked, by_ratio
+from data_gen.verification.profile import Profile, Ranked, by_ratio, divide
 from data_gen.verification.selection import Lifted, Rule, Selection, TopDownRule, first_alive
+
+NOTHING = 1e-14
+MOST_RUNS = 256
 
 
 class FirstInRank(Rule):
@@ -33,37 +36,43 @@ def scan(ranked: Ranked, weights_M: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     `A` is one minus the alive mass of the tokens so far. A token that is always alive takes `q` from `A`; one whose
     target is the limit takes `m` from `A^k`. Tokens of one kind come in runs, whose `A` are prefix sums: a pass over
-    the vocabulary per run, of which there are few, instead of a step per token.
+    the vocabulary per run, of which there are few, instead of a step per token. A token that the scan does not reach is
+    never alive, which is lossless too: once `A^k` is lost in rounding, nothing is left to select.
     """
     m_MV, q_MV = weights_M.unsqueeze(-1) * ranked.p_MV, ranked.q_MV
-    zero_M1 = torch.zeros_like(m_MV[:, :1])
-    m_before_MV, q_before_MV = (torch.cat([zero_M1, rows.cumsum(-1)[:, :-1]], dim=-1) for rows in (m_MV, q_MV))
-    places_V = torch.arange(m_MV.shape[-1], device=m_MV.device)
     alive_MV, flow_MV = torch.zeros_like(m_MV), torch.zeros_like(m_MV)
-    start_M1 = torch.zeros_like(zero_M1, dtype=torch.int64)
     end = int((q_MV > 0).sum(-1).max())  # beyond are tokens that are never drafted
-    A_M1 = torch.ones_like(zero_M1)
-    limited = False
-    while bool((start_M1 < end).any()):
-        here_M1 = start_M1.clamp(max=end - 1)
-        m_since_MV = (m_before_MV - m_before_MV.gather(-1, here_M1)).clamp(min=0)
-        q_since_MV = (q_before_MV - q_before_MV.gather(-1, here_M1)).clamp(min=0)
-        A_MV = ((A_M1**k - m_since_MV).clamp(min=0) ** (1 / k)) if limited else (A_M1 - q_since_MV).clamp(min=0)
-        all_MV = A_MV**k - (A_MV - q_MV).clamp(min=0) ** k  # the flow if always alive
-        fits_MV = (all_MV <= m_MV) != limited
-        stop_M1 = torch.where((places_V >= start_M1) & ~fits_MV, places_V, end).amin(-1, keepdim=True)
-        run_MV = (places_V >= start_M1) & (places_V < stop_M1)
-        if limited:
-            rest_MV = (A_MV**k - m_MV).clamp(min=0) ** (1 / k)
-            alive_MV = torch.where(run_MV, ((A_MV - rest_MV) / q_MV).nan_to_num_(0.0).clamp_(0, 1), alive_MV)
-        else:
-            alive_MV = torch.where(run_MV, 1.0, alive_MV)
-        flow_MV = torch.where(run_MV, m_MV if limited else all_MV, flow_MV)
-        after_M1 = A_MV.gather(-1, stop_M1.clamp(max=A_MV.shape[-1] - 1))
-        A_M1 = torch.where(stop_M1 > start_M1, after_M1, A_M1)
-        start_M1, limited = stop_M1, not limited
+    places_V = torch.arange(end, device=m_MV.device)
+    todo_M = torch.arange(len(m_MV), device=m_MV.device)  # rows that have not reached their end
+    start_M1 = torch.zeros_like(todo_M).unsqueeze(-1)
+    A_M1 = torch.ones_like(m_MV[:, :1])
+    for run in range(MOST_RUNS):
+        if len(todo_M) == 0:
+            break
+        limited = run % 2 == 1
+        m, q = m_MV[todo_M, :end], q_MV[todo_M, :end]
+        m_since, q_since = (torch.where(places_V < start_M1, 0.0, rows).cumsum(-1) - rows for rows in (m, q))
+        A = (A_M1**k - m_since).clamp(min=0) ** (1 / k) if limited else (A_M1 - q_since).clamp(min=0)
+        always = q.minimum(A) * _powers(A, (A - q).clamp(min=0), k)  # A^k - (A - q)^k, the flow if always alive
+        over = A**k <= NOTHING
+        breaks = (places_V >= start_M1) & (((always <= m) == limited) | over)
+        stop_M1 = torch.where(breaks, places_V, end).amin(-1, keepdim=True)
+        in_run = (places_V >= start_M1) & (places_V < stop_M1)
+        rest = (A**k - m).clamp(min=0) ** (1 / k)
+        alive = divide(m, q * _powers(A, rest, k)).clamp_(max=1) if limited else torch.ones_like(q)
+        alive_MV[todo_M, :end] = torch.where(in_run, alive, alive_MV[todo_M, :end])
+        flow_MV[todo_M, :end] = torch.where(in_run, m if limited else always, flow_MV[todo_M, :end])
+        place_M1 = stop_M1.clamp(max=end - 1)
+        goes_on_M = ((stop_M1 < end) & ~over.gather(-1, place_M1))[:, 0]
+        A_M1 = torch.where(stop_M1 > start_M1, A.gather(-1, place_M1), A_M1)[goes_on_M]
+        todo_M, start_M1 = todo_M[goes_on_M], stop_M1[goes_on_M]
     drafted_MV = q_MV > 0
     return alive_MV * drafted_MV, flow_MV * drafted_MV
+
+
+def _powers(a: Tensor, b: Tensor, k: int) -> Tensor:
+    """`(a^k - b^k) / (a - b)` without cancellation: tokens of tiny probability would otherwise drown in rounding."""
+    return torch.stack([a ** (k - 1 - j) * b**j for j in range(k)]).sum(0)
 
 
 def _first_in_rank(profile: Profile, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import permutations
 
 import torch
 from torch import Tensor
 
 from data_gen.verification.base import IID, WITHOUT_REPLACEMENT, TopDown
 from data_gen.verification.profile import Profile, divide, pooled
+
+MOST_SHUFFLED = 12  # entries; beyond (copies in wide trees) they are tried in their own order, which is lossless too
 
 
 class SpecInfer(TopDown):
@@ -33,12 +34,11 @@ class SpecInfer(TopDown):
             ],
             dim=1,
         )
-        orders_Ok = (_orders(k) if self.style == IID else _orders(k)[:1]).to(entries_Mk.device)
-        accept_MOk = accept_Mkk[:, torch.arange(k, device=entries_Mk.device), orders_Ok]
-        reached_MOk = torch.cat([torch.ones_like(accept_MOk[..., :1]), (1 - accept_MOk[..., :-1]).cumprod(-1)], dim=-1)
-        pull_MOk = accept_MOk * reached_MOk / len(orders_Ok)
-        pull_Mk = torch.zeros_like(p_Mk).index_add_(1, orders_Ok.flatten(), pull_MOk.flatten(1))
-        return pooled(pull_Mk, entries_Mk)
+        if self.style == IID and k <= MOST_SHUFFLED:
+            return pooled(_in_random_order(accept_Mkk), entries_Mk)
+        accept_Mk = accept_Mkk.diagonal(dim1=1, dim2=2)
+        reached_Mk = torch.cat([torch.ones_like(accept_Mk[:, :1]), (1 - accept_Mk[:, :-1]).cumprod(-1)], dim=-1)
+        return pooled(accept_Mk * reached_Mk, entries_Mk)
 
     def leftover(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
         a_Mr, b_Mr = rounds(profile, draft_steps(profile, entries_Mk, self.style))
@@ -73,7 +73,33 @@ def _columns(*tensors: Tensor) -> zip[tuple[Tensor, ...]]:
     return zip(*(tensor.split(1, dim=-1) for tensor in tensors), strict=False)  # the last round accepts nothing
 
 
+def _in_random_order(accept_Mkk: Tensor) -> Tensor:
+    """P(each entry is the accepted one) when every round takes a random remaining entry, [M, k].
+
+    Followed over the sets of entries that are rejected so far, of which there are 2^k.
+
+    Args:
+        accept_Mkk: P(accepted) by round and entry.
+    """
+    k = accept_Mkk.shape[-1]
+    rejected_MS = accept_Mkk.new_zeros(len(accept_Mkk), 1 << k)
+    rejected_MS[:, 0] = 1.0
+    pull_Mk = torch.zeros_like(accept_Mkk[:, 0])
+    for round_, (from_T, entry_T, to_T) in enumerate(_rejections(k)):
+        entry_T = entry_T.to(pull_Mk.device)
+        taken_MT = rejected_MS[:, from_T.to(pull_Mk.device)] / (k - round_)
+        accept_MT = accept_Mkk[:, round_, entry_T]
+        pull_Mk.index_add_(1, entry_T, taken_MT * accept_MT)
+        rejected_MS.index_add_(1, to_T.to(pull_Mk.device), taken_MT * (1 - accept_MT))
+    return pull_Mk
+
+
 @cache
-def _orders(k: int) -> Tensor:
-    """All orders in which k children may be tried, int64 [k!, k]; the first is the order of the draws."""
-    return torch.tensor(list(permutations(range(k))))
+def _rejections(k: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """By round: the set rejected before, the entry taken, and the set with it, as bit masks; int64 [T] each."""
+    rounds_: list[list[tuple[int, int, int]]] = [[] for _ in range(k)]
+    for rejected in range(1 << k):
+        for entry in range(k):
+            if not rejected >> entry & 1:
+                rounds_[rejected.bit_count()].append((rejected, entry, rejected | 1 << entry))
+    return [tuple(torch.tensor(moves).unbind(-1)) for moves in rounds_]  # type: ignore[misc]

@@ -1,0 +1,359 @@
+"""From measured roots to the audit's tables, plots, findings and page.
+
+All intervals are 95% bootstrap over sources (files), whose roots are not independent; one resample counts for all
+sampling settings and verifiers. Block efficiencies are ratios of sums: total tokens over total steps.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pyarrow as pa
+from rich.table import Table
+
+from pipelines.config import Config
+from pipelines.report import _STYLE as STYLE
+from pipelines.report import _image as image
+from pipelines.report import _table as html_table
+from selector.actions import Action, ActionSpace
+
+PUBLISHED = ("nss", "naive", "naive_tree", "spectr", "specinfer", "khisti", "block", "greedy_block", "traversal")
+TOP_DOWN = ("naive_tree", "spectr", "specinfer")
+BUDGETS = (4, 8, 16, 32)
+MEAN = "mean"
+Row = dict[str, Any]
+
+
+@dataclass
+class Results:
+    """What the stage prints and logs."""
+
+    console: list[Table]
+    findings: list[str]
+    metrics: dict[str, float]
+
+
+class Measured:
+    """The roots of all settings, with the bootstrap's weights."""
+
+    def __init__(self, config: Config, tables: list[pa.Table]) -> None:
+        self.config, self.tables = config, tables
+        self.settings = [str(setting.build()) for setting in config.audit.sampling]
+        self.verifiers = list(config.audit.verifiers)
+        self.actions = ActionSpace.default().actions
+        self.sources = sorted({source for table in tables for source in table["source"].to_pylist()})
+        rng = np.random.default_rng(config.seed)
+        size = len(self.sources)
+        resamples = rng.multinomial(size, np.full(size, 1 / size), config.audit.bootstrap)
+        self.weights = np.vstack([np.ones(size), resamples])  # [B, sources]; the first counts every source once
+
+    @cached_property
+    def efficiency(self) -> list[np.ndarray]:
+        """[roots, verifier, A] of every setting."""
+        shape = (-1, len(self.verifiers), len(self.actions))
+        return [np.array(table["efficiency"].to_pylist()).reshape(shape) for table in self.tables]
+
+    def mean(self, setting: int, values: np.ndarray) -> np.ndarray:
+        """The mean of one value per root, [B]."""
+        place = np.searchsorted(self.sources, self.tables[setting]["source"].to_pylist())
+        sums, counts = (np.bincount(place, x, len(self.sources)) for x in (values, np.ones_like(values)))
+        return (self.weights @ sums) / np.maximum(self.weights @ counts, 1e-9)
+
+    def of(self, setting: int, verifier: str, action: Action) -> np.ndarray:
+        column = self.actions.index(action)
+        return self.mean(setting, self.efficiency[setting][:, self.verifiers.index(verifier), column])
+
+
+def interval(values_B: np.ndarray) -> list[float]:
+    return [float(bound) for bound in np.percentile(values_B[1:], [2.5, 97.5])]
+
+
+def write(config: Config, folder: Path, tables: list[pa.Table]) -> Results:
+    """Write every table and plot and the page; return what to print."""
+    measured = Measured(config, tables)
+    tree = Action(*config.audit.tree)
+    verifiers = by_verifier(measured, tree)
+    others = by_variant(measured, tree)
+    accepted = acceptance_rows(measured)
+    results: dict[str, list[Row]] = {
+        "verifiers": verifiers,
+        "variants": others,
+        "acceptance": accepted,
+        "depth": depth_rows(measured),
+        "best_trees": best_trees(measured),
+        "efficiency": efficiency_rows(measured),
+    }
+    for name, rows in results.items():
+        _write_csv(folder / f"{name}.csv", rows)
+    plots = {
+        "depth": _plot_depth(results["depth"]),
+        "verifiers": _plot_verifiers(verifiers),
+        "efficiency": _plot_grid(measured),
+    }
+    for name, figure in plots.items():
+        figure.savefig(folder / f"{name}.png", dpi=110, bbox_inches="tight")
+        plt.close(figure)
+    findings = find(config, verifiers, others, accepted)
+    (folder / "audit.html").write_text(_page(config, folder, results, findings), encoding="utf-8")
+    metrics = {
+        f"audit/{row['verifier']}_over_traversal": row["of traversal"] for row in verifiers if row["setting"] == MEAN
+    }
+    title = f"Block efficiency on {tuple(tree)}: % above traversal (95% over sources)"
+    return Results([_matrix(measured, title, verifiers), _others_table(others)], findings, metrics)
+
+
+def by_verifier(measured: Measured, tree: Action) -> list[Row]:
+    """Every verifier on one tree, by setting and in the mean over settings, beside Traversal."""
+    rows: list[Row] = []
+    for verifier in measured.verifiers:
+        ratios = []
+        for s, setting in enumerate(measured.settings):
+            mine, base = measured.of(s, verifier, tree), measured.of(s, "traversal", tree)
+            ratios.append(mine / base)
+            rows.append(_ratio_row(setting, verifier, mine, mine / base))
+        rows.append(_ratio_row(MEAN, verifier, None, np.mean(ratios, axis=0)))
+    return rows
+
+
+def by_variant(measured: Measured, tree: Action) -> list[Row]:
+    """Other styles, draft temperatures and shapes, beside Traversal on i.i.d. drafts of `tree`."""
+    rows: list[Row] = []
+    parsed = [[json.loads(text) for text in table["variants"].to_pylist()] for table in measured.tables]
+    for name, verifiers in {name: list(values) for name, values in parsed[0][0].items()}.items():
+        for verifier in verifiers:
+            ratios = []
+            for s, setting in enumerate(measured.settings):
+                mine = measured.mean(s, np.array([row[name][verifier] for row in parsed[s]]))
+                ratios.append(mine / measured.of(s, "traversal", tree))
+                rows.append({"variant": name, **_ratio_row(setting, verifier, mine, ratios[-1])})
+            rows.append({"variant": name, **_ratio_row(MEAN, verifier, None, np.mean(ratios, axis=0))})
+    return rows
+
+
+def _ratio_row(setting: str, verifier: str, mine: np.ndarray | None, ratio: np.ndarray) -> Row:
+    return {
+        "setting": setting,
+        "verifier": verifier,
+        "block efficiency": "" if mine is None else float(mine[0]),
+        "of traversal": float(ratio[0]),
+        "interval_95": interval(ratio),
+    }
+
+
+def acceptance_rows(measured: Measured) -> list[Row]:
+    """Mean acceptance at one node by style, k and rule, beside `alpha*` (MDSD, table 1)."""
+    rows: list[Row] = []
+    for setting, table in zip(measured.settings, measured.tables, strict=True):
+        found: dict[tuple[str, int, str], list[float]] = defaultdict(list)
+        for text in table["acceptance"].to_pylist():
+            for style, k, rule, value in json.loads(text) if text else []:
+                found[style, k, rule].append(value)
+        for (style, k, rule), values in found.items():
+            error = float(np.std(values) / len(values) ** 0.5)
+            row = {"setting": setting, "style": style, "k": k, "rule": rule, "acceptance": float(np.mean(values))}
+            rows.append(row | {"standard error": error, "roots": len(values)})
+    return rows
+
+
+def depth_rows(measured: Measured) -> list[Row]:
+    """Overlap (the acceptance of one draft) and L1 distance along the draft's own path (DDTE, figure 1)."""
+    rows: list[Row] = []
+    for setting, table in zip(measured.settings, measured.tables, strict=True):
+        overlap, distance = (np.array(table[name].to_pylist()) for name in ("overlap", "distance"))
+        for depth in range(overlap.shape[1]):
+            error = float(overlap[:, depth].std() / len(overlap) ** 0.5)
+            rows.append(
+                {
+                    "setting": setting,
+                    "depth": depth,
+                    "acceptance": float(overlap[:, depth].mean()),
+                    "standard error": error,
+                    "L1 distance": float(distance[:, depth].mean()),
+                }
+            )
+    return rows
+
+
+def efficiency_rows(measured: Measured) -> list[Row]:
+    """Mean block efficiency of every verifier and action."""
+    rows: list[Row] = []
+    for setting, values in zip(measured.settings, measured.efficiency, strict=True):
+        means, errors = values.mean(0), values.std(0) / len(values) ** 0.5
+        for v, verifier in enumerate(measured.verifiers):
+            for a, (K, L1, L2) in enumerate(measured.actions):
+                row = {"setting": setting, "verifier": verifier, "K": K, "L1": L1, "L2": L2}
+                rows.append(row | {"block efficiency": float(means[v, a]), "standard error": float(errors[v, a])})
+    return rows
+
+
+def best_trees(measured: Measured) -> list[Row]:
+    """For each verifier and number of drafted tokens, the best tree that branches at the root and the best delayed one.
+
+    The best of many means is a little too high; both columns have that in common.
+    """
+    nodes_A = np.array([K * L2 + L1 for K, L1, L2 in measured.actions])
+    at_root_A = np.array([L1 == 0 or K == 1 for K, L1, L2 in measured.actions])
+    rows: list[Row] = []
+    for setting, values in zip(measured.settings, measured.efficiency, strict=True):
+        for v, verifier in enumerate(measured.verifiers):
+            mean_A = values[:, v].mean(0)
+            for budget in BUDGETS:
+                row: Row = {"setting": setting, "verifier": verifier, "drafted tokens": budget}
+                for name, allowed_A in (("at the root", at_root_A), ("delayed", np.ones_like(at_root_A))):
+                    best = int(np.where(allowed_A & (nodes_A <= budget), mean_A, 0).argmax())
+                    row |= {name: str(tuple(measured.actions[best])), f"E {name}": float(mean_A[best])}
+                rows.append(row)
+    return rows
+
+
+def find(config: Config, verifiers: list[Row], others: list[Row], accepted: list[Row]) -> list[str]:
+    """What the papers say, and whether it holds here."""
+    mean = {row["verifier"]: row for row in verifiers if row["setting"] == MEAN}
+    ratio = {name: row["of traversal"] for name, row in mean.items()}
+    lines = []
+    published = [name for name in ratio if name in PUBLISHED]
+    if len(published) > 2:
+        first, last = max(published, key=ratio.__getitem__), min(published, key=ratio.__getitem__)
+        close = [ratio[name] for name in TOP_DOWN if name in ratio]
+        lines.append(f"first of the published verifiers: {first} (DDTE: traversal)")
+        lines.append(f"last of the published verifiers: {last}, {ratio[last]:.2f} of traversal (DDTE: nss)")
+        if close:
+            lines.append(f"top-down {', '.join(TOP_DOWN)} lie within {max(close) - min(close):.3f} of each other")
+    for row in others:
+        if row["setting"] == MEAN and row["variant"] == "without_replacement" and row["verifier"] in ratio:
+            lines.append(
+                f"{row['verifier']}, without replacement {row['of traversal']:.3f} of traversal with; "
+                f"with replacement {ratio[row['verifier']]:.3f} (MDSD: without is better)"
+            )
+    optimum = {(r["setting"], r["style"], r["k"]): r["acceptance"] for r in accepted if r["rule"] == "optimum"}
+    missed = [
+        optimum[row["setting"], row["style"], row["k"]] - row["acceptance"]
+        for row in accepted
+        if row["rule"] in PUBLISHED and row["k"] > 1 and row["style"] == "iid"
+    ]
+    if missed:
+        lines.append(f"no published rule comes closer to alpha* (k > 1) than {min(missed):.4f} in any setting")
+    best = max(ratio, key=ratio.__getitem__)
+    low, high = mean[best]["interval_95"]
+    worst = min((row for row in verifiers if row["verifier"] == best), key=lambda row: row["of traversal"])
+    lines.append(
+        f"best: {best}, {ratio[best]:.3f} [{low:.3f}, {high:.3f}] of traversal over {len(config.audit.sampling)} "
+        f"settings; at its worst {worst['of traversal']:.3f} [{worst['interval_95'][0]:.3f}, "
+        f"{worst['interval_95'][1]:.3f}], {worst['setting']}"
+    )
+    return lines
+
+
+def _matrix(measured: Measured, title: str, rows: list[Row]) -> Table:
+    """Per cent more or less than Traversal; the intervals of single settings are in the CSV."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("", no_wrap=True)
+    for setting in (*measured.settings, MEAN):
+        table.add_column(setting.replace("T=1, ", ""), justify="right", no_wrap=True)
+    base = [row for row in rows if row["verifier"] == "traversal" and row["setting"] != MEAN]
+    table.add_row("traversal, tokens", *(f"{row['block efficiency']:.2f}" for row in base), "")
+    for verifier in measured.verifiers:
+        mine = [row for row in rows if row["verifier"] == verifier]
+        table.add_row(verifier, *(f"{100 * (row['of traversal'] - 1):+.1f}" for row in mine[:-1]), _percent(mine[-1]))
+    return table
+
+
+def _percent(row: Row) -> str:
+    half = (row["interval_95"][1] - row["interval_95"][0]) / 2
+    return f"{100 * (row['of traversal'] - 1):+.1f} ±{100 * half:.1f}"
+
+
+def _others_table(rows: list[Row]) -> Table:
+    table = Table(title="Other drafts, mean over settings, beside traversal on i.i.d. drafts", title_justify="left")
+    for column in ("drafts", "verifier", "%"):
+        table.add_column(column)
+    for row in rows:
+        if row["setting"] == MEAN:
+            table.add_row(row["variant"], row["verifier"], _percent(row))
+    return table
+
+
+def _plot_depth(rows: list[Row]) -> plt.Figure:
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4))
+    for setting in dict.fromkeys(row["setting"] for row in rows):
+        mine = [row for row in rows if row["setting"] == setting]
+        for axis, key in zip(axes, ("acceptance", "L1 distance"), strict=True):
+            axis.plot([row["depth"] for row in mine], [row[key] for row in mine], marker=".", label=setting)
+            axis.set(xlabel="depth along the trunk", ylabel=key)
+    axes[1].legend(fontsize=7)
+    return figure
+
+
+def _plot_verifiers(rows: list[Row]) -> plt.Figure:
+    mean = sorted((row for row in rows if row["setting"] == MEAN), key=lambda row: row["of traversal"])
+    figure, axis = plt.subplots(figsize=(6, 0.35 * len(mean) + 1))
+    values = np.array([row["of traversal"] for row in mean])
+    bounds = np.array([row["interval_95"] for row in mean]).T
+    axis.barh([row["verifier"] for row in mean], values, xerr=np.abs(bounds - values), capsize=3, alpha=0.8)
+    axis.axvline(1, color="k", linewidth=1)
+    axis.set(xlabel="block efficiency relative to traversal", xlim=(min(0.5, values.min()), None))
+    return figure
+
+
+def _plot_grid(measured: Measured) -> plt.Figure:
+    """Mean block efficiency over (K, L) at the root, one panel per verifier, the best marked."""
+    verifiers = measured.verifiers
+    figure, axes = plt.subplots(2, -(-len(verifiers) // 2), figsize=(2.2 * -(-len(verifiers) // 2), 4.4), squeeze=False)
+    mean_VA = np.mean([values.mean(0) for values in measured.efficiency], axis=0)
+    for v, axis in enumerate(axes.flat):
+        axis.axis("off")
+        if v < len(verifiers):
+            grid = np.ones((4, 9))
+            for K in range(1, 5):
+                for L in range(1, 9):
+                    action = Action(K, 0, L) if K > 1 else Action(1, L, 0)
+                    grid[K - 1, L] = mean_VA[v, measured.actions.index(action)]
+            axis.axis("on")
+            axis.imshow(grid, origin="lower", vmin=1, vmax=mean_VA.max(), aspect="auto")
+            best = np.unravel_index(grid.argmax(), grid.shape)
+            axis.plot(best[1], best[0], "r*")
+            axis.set_title(f"{verifiers[v]} {grid.max():.2f}", fontsize=8)
+            axis.set(yticks=range(4), yticklabels=range(1, 5), xticks=(0, 4, 8))
+    return figure
+
+
+def _page(config: Config, folder: Path, results: dict[str, list[Row]], findings: list[str]) -> str:
+    import base64
+
+    def plot(name: str) -> str:
+        return image(base64.b64encode((folder / f"{name}.png").read_bytes()).decode())
+
+    listed = "".join(f"<li>{html.escape(line)}</li>" for line in findings)
+    whole = [row for row in results["best_trees"] if row["drafted tokens"] == max(BUDGETS)]
+    sections = [
+        ("Findings", f"<ul>{listed}</ul>"),
+        (f"Verifiers on {config.audit.tree}", plot("verifiers") + html_table(results["verifiers"])),
+        ("Other styles, draft temperatures and shapes", html_table(results["variants"]) if results["variants"] else ""),
+        ("Acceptance at one node", html_table(results["acceptance"]) if results["acceptance"] else ""),
+        ("Acceptance and L1 distance by depth", plot("depth")),
+        ("Block efficiency over (K, L), branching at the root", plot("efficiency")),
+        (f"Best trees of at most {max(BUDGETS)} drafted tokens", html_table(whole)),
+    ]
+    body = "".join(f"<h2>{html.escape(title)}</h2>{content}" for title, content in sections)
+    head = f"<!doctype html><meta charset='utf-8'><title>Espalier: audit of {config.name}</title>{STYLE}"
+    return f"{head}<h1>Audit: {config.name}</h1>{body}"
+
+
+def _write_csv(path: Path, rows: list[Row]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        if rows:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
