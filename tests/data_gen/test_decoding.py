@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from data_gen.decoding import Decoder, Fixed, Random
+from data_gen.decoding import Decoded, Decoder, Fixed, Random
 from data_gen.models import ModelPair
 from data_gen.sampling import Sampling
 from data_gen.verification import VERIFIERS, get_verifier
@@ -24,9 +24,12 @@ def decode(
     tokens: int = 24,
     seed: int = 0,
     audit: bool = False,
-):
+    style: str = "iid",
+    draft_temperature: float | None = None,
+) -> Decoded:
     chooser = Fixed(action) if action else Random(ACTIONS, torch.Generator().manual_seed(seed))
-    decoder = Decoder(pair, Sampling(temperature), get_verifier(verifier), chooser)
+    sampling = Sampling(temperature, draft_temperature=draft_temperature)
+    decoder = Decoder(pair, sampling, get_verifier(verifier, style), chooser, style=style)
     return decoder.decode(prompt, tokens, torch.Generator().manual_seed(seed), audit=audit)
 
 
@@ -39,13 +42,24 @@ def test_greedy_decoding_equals_generate(pair: ModelPair, action: Action | None,
     assert decode(pair, action, verifier, temperature=0, tokens=40).tokens == expected[0, len(PROMPT) :].tolist()
 
 
-@pytest.mark.parametrize("verifier", VERIFIERS)
-def test_realised_block_efficiency_agrees_with_the_law(pair: ModelPair, verifier: str) -> None:
+@pytest.mark.parametrize(
+    ("verifier", "style", "draft_temperature"),
+    [
+        *((name, "iid", None) for name in ("specinfer", "priority", "greedy_block", "traversal", "lifted_uniform")),
+        ("traversal", "without_replacement", None),
+        ("greedy", "greedy", None),
+        ("lifted_uniform", "iid", 1.5),
+    ],
+)
+def test_realised_block_efficiency_agrees_with_the_law(
+    pair: ModelPair, verifier: str, style: str, draft_temperature: float | None
+) -> None:
     """Sum of tau over 2,000 steps and more against the laws' own means and variances; |z| < 4 (false alarms: 6e-5)."""
     difference = variance = 0.0
     steps = 0
     for seed in range(160):
-        for step in decode(pair, verifier=verifier, tokens=60, seed=seed, audit=True).steps:
+        drafts = {"style": style, "draft_temperature": draft_temperature}
+        for step in decode(pair, verifier=verifier, tokens=60, seed=seed, audit=True, **drafts).steps:
             depths = step.depths_N.double()
             assert step.stops_N is not None and step.stops_N.dtype == torch.float64
             mean = float(step.stops_N @ depths)
@@ -127,3 +141,8 @@ def test_greedy_decoding_equals_generate_on_a_gpu(pair_folders: tuple[str, str])
     decoder = Decoder(pair, Sampling(0), get_verifier("traversal"), Fixed(Action(2, 1, 3)))
     decoded = decoder.decode(PROMPT, 40, torch.Generator(device="cuda").manual_seed(0))
     assert decoded.tokens == expected[0, len(PROMPT) :].tolist()
+
+
+def test_a_verifier_of_another_style_is_refused(pair: ModelPair) -> None:
+    with pytest.raises(ValueError, match="traversal verifies drafts of style 'iid', not 'greedy'"):
+        Decoder(pair, Sampling(), get_verifier("traversal"), Fixed(ACTIONS[0]), style="greedy")

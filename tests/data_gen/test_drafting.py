@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from data_gen.drafting import draft_supertrees, draft_tree
+from data_gen.drafting import draft_supertrees, draft_topology, draft_tree, draw_children
 from data_gen.models import CachedModel, ModelPair
 from data_gen.sampling import Sampling
+from data_gen.trees import Topology
 from selector.actions import Action, ActionSpace
 
 CONTEXT = [5, 17, 203, 44, 91]
@@ -86,3 +87,29 @@ def test_first_tokens_of_the_branches_follow_the_draft(pair: ModelPair) -> None:
     expected = counts.sum() * torch.cat([root[top], 1 - root[top].sum()[None]])
     statistic = float(((observed - expected) ** 2 / expected).sum())
     assert stats.chi2.sf(statistic, 5) > 1e-5
+
+
+@pytest.mark.parametrize("style", ["iid", "without_replacement", "greedy"])
+def test_trees_of_any_shape_have_the_drafts_own_distributions(pair: ModelPair, style: str) -> None:
+    topology = Topology.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
+    for seed in range(5):
+        draft, root = rooted(pair)
+        tree, probs_NV = draft_topology(draft, root, topology, SAMPLING, torch.Generator().manual_seed(seed), style)
+        assert sum(len(tree.children(node)) for node in range(len(tree))) == (7 if style == "iid" else len(tree) - 1)
+        for node in range(len(tree)):
+            if tree.children(node):
+                path = [tree.token(n) for n in tree.path_to(node)]
+                assert torch.allclose(probs_NV[node], reference(pair, path), atol=1e-5)
+
+
+def test_children_are_drawn_as_the_style_says() -> None:
+    """Pairs without replacement against their exact law (4 sigma); greedy ones hold the top token and another."""
+    probs_V = torch.tensor([0.5, 0.3, 0.2, 0.0])
+    generator = torch.Generator().manual_seed(2)
+    drawn = [tuple(draw_children(probs_V, 2, "without_replacement", generator)) for _ in range(4000)]
+    for x, y in [(0, 1), (1, 0), (2, 1)]:
+        expected = float(probs_V[x] * probs_V[y] / (1 - probs_V[x]))
+        assert abs(drawn.count((x, y)) / 4000 - expected) < 4 * (expected / 4000) ** 0.5
+    assert {tuple(draw_children(probs_V, 2, "greedy", generator)) for _ in range(200)} == {(0, 1), (0, 2)}
+    assert sorted(draw_children(probs_V, 4, "without_replacement", generator)) == [0, 1, 2]
+    assert sorted(draw_children(probs_V, 4, "greedy", generator)) == [0, 1, 2]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from data_gen.trees import DraftTree, Supertree
+from data_gen.trees import DraftTree, Forest, Supertree, Topology
 from selector.actions import Action, ActionSpace
 
 
@@ -95,3 +95,34 @@ def test_a_supertree_of_wrong_lengths_is_refused() -> None:
         Supertree.from_paths([1, 2, 3], {0: [[1, 1]], 1: [[1, 1], [2, 2]][:1], 2: [[0, 0]]})
     with pytest.raises(ValueError, match="equally many branches"):
         Supertree.from_paths([1, 2, 3], {0: [[1, 1]], 1: [[1, 1], [2, 2]]})
+
+
+def test_equal_siblings_of_a_topology_share_their_children() -> None:
+    topology = Topology.from_paths([[0], [1], [0, 0], [1, 0], [1, 1]])
+    tree = DraftTree.from_topology(topology, [7, 7, 1, 2, 1])
+    assert tree.tokens_N.tolist() == [-1, 7, 1, 2]
+    assert tree.children(0) == [1, 1]
+    assert [tree.token(child) for child in tree.children(1)] == [1, 2, 1]
+    assert len(DraftTree.from_topology(topology, [7, None, 1, None, None])) == 3
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"), [([[0], [0]], "listed twice"), ([[1]], r"\[1\] needs \[0\]"), ([[0, 0]], r"needs \[0\]")]
+)
+def test_paths_that_make_no_topology_are_refused(paths: list[list[int]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Topology.from_paths(paths)
+
+
+def test_a_balanced_topology_has_all_its_levels() -> None:
+    assert list(map(len, Topology.balanced(2, 3).levels())) == [2, 4, 8]
+
+
+def test_a_forest_keeps_every_tree_as_it_is() -> None:
+    trees = [DraftTree.from_paths([4], [[1, 2], [1, 3]]), DraftTree.from_paths([], [[5], [5]])]
+    forest = Forest(trees)
+    assert forest.roots == [0, len(trees[0])]
+    for offset, tree in forest.members:
+        for node in range(len(tree)):
+            assert [child - offset for child in forest.children(offset + node)] == tree.children(node)
+            assert [above - offset for above in forest.path_to(offset + node)] == tree.path_to(node)

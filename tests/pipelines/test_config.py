@@ -26,7 +26,7 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
         ("data.samples=3", "data.samples: must be even"),
         ("data.behaviour=[[5,0,1]]", "data.behaviour: action (5, 0, 1) is not in the space"),
         ("train.verifier=travresal", "train.verifier: unknown verifier 'travresal'"),
-        ("verifiers=[specinfer]", "train.verifier: 'traversal' is not among verifiers"),
+        ("verifiers=[specinfer]", "train.verifier: 'lifted_uniform' is not among verifiers"),
         ("sampling=[{temperature: -1}]", "sampling.0.temperature: Input should be greater than or equal to 0"),
         ("pair.target=some/model", "pair: target and draft are either both 'embedded' or both names"),
         ("sampling=[{temprature: 1}]", "unknown key sampling.0.temprature; did you mean sampling.temperature?"),

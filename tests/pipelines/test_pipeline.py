@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -158,6 +159,54 @@ def test_a_second_run_reuses_everything_and_says_so(demo: tuple[Path, str]) -> N
     assert before == {path: path.stat().st_mtime_ns for path in (demo[0] / "runs").rglob("*") if path.is_file()}
 
 
+AUDIT = [
+    "audit.sampling=[{temperature: 0.5}, {top_p: 0.9}]",
+    "audit.roots=16",
+    "audit.acceptance_roots=2",
+    "audit.bootstrap=100",
+    f"audit.topologies=[{ROOT}/configs/trees/binary.json]",
+]
+
+
+def test_the_audit_leaves_tables_plots_and_a_page(demo: tuple[Path, str]) -> None:
+    folder, _ = demo
+    output = espalier(folder, "audit", *SMALL, *AUDIT)
+    assert "best: " in output and "without replacement" in output and "alpha*" in output
+    audit = folder / "runs" / "demo" / "audit"
+    for name in ("verifiers", "variants", "acceptance", "depth", "best_trees", "efficiency"):
+        rows = list(csv.DictReader((audit / f"{name}.csv").open()))
+        assert rows and {row["setting"] for row in rows} >= {"T=0.5", "T=1, top-p=0.9"}
+    optimum = {(r["setting"], r["style"], r["k"]): r for r in csv.DictReader((audit / "acceptance.csv").open())}
+    assert {k for _, _, k in optimum} == {"1", "2", "3", "4"}
+    assert all((audit / f"{name}.png").stat().st_size > 1000 for name in ("depth", "verifiers", "efficiency"))
+    assert "Findings" in (audit / "audit.html").read_text()
+    assert "reusing" in espalier(folder, "audit", *SMALL, *AUDIT)
+
+
+def test_an_interrupted_audit_goes_on_with_what_is_measured(demo: tuple[Path, str]) -> None:
+    folder, _ = demo
+    audit = folder / "runs" / "demo" / "audit"
+    espalier(folder, "audit", *SMALL, *AUDIT)
+    (folder / "runs" / "demo" / "stages" / "audit.json").unlink()
+    (audit / "roots-1.parquet").unlink()
+    kept, table = (audit / "roots-0.parquet").stat().st_mtime_ns, (audit / "verifiers.csv").read_bytes()
+    espalier(folder, "audit", *SMALL, *AUDIT)
+    assert (audit / "roots-0.parquet").stat().st_mtime_ns == kept
+    assert (audit / "verifiers.csv").read_bytes() == table
+
+
+def test_the_quick_audit_gives_a_verdict(demo: tuple[Path, str]) -> None:
+    output = espalier(demo[0], "audit", "--quick", *SMALL, "audit.quick_roots=8")
+    assert "speculation pays" in output or "speculation does not pay" in output
+
+
+def test_the_bench_compares_with_transformers(tmp_path: Path) -> None:
+    output = espalier(tmp_path, "bench", "bench.vocabularies=[64]", "bench.repeats=3")
+    rows = json.loads((tmp_path / "runs" / "demo" / "bench.json").read_text())["rows"]
+    assert {row["what"] for row in rows} >= {"transformers, chain", "naive, chain", "lifted_uniform", "khisti"}
+    assert "lifted_uniform" in output
+
+
 def test_every_stage_has_a_plan_that_does_nothing(tmp_path: Path) -> None:
     output = espalier(tmp_path, "demo", "--plan")
     assert "data: about 1200 roots" in output and "MB" in output
@@ -294,6 +343,10 @@ def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         ("export", ["train.verifier=specinfer"], "the train stage was run with other inputs (train.verifier"),
         ("train", ["name=other"], "runs/other/latency.json: no latency profile there"),
         ("evaluate", ["evaluate.prompts=100000"], "100000 are asked for"),
+        ("audit", ["audit.styled=[traversal:greedy]"], "traversal is not lossless for style 'greedy'"),
+        ("audit", ["audit.topologies=[none.json]"], "audit.topologies: none.json: No such file"),
+        ("audit", ["audit.roots=100000"], "audit.roots: the validation prompts of"),
+        ("data", ["--quick"], "--quick is for the audit, not for data"),
         ("report", ["name=other"], "runs/other/evaluation.json does not exist: run the evaluate stage first"),
         (
             "evaluate",
