@@ -22,6 +22,7 @@ from data_gen.verification.base import GREEDY, IID, WITHOUT_REPLACEMENT
 from data_gen.verification.profile import Rows
 from selector.actions import Action, ActionSpace
 
+MOST_TOKENS = 1 << 14  # `alpha*` without replacement goes token by token: seconds a node beyond
 DRAWS = 16  # child lists per node, where acceptance has no closed form
 WITHOUT = "specinfer", "naive_tree"  # top-down verifiers whose acceptance without replacement is estimated
 
@@ -73,8 +74,9 @@ def acceptances(p_V: Tensor, q_V: Tensor, generator: torch.Generator) -> dict[tu
         result |= {(IID, k, name): acceptance(name, p_V, q_V, k) for name in CLOSED_FORMS}
         result |= {(IID, k, "optimum"): optimal_acceptance(p_V, q_V, k)}
         if k > 1:
-            for style in (WITHOUT_REPLACEMENT, GREEDY):
-                result[style, k, "optimum"] = optimal_acceptance(p_V, q_V, k, style)
+            result[GREEDY, k, "optimum"] = optimal_acceptance(p_V, q_V, k, GREEDY)
+            if int((q_V > 0).sum()) <= MOST_TOKENS:
+                result[WITHOUT_REPLACEMENT, k, "optimum"] = optimal_acceptance(p_V, q_V, k, WITHOUT_REPLACEMENT)
             result |= {(WITHOUT_REPLACEMENT, k, name): _drawn(name, p_V, q_V, k, generator) for name in WITHOUT}
     return result
 

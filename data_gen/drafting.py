@@ -63,8 +63,9 @@ def draft_tree(
         trunk.append(int(sample(probs[-1], 1, generator)))
         if len(trunk) < L1 or L2 > 0:
             _pass(draft, torch.tensor([[trunk[-1]]]), action, len(trunk), sampling, probs, hidden)
-    first_K = draw_children(probs[-1], action.K, style, generator)
-    branches_KD = torch.tensor(first_K).unsqueeze(-1) if L2 > 0 else torch.zeros(1, 0)
+    branches_KD = torch.zeros(1, 0, dtype=torch.int64)
+    if L2 > 0:
+        branches_KD = torch.tensor(draw_children(probs[-1], action.K, style, generator)).unsqueeze(-1)
     K = len(branches_KD)
     action = Action(K, L1, L2)
     for depth in range(L1 + 1, L1 + L2):

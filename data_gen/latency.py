@@ -173,7 +173,7 @@ def _target_pass(target: CachedModel, tree: DraftTree) -> Callable[[], None]:
 def _verification(name: str, target: CachedModel, tree: DraftTree, generator: torch.Generator) -> Callable[[], None]:
     vocabulary = target.model.get_output_embeddings().weight.shape[0]
     shape = (2, len(tree), vocabulary)
-    logits = 3 * torch.randn(shape, generator=generator, device=target.model.device, dtype=torch.float64)
+    logits = 3 * torch.randn(shape, generator=generator, device=target.model.device)
     p_NV, q_NV = (logits[0] + logits[1]).softmax(-1), logits[1].softmax(-1)
     verifier = get_verifier(name)
     return lambda: (verifier.verify(tree, p_NV, q_NV, generator), None)[1]

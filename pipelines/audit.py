@@ -67,11 +67,12 @@ def run(config: Config, quick: bool = False) -> None:
     depends = {
         "pair": pair.fingerprint,
         "seed": config.seed,
-        "audit": config.audit.model_dump(mode="json"),
+        "dtype": config.pair.dtype,
+        "audit": config.audit.model_dump(mode="json", exclude={"quick_roots"}),
         "topologies": {way.name: way.topology.parents for way in ways if way.topology is not None},
         "data": {"tokens": config.data.tokens, "behaviour": config.data.behaviour, "stride": config.data.stride},
         "roots_per_trajectory": config.data.roots_per_trajectory,
-        "prompts": prompts_digest(config, SPLIT),
+        "prompts": {"texts": prompts_digest(config, SPLIT), "tokens": config.prompts.tokens},
     }
     folder = folder_of(config)
     stage = Stage("audit", config, json.loads(json.dumps(depends)), (folder / "audit.html",))
@@ -81,7 +82,8 @@ def run(config: Config, quick: bool = False) -> None:
     with mlflow_run(config, "audit") as mlflow, progress() as bar:
         stage.replace()
         task = bar.add_task("measuring roots", total=per_setting * len(config.audit.sampling), note="")
-        identity = hashlib.sha256(json.dumps(stage.depends, sort_keys=True).encode()).hexdigest()
+        measured = {**stage.depends, "audit": {**stage.depends["audit"], "bootstrap": None}}
+        identity = hashlib.sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()
         for number, setting in enumerate(config.audit.sampling):
             path = folder / f"roots-{number}.parquet"
             if not _holds(path, identity):
@@ -113,6 +115,9 @@ def variants(config: Config) -> list[Variant]:
         styles[style] = (*styles.get(style, ()), verifier)
     rivals = tuple(name for name in ("traversal", "lifted_uniform") if name in config.audit.verifiers)
     shaped = tuple(name for name in ("specinfer", *rivals) if name in config.audit.verifiers)
+    shapes = [path.stem for path in config.audit.topologies]
+    if len({*shapes, *styles}) < len(shapes) + len(styles):
+        raise InputError(f"audit.topologies: two files, or a file and a style, share a name: {', '.join(shapes)}")
     return [
         *(Variant(style, verifiers, style=style) for style, verifiers in styles.items()),
         *(Variant(f"draft {heat:g}x as hot", rivals, heat=heat) for heat in config.audit.draft_temperatures),

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers.generation.utils import _speculative_sampling
 
 from data_gen.latency import device_name
+from data_gen.models import check_device
 from data_gen.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification import VERIFIERS, get_verifier
@@ -38,6 +39,7 @@ def plan(config: Config) -> list[str]:
 
 def run(config: Config) -> None:
     output = config.folder / "bench.json"
+    check_device(config.pair.device)
     device = "cuda" if config.pair.device == "auto" and torch.cuda.is_available() else config.pair.device
     device = "cpu" if device == "auto" else device
     name = device_name(device, config.pair.dtype, config.pair.threads)

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from data_gen.sampling import Sampling
-from data_gen.verification import VERIFIERS, get_verifier
+from data_gen.verification import STYLES, VERIFIERS, get_verifier
 from selector.actions import Action, ActionSpace
 from selector.schema import InputError
 
@@ -93,6 +93,13 @@ class SamplingSetting(Section):
 
     def build(self) -> Sampling:
         return Sampling(self.temperature, self.top_p, self.draft_temperature)
+
+
+def distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:
+    """The settings; ValueError where two of them sample the target alike."""
+    if len({(setting.temperature, setting.top_p) for setting in settings}) < len(settings):
+        raise ValueError("a setting is listed twice")
+    return settings
 
 
 def _action(value: Any) -> Action:
@@ -190,6 +197,7 @@ EIGHT_SETTINGS = (
 )
 
 
+MIN_ROOTS = 8
 LABELLED = tuple(name for name in VERIFIERS if name not in ("khisti", "greedy_block"))  # those whose labels are cheap
 
 
@@ -198,9 +206,7 @@ class Audit(Section):
 
     sampling: tuple[SamplingSetting, ...] = Field(EIGHT_SETTINGS, min_length=1)
     roots: int = Field(1200, ge=8, description="over all sampling settings")
-    verifiers: tuple[str, ...] = Field(
-        tuple(name for name in VERIFIERS if name not in ("khisti", "greedy_block")), min_length=1
-    )
+    verifiers: tuple[str, ...] = Field(LABELLED, min_length=1)
     styled: tuple[str, ...] = Field(
         (
             "khisti:iid",
@@ -220,6 +226,11 @@ class Audit(Section):
     quick_roots: int = Field(48, ge=8, description="roots of `--quick`, of the first of the run's sampling settings")
     bootstrap: int = Field(2000, ge=100)
 
+    @field_validator("sampling")
+    @classmethod
+    def _distinct(cls, value: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:
+        return distinct(value)
+
     @field_validator("tree")
     @classmethod
     def _tree_in_space(cls, value: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -228,9 +239,18 @@ class Audit(Section):
 
     @model_validator(mode="after")
     def _verifiers_exist(self) -> Audit:
-        for name in (*self.verifiers, *self.styled):
-            verifier, _, style = name.partition(":")
-            get_verifier(verifier, style or "iid")  # its ValueError says what is wrong
+        for name in self.verifiers:
+            if name not in VERIFIERS:
+                raise ValueError(f"verifiers: unknown verifier {name!r}; known are {', '.join(VERIFIERS)}")
+        for name in self.styled:
+            verifier, separator, style = name.partition(":")
+            if not separator or style not in STYLES:
+                raise ValueError(f"styled: {name!r} is not verifier:style; styles are {', '.join(STYLES)}")
+            get_verifier(verifier, style)  # its ValueError says what is wrong
+            if verifier == "spechub" and self.tree[0] > 2:
+                raise ValueError(f"styled: spechub verifies pairs; tree has K = {self.tree[0]}")
+        if self.roots < MIN_ROOTS * len(self.sampling):
+            raise ValueError(f"roots: fewer than {MIN_ROOTS} for each of {len(self.sampling)} sampling settings")
         if "traversal" not in self.verifiers:
             raise ValueError("verifiers: traversal, which the others are compared with, is not among them")
         return self
@@ -262,9 +282,7 @@ class Config(Section):
     @field_validator("sampling")
     @classmethod
     def _distinct(cls, value: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:
-        if len({(setting.temperature, setting.top_p) for setting in value}) < len(value):
-            raise ValueError("a setting is listed twice")
-        return value
+        return distinct(value)
 
     @model_validator(mode="after")
     def _verifiers_exist(self) -> Config:

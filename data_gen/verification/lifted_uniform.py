@@ -1,8 +1,9 @@
-"""K-SEQ's flow, shared evenly: the strongest verifier here for i.i.d. drafts (`make audit`). Not in the papers.
+"""K-SEQ's flow, shared evenly: the strongest verifier here where branches are equally long. Not in the papers.
 
 Every alive entry is selected with equal probability, instead of the first. The flow is K-SEQ's, so the rule is lossless
-for the same reason. What a subtree yields is concave in the weight it is entered with: the deeper nodes of a child
-entered with half the weight accept more than half as much. So at equal flow, sharing beats concentrating.
+for the same reason. On a chain, what a subtree yields is concave in the weight it is entered with: the deeper nodes of
+a child entered with half the weight accept more than half as much. So at equal flow, sharing beats concentrating, as
+`make audit` shows; unless one child carries most of the tree (its sparse shape).
 """
 
 from __future__ import annotations

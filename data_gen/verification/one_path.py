@@ -14,8 +14,10 @@ from torch import Tensor
 from data_gen.trees import DraftTree
 from data_gen.verification.base import IID, WITHOUT_REPLACEMENT, Plan, Verifier
 from data_gen.verification.naive_tree import NaiveTree
-from data_gen.verification.profile import Profile, Rows
+from data_gen.verification.profile import Profile, Rows, powers
 from data_gen.verification.traversal import Traversal
+
+MOST_AFTER = 1e200  # beyond, the paths that come after outweigh the prefix by so much that `q~` is `q`
 
 
 class OnePath(Verifier):
@@ -90,16 +92,15 @@ class GreedyBlock(OnePath):
         node = tree.branch_nodes[0][0]
         nodes = [0, *tree.path_to(node)]
         laws: dict[int, Tensor] = {}
-        not_before, after = 1.0, 0.0  # N and S of the prefix
+        after = 0.0  # S of the prefix, in units of the prefix's own mass N - S
         while tree.children(node):
             profile = rows.profile(torch.tensor([root + node], device=rows.device))
             q_V, beyond_V = _tails(profile)
-            S_V = after + (not_before - after) * beyond_V
-            N_V = S_V + (not_before - after) * q_V
-            laws[node] = (N_V**K - S_V**K).clamp(min=0)
+            N_V, S_V = after + beyond_V + q_V, after + beyond_V
+            laws[node] = q_V * powers(N_V / (after + 1), S_V / (after + 1), K)  # N^K - S^K, up to a factor
             places_V = profile.ranked.places_MV[0]
             node = min(tree.distinct_children(node), key=lambda child: int(places_V[tree.token(child)]))
-            not_before, after = float(N_V[tree.token(node)]), float(S_V[tree.token(node)])
+            after = min(float(S_V[tree.token(node)] / q_V[tree.token(node)]), MOST_AFTER)
             nodes.append(node)
         return nodes, laws
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from data_gen.verification.profile import Profile, Ranked, by_ratio, divide
+from data_gen.verification.profile import Profile, Ranked, by_ratio, divide, powers
 from data_gen.verification.selection import Lifted, Rule, Selection, TopDownRule, first_alive
 
 NOTHING = 1e-14
@@ -53,13 +53,13 @@ def scan(ranked: Ranked, weights_M: Tensor, k: int) -> tuple[Tensor, Tensor]:
         m, q = m_MV[todo_M, :end], q_MV[todo_M, :end]
         m_since, q_since = (torch.where(places_V < start_M1, 0.0, rows).cumsum(-1) - rows for rows in (m, q))
         A = (A_M1**k - m_since).clamp(min=0) ** (1 / k) if limited else (A_M1 - q_since).clamp(min=0)
-        always = q.minimum(A) * _powers(A, (A - q).clamp(min=0), k)  # A^k - (A - q)^k, the flow if always alive
+        always = q.minimum(A) * powers(A, (A - q).clamp(min=0), k)  # A^k - (A - q)^k, the flow if always alive
         over = A**k <= NOTHING
         breaks = (places_V >= start_M1) & (((always <= m) == limited) | over)
         stop_M1 = torch.where(breaks, places_V, end).amin(-1, keepdim=True)
         in_run = (places_V >= start_M1) & (places_V < stop_M1)
         rest = (A**k - m).clamp(min=0) ** (1 / k)
-        alive = divide(m, q * _powers(A, rest, k)).clamp_(max=1) if limited else torch.ones_like(q)
+        alive = divide(m, q * powers(A, rest, k)).clamp_(max=1) if limited else torch.ones_like(q)
         alive_MV[todo_M, :end] = torch.where(in_run, alive, alive_MV[todo_M, :end])
         flow_MV[todo_M, :end] = torch.where(in_run, m if limited else always, flow_MV[todo_M, :end])
         place_M1 = stop_M1.clamp(max=end - 1)
@@ -68,11 +68,6 @@ def scan(ranked: Ranked, weights_M: Tensor, k: int) -> tuple[Tensor, Tensor]:
         todo_M, start_M1 = todo_M[goes_on_M], stop_M1[goes_on_M]
     drafted_MV = q_MV > 0
     return alive_MV * drafted_MV, flow_MV * drafted_MV
-
-
-def _powers(a: Tensor, b: Tensor, k: int) -> Tensor:
-    """`(a^k - b^k) / (a - b)` without cancellation: tokens of tiny probability would otherwise drown in rounding."""
-    return torch.stack([a ** (k - 1 - j) * b**j for j in range(k)]).sum(0)
 
 
 def _first_in_rank(profile: Profile, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:

@@ -96,8 +96,9 @@ class Profile:
             return row_sums(self.residual(a_M, b_M))
         # one row at a time, as a (p - b/a q)+: three passes over the row, with one temporary
         p_rate, q_rate = (a_M * self._p_scale_M).tolist(), (b_M * self._q_scale_M).tolist()
+        most = torch.finfo(self.rows.p_NV.dtype).max  # a weight may be tiny: then nothing is left of p
         sums = [
-            a * row_sums(torch.sub(self.rows.p_NV[n], self.rows.q_NV[n], alpha=b / a).relu_())
+            a * row_sums(torch.sub(self.rows.p_NV[n], self.rows.q_NV[n], alpha=min(b / a, most)).relu_())
             if a > 0
             else a_M.new_zeros(())
             for n, a, b in zip(self.nodes_M.tolist(), p_rate, q_rate, strict=True)
@@ -151,6 +152,11 @@ def _take(rows_NV: Tensor, nodes_M: Tensor) -> Tensor:
     if len(nodes_M) == 1 and not nodes_M.is_cuda:
         return rows_NV[int(nodes_M)].unsqueeze(0)  # a view: no copy of a long row
     return rows_NV[nodes_M]
+
+
+def powers(a: Tensor, b: Tensor, k: int) -> Tensor:
+    """`(a^k - b^k) / (a - b)` without cancellation: tokens of tiny probability would otherwise drown in rounding."""
+    return torch.stack([a ** (k - 1 - j) * b**j for j in range(k)]).sum(0)
 
 
 def first_copies(entries_Mk: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ class KSeq(Rule):
     """An entry is alive with `a = min(1, m/(r q))`. With `beta` the alive mass of one draw, every alive token gets
     `f a q` of the flow, `f = (1 - (1 - beta)^k) / beta`; `r*` is the `r` at which `f = r`, so that `F = min(m, r q)`.
 
-    For every `r` with `f <= r` the flow stays below `m`: the rule is exact however well `r*` is solved.
+    For every `r` with `f <= r` the flow stays below `m`: what `r*` is missed by costs acceptance, not exactness.
     """
 
     def select(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
@@ -49,19 +49,15 @@ def solve(profile: Profile, weights_M: Tensor, k: int) -> tuple[Tensor, Tensor, 
         taken_M = weights_M - excess_M
         beta_M = taken_M / r_M
         gap_M = _accepted(beta_M, k) - taken_M
-        if not r_M.is_cuda and bool(
-            (gap_M.abs() <= solved * weights_M).all()
-        ):  # on a GPU, looking costs more than stepping
-            break
         change_M = k * (1 - beta_M).clamp(min=0) ** (k - 1) * (slope_M - beta_M) / r_M - slope_M
-        r_M = torch.where(change_M < 0, r_M - gap_M / change_M, r_M).clamp_(max=k).maximum(left_M)
-    for _ in range(2):
-        beta_M = (weights_M - profile.excess(weights_M, r_M)).clamp(min=0) / r_M
-        f_M = divide(_accepted(beta_M, k), beta_M)
-        if k == 1:
+        step_M = torch.where(change_M < 0, -gap_M / change_M, 0.0)
+        r_M = (r_M + step_M).clamp_(max=k).maximum(left_M)
+        # on a GPU, looking costs more than stepping
+        if not r_M.is_cuda and bool((step_M.abs() <= solved * r_M).all()):
             break
-        r_M = r_M.maximum(f_M)
-    return r_M, f_M.minimum(r_M), beta_M
+    r_M = (r_M + 2 * step_M.abs()).clamp_(max=k)  # right of the root, where f <= r
+    beta_M = (weights_M - profile.excess(weights_M, r_M)).clamp(min=0) / r_M
+    return r_M, divide(_accepted(beta_M, k), beta_M).minimum(r_M), beta_M
 
 
 def _accepted(beta_M: Tensor, k: int) -> Tensor:

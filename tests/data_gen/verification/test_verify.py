@@ -8,6 +8,7 @@ from scipy import stats
 
 from data_gen.trees import DraftTree
 from data_gen.verification import VERIFIERS, get_verifier
+from data_gen.verification.profile import ROW_BY_ROW, Rows
 from tests.data_gen.worlds import World
 
 DRAWS = 800
@@ -61,3 +62,22 @@ def test_a_style_that_a_verifier_does_not_serve_is_named() -> None:
 def test_an_unknown_verifier_is_named() -> None:
     with pytest.raises(ValueError, match="unknown verifier 'traversel'; known are nss, naive, naive_tree, spectr,"):
         get_verifier("traversel")
+
+
+@pytest.mark.parametrize("verifier", [name for name in VERIFIERS if name != "khisti"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_long_rows_give_the_law_of_short_ones(verifier: str, dtype: torch.dtype) -> None:
+    """Rows long enough for the CPU's row-by-row sums, with tokens so unlikely that weights and prefixes vanish."""
+    generator = torch.Generator().manual_seed(10)
+    tree = DraftTree.from_paths([], [[0, 0, 0, 0], [0, 1, 1, 1], [1, 1, 1, 2], [0, 0, 1, 1]])
+    logits = 3 * torch.randn(2, len(tree), 8, generator=generator, dtype=torch.float64)
+    logits[0, :, 1] -= 60  # the target all but excludes what the draft likes
+    logits[1, :, 2] -= 60
+    short_p, short_q = logits.softmax(-1)
+    long_p, long_q = (torch.nn.functional.pad(row, (0, ROW_BY_ROW)).to(dtype) for row in (short_p, short_q))
+    rule = get_verifier(verifier)
+    plan = rule._plan(tree, Rows(long_p, long_q))
+    assert torch.isfinite(plan.stops_N).all()
+    expected = rule.stops(tree, short_p, short_q)
+    assert torch.allclose(plan.stops_N, expected, atol=1e-11 if dtype == torch.float64 else 1e-4)
+    assert torch.isfinite(plan.extra(range(len(tree)))).all()
