@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import shutil
@@ -157,55 +156,6 @@ def test_a_second_run_reuses_everything_and_says_so(demo: tuple[Path, str]) -> N
     for stage in ("pair", "latency", "data", "train", "evaluate", "export", "report"):
         assert f"{stage}: reusing" in output
     assert before == {path: path.stat().st_mtime_ns for path in (demo[0] / "runs").rglob("*") if path.is_file()}
-
-
-AUDIT = [
-    "audit.sampling=[{temperature: 0.5}, {top_p: 0.9}]",
-    "audit.roots=16",
-    "audit.acceptance_roots=2",
-    "audit.bootstrap=100",
-    f"audit.topologies=[{ROOT}/configs/trees/binary.json]",
-]
-
-
-def test_the_audit_leaves_tables_plots_and_a_page(demo: tuple[Path, str]) -> None:
-    folder, _ = demo
-    output = espalier(folder, "audit", *SMALL, *AUDIT)
-    assert "the bar, 16% above traversal" in output and "MDSD, no published rule reaches the bound: " in output
-    assert "DDTE, NSS last: holds" in output
-    audit = folder / "runs" / "demo" / "audit"
-    for name in ("verifiers", "variants", "acceptance", "depth", "best_trees", "efficiency"):
-        rows = list(csv.DictReader((audit / f"{name}.csv").open()))
-        assert rows and {row["setting"] for row in rows} >= {"T=0.5", "T=1, top-p=0.9"}
-    optimum = {(r["setting"], r["style"], r["k"]): r for r in csv.DictReader((audit / "acceptance.csv").open())}
-    assert {k for _, _, k in optimum} == {"1", "2", "3", "4"}
-    assert all((audit / f"{name}.png").stat().st_size > 1000 for name in ("depth", "verifiers", "efficiency"))
-    assert "Findings" in (audit / "audit.html").read_text()
-    assert "reusing" in espalier(folder, "audit", *SMALL, *AUDIT)
-
-
-def test_an_interrupted_audit_goes_on_with_what_is_measured(demo: tuple[Path, str]) -> None:
-    folder, _ = demo
-    audit = folder / "runs" / "demo" / "audit"
-    espalier(folder, "audit", *SMALL, *AUDIT)
-    (folder / "runs" / "demo" / "stages" / "audit.json").unlink()
-    (audit / "roots-1.parquet").unlink()
-    kept, table = (audit / "roots-0.parquet").stat().st_mtime_ns, (audit / "verifiers.csv").read_bytes()
-    espalier(folder, "audit", *SMALL, *AUDIT)
-    assert (audit / "roots-0.parquet").stat().st_mtime_ns == kept
-    assert (audit / "verifiers.csv").read_bytes() == table
-
-
-def test_the_quick_audit_gives_a_verdict(demo: tuple[Path, str]) -> None:
-    output = espalier(demo[0], "audit", "--quick", *SMALL, "audit.quick_roots=8")
-    assert "speculation pays" in output or "speculation does not pay" in output
-
-
-def test_the_bench_compares_with_transformers(tmp_path: Path) -> None:
-    output = espalier(tmp_path, "bench", "bench.vocabularies=[64]", "bench.repeats=3")
-    rows = json.loads((tmp_path / "runs" / "demo" / "bench.json").read_text())["rows"]
-    assert {row["what"] for row in rows} >= {"transformers, chain", "naive, chain", "lifted_uniform", "khisti"}
-    assert "lifted_uniform" in output
 
 
 def test_every_stage_has_a_plan_that_does_nothing(tmp_path: Path) -> None:
