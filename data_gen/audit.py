@@ -85,7 +85,8 @@ def _drawn(name: str, p_V: Tensor, q_V: Tensor, k: int, generator: torch.Generat
     """Mean acceptance over child lists drawn without replacement; exact given the lists."""
     verifier = (VERIFIERS | STYLED)[name](WITHOUT_REPLACEMENT)
     assert isinstance(verifier, TopDown)
-    profile = Rows(p_V.double().unsqueeze(0), q_V.double().unsqueeze(0)).profile(torch.zeros(1, dtype=torch.int64))
+    node_M = torch.zeros(1, dtype=torch.int64, device=p_V.device)
+    profile = Rows(p_V.double().unsqueeze(0), q_V.double().unsqueeze(0)).profile(node_M)
     total = 0.0
     for _ in range(DRAWS):
         entries = draw_children(q_V, k, WITHOUT_REPLACEMENT, generator)
