@@ -87,7 +87,7 @@ def test_the_demo_ends_with_a_table_a_report_and_a_selector(demo: tuple[Path, st
         if entry["method"] == "autoregressive":
             assert entry["block_efficiency"] == 1
     names = {entry["method"] for entry in evaluation["methods"]}
-    assert {"autoregressive", "selector", "static traversal", "static specinfer", "static naive_tree"} <= names
+    assert {"autoregressive", "selector", "static traversal", "static specinfer", "static lifted_uniform"} <= names
     report = (run / "report.html").read_text()
     assert report.count("data:image/png;base64,") == 4
     for title in ("Block efficiency by tree", "Predicted against realised", "How often each action", "Throughput"):
