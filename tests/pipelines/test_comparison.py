@@ -20,7 +20,7 @@ TUNED = {
 
 
 def config() -> Config:
-    return load_config(DEMO, [])
+    return load_config(DEMO, ["verifiers=[naive_tree,specinfer,traversal]", "train.verifier=traversal"])
 
 
 def rows(speeds: dict[str, float], sources: int = 6, spread: float = 0.0, seed: int = 0) -> list[dict]:

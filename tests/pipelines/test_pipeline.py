@@ -296,7 +296,7 @@ def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         ("evaluate", ["evaluate.prompts=100000"], "100000 are asked for"),
         ("audit", ["audit.styled=[traversal:greedy]"], "traversal is not lossless for style 'greedy'"),
         ("audit", ["audit.topologies=[none.json]"], "audit.topologies: none.json: No such file"),
-        ("audit", ["audit.roots=100000"], "audit.roots: the validation prompts of"),
+        ("audit", ["audit.roots=100000", "audit.topologies=[]"], "audit.roots: the validation prompts of"),
         ("data", ["--quick"], "--quick is for the audit, not for data"),
         ("report", ["name=other"], "runs/other/evaluation.json does not exist: run the evaluate stage first"),
         (
