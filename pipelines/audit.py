@@ -74,11 +74,11 @@ def run(config: Config, quick: bool = False) -> None:
         "roots_per_trajectory": config.data.roots_per_trajectory,
         "prompts": {"texts": prompts_digest(config, SPLIT), "tokens": config.prompts.tokens},
     }
+    per_setting = roots_per_setting(config)
     folder = folder_of(config)
     stage = Stage("audit", config, json.loads(json.dumps(depends)), (folder / "audit.html",))
     if not stage.begin():
         return
-    per_setting = max(1, config.audit.roots // len(config.audit.sampling))
     with mlflow_run(config, "audit") as mlflow, progress() as bar:
         stage.replace()
         task = bar.add_task("measuring roots", total=per_setting * len(config.audit.sampling), note="")
@@ -125,6 +125,18 @@ def variants(config: Config) -> list[Variant]:
     ]
 
 
+def roots_per_setting(config: Config) -> int:
+    """InputError where the prompts cannot give as many, before anything is measured."""
+    wanted = config.audit.roots // len(config.audit.sampling)
+    most = len(prompts_of(config, SPLIT)) * config.data.roots_per_trajectory
+    if wanted > most:
+        names = " and ".join(pair_names(config))
+        raise InputError(
+            f"audit.roots: the {SPLIT} prompts of {names} give at most {most} roots a setting, not {wanted}"
+        )
+    return wanted
+
+
 def _topology(path: Path) -> Topology:
     try:
         return Topology.from_paths(json.loads(path.read_text()))
@@ -137,7 +149,10 @@ def _topology(path: Path) -> Topology:
 def roots_of(
     config: Config, pair: ModelPair, setting: SamplingSetting, count: int
 ) -> Iterator[tuple[str, TrajectoryLabeller, Root, int]]:
-    """`count` roots of real trajectories: source, labeller, root and a seed of the root's own."""
+    """`count` roots of real trajectories: source, labeller, root and a seed of the root's own.
+
+    Fewer, if texts end early.
+    """
     sampling, left = setting.build(), count
     behaviour = [Action(*shape) for shape in config.data.behaviour]
     for prompt in prompts_of(config, SPLIT):
@@ -154,8 +169,6 @@ def roots_of(
         left -= len(roots[:left])
         if left == 0:
             return
-    names = " and ".join(pair_names(config))
-    raise InputError(f"audit.roots: the {SPLIT} prompts of {names} give {count - left} roots a setting, not {count}")
 
 
 def measure(

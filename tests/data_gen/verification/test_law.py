@@ -38,12 +38,13 @@ def test_every_tree_of_a_small_world_is_lossless(name: str, style: str, kind: st
             assert error < 1e-12, f"{name}, {style}, {shape}, vocabulary {vocabulary}: {error}"
 
 
-@pytest.mark.parametrize("kind", ["random", "zeros"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "style"), SERVED)
 def test_every_tree_of_a_four_token_world_is_lossless(name: str, style: str, kind: str) -> None:
+    """The largest shape, 16,384 trees, in two kinds of worlds."""
     world = World(4, depth=3, kind=kind, seed=3)
-    for shape in [(2, 1, 2), (3, 0, 2), (3, 1, 2)]:
-        if shape in shapes_of(name):
+    for shape in shapes_of(name):
+        if shape != (3, 1, 2) or kind in ("random", "zeros"):
             assert error_of(world, name, style, *shape) < 1e-12, shape
 
 
