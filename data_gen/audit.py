@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from data_gen.drafting import draft_topology, draft_tree, draw_children
-from data_gen.labels import label_supertree
+from data_gen.drafting import draft_topology, draft_tree, draw_children, nodes_of
+from data_gen.expected import expected_labels
 from data_gen.sampling import Sampling
 from data_gen.trajectories import TrajectoryLabeller
 from data_gen.trees import DraftTree, Topology
@@ -42,11 +42,11 @@ def efficiencies(
     labeller: TrajectoryLabeller, length: int, verifiers: Sequence[str], generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One supertree: block efficiency [verifier, A]; and along its trunk the overlap and the L1 distance, [D] each."""
-    tree, p_NV, q_NV = labeller.supertrees(length, 1, generator)[0]
-    labels = label_supertree(tree, p_NV, q_NV, verifiers)
-    inner_D = tree.trunk_D[:-1].to(p_NV.device)
-    distance_D = (p_NV[inner_D].double() - q_NV[inner_D].double()).abs().sum(-1)
-    return labels.cpu(), (1 - distance_D / 2).cpu(), distance_D.cpu()
+    uniforms_1N = torch.rand(1, nodes_of(ActionSpace.default()), generator=generator, dtype=torch.float64)
+    batch = labeller.supertrees([length], uniforms_1N)
+    inner_D = batch.trunk_ST[0, :-1]
+    distance_D = (batch.rows.p_NV[inner_D].double() - batch.rows.q_NV[inner_D].double()).abs().sum(-1)
+    return expected_labels(batch, verifiers)[:, 0].cpu(), (1 - distance_D / 2).cpu(), distance_D.cpu()
 
 
 def variant_efficiencies(
@@ -63,7 +63,7 @@ def variant_efficiencies(
         tree, q_NV = drafted.tree, drafted.probs_NV
     else:
         tree, q_NV = draft_topology(draft, root_V, variant.topology, sampling, generator, variant.style)
-    p_NV = labeller.target_probs([tree], length)[0]
+    p_NV = labeller.target_probs([tree], [length])[0]
     return {name: get_verifier(name, variant.style).block_efficiency(tree, p_NV, q_NV) for name in variant.verifiers}
 
 

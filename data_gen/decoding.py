@@ -6,15 +6,16 @@ pass covers; the draft's may also lack accepted tokens that it never passed, whi
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from data_gen.drafting import Draft, draft_tree
+from data_gen.clock import Clock
+from data_gen.drafting import Draft, Drawn, draft_tree
 from data_gen.features import Row, root_features
 from data_gen.models import CachedModel, ModelPair, Pass
 from data_gen.sampling import Sampling
@@ -22,7 +23,7 @@ from data_gen.trees import DraftTree
 from data_gen.verification import Verifier
 from data_gen.verification.base import IID
 from data_gen.verification.profile import sample
-from selector.actions import EMPTY, Action
+from selector.actions import EMPTY, Action, ActionSpace
 from selector.runtime import LatencyProfile
 
 Features = dict[str, Tensor]
@@ -30,15 +31,29 @@ PARTS = ("draft", "select", "target", "verify", "commit")
 
 
 class Chooser(Protocol):
-    """Picks the action of a step. `latency` is the profile that its features are computed with, None if it needs none.
+    """Picks the action of a step.
 
-    `select` gets None where there are no features: the root token has no predecessor.
+    `latency` is the profile that its features are computed with, None if it needs none. `select` gets None where there
+    are no features: the root token has no predecessor.
     """
 
     @property
     def latency(self) -> LatencyProfile | None: ...
 
     def select(self, features: Features | None) -> Action: ...
+
+
+@runtime_checkable
+class Revising(Protocol):
+    """A chooser that decides again by the draft's own state: at the root, and whenever a trunk token has been drawn."""
+
+    def revise(self, drawn: Drawn, length: int) -> Action:
+        """The action from here on. Its trunk holds at least what is drafted.
+
+        Args:
+            drawn: the newest token, with the draft's state where it was drawn; or the root.
+            length: committed tokens, the root token included.
+        """
 
 
 @dataclass
@@ -70,6 +85,7 @@ class Step:
 
     Attributes:
         length: committed tokens before the step, the root token included.
+        action: what was drafted, after all decisions.
         accepted: tau, the number of drafted tokens the verifier accepted.
         seconds: by part of the step (`PARTS`).
         stops_N, depths_N: the law of the accepted node given the tree; only when asked for.
@@ -90,29 +106,6 @@ class Decoded:
 
     tokens: list[int] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-
-
-class _Clock:
-    """Wall-clock seconds by part of a step."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
-        self.seconds = dict.fromkeys(PARTS, 0.0)
-        self.last = self._now()
-
-    def _now(self) -> float:
-        if self.cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def lap(self, part: str) -> None:
-        now = self._now()
-        self.seconds[part] += now - self.last
-        self.last = now
-
-    def skip(self) -> None:
-        """What has passed since the last lap is not part of decoding."""
-        self.last = self._now()
 
 
 class Decoder:
@@ -139,6 +132,7 @@ class Decoder:
             raise ValueError(f"{verifier.name} verifies drafts of style {verifier.style!r}, not {style!r}")
         self.pair, self.sampling, self.verifier, self.chooser = pair, sampling, verifier, chooser
         self.draft_sampling, self.style = draft_sampling or sampling.draft, style
+        self._revises = isinstance(chooser, Revising)
 
     @torch.inference_mode()
     def decode(
@@ -153,6 +147,7 @@ class Decoder:
 
         Raises:
             ValueError: an empty prompt.
+            InputError: a model gives something else than finite numbers.
         """
         if not prompt:
             raise ValueError("the prompt holds no tokens")
@@ -164,11 +159,13 @@ class Decoder:
             for token in tokens[: max_new_tokens - len(result.tokens)]:
                 result.tokens.append(token)
                 if token in self.pair.eos_ids:
+                    context.check()
                     return result
+        context.check()
         return result
 
     def _step(self, context: _Context, generator: torch.Generator, audit: bool) -> tuple[Step, list[int]]:
-        clock = _Clock(self.pair.device)
+        clock = Clock(self.pair.device, PARTS)
         length = len(context.tokens)
         features = None
         if self.chooser.latency is not None and context.target_prev is not None:
@@ -184,8 +181,9 @@ class Decoder:
             tree = DraftTree.from_paths([], [[]])
         else:
             _, root = context.draft_root()
-            draft = draft_tree(context.draft, root.probs_V, action, self.draft_sampling, generator, self.style)
-            tree = draft.tree
+            revise = partial(self._revise, root, length, clock) if self._revises else None
+            draft = draft_tree(context.draft, root.probs_V, action, self.draft_sampling, generator, self.style, revise)
+            action, tree = (action if revise is None else ActionSpace.default().canonical(draft.action)), draft.tree
         clock.lap("draft")
         p_NV, hidden_ND = context.target_pass(tree)
         clock.lap("target")
@@ -206,6 +204,14 @@ class Decoder:
         clock.lap("commit")
         return Step(length, action, len(path), len(tree), clock.seconds, stops_N, tree.depths_N), tokens
 
+    def _revise(self, root: Row, length: int, clock: Clock, drawn: Drawn) -> Action:
+        clock.lap("draft")
+        if drawn.hidden_D is None:
+            drawn = drawn._replace(hidden_D=root.hidden_D)
+        action = self.chooser.revise(drawn, length)  # type: ignore[attr-defined]
+        clock.lap("select")
+        return action
+
 
 class _Context:
     """Committed tokens and what both models know of them."""
@@ -219,6 +225,10 @@ class _Context:
         self._draft_rows: list[Row] = []  # at the last two committed tokens, as far as the draft has passed them
         if len(prompt) > 1:
             self.target_prev = _row(self.target.extend(prompt[:-1]), -1, sampling)
+
+    def check(self) -> None:
+        self.target.check()
+        self.draft.check()
 
     def draft_root(self) -> tuple[Row, Row]:
         """The draft at the previous token and at the root token; passes what it has not seen yet."""

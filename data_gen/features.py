@@ -1,10 +1,13 @@
-"""What a selector may know at a root, before anything is drafted (DDTE, appendix E; names in `selector.schema`).
+"""What a selector may know at a root, before anything is drafted (DDTE, appendix E), and while a trunk is drafted.
+
+Names in `selector.schema`.
 
 Legend: V vocabulary, D hidden width, F scalars. Leading axes, where there are any, are roots.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -69,3 +72,21 @@ def root_features(
         "draft_hidden_root": draft_root.hidden_D.float(),
         SCALARS_KEY: torch.cat([measured.float(), torch.tensor(known, dtype=torch.float32, device=measured.device)]),
     }
+
+
+class TrunkFeatures:
+    """`TRUNK_SCALARS` along one trunk, token by token: the draft's own numbers, and what was known at the root."""
+
+    def __init__(self, length: int, sampling: Sampling) -> None:
+        self.known = [float(length), float(sampling.temperature), float(sampling.top_p)]
+        self.drafted = self.token_logprob = self.path_logprob = 0.0
+
+    def drawn(self, token: int, probs_V: Tensor) -> None:
+        """A token has been drawn from a distribution."""
+        self.token_logprob = math.log(float(probs_V[token]))
+        self.path_logprob += self.token_logprob
+        self.drafted += 1
+
+    def scalars(self) -> Tensor:
+        """What is known then, float32 [F] on the CPU."""
+        return torch.tensor([self.drafted, self.token_logprob, self.path_logprob, *self.known])

@@ -20,6 +20,7 @@ from data_gen.verification.profile import sample
 from selector.actions import Action
 from selector.runtime import LatencyProfile, Table
 
+ROWS = 16  # of probabilities that are filtered at once
 DRAFT_PASSES = 4  # timed in a row
 DEPTHS, BRANCHES = (1, 4, 8, 16), (1, 2, 4)  # of the trees whose verification is timed
 
@@ -58,7 +59,7 @@ def measure(
 ) -> LatencyProfile:
     """Time every cell of the grid, cells interleaved so that a slow moment of the machine hits all alike.
 
-    The selector's time and the rest of a step are left at 0.
+    The times of a selector's decisions and the rest of a step are left at 0.
 
     Args:
         device: as `device_name` gives it.
@@ -86,13 +87,15 @@ def measure(
         target=table("target", grid.lengths, grid.nodes),
         verify={name: table(name, DEPTHS, BRANCHES) for name in verifiers},
         select=0.0,
+        revise=0.0,
+        nucleus=max(0.0, (median["nucleus", 0, 1] - median["nucleus", 0, 0]) / ROWS),
         step=0.0,
     )
 
 
 def _now(pair: ModelPair) -> float:
     if pair.device.type == "cuda":
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(pair.device)
     return time.perf_counter()
 
 
@@ -122,6 +125,9 @@ def _cells(pair: ModelPair, grid: Grid, verifiers: Sequence[str]) -> Iterator[tu
             tree = tree_of(nodes)
             tree_pass = _target_pass(target, tree)
             yield ("target", length, nodes), _Cell(one_draft_pass if nodes > 1 else tree_pass, tree_pass)
+    logits_NV = torch.randn(ROWS, vocabulary, device=pair.device)
+    for filtered, sampling in enumerate((Sampling(), Sampling(1.0, 0.9))):
+        yield ("nucleus", 0, filtered), _Cell(one_target_pass, _probabilities(sampling, logits_NV))
     for name in verifiers:
         for depth in DEPTHS:
             for count in BRANCHES:
@@ -168,6 +174,10 @@ def _target_pass(target: CachedModel, tree: DraftTree) -> Callable[[], None]:
         target.keep([])
 
     return work
+
+
+def _probabilities(sampling: Sampling, logits_NV: torch.Tensor) -> Callable[[], None]:
+    return lambda: (sampling.probabilities(logits_NV), None)[1]
 
 
 def _verification(name: str, target: CachedModel, tree: DraftTree, generator: torch.Generator) -> Callable[[], None]:

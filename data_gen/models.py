@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,11 +44,19 @@ class CachedModel:
     being drafted or verified. `keep` commits the accepted path and drops the rest of the tree.
     """
 
-    def __init__(self, model: PreTrainedModel, cache: DynamicCache | None = None, committed: int = 0) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: DynamicCache | None = None,
+        committed: int = 0,
+        lengths_B: Tensor | None = None,
+    ) -> None:
         self.model = model
         self.cache = cache if cache is not None else DynamicCache(config=model.config)
         self.committed = committed
+        self.lengths_B = lengths_B  # how many of the committed rows each sequence sees; None: all
         self.rows = 0  # cached beyond the committed ones
+        self._finite = torch.ones((), dtype=torch.bool, device=model.device)
 
     @torch.inference_mode()
     def forward(self, tokens_BW: Tensor, offsets_W: Tensor, visible: Tensor) -> Pass:
@@ -61,7 +70,8 @@ class CachedModel:
         """
         batch, width = tokens_BW.shape
         mask = self._mask(visible, width)
-        positions = (offsets_W + self.committed).expand(batch, width)
+        lengths = self.committed if self.lengths_B is None else self.lengths_B.unsqueeze(-1)
+        positions = (offsets_W + lengths).expand(batch, width)
         output = self.model(
             tokens_BW,
             attention_mask=mask.expand(batch, -1, -1, -1),
@@ -71,7 +81,10 @@ class CachedModel:
             output_hidden_states=True,
         )
         self.rows += width
-        return Pass(output.logits, output.hidden_states[-1])
+        device = self.model.device  # a model that is spread over devices may end on another one
+        logits_BWV = output.logits.to(device)
+        self._finite = self._finite & logits_BWV.amax(-1).isfinite().all()
+        return Pass(logits_BWV, output.hidden_states[-1].to(device))
 
     def _mask(self, visible: Tensor, width: int) -> Tensor:
         """Additive float mask, [1 or B, 1, W, committed + R + W]."""
@@ -80,7 +93,12 @@ class CachedModel:
         dtype = self.model.dtype
         mask = torch.zeros(visible.shape[0], 1, width, self.committed + visible.shape[-1], dtype=dtype)
         mask[:, 0, :, self.committed :].masked_fill_(~visible, torch.finfo(dtype).min)
-        return mask.to(self.model.device)
+        if self.lengths_B is None:
+            return mask.to(self.model.device)
+        hidden_BR = torch.arange(mask.shape[-1], device=self.lengths_B.device) >= self.lengths_B.unsqueeze(-1)
+        hidden_BR[:, self.committed :] = False
+        mask = mask.to(self.model.device).expand(len(hidden_BR), -1, -1, -1)
+        return mask.masked_fill(hidden_BR[:, None, None], torch.finfo(dtype).min)
 
     def extend(self, tokens: Sequence[int]) -> Pass:
         """One causal pass over a run of tokens, which are committed at once."""
@@ -92,12 +110,22 @@ class CachedModel:
         self.keep(range(count))
         return result
 
+    def check(self) -> None:
+        """Look at what all passes have given; on a GPU this waits for them, so it is not done after each.
+
+        Raises:
+            InputError: something was NaN or plus infinity; names the model.
+        """
+        if not bool(self._finite):
+            name = self.model.name_or_path
+            raise InputError(f"{name}: the model gives numbers that are not finite (NaN or infinity)")
+
     @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:
         """Commit the given tree rows (ascending, 0 is the first row of the tree) and drop all other tree rows."""
         kept = self.committed + len(path)
         if list(path) != list(range(len(path))):
-            source = torch.tensor(path, device=self.model.device) + self.committed
+            source = torch.tensor(path) + self.committed
         else:
             source = None  # already in place
         if source is not None or len(path) < self.rows:
@@ -105,7 +133,7 @@ class CachedModel:
                 for name in STATES:
                     rows = getattr(layer, name)
                     if source is not None:
-                        rows[:, :, self.committed : kept] = rows[:, :, source]
+                        rows[:, :, self.committed : kept] = rows[:, :, source.to(rows.device)]
                     setattr(layer, name, rows[:, :, :kept])
         self.committed, self.rows = kept, 0
 
@@ -113,13 +141,24 @@ class CachedModel:
     def prefix(self, length: int, batch: int = 1) -> CachedModel:
         """The same model on the first `length` committed tokens, for `batch` sequences at once.
 
-        The prefix is read from this cache; what is appended to the new one leaves this one as it is.
+        The prefix is copied from this cache, not passed again.
         """
+        return CachedModel(self.model, self._view(length, batch), length)
+
+    @torch.inference_mode()
+    def prefixes(self, lengths: Sequence[int]) -> CachedModel:
+        """`prefix` for a sequence of each length, side by side. They cannot be committed to."""
+        if len(set(lengths)) == 1:
+            return self.prefix(lengths[0], len(lengths))
+        lengths_B = torch.tensor(list(lengths), device=self.model.device)
+        return CachedModel(self.model, self._view(max(lengths), len(lengths)), max(lengths), lengths_B)
+
+    def _view(self, length: int, batch: int) -> DynamicCache:
         view = DynamicCache(config=self.model.config)
         for index, layer in enumerate(self.cache.layers):
             keys, values = (getattr(layer, name)[:, :, :length].expand(batch, -1, -1, -1) for name in STATES)
             view.update(keys, values, index)
-        return CachedModel(self.model, view, length)
+        return view
 
 
 def _causal(count: int) -> Tensor:
@@ -137,12 +176,21 @@ class ModelPair:
     fingerprint: str
 
     @classmethod
-    def load(cls, target: str, draft: str, device: str = "auto", dtype: str = "float32") -> ModelPair:
+    def load(
+        cls,
+        target: str,
+        draft: str,
+        device: str = "auto",
+        dtype: str = "float32",
+        device_map: str | None = None,
+    ) -> ModelPair:
         """Load from Hugging Face directories or hub ids.
 
         Args:
             device: "auto" takes a GPU where there is one; otherwise a torch device.
             dtype: a key of `DTYPES`.
+            device_map: how transformers spreads the target over devices ("auto", "balanced", ..); the draft then
+                stands where the target begins. None keeps it on `device`.
 
         Raises:
             InputError: a model is missing or not readable, or the vocabularies differ.
@@ -153,10 +201,12 @@ class ModelPair:
         roles = {"target": target, "draft": draft}
         tokenizers = [_load(AutoTokenizer, name, role) for role, name in roles.items()]
         check_same_vocabulary(tokenizers[0], tokenizers[1], (target, draft))
-        target_model, draft_model = (
-            _load(AutoModelForCausalLM, name, role, dtype=DTYPES[dtype]).to(device).eval()
-            for role, name in roles.items()
-        )
+        target_model = _spread(target, DTYPES[dtype], device_map) if device_map else None
+        if target_model is None:
+            target_model = _load(AutoModelForCausalLM, target, "target", dtype=DTYPES[dtype]).to(device)
+        draft_model = _load(AutoModelForCausalLM, draft, "draft", dtype=DTYPES[dtype]).to(target_model.device)
+        for model in (target_model, draft_model):
+            model.eval()
         sizes = [model.get_output_embeddings().weight.shape[0] for model in (target_model, draft_model)]
         if sizes[0] != sizes[1]:
             raise InputError(f"vocabularies differ: {target} scores {sizes[0]} tokens, {draft} {sizes[1]}")
@@ -179,6 +229,19 @@ class ModelPair:
     def eos_ids(self) -> frozenset[int]:
         eos = self.target.generation_config.eos_token_id
         return frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
+
+
+def _spread(target: str, dtype: torch.dtype, device_map: str) -> PreTrainedModel:
+    """The target over several devices; InputError where accelerate is missing."""
+    if find_spec("accelerate") is None:
+        raise InputError("pair.device_map: accelerate is not installed: pip install 'espalier[large]'")
+    model = _load(AutoModelForCausalLM, target, "target", dtype=dtype, device_map=device_map)
+    places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
+    if torch.cuda.is_available() and places & {"cpu", "disk"}:
+        raise InputError(
+            f"pair.device_map: {target} does not fit these devices: {device_map} leaves part of it off them"
+        )
+    return model
 
 
 def _load(loader: Any, name: str, role: str, **kwargs: object) -> Any:

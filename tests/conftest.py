@@ -35,8 +35,7 @@ def save_pair(folder: Path, vocabulary: int = VOCABULARY, seed: int = 0, eos: in
     target = LlamaForCausalLM(config)
     target.lm_head.weight.data *= 0.6
     target.model.layers[1].mlp.down_proj.weight.data *= 0.1
-    config.num_hidden_layers = 1
-    draft = LlamaForCausalLM(config)
+    draft = LlamaForCausalLM(LlamaConfig(**{**config.to_dict(), "num_hidden_layers": 1}))
     shared = {name: value for name, value in target.state_dict().items() if "layers.1" not in name}
     draft.load_state_dict(shared)
     for role, model in (("target", target), ("draft", draft)):

@@ -78,6 +78,10 @@ class Verifier(ABC):
         node = int(sample(plan.stops_N, 1, generator))
         return Verdict(node, int(sample(plan.extra([node])[0], 1, generator)))
 
+    def overlap(self, profile: Profile) -> Tensor:
+        """P(the token of an only child is accepted), averaged over its draw, where the node is reached for certain."""
+        return (1 - profile.excess(profile.ones(), profile.ones())).clamp_(min=0)
+
     @abstractmethod
     def _plan(self, tree: DraftTree, rows: Rows) -> Plan: ...
 
@@ -123,6 +127,7 @@ class Split(NamedTuple):
 
     entry_Mk: Tensor  # entry weights, in entry order; 0 at further copies of a token
     final_M: Tensor  # the node's own weight once all children are rejected
+    flow_M: Tensor  # P(a child's subtree accepts), averaged over the children's draws
     order_Mk: Tensor | None = None  # entries in the order of visits; None: in order of first appearance
 
 
@@ -171,7 +176,7 @@ class BottomUp(Verifier):
                 if entries_Mk.shape[-1] == 1:
                     entry_Mk = (weights_N[nodes_M] * ratio_N[children_Mk[:, 0]]).clamp_(max=1)
                 else:
-                    entry_Mk, final_M, order_Mk = self.split(rows.profile(nodes_M), weights_N[nodes_M], entries_Mk)
+                    entry_Mk, final_M, _, order_Mk = self.split(rows.profile(nodes_M), weights_N[nodes_M], entries_Mk)
                     finals.append((nodes_M, final_M))
                     orders += [] if order_Mk is None else [(group, order_Mk)]
                 weights_N.index_add_(0, children_Mk.flatten(), entry_Mk.flatten())

@@ -17,6 +17,10 @@ class NSS(TopDown):
     def pull(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
         return self.branching(profile, entries_Mk)
 
+    def overlap(self, profile: Profile) -> Tensor:
+        p_MV, q_MV = profile.exact()
+        return (p_MV * q_MV).sum(-1)
+
     def branching(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
         return profile.at(entries_Mk)[0].masked_fill(is_copy(entries_Mk), 0.0)
 

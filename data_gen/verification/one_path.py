@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from data_gen.trees import DraftTree
-from data_gen.verification.base import IID, WITHOUT_REPLACEMENT, Plan, Verifier
+from data_gen.verification.base import IID, WITHOUT_REPLACEMENT, BottomUp, Plan, TopDown, Verifier
 from data_gen.verification.naive_tree import NaiveTree
 from data_gen.verification.profile import Profile, Rows, powers
 from data_gen.verification.traversal import Traversal
@@ -23,7 +23,7 @@ MOST_AFTER = 1e200  # beyond, the paths that come after outweigh the prefix by s
 class OnePath(Verifier):
     """A chain's verifier on one path; the rest of the tree is never accepted."""
 
-    chain: ClassVar[Verifier]
+    chain: ClassVar[TopDown | BottomUp]
 
     @abstractmethod
     def path(self, tree: DraftTree, root: int, rows: Rows) -> tuple[list[int], dict[int, Tensor]]:

@@ -72,10 +72,10 @@ class Lifted(BottomUp):
         pi_Mk = pooled(self.choose(profile, alive_Mk, entries_Mk), entries_Mk)
         final_M = left_over(weights_M, flow_M)
         if not self.visits_by_ratio:
-            return Split(_entry_weights(pi_Mk), final_M)
+            return Split(_entry_weights(pi_Mk), final_M, flow_M)
         order_Mk = by_ratio(profile, entries_Mk)
         entry_Mk = torch.zeros_like(pi_Mk).scatter_(-1, order_Mk, _entry_weights(pi_Mk.gather(-1, order_Mk)))
-        return Split(entry_Mk, final_M, order_Mk)
+        return Split(entry_Mk, final_M, flow_M, order_Mk)
 
     def remainder(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         return self.rule.remainder(profile, weights_M, entries_Mk.shape[-1])

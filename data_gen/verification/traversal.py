@@ -23,26 +23,32 @@ class Traversal(BottomUp):
 
     def split(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Split:
         steps_Mk = draft_steps(profile, entries_Mk, self.style)
-        states = _updates(profile, weights_M, steps_Mk)
+        states, rejected_M = _updates(profile, weights_M, steps_Mk)
         a_Mk, b_Mk, w_Mk = (torch.stack(column[:-1], dim=-1) for column in zip(*states, strict=True))
         p_Mk, q_Mk = profile.at(entries_Mk)
         entry_Mk = divide(w_Mk * (a_Mk * p_Mk - b_Mk * q_Mk).clamp(min=0), steps_Mk * q_Mk).clamp(max=1)
-        return Split(entry_Mk.masked_fill_(is_copy(entries_Mk), 0.0), states[-1][2])
+        return Split(entry_Mk.masked_fill_(is_copy(entries_Mk), 0.0), states[-1][2], 1 - rejected_M)
 
     def remainder(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        a_M, b_M, _ = _updates(profile, weights_M, draft_steps(profile, entries_Mk, self.style))[-1]
+        states, _ = _updates(profile, weights_M, draft_steps(profile, entries_Mk, self.style))
+        a_M, b_M, _ = states[-1]
         return profile.residual(a_M, b_M)
 
 
-def _updates(profile: Profile, w_M: Tensor, steps_Mk: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """The node's state before the first and after every rejection: its target `(a p - b q)+`, and its weight `w`."""
+def _updates(profile: Profile, w_M: Tensor, steps_Mk: Tensor) -> tuple[list[tuple[Tensor, Tensor, Tensor]], Tensor]:
+    """The node's state before the first and after every rejection: its target `(a p - b q)+`, and its weight `w`.
+
+    And P(all are rejected), [M], averaged over the drawn tokens.
+    """
     a_M, b_M = torch.ones_like(w_M), torch.zeros_like(w_M)
     states = [(a_M, b_M, w_M)]
+    rejected_M = torch.ones_like(w_M)
     for step_M in steps_Mk.unbind(-1):
         a_M, b_M = w_M * a_M, w_M * b_M + step_M
         mass_M = profile.excess(a_M, b_M)
+        rejected_M = rejected_M * (mass_M + 1 - w_M)
         a_M, b_M = divide(a_M, mass_M), divide(b_M, mass_M)
         # a weight of 1 stays 1: 1 - w vanishes, and the root must accept in the end
         w_M = torch.where(w_M < 1, divide(mass_M, mass_M + 1 - w_M), w_M)
         states.append((a_M, b_M, w_M))
-    return states
+    return states, rejected_M

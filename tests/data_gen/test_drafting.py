@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from data_gen.drafting import draft_supertrees, draft_topology, draft_tree, draw_children
+from data_gen.drafting import draft_supertrees, draft_topology, draft_tree, draw_children, nodes_of
 from data_gen.models import CachedModel, ModelPair
 from data_gen.sampling import Sampling
 from data_gen.trees import Topology
@@ -22,6 +22,18 @@ def rooted(pair: ModelPair) -> tuple[CachedModel, torch.Tensor]:
 @torch.inference_mode()
 def reference(pair: ModelPair, path: list[int]) -> torch.Tensor:
     return SAMPLING.probabilities(pair.draft(torch.tensor([CONTEXT + path])).logits[0, -1])
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """[B, W] of every pass from now on."""
+    shapes: list[tuple[int, ...]] = []
+    forward = CachedModel.forward
+    monkeypatch.setattr(
+        CachedModel,
+        "forward",
+        lambda model, tokens, *rest: (shapes.append(tuple(tokens.shape)), forward(model, tokens, *rest))[1],
+    )
+    return shapes
 
 
 @pytest.mark.parametrize("action", [(1, 3, 0), (1, 8, 4), (2, 0, 3), (3, 2, 2), (4, 1, 1), (4, 0, 8)], ids=str)
@@ -43,30 +55,58 @@ def test_rows_are_the_drafts_own_distributions(pair: ModelPair, action: tuple[in
 
 def test_a_tree_takes_as_many_passes_as_it_is_deep(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
     draft, root = rooted(pair)
-    widths = []
-    forward = CachedModel.forward
-    monkeypatch.setattr(
-        CachedModel,
-        "forward",
-        lambda model, tokens, *rest: (widths.append(tokens.shape[1]), forward(model, tokens, *rest))[1],
-    )
+    shapes = recorded(monkeypatch)
     draft_tree(draft, root, Action(3, 2, 4), SAMPLING, torch.Generator().manual_seed(1))
-    assert widths == [1, 1, 3, 3, 3]  # the pass over the root token has been made: L1 + L2 in all
+    assert [width for _, width in shapes] == [
+        1,
+        1,
+        3,
+        3,
+        3,
+    ]  # the pass over the root token has been made: L1 + L2 in all
 
 
-def test_supertree_rows_are_the_drafts_own_distributions(pair: ModelPair) -> None:
-    draft, root = rooted(pair)
-    generator = torch.Generator().manual_seed(2)
+def uniforms(samples: int, space: ActionSpace, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(samples, nodes_of(space), generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("sampling", [SAMPLING, Sampling(0.05)], ids=str)  # at 0.05 most prefixes are equal
+def test_supertree_rows_are_the_drafts_own_distributions(pair: ModelPair, sampling: Sampling) -> None:
+    """Supertrees at roots of different lengths, drafted side by side."""
+    draft = CachedModel(pair.draft)
+    logits_TV = draft.extend(CONTEXT).logits_BWV[0]
     space = ActionSpace(3, 2, 3)
-    drafts = draft_supertrees(draft.prefix(len(CONTEXT), 2), root, 2, space, SAMPLING, generator)
-    assert drafts[0][0].tokens_N.tolist() != drafts[1][0].tokens_N.tolist()
-    for supertree, probs_NV in drafts:
-        for action in (Action(1, 2, 3), Action(3, 1, 3), Action(2, 2, 2)):
+    lengths = [len(CONTEXT), 2, len(CONTEXT)]
+    roots_SV = torch.stack([sampling.probabilities(logits_TV[length - 1]) for length in lengths])
+    trees, probs_SNV, hidden_STD = draft_supertrees(
+        draft.prefixes(lengths), roots_SV, space, sampling, uniforms(3, space, 2)
+    )
+    same = trees[0].tokens_N.tolist() == trees[2].tokens_N.tolist()
+    assert same == (sampling.temperature < 0.1)
+    for length, supertree, probs_NV in zip(lengths, trees, probs_SNV, strict=True):
+        for action in (Action(1, 2, 3), Action(3, 1, 3), Action(2, 2, 2), Action(3, 0, 3)):
             tree, rows = supertree.subtree(action)
             for node in range(len(tree)):
                 if tree.children(node):
                     path = [tree.token(n) for n in tree.path_to(node)]
-                    assert torch.allclose(probs_NV[rows[node]], reference(pair, path), atol=1e-5)
+                    with torch.inference_mode():
+                        own = pair.draft(torch.tensor([CONTEXT[:length] + path])).logits[0, -1]
+                    assert torch.allclose(probs_NV[rows[node]], sampling.probabilities(own), atol=1e-5)
+    for length, supertree, hidden_TD in zip(lengths, trees, hidden_STD, strict=True):
+        trunk = supertree.tokens_N[supertree.trunk_D[1:]].tolist()
+        with torch.inference_mode():
+            output = pair.draft(torch.tensor([CONTEXT[:length] + trunk]), output_hidden_states=True)
+        assert torch.allclose(hidden_TD, output.hidden_states[-1][0, length:-1], atol=1e-4)
+
+
+def test_a_supertree_takes_a_pass_per_depth(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft, root = rooted(pair)
+    shapes = recorded(monkeypatch)
+    space = ActionSpace.default()
+    draft_supertrees(draft.prefixes([5] * 2), root.expand(2, -1), space, SAMPLING, uniforms(2, space, 1))
+    # at depth d: the trunk, and three branches from each of the trunk depths above it that are not yet 8 long
+    assert shapes == [(2, 1 + 3 * sum(0 < depth - L1 < 8 for L1 in range(9))) for depth in range(1, 16)]
 
 
 def test_first_tokens_of_the_branches_follow_the_draft(pair: ModelPair) -> None:
@@ -74,14 +114,14 @@ def test_first_tokens_of_the_branches_follow_the_draft(pair: ModelPair) -> None:
     from scipy import stats
 
     draft, root = rooted(pair)
-    generator = torch.Generator().manual_seed(3)
+    space = ActionSpace(3, 0, 1)
+    trees, _, _ = draft_supertrees(
+        draft.prefixes([len(CONTEXT)] * 400), root.expand(400, -1), space, SAMPLING, uniforms(400, space, 3)
+    )
     counts = torch.zeros(len(root))
-    for _ in range(10):
-        for tree, _ in draft_supertrees(
-            draft.prefix(len(CONTEXT), 40), root, 40, ActionSpace(3, 0, 1), SAMPLING, generator
-        ):
-            for branch in tree.branches_LKD[0]:
-                counts[tree.tokens_N[branch[1]]] += 1
+    for tree in trees:
+        for branch in tree.branches_LKD[0]:
+            counts[tree.tokens_N[branch[1]]] += 1
     top = root.topk(5).indices
     observed = torch.cat([counts[top], counts.sum()[None] - counts[top].sum()])
     expected = counts.sum() * torch.cat([root[top], 1 - root[top].sum()[None]])

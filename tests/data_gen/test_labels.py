@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from itertools import product
 
 import pytest
 import torch
 
+from data_gen.expected import expected_labels
 from data_gen.labels import label_supertree, survivals
+from data_gen.slots import Batch
 from data_gen.trees import Forest, Supertree
 from data_gen.verification import VERIFIERS, get_verifier
 from selector.actions import ActionSpace
@@ -39,7 +43,7 @@ def survival_of_every_action(name: str, supertree: Supertree, p_NV: torch.Tensor
 def test_labels_equal_the_exact_block_efficiency_of_every_subtree(vocabulary: int) -> None:
     samples = [random_supertree(vocabulary, seed) for seed in (1, 2)]
     names = list(VERIFIERS)
-    together = survivals(samples, names)
+    together = survivals(Batch.of(samples), names)
     for s, sample in enumerate(samples):
         expected = torch.stack([survival_of_every_action(name, *sample) for name in names])
         assert torch.allclose(together[:, s], expected, atol=1e-11)
@@ -48,8 +52,9 @@ def test_labels_equal_the_exact_block_efficiency_of_every_subtree(vocabulary: in
         assert torch.allclose(labels, expected.sum(-1), atol=1e-11)
 
 
+@pytest.mark.parametrize("averaged", [False, True])
 @pytest.mark.parametrize("kind", ["random", "zeros", "peaked"])
-def test_labels_are_unbiased_for_every_action(kind: str) -> None:
+def test_labels_are_unbiased_for_every_action(kind: str, averaged: bool) -> None:
     """Over all supertrees of a small world, the mean label is the exact expected block efficiency (1e-10)."""
     space = ActionSpace(2, 1, 2)
     world = World(2, depth=3, kind=kind, seed=11)
@@ -67,7 +72,7 @@ def test_labels_are_unbiased_for_every_action(kind: str) -> None:
                 contexts = [tuple(tree.tokens_N[n] for n in path) for path in _paths(tree)]
                 p_NV = torch.stack([world.target[tuple(int(t) for t in c)] for c in contexts])
                 q_NV = torch.stack([world.draft[tuple(int(t) for t in c)] for c in contexts])
-                mean += probability * label_supertree(tree, p_NV, q_NV, names)
+                mean += probability * label_supertree(tree, p_NV, q_NV, names, averaged)
     for a, (K, L1, L2) in enumerate(space):
         for v, name in enumerate(names):
             law_CV = world.appended_law(get_verifier(name), world.delayed_trees(K, L1, L2))
@@ -80,3 +85,17 @@ def _paths(tree: Supertree) -> list[list[int]]:
     for node, parent in enumerate(tree.parents_N.tolist()):
         paths.append([] if parent < 0 else [*paths[parent], node])
     return paths
+
+
+def test_a_batch_is_freed_when_it_is_let_go() -> None:
+    """Its rows are the largest thing in memory: no cycle may keep them."""
+    batch = Batch.of([random_supertree(8, seed=1)])
+    expected_labels(batch, ["traversal", "specinfer"])
+    survivals(batch, ["traversal"])
+    gone = weakref.ref(batch)
+    gc.disable()
+    try:
+        del batch
+        assert gone() is None
+    finally:
+        gc.enable()

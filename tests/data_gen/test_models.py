@@ -6,8 +6,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
+from data_gen.decoding import Decoder, Fixed
 from data_gen.models import CachedModel, ModelPair
+from data_gen.sampling import Sampling
+from data_gen.trajectories import TrajectoryLabeller
 from data_gen.trees import DraftTree
+from data_gen.verification import get_verifier
+from selector.actions import Action
 from selector.schema import InputError
 from tests.conftest import save_pair
 
@@ -97,3 +102,44 @@ def test_a_directory_without_a_model_is_one_line(tmp_path: Path, pair_folders: t
 def test_the_fingerprint_follows_the_weights(tmp_path: Path, pair: ModelPair, pair_folders: tuple[str, str]) -> None:
     assert ModelPair.load(*pair_folders).fingerprint == pair.fingerprint
     assert ModelPair.load(*save_pair(tmp_path, seed=1)).fingerprint != pair.fingerprint
+
+
+def test_sequences_of_different_lengths_side_by_side(pair: ModelPair) -> None:
+    cached = CachedModel(pair.target)
+    cached.extend(CONTEXT)
+    lengths = [len(CONTEXT), 2, 3]
+    view = cached.prefixes(lengths)
+    tokens, visible = torch.tensor([[7, 9], [8, 11], [30, 31]]), torch.tensor([[True, False], [True, True]])
+    logits_BWV = view.forward(tokens, torch.arange(2), visible).logits_BWV
+    more_BWV = view.forward(tokens[:, :1], torch.tensor([2]), torch.ones(1, 3, dtype=torch.bool)).logits_BWV
+    for b, length in enumerate(lengths):
+        path = CONTEXT[:length] + tokens[b].tolist() + [int(tokens[b, 0])]
+        with torch.inference_mode():
+            expected_WV = pair.target(torch.tensor([path])).logits[0, -3:]
+        assert torch.allclose(torch.cat([logits_BWV[b], more_BWV[b]]), expected_WV, atol=1e-4)
+
+
+def test_a_target_spread_by_a_device_map_gives_the_same(pair: ModelPair, pair_folders: tuple[str, str]) -> None:
+    pytest.importorskip("accelerate", reason="the extra `large` is not installed")
+    spread = ModelPair.load(*pair_folders, device_map="auto")
+    assert spread.fingerprint == pair.fingerprint
+    results = []
+    for each in (spread, pair):
+        cached = CachedModel(each.target)
+        cached.extend(CONTEXT)
+        view = cached.prefixes([2, 3])
+        results.append(view.forward(torch.tensor([[7], [9]]), torch.tensor([0]), torch.ones(1, 1, dtype=torch.bool)))
+    assert torch.allclose(results[0].logits_BWV.cpu(), results[1].logits_BWV, atol=1e-4)
+
+
+def test_numbers_that_are_not_finite_are_refused(pair_folders: tuple[str, str]) -> None:
+    broken = ModelPair.load(*pair_folders, device="cpu")
+    broken.target.lm_head.weight.data[5, 0] = float("nan")
+    for use in (
+        lambda: TrajectoryLabeller(broken, CONTEXT, Sampling(), 2, ["traversal"]),
+        lambda: Decoder(broken, Sampling(), get_verifier("traversal"), Fixed(Action(2, 1, 2))).decode(
+            CONTEXT, 8, torch.Generator(), audit=True
+        ),
+    ):
+        with pytest.raises(InputError, match=r"/target: the model gives numbers that are not finite"):
+            use()

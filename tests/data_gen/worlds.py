@@ -5,7 +5,7 @@ A world gives the target and the draft a conditional distribution after every co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, product
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from data_gen.trees import DraftTree, Forest, Topology
 from data_gen.verification import Verifier
+from selector.actions import Action
 
 TOGETHER = 4096  # trees whose laws are computed at once
 KINDS = ("random", "zeros", "equal", "one_hot", "peaked")
@@ -72,16 +73,38 @@ class World:
         for trunk in product(range(self.vocabulary), repeat=L1):
             if not (trunk_probability := self.draft_probability(trunk)):
                 continue
-            if L2 == 0:
-                yield trunk_probability, list(trunk), [[]] * K
-                continue
-            for first_probability, first in self.children(trunk, K, style):
-                rests = [self._continuations((*trunk, token), L2 - 1) for token in first]
-                for choice in product(*rests):
-                    probability = trunk_probability * first_probability
-                    for continued, _ in choice:
-                        probability *= continued
-                    yield probability, list(trunk), [[t, *rest] for t, (_, rest) in zip(first, choice, strict=True)]
+            for probability, branches in self.branches(trunk, K, L2, style):
+                yield trunk_probability * probability, list(trunk), branches
+
+    def branches(self, trunk: tuple[int, ...], K: int, L2: int, style: str) -> Iterator[tuple[float, list[list[int]]]]:
+        """All branches that can be drafted after a trunk, with their probability."""
+        if L2 == 0:
+            yield 1.0, [[]] * K
+            return
+        for probability, first in self.children(trunk, K, style):
+            rests = [self._continuations((*trunk, token), L2 - 1) for token in first]
+            for choice in product(*rests):
+                continued = self._product([p for p, _ in choice], range(len(choice)))
+                yield probability * continued, [[t, *rest] for t, (_, rest) in zip(first, choice, strict=True)]
+
+    def decided_trees(self, decide: Callable[[tuple[int, ...]], Action]) -> Iterator[tuple[float, DraftTree]]:
+        """Every tree that a policy can draft which decides anew after each trunk token, with its probability.
+
+        Args:
+            decide: the action from here on, given the trunk so far; its `L1` is at least the trunk's length.
+        """
+
+        def extend(trunk: tuple[int, ...], probability: float) -> Iterator[tuple[float, DraftTree]]:
+            K, L1, L2 = decide(trunk)
+            if len(trunk) == L1:
+                for branched, branches in self.branches(trunk, K, L2, "iid"):
+                    yield probability * branched, DraftTree.from_paths(trunk, branches)
+                return
+            for token, drawn in enumerate(self.draft[trunk].tolist()):
+                if drawn > 0:
+                    yield from extend((*trunk, token), probability * drawn)
+
+        yield from extend((), 1.0)
 
     def _continuations(self, context: tuple[int, ...], length: int) -> list[tuple[float, list[int]]]:
         paths = product(range(self.vocabulary), repeat=length)
@@ -113,7 +136,7 @@ class World:
             yield from self._sequential(q, k, [*drawn, token], probability * q[token] / mass)
 
     @staticmethod
-    def _product(q: list[float], tokens: Sequence[int]) -> float:
+    def _product(q: Sequence[float], tokens: Sequence[int]) -> float:
         probability = 1.0
         for token in tokens:
             probability *= q[token]

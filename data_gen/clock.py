@@ -1,0 +1,34 @@
+"""Wall-clock time by part of the work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+
+class Clock:
+    """Seconds by part; each lap counts the time since the one before.
+
+    A GPU works on while Python goes ahead, so laps wait for it.
+    """
+
+    def __init__(self, device: torch.device, parts: Sequence[str]) -> None:
+        self.device = device
+        self.seconds = dict.fromkeys(parts, 0.0)
+        self.last = self._now()
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def lap(self, part: str) -> None:
+        now = self._now()
+        self.seconds[part] += now - self.last
+        self.last = now
+
+    def skip(self) -> None:
+        """What has passed since the last lap is not counted."""
+        self.last = self._now()
