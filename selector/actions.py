@@ -24,6 +24,11 @@ class Action(NamedTuple):
         return f"({self.K}, {self.L1}, {self.L2})"
 
 
+def trunk_tokens(action: Action) -> int:
+    """Tokens drafted one by one, after each of which one may decide again: all of a chain."""
+    return action.L1 + action.L2 if action.K == 1 else action.L1
+
+
 EMPTY = Action(1, 0, 0)  # nothing drafted: plain autoregressive decoding
 
 
@@ -54,6 +59,11 @@ class ActionSpace:
             for L2 in range(1, self.max_L2 + 1)
         ]
         return tuple(sorted(chains + trees))
+
+    @property
+    def decisions(self) -> int:
+        """Trunk tokens after which one may go on or not: all but the last of the longest chain."""
+        return self.max_L1 + self.max_L2 - 1
 
     @cached_property
     def _index(self) -> dict[Action, int]:

@@ -1,10 +1,11 @@
 """Traces as tensors for training.
 
-Legend: B roots, D hidden width, F scalars, A actions.
+Legend: B roots, D hidden width, F scalars, A actions, S samples of a root, T trunk tokens.
 """
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,13 @@ from selector.actions import ActionSpace
 from selector.baselines import best_static
 from selector.latency import LatencyProfile, interpolated
 from selector.schema import (
+    CONTEXT,
     HIDDEN_STATES,
+    SCALAR_NAMES,
     SCHEMA_VERSION,
     TRACE_SCALARS,
+    TRUNK_COLUMNS,
+    TRUNK_SCALARS,
     InputError,
     check_shard,
     label_columns,
@@ -33,19 +38,31 @@ from selector.schema import (
 
 @dataclass
 class Roots:
-    """Roots of one split. `setting_B` numbers the sampling settings; `base_B` is the baseline's action index."""
+    """Roots of one split, and the trunks drafted there.
+
+    `setting_B` numbers the sampling settings, `kind_B` the kinds of prompts, `prompt_B` the prompts; `base_B` is the
+    baseline's action index.
+    """
 
     target_hidden_prev: Tensor
     draft_hidden_prev: Tensor
     draft_hidden_root: Tensor
     scalars: Tensor
     mean_BA: Tensor
+    error_BA: Tensor
     half_BA: Tensor
     realised_BA: Tensor
     seconds_BA: Tensor  # with a selector in the loop
     static_seconds_BA: Tensor  # without one
     setting_B: Tensor
+    step_B: Tensor  # bool: a decoder's own step, not every n-th token
+    kind_B: Tensor
+    prompt_B: Tensor
     base_B: Tensor
+    trunk_hidden_BSTD: Tensor  # half precision, as stored
+    trunk_scalars_BSTF: Tensor  # in the order of TRUNK_SCALARS
+    trunk_entropy_BST: Tensor  # of what each token was drawn from, in nats
+    trunk_BSA: Tensor  # E[tau + 1] given each sample's own trunk
 
     def __len__(self) -> int:
         return len(self.setting_B)
@@ -56,11 +73,38 @@ class Roots:
     def rows(self, index: Tensor | slice) -> Roots:
         return Roots(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
+    def along_trunks(self, tokens: slice) -> tuple[Tensor, Tensor]:
+        """What is known after so many trunk tokens, 0 the root: hidden states [B, S, t, D], scalars [B, S, t, F]."""
+        hidden, scalars = self.trunk_hidden_BSTD, self.trunk_scalars_BSTF
+        root_F = torch.tensor([scalar in CONTEXT for scalar in TRUNK_SCALARS], device=scalars.device)
+        at_root = scalars[:, :, :1] * root_F  # what the first token was drawn from is the root's own state
+        hidden = torch.cat([hidden[:, :, :1], hidden], dim=2)
+        return hidden[:, :, tokens].float(), torch.cat([at_root, scalars], dim=2)[:, :, tokens]
+
+    def sampling(self) -> tuple[float, float]:
+        """Temperature and top-p of the first root."""
+        temperature, top_p = (self.scalars[0, SCALAR_NAMES.index(name)].item() for name in ("temperature", "top_p"))
+        return round(temperature, 6), round(top_p, 6)
+
     def base_tokens_B(self) -> Tensor:
         return self.mean_BA.gather(-1, self.base_B.unsqueeze(-1))[:, 0]
 
     def base_seconds_B(self) -> Tensor:
         return self.static_seconds_BA.gather(-1, self.base_B.unsqueeze(-1))[:, 0]
+
+
+def met_in_decoding(roots: Roots) -> Roots:
+    """The decoder's own steps: what trees and speeds are tuned on, and judged by. All roots where there are none.
+
+    Each step follows a rejection, so a decoder meets hard roots more often than every n-th token does, and easy text is
+    covered in few of them.
+    """
+    return roots.rows(roots.step_B.nonzero().flatten()) if bool(roots.step_B.any()) else roots
+
+
+def of_setting(roots: Roots, setting: int) -> Roots:
+    """The roots of one sampling setting."""
+    return roots.rows((roots.setting_B == setting).nonzero().flatten())
 
 
 def read_split(folder: Path, split: str) -> pa.Table:
@@ -81,13 +125,13 @@ def read_split(folder: Path, split: str) -> pa.Table:
     return pa.concat_tables([pq.read_table(folder / name) for name in names])
 
 
-def matrix(table: pa.Table, column: str) -> Tensor:
-    """A column of equally long lists as float32 [B, n], or of numbers as float32 [B]."""
+def matrix(table: pa.Table, column: str, dtype: type[np.floating[Any]] = np.float32) -> Tensor:
+    """A column of equally long lists as [B, n], or of numbers as [B]."""
     array = table[column].combine_chunks()
     if pa.types.is_fixed_size_list(array.type):
-        flat = array.flatten().to_numpy(zero_copy_only=False).astype(np.float32)
+        flat = array.flatten().to_numpy(zero_copy_only=False).astype(dtype)
         return torch.from_numpy(flat).view(len(array), -1)
-    return torch.from_numpy(array.to_numpy(zero_copy_only=False).astype(np.float32))
+    return torch.from_numpy(array.to_numpy(zero_copy_only=False).astype(dtype))
 
 
 def to_roots(table: pa.Table, verifier: str, profile: LatencyProfile, space: ActionSpace) -> Roots:
@@ -96,26 +140,71 @@ def to_roots(table: pa.Table, verifier: str, profile: LatencyProfile, space: Act
     if columns["mean"] not in table.column_names:
         raise InputError(f"the traces hold no labels for {verifier}: add it to verifiers and run the data stage again")
     length_B = matrix(table, "context_length")
-    times = [profile.table(space.actions, verifier, selector) for selector in (True, False)]
-    with_selector, without = (interpolated(seconds_LA, lengths_L, length_B) for lengths_L, seconds_LA in times)
+    filtered_B1 = matrix(table, "top_p").unsqueeze(-1) < 1
+
+    def seconds(selector: bool) -> Tensor:
+        tables = [profile.table(space.actions, verifier, selector, filtered=filtered) for filtered in (True, False)]
+        filtered_BA, plain_BA = (interpolated(seconds_LA, lengths_L, length_B) for lengths_L, seconds_LA in tables)
+        return torch.where(filtered_B1, filtered_BA, plain_BA)
+
     passes_B2 = torch.tensor([profile.pass_seconds(length) for length in length_B.tolist()])
     return Roots(
         **{name: matrix(table, name) for name in HIDDEN_STATES},
         scalars=torch.cat([torch.stack([matrix(table, name) for name in TRACE_SCALARS], dim=-1), passes_B2], dim=-1),
         mean_BA=matrix(table, columns["mean"]),
+        error_BA=matrix(table, columns["error"]),
         half_BA=matrix(table, columns["half"]),
         realised_BA=matrix(table, columns["realised"]),
-        seconds_BA=with_selector,
-        static_seconds_BA=without,
+        seconds_BA=seconds(selector=True),
+        static_seconds_BA=seconds(selector=False),
         setting_B=_settings(table),
+        step_B=torch.tensor([kind == "step" for kind in table["root_kind"].to_pylist()]),
+        kind_B=torch.tensor([kind_number(kind) for kind in table["kind"].to_pylist()]),
+        prompt_B=torch.from_numpy(np.unique(table["prompt"].to_numpy(zero_copy_only=False), return_inverse=True)[1]),
         base_B=torch.zeros(len(table), dtype=torch.int64),
+        **_trunks(table, columns["trunk"], space),
     )
+
+
+def _trunks(table: pa.Table, labels: str, space: ActionSpace) -> dict[str, Tensor]:
+    """What is known along every sample's trunk, and its labels."""
+    trunk_BSA = matrix(table, labels).unflatten(-1, (-1, len(space)))
+    shape = (trunk_BSA.shape[1], space.decisions)
+    entropy_BST, logprob_BST = (
+        matrix(table, TRUNK_COLUMNS[name]).unflatten(-1, shape) for name in ("token_entropy", "token_logprob")
+    )
+    known = {
+        "drafted": torch.arange(1.0, space.decisions + 1).expand_as(logprob_BST),
+        "token_logprob": logprob_BST,
+        "path_logprob": logprob_BST.cumsum(-1),
+        **{
+            name: matrix(table, name)[:, None, None].expand_as(logprob_BST)
+            for name in (scalar.name for scalar in CONTEXT)
+        },
+    }
+    hidden_B = matrix(table, TRUNK_COLUMNS["hidden"], np.float16)
+    return {
+        "trunk_hidden_BSTD": hidden_B.unflatten(-1, (*shape, -1)),
+        "trunk_scalars_BSTF": torch.stack([known[scalar.name] for scalar in TRUNK_SCALARS], dim=-1),
+        "trunk_entropy_BST": entropy_BST,
+        "trunk_BSA": trunk_BSA,
+    }
+
+
+def kind_number(kind: str) -> int:
+    """A number for a kind of prompts, the same in every split."""
+    return zlib.crc32(kind.encode())
+
+
+def setting_number(temperature: float, top_p: float) -> int:
+    """A number for a sampling setting, the same in every split."""
+    return round(1e4 * temperature) * 100_000 + round(1e4 * top_p)
 
 
 def _settings(table: pa.Table) -> Tensor:
     """A number for the sampling setting of each root, the same in every split; int64 [B]."""
     pairs = zip(matrix(table, "temperature").tolist(), matrix(table, "top_p").tolist(), strict=True)
-    return torch.tensor([round(1e4 * temperature) * 100_000 + round(1e4 * top_p) for temperature, top_p in pairs])
+    return torch.tensor([setting_number(temperature, top_p) for temperature, top_p in pairs])
 
 
 class TracesModule(pl.LightningDataModule):
@@ -134,8 +223,8 @@ class TracesModule(pl.LightningDataModule):
             for split in ("train", "validation")
         )
         for setting in self.train.setting_B.unique().tolist():
-            rows = self.train.setting_B == setting
-            base = best_static(self.train.mean_BA[rows], self.train.static_seconds_BA[rows])
+            tuned = met_in_decoding(of_setting(self.train, setting))
+            base = best_static(tuned.mean_BA, tuned.static_seconds_BA)
             for split in (self.train, self.validation):
                 split.base_B[split.setting_B == setting] = base
 

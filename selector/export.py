@@ -1,12 +1,13 @@
 """Trained module -> artefact directory.
 
     selector.pt    TorchScript: features in, action index and scores out; standardisation and times inside
+                   a regressor's `further`: what is known at a drafted token in, the best further action out
     config.json    feature schema, action table, verifier, pair, versions, metrics, run id, checksums
     latency.json   the latency profile it was tuned for
     README.md      how to call it
     SHA256SUMS     of all of the above
 
-Legend: B roots, R calibration roots, L context lengths, A actions.
+Legend: B roots, R calibration roots, L context lengths, A actions, D hidden width, F scalars.
 """
 
 # No postponed annotations here: TorchScript reads the annotations of a module's attributes as objects.
@@ -24,11 +25,19 @@ from torch import Tensor, nn
 
 from selector.actions import Action, ActionSpace
 from selector.data import Roots
-from selector.latency import LatencyProfile, interpolated
+from selector.latency import LatencyProfile, decision_tables, interpolated
 from selector.module import SelectorModule
-from selector.network import SelectorNetwork
-from selector.runtime import CHECKSUMS, FORMAT, Selector, load_selector, torchscript
-from selector.schema import HIDDEN_STATES, SCALAR_NAMES, SCALARS, SCALARS_KEY, SCHEMA_VERSION, sha256
+from selector.runtime import CHECKSUMS, FORMAT, HEAD, Selector, load_selector, torchscript
+from selector.schema import (
+    HIDDEN_STATES,
+    SCALAR_NAMES,
+    SCALARS,
+    SCALARS_KEY,
+    SCHEMA_VERSION,
+    TRUNK_SCALARS,
+    TRUNK_STATE,
+    sha256,
+)
 
 CALIBRATION_ROOTS = 256
 
@@ -43,20 +52,29 @@ class DeployedSelector(nn.Module):
     gain: Tensor
     lengths_L: Tensor
     seconds_LA: Tensor
+    filter_A: Tensor
 
     def __init__(
         self,
-        network: SelectorNetwork,
+        network: nn.Module,
+        trunk: nn.ModuleList,
+        head: tuple[Tensor, Tensor, Tensor],
+        base: float,
         gain: Tensor,
-        times: tuple[Tensor, Tensor],
+        times: tuple[Tensor, Tensor, Tensor],
         calibration: tuple[Tensor, Tensor],
     ) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.trunk = network, trunk
+        for name, tensor in zip(HEAD, head, strict=True):
+            self.register_buffer(name, tensor.detach().clone())
+        self.base = base  # the extra token, which a regressor's gains leave out
         self.length_at = SCALAR_NAMES.index("context_length")
+        self.top_p_at = SCALAR_NAMES.index("top_p")
         self.register_buffer("gain", gain.clone())  # 0 for a policy: its scores are logits
         self.register_buffer("lengths_L", times[0])
         self.register_buffer("seconds_LA", times[1])
+        self.register_buffer("filter_A", times[2])
         self.register_buffer("calibration_RA", calibration[0])
         self.register_buffer("calibration_length_R", calibration[1])
 
@@ -78,12 +96,45 @@ class DeployedSelector(nn.Module):
         ]
         if single:
             hidden_states = [state.unsqueeze(0) for state in hidden_states]
-        scores = self.network(hidden_states, scalars)
-        scores = scores - self.gain * interpolated(self.seconds_LA, self.lengths_L, scalars[:, self.length_at])
+        scores = self.base + self.network(hidden_states, scalars)
+        seconds = interpolated(self.seconds_LA, self.lengths_L, scalars[:, self.length_at])
+        seconds = seconds + (scalars[:, self.top_p_at] < 1).unsqueeze(-1) * self.filter_A
+        scores = scores - self.gain * seconds
         best = scores.argmax(-1)
         if single:
             return best[0], scores[0]
         return best, scores
+
+    @torch.jit.export
+    def efficiency(self, features: dict[str, Tensor]) -> Tensor:
+        """A regressor's predicted block efficiencies for one root, float32 [A]; as in `forward`."""
+        hidden_states = [
+            features["target_hidden_prev"].unsqueeze(0),
+            features["draft_hidden_prev"].unsqueeze(0),
+            features["draft_hidden_root"].unsqueeze(0),
+        ]
+        return self.base + self.network(hidden_states, features["scalars"].unsqueeze(0))[0]
+
+    @torch.jit.export
+    def further(
+        self, hidden_D: Tensor, scalars_F: Tensor, weight_IH: Tensor, bias_I: Tensor, sums_AI: Tensor, cost_A: Tensor
+    ) -> int:
+        """Which further action gains most over its cost, at a token of a trunk that is being drafted.
+
+        Args:
+            hidden_D: `TRUNK_STATE`, float32.
+            scalars_F: `TRUNK_SCALARS`, float32.
+            weight_IH, bias_I, sums_AI: of the last layer and the matrix behind it, what the actions in question need.
+            cost_A: of these actions, in tokens.
+
+        Returns:
+            a position in `cost_A`.
+        """
+        state_H = torch.cat([hidden_D, scalars_F])
+        for layer in self.trunk:
+            state_H = layer(state_H)
+        increments_I = nn.functional.softplus(torch.addmv(bias_I, weight_IH, state_H))
+        return int(torch.addmv(cost_A, sums_AI, increments_I, beta=-1.0).argmax())
 
 
 @torch.no_grad()
@@ -94,8 +145,19 @@ def deployed(module: SelectorModule, train: Roots, profile: LatencyProfile, veri
     calibration = (module.outputs(rows).half(), rows.features()[SCALARS_KEY][:, SCALAR_NAMES.index("context_length")])
     if not module.predicts_efficiency:
         calibration = (calibration[0][:0], calibration[1][:0])
-    times = profile.table(ActionSpace.default().actions, verifier, selector=True)
-    return DeployedSelector(module.network, module.gain, times, calibration).eval()
+    times = decision_tables(profile, ActionSpace.default().actions, verifier)
+    return untuned(module, times, calibration)
+
+
+def untuned(
+    module: SelectorModule, times: tuple[Tensor, Tensor, Tensor], calibration: tuple[Tensor, Tensor]
+) -> DeployedSelector:
+    """What is deployed of a module, with the given tables."""
+    regressor = module.predicts_efficiency
+    trunk, head = nn.ModuleList(), (torch.zeros(0),) * 3  # a policy decides at the root alone
+    if regressor:
+        trunk, head = module.trunk.folded(), (module.trunk.head.weight, module.trunk.head.bias, module.trunk.sums_IA)
+    return DeployedSelector(module.network, trunk, head, float(regressor), module.gain, times, calibration).eval()
 
 
 def write_artefact(
@@ -105,6 +167,7 @@ def write_artefact(
     profile: LatencyProfile,
     verifier: str,
     fallback: Action,
+    modes: list[dict[str, Any]],
     facts: dict[str, Any],
     check: Callable[[Selector], None] = lambda _: None,
 ) -> Selector:
@@ -112,6 +175,7 @@ def write_artefact(
 
     Args:
         fallback: the action for a root without features.
+        modes: for each sampling setting, where decisions are worth their cost (`selector.modes`).
         facts: further entries of `config.json`, among them `pair` (names and fingerprint) and `metrics`.
         check: called with the selector as read back; what it raises leaves an earlier artefact as it was.
 
@@ -133,8 +197,13 @@ def write_artefact(
             "hidden_states": dict(zip(HIDDEN_STATES, module.hparams["hidden_widths"], strict=True)),
             "scalars": [asdict(scalar) for scalar in SCALARS],
         },
+        "trunk_features": {
+            "hidden_state": {TRUNK_STATE: module.hparams["hidden_widths"][-1]},
+            "scalars": [asdict(scalar) for scalar in TRUNK_SCALARS],
+        },
         "actions": [list(action) for action in ActionSpace.default()],
         "fallback": list(fallback),
+        "modes": modes,
         "versions": {name: version(name) for name in ("torch", "pytorch-lightning")},
         "checksums": {name: sha256(partial / name) for name in ("selector.pt", "latency.json")},
         **facts,
@@ -157,9 +226,7 @@ def write_artefact(
 
 def _readme(config: dict[str, Any]) -> str:
     hidden = "\n".join(f"| `{name}` | float32 [{d}] |" for name, d in config["features"]["hidden_states"].items())
-    scalars = "\n".join(
-        f"| {i} | `{s['name']}` | {s['unit']} | {s['meaning']} |" for i, s in enumerate(config["features"]["scalars"])
-    )
+    scalars = _scalar_rows(config["features"]["scalars"])
     return f"""# Selector for speculative decoding
 
 Chooses a delayed tree `(K, L1, L2)` at every decoding step, for the verifier `{config["verifier"]}` and the pair
@@ -171,6 +238,7 @@ from selector.runtime import load_selector
 selector = load_selector("this/directory")        # needs torch alone; checks every file's checksum
 action = selector.select(features)                # Action(K, L1, L2)
 scores = selector.scores(features)                # float32 [{len(config["actions"])}], in the order of selector.actions
+tuned = selector.at(temperature=1.0, top_p=1.0)   # as it pays under one sampling setting
 ```
 
 `selector.pt` is TorchScript: `forward(features) -> (action index, scores)`, one root or a batch; the action table is
@@ -187,4 +255,16 @@ in `config.json`. On another machine pass its own profile: `load_selector(direct
 
 `prev` is the token before the last committed one, `root` the last committed one. At a root without a previous token
 pass `None`: the answer is the static action `{tuple(config["fallback"])}`.
+
+Under a sampling setting where it pays, `tuned.on_trunk`, the selector decides again whenever a trunk token has been
+drawn, from the `tuned.first` on (0 is the root): `tuned.decide(draft_hidden_parent, scalars, drafted, length)` is the
+action from there on, whose trunk holds at least what is drafted. Its scalars:
+
+| scalar | name | unit | meaning |
+|---|---|---|---|
+{_scalar_rows(config["trunk_features"]["scalars"])}
 """
+
+
+def _scalar_rows(scalars: list[dict[str, str]]) -> str:
+    return "\n".join(f"| {i} | `{s['name']}` | {s['unit']} | {s['meaning']} |" for i, s in enumerate(scalars))

@@ -6,13 +6,14 @@ Legend: L context lengths, A actions.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, Action
+from selector.actions import EMPTY, Action, trunk_tokens
 from selector.schema import SCHEMA_VERSION, InputError
 
 
@@ -49,8 +50,12 @@ class LatencyProfile:
         target: tp(length, nodes), one target pass over a tree of `nodes` nodes, the root included, with its
             distributions.
         verify: for each verifier, seconds by depth of the tree and number of branches.
-        select: one call of a selector, its features included.
+        select: one decision of a selector at a root, its features included.
+        revise: one decision of a selector at a drafted token, its features included.
         step: the rest of a decoding step, the commit of a path in it.
+        nucleus: what one row of probabilities takes longer where top-p is below 1: a sort of the vocabulary.
+        labelling: of data generation, seconds per `token` of a trajectory, and per supertree for its `draft` and
+            `target` passes and its `labels` for all the run's verifiers; empty where it was not measured.
     """
 
     device: str
@@ -59,7 +64,10 @@ class LatencyProfile:
     target: Table
     verify: dict[str, Table]
     select: float
+    revise: float
     step: float
+    labelling: dict[str, float] = field(default_factory=dict)
+    nucleus: float = 0.0
 
     @classmethod
     def load(cls, path: Path) -> LatencyProfile:
@@ -86,7 +94,15 @@ class LatencyProfile:
         """One draft pass and one target pass over a single token: the two latency features of the schema."""
         return self.draft.at(length, 1), self.target.at(length, 1)
 
-    def action_seconds(self, action: Action, length: float, verifier: str, selector: bool = False) -> float:
+    def action_seconds(
+        self,
+        action: Action,
+        length: float,
+        verifier: str,
+        selector: bool = False,
+        revising: int | None = None,
+        filtered: bool = False,
+    ) -> float:
         """Predicted time of one decoding step.
 
         It charges every draft pass at its width. The first one covers the root token, and after full acceptance also
@@ -95,9 +111,12 @@ class LatencyProfile:
 
         Args:
             length: committed tokens before the step, the root token included.
+            selector: whether one decides at the root.
+            revising: the first trunk token after which one decides again, 0 is the root; None where one never does.
+            filtered: whether top-p is below 1.
         """
         K, L1, L2 = action
-        passes = [(length, 2)] if selector or action != EMPTY else []
+        passes = [(length, 2)] if selector or revising is not None or action != EMPTY else []
         passes += [(length + depth, 1) for depth in range(1, L1 + (L2 > 0))]
         passes += [(length + L1 + depth * K, K) for depth in range(1, L2)]
         seconds = sum(self.draft.at(*size) for size in passes)
@@ -105,9 +124,20 @@ class LatencyProfile:
         seconds += self.target.at(length, nodes) + self.step + (self.select if selector else 0.0)
         if action != EMPTY:
             seconds += self.verify[verifier].at(L1 + L2, K)
+        if revising is not None:
+            seconds += self.revise * max(0, trunk_tokens(action) - revising + 1)
+        if filtered:
+            seconds += self.nucleus * (nodes + sum(width for _, width in passes))
         return seconds
 
-    def table(self, actions: tuple[Action, ...], verifier: str, selector: bool) -> tuple[Tensor, Tensor]:
+    def table(
+        self,
+        actions: tuple[Action, ...],
+        verifier: str,
+        selector: bool,
+        revising: int | None = None,
+        filtered: bool = False,
+    ) -> tuple[Tensor, Tensor]:
         """`action_seconds` at the measured lengths, for `interpolated`.
 
         Returns:
@@ -119,8 +149,18 @@ class LatencyProfile:
         if verifier not in self.verify:
             raise InputError(f"the latency profile of {self.device} has no times for {verifier}")
         lengths = self.draft.lengths if len(self.draft.lengths) > 1 else [0, *self.draft.lengths]
-        rows = [[self.action_seconds(a, length, verifier, selector) for a in actions] for length in lengths]
+        decides = (selector, revising, filtered)
+        rows = [[self.action_seconds(a, length, verifier, *decides) for a in actions] for length in lengths]
         return torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)
+
+
+def decision_tables(
+    profile: LatencyProfile, actions: tuple[Action, ...], verifier: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What decisions at the root are charged with: `LatencyProfile.table` with a selector, and what top-p adds, [A]."""
+    lengths_L, seconds_LA = profile.table(actions, verifier, selector=True)
+    _, filtered_LA = profile.table(actions, verifier, selector=True, filtered=True)
+    return lengths_L, seconds_LA, filtered_LA[0] - seconds_LA[0]
 
 
 def interpolated(table_LA: Tensor, lengths_L: Tensor, length_B: Tensor) -> Tensor:
@@ -134,3 +174,24 @@ def interpolated(table_LA: Tensor, lengths_L: Tensor, length_B: Tensor) -> Tenso
     low_B, high_B = lengths_L[upper_B - 1], lengths_L[upper_B]
     share_B1 = ((length_B - low_B) / (high_B - low_B)).unsqueeze(-1)
     return table_LA[upper_B - 1] * (1 - share_B1) + table_LA[upper_B] * share_B1
+
+
+def gpu_like(pair: str, verifiers: Sequence[str], draft_share: float, target_seconds: float = 20e-3) -> LatencyProfile:
+    """A synthetic profile, measured nowhere: one sequence on a GPU, where a pass over 32 tokens costs what one costs.
+
+    Args:
+        draft_share: a draft pass as a share of a target pass.
+        target_seconds: of one target pass; only ratios matter.
+    """
+    draft, target = draft_share * target_seconds, target_seconds
+    nothing = Table([1], [1], [[0.0]])
+    return LatencyProfile(
+        device=f"synthetic: GPU-like, a draft pass {draft_share:g} of a target pass, 32 tokens at the price of one",
+        pair=pair,
+        draft=Table([1], [1, 32], [[draft, draft]]),
+        target=Table([1], [1, 32, 64], [[target, target, 1.5 * target]]),
+        verify=dict.fromkeys(verifiers, nothing),
+        select=0.01 * target,
+        revise=0.1 * draft,
+        step=0.01 * target,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -9,25 +10,44 @@ import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 
+from selector.actions import ActionSpace
 from selector.data import Roots, TracesModule
 from selector.metrics import CrossFittedRegret, SpeedRatio, WorstShare
-from selector.network import SelectorNetwork, split_features
+from selector.network import (
+    IncrementNetwork,
+    SelectorNetwork,
+    TrunkNetwork,
+    further_actions,
+    increment_matrix,
+    increments_of,
+    split_features,
+)
 from selector.objective import policy_objective, regression_objective
 from selector.runtime import best_gain
-from selector.schema import LATENCY_SCALARS, SCALAR_NAMES, SCALARS_KEY
+from selector.schema import LATENCY_SCALARS, SCALAR_NAMES, SCALARS_KEY, TRUNK_SCALARS
+
+SPACE = ActionSpace.default()
+TOKENS_AT_ONCE = 4  # trunk tokens of each root that a training step looks at, beside the root itself
 
 
 class SelectorModule(pl.LightningModule):
     """`policy` learns action probabilities (DDTE eq. 12); `regressor` the block efficiency of every action.
 
-    The regressor sees no latency features; times enter when it chooses, by `argmax E - g T`.
+    The regressor sees no latency features; times enter when it chooses, by `argmax E - g T`. It holds a second network,
+    `trunk`, for the tokens of a trunk that is being drafted: what every further action adds there.
 
     Args:
         hidden_widths: of the hidden-state features, in schema order.
         network: keyword arguments of `SelectorNetwork`.
+        trunk: keyword arguments of `TrunkNetwork`.
+        error_powers: labels weigh the inverse of this power of their standard errors, at the root and along the trunk;
+            0 weighs all alike.
     """
 
     gain: Tensor
+    weight_A: Tensor
+    trunk_weight_A: Tensor
+    further_TA: Tensor
 
     def __init__(
         self,
@@ -40,13 +60,26 @@ class SelectorModule(pl.LightningModule):
         epochs: int,
         worst_weight: float,
         worst_share: float,
+        trunk: dict[str, Any] | None = None,
+        error_powers: Sequence[float] = (0.0, 2.0),
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
         skipped = LATENCY_SCALARS if objective == "regressor" else ()
         used = [i for i, name in enumerate(SCALAR_NAMES) if name not in skipped]
-        self.network = SelectorNetwork(hidden_widths, used, actions, **network)
+        if self.predicts_efficiency:
+            sums_IA = increment_matrix(SPACE)
+            increments = len(sums_IA)
+            self.network: torch.nn.Module = IncrementNetwork(
+                SelectorNetwork(hidden_widths, used, increments, **network), sums_IA
+            )
+            self.trunk = TrunkNetwork(hidden_widths[-1] + len(TRUNK_SCALARS), sums_IA, **(trunk or {}))
+        else:
+            self.network = SelectorNetwork(hidden_widths, used, actions, **network)
         self.register_buffer("gain", torch.zeros(()))  # tokens per second; set from the training split
+        self.register_buffer("weight_A", torch.ones(actions))
+        self.register_buffer("trunk_weight_A", torch.ones(actions))
+        self.register_buffer("further_TA", further_actions(SPACE), persistent=False)
         self.ratio, self.worst, self.regret = SpeedRatio(), WorstShare(), CrossFittedRegret()
 
     @property
@@ -54,12 +87,55 @@ class SelectorModule(pl.LightningModule):
         return self.hparams["objective"] == "regressor"
 
     def fit_standardisation(self, roots: Roots) -> None:
-        """From the training split only."""
-        self.network.standardise(roots.scalars, roots.mean_BA if self.predicts_efficiency else None)
+        """From the training split only: the scaling of features, and the labels' standard errors.
+
+        A root's own standard error is an estimate from two or four samples: weights by it would favour labels that came
+        out alike by chance. So errors are pooled over the roots, action by action.
+        """
+        if not isinstance(self.network, IncrementNetwork):
+            assert isinstance(self.network, SelectorNetwork)
+            self.network.standardise(roots.scalars)
+            return
+        self.network.standardise(roots.scalars, increments_of(roots.mean_BA.mean(0) - 1, SPACE))
+        hidden, scalars = (
+            roots.trunk_hidden_BSTD[:, 0].flatten(0, 1).float(),
+            roots.trunk_scalars_BSTF[:, 0].flatten(0, 1),
+        )
+        self.trunk.standardise(hidden, scalars, self._mean_further(roots))
+        at_root, on_trunk = self.hparams["error_powers"]
+        self.weight_A.copy_(_pooled(roots.error_BA) ** -at_root)
+        self.trunk_weight_A.copy_(_pooled(roots.trunk_BSA.std(1, unbiased=True)) ** -on_trunk)
+
+    def _mean_further(self, roots: Roots) -> Tensor:
+        """Mean increments over the trunk tokens: where training of the trunk's network begins, [I]."""
+        labels_TA, known_TA = torch.zeros(2, *self.further_TA.shape)
+        for t in range(1, len(self.further_TA)):
+            labels_BSA, known_A = self.further_labels(roots.trunk_BSA, torch.tensor(t))
+            labels_TA[t], known_TA[t] = labels_BSA.mean((0, 1)), known_A
+        means_A = (labels_TA * known_TA).sum(0) / known_TA.sum(0).clamp(min=1)
+        return increments_of(means_A, SPACE).clamp(min=0)
+
+    def further_labels(self, trunk_A: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """What further actions added once `t` trunk tokens were drafted, and which there are; [.., A] each.
+
+        Args:
+            trunk_A: labels given a trunk, [.., A].
+            t: int64 [..].
+        """
+        whole_A = self.further_TA[t]
+        chains_A = self.further_TA[:, SPACE.index(SPACE.chain(0))][t].unsqueeze(-1)
+        index_A = whole_A.clamp(min=0).expand_as(trunk_A)
+        return trunk_A.gather(-1, index_A) - trunk_A.gather(-1, chains_A.expand(*trunk_A.shape[:-1], 1)), whole_A >= 0
 
     def outputs(self, roots: Roots) -> Tensor:
         """Logits, or predicted block efficiencies, [B, A]."""
-        return self.network(*split_features(roots.features(), SCALARS_KEY))
+        outputs_BA = self.network(*split_features(roots.features(), SCALARS_KEY))
+        return 1 + outputs_BA if self.predicts_efficiency else outputs_BA
+
+    def gains(self, roots: Roots, t: int) -> Tensor:
+        """Predicted gains of further actions after t trunk tokens, for every sample; [B, S, A]."""
+        hidden_BSTD, scalars_BSTF = roots.along_trunks(slice(t, t + 1))
+        return self.trunk(hidden_BSTD[:, :, 0], scalars_BSTF[:, :, 0])
 
     def choices(self, roots: Roots) -> Tensor:
         """Action indices, [B]."""
@@ -74,20 +150,43 @@ class SelectorModule(pl.LightningModule):
         if self.predicts_efficiency:
             self.gain.fill_(best_gain(self.outputs(roots), roots.seconds_BA))
 
-    def training_step(self, roots: Roots, _: int) -> Tensor:
+    def loss(self, roots: Roots) -> Tensor:
         outputs_BA = self.outputs(roots)
         if self.predicts_efficiency:
-            loss = regression_objective(outputs_BA, roots.mean_BA, self.network.output_scale_A)
+            return regression_objective(outputs_BA, roots.mean_BA, self.weight_A) + self._trunk_loss(roots)
+        return policy_objective(
+            outputs_BA,
+            roots.mean_BA,
+            roots.seconds_BA,
+            roots.base_tokens_B() / roots.base_seconds_B(),
+            self.hparams["worst_weight"],
+            self.hparams["worst_share"],
+        )
+
+    def _trunk_loss(self, roots: Roots) -> Tensor:
+        """At the root and some trunk tokens of one sample each, drawn anew each time; spread evenly when not training.
+
+        At the root, labels are the means over all samples.
+        """
+        hidden_BSTD, scalars_BSTF = roots.along_trunks(slice(None))
+        B, S, T = scalars_BSTF.shape[:3]
+        at_root = self.trunk(hidden_BSTD[:, 0, 0], scalars_BSTF[:, 0, 0])
+        loss = regression_objective(at_root, roots.mean_BA - 1, self.weight_A)
+        shape = (B, TOKENS_AT_ONCE)
+        if self.training:
+            sample_Bn = torch.randint(S, shape, device=self.device)
+            token_Bn = torch.randint(1, T, shape, device=self.device)
         else:
-            base_speed_B = roots.base_tokens_B() / roots.base_seconds_B()
-            loss = policy_objective(
-                outputs_BA,
-                roots.mean_BA,
-                roots.seconds_BA,
-                base_speed_B,
-                self.hparams["worst_weight"],
-                self.hparams["worst_share"],
-            )
+            sample_Bn = torch.zeros(shape, dtype=torch.int64, device=self.device)
+            token_Bn = torch.linspace(1, T - 1, TOKENS_AT_ONCE, device=self.device).long().expand(shape)
+        b_B1 = torch.arange(B, device=self.device).unsqueeze(-1)
+        places = (b_B1, sample_Bn, token_Bn)
+        predicted = self.trunk(hidden_BSTD[places].flatten(0, 1), scalars_BSTF[places].flatten(0, 1))
+        labels, known = self.further_labels(roots.trunk_BSA[b_B1, sample_Bn].flatten(0, 1), token_Bn.flatten())
+        return loss + regression_objective(predicted, labels, known * self.trunk_weight_A)
+
+    def training_step(self, roots: Roots, _: int) -> Tensor:
+        loss = self.loss(roots)
         self.log("train/loss", loss, on_epoch=True, on_step=False, batch_size=len(roots))
         return loss
 
@@ -109,6 +208,7 @@ class SelectorModule(pl.LightningModule):
         self.worst.update(*speeds)
         halves = (roots.half_BA, 2 * roots.mean_BA - roots.half_BA)
         self.regret.update(chosen_B, halves, roots.seconds_BA, self.best_speed)
+        self.log("validation/loss", self.loss(roots), batch_size=len(roots))
         self.log("validation/ratio", self.ratio, batch_size=len(roots))
         self.log("validation/worst_5_percent", self.worst, batch_size=len(roots))
         self.log("validation/cross_fitted_regret", self.regret, batch_size=len(roots))
@@ -117,5 +217,12 @@ class SelectorModule(pl.LightningModule):
         optimiser = torch.optim.AdamW(
             self.parameters(), lr=self.hparams["learning_rate"], weight_decay=self.hparams["weight_decay"]
         )
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, self.hparams["epochs"])
-        return {"optimizer": optimiser, "lr_scheduler": schedule}
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, self.hparams["learning_rate"], total_steps=steps)
+        return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def _pooled(error_A: Tensor) -> Tensor:
+    """Root mean square over all but the last axis, [A]; what is known exactly counts as the best known of the rest."""
+    pooled_A = error_A.flatten(0, -2).square().mean(0).sqrt()
+    return pooled_A.clamp(min=float(pooled_A[pooled_A > 0].min()) if bool((pooled_A > 0).any()) else 1.0)

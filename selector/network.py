@@ -1,6 +1,6 @@
-"""The paper's network: features of a root in, one number per action out (DDTE, appendix E).
+"""The paper's network: features of a root in, one number per action out (DDTE, appendix E); and what a regressor adds.
 
-Legend: B roots, D hidden width of a model, F scalar features, A actions.
+Legend: B roots, D hidden width of a model, F scalar features, A actions, I increments, T trunk tokens.
 """
 
 # No postponed annotations here: TorchScript reads the annotations of a module's attributes as objects.
@@ -11,7 +11,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from selector.actions import Action, ActionSpace
 from selector.schema import HIDDEN_STATES
+
+NEVER = 1e9  # the cost, in tokens, of what cannot be drafted any more
 
 
 class SelectorNetwork(nn.Module):
@@ -29,7 +32,6 @@ class SelectorNetwork(nn.Module):
     scalar_mean_F: Tensor
     scalar_scale_F: Tensor
     output_mean_A: Tensor
-    output_scale_A: Tensor
 
     def __init__(
         self,
@@ -51,16 +53,12 @@ class SelectorNetwork(nn.Module):
         self.register_buffer("scalar_mean_F", torch.zeros(len(used_scalars)))
         self.register_buffer("scalar_scale_F", torch.ones(len(used_scalars)))
         self.register_buffer("output_mean_A", torch.zeros(outputs))
-        self.register_buffer("output_scale_A", torch.ones(outputs))
 
-    def standardise(self, scalars_BF: Tensor, targets_BA: Tensor | None = None) -> None:
-        """Fit the scaling of inputs, and of outputs where these predict `targets_BA`, on the training split."""
+    def standardise(self, scalars_BF: Tensor) -> None:
+        """Fit the scaling of inputs on the training split."""
         used = scalars_BF[:, self.used_F]
         self.scalar_mean_F.copy_(used.mean(0))
         self.scalar_scale_F.copy_(_scale(used))
-        if targets_BA is not None:
-            self.output_mean_A.copy_(targets_BA.mean(0))
-            self.output_scale_A.copy_(_scale(targets_BA))
 
     def forward(self, hidden_states: list[Tensor], scalars_BF: Tensor) -> Tensor:
         """Args:
@@ -73,7 +71,151 @@ class SelectorNetwork(nn.Module):
         parts = [(scalars_BF[:, self.used_F] - self.scalar_mean_F) / self.scalar_scale_F]
         for i, block in enumerate(self.blocks):
             parts.append(block(hidden_states[i]))
-        return self.mlp(torch.cat(parts, dim=-1)) * self.output_scale_A + self.output_mean_A
+        return self.mlp(torch.cat(parts, dim=-1)) + self.output_mean_A
+
+
+class IncrementNetwork(nn.Module):
+    """What every action yields beyond the tokens that are drafted already, as a running sum that never falls.
+
+    Block efficiency is one plus the sum of what each level adds, along the trunk and then along the branches. The body
+    gives the increments; a matrix of zeros and ones adds them up for each action.
+
+    Args:
+        body: with as many outputs as `increment_matrix` has rows.
+    """
+
+    sums_IA: Tensor
+
+    def __init__(self, body: SelectorNetwork, sums_IA: Tensor) -> None:
+        super().__init__()
+        self.body = body
+        self.register_buffer("sums_IA", sums_IA)
+
+    def standardise(self, scalars_BF: Tensor, mean_increments_I: Tensor) -> None:
+        """Fit the scaling of inputs on the training split, and begin at its mean increments."""
+        self.body.standardise(scalars_BF)
+        self.body.output_mean_A.copy_(_inverse_softplus(mean_increments_I))
+
+    def forward(self, hidden_states: list[Tensor], scalars_BF: Tensor) -> Tensor:
+        """As in `SelectorNetwork`; [B, A] tokens."""
+        return nn.functional.softplus(self.body(hidden_states, scalars_BF)) @ self.sums_IA
+
+
+class TrunkNetwork(nn.Module):
+    """What is known at a token of a trunk that is being drafted in, what each further action adds out.
+
+    It is asked between two draft passes, so it is as small as it can be: one MLP on the draft's hidden state and the
+    scalars. Its last layer stands apart, because an engine needs only the increments of actions that are ever chosen.
+
+    Args:
+        inputs: D + F.
+        sums_IA: as from `increment_matrix`.
+    """
+
+    mean_F: Tensor
+    scale_F: Tensor
+    sums_IA: Tensor
+
+    def __init__(self, inputs: int, sums_IA: Tensor, hidden: Sequence[int] = (64, 32), dropout: float = 0.1) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, size in pairwise([inputs, *hidden]):
+            layers += [nn.Linear(before, size), nn.ReLU(), nn.Dropout(dropout)]  # the cheapest there is
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(hidden[-1], len(sums_IA))
+        self.register_buffer("mean_F", torch.zeros(inputs))
+        self.register_buffer("scale_F", torch.ones(inputs))
+        self.register_buffer("sums_IA", sums_IA)
+
+    @torch.no_grad()
+    def standardise(self, hidden_BD: Tensor, scalars_BF: Tensor, mean_increments_I: Tensor) -> None:
+        """Fit the scaling of inputs on the training split, and begin at its mean increments."""
+        inputs_BF = torch.cat([hidden_BD, scalars_BF], dim=-1)
+        self.mean_F.copy_(inputs_BF.mean(0))
+        self.scale_F.copy_(_scale(inputs_BF))
+        self.head.bias.copy_(_inverse_softplus(mean_increments_I))
+
+    def forward(self, hidden_BD: Tensor, scalars_BF: Tensor) -> Tensor:
+        """Args:
+            hidden_BD: `TRUNK_STATE`, float32.
+            scalars_BF: `TRUNK_SCALARS`, float32.
+
+        Returns:
+            tokens, [B, A].
+        """
+        inputs_BF = (torch.cat([hidden_BD, scalars_BF], dim=-1) - self.mean_F) / self.scale_F
+        return nn.functional.softplus(self.head(self.body(inputs_BF))) @ self.sums_IA
+
+    @torch.no_grad()
+    def folded(self) -> nn.ModuleList:
+        """The body's layers for one token at a time, with the scaling of inputs inside the first."""
+        scale_F, mean_F = self.scale_F, self.mean_F
+        layers = []
+        for linear in (module for module in self.body if isinstance(module, nn.Linear)):
+            weight = linear.weight / scale_F
+            layers.append(VectorLayer(weight, linear.bias - weight @ mean_F))
+            scale_F, mean_F = torch.ones(len(weight)), torch.zeros(len(weight))
+        return nn.ModuleList(layers)
+
+
+class VectorLayer(nn.Module):
+    """A linear layer and ReLU on a vector: two calls of torch, where a call takes longer than its arithmetic."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight.detach().clone())
+        self.register_buffer("bias", bias.detach().clone())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.addmv(self.bias, self.weight, inputs).relu_()
+
+
+def _inverse_softplus(values: Tensor) -> Tensor:
+    floored = values.clamp(min=1e-3)
+    return floored + torch.log(-torch.expm1(-floored))
+
+
+def increment_matrix(space: ActionSpace) -> Tensor:
+    """Which increments an action is the sum of, float32 [I, A]: each depth of a chain, and each depth of the branches
+    for every number of them and trunk depth."""
+    length = space.max_L1 + space.max_L2
+    sums_IA = torch.zeros(length + (space.max_K - 1) * (space.max_L1 + 1) * space.max_L2, len(space))
+    for a, (K, L1, L2) in enumerate(space):
+        sums_IA[: L1 + L2 if K == 1 else L1, a] = 1
+        if K > 1:
+            start = length + ((K - 2) * (space.max_L1 + 1) + L1) * space.max_L2
+            sums_IA[start : start + L2, a] = 1
+    return sums_IA
+
+
+def increments_of(values_A: Tensor, space: ActionSpace) -> Tensor:
+    """The increments of which the given sums consist, [I]: the inverse of `increment_matrix`."""
+    return (
+        torch.linalg.lstsq(increment_matrix(space).T.double(), values_A.double().unsqueeze(-1)).solution[:, 0].float()
+    )
+
+
+def further_actions(space: ActionSpace) -> Tensor:
+    """What an action is once `t` trunk tokens are drafted already: index of the whole, -1 where none; int64 [T, A]."""
+    index_TA = torch.full((space.decisions + 1, len(space)), -1)
+    for t in range(space.decisions + 1):
+        for a, (K, L1, L2) in enumerate(space):
+            if K == 1 and t + L1 + L2 <= space.max_L1 + space.max_L2:
+                index_TA[t, a] = space.index(space.chain(t + L1 + L2))
+            elif K > 1 and t + L1 <= space.max_L1:
+                index_TA[t, a] = space.index(Action(K, t + L1, L2))
+    return index_TA
+
+
+def further_cost(cost_BA: Tensor, space: ActionSpace) -> Tensor:
+    """What each further action costs once `t` trunk tokens are drafted, [B, T, A], in the unit of `cost_BA`."""
+    whole_TA = further_actions(space).to(cost_BA.device)
+    chains_T = torch.tensor([space.index(space.chain(t)) for t in range(len(whole_TA))])
+    further_BTA = cost_BA[:, whole_TA.clamp(min=0)] - cost_BA[:, chains_T].unsqueeze(-1)
+    return further_BTA.masked_fill(whole_TA < 0, NEVER)
 
 
 def _scale(values_BF: Tensor) -> Tensor:

@@ -33,6 +33,11 @@ def policy_objective(
     return -ratio_B.log().mean() + worst_weight * shortfall_B.topk(worst).values.mean()
 
 
-def regression_objective(predicted_BA: Tensor, efficiency_BA: Tensor, scale_A: Tensor) -> Tensor:
-    """Mean squared error of the predicted block efficiencies, in units of each action's spread; scalar."""
-    return ((predicted_BA - efficiency_BA) / scale_A).square().mean()
+def regression_objective(predicted_BA: Tensor, labels_BA: Tensor, weights_BA: Tensor) -> Tensor:
+    """Weighted mean squared error of predictions, in squared tokens; scalar.
+
+    Args:
+        weights_BA: broadcastable; 0 where there is no label.
+    """
+    weights_BA = weights_BA.expand_as(predicted_BA)
+    return ((predicted_BA - labels_BA).square() * weights_BA).sum() / weights_BA.sum()

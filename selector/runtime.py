@@ -1,6 +1,6 @@
 """Artefact directory -> decisions. Needs torch alone.
 
-Legend: B roots, R calibration roots, A actions.
+Legend: B roots, R calibration roots, A actions, L context lengths, T trunk tokens, D hidden width, F scalars.
 """
 
 from __future__ import annotations
@@ -8,21 +8,27 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from selector.actions import Action
-from selector.latency import LatencyProfile, Table, interpolated
-from selector.schema import SCHEMA_VERSION, InputError
+from selector.actions import Action, ActionSpace
+from selector.latency import LatencyProfile, Table, decision_tables, gpu_like, interpolated
+from selector.network import further_actions, further_cost
+from selector.schema import SCALAR_NAMES, SCALARS_KEY, SCHEMA_VERSION, InputError
 
-__all__ = ["LatencyProfile", "Selector", "Table", "load_selector"]
+__all__ = ["LatencyProfile", "Mode", "Selector", "Table", "Tuned", "gpu_like", "load_selector"]
 
 FORMAT = "espalier-selector"
 CHECKSUMS = "SHA256SUMS"
+BARRED = 1e4  # tokens that an action costs which an engine has no graph for; differences of a mere 0.001 stay exact
+HEAD = ("head_weight_IH", "head_bias_I", "head_sums_IA")  # of the trunk's network
+LENGTH_AT = SCALAR_NAMES.index("context_length")
+LONGEST = ActionSpace.default().chain(ActionSpace.default().decisions + 1)
 
 
 class Selector:
@@ -33,16 +39,28 @@ class Selector:
         verifier: the verifier it was trained for.
         latency: the profile that its features and decisions are based on.
         fallback: the action for a root without features.
+        modes: how it decides under each of its sampling settings.
         config: the artefact's `config.json`.
     """
 
-    def __init__(self, module: torch.jit.ScriptModule, config: dict, latency: LatencyProfile) -> None:
+    def __init__(
+        self,
+        module: torch.jit.ScriptModule,
+        head: tuple[Tensor, ...],
+        config: dict,
+        latency: LatencyProfile,
+        retuned: bool = False,
+    ) -> None:
         self._module = module
+        self._head = head
         self.config = config
         self.latency = latency
         self.actions = tuple(Action(*action) for action in config["actions"])
         self.verifier: str = config["verifier"]
         self.fallback = Action(*config["fallback"])
+        self.modes = [Mode.of(entry) for entry in config["modes"]]
+        if retuned:
+            self.modes = [_retuned(mode, entry, self) for mode, entry in zip(self.modes, config["modes"], strict=True)]
 
     @torch.inference_mode()
     def select(self, features: dict[str, Tensor] | None) -> Action:
@@ -59,6 +77,174 @@ class Selector:
     def scores(self, features: dict[str, Tensor]) -> Tensor:
         """Scores of all actions, float32 [A]; [B, A] for a batch. The highest is chosen."""
         return self._module(_on_cpu(features))[1]
+
+    def at(
+        self,
+        temperature: float,
+        top_p: float = 1.0,
+        nodes: int | None = None,
+        shapes: Iterable[tuple[int, int, int]] | None = None,
+    ) -> Tuned:
+        """The selector under one sampling setting: that of its modes which is nearest.
+
+        On another machine than the one it was tuned for, times, the static tree and the speed at which time is charged
+        are that machine's; the question where decisions pay was answered on the first one.
+
+        Args:
+            nodes: drafted tokens at most, equal prefixes counted apart.
+            shapes: the only actions that an engine has graphs for; all of them if None.
+
+        Raises:
+            InputError: no action is left, or a shape is not in the action space.
+        """
+        at = min(range(len(self.modes)), key=lambda i: self.modes[i].distance(temperature, top_p))
+        mode = self.modes[at]
+        if nodes is None and shapes is None:
+            return Tuned(self, mode, None)
+        allowed = self._allowed(nodes, shapes)
+        entry = self.config["modes"][at]
+        best = max((self.actions[a] for a in allowed), key=lambda action: _static_speed(action, entry, self))
+        everything = tuple(range(len(self.actions)))
+        # with fewer trees to choose from, decoding is slower, and so time is worth less
+        gain = mode.gain * _static_speed(best, entry, self) / _static_speed(mode.action, entry, self)
+        return Tuned(self, replace(mode, action=best, further=everything, first=0, gain=gain), allowed)
+
+    def _allowed(self, nodes: int | None, shapes: Iterable[tuple[int, int, int]] | None) -> list[int]:
+        """Indices of the actions that remain."""
+        space, wanted = ActionSpace.default(), set(range(len(self.actions)))
+        try:
+            if shapes is not None:
+                wanted = {space.index(Action(*shape)) for shape in shapes}
+        except (ValueError, TypeError) as error:
+            raise InputError(f"shapes: {error}") from error
+        allowed = sorted(a for a in wanted if nodes is None or self.actions[a].nodes <= nodes)
+        if not allowed:
+            raise InputError(f"no action is left of those with at most {nodes} nodes and the shapes given")
+        return allowed
+
+    def efficiency(self, features: dict[str, Tensor]) -> Tensor:
+        """A regressor's predicted block efficiencies for one root, float32 [A]."""
+        return self._module.efficiency(_on_cpu(features))
+
+    def further(self, hidden_D: Tensor, scalars_F: Tensor, head: tuple[Tensor, ...], cost_A: Tensor) -> int:
+        """The best further action at a drafted token, by its position in `cost_A`; `head` as from `head_of`."""
+        return self._module.further(hidden_D, scalars_F, *head, cost_A)
+
+    def head_of(self, further: list[int]) -> tuple[Tensor, ...]:
+        """What the trunk's network needs to tell what some further actions add."""
+        weight_IH, bias_I, sums_IA = self._head
+        sums_IA = sums_IA[:, further]
+        needed = sums_IA.any(1)
+        return weight_IH[needed].contiguous(), bias_I[needed], sums_IA[needed].T.contiguous()
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a selector decides under one sampling setting.
+
+    Attributes:
+        at_root, on_trunk: whether decisions are made at the root, by all features, or there and along the trunk, by the
+            draft's own state. Neither: `action` is the answer to everything.
+        action: the best static action.
+        gain: tokens per second at which time is charged.
+        further: indices of the further actions that are weighed along the trunk.
+        first: trunk tokens before which the answer is always to draft on; 0 is the root.
+    """
+
+    temperature: float
+    top_p: float
+    action: Action
+    at_root: bool
+    on_trunk: bool
+    gain: float
+    further: tuple[int, ...] = ()
+    first: int = 0
+
+    def distance(self, temperature: float, top_p: float) -> float:
+        return abs(self.temperature - temperature) + abs(self.top_p - top_p)
+
+    @classmethod
+    def of(cls, entry: dict) -> Mode:
+        names = ("temperature", "top_p", "at_root", "on_trunk", "gain", "first")
+        further = tuple(entry["further"])
+        return cls(action=Action(*entry["action"]), further=further, **{name: entry[name] for name in names})
+
+
+class Tuned:
+    """A selector under one sampling setting; decides where that is worth its time.
+
+    Attributes:
+        latency: the profile that root features are based on; None where none are needed.
+        on_trunk: whether `decide` is to be asked, at the root and after trunk tokens, from the `first` one on.
+    """
+
+    def __init__(self, selector: Selector, mode: Mode, allowed: list[int] | None = None) -> None:
+        self.selector, self.mode = selector, mode
+        self.latency = selector.latency if mode.at_root else None
+        self.on_trunk, self.first = mode.on_trunk, mode.first
+        self.verifier = selector.verifier
+        self._space = ActionSpace.default()
+        if mode.at_root or mode.on_trunk:
+            lengths_L, seconds_LA = selector.latency.table(
+                selector.actions, selector.verifier, mode.at_root, mode.first if mode.on_trunk else None, mode.top_p < 1
+            )
+            self._lengths: list[float] = lengths_L.tolist()
+            self.cost_LA = mode.gain * seconds_LA
+            if allowed is not None:  # a plan that is allowed stays so while it is carried out: one always remains
+                barred = torch.ones(len(selector.actions), dtype=torch.bool)
+                barred[allowed] = False
+                self.cost_LA = self.cost_LA + BARRED * barred
+            self.head = selector.head_of(list(mode.further)) if mode.on_trunk else ()
+            self.cost_LTA = further_cost(self.cost_LA, self._space)[..., list(mode.further)].contiguous()
+            self._length = -1.0
+            self._costs: list[Tensor] = []
+            self._whole = further_actions(self._space)[:, list(mode.further)].tolist()
+
+    @torch.inference_mode()
+    def select(self, features: dict[str, Tensor] | None) -> Action:
+        """The decision at a root. Without features, or any decision to make there: the static action; where the trunk
+        is decided, the longest chain, to be cut by `decide`.
+        """
+        if self.on_trunk:
+            return LONGEST
+        if features is None or not self.mode.at_root:
+            return self.mode.action
+        cost_A = self._at(self.cost_LA, float(features[SCALARS_KEY][LENGTH_AT]))
+        return self.selector.actions[int((self.selector.efficiency(features) - cost_A).argmax())]
+
+    def decide(self, hidden_D: Tensor, scalars_F: Tensor, drafted: int, length: float) -> Action:
+        """The decision along the trunk: the action from here on, whose trunk holds at least what is drafted.
+
+        Args:
+            hidden_D: `TRUNK_STATE`, float32 on the CPU.
+            scalars_F: `TRUNK_SCALARS`, float32 on the CPU.
+            drafted: trunk tokens so far, 0 at the root. Before the `first` of them there is nothing to decide.
+            length: committed tokens. Both are among the scalars.
+        """
+        if drafted < self.first:
+            return LONGEST
+        if drafted > self._space.decisions:
+            return self._space.chain(drafted)
+        cost_A = self.costs_at(length)[drafted]
+        return self.whole(drafted, self.selector.further(hidden_D, scalars_F, self.head, cost_A))
+
+    def costs_at(self, length: float) -> list[Tensor]:
+        """What further actions cost after each number of trunk tokens, in tokens; kept for a whole step."""
+        if length != self._length:
+            self._length, self._costs = length, list(self._at(self.cost_LTA, length))
+        return self._costs
+
+    def whole(self, drafted: int, further: int) -> Action:
+        """What is drafted in all once a further action, by its position in `mode.further`, has been added."""
+        return self.selector.actions[self._whole[drafted][further]]
+
+    def _at(self, table: Tensor, length: float) -> Tensor:
+        """A table by context length, linear in between and constant beyond."""
+        lengths = self._lengths
+        length = min(max(length, lengths[0]), lengths[-1])
+        upper = next(i for i in range(1, len(lengths)) if length <= lengths[i])
+        share = (length - lengths[upper - 1]) / (lengths[upper] - lengths[upper - 1])
+        return torch.lerp(table[upper - 1], table[upper], share)
 
 
 def _on_cpu(features: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -102,8 +288,10 @@ def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | Non
         module = torch.jit.load(str(folder / "selector.pt"), map_location="cpu").eval()
         if latency is not None:
             _retune(module, config, profile)
-        module = torch.jit.freeze(module)
-    return Selector(module, config, profile)
+        buffers = dict(module.named_buffers())
+        head = tuple(buffers[name].clone() for name in HEAD)
+        module = torch.jit.freeze(module, preserved_attrs=["efficiency", "further"])
+    return Selector(module, head, config, profile, retuned=latency is not None)
 
 
 def _check_files(folder: Path) -> None:
@@ -133,10 +321,27 @@ def _retune(module: torch.jit.ScriptModule, config: dict, profile: LatencyProfil
     if len(predicted_RA) == 0:
         return  # a policy sees times only through its features
     actions = tuple(Action(*action) for action in config["actions"])
-    lengths_L, seconds_LA = profile.table(actions, config["verifier"], selector=True)
-    module.lengths_L, module.seconds_LA = lengths_L, seconds_LA
+    lengths_L, seconds_LA, filter_A = decision_tables(profile, actions, config["verifier"])
+    module.lengths_L, module.seconds_LA, module.filter_A = lengths_L, seconds_LA, filter_A
     seconds_RA = interpolated(seconds_LA, lengths_L, buffers["calibration_length_R"])
     buffers["gain"].fill_(best_gain(predicted_RA, seconds_RA))
+
+
+def _static_speed(action: Action, entry: dict, selector: Selector) -> float:
+    """Of a static tree under a mode's sampling setting, by the selector's profile; tokens per second."""
+    lengths = selector.latency.draft.lengths
+    length, filtered = lengths[len(lengths) // 2], entry["top_p"] < 1
+    seconds = selector.latency.action_seconds(action, length, selector.verifier, filtered=filtered)
+    return entry["mean_efficiency"][selector.actions.index(action)] / seconds
+
+
+def _retuned(mode: Mode, entry: dict, selector: Selector) -> Mode:
+    """A mode with the best static tree on another machine, and g moved in proportion to that tree's speed."""
+    best = max(selector.actions, key=lambda action: _static_speed(action, entry, selector))
+    gain = mode.gain * _static_speed(best, entry, selector) / entry["static_speed"]
+    # which further actions are ever the best is not known there: all are weighed
+    further = tuple(range(len(selector.actions)))
+    return replace(mode, action=best, gain=gain, further=further, first=0)
 
 
 def best_gain(efficiency_BA: Tensor, seconds_BA: Tensor, tolerance: float = 1e-9) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class InputError(ValueError):
@@ -27,6 +27,13 @@ class Scalar:
     meaning: str
 
 
+# Known at a root before any pass.
+CONTEXT = (
+    Scalar("context_length", "tokens", "committed tokens, the root token included"),
+    Scalar("temperature", "1", "of the target's sampling"),
+    Scalar("top_p", "1", "nucleus threshold; 1 keeps everything"),
+)
+
 # `prev` is the token before the root token, `root` the last committed one (DDTE, appendix E). Distributions are taken
 # after temperature and nucleus filtering; divergences floor probabilities at 1e-10, so that they are finite.
 SCALARS = (
@@ -36,15 +43,23 @@ SCALARS = (
     Scalar("kl_target_draft_prev", "nats", "KL(p_prev || q_prev)"),
     Scalar("kl_draft_target_prev", "nats", "KL(q_prev || p_prev)"),
     Scalar("l1_prev", "1", "|p_prev - q_prev|_1"),
-    Scalar("context_length", "tokens", "committed tokens, the root token included"),
-    Scalar("temperature", "1", "of the target's sampling"),
-    Scalar("top_p", "1", "nucleus threshold; 1 keeps everything"),
+    *CONTEXT,
     Scalar("draft_pass_seconds", "s", "estimated time of one draft pass at this length"),
     Scalar("target_pass_seconds", "s", "estimated time of one target pass over one token at this length"),
 )
 SCALAR_NAMES = tuple(scalar.name for scalar in SCALARS)
 LATENCY_SCALARS = ("draft_pass_seconds", "target_pass_seconds")  # of a machine, not of a trace
 TRACE_SCALARS = tuple(name for name in SCALAR_NAMES if name not in LATENCY_SCALARS)
+
+# What is known while a trunk is drafted, at a token that has been drawn and not passed yet: all of it the draft's own.
+# At the root nothing has been drawn, and the first three are 0.
+TRUNK_SCALARS = (
+    Scalar("drafted", "tokens", "drafted so far, this token included"),
+    Scalar("token_logprob", "nats", "log of the newest token's probability under the draft"),
+    Scalar("path_logprob", "nats", "sum of the log-probabilities along the drafted path"),
+    *CONTEXT,
+)
+TRUNK_STATE = "draft_hidden_parent"  # the draft's last hidden state where the token was drawn; at the root, the root's
 
 # Last hidden states: float vectors of the models' widths.
 HIDDEN_STATES = ("target_hidden_prev", "draft_hidden_prev", "draft_hidden_root")
@@ -56,8 +71,18 @@ def label_columns(verifier: str) -> dict[str, str]:
 
     `mean`: E[tau + 1], averaged over the samples. `error`: its standard error. `half`: the mean over the first half of
     the samples, for cross-fitting. `realised`: tau + 1 of one verification, drawn on the first sample's tree.
+    `trunk`: of every sample in turn, E[tau + 1] given its own trunk, samples x actions.
     """
-    return {kind: f"{verifier}.{kind}" for kind in ("mean", "error", "half", "realised")}
+    return {kind: f"{verifier}.{kind}" for kind in ("mean", "error", "half", "realised", "trunk")}
+
+
+# Trace columns of the trunks of a root's samples, samples x trunk tokens (without the last one, which nothing follows).
+TRUNK_COLUMNS = {
+    "hidden": "trunk.hidden",  # TRUNK_STATE, samples x tokens x width
+    "token_entropy": "trunk.token_entropy",  # H of the draft's distribution that it was drawn from, in nats
+    "token_logprob": "trunk.token_logprob",
+    "accept": "trunk.accept",  # min(1, p/q) of the token
+}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Roots whose best action follows from a feature, for tests of training and export."""
+"""Roots and trunks whose best action follows from a feature, for tests of training and export."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from selector.actions import ActionSpace
 from selector.data import Roots
 from selector.latency import LatencyProfile, Table, interpolated
 from selector.module import SelectorModule
-from selector.schema import SCALAR_NAMES
+from selector.schema import SCALAR_NAMES, TRUNK_SCALARS
 
 WIDTHS = [6, 4, 4]
 SPACE = ActionSpace.default()
@@ -23,33 +23,62 @@ def profile(draft: float = 1e-3, target: float = 5e-3) -> LatencyProfile:
         target=Table(lengths, [1, 33], [[target, 2 * target], [1.5 * target, 3 * target]]),
         verify={"traversal": Table([1, 16], [1, 4], [[1e-4, 2e-4], [5e-4, 8e-4]])},
         select=1e-4,
+        revise=1e-5,
         step=1e-4,
     )
 
 
 def roots(count: int = 64, seed: int = 0) -> Roots:
-    """Long trees pay where the first hidden state's first entry is positive, short ones elsewhere."""
+    """Long trees pay where the first hidden state's first entry is positive, short ones elsewhere.
+
+    On each of the two trunks drafted there, that is so where the draft's own hidden state begins with a positive entry.
+    """
     generator = torch.Generator().manual_seed(seed)
     hidden = [torch.randn(count, width, generator=generator) for width in WIDTHS]
     scalars = torch.rand(count, len(SCALAR_NAMES), generator=generator)
     length_B = torch.randint(20, 200, (count,), generator=generator)
     scalars[:, SCALAR_NAMES.index("context_length")] = length_B.float()
     depth_A = torch.tensor([float(action.L1 + action.L2) for action in SPACE])
-    reach_B1 = torch.where(hidden[0][:, :1] > 0, 0.95, 0.3)
-    mean_BA = (1 - reach_B1 ** (depth_A + 1)) / (1 - reach_B1)
+    mean_BA = efficiency(hidden[0][:, :1], depth_A)
+    trunk_hidden = torch.randn(count, 2, SPACE.decisions, WIDTHS[-1], generator=generator)
+    trunk_hidden[..., 0] = trunk_hidden[..., :1, 0]
+    trunk_scalars = torch.rand(count, 2, SPACE.decisions, len(TRUNK_SCALARS), generator=generator)
+    trunk_scalars[..., 0] = torch.arange(1.0, SPACE.decisions + 1)
     times = [profile().table(SPACE.actions, "traversal", with_selector) for with_selector in (True, False)]
     tables = [interpolated(seconds_LA, lengths_L, length_B) for lengths_L, seconds_LA in times]
     return Roots(
         *hidden,
         scalars=scalars,
         mean_BA=mean_BA,
+        error_BA=torch.full_like(mean_BA, 0.1),
         half_BA=mean_BA + 0.01 * torch.randn(mean_BA.shape, generator=generator),
         realised_BA=mean_BA.round(),
         seconds_BA=tables[0],
         static_seconds_BA=tables[1],
         setting_B=torch.zeros(count, dtype=torch.int64),
+        step_B=torch.arange(count) % 8 > 0,
+        kind_B=torch.zeros(count, dtype=torch.int64),
+        prompt_B=torch.arange(count),
         base_B=torch.full((count,), SPACE.index((1, 3, 0))),
+        trunk_hidden_BSTD=trunk_hidden.half(),
+        trunk_scalars_BSTF=trunk_scalars,
+        trunk_entropy_BST=torch.rand(count, 2, SPACE.decisions, generator=generator),
+        trunk_BSA=efficiency(trunk_hidden[..., 0, :1], depth_A),
     )
+
+
+def efficiency(sign: torch.Tensor, depth_A: torch.Tensor) -> torch.Tensor:
+    """Block efficiency of trees of some depths where every token is accepted with 0.95, or with 0.3."""
+    reach = torch.where(sign > 0, 0.95, 0.3)
+    return (1 - reach ** (depth_A + 1)) / (1 - reach)
+
+
+class Traces:
+    """Stands in for `TracesModule`, whose data come from files."""
+
+    def __init__(self, count: int = 256) -> None:
+        self.train, self.validation = roots(count), roots(count, seed=5)
+        self.profile = profile()
 
 
 def module(objective: str, seed: int = 0) -> SelectorModule:

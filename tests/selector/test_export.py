@@ -8,21 +8,42 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from selector.actions import Action
+from selector.actions import Action, trunk_tokens
 from selector.export import write_artefact
+from selector.latency import interpolated
+from selector.network import further_actions, further_cost
 from selector.runtime import Selector, load_selector
-from selector.schema import HIDDEN_STATES, InputError
+from selector.schema import HIDDEN_STATES, SCALAR_NAMES, InputError
 from tests.selector.synthetic import SPACE, module, profile, roots
 
 FALLBACK = Action(1, 3, 0)
+FURTHER = [SPACE.index(action) for action in (*map(SPACE.chain, range(17)), Action(3, 0, 4), Action(2, 2, 3))]
+STATIC, AT_ROOT, ON_TRUNK = (
+    {
+        "temperature": temperature,
+        "top_p": 1.0,
+        "action": [1, 3, 0],
+        "at_root": at_root,
+        "on_trunk": on_trunk,
+        "gain": 300.0,
+        "further": FURTHER,
+        "first": 2,
+        "mean_efficiency": roots().mean_BA.mean(0).tolist(),
+        "static_speed": 300.0,
+    }
+    for temperature, at_root, on_trunk in ((0.2, False, False), (0.6, True, False), (1.0, False, True))
+)
 
 
 def export(folder: Path, objective: str, check: Callable[[Selector], None] = lambda _: None) -> Selector:
     trained = module(objective)
     trained.fit_gain(roots())
     facts = {"pair": {"target": "t", "draft": "d", "fingerprint": profile().pair}, "metrics": {}, "run_id": "none"}
-    return write_artefact(folder, trained, roots(), profile(), "traversal", FALLBACK, facts, check)
+    return write_artefact(
+        folder, trained, roots(), profile(), "traversal", FALLBACK, [STATIC, AT_ROOT, ON_TRUNK], facts, check
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +70,81 @@ def test_the_exported_selector_chooses_as_the_trained_module(tmp_path: Path, obj
 
 def test_a_root_without_features_gets_the_fallback(artefact: Path) -> None:
     assert load_selector(artefact).select(None) == FALLBACK
+
+
+def test_each_sampling_setting_has_its_own_way_to_decide(artefact: Path) -> None:
+    selector = load_selector(artefact)
+    features = {name: value[0] for name, value in roots(1, seed=3).features().items()}
+    static, at_root, on_trunk = (selector.at(temperature) for temperature in (0.1, 0.55, 1.3))
+    assert static.latency is None and not static.on_trunk and static.select(None) == Action(1, 3, 0)
+    assert at_root.latency is selector.latency and at_root.select(None) == Action(1, 3, 0)
+    scores = 1 + module("regressor").network(
+        [features[name][None] for name in HIDDEN_STATES], features["scalars"][None]
+    )
+    lengths_L, seconds_LA = profile().table(SPACE.actions, "traversal", True)
+    cost = 300.0 * interpolated(seconds_LA, lengths_L, features["scalars"][6:7])[0]
+    assert at_root.select(features) == SPACE.actions[int((scores[0] - cost).argmax())]
+    assert on_trunk.latency is None and on_trunk.on_trunk and on_trunk.select(None) == SPACE.chain(16)
+
+
+def test_decisions_along_the_trunk_are_those_of_the_trained_module(artefact: Path) -> None:
+    trained, data = module("regressor"), roots(30, seed=4)
+    tuned = load_selector(artefact).at(1.0)
+    lengths_L, seconds_LA = profile().table(SPACE.actions, "traversal", False, 2)
+    drafted = []
+    for b in range(30):
+        length = float(data.scalars[b, SCALAR_NAMES.index("context_length")])
+        seconds_1A = interpolated(seconds_LA, lengths_L, torch.tensor([length]))
+        cost_TA = further_cost(300.0 * seconds_1A, SPACE)[0, :, FURTHER]
+        for t in range(2, SPACE.decisions + 1):
+            gains_A = trained.gains(data.rows(slice(b, b + 1)), t)[0, 0, FURTHER]
+            expected = SPACE.actions[int(further_actions(SPACE)[t, FURTHER[int((gains_A - cost_TA[t]).argmax())]])]
+            hidden, scalars = data.trunk_hidden_BSTD[b, 0, t - 1].float(), data.trunk_scalars_BSTF[b, 0, t - 1]
+            assert tuned.decide(hidden, scalars, t, length) == expected
+            drafted.append(expected)
+    assert len(set(drafted)) > 3
+    assert tuned.first == 2 and tuned.decide(hidden, scalars, 16, length) == SPACE.chain(16)
+
+
+@pytest.mark.parametrize("temperature", [0.2, 0.6, 1.0])
+@pytest.mark.parametrize(
+    ("nodes", "shapes"), [(5, None), (None, [(1, 2, 0), (2, 3, 2), (3, 0, 4)]), (9, [(2, 2, 3), (2, 2, 8)])]
+)
+def test_only_allowed_trees_are_chosen(
+    artefact: Path, temperature: float, nodes: int | None, shapes: list[tuple[int, int, int]] | None
+) -> None:
+    """Whatever the decisions on the way: the trunk's end, carried out token by token, is an allowed tree."""
+    tuned, data = load_selector(artefact).at(temperature, nodes=nodes, shapes=shapes), roots(20, seed=6)
+    allowed = {a for a in SPACE if (nodes is None or a.nodes <= nodes) and (shapes is None or a in map(tuple, shapes))}
+    hidden_BSTD, scalars_BSTF = data.along_trunks(slice(None))
+    for b in range(20):
+        action = tuned.select({name: value[b] for name, value in data.features().items()})
+        if tuned.on_trunk:
+            drafted = 0
+            while drafted <= trunk_tokens(action):
+                action = tuned.decide(hidden_BSTD[b, 0, drafted], scalars_BSTF[b, 0, drafted], drafted, 50.0)
+                drafted += 1
+                if drafted > SPACE.decisions:
+                    break
+        assert action in allowed
+    assert tuned.select(None) in allowed or tuned.on_trunk
+
+
+def test_limits_that_leave_no_tree_are_refused(artefact: Path) -> None:
+    selector = load_selector(artefact)
+    with pytest.raises(InputError, match="no action is left of those with at most 3 nodes"):
+        selector.at(1.0, nodes=3, shapes=[(4, 0, 8)])
+    with pytest.raises(InputError, match="shapes: "):
+        selector.at(1.0, shapes=[(4, 8)])
+    with pytest.raises(InputError, match=r"shapes: action \(9, 0, 8\) is not in the space"):
+        selector.at(1.0, shapes=[(9, 0, 8)])
+
+
+def test_another_machine_has_its_own_static_tree_and_speed(artefact: Path) -> None:
+    here = load_selector(artefact).at(0.2)
+    slow = load_selector(artefact, latency=profile(draft=1.0)).at(0.2)
+    assert slow.select(None) == Action(1, 0, 0) != here.select(None)  # drafting never pays there
+    assert slow.mode.gain < here.mode.gain
 
 
 def test_another_machines_profile_changes_the_choice(artefact: Path) -> None:
@@ -103,13 +199,13 @@ def test_a_missing_file_is_named(artefact: Path, tmp_path: Path) -> None:
 
 
 def test_another_schema_version_is_refused(artefact: Path, tmp_path: Path) -> None:
-    from selector.schema import sha256
+    from selector.schema import SCHEMA_VERSION, sha256
 
     copy = tmp_path / "selector"
     shutil.copytree(artefact, copy)
     config = copy / "config.json"
     old = sha256(config)
-    config.write_text(config.read_text().replace('"schema_version": 1', '"schema_version": 7'))
+    config.write_text(config.read_text().replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 7'))
     sums = copy / "SHA256SUMS"
     sums.write_text(sums.read_text().replace(old, sha256(config)))
     with pytest.raises(InputError, match="schema version 7; this program reads"):

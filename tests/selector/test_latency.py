@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from selector.actions import Action, ActionSpace
-from selector.latency import LatencyProfile, Table, interpolated
+from selector.latency import LatencyProfile, Table, decision_tables, gpu_like, interpolated
 from selector.schema import InputError
 from tests.selector.synthetic import profile
 
@@ -18,6 +19,7 @@ FLAT = LatencyProfile(
     target=Table([10, 20], [1, 33], [[100.0, 132.0], [100.0, 132.0]]),  # 99 + nodes
     verify={"traversal": Table([1, 16], [1, 4], [[1000.0, 1000.0], [1000.0, 1000.0]])},
     select=10_000.0,
+    revise=1e4,
     step=0.0,
 )
 
@@ -73,7 +75,7 @@ def test_a_profile_survives_the_file(tmp_path: Path) -> None:
     assert LatencyProfile.load(path) == profile()
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"schema_version": 1, "draft": 3}'])
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"schema_version": 2, "draft": 3}'])
 def test_a_damaged_profile_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "latency.json"
     path.write_text(content)
@@ -86,3 +88,33 @@ def test_a_profile_of_another_version_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({**profile().to_json(), "schema_version": 99}))
     with pytest.raises(InputError, match="schema version 99"):
         LatencyProfile.load(path)
+
+
+def test_a_gpu_like_profile_verifies_32_tokens_at_the_price_of_one() -> None:
+    made = gpu_like("pair", ["traversal"], draft_share=0.05)
+    assert made.device.startswith("synthetic: ")
+    times = {a: made.action_seconds(Action(*a), 100, "traversal") for a in ((1, 0, 0), (1, 1, 0), (4, 0, 7), (4, 0, 8))}
+    target = made.target.at(100, 1)
+    assert times[1, 1, 0] - times[1, 0, 0] == pytest.approx(0.05 * target)
+    assert times[4, 0, 7] - times[1, 1, 0] == pytest.approx(6 * 0.05 * target)
+    assert times[4, 0, 8] - times[4, 0, 7] == pytest.approx((0.05 + 0.5 / 32) * target)  # the 33rd token is not free
+
+
+def test_decisions_are_charged_where_they_are_made() -> None:
+    base = FLAT.action_seconds(Action(1, 3, 0), 15, "traversal")
+    for first, decisions in ((0, 4), (1, 3), (3, 1), (5, 0)):
+        charged = FLAT.action_seconds(Action(1, 3, 0), 15, "traversal", revising=first)
+        assert charged == pytest.approx(base + decisions * FLAT.revise)
+    empty = FLAT.action_seconds(Action(1, 0, 0), 15, "traversal", revising=0)
+    root_pass = 2.0  # the root, and a token that the draft may lack
+    assert empty == pytest.approx(FLAT.action_seconds(Action(1, 0, 0), 15, "traversal") + root_pass + FLAT.revise)
+
+
+def test_every_row_is_charged_for_the_nucleus_where_there_is_one() -> None:
+    sorting = replace(FLAT, nucleus=0.5)
+    for action, rows in ((Action(1, 0, 0), 1), (Action(1, 3, 0), 4 + 2 + 2), (Action(2, 1, 2), 6 + 2 + 1 + 2)):
+        plain, filtered = (sorting.action_seconds(action, 15, "traversal", filtered=f) for f in (False, True))
+        assert filtered - plain == pytest.approx(0.5 * rows), action
+    lengths_L, seconds_LA, filter_A = decision_tables(sorting, (Action(1, 3, 0),), "traversal")
+    expected = sorting.action_seconds(Action(1, 3, 0), 15, "traversal", selector=True, filtered=True)
+    assert float(interpolated(seconds_LA, lengths_L, torch.tensor([15.0])) + filter_A) == pytest.approx(expected)

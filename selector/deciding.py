@@ -1,0 +1,70 @@
+"""Decisions along the trunk, played on recorded trunks: what they would have drafted, and what it would have yielded.
+
+A decision after `t` drafted tokens, the first at the root with none, compares what every further action adds with what
+it costs, `argmax gain - g time` (algorithms sheet, section 7); to stop adds and costs nothing. The best further action
+is carried out up to its next trunk token, where the question is asked again with what is known then. So each decision
+maximises over plans that are not revised: a lower bound of optimal stopping that needs no value function of a machine's
+times.
+
+Legend: B roots, S samples, T trunk tokens, A actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from selector.actions import EMPTY, ActionSpace, trunk_tokens
+from selector.data import Roots
+from selector.network import further_actions
+from selector.runtime import LONGEST
+
+SPACE = ActionSpace.default()
+STOP = SPACE.index(EMPTY)
+TRUNK_TOKENS = torch.tensor([trunk_tokens(action) for action in SPACE])
+
+
+@dataclass(frozen=True)
+class Played:
+    """What was drafted on every sample of every root, [B, S]: action index, tokens it yields, seconds it takes."""
+
+    action_BS: Tensor
+    tokens_BS: Tensor
+    seconds_BS: Tensor
+    times_A: Tensor | None = None  # how often each further action was the best along the trunk
+
+    def speed(self) -> float:
+        """Tokens per second: sums over sums."""
+        return float(self.tokens_BS.double().sum() / self.seconds_BS.double().sum())
+
+
+def play(roots: Roots, gains_BSTA: Callable[[int], Tensor], cost_BTA: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+    """The action that decisions along the trunk lead to, for every sample, int64 [B, S]; and how often each further
+    action was the best, [A].
+
+    Args:
+        gains_BSTA: predicted gains of further actions after t tokens, [B, S, A], by t.
+        cost_BTA: as from `further_cost`.
+        first: trunk tokens before which nothing is decided; 0 is the root.
+    """
+    shape = roots.trunk_BSA.shape[:2]
+    whole_TA = further_actions(SPACE)
+    branches_now = torch.tensor([action.K > 1 and action.L1 == 0 for action in SPACE])
+    action_BS = torch.full(shape, SPACE.index(LONGEST))
+    open_BS = torch.ones(shape, dtype=torch.bool)
+    times_A = torch.zeros(len(SPACE), dtype=torch.int64)
+    for t in range(first, SPACE.decisions + 1):
+        best_BS = (gains_BSTA(t) - cost_BTA[:, t].unsqueeze(1)).argmax(-1)
+        times_A += best_BS[open_BS].bincount(minlength=len(SPACE))
+        action_BS = torch.where(open_BS, whole_TA[t][best_BS], action_BS)
+        open_BS &= ~((best_BS == STOP) | branches_now[best_BS])
+    return action_BS, times_A
+
+
+def outcome(roots: Roots, action_BS: Tensor, seconds_BA: Tensor, times_A: Tensor | None = None) -> Played:
+    """What the given actions yield on the samples' own trunks, and what they take."""
+    tokens_BS = roots.trunk_BSA.gather(-1, action_BS.unsqueeze(-1))[..., 0]
+    return Played(action_BS, tokens_BS, seconds_BA.gather(-1, action_BS), times_A)

@@ -1,0 +1,161 @@
+"""Where a selector's decisions are worth their cost: at the root, along the trunk, or nowhere.
+
+At the root a selector may use all features (DDTE, appendix E). Along the trunk, the root token included, it uses the
+draft's own state: far less to compute, and known at every drafted token.
+
+Decided for every sampling setting apart. Speeds g are fitted on the training split, what pays is found on the
+validation split, and a decision must be ahead of the best static tree by a standard error there: where draft and target
+agree about as well everywhere, there is little to decide, and the static tree costs nothing.
+
+Legend: B roots, S samples, T trunk tokens, A actions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selector.actions import EMPTY, ActionSpace
+from selector.baselines import best_static
+from selector.data import Roots, TracesModule, met_in_decoding, of_setting
+from selector.deciding import TRUNK_TOKENS, Played, outcome, play
+from selector.module import SelectorModule
+from selector.network import further_cost
+from selector.runtime import Mode
+
+SPACE = ActionSpace.default()
+WHERE = ((False, False), (True, False), (False, True))  # at the root, along the trunk
+EARLY = 0.03  # share of the steps that may end later than they would
+RARE = 0.005  # share of the decisions that may fall to other actions than the best one
+ROUNDS = 6  # of Dinkelbach's method; it converges quadratically
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A way to decide under one sampling setting, on the validation split.
+
+    Attributes:
+        ratio, error: speed over that of the best static tree, and its standard error over prompts.
+        static_speed: of the best static tree on the training split, in tokens per second.
+    """
+
+    mode: Mode
+    ratio: float
+    error: float
+    static_speed: float
+
+    def row(self) -> dict[str, Any]:
+        return {**asdict(self.mode), "action": list(self.mode.action), "ratio": self.ratio, "error": self.error}
+
+
+@torch.no_grad()
+def judge(module: SelectorModule, traces: TracesModule) -> list[list[Judged]]:
+    """Every way to decide, for every sampling setting of the training split; the chosen one first."""
+    module.eval()
+    result = []
+    for setting in traces.train.setting_B.unique().tolist():
+        train, validation = (met_in_decoding(of_setting(split, setting)) for split in (traces.train, traces.validation))
+        ways = [way for way in WHERE if module.predicts_efficiency or not way[1]]
+        judged = [_judge(module, traces, train, validation, *way) for way in ways]
+        result.append(sorted(judged, key=lambda j: j.ratio - j.error, reverse=True))
+    return result
+
+
+def _judge(
+    module: SelectorModule, traces: TracesModule, train: Roots, validation: Roots, at_root: bool, on_trunk: bool
+) -> Judged:
+    temperature, top_p = train.sampling()
+    action = best_static(train.mean_BA, train.static_seconds_BA)
+    static = torch.full((len(train),), action)
+    gain = speed = float(train.mean_BA[:, action].sum() / train.static_seconds_BA[:, action].sum())
+    player = Player(module, traces, train, at_root, on_trunk)
+    for _ in range(ROUNDS if at_root or on_trunk else 0):
+        gain = player.play(static, gain).speed()
+    if on_trunk:
+        player = player.from_the(first_token(player.play(static, gain)))
+        for _ in range(ROUNDS):
+            gain = player.play(static, gain).speed()
+    further = common(player.play(static, gain).times_A)
+    charged = gain * module.predicts_efficiency
+    mode = Mode(temperature, top_p, SPACE.actions[action], at_root, on_trunk, charged, further, player.first)
+    base_B = torch.full((len(validation),), action)
+    played = Player(module, traces, validation, at_root, on_trunk).from_the(player.first).play(base_B, gain)
+    base = Player(module, traces, validation, False, False).play(base_B, gain)
+    return Judged(mode, *ratio_and_error(played, base, validation.prompt_B), speed)
+
+
+class Player:
+    """Decisions of one kind on some roots, as fast as g can be varied."""
+
+    def __init__(
+        self, module: SelectorModule, traces: TracesModule, roots: Roots, at_root: bool, on_trunk: bool
+    ) -> None:
+        self.roots, self.at_root, self.on_trunk = roots, at_root, on_trunk
+        self.revise = traces.profile.revise
+        self.undecided_BA = roots.seconds_BA if at_root else roots.static_seconds_BA
+        empty = SPACE.index(EMPTY)  # a decision needs the draft's pass over the root even where nothing is drafted then
+        self.root_pass_B = roots.seconds_BA[:, empty] - roots.static_seconds_BA[:, empty] - traces.profile.select
+        if on_trunk:
+            self.gains = [module.gains(roots, t) for t in range(SPACE.decisions + 1)]
+        if at_root:
+            self.outputs_BA = module.outputs(roots)
+            self.charged = float(module.predicts_efficiency)
+        self.from_the(0)
+
+    def from_the(self, first: int) -> Player:
+        """Trunk tokens before this one are drafted without a decision."""
+        self.first, self.seconds_BA = first, self.undecided_BA
+        if self.on_trunk:
+            decisions_A = (TRUNK_TOKENS - first + 1).clamp(min=0)
+            self.seconds_BA = self.undecided_BA + self.revise * decisions_A
+            self.seconds_BA[:, SPACE.index(EMPTY)] += self.root_pass_B
+            self.further_BTA = further_cost(self.seconds_BA, SPACE)
+        return self
+
+    def play(self, static_B: Tensor, gain: float) -> Played:
+        """What is drafted when time is charged at `gain` tokens per second."""
+        action_B = static_B
+        if self.at_root:
+            action_B = (self.outputs_BA - self.charged * gain * self.seconds_BA).argmax(-1)
+        action_BS = action_B.unsqueeze(-1).expand(self.roots.trunk_BSA.shape[:2])
+        times_A = None
+        if self.on_trunk:
+            costs_BTA = gain * self.further_BTA
+            action_BS, times_A = play(self.roots, lambda t: self.gains[t], costs_BTA, self.first)
+        return outcome(self.roots, action_BS, self.seconds_BA, times_A)
+
+
+def first_token(played: Played) -> int:
+    """The first trunk token at which more than a few of the steps have come to their end; 0 is the root."""
+    ended_T = TRUNK_TOKENS[played.action_BS].flatten().bincount(minlength=SPACE.decisions + 2).cumsum(0)
+    return int((ended_T <= EARLY * played.action_BS.numel()).sum())
+
+
+def common(times_A: Tensor | None) -> tuple[int, ...]:
+    """The further actions that make up all but a few of the decisions, to stop among them, in canonical order."""
+    if times_A is None:
+        return ()
+    shares, order = (times_A / times_A.sum().clamp(min=1)).sort(descending=True)
+    needed = int((shares.cumsum(0) < 1 - RARE).sum()) + 1
+    return tuple(sorted({SPACE.index(EMPTY), SPACE.index(SPACE.chain(1)), *order[:needed].tolist()}))
+
+
+def ratio_and_error(played: Played, base: Played, prompt_B: Tensor) -> tuple[float, float]:
+    """Speed over the baseline's, and its standard error by leaving out one prompt after the other."""
+    sums = torch.stack(
+        [x.double().sum(-1) for x in (played.tokens_BS, played.seconds_BS, base.tokens_BS, base.seconds_BS)]
+    )
+    _, group_B = prompt_B.unique(return_inverse=True)
+    groups = int(group_B.max()) + 1
+    by_prompt = torch.zeros(4, groups, dtype=torch.float64).index_add_(1, group_B, sums)
+    total = by_prompt.sum(-1)
+    without = total.unsqueeze(-1) - by_prompt
+    ratio = float((total[0] / total[1]) / (total[2] / total[3]))
+    if groups == 1:
+        return ratio, 0.0 if played is base or ratio == 1 else math.inf
+    ratios = (without[0] / without[1]) / (without[2] / without[3])
+    return ratio, float(((groups - 1) / groups * (ratios - ratios.mean()).square().sum()).sqrt())

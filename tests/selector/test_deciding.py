@@ -1,0 +1,105 @@
+"""Decisions along the trunk: the arithmetic of further actions, playing them on traces, and where they pay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from selector.actions import EMPTY, Action, ActionSpace
+from selector.deciding import outcome, play
+from selector.modes import judge, ratio_and_error
+from selector.network import NEVER, further_actions, further_cost, increment_matrix, increments_of
+from tests.selector.synthetic import SPACE, Traces, module, roots
+
+
+def test_an_action_is_the_sum_of_its_increments() -> None:
+    space = ActionSpace(3, 2, 2)
+    increments = torch.rand(len(increment_matrix(space)), generator=torch.Generator().manual_seed(1))
+    values_A = increments @ increment_matrix(space)
+    chain = increments[:4]
+    for a, (K, L1, L2) in enumerate(space):
+        trunk = float(chain[: L1 + L2 if K == 1 else L1].sum())
+        start = 4 + ((K - 2) * 3 + L1) * 2
+        branches = float(increments[start : start + L2].sum()) if K > 1 else 0.0
+        assert float(values_A[a]) == pytest.approx(trunk + branches)
+    assert torch.allclose(increments_of(values_A, space), increments, atol=1e-5)
+
+
+def test_further_actions_begin_where_the_trunk_ends() -> None:
+    whole_TA = further_actions(SPACE)
+    assert whole_TA[0].tolist() == list(range(233))
+    for t, action, whole in [
+        (3, Action(2, 1, 4), Action(2, 4, 4)),
+        (3, EMPTY, Action(1, 3, 0)),
+        (6, Action(1, 4, 0), SPACE.chain(10)),
+        (8, Action(4, 0, 1), Action(4, 8, 1)),
+    ]:
+        assert SPACE.actions[int(whole_TA[t, SPACE.index(action)])] == whole
+    assert int(whole_TA[8, SPACE.index(Action(2, 1, 1))]) == int(whole_TA[15, SPACE.index(SPACE.chain(2))]) == -1
+    cost_BTA = further_cost(torch.arange(233.0).expand(2, -1), SPACE)
+    assert float(cost_BTA[0, 3, SPACE.index(EMPTY)]) == 0
+    expected = SPACE.index(Action(2, 4, 4)) - SPACE.index(Action(1, 3, 0))
+    assert float(cost_BTA[1, 3, SPACE.index(Action(2, 1, 4))]) == expected
+    assert float(cost_BTA[1, 15, SPACE.index(SPACE.chain(2))]) == NEVER
+
+
+def test_playing_follows_the_best_plan_token_by_token() -> None:
+    """Gains that differ by sample: one stops at once, one after three tokens, one branches there, one never stops."""
+    data = roots(2)
+    gains_TSA = torch.zeros(16, 4, 233)
+    gains_TSA[:, 1:, SPACE.index(SPACE.chain(1))] = 1.0
+    gains_TSA[3:, 1] = 0.0
+    gains_TSA[3, 2, SPACE.index(Action(3, 0, 5))] = 2.0
+    index = torch.tensor([[0, 1], [2, 3]])
+    free = further_cost(torch.zeros(2, 233), SPACE)
+    action_BS, times_A = play(data, lambda t: gains_TSA[t][index], free)
+    chosen = [[SPACE.actions[a] for a in row] for row in action_BS.tolist()]
+    assert chosen == [[EMPTY, Action(1, 3, 0)], [Action(3, 3, 5), SPACE.chain(16)]]
+    assert int(times_A.sum()) == 1 + 4 + 4 + 16 and int(times_A[SPACE.index(EMPTY)]) == 2
+    played = outcome(data, action_BS, torch.ones(2, 233))
+    assert played.tokens_BS[1, 0] == data.trunk_BSA[1, 0, SPACE.index(Action(3, 3, 5))]
+    later, _ = play(data, lambda t: gains_TSA[t][index], free, first=2)  # not asked before two tokens are drafted
+    assert [SPACE.actions[a] for a in later[0].tolist()] == [Action(1, 2, 0), Action(1, 3, 0)]
+
+
+def test_the_error_of_a_ratio_is_that_over_prompts() -> None:
+    """Against the spread of the ratio over many sets of roots."""
+    data = roots(400)
+    static = torch.full((400, 2), SPACE.index(Action(1, 3, 0)))
+    longer = torch.full((400, 2), SPACE.index(Action(1, 6, 0)))
+    seconds = data.static_seconds_BA
+    ratios, errors = [], []
+    for part in range(20):
+        rows = data.rows(slice(20 * part, 20 * part + 20))
+        played, base = (outcome(rows, a[:20], seconds[20 * part : 20 * part + 20]) for a in (longer, static))
+        ratio, error = ratio_and_error(played, base, rows.prompt_B)
+        ratios.append(ratio)
+        errors.append(error)
+    assert torch.tensor(errors).mean() == pytest.approx(float(torch.tensor(ratios).std()), rel=0.5)
+
+
+@pytest.fixture(scope="module")
+def judged() -> list:
+    torch.manual_seed(0)
+    trained, traces = module("regressor"), Traces()
+    optimiser = torch.optim.AdamW(trained.parameters(), lr=3e-3)
+    trained.train()
+    for _ in range(300):
+        optimiser.zero_grad()
+        trained.loss(traces.train).backward()
+        optimiser.step()
+    return judge(trained, traces)
+
+
+def test_what_the_draft_tells_along_the_trunk_is_used(judged: list) -> None:
+    ways = {(way.mode.at_root, way.mode.on_trunk): way for way in judged[0]}
+    assert ways[False, False].ratio == 1 and ways[False, False].error == 0
+    assert ways[False, True].ratio > 1.1
+    assert judged[0][0].mode.on_trunk
+    assert judged[0][0].mode.gain > 0
+
+
+def test_a_policy_decides_at_the_root_alone() -> None:
+    ways = judge(module("policy"), Traces(64))
+    assert {(way.mode.at_root, way.mode.on_trunk) for way in ways[0]} == {(False, False), (True, False)}
+    assert not ways[0][0].mode.on_trunk
