@@ -20,6 +20,7 @@ import torch
 from data_gen.audit import Variant, acceptances, efficiencies, variant_efficiencies
 from data_gen.decoding import Decoder, Random
 from data_gen.models import ModelPair
+from data_gen.traces import ROWS_VERSION
 from data_gen.trajectories import Root, TrajectoryLabeller, choose_roots, seed_of
 from data_gen.trees import Topology
 from data_gen.verification import get_verifier
@@ -66,6 +67,7 @@ def run(config: Config, quick: bool = False) -> None:
     ways = variants(config)
     depends = {
         "pair": pair.fingerprint,
+        "rows_version": ROWS_VERSION,
         "seed": config.seed,
         "dtype": config.pair.dtype,
         "audit": config.audit.model_dump(mode="json", exclude={"quick_roots"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import logging
 import os
@@ -15,7 +16,8 @@ import typer
 from selector.schema import InputError
 
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
-APART = ("audit", "bench")  # no part of the way to a selector
+APART = ("audit", "bench", "labels")  # no part of the way to a selector
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)  # full, or not for us to write to
 ALL = "demo"  # all stages, in order
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -37,6 +39,11 @@ def espalier(
         run(stage, config, overrides or [], plan, quick)
     except InputError as error:
         print(f"espalier: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        print(f"espalier: {error.filename or 'a file'}: {error.strerror}; what was there is as it was", file=sys.stderr)
         raise typer.Exit(2) from error
     except KeyboardInterrupt as error:
         print("espalier: interrupted; the same command goes on from here", file=sys.stderr)

@@ -65,9 +65,16 @@ class Pair(Section):
     target: str = "embedded"
     draft: str = "embedded"
     device: str = "auto"
+    device_map: str | None = Field(None, description="auto spreads a large target over all devices (accelerate)")
     dtype: Literal["float32", "bfloat16"] = "float32"
     threads: int | None = Field(None, ge=1, description="CPU threads for all passes; null leaves torch's choice")
     embedded: Embedded = Embedded()
+
+    @model_validator(mode="after")
+    def _spread_over_gpus(self) -> Pair:
+        if self.device_map is not None and self.device != "auto":
+            raise ValueError("device_map places the pair: leave device at auto")
+        return self
 
     @model_validator(mode="after")
     def _both_or_none(self) -> Pair:
@@ -109,15 +116,30 @@ def _action(value: Any) -> Action:
 ActionField = Annotated[tuple[int, int, int], Field(description="(K, L1, L2)")]
 
 
+class RayEngine(Section):
+    """Workers of `data.engine=ray`: one per device."""
+
+    address: str | None = Field(None, description="of a running cluster, or auto; null starts Ray on this machine")
+    workers: int | None = Field(None, ge=1, description="null: as many as the GPUs, or else the cores, allow")
+    gpus_per_worker: int = Field(1, ge=1, description="more than 1 for a target spread by pair.device_map")
+    retries: int = Field(3, ge=0, description="how often a shard may lose its worker")
+
+
 class Data(Section):
     """Trajectories and labelled roots."""
 
     roots: int = Field(1200, ge=8, description="labelled roots, over all splits and sampling settings")
-    roots_per_trajectory: int = Field(8, ge=2, description="half are the decoder's own steps, half every 16th token")
+    roots_per_trajectory: int = Field(
+        8, ge=2, description="half are the decoder's own steps, half every `stride`-th token"
+    )
     stride: int = Field(16, ge=1)
     tokens: int = Field(64, ge=4, description="new tokens per trajectory")
     samples: int = Field(2, ge=2, description="supertrees per root; even, so that labels can be cross-fitted")
+    together: int = Field(16, ge=1, description="supertrees drafted and passed at once: memory against passes")
+    threads: int | None = Field(None, ge=1, description="CPU threads of labelling; null: as pair.threads")
     trajectories_per_shard: int = Field(8, ge=1)
+    engine: Literal["local", "ray"] = "local"
+    ray: RayEngine = RayEngine()
     behaviour: tuple[ActionField, ...] = Field(
         ((1, 2, 0), (1, 4, 0), (1, 8, 0), (2, 0, 4), (4, 0, 3), (2, 2, 3), (4, 4, 2), (3, 1, 5)),
         min_length=1,
@@ -166,6 +188,9 @@ class Latency(Section):
         return value
 
 
+NonNegative = Annotated[float, Field(ge=0)]
+
+
 class Train(Section):
     """The selector's training."""
 
@@ -173,12 +198,21 @@ class Train(Section):
     objectives: tuple[Literal["policy", "regressor"], ...] = Field(("policy", "regressor"), min_length=1)
     width: int = Field(128, ge=4, description="each hidden-state block is projected to this width")
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field((512, 32), min_length=1)
+    trunk_hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (64, 32), min_length=1, description="of the network that decides at drafted tokens, between two draft passes"
+    )
     dropout: float = Field(0.1, ge=0, lt=1)
+    trunk_dropout: float = Field(0.1, ge=0, lt=1)
     learning_rate: float = Field(1e-3, gt=0)
     weight_decay: float = Field(0.01, ge=0)
     batch: int = Field(64, ge=2)
     epochs: int = Field(60, ge=1)
-    patience: int = Field(12, ge=1, description="epochs without a better validation ratio")
+    patience: int = Field(12, ge=1, description="epochs without a better validation ratio (policy) or loss (regressor)")
+    error_powers: tuple[NonNegative, NonNegative] = Field(
+        (0.0, 2.0),
+        description="a regressor's labels weigh the inverse of this power of their standard errors, at the root, where "
+        "the error of a long tree counts in full, and along the trunk, where the next tokens decide",
+    )
     worst_weight: float = Field(1.0, ge=0, description="lambda of DDTE eq. 12")
     worst_share: float = Field(0.05, gt=0, le=1, description="alpha of DDTE eq. 12")
 
@@ -188,6 +222,10 @@ class Evaluate(Section):
 
     prompts: int = Field(40, ge=2)
     tokens: int = Field(64, ge=4)
+    assisted: bool = Field(True, description="transformers' assisted generation among the methods")
+    gpu_like: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+        (), description="synthetic profiles: a draft pass as a share of a target pass, 32 tokens at the price of one"
+    )
     bootstrap: int = Field(2000, ge=100, description="resamples of the prompts")
 
 
@@ -263,6 +301,15 @@ class Bench(Section):
     repeats: int = Field(40, ge=2)
 
 
+class Labels(Section):
+    """How good labels are, and what they cost: the supertree against a tree per action."""
+
+    roots: int = Field(12, ge=2, description="roots of as many trajectories, labelled both ways")
+    samples: int = Field(4, ge=2, description="trees per action of the straightforward procedure; DDTE draws 4")
+    pool: int = Field(64, ge=16, description="supertrees at each of the roots, from which errors are estimated")
+    vocabularies: tuple[Annotated[int, Field(ge=16)], ...] = Field((2048, 151936), min_length=1)
+
+
 class Config(Section):
     """One run. Outputs go under `runs/<name>/`."""
 
@@ -278,6 +325,7 @@ class Config(Section):
     evaluate: Evaluate = Evaluate()
     audit: Audit = Audit()
     bench: Bench = Bench()
+    labels: Labels = Labels()
 
     @field_validator("sampling")
     @classmethod

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import gc
+import math
+import os
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,65 +14,77 @@ import pyarrow.parquet as pq
 import torch
 
 from data_gen import traces
-from data_gen.decoding import Decoded, Decoder, Random, Step
-from data_gen.models import ModelPair, hidden_width
-from data_gen.prompts import Prompt
-from data_gen.sampling import Sampling
-from data_gen.trajectories import Root, TrajectoryLabeller, choose_roots, seed_of
-from data_gen.verification import get_verifier
+from data_gen.latency import device_name
+from data_gen.models import hidden_width
+from pipelines import engines
 from pipelines.config import Config
 from pipelines.pair import load_pair, pair_names
-from pipelines.prompts import encode, prompts_digest, prompts_of, prompts_path
+from pipelines.prompts import prompts_digest
 from pipelines.stage import Stage, mlflow_run, progress
+from pipelines.units import PARTS, Shard, root_schema, shards, trajectory_count
 from selector.actions import ActionSpace
+from selector.runtime import LatencyProfile
 from selector.schema import InputError, read_manifest
 
 
-@dataclass(frozen=True)
-class Unit:
-    """One trajectory: a prompt under one sampling setting, decoded with one verifier."""
-
-    prompt: Prompt
-    sampling: Sampling
-    verifier: str
-
-
-def units(config: Config, split: str) -> list[Unit]:
-    """The trajectories of a split: prompts of all kinds in turn, settings and verifiers in rotation."""
-    shares = {"train": 1 - config.prompts.validation - config.prompts.test, "validation": config.prompts.validation}
-    trajectories = config.data.roots / config.data.roots_per_trajectory
-    count = max(1, round(trajectories * shares[split] / sum(shares.values()) / len(config.sampling)))
-    return [
-        Unit(prompt, setting.build(), config.verifiers[(number + s) % len(config.verifiers)])
-        for number, prompt in enumerate(prompts_of(config, split, count))
-        for s, setting in enumerate(config.sampling)
-    ]
-
-
-def shards(config: Config) -> dict[str, list[Unit]]:
-    """Shard names (without folder) and their trajectories."""
-    size = config.data.trajectories_per_shard
-    result = {}
-    for split in ("train", "validation"):
-        todo = units(config, split)
-        for number, start in enumerate(range(0, len(todo), size)):
-            result[f"{split}/part-{number:05d}.parquet"] = todo[start : start + size]
-    return result
-
-
 def plan(config: Config) -> list[str]:
-    return [size_line(config, hidden_widths(config))]
+    """Rows, passes, time and bytes."""
+    lines = [size_line(config, hidden_widths(config)), passes_line(config)]
+    predicted = predicted_seconds(config)
+    if predicted is None:
+        lines.append("no latency profile with this machine's times of labelling: run the latency stage for the hours")
+    else:
+        total = sum(predicted.values())
+        parts = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in predicted.items())
+        lines.append(f"predicted {duration(total)} on one device, by the latency profile ({parts})")
+    return lines
 
 
 def size_line(config: Config, widths: list[int]) -> str:
     """What will be written, in rows and bytes."""
-    size = traces.row_bytes(root_schema(config, widths)) * config.data.roots
-    trajectories = sum(map(len, shards(config).values())) if prompts_path(config).exists() else None
+    roots = trajectory_count(config) * config.data.roots_per_trajectory
+    size = traces.row_bytes(root_schema(config, widths)) * roots
     return (
-        f"about {config.data.roots} roots of {config.data.samples} supertrees in "
-        f"{trajectories or config.data.roots // config.data.roots_per_trajectory} trajectories, "
-        f"at most {size / 1e6:.1f} MB of Parquet"
+        f"about {roots} roots of {config.data.samples} supertrees in {trajectory_count(config)} trajectories, "
+        f"about {size / 1e6:.1f} MB of Parquet"
     )
+
+
+def passes_line(config: Config) -> str:
+    """Model passes, those that write the trajectories apart."""
+    data, space = config.data, ActionSpace.default()
+    batches = trajectory_count(config) * math.ceil(data.roots_per_trajectory * data.samples / data.together)
+    drafts = space.max_L1 + space.max_L2 - 1
+    passes = batches * (drafts + 1) + 2 * trajectory_count(config)
+    return (
+        f"labelling takes {passes:,} model passes: {batches:,} batches of up to {data.together} supertrees, each "
+        f"{drafts} draft passes and one target pass; two prefills a trajectory"
+    )
+
+
+def predicted_seconds(config: Config) -> dict[str, float] | None:
+    """Time by part on one device, from the run's latency profile; None if it has none of this machine."""
+    try:
+        profile = LatencyProfile.load(config.folder / "latency.json")
+    except InputError:
+        return None
+    here = device_name(config.pair.device, config.pair.dtype, config.pair.threads)
+    if profile.device != here or not profile.labelling:
+        return None
+    tokens = trajectory_count(config) * config.data.tokens
+    supertrees = config.data.roots * config.data.samples
+    return {
+        "trajectories": profile.labelling["token"] * tokens,
+        **{part: profile.labelling[part] * supertrees for part in ("draft", "target", "labels")},
+    }
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the largest unit that leaves more than one."""
+    for unit, size in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
 
 
 def hidden_widths(config: Config) -> list[int]:
@@ -83,12 +98,11 @@ def hidden_widths(config: Config) -> list[int]:
     return [target, draft, draft]
 
 
-def root_schema(config: Config, widths: list[int]) -> Any:
-    return traces.root_schema(widths, config.verifiers, len(ActionSpace.default()))
-
-
 def depends(config: Config, pair: str) -> dict[str, Any]:
     """Everything the rows follow from.
+
+    Not: who makes them, and how many at once. That moves the passes' rounding, and with it now and then a token that is
+    drawn: other rows, of the same law. The same command gives the same bytes.
 
     Args:
         pair: the pair's fingerprint.
@@ -96,10 +110,11 @@ def depends(config: Config, pair: str) -> dict[str, Any]:
     return {
         "pair": pair,
         "dtype": config.pair.dtype,
+        "device": device_name(config.pair.device, config.pair.dtype).startswith("cuda"),
         "seed": config.seed,
         "sampling": [setting.model_dump() for setting in config.sampling],
         "verifiers": list(config.verifiers),
-        "data": config.data.model_dump(mode="json"),
+        "data": config.data.model_dump(mode="json", exclude={"engine", "ray", "threads", "together"}),
         "prompts": {
             "shares": [config.prompts.validation, config.prompts.test],
             "tokens": config.prompts.tokens,
@@ -109,47 +124,99 @@ def depends(config: Config, pair: str) -> dict[str, Any]:
 
 
 def run(config: Config) -> None:
-    pair = load_pair(config)
+    pair: Any = load_pair(config)
+    fingerprint = pair.fingerprint
     folder, steps_folder = config.folder / "traces", config.folder / "steps"
-    inputs = depends(config, pair.fingerprint)
+    inputs = depends(config, fingerprint)
     work = shards(config)
 
-    def intact() -> bool:
+    def missing() -> dict[str, Any]:
         stores = traces.TraceStore(folder, inputs), traces.TraceStore(steps_folder, inputs)
-        return all(store.holds(name) for store in stores for name in work)
+        return {name: todo for name, todo in work.items() if not all(store.holds(name) for store in stores)}
 
     stage = Stage("data", config, inputs, (folder, steps_folder), costly=True)
-    if not stage.begin(intact):
+    if not stage.begin(lambda: not missing()):
         return
-    widths = hidden_widths(config)
-    stage.say(size_line(config, widths))
+    for line in (size_line(config, hidden_widths(config)), passes_line(config)):
+        stage.say(line)
+    todo = missing()
     store, steps = traces.TraceStore(folder, inputs), traces.TraceStore(steps_folder, inputs)
+    spent = _Spent()
     with mlflow_run(config, "data") as mlflow, progress() as bar:
-        task = bar.add_task("labelling roots", total=config.data.roots, note="")
-        for name, todo in work.items():
-            if store.holds(name) and steps.holds(name):
-                bar.update(task, completed=store.rows())
-                continue
-            root_rows: list[dict[str, Any]] = []
-            step_rows: list[dict[str, Any]] = []
-            for unit in todo:
-                decoded, prompt = decode(config, pair, unit)
-                step_rows += [step_row(unit, step) for step in decoded.steps]
-                for row in label(config, pair, unit, prompt, decoded):
-                    root_rows.append(row)
-                    bar.advance(task)
-            steps.write(name, step_rows, traces.STEP_SCHEMA)
-            store.write(name, root_rows, root_schema(config, widths))
+        finished = sum(shard["rows"] for name, shard in store.manifest["shards"].items() if name not in todo)
+        task = bar.add_task("labelling roots", total=config.data.roots, completed=finished, note="")
+
+        def done(roots: int) -> None:
+            spent.roots += roots
+            bar.update(task, advance=roots, note=spent.line())
+
+        if config.data.engine == "ray":
+            pair = None  # workers hold pairs of their own: this one leaves the device
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            made = engines.ray(config, fingerprint, todo, done)
+        else:
+            made = engines.local(config, pair, todo, done)
+        for name, shard in made:
+            start = time.perf_counter()
+            steps.write(name, shard.steps)
+            store.write(name, shard.roots)
+            spent.add(shard, time.perf_counter() - start)
+            bar.update(task, note=spent.line())
         bar.update(task, total=store.rows(), completed=store.rows())
         mlflow.log_metrics({"data/roots": store.rows(), "data/bytes": store.bytes(), "data/steps": steps.rows()})
+        mlflow.log_metrics(spent.metrics())
         mlflow.log_dict(store.manifest, "manifest.json")
     stage.say(f"{store.rows()} roots, {store.bytes() / 1e6:.1f} MB in {folder}; {steps.rows()} decoding steps")
+    if spent.resident:
+        stage.say(f"{spent.line()}; {spent.memory()}")
     for row in realised(config):
         stage.say(
             f"{row['verifier']}: {row['steps']} steps, expected block efficiency {row['expected']:.3f}, "
             f"realised {row['realised']:.3f}, z = {row['z']:+.2f}"
         )
     stage.finish()
+
+
+class _Spent:
+    """Roots, time by part, and memory, of one call of the stage. Workers' seconds are added up."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.roots = 0
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.resident: list[int] = []
+
+    def add(self, shard: Shard, writing: float) -> None:
+        for part, seconds in shard.seconds.items():
+            self.seconds[part] += seconds
+        self.seconds["writing"] += writing
+        self.resident.append(resident_bytes())
+
+    def line(self) -> str:
+        """Roots per second and the shares of the time."""
+        total = sum(self.seconds.values())
+        rate = f"{self.roots / (time.perf_counter() - self.started):.1f} roots/s"
+        if total == 0:
+            return rate
+        return f"{rate}; " + ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in self.seconds.items())
+
+    def memory(self) -> str:
+        first, last = (f"{resident / 1e6:.0f} MB" for resident in (self.resident[0], self.resident[-1]))
+        return f"resident set of this process {first} after the first shard, {last} at the end"
+
+    def metrics(self) -> dict[str, float]:
+        values = {f"data/seconds/{part}": seconds for part, seconds in self.seconds.items()}
+        if self.resident:
+            values |= {"data/resident/first": self.resident[0], "data/resident/last": self.resident[-1]}
+        return values | {"data/roots_per_second": self.roots / (time.perf_counter() - self.started)}
+
+
+def resident_bytes() -> int:
+    """This process's memory; 0 where the system does not say."""
+    status = Path("/proc/self/statm")
+    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0
 
 
 def realised(config: Config) -> list[dict[str, Any]]:
@@ -175,68 +242,3 @@ def realised(config: Config) -> list[dict[str, Any]]:
                 }
             )
     return rows
-
-
-def decode(config: Config, pair: ModelPair, unit: Unit) -> tuple[Decoded, list[int]]:
-    """The trajectory of a unit, written with actions drawn from `data.behaviour`; and its prompt's token ids."""
-    seed = seed_of(config.seed, unit.prompt.id, unit.sampling)
-    chooser = Random(config.data.behaviour_actions, torch.Generator().manual_seed(seed))
-    prompt = encode(pair, unit.prompt, config.prompts.tokens)
-    if not prompt:
-        raise InputError(f"prompt {unit.prompt.id}: the tokenizer gives no tokens")
-    generator = torch.Generator(device=pair.device).manual_seed(seed + 1)
-    decoder = Decoder(pair, unit.sampling, get_verifier(unit.verifier), chooser)
-    return decoder.decode(prompt, config.data.tokens, generator, audit=True), prompt
-
-
-def label(config: Config, pair: ModelPair, unit: Unit, prompt: list[int], decoded: Decoded) -> Iterator[dict[str, Any]]:
-    """Trace rows of a trajectory's roots."""
-    seed = seed_of(config.seed, unit.prompt.id, unit.sampling, "roots")
-    roots = choose_roots(prompt, decoded, config.data.roots_per_trajectory, config.data.stride, seed)
-    tokens = prompt + decoded.tokens
-    labeller = TrajectoryLabeller(pair, tokens, unit.sampling, config.data.samples, config.verifiers)
-    for root in roots:
-        kind = "stride" if root.step is None else "step"
-        labels = labeller.labels(root.length, seed_of(seed, root.length, kind))
-        yield {
-            "prompt": unit.prompt.id,
-            "kind": unit.prompt.kind,
-            "root_kind": kind,
-            "root_token": tokens[root.length - 1],
-            **labeller.features(root.length),
-            **labels,
-            **decoded_columns(unit, root),
-        }
-
-
-def decoded_columns(unit: Unit, root: Root) -> dict[str, Any]:
-    """What the decoder did at this root; nulls where it did not stand there."""
-    if root.step is None:
-        return dict.fromkeys(("decoded_verifier", "decoded_action", "decoded_expected", "decoded_realised"))
-    row = step_row(unit, root.step)
-    return {
-        "decoded_verifier": unit.verifier,
-        "decoded_action": row["action"],
-        "decoded_expected": row["expected"],
-        "decoded_realised": row["realised"],
-    }
-
-
-def step_row(unit: Unit, step: Step) -> dict[str, Any]:
-    """A decoding step with the mean and variance of its tau + 1 given the drafted tree."""
-    assert step.stops_N is not None and step.depths_N is not None  # decoded with audit=True
-    stops_N, depths_N = step.stops_N.cpu(), step.depths_N.double()
-    mean = float((stops_N * depths_N).sum())
-    return {
-        "prompt": unit.prompt.id,
-        "verifier": unit.verifier,
-        "temperature": unit.sampling.temperature,
-        "top_p": unit.sampling.top_p,
-        "length": step.length,
-        "action": ActionSpace.default().index(step.action),
-        "nodes": step.nodes,
-        "expected": 1 + mean,
-        "variance": float((stops_N * (depths_N - mean) ** 2).sum()),
-        "realised": 1 + step.accepted,
-        "seconds": sum(step.seconds.values()),
-    }

@@ -1,85 +1,45 @@
-"""Stage `evaluate`: real decoding of held-out prompts, methods interleaved prompt by prompt, in wall-clock time."""
+"""Stage `evaluate`: real decoding of held-out prompts, methods interleaved prompt by prompt.
+
+In wall-clock time, and in the time that latency profiles of other machines predict for the very steps decoded.
+"""
 
 from __future__ import annotations
 
 import json
 import tempfile
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from data_gen.decoding import Chooser, Decoder, Fixed
 from data_gen.models import ModelPair
 from data_gen.prompts import Prompt, take_evenly
 from data_gen.trajectories import seed_of
-from data_gen.verification import get_verifier
 from pipelines import comparison, losslessness
+from pipelines.assisted import Assistant, best_constant
 from pipelines.config import Config, SamplingSetting
 from pipelines.export import build
 from pipelines.latency import load_profile
+from pipelines.methods import WALL, Method, Task, profile_methods, row_of, wall_methods
 from pipelines.pair import load_pair
 from pipelines.prompts import encode, prompts_digest, prompts_of
-from pipelines.stage import Stage, console, mlflow_run, progress, read_json, write_json
-from pipelines.train import by_setting, chosen_checkpoint, traces_module
-from selector.actions import EMPTY, Action
-from selector.baselines import best_static
-from selector.runtime import LatencyProfile, Selector, load_selector
+from pipelines.stage import Stage, mlflow_run, progress, read_json, write_json
+from pipelines.train import chosen_checkpoint, traces_module
+from pipelines.tuning import Tuning
+from selector.data import Roots, TracesModule, met_in_decoding, of_setting, setting_number
+from selector.runtime import LatencyProfile, gpu_like, load_selector
 from selector.schema import sha256
 
 GREEDY_PROMPTS = 20
+TUNING_PROMPTS = 3  # on which assisted generation's constant is tuned, for every sampling setting
 
-
-@dataclass
-class Method:
-    """A way of decoding under one sampling setting."""
-
-    name: str
-    verifier: str
-    chooser: Chooser
-
-
-def static_name(verifier: str, root_branching: bool = False) -> str:
-    return f"static {verifier}" + (" at the root" if root_branching else "")
-
-
-def tuned_actions(config: Config, profile: LatencyProfile) -> dict[tuple[float, float], dict[str, dict[str, Any]]]:
-    """For each sampling setting and static method its verifier, action and predicted speed, from training traces."""
-    result: dict[tuple[float, float], dict[str, dict[str, Any]]] = {}
-    for verifier in config.verifiers:
-        traces = traces_module(config, profile, verifier)
-        at_root = torch.tensor([action.L1 == 0 or action.K == 1 for action in traces.space])
-        for temperature, top_p, roots in by_setting(traces.train):
-            for root_branching in (False, True):
-                best = best_static(roots.mean_BA, roots.static_seconds_BA, at_root if root_branching else None)
-                speed = roots.mean_BA[:, best].sum() / roots.static_seconds_BA[:, best].sum()
-                result.setdefault((temperature, top_p), {})[static_name(verifier, root_branching)] = {
-                    "verifier": verifier,
-                    "action": list(traces.space.actions[best]),
-                    "predicted": float(speed),
-                }
-    return result
-
-
-def methods(config: Config, tuned: dict[str, dict[str, Any]], selector: Selector) -> list[Method]:
-    """Autoregressive decoding, each verifier's best static tree, Traversal's best that branches at the root, ours."""
-    kept = [static_name(verifier) for verifier in config.verifiers]
-    if "traversal" in config.verifiers:
-        kept.append(static_name("traversal", root_branching=True))
-    return [
-        Method(comparison.AUTOREGRESSIVE, config.verifiers[0], Fixed(EMPTY)),
-        *(Method(name, tuned[name]["verifier"], Fixed(Action(*tuned[name]["action"]))) for name in kept),
-        Method(comparison.SELECTOR, selector.verifier, selector),
-    ]
+Key = tuple[float, float]  # temperature, top-p
 
 
 def plan(config: Config) -> list[str]:
-    count = len(config.verifiers) + 2 + ("traversal" in config.verifiers)
+    wall = len(config.verifiers) + 4 + ("traversal" in config.verifiers) + 2 * config.evaluate.assisted
+    others = len(config.evaluate.gpu_like) * (3 + ("traversal" in config.verifiers))
     return [
-        f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings x {count} methods, "
-        f"{config.evaluate.tokens} tokens each"
+        f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings x about {wall} methods on this "
+        f"machine's clock and {others} on synthetic ones, {config.evaluate.tokens} tokens each"
     ]
 
 
@@ -100,34 +60,81 @@ def run(config: Config) -> None:
     }
     stage = Stage("evaluate", config, inputs, (output,))
     if not stage.begin():
-        console.print(comparison.method_table(read_json(output, "evaluate")))
+        comparison.show(read_json(output, "evaluate"))
         return
     prompts = prompts_of(config, "test", config.evaluate.prompts)
-    tuned = tuned_actions(config, profile)
     with tempfile.TemporaryDirectory() as temporary, mlflow_run(config, "evaluate") as mlflow:
-        build(config, Path(temporary) / "selector")  # what is timed is what an engine would load
-        selector = load_selector(Path(temporary) / "selector")
+        contenders = methods(config, pair, profile, Path(temporary))
         journal = Journal(config.folder / "evaluation.partial.jsonl", inputs)
         with progress() as bar:
             task = bar.add_task("decoding held-out prompts", total=len(prompts) * len(config.sampling), note="")
             for prompt in prompts:
                 for setting in config.sampling:
-                    chosen = methods(config, tuned[setting.temperature, setting.top_p], selector)
+                    chosen = contenders[setting.temperature, setting.top_p]
                     if not journal.holds(prompt, setting):
                         if not journal.warm:
                             decode_all(config, pair, prompt, setting, chosen)
                         journal.add(decode_all(config, pair, prompt, setting, chosen))
                     bar.advance(task)
         greedy = losslessness.greedy_check(pair, config, take_evenly(prompts, min(len(prompts), GREEDY_PROMPTS)))
-        evaluation = {**comparison.evaluation(config, journal.rows, tuned), "greedy": greedy}
+        evaluation = {**comparison.evaluation(config, journal.rows), "greedy": greedy}
         stage.replace()
         write_json(output, evaluation)
         journal.path.unlink()
         mlflow.log_artifact(str(output))
         mlflow.log_metrics({key: value for key, value in evaluation["summary"].items() if isinstance(value, float)})
-    console.print(comparison.method_table(evaluation))
+    comparison.show(evaluation)
     stage.say(losslessness.summary(greedy))
     stage.finish()
+
+
+def methods(config: Config, pair: ModelPair, profile: LatencyProfile, folder: Path) -> dict[Key, list[Method]]:
+    """What is compared, for each sampling setting; selectors are exported to a folder and loaded as an engine would."""
+    profiles = {WALL: profile}
+    for share in config.evaluate.gpu_like:
+        profiles[f"gpu_like_1/{1 / share:g}"] = gpu_like(pair.fingerprint, config.verifiers, share)
+    result: dict[Key, list[Method]] = {(s.temperature, s.top_p): [] for s in config.sampling}
+    tuned = {clock: tunings(config, own) for clock, own in profiles.items()}
+    constants = assistants(config, pair)
+    for clock, own in profiles.items():
+        build(config, folder / clock.replace("/", "-"), own)
+        selector = load_selector(folder / clock.replace("/", "-"))
+        for key, tuning in tuned[clock].items():
+            sampling = SamplingSetting(temperature=key[0], top_p=key[1]).build()
+            result[key] += (
+                wall_methods(tuning, selector, sampling, config.verifiers, constants.get(key))
+                if clock == WALL
+                else profile_methods(clock, own, tuning, selector, sampling, config.verifiers)
+            )
+    return result
+
+
+def tunings(config: Config, profile: LatencyProfile) -> dict[Key, Tuning]:
+    """Training data by sampling setting, with the times of a profile."""
+    modules = {verifier: traces_module(config, profile, verifier) for verifier in config.verifiers}
+    kinds = sorted({prompt.kind for prompt in prompts_of(config, "train")})
+    return {
+        (s.temperature, s.top_p): Tuning({name: _training_roots(m, s) for name, m in modules.items()}, kinds)
+        for s in config.sampling
+    }
+
+
+def _training_roots(traces: TracesModule, setting: SamplingSetting) -> Roots:
+    return met_in_decoding(of_setting(traces.train, setting_number(setting.temperature, setting.top_p)))
+
+
+def assistants(config: Config, pair: ModelPair) -> dict[Key, Assistant]:
+    """Assisted generation's best constant by sampling setting; none where the config leaves it out."""
+    if not config.evaluate.assisted:
+        return {}
+    prompts = [encode(pair, prompt, config.prompts.tokens) for prompt in prompts_of(config, "train", TUNING_PROMPTS)]
+    result = {}
+    for setting in config.sampling:
+        seed = seed_of(config.seed, setting.build(), "assisted") % 2**31
+        result[setting.temperature, setting.top_p] = best_constant(
+            pair, setting.build(), prompts, config.evaluate.tokens, seed
+        )
+    return result
 
 
 class Journal:
@@ -168,35 +175,17 @@ def decode_all(
 ) -> list[dict[str, Any]]:
     """Every method on one prompt, in turn; the order rotates with the prompt."""
     sampling = setting.build()
-    tokens = encode(pair, prompt, config.prompts.tokens)
     seed = seed_of(config.seed, prompt.id, sampling, "evaluate")
+    task = Task(encode(pair, prompt, config.prompts.tokens), prompt.kind, config.evaluate.tokens, seed)
     shift = seed % len(chosen)
-    rows = []
-    for method in chosen[shift:] + chosen[:shift]:
-        decoder = Decoder(pair, sampling, get_verifier(method.verifier), method.chooser)
-        generator = torch.Generator(device=pair.device).manual_seed(seed)
-        start = time.perf_counter()
-        decoded = decoder.decode(tokens, config.evaluate.tokens, generator)
-        seconds = time.perf_counter() - start
-        actions: dict[str, int] = {}
-        for step in decoded.steps:
-            actions[str(step.action)] = actions.get(str(step.action), 0) + 1
-        rows.append(
-            {
-                "prompt": prompt.id,
-                "kind": prompt.kind,
-                "source": prompt.source,
-                "temperature": setting.temperature,
-                "top_p": setting.top_p,
-                "method": method.name,
-                "verifier": method.verifier,
-                "tokens": len(decoded.tokens),
-                "seconds": seconds,
-                "steps": len(decoded.steps),
-                "block_tokens": sum(step.accepted + 1 for step in decoded.steps),
-                "step_seconds": sum(sum(step.seconds.values()) for step in decoded.steps),
-                "select_seconds": sum(step.seconds["select"] for step in decoded.steps),
-                "actions": actions,
-            }
-        )
-    return rows
+    return [
+        {
+            "prompt": prompt.id,
+            "kind": prompt.kind,
+            "source": prompt.source,
+            "temperature": setting.temperature,
+            "top_p": setting.top_p,
+            **row_of(method, method.decode(pair, sampling, task)),
+        }
+        for method in chosen[shift:] + chosen[:shift]
+    ]

@@ -11,12 +11,15 @@ from pipelines.config import Config
 from pipelines.latency import load_profile
 from pipelines.pair import pair_names
 from pipelines.stage import Stage, mlflow_run, provenance, read_json
-from pipelines.train import chosen_checkpoint, fallback_action, load_trained, traces_module
-from selector.data import Roots
+from pipelines.train import chosen_checkpoint, fallback_action, load_trained, modes_of, traces_module
+from selector.actions import ActionSpace
+from selector.data import Roots, of_setting, setting_number
 from selector.export import write_artefact
 from selector.module import SelectorModule
-from selector.runtime import Selector, load_selector
+from selector.runtime import LENGTH_AT, LatencyProfile, Selector, load_selector
 from selector.schema import InputError, sha256
+
+TIE = 1e-4  # tokens: both sum in another order
 
 
 def plan(config: Config) -> list[str]:
@@ -50,11 +53,17 @@ def run(config: Config) -> None:
     stage.finish()
 
 
-def build(config: Config, folder: Path) -> Selector:
-    """Write the artefact of the chosen module; InputError if it does not choose as the trained module does."""
+def build(config: Config, folder: Path, profile: LatencyProfile | None = None) -> Selector:
+    """Write the artefact of the chosen module; InputError if it does not choose as the trained module does.
+
+    Args:
+        profile: of another machine, for which the same network is then tuned on the traces; the run's own if None.
+    """
     module, result = load_trained(config)
-    profile = load_profile(config)
+    other, profile = profile is not None, profile or load_profile(config)
     traces = traces_module(config, profile)
+    if other:
+        module.fit_gain(traces.train)
     chosen = result["objectives"][result["chosen"]]
     evaluation = config.folder / "evaluation.json"
     target, draft = pair_names(config)
@@ -74,9 +83,14 @@ def build(config: Config, folder: Path) -> Selector:
         differing = count_differing(module, selector, traces.validation)
         if differing:
             raise InputError(f"{folder}: {differing} of {len(traces.validation)} actions are not the trained module's")
+        differing = count_differing_on_trunks(module, selector, traces.validation)
+        if differing:
+            raise InputError(f"{folder}: {differing} decisions along trunks are not the trained module's")
 
     fallback = fallback_action(traces)
-    return write_artefact(folder, module, traces.train, profile, config.train.verifier, fallback, facts, check)
+    modes = modes_of(module, traces) if other else chosen["modes"]
+    modes = [{key: value for key, value in mode.items() if key != "ways"} for mode in modes]
+    return write_artefact(folder, module, traces.train, profile, config.train.verifier, fallback, modes, facts, check)
 
 
 @torch.no_grad()
@@ -87,4 +101,24 @@ def count_differing(module: SelectorModule, selector: Selector, roots: Roots) ->
         features = {name: value[row] for name, value in roots.features().items()}
         trained = int(module.choices(roots.rows(slice(row, row + 1))))
         differing += selector.select(features) != selector.actions[trained]
+    return differing
+
+
+@torch.no_grad()
+def count_differing_on_trunks(module: SelectorModule, selector: Selector, roots: Roots) -> int:
+    """Trunk tokens at which both decide differently, over all roots of the settings where trunks are decided."""
+    differing = 0
+    for mode in selector.modes:
+        if not mode.on_trunk:
+            continue
+        tuned, further = selector.at(mode.temperature, mode.top_p), list(mode.further)
+        mine = of_setting(roots, setting_number(mode.temperature, mode.top_p))
+        for t in range(mode.first, ActionSpace.default().decisions + 1):
+            gains_BSA, (hidden_BSTD, scalars_BSTF) = module.gains(mine, t), mine.along_trunks(slice(t, t + 1))
+            for row in range(len(mine)):
+                length = float(mine.scalars[row, LENGTH_AT])
+                scores_A = gains_BSA[row, 0, further] - tuned.costs_at(length)[t]
+                chosen = tuned.decide(hidden_BSTD[row, 0, 0], scalars_BSTF[row, 0, 0], t, length)
+                best = [a for a in range(len(further)) if float(scores_A.max() - scores_A[a]) < TIE]
+                differing += chosen not in {tuned.whole(t, a) for a in best}
     return differing

@@ -6,23 +6,29 @@ import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.table import Table as RichTable
 
 from data_gen import latency
+from data_gen.choosers import SelectorChooser
+from data_gen.drafting import Drawn
 from data_gen.features import Row, root_features
 from data_gen.models import CachedModel, ModelPair
+from data_gen.prompts import Prompt
 from data_gen.sampling import Sampling
 from pipelines.config import Config
 from pipelines.pair import load_pair
 from pipelines.prompts import encode, prompts_of
 from pipelines.stage import Stage, console, mlflow_run, progress, write_json
+from pipelines.units import Unit, decode, label
 from selector.actions import Action, ActionSpace
-from selector.export import DeployedSelector
-from selector.network import SelectorNetwork
-from selector.runtime import LatencyProfile, torchscript
-from selector.schema import SCALAR_NAMES, InputError
+from selector.export import untuned
+from selector.latency import decision_tables
+from selector.module import SelectorModule
+from selector.runtime import HEAD, LatencyProfile, Mode, Selector, Tuned, torchscript
+from selector.schema import InputError
 
 CHECKED = [Action(*shape) for shape in ((1, 0, 0), (1, 4, 0), (1, 8, 0), (2, 2, 4), (4, 0, 4), (4, 0, 8), (2, 8, 8))]
 
@@ -56,18 +62,22 @@ def run(config: Config) -> None:
         "pair": pair.fingerprint,
         "latency": config.latency.model_dump(mode="json"),
         "verifiers": list(config.verifiers),
-        "selector": {"width": config.train.width, "hidden": list(config.train.hidden)},
+        "labelling": {"together": config.data.together, "threads": config.data.threads},
+        "selector": {"root": network_shape(config), "trunk": trunk_shape(config)},
     }
     stage = Stage("latency", config, depends, (profile_path(config),))
     if not stage.begin():
         return
     grid = latency.Grid(config.latency.lengths, config.latency.widths, config.latency.nodes, config.latency.repeats)
-    prompts = [encode(pair, p, config.prompts.tokens) for p in prompts_of(config, "train", 6)]
+    texts = prompts_of(config, "train", 6)
+    prompts = [encode(pair, text, config.prompts.tokens) for text in texts]
     with mlflow_run(config, "latency") as mlflow, progress() as bar:
         task = bar.add_task("timing passes", total=grid.repeats, note="")
         profile = latency.measure(pair, grid, config.verifiers, device, lambda: bar.advance(task))
-        profile = replace(profile, select=selector_seconds(config, pair, profile))
+        select, revise = selector_seconds(config, pair, profile)
+        profile = replace(profile, select=select, revise=revise)
         first = latency.check(pair, profile, config.train.verifier, CHECKED, prompts[:3], 32)
+        profile = replace(profile, labelling=labelling_seconds(config, pair, texts[:3]))
         profile = replace(profile, step=statistics.median(float(row["rest"]) for row in first))
         rows = latency.check(pair, profile, config.train.verifier, CHECKED, prompts[3:], 32)
         stage.replace()
@@ -88,7 +98,9 @@ def summary(profile: LatencyProfile, rows: list[dict[str, float | str]]) -> Rich
     draft, target = profile.draft.at(length, 1), profile.target.at(length, 1)
     table = RichTable(
         title=f"Step times on {profile.device}\ndraft pass {1e3 * draft:.2f} ms, target pass {1e3 * target:.2f} ms "
-        f"(1/{target / draft:.1f}), selector {1e3 * profile.select:.2f} ms",
+        f"(1/{target / draft:.1f});\n"
+        f"the selector {1e3 * profile.select:.2f} ms at a root, {1e3 * profile.revise:.2f} ms at a drafted token "
+        f"({profile.revise / draft:.0%} of a draft pass)",
         title_justify="left",
     )
     for column in ("action", "predicted ms", "measured ms", "ratio"):
@@ -99,29 +111,78 @@ def summary(profile: LatencyProfile, rows: list[dict[str, float | str]]) -> Rich
     return table
 
 
+def labelling_seconds(config: Config, pair: ModelPair, prompts: list[Prompt]) -> dict[str, float]:
+    """`LatencyProfile.labelling`, from trajectories of the prompts as the data stage makes them."""
+    sampling = config.sampling[0].build()
+    todo = [Unit(prompt, sampling, config.train.verifier) for prompt in prompts]
+    seconds = dict.fromkeys(("token", "draft", "target", "labels"), 0.0)
+    tokens = roots = 0
+    for number, unit in enumerate(todo[:1] + todo):  # the first one warms up
+        start = time.perf_counter()
+        decoded, prompt = decode(config, pair, unit)
+        decoding = time.perf_counter() - start
+        rows, labelling = label(config, pair, unit, prompt, decoded)
+        if number > 0:
+            tokens, roots = tokens + len(decoded.tokens), roots + len(rows)
+            seconds["token"] += decoding
+            for part, spent in labelling.items():
+                seconds[part] += spent
+    per_supertree = max(1, roots * config.data.samples)
+    return {part: spent / (tokens if part == "token" else per_supertree) for part, spent in seconds.items()}
+
+
 @torch.inference_mode()
-def selector_seconds(config: Config, pair: ModelPair, profile: LatencyProfile, repeats: int = 50) -> float:
-    """Median time of an exported selector's decision after a target pass, features included.
+def selector_seconds(
+    config: Config, pair: ModelPair, profile: LatencyProfile, repeats: int = 50
+) -> tuple[float, float]:
+    """Median times of an exported selector's decisions, features included: `select` at a root after a target pass,
+    `revise` at a drafted token after a draft pass.
 
     Its weights do not matter for that, so it need not be trained.
     """
     widths = [pair.target.config.hidden_size, *[pair.draft.config.hidden_size] * 2]
     actions = ActionSpace.default().actions
-    scalars = range(len(SCALAR_NAMES))
-    network = SelectorNetwork(widths, scalars, len(actions), config.train.width, config.train.hidden)
-    table = profile.table(actions, config.train.verifier, selector=True)
-    untrained = DeployedSelector(network, torch.zeros(()), table, (torch.zeros(0, len(actions)), torch.zeros(0))).eval()
+    module = SelectorModule(
+        "regressor", widths, len(actions), network_shape(config), 1.0, 0.0, 1, 0.0, 1.0, trunk_shape(config)
+    )
+    table = decision_tables(profile, actions, config.train.verifier)
     with torchscript():
-        module = torch.jit.freeze(torch.jit.script(untrained))
+        scripted = torch.jit.script(untuned(module.eval(), table, (torch.zeros(0, len(actions)), torch.zeros(0))))
+        head = tuple(dict(scripted.named_buffers())[name] for name in HEAD)
+        scripted = torch.jit.freeze(scripted, preserved_attrs=["efficiency", "further"])
+    chains = tuple(ActionSpace.default().index(ActionSpace.default().chain(length)) for length in range(17))
+    mode = Mode(
+        1.0, 1.0, Action(1, 4, 0), at_root=True, on_trunk=True, gain=1 / profile.target.at(100, 1), further=chains
+    )
+    facts = {"actions": actions, "verifier": config.train.verifier, "fallback": (1, 4, 0), "modes": []}
+    tuned = Tuned(Selector(scripted, head, facts, profile), mode)
+    chooser = SelectorChooser(tuned, Sampling())
+    chooser.revise(Drawn(0, -1, torch.ones(1), torch.zeros(widths[-1])), 100)
     probs_V = torch.rand(pair.draft.get_output_embeddings().weight.shape[0], device=pair.device).double().softmax(-1)
+    probs_V = probs_V.float()
     target, draft = (Row(probs_V, torch.randn(width, device=pair.device)) for width in widths[:2])
-    context = CachedModel(pair.target)
-    seconds = []
+    contexts = {"select": CachedModel(pair.target), "revise": CachedModel(pair.draft)}
+    seconds: dict[str, list[float]] = {name: [] for name in contexts}
     for _ in range(repeats):
-        context.extend([0])
-        context.keep([])
-        start = time.perf_counter()
-        features = root_features(target, draft, draft, 100, Sampling(), profile)
-        int(module({name: value.cpu() for name, value in features.items()})[0])
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+        for name, context in contexts.items():
+            context.extend([0])
+            context.keep([])
+            if pair.device.type == "cuda":
+                torch.cuda.synchronize(pair.device)
+            start = time.perf_counter()
+            if name == "select":
+                chooser.select(root_features(target, draft, draft, 100, Sampling(), profile))
+            else:
+                chooser.revise(Drawn(1, 5, probs_V, draft.hidden_D), 100)
+            seconds[name].append(time.perf_counter() - start)
+    return statistics.median(seconds["select"]), statistics.median(seconds["revise"])
+
+
+def network_shape(config: Config) -> dict[str, Any]:
+    """Keyword arguments of `SelectorNetwork`."""
+    return {"width": config.train.width, "hidden": list(config.train.hidden), "dropout": config.train.dropout}
+
+
+def trunk_shape(config: Config) -> dict[str, Any]:
+    """Keyword arguments of `TrunkNetwork`."""
+    return {"hidden": list(config.train.trunk_hidden), "dropout": config.train.trunk_dropout}

@@ -47,7 +47,7 @@ def load_pair(config: Config) -> ModelPair:
         require(config, "pair", depends(config))
     if config.pair.threads:
         torch.set_num_threads(config.pair.threads)
-    pair = ModelPair.load(*pair_names(config), device=config.pair.device, dtype=config.pair.dtype)
+    pair = ModelPair.load(*pair_names(config), config.pair.device, config.pair.dtype, config.pair.device_map)
     needed = config.prompts.tokens + max(config.data.tokens, config.evaluate.tokens) + DEEPEST_TREE
     if needed > pair.max_positions:
         raise InputError(

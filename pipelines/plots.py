@@ -15,6 +15,7 @@ import torch
 from matplotlib.figure import Figure
 
 from data_gen.sampling import Sampling
+from pipelines.methods import SELECTOR, WALL
 from selector.actions import Action, ActionSpace
 from selector.data import Roots
 from selector.module import SelectorModule
@@ -33,13 +34,18 @@ def _setting(entry: dict[str, Any]) -> str:
 
 def throughput(evaluation: dict[str, Any]) -> str:
     """Tokens per second by method with 95% intervals, one panel per sampling setting."""
-    settings = list(dict.fromkeys(map(_setting, evaluation["methods"])))
-    figure, axes = plt.subplots(1, len(settings), figsize=(5 * len(settings), 3.2), squeeze=False, sharey=True)
-    for axis, setting in zip(axes[0], settings, strict=True):
-        entries = [entry for entry in evaluation["methods"] if _setting(entry) == setting]
+    measured = [entry for entry in evaluation["methods"] if entry["clock"] == WALL]
+    settings = list(dict.fromkeys(map(_setting, measured)))
+    columns = min(4, len(settings))
+    lines = -(-len(settings) // columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(5 * columns, 3.6 * lines), squeeze=False, sharey=True)
+    for axis in axes.flat[len(settings) :]:
+        axis.set_axis_off()
+    for axis, setting in zip(axes.flat, settings, strict=False):
+        entries = [entry for entry in measured if _setting(entry) == setting]
         speeds = np.array([entry["tokens_per_second"] for entry in entries])
         bounds = np.array([entry["interval_95"] for entry in entries]).T
-        colours = ["tab:green" if entry["method"] == "selector" else "tab:blue" for entry in entries]
+        colours = ["tab:green" if entry["method"] == SELECTOR else "tab:blue" for entry in entries]
         labels = [entry["method"] for entry in entries]
         axis.barh(labels, speeds, xerr=np.abs(bounds - speeds), color=colours, alpha=0.8, capsize=3)
         axis.set(title=setting, xlabel="tokens/s")
@@ -90,7 +96,7 @@ def calibration(module: SelectorModule, roots: Roots, actions: tuple[Action, ...
 
 def chosen_actions(evaluation: dict[str, Any], most: int = 15) -> str:
     """Share of the decoding steps in which the selector chose each action."""
-    entries = [entry for entry in evaluation["methods"] if entry["method"] == "selector"]
+    entries = [e for e in evaluation["methods"] if (e["method"], e["clock"]) == (SELECTOR, WALL)]
     totals: dict[str, int] = {}
     for entry in entries:
         for action, times in entry["actions"].items():

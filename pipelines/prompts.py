@@ -34,6 +34,7 @@ def encode(pair: ModelPair, prompt: Prompt, tokens: int) -> list[int]:
 
 
 def prompts_digest(config: Config, *splits: str) -> str:
-    """A hash of the ids and texts of some splits."""
+    """A hash of the prompts of some splits."""
     prompts = [prompt for split in splits for prompt in prompts_of(config, split)]
-    return hashlib.sha256("\0".join(f"{p.id}\0{p.text}" for p in prompts).encode()).hexdigest()[:16]
+    lines = "\0".join(f"{p.id}\0{p.kind}\0{p.source}\0{p.text}" for p in prompts)
+    return hashlib.sha256(lines.encode()).hexdigest()[:16]

@@ -130,6 +130,7 @@ def _cell(value: Any) -> str:
 
 def _method_rows(evaluation: dict[str, Any]) -> list[dict[str, Any]]:
     columns = (
+        "clock",
         "temperature",
         "top_p",
         "method",

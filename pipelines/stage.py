@@ -7,12 +7,13 @@ fingerprint is kept in the clear (`stages/<name>.json`), so that a mismatch can 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,10 +23,12 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from data_gen.traces import differences, flat, listed_changes
 from pipelines.config import Config
 from selector.schema import InputError
 
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+DEFAULT_STORE = "sqlite:///mlruns/mlflow.db"
 PACKAGES = ("torch", "transformers", "pytorch-lightning", "torchmetrics", "datasets", "pyarrow", "mlflow")
 
 
@@ -67,12 +70,12 @@ class Stage:
             if recorded is None:
                 raise InputError(f"{places}: there, but not known to be finished; {advice}")
             if changes:
-                raise InputError(f"{places}: made from other inputs ({_listed(changes)}); {advice}")
+                raise InputError(f"{places}: made from other inputs ({listed_changes(changes)}); {advice}")
         if reusable and all(path.exists() for path in self.outputs) and intact():
             self.say(f"reusing {self.outputs[0]}: nothing it depends on has changed")
             return False
         if changes:
-            self.say(f"made anew: {_listed(changes)}")
+            self.say(f"made anew: {listed_changes(changes)}")
         if self.costly:
             self.replace()
         return True
@@ -112,7 +115,7 @@ def require(config: Config, stage: str, current: dict[str, Any]) -> None:
     changes = differences({key: record["depends"].get(key) for key in current}, current)
     if changes:
         raise InputError(
-            f"{config.folder}: the {stage} stage was run with other inputs ({_listed(changes)}): run it again"
+            f"{config.folder}: the {stage} stage was run with other inputs ({listed_changes(changes)}): run it again"
         )
 
 
@@ -120,32 +123,15 @@ def _holds_anything(path: Path) -> bool:
     return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
-def _listed(changes: list[str]) -> str:
-    more = f"; and {len(changes) - 2} more" if len(changes) > 2 else ""
-    return "; ".join(changes[:2]) + more
-
-
-def differences(recorded: dict[str, Any], current: dict[str, Any]) -> list[str]:
-    """`key: old -> new` for every dotted key whose value differs."""
-    old, new = flat(recorded), flat(json.loads(json.dumps(current)))
-    return [
-        f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}"
-        for key in sorted({*old, *new})
-        if old.get(key) != new.get(key)
-    ]
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def write_json(path: Path, value: Any) -> None:
     """Write atomically: under a temporary name, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".tmp")
-    partial.write_text(json.dumps(value, indent=1) + "\n")
-    partial.replace(path)
+    try:
+        partial.write_text(json.dumps(value, indent=1) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def read_json(path: Path, made_by: str) -> Any:
@@ -196,31 +182,68 @@ def progress() -> Iterator[Progress]:
 
 
 def tracking_uri() -> str:
-    return os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlruns/mlflow.db")
+    return os.environ.get("MLFLOW_TRACKING_URI", DEFAULT_STORE)
 
 
 @contextmanager
 def mlflow_run(config: Config, stage: str) -> Iterator[Any]:
-    """An MLflow run of experiment `<name>` with the resolved config; yields the `mlflow` module."""
+    """An MLflow run of experiment `<name>` with the resolved config; yields the `mlflow` module.
+
+    Raises:
+        InputError: MLflow's store cannot be used or written; names it. What the stage itself raises comes first.
+    """
     import mlflow  # seconds to import: only where it is used
+    from sqlalchemy.exc import SQLAlchemyError
 
-    mlflow.set_tracking_uri(tracking_uri())
-    Path("mlruns").mkdir(exist_ok=True)
-    mlflow.set_experiment(config.name)
-    with mlflow.start_run(run_name=stage):
-        mlflow.set_tag("stage", stage)
-        mlflow.log_params(flat(config.model_dump(mode="json")))
-        mlflow.log_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), "config.yaml")
-        mlflow.log_dict(provenance(config), "provenance.json")
-        yield mlflow
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    failures = (mlflow.MlflowException, SQLAlchemyError)
+    uri = tracking_uri()
+    try:
+        if uri == DEFAULT_STORE:
+            _make_store(Path(uri.removeprefix("sqlite:///")))
+        mlflow.set_tracking_uri(uri)
+        mlflow.set_experiment(config.name)
+        mlflow.start_run(run_name=stage)
+        try:
+            mlflow.set_tag("stage", stage)
+            mlflow.log_params(flat(config.model_dump(mode="json")))
+            mlflow.log_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), "config.yaml")
+            mlflow.log_dict(provenance(config), "provenance.json")
+            yield mlflow
+        except BaseException as error:
+            status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+            logging.getLogger("mlflow").setLevel(logging.CRITICAL)
+            with suppress(*failures):  # a full disk: the first error says more
+                mlflow.end_run(status)
+            raise
+        mlflow.end_run()
+    except failures as error:
+        raise InputError(f"{uri}: MLflow's store fails: {str(error).splitlines()[0]}") from error
 
 
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections as dotted keys."""
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            result |= flat(value, f"{prefix}{key}.")
-        else:
-            result[f"{prefix}{key}"] = value
-    return result
+def _make_store(path: Path) -> None:
+    """A new database under a temporary name: half a schema, left by a crash, would be refused ever after."""
+    if path.exists():
+        return
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    path.parent.mkdir(exist_ok=True)
+    for stale in path.parent.glob(f"{path.name}.*.tmp*"):
+        if not _alive(int(stale.name.removeprefix(f"{path.name}.").split(".")[0])):
+            stale.unlink(missing_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    SqlAlchemyStore(f"sqlite:///{partial.resolve()}", str(path.parent.resolve())).engine.dispose()
+    if path.exists():  # another process was faster
+        partial.unlink()
+    else:
+        partial.replace(path)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

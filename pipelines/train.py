@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
+import signal
+import statistics
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,26 +18,29 @@ from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from pytorch_lightning.loggers import MLFlowLogger
 from rich.table import Table
 
+from data_gen.sampling import Sampling
+from data_gen.traces import versions
 from pipelines.config import Config
 from pipelines.data import depends
-from pipelines.latency import load_profile
+from pipelines.latency import load_profile, network_shape, trunk_shape
 from pipelines.stage import Stage, console, differences, mlflow_run, read_json, require, tracking_uri, write_json
 from selector.actions import ActionSpace
 from selector.baselines import best_static
-from selector.data import Roots, TracesModule
+from selector.data import Roots, TracesModule, met_in_decoding, of_setting, setting_number
+from selector.modes import judge
 from selector.module import SelectorModule
-from selector.runtime import LatencyProfile
-from selector.schema import SCALAR_NAMES, SCHEMA_VERSION, InputError, read_manifest, sha256
+from selector.runtime import LatencyProfile, Mode
+from selector.schema import InputError, read_manifest, sha256
 
 METRICS = ("validation/ratio", "validation/worst_5_percent", "validation/cross_fitted_regret")
+# what early stopping follows: the ratio of a few hundred noisy labels is too rough where there is a loss to follow
+MONITORED = {"policy": ("validation/ratio", "max"), "regressor": ("validation/loss", "min")}
 
 
 def traces_module(config: Config, profile: LatencyProfile, verifier: str | None = None) -> TracesModule:
     """The run's traces, set up; InputError unless they were made with this config and the profile's pair."""
     folder = config.folder / "traces"
-    changes = differences(
-        read_manifest(folder)["depends"], {"schema_version": SCHEMA_VERSION, **depends(config, profile.pair)}
-    )
+    changes = differences(read_manifest(folder)["depends"], {**versions(), **depends(config, profile.pair)})
     if changes:
         raise InputError(f"{folder}: made from other inputs ({'; '.join(changes[:2])}): run the data stage")
     traces = TracesModule(folder, verifier or config.train.verifier, profile, config.train.batch, config.seed)
@@ -80,13 +85,17 @@ def run(config: Config) -> None:
                 results[objective] = fit(config, objective, traces, partial / objective, nested.info.run_id)
                 mlflow.log_params({"objective": objective, **config.train.model_dump(mode="json")})
                 mlflow.log_metrics(results[objective]["metrics"])
-        chosen = max(results, key=lambda name: results[name]["metrics"]["validation/ratio"])
+        # where neither has anything to decide, the regressor: it can be moved to another machine
+        ratios = {name: result["metrics"]["validation/chosen_ratio"] for name, result in results.items()}
+        chosen = max(ratios, key=lambda name: (ratios[name], name == "regressor"))
         mlflow.set_tag("chosen", chosen)
+        mlflow.log_dict(results[chosen]["modes"], "modes.json")
         write_json(partial / "result.json", {"chosen": chosen, "objectives": results, "baselines": baselines(traces)})
     stage.replace()
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     console.print(summary(results, chosen))
+    console.print(modes_table(results[chosen]["modes"]))
     stage.finish()
 
 
@@ -97,7 +106,9 @@ def fit(config: Config, objective: str, traces: TracesModule, folder: Path, run_
         objective=objective,
         hidden_widths=[states.shape[1] for name, states in traces.train.features().items() if name != "scalars"],
         actions=len(ActionSpace.default()),
-        network={"width": config.train.width, "hidden": list(config.train.hidden), "dropout": config.train.dropout},
+        network=network_shape(config),
+        trunk=trunk_shape(config),
+        error_powers=list(config.train.error_powers),
         learning_rate=config.train.learning_rate,
         weight_decay=config.train.weight_decay,
         epochs=config.train.epochs,
@@ -105,11 +116,13 @@ def fit(config: Config, objective: str, traces: TracesModule, folder: Path, run_
         worst_share=config.train.worst_share,
     )
     module.fit_standardisation(traces.train)
-    checkpoints = ModelCheckpoint(folder, filename="best", monitor=METRICS[0], mode="max", enable_version_counter=False)
+    monitor, mode = MONITORED[objective]
+    checkpoints = ModelCheckpoint(folder, filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
     callbacks: list[Callback] = [
         checkpoints,
-        EarlyStopping(METRICS[0], mode="max", patience=config.train.patience),
+        EarlyStopping(monitor, mode=mode, patience=config.train.patience),
         RichProgressBar(),
+        _StopBetweenBatches(),
     ]
     with _quiet():
         trainer = pl.Trainer(
@@ -125,10 +138,56 @@ def fit(config: Config, objective: str, traces: TracesModule, folder: Path, run_
         try:
             trainer.fit(module, datamodule=traces)
             best = SelectorModule.load_from_checkpoint(checkpoints.best_model_path, map_location="cpu")
-            metrics = trainer.validate(best, datamodule=traces, verbose=False)[0]
+            metrics = dict(trainer.validate(best, datamodule=traces, verbose=False)[0])
         except SystemExit as stopped:  # what Lightning makes of Ctrl-C
             raise KeyboardInterrupt from stopped
-    return {"metrics": metrics, "checkpoint": f"{objective}/{Path(checkpoints.best_model_path).name}", "run_id": run_id}
+    modes = modes_of(best, traces)
+    metrics["validation/chosen_ratio"] = statistics.mean(mode["ratio"] for mode in modes)
+    checkpoint = f"{objective}/{Path(checkpoints.best_model_path).name}"
+    return {"metrics": metrics, "modes": modes, "checkpoint": checkpoint, "run_id": run_id}
+
+
+def modes_of(module: SelectorModule, traces: TracesModule) -> list[dict[str, Any]]:
+    """The modes of an artefact, with every way to decide that was compared."""
+    return [
+        {
+            **ways[0].row(),
+            "mean_efficiency": mean_efficiency(traces.train, ways[0].mode),
+            "static_speed": ways[0].static_speed,
+            "ways": [way.row() for way in ways],
+        }
+        for ways in judge(module, traces)
+    ]
+
+
+def mean_efficiency(roots: Roots, mode: Mode) -> list[float]:
+    """Of every action under the mode's sampling setting, in tokens: what a static tree is chosen by on any machine."""
+    mine = met_in_decoding(of_setting(roots, setting_number(mode.temperature, mode.top_p)))
+    return [round(value, 4) for value in mine.mean_BA.mean(0).tolist()]
+
+
+class _StopBetweenBatches(Callback):
+    """Ctrl-C takes effect at the next batch: in the middle of a write it would leave MLflow's database locked."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        def note(*_: object) -> None:
+            if self.pressed:
+                raise KeyboardInterrupt
+            self.pressed = True
+
+        self.before = signal.signal(signal.SIGINT, note)
+
+    def on_train_batch_start(self, *_: object) -> None:
+        if self.pressed:
+            raise KeyboardInterrupt
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        signal.signal(signal.SIGINT, self.before)
+        if self.pressed and not trainer.interrupted:
+            raise KeyboardInterrupt
 
 
 @contextmanager
@@ -159,14 +218,9 @@ def baselines(traces: TracesModule) -> list[dict[str, Any]]:
 
 
 def by_setting(roots: Roots) -> list[tuple[float, float, Roots]]:
-    """(temperature, top_p, the roots of that setting), one per setting."""
-    columns = [SCALAR_NAMES.index(name) for name in ("temperature", "top_p")]
-    result = []
-    for setting in roots.setting_B.unique().tolist():
-        rows = roots.rows((roots.setting_B == setting).nonzero().flatten())
-        temperature, top_p = (round(value, 6) for value in rows.scalars[0, columns].tolist())
-        result.append((temperature, top_p, rows))
-    return result
+    """(temperature, top_p, the decoder's own steps of that setting), one per setting."""
+    parts = [met_in_decoding(of_setting(roots, setting)) for setting in roots.setting_B.unique().tolist()]
+    return [(*part.sampling(), part) for part in parts]
 
 
 def chosen_checkpoint(config: Config, result: dict[str, Any]) -> Path:
@@ -191,7 +245,7 @@ def load_trained(config: Config) -> tuple[SelectorModule, dict[str, Any]]:
 
 def summary(results: dict[str, Any], chosen: str) -> Table:
     """Validation metrics by objective."""
-    table = Table(title=f"Validation split (kept: {chosen})", title_justify="left")
+    table = Table(title=f"Validation split, decisions at the root (kept: {chosen})", title_justify="left")
     for column in ("objective", "speed over static", "worst 5%", "regret to the best"):
         table.add_column(column, justify="right")
     for objective, result in results.items():
@@ -199,7 +253,27 @@ def summary(results: dict[str, Any], chosen: str) -> Table:
     return table
 
 
+def modes_table(modes: list[dict[str, Any]]) -> Table:
+    """What each way to decide gains over the best static tree, by sampling setting."""
+    table = Table(title="Validation split, speed over the best static tree (* kept)", title_justify="left")
+    for column in ("setting", "static tree", *WAYS.values()):
+        table.add_column(column, justify="left" if column == "setting" else "right")
+    for mode in modes:
+        cells = {}
+        for way in mode["ways"]:
+            kept = " *" if way == mode["ways"][0] else ""
+            cells[way["at_root"], way["on_trunk"]] = f"{way['ratio']:.3f} ±{way['error']:.3f}{kept}"
+        setting = str(Sampling(mode["temperature"], mode["top_p"]))
+        static = str(tuple(mode["action"])) + (" *" if not (mode["at_root"] or mode["on_trunk"]) else "")
+        table.add_row(setting, static, *(cells.get(way, "") for way in WAYS))
+    return table
+
+
+WAYS = {(True, False): "at the root", (False, True): "along the trunk"}
+
+
 def fallback_action(traces: TracesModule) -> Any:
     """The best static action over all training roots: what a selector answers without features."""
     with torch.no_grad():
-        return traces.space.actions[best_static(traces.train.mean_BA, traces.train.static_seconds_BA)]
+        met = met_in_decoding(traces.train)
+        return traces.space.actions[best_static(met.mean_BA, met.static_seconds_BA)]

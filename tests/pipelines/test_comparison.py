@@ -5,29 +5,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.comparison import AUTOREGRESSIVE, SELECTOR, evaluation, method_table
+from pipelines.comparison import evaluation, method_table, summary_table
 from pipelines.config import Config, load_config
+from pipelines.methods import AT_ROOT, AUTOREGRESSIVE, BEST_STATIC, SELECTOR, WALL
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
-NAMES = ("static naive_tree", "static specinfer", "static traversal")
-TUNED = {
-    (temperature, 1.0): {
-        name: {"verifier": name.split()[1], "action": [1, 4, 0], "predicted": predicted}
-        for name, predicted in zip(NAMES, (100.0, 120.0, 110.0), strict=True)
-    }
-    for temperature in (1.0, 0.6)
-}
+GPU = "gpu_like_1/20"
 
 
 def config() -> Config:
     return load_config(DEMO, ["verifiers=[naive_tree,specinfer,traversal]", "train.verifier=traversal"])
 
 
-def rows(speeds: dict[str, float], sources: int = 6, spread: float = 0.0, seed: int = 0) -> list[dict]:
+def rows(
+    speeds: dict[str, float], sources: int = 6, spread: float = 0.0, seed: int = 0, clock: str = WALL
+) -> list[dict]:
     """Two prompts of each source, decoded at a speed that varies by source, alike for all methods."""
     rng = np.random.default_rng(seed)
     result = []
-    for temperature in (1.0, 0.6):
+    for temperature in (1.0, 0.2):
         for source in range(sources):
             factor = 1 + spread * rng.standard_normal()
             for prompt in range(2):
@@ -38,8 +34,10 @@ def rows(speeds: dict[str, float], sources: int = 6, spread: float = 0.0, seed: 
                             "source": str(source),
                             "temperature": temperature,
                             "top_p": 1.0,
+                            "clock": clock,
                             "method": method,
                             "verifier": "traversal",
+                            "action": [1, 4, 0] if method == BEST_STATIC else None,
                             "tokens": 64,
                             "seconds": 64 / (speed * factor),
                             "steps": 16,
@@ -52,25 +50,40 @@ def rows(speeds: dict[str, float], sources: int = 6, spread: float = 0.0, seed: 
     return result
 
 
-SPEEDS = {AUTOREGRESSIVE: 50.0, NAMES[0]: 90.0, NAMES[1]: 100.0, NAMES[2]: 110.0, SELECTOR: 125.0}
+SPEEDS = {AUTOREGRESSIVE: 50.0, BEST_STATIC: 100.0, AT_ROOT: 110.0, SELECTOR: 125.0}
 
 
-def test_ratios_are_to_the_method_that_training_data_promise_the_most_of() -> None:
-    result = evaluation(config(), rows(SPEEDS), TUNED)
-    assert result["summary"]["ratio_vs_best_static_delayed"] == pytest.approx(1.25)  # specinfer, not the fastest here
+def test_ratios_are_to_the_tree_that_training_data_promise_the_most_of() -> None:
+    result = evaluation(config(), rows(SPEEDS))
+    assert result["summary"]["ratio_vs_best_static_delayed"] == pytest.approx(1.25)  # not to the fastest one here
+    assert result["summary"]["ratio_vs_static_traversal_wall"] == pytest.approx(125 / 110)
     assert result["summary"]["ratio_vs_autoregressive"] == pytest.approx(2.5)
     assert result["summary"]["selector_time_share"] == pytest.approx(0.01)
-    assert [entry["method"] for entry in result["methods"]][:5] == list(SPEEDS)
-    assert [entry["method"] for entry in result["methods"] if entry["is_best_static"]] == [NAMES[1]] * 2
+    assert {entry["method"] for entry in result["methods"]} == set(SPEEDS)
+    assert [entry["method"] for entry in result["methods"] if entry["is_best_static"]] == [BEST_STATIC] * 2
+    assert result["methods"][0]["method"] == AUTOREGRESSIVE
     assert result["methods"][0]["block_efficiency"] == pytest.approx(66 / 16)
     assert result["methods"][0]["prompts"] == 12
-    assert method_table(result).row_count == 10
+    assert method_table(result).row_count == 8
+
+
+def test_every_clock_has_figures_of_its_own() -> None:
+    synthetic = {BEST_STATIC: 200.0, AT_ROOT: 160.0, SELECTOR: 220.0}
+    result = evaluation(config(), [*rows(SPEEDS), *rows(synthetic, clock=GPU)])
+    summary = result["summary"]
+    assert summary["ratio_vs_best_static_delayed"] == pytest.approx(1.25)
+    assert summary["ratio_vs_best_static_delayed_gpu_like"] == pytest.approx(1.1)
+    assert summary["ratio_vs_static_traversal_gpu_like"] == pytest.approx(220 / 160)
+    assert summary[f"ratio_vs_static_traversal_gpu_like_{GPU}"] == pytest.approx(220 / 160)
+    assert "ratio_vs_autoregressive_gpu_like" not in summary
+    assert method_table(result).row_count == 8 and method_table(result, GPU).row_count == 6
+    assert summary_table(summary).row_count == len([k for k in summary if not k.endswith("interval_95")])
 
 
 def test_the_bootstrap_is_paired() -> None:
     """Prompts differ a lot, methods by a constant factor: speeds are uncertain, their ratios are not."""
-    result = evaluation(config(), rows(SPEEDS, spread=0.2), TUNED)
-    low, high = result["methods"][4]["interval_95"]
+    result = evaluation(config(), rows(SPEEDS, spread=0.2))
+    (low, high), *_ = (entry["interval_95"] for entry in result["methods"] if entry["method"] == SELECTOR)
     assert high / low > 1.1
     low, high = result["summary"]["ratio_vs_best_static_delayed_interval_95"]
     assert high - low < 1e-9
@@ -84,7 +97,7 @@ def test_the_bootstrap_resamples_sources_once_for_all_settings() -> None:
     for row in data:
         if row["method"] == SELECTOR:
             row["seconds"] *= factors[row["source"]]
-    result = evaluation(config(), data, TUNED)
+    result = evaluation(config(), data)
     low, high = result["summary"]["ratio_vs_best_static_delayed_interval_95"]
     selectors = [entry for entry in result["methods"] if entry["method"] == SELECTOR]
     for entry in selectors:

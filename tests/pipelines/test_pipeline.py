@@ -16,6 +16,7 @@ import torch
 
 from pipelines.cli import main
 from selector.runtime import load_selector
+from selector.schema import SCHEMA_VERSION
 from tests.conftest import save_pair
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +88,9 @@ def test_the_demo_ends_with_a_table_a_report_and_a_selector(demo: tuple[Path, st
         if entry["method"] == "autoregressive":
             assert entry["block_efficiency"] == 1
     names = {entry["method"] for entry in evaluation["methods"]}
-    assert {"autoregressive", "selector", "static traversal", "static specinfer", "static lifted_uniform"} <= names
+    expected = {"autoregressive", "selector", "best static", "best static by kind", "static traversal at the root"}
+    assert {*expected, "assisted generation", "assisted generation, constant", "entropy stop"} <= names
+    assert len(names & {f"static {verifier}" for verifier in ("traversal", "specinfer", "lifted_uniform")}) >= 1
     report = (run / "report.html").read_text()
     assert report.count("data:image/png;base64,") == 4
     for title in ("Block efficiency by tree", "Predicted against realised", "How often each action", "Throughput"):
@@ -167,9 +170,27 @@ def test_every_stage_has_a_plan_that_does_nothing(tmp_path: Path) -> None:
 
 def test_the_full_config_runs(tmp_path: Path) -> None:
     small = [option for option in SMALL if not option.startswith("evaluate.prompts")]
-    espalier(tmp_path, "demo", *small, "evaluate.prompts=2", "data.samples=2", config="full.yaml")
+    few = ("evaluate.prompts=2", "evaluate.assisted=false", "data.samples=2", "verifiers=[traversal,lifted_uniform]")
+    espalier(tmp_path, "demo", *small, *few, config="full.yaml")
     evaluation = json.loads((tmp_path / "runs" / "full" / "evaluation.json").read_text())
     assert len({(entry["temperature"], entry["top_p"]) for entry in evaluation["methods"]}) == 8
+
+
+def test_the_settings_config_runs_on_the_demos_pair(demo: tuple[Path, str], tmp_path: Path) -> None:
+    shutil.copytree(demo[0] / "runs" / "demo" / "pair", tmp_path / "runs" / "demo" / "pair")
+    few = (
+        "sampling=[{temperature: 1.0, top_p: 0.9}]",
+        "data.roots=32",
+        "evaluate.prompts=2",
+        "evaluate.assisted=false",
+    )
+    small = [option for option in SMALL if not option.startswith("pair")]
+    output = espalier(tmp_path, "demo", *small, *few, config="settings.yaml")
+    assert "Held-out prompts, predicted time, synthetic gpu_like_1/20" in output
+    evaluation = json.loads((tmp_path / "runs" / "settings" / "evaluation.json").read_text())
+    assert {entry["clock"] for entry in evaluation["methods"]} == {"wall", "gpu_like_1/5", "gpu_like_1/20"}
+    for rival in ("static_traversal", "best_static_delayed"):
+        assert evaluation["summary"][f"ratio_vs_{rival}_gpu_like"] > 0
 
 
 def interrupted(folder: Path, stage: str, *arguments: str, once: str) -> None:
@@ -358,9 +379,11 @@ def test_traces_of_another_schema(
     spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = Path("runs/demo/traces/manifest.json")
-    manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 0'))
+    manifest.write_text(manifest.read_text().replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 0'))
     shutil.rmtree("runs/demo/training")
-    assert "made from other inputs (schema_version: 0 -> 1)" in refusal(capsys, monkeypatch, "train", *SMALL)
+    assert f"made from other inputs (schema_version: 0 -> {SCHEMA_VERSION})" in refusal(
+        capsys, monkeypatch, "train", *SMALL
+    )
 
 
 @pytest.mark.parametrize("stage", ["train", "evaluate", "export"])

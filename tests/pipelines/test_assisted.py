@@ -1,0 +1,27 @@
+"""Transformers' own assisted generation, as a method to compare with."""
+
+from __future__ import annotations
+
+import pytest
+
+from data_gen.models import ModelPair
+from data_gen.sampling import Sampling
+from pipelines.assisted import CONSTANTS, Assistant, best_constant
+
+PROMPT = [5, 17, 203, 44, 91]
+
+
+@pytest.mark.parametrize("assistant", [Assistant(), Assistant(3)])
+@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(0.7, 0.9)], ids=str)
+def test_it_decodes_to_the_limit_and_leaves_the_pair_as_it_was(
+    pair: ModelPair, sampling: Sampling, assistant: Assistant
+) -> None:
+    before = pair.draft.generation_config.to_dict()
+    new, passes, seconds = assistant.generate(pair, sampling, PROMPT, 24, seed=1)
+    assert new == 24 and seconds > 0
+    assert 24 / (1 + (assistant.constant or 20)) <= passes <= 24  # one token more than was drafted
+    assert pair.draft.generation_config.to_dict() == before
+
+
+def test_the_constant_is_one_of_those_tried(pair: ModelPair) -> None:
+    assert best_constant(pair, Sampling(), [PROMPT], 8, seed=1).constant in CONSTANTS

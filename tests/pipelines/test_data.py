@@ -1,0 +1,341 @@
+"""The data stage against what happens to long runs: kills, full disks, damaged files, broken models, lost workers."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+KILLS = 10
+SHARDS = 24
+Setting = dict[str, bytes]  # the files of an undisturbed run
+CONFIG = {
+    "name": "run",
+    "pair": {"threads": 1},
+    "verifiers": ["specinfer", "traversal"],
+    "train": {"verifier": "traversal"},
+    "sampling": [{"temperature": 0.7}, {"temperature": 1.0}],
+    "prompts": {"tokens": 12},
+    "data": {"roots": 96, "roots_per_trajectory": 4, "tokens": 16, "trajectories_per_shard": 1},
+}
+
+
+def config_file(folder: Path, pair_folders: tuple[str, str]) -> Path:
+    """A config with its prompts."""
+    path = folder / "config.yaml"
+    if not path.exists():
+        generator = random.Random(3)
+        words = [f"{a}{b}" for a in ("qu", "br", "fo", "ju", "ov", "la") for b in ("ick", "own", "mps", "zy", "er")]
+        with (folder / "prompts.jsonl").open("w") as file:
+            for number in range(30):
+                text = " ".join(generator.choices(words, k=20))
+                file.write(json.dumps({"text": text, "kind": "noise", "source": f"s{number}"}) + "\n")
+        values = {**CONFIG, "pair": {**CONFIG["pair"], "target": pair_folders[0], "draft": pair_folders[1]}}
+        values["prompts"] = {**CONFIG["prompts"], "file": str(folder / "prompts.jsonl")}
+        path.write_text(json.dumps(values))  # JSON is YAML
+    return path
+
+
+def run_stage(folder: Path, overrides: list[str], spoil: str | None, pipe: Any) -> None:
+    """In a process of its own: the data stage; what it says is sent, and its exit code."""
+    from transformers import LlamaForCausalLM
+
+    import pipelines.units
+    from pipelines.cli import app
+
+    os.chdir(folder)
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+    torch.set_num_threads(1)
+    sys.stderr = (folder / "stderr").open("w")
+    made = pipelines.units.make_shard
+    if spoil == "full disk":  # once the second shard is made
+
+        def make_shard(*arguments: Any) -> Any:
+            shard = made(*arguments)
+            make_shard.count += 1
+            if make_shard.count == 2:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+            return shard
+
+        make_shard.count = 0
+        import pipelines.engines
+
+        pipelines.engines.make_shard = make_shard
+    if spoil == "nan":  # in the 60th pass
+        forward = LlamaForCausalLM.forward
+
+        def broken(*arguments: Any, **named: Any) -> Any:
+            result = forward(*arguments, **named)
+            broken.count += 1
+            if broken.count == 60:
+                result.logits[..., 7] = float("nan")
+            return result
+
+        broken.count = 0
+        LlamaForCausalLM.forward = broken
+    pipe.send("started")
+    app(["data", "--config", str(folder / "config.yaml"), *overrides])
+
+
+@pytest.fixture(scope="module")
+def start() -> Callable[..., BaseProcess]:
+    """Starts the stage from a server that has everything imported already; returns once it is about to begin."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pipelines.data", "mlflow", "tests.pipelines.test_data"])
+
+    def start(folder: Path, *overrides: str, spoil: str | None = None) -> BaseProcess:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=run_stage, args=(folder, list(overrides), spoil, theirs))
+        process.start()
+        assert ours.recv() == "started"
+        return process
+
+    return start
+
+
+def shard_count(folder: Path) -> int:
+    return len(list((folder / "runs" / "run" / "traces").rglob("*.parquet")))
+
+
+def finish(process: BaseProcess) -> int:
+    process.join(timeout=300)
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def files(folder: Path, name: str = "run") -> dict[str, bytes]:
+    """All files of both stores."""
+    stores = [folder / "runs" / name / store for store in ("traces", "steps")]
+    return {
+        str(path.relative_to(folder / "runs" / name)): path.read_bytes()
+        for store in stores
+        for path in sorted(store.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, pair_folders: tuple[str, str], start: Callable[..., BaseProcess]
+) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    config_file(folder, pair_folders)
+    assert finish(start(folder)) == 0, (folder / "stderr").read_text()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(undisturbed: Path) -> Setting:
+    return files(undisturbed)
+
+
+def test_the_store_is_whole(whole: Setting) -> None:
+    assert sum(name.endswith(".parquet") for name in whole) == 2 * SHARDS
+    assert not any(name.endswith(".tmp") for name in whole)
+
+
+def test_ten_kills_leave_nothing_behind(
+    whole: Setting, tmp_path: Path, pair_folders: tuple[str, str], start: Callable[..., BaseProcess]
+) -> None:
+    """SIGKILL at ten random moments, with work left; in the end the store is the undisturbed run's, byte for byte."""
+    config_file(tmp_path, pair_folders)
+    moments = random.Random(4)
+    for kill in range(KILLS):
+        process = start(tmp_path)
+        if kill % 2:  # while MLflow and the stage begin, or once so many shards more are there
+            time.sleep(moments.uniform(0, 1.5))
+        else:
+            wanted = shard_count(tmp_path) + moments.randint(1, 3)
+            while shard_count(tmp_path) < wanted and process.is_alive():
+                time.sleep(0.002)
+            time.sleep(moments.uniform(0, 0.1))
+        process.kill()
+        assert finish(process) == -signal.SIGKILL
+        assert shard_count(tmp_path) < SHARDS
+    assert shard_count(tmp_path) >= KILLS // 2  # some died at work, and kept what was finished
+    assert finish(start(tmp_path)) == 0, (tmp_path / "stderr").read_text()
+    assert files(tmp_path) == whole
+    assert {path.name for path in (tmp_path / "mlruns").glob("mlflow.db*")} <= {"mlflow.db"}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ("full disk", "part-0000[01].parquet.tmp: cannot be written: .*File too large"),
+        ("nan", "prompt .*: .*/(target|draft): the model gives numbers that are not finite"),
+    ],
+)
+def test_a_failure_is_one_line_and_the_same_command_goes_on(
+    whole: Setting,
+    tmp_path: Path,
+    pair_folders: tuple[str, str],
+    start: Callable[..., BaseProcess],
+    spoil: str,
+    message: str,
+) -> None:
+    config_file(tmp_path, pair_folders)
+    assert finish(start(tmp_path, spoil=spoil)) == 2
+    said = (tmp_path / "stderr").read_text().strip()
+    assert re.fullmatch(f"espalier: .*{message}.*", said), said
+    kept = {name: content for name, content in files(tmp_path).items() if name.endswith(".parquet")}
+    assert kept and kept.items() <= whole.items()  # what was finished, is there
+    assert finish(start(tmp_path)) == 0
+    assert files(tmp_path) == whole
+
+
+@pytest.mark.parametrize("damage", ["cut short", "flipped bit", "gone"])
+def test_a_damaged_shard_is_named_and_made_again(
+    undisturbed: Path, whole: Setting, start: Callable[..., BaseProcess], damage: str
+) -> None:
+    folder = undisturbed
+    shard = folder / "runs" / "run" / "traces" / "train" / "part-00003.parquet"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(bytes(content[:-20] if damage == "cut short" else content))
+    if damage != "gone":
+        assert finish(start(folder)) == 2
+        said = (folder / "stderr").read_text().strip()
+        assert said.startswith(f"espalier: {shard.relative_to(folder)} is damaged") and said.count("\n") == 0
+        assert "remove it and run the data stage again" in said
+    shard.unlink()
+    assert finish(start(folder)) == 0
+    assert files(folder) == whole
+
+
+def test_other_inputs_are_refused_and_named(
+    undisturbed: Path, whole: Setting, start: Callable[..., BaseProcess]
+) -> None:
+    folder = undisturbed
+    assert finish(start(folder, "data.samples=4")) == 2
+    assert "made from other inputs (data.samples: 2 -> 4)" in (folder / "stderr").read_text()
+    assert finish(start(folder, "data.ray.retries=1")) == 0  # who makes the rows is no input
+    assert files(folder) == whole
+
+
+@pytest.mark.parametrize("retries", [0, 3])
+def test_ray_writes_the_same_bytes_though_a_worker_is_killed(
+    whole: Setting,
+    tmp_path: Path,
+    pair_folders: tuple[str, str],
+    start: Callable[..., BaseProcess],
+    retries: int,
+) -> None:
+    """Two workers; one is killed as soon as the first shard is there. Without retries, the local engine goes on."""
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    config = config_file(tmp_path, pair_folders)
+    command = [sys.executable, "-m", "pipelines.cli", "data", "--config", str(config)]
+    command += ["data.engine=ray", "data.ray.workers=2", f"data.ray.retries={retries}"]
+    environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"} | {"PYTHONPATH": str(ROOT)}
+    with (tmp_path / "out").open("w") as out:
+        driver = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=out, stderr=out)
+        deadline = time.monotonic() + 120
+        while shard_count(tmp_path) == 0:
+            assert driver.poll() is None and time.monotonic() < deadline, (tmp_path / "out").read_text()
+            time.sleep(0.02)
+        workers = [child for child in psutil.Process(driver.pid).children(recursive=True) if _is_worker(child)]
+        assert len(workers) == 2
+        workers[0].kill()
+        code = driver.wait(timeout=240)
+    said = (tmp_path / "out").read_text()
+    if retries == 0:
+        assert code == 2
+        assert re.fullmatch(r"espalier: .*part-\d+.parquet: its worker was lost 1 times .*", said.splitlines()[-1])
+        assert finish(start(tmp_path)) == 0
+    else:
+        assert code == 0, said
+    assert files(tmp_path) == whole
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return process.cmdline()[0].startswith("ray::Worker")
+    except (psutil.Error, IndexError):
+        return False
+
+
+def test_ray_says_what_it_lacks(tmp_path: Path, pair_folders: tuple[str, str]) -> None:
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    from pipelines import engines
+    from pipelines.config import load_config
+    from pipelines.engines import devices
+    from selector.schema import InputError
+
+    file = config_file(tmp_path, pair_folders)
+    config = load_config(file, ["data.ray.workers=3", "pair.device=cpu"])
+    with pytest.raises(InputError, match=r"data.ray.workers: 3 with 1 CPU each; Ray has 2"):
+        devices([{"CPU": 2.0}], config)
+    assert devices([{"CPU": 2.0}, {"CPU": 1.0}], config) == (3, 0)
+    config = load_config(file, ["data.ray.gpus_per_worker=4"])
+    assert devices([{"CPU": 64.0, "GPU": 8.0}], config) == (2, 4)
+    assert devices([{"CPU": 64.0, "GPU": 6.0}, {"GPU": 2.0}], config) == (1, 4)  # a worker stands on one node
+    with pytest.raises(InputError, match=r"data.ray.workers: 1 with 4 GPU each; Ray has 4"):
+        devices([{"GPU": 2.0}, {"GPU": 2.0}], config)
+    config = load_config(file, ["pair.device=cpu", "pair.threads=8"])
+    assert devices([{"CPU": 64.0}], config) == (8, 0)
+    config = load_config(file, ["pair.device=cuda:1", "data.engine=ray"])
+    with pytest.raises(InputError, match=r"pair.device: cuda:1: Ray gives every worker devices of its own"):
+        next(engines.ray(config, "", {}, lambda roots: None))
+
+
+def test_the_plan_says_passes_and_bytes_and_time(
+    tmp_path: Path, pair_folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from data_gen.latency import device_name
+    from pipelines.config import load_config
+    from pipelines.data import duration, plan, predicted_seconds
+    from selector.latency import LatencyProfile, Table
+
+    monkeypatch.chdir(tmp_path)
+    config = load_config(config_file(tmp_path, pair_folders), ["data.together=3"])
+    size, passes, missing = plan(config)
+    assert "96 roots of 2 supertrees in 24 trajectories" in size and "MB of Parquet" in size
+    # 4 roots of 2 supertrees are 3 batches of up to 3: 15 draft passes and a target pass each; two prefills
+    assert passes.startswith("labelling takes 1,200 model passes: 72 batches")
+    assert "run the latency stage" in missing
+    one = Table([10], [1], [[0.001]])
+    seconds = {"token": 0.5, "draft": 1.0, "target": 2.0, "labels": 3.0}
+    here = device_name("auto", "float32", 1)
+    profile = LatencyProfile(here, "pair", one, one, {}, 0.0, 0.0, 0.0, labelling=seconds)
+    (tmp_path / "runs" / "run").mkdir(parents=True)
+    (tmp_path / "runs" / "run" / "latency.json").write_text(json.dumps(profile.to_json()))
+    assert predicted_seconds(config) == {"trajectories": 24 * 16 * 0.5, "draft": 192, "target": 384, "labels": 576}
+    assert plan(config)[2].startswith(f"predicted {duration(192 + 192 + 384 + 576)} on one device")
+    assert [duration(s) for s in (50, 200, 10_000)] == ["50 seconds", "3.3 minutes", "2.8 hours"]
+
+
+def test_the_memory_config_runs(
+    tmp_path: Path,
+    pair_folders: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from pipelines.config import load_config
+    from pipelines.data import run
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    config_file(tmp_path, pair_folders)
+    overrides = [f"pair.target={pair_folders[0]}", f"pair.draft={pair_folders[1]}", "data.roots=16", "data.tokens=16"]
+    overrides += [f"prompts.file={tmp_path / 'prompts.jsonl'}", "data.roots_per_trajectory=2", "data.threads=1"]
+    run(load_config(ROOT / "configs" / "memory.yaml", overrides))
+    said = capsys.readouterr().out
+    assert re.search(r"roots/s; draft \d+%, target \d+%, labels \d+%, writing \d+%, rest \d+%; resident set", said)
+    first, last = (int(size) for size in re.findall(r"(\d+) MB (?:after the first shard|at the end)", said))
+    assert first > 100 and last < 1.2 * first
