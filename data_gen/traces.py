@@ -8,6 +8,7 @@ Columns of a root (schema version in `selector.schema`; K, A as there):
     prompt, kind         string      the prompt's id and kind
     root_kind            string      'step': a root of the decoder itself; 'stride': every n-th token
     root_token           int32
+    weight               float32     how many of its trajectory's own steps the root stands for
     target_hidden_prev, draft_hidden_prev, draft_hidden_root   float16 lists
     <scalar features>    float32     the names of `selector.schema.TRACE_SCALARS`: pass times belong to a machine
     <verifier>.mean, .error, .half   float16 lists, one value per action
@@ -44,7 +45,7 @@ from selector.schema import (
     sha256,
 )
 
-ROWS_VERSION = 3  # bump it when this program gives other rows for the same inputs: a store never holds both
+ROWS_VERSION = 4  # bump it when this program gives other rows for the same inputs: a store never holds both
 METADATA = {"espalier_schema_version": str(SCHEMA_VERSION)}
 
 
@@ -56,6 +57,7 @@ def root_schema(hidden_widths: Sequence[int], verifiers: Sequence[str], space: A
         ("kind", pa.string()),
         ("root_kind", pa.string()),
         ("root_token", pa.int32()),
+        ("weight", pa.float32()),
         *((name, pa.list_(pa.float16(), d)) for name, d in zip(HIDDEN_STATES, hidden_widths, strict=True)),
         *((name, pa.float32()) for name in TRACE_SCALARS),
     ]

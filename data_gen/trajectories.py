@@ -48,18 +48,28 @@ def seed_of(*parts: object) -> int:
 
 @dataclass(frozen=True)
 class Root:
-    """A position to label: `length` committed tokens, the root token included; `step` if the decoder stood there."""
+    """A position to label.
+
+    Attributes:
+        length: committed tokens, the root token included.
+        step: the decoder's own, if it stood there.
+        weight: how many of the trajectory's own steps it stands for; 1 where it is none of them.
+    """
 
     length: int
     step: Step | None
+    weight: float = 1.0
 
 
 def choose_roots(prompt: Sequence[int], decoded: Decoded, count: int, stride: int, seed: int) -> list[Root]:
-    """Half of the roots from the decoder's own steps, at random; half at every `stride`-th token, the first ones."""
+    """Half of the roots from the decoder's own steps, at random; half at every `stride`-th token, the first ones.
+
+    Every trajectory gives as many, but hard text is decoded in more steps than easy text: hence the weights.
+    """
     generator = torch.Generator().manual_seed(seed)
     eligible = [step for step in decoded.steps if step.length > 1]
     order = torch.randperm(len(eligible), generator=generator).tolist()[: count // 2]
-    steps = [Root(eligible[i].length, eligible[i]) for i in sorted(order)]
+    steps = [Root(eligible[i].length, eligible[i], len(eligible) / len(order)) for i in sorted(order)]
     total = len(prompt) + len(decoded.tokens)
     strides = [Root(length, None) for length in range(max(len(prompt), 2), total + 1, stride)]
     return steps + strides[: count - count // 2]

@@ -141,9 +141,10 @@ class Data(Section):
     engine: Literal["local", "ray"] = "local"
     ray: RayEngine = RayEngine()
     behaviour: tuple[ActionField, ...] = Field(
-        ((1, 2, 0), (1, 4, 0), (1, 8, 0), (2, 0, 4), (4, 0, 3), (2, 2, 3), (4, 4, 2), (3, 1, 5)),
+        ((1, 4, 0), (1, 8, 0), (1, 12, 0), (2, 2, 4), (2, 4, 6), (3, 1, 5), (4, 0, 4), (4, 4, 4)),
         min_length=1,
-        description="actions that write the trajectories, one drawn at every step",
+        description="actions that write the trajectories, one drawn at every step; blocks should be about as long as "
+        "those of what is deployed, whose steps else begin elsewhere",
     )
 
     @field_validator("samples")

@@ -44,7 +44,11 @@ class Task:
 
 @dataclass
 class Decoding:
-    """What a method made of one prompt. `seconds` are those of its clock."""
+    """What a method made of one prompt.
+
+    `tokens` are all that its steps yield: what the last one yields beyond the limit was paid for, and would be kept
+    in a longer text. `seconds` are those of its clock.
+    """
 
     tokens: int
     seconds: float
@@ -103,8 +107,9 @@ class Speculative(Method):
         for step in decoded.steps:
             actions[str(step.action)] = actions.get(str(step.action), 0) + 1
         block_tokens = sum(step.accepted + 1 for step in decoded.steps)
-        kept = len(decoded.tokens)
-        return Decoding(kept, seconds, len(decoded.steps), block_tokens, step_seconds, select_seconds, actions)
+        ended = decoded.tokens[-1] in pair.eos_ids
+        tokens = len(decoded.tokens) if ended else block_tokens
+        return Decoding(tokens, seconds, len(decoded.steps), block_tokens, step_seconds, select_seconds, actions)
 
 
 @dataclass

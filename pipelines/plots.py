@@ -57,8 +57,7 @@ def efficiency_by_tree(roots: Roots) -> str:
     """Mean block efficiency over (L1, L2), one panel per K, the best tokens per second marked."""
     space = ActionSpace.default()
     mean_A = roots.mean_BA.double().mean(0)
-    speed_A = roots.mean_BA.double().sum(0) / roots.static_seconds_BA.double().sum(0)
-    best = space.actions[int(speed_A.argmax())]
+    best = space.actions[roots.best_static()[0]]
     figure, axes = plt.subplots(1, space.max_K, figsize=(3.4 * space.max_K, 3.4), sharey=True)
     for K, axis in enumerate(axes, 1):
         grid = np.full((space.max_L1 + 1, space.max_L2 + 1), np.nan)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint, RichProgressBar
 from pytorch_lightning.loggers import MLFlowLogger
 from rich.table import Table
@@ -25,7 +24,6 @@ from pipelines.data import depends
 from pipelines.latency import load_profile, network_shape, trunk_shape
 from pipelines.stage import Stage, console, differences, mlflow_run, read_json, require, tracking_uri, write_json
 from selector.actions import ActionSpace
-from selector.baselines import best_static
 from selector.data import Roots, TracesModule, met_in_decoding, of_setting, setting_number
 from selector.modes import judge
 from selector.module import SelectorModule
@@ -163,7 +161,7 @@ def modes_of(module: SelectorModule, traces: TracesModule) -> list[dict[str, Any
 def mean_efficiency(roots: Roots, mode: Mode) -> list[float]:
     """Of every action under the mode's sampling setting, in tokens: what a static tree is chosen by on any machine."""
     mine = met_in_decoding(of_setting(roots, setting_number(mode.temperature, mode.top_p)))
-    return [round(value, 4) for value in mine.mean_BA.mean(0).tolist()]
+    return [round(value, 4) for value in (mine.totals(mine.mean_BA) / mine.weight_B.sum()).tolist()]
 
 
 class _StopBetweenBatches(Callback):
@@ -212,7 +210,7 @@ def baselines(traces: TracesModule) -> list[dict[str, Any]]:
     """The tuned static action of every sampling setting, from the training split."""
     rows = []
     for temperature, top_p, roots in by_setting(traces.train):
-        action = traces.space.actions[best_static(roots.mean_BA, roots.static_seconds_BA)]
+        action = traces.space.actions[roots.best_static()[0]]
         rows.append({"temperature": temperature, "top_p": top_p, "action": list(action)})
     return rows
 
@@ -274,6 +272,4 @@ WAYS = {(True, False): "at the root", (False, True): "along the trunk"}
 
 def fallback_action(traces: TracesModule) -> Any:
     """The best static action over all training roots: what a selector answers without features."""
-    with torch.no_grad():
-        met = met_in_decoding(traces.train)
-        return traces.space.actions[best_static(met.mean_BA, met.static_seconds_BA)]
+    return traces.space.actions[met_in_decoding(traces.train).best_static()[0]]

@@ -12,8 +12,8 @@ from functools import cached_property
 import torch
 
 from selector.actions import Action, ActionSpace
-from selector.baselines import best_static
 from selector.data import Roots, kind_number
+from selector.deciding import outcome
 
 STATIC = "static"
 SPACE = ActionSpace.default()
@@ -48,8 +48,7 @@ class Tuning:
             mine = (roots.kind_B == kind_number(kind)).nonzero().flatten()
             roots = roots.rows(mine) if len(mine) else roots
         allowed = torch.tensor([action.L1 == 0 or action.K == 1 for action in SPACE]) if at_root else None
-        index = best_static(roots.mean_BA, roots.static_seconds_BA, allowed)
-        speed = float(roots.mean_BA[:, index].double().sum() / roots.static_seconds_BA[:, index].double().sum())
+        index, speed = roots.best_static(allowed)
         return Static(verifier, SPACE.actions[index], speed)
 
     def best(self, verifiers: Sequence[str], kind: str | None = None) -> Static:
@@ -72,7 +71,6 @@ class Tuning:
             sure_BS = (entropy_BST <= threshold).long().cumprod(-1).sum(-1) + 1  # tokens until the first doubt, with it
             for longest in range(1, SPACE.decisions + 2):
                 action_BS = chains_T[sure_BS.clamp(max=longest)]
-                tokens = roots.trunk_BSA.gather(-1, action_BS.unsqueeze(-1)).double().sum()
-                speed = float(tokens / roots.static_seconds_BA.gather(-1, action_BS).double().sum())
+                speed = outcome(roots, action_BS, roots.static_seconds_BA).speed()
                 best = max(best, (speed, threshold, longest))
         return best[1:]

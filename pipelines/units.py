@@ -152,6 +152,7 @@ def label(
             "kind": unit.prompt.kind,
             "root_kind": kind_of(root),
             "root_token": tokens[root.length - 1],
+            "weight": root.weight,
             **labeller.features(root.length),
             **columns,
             **decoded_columns(unit, root),

@@ -41,7 +41,7 @@ class Roots:
     """Roots of one split, and the trunks drafted there.
 
     `setting_B` numbers the sampling settings, `kind_B` the kinds of prompts, `prompt_B` the prompts; `base_B` is the
-    baseline's action index.
+    baseline's action index; `weight_B` is how many decoding steps a root stands for, in sums over roots.
     """
 
     target_hidden_prev: Tensor
@@ -58,6 +58,7 @@ class Roots:
     step_B: Tensor  # bool: a decoder's own step, not every n-th token
     kind_B: Tensor
     prompt_B: Tensor
+    weight_B: Tensor
     base_B: Tensor
     trunk_hidden_BSTD: Tensor  # half precision, as stored
     trunk_scalars_BSTF: Tensor  # in the order of TRUNK_SCALARS
@@ -72,6 +73,16 @@ class Roots:
 
     def rows(self, index: Tensor | slice) -> Roots:
         return Roots(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+    def totals(self, values_BA: Tensor) -> Tensor:
+        """Sums over the decoding steps that the roots stand for, float64 [A]."""
+        return (self.weight_B.double().unsqueeze(-1) * values_BA.double()).sum(0)
+
+    def best_static(self, allowed_A: Tensor | None = None) -> tuple[int, float]:
+        """The fastest action, by index, if always the same is taken; and its tokens per second."""
+        tokens_A, seconds_A = self.totals(self.mean_BA), self.totals(self.static_seconds_BA)
+        action = best_static(tokens_A, seconds_A, allowed_A)
+        return action, float(tokens_A[action] / seconds_A[action])
 
     def along_trunks(self, tokens: slice) -> tuple[Tensor, Tensor]:
         """What is known after so many trunk tokens, 0 the root: hidden states [B, S, t, D], scalars [B, S, t, F]."""
@@ -158,6 +169,7 @@ def to_roots(table: pa.Table, verifier: str, profile: LatencyProfile, space: Act
         seconds_BA=seconds(selector=True),
         static_seconds_BA=seconds(selector=False),
         setting_B=_settings(table),
+        weight_B=matrix(table, "weight"),
         step_B=torch.tensor([kind == "step" for kind in table["root_kind"].to_pylist()]),
         kind_B=torch.tensor([kind_number(kind) for kind in table["kind"].to_pylist()]),
         prompt_B=torch.from_numpy(np.unique(table["prompt"].to_numpy(zero_copy_only=False), return_inverse=True)[1]),
@@ -224,7 +236,7 @@ class TracesModule(pl.LightningDataModule):
         )
         for setting in self.train.setting_B.unique().tolist():
             tuned = met_in_decoding(of_setting(self.train, setting))
-            base = best_static(tuned.mean_BA, tuned.static_seconds_BA)
+            base, _ = tuned.best_static()
             for split in (self.train, self.validation):
                 split.base_B[split.setting_B == setting] = base
 

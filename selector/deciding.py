@@ -29,7 +29,8 @@ TRUNK_TOKENS = torch.tensor([trunk_tokens(action) for action in SPACE])
 
 @dataclass(frozen=True)
 class Played:
-    """What was drafted on every sample of every root, [B, S]: action index, tokens it yields, seconds it takes."""
+    """What was drafted on every sample of every root, [B, S]: action index, tokens it yields, seconds it takes; both
+    times the steps that the root stands for."""
 
     action_BS: Tensor
     tokens_BS: Tensor
@@ -67,4 +68,5 @@ def play(roots: Roots, gains_BSTA: Callable[[int], Tensor], cost_BTA: Tensor, fi
 def outcome(roots: Roots, action_BS: Tensor, seconds_BA: Tensor, times_A: Tensor | None = None) -> Played:
     """What the given actions yield on the samples' own trunks, and what they take."""
     tokens_BS = roots.trunk_BSA.gather(-1, action_BS.unsqueeze(-1))[..., 0]
-    return Played(action_BS, tokens_BS, seconds_BA.gather(-1, action_BS), times_A)
+    weight_B1 = roots.weight_B.unsqueeze(-1)
+    return Played(action_BS, weight_B1 * tokens_BS, weight_B1 * seconds_BA.gather(-1, action_BS), times_A)

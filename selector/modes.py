@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from selector.actions import EMPTY, ActionSpace
-from selector.baselines import best_static
 from selector.data import Roots, TracesModule, met_in_decoding, of_setting
 from selector.deciding import TRUNK_TOKENS, Played, outcome, play
 from selector.module import SelectorModule
@@ -69,9 +68,8 @@ def _judge(
     module: SelectorModule, traces: TracesModule, train: Roots, validation: Roots, at_root: bool, on_trunk: bool
 ) -> Judged:
     temperature, top_p = train.sampling()
-    action = best_static(train.mean_BA, train.static_seconds_BA)
-    static = torch.full((len(train),), action)
-    gain = speed = float(train.mean_BA[:, action].sum() / train.static_seconds_BA[:, action].sum())
+    action, speed = train.best_static()
+    static, gain = torch.full((len(train),), action), speed
     player = Player(module, traces, train, at_root, on_trunk)
     for _ in range(ROUNDS if at_root or on_trunk else 0):
         gain = player.play(static, gain).speed()

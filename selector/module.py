@@ -148,7 +148,8 @@ class SelectorModule(pl.LightningModule):
     def fit_gain(self, roots: Roots) -> None:
         """Set g from the predictions on the training split."""
         if self.predicts_efficiency:
-            self.gain.fill_(best_gain(self.outputs(roots), roots.seconds_BA))
+            weight_B1 = roots.weight_B.unsqueeze(-1)
+            self.gain.fill_(best_gain(weight_B1 * self.outputs(roots), weight_B1 * roots.seconds_BA))
 
     def loss(self, roots: Roots) -> Tensor:
         outputs_BA = self.outputs(roots)
@@ -193,7 +194,8 @@ class SelectorModule(pl.LightningModule):
     def on_validation_epoch_start(self) -> None:
         traces: TracesModule = self.trainer.datamodule  # type: ignore[attr-defined]
         self.fit_gain(traces.train)
-        self.best_speed = best_gain(traces.train.mean_BA, traces.train.seconds_BA)
+        weight_B1 = traces.train.weight_B.unsqueeze(-1)
+        self.best_speed = best_gain(weight_B1 * traces.train.mean_BA, weight_B1 * traces.train.seconds_BA)
 
     def validation_step(self, roots: Roots, _: int) -> None:
         chosen_B = self.choices(roots)

@@ -25,6 +25,7 @@ def rows(count: int = 3, value: float = 1.5) -> list[dict]:
         "kind": "code",
         "root_kind": "stride",
         "root_token": 7,
+        "weight": 1.0,
         "target_hidden_prev": np.ones(4),
         "draft_hidden_prev": np.ones(3),
         "draft_hidden_root": np.ones(3),
@@ -72,10 +73,10 @@ def test_datasets_reads_a_shard(tmp_path: Path) -> None:
 
 
 def test_the_predicted_size_is_that_of_the_columns() -> None:
-    strings, token, hidden = 4 * 24, 4, 2 * (4 + 3 + 3)
+    strings, numbers, hidden = 4 * 24, 4 + 4, 2 * (4 + 3 + 3)
     labels, decoded = 5 * (3 * 2 + 1 + 2 * 2), 2 + 4 + 1
     trunk = 2 * 2 * SPACE.decisions * (3 + 3)
-    assert row_bytes(SCHEMA) == strings + token + hidden + 4 * len(TRACE_SCALARS) + labels + trunk + decoded
+    assert row_bytes(SCHEMA) == strings + numbers + hidden + 4 * len(TRACE_SCALARS) + labels + trunk + decoded
 
 
 def test_a_value_that_is_not_finite_is_never_written(tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ def test_half_of_the_roots_are_steps_and_half_every_nth_token(pair: ModelPair) -
     steps = [root for root in roots if root.step is not None]
     assert [root.length for root in roots if root.step is None] == [5, 21, 37, 53]
     assert len(steps) == 4 and all(root.length == root.step.length for root in steps)
+    assert sum(root.weight for root in steps) == pytest.approx(len(decoded.steps))  # the prompt has features throughout
 
 
 def test_seeds_depend_on_every_part_and_on_nothing_else() -> None:

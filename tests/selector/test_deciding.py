@@ -103,3 +103,17 @@ def test_a_policy_decides_at_the_root_alone() -> None:
     ways = judge(module("policy"), Traces(64))
     assert {(way.mode.at_root, way.mode.on_trunk) for way in ways[0]} == {(False, False), (True, False)}
     assert not ways[0][0].mode.on_trunk
+
+
+def test_a_root_of_weight_two_counts_as_two() -> None:
+    once = roots(6)
+    once.weight_B = torch.tensor([1.0, 2.0, 1.0, 1.0, 2.0, 1.0])
+    twice = roots(6).rows(torch.tensor([0, 1, 1, 2, 3, 4, 4, 5]))
+    assert once.best_static() == pytest.approx(twice.best_static())
+    action_BS = torch.randint(233, (6, 2), generator=torch.Generator().manual_seed(2))
+    speeds = [
+        outcome(data, action, data.seconds_BA).speed()
+        for data, action in ((once, action_BS), (twice, action_BS[[0, 1, 1, 2, 3, 4, 4, 5]]))
+    ]
+    assert speeds[0] == pytest.approx(speeds[1])
+    assert speeds[0] != pytest.approx(outcome(roots(6), action_BS, once.seconds_BA).speed())

@@ -47,5 +47,6 @@ def test_the_best_gain_maximises_total_tokens_over_total_time() -> None:
 def test_the_best_static_action_has_the_best_ratio_of_sums() -> None:
     efficiency = torch.tensor([[1.0, 3.0, 2.0], [1.0, 1.0, 2.2]])
     seconds = torch.tensor([[1.0, 2.0, 1.9], [1.0, 2.0, 1.9]])
-    assert best_static(efficiency, seconds) == 2
-    assert best_static(efficiency, seconds, torch.tensor([True, True, False])) == 0
+    totals = efficiency.sum(0), seconds.sum(0)
+    assert best_static(*totals) == 2
+    assert best_static(*totals, torch.tensor([True, True, False])) == 0
