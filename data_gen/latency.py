@@ -5,20 +5,20 @@ from __future__ import annotations
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from data_gen.decoding import Decoder, Fixed
+from data_gen.decoding import Decoder, Fixed, Step
 from data_gen.models import CachedModel, ModelPair
 from data_gen.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier
 from data_gen.verification.profile import sample
-from selector.actions import Action
-from selector.runtime import LatencyProfile, Table
+from selector.actions import EMPTY, Action
+from selector.runtime import Correction, LatencyProfile, Table, correction_counts
 
 ROWS = 16  # of probabilities that are filtered at once
 DRAFT_PASSES = 4  # timed in a row
@@ -189,39 +189,40 @@ def _verification(name: str, target: CachedModel, tree: DraftTree, generator: to
     return lambda: (verifier.verify(tree, p_NV, q_NV, generator), None)[1]
 
 
-def check(
-    pair: ModelPair,
-    profile: LatencyProfile,
-    verifier: str,
-    actions: Sequence[Action],
-    prompts: Sequence[list[int]],
-    tokens: int,
-) -> list[dict[str, float | str]]:
-    """Predicted against measured time of real decoding steps, actions interleaved prompt by prompt.
-
-    Returns:
-        for each action its mean predicted and measured seconds per step, their ratio, and the mean seconds of the
-        step's parts that the tables do not hold (`rest`).
-    """
-    steps: dict[Action, list] = {action: [] for action in actions}
+def real_steps(
+    pair: ModelPair, verifiers: Sequence[str], actions: Sequence[Action], prompts: Sequence[list[int]], tokens: int
+) -> dict[tuple[str, Action], list[Step]]:
+    """Decoding steps by verifier and action, all of them interleaved prompt by prompt; those that were met."""
+    steps: dict[tuple[str, Action], list[Step]] = {(name, action): [] for name in verifiers for action in actions}
     for number, prompt in enumerate(prompts):
-        for action in actions:
-            decoder = Decoder(pair, Sampling(), get_verifier(verifier), Fixed(action))
+        for (name, action), taken in steps.items():
+            decoder = Decoder(pair, Sampling(), get_verifier(name), Fixed(action))
             generator = torch.Generator(device=pair.device).manual_seed(number)
-            steps[action] += decoder.decode(prompt, tokens, generator).steps[1:]  # the first one follows the prefill
-    rows: list[dict[str, float | str]] = []
-    for action, taken in steps.items():
-        predicted = statistics.mean(profile.action_seconds(action, step.length, verifier) for step in taken)
-        measured = statistics.mean(sum(step.seconds.values()) for step in taken)
-        rest = statistics.mean(step.seconds["commit"] + step.seconds["select"] for step in taken)
-        rows.append(
-            {
-                "action": str(action),
-                "predicted": predicted,
-                "measured": measured,
-                "ratio": predicted / measured,
-                "rest": rest,
-                "steps": len(taken),
-            }
-        )
-    return rows
+            taken += decoder.decode(prompt, tokens, generator).steps[1:]  # the first one follows the prefill
+    return {key: taken for key, taken in steps.items() if taken}  # a text may end at once
+
+
+def times(profile: LatencyProfile, verifier: str, action: Action, steps: Sequence[Step]) -> tuple[float, float]:
+    """Predicted and measured seconds of steps with one action, the median of each."""
+    predicted = statistics.median(profile.action_seconds(action, step.length, verifier) for step in steps)
+    return predicted, statistics.median(sum(step.seconds.values()) for step in steps)
+
+
+def fitted(profile: LatencyProfile, steps: Mapping[tuple[str, Action], Sequence[Step]]) -> LatencyProfile:
+    """The profile with `step` and `corrections` from real decoding steps, by least squares of relative errors.
+
+    Args:
+        steps: of the empty tree, and of at least four others, by verifier and action.
+    """
+    empty = [times(profile, name, action, taken) for (name, action), taken in steps.items() if action == EMPTY]
+    profile = replace(profile, step=statistics.median(measured - predicted for predicted, measured in empty))
+    corrections = {}
+    for name in dict.fromkeys(name for name, _ in steps):
+        actions = [action for verifier, action in steps if verifier == name and action != EMPTY]
+        predicted_R, measured_R = torch.tensor(
+            [times(profile, name, action, steps[name, action]) for action in actions], dtype=torch.float64
+        ).unbind(-1)
+        counts_RC = torch.tensor([correction_counts(action) for action in actions], dtype=torch.float64)
+        least = torch.linalg.lstsq(counts_RC / measured_R.unsqueeze(-1), 1 - (predicted_R / measured_R).unsqueeze(-1))
+        corrections[name] = Correction(*least.solution[:, 0].tolist())
+    return replace(profile, corrections=corrections)

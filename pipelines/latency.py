@@ -13,6 +13,7 @@ from rich.table import Table as RichTable
 
 from data_gen import latency
 from data_gen.choosers import SelectorChooser
+from data_gen.decoding import Step
 from data_gen.drafting import Drawn
 from data_gen.features import Row, root_features
 from data_gen.models import CachedModel, ModelPair
@@ -30,7 +31,13 @@ from selector.module import SelectorModule
 from selector.runtime import HEAD, LatencyProfile, Mode, Selector, Tuned, torchscript
 from selector.schema import InputError
 
-CHECKED = [Action(*shape) for shape in ((1, 0, 0), (1, 4, 0), (1, 8, 0), (2, 2, 4), (4, 0, 4), (4, 0, 8), (2, 8, 8))]
+FITTED = [
+    *((1, 0, 0), (1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 8, 8)),
+    *((2, 0, 2), (2, 2, 4), (2, 4, 2), (2, 8, 8), (3, 0, 4), (3, 4, 4), (3, 2, 8)),
+    *((4, 0, 1), (4, 0, 4), (4, 0, 8), (4, 4, 2), (4, 4, 8), (4, 8, 4)),
+]
+CHECKED = [(1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 2, 6)]
+REAL_PROMPTS, REAL_TOKENS = 8, 24  # of the real steps that times are fitted to, and checked with
 
 
 def profile_path(config: Config) -> Path:
@@ -69,17 +76,22 @@ def run(config: Config) -> None:
     if not stage.begin():
         return
     grid = latency.Grid(config.latency.lengths, config.latency.widths, config.latency.nodes, config.latency.repeats)
-    texts = prompts_of(config, "train", 6)
+    texts = prompts_of(config, "train", REAL_PROMPTS)
     prompts = [encode(pair, text, config.prompts.tokens) for text in texts]
     with mlflow_run(config, "latency") as mlflow, progress() as bar:
         task = bar.add_task("timing passes", total=grid.repeats, note="")
         profile = latency.measure(pair, grid, config.verifiers, device, lambda: bar.advance(task))
         select, revise = selector_seconds(config, pair, profile)
         profile = replace(profile, select=select, revise=revise)
-        first = latency.check(pair, profile, config.train.verifier, CHECKED, prompts[:3], 32)
         profile = replace(profile, labelling=labelling_seconds(config, pair, texts[:3]))
-        profile = replace(profile, step=statistics.median(float(row["rest"]) for row in first))
-        rows = latency.check(pair, profile, config.train.verifier, CHECKED, prompts[3:], 32)
+        actions = [Action(*shape) for shape in FITTED + CHECKED]
+        steps = latency.real_steps(pair, config.verifiers, actions, prompts, REAL_TOKENS)
+        if len(steps) < len(actions) * len(config.verifiers):
+            raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
+        profile = latency.fitted(profile, {key: taken for key, taken in steps.items() if key[1] in FITTED})
+        rows = check(
+            profile, config.train.verifier, {a: steps[config.train.verifier, a] for a in actions if a in CHECKED}
+        )
         stage.replace()
         write_json(profile_path(config), {**profile.to_json(), "check": rows})
         mlflow.log_artifact(str(profile_path(config)))
@@ -89,10 +101,21 @@ def run(config: Config) -> None:
     stage.finish()
 
 
+def check(profile: LatencyProfile, verifier: str, steps: dict[Action, list[Step]]) -> list[dict[str, Any]]:
+    """Predicted against measured step times, of trees that nothing was fitted to."""
+    rows = []
+    for action, taken in steps.items():
+        predicted, measured = latency.times(profile, verifier, action, taken)
+        ratio = predicted / measured
+        row = {"action": str(action), "predicted": predicted, "measured": measured, "ratio": ratio, "steps": len(taken)}
+        rows.append(row)
+    return rows
+
+
 _PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
 
 
-def summary(profile: LatencyProfile, rows: list[dict[str, float | str]]) -> RichTable:
+def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> RichTable:
     """One pass of each model, and predicted against measured step times."""
     length = profile.draft.lengths[len(profile.draft.lengths) // 2]
     draft, target = profile.draft.at(length, 1), profile.target.at(length, 1)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from operator import mul
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +41,19 @@ def _interpolate(grid: list[int], values: list[float], x: float) -> float:
     return values[i] + share * (values[i + 1] - values[i])
 
 
+class Correction(NamedTuple):
+    """What real decoding steps with a verifier took beyond the tables, in seconds; fitted over many trees.
+
+    Passes timed alone find other things in the caches than those of a decoding step, and a verifier's time depends on
+    the distributions that it meets.
+    """
+
+    drafting: float = 0.0  # of a step in which anything is drafted
+    trunk_pass: float = 0.0  # of each draft pass over one token
+    branch_pass: float = 0.0  # of each draft pass over several
+    branching: float = 0.0  # of a step with several branches
+
+
 @dataclass(frozen=True)
 class LatencyProfile:
     """Measured times of one pair on one machine, in seconds.
@@ -52,10 +67,11 @@ class LatencyProfile:
         verify: for each verifier, seconds by depth of the tree and number of branches.
         select: one decision of a selector at a root, its features included.
         revise: one decision of a selector at a drafted token, its features included.
-        step: the rest of a decoding step, the commit of a path in it.
+        step: the rest of a decoding step.
         nucleus: what one row of probabilities takes longer where top-p is below 1: a sort of the vocabulary.
         labelling: of data generation, seconds per `token` of a trajectory, and per supertree for its `draft` and
             `target` passes and its `labels` for all the run's verifiers; empty where it was not measured.
+        corrections: by verifier; none where they were not fitted.
     """
 
     device: str
@@ -68,6 +84,7 @@ class LatencyProfile:
     step: float
     labelling: dict[str, float] = field(default_factory=dict)
     nucleus: float = 0.0
+    corrections: dict[str, Correction] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> LatencyProfile:
@@ -78,7 +95,8 @@ class LatencyProfile:
             values.pop("check", None)
             draft, target = Table(**values.pop("draft")), Table(**values.pop("target"))
             verify = {name: Table(**table) for name, table in values.pop("verify").items()}
-            profile = cls(draft=draft, target=target, verify=verify, **values)
+            corrections = {name: Correction(*seconds) for name, seconds in values.pop("corrections").items()}
+            profile = cls(draft=draft, target=target, verify=verify, corrections=corrections, **values)
         except OSError as error:
             raise InputError(f"{path}: no latency profile there: run the latency stage first") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -124,6 +142,8 @@ class LatencyProfile:
         seconds += self.target.at(length, nodes) + self.step + (self.select if selector else 0.0)
         if action != EMPTY:
             seconds += self.verify[verifier].at(L1 + L2, K)
+            counts = correction_counts(action)
+            seconds += sum(map(mul, counts, self.corrections.get(verifier, Correction())))
         if revising is not None:
             seconds += self.revise * max(0, trunk_tokens(action) - revising + 1)
         if filtered:
@@ -152,6 +172,14 @@ class LatencyProfile:
         decides = (selector, revising, filtered)
         rows = [[self.action_seconds(a, length, verifier, *decides) for a in actions] for length in lengths]
         return torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)
+
+
+def correction_counts(action: Action) -> tuple[int, int, int, int]:
+    """How often each part of a `Correction` counts in a step that drafts this tree."""
+    K, L1, L2 = action
+    if K == 1:
+        return int(L1 + L2 > 0), L1 + L2, 0, 0
+    return 1, L1 + 1, L2 - 1, 1
 
 
 def decision_tables(

@@ -17,11 +17,29 @@ import torch
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace
-from selector.latency import LatencyProfile, Table, decision_tables, gpu_like, interpolated
+from selector.latency import (
+    Correction,
+    LatencyProfile,
+    Table,
+    correction_counts,
+    decision_tables,
+    gpu_like,
+    interpolated,
+)
 from selector.network import further_actions, further_cost
 from selector.schema import SCALAR_NAMES, SCALARS_KEY, SCHEMA_VERSION, InputError
 
-__all__ = ["LatencyProfile", "Mode", "Selector", "Table", "Tuned", "gpu_like", "load_selector"]
+__all__ = [
+    "Correction",
+    "LatencyProfile",
+    "Mode",
+    "Selector",
+    "Table",
+    "Tuned",
+    "correction_counts",
+    "gpu_like",
+    "load_selector",
+]
 
 FORMAT = "espalier-selector"
 CHECKSUMS = "SHA256SUMS"

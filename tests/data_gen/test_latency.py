@@ -1,0 +1,39 @@
+"""The latency profile is fitted to decoding steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from data_gen.decoding import Step
+from data_gen.latency import fitted, times
+from selector.actions import EMPTY, Action
+from selector.latency import Correction
+from tests.selector.synthetic import profile
+
+TREES = [Action(*shape) for shape in ((1, 1, 0), (1, 4, 0), (1, 8, 8), (2, 0, 2), (2, 4, 4), (4, 0, 8), (3, 8, 1))]
+
+
+def steps_of(truth: object, name: str, action: Action) -> list[Step]:
+    """Three steps of which one met a slow moment of the machine."""
+    return [
+        Step(length, action, 0, 1 + action.nodes, {"draft": factor * truth.action_seconds(action, length, name)})
+        for length, factor in ((30, 1.0), (31, 1.0), (32, 9.0))
+    ]
+
+
+def test_what_steps_take_beyond_the_tables_is_found_for_every_verifier() -> None:
+    table = profile().verify["traversal"]
+    base = replace(profile(), verify={"traversal": table, "block": table})
+    wanted = {"traversal": Correction(3e-4, -1e-4, 2e-4, 5e-4), "block": Correction(1e-4, 1e-4, 0.0, -6e-4)}
+    truth = replace(base, step=2e-4, corrections=wanted)
+    steps = {(name, a): steps_of(truth, name, a) for name in wanted for a in (EMPTY, *TREES)}
+    found = fitted(replace(base, step=0.0), steps)
+    for name, correction in wanted.items():
+        assert found.corrections[name] == pytest.approx(correction, rel=1e-2, abs=2e-6)  # lengths differ by a token
+    for (name, action), taken in steps.items():
+        predicted, measured = times(found, name, action, taken)
+        assert predicted == pytest.approx(measured, rel=3e-3)
+    unfitted = [times(base, name, action, taken) for (name, action), taken in steps.items()]
+    assert max(abs(predicted / measured - 1) for predicted, measured in unfitted) > 0.05
