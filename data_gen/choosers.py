@@ -6,9 +6,11 @@ ends there, or goes on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from data_gen.decoding import Features
 from data_gen.drafting import Drawn
@@ -80,3 +82,38 @@ class EntropyStop:
         if drawn.depth < self.longest and float(torch.special.entr(drawn.probs_V).sum()) <= self.entropy:
             return SPACE.chain(self.longest)
         return SPACE.chain(drawn.depth)
+
+
+@dataclass
+class StoppingHead:
+    """Drafts a chain until a rejection is likely: SpecDec++ (Huang et al. 2024, arXiv 2405.19715).
+
+    A trained head says how likely each drafted token is to be accepted; drafting stops where the probability that all
+    of them are has fallen too low. It is lossless as every decision that uses drafted tokens alone.
+
+    Attributes:
+        accepts: P(accepted) of a drafted token, from `TRUNK_STATE` [D] and `TRUNK_SCALARS` [F], float32 on the CPU.
+        rejected: the threshold on the probability that at least one drafted token is rejected.
+        longest: tokens of a chain at most.
+        sampling: the target's.
+    """
+
+    accepts: Callable[[Tensor, Tensor], float]
+    rejected: float
+    longest: int
+    sampling: Sampling
+    latency: LatencyProfile | None = None
+
+    def select(self, features: Features | None) -> Action:
+        return SPACE.chain(self.longest)
+
+    def revise(self, drawn: Drawn, length: int) -> Action:
+        if drawn.depth == 0:
+            self._trunk, self._all_accepted = TrunkFeatures(length, self.sampling), 1.0
+        elif drawn.depth < self.longest:
+            assert drawn.hidden_D is not None
+            self._trunk.drawn(drawn.token, drawn.probs_V)
+            self._all_accepted *= self.accepts(drawn.hidden_D.float().cpu(), self._trunk.scalars())
+            if 1 - self._all_accepted > self.rejected:
+                return SPACE.chain(drawn.depth)
+        return SPACE.chain(self.longest)

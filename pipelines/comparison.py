@@ -167,4 +167,8 @@ def summary_table(summary: dict[str, Any]) -> Table:
             low, high = summary[f"{figure}_interval_95"]
             table.add_row(figure, f"{value:.3f} [{low:.3f}, {high:.3f}]")
     table.add_row("selector_time_share", f"{summary['selector_time_share']:.1%}")
+    if "oracle_ratio" in summary:
+        closed = summary["gap_closed"]
+        table.add_row("oracle_ratio (validation split)", f"{summary['oracle_ratio']:.3f}")
+        table.add_row("gap_closed (validation split)", "undefined" if closed is None else f"{closed:.0%}")
     return table

@@ -214,6 +214,7 @@ class Train(Section):
         description="a regressor's labels weigh the inverse of this power of their standard errors, at the root, where "
         "the error of a long tree counts in full, and along the trunk, where the next tokens decide",
     )
+    rejection_weight: float = Field(6.0, gt=0, description="of the stopping head's training; an acceptance weighs 1")
     worst_weight: float = Field(1.0, ge=0, description="lambda of DDTE eq. 12")
     worst_share: float = Field(0.05, gt=0, le=1, description="alpha of DDTE eq. 12")
 

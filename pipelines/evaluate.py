@@ -22,7 +22,7 @@ from pipelines.methods import WALL, Method, Task, profile_methods, row_of, wall_
 from pipelines.pair import load_pair
 from pipelines.prompts import encode, prompts_digest, prompts_of
 from pipelines.stage import Stage, mlflow_run, progress, read_json, write_json
-from pipelines.train import chosen_checkpoint, traces_module
+from pipelines.train import ceiling, chosen_checkpoint, load_stopping, stopping_checkpoint, traces_module
 from pipelines.tuning import Tuning
 from selector.data import Roots, TracesModule, met_in_decoding, of_setting, setting_number
 from selector.runtime import LatencyProfile, gpu_like, load_selector
@@ -35,7 +35,7 @@ Key = tuple[float, float]  # temperature, top-p
 
 
 def plan(config: Config) -> list[str]:
-    wall = len(config.verifiers) + 4 + ("traversal" in config.verifiers) + 2 * config.evaluate.assisted
+    wall = len(config.verifiers) + 5 + ("traversal" in config.verifiers) + 2 * config.evaluate.assisted
     others = len(config.evaluate.gpu_like) * (3 + ("traversal" in config.verifiers))
     return [
         f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings x about {wall} methods on this "
@@ -57,6 +57,7 @@ def run(config: Config) -> None:
         "pair": pair.fingerprint,
         "latency": profile.to_json(),
         "training": sha256(chosen_checkpoint(config, result)),
+        "stopping": sha256(stopping_checkpoint(config, result)),
     }
     stage = Stage("evaluate", config, inputs, (output,))
     if not stage.begin():
@@ -78,6 +79,7 @@ def run(config: Config) -> None:
                     bar.advance(task)
         greedy = losslessness.greedy_check(pair, config, take_evenly(prompts, min(len(prompts), GREEDY_PROMPTS)))
         evaluation = {**comparison.evaluation(config, journal.rows), "greedy": greedy}
+        evaluation["summary"] |= ceiling(result["objectives"][result["chosen"]]["modes"])
         stage.replace()
         write_json(output, evaluation)
         journal.path.unlink()
@@ -96,13 +98,14 @@ def methods(config: Config, pair: ModelPair, profile: LatencyProfile, folder: Pa
     result: dict[Key, list[Method]] = {(s.temperature, s.top_p): [] for s in config.sampling}
     tuned = {clock: tunings(config, own) for clock, own in profiles.items()}
     constants = assistants(config, pair)
+    head = load_stopping(config)
     for clock, own in profiles.items():
         build(config, folder / clock.replace("/", "-"), own)
         selector = load_selector(folder / clock.replace("/", "-"))
         for key, tuning in tuned[clock].items():
             sampling = SamplingSetting(temperature=key[0], top_p=key[1]).build()
             result[key] += (
-                wall_methods(tuning, selector, sampling, config.verifiers, constants.get(key))
+                wall_methods(tuning, selector, head, sampling, config.verifiers, constants.get(key))
                 if clock == WALL
                 else profile_methods(clock, own, tuning, selector, sampling, config.verifiers)
             )
@@ -114,7 +117,9 @@ def tunings(config: Config, profile: LatencyProfile) -> dict[Key, Tuning]:
     modules = {verifier: traces_module(config, profile, verifier) for verifier in config.verifiers}
     kinds = sorted({prompt.kind for prompt in prompts_of(config, "train")})
     return {
-        (s.temperature, s.top_p): Tuning({name: _training_roots(m, s) for name, m in modules.items()}, kinds)
+        (s.temperature, s.top_p): Tuning(
+            {name: _training_roots(m, s) for name, m in modules.items()}, kinds, profile.revise
+        )
         for s in config.sampling
     }
 

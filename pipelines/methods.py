@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from data_gen.choosers import EntropyStop, SelectorChooser, chooser_of
+from data_gen.choosers import EntropyStop, SelectorChooser, StoppingHead, chooser_of
 from data_gen.decoding import Chooser, Decoder, Fixed
 from data_gen.models import ModelPair
 from data_gen.sampling import Sampling
@@ -23,12 +23,13 @@ from pipelines.assisted import Assistant
 from pipelines.tuning import STATIC, Tuning
 from selector.actions import EMPTY, Action
 from selector.runtime import LatencyProfile, Selector
+from selector.stopping import StoppingModule, TokenAcceptance
 
 WALL = "wall"
 AUTOREGRESSIVE, SELECTOR = "autoregressive", "selector"
 AT_ROOT = f"{STATIC} traversal at the root"
 BEST_STATIC, BEST_BY_KIND = f"best {STATIC}", f"best {STATIC} by kind"
-ENTROPY_STOP = "entropy stop"
+ENTROPY_STOP, STOPPING_HEAD = "entropy stop", "stopping head (SpecDec++)"
 ASSISTED, ASSISTED_CONSTANT = "assisted generation", "assisted generation, constant"
 
 
@@ -128,7 +129,12 @@ class Assisted(Method):
 
 
 def wall_methods(
-    tuning: Tuning, selector: Selector, sampling: Sampling, verifiers: Sequence[str], constant: Assistant | None
+    tuning: Tuning,
+    selector: Selector,
+    head: StoppingModule,
+    sampling: Sampling,
+    verifiers: Sequence[str],
+    constant: Assistant | None,
 ) -> list[Method]:
     """Everything that is compared on this machine's clock, under one sampling setting."""
     best = tuning.best(verifiers)
@@ -139,6 +145,9 @@ def wall_methods(
     result += _common(tuning, verifiers, WALL, None)
     entropy, longest = tuning.entropy_stop()
     result.append(Speculative(ENTROPY_STOP, "block", EntropyStop(entropy, longest)))
+    rejected, longest = tuning.stopping_head(head)
+    stopping = StoppingHead(TokenAcceptance(head.network), rejected, longest, sampling)
+    result.append(Speculative(STOPPING_HEAD, "block", stopping))
     if constant is not None:
         result += [Assisted(ASSISTED, Assistant()), Assisted(ASSISTED_CONSTANT, constant)]
     result.append(_selector(selector, sampling, WALL, None))

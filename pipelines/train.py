@@ -1,35 +1,36 @@
-"""Stage `train`: the selector under each configured objective; the better one on the validation split is kept."""
+"""Stage `train`: the selector under each configured objective; the better one on the validation split is kept.
+
+And the stopping head, a rival that `evaluate` compares it with.
+"""
 
 from __future__ import annotations
 
-import logging
 import shutil
-import signal
 import statistics
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint, RichProgressBar
-from pytorch_lightning.loggers import MLFlowLogger
 from rich.table import Table
 
 from data_gen.sampling import Sampling
 from data_gen.traces import versions
 from pipelines.config import Config
 from pipelines.data import depends
+from pipelines.fitting import Module, fit_best
 from pipelines.latency import load_profile, network_shape, trunk_shape
-from pipelines.stage import Stage, console, differences, mlflow_run, read_json, require, tracking_uri, write_json
+from pipelines.stage import Stage, console, differences, mlflow_run, read_json, require, write_json
 from selector.actions import ActionSpace
 from selector.data import Roots, TracesModule, met_in_decoding, of_setting, setting_number
 from selector.modes import judge
 from selector.module import SelectorModule
+from selector.oracle import oracles
 from selector.runtime import LatencyProfile, Mode
 from selector.schema import InputError, read_manifest, sha256
+from selector.stopping import StoppingModule
 
+STOPPING = "stopping"
 METRICS = ("validation/ratio", "validation/worst_5_percent", "validation/cross_fitted_regret")
 # what early stopping follows: the ratio of a few hundred noisy labels is too rough where there is a loss to follow
 MONITORED = {"policy": ("validation/ratio", "max"), "regressor": ("validation/loss", "min")}
@@ -57,10 +58,8 @@ def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
 
 
 def plan(config: Config) -> list[str]:
-    return [
-        f"{objective} for {config.train.verifier}: at most {config.train.epochs} epochs"
-        for objective in config.train.objectives
-    ]
+    trained = [f"{objective} for {config.train.verifier}" for objective in config.train.objectives]
+    return [f"{what}: at most {config.train.epochs} epochs" for what in (*trained, "stopping head")]
 
 
 def run(config: Config) -> None:
@@ -83,17 +82,24 @@ def run(config: Config) -> None:
                 results[objective] = fit(config, objective, traces, partial / objective, nested.info.run_id)
                 mlflow.log_params({"objective": objective, **config.train.model_dump(mode="json")})
                 mlflow.log_metrics(results[objective]["metrics"])
+        with mlflow.start_run(run_name=f"train-{STOPPING}", nested=True) as nested:
+            stopping = fit_stopping(config, traces, partial / STOPPING, nested.info.run_id)
+            mlflow.log_params({"objective": STOPPING, **config.train.model_dump(mode="json")})
+            mlflow.log_metrics(stopping["metrics"])
         # where neither has anything to decide, the regressor: it can be moved to another machine
         ratios = {name: result["metrics"]["validation/chosen_ratio"] for name, result in results.items()}
         chosen = max(ratios, key=lambda name: (ratios[name], name == "regressor"))
         mlflow.set_tag("chosen", chosen)
         mlflow.log_dict(results[chosen]["modes"], "modes.json")
-        write_json(partial / "result.json", {"chosen": chosen, "objectives": results, "baselines": baselines(traces)})
+        found = {"chosen": chosen, "objectives": results, "stopping": stopping, "baselines": baselines(traces)}
+        write_json(partial / "result.json", found)
     stage.replace()
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     console.print(summary(results, chosen))
     console.print(modes_table(results[chosen]["modes"]))
+    loss, constant = (stopping["metrics"][f"validation/{name}"] for name in ("loss", "loss_of_a_constant"))
+    stage.say(f"stopping head: validation loss {loss:.3f}, that of the best constant {constant:.3f}")
     stage.finish()
 
 
@@ -114,47 +120,38 @@ def fit(config: Config, objective: str, traces: TracesModule, folder: Path, run_
         worst_share=config.train.worst_share,
     )
     module.fit_standardisation(traces.train)
-    monitor, mode = MONITORED[objective]
-    checkpoints = ModelCheckpoint(folder, filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
-    callbacks: list[Callback] = [
-        checkpoints,
-        EarlyStopping(monitor, mode=mode, patience=config.train.patience),
-        RichProgressBar(),
-        _StopBetweenBatches(),
-    ]
-    with _quiet():
-        trainer = pl.Trainer(
-            max_epochs=config.train.epochs,
-            accelerator="cpu",  # the network is small, and so are the traces: no GPU is worth the copies
-            devices=1,
-            logger=MLFlowLogger(run_id=run_id, tracking_uri=tracking_uri(), log_model=False),
-            callbacks=callbacks,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            log_every_n_steps=1,
-        )
-        try:
-            trainer.fit(module, datamodule=traces)
-            best = SelectorModule.load_from_checkpoint(checkpoints.best_model_path, map_location="cpu")
-            metrics = dict(trainer.validate(best, datamodule=traces, verbose=False)[0])
-        except SystemExit as stopped:  # what Lightning makes of Ctrl-C
-            raise KeyboardInterrupt from stopped
+    best, metrics, path = fit_best(config, module, traces, folder, MONITORED[objective], run_id)
     modes = modes_of(best, traces)
     metrics["validation/chosen_ratio"] = statistics.mean(mode["ratio"] for mode in modes)
-    checkpoint = f"{objective}/{Path(checkpoints.best_model_path).name}"
-    return {"metrics": metrics, "modes": modes, "checkpoint": checkpoint, "run_id": run_id}
+    return {"metrics": metrics, "modes": modes, "checkpoint": f"{objective}/{path.name}", "run_id": run_id}
+
+
+def fit_stopping(config: Config, traces: TracesModule, folder: Path, run_id: str) -> dict[str, Any]:
+    """Train the stopping head; returns as `fit` does, without modes."""
+    pl.seed_everything(config.seed, verbose=False)
+    module = StoppingModule(
+        hidden_width=traces.train.trunk_hidden_BSTD.shape[-1],
+        network=trunk_shape(config),
+        rejection_weight=config.train.rejection_weight,
+        learning_rate=config.train.learning_rate,
+        weight_decay=config.train.weight_decay,
+    )
+    module.fit_standardisation(traces.train)
+    _, metrics, path = fit_best(config, module, traces, folder, ("validation/loss", "min"), run_id)
+    return {"metrics": metrics, "checkpoint": f"{STOPPING}/{path.name}", "run_id": run_id}
 
 
 def modes_of(module: SelectorModule, traces: TracesModule) -> list[dict[str, Any]]:
-    """The modes of an artefact, with every way to decide that was compared."""
+    """The modes of an artefact, with every way to decide that was compared, and the ceiling of all of them."""
     return [
         {
             **ways[0].row(),
             "mean_efficiency": mean_efficiency(traces.train, ways[0].mode),
             "static_speed": ways[0].static_speed,
             "ways": [way.row() for way in ways],
+            "oracle": {**asdict(oracle), "gap_closed": oracle.gap_closed(ways[0].ratio)},
         }
-        for ways in judge(module, traces)
+        for ways, oracle in zip(judge(module, traces), oracles(traces), strict=True)
     ]
 
 
@@ -162,48 +159,6 @@ def mean_efficiency(roots: Roots, mode: Mode) -> list[float]:
     """Of every action under the mode's sampling setting, in tokens: what a static tree is chosen by on any machine."""
     mine = met_in_decoding(of_setting(roots, setting_number(mode.temperature, mode.top_p)))
     return [round(value, 4) for value in (mine.totals(mine.mean_BA) / mine.weight_B.sum()).tolist()]
-
-
-class _StopBetweenBatches(Callback):
-    """Ctrl-C takes effect at the next batch: in the middle of a write it would leave MLflow's database locked."""
-
-    def __init__(self) -> None:
-        self.pressed = False
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        def note(*_: object) -> None:
-            if self.pressed:
-                raise KeyboardInterrupt
-            self.pressed = True
-
-        self.before = signal.signal(signal.SIGINT, note)
-
-    def on_train_batch_start(self, *_: object) -> None:
-        if self.pressed:
-            raise KeyboardInterrupt
-
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        signal.signal(signal.SIGINT, self.before)
-        if self.pressed and not trainer.interrupted:
-            raise KeyboardInterrupt
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Leaves out Lightning's remarks on workers, which do not apply to data in memory, and on the hardware."""
-    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
-    for name in _LOGGERS:
-        logging.getLogger(name).setLevel(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-        warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
-        warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")
-        yield
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
-
-
-_LOGGERS = ("pytorch_lightning.utilities.rank_zero", "pytorch_lightning.accelerators.cuda")
 
 
 def baselines(traces: TracesModule) -> list[dict[str, Any]]:
@@ -224,7 +179,17 @@ def by_setting(roots: Roots) -> list[tuple[float, float, Roots]]:
 def chosen_checkpoint(config: Config, result: dict[str, Any]) -> Path:
     """The checkpoint of the objective that was kept; InputError where it is missing or was trained otherwise."""
     require(config, "train", inputs(config, load_profile(config)))
-    checkpoint = config.folder / "training" / result["objectives"][result["chosen"]]["checkpoint"]
+    return _checkpoint(config, result["objectives"][result["chosen"]])
+
+
+def stopping_checkpoint(config: Config, result: dict[str, Any]) -> Path:
+    """That of the stopping head; InputError as in `chosen_checkpoint`."""
+    require(config, "train", inputs(config, load_profile(config)))
+    return _checkpoint(config, result["stopping"])
+
+
+def _checkpoint(config: Config, trained: dict[str, Any]) -> Path:
+    checkpoint = config.folder / "training" / trained["checkpoint"]
     if not checkpoint.exists():
         raise InputError(f"{checkpoint} does not exist: run the train stage again")
     return checkpoint
@@ -233,12 +198,21 @@ def chosen_checkpoint(config: Config, result: dict[str, Any]) -> Path:
 def load_trained(config: Config) -> tuple[SelectorModule, dict[str, Any]]:
     """The chosen module and the stage's `result.json`."""
     result = read_json(config.folder / "training" / "result.json", "train")
-    checkpoint = chosen_checkpoint(config, result)
+    return _loaded(SelectorModule, chosen_checkpoint(config, result)), result
+
+
+def load_stopping(config: Config) -> StoppingModule:
+    """The stopping head."""
+    result = read_json(config.folder / "training" / "result.json", "train")
+    return _loaded(StoppingModule, stopping_checkpoint(config, result))
+
+
+def _loaded(kind: type[Module], checkpoint: Path) -> Module:
     try:
-        module = SelectorModule.load_from_checkpoint(checkpoint, map_location="cpu")
+        module = kind.load_from_checkpoint(checkpoint, map_location="cpu")
     except Exception as error:  # whatever a damaged file makes torch raise
         raise InputError(f"{checkpoint} is damaged: remove it and run the train stage again") from error
-    return module.eval(), result
+    return module.eval()
 
 
 def summary(results: dict[str, Any], chosen: str) -> Table:
@@ -252,9 +226,9 @@ def summary(results: dict[str, Any], chosen: str) -> Table:
 
 
 def modes_table(modes: list[dict[str, Any]]) -> Table:
-    """What each way to decide gains over the best static tree, by sampling setting."""
+    """What each way to decide gains over the best static tree, and what an oracle does, by sampling setting."""
     table = Table(title="Validation split, speed over the best static tree (* kept)", title_justify="left")
-    for column in ("setting", "static tree", *WAYS.values()):
+    for column in ("setting", "static tree", *WAYS.values(), "oracle", "gap closed"):
         table.add_column(column, justify="left" if column == "setting" else "right")
     for mode in modes:
         cells = {}
@@ -263,8 +237,26 @@ def modes_table(modes: list[dict[str, Any]]) -> Table:
             cells[way["at_root"], way["on_trunk"]] = f"{way['ratio']:.3f} ±{way['error']:.3f}{kept}"
         setting = str(Sampling(mode["temperature"], mode["top_p"]))
         static = str(tuple(mode["action"])) + (" *" if not (mode["at_root"] or mode["on_trunk"]) else "")
-        table.add_row(setting, static, *(cells.get(way, "") for way in WAYS))
+        oracle, closed = mode["oracle"], mode["oracle"]["gap_closed"]
+        ceiling = f"{oracle['ratio']:.3f} ±{oracle['error']:.3f}", "undefined" if closed is None else f"{closed:.0%}"
+        table.add_row(setting, static, *(cells.get(way, "") for way in WAYS), *ceiling)
+    table.caption = (
+        "oracle: every root's tree by one half of its labels, scored by the other; "
+        "gap closed: undefined where label noise leaves no ceiling above the static tree"
+    )
     return table
+
+
+def ceiling(modes: list[dict[str, Any]]) -> dict[str, float | None]:
+    """The oracle's speed and the share of its gain that decisions reach, on the validation split.
+
+    Means over sampling settings; of the share, over those where it is defined, None where it is nowhere.
+    """
+    closed = [share for mode in modes if (share := mode["oracle"]["gap_closed"]) is not None]
+    return {
+        "oracle_ratio": statistics.mean(mode["oracle"]["ratio"] for mode in modes),
+        "gap_closed": statistics.mean(closed) if closed else None,
+    }
 
 
 WAYS = {(True, False): "at the root", (False, True): "along the trunk"}

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from selector.actions import Action, ActionSpace
 from selector.data import Roots, kind_number
-from selector.deciding import outcome
+from selector.deciding import TRUNK_TOKENS, outcome
+from selector.stopping import StoppingModule
 
 STATIC = "static"
 SPACE = ActionSpace.default()
-QUANTILES = 24  # entropy thresholds that are tried
+QUANTILES = 24  # thresholds that are tried
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,12 @@ class Tuning:
     Attributes:
         roots: of that setting, by verifier.
         kinds: of prompts.
+        revise: seconds of one decision at a drafted token.
     """
 
     roots: dict[str, Roots]
     kinds: Sequence[str]
+    revise: float
 
     def static(self, verifier: str, kind: str | None = None, at_root: bool = False) -> Static:
         """A verifier's fastest tree; of those that branch at the root (chains among them), if `at_root`."""
@@ -62,15 +66,30 @@ class Tuning:
         return self.roots[(names or list(self.roots))[0]]
 
     def entropy_stop(self) -> tuple[float, int]:
-        """Threshold in nats and longest chain of `EntropyStop`, by what they would have drafted on recorded trunks."""
+        """Threshold in nats and longest chain of `EntropyStop`."""
+        entropy_BST = self._any_roots.trunk_entropy_BST
+        shares = torch.linspace(0.05, 1, QUANTILES)
+        return self._stop(entropy_BST, torch.quantile(entropy_BST[..., :4].flatten(), shares).tolist())
+
+    def stopping_head(self, head: StoppingModule) -> tuple[float, int]:
+        """Threshold and longest chain of `StoppingHead`."""
+        rejected_BST = head.rejected(self._any_roots)
+        shares = torch.linspace(0.02, 1, 2 * QUANTILES, dtype=rejected_BST.dtype)  # it grows along the whole trunk
+        return self._stop(rejected_BST, torch.quantile(rejected_BST.flatten(), shares).tolist())
+
+    def _stop(self, doubt_BST: Tensor, thresholds: Sequence[float]) -> tuple[float, int]:
+        """The fastest threshold and longest chain of a rule that drafts on while its doubt is at most the threshold.
+
+        By what it would have drafted on recorded trunks. A drafted token costs a decision, unless the chain is the
+        longest one there.
+        """
         roots = self._any_roots
-        entropy_BST = roots.trunk_entropy_BST
         chains_T = torch.tensor([SPACE.index(SPACE.chain(t)) for t in range(SPACE.decisions + 2)])
         best = (0.0, float("inf"), 1)
-        for threshold in torch.quantile(entropy_BST[..., :4].flatten(), torch.linspace(0.05, 1, QUANTILES)).tolist():
-            sure_BS = (entropy_BST <= threshold).long().cumprod(-1).sum(-1) + 1  # tokens until the first doubt, with it
+        for threshold in thresholds:
+            sure_BS = (doubt_BST <= threshold).long().cumprod(-1).sum(-1) + 1  # tokens until the first doubt, with it
             for longest in range(1, SPACE.decisions + 2):
                 action_BS = chains_T[sure_BS.clamp(max=longest)]
-                speed = outcome(roots, action_BS, roots.static_seconds_BA).speed()
-                best = max(best, (speed, threshold, longest))
+                seconds_BA = roots.static_seconds_BA + self.revise * TRUNK_TOKENS.clamp(max=longest - 1)
+                best = max(best, (outcome(roots, action_BS, seconds_BA).speed(), threshold, longest))
         return best[1:]

@@ -63,6 +63,7 @@ class Roots:
     trunk_hidden_BSTD: Tensor  # half precision, as stored
     trunk_scalars_BSTF: Tensor  # in the order of TRUNK_SCALARS
     trunk_entropy_BST: Tensor  # of what each token was drawn from, in nats
+    trunk_accept_BST: Tensor  # P(each token is accepted | the tokens before it are), min(1, p/q)
     trunk_BSA: Tensor  # E[tau + 1] given each sample's own trunk
 
     def __len__(self) -> int:
@@ -182,8 +183,8 @@ def _trunks(table: pa.Table, labels: str, space: ActionSpace) -> dict[str, Tenso
     """What is known along every sample's trunk, and its labels."""
     trunk_BSA = matrix(table, labels).unflatten(-1, (-1, len(space)))
     shape = (trunk_BSA.shape[1], space.decisions)
-    entropy_BST, logprob_BST = (
-        matrix(table, TRUNK_COLUMNS[name]).unflatten(-1, shape) for name in ("token_entropy", "token_logprob")
+    entropy_BST, logprob_BST, accept_BST = (
+        matrix(table, TRUNK_COLUMNS[name]).unflatten(-1, shape) for name in ("token_entropy", "token_logprob", "accept")
     )
     known = {
         "drafted": torch.arange(1.0, space.decisions + 1).expand_as(logprob_BST),
@@ -199,6 +200,7 @@ def _trunks(table: pa.Table, labels: str, space: ActionSpace) -> dict[str, Tenso
         "trunk_hidden_BSTD": hidden_B.unflatten(-1, (*shape, -1)),
         "trunk_scalars_BSTF": torch.stack([known[scalar.name] for scalar in TRUNK_SCALARS], dim=-1),
         "trunk_entropy_BST": entropy_BST,
+        "trunk_accept_BST": accept_BST,
         "trunk_BSA": trunk_BSA,
     }
 

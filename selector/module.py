@@ -216,12 +216,16 @@ class SelectorModule(pl.LightningModule):
         self.log("validation/cross_fitted_regret", self.regret, batch_size=len(roots))
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        optimiser = torch.optim.AdamW(
-            self.parameters(), lr=self.hparams["learning_rate"], weight_decay=self.hparams["weight_decay"]
-        )
-        steps = int(self.trainer.estimated_stepping_batches)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, self.hparams["learning_rate"], total_steps=steps)
-        return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return one_cycle(self)
+
+
+def one_cycle(module: pl.LightningModule) -> OptimizerLRSchedulerConfig:
+    """AdamW in one cycle of the learning rate over the whole training, by the module's hyperparameters."""
+    rate, decay = module.hparams["learning_rate"], module.hparams["weight_decay"]
+    optimiser = torch.optim.AdamW(module.parameters(), lr=rate, weight_decay=decay)
+    steps = int(module.trainer.estimated_stepping_batches)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)
+    return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def _pooled(error_A: Tensor) -> Tensor:

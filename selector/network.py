@@ -101,50 +101,38 @@ class IncrementNetwork(nn.Module):
         return nn.functional.softplus(self.body(hidden_states, scalars_BF)) @ self.sums_IA
 
 
-class TrunkNetwork(nn.Module):
-    """What is known at a token of a trunk that is being drafted in, what each further action adds out.
+class TrunkBody(nn.Module):
+    """What is known at a token of a trunk that is being drafted, as a vector that a head reads.
 
     It is asked between two draft passes, so it is as small as it can be: one MLP on the draft's hidden state and the
-    scalars. Its last layer stands apart, because an engine needs only the increments of actions that are ever chosen.
+    scalars, whose layers take one token at a time once they are `folded`.
 
     Args:
         inputs: D + F.
-        sums_IA: as from `increment_matrix`.
     """
 
     mean_F: Tensor
     scale_F: Tensor
-    sums_IA: Tensor
 
-    def __init__(self, inputs: int, sums_IA: Tensor, hidden: Sequence[int] = (64, 32), dropout: float = 0.1) -> None:
+    def __init__(self, inputs: int, hidden: Sequence[int] = (64, 32), dropout: float = 0.1) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for before, size in pairwise([inputs, *hidden]):
             layers += [nn.Linear(before, size), nn.ReLU(), nn.Dropout(dropout)]  # the cheapest there is
         self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(hidden[-1], len(sums_IA))
         self.register_buffer("mean_F", torch.zeros(inputs))
         self.register_buffer("scale_F", torch.ones(inputs))
-        self.register_buffer("sums_IA", sums_IA)
 
     @torch.no_grad()
-    def standardise(self, hidden_BD: Tensor, scalars_BF: Tensor, mean_increments_I: Tensor) -> None:
-        """Fit the scaling of inputs on the training split, and begin at its mean increments."""
+    def standardise_inputs(self, hidden_BD: Tensor, scalars_BF: Tensor) -> None:
+        """Fit the scaling of inputs on the training split."""
         inputs_BF = torch.cat([hidden_BD, scalars_BF], dim=-1)
         self.mean_F.copy_(inputs_BF.mean(0))
         self.scale_F.copy_(_scale(inputs_BF))
-        self.head.bias.copy_(_inverse_softplus(mean_increments_I))
 
-    def forward(self, hidden_BD: Tensor, scalars_BF: Tensor) -> Tensor:
-        """Args:
-            hidden_BD: `TRUNK_STATE`, float32.
-            scalars_BF: `TRUNK_SCALARS`, float32.
-
-        Returns:
-            tokens, [B, A].
-        """
-        inputs_BF = (torch.cat([hidden_BD, scalars_BF], dim=-1) - self.mean_F) / self.scale_F
-        return nn.functional.softplus(self.head(self.body(inputs_BF))) @ self.sums_IA
+    def encoded(self, hidden_BD: Tensor, scalars_BF: Tensor) -> Tensor:
+        """The last hidden layer, [B, H]; arguments as in the networks' `forward`."""
+        return self.body((torch.cat([hidden_BD, scalars_BF], dim=-1) - self.mean_F) / self.scale_F)
 
     @torch.no_grad()
     def folded(self) -> nn.ModuleList:
@@ -156,6 +144,40 @@ class TrunkNetwork(nn.Module):
             layers.append(VectorLayer(weight, linear.bias - weight @ mean_F))
             scale_F, mean_F = torch.ones(len(weight)), torch.zeros(len(weight))
         return nn.ModuleList(layers)
+
+
+class TrunkNetwork(TrunkBody):
+    """What is known at a token of a trunk that is being drafted in, what each further action adds out.
+
+    Its last layer stands apart, because an engine needs only the increments of actions that are ever chosen.
+
+    Args:
+        inputs: D + F.
+        sums_IA: as from `increment_matrix`.
+    """
+
+    sums_IA: Tensor
+
+    def __init__(self, inputs: int, sums_IA: Tensor, hidden: Sequence[int] = (64, 32), dropout: float = 0.1) -> None:
+        super().__init__(inputs, hidden, dropout)
+        self.head = nn.Linear(hidden[-1], len(sums_IA))
+        self.register_buffer("sums_IA", sums_IA)
+
+    @torch.no_grad()
+    def standardise(self, hidden_BD: Tensor, scalars_BF: Tensor, mean_increments_I: Tensor) -> None:
+        """Fit the scaling of inputs on the training split, and begin at its mean increments."""
+        self.standardise_inputs(hidden_BD, scalars_BF)
+        self.head.bias.copy_(_inverse_softplus(mean_increments_I))
+
+    def forward(self, hidden_BD: Tensor, scalars_BF: Tensor) -> Tensor:
+        """Args:
+            hidden_BD: `TRUNK_STATE`, float32.
+            scalars_BF: `TRUNK_SCALARS`, float32.
+
+        Returns:
+            tokens, [B, A].
+        """
+        return nn.functional.softplus(self.head(self.encoded(hidden_BD, scalars_BF))) @ self.sums_IA
 
 
 class VectorLayer(nn.Module):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from data_gen.choosers import EntropyStop, SelectorChooser, chooser_of
+from data_gen.choosers import EntropyStop, SelectorChooser, StoppingHead, chooser_of
 from data_gen.decoding import Decoder, Revising
-from data_gen.models import ModelPair
+from data_gen.drafting import Drawn, draft_tree
+from data_gen.features import TrunkFeatures
+from data_gen.models import CachedModel, ModelPair
 from data_gen.sampling import Sampling
 from data_gen.verification import get_verifier
 from selector.actions import Action, ActionSpace
 from selector.schema import TRUNK_SCALARS
+from selector.stopping import StoppingNetwork, TokenAcceptance
 
 PROMPT = [5, 17, 203, 44, 91]
 SPACE = ActionSpace.default()
@@ -78,7 +81,48 @@ def test_the_entropy_stop_ends_a_chain_at_the_first_doubt(pair: ModelPair, entro
         assert len(lengths) > 1
 
 
-@pytest.mark.parametrize("chooser", [EntropyStop(1.0, 9), chooser_of(Recorded(), Sampling(0))])
+def acceptance() -> TokenAcceptance:
+    """A head as training leaves it, apart from its weights: it varies with the state."""
+    torch.manual_seed(3)
+    network = StoppingNetwork(32 + len(TRUNK_SCALARS))
+    network.head.bias.data.fill_(1.5)
+    return TokenAcceptance(network.eval())
+
+
+@pytest.mark.parametrize("rejected", [0.0, 0.3, 0.6, 1.0])
+def test_the_stopping_head_ends_a_chain_where_a_rejection_is_likely(pair: ModelPair, rejected: float) -> None:
+    """Stated anew from what was drafted: the first depth at which one minus the product passes the threshold."""
+    accepts, sampling, longest = acceptance(), Sampling(0.7), 6
+    stops = set()
+    for seed in range(12):
+        draft = CachedModel(pair.draft)
+        root = draft.extend(PROMPT)
+        root_probs_V, root_hidden_D = sampling.probabilities(root.logits_BWV[0, -1]), root.hidden_BWD[0, -1]
+        chooser, seen = StoppingHead(accepts, rejected, longest, sampling), []
+
+        def revise(drawn: Drawn, chooser=chooser, seen=seen, root_hidden_D=root_hidden_D) -> Action:
+            seen.append(drawn._replace(hidden_D=root_hidden_D) if drawn.hidden_D is None else drawn)
+            return chooser.revise(seen[-1], len(PROMPT))
+
+        generator = torch.Generator().manual_seed(seed)
+        drafted = draft_tree(draft, root_probs_V, chooser.select(None), sampling, generator, revise=revise)
+        trunk, doubts, kept = TrunkFeatures(len(PROMPT), sampling), [], 1.0
+        for drawn in seen[1:]:
+            trunk.drawn(drawn.token, drawn.probs_V)
+            kept *= accepts(drawn.hidden_D, trunk.scalars())
+            doubts.append(1 - kept)
+        stop = next((depth for depth, doubt in enumerate(doubts, 1) if doubt > rejected), longest)
+        assert drafted.action == Action(1, stop, 0) and len(doubts) == stop
+        stops.add(stop)
+    assert stops == {0.0: {1}, 1.0: {longest}}.get(rejected, stops)
+    if rejected == 0.6:
+        assert len(stops) > 1
+
+
+@pytest.mark.parametrize(
+    "chooser",
+    [EntropyStop(1.0, 9), chooser_of(Recorded(), Sampling(0)), StoppingHead(acceptance(), 0.5, 9, Sampling(0))],
+)
 def test_deciding_along_the_trunk_decodes_the_targets_text(pair: ModelPair, chooser: object) -> None:
     expected = pair.target.generate(
         torch.tensor([PROMPT]), max_new_tokens=40, do_sample=False, pad_token_id=0, eos_token_id=None

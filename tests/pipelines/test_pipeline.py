@@ -46,6 +46,9 @@ SMALL = [
 ]
 
 
+STOPPING = ("entropy stop", "stopping head (SpecDec++)")
+
+
 def command(stage: str, *arguments: str, config: str = "demo.yaml") -> list[str]:
     return [sys.executable, "-m", "pipelines.cli", stage, "--config", str(ROOT / "configs" / config), *arguments]
 
@@ -87,9 +90,10 @@ def test_the_demo_ends_with_a_table_a_report_and_a_selector(demo: tuple[Path, st
         assert 1 <= entry["block_efficiency"] <= 17
         if entry["method"] == "autoregressive":
             assert entry["block_efficiency"] == 1
+    assert {"oracle_ratio", "gap_closed"} <= set(evaluation["summary"])
     names = {entry["method"] for entry in evaluation["methods"]}
     expected = {"autoregressive", "selector", "best static", "best static by kind", "static traversal at the root"}
-    assert {*expected, "assisted generation", "assisted generation, constant", "entropy stop"} <= names
+    assert {*expected, "assisted generation", "assisted generation, constant", *STOPPING} <= names
     assert len(names & {f"static {verifier}" for verifier in ("traversal", "specinfer", "lifted_uniform")}) >= 1
     report = (run / "report.html").read_text()
     assert report.count("data:image/png;base64,") == 4

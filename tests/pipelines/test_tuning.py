@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
+from torch import Tensor
 
 from pipelines.tuning import Tuning
-from selector.data import kind_number
-from tests.selector.synthetic import SPACE, roots
+from selector.data import Roots, kind_number
+from selector.schema import TRUNK_SCALARS
+from selector.stopping import StoppingModule
+from tests.selector.synthetic import SPACE, WIDTHS, roots
+
+REVISE = 1e-5  # seconds
 
 
 def test_the_best_static_tree_is_that_of_the_kind() -> None:
@@ -16,7 +22,7 @@ def test_the_best_static_tree_is_that_of_the_kind() -> None:
     data = roots(200)
     rare = data.target_hidden_prev[:, 0] <= 0
     data = replace(data, kind_B=torch.where(rare, kind_number("rare"), kind_number("often")))
-    tuning = Tuning({"traversal": data}, ["rare", "often", "unseen"])
+    tuning = Tuning({"traversal": data}, ["rare", "often", "unseen"], REVISE)
     depth = {kind: sum(tuning.static("traversal", kind).action[1:]) for kind in ("rare", "often", "unseen")}
     assert depth["rare"] < depth["unseen"] < depth["often"]
     assert tuning.static("traversal", "unseen").action == tuning.static("traversal").action
@@ -29,20 +35,55 @@ def test_the_best_static_tree_is_that_of_the_kind() -> None:
 def test_the_best_verifier_is_the_fastest_one() -> None:
     slow = roots(50)
     fast = replace(slow, mean_BA=1.2 * slow.mean_BA)
-    assert Tuning({"slow": slow, "fast": fast}, []).best(["slow", "fast"]).verifier == "fast"
+    assert Tuning({"slow": slow, "fast": fast}, [], REVISE).best(["slow", "fast"]).verifier == "fast"
 
 
-def test_the_entropy_stop_finds_the_threshold_that_tells_trunks_apart() -> None:
+def told_apart(data: Roots, good_BS: Tensor, revise: float) -> int:
+    """The longest chain that is best where chains go on on good trunks and end at once on bad ones."""
+    speeds = []
+    for length in range(1, 17):
+        drafted_BS = torch.where(good_BS, length, 1)
+        action_BS = torch.where(good_BS, SPACE.index(SPACE.chain(length)), SPACE.index(SPACE.chain(1)))
+        tokens = data.trunk_BSA.gather(-1, action_BS.unsqueeze(-1)).double().sum()
+        decisions = torch.minimum(drafted_BS, torch.tensor(length - 1)).sum()
+        seconds = data.static_seconds_BA.gather(-1, action_BS).double().sum() + revise * decisions
+        speeds.append(float(tokens / seconds))
+    return 1 + max(range(16), key=speeds.__getitem__)
+
+
+@pytest.mark.parametrize("revise", [0.0, REVISE, 1e-3])
+def test_the_entropy_stop_finds_the_threshold_that_tells_trunks_apart(revise: float) -> None:
     data = roots(200)
     good_BS = data.trunk_hidden_BSTD[:, :, 0, 0] > 0
     entropy_BST = torch.where(good_BS.unsqueeze(-1), 1.0, 3.0).expand_as(data.trunk_entropy_BST)
-    threshold, longest = Tuning(
-        {"traversal": replace(data, trunk_entropy_BST=entropy_BST.contiguous())}, []
-    ).entropy_stop()
+    data = replace(data, trunk_entropy_BST=entropy_BST.contiguous())
+    threshold, longest = Tuning({"traversal": data}, [], revise).entropy_stop()
     assert 1.0 <= threshold < 3.0
-    speeds = []
-    for length in range(1, 17):  # the chain ends at once on bad trunks
-        action_BS = torch.where(good_BS, SPACE.index(SPACE.chain(length)), SPACE.index(SPACE.chain(1)))
-        tokens = data.trunk_BSA.gather(-1, action_BS.unsqueeze(-1)).double().sum()
-        speeds.append(float(tokens / data.static_seconds_BA.gather(-1, action_BS).double().sum()))
-    assert longest == 1 + max(range(16), key=speeds.__getitem__)
+    assert longest == told_apart(data, good_BS, revise)
+
+
+def test_the_stopping_head_finds_the_threshold_that_tells_trunks_apart() -> None:
+    """A head that reads the sign in the state: what it drafts is as good as stopping on every bad trunk at once."""
+    data = roots(200)
+    head = StoppingModule(WIDTHS[-1], {"hidden": (1,), "dropout": 0.0}, 6.0, 1e-3, 0.0)
+    state = torch.zeros(1, WIDTHS[-1] + len(TRUNK_SCALARS))
+    state[0, 0] = 1e4  # nothing but the sign
+    with torch.no_grad():
+        head.network.body[0].weight.copy_(state)
+        head.network.body[0].bias.fill_(0.0)
+        head.network.head.weight.fill_(1e4)
+        head.network.head.bias.fill_(-4.0)
+    good_BS = data.trunk_hidden_BSTD[:, :, 0, 0] > 0
+    rejected, longest = Tuning({"traversal": data}, [], REVISE).stopping_head(head.eval())
+    assert 0.0 <= rejected < torch.sigmoid(torch.tensor(4.0))
+    assert longest == told_apart(data, good_BS, REVISE)
+
+
+def test_decisions_are_charged() -> None:
+    """Where a decision costs more than a step, no chain is long enough to need one."""
+    data = roots(50)
+    free, dear = (Tuning({"traversal": data}, [], revise) for revise in (0.0, 1.0))
+    assert free.entropy_stop()[1] > 1 and dear.entropy_stop()[1] == 1
+    torch.manual_seed(0)
+    head = StoppingModule(WIDTHS[-1], {}, 6.0, 1e-3, 0.0).eval()
+    assert free.stopping_head(head)[1] > 1 and dear.stopping_head(head)[1] == 1

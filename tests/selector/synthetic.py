@@ -64,14 +64,19 @@ def roots(count: int = 64, seed: int = 0) -> Roots:
         trunk_hidden_BSTD=trunk_hidden.half(),
         trunk_scalars_BSTF=trunk_scalars,
         trunk_entropy_BST=torch.rand(count, 2, SPACE.decisions, generator=generator),
+        trunk_accept_BST=acceptance(trunk_hidden[..., 0]),
         trunk_BSA=efficiency(trunk_hidden[..., 0, :1], depth_A),
     )
 
 
 def efficiency(sign: torch.Tensor, depth_A: torch.Tensor) -> torch.Tensor:
     """Block efficiency of trees of some depths where every token is accepted with 0.95, or with 0.3."""
-    reach = torch.where(sign > 0, 0.95, 0.3)
+    reach = acceptance(sign)
     return (1 - reach ** (depth_A + 1)) / (1 - reach)
+
+
+def acceptance(sign: torch.Tensor) -> torch.Tensor:
+    return torch.where(sign > 0, 0.95, 0.3)
 
 
 class Traces:

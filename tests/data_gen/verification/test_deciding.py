@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from data_gen.choosers import StoppingHead
 from data_gen.drafting import Drawn, draft_tree
 from data_gen.models import CachedModel, ModelPair
 from data_gen.sampling import Sampling
@@ -45,6 +46,30 @@ def test_deciding_along_the_trunk_is_lossless(name: str, kind: str) -> None:
     for seed in range(3):
         law_CV = world.appended_law(get_verifier(name), world.decided_trees(random_policy(seed)))
         assert world.losslessness_error(law_CV, DEPTH) < 1e-12, seed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_stopping_head_is_lossless(kind: str) -> None:
+    """Its own decisions, replayed on every trunk that can be drawn; the state is one of the trunk so far."""
+    world, sampling, stops = World(3, depth=DEPTH, kind=kind, seed=21), Sampling(), set()
+
+    def accepts(hidden_D: torch.Tensor, scalars_F: torch.Tensor) -> float:
+        return float(torch.sigmoid(2.5 + hidden_D.sum() + scalars_F[1]))
+
+    def decide(trunk: tuple[int, ...]) -> Action:
+        chooser = StoppingHead(accepts, 0.3, DEPTH, sampling)
+        for depth in range(len(trunk) + 1):
+            before = trunk[: max(depth - 1, 0)]
+            hidden_D = torch.randn(4, generator=torch.Generator().manual_seed(world.number[before]))
+            token = trunk[depth - 1] if depth else -1
+            action = chooser.revise(Drawn(depth, token, world.draft[before], hidden_D), 2)
+        if len(trunk) == action.L1:
+            stops.add(action.L1)
+        return action
+
+    law_CV = world.appended_law(get_verifier("block"), world.decided_trees(decide))
+    assert world.losslessness_error(law_CV, DEPTH) < 1e-12
+    assert stops == {1, 2, 3}
 
 
 @pytest.mark.parametrize("name", ["specinfer", "lifted_uniform"])

@@ -1,0 +1,77 @@
+"""The ceiling that labels can support."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from selector.data import Roots
+from selector.oracle import Oracle, cross_fitted, oracles
+from tests.selector.synthetic import Traces, roots
+
+
+def noisy(data: Roots, noise: float, seed: int) -> Roots:
+    """The same roots with labels of two samples, each with its own error in tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    first_BA, second_BA = (
+        data.mean_BA + noise * torch.randn(data.mean_BA.shape, generator=generator) for _ in range(2)
+    )
+    return replace(data, mean_BA=(first_BA + second_BA) / 2, half_BA=first_BA)
+
+
+def by_hand(train: Roots, validation: Roots) -> float:
+    """Root by root and half by half, without tensors."""
+
+    def speed(data: Roots, choose: object) -> float:
+        tokens = seconds = 0.0
+        for b in range(len(data)):
+            first, second = data.half_BA[b], 2 * data.mean_BA[b] - data.half_BA[b]
+            for fitted, scored in ((first, second), (second, first)):
+                action = choose(fitted, data.static_seconds_BA[b])
+                tokens += float(scored[action])
+                seconds += float(data.static_seconds_BA[b, action])
+        return tokens / seconds
+
+    actions = range(train.mean_BA.shape[1])
+    speeds = [float(train.mean_BA[:, a].sum() / train.static_seconds_BA[:, a].sum()) for a in actions]
+    static = max(actions, key=speeds.__getitem__)
+    gain = speeds[static]
+    for _ in range(6):
+        gain = speed(train, lambda e, t, g=gain: max(actions, key=lambda a: float(e[a]) - g * float(t[a])))
+    best = speed(validation, lambda e, t: max(actions, key=lambda a: float(e[a]) - gain * float(t[a])))
+    return best / speed(validation, lambda e, t: static)
+
+
+def test_it_is_what_a_loop_over_the_roots_gives() -> None:
+    train, validation = noisy(roots(12), 0.5, 1), noisy(roots(8, seed=5), 0.5, 2)
+    oracle = cross_fitted(train, validation)
+    assert oracle.ratio == pytest.approx(by_hand(train, validation), rel=1e-5)
+    assert oracle.error > 0
+
+
+def test_it_finds_what_there_is_to_gain() -> None:
+    """Roots of two kinds, labels almost exact: as fast as the best action of each kind."""
+    (oracle,) = oracles(Traces(128))
+    assert oracle.ratio - oracle.error > 1.05
+    assert oracle.gap_closed(oracle.ratio) == pytest.approx(1.0)
+    assert oracle.gap_closed(1.0) == 0.0
+
+
+@pytest.mark.parametrize("noise", [0.3, 3.0])
+def test_it_does_not_reward_noise(noise: float) -> None:
+    """All roots alike: there is nothing to choose, and the best of many noisy labels is no better than the others."""
+    train, validation = roots(200), roots(200, seed=5)
+    alike = [replace(data, mean_BA=train.mean_BA.mean(0).expand_as(data.mean_BA)) for data in (train, validation)]
+    alike = [noisy(data, noise, seed) for seed, data in enumerate(alike)]
+    oracle = cross_fitted(*alike)
+    assert oracle.ratio < 1 + 2 * oracle.error
+    assert oracle.gap_closed(1.02) is None
+    peeking = cross_fitted(*(replace(data, half_BA=data.mean_BA) for data in alike))  # both halves are the same labels
+    assert peeking.ratio > 1.02
+
+
+def test_a_ceiling_within_its_error_is_none() -> None:
+    assert Oracle(1.02, 0.03).gap_closed(1.01) is None
+    assert Oracle(1.04, 0.03).gap_closed(1.01) == pytest.approx(0.25)
