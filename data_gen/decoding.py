@@ -6,7 +6,7 @@ pass covers; the draft's may also lack accepted tokens that it never passed, whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -20,7 +20,7 @@ from data_gen.features import Row, root_features
 from data_gen.models import CachedModel, ModelPair, Pass
 from data_gen.sampling import Sampling
 from data_gen.trees import DraftTree
-from data_gen.verification import Verifier
+from data_gen.verification import Verifier, exchangeable
 from data_gen.verification.base import IID
 from data_gen.verification.profile import sample
 from selector.actions import EMPTY, Action, ActionSpace
@@ -113,26 +113,34 @@ class Decoder:
 
     Args:
         draft_sampling: of the draft; `sampling.draft` if None.
-        style: how a tree's branches are drawn; the verifier must be one for it.
+        verifier: one, or one for each action. If these differ, and the chooser revises, they must be lossless in
+            exchange: those of one kind are, bottom-up or top-down, for they take the trunk's tokens alike.
+        style: how a tree's branches are drawn; the verifiers must be for it.
 
     Raises:
-        ValueError: the verifier is for another style.
+        ValueError: a verifier is for another style, or those of a revising chooser are of both kinds.
     """
 
     def __init__(
         self,
         pair: ModelPair,
         sampling: Sampling,
-        verifier: Verifier,
+        verifier: Verifier | Mapping[Action, Verifier],
         chooser: Chooser,
         draft_sampling: Sampling | None = None,
         style: str = IID,
     ) -> None:
-        if verifier.style != style:
-            raise ValueError(f"{verifier.name} verifies drafts of style {verifier.style!r}, not {style!r}")
-        self.pair, self.sampling, self.verifier, self.chooser = pair, sampling, verifier, chooser
+        self.verifiers = verifier if isinstance(verifier, Mapping) else dict.fromkeys(ActionSpace.default(), verifier)
+        distinct = list({id(each): each for each in self.verifiers.values()}.values())
+        for each in distinct:
+            if each.style != style:
+                raise ValueError(f"{each.name} verifies drafts of style {each.style!r}, not {style!r}")
+        self.pair, self.sampling, self.chooser = pair, sampling, chooser
         self.draft_sampling, self.style = draft_sampling or sampling.draft, style
         self._revises = isinstance(chooser, Revising)
+        if self._revises and len(distinct) > 1 and not all(exchangeable(distinct[0], each) for each in distinct):
+            names = ", ".join(sorted(each.name for each in distinct))
+            raise ValueError(f"{names}: not lossless in exchange, where the choice depends on drafted tokens")
 
     @torch.inference_mode()
     def decode(
@@ -191,11 +199,13 @@ class Decoder:
         if draft is None:
             node, extra = 0, int(sample(p_NV[0], 1, generator))
         else:
-            node, extra = self.verifier.verify(tree, p_NV, draft.probs_NV, generator)
+            node, extra = self.verifiers[action].verify(tree, p_NV, draft.probs_NV, generator)
         clock.lap("verify")
         if audit:
             stops_N = (
-                torch.ones(1, dtype=torch.float64) if draft is None else self.verifier.stops(tree, p_NV, draft.probs_NV)
+                torch.ones(1, dtype=torch.float64)
+                if draft is None
+                else self.verifiers[action].stops(tree, p_NV, draft.probs_NV)
             )
             clock.skip()
         path = tree.path_to(node)

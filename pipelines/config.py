@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from data_gen.sampling import Sampling
 from data_gen.verification import STYLES, VERIFIERS, get_verifier
 from selector.actions import Action, ActionSpace
-from selector.schema import InputError
+from selector.schema import JOINT, InputError
 
 
 class Section(BaseModel):
@@ -195,7 +195,9 @@ NonNegative = Annotated[float, Field(ge=0)]
 class Train(Section):
     """The selector's training."""
 
-    verifier: str = "lifted_uniform"
+    verifier: str = Field(
+        "lifted_uniform", description="joint: for every tree the fastest of the bottom-up ones among `verifiers`"
+    )
     objectives: tuple[Literal["policy", "regressor"], ...] = Field(("policy", "regressor"), min_length=1)
     width: int = Field(128, ge=4, description="each hidden-state block is projected to this width")
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field((512, 32), min_length=1)
@@ -336,12 +338,26 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _verifiers_exist(self) -> Config:
-        for key, name in [*(("verifiers", v) for v in self.verifiers), ("train.verifier", self.train.verifier)]:
-            if name not in VERIFIERS:
+        wanted = self.train.verifier
+        for key, name in [*(("verifiers", v) for v in self.verifiers), ("train.verifier", wanted)]:
+            if name not in VERIFIERS and (key, name) != ("train.verifier", JOINT):
                 raise ValueError(f"{key}: unknown verifier {name!r}; known are {', '.join(VERIFIERS)}")
-        if self.train.verifier not in self.verifiers:
-            raise ValueError(f"train.verifier: {self.train.verifier!r} is not among verifiers {list(self.verifiers)}")
+        if wanted not in self.verifiers and wanted != JOINT:
+            raise ValueError(f"train.verifier: {wanted!r} is not among verifiers {list(self.verifiers)}")
+        if not self.trained_verifiers:
+            raise ValueError(f"train.verifier: none of the verifiers {list(self.verifiers)} is bottom-up")
         return self
+
+    @property
+    def trained_verifiers(self) -> tuple[str, ...]:
+        """Those that the selector is trained for.
+
+        `joint` leaves the choice to every tree, among bottom-up verifiers: these are lossless in exchange, though the
+        choice depends on what is drafted (`exchangeable`).
+        """
+        if self.train.verifier != JOINT:
+            return (self.train.verifier,)
+        return tuple(name for name in self.verifiers if VERIFIERS[name].on_a_chain == "block")
 
     @property
     def folder(self) -> Path:

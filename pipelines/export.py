@@ -90,7 +90,9 @@ def build(config: Config, folder: Path, profile: LatencyProfile | None = None) -
     fallback = fallback_action(traces)
     modes = modes_of(module, traces) if other else chosen["modes"]
     modes = [{key: value for key, value in mode.items() if key not in ("ways", "oracle")} for mode in modes]
-    return write_artefact(folder, module, traces.train, profile, config.train.verifier, fallback, modes, facts, check)
+    return write_artefact(
+        folder, module, traces.train, profile, config.trained_verifiers, fallback, modes, facts, check
+    )
 
 
 @torch.no_grad()

@@ -26,10 +26,9 @@ from pipelines.stage import Stage, console, mlflow_run, progress, write_json
 from pipelines.units import Unit, decode, label
 from selector.actions import Action, ActionSpace
 from selector.export import untuned
-from selector.latency import decision_tables
 from selector.module import SelectorModule
-from selector.runtime import HEAD, LatencyProfile, Mode, Selector, Tuned, torchscript
-from selector.schema import InputError
+from selector.runtime import HEAD, LatencyProfile, Mode, Selector, Tuned, decision_tables, torchscript
+from selector.schema import SCALAR_NAMES, InputError
 
 FITTED = [
     *((1, 0, 0), (1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 8, 8)),
@@ -89,9 +88,8 @@ def run(config: Config) -> None:
         if len(steps) < len(actions) * len(config.verifiers):
             raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
         profile = latency.fitted(profile, {key: taken for key, taken in steps.items() if key[1] in FITTED})
-        rows = check(
-            profile, config.train.verifier, {a: steps[config.train.verifier, a] for a in actions if a in CHECKED}
-        )
+        checked = config.trained_verifiers[-1]
+        rows = check(profile, checked, {action: steps[checked, action] for action in actions if action in CHECKED})
         stage.replace()
         write_json(profile_path(config), {**profile.to_json(), "check": rows})
         mlflow.log_artifact(str(profile_path(config)))
@@ -137,7 +135,7 @@ def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> RichTable:
 def labelling_seconds(config: Config, pair: ModelPair, prompts: list[Prompt]) -> dict[str, float]:
     """`LatencyProfile.labelling`, from trajectories of the prompts as the data stage makes them."""
     sampling = config.sampling[0].build()
-    todo = [Unit(prompt, sampling, config.train.verifier) for prompt in prompts]
+    todo = [Unit(prompt, sampling, config.verifiers[0]) for prompt in prompts]
     seconds = dict.fromkeys(("token", "draft", "target", "labels"), 0.0)
     tokens = roots = 0
     for number, unit in enumerate(todo[:1] + todo):  # the first one warms up
@@ -168,16 +166,16 @@ def selector_seconds(
     module = SelectorModule(
         "regressor", widths, len(actions), network_shape(config), 1.0, 0.0, 1, 0.0, 1.0, trunk_shape(config)
     )
-    table = decision_tables(profile, actions, config.train.verifier)
-    with torchscript():
-        scripted = torch.jit.script(untuned(module.eval(), table, (torch.zeros(0, len(actions)), torch.zeros(0))))
-        head = tuple(dict(scripted.named_buffers())[name] for name in HEAD)
-        scripted = torch.jit.freeze(scripted, preserved_attrs=["efficiency", "further"])
     chains = tuple(ActionSpace.default().index(ActionSpace.default().chain(length)) for length in range(17))
     mode = Mode(
         1.0, 1.0, Action(1, 4, 0), at_root=True, on_trunk=True, gain=1 / profile.target.at(100, 1), further=chains
     )
-    facts = {"actions": actions, "verifier": config.train.verifier, "fallback": (1, 4, 0), "modes": []}
+    table, nothing = decision_tables(profile, [mode], config.verifiers), torch.zeros(0, len(SCALAR_NAMES))
+    with torchscript():
+        scripted = torch.jit.script(untuned(module.eval(), table, (torch.zeros(0, len(actions)), nothing)))
+        head = tuple(dict(scripted.named_buffers())[name] for name in HEAD)
+        scripted = torch.jit.freeze(scripted, preserved_attrs=["efficiency", "further"])
+    facts = {"actions": actions, "verifier": "", "verifiers": config.verifiers, "fallback": (1, 4, 0), "modes": []}
     tuned = Tuned(Selector(scripted, head, facts, profile), mode)
     chooser = SelectorChooser(tuned, Sampling())
     chooser.revise(Drawn(0, -1, torch.ones(1), torch.zeros(widths[-1])), 100)

@@ -84,11 +84,14 @@ class Speculative(Method):
     profile: LatencyProfile | None = None  # None: the clock on the wall
     action: Action | None = None
     by_kind: dict[str, tuple[str, Chooser]] = field(default_factory=dict)
+    of_action: dict[Action, str] = field(default_factory=dict)  # verifiers, where trees have their own
     shown: str | None = None  # in place of the verifier, where there are several
 
     def decode(self, pair: ModelPair, sampling: Sampling, task: Task) -> Decoding:
         verifier, chooser = self.by_kind.get(task.kind, (self.verifier, self.chooser))
-        decoder = Decoder(pair, sampling, get_verifier(verifier), chooser)
+        named = {name: get_verifier(name) for name in {verifier, *self.of_action.values()}}
+        own = {action: named[name] for action, name in self.of_action.items()}
+        decoder = Decoder(pair, sampling, own or named[verifier], chooser)
         generator = torch.Generator(device=pair.device).manual_seed(task.seed)
         start = time.perf_counter()
         decoded = decoder.decode(task.prompt, task.limit, generator)
@@ -99,7 +102,12 @@ class Speculative(Method):
             revising = chooser.tuned.first if isinstance(chooser, SelectorChooser) else None
             decided = chooser.latency is not None, revising
             times = [
-                [self.profile.action_seconds(step.action, step.length, verifier, *decides) for step in decoded.steps]
+                [
+                    self.profile.action_seconds(
+                        step.action, step.length, self.of_action.get(step.action, verifier), *decides
+                    )
+                    for step in decoded.steps
+                ]
                 for decides in (decided, (False, None))
             ]
             seconds = step_seconds = sum(times[0])
@@ -179,7 +187,9 @@ def _common(tuning: Tuning, verifiers: Sequence[str], clock: str, profile: Laten
 
 def _selector(selector: Selector, sampling: Sampling, clock: str, profile: LatencyProfile | None) -> Method:
     tuned = selector.at(sampling.temperature, sampling.top_p)
-    return Speculative(SELECTOR, selector.verifier, chooser_of(tuned, sampling), clock, profile)
+    own = dict(zip(selector.actions, tuned.verifiers, strict=True))
+    chooser = chooser_of(tuned, sampling)
+    return Speculative(SELECTOR, tuned.verifiers[0], chooser, clock, profile, of_action=own, shown=selector.verifier)
 
 
 def row_of(method: Method, decoding: Decoding) -> dict[str, Any]:

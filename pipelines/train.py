@@ -42,7 +42,8 @@ def traces_module(config: Config, profile: LatencyProfile, verifier: str | None 
     changes = differences(read_manifest(folder)["depends"], {**versions(), **depends(config, profile.pair)})
     if changes:
         raise InputError(f"{folder}: made from other inputs ({'; '.join(changes[:2])}): run the data stage")
-    traces = TracesModule(folder, verifier or config.train.verifier, profile, config.train.batch, config.seed)
+    verifiers = config.trained_verifiers if verifier is None else (verifier,)
+    traces = TracesModule(folder, verifiers, profile, config.train.batch, config.seed)
     traces.setup()
     return traces
 

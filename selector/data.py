@@ -6,6 +6,7 @@ Legend: B roots, D hidden width, F scalars, A actions, S samples of a root, T tr
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -146,43 +147,110 @@ def matrix(table: pa.Table, column: str, dtype: type[np.floating[Any]] = np.floa
     return torch.from_numpy(array.to_numpy(zero_copy_only=False).astype(dtype))
 
 
-def to_roots(table: pa.Table, verifier: str, profile: LatencyProfile, space: ActionSpace) -> Roots:
-    """Roots without baselines (`base_B` is 0 until `TracesModule.setup` has chosen them)."""
-    columns = label_columns(verifier)
-    if columns["mean"] not in table.column_names:
-        raise InputError(f"the traces hold no labels for {verifier}: add it to verifiers and run the data stage again")
-    length_B = matrix(table, "context_length")
-    filtered_B1 = matrix(table, "top_p").unsqueeze(-1) < 1
+def to_roots(
+    table: pa.Table,
+    verifiers: Sequence[str],
+    profile: LatencyProfile,
+    space: ActionSpace,
+    verifier_of: Mapping[int, Sequence[int]] | None = None,
+) -> Roots:
+    """Roots without baselines (`base_B` is 0 until `TracesModule.setup` has chosen them).
+
+    Args:
+        verifier_of: as from `fastest_verifiers`; the first verifier verifies everything if None.
+    """
+    setting_B, length_B = _settings(table), matrix(table, "context_length")
+    choice_BA = torch.zeros(len(table), len(space), dtype=torch.int64)
+    for setting, choice_A in (verifier_of or {}).items():
+        choice_BA[setting_B == setting] = torch.tensor(choice_A)
+
+    def labels(kind: str) -> Tensor:
+        return _picked([_labels(table, verifier, kind) for verifier in verifiers], choice_BA)
 
     def seconds(selector: bool) -> Tensor:
-        tables = [profile.table(space.actions, verifier, selector, filtered=filtered) for filtered in (True, False)]
-        filtered_BA, plain_BA = (interpolated(seconds_LA, lengths_L, length_B) for lengths_L, seconds_LA in tables)
-        return torch.where(filtered_B1, filtered_BA, plain_BA)
+        return _picked([_seconds(table, verifier, profile, space, selector) for verifier in verifiers], choice_BA)
 
     passes_B2 = torch.tensor([profile.pass_seconds(length) for length in length_B.tolist()])
+    samples = len(_labels(table, verifiers[0], "trunk")[0]) // len(space)
+    trunk_BSA = _picked(
+        [_labels(table, verifier, "trunk").unflatten(-1, (samples, -1)) for verifier in verifiers],
+        choice_BA.unsqueeze(1),
+    )
     return Roots(
         **{name: matrix(table, name) for name in HIDDEN_STATES},
         scalars=torch.cat([torch.stack([matrix(table, name) for name in TRACE_SCALARS], dim=-1), passes_B2], dim=-1),
-        mean_BA=matrix(table, columns["mean"]),
-        error_BA=matrix(table, columns["error"]),
-        half_BA=matrix(table, columns["half"]),
-        realised_BA=matrix(table, columns["realised"]),
+        mean_BA=labels("mean"),
+        error_BA=labels("error"),
+        half_BA=labels("half"),
+        realised_BA=labels("realised"),
         seconds_BA=seconds(selector=True),
         static_seconds_BA=seconds(selector=False),
-        setting_B=_settings(table),
+        setting_B=setting_B,
         weight_B=matrix(table, "weight"),
-        step_B=torch.tensor([kind == "step" for kind in table["root_kind"].to_pylist()]),
+        step_B=_steps(table),
         kind_B=torch.tensor([kind_number(kind) for kind in table["kind"].to_pylist()]),
         prompt_B=torch.from_numpy(np.unique(table["prompt"].to_numpy(zero_copy_only=False), return_inverse=True)[1]),
         base_B=torch.zeros(len(table), dtype=torch.int64),
-        **_trunks(table, columns["trunk"], space),
+        trunk_BSA=trunk_BSA,
+        **_trunks(table, samples, space),
     )
 
 
-def _trunks(table: pa.Table, labels: str, space: ActionSpace) -> dict[str, Tensor]:
-    """What is known along every sample's trunk, and its labels."""
-    trunk_BSA = matrix(table, labels).unflatten(-1, (-1, len(space)))
-    shape = (trunk_BSA.shape[1], space.decisions)
+def fastest_verifiers(
+    table: pa.Table, verifiers: Sequence[str], profile: LatencyProfile, space: ActionSpace
+) -> dict[int, tuple[int, ...]]:
+    """For every sampling setting the position of each action's verifier: the one with which it is worth most.
+
+    Time is charged at the speed of the setting's fastest tree. The first verifier wins where all are alike.
+    """
+    result = {}
+    for setting in _settings(table).unique().tolist():
+        mine = table.filter(pa.array((_settings(table) == setting).numpy()))
+        mine = mine.filter(pa.array(_steps(mine).numpy())) if bool(_steps(mine).any()) else mine
+        weight_B1 = matrix(mine, "weight").double().unsqueeze(-1)
+        tokens_VA, seconds_VA = (
+            torch.stack([(weight_B1 * values(verifier).double()).sum(0) for verifier in verifiers])
+            for values in (
+                lambda verifier, rows=mine: _labels(rows, verifier, "mean"),
+                lambda verifier, rows=mine: _seconds(rows, verifier, profile, space, selector=False),
+            )
+        )
+        speed = (tokens_VA / seconds_VA).max()
+        result[setting] = tuple((tokens_VA - speed * seconds_VA).argmax(0).tolist())
+    return result
+
+
+def _picked(values_V: Sequence[Tensor], choice: Tensor) -> Tensor:
+    """Of tensors of one shape, the chosen one's entries."""
+    result = values_V[0]
+    for position, values in enumerate(values_V[1:], 1):
+        result = torch.where(choice == position, values, result)
+    return result
+
+
+def _labels(table: pa.Table, verifier: str, kind: str) -> Tensor:
+    column = label_columns(verifier)[kind]
+    if column not in table.column_names:
+        raise InputError(f"the traces hold no labels for {verifier}: add it to verifiers and run the data stage again")
+    return matrix(table, column)
+
+
+def _seconds(table: pa.Table, verifier: str, profile: LatencyProfile, space: ActionSpace, selector: bool) -> Tensor:
+    """Predicted step times, [B, A]."""
+    length_B, filtered_B1 = matrix(table, "context_length"), matrix(table, "top_p").unsqueeze(-1) < 1
+    tables = [profile.table(space.actions, verifier, selector, filtered=filtered) for filtered in (True, False)]
+    filtered_BA, plain_BA = (interpolated(seconds_LA, lengths_L, length_B) for lengths_L, seconds_LA in tables)
+    return torch.where(filtered_B1, filtered_BA, plain_BA)
+
+
+def _steps(table: pa.Table) -> Tensor:
+    """Whether a root is one of the decoder's own steps, bool [B]."""
+    return torch.tensor([kind == "step" for kind in table["root_kind"].to_pylist()])
+
+
+def _trunks(table: pa.Table, samples: int, space: ActionSpace) -> dict[str, Tensor]:
+    """What is known along every sample's trunk."""
+    shape = (samples, space.decisions)
     entropy_BST, logprob_BST, accept_BST = (
         matrix(table, TRUNK_COLUMNS[name]).unflatten(-1, shape) for name in ("token_entropy", "token_logprob", "accept")
     )
@@ -201,7 +269,6 @@ def _trunks(table: pa.Table, labels: str, space: ActionSpace) -> dict[str, Tenso
         "trunk_scalars_BSTF": torch.stack([known[scalar.name] for scalar in TRUNK_SCALARS], dim=-1),
         "trunk_entropy_BST": entropy_BST,
         "trunk_accept_BST": accept_BST,
-        "trunk_BSA": trunk_BSA,
     }
 
 
@@ -222,19 +289,26 @@ def _settings(table: pa.Table) -> Tensor:
 
 
 class TracesModule(pl.LightningDataModule):
-    """Training and validation roots of one verifier. Baselines are chosen on the training split alone."""
+    """Training and validation roots of one verifier, or of several of which each action has its own.
 
-    def __init__(self, folder: Path, verifier: str, profile: LatencyProfile, batch: int, seed: int) -> None:
+    What is tuned is tuned on the training split alone: baselines, and every action's verifier.
+
+    Attributes:
+        verifier_of: by sampling setting, the position in `verifiers` of every action's own.
+    """
+
+    def __init__(self, folder: Path, verifiers: Sequence[str], profile: LatencyProfile, batch: int, seed: int) -> None:
         super().__init__()
-        self.folder, self.verifier, self.profile, self.batch, self.seed = folder, verifier, profile, batch, seed
+        self.folder, self.verifiers, self.profile, self.batch, self.seed = folder, verifiers, profile, batch, seed
         self.space = ActionSpace.default()
 
     def setup(self, stage: str | None = None) -> None:
         if hasattr(self, "train"):
             return
+        tables = [read_split(self.folder, split) for split in ("train", "validation")]
+        self.verifier_of = fastest_verifiers(tables[0], self.verifiers, self.profile, self.space)
         self.train, self.validation = (
-            to_roots(read_split(self.folder, split), self.verifier, self.profile, self.space)
-            for split in ("train", "validation")
+            to_roots(table, self.verifiers, self.profile, self.space, self.verifier_of) for table in tables
         )
         for setting in self.train.setting_B.unique().tolist():
             tuned = met_in_decoding(of_setting(self.train, setting))

@@ -7,14 +7,14 @@
     README.md      how to call it
     SHA256SUMS     of all of the above
 
-Legend: B roots, R calibration roots, L context lengths, A actions, D hidden width, F scalars.
+Legend: B roots, R calibration roots, S sampling settings, L context lengths, A actions, D hidden width, F scalars.
 """
 
 # No postponed annotations here: TorchScript reads the annotations of a module's attributes as objects.
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -25,11 +25,12 @@ from torch import Tensor, nn
 
 from selector.actions import Action, ActionSpace
 from selector.data import Roots
-from selector.latency import LatencyProfile, decision_tables, interpolated
+from selector.latency import LatencyProfile, interpolated_at
 from selector.module import SelectorModule
-from selector.runtime import CHECKSUMS, FORMAT, HEAD, Selector, load_selector, torchscript
+from selector.runtime import CHECKSUMS, FORMAT, HEAD, Mode, Selector, decision_tables, load_selector, torchscript
 from selector.schema import (
     HIDDEN_STATES,
+    JOINT,
     SCALAR_NAMES,
     SCALARS,
     SCALARS_KEY,
@@ -45,14 +46,14 @@ CALIBRATION_ROOTS = 256
 class DeployedSelector(nn.Module):
     """What an engine runs: the network and the decision rule.
 
-    For a regressor the scores are `E - g T` with the times of `seconds_LA`; the calibration predictions let a reader
-    find g anew for another machine's times.
+    For a regressor the scores are `E - g T` with the times of `seconds_SLA` under the nearest sampling setting; the
+    calibration predictions let a reader find g anew for another machine's times.
     """
 
     gain: Tensor
+    settings_S2: Tensor
     lengths_L: Tensor
-    seconds_LA: Tensor
-    filter_A: Tensor
+    seconds_SLA: Tensor
 
     def __init__(
         self,
@@ -70,13 +71,14 @@ class DeployedSelector(nn.Module):
             self.register_buffer(name, tensor.detach().clone())
         self.base = base  # the extra token, which a regressor's gains leave out
         self.length_at = SCALAR_NAMES.index("context_length")
-        self.top_p_at = SCALAR_NAMES.index("top_p")
+        self.setting_at = [SCALAR_NAMES.index("temperature"), SCALAR_NAMES.index("top_p")]
         self.register_buffer("gain", gain.clone())  # 0 for a policy: its scores are logits
-        self.register_buffer("lengths_L", times[0])
-        self.register_buffer("seconds_LA", times[1])
-        self.register_buffer("filter_A", times[2])
+        self.register_buffer("settings_S2", times[0])
+        self.register_buffer("lengths_L", times[1])
+        self.register_buffer("seconds_SLA", times[2])
         self.register_buffer("calibration_RA", calibration[0])
-        self.register_buffer("calibration_length_R", calibration[1])
+        self.register_buffer("calibration_length_R", calibration[1][:, self.length_at])
+        self.register_buffer("calibration_setting_R", self.nearest(calibration[1]))
 
     def forward(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Args:
@@ -97,13 +99,16 @@ class DeployedSelector(nn.Module):
         if single:
             hidden_states = [state.unsqueeze(0) for state in hidden_states]
         scores = self.base + self.network(hidden_states, scalars)
-        seconds = interpolated(self.seconds_LA, self.lengths_L, scalars[:, self.length_at])
-        seconds = seconds + (scalars[:, self.top_p_at] < 1).unsqueeze(-1) * self.filter_A
-        scores = scores - self.gain * seconds
+        at = self.nearest(scalars)
+        scores = scores - self.gain * interpolated_at(self.seconds_SLA, self.lengths_L, at, scalars[:, self.length_at])
         best = scores.argmax(-1)
         if single:
             return best[0], scores[0]
         return best, scores
+
+    def nearest(self, scalars_BF: Tensor) -> Tensor:
+        """The position of each root's sampling setting, int64 [B]."""
+        return (scalars_BF[:, self.setting_at].unsqueeze(1) - self.settings_S2).abs().sum(-1).argmin(-1)
 
     @torch.jit.export
     def efficiency(self, features: dict[str, Tensor]) -> Tensor:
@@ -138,15 +143,16 @@ class DeployedSelector(nn.Module):
 
 
 @torch.no_grad()
-def deployed(module: SelectorModule, train: Roots, profile: LatencyProfile, verifier: str) -> DeployedSelector:
+def deployed(
+    module: SelectorModule, train: Roots, profile: LatencyProfile, modes: Sequence[Mode], verifiers: Sequence[str]
+) -> DeployedSelector:
     """The trained module with its decision rule, calibrated on evenly spaced training roots."""
     module.eval()
     rows = train.rows(torch.linspace(0, len(train) - 1, min(CALIBRATION_ROOTS, len(train))).long())
-    calibration = (module.outputs(rows).half(), rows.features()[SCALARS_KEY][:, SCALAR_NAMES.index("context_length")])
+    calibration = (module.outputs(rows).half(), rows.features()[SCALARS_KEY])
     if not module.predicts_efficiency:
         calibration = (calibration[0][:0], calibration[1][:0])
-    times = decision_tables(profile, ActionSpace.default().actions, verifier)
-    return untuned(module, times, calibration)
+    return untuned(module, decision_tables(profile, modes, verifiers), calibration)
 
 
 def untuned(
@@ -165,7 +171,7 @@ def write_artefact(
     module: SelectorModule,
     train: Roots,
     profile: LatencyProfile,
-    verifier: str,
+    verifiers: Sequence[str],
     fallback: Action,
     modes: list[dict[str, Any]],
     facts: dict[str, Any],
@@ -174,6 +180,7 @@ def write_artefact(
     """Write the directory under a temporary name, read it back and check it, then rename it over an earlier one.
 
     Args:
+        verifiers: one, or several of which every action has its own.
         fallback: the action for a root without features.
         modes: for each sampling setting, where decisions are worth their cost (`selector.modes`).
         facts: further entries of `config.json`, among them `pair` (names and fingerprint) and `metrics`.
@@ -186,13 +193,15 @@ def write_artefact(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     with torchscript():
-        torch.jit.script(deployed(module, train, profile, verifier)).save(str(partial / "selector.pt"))
+        made = deployed(module, train, profile, [Mode.of(mode) for mode in modes], verifiers)
+        torch.jit.script(made).save(str(partial / "selector.pt"))
     (partial / "latency.json").write_text(json.dumps(profile.to_json(), indent=1) + "\n")
     config = {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
         "objective": module.hparams["objective"],
-        "verifier": verifier,
+        "verifier": verifiers[0] if len(verifiers) == 1 else JOINT,
+        "verifiers": list(verifiers),
         "features": {
             "hidden_states": dict(zip(HIDDEN_STATES, module.hparams["hidden_widths"], strict=True)),
             "scalars": [asdict(scalar) for scalar in SCALARS],
@@ -229,8 +238,8 @@ def _readme(config: dict[str, Any]) -> str:
     scalars = _scalar_rows(config["features"]["scalars"])
     return f"""# Selector for speculative decoding
 
-Chooses a delayed tree `(K, L1, L2)` at every decoding step, for the verifier `{config["verifier"]}` and the pair
-`{config["pair"]["target"]}` / `{config["pair"]["draft"]}`.
+Chooses a delayed tree `(K, L1, L2)` at every decoding step, for the pair `{config["pair"]["target"]}` /
+`{config["pair"]["draft"]}` and the verifier `{config["verifier"]}`{_own_verifiers(config["verifiers"])}.
 
 ```python
 from selector.runtime import load_selector
@@ -264,6 +273,12 @@ action from there on, whose trunk holds at least what is drafted. Its scalars:
 |---|---|---|---|
 {_scalar_rows(config["trunk_features"]["scalars"])}
 """
+
+
+def _own_verifiers(names: list[str]) -> str:
+    if len(names) == 1:
+        return ""
+    return f": every action has its own of {', '.join(names)}, in `selector.at(..).verifiers`"
 
 
 def _scalar_rows(scalars: list[dict[str, str]]) -> str:

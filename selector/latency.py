@@ -153,24 +153,30 @@ class LatencyProfile:
     def table(
         self,
         actions: tuple[Action, ...],
-        verifier: str,
+        verifier: str | Sequence[str],
         selector: bool,
         revising: int | None = None,
         filtered: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """`action_seconds` at the measured lengths, for `interpolated`.
 
+        Args:
+            verifier: of all actions, or of each.
+
         Returns:
             lengths, float32 [L], at least two; seconds, float32 [L, A].
 
         Raises:
-            InputError: the verifier was not measured.
+            InputError: a verifier was not measured.
         """
-        if verifier not in self.verify:
-            raise InputError(f"the latency profile of {self.device} has no times for {verifier}")
+        names = [verifier] * len(actions) if isinstance(verifier, str) else verifier
+        for name in dict.fromkeys(names):
+            if name not in self.verify:
+                raise InputError(f"the latency profile of {self.device} has no times for {name}")
         lengths = self.draft.lengths if len(self.draft.lengths) > 1 else [0, *self.draft.lengths]
         decides = (selector, revising, filtered)
-        rows = [[self.action_seconds(a, length, verifier, *decides) for a in actions] for length in lengths]
+        each = list(zip(actions, names, strict=True))
+        rows = [[self.action_seconds(a, length, name, *decides) for a, name in each] for length in lengths]
         return torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)
 
 
@@ -182,26 +188,22 @@ def correction_counts(action: Action) -> tuple[int, int, int, int]:
     return 1, L1 + 1, L2 - 1, 1
 
 
-def decision_tables(
-    profile: LatencyProfile, actions: tuple[Action, ...], verifier: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What decisions at the root are charged with: `LatencyProfile.table` with a selector, and what top-p adds, [A]."""
-    lengths_L, seconds_LA = profile.table(actions, verifier, selector=True)
-    _, filtered_LA = profile.table(actions, verifier, selector=True, filtered=True)
-    return lengths_L, seconds_LA, filtered_LA[0] - seconds_LA[0]
-
-
 def interpolated(table_LA: Tensor, lengths_L: Tensor, length_B: Tensor) -> Tensor:
     """Rows of a table at other lengths, linear in between and constant beyond; [B, A]. Scriptable.
 
     Args:
         lengths_L: the table's lengths, ascending, at least two.
     """
+    return interpolated_at(table_LA.unsqueeze(0), lengths_L, torch.zeros(len(length_B), dtype=torch.int64), length_B)
+
+
+def interpolated_at(table_SLA: Tensor, lengths_L: Tensor, at_B: Tensor, length_B: Tensor) -> Tensor:
+    """As `interpolated`, from one of several tables for each row: `at_B`, int64."""
     length_B = length_B.to(lengths_L.dtype).clamp(lengths_L[0], lengths_L[-1])
     upper_B = torch.searchsorted(lengths_L, length_B.contiguous()).clamp(1, lengths_L.size(0) - 1)
     low_B, high_B = lengths_L[upper_B - 1], lengths_L[upper_B]
     share_B1 = ((length_B - low_B) / (high_B - low_B)).unsqueeze(-1)
-    return table_LA[upper_B - 1] * (1 - share_B1) + table_LA[upper_B] * share_B1
+    return table_SLA[at_B, upper_B - 1] * (1 - share_B1) + table_SLA[at_B, upper_B] * share_B1
 
 
 def gpu_like(pair: str, verifiers: Sequence[str], draft_share: float, target_seconds: float = 20e-3) -> LatencyProfile:

@@ -79,7 +79,11 @@ def _judge(
             gain = player.play(static, gain).speed()
     further = common(player.play(static, gain).times_A)
     charged = gain * module.predicts_efficiency
-    mode = Mode(temperature, top_p, SPACE.actions[action], at_root, on_trunk, charged, further, player.first)
+    verifier_of = traces.verifier_of[int(train.setting_B[0])]
+    mode = Mode(
+        *(temperature, top_p, SPACE.actions[action], at_root, on_trunk, charged),
+        *(further, player.first, verifier_of),
+    )
     base_B = torch.full((len(validation),), action)
     played = Player(module, traces, validation, at_root, on_trunk).from_the(player.first).play(base_B, gain)
     base = Player(module, traces, validation, False, False).play(base_B, gain)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,9 +22,8 @@ from selector.latency import (
     LatencyProfile,
     Table,
     correction_counts,
-    decision_tables,
     gpu_like,
-    interpolated,
+    interpolated_at,
 )
 from selector.network import further_actions, further_cost
 from selector.schema import SCALAR_NAMES, SCALARS_KEY, SCHEMA_VERSION, InputError
@@ -54,7 +53,7 @@ class Selector:
 
     Attributes:
         actions: the action table; `scores` follows its order.
-        verifier: the verifier it was trained for.
+        verifier: the verifier it was trained for; `joint` where every tree has its own of the `verifiers`.
         latency: the profile that its features and decisions are based on.
         fallback: the action for a root without features.
         modes: how it decides under each of its sampling settings.
@@ -75,8 +74,9 @@ class Selector:
         self.latency = latency
         self.actions = tuple(Action(*action) for action in config["actions"])
         self.verifier: str = config["verifier"]
+        self.verifiers: list[str] = config["verifiers"]
         self.fallback = Action(*config["fallback"])
-        self.modes = [Mode.of(entry) for entry in config["modes"]]
+        self.modes = _modes(config)
         if retuned:
             self.modes = [_retuned(mode, entry, self) for mode, entry in zip(self.modes, config["modes"], strict=True)]
 
@@ -140,6 +140,10 @@ class Selector:
             raise InputError(f"no action is left of those with at most {nodes} nodes and the shapes given")
         return allowed
 
+    def verifiers_of(self, mode: Mode) -> list[str]:
+        """The verifier of every action under a mode's sampling setting."""
+        return [self.verifiers[position] for position in mode.verifier_of]
+
     def efficiency(self, features: dict[str, Tensor]) -> Tensor:
         """A regressor's predicted block efficiencies for one root, float32 [A]."""
         return self._module.efficiency(_on_cpu(features))
@@ -167,6 +171,7 @@ class Mode:
         gain: tokens per second at which time is charged.
         further: indices of the further actions that are weighed along the trunk.
         first: trunk tokens before which the answer is always to draft on; 0 is the root.
+        verifier_of: position in the selector's `verifiers`, for every action.
     """
 
     temperature: float
@@ -177,6 +182,7 @@ class Mode:
     gain: float
     further: tuple[int, ...] = ()
     first: int = 0
+    verifier_of: tuple[int, ...] = (0,) * len(ActionSpace.default())
 
     def distance(self, temperature: float, top_p: float) -> float:
         return abs(self.temperature - temperature) + abs(self.top_p - top_p)
@@ -184,8 +190,9 @@ class Mode:
     @classmethod
     def of(cls, entry: dict) -> Mode:
         names = ("temperature", "top_p", "at_root", "on_trunk", "gain", "first")
-        further = tuple(entry["further"])
-        return cls(action=Action(*entry["action"]), further=further, **{name: entry[name] for name in names})
+        further, verifier_of = tuple(entry["further"]), tuple(entry["verifier_of"])
+        values = {name: entry[name] for name in names}
+        return cls(action=Action(*entry["action"]), further=further, verifier_of=verifier_of, **values)
 
 
 class Tuned:
@@ -194,17 +201,19 @@ class Tuned:
     Attributes:
         latency: the profile that root features are based on; None where none are needed.
         on_trunk: whether `decide` is to be asked, at the root and after trunk tokens, from the `first` one on.
+        verifiers: of every action, in the order of `selector.actions`. They may differ: a decision sees drafted tokens,
+            but bottom-up verifiers enter a trunk alike, whatever stands below it.
     """
 
     def __init__(self, selector: Selector, mode: Mode, allowed: list[int] | None = None) -> None:
         self.selector, self.mode = selector, mode
         self.latency = selector.latency if mode.at_root else None
         self.on_trunk, self.first = mode.on_trunk, mode.first
-        self.verifier = selector.verifier
+        self.verifiers = selector.verifiers_of(mode)
         self._space = ActionSpace.default()
         if mode.at_root or mode.on_trunk:
             lengths_L, seconds_LA = selector.latency.table(
-                selector.actions, selector.verifier, mode.at_root, mode.first if mode.on_trunk else None, mode.top_p < 1
+                selector.actions, self.verifiers, mode.at_root, mode.first if mode.on_trunk else None, mode.top_p < 1
             )
             self._lengths: list[float] = lengths_L.tolist()
             self.cost_LA = mode.gain * seconds_LA
@@ -332,25 +341,42 @@ def _check_files(folder: Path) -> None:
             raise InputError(f"{path}: its checksum does not match {CHECKSUMS}; export the selector again")
 
 
+def _modes(config: dict) -> list[Mode]:
+    return [Mode.of(entry) for entry in config["modes"]]
+
+
+def decision_tables(
+    profile: LatencyProfile, modes: Sequence[Mode], verifiers: Sequence[str]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What decisions at the root are charged with: the settings, [S, 2]; lengths, [L]; seconds, [S, L, A]."""
+    actions = ActionSpace.default().actions
+    tables = [
+        profile.table(actions, [verifiers[position] for position in mode.verifier_of], True, filtered=mode.top_p < 1)
+        for mode in modes
+    ]
+    settings_S2 = torch.tensor([[mode.temperature, mode.top_p] for mode in modes])
+    return settings_S2, tables[0][0], torch.stack([seconds_LA for _, seconds_LA in tables])
+
+
 def _retune(module: torch.jit.ScriptModule, config: dict, profile: LatencyProfile) -> None:
     """Put another machine's times into a regressor and find its g on the calibration predictions."""
     buffers = dict(module.named_buffers())
     predicted_RA = buffers["calibration_RA"].float()
     if len(predicted_RA) == 0:
         return  # a policy sees times only through its features
-    actions = tuple(Action(*action) for action in config["actions"])
-    lengths_L, seconds_LA, filter_A = decision_tables(profile, actions, config["verifier"])
-    module.lengths_L, module.seconds_LA, module.filter_A = lengths_L, seconds_LA, filter_A
-    seconds_RA = interpolated(seconds_LA, lengths_L, buffers["calibration_length_R"])
-    buffers["gain"].fill_(best_gain(predicted_RA, seconds_RA))
+    _, module.lengths_L, module.seconds_SLA = decision_tables(profile, _modes(config), config["verifiers"])
+    calibrated = (module.lengths_L, buffers["calibration_setting_R"], buffers["calibration_length_R"])
+    buffers["gain"].fill_(best_gain(predicted_RA, interpolated_at(module.seconds_SLA, *calibrated)))
 
 
 def _static_speed(action: Action, entry: dict, selector: Selector) -> float:
     """Of a static tree under a mode's sampling setting, by the selector's profile; tokens per second."""
     lengths = selector.latency.draft.lengths
     length, filtered = lengths[len(lengths) // 2], entry["top_p"] < 1
-    seconds = selector.latency.action_seconds(action, length, selector.verifier, filtered=filtered)
-    return entry["mean_efficiency"][selector.actions.index(action)] / seconds
+    index = selector.actions.index(action)
+    verifier = selector.verifiers[entry["verifier_of"][index]]
+    seconds = selector.latency.action_seconds(action, length, verifier, filtered=filtered)
+    return entry["mean_efficiency"][index] / seconds
 
 
 def _retuned(mode: Mode, entry: dict, selector: Selector) -> Mode:

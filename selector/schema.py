@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA_VERSION = 2
+JOINT = "joint"  # in place of a verifier: for every tree, the one of several that is fastest with it
 
 
 class InputError(ValueError):

@@ -44,6 +44,7 @@ class Verifier(ABC):
 
     name: ClassVar[str]
     styles: ClassVar[tuple[str, ...]] = (IID,)
+    on_a_chain: ClassVar[str]  # which verifier of chains this one is there
 
     def __init__(self, style: str = IID) -> None:
         if style not in self.styles:
@@ -88,6 +89,8 @@ class Verifier(ABC):
 
 class TopDown(Verifier):
     """One optimal-transport solver, applied from the root down until it yields a token that is no child."""
+
+    on_a_chain = "naive"
 
     def pull(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
         """P(the solver yields this child's token), [M, k]: pooled at a token's first entry, 0 at its copies.
@@ -138,6 +141,8 @@ class BottomUp(Verifier):
     children have all been rejected is a leaf with the weight that is left (Traversal, algorithm 2; algorithms sheet,
     section 3). With one child every rule is Block Verification: `min(1, w p/q)`.
     """
+
+    on_a_chain = "block"
 
     @abstractmethod
     def split(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Split:

@@ -13,6 +13,7 @@ class NSS(TopDown):
 
     name = "nss"
     styles = STYLES
+    on_a_chain = "nss"
 
     def pull(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
         return self.branching(profile, entries_Mk)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from data_gen.choosers import EntropyStop, SelectorChooser, StoppingHead, chooser_of
-from data_gen.decoding import Decoder, Revising
+from data_gen.decoding import Decoder, Fixed, Revising
 from data_gen.drafting import Drawn, draft_tree
 from data_gen.features import TrunkFeatures
 from data_gen.models import CachedModel, ModelPair
@@ -129,3 +129,13 @@ def test_deciding_along_the_trunk_decodes_the_targets_text(pair: ModelPair, choo
     )
     decoder = Decoder(pair, Sampling(0), get_verifier("lifted_uniform"), chooser)
     assert decoder.decode(PROMPT, 40, torch.Generator().manual_seed(0)).tokens == expected[0, len(PROMPT) :].tolist()
+
+
+def test_verifiers_that_differ_by_action_must_be_exchangeable_where_drafted_tokens_decide(pair: ModelPair) -> None:
+    own = {action: get_verifier("block" if action.K == 1 else "specinfer") for action in SPACE}
+    Decoder(pair, Sampling(), own, Fixed(Action(2, 0, 2)))  # decided before anything is drafted
+    with pytest.raises(ValueError, match="block, specinfer: not lossless in exchange"):
+        Decoder(pair, Sampling(), own, EntropyStop(1.0, longest=4))
+    own = {action: get_verifier("block" if action.K == 1 else "lifted_uniform") for action in SPACE}
+    steps = Decoder(pair, Sampling(), own, EntropyStop(1.0, longest=4)).decode(PROMPT, 9, torch.Generator()).steps
+    assert sum(step.accepted + 1 for step in steps) >= 9

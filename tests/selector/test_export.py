@@ -30,6 +30,7 @@ STATIC, AT_ROOT, ON_TRUNK = (
         "gain": 300.0,
         "further": FURTHER,
         "first": 2,
+        "verifier_of": [0] * len(SPACE),
         "mean_efficiency": roots().mean_BA.mean(0).tolist(),
         "static_speed": 300.0,
     }
@@ -42,7 +43,7 @@ def export(folder: Path, objective: str, check: Callable[[Selector], None] = lam
     trained.fit_gain(roots())
     facts = {"pair": {"target": "t", "draft": "d", "fingerprint": profile().pair}, "metrics": {}, "run_id": "none"}
     return write_artefact(
-        folder, trained, roots(), profile(), "traversal", FALLBACK, [STATIC, AT_ROOT, ON_TRUNK], facts, check
+        folder, trained, roots(), profile(), ["traversal"], FALLBACK, [STATIC, AT_ROOT, ON_TRUNK], facts, check
     )
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from selector.actions import Action, ActionSpace
-from selector.latency import LatencyProfile, Table, decision_tables, gpu_like, interpolated
+from selector.latency import LatencyProfile, Table, gpu_like, interpolated, interpolated_at
+from selector.runtime import Mode, decision_tables
 from selector.schema import InputError
 from tests.selector.synthetic import profile
 
@@ -115,6 +116,22 @@ def test_every_row_is_charged_for_the_nucleus_where_there_is_one() -> None:
     for action, rows in ((Action(1, 0, 0), 1), (Action(1, 3, 0), 4 + 2 + 2), (Action(2, 1, 2), 6 + 2 + 1 + 2)):
         plain, filtered = (sorting.action_seconds(action, 15, "traversal", filtered=f) for f in (False, True))
         assert filtered - plain == pytest.approx(0.5 * rows), action
-    lengths_L, seconds_LA, filter_A = decision_tables(sorting, (Action(1, 3, 0),), "traversal")
-    expected = sorting.action_seconds(Action(1, 3, 0), 15, "traversal", selector=True, filtered=True)
-    assert float(interpolated(seconds_LA, lengths_L, torch.tensor([15.0])) + filter_A) == pytest.approx(expected)
+
+
+def test_decisions_are_charged_by_sampling_setting_and_by_the_verifier_of_the_action() -> None:
+    free = Table([1], [1], [[0.0]])
+    two = replace(FLAT, nucleus=0.5, verify={**FLAT.verify, "free": free})
+    actions = ActionSpace.default().actions
+    own = tuple(int(action.K > 1) for action in actions)
+    modes = [
+        Mode(0.5, 1.0, Action(1, 3, 0), False, False, 0.0),
+        Mode(1.0, 0.9, Action(1, 3, 0), False, False, 0.0, verifier_of=own),
+    ]
+    settings_S2, lengths_L, seconds_SLA = decision_tables(two, modes, ["traversal", "free"])
+    assert settings_S2.tolist() == [[0.5, 1.0], [1.0, pytest.approx(0.9)]]
+    for action in (Action(1, 3, 0), Action(2, 1, 2)):
+        times = interpolated_at(seconds_SLA, lengths_L, torch.arange(2), torch.full((2,), 15.0))
+        for mode, name, found in zip(modes, ("traversal", "free"), times[:, actions.index(action)], strict=True):
+            name = name if action.K > 1 else "traversal"
+            expected = two.action_seconds(action, 15, name, selector=True, filtered=mode.top_p < 1)
+            assert float(found) == pytest.approx(expected)

@@ -12,7 +12,7 @@ from data_gen.drafting import Drawn, draft_tree
 from data_gen.models import CachedModel, ModelPair
 from data_gen.sampling import Sampling
 from data_gen.trees import DraftTree
-from data_gen.verification import VERIFIERS, get_verifier
+from data_gen.verification import VERIFIERS, exchangeable, get_verifier
 from selector.actions import Action
 from tests.data_gen.worlds import KINDS, World
 
@@ -70,6 +70,35 @@ def test_the_stopping_head_is_lossless(kind: str) -> None:
     law_CV = world.appended_law(get_verifier("block"), world.decided_trees(decide))
     assert world.losslessness_error(law_CV, DEPTH) < 1e-12
     assert stops == {1, 2, 3}
+
+
+def law_in_exchange(world: World, names: list[str], seed: int) -> torch.Tensor:
+    """The law where every tree, by its trunk and shape, is verified by one of several verifiers, drawn at random."""
+    generator = torch.Generator().manual_seed(seed)
+    parts: dict[str, list[tuple[float, DraftTree]]] = {name: [] for name in names}
+    drawn: dict[tuple, str] = {}
+    for probability, tree in world.decided_trees(random_policy(seed)):
+        trunk = tuple(tree.token(node) for node in tree.path_to(tree.branch_nodes[0][0])) if tree.branch_nodes else ()
+        name = names[int(torch.randint(len(names), (), generator=generator))]
+        parts[drawn.setdefault((trunk, len(tree.branch_nodes)), name)].append((probability, tree))
+    return sum(world.appended_law(get_verifier(name), iter(part)) for name, part in parts.items())
+
+
+@pytest.mark.parametrize("kind", ["random", "zeros", "peaked"])
+def test_verifiers_alike_on_a_chain_are_lossless_in_exchange(kind: str) -> None:
+    world = World(3, depth=DEPTH, kind=kind, seed=21)
+    for chain in ("naive", "block"):
+        names = [name for name in VERIFIERS if VERIFIERS[name].on_a_chain == chain]
+        assert len(names) > 4
+        for seed in (0, 3, 5):
+            assert world.losslessness_error(law_in_exchange(world, names, seed), DEPTH) < 1e-12, seed
+
+
+@pytest.mark.parametrize("names", [["naive_tree", "traversal"], ["nss", "specinfer"], ["nss", "lifted_uniform"]])
+def test_others_are_not(names: list[str]) -> None:
+    world = World(3, depth=DEPTH, kind="random", seed=21)
+    assert max(world.losslessness_error(law_in_exchange(world, names, seed), DEPTH) for seed in (0, 3, 5)) > 1e-4
+    assert not exchangeable(*map(get_verifier, names))
 
 
 @pytest.mark.parametrize("name", ["specinfer", "lifted_uniform"])
