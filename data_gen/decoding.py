@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -131,16 +132,17 @@ class Decoder:
         style: str = IID,
     ) -> None:
         self.verifiers = verifier if isinstance(verifier, Mapping) else dict.fromkeys(ActionSpace.default(), verifier)
-        distinct = list({id(each): each for each in self.verifiers.values()}.values())
-        for each in distinct:
+        for each in self.verifiers.values():
             if each.style != style:
                 raise ValueError(f"{each.name} verifies drafts of style {each.style!r}, not {style!r}")
         self.pair, self.sampling, self.chooser = pair, sampling, chooser
         self.draft_sampling, self.style = draft_sampling or sampling.draft, style
         self._revises = isinstance(chooser, Revising)
-        if self._revises and len(distinct) > 1 and not all(exchangeable(distinct[0], each) for each in distinct):
-            names = ", ".join(sorted(each.name for each in distinct))
-            raise ValueError(f"{names}: not lossless in exchange, where the choice depends on drafted tokens")
+        distinct = {each.name: each for each in self.verifiers.values()}
+        if self._revises and not all(exchangeable(*two) for two in pairwise(distinct.values())):
+            raise ValueError(
+                f"{', '.join(sorted(distinct))}: not lossless in exchange, where the choice depends on drafted tokens"
+            )
 
     @torch.inference_mode()
     def decode(
