@@ -215,6 +215,16 @@ class Train(Section):
     )
     worst_weight: float = Field(1.0, ge=0, description="lambda of DDTE eq. 12")
     worst_share: float = Field(0.05, gt=0, le=1, description="alpha of DDTE eq. 12")
+    devices: int = Field(1, ge=1, description="processes on the CPU, each with its part of every batch")
+    strategy: Literal["auto", "ddp_spawn", "ddp_fork"] = Field(
+        "auto", description="how Lightning starts them; auto: ddp_spawn where there are several"
+    )
+
+    @model_validator(mode="after")
+    def _batches_divide(self) -> Train:
+        if self.batch % self.devices:
+            raise ValueError(f"batch {self.batch} is not a multiple of devices {self.devices}")
+        return self
 
 
 class Evaluate(Section):

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
-import signal
 import statistics
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint, RichProgressBar
-from pytorch_lightning.loggers import MLFlowLogger
 from rich.table import Table
 
 from data_gen.sampling import Sampling
 from data_gen.traces import versions
 from pipelines.config import Config
 from pipelines.data import depends
-from pipelines.latency import load_profile, network_shape, trunk_shape
-from pipelines.stage import Stage, console, differences, mlflow_run, read_json, require, tracking_uri, write_json
-from selector.actions import ActionSpace
+from pipelines.fitting import Fitted, fit
+from pipelines.latency import load_profile
+from pipelines.stage import Stage, console, differences, mlflow_run, read_json, require, write_json
 from selector.baselines import best_static
 from selector.data import Roots, TracesModule, met_in_decoding, of_setting, setting_number
 from selector.modes import judge
@@ -33,8 +25,6 @@ from selector.runtime import LatencyProfile, Mode
 from selector.schema import InputError, read_manifest, sha256
 
 METRICS = ("validation/ratio", "validation/worst_5_percent", "validation/cross_fitted_regret")
-# what early stopping follows: the ratio of a few hundred noisy labels is too rough where there is a loss to follow
-MONITORED = {"policy": ("validation/ratio", "max"), "regressor": ("validation/loss", "min")}
 
 
 def traces_module(config: Config, profile: LatencyProfile, verifier: str | None = None) -> TracesModule:
@@ -82,7 +72,9 @@ def run(config: Config) -> None:
         mlflow.log_params({"data.fingerprint": fingerprint, **counts})
         for objective in config.train.objectives:
             with mlflow.start_run(run_name=f"train-{objective}", nested=True) as nested:
-                results[objective] = fit(config, objective, traces, partial / objective, nested.info.run_id)
+                run_id = nested.info.run_id
+                fitted = fit(config, objective, traces, partial / objective, run_id)
+                results[objective] = result_of(fitted, objective, traces, run_id)
                 mlflow.log_params({"objective": objective, **config.train.model_dump(mode="json")})
                 mlflow.log_metrics(results[objective]["metrics"])
         # where neither has anything to decide, the regressor: it can be moved to another machine
@@ -99,52 +91,16 @@ def run(config: Config) -> None:
     stage.finish()
 
 
-def fit(config: Config, objective: str, traces: TracesModule, folder: Path, run_id: str) -> dict[str, Any]:
-    """Train one objective; returns its best validation metrics and where the checkpoint is."""
-    pl.seed_everything(config.seed, verbose=False)
-    module = SelectorModule(
-        objective=objective,
-        hidden_widths=[states.shape[1] for name, states in traces.train.features().items() if name != "scalars"],
-        actions=len(ActionSpace.default()),
-        network=network_shape(config),
-        trunk=trunk_shape(config),
-        error_powers=list(config.train.error_powers),
-        learning_rate=config.train.learning_rate,
-        weight_decay=config.train.weight_decay,
-        epochs=config.train.epochs,
-        worst_weight=config.train.worst_weight,
-        worst_share=config.train.worst_share,
-    )
-    module.fit_standardisation(traces.train)
-    monitor, mode = MONITORED[objective]
-    checkpoints = ModelCheckpoint(folder, filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
-    callbacks: list[Callback] = [
-        checkpoints,
-        EarlyStopping(monitor, mode=mode, patience=config.train.patience),
-        RichProgressBar(),
-        _StopBetweenBatches(),
-    ]
-    with _quiet():
-        trainer = pl.Trainer(
-            max_epochs=config.train.epochs,
-            accelerator="cpu",  # the network is small, and so are the traces: no GPU is worth the copies
-            devices=1,
-            logger=MLFlowLogger(run_id=run_id, tracking_uri=tracking_uri(), log_model=False),
-            callbacks=callbacks,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            log_every_n_steps=1,
-        )
-        try:
-            trainer.fit(module, datamodule=traces)
-            best = SelectorModule.load_from_checkpoint(checkpoints.best_model_path, map_location="cpu")
-            metrics = dict(trainer.validate(best, datamodule=traces, verbose=False)[0])
-        except SystemExit as stopped:  # what Lightning makes of Ctrl-C
-            raise KeyboardInterrupt from stopped
-    modes = modes_of(best, traces)
-    metrics["validation/chosen_ratio"] = statistics.mean(mode["ratio"] for mode in modes)
-    checkpoint = f"{objective}/{Path(checkpoints.best_model_path).name}"
-    return {"metrics": metrics, "modes": modes, "checkpoint": checkpoint, "run_id": run_id}
+def result_of(fitted: Fitted, objective: str, traces: TracesModule, run_id: str) -> dict[str, Any]:
+    """What `result.json` holds of an objective: validation metrics, ways to decide, and where the checkpoint is."""
+    modes = modes_of(fitted.module, traces)
+    chosen = statistics.mean(mode["ratio"] for mode in modes)
+    return {
+        "metrics": {**fitted.metrics, "validation/chosen_ratio": chosen},
+        "modes": modes,
+        "checkpoint": f"{objective}/{fitted.checkpoint.name}",
+        "run_id": run_id,
+    }
 
 
 def modes_of(module: SelectorModule, traces: TracesModule) -> list[dict[str, Any]]:
@@ -164,48 +120,6 @@ def mean_efficiency(roots: Roots, mode: Mode) -> list[float]:
     """Of every action under the mode's sampling setting, in tokens: what a static tree is chosen by on any machine."""
     mine = met_in_decoding(of_setting(roots, setting_number(mode.temperature, mode.top_p)))
     return [round(value, 4) for value in mine.mean_BA.mean(0).tolist()]
-
-
-class _StopBetweenBatches(Callback):
-    """Ctrl-C takes effect at the next batch: in the middle of a write it would leave MLflow's database locked."""
-
-    def __init__(self) -> None:
-        self.pressed = False
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        def note(*_: object) -> None:
-            if self.pressed:
-                raise KeyboardInterrupt
-            self.pressed = True
-
-        self.before = signal.signal(signal.SIGINT, note)
-
-    def on_train_batch_start(self, *_: object) -> None:
-        if self.pressed:
-            raise KeyboardInterrupt
-
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        signal.signal(signal.SIGINT, self.before)
-        if self.pressed and not trainer.interrupted:
-            raise KeyboardInterrupt
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Leaves out Lightning's remarks on workers, which do not apply to data in memory, and on the hardware."""
-    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
-    for name in _LOGGERS:
-        logging.getLogger(name).setLevel(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-        warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
-        warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")
-        yield
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
-
-
-_LOGGERS = ("pytorch_lightning.utilities.rank_zero", "pytorch_lightning.accelerators.cuda")
 
 
 def baselines(traces: TracesModule) -> list[dict[str, Any]]:
