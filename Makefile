@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 ESPALIER := $(VENV)/bin/espalier
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo pair latency data train evaluate export report audit bench labels worlds mlflow test lint clean
+.PHONY: help install demo pair latency data train evaluate export report audit bench labels studies worlds mlflow test lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ bench: $(INSTALLED) ## time every verifier, beside transformers' own
 
 labels: $(INSTALLED) ## labels from supertrees against a tree per action: bias, speed, error by cost
 	$(ESPALIER) labels --config $(CONFIG) $(ARGS)
+
+studies: $(INSTALLED) ## variants of the selector on the run's traces: features, sizes, data, shift; calibration
+	$(ESPALIER) studies --config $(CONFIG) $(ARGS)
 
 worlds: $(INSTALLED) ## how often the lifted rules lose to Traversal on small random worlds, exactly
 	$(VENV)/bin/python -m tests.data_gen.losses

@@ -11,16 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from data_gen.sampling import Sampling
 from data_gen.verification import STYLES, VERIFIERS, get_verifier
+from pipelines.sections import Bench, Labels, RayEngine, Section, Studies
 from selector.actions import Action, ActionSpace
 from selector.schema import JOINT, InputError
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class EmbeddedModel(Section):
@@ -114,15 +111,6 @@ def _action(value: Any) -> Action:
 
 
 ActionField = Annotated[tuple[int, int, int], Field(description="(K, L1, L2)")]
-
-
-class RayEngine(Section):
-    """Workers of `data.engine=ray`: one per device."""
-
-    address: str | None = Field(None, description="of a running cluster, or auto; null starts Ray on this machine")
-    workers: int | None = Field(None, ge=1, description="null: as many as the GPUs, or else the cores, allow")
-    gpus_per_worker: int = Field(1, ge=1, description="more than 1 for a target spread by pair.device_map")
-    retries: int = Field(3, ge=0, description="how often a shard may lose its worker")
 
 
 class Data(Section):
@@ -219,6 +207,16 @@ class Train(Section):
     rejection_weight: float = Field(6.0, gt=0, description="of the stopping head's training; an acceptance weighs 1")
     worst_weight: float = Field(1.0, ge=0, description="lambda of DDTE eq. 12")
     worst_share: float = Field(0.05, gt=0, le=1, description="alpha of DDTE eq. 12")
+    devices: int = Field(1, ge=1, description="processes on the CPU, each with its part of every batch")
+    strategy: Literal["auto", "ddp_spawn", "ddp_fork"] = Field(
+        "auto", description="how Lightning starts them; auto: ddp_spawn where there are several"
+    )
+
+    @model_validator(mode="after")
+    def _batches_divide(self) -> Train:
+        if self.batch % self.devices:
+            raise ValueError(f"batch {self.batch} is not a multiple of devices {self.devices}")
+        return self
 
 
 class Evaluate(Section):
@@ -298,27 +296,14 @@ class Audit(Section):
         return self
 
 
-class Bench(Section):
-    """Timing of the verifiers alone, on random rows."""
-
-    vocabularies: tuple[Annotated[int, Field(ge=16)], ...] = Field((2048, 151936), min_length=1)
-    repeats: int = Field(40, ge=2)
-
-
-class Labels(Section):
-    """How good labels are, and what they cost: the supertree against a tree per action."""
-
-    roots: int = Field(12, ge=2, description="roots of as many trajectories, labelled both ways")
-    samples: int = Field(4, ge=2, description="trees per action of the straightforward procedure; DDTE draws 4")
-    pool: int = Field(64, ge=16, description="supertrees at each of the roots, from which errors are estimated")
-    vocabularies: tuple[Annotated[int, Field(ge=16)], ...] = Field((2048, 151936), min_length=1)
-
-
 class Config(Section):
     """One run. Outputs go under `runs/<name>/`."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     seed: int = Field(1, ge=0)
+    mlflow_model: str = Field(
+        "espalier-selector", pattern=r"^[^/:]+$", description="registered MLflow model that `export` adds a version to"
+    )
     pair: Pair = Pair()
     prompts: Prompts = Prompts()
     sampling: tuple[SamplingSetting, ...] = Field((SamplingSetting(),), min_length=1)
@@ -330,6 +315,7 @@ class Config(Section):
     audit: Audit = Audit()
     bench: Bench = Bench()
     labels: Labels = Labels()
+    studies: Studies = Studies()
 
     @field_validator("sampling")
     @classmethod

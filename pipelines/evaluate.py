@@ -5,7 +5,6 @@ In wall-clock time, and in the time that latency profiles of other machines pred
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from pipelines import comparison, losslessness
 from pipelines.assisted import Assistant, best_constant
 from pipelines.config import Config, SamplingSetting
 from pipelines.export import build
+from pipelines.journal import Journal
 from pipelines.latency import load_profile
 from pipelines.methods import WALL, Method, Task, profile_methods, row_of, wall_methods
 from pipelines.pair import load_pair
@@ -67,18 +67,22 @@ def run(config: Config) -> None:
     with tempfile.TemporaryDirectory() as temporary, mlflow_run(config, "evaluate") as mlflow:
         contenders = methods(config, pair, profile, Path(temporary))
         journal = Journal(config.folder / "evaluation.partial.jsonl", inputs)
+        finished = {(row["prompt"], row["temperature"], row["top_p"]) for rows in journal.entries for row in rows}
+        warm = False
         with progress() as bar:
             task = bar.add_task("decoding held-out prompts", total=len(prompts) * len(config.sampling), note="")
             for prompt in prompts:
                 for setting in config.sampling:
                     chosen = contenders[setting.temperature, setting.top_p]
-                    if not journal.holds(prompt, setting):
-                        if not journal.warm:
+                    if (prompt.id, setting.temperature, setting.top_p) not in finished:
+                        if not warm:
                             decode_all(config, pair, prompt, setting, chosen)
+                            warm = True
                         journal.add(decode_all(config, pair, prompt, setting, chosen))
                     bar.advance(task)
         greedy = losslessness.greedy_check(pair, config, take_evenly(prompts, min(len(prompts), GREEDY_PROMPTS)))
-        evaluation = {**comparison.evaluation(config, journal.rows), "greedy": greedy}
+        decoded = [row for rows in journal.entries for row in rows]
+        evaluation = {**comparison.evaluation(config, decoded), "greedy": greedy}
         evaluation["summary"] |= ceiling(result["objectives"][result["chosen"]]["modes"])
         stage.replace()
         write_json(output, evaluation)
@@ -140,39 +144,6 @@ def assistants(config: Config, pair: ModelPair) -> dict[Key, Assistant]:
             pair, setting.build(), prompts, config.evaluate.tokens, seed
         )
     return result
-
-
-class Journal:
-    """Finished prompts, one line per method, so that an interrupted evaluation goes on where it stopped."""
-
-    def __init__(self, path: Path, inputs: dict[str, Any]) -> None:
-        self.path = path
-        self.warm = False  # whether this process has decoded anything yet
-        self.rows: list[dict[str, Any]] = []
-        header = json.dumps(inputs, sort_keys=True)
-        lines = path.read_text().splitlines() if path.exists() else []
-        finished = [line for line in lines[1:] if _complete(line)] if lines and lines[0] == header else []
-        for line in finished:
-            self.rows += json.loads(line)
-        path.write_text("\n".join([header, *finished]) + "\n")
-
-    def holds(self, prompt: Prompt, setting: SamplingSetting) -> bool:
-        wanted = (prompt.id, setting.temperature, setting.top_p)
-        return any((row["prompt"], row["temperature"], row["top_p"]) == wanted for row in self.rows)
-
-    def add(self, rows: list[dict[str, Any]]) -> None:
-        self.warm = True
-        self.rows += rows
-        with self.path.open("a") as file:
-            file.write(json.dumps(rows) + "\n")
-
-
-def _complete(line: str) -> bool:
-    """Whether a line was written to its end."""
-    try:
-        return bool(json.loads(line))
-    except json.JSONDecodeError:
-        return False
 
 
 def decode_all(

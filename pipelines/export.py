@@ -10,6 +10,7 @@ import torch
 from pipelines.config import Config
 from pipelines.latency import load_profile
 from pipelines.pair import pair_names
+from pipelines.registry import register
 from pipelines.stage import Stage, mlflow_run, provenance, read_json
 from pipelines.train import chosen_checkpoint, fallback_action, load_trained, modes_of, traces_module
 from selector.actions import ActionSpace
@@ -34,6 +35,7 @@ def run(config: Config) -> None:
         "training": sha256(chosen_checkpoint(config, result)),
         "evaluation": sha256(evaluation) if evaluation.exists() else None,
         "latency": load_profile(config).to_json(),
+        "mlflow_model": config.mlflow_model,
     }
 
     def intact() -> bool:
@@ -47,6 +49,7 @@ def run(config: Config) -> None:
         stage.replace()
         selector = build(config, folder)
         mlflow.log_artifacts(str(folder), "selector")
+        register(stage, mlflow, selector, "selector")
         mlflow.log_metric("export/actions_compared", selector.config["metrics"]["actions_compared"])
     compared = selector.config["metrics"]["actions_compared"]
     stage.say(f"{folder}: its actions equal the trained module's on all {compared} validation roots")

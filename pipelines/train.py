@@ -11,17 +11,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 from rich.table import Table
 
 from data_gen.sampling import Sampling
 from data_gen.traces import versions
 from pipelines.config import Config
 from pipelines.data import depends
-from pipelines.fitting import Module, fit_best
-from pipelines.latency import load_profile, network_shape, trunk_shape
+from pipelines.fitting import Fitted, Module, fit, fit_stopping
+from pipelines.latency import load_profile
 from pipelines.stage import Stage, console, differences, mlflow_run, read_json, require, write_json
-from selector.actions import ActionSpace
 from selector.data import Roots, TracesModule, met_in_decoding, of_setting, setting_number
 from selector.modes import judge
 from selector.module import SelectorModule
@@ -32,8 +30,6 @@ from selector.stopping import StoppingModule
 
 STOPPING = "stopping"
 METRICS = ("validation/ratio", "validation/worst_5_percent", "validation/cross_fitted_regret")
-# what early stopping follows: the ratio of a few hundred noisy labels is too rough where there is a loss to follow
-MONITORED = {"policy": ("validation/ratio", "max"), "regressor": ("validation/loss", "min")}
 
 
 def traces_module(config: Config, profile: LatencyProfile, verifier: str | None = None) -> TracesModule:
@@ -80,11 +76,15 @@ def run(config: Config) -> None:
         mlflow.log_params({"data.fingerprint": fingerprint, **counts})
         for objective in config.train.objectives:
             with mlflow.start_run(run_name=f"train-{objective}", nested=True) as nested:
-                results[objective] = fit(config, objective, traces, partial / objective, nested.info.run_id)
+                run_id = nested.info.run_id
+                fitted = fit(config, objective, traces, partial / objective, run_id)
+                results[objective] = result_of(fitted, objective, traces, run_id)
                 mlflow.log_params({"objective": objective, **config.train.model_dump(mode="json")})
                 mlflow.log_metrics(results[objective]["metrics"])
         with mlflow.start_run(run_name=f"train-{STOPPING}", nested=True) as nested:
-            stopping = fit_stopping(config, traces, partial / STOPPING, nested.info.run_id)
+            head = fit_stopping(config, traces, partial / STOPPING, nested.info.run_id)
+            checkpoint = f"{STOPPING}/{head.checkpoint.name}"
+            stopping = {"metrics": head.metrics, "checkpoint": checkpoint, "run_id": nested.info.run_id}
             mlflow.log_params({"objective": STOPPING, **config.train.model_dump(mode="json")})
             mlflow.log_metrics(stopping["metrics"])
         # where neither has anything to decide, the regressor: it can be moved to another machine
@@ -104,42 +104,16 @@ def run(config: Config) -> None:
     stage.finish()
 
 
-def fit(config: Config, objective: str, traces: TracesModule, folder: Path, run_id: str) -> dict[str, Any]:
-    """Train one objective; returns its best validation metrics and where the checkpoint is."""
-    pl.seed_everything(config.seed, verbose=False)
-    module = SelectorModule(
-        objective=objective,
-        hidden_widths=[states.shape[1] for name, states in traces.train.features().items() if name != "scalars"],
-        actions=len(ActionSpace.default()),
-        network=network_shape(config),
-        trunk=trunk_shape(config),
-        error_powers=list(config.train.error_powers),
-        learning_rate=config.train.learning_rate,
-        weight_decay=config.train.weight_decay,
-        epochs=config.train.epochs,
-        worst_weight=config.train.worst_weight,
-        worst_share=config.train.worst_share,
-    )
-    module.fit_standardisation(traces.train)
-    best, metrics, path = fit_best(config, module, traces, folder, MONITORED[objective], run_id)
-    modes = modes_of(best, traces)
-    metrics["validation/chosen_ratio"] = statistics.mean(mode["ratio"] for mode in modes)
-    return {"metrics": metrics, "modes": modes, "checkpoint": f"{objective}/{path.name}", "run_id": run_id}
-
-
-def fit_stopping(config: Config, traces: TracesModule, folder: Path, run_id: str) -> dict[str, Any]:
-    """Train the stopping head; returns as `fit` does, without modes."""
-    pl.seed_everything(config.seed, verbose=False)
-    module = StoppingModule(
-        hidden_width=traces.train.trunk_hidden_BSTD.shape[-1],
-        network=trunk_shape(config),
-        rejection_weight=config.train.rejection_weight,
-        learning_rate=config.train.learning_rate,
-        weight_decay=config.train.weight_decay,
-    )
-    module.fit_standardisation(traces.train)
-    _, metrics, path = fit_best(config, module, traces, folder, ("validation/loss", "min"), run_id)
-    return {"metrics": metrics, "checkpoint": f"{STOPPING}/{path.name}", "run_id": run_id}
+def result_of(fitted: Fitted, objective: str, traces: TracesModule, run_id: str) -> dict[str, Any]:
+    """What `result.json` holds of an objective: validation metrics, ways to decide, and where the checkpoint is."""
+    modes = modes_of(fitted.module, traces)
+    chosen = statistics.mean(mode["ratio"] for mode in modes)
+    return {
+        "metrics": {**fitted.metrics, "validation/chosen_ratio": chosen},
+        "modes": modes,
+        "checkpoint": f"{objective}/{fitted.checkpoint.name}",
+        "run_id": run_id,
+    }
 
 
 def modes_of(module: SelectorModule, traces: TracesModule) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from selector.actions import ActionSpace
 from selector.baselines import best_static
@@ -35,6 +36,8 @@ from selector.schema import (
     label_columns,
     read_manifest,
 )
+
+VALIDATION_BATCH = 4096  # roots at once in one process
 
 
 @dataclass
@@ -291,16 +294,22 @@ def _settings(table: pa.Table) -> Tensor:
 class TracesModule(pl.LightningDataModule):
     """Training and validation roots of one verifier, or of several of which each action has its own.
 
-    What is tuned is tuned on the training split alone: baselines, and every action's verifier.
+    What is tuned is tuned on the training split alone: baselines, and every action's verifier. Where several processes
+    train, each takes its part of every batch; and of the validation split its own roots, each root once, so that what
+    is summed over the processes is that of the whole split.
+
+    Args:
+        batch: roots of a training step, over all processes.
 
     Attributes:
-        verifier_of: by sampling setting, the position in `verifiers` of every action's own.
+        verifier_of: by sampling setting, the position in `verifiers` of every action's own; the first one's elsewhere.
     """
 
     def __init__(self, folder: Path, verifiers: Sequence[str], profile: LatencyProfile, batch: int, seed: int) -> None:
         super().__init__()
         self.folder, self.verifiers, self.profile, self.batch, self.seed = folder, verifiers, profile, batch, seed
         self.space = ActionSpace.default()
+        self.verifier_of: dict[int, tuple[int, ...]] = {}
 
     def setup(self, stage: str | None = None) -> None:
         if hasattr(self, "train"):
@@ -316,14 +325,45 @@ class TracesModule(pl.LightningDataModule):
             for split in (self.train, self.validation):
                 split.base_B[split.setting_B == setting] = base
 
+    def with_roots(self, train: Roots, validation: Roots) -> TracesModule:
+        """The same traces, set up with other roots; baselines stay as they are."""
+        other = TracesModule(self.folder, self.verifiers, self.profile, self.batch, self.seed)
+        other.train, other.validation, other.verifier_of = train, validation, self.verifier_of
+        return other
+
     def train_dataloader(self) -> DataLoader[Roots]:
-        generator = torch.Generator().manual_seed(self.seed)
-        return _loader(self.train, self.batch, shuffle=True, generator=generator)
+        processes, rank = self._process()
+        if processes == 1:
+            generator = torch.Generator().manual_seed(self.seed)
+            return _loader(self.train, batch_size=self.batch, shuffle=True, generator=generator)
+        every = range(len(self.train))
+        sampler: DistributedSampler[int] = DistributedSampler(every, processes, rank, seed=self.seed)  # type: ignore[arg-type]
+        return _loader(self.train, batch_size=self.batch // processes, sampler=sampler)
 
     def val_dataloader(self) -> DataLoader[Roots]:
-        return _loader(self.validation, 4096)
+        return _loader(self.validation, batch_sampler=shares(len(self.validation), *self._process()))
+
+    def _process(self) -> tuple[int, int]:
+        """How many processes there are, and the number of this one."""
+        return (self.trainer.world_size, self.trainer.global_rank) if self.trainer is not None else (1, 0)
 
 
-def _loader(roots: Roots, batch: int, **kwargs: Any) -> DataLoader[Roots]:
+def shares(roots: int, processes: int, rank: int) -> list[list[int]]:
+    """Batches of one process's own roots, none twice; as many in every process, which wait for one another.
+
+    Raises:
+        InputError: there are fewer roots than processes.
+    """
+    if roots < processes:
+        raise InputError(f"train.devices: {processes} processes for {roots} validation roots")
+    batches = -(-roots // (processes * VALIDATION_BATCH))
+    return [part.tolist() for part in torch.arange(rank, roots, processes).tensor_split(batches)]
+
+
+def _loader(roots: Roots, **kwargs: Any) -> DataLoader[Roots]:
     """Batches of rows; the data are small enough to stay in memory."""
-    return DataLoader(range(len(roots)), batch, collate_fn=lambda index: roots.rows(torch.tensor(index)), **kwargs)  # type: ignore[arg-type]
+    return DataLoader(range(len(roots)), collate_fn=partial(_rows, roots), **kwargs)  # type: ignore[arg-type]
+
+
+def _rows(roots: Roots, index: list[int]) -> Roots:
+    return roots.rows(torch.tensor(index))

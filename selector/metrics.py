@@ -12,6 +12,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from selector.objective import policy_loss
+
 
 class SpeedRatio(Metric):
     """Tokens per second of the chosen actions over those of another choice."""
@@ -56,6 +58,25 @@ class WorstShare(Metric):
     def compute(self) -> Tensor:
         ratios = dim_zero_cat(self.ratios)
         return ratios.sort().values[: max(1, math.ceil(self.share * len(ratios)))].mean()
+
+
+class PolicyLoss(Metric):
+    """DDTE eq. 12 over all roots at once: its worst share is that of the split, not of whichever batch or process."""
+
+    higher_is_better = False
+    full_state_update = False
+    ratios: list[Tensor]
+
+    def __init__(self, worst_weight: float, worst_share: float) -> None:
+        super().__init__()
+        self.worst_weight, self.worst_share = worst_weight, worst_share
+        self.add_state("ratios", [], dist_reduce_fx="cat")
+
+    def update(self, ratio_B: Tensor) -> None:
+        self.ratios.append(ratio_B)
+
+    def compute(self) -> Tensor:
+        return policy_loss(dim_zero_cat(self.ratios), self.worst_weight, self.worst_share)
 
 
 class CrossFittedRegret(Metric):

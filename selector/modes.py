@@ -13,6 +13,7 @@ Legend: B roots, S samples, T trunk tokens, A actions.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,12 +41,14 @@ class Judged:
     Attributes:
         ratio, error: speed over that of the best static tree, and its standard error over prompts.
         static_speed: of the best static tree on the training split, in tokens per second.
+        without: the ratio without each prompt in turn, by the prompt's number.
     """
 
     mode: Mode
     ratio: float
     error: float
     static_speed: float
+    without: dict[int, float]
 
     def row(self) -> dict[str, Any]:
         return {**asdict(self.mode), "action": list(self.mode.action), "ratio": self.ratio, "error": self.error}
@@ -79,7 +82,7 @@ def _judge(
             gain = player.play(static, gain).speed()
     further = common(player.play(static, gain).times_A)
     charged = gain * module.predicts_efficiency
-    verifier_of = traces.verifier_of[int(train.setting_B[0])]
+    verifier_of = traces.verifier_of.get(int(train.setting_B[0]), (0,) * len(SPACE))
     mode = Mode(
         *(temperature, top_p, SPACE.actions[action], at_root, on_trunk, charged),
         *(further, player.first, verifier_of),
@@ -87,7 +90,8 @@ def _judge(
     base_B = torch.full((len(validation),), action)
     played = Player(module, traces, validation, at_root, on_trunk).from_the(player.first).play(base_B, gain)
     base = Player(module, traces, validation, False, False).play(base_B, gain)
-    return Judged(mode, *ratio_and_error(played, base, validation.prompt_B), speed)
+    ratio, without = ratios(played, base, validation.prompt_B)
+    return Judged(mode, ratio, jackknife_error(ratio, without), speed, without)
 
 
 class Player:
@@ -146,18 +150,26 @@ def common(times_A: Tensor | None) -> tuple[int, ...]:
     return tuple(sorted({SPACE.index(EMPTY), SPACE.index(SPACE.chain(1)), *order[:needed].tolist()}))
 
 
-def ratio_and_error(played: Played, base: Played, prompt_B: Tensor) -> tuple[float, float]:
-    """Speed over the baseline's, and its standard error by leaving out one prompt after the other."""
+def ratios(played: Played, base: Played, prompt_B: Tensor) -> tuple[float, dict[int, float]]:
+    """Speed over the baseline's, and the same without each prompt in turn; NaN where nothing is left then."""
     sums = torch.stack(
         [x.double().sum(-1) for x in (played.tokens_BS, played.seconds_BS, base.tokens_BS, base.seconds_BS)]
     )
-    _, group_B = prompt_B.unique(return_inverse=True)
-    groups = int(group_B.max()) + 1
-    by_prompt = torch.zeros(4, groups, dtype=torch.float64).index_add_(1, group_B, sums)
+    prompts_P, group_B = prompt_B.unique(return_inverse=True)
+    by_prompt = torch.zeros(4, len(prompts_P), dtype=torch.float64).index_add_(1, group_B, sums)
     total = by_prompt.sum(-1)
-    without = total.unsqueeze(-1) - by_prompt
+    without = total.unsqueeze(-1) - by_prompt if len(prompts_P) > 1 else torch.full_like(by_prompt, torch.nan)
     ratio = float((total[0] / total[1]) / (total[2] / total[3]))
-    if groups == 1:
-        return ratio, 0.0 if played is base or ratio == 1 else math.inf
-    ratios = (without[0] / without[1]) / (without[2] / without[3])
-    return ratio, float(((groups - 1) / groups * (ratios - ratios.mean()).square().sum()).sqrt())
+    ratios_P = (without[0] / without[1]) / (without[2] / without[3])
+    return ratio, dict(zip(prompts_P.tolist(), ratios_P.tolist(), strict=True))
+
+
+def jackknife_error(value: float, without: Mapping[Any, float]) -> float:
+    """The standard error of what was computed without each prompt in turn; inf for a single prompt.
+
+    A ratio of exactly 1 is the static tree's to itself: no prompt changes it.
+    """
+    values = torch.tensor(list(without.values()), dtype=torch.float64)
+    if len(values) == 1:
+        return 0.0 if value == 1 else math.inf
+    return float(((len(values) - 1) / len(values) * (values - values.mean()).square().sum()).sqrt())

@@ -9,10 +9,11 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
+from torchmetrics import MeanMetric, Metric
 
 from selector.actions import ActionSpace
 from selector.data import Roots, TracesModule
-from selector.metrics import CrossFittedRegret, SpeedRatio, WorstShare
+from selector.metrics import CrossFittedRegret, PolicyLoss, SpeedRatio, WorstShare
 from selector.network import (
     IncrementNetwork,
     SelectorNetwork,
@@ -22,9 +23,9 @@ from selector.network import (
     increments_of,
     split_features,
 )
-from selector.objective import policy_objective, regression_objective
+from selector.objective import policy_loss, policy_ratios, regression_objective
 from selector.runtime import best_gain
-from selector.schema import LATENCY_SCALARS, SCALAR_NAMES, SCALARS_KEY, TRUNK_SCALARS
+from selector.schema import LATENCY_SCALARS, SCALAR_NAMES, SCALARS_KEY, TRUNK_SCALARS, TRUNK_STATE
 
 SPACE = ActionSpace.default()
 TOKENS_AT_ONCE = 4  # trunk tokens of each root that a training step looks at, beside the root itself
@@ -42,6 +43,7 @@ class SelectorModule(pl.LightningModule):
         trunk: keyword arguments of `TrunkNetwork`.
         error_powers: labels weigh the inverse of this power of their standard errors, at the root and along the trunk;
             0 weighs all alike.
+        left_out: features that the networks are not shown: scalars and hidden states of the root, or `TRUNK_STATE`.
     """
 
     gain: Tensor
@@ -62,10 +64,11 @@ class SelectorModule(pl.LightningModule):
         worst_share: float,
         trunk: dict[str, Any] | None = None,
         error_powers: Sequence[float] = (0.0, 2.0),
+        left_out: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        skipped = LATENCY_SCALARS if objective == "regressor" else ()
+        skipped = {*left_out, *(LATENCY_SCALARS if objective == "regressor" else ())}
         used = [i for i, name in enumerate(SCALAR_NAMES) if name not in skipped]
         if self.predicts_efficiency:
             sums_IA = increment_matrix(SPACE)
@@ -81,16 +84,20 @@ class SelectorModule(pl.LightningModule):
         self.register_buffer("trunk_weight_A", torch.ones(actions))
         self.register_buffer("further_TA", further_actions(SPACE), persistent=False)
         self.ratio, self.worst, self.regret = SpeedRatio(), WorstShare(), CrossFittedRegret()
+        self.split_loss: Metric = MeanMetric() if self.predicts_efficiency else PolicyLoss(worst_weight, worst_share)
 
     @property
     def predicts_efficiency(self) -> bool:
         return self.hparams["objective"] == "regressor"
 
-    def fit_standardisation(self, roots: Roots) -> None:
+    def fit_standardisation(self, roots: Roots, errors_of: Roots | None = None) -> None:
         """From the training split only: the scaling of features, and the labels' standard errors.
 
         A root's own standard error is an estimate from two or four samples: weights by it would favour labels that came
         out alike by chance. So errors are pooled over the roots, action by action.
+
+        Args:
+            errors_of: the roots whose labels' errors count; `roots` if None. Losses with one choice of them compare.
         """
         if not isinstance(self.network, IncrementNetwork):
             assert isinstance(self.network, SelectorNetwork)
@@ -101,10 +108,11 @@ class SelectorModule(pl.LightningModule):
             roots.trunk_hidden_BSTD[:, 0].flatten(0, 1).float(),
             roots.trunk_scalars_BSTF[:, 0].flatten(0, 1),
         )
-        self.trunk.standardise(hidden, scalars, self._mean_further(roots))
+        self.trunk.standardise(self._shown(TRUNK_STATE, hidden), scalars, self._mean_further(roots))
+        known = errors_of or roots
         at_root, on_trunk = self.hparams["error_powers"]
-        self.weight_A.copy_(_pooled(roots.error_BA) ** -at_root)
-        self.trunk_weight_A.copy_(_pooled(roots.trunk_BSA.std(1, unbiased=True)) ** -on_trunk)
+        self.weight_A.copy_(_pooled(known.error_BA) ** -at_root)
+        self.trunk_weight_A.copy_(_pooled(known.trunk_BSA.std(1, unbiased=True)) ** -on_trunk)
 
     def _mean_further(self, roots: Roots) -> Tensor:
         """Mean increments over the trunk tokens: where training of the trunk's network begins, [I]."""
@@ -129,13 +137,22 @@ class SelectorModule(pl.LightningModule):
 
     def outputs(self, roots: Roots) -> Tensor:
         """Logits, or predicted block efficiencies, [B, A]."""
-        outputs_BA = self.network(*split_features(roots.features(), SCALARS_KEY))
+        features = {name: self._shown(name, value) for name, value in roots.features().items()}
+        outputs_BA = self.network(*split_features(features, SCALARS_KEY))
         return 1 + outputs_BA if self.predicts_efficiency else outputs_BA
 
     def gains(self, roots: Roots, t: int) -> Tensor:
         """Predicted gains of further actions after t trunk tokens, for every sample; [B, S, A]."""
-        hidden_BSTD, scalars_BSTF = roots.along_trunks(slice(t, t + 1))
+        hidden_BSTD, scalars_BSTF = self._along_trunks(roots, slice(t, t + 1))
         return self.trunk(hidden_BSTD[:, :, 0], scalars_BSTF[:, :, 0])
+
+    def _shown(self, name: str, value: Tensor) -> Tensor:
+        """The feature, or zeros for one that is left out: they leave a constant behind the first layer."""
+        return torch.zeros_like(value) if name in self.hparams["left_out"] else value
+
+    def _along_trunks(self, roots: Roots, tokens: slice) -> tuple[Tensor, Tensor]:
+        hidden_BSTD, scalars_BSTF = roots.along_trunks(tokens)
+        return self._shown(TRUNK_STATE, hidden_BSTD), scalars_BSTF
 
     def choices(self, roots: Roots) -> Tensor:
         """Action indices, [B]."""
@@ -152,24 +169,25 @@ class SelectorModule(pl.LightningModule):
             self.gain.fill_(best_gain(weight_B1 * self.outputs(roots), weight_B1 * roots.seconds_BA))
 
     def loss(self, roots: Roots) -> Tensor:
-        outputs_BA = self.outputs(roots)
         if self.predicts_efficiency:
-            return regression_objective(outputs_BA, roots.mean_BA, self.weight_A) + self._trunk_loss(roots)
-        return policy_objective(
-            outputs_BA,
-            roots.mean_BA,
-            roots.seconds_BA,
-            roots.base_tokens_B() / roots.base_seconds_B(),
-            self.hparams["worst_weight"],
-            self.hparams["worst_share"],
-        )
+            return self.root_loss(roots) + self.trunk_loss(roots)
+        return policy_loss(self.speed_ratios(roots), self.hparams["worst_weight"], self.hparams["worst_share"])
 
-    def _trunk_loss(self, roots: Roots) -> Tensor:
+    def speed_ratios(self, roots: Roots) -> Tensor:
+        """Of a policy, over the baseline's speed; [B]."""
+        base_speed_B = roots.base_tokens_B() / roots.base_seconds_B()
+        return policy_ratios(self.outputs(roots), roots.mean_BA, roots.seconds_BA, base_speed_B)
+
+    def root_loss(self, roots: Roots) -> Tensor:
+        """Of a regressor, at the root by all features: in squared tokens; scalar."""
+        return regression_objective(self.outputs(roots), roots.mean_BA, self.weight_A)
+
+    def trunk_loss(self, roots: Roots) -> Tensor:
         """At the root and some trunk tokens of one sample each, drawn anew each time; spread evenly when not training.
 
         At the root, labels are the means over all samples.
         """
-        hidden_BSTD, scalars_BSTF = roots.along_trunks(slice(None))
+        hidden_BSTD, scalars_BSTF = self._along_trunks(roots, slice(None))
         B, S, T = scalars_BSTF.shape[:3]
         at_root = self.trunk(hidden_BSTD[:, 0, 0], scalars_BSTF[:, 0, 0])
         loss = regression_objective(at_root, roots.mean_BA - 1, self.weight_A)
@@ -188,7 +206,7 @@ class SelectorModule(pl.LightningModule):
 
     def training_step(self, roots: Roots, _: int) -> Tensor:
         loss = self.loss(roots)
-        self.log("train/loss", loss, on_epoch=True, on_step=False, batch_size=len(roots))
+        self.log("train/loss", loss, on_epoch=True, on_step=False, batch_size=len(roots), sync_dist=True)
         return loss
 
     def on_validation_epoch_start(self) -> None:
@@ -210,7 +228,12 @@ class SelectorModule(pl.LightningModule):
         self.worst.update(*speeds)
         halves = (roots.half_BA, 2 * roots.mean_BA - roots.half_BA)
         self.regret.update(chosen_B, halves, roots.seconds_BA, self.best_speed)
-        self.log("validation/loss", self.loss(roots), batch_size=len(roots))
+        if self.predicts_efficiency:
+            # not Lightning's own average, which takes all processes for equally large
+            self.split_loss.update(self.loss(roots), len(roots))
+        else:
+            self.split_loss.update(self.speed_ratios(roots))
+        self.log("validation/loss", self.split_loss, batch_size=len(roots))
         self.log("validation/ratio", self.ratio, batch_size=len(roots))
         self.log("validation/worst_5_percent", self.worst, batch_size=len(roots))
         self.log("validation/cross_fitted_regret", self.regret, batch_size=len(roots))

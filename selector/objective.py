@@ -10,24 +10,24 @@ import math
 from torch import Tensor
 
 
-def policy_objective(
-    logits_BA: Tensor,
-    efficiency_BA: Tensor,
-    seconds_BA: Tensor,
-    base_speed_B: Tensor,
-    worst_weight: float,
-    worst_share: float,
-) -> Tensor:
-    """DDTE eq. 12: mean log-ratio to the baseline's speed, and the squared loss of the worst roots; scalar.
+def policy_ratios(logits_BA: Tensor, efficiency_BA: Tensor, seconds_BA: Tensor, base_speed_B: Tensor) -> Tensor:
+    """Expected tokens over expected seconds of a policy, over the baseline's speed; [B].
 
     Args:
         base_speed_B: tokens per second of the static action tuned for the root's sampling setting.
-        worst_weight: lambda.
-        worst_share: alpha; at least one root counts as worst.
     """
     policy_BA = logits_BA.softmax(-1)
     speed_B = (policy_BA * efficiency_BA).sum(-1) / (policy_BA * seconds_BA).sum(-1)
-    ratio_B = speed_B / base_speed_B
+    return speed_B / base_speed_B
+
+
+def policy_loss(ratio_B: Tensor, worst_weight: float, worst_share: float) -> Tensor:
+    """DDTE eq. 12: mean log-ratio to the baseline's speed, and the squared loss of the worst roots; scalar.
+
+    Args:
+        worst_weight: lambda.
+        worst_share: alpha; at least one root counts as worst.
+    """
     worst = max(1, math.ceil(worst_share * len(ratio_B)))
     shortfall_B = (1 - ratio_B).clamp(min=0).square()
     return -ratio_B.log().mean() + worst_weight * shortfall_B.topk(worst).values.mean()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from selector.data import Roots, TracesModule, met_in_decoding, of_setting
 from selector.deciding import Played
-from selector.modes import ROUNDS, ratio_and_error
+from selector.modes import ROUNDS, jackknife_error, ratios
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def cross_fitted(train: Roots, validation: Roots) -> Oracle:
     static, gain = train.best_static()
     for _ in range(ROUNDS):
         gain = _chosen(train, gain).speed()
-    played = _chosen(validation, gain), _always(validation, static)
-    return Oracle(*ratio_and_error(*played, validation.prompt_B))
+    ratio, without = ratios(_chosen(validation, gain), _always(validation, static), validation.prompt_B)
+    return Oracle(ratio, jackknife_error(ratio, without))
 
 
 def _halves(roots: Roots) -> tuple[Tensor, Tensor]:

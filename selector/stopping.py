@@ -15,6 +15,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
+from torchmetrics import MeanMetric
 
 from selector.data import Roots
 from selector.module import one_cycle
@@ -86,6 +87,7 @@ class StoppingModule(pl.LightningModule):
         self.save_hyperparameters()
         self.network = StoppingNetwork(hidden_width + len(TRUNK_SCALARS), **network)
         self.register_buffer("constant", torch.zeros(()))  # the logit that is best for all tokens alike
+        self.split_loss, self.constant_loss = MeanMetric(), MeanMetric()
 
     @torch.no_grad()
     def fit_standardisation(self, roots: Roots) -> None:
@@ -112,14 +114,15 @@ class StoppingModule(pl.LightningModule):
 
     def training_step(self, roots: Roots, _: int) -> Tensor:
         loss = self.loss(self.logits(roots), roots.trunk_accept_BST)
-        self.log("train/loss", loss, on_epoch=True, on_step=False, batch_size=len(roots))
+        self.log("train/loss", loss, on_epoch=True, on_step=False, batch_size=len(roots), sync_dist=True)
         return loss
 
     def validation_step(self, roots: Roots, _: int) -> None:
         logits_BST, accept_BST = self.logits(roots), roots.trunk_accept_BST
-        self.log("validation/loss", self.loss(logits_BST, accept_BST), batch_size=len(roots))
-        constant = self.loss(self.constant.expand_as(logits_BST), accept_BST)
-        self.log("validation/loss_of_a_constant", constant, batch_size=len(roots))
+        self.split_loss.update(self.loss(logits_BST, accept_BST), len(roots))
+        self.constant_loss.update(self.loss(self.constant.expand_as(logits_BST), accept_BST), len(roots))
+        self.log("validation/loss", self.split_loss, batch_size=len(roots))
+        self.log("validation/loss_of_a_constant", self.constant_loss, batch_size=len(roots))
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         return one_cycle(self)

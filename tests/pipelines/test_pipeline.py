@@ -129,6 +129,21 @@ def test_mlflow_holds_parameters_curves_and_the_report(demo: tuple[Path, str]) -
     }
 
 
+def versions(folder: Path, model: str = "espalier-selector") -> list:
+    from mlflow import MlflowClient
+
+    return MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db").search_model_versions(f"name = '{model}'")
+
+
+def test_the_export_is_a_version_of_a_registered_model(demo: tuple[Path, str]) -> None:
+    (version,) = versions(demo[0])
+    selector = load_selector(demo[0] / "runs" / "demo" / "selector")
+    summary = json.loads((demo[0] / "runs" / "demo" / "evaluation.json").read_text())["summary"]
+    assert version.tags["pair"] == selector.config["pair"]["fingerprint"]
+    assert (version.tags["verifier"], version.tags["objective"]) == (selector.verifier, selector.config["objective"])
+    assert float(version.tags["ratio_vs_autoregressive"]) == pytest.approx(summary["ratio_vs_autoregressive"], abs=1e-4)
+
+
 def test_datasets_reads_the_traces(demo: tuple[Path, str], tmp_path: Path) -> None:
     from datasets import load_dataset
 
@@ -162,6 +177,7 @@ def test_a_second_run_reuses_everything_and_says_so(demo: tuple[Path, str]) -> N
     output = espalier(demo[0], "demo", *SMALL)
     for stage in ("pair", "latency", "data", "train", "evaluate", "export", "report"):
         assert f"{stage}: reusing" in output
+    assert len(versions(demo[0])) == 1
     assert before == {path: path.stat().st_mtime_ns for path in (demo[0] / "runs").rglob("*") if path.is_file()}
 
 
@@ -264,6 +280,26 @@ def test_an_interrupted_pair_stage_ends_with_the_same_weights(demo: tuple[Path, 
     for role in ("target", "draft"):
         name = Path("runs", "demo", "pair", "models", role, "model.safetensors")
         assert (tmp_path / name).read_bytes() == (demo[0] / name).read_bytes()
+
+
+def test_a_store_without_a_registry_is_one_line(
+    demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import mlflow
+
+    from pipelines.config import Config
+    from pipelines.registry import register
+    from pipelines.stage import Stage
+
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", "nowhere://")
+    mlflow.set_tracking_uri(f"sqlite:///{demo[0]}/mlruns/mlflow.db")
+    with mlflow.start_run(experiment_id=mlflow.set_experiment("none").experiment_id):
+        selector = load_selector(demo[0] / "runs" / "demo" / "selector")
+        register(Stage("export", Config(name="demo", mlflow_model="other"), {}, ()), mlflow, selector, "selector")
+    monkeypatch.delenv("MLFLOW_REGISTRY_URI")
+    (line,) = capsys.readouterr().out.strip().splitlines()
+    assert line.startswith("export: warning: not registered as other: ")
+    assert not versions(demo[0], "other")
 
 
 # ---- bad input: one line that names it, exit code 2, earlier outputs as they were

@@ -85,7 +85,7 @@ class Traces:
     def __init__(self, count: int = 256) -> None:
         self.train, self.validation = roots(count), roots(count, seed=5)
         self.profile = profile()
-        self.verifier_of = {0: (0,) * len(SPACE)}
+        self.verifier_of: dict = {}
 
 
 def module(objective: str, seed: int = 0) -> SelectorModule:

@@ -7,7 +7,7 @@ import torch
 
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.deciding import outcome, play
-from selector.modes import judge, ratio_and_error
+from selector.modes import jackknife_error, judge, ratios
 from selector.network import NEVER, further_actions, further_cost, increment_matrix, increments_of
 from tests.selector.synthetic import SPACE, Traces, module, roots
 
@@ -68,14 +68,14 @@ def test_the_error_of_a_ratio_is_that_over_prompts() -> None:
     static = torch.full((400, 2), SPACE.index(Action(1, 3, 0)))
     longer = torch.full((400, 2), SPACE.index(Action(1, 6, 0)))
     seconds = data.static_seconds_BA
-    ratios, errors = [], []
+    found, errors = [], []
     for part in range(20):
         rows = data.rows(slice(20 * part, 20 * part + 20))
         played, base = (outcome(rows, a[:20], seconds[20 * part : 20 * part + 20]) for a in (longer, static))
-        ratio, error = ratio_and_error(played, base, rows.prompt_B)
-        ratios.append(ratio)
-        errors.append(error)
-    assert torch.tensor(errors).mean() == pytest.approx(float(torch.tensor(ratios).std()), rel=0.5)
+        ratio, without = ratios(played, base, rows.prompt_B)
+        found.append(ratio)
+        errors.append(jackknife_error(ratio, without))
+    assert torch.tensor(errors).mean() == pytest.approx(float(torch.tensor(found).std()), rel=0.5)
 
 
 @pytest.fixture(scope="module")

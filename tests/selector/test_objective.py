@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from selector.baselines import best_static
-from selector.objective import policy_objective
+from selector.objective import policy_loss, policy_ratios
 from selector.runtime import best_gain
 
 
@@ -15,7 +15,7 @@ def test_the_policy_objective_is_equation_12() -> None:
     efficiency = torch.tensor([[1.0, 3.0], [2.0, 4.0], [1.0, 1.5]], dtype=torch.float64)
     seconds = torch.tensor([[1.0, 2.0], [1.0, 3.0], [1.0, 2.0]], dtype=torch.float64)
     base = torch.tensor([1.2, 2.5, 1.0], dtype=torch.float64)
-    loss = policy_objective(logits, efficiency, seconds, base, worst_weight=0.7, worst_share=0.5)
+    loss = policy_loss(policy_ratios(logits, efficiency, seconds, base), worst_weight=0.7, worst_share=0.5)
     ratios = []
     exponentials = logits.detach().exp()
     for b in range(3):

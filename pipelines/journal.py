@@ -1,0 +1,39 @@
+"""Finished parts of a long stage, so that an interrupted one goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class Journal:
+    """One JSON line per finished part, after a header that holds what the parts follow from.
+
+    Entries of other inputs, and a line that was not written to its end, are dropped.
+
+    Attributes:
+        entries: those of earlier runs, and what was added since.
+    """
+
+    def __init__(self, path: Path, inputs: dict[str, Any]) -> None:
+        self.path = path
+        header = json.dumps(inputs, sort_keys=True)
+        lines = path.read_text().splitlines() if path.exists() else []
+        finished = [line for line in lines[1:] if _complete(line)] if lines and lines[0] == header else []
+        self.entries: list[Any] = [json.loads(line) for line in finished]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join([header, *finished]) + "\n")
+
+    def add(self, entry: Any) -> None:
+        self.entries.append(entry)
+        with self.path.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def _complete(line: str) -> bool:
+    """Whether a line was written to its end."""
+    try:
+        return bool(json.loads(line))
+    except json.JSONDecodeError:
+        return False
