@@ -18,8 +18,10 @@ from pipelines.methods import (
     BEST_STATIC,
     SELECTOR,
     WALL,
+    selector_of,
 )
 from pipelines.stage import console
+from pipelines.tuning import STATIC
 
 # figures of the summary, and the methods that the selector's speed is divided by
 WALL_FIGURES = {
@@ -65,6 +67,10 @@ def evaluation(config: Config, rows: Rows) -> dict[str, Any]:
                     ratio = speeds[SELECTOR] / speeds[rival]
                     for key in (figure, f"{figure}_{clock}") if clock != WALL else (figure,):
                         ratios.setdefault(key, []).append(ratio)
+            for verifier in config.train.others:
+                static = speeds.get(f"{STATIC} {verifier}", speeds[BEST_STATIC])  # unless it is the best one
+                figure = f"ratio_{verifier}_vs_its_static" + (f"_{clock}" if clock != WALL else "")
+                ratios.setdefault(figure, []).append(speeds[selector_of(verifier)] / static)
     summary: dict[str, Any] = {}
     for figure, values in ratios.items():
         mean = np.mean(values, axis=0)

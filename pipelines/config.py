@@ -186,6 +186,9 @@ class Train(Section):
     verifier: str = Field(
         "lifted_uniform", description="joint: for every tree the fastest of the bottom-up ones among `verifiers`"
     )
+    others: tuple[str, ...] = Field(
+        (), description="verifiers that get a selector of their own, which `evaluate` compares with their static trees"
+    )
     objectives: tuple[Literal["policy", "regressor"], ...] = Field(("policy", "regressor"), min_length=1)
     width: int = Field(128, ge=4, description="each hidden-state block is projected to this width")
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field((512, 32), min_length=1)
@@ -328,8 +331,10 @@ class Config(Section):
         for key, name in [*(("verifiers", v) for v in self.verifiers), ("train.verifier", wanted)]:
             if name not in VERIFIERS and (key, name) != ("train.verifier", JOINT):
                 raise ValueError(f"{key}: unknown verifier {name!r}; known are {', '.join(VERIFIERS)}")
-        if wanted not in self.verifiers and wanted != JOINT:
-            raise ValueError(f"train.verifier: {wanted!r} is not among verifiers {list(self.verifiers)}")
+        own = [("train.verifier", wanted)] * (wanted != JOINT) + [("train.others", name) for name in self.train.others]
+        for key, name in own:
+            if name not in self.verifiers:
+                raise ValueError(f"{key}: {name!r} is not among verifiers {list(self.verifiers)}")
         if not self.trained_verifiers:
             raise ValueError(f"train.verifier: none of the verifiers {list(self.verifiers)} is bottom-up")
         return self

@@ -18,14 +18,14 @@ from pipelines.config import Config, SamplingSetting
 from pipelines.export import build
 from pipelines.journal import Journal
 from pipelines.latency import load_profile
-from pipelines.methods import WALL, Method, Task, profile_methods, row_of, wall_methods
+from pipelines.methods import SELECTOR, WALL, Method, Task, profile_methods, row_of, wall_methods
 from pipelines.pair import load_pair
 from pipelines.prompts import encode, prompts_digest, prompts_of
 from pipelines.stage import Stage, mlflow_run, progress, read_json, write_json
-from pipelines.train import ceiling, chosen_checkpoint, load_stopping, stopping_checkpoint, traces_module
+from pipelines.train import ceiling, chosen_checkpoint, chosen_modes, load_stopping, stopping_checkpoint, traces_module
 from pipelines.tuning import Tuning
 from selector.data import Roots, TracesModule, met_in_decoding, of_setting, setting_number
-from selector.runtime import LatencyProfile, gpu_like, load_selector
+from selector.runtime import LatencyProfile, Selector, gpu_like, load_selector
 from selector.schema import sha256
 
 GREEDY_PROMPTS = 20
@@ -35,8 +35,9 @@ Key = tuple[float, float]  # temperature, top-p
 
 
 def plan(config: Config) -> list[str]:
-    wall = len(config.verifiers) + 5 + ("traversal" in config.verifiers) + 2 * config.evaluate.assisted
-    others = len(config.evaluate.gpu_like) * (3 + ("traversal" in config.verifiers))
+    own, at_root = len(config.train.others), "traversal" in config.verifiers
+    wall = len(config.verifiers) + own + 5 + at_root + 2 * config.evaluate.assisted
+    others = len(config.evaluate.gpu_like) * (3 + 2 * own + at_root)
     return [
         f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings x about {wall} methods on this "
         f"machine's clock and {others} on synthetic ones, {config.evaluate.tokens} tokens each"
@@ -57,6 +58,7 @@ def run(config: Config) -> None:
         "pair": pair.fingerprint,
         "latency": profile.to_json(),
         "training": sha256(chosen_checkpoint(config, result)),
+        "others": {name: sha256(chosen_checkpoint(config, result, name)) for name in config.train.others},
         "stopping": sha256(stopping_checkpoint(config, result)),
     }
     stage = Stage("evaluate", config, inputs, (output,))
@@ -83,7 +85,7 @@ def run(config: Config) -> None:
         greedy = losslessness.greedy_check(pair, config, take_evenly(prompts, min(len(prompts), GREEDY_PROMPTS)))
         decoded = [row for rows in journal.entries for row in rows]
         evaluation = {**comparison.evaluation(config, decoded), "greedy": greedy}
-        evaluation["summary"] |= ceiling(result["objectives"][result["chosen"]]["modes"])
+        evaluation["summary"] |= ceiling(chosen_modes(result))
         stage.replace()
         write_json(output, evaluation)
         journal.path.unlink()
@@ -104,16 +106,22 @@ def methods(config: Config, pair: ModelPair, profile: LatencyProfile, folder: Pa
     constants = assistants(config, pair)
     head = load_stopping(config)
     for clock, own in profiles.items():
-        build(config, folder / clock.replace("/", "-"), own)
-        selector = load_selector(folder / clock.replace("/", "-"))
+        place = folder / clock.replace("/", "-")
+        selector = _exported(config, place / SELECTOR, own)
+        others = {name: _exported(config, place / name, own, name) for name in config.train.others}
         for key, tuning in tuned[clock].items():
             sampling = SamplingSetting(temperature=key[0], top_p=key[1]).build()
             result[key] += (
-                wall_methods(tuning, selector, head, sampling, config.verifiers, constants.get(key))
+                wall_methods(tuning, selector, others, head, sampling, config.verifiers, constants.get(key))
                 if clock == WALL
-                else profile_methods(clock, own, tuning, selector, sampling, config.verifiers)
+                else profile_methods(clock, own, tuning, selector, others, sampling, config.verifiers)
             )
     return result
+
+
+def _exported(config: Config, folder: Path, profile: LatencyProfile, verifier: str | None = None) -> Selector:
+    build(config, folder, profile, verifier)
+    return load_selector(folder)
 
 
 def tunings(config: Config, profile: LatencyProfile) -> dict[Key, Tuning]:

@@ -56,15 +56,16 @@ def run(config: Config) -> None:
     stage.finish()
 
 
-def build(config: Config, folder: Path, profile: LatencyProfile | None = None) -> Selector:
+def build(config: Config, folder: Path, profile: LatencyProfile | None = None, verifier: str | None = None) -> Selector:
     """Write the artefact of the chosen module; InputError if it does not choose as the trained module does.
 
     Args:
         profile: of another machine, for which the same network is then tuned on the traces; the run's own if None.
+        verifier: one of `train.others`, whose own selector is meant.
     """
-    module, result = load_trained(config)
+    module, result = load_trained(config, verifier)
     other, profile = profile is not None, profile or load_profile(config)
-    traces = traces_module(config, profile)
+    traces = traces_module(config, profile, verifier)
     if other:
         module.fit_gain(traces.train)
     chosen = result["objectives"][result["chosen"]]
@@ -93,9 +94,7 @@ def build(config: Config, folder: Path, profile: LatencyProfile | None = None) -
     fallback = fallback_action(traces)
     modes = modes_of(module, traces) if other else chosen["modes"]
     modes = [{key: value for key, value in mode.items() if key not in ("ways", "oracle")} for mode in modes]
-    return write_artefact(
-        folder, module, traces.train, profile, config.trained_verifiers, fallback, modes, facts, check
-    )
+    return write_artefact(folder, module, traces.train, profile, traces.verifiers, fallback, modes, facts, check)
 
 
 @torch.no_grad()

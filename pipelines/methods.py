@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,6 +139,7 @@ class Assisted(Method):
 def wall_methods(
     tuning: Tuning,
     selector: Selector,
+    others: Mapping[str, Selector],
     head: StoppingModule,
     sampling: Sampling,
     verifiers: Sequence[str],
@@ -158,15 +159,25 @@ def wall_methods(
     result.append(Speculative(STOPPING_HEAD, "block", stopping))
     if constant is not None:
         result += [Assisted(ASSISTED, Assistant()), Assisted(ASSISTED_CONSTANT, constant)]
-    result.append(_selector(selector, sampling, WALL, None))
+    result += _selectors(selector, others, sampling, WALL, None)
     return [method for method in result if method.name != f"{STATIC} {best.verifier}"]  # it is `best static`
 
 
 def profile_methods(
-    name: str, profile: LatencyProfile, tuning: Tuning, selector: Selector, sampling: Sampling, verifiers: Sequence[str]
+    name: str,
+    profile: LatencyProfile,
+    tuning: Tuning,
+    selector: Selector,
+    others: Mapping[str, Selector],
+    sampling: Sampling,
+    verifiers: Sequence[str],
 ) -> list[Method]:
-    """What is compared on another machine's clock: the static trees that count, and the selector, tuned for it."""
-    return [*_common(tuning, verifiers, name, profile), _selector(selector, sampling, name, profile)]
+    """What is compared on another machine's clock: the static trees that count, and the selectors, tuned for it."""
+    result = _common(tuning, verifiers, name, profile)
+    for verifier in others:
+        action = tuning.static(verifier).action
+        result.append(Speculative(f"{STATIC} {verifier}", verifier, Fixed(action), name, profile, action))
+    return result + _selectors(selector, others, sampling, name, profile)
 
 
 def _common(tuning: Tuning, verifiers: Sequence[str], clock: str, profile: LatencyProfile | None) -> list[Method]:
@@ -185,11 +196,23 @@ def _common(tuning: Tuning, verifiers: Sequence[str], clock: str, profile: Laten
     return result
 
 
-def _selector(selector: Selector, sampling: Sampling, clock: str, profile: LatencyProfile | None) -> Method:
-    tuned = selector.at(sampling.temperature, sampling.top_p)
-    own = dict(zip(selector.actions, tuned.verifiers, strict=True))
-    chooser = chooser_of(tuned, sampling)
-    return Speculative(SELECTOR, tuned.verifiers[0], chooser, clock, profile, of_action=own, shown=selector.verifier)
+def _selectors(
+    selector: Selector, others: Mapping[str, Selector], sampling: Sampling, clock: str, profile: LatencyProfile | None
+) -> list[Method]:
+    result: list[Method] = []
+    for name, each in {SELECTOR: selector, **{selector_of(name): each for name, each in others.items()}}.items():
+        tuned = each.at(sampling.temperature, sampling.top_p)
+        own = dict(zip(each.actions, tuned.verifiers, strict=True))
+        chooser = chooser_of(tuned, sampling)
+        result.append(
+            Speculative(name, tuned.verifiers[0], chooser, clock, profile, of_action=own, shown=each.verifier)
+        )
+    return result
+
+
+def selector_of(verifier: str) -> str:
+    """The method that is a verifier's own selector, of `train.others`."""
+    return f"{SELECTOR} of {verifier}"
 
 
 def row_of(method: Method, decoding: Decoding) -> dict[str, Any]:

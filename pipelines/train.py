@@ -55,7 +55,8 @@ def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
 
 
 def plan(config: Config) -> list[str]:
-    trained = [f"{objective} for {config.train.verifier}" for objective in config.train.objectives]
+    verifiers = (config.train.verifier, *config.train.others)
+    trained = [f"{objective} for {verifier}" for verifier in verifiers for objective in config.train.objectives]
     return [f"{what}: at most {config.train.epochs} epochs" for what in (*trained, "stopping head")]
 
 
@@ -68,50 +69,70 @@ def run(config: Config) -> None:
         return
     partial = folder.with_name("training.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    results: dict[str, Any] = {}
     with mlflow_run(config, "train") as mlflow:
         mlflow.log_dict(read_manifest(config.folder / "traces"), "manifest.json")
         fingerprint = sha256(config.folder / "traces" / "manifest.json")[:16]
         counts = {"roots.train": len(traces.train), "roots.validation": len(traces.validation)}
         mlflow.log_params({"data.fingerprint": fingerprint, **counts})
-        for objective in config.train.objectives:
-            with mlflow.start_run(run_name=f"train-{objective}", nested=True) as nested:
-                run_id = nested.info.run_id
-                fitted = fit(config, objective, traces, partial / objective, run_id)
-                results[objective] = result_of(fitted, objective, traces, run_id)
-                mlflow.log_params({"objective": objective, **config.train.model_dump(mode="json")})
-                mlflow.log_metrics(results[objective]["metrics"])
+        found = fit_objectives(config, traces, partial, mlflow)
+        found["others"] = {}
+        for verifier in config.train.others:
+            own = traces_module(config, profile, verifier)
+            found["others"][verifier] = fit_objectives(config, own, partial, mlflow, f"{verifier}-")
         with mlflow.start_run(run_name=f"train-{STOPPING}", nested=True) as nested:
             head = fit_stopping(config, traces, partial / STOPPING, nested.info.run_id)
             checkpoint = f"{STOPPING}/{head.checkpoint.name}"
-            stopping = {"metrics": head.metrics, "checkpoint": checkpoint, "run_id": nested.info.run_id}
+            found["stopping"] = {"metrics": head.metrics, "checkpoint": checkpoint, "run_id": nested.info.run_id}
             mlflow.log_params({"objective": STOPPING, **config.train.model_dump(mode="json")})
-            mlflow.log_metrics(stopping["metrics"])
-        # where neither has anything to decide, the regressor: it can be moved to another machine
-        ratios = {name: result["metrics"]["validation/chosen_ratio"] for name, result in results.items()}
-        chosen = max(ratios, key=lambda name: (ratios[name], name == "regressor"))
-        mlflow.set_tag("chosen", chosen)
-        mlflow.log_dict(results[chosen]["modes"], "modes.json")
-        found = {"chosen": chosen, "objectives": results, "stopping": stopping, "baselines": baselines(traces)}
+            mlflow.log_metrics(head.metrics)
+        mlflow.set_tag("chosen", found["chosen"])
+        mlflow.log_dict(chosen_modes(found), "modes.json")
         write_json(partial / "result.json", found)
     stage.replace()
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
-    console.print(summary(results, chosen))
-    console.print(modes_table(results[chosen]["modes"]))
-    loss, constant = (stopping["metrics"][f"validation/{name}"] for name in ("loss", "loss_of_a_constant"))
+    console.print(summary(found["objectives"], found["chosen"]))
+    for verifier, own in {config.train.verifier: found, **found["others"]}.items():
+        console.print(modes_table(chosen_modes(own), verifier))
+    loss, constant = (head.metrics[f"validation/{name}"] for name in ("loss", "loss_of_a_constant"))
     stage.say(f"stopping head: validation loss {loss:.3f}, that of the best constant {constant:.3f}")
     stage.finish()
 
 
-def result_of(fitted: Fitted, objective: str, traces: TracesModule, run_id: str) -> dict[str, Any]:
+def fit_objectives(config: Config, traces: TracesModule, folder: Path, mlflow: Any, prefix: str = "") -> dict[str, Any]:
+    """Train the selector of some traces under every objective, and choose one by the validation split.
+
+    Args:
+        folder: of the training; each objective has a folder there, `prefix` before its name.
+    """
+    results: dict[str, Any] = {}
+    for objective in config.train.objectives:
+        name = f"{prefix}{objective}"
+        with mlflow.start_run(run_name=f"train-{name}", nested=True) as nested:
+            run_id = nested.info.run_id
+            fitted = fit(config, objective, traces, folder / name, run_id)
+            results[objective] = result_of(fitted, name, traces, run_id)
+            mlflow.log_params({"objective": objective, **config.train.model_dump(mode="json")})
+            mlflow.log_metrics(results[objective]["metrics"])
+    # where neither has anything to decide, the regressor: it can be moved to another machine
+    ratios = {name: result["metrics"]["validation/chosen_ratio"] for name, result in results.items()}
+    chosen = max(ratios, key=lambda name: (ratios[name], name == "regressor"))
+    return {"chosen": chosen, "objectives": results, "baselines": baselines(traces)}
+
+
+def chosen_modes(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of the objective that was kept, as from `modes_of`."""
+    return found["objectives"][found["chosen"]]["modes"]
+
+
+def result_of(fitted: Fitted, name: str, traces: TracesModule, run_id: str) -> dict[str, Any]:
     """What `result.json` holds of an objective: validation metrics, ways to decide, and where the checkpoint is."""
     modes = modes_of(fitted.module, traces)
     chosen = statistics.mean(mode["ratio"] for mode in modes)
     return {
         "metrics": {**fitted.metrics, "validation/chosen_ratio": chosen},
         "modes": modes,
-        "checkpoint": f"{objective}/{fitted.checkpoint.name}",
+        "checkpoint": f"{name}/{fitted.checkpoint.name}",
         "run_id": run_id,
     }
 
@@ -151,8 +172,13 @@ def by_setting(roots: Roots) -> list[tuple[float, float, Roots]]:
     return [(*part.sampling(), part) for part in parts]
 
 
-def chosen_checkpoint(config: Config, result: dict[str, Any]) -> Path:
-    """The checkpoint of the objective that was kept; InputError where it is missing or was trained otherwise."""
+def chosen_checkpoint(config: Config, result: dict[str, Any], verifier: str | None = None) -> Path:
+    """The checkpoint of the objective that was kept; InputError where it is missing or was trained otherwise.
+
+    Args:
+        verifier: one of `train.others`, whose own selector is meant.
+    """
+    result = result if verifier is None else result["others"][verifier]
     require(config, "train", inputs(config, load_profile(config)))
     return _checkpoint(config, result["objectives"][result["chosen"]])
 
@@ -170,10 +196,11 @@ def _checkpoint(config: Config, trained: dict[str, Any]) -> Path:
     return checkpoint
 
 
-def load_trained(config: Config) -> tuple[SelectorModule, dict[str, Any]]:
-    """The chosen module and the stage's `result.json`."""
+def load_trained(config: Config, verifier: str | None = None) -> tuple[SelectorModule, dict[str, Any]]:
+    """The chosen module and its part of the stage's `result.json`; `verifier` as in `chosen_checkpoint`."""
     result = read_json(config.folder / "training" / "result.json", "train")
-    return _loaded(SelectorModule, chosen_checkpoint(config, result)), result
+    module = _loaded(SelectorModule, chosen_checkpoint(config, result, verifier))
+    return module, result if verifier is None else result["others"][verifier]
 
 
 def load_stopping(config: Config) -> StoppingModule:
@@ -200,9 +227,10 @@ def summary(results: dict[str, Any], chosen: str) -> Table:
     return table
 
 
-def modes_table(modes: list[dict[str, Any]]) -> Table:
+def modes_table(modes: list[dict[str, Any]], verifier: str) -> Table:
     """What each way to decide gains over the best static tree, and what an oracle does, by sampling setting."""
-    table = Table(title="Validation split, speed over the best static tree (* kept)", title_justify="left")
+    title = f"Validation split, {verifier}: speed over the best static tree (* kept)"
+    table = Table(title=title, title_justify="left")
     for column in ("setting", "static tree", *WAYS.values(), "oracle", "gap closed"):
         table.add_column(column, justify="left" if column == "setting" else "right")
     for mode in modes:

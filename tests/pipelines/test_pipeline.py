@@ -203,6 +203,7 @@ def test_the_settings_config_runs_on_the_demos_pair(demo: tuple[Path, str], tmp_
         "data.roots=32",
         "evaluate.prompts=2",
         "evaluate.assisted=false",
+        "train.others=[specinfer]",
     )
     small = [option for option in SMALL if not option.startswith("pair")]
     output = espalier(tmp_path, "demo", *small, *few, config="settings.yaml")
@@ -211,6 +212,10 @@ def test_the_settings_config_runs_on_the_demos_pair(demo: tuple[Path, str], tmp_
     assert {entry["clock"] for entry in evaluation["methods"]} == {"wall", "gpu_like_1/5", "gpu_like_1/20"}
     for rival in ("static_traversal", "best_static_delayed"):
         assert evaluation["summary"][f"ratio_vs_{rival}_gpu_like"] > 0
+    for clock in ("", "_gpu_like_1/5", "_gpu_like_1/20"):
+        assert evaluation["summary"][f"ratio_specinfer_vs_its_static{clock}"] > 0
+    selector = load_selector(tmp_path / "runs" / "settings" / "selector")
+    assert selector.verifier == "joint" and "traversal" in selector.verifiers and "specinfer" not in selector.verifiers
 
 
 def interrupted(folder: Path, stage: str, *arguments: str, once: str) -> None:
