@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_va
 
 from data_gen.sampling import Sampling
 from data_gen.verification import STYLES, VERIFIERS, get_verifier
-from pipelines.sections import Bench, Labels, RayEngine, Section, Studies
+from pipelines.sections import Bench, Evaluate, Labels, Latency, RayEngine, Section, Studies
 from selector.actions import Action, ActionSpace
 from selector.schema import JOINT, InputError
 
@@ -154,29 +154,6 @@ class Data(Section):
         return [_action(value) for value in self.behaviour]
 
 
-class Latency(Section):
-    """What is timed, and how often."""
-
-    lengths: tuple[int, ...] = (32, 96, 160)
-    widths: tuple[int, ...] = (1, 2, 4)
-    nodes: tuple[int, ...] = (1, 2, 5, 9, 17, 25, 41)
-    repeats: int = Field(12, ge=3)
-
-    @field_validator("lengths", "widths", "nodes")
-    @classmethod
-    def _ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if not value or value[0] < 1 or list(value) != sorted(set(value)):
-            raise ValueError("must be ascending numbers from 1 on")
-        return value
-
-    @field_validator("lengths")
-    @classmethod
-    def _contexts(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if value[0] < 2:
-            raise ValueError("a context holds at least 2 tokens")
-        return value
-
-
 NonNegative = Annotated[float, Field(ge=0)]
 
 
@@ -220,18 +197,6 @@ class Train(Section):
         if self.batch % self.devices:
             raise ValueError(f"batch {self.batch} is not a multiple of devices {self.devices}")
         return self
-
-
-class Evaluate(Section):
-    """Decoding of held-out prompts, methods interleaved prompt by prompt."""
-
-    prompts: int = Field(40, ge=2)
-    tokens: int = Field(64, ge=4)
-    assisted: bool = Field(True, description="transformers' assisted generation among the methods")
-    gpu_like: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
-        (), description="synthetic profiles: a draft pass as a share of a target pass, 32 tokens at the price of one"
-    )
-    bootstrap: int = Field(2000, ge=100, description="resamples of the prompts")
 
 
 EIGHT_SETTINGS = (

@@ -203,8 +203,9 @@ class _Spent:
         return f"{rate}; " + ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in self.seconds.items())
 
     def memory(self) -> str:
-        first, last = (f"{resident / 1e6:.0f} MB" for resident in (self.resident[0], self.resident[-1]))
-        return f"resident set of this process {first} after the first shard, {last} at the end"
+        size = self.resident
+        first, middle, last = (f"{resident / 1e6:.0f} MB" for resident in (size[0], size[len(size) // 2], size[-1]))
+        return f"resident set of this process {first} after the first shard, {middle} half-way, {last} at the end"
 
     def metrics(self) -> dict[str, float]:
         values = {f"data/seconds/{part}": seconds for part, seconds in self.seconds.items()}
