@@ -36,7 +36,7 @@ FITTED = [
     *((4, 0, 1), (4, 0, 4), (4, 0, 8), (4, 4, 2), (4, 4, 8), (4, 8, 4)),
 ]
 CHECKED = [(1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 2, 6)]
-REAL_PROMPTS, REAL_TOKENS = 8, 24  # of the real steps that times are fitted to, and checked with
+REAL_TOKENS = 24  # of each text whose decoding steps the times are fitted to, and checked with
 
 
 def profile_path(config: Config) -> Path:
@@ -75,7 +75,7 @@ def run(config: Config) -> None:
     if not stage.begin():
         return
     grid = latency.Grid(config.latency.lengths, config.latency.widths, config.latency.nodes, config.latency.repeats)
-    texts = prompts_of(config, "train", REAL_PROMPTS)
+    texts = prompts_of(config, "train", config.latency.prompts)
     prompts = [encode(pair, text, config.prompts.tokens) for text in texts]
     with mlflow_run(config, "latency") as mlflow, progress() as bar:
         task = bar.add_task("timing passes", total=grid.repeats, note="")

@@ -27,6 +27,7 @@ class Latency(Section):
     widths: tuple[int, ...] = (1, 2, 4)
     nodes: tuple[int, ...] = (1, 2, 5, 9, 17, 25, 41)
     repeats: int = Field(12, ge=3)
+    prompts: int = Field(8, ge=1, description="training prompts on which real decoding steps are timed")
 
     @field_validator("lengths", "widths", "nodes")
     @classmethod

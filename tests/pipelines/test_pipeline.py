@@ -37,6 +37,7 @@ SMALL = [
     "latency.lengths=[16,48]",
     "latency.nodes=[1,5,17]",
     "latency.repeats=3",
+    "latency.prompts=1",
     "train.epochs=3",
     "train.width=8",
     "train.hidden=[16,8]",
@@ -188,14 +189,6 @@ def test_every_stage_has_a_plan_that_does_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_full_config_runs(tmp_path: Path) -> None:
-    small = [option for option in SMALL if not option.startswith("evaluate.prompts")]
-    few = ("evaluate.prompts=2", "evaluate.assisted=false", "data.samples=2", "verifiers=[traversal,lifted_uniform]")
-    espalier(tmp_path, "demo", *small, *few, config="full.yaml")
-    evaluation = json.loads((tmp_path / "runs" / "full" / "evaluation.json").read_text())
-    assert len({(entry["temperature"], entry["top_p"]) for entry in evaluation["methods"]}) == 8
-
-
 def test_the_settings_config_runs_on_the_demos_pair(demo: tuple[Path, str], tmp_path: Path) -> None:
     shutil.copytree(demo[0] / "runs" / "demo" / "pair", tmp_path / "runs" / "demo" / "pair")
     few = (
@@ -204,6 +197,7 @@ def test_the_settings_config_runs_on_the_demos_pair(demo: tuple[Path, str], tmp_
         "evaluate.prompts=2",
         "evaluate.assisted=false",
         "train.others=[specinfer]",
+        "verifiers=[specinfer,traversal,lifted_uniform]",
     )
     small = [option for option in SMALL if not option.startswith("pair")]
     output = espalier(tmp_path, "demo", *small, *few, config="settings.yaml")
