@@ -114,12 +114,12 @@ class Decoder:
 
     Args:
         draft_sampling: of the draft; `sampling.draft` if None.
-        verifier: one, or one for each action. If these differ, and the chooser revises, they must be lossless in
-            exchange: those of one kind are, bottom-up or top-down, for they take the trunk's tokens alike.
+        verifier: one, or one for each action that the chooser may take. If these differ, and the chooser revises, they
+            must be lossless in exchange (`exchangeable`).
         style: how a tree's branches are drawn; the verifiers must be for it.
 
     Raises:
-        ValueError: a verifier is for another style, or those of a revising chooser are of both kinds.
+        ValueError: a verifier is for another style, or those of a revising chooser are not lossless in exchange.
     """
 
     def __init__(
@@ -131,14 +131,16 @@ class Decoder:
         draft_sampling: Sampling | None = None,
         style: str = IID,
     ) -> None:
-        self.verifiers = verifier if isinstance(verifier, Mapping) else dict.fromkeys(ActionSpace.default(), verifier)
-        for each in self.verifiers.values():
+        self._verifier = verifier
+        distinct = (
+            {v.name: v for v in verifier.values()} if isinstance(verifier, Mapping) else {verifier.name: verifier}
+        )
+        for each in distinct.values():
             if each.style != style:
                 raise ValueError(f"{each.name} verifies drafts of style {each.style!r}, not {style!r}")
         self.pair, self.sampling, self.chooser = pair, sampling, chooser
         self.draft_sampling, self.style = draft_sampling or sampling.draft, style
         self._revises = isinstance(chooser, Revising)
-        distinct = {each.name: each for each in self.verifiers.values()}
         if self._revises and not all(exchangeable(*two) for two in pairwise(distinct.values())):
             raise ValueError(
                 f"{', '.join(sorted(distinct))}: not lossless in exchange, where the choice depends on drafted tokens"
@@ -201,13 +203,13 @@ class Decoder:
         if draft is None:
             node, extra = 0, int(sample(p_NV[0], 1, generator))
         else:
-            node, extra = self.verifiers[action].verify(tree, p_NV, draft.probs_NV, generator)
+            node, extra = self._verifier_of(action).verify(tree, p_NV, draft.probs_NV, generator)
         clock.lap("verify")
         if audit:
             stops_N = (
                 torch.ones(1, dtype=torch.float64)
                 if draft is None
-                else self.verifiers[action].stops(tree, p_NV, draft.probs_NV)
+                else self._verifier_of(action).stops(tree, p_NV, draft.probs_NV)
             )
             clock.skip()
         path = tree.path_to(node)
@@ -215,6 +217,9 @@ class Decoder:
         context.commit(path, tokens, Row(p_NV[node], hidden_ND[node]), draft)
         clock.lap("commit")
         return Step(length, action, len(path), len(tree), clock.seconds, stops_N, tree.depths_N), tokens
+
+    def _verifier_of(self, action: Action) -> Verifier:
+        return self._verifier[action] if isinstance(self._verifier, Mapping) else self._verifier
 
     def _revise(self, root: Row, length: int, clock: Clock, drawn: Drawn) -> Action:
         clock.lap("draft")

@@ -156,11 +156,10 @@ def roots_of(
     Fewer, if texts end early.
     """
     sampling, left = setting.build(), count
-    behaviour = [Action(*shape) for shape in config.data.behaviour]
     for prompt in prompts_of(config, SPLIT):
         seed = seed_of(config.seed, prompt.id, sampling, "audit")
         tokens = encode(pair, prompt, config.prompts.tokens)
-        chooser = Random(behaviour, torch.Generator().manual_seed(seed))
+        chooser = Random(config.data.behaviour_actions, torch.Generator().manual_seed(seed))
         decoder = Decoder(pair, sampling, get_verifier("traversal"), chooser)
         generator = torch.Generator(device=pair.device).manual_seed(seed + 1)
         decoded = decoder.decode(tokens, config.data.tokens, generator)

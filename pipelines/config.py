@@ -300,6 +300,8 @@ class Config(Section):
         for key, name in own:
             if name not in self.verifiers:
                 raise ValueError(f"{key}: {name!r} is not among verifiers {list(self.verifiers)}")
+        if len({wanted, *self.train.others}) <= len(self.train.others):
+            raise ValueError("train.others: a verifier is listed twice, or is train.verifier")
         if not self.trained_verifiers:
             raise ValueError(f"train.verifier: none of the verifiers {list(self.verifiers)} is bottom-up")
         return self

@@ -88,12 +88,12 @@ def run(config: Config) -> None:
         evaluation["summary"] |= ceiling(chosen_modes(result))
         stage.replace()
         write_json(output, evaluation)
-        journal.path.unlink()
         mlflow.log_artifact(str(output))
         mlflow.log_metrics({key: value for key, value in evaluation["summary"].items() if isinstance(value, float)})
     comparison.show(evaluation)
     stage.say(losslessness.summary(greedy))
     stage.finish()
+    journal.path.unlink()
 
 
 def methods(config: Config, pair: ModelPair, profile: LatencyProfile, folder: Path) -> dict[Key, list[Method]]:

@@ -12,7 +12,14 @@ from pipelines.latency import load_profile
 from pipelines.pair import pair_names
 from pipelines.registry import register
 from pipelines.stage import Stage, mlflow_run, provenance, read_json
-from pipelines.train import chosen_checkpoint, fallback_action, load_trained, modes_of, traces_module
+from pipelines.train import (
+    chosen_checkpoint,
+    fallback_action,
+    load_trained,
+    modes_of,
+    traces_module,
+    trained_verifiers_of,
+)
 from selector.actions import ActionSpace
 from selector.data import Roots, of_setting, setting_number
 from selector.export import write_artefact
@@ -65,7 +72,7 @@ def build(config: Config, folder: Path, profile: LatencyProfile | None = None, v
     """
     module, result = load_trained(config, verifier)
     other, profile = profile is not None, profile or load_profile(config)
-    traces = traces_module(config, profile, verifier)
+    traces = traces_module(config, profile, verifier, trained_verifiers_of(result))
     if other:
         module.fit_gain(traces.train)
     chosen = result["objectives"][result["chosen"]]

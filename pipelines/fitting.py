@@ -19,7 +19,7 @@ from pipelines.config import Config
 from pipelines.latency import network_shape, trunk_shape
 from pipelines.stage import tracking_uri
 from selector.actions import ActionSpace
-from selector.data import Roots, TracesModule
+from selector.data import Roots, TracesModule, shares
 from selector.module import SelectorModule
 from selector.stopping import StoppingModule
 
@@ -96,6 +96,7 @@ def fit_best(
     Args:
         monitor: the metric that tells the best epoch, and "min" or "max".
     """
+    shares(len(traces.validation), config.train.devices, 0)  # said here, and not by a process of its own
     name, mode = monitor
     checkpoints = ModelCheckpoint(folder, filename="best", monitor=name, mode=mode, enable_version_counter=False)
     early = EarlyStopping(name, mode=mode, patience=config.train.patience)

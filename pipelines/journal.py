@@ -23,7 +23,9 @@ class Journal:
         finished = [line for line in lines[1:] if _complete(line)] if lines and lines[0] == header else []
         self.entries: list[Any] = [json.loads(line) for line in finished]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join([header, *finished]) + "\n")
+        partial = path.with_name(path.name + ".partial")  # a full disk must not cost what is there
+        partial.write_text("\n".join([header, *finished]) + "\n")
+        partial.rename(path)
 
     def add(self, entry: Any) -> None:
         self.entries.append(entry)

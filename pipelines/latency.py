@@ -21,7 +21,7 @@ from data_gen.prompts import Prompt
 from data_gen.sampling import Sampling
 from pipelines.config import Config
 from pipelines.pair import load_pair
-from pipelines.prompts import encode, prompts_of
+from pipelines.prompts import encode, prompts_digest, prompts_of
 from pipelines.stage import Stage, console, mlflow_run, progress, write_json
 from pipelines.units import Unit, decode, label
 from selector.actions import Action, ActionSpace
@@ -70,6 +70,8 @@ def run(config: Config) -> None:
         "verifiers": list(config.verifiers),
         "labelling": {"together": config.data.together, "threads": config.data.threads},
         "selector": {"root": network_shape(config), "trunk": trunk_shape(config)},
+        "prompts": {"tokens": config.prompts.tokens, "texts": prompts_digest(config, "train")},
+        "checked": config.trained_verifiers[-1],
     }
     stage = Stage("latency", config, depends, (profile_path(config),))
     if not stage.begin():
@@ -170,9 +172,10 @@ def selector_seconds(
     mode = Mode(
         1.0, 1.0, Action(1, 4, 0), at_root=True, on_trunk=True, gain=1 / profile.target.at(100, 1), further=chains
     )
-    table, nothing = decision_tables(profile, [mode], config.verifiers), torch.zeros(0, len(SCALAR_NAMES))
+    table = decision_tables(profile, [mode], config.verifiers)
     with torchscript():
-        scripted = torch.jit.script(untuned(module.eval(), table, (torch.zeros(0, len(actions)), nothing)))
+        calibration = torch.zeros(0, len(actions)), torch.zeros(0, len(SCALAR_NAMES)), torch.zeros(0)
+        scripted = torch.jit.script(untuned(module.eval(), table, calibration))
         head = tuple(dict(scripted.named_buffers())[name] for name in HEAD)
         scripted = torch.jit.freeze(scripted, preserved_attrs=["efficiency", "further"])
     facts = {"actions": actions, "verifier": "", "verifiers": config.verifiers, "fallback": (1, 4, 0), "modes": []}

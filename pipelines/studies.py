@@ -57,10 +57,10 @@ def run(config: Config) -> None:
         results = studies_results.results(journal.entries)
         stage.replace()
         write_json(output, results)
-        journal.path.unlink()
         mlflow.log_artifact(str(output))
     studies_results.show(results)
     stage.finish()
+    journal.path.unlink()
 
 
 def _adopted(journal: Journal, mlflow: Any) -> set[str]:

@@ -32,14 +32,24 @@ STOPPING = "stopping"
 METRICS = ("validation/ratio", "validation/worst_5_percent", "validation/cross_fitted_regret")
 
 
-def traces_module(config: Config, profile: LatencyProfile, verifier: str | None = None) -> TracesModule:
-    """The run's traces, set up; InputError unless they were made with this config and the profile's pair."""
+def traces_module(
+    config: Config,
+    profile: LatencyProfile,
+    verifier: str | None = None,
+    verifier_of: dict[int, tuple[int, ...]] | None = None,
+) -> TracesModule:
+    """The run's traces, set up; InputError unless they were made with this config and the profile's pair.
+
+    Args:
+        verifier: whose labels; None for those of `train.verifier`.
+        verifier_of: as in `TracesModule`; found by the profile's times if None.
+    """
     folder = config.folder / "traces"
     changes = differences(read_manifest(folder)["depends"], {**versions(), **depends(config, profile.pair)})
     if changes:
         raise InputError(f"{folder}: made from other inputs ({'; '.join(changes[:2])}): run the data stage")
     verifiers = config.trained_verifiers if verifier is None else (verifier,)
-    traces = TracesModule(folder, verifiers, profile, config.train.batch, config.seed)
+    traces = TracesModule(folder, verifiers, profile, config.train.batch, config.seed, verifier_of)
     traces.setup()
     return traces
 
@@ -112,12 +122,19 @@ def fit_objectives(config: Config, traces: TracesModule, folder: Path, mlflow: A
             run_id = nested.info.run_id
             fitted = fit(config, objective, traces, folder / name, run_id)
             results[objective] = result_of(fitted, name, traces, run_id)
-            mlflow.log_params({"objective": objective, **config.train.model_dump(mode="json")})
+            params = {**config.train.model_dump(mode="json"), "verifier": " ".join(traces.verifiers)}
+            mlflow.log_params({"objective": objective, **params})
             mlflow.log_metrics(results[objective]["metrics"])
     # where neither has anything to decide, the regressor: it can be moved to another machine
     ratios = {name: result["metrics"]["validation/chosen_ratio"] for name, result in results.items()}
     chosen = max(ratios, key=lambda name: (ratios[name], name == "regressor"))
     return {"chosen": chosen, "objectives": results, "baselines": baselines(traces)}
+
+
+def trained_verifiers_of(found: dict[str, Any]) -> dict[int, tuple[int, ...]]:
+    """The verifier of every action by sampling setting, as the chosen selector was trained."""
+    modes = chosen_modes(found)
+    return {setting_number(mode["temperature"], mode["top_p"]): tuple(mode["verifier_of"]) for mode in modes}
 
 
 def chosen_modes(found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -143,7 +160,6 @@ def modes_of(module: SelectorModule, traces: TracesModule) -> list[dict[str, Any
         {
             **ways[0].row(),
             "mean_efficiency": mean_efficiency(traces.train, ways[0].mode),
-            "static_speed": ways[0].static_speed,
             "ways": [way.row() for way in ways],
             "oracle": {**asdict(oracle), "gap_closed": oracle.gap_closed(ways[0].ratio)},
         }

@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from data_gen.verification import VERIFIERS
 from selector.actions import Action, ActionSpace
 from selector.data import Roots, kind_number
 from selector.deciding import TRUNK_TOKENS, outcome
@@ -61,8 +62,8 @@ class Tuning:
 
     @cached_property
     def _any_roots(self) -> Roots:
-        """Chains are verified alike by all bottom-up verifiers: one that is there, or else any."""
-        names = [name for name in self.roots if name in ("block", "traversal") or name.startswith("lifted")]
+        """Those of a verifier that is Block Verification on a chain, or else of any."""
+        names = [name for name in self.roots if VERIFIERS[name].on_a_chain == "block"]
         return self.roots[(names or list(self.roots))[0]]
 
     def entropy_stop(self) -> tuple[float, int]:

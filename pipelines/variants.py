@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -138,11 +139,15 @@ class Grounds:
 
     def at(self, place: Place, elsewhere: bool = False) -> TracesModule:
         """Both splits of a place, or of everywhere else."""
-        traces = self.own
-        if place.gpu_like is not None:
-            traces = traces_module(self.config, gpu_like(self.profile.pair, self.config.verifiers, place.gpu_like))
+        traces = self.own if place.gpu_like is None else self._on(place.gpu_like)
         splits = [roots.rows((place.holds_B(roots) ^ elsewhere).nonzero().flatten()) for roots in _splits(traces)]
         return traces.with_roots(*splits)
+
+    @cache  # noqa: B019 - one object lives as long as the stage
+    def _on(self, draft_share: float) -> TracesModule:
+        """The traces with the times of a synthetic profile, and every action's verifier as in the run's own."""
+        profile = gpu_like(self.profile.pair, self.config.verifiers, draft_share)
+        return traces_module(self.config, profile, verifier_of=self.own.verifier_of)
 
     def for_training(self, variant: Variant) -> TracesModule:
         """What a variant is trained on; its validation roots, by which training stops, keep all their labels."""

@@ -300,22 +300,31 @@ class TracesModule(pl.LightningDataModule):
 
     Args:
         batch: roots of a training step, over all processes.
-
-    Attributes:
-        verifier_of: by sampling setting, the position in `verifiers` of every action's own; the first one's elsewhere.
+        verifier_of: by sampling setting, the position in `verifiers` of every action's own. A network predicts what the
+            verifiers yield that it was trained for: on another machine's times they are given.
     """
 
-    def __init__(self, folder: Path, verifiers: Sequence[str], profile: LatencyProfile, batch: int, seed: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        verifiers: Sequence[str],
+        profile: LatencyProfile,
+        batch: int,
+        seed: int,
+        verifier_of: dict[int, tuple[int, ...]] | None = None,
+    ) -> None:
         super().__init__()
         self.folder, self.verifiers, self.profile, self.batch, self.seed = folder, verifiers, profile, batch, seed
         self.space = ActionSpace.default()
-        self.verifier_of: dict[int, tuple[int, ...]] = {}
+        self._given = verifier_of
+        self.verifier_of = verifier_of or {}
 
     def setup(self, stage: str | None = None) -> None:
         if hasattr(self, "train"):
             return
         tables = [read_split(self.folder, split) for split in ("train", "validation")]
-        self.verifier_of = fastest_verifiers(tables[0], self.verifiers, self.profile, self.space)
+        if self._given is None:
+            self.verifier_of = fastest_verifiers(tables[0], self.verifiers, self.profile, self.space)
         self.train, self.validation = (
             to_roots(table, self.verifiers, self.profile, self.space, self.verifier_of) for table in tables
         )
@@ -327,8 +336,8 @@ class TracesModule(pl.LightningDataModule):
 
     def with_roots(self, train: Roots, validation: Roots) -> TracesModule:
         """The same traces, set up with other roots; baselines stay as they are."""
-        other = TracesModule(self.folder, self.verifiers, self.profile, self.batch, self.seed)
-        other.train, other.validation, other.verifier_of = train, validation, self.verifier_of
+        other = TracesModule(self.folder, self.verifiers, self.profile, self.batch, self.seed, self.verifier_of)
+        other.train, other.validation = train, validation
         return other
 
     def train_dataloader(self) -> DataLoader[Roots]:

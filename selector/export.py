@@ -63,7 +63,7 @@ class DeployedSelector(nn.Module):
         base: float,
         gain: Tensor,
         times: tuple[Tensor, Tensor, Tensor],
-        calibration: tuple[Tensor, Tensor],
+        calibration: tuple[Tensor, Tensor, Tensor],
     ) -> None:
         super().__init__()
         self.network, self.trunk = network, trunk
@@ -79,6 +79,7 @@ class DeployedSelector(nn.Module):
         self.register_buffer("calibration_RA", calibration[0])
         self.register_buffer("calibration_length_R", calibration[1][:, self.length_at])
         self.register_buffer("calibration_setting_R", self.nearest(calibration[1]))
+        self.register_buffer("calibration_weight_R", calibration[2])
 
     def forward(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Args:
@@ -149,16 +150,16 @@ def deployed(
     """The trained module with its decision rule, calibrated on evenly spaced training roots."""
     module.eval()
     rows = train.rows(torch.linspace(0, len(train) - 1, min(CALIBRATION_ROOTS, len(train))).long())
-    calibration = (module.outputs(rows).half(), rows.features()[SCALARS_KEY])
+    calibration = (module.outputs(rows).half(), rows.features()[SCALARS_KEY], rows.weight_B)
     if not module.predicts_efficiency:
-        calibration = (calibration[0][:0], calibration[1][:0])
+        calibration = (calibration[0][:0], calibration[1][:0], calibration[2][:0])
     return untuned(module, decision_tables(profile, modes, verifiers), calibration)
 
 
 def untuned(
-    module: SelectorModule, times: tuple[Tensor, Tensor, Tensor], calibration: tuple[Tensor, Tensor]
+    module: SelectorModule, times: tuple[Tensor, Tensor, Tensor], calibration: tuple[Tensor, Tensor, Tensor]
 ) -> DeployedSelector:
-    """What is deployed of a module, with the given tables."""
+    """What is deployed of a module, with the given tables; `calibration` is outputs, scalars and weights of roots."""
     regressor = module.predicts_efficiency
     trunk, head = nn.ModuleList(), (torch.zeros(0),) * 3  # a policy decides at the root alone
     if regressor:

@@ -40,14 +40,12 @@ class Judged:
 
     Attributes:
         ratio, error: speed over that of the best static tree, and its standard error over prompts.
-        static_speed: of the best static tree on the training split, in tokens per second.
         without: the ratio without each prompt in turn, by the prompt's number.
     """
 
     mode: Mode
     ratio: float
     error: float
-    static_speed: float
     without: dict[int, float]
 
     def row(self) -> dict[str, Any]:
@@ -71,8 +69,8 @@ def _judge(
     module: SelectorModule, traces: TracesModule, train: Roots, validation: Roots, at_root: bool, on_trunk: bool
 ) -> Judged:
     temperature, top_p = train.sampling()
-    action, speed = train.best_static()
-    static, gain = torch.full((len(train),), action), speed
+    action, gain = train.best_static()
+    static = torch.full((len(train),), action)
     player = Player(module, traces, train, at_root, on_trunk)
     for _ in range(ROUNDS if at_root or on_trunk else 0):
         gain = player.play(static, gain).speed()
@@ -91,7 +89,7 @@ def _judge(
     played = Player(module, traces, validation, at_root, on_trunk).from_the(player.first).play(base_B, gain)
     base = Player(module, traces, validation, False, False).play(base_B, gain)
     ratio, without = ratios(played, base, validation.prompt_B)
-    return Judged(mode, ratio, jackknife_error(ratio, without), speed, without)
+    return Judged(mode, ratio, jackknife_error(ratio, without), without)
 
 
 class Player:

@@ -217,17 +217,17 @@ class SelectorModule(pl.LightningModule):
 
     def validation_step(self, roots: Roots, _: int) -> None:
         chosen_B = self.choices(roots)
-        index_B1 = chosen_B.unsqueeze(-1)
+        index_B1, weight_B1 = chosen_B.unsqueeze(-1), roots.weight_B.unsqueeze(-1)
         speeds = (
-            roots.mean_BA.gather(-1, index_B1)[:, 0],
-            roots.seconds_BA.gather(-1, index_B1)[:, 0],
-            roots.base_tokens_B(),
-            roots.base_seconds_B(),
+            roots.weight_B * roots.mean_BA.gather(-1, index_B1)[:, 0],
+            roots.weight_B * roots.seconds_BA.gather(-1, index_B1)[:, 0],
+            roots.weight_B * roots.base_tokens_B(),
+            roots.weight_B * roots.base_seconds_B(),
         )
         self.ratio.update(*speeds)
         self.worst.update(*speeds)
-        halves = (roots.half_BA, 2 * roots.mean_BA - roots.half_BA)
-        self.regret.update(chosen_B, halves, roots.seconds_BA, self.best_speed)
+        halves = (weight_B1 * roots.half_BA, weight_B1 * (2 * roots.mean_BA - roots.half_BA))
+        self.regret.update(chosen_B, halves, weight_B1 * roots.seconds_BA, self.best_speed)
         if self.predicts_efficiency:
             # not Lightning's own average, which takes all processes for equally large
             self.split_loss.update(self.loss(roots), len(roots))

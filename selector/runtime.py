@@ -66,7 +66,7 @@ class Selector:
         head: tuple[Tensor, ...],
         config: dict,
         latency: LatencyProfile,
-        retuned: bool = False,
+        tuned_for: LatencyProfile | None = None,
     ) -> None:
         self._module = module
         self._head = head
@@ -77,8 +77,9 @@ class Selector:
         self.verifiers: list[str] = config["verifiers"]
         self.fallback = Action(*config["fallback"])
         self.modes = _modes(config)
-        if retuned:
-            self.modes = [_retuned(mode, entry, self) for mode, entry in zip(self.modes, config["modes"], strict=True)]
+        if tuned_for is not None:
+            both = zip(self.modes, config["modes"], strict=True)
+            self.modes = [_retuned(mode, entry, self, tuned_for) for mode, entry in both]
 
     @torch.inference_mode()
     def select(self, features: dict[str, Tensor] | None) -> Action:
@@ -106,7 +107,7 @@ class Selector:
         """The selector under one sampling setting: that of its modes which is nearest.
 
         On another machine than the one it was tuned for, times, the static tree and the speed at which time is charged
-        are that machine's; the question where decisions pay was answered on the first one.
+        are that machine's; where decisions pay, and every action's verifier, was found on the first one.
 
         Args:
             nodes: drafted tokens at most, equal prefixes counted apart.
@@ -121,10 +122,13 @@ class Selector:
             return Tuned(self, mode, None)
         allowed = self._allowed(nodes, shapes)
         entry = self.config["modes"][at]
-        best = max((self.actions[a] for a in allowed), key=lambda action: _static_speed(action, entry, self))
+        best = max(
+            (self.actions[a] for a in allowed), key=lambda action: _static_speed(action, entry, self, self.latency)
+        )
         everything = tuple(range(len(self.actions)))
         # with fewer trees to choose from, decoding is slower, and so time is worth less
-        gain = mode.gain * _static_speed(best, entry, self) / _static_speed(mode.action, entry, self)
+        speeds = [_static_speed(action, entry, self, self.latency) for action in (best, mode.action)]
+        gain = mode.gain * speeds[0] / speeds[1]
         return Tuned(self, replace(mode, action=best, further=everything, first=0, gain=gain), allowed)
 
     def _allowed(self, nodes: int | None, shapes: Iterable[tuple[int, int, int]] | None) -> list[int]:
@@ -311,6 +315,8 @@ def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | Non
         profile = LatencyProfile.load(Path(latency) if latency is not None else folder / "latency.json")
     if profile.pair != config["pair"]["fingerprint"]:
         raise InputError(f"{folder}: the latency profile was measured with another pair")
+    if unmeasured := set(config["verifiers"]) - set(profile.verify):
+        raise InputError(f"the latency profile of {profile.device} has no times for {', '.join(sorted(unmeasured))}")
     with torchscript():
         module = torch.jit.load(str(folder / "selector.pt"), map_location="cpu").eval()
         if latency is not None:
@@ -318,7 +324,8 @@ def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | Non
         buffers = dict(module.named_buffers())
         head = tuple(buffers[name].clone() for name in HEAD)
         module = torch.jit.freeze(module, preserved_attrs=["efficiency", "further"])
-    return Selector(module, head, config, profile, retuned=latency is not None)
+    own = LatencyProfile.load(folder / "latency.json") if latency is not None else None
+    return Selector(module, head, config, profile, own)
 
 
 def _check_files(folder: Path) -> None:
@@ -366,23 +373,26 @@ def _retune(module: torch.jit.ScriptModule, config: dict, profile: LatencyProfil
         return  # a policy sees times only through its features
     _, module.lengths_L, module.seconds_SLA = decision_tables(profile, _modes(config), config["verifiers"])
     calibrated = (module.lengths_L, buffers["calibration_setting_R"], buffers["calibration_length_R"])
-    buffers["gain"].fill_(best_gain(predicted_RA, interpolated_at(module.seconds_SLA, *calibrated)))
+    weight_R1 = buffers["calibration_weight_R"].unsqueeze(-1)
+    seconds_RA = interpolated_at(module.seconds_SLA, *calibrated)
+    buffers["gain"].fill_(best_gain(weight_R1 * predicted_RA, weight_R1 * seconds_RA))
 
 
-def _static_speed(action: Action, entry: dict, selector: Selector) -> float:
-    """Of a static tree under a mode's sampling setting, by the selector's profile; tokens per second."""
+def _static_speed(action: Action, entry: dict, selector: Selector, latency: LatencyProfile) -> float:
+    """Of a static tree under a mode's sampling setting, by a profile's times; tokens per second."""
     lengths = selector.latency.draft.lengths
     length, filtered = lengths[len(lengths) // 2], entry["top_p"] < 1
     index = selector.actions.index(action)
     verifier = selector.verifiers[entry["verifier_of"][index]]
-    seconds = selector.latency.action_seconds(action, length, verifier, filtered=filtered)
+    seconds = latency.action_seconds(action, length, verifier, filtered=filtered)
     return entry["mean_efficiency"][index] / seconds
 
 
-def _retuned(mode: Mode, entry: dict, selector: Selector) -> Mode:
-    """A mode with the best static tree on another machine, and g moved in proportion to that tree's speed."""
-    best = max(selector.actions, key=lambda action: _static_speed(action, entry, selector))
-    gain = mode.gain * _static_speed(best, entry, selector) / entry["static_speed"]
+def _retuned(mode: Mode, entry: dict, selector: Selector, tuned_for: LatencyProfile) -> Mode:
+    """A mode with the best static tree on another machine, and g moved in proportion to the best trees' speeds."""
+    best = max(selector.actions, key=lambda action: _static_speed(action, entry, selector, selector.latency))
+    there = _static_speed(best, entry, selector, selector.latency)
+    gain = mode.gain * there / _static_speed(mode.action, entry, selector, tuned_for)
     # which further actions are ever the best is not known there: all are weighed
     further = tuple(range(len(selector.actions)))
     return replace(mode, action=best, gain=gain, further=further, first=0)

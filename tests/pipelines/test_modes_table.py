@@ -35,7 +35,7 @@ def test_means_are_over_the_settings_where_there_is_a_ceiling() -> None:
 
 
 def test_tables_say_where_it_is_undefined() -> None:
-    text = shown(modes_table([mode(1.0, 1.02, 1.1, 0.2), mode(0.6, 1.0, 0.9, None)]))
+    text = shown(modes_table([mode(1.0, 1.02, 1.1, 0.2), mode(0.6, 1.0, 0.9, None)], "traversal"))
     assert "1.100 ±0.020" in text and "20%" in text and "undefined" in text
     summary = {"selector_time_share": 0.01, **ceiling([mode(0.6, 1.0, 0.9, None)])}
     assert "undefined" in shown(summary_table(summary)) and "0.900" in shown(summary_table(summary))

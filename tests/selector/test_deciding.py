@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -106,14 +108,15 @@ def test_a_policy_decides_at_the_root_alone() -> None:
 
 
 def test_a_root_of_weight_two_counts_as_two() -> None:
-    once = roots(6)
-    once.weight_B = torch.tensor([1.0, 2.0, 1.0, 1.0, 2.0, 1.0])
-    twice = roots(6).rows(torch.tensor([0, 1, 1, 2, 3, 4, 4, 5]))
+    alike = replace(roots(6), weight_B=torch.ones(6))
+    index = [0, 1, 1, 2, 3, 4, 4, 5]
+    once = replace(alike, weight_B=torch.tensor([1.0, 2.0, 1.0, 1.0, 2.0, 1.0]))
+    twice = alike.rows(torch.tensor(index))
     assert once.best_static() == pytest.approx(twice.best_static())
     action_BS = torch.randint(233, (6, 2), generator=torch.Generator().manual_seed(2))
     speeds = [
         outcome(data, action, data.seconds_BA).speed()
-        for data, action in ((once, action_BS), (twice, action_BS[[0, 1, 1, 2, 3, 4, 4, 5]]))
+        for data, action in ((once, action_BS), (twice, action_BS[index]))
     ]
     assert speeds[0] == pytest.approx(speeds[1])
-    assert speeds[0] != pytest.approx(outcome(roots(6), action_BS, once.seconds_BA).speed())
+    assert speeds[0] != pytest.approx(outcome(alike, action_BS, once.seconds_BA).speed())

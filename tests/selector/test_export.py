@@ -32,7 +32,6 @@ STATIC, AT_ROOT, ON_TRUNK = (
         "first": 2,
         "verifier_of": [0] * len(SPACE),
         "mean_efficiency": roots().mean_BA.mean(0).tolist(),
-        "static_speed": 300.0,
     }
     for temperature, at_root, on_trunk in ((0.2, False, False), (0.6, True, False), (1.0, False, True))
 )

@@ -30,12 +30,13 @@ def by_hand(train: Roots, validation: Roots) -> float:
             first, second = data.half_BA[b], 2 * data.mean_BA[b] - data.half_BA[b]
             for fitted, scored in ((first, second), (second, first)):
                 action = choose(fitted, data.static_seconds_BA[b])
-                tokens += float(scored[action])
-                seconds += float(data.static_seconds_BA[b, action])
+                tokens += float(data.weight_B[b] * scored[action])
+                seconds += float(data.weight_B[b] * data.static_seconds_BA[b, action])
         return tokens / seconds
 
     actions = range(train.mean_BA.shape[1])
-    speeds = [float(train.mean_BA[:, a].sum() / train.static_seconds_BA[:, a].sum()) for a in actions]
+    weight_B = train.weight_B
+    speeds = [float(weight_B @ train.mean_BA[:, a] / (weight_B @ train.static_seconds_BA[:, a])) for a in actions]
     static = max(actions, key=speeds.__getitem__)
     gain = speeds[static]
     for _ in range(6):
