@@ -15,7 +15,7 @@ from selector.schema import InputError
 from tests.selector.synthetic import profile, roots
 
 
-@pytest.mark.parametrize(("objective", "strategy"), [("policy", "ddp_fork"), ("regressor", "ddp_fork")])
+@pytest.mark.parametrize(("objective", "strategy"), [("policy", "ddp_fork"), ("regressor", "auto")])
 def test_two_processes_validate_what_one_does(
     objective: str, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -24,7 +24,7 @@ def test_two_processes_validate_what_one_does(
     monkeypatch.chdir(tmp_path)
     train = {"devices": 2, "strategy": strategy, "epochs": 3, "width": 8, "hidden": [16, 8], "learning_rate": 3e-3}
     config = Config.model_validate({"name": "two", "train": train})
-    traces = TracesModule(tmp_path, "traversal", profile(), config.train.batch, config.seed).with_roots(
+    traces = TracesModule(tmp_path, ["traversal"], profile(), config.train.batch, config.seed).with_roots(
         roots(128), roots(101, seed=5)
     )
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")

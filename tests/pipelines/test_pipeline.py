@@ -189,6 +189,14 @@ def test_every_stage_has_a_plan_that_does_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_full_config_runs(tmp_path: Path) -> None:
+    few = ("verifiers=[traversal,lifted_uniform]", "train.objectives=[regressor]", "data.samples=2")
+    less = ("evaluate.prompts=2", "evaluate.tokens=8", "evaluate.assisted=false")
+    espalier(tmp_path, "demo", *SMALL, *few, *less, config="full.yaml")
+    evaluation = json.loads((tmp_path / "runs" / "full" / "evaluation.json").read_text())
+    assert len({(entry["temperature"], entry["top_p"]) for entry in evaluation["methods"]}) == 8
+
+
 def test_the_settings_config_runs_on_the_demos_pair(demo: tuple[Path, str], tmp_path: Path) -> None:
     shutil.copytree(demo[0] / "runs" / "demo" / "pair", tmp_path / "runs" / "demo" / "pair")
     few = (
