@@ -24,8 +24,9 @@ from selector.actions import ActionSpace
 from selector.data import Roots, of_setting, setting_number
 from selector.export import write_artefact
 from selector.module import SelectorModule
-from selector.runtime import LENGTH_AT, LatencyProfile, Selector, load_selector
+from selector.runtime import LatencyProfile, Selector, load_selector
 from selector.schema import InputError, sha256
+from selector.tuned import LENGTH_AT
 
 TIE = 1e-4  # tokens: both sum in another order
 

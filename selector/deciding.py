@@ -20,7 +20,7 @@ from torch import Tensor
 from selector.actions import EMPTY, ActionSpace, trunk_tokens
 from selector.data import Roots
 from selector.network import further_actions
-from selector.runtime import LONGEST
+from selector.tuned import LONGEST
 
 SPACE = ActionSpace.default()
 STOP = SPACE.index(EMPTY)
