@@ -28,6 +28,7 @@ def test_two_processes_validate_what_one_does(
         roots(128), roots(101, seed=5)
     )
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.set_experiment("two")  # another test's would not be in this store
     with mlflow.start_run() as run:
         fitted = fit(config, objective, traces, tmp_path / "fitted", run.info.run_id)
     assert fitted.checkpoint.exists()
