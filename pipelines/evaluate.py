@@ -5,6 +5,7 @@ In wall-clock time, and in the time that latency profiles of other machines pred
 
 from __future__ import annotations
 
+import random
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -157,11 +158,10 @@ def assistants(config: Config, pair: ModelPair) -> dict[Key, Assistant]:
 def decode_all(
     config: Config, pair: ModelPair, prompt: Prompt, setting: SamplingSetting, chosen: list[Method]
 ) -> list[dict[str, Any]]:
-    """Every method on one prompt, in turn; the order rotates with the prompt."""
+    """Every method on one prompt, in turn, in an order of the prompt's own: none always follows the same other one."""
     sampling = setting.build()
     seed = seed_of(config.seed, prompt.id, sampling, "evaluate")
     task = Task(encode(pair, prompt, config.prompts.tokens), prompt.kind, config.evaluate.tokens, seed)
-    shift = seed % len(chosen)
     return [
         {
             "prompt": prompt.id,
@@ -171,5 +171,5 @@ def decode_all(
             "top_p": setting.top_p,
             **row_of(method, method.decode(pair, sampling, task)),
         }
-        for method in chosen[shift:] + chosen[:shift]
+        for method in random.Random(seed).sample(chosen, len(chosen))
     ]
