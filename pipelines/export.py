@@ -18,7 +18,6 @@ from pipelines.train import (
     load_trained,
     modes_of,
     traces_module,
-    trained_verifiers_of,
 )
 from selector.actions import ActionSpace
 from selector.data import Roots, of_setting, setting_number
@@ -73,7 +72,7 @@ def build(config: Config, folder: Path, profile: LatencyProfile | None = None, v
     """
     module, result = load_trained(config, verifier)
     other, profile = profile is not None, profile or load_profile(config)
-    traces = traces_module(config, profile, verifier, trained_verifiers_of(result))
+    traces = traces_module(config, profile, verifier)
     if other:
         module.fit_gain(traces.train)
     chosen = result["objectives"][result["chosen"]]

@@ -69,6 +69,7 @@ def fit(
         worst_weight=config.train.worst_weight,
         worst_share=config.train.worst_share,
         left_out=list(left_out),
+        verifiers=len(traces.verifiers),
     )
     module.fit_standardisation(traces.train, errors_of)
     return fit_best(config, module, traces, folder, MONITORED[objective], run_id)

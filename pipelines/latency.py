@@ -166,20 +166,30 @@ def selector_seconds(
     widths = [pair.target.config.hidden_size, *[pair.draft.config.hidden_size] * 2]
     actions = ActionSpace.default().actions
     module = SelectorModule(
-        "regressor", widths, len(actions), network_shape(config), 1.0, 0.0, 1, 0.0, 1.0, trunk_shape(config)
+        "regressor",
+        widths,
+        len(actions),
+        network_shape(config),
+        1.0,
+        0.0,
+        1,
+        0.0,
+        1.0,
+        trunk_shape(config),
+        verifiers=len(config.trained_verifiers),
     )
     chains = tuple(ActionSpace.default().index(ActionSpace.default().chain(length)) for length in range(17))
     mode = Mode(
         1.0, 1.0, Action(1, 4, 0), at_root=True, on_trunk=True, gain=1 / profile.target.at(100, 1), further=chains
     )
-    table = decision_tables(profile, [mode], config.verifiers)
+    tables = decision_tables(profile, [mode], config.trained_verifiers, regressor=True)
     with torchscript():
-        calibration = torch.zeros(0, len(actions)), torch.zeros(0, len(SCALAR_NAMES)), torch.zeros(0)
-        scripted = torch.jit.script(untuned(module.eval(), table, calibration))
+        calibration = torch.zeros(0, len(tables.option_SA[0])), torch.zeros(0, len(SCALAR_NAMES)), torch.zeros(0)
+        scripted = torch.jit.script(untuned(module.eval(), tables, calibration))
         head = tuple(dict(scripted.named_buffers())[name] for name in HEAD)
         scripted = torch.jit.freeze(scripted, preserved_attrs=["efficiency", "further"])
-    facts = {"actions": actions, "verifier": "", "verifiers": config.verifiers, "fallback": (1, 4, 0), "modes": []}
-    tuned = Tuned(Selector(scripted, head, facts, profile), mode)
+    facts = {"actions": actions, "verifier": "", "verifiers": config.trained_verifiers, "fallback": (1, 4, 0)}
+    tuned = Tuned(Selector(scripted, head, facts, profile, [mode]), mode)
     chooser = SelectorChooser(tuned, Sampling())
     chooser.revise(Drawn(0, -1, torch.ones(1), torch.zeros(widths[-1])), 100)
     probs_V = torch.rand(pair.draft.get_output_embeddings().weight.shape[0], device=pair.device).double().softmax(-1)

@@ -32,24 +32,18 @@ STOPPING = "stopping"
 METRICS = ("validation/ratio", "validation/worst_5_percent", "validation/cross_fitted_regret")
 
 
-def traces_module(
-    config: Config,
-    profile: LatencyProfile,
-    verifier: str | None = None,
-    verifier_of: dict[int, tuple[int, ...]] | None = None,
-) -> TracesModule:
+def traces_module(config: Config, profile: LatencyProfile, verifier: str | None = None) -> TracesModule:
     """The run's traces, set up; InputError unless they were made with this config and the profile's pair.
 
     Args:
         verifier: whose labels; None for those of `train.verifier`.
-        verifier_of: as in `TracesModule`; found by the profile's times if None.
     """
     folder = config.folder / "traces"
     changes = differences(read_manifest(folder)["depends"], {**versions(), **depends(config, profile.pair)})
     if changes:
         raise InputError(f"{folder}: made from other inputs ({'; '.join(changes[:2])}): run the data stage")
     verifiers = config.trained_verifiers if verifier is None else (verifier,)
-    traces = TracesModule(folder, verifiers, profile, config.train.batch, config.seed, verifier_of)
+    traces = TracesModule(folder, verifiers, profile, config.train.batch, config.seed)
     traces.setup()
     return traces
 
@@ -131,12 +125,6 @@ def fit_objectives(config: Config, traces: TracesModule, folder: Path, mlflow: A
     return {"chosen": chosen, "objectives": results, "baselines": baselines(traces)}
 
 
-def trained_verifiers_of(found: dict[str, Any]) -> dict[int, tuple[int, ...]]:
-    """The verifier of every action by sampling setting, as the chosen selector was trained."""
-    modes = chosen_modes(found)
-    return {setting_number(mode["temperature"], mode["top_p"]): tuple(mode["verifier_of"]) for mode in modes}
-
-
 def chosen_modes(found: dict[str, Any]) -> list[dict[str, Any]]:
     """Of the objective that was kept, as from `modes_of`."""
     return found["objectives"][found["chosen"]]["modes"]
@@ -167,10 +155,12 @@ def modes_of(module: SelectorModule, traces: TracesModule) -> list[dict[str, Any
     ]
 
 
-def mean_efficiency(roots: Roots, mode: Mode) -> list[float]:
-    """Of every action under the mode's sampling setting, in tokens: what a static tree is chosen by on any machine."""
+def mean_efficiency(roots: Roots, mode: Mode) -> list[list[float]]:
+    """With each verifier, of every action under the mode's sampling setting, in tokens: what trees and their verifiers
+    are chosen by on any machine."""
     mine = met_in_decoding(of_setting(roots, setting_number(mode.temperature, mode.top_p)))
-    return [round(value, 4) for value in (mine.totals(mine.mean_BA) / mine.weight_B.sum()).tolist()]
+    mean_O = mine.totals(mine.every_mean_BO) / mine.weight_B.sum()
+    return [[round(value, 4) for value in mean_A] for mean_A in mean_O.view(-1, mine.mean_BA.shape[-1]).tolist()]
 
 
 def baselines(traces: TracesModule) -> list[dict[str, Any]]:

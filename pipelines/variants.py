@@ -145,9 +145,9 @@ class Grounds:
 
     @cache  # noqa: B019 - one object lives as long as the stage
     def _on(self, draft_share: float) -> TracesModule:
-        """The traces with the times of a synthetic profile, and every action's verifier as in the run's own."""
+        """The traces with the times of a synthetic profile."""
         profile = gpu_like(self.profile.pair, self.config.verifiers, draft_share)
-        return traces_module(self.config, profile, verifier_of=self.own.verifier_of)
+        return traces_module(self.config, profile)
 
     def for_training(self, variant: Variant) -> TracesModule:
         """What a variant is trained on; its validation roots, by which training stops, keep all their labels."""
@@ -181,5 +181,6 @@ def of_prompts(roots: Roots, share: float, seed: int) -> Roots:
 def first_half(roots: Roots) -> Roots:
     """The roots as training would see them, at the root and along the trunk, had half of the samples been drafted."""
     samples = roots.trunk_BSA.shape[1] // 2
-    along = ("trunk_hidden_BSTD", "trunk_scalars_BSTF", "trunk_entropy_BST", "trunk_accept_BST", "trunk_BSA")
-    return replace(roots, mean_BA=roots.half_BA, **{name: getattr(roots, name)[:, :samples] for name in along})
+    along = [name for name in vars(roots) if "_BS" in name]
+    halves = {name: getattr(roots, name)[:, :samples] for name in along}
+    return replace(roots, mean_BA=roots.half_BA, every_mean_BO=roots.every_half_BO, **halves)

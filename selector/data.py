@@ -1,6 +1,7 @@
 """Traces as tensors for training.
 
-Legend: B roots, D hidden width, F scalars, A actions, S samples of a root, T trunk tokens.
+Legend: B roots, D hidden width, F scalars, A actions, O options (every action with each verifier), S samples of a root,
+T trunk tokens, U verifiers.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
 from selector.actions import ActionSpace
-from selector.baselines import best_static
+from selector.baselines import best_static, worth_most
 from selector.latency import LatencyProfile, interpolated
+from selector.network import picked
 from selector.schema import (
     CONTEXT,
     HIDDEN_STATES,
@@ -45,7 +47,8 @@ class Roots:
     """Roots of one split, and the trunks drafted there.
 
     `setting_B` numbers the sampling settings, `kind_B` the kinds of prompts, `prompt_B` the prompts; `base_B` is the
-    baseline's action index; `weight_B` is how many decoding steps a root stands for, in sums over roots.
+    baseline's action index; `weight_B` is how many decoding steps a root stands for, in sums over roots. Labels and
+    times of actions are those with the verifier that each action has under the root's setting, `verifier_BA`.
     """
 
     target_hidden_prev: Tensor
@@ -69,6 +72,11 @@ class Roots:
     trunk_entropy_BST: Tensor  # of what each token was drawn from, in nats
     trunk_accept_BST: Tensor  # P(each token is accepted | the tokens before it are), min(1, p/q)
     trunk_BSA: Tensor  # E[tau + 1] given each sample's own trunk
+    verifier_BA: Tensor  # int64
+    every_mean_BO: Tensor  # with all verifiers, as are those that follow: what a network learns
+    every_half_BO: Tensor
+    every_error_BO: Tensor
+    every_trunk_BSO: Tensor
 
     def __len__(self) -> int:
         return len(self.setting_B)
@@ -163,29 +171,29 @@ def to_roots(
         verifier_of: as from `fastest_verifiers`; the first verifier verifies everything if None.
     """
     setting_B, length_B = _settings(table), matrix(table, "context_length")
-    choice_BA = torch.zeros(len(table), len(space), dtype=torch.int64)
-    for setting, choice_A in (verifier_of or {}).items():
-        choice_BA[setting_B == setting] = torch.tensor(choice_A)
+    verifier_BA = torch.zeros(len(table), len(space), dtype=torch.int64)
+    for setting, verifier_A in (verifier_of or {}).items():
+        verifier_BA[setting_B == setting] = torch.tensor(verifier_A)
 
     def labels(kind: str) -> Tensor:
-        return _picked([_labels(table, verifier, kind) for verifier in verifiers], choice_BA)
+        return torch.cat([_labels(table, verifier, kind) for verifier in verifiers], dim=-1)
 
     def seconds(selector: bool) -> Tensor:
-        return _picked([_seconds(table, verifier, profile, space, selector) for verifier in verifiers], choice_BA)
+        every = [_seconds(table, verifier, profile, space, selector) for verifier in verifiers]
+        return picked(torch.cat(every, dim=-1), verifier_BA)
 
     passes_B2 = torch.tensor([profile.pass_seconds(length) for length in length_B.tolist()])
     samples = len(_labels(table, verifiers[0], "trunk")[0]) // len(space)
-    trunk_BSA = _picked(
-        [_labels(table, verifier, "trunk").unflatten(-1, (samples, -1)) for verifier in verifiers],
-        choice_BA.unsqueeze(1),
-    )
+    trunks = [_labels(table, verifier, "trunk").unflatten(-1, (samples, -1)) for verifier in verifiers]
+    mean_BO, half_BO, error_BO = (labels(kind) for kind in ("mean", "half", "error"))
+    trunk_BSO = torch.cat(trunks, dim=-1)
     return Roots(
         **{name: matrix(table, name) for name in HIDDEN_STATES},
         scalars=torch.cat([torch.stack([matrix(table, name) for name in TRACE_SCALARS], dim=-1), passes_B2], dim=-1),
-        mean_BA=labels("mean"),
-        error_BA=labels("error"),
-        half_BA=labels("half"),
-        realised_BA=labels("realised"),
+        mean_BA=picked(mean_BO, verifier_BA),
+        error_BA=picked(error_BO, verifier_BA),
+        half_BA=picked(half_BO, verifier_BA),
+        realised_BA=picked(labels("realised"), verifier_BA),
         seconds_BA=seconds(selector=True),
         static_seconds_BA=seconds(selector=False),
         setting_B=setting_B,
@@ -194,7 +202,12 @@ def to_roots(
         kind_B=torch.tensor([kind_number(kind) for kind in table["kind"].to_pylist()]),
         prompt_B=torch.from_numpy(np.unique(table["prompt"].to_numpy(zero_copy_only=False), return_inverse=True)[1]),
         base_B=torch.zeros(len(table), dtype=torch.int64),
-        trunk_BSA=trunk_BSA,
+        trunk_BSA=picked(trunk_BSO, verifier_BA.unsqueeze(1)),
+        verifier_BA=verifier_BA,
+        every_mean_BO=mean_BO,
+        every_half_BO=half_BO,
+        every_error_BO=error_BO,
+        every_trunk_BSO=trunk_BSO,
         **_trunks(table, samples, space),
     )
 
@@ -202,32 +215,20 @@ def to_roots(
 def fastest_verifiers(
     table: pa.Table, verifiers: Sequence[str], profile: LatencyProfile, space: ActionSpace
 ) -> dict[int, tuple[int, ...]]:
-    """For every sampling setting the position of each action's verifier: the one with which it is worth most.
-
-    Time is charged at the speed of the setting's fastest tree. The first verifier wins where all are alike.
-    """
+    """For every sampling setting the position of each action's verifier: the one with which it is worth most."""
     result = {}
     for setting in _settings(table).unique().tolist():
         mine = table.filter(pa.array((_settings(table) == setting).numpy()))
         mine = mine.filter(pa.array(_steps(mine).numpy())) if bool(_steps(mine).any()) else mine
         weight_B1 = matrix(mine, "weight").double().unsqueeze(-1)
-        tokens_VA, seconds_VA = (
+        tokens_UA, seconds_UA = (
             torch.stack([(weight_B1 * values(verifier).double()).sum(0) for verifier in verifiers])
             for values in (
                 lambda verifier, rows=mine: _labels(rows, verifier, "mean"),
                 lambda verifier, rows=mine: _seconds(rows, verifier, profile, space, selector=False),
             )
         )
-        speed = (tokens_VA / seconds_VA).max()
-        result[setting] = tuple((tokens_VA - speed * seconds_VA).argmax(0).tolist())
-    return result
-
-
-def _picked(values_V: Sequence[Tensor], choice: Tensor) -> Tensor:
-    """Of tensors of one shape, the chosen one's entries."""
-    result = values_V[0]
-    for position, values in enumerate(values_V[1:], 1):
-        result = torch.where(choice == position, values, result)
+        result[setting] = worth_most(tokens_UA, seconds_UA)
     return result
 
 
@@ -300,31 +301,22 @@ class TracesModule(pl.LightningDataModule):
 
     Args:
         batch: roots of a training step, over all processes.
-        verifier_of: by sampling setting, the position in `verifiers` of every action's own. A network predicts what the
-            verifiers yield that it was trained for: on another machine's times they are given.
+
+    Attributes:
+        verifier_of: by sampling setting, the position in `verifiers` of every action's own.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        verifiers: Sequence[str],
-        profile: LatencyProfile,
-        batch: int,
-        seed: int,
-        verifier_of: dict[int, tuple[int, ...]] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, verifiers: Sequence[str], profile: LatencyProfile, batch: int, seed: int) -> None:
         super().__init__()
         self.folder, self.verifiers, self.profile, self.batch, self.seed = folder, verifiers, profile, batch, seed
         self.space = ActionSpace.default()
-        self._given = verifier_of
-        self.verifier_of = verifier_of or {}
+        self.verifier_of: dict[int, tuple[int, ...]] = {}
 
     def setup(self, stage: str | None = None) -> None:
         if hasattr(self, "train"):
             return
         tables = [read_split(self.folder, split) for split in ("train", "validation")]
-        if self._given is None:
-            self.verifier_of = fastest_verifiers(tables[0], self.verifiers, self.profile, self.space)
+        self.verifier_of = fastest_verifiers(tables[0], self.verifiers, self.profile, self.space)
         self.train, self.validation = (
             to_roots(table, self.verifiers, self.profile, self.space, self.verifier_of) for table in tables
         )
@@ -336,7 +328,8 @@ class TracesModule(pl.LightningDataModule):
 
     def with_roots(self, train: Roots, validation: Roots) -> TracesModule:
         """The same traces, set up with other roots; baselines stay as they are."""
-        other = TracesModule(self.folder, self.verifiers, self.profile, self.batch, self.seed, self.verifier_of)
+        other = TracesModule(self.folder, self.verifiers, self.profile, self.batch, self.seed)
+        other.verifier_of = self.verifier_of
         other.train, other.validation = train, validation
         return other
 

@@ -7,7 +7,8 @@
     README.md      how to call it
     SHA256SUMS     of all of the above
 
-Legend: B roots, R calibration roots, S sampling settings, L context lengths, A actions, D hidden width, F scalars.
+Legend: B roots, R calibration roots, S sampling settings, L context lengths, A actions, O options (every action with
+each verifier), I increments, D hidden width, F scalars.
 """
 
 # No postponed annotations here: TorchScript reads the annotations of a module's attributes as objects.
@@ -27,7 +28,18 @@ from selector.actions import Action, ActionSpace
 from selector.data import Roots
 from selector.latency import LatencyProfile, interpolated_at
 from selector.module import SelectorModule
-from selector.runtime import CHECKSUMS, FORMAT, HEAD, Mode, Selector, decision_tables, load_selector, torchscript
+from selector.network import IncrementNetwork, SelectorNetwork
+from selector.runtime import (
+    CHECKSUMS,
+    FORMAT,
+    HEAD,
+    DecisionTables,
+    Mode,
+    Selector,
+    decision_tables,
+    load_selector,
+    torchscript,
+)
 from selector.schema import (
     HIDDEN_STATES,
     JOINT,
@@ -46,23 +58,25 @@ CALIBRATION_ROOTS = 256
 class DeployedSelector(nn.Module):
     """What an engine runs: the network and the decision rule.
 
-    For a regressor the scores are `E - g T` with the times of `seconds_SLA` under the nearest sampling setting; the
-    calibration predictions let a reader find g anew for another machine's times.
+    For a regressor the scores are `E - g T`: of the nearest sampling setting's `option_SA`, every action with its
+    verifier, at the times of `seconds_SLA`. The calibration predictions let a reader find g anew for another machine's
+    times.
     """
 
     gain: Tensor
     settings_S2: Tensor
     lengths_L: Tensor
     seconds_SLA: Tensor
+    option_SA: Tensor
 
     def __init__(
         self,
-        network: nn.Module,
+        network: IncrementNetwork | SelectorNetwork,
         trunk: nn.ModuleList,
         head: tuple[Tensor, Tensor, Tensor],
         base: float,
         gain: Tensor,
-        times: tuple[Tensor, Tensor, Tensor],
+        tables: DecisionTables,
         calibration: tuple[Tensor, Tensor, Tensor],
     ) -> None:
         super().__init__()
@@ -73,10 +87,9 @@ class DeployedSelector(nn.Module):
         self.length_at = SCALAR_NAMES.index("context_length")
         self.setting_at = [SCALAR_NAMES.index("temperature"), SCALAR_NAMES.index("top_p")]
         self.register_buffer("gain", gain.clone())  # 0 for a policy: its scores are logits
-        self.register_buffer("settings_S2", times[0])
-        self.register_buffer("lengths_L", times[1])
-        self.register_buffer("seconds_SLA", times[2])
-        self.register_buffer("calibration_RA", calibration[0])
+        for name, tensor in tables._asdict().items():
+            self.register_buffer(name, tensor)
+        self.register_buffer("calibration_RO", calibration[0])
         self.register_buffer("calibration_length_R", calibration[1][:, self.length_at])
         self.register_buffer("calibration_setting_R", self.nearest(calibration[1]))
         self.register_buffer("calibration_weight_R", calibration[2])
@@ -99,8 +112,8 @@ class DeployedSelector(nn.Module):
         ]
         if single:
             hidden_states = [state.unsqueeze(0) for state in hidden_states]
-        scores = self.base + self.network(hidden_states, scalars)
         at = self.nearest(scalars)
+        scores = self.base + self.network(hidden_states, scalars).gather(-1, self.option_SA[at])
         scores = scores - self.gain * interpolated_at(self.seconds_SLA, self.lengths_L, at, scalars[:, self.length_at])
         best = scores.argmax(-1)
         if single:
@@ -112,14 +125,19 @@ class DeployedSelector(nn.Module):
         return (scalars_BF[:, self.setting_at].unsqueeze(1) - self.settings_S2).abs().sum(-1).argmin(-1)
 
     @torch.jit.export
-    def efficiency(self, features: dict[str, Tensor]) -> Tensor:
-        """A regressor's predicted block efficiencies for one root, float32 [A]; as in `forward`."""
+    def efficiency(self, features: dict[str, Tensor], needed_I: Tensor, sums_AI: Tensor) -> Tensor:
+        """A regressor's predicted block efficiencies of some options at one root, float32 [A]; a policy's logits.
+
+        Args:
+            features: as in `forward`.
+            needed_I, sums_AI: the increments that these options need, by index, and the matrix between both.
+        """
         hidden_states = [
             features["target_hidden_prev"].unsqueeze(0),
             features["draft_hidden_prev"].unsqueeze(0),
             features["draft_hidden_root"].unsqueeze(0),
         ]
-        return self.base + self.network(hidden_states, features["scalars"].unsqueeze(0))[0]
+        return self.base + self.network.some(hidden_states, features["scalars"].unsqueeze(0), needed_I, sums_AI)
 
     @torch.jit.export
     def further(
@@ -150,21 +168,21 @@ def deployed(
     """The trained module with its decision rule, calibrated on evenly spaced training roots."""
     module.eval()
     rows = train.rows(torch.linspace(0, len(train) - 1, min(CALIBRATION_ROOTS, len(train))).long())
-    calibration = (module.outputs(rows).half(), rows.features()[SCALARS_KEY], rows.weight_B)
+    calibration = (module.options(rows).half(), rows.features()[SCALARS_KEY], rows.weight_B)
     if not module.predicts_efficiency:
         calibration = (calibration[0][:0], calibration[1][:0], calibration[2][:0])
-    return untuned(module, decision_tables(profile, modes, verifiers), calibration)
+    return untuned(module, decision_tables(profile, modes, verifiers, module.predicts_efficiency), calibration)
 
 
 def untuned(
-    module: SelectorModule, times: tuple[Tensor, Tensor, Tensor], calibration: tuple[Tensor, Tensor, Tensor]
+    module: SelectorModule, tables: DecisionTables, calibration: tuple[Tensor, Tensor, Tensor]
 ) -> DeployedSelector:
-    """What is deployed of a module, with the given tables; `calibration` is outputs, scalars and weights of roots."""
+    """What is deployed of a module, with the given tables; `calibration` is options, scalars and weights of roots."""
     regressor = module.predicts_efficiency
     trunk, head = nn.ModuleList(), (torch.zeros(0),) * 3  # a policy decides at the root alone
     if regressor:
-        trunk, head = module.trunk.folded(), (module.trunk.head.weight, module.trunk.head.bias, module.trunk.sums_IA)
-    return DeployedSelector(module.network, trunk, head, float(regressor), module.gain, times, calibration).eval()
+        trunk, head = module.trunk.folded(), (module.trunk.head.weight, module.trunk.head.bias, module.trunk.sums_IO)
+    return DeployedSelector(module.network, trunk, head, float(regressor), module.gain, tables, calibration).eval()
 
 
 def write_artefact(

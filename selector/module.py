@@ -1,4 +1,8 @@
-"""The Lightning module: the network under one of two objectives, and how it is judged."""
+"""The Lightning module: the network under one of two objectives, and how it is judged.
+
+Legend: B roots, D hidden width, F scalars, S samples of a root, T trunk tokens, A actions, U verifiers, O options
+(every action with each verifier), I increments.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,7 @@ from selector.network import (
     further_actions,
     increment_matrix,
     increments_of,
+    picked,
     split_features,
 )
 from selector.objective import policy_loss, policy_ratios, regression_objective
@@ -28,6 +33,7 @@ from selector.runtime import best_gain
 from selector.schema import LATENCY_SCALARS, SCALAR_NAMES, SCALARS_KEY, TRUNK_SCALARS, TRUNK_STATE
 
 SPACE = ActionSpace.default()
+LEAST_ERROR = 0.1  # tokens: what one token more adds is known exactly at the root, and would outweigh all the rest
 TOKENS_AT_ONCE = 4  # trunk tokens of each root that a training step looks at, beside the root itself
 
 
@@ -44,11 +50,13 @@ class SelectorModule(pl.LightningModule):
         error_powers: labels weigh the inverse of this power of their standard errors, at the root and along the trunk;
             0 weighs all alike.
         left_out: features that the networks are not shown: scalars and hidden states of the root, or `TRUNK_STATE`.
+        verifiers: how many a regressor predicts, so that every machine can pick each action's own by its times. If
+            several, they are the same on a chain.
     """
 
     gain: Tensor
-    weight_A: Tensor
-    trunk_weight_A: Tensor
+    weight_O: Tensor
+    trunk_weight_O: Tensor
     further_TA: Tensor
 
     def __init__(
@@ -65,23 +73,24 @@ class SelectorModule(pl.LightningModule):
         trunk: dict[str, Any] | None = None,
         error_powers: Sequence[float] = (0.0, 2.0),
         left_out: Sequence[str] = (),
+        verifiers: int = 1,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
         skipped = {*left_out, *(LATENCY_SCALARS if objective == "regressor" else ())}
         used = [i for i, name in enumerate(SCALAR_NAMES) if name not in skipped]
         if self.predicts_efficiency:
-            sums_IA = increment_matrix(SPACE)
-            increments = len(sums_IA)
-            self.network: torch.nn.Module = IncrementNetwork(
-                SelectorNetwork(hidden_widths, used, increments, **network), sums_IA
+            sums_IO = increment_matrix(SPACE, verifiers)
+            increments = len(sums_IO)
+            self.network: IncrementNetwork | SelectorNetwork = IncrementNetwork(
+                SelectorNetwork(hidden_widths, used, increments, **network), sums_IO
             )
-            self.trunk = TrunkNetwork(hidden_widths[-1] + len(TRUNK_SCALARS), sums_IA, **(trunk or {}))
+            self.trunk = TrunkNetwork(hidden_widths[-1] + len(TRUNK_SCALARS), sums_IO, **(trunk or {}))
         else:
             self.network = SelectorNetwork(hidden_widths, used, actions, **network)
         self.register_buffer("gain", torch.zeros(()))  # tokens per second; set from the training split
-        self.register_buffer("weight_A", torch.ones(actions))
-        self.register_buffer("trunk_weight_A", torch.ones(actions))
+        self.register_buffer("weight_O", torch.ones(verifiers * actions))
+        self.register_buffer("trunk_weight_O", torch.ones(verifiers * actions))
         self.register_buffer("further_TA", further_actions(SPACE), persistent=False)
         self.ratio, self.worst, self.regret = SpeedRatio(), WorstShare(), CrossFittedRegret()
         self.split_loss: Metric = MeanMetric() if self.predicts_efficiency else PolicyLoss(worst_weight, worst_share)
@@ -103,7 +112,8 @@ class SelectorModule(pl.LightningModule):
             assert isinstance(self.network, SelectorNetwork)
             self.network.standardise(roots.scalars)
             return
-        self.network.standardise(roots.scalars, increments_of(roots.mean_BA.mean(0) - 1, SPACE))
+        sums_IO = self.network.sums_IO
+        self.network.standardise(roots.scalars, increments_of(roots.every_mean_BO.mean(0) - 1, sums_IO))
         hidden, scalars = (
             roots.trunk_hidden_BSTD[:, 0].flatten(0, 1).float(),
             roots.trunk_scalars_BSTF[:, 0].flatten(0, 1),
@@ -111,40 +121,46 @@ class SelectorModule(pl.LightningModule):
         self.trunk.standardise(self._shown(TRUNK_STATE, hidden), scalars, self._mean_further(roots))
         known = errors_of or roots
         at_root, on_trunk = self.hparams["error_powers"]
-        self.weight_A.copy_(_pooled(known.error_BA) ** -at_root)
-        self.trunk_weight_A.copy_(_pooled(known.trunk_BSA.std(1, unbiased=True)) ** -on_trunk)
+        self.weight_O.copy_(_pooled(known.every_error_BO) ** -at_root)
+        self.trunk_weight_O.copy_(_pooled(known.every_trunk_BSO.std(1, unbiased=True)) ** -on_trunk)
 
     def _mean_further(self, roots: Roots) -> Tensor:
         """Mean increments over the trunk tokens: where training of the trunk's network begins, [I]."""
-        labels_TA, known_TA = torch.zeros(2, *self.further_TA.shape)
+        labels_TO, known_TO = torch.zeros(2, len(self.further_TA), len(self.trunk_weight_O))
         for t in range(1, len(self.further_TA)):
-            labels_BSA, known_A = self.further_labels(roots.trunk_BSA, torch.tensor(t))
-            labels_TA[t], known_TA[t] = labels_BSA.mean((0, 1)), known_A
-        means_A = (labels_TA * known_TA).sum(0) / known_TA.sum(0).clamp(min=1)
-        return increments_of(means_A, SPACE).clamp(min=0)
+            labels_BSO, known_O = self.further_labels(roots.every_trunk_BSO, torch.tensor(t))
+            labels_TO[t], known_TO[t] = labels_BSO.mean((0, 1)), known_O
+        means_O = (labels_TO * known_TO).sum(0) / known_TO.sum(0).clamp(min=1)
+        return increments_of(means_O, self.trunk.sums_IO).clamp(min=0)
 
-    def further_labels(self, trunk_A: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """What further actions added once `t` trunk tokens were drafted, and which there are; [.., A] each.
+    def further_labels(self, trunk_O: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """What further actions added once `t` trunk tokens were drafted, and which there are; [.., O] each.
 
         Args:
-            trunk_A: labels given a trunk, [.., A].
+            trunk_O: labels given a trunk, [.., O].
             t: int64 [..].
         """
-        whole_A = self.further_TA[t]
-        chains_A = self.further_TA[:, SPACE.index(SPACE.chain(0))][t].unsqueeze(-1)
-        index_A = whole_A.clamp(min=0).expand_as(trunk_A)
-        return trunk_A.gather(-1, index_A) - trunk_A.gather(-1, chains_A.expand(*trunk_A.shape[:-1], 1)), whole_A >= 0
+        trunk_UA = trunk_O.unflatten(-1, (-1, len(SPACE)))
+        whole_1A = self.further_TA[t].unsqueeze(-2)
+        whole_UA = whole_1A.clamp(min=0).expand(*trunk_UA.shape[:-1], -1)
+        added_UA = trunk_UA.gather(-1, whole_UA) - trunk_UA.gather(-1, whole_UA[..., [SPACE.index(SPACE.chain(0))]])
+        return added_UA.flatten(-2), (whole_1A >= 0).expand(*t.shape, *trunk_UA.shape[-2:]).flatten(-2)
+
+    def options(self, roots: Roots) -> Tensor:
+        """Logits [B, A], or predicted block efficiencies with every verifier, [B, O]."""
+        features = {name: self._shown(name, value) for name, value in roots.features().items()}
+        outputs_BO = self.network(*split_features(features, SCALARS_KEY))
+        return 1 + outputs_BO if self.predicts_efficiency else outputs_BO
 
     def outputs(self, roots: Roots) -> Tensor:
-        """Logits, or predicted block efficiencies, [B, A]."""
-        features = {name: self._shown(name, value) for name, value in roots.features().items()}
-        outputs_BA = self.network(*split_features(features, SCALARS_KEY))
-        return 1 + outputs_BA if self.predicts_efficiency else outputs_BA
+        """Logits, or predicted block efficiencies with each action's verifier, [B, A]."""
+        options_BO = self.options(roots)
+        return picked(options_BO, roots.verifier_BA) if self.predicts_efficiency else options_BO
 
     def gains(self, roots: Roots, t: int) -> Tensor:
         """Predicted gains of further actions after t trunk tokens, for every sample; [B, S, A]."""
         hidden_BSTD, scalars_BSTF = self._along_trunks(roots, slice(t, t + 1))
-        return self.trunk(hidden_BSTD[:, :, 0], scalars_BSTF[:, :, 0])
+        return picked(self.trunk(hidden_BSTD[:, :, 0], scalars_BSTF[:, :, 0]), roots.verifier_BA.unsqueeze(1))
 
     def _shown(self, name: str, value: Tensor) -> Tensor:
         """The feature, or zeros for one that is left out: they leave a constant behind the first layer."""
@@ -180,7 +196,7 @@ class SelectorModule(pl.LightningModule):
 
     def root_loss(self, roots: Roots) -> Tensor:
         """Of a regressor, at the root by all features: in squared tokens; scalar."""
-        return regression_objective(self.outputs(roots), roots.mean_BA, self.weight_A)
+        return regression_objective(self.options(roots), roots.every_mean_BO, self.weight_O)
 
     def trunk_loss(self, roots: Roots) -> Tensor:
         """At the root and some trunk tokens of one sample each, drawn anew each time; spread evenly when not training.
@@ -190,7 +206,7 @@ class SelectorModule(pl.LightningModule):
         hidden_BSTD, scalars_BSTF = self._along_trunks(roots, slice(None))
         B, S, T = scalars_BSTF.shape[:3]
         at_root = self.trunk(hidden_BSTD[:, 0, 0], scalars_BSTF[:, 0, 0])
-        loss = regression_objective(at_root, roots.mean_BA - 1, self.weight_A)
+        loss = regression_objective(at_root, roots.every_mean_BO - 1, self.weight_O)
         shape = (B, TOKENS_AT_ONCE)
         if self.training:
             sample_Bn = torch.randint(S, shape, device=self.device)
@@ -201,8 +217,8 @@ class SelectorModule(pl.LightningModule):
         b_B1 = torch.arange(B, device=self.device).unsqueeze(-1)
         places = (b_B1, sample_Bn, token_Bn)
         predicted = self.trunk(hidden_BSTD[places].flatten(0, 1), scalars_BSTF[places].flatten(0, 1))
-        labels, known = self.further_labels(roots.trunk_BSA[b_B1, sample_Bn].flatten(0, 1), token_Bn.flatten())
-        return loss + regression_objective(predicted, labels, known * self.trunk_weight_A)
+        labels, known = self.further_labels(roots.every_trunk_BSO[b_B1, sample_Bn].flatten(0, 1), token_Bn.flatten())
+        return loss + regression_objective(predicted, labels, known * self.trunk_weight_O)
 
     def training_step(self, roots: Roots, _: int) -> Tensor:
         loss = self.loss(roots)
@@ -252,6 +268,5 @@ def one_cycle(module: pl.LightningModule) -> OptimizerLRSchedulerConfig:
 
 
 def _pooled(error_A: Tensor) -> Tensor:
-    """Root mean square over all but the last axis, [A]; what is known exactly counts as the best known of the rest."""
-    pooled_A = error_A.flatten(0, -2).square().mean(0).sqrt()
-    return pooled_A.clamp(min=float(pooled_A[pooled_A > 0].min()) if bool((pooled_A > 0).any()) else 1.0)
+    """Root mean square over all but the last axis, at least `LEAST_ERROR`."""
+    return error_A.flatten(0, -2).square().mean(0).sqrt().clamp(min=LEAST_ERROR)

@@ -1,6 +1,8 @@
 """The paper's network: features of a root in, one number per action out (DDTE, appendix E); and what a regressor adds.
 
-Legend: B roots, D hidden width of a model, F scalar features, A actions, I increments, T trunk tokens.
+A regressor of several verifiers predicts *options*: every action with the first verifier, with the second, and so on.
+
+Legend: B roots, D hidden width of a model, F scalar features, A actions, O options, I increments, T trunk tokens.
 """
 
 # No postponed annotations here: TorchScript reads the annotations of a module's attributes as objects.
@@ -73,23 +75,28 @@ class SelectorNetwork(nn.Module):
             parts.append(block(hidden_states[i]))
         return self.mlp(torch.cat(parts, dim=-1)) + self.output_mean_A
 
+    @torch.jit.export
+    def some(self, hidden_states: list[Tensor], scalars_BF: Tensor, needed_I: Tensor, sums_AI: Tensor) -> Tensor:
+        """All outputs at one root, [A]; for `IncrementNetwork.some`, whose other arguments have no meaning here."""
+        return self.forward(hidden_states, scalars_BF)[0]
+
 
 class IncrementNetwork(nn.Module):
-    """What every action yields beyond the tokens that are drafted already, as a running sum that never falls.
+    """What every option yields beyond the tokens that are drafted already, as a running sum that never falls.
 
     Block efficiency is one plus the sum of what each level adds, along the trunk and then along the branches. The body
-    gives the increments; a matrix of zeros and ones adds them up for each action.
+    gives the increments; a matrix of zeros and ones adds them up for each option.
 
     Args:
         body: with as many outputs as `increment_matrix` has rows.
     """
 
-    sums_IA: Tensor
+    sums_IO: Tensor
 
-    def __init__(self, body: SelectorNetwork, sums_IA: Tensor) -> None:
+    def __init__(self, body: SelectorNetwork, sums_IO: Tensor) -> None:
         super().__init__()
         self.body = body
-        self.register_buffer("sums_IA", sums_IA)
+        self.register_buffer("sums_IO", sums_IO)
 
     def standardise(self, scalars_BF: Tensor, mean_increments_I: Tensor) -> None:
         """Fit the scaling of inputs on the training split, and begin at its mean increments."""
@@ -97,8 +104,14 @@ class IncrementNetwork(nn.Module):
         self.body.output_mean_A.copy_(_inverse_softplus(mean_increments_I))
 
     def forward(self, hidden_states: list[Tensor], scalars_BF: Tensor) -> Tensor:
-        """As in `SelectorNetwork`; [B, A] tokens."""
-        return nn.functional.softplus(self.body(hidden_states, scalars_BF)) @ self.sums_IA
+        """As in `SelectorNetwork`; [B, O] tokens."""
+        return nn.functional.softplus(self.body(hidden_states, scalars_BF)) @ self.sums_IO
+
+    @torch.jit.export
+    def some(self, hidden_states: list[Tensor], scalars_BF: Tensor, needed_I: Tensor, sums_AI: Tensor) -> Tensor:
+        """What some options yield at one root, [A], from the increments that they need and the matrix between both."""
+        increments_I = nn.functional.softplus(self.body(hidden_states, scalars_BF)[0, needed_I])
+        return torch.mv(sums_AI, increments_I)
 
 
 class TrunkBody(nn.Module):
@@ -153,15 +166,15 @@ class TrunkNetwork(TrunkBody):
 
     Args:
         inputs: D + F.
-        sums_IA: as from `increment_matrix`.
+        sums_IO: as from `increment_matrix`.
     """
 
-    sums_IA: Tensor
+    sums_IO: Tensor
 
-    def __init__(self, inputs: int, sums_IA: Tensor, hidden: Sequence[int] = (64, 32), dropout: float = 0.1) -> None:
+    def __init__(self, inputs: int, sums_IO: Tensor, hidden: Sequence[int] = (64, 32), dropout: float = 0.1) -> None:
         super().__init__(inputs, hidden, dropout)
-        self.head = nn.Linear(hidden[-1], len(sums_IA))
-        self.register_buffer("sums_IA", sums_IA)
+        self.head = nn.Linear(hidden[-1], len(sums_IO))
+        self.register_buffer("sums_IO", sums_IO)
 
     @torch.no_grad()
     def standardise(self, hidden_BD: Tensor, scalars_BF: Tensor, mean_increments_I: Tensor) -> None:
@@ -175,9 +188,9 @@ class TrunkNetwork(TrunkBody):
             scalars_BF: `TRUNK_SCALARS`, float32.
 
         Returns:
-            tokens, [B, A].
+            tokens, [B, O].
         """
-        return nn.functional.softplus(self.head(self.encoded(hidden_BD, scalars_BF))) @ self.sums_IA
+        return nn.functional.softplus(self.head(self.encoded(hidden_BD, scalars_BF))) @ self.sums_IO
 
 
 class VectorLayer(nn.Module):
@@ -200,24 +213,30 @@ def _inverse_softplus(values: Tensor) -> Tensor:
     return floored + torch.log(-torch.expm1(-floored))
 
 
-def increment_matrix(space: ActionSpace) -> Tensor:
-    """Which increments an action is the sum of, float32 [I, A]: each depth of a chain, and each depth of the branches
-    for every number of them and trunk depth."""
+def increment_matrix(space: ActionSpace, verifiers: int = 1) -> Tensor:
+    """Which increments an option is the sum of, float32 [I, O]: each depth of a chain, on which all verifiers are one,
+    and each depth of the branches for every verifier, number of branches and trunk depth."""
     length = space.max_L1 + space.max_L2
-    sums_IA = torch.zeros(length + (space.max_K - 1) * (space.max_L1 + 1) * space.max_L2, len(space))
-    for a, (K, L1, L2) in enumerate(space):
-        sums_IA[: L1 + L2 if K == 1 else L1, a] = 1
-        if K > 1:
-            start = length + ((K - 2) * (space.max_L1 + 1) + L1) * space.max_L2
-            sums_IA[start : start + L2, a] = 1
-    return sums_IA
+    branching = (space.max_K - 1) * (space.max_L1 + 1) * space.max_L2
+    sums_IO = torch.zeros(length + verifiers * branching, verifiers * len(space))
+    for v in range(verifiers):
+        for a, (K, L1, L2) in enumerate(space, v * len(space)):
+            sums_IO[: L1 + L2 if K == 1 else L1, a] = 1
+            if K > 1:
+                start = length + v * branching + ((K - 2) * (space.max_L1 + 1) + L1) * space.max_L2
+                sums_IO[start : start + L2, a] = 1
+    return sums_IO
 
 
-def increments_of(values_A: Tensor, space: ActionSpace) -> Tensor:
+def increments_of(values_O: Tensor, sums_IO: Tensor) -> Tensor:
     """The increments of which the given sums consist, [I]: the inverse of `increment_matrix`."""
-    return (
-        torch.linalg.lstsq(increment_matrix(space).T.double(), values_A.double().unsqueeze(-1)).solution[:, 0].float()
-    )
+    return torch.linalg.lstsq(sums_IO.T.double(), values_O.double().unsqueeze(-1)).solution[:, 0].float()
+
+
+def picked(values_O: Tensor, verifier_A: Tensor) -> Tensor:
+    """Of the options [.., O], every action with one verifier, by its position in `verifier_A` [.., A]."""
+    values_UA = values_O.unflatten(-1, (-1, verifier_A.shape[-1]))
+    return values_UA.gather(-2, verifier_A.unsqueeze(-2).expand(*values_UA.shape[:-2], 1, -1)).squeeze(-2)
 
 
 def further_actions(space: ActionSpace) -> Tensor:

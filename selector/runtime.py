@@ -1,6 +1,7 @@
 """Artefact directory -> decisions. Needs torch alone.
 
-Legend: B roots, R calibration roots, S sampling settings, A actions, L context lengths, D hidden width, F scalars.
+Legend: B roots, R calibration roots, S sampling settings, A actions, U verifiers, O options (every action with each
+verifier), I increments, L context lengths, D hidden width, F scalars.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace
+from selector.baselines import worth_most
 from selector.latency import (
     Correction,
     LatencyProfile,
@@ -40,9 +43,9 @@ __all__ = [
     "load_selector",
 ]
 
-FORMAT = "espalier-selector"
+FORMAT = "espalier-selector-2"
 CHECKSUMS = "SHA256SUMS"
-HEAD = ("head_weight_IH", "head_bias_I", "head_sums_IA")  # of the trunk's network
+HEAD = ("head_weight_IH", "head_bias_I", "head_sums_IO")  # of the trunk's network
 
 
 class Selector:
@@ -63,7 +66,7 @@ class Selector:
         head: tuple[Tensor, ...],
         config: dict,
         latency: LatencyProfile,
-        tuned_for: LatencyProfile | None = None,
+        modes: Sequence[Mode],
     ) -> None:
         self._module = module
         self._head = head
@@ -73,10 +76,7 @@ class Selector:
         self.verifier: str = config["verifier"]
         self.verifiers: list[str] = config["verifiers"]
         self.fallback = Action(*config["fallback"])
-        self.modes = _modes(config)
-        if tuned_for is not None:
-            both = zip(self.modes, config["modes"], strict=True)
-            self.modes = [_retuned(mode, entry, self, tuned_for) for mode, entry in both]
+        self.modes = list(modes)
 
     @torch.inference_mode()
     def select(self, features: dict[str, Tensor] | None) -> Action:
@@ -103,8 +103,8 @@ class Selector:
     ) -> Tuned:
         """The selector under one sampling setting: that of its modes which is nearest.
 
-        On another machine than the one it was tuned for, times, the static tree and the speed at which time is charged
-        are that machine's; where decisions pay, and every action's verifier, was found on the first one.
+        On another machine than the one it was tuned for, times, the static tree, every action's verifier and the speed
+        at which time is charged are that machine's; where decisions pay was found on the first one.
 
         Args:
             nodes: drafted tokens at most, equal prefixes counted apart.
@@ -118,15 +118,13 @@ class Selector:
         if nodes is None and shapes is None:
             return Tuned(self, mode, None)
         allowed = self._allowed(nodes, shapes)
-        entry = self.config["modes"][at]
-        best = max(
-            (self.actions[a] for a in allowed), key=lambda action: _static_speed(action, entry, self, self.latency)
-        )
+        speed_A = _static_speeds(self.config, at, mode.verifier_of, self.latency)
+        best = max(allowed, key=speed_A.__getitem__)
         everything = tuple(range(len(self.actions)))
         # with fewer trees to choose from, decoding is slower, and so time is worth less
-        speeds = [_static_speed(action, entry, self, self.latency) for action in (best, mode.action)]
-        gain = mode.gain * speeds[0] / speeds[1]
-        return Tuned(self, replace(mode, action=best, further=everything, first=0, gain=gain), allowed)
+        gain = mode.gain * float(speed_A[best] / speed_A[self.actions.index(mode.action)])
+        best_mode = replace(mode, action=self.actions[best], further=everything, first=0, gain=gain)
+        return Tuned(self, best_mode, allowed)
 
     def _allowed(self, nodes: int | None, shapes: Iterable[tuple[int, int, int]] | None) -> list[int]:
         """Indices of the actions that remain."""
@@ -145,18 +143,31 @@ class Selector:
         """The verifier of every action under a mode's sampling setting."""
         return [self.verifiers[position] for position in mode.verifier_of]
 
-    def efficiency(self, features: dict[str, Tensor]) -> Tensor:
-        """A regressor's predicted block efficiencies for one root, float32 [A]."""
-        return self._module.efficiency(_on_cpu(features))
+    def efficiency(self, features: dict[str, Tensor], body: tuple[Tensor, ...]) -> Tensor:
+        """A regressor's predicted block efficiencies for one root, float32 [A]; a policy's logits.
+
+        Args:
+            body: as from `body_of`.
+        """
+        return self._module.efficiency(_on_cpu(features), *body)
 
     def further(self, hidden_D: Tensor, scalars_F: Tensor, head: tuple[Tensor, ...], cost_A: Tensor) -> int:
         """The best further action at a drafted token, by its position in `cost_A`; `head` as from `head_of`."""
         return self._module.further(hidden_D, scalars_F, *head, cost_A)
 
-    def head_of(self, further: list[int]) -> tuple[Tensor, ...]:
-        """What the trunk's network needs to tell what some further actions add."""
-        weight_IH, bias_I, sums_IA = self._head
-        sums_IA = sums_IA[:, further]
+    def body_of(self, mode: Mode) -> tuple[Tensor, ...]:
+        """What the root's network needs to tell what every action yields with its verifier."""
+        *_, sums_IO = self._head
+        if len(sums_IO) == 0:  # a policy's
+            return torch.zeros(0, dtype=torch.int64), sums_IO.view(0, 0)
+        sums_IA = sums_IO[:, mode.options]
+        needed_I = sums_IA.any(1).nonzero().flatten()
+        return needed_I, sums_IA[needed_I].T.contiguous()
+
+    def head_of(self, mode: Mode) -> tuple[Tensor, ...]:
+        """What the trunk's network needs to tell what the mode's further actions add."""
+        weight_IH, bias_I, sums_IO = self._head
+        sums_IA = sums_IO[:, [mode.options[a] for a in mode.further]]
         needed = sums_IA.any(1)
         return weight_IH[needed].contiguous(), bias_I[needed], sums_IA[needed].T.contiguous()
 
@@ -200,15 +211,18 @@ def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | Non
         raise InputError(f"{folder}: the latency profile was measured with another pair")
     if unmeasured := set(config["verifiers"]) - set(profile.verify):
         raise InputError(f"the latency profile of {profile.device} has no times for {', '.join(sorted(unmeasured))}")
+    modes = [Mode.of(entry) for entry in config["modes"]]
+    if latency is not None:
+        own = LatencyProfile.load(folder / "latency.json")
+        modes = [_retuned(config, at, modes[at], profile, own) for at in range(len(modes))]
     with torchscript():
         module = torch.jit.load(str(folder / "selector.pt"), map_location="cpu").eval()
         if latency is not None:
-            _retune(module, config, profile)
+            _retune(module, decision_tables(profile, modes, config["verifiers"], True))
         buffers = dict(module.named_buffers())
         head = tuple(buffers[name].clone() for name in HEAD)
         module = torch.jit.freeze(module, preserved_attrs=["efficiency", "further"])
-    own = LatencyProfile.load(folder / "latency.json") if latency is not None else None
-    return Selector(module, head, config, profile, own)
+    return Selector(module, head, config, profile, modes)
 
 
 def _check_files(folder: Path) -> None:
@@ -231,54 +245,80 @@ def _check_files(folder: Path) -> None:
             raise InputError(f"{path}: its checksum does not match {CHECKSUMS}; export the selector again")
 
 
-def _modes(config: dict) -> list[Mode]:
-    return [Mode.of(entry) for entry in config["modes"]]
+class DecisionTables(NamedTuple):
+    """What decisions at the root are charged with: the sampling settings, temperature and top-p; lengths; and seconds,
+    with the verifiers that `option_SA` says, int64. A policy's outputs are actions, whatever their verifiers."""
+
+    settings_S2: Tensor
+    lengths_L: Tensor
+    seconds_SLA: Tensor
+    option_SA: Tensor
 
 
 def decision_tables(
-    profile: LatencyProfile, modes: Sequence[Mode], verifiers: Sequence[str]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What decisions at the root are charged with: the settings, [S, 2]; lengths, [L]; seconds, [S, L, A]."""
+    profile: LatencyProfile, modes: Sequence[Mode], verifiers: Sequence[str], regressor: bool
+) -> DecisionTables:
+    """Those of some modes on one machine."""
     actions = ActionSpace.default().actions
     tables = [
         profile.table(actions, [verifiers[position] for position in mode.verifier_of], True, filtered=mode.top_p < 1)
         for mode in modes
     ]
     settings_S2 = torch.tensor([[mode.temperature, mode.top_p] for mode in modes])
-    return settings_S2, tables[0][0], torch.stack([seconds_LA for _, seconds_LA in tables])
+    options = [mode.options if regressor else range(len(actions)) for mode in modes]
+    seconds_SLA = torch.stack([seconds_LA for _, seconds_LA in tables])
+    return DecisionTables(settings_S2, tables[0][0], seconds_SLA, torch.tensor([list(each) for each in options]))
 
 
-def _retune(module: torch.jit.ScriptModule, config: dict, profile: LatencyProfile) -> None:
+def _retune(module: torch.jit.ScriptModule, tables: DecisionTables) -> None:
     """Put another machine's times into a regressor and find its g on the calibration predictions."""
     buffers = dict(module.named_buffers())
-    predicted_RA = buffers["calibration_RA"].float()
-    if len(predicted_RA) == 0:
+    predicted_RO = buffers["calibration_RO"].float()
+    if len(predicted_RO) == 0:
         return  # a policy sees times only through its features
-    _, module.lengths_L, module.seconds_SLA = decision_tables(profile, _modes(config), config["verifiers"])
-    calibrated = (module.lengths_L, buffers["calibration_setting_R"], buffers["calibration_length_R"])
+    module.lengths_L, module.seconds_SLA, module.option_SA = tables.lengths_L, tables.seconds_SLA, tables.option_SA
+    setting_R = buffers["calibration_setting_R"]
+    predicted_RA = predicted_RO.gather(-1, tables.option_SA[setting_R])
     weight_R1 = buffers["calibration_weight_R"].unsqueeze(-1)
-    seconds_RA = interpolated_at(module.seconds_SLA, *calibrated)
+    seconds_RA = interpolated_at(tables.seconds_SLA, tables.lengths_L, setting_R, buffers["calibration_length_R"])
     buffers["gain"].fill_(best_gain(weight_R1 * predicted_RA, weight_R1 * seconds_RA))
 
 
-def _static_speed(action: Action, entry: dict, selector: Selector, latency: LatencyProfile) -> float:
-    """Of a static tree under a mode's sampling setting, by a profile's times; tokens per second."""
-    lengths = selector.latency.draft.lengths
-    length, filtered = lengths[len(lengths) // 2], entry["top_p"] < 1
-    index = selector.actions.index(action)
-    verifier = selector.verifiers[entry["verifier_of"][index]]
-    seconds = latency.action_seconds(action, length, verifier, filtered=filtered)
-    return entry["mean_efficiency"][index] / seconds
+def _static_table(config: dict, at: int, latency: LatencyProfile) -> tuple[Tensor, Tensor]:
+    """Block efficiencies of the static trees under a mode's sampling setting, and their times; [U, A] each."""
+    entry, actions = config["modes"][at], ActionSpace.default().actions
+    length, filtered = latency.draft.lengths[len(latency.draft.lengths) // 2], entry["top_p"] < 1
+    seconds_UA = torch.tensor(
+        [
+            [latency.action_seconds(action, length, verifier, filtered=filtered) for action in actions]
+            for verifier in config["verifiers"]
+        ]
+    )
+    return torch.tensor(entry["mean_efficiency"]), seconds_UA
 
 
-def _retuned(mode: Mode, entry: dict, selector: Selector, tuned_for: LatencyProfile) -> Mode:
-    """A mode with the best static tree on another machine, and g moved in proportion to the best trees' speeds."""
-    best = max(selector.actions, key=lambda action: _static_speed(action, entry, selector, selector.latency))
-    there = _static_speed(best, entry, selector, selector.latency)
-    gain = mode.gain * there / _static_speed(mode.action, entry, selector, tuned_for)
+def _static_speeds(config: dict, at: int, verifier_of: Sequence[int], latency: LatencyProfile) -> Tensor:
+    """Of the static trees, each with its verifier; tokens per second, [A]."""
+    tokens_UA, seconds_UA = _static_table(config, at, latency)
+    verifier_1A = torch.tensor([list(verifier_of)])
+    return tokens_UA.gather(0, verifier_1A)[0] / seconds_UA.gather(0, verifier_1A)[0]
+
+
+def _retuned(config: dict, at: int, mode: Mode, latency: LatencyProfile, tuned_for: LatencyProfile) -> Mode:
+    """A mode with another machine's verifiers and best static tree, and g moved in proportion to the trees' speeds.
+
+    A policy was trained for the trees of its own verifiers, and keeps them.
+    """
+    verifier_of = mode.verifier_of
+    if config["objective"] == "regressor":
+        verifier_of = worth_most(*_static_table(config, at, latency))
+    speed_A = _static_speeds(config, at, verifier_of, latency)
+    best, actions = int(speed_A.argmax()), ActionSpace.default().actions
+    before = _static_speeds(config, at, mode.verifier_of, tuned_for)[actions.index(mode.action)]
     # which further actions are ever the best is not known there: all are weighed
-    further = tuple(range(len(selector.actions)))
-    return replace(mode, action=best, gain=gain, further=further, first=0)
+    further = tuple(range(len(actions)))
+    gain = mode.gain * float(speed_A[best] / before)
+    return replace(mode, action=actions[best], gain=gain, further=further, first=0, verifier_of=verifier_of)
 
 
 def best_gain(efficiency_BA: Tensor, seconds_BA: Tensor, tolerance: float = 1e-9) -> float:

@@ -47,6 +47,11 @@ class Mode:
     first: int = 0
     verifier_of: tuple[int, ...] = (0,) * len(ActionSpace.default())
 
+    @property
+    def options(self) -> list[int]:
+        """Of every action with its verifier, the position among every action with each verifier."""
+        return [verifier * len(self.verifier_of) + action for action, verifier in enumerate(self.verifier_of)]
+
     def distance(self, temperature: float, top_p: float) -> float:
         return abs(self.temperature - temperature) + abs(self.top_p - top_p)
 
@@ -63,6 +68,7 @@ class Tuned:
 
     Attributes:
         latency: the profile that root features are based on; None where none are needed.
+        decides: whether there is any decision to make; if not, `select` has one answer to everything.
         on_trunk: whether `decide` is to be asked, at the root and after trunk tokens, from the `first` one on.
         verifiers: of every action, in the order of `selector.actions`. They may differ: a decision sees drafted tokens,
             but bottom-up verifiers enter a trunk alike, whatever stands below it.
@@ -72,9 +78,10 @@ class Tuned:
         self.selector, self.mode = selector, mode
         self.latency = selector.latency if mode.at_root else None
         self.on_trunk, self.first = mode.on_trunk, mode.first
+        self.decides = mode.at_root or mode.on_trunk
         self.verifiers = selector.verifiers_of(mode)
         self._space = ActionSpace.default()
-        if mode.at_root or mode.on_trunk:
+        if self.decides:
             lengths_L, seconds_LA = selector.latency.table(
                 selector.actions, self.verifiers, mode.at_root, mode.first if mode.on_trunk else None, mode.top_p < 1
             )
@@ -84,7 +91,8 @@ class Tuned:
                 barred = torch.ones(len(selector.actions), dtype=torch.bool)
                 barred[allowed] = False
                 self.cost_LA = self.cost_LA + BARRED * barred
-            self.head = selector.head_of(list(mode.further)) if mode.on_trunk else ()
+            self.body = selector.body_of(mode) if mode.at_root else ()
+            self.head = selector.head_of(mode) if mode.on_trunk else ()
             self.cost_LTA = further_cost(self.cost_LA, self._space)[..., list(mode.further)].contiguous()
             self._length = -1.0
             self._costs: list[Tensor] = []
@@ -100,7 +108,7 @@ class Tuned:
         if features is None or not self.mode.at_root:
             return self.mode.action
         cost_A = self._at(self.cost_LA, float(features[SCALARS_KEY][LENGTH_AT]))
-        return self.selector.actions[int((self.selector.efficiency(features) - cost_A).argmax())]
+        return self.selector.actions[int((self.selector.efficiency(features, self.body) - cost_A).argmax())]
 
     def decide(self, hidden_D: Tensor, scalars_F: Tensor, drafted: int, length: float) -> Action:
         """The decision along the trunk: the action from here on, whose trunk holds at least what is drafted.

@@ -28,8 +28,10 @@ def profile(draft: float = 1e-3, target: float = 5e-3) -> LatencyProfile:
     )
 
 
-def roots(count: int = 64, seed: int = 0) -> Roots:
+def roots(count: int = 64, seed: int = 0, verifiers: int = 1) -> Roots:
     """Long trees pay where the first hidden state's first entry is positive, short ones elsewhere.
+
+    A further verifier is like the first, and half a token better with several branches.
 
     On each of the two trunks drafted there, that is so where the draft's own hidden state begins with a positive entry.
     """
@@ -45,13 +47,15 @@ def roots(count: int = 64, seed: int = 0) -> Roots:
     trunk_scalars = torch.rand(count, 2, SPACE.decisions, len(TRUNK_SCALARS), generator=generator)
     trunk_scalars[..., 0] = torch.arange(1.0, SPACE.decisions + 1)
     times = [profile().table(SPACE.actions, "traversal", with_selector) for with_selector in (True, False)]
+    half_BA = mean_BA + 0.01 * torch.randn(mean_BA.shape, generator=generator)
+    trunk_BSA = efficiency(trunk_hidden[..., 0, :1], depth_A)
     tables = [interpolated(seconds_LA, lengths_L, length_B) for lengths_L, seconds_LA in times]
     return Roots(
         *hidden,
         scalars=scalars,
         mean_BA=mean_BA,
         error_BA=torch.full_like(mean_BA, 0.1),
-        half_BA=mean_BA + 0.01 * torch.randn(mean_BA.shape, generator=generator),
+        half_BA=half_BA,
         realised_BA=mean_BA.round(),
         seconds_BA=tables[0],
         static_seconds_BA=tables[1],
@@ -65,8 +69,19 @@ def roots(count: int = 64, seed: int = 0) -> Roots:
         trunk_scalars_BSTF=trunk_scalars,
         trunk_entropy_BST=torch.rand(count, 2, SPACE.decisions, generator=generator),
         trunk_accept_BST=acceptance(trunk_hidden[..., 0]),
-        trunk_BSA=efficiency(trunk_hidden[..., 0, :1], depth_A),
+        trunk_BSA=trunk_BSA,
+        verifier_BA=torch.zeros(count, len(SPACE), dtype=torch.int64),
+        every_mean_BO=with_each(mean_BA, verifiers),
+        every_half_BO=with_each(half_BA, verifiers),
+        every_error_BO=torch.full_like(with_each(mean_BA, verifiers), 0.1),
+        every_trunk_BSO=with_each(trunk_BSA, verifiers),
     )
+
+
+def with_each(values_A: torch.Tensor, verifiers: int) -> torch.Tensor:
+    """Block efficiencies with every verifier, [.., O]."""
+    branching_A = torch.tensor([float(action.K > 1) for action in SPACE])
+    return torch.cat([values_A + 0.5 * v * branching_A for v in range(verifiers)], dim=-1)
 
 
 def efficiency(sign: torch.Tensor, depth_A: torch.Tensor) -> torch.Tensor:
@@ -88,7 +103,7 @@ class Traces:
         self.verifier_of: dict = {}
 
 
-def module(objective: str, seed: int = 0) -> SelectorModule:
+def module(objective: str, seed: int = 0, verifiers: int = 1) -> SelectorModule:
     torch.manual_seed(seed)
     made = SelectorModule(
         objective,
@@ -100,6 +115,7 @@ def module(objective: str, seed: int = 0) -> SelectorModule:
         epochs=60,
         worst_weight=1.0,
         worst_share=0.05,
+        verifiers=verifiers,
     )
-    made.fit_standardisation(roots())
+    made.fit_standardisation(roots(verifiers=verifiers))
     return made.eval()

@@ -10,7 +10,7 @@ import torch
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.deciding import outcome, play
 from selector.modes import jackknife_error, judge, ratios
-from selector.network import NEVER, further_actions, further_cost, increment_matrix, increments_of
+from selector.network import NEVER, further_actions, further_cost, increment_matrix, increments_of, picked
 from tests.selector.synthetic import SPACE, Traces, module, roots
 
 
@@ -24,7 +24,29 @@ def test_an_action_is_the_sum_of_its_increments() -> None:
         start = 4 + ((K - 2) * 3 + L1) * 2
         branches = float(increments[start : start + L2].sum()) if K > 1 else 0.0
         assert float(values_A[a]) == pytest.approx(trunk + branches)
-    assert torch.allclose(increments_of(values_A, space), increments, atol=1e-5)
+    assert torch.allclose(increments_of(values_A, increment_matrix(space)), increments, atol=1e-5)
+
+
+def test_verifiers_share_the_increments_of_chains_and_nothing_else() -> None:
+    space = ActionSpace(3, 2, 2)
+    alone_IA, both_IO = increment_matrix(space), increment_matrix(space, verifiers=2)
+    branching = len(alone_IA) - 4
+    assert both_IO.shape == (4 + 2 * branching, 2 * len(space))
+    increments = torch.rand(len(both_IO), generator=torch.Generator().manual_seed(1))
+    first_A, second_A = (increments @ both_IO).chunk(2)
+    assert torch.allclose(first_A, increments[: 4 + branching] @ alone_IA)
+    assert torch.allclose(second_A, torch.cat([increments[:4], increments[4 + branching :]]) @ alone_IA)
+    chain = torch.tensor([action.K == 1 for action in space])
+    assert torch.equal(first_A[chain], second_A[chain]) and not torch.isclose(first_A, second_A)[~chain].any()
+    assert torch.allclose(increments_of(increments @ both_IO, both_IO), increments, atol=1e-5)
+
+
+def test_every_action_is_picked_with_its_verifier() -> None:
+    options_O = torch.arange(6.0)  # two verifiers, three actions
+    assert picked(options_O, torch.tensor([1, 0, 1])).tolist() == [3, 1, 5]
+    options_BSO = options_O.expand(2, 4, 6)
+    of_roots = picked(options_BSO, torch.tensor([[[0, 0, 1]], [[1, 1, 1]]]))
+    assert of_roots[0].tolist() == [[0, 1, 5]] * 4 and of_roots[1].tolist() == [[3, 4, 5]] * 4
 
 
 def test_further_actions_begin_where_the_trunk_ends() -> None:

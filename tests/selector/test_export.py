@@ -12,7 +12,7 @@ import torch
 
 from selector.actions import Action, trunk_tokens
 from selector.export import write_artefact
-from selector.latency import interpolated
+from selector.latency import Table, interpolated
 from selector.network import further_actions, further_cost
 from selector.runtime import Selector, load_selector
 from selector.schema import HIDDEN_STATES, SCALAR_NAMES, InputError
@@ -31,7 +31,7 @@ STATIC, AT_ROOT, ON_TRUNK = (
         "further": FURTHER,
         "first": 2,
         "verifier_of": [0] * len(SPACE),
-        "mean_efficiency": roots().mean_BA.mean(0).tolist(),
+        "mean_efficiency": [roots().mean_BA.mean(0).tolist()],
     }
     for temperature, at_root, on_trunk in ((0.2, False, False), (0.6, True, False), (1.0, False, True))
 )
@@ -242,3 +242,40 @@ print(selector.select(features))
 
 def test_the_schema_names_the_hidden_states(artefact: Path) -> None:
     assert list(load_selector(artefact).config["features"]["hidden_states"]) == list(HIDDEN_STATES)
+
+
+@pytest.mark.parametrize("objective", ["policy", "regressor"])
+def test_another_machine_has_its_own_verifiers(tmp_path: Path, objective: str) -> None:
+    """A second verifier, better by half a token on branches, is dear where the selector was trained, and free there."""
+    times = {"traversal": profile().verify["traversal"], "second": Table([1], [1], [[1.0]])}
+    here = replace(profile(), verify=times)
+    there = replace(profile(), verify={**times, "second": Table([1], [1], [[0.0]])})
+    data, trained = roots(verifiers=2), module(objective, verifiers=2)
+    efficiencies = data.every_mean_BO.mean(0).view(2, -1).tolist()
+    modes = [{**mode, "mean_efficiency": efficiencies} for mode in (STATIC, AT_ROOT)]
+    if objective == "regressor":
+        modes.append({**ON_TRUNK, "mean_efficiency": efficiencies})
+    facts = {"pair": {"target": "t", "draft": "d", "fingerprint": profile().pair}, "metrics": {}, "run_id": "none"}
+    write_artefact(tmp_path / "selector", trained, data, here, ["traversal", "second"], FALLBACK, modes, facts)
+    selector = load_selector(tmp_path / "selector", latency=there)
+    tuned = [selector.at(mode["temperature"]) for mode in modes]
+    if objective == "policy":  # it was trained for the trees of its own
+        assert all(set(each.verifiers) == {"traversal"} for each in tuned)
+        return
+    # the second is as good on a chain, and faster
+    assert all(each.verifiers[1:] == ["second"] * 232 for each in tuned)
+    speeds = [e / there.action_seconds(a, 100, "second") for e, a in zip(efficiencies[1], SPACE, strict=True)]
+    assert tuned[0].select(None) == SPACE.actions[speeds.index(max(speeds))]
+    moved = replace(data, verifier_BA=torch.ones_like(data.verifier_BA))
+    with torch.no_grad():
+        predicted_BA, further_BSA = trained.outputs(moved), trained.gains(moved, 3)
+    hidden_BSTD, scalars_BSTF = data.along_trunks(slice(3, 4))
+    at_root, on_trunk = (selector.modes[i] for i in (1, 2))
+    for b in range(20):
+        features = {name: value[b] for name, value in data.features().items()}
+        assert torch.allclose(selector.efficiency(features, selector.body_of(at_root)), predicted_BA[b], atol=1e-4)
+        state = (hidden_BSTD[b, 0, 0], scalars_BSTF[b, 0, 0])
+        cost_A = torch.rand(len(SPACE), generator=torch.Generator().manual_seed(b))
+        scores_A = further_BSA[b, 0] - cost_A
+        chosen = selector.further(*state, selector.head_of(on_trunk), cost_A)
+        assert float(scores_A[chosen]) == pytest.approx(float(scores_A.max()), abs=1e-4)

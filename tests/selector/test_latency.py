@@ -127,8 +127,10 @@ def test_decisions_are_charged_by_sampling_setting_and_by_the_verifier_of_the_ac
         Mode(0.5, 1.0, Action(1, 3, 0), False, False, 0.0),
         Mode(1.0, 0.9, Action(1, 3, 0), False, False, 0.0, verifier_of=own),
     ]
-    settings_S2, lengths_L, seconds_SLA = decision_tables(two, modes, ["traversal", "free"])
+    settings_S2, lengths_L, seconds_SLA, option_SA = decision_tables(two, modes, ["traversal", "free"], regressor=True)
     assert settings_S2.tolist() == [[0.5, 1.0], [1.0, pytest.approx(0.9)]]
+    assert option_SA.tolist() == [list(range(233)), [a + 233 * (action.K > 1) for a, action in enumerate(actions)]]
+    assert decision_tables(two, modes, ["traversal", "free"], regressor=False)[3].tolist() == [list(range(233))] * 2
     for action in (Action(1, 3, 0), Action(2, 1, 2)):
         times = interpolated_at(seconds_SLA, lengths_L, torch.arange(2), torch.full((2,), 15.0))
         for mode, name, found in zip(modes, ("traversal", "free"), times[:, actions.index(action)], strict=True):

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from selector.metrics import SpeedRatio
-from selector.module import SelectorModule
+from selector.module import LEAST_ERROR, SelectorModule
 from selector.network import SelectorNetwork
 from selector.runtime import best_gain
 from selector.schema import LATENCY_SCALARS, SCALAR_NAMES
@@ -54,3 +56,16 @@ def test_a_feature_that_never_varies_stays_at_zero() -> None:
     network.standardise(scalars)
     assert network.scalar_scale_F.tolist()[0] == 1.0
     assert ((scalars - network.scalar_mean_F) / network.scalar_scale_F)[:, 0].tolist() == [0.0, 0.0]
+
+
+def test_labels_known_exactly_do_not_outweigh_the_rest() -> None:
+    data = roots()
+    trunk_BSO = data.every_trunk_BSO + torch.randn(
+        data.every_trunk_BSO.shape, generator=torch.Generator().manual_seed(1)
+    )
+    trunk_BSO[..., 7] = 2.0
+    fresh = module("regressor")
+    fresh.fit_standardisation(replace(data, every_trunk_BSO=trunk_BSO))
+    assert float(fresh.trunk_weight_O[7]) == pytest.approx(LEAST_ERROR**-2)
+    assert 0 < float(fresh.trunk_weight_O[8]) < 3
+    assert bool(fresh.trunk_weight_O.isfinite().all())
