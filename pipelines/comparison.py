@@ -17,6 +17,7 @@ from pipelines.methods import (
     BEST_BY_KIND,
     BEST_STATIC,
     SELECTOR,
+    SYNTHETIC,
     WALL,
     selector_of,
 )
@@ -32,10 +33,10 @@ WALL_FIGURES = {
     "ratio_vs_assisted_generation": ASSISTED,
     "ratio_vs_assisted_generation_constant": ASSISTED_CONSTANT,
 }
-GPU_FIGURES = {
-    "ratio_vs_static_traversal_gpu_like": AT_ROOT,
-    "ratio_vs_best_static_delayed_gpu_like": BEST_STATIC,
-    "ratio_vs_best_static_by_kind_gpu_like": BEST_BY_KIND,
+SYNTHETIC_FIGURES = {  # of each clock, and over all of them
+    "ratio_vs_static_traversal": AT_ROOT,
+    "ratio_vs_best_static_delayed": BEST_STATIC,
+    "ratio_vs_best_static_by_kind": BEST_BY_KIND,
 }
 Rows = list[dict[str, Any]]
 
@@ -62,10 +63,10 @@ def evaluation(config: Config, rows: Rows) -> dict[str, Any]:
             speeds = {name: _speed(mine, sources, weights) for name, mine in by_method.items()}
             names = sorted(by_method, key=lambda name: (name == SELECTOR, name != AUTOREGRESSIVE, name))
             entries += [_entry(name, by_method[name], speeds) for name in names]
-            for figure, rival in (WALL_FIGURES if clock == WALL else GPU_FIGURES).items():
+            for figure, rival in (WALL_FIGURES if clock == WALL else SYNTHETIC_FIGURES).items():
                 if rival in speeds:
                     ratio = speeds[SELECTOR] / speeds[rival]
-                    for key in (figure, f"{figure}_{clock}") if clock != WALL else (figure,):
+                    for key in (f"{figure}_{SYNTHETIC}", f"{figure}_{clock}") if clock != WALL else (figure,):
                         ratios.setdefault(key, []).append(ratio)
             for verifier in config.train.others:
                 static = speeds.get(f"{STATIC} {verifier}", speeds[BEST_STATIC])  # unless it is the best one

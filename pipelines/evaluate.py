@@ -19,7 +19,7 @@ from pipelines.config import Config, SamplingSetting
 from pipelines.export import build
 from pipelines.journal import Journal
 from pipelines.latency import load_profile
-from pipelines.methods import SELECTOR, WALL, Method, Task, profile_methods, row_of, wall_methods
+from pipelines.methods import SELECTOR, SYNTHETIC, WALL, Method, Task, profile_methods, row_of, wall_methods
 from pipelines.pair import load_pair
 from pipelines.prompts import encode, prompts_digest, prompts_of
 from pipelines.stage import Stage, mlflow_run, progress, read_json, write_json
@@ -101,7 +101,7 @@ def methods(config: Config, pair: ModelPair, profile: LatencyProfile, folder: Pa
     """What is compared, for each sampling setting; selectors are exported to a folder and loaded as an engine would."""
     profiles = {WALL: profile}
     for share in config.evaluate.gpu_like:
-        profiles[f"gpu_like_1/{1 / share:g}"] = gpu_like(pair.fingerprint, config.verifiers, share)
+        profiles[f"{SYNTHETIC}_1/{1 / share:g}"] = gpu_like(pair.fingerprint, config.verifiers, share)
     result: dict[Key, list[Method]] = {(s.temperature, s.top_p): [] for s in config.sampling}
     tuned = {clock: tunings(config, own) for clock, own in profiles.items()}
     constants = assistants(config, pair)
