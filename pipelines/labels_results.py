@@ -33,6 +33,7 @@ WAYS = {
 }
 BOOTSTRAP = 2000
 SAMPLES = (1, 2, 4, 8)  # supertrees per root
+CHOSEN_BY = (*SAMPLES, 32)  # where as many are left to judge by
 
 
 @dataclass
@@ -136,7 +137,8 @@ def choices(measured: Measured, verifiers: tuple[str, ...]) -> list[dict[str, An
         pool_RVSA = torch.stack(measured.pool_RVSA[way])
         for v, name in enumerate(verifiers):
             row: dict[str, Any] = {"labels": way, "verifier": name}
-            row |= {str(samples): _gain(pool_RVSA[:, v], cost_A, samples) for samples in SAMPLES}
+            enough = [samples for samples in CHOSEN_BY if 2 * samples <= pool_RVSA.shape[2]]
+            row |= {str(samples): _gain(pool_RVSA[:, v], cost_A, samples) for samples in enough}
             rows.append(row)
     return rows
 

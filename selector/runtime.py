@@ -305,13 +305,8 @@ def _static_speeds(config: dict, at: int, verifier_of: Sequence[int], latency: L
 
 
 def _retuned(config: dict, at: int, mode: Mode, latency: LatencyProfile, tuned_for: LatencyProfile) -> Mode:
-    """A mode with another machine's verifiers and best static tree, and g moved in proportion to the trees' speeds.
-
-    A policy was trained for the trees of its own verifiers, and keeps them.
-    """
-    verifier_of = mode.verifier_of
-    if config["objective"] == "regressor":
-        verifier_of = worth_most(*_static_table(config, at, latency))
+    """A mode with another machine's verifiers and best static tree, and g moved in proportion to the trees' speeds."""
+    verifier_of = worth_most(*_static_table(config, at, latency))
     speed_A = _static_speeds(config, at, verifier_of, latency)
     best, actions = int(speed_A.argmax()), ActionSpace.default().actions
     before = _static_speeds(config, at, mode.verifier_of, tuned_for)[actions.index(mode.action)]

@@ -259,13 +259,12 @@ def test_another_machine_has_its_own_verifiers(tmp_path: Path, objective: str) -
     write_artefact(tmp_path / "selector", trained, data, here, ["traversal", "second"], FALLBACK, modes, facts)
     selector = load_selector(tmp_path / "selector", latency=there)
     tuned = [selector.at(mode["temperature"]) for mode in modes]
-    if objective == "policy":  # it was trained for the trees of its own
-        assert all(set(each.verifiers) == {"traversal"} for each in tuned)
-        return
     # the second is as good on a chain, and faster
     assert all(each.verifiers[1:] == ["second"] * 232 for each in tuned)
     speeds = [e / there.action_seconds(a, 100, "second") for e, a in zip(efficiencies[1], SPACE, strict=True)]
     assert tuned[0].select(None) == SPACE.actions[speeds.index(max(speeds))]
+    if objective == "policy":
+        return
     moved = replace(data, verifier_BA=torch.ones_like(data.verifier_BA))
     with torch.no_grad():
         predicted_BA, further_BSA = trained.outputs(moved), trained.gains(moved, 3)
