@@ -22,7 +22,7 @@ from pipelines.latency import load_profile
 from pipelines.stage import Stage, console, differences, mlflow_run, read_json, require, write_json
 from selector.data import Roots, TracesModule, met_in_decoding, of_setting, setting_number
 from selector.modes import judge
-from selector.module import SelectorModule
+from selector.module import NETWORKS, SelectorModule
 from selector.oracle import oracles
 from selector.runtime import LatencyProfile, Mode
 from selector.schema import InputError, read_manifest, sha256
@@ -53,6 +53,7 @@ def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
     return {
         "train": config.train.model_dump(mode="json"),
         "seed": config.seed,
+        "networks": NETWORKS,
         "traces": {name: s["sha256"] for name, s in read_manifest(config.folder / "traces")["shards"].items()},
         "latency": profile.to_json(),
     }
@@ -69,7 +70,7 @@ def run(config: Config) -> None:
     profile = load_profile(config)
     traces = traces_module(config, profile)
     stage = Stage("train", config, inputs(config, profile), (folder / "result.json",))
-    if not stage.begin():
+    if not stage.begin(lambda: all(path.exists() for path in checkpoints(folder))):
         return
     partial = folder.with_name("training.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -193,6 +194,13 @@ def stopping_checkpoint(config: Config, result: dict[str, Any]) -> Path:
     """That of the stopping head; InputError as in `chosen_checkpoint`."""
     require(config, "train", inputs(config, load_profile(config)))
     return _checkpoint(config, result["stopping"])
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """All that the stage's `result.json` names."""
+    found = read_json(folder / "result.json", "train")
+    objectives = [trained for each in (found, *found["others"].values()) for trained in each["objectives"].values()]
+    return [folder / trained["checkpoint"] for trained in (*objectives, found["stopping"])]
 
 
 def _checkpoint(config: Config, trained: dict[str, Any]) -> Path:

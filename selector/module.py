@@ -33,6 +33,7 @@ from selector.runtime import best_gain
 from selector.schema import LATENCY_SCALARS, SCALAR_NAMES, SCALARS_KEY, TRUNK_SCALARS, TRUNK_STATE
 
 SPACE = ActionSpace.default()
+NETWORKS = 2  # bump it when checkpoints change their form, or the same traces train another network
 LEAST_ERROR = 0.1  # tokens: what one token more adds is known exactly at the root, and would outweigh all the rest
 TOKENS_AT_ONCE = 4  # trunk tokens of each root that a training step looks at, beside the root itself
 
@@ -51,7 +52,7 @@ class SelectorModule(pl.LightningModule):
             0 weighs all alike.
         left_out: features that the networks are not shown: scalars and hidden states of the root, or `TRUNK_STATE`.
         verifiers: how many a regressor predicts, so that every machine can pick each action's own by its times. If
-            several, they are the same on a chain.
+            several, they are the same on a chain, and a chain counts once for each in the loss.
     """
 
     gain: Tensor

@@ -104,7 +104,8 @@ class Selector:
         """The selector under one sampling setting: that of its modes which is nearest.
 
         On another machine than the one it was tuned for, times, the static tree, every action's verifier and the speed
-        at which time is charged are that machine's; where decisions pay was found on the first one.
+        at which time is charged are that machine's. Where decisions pay was found on the first one, and along the trunk
+        they are made at every token and among all actions: which could be left out was found there, too.
 
         Args:
             nodes: drafted tokens at most, equal prefixes counted apart.
@@ -118,7 +119,7 @@ class Selector:
         if nodes is None and shapes is None:
             return Tuned(self, mode, None)
         allowed = self._allowed(nodes, shapes)
-        speed_A = _static_speeds(self.config, at, mode.verifier_of, self.latency)
+        speed_A = _static_speeds(self.config, at, mode.verifier_of, self.latency, _middle(self.latency))
         best = max(allowed, key=speed_A.__getitem__)
         everything = tuple(range(len(self.actions)))
         # with fewer trees to choose from, decoding is slower, and so time is worth less
@@ -201,7 +202,7 @@ def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | Non
     if config.get("format") != FORMAT or config.get("schema_version") != SCHEMA_VERSION:
         raise InputError(
             f"{folder / 'config.json'}: {config.get('format')} of schema version {config.get('schema_version')}; "
-            f"this program reads {FORMAT} of schema version {SCHEMA_VERSION}"
+            f"this program reads {FORMAT} of schema version {SCHEMA_VERSION}: export the selector again"
         )
     if isinstance(latency, LatencyProfile):
         profile = latency
@@ -212,12 +213,12 @@ def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | Non
     if unmeasured := set(config["verifiers"]) - set(profile.verify):
         raise InputError(f"the latency profile of {profile.device} has no times for {', '.join(sorted(unmeasured))}")
     modes = [Mode.of(entry) for entry in config["modes"]]
-    if latency is not None:
-        own = LatencyProfile.load(folder / "latency.json")
+    own = LatencyProfile.load(folder / "latency.json")
+    if profile != own:
         modes = [_retuned(config, at, modes[at], profile, own) for at in range(len(modes))]
     with torchscript():
         module = torch.jit.load(str(folder / "selector.pt"), map_location="cpu").eval()
-        if latency is not None:
+        if profile != own:
             _retune(module, decision_tables(profile, modes, config["verifiers"], True))
         buffers = dict(module.named_buffers())
         head = tuple(buffers[name].clone() for name in HEAD)
@@ -284,10 +285,15 @@ def _retune(module: torch.jit.ScriptModule, tables: DecisionTables) -> None:
     buffers["gain"].fill_(best_gain(weight_R1 * predicted_RA, weight_R1 * seconds_RA))
 
 
-def _static_table(config: dict, at: int, latency: LatencyProfile) -> tuple[Tensor, Tensor]:
+def _middle(latency: LatencyProfile) -> int:
+    """The context length at which static trees are compared: in the middle of those that were measured."""
+    return latency.draft.lengths[len(latency.draft.lengths) // 2]
+
+
+def _static_table(config: dict, at: int, latency: LatencyProfile, length: int) -> tuple[Tensor, Tensor]:
     """Block efficiencies of the static trees under a mode's sampling setting, and their times; [U, A] each."""
     entry, actions = config["modes"][at], ActionSpace.default().actions
-    length, filtered = latency.draft.lengths[len(latency.draft.lengths) // 2], entry["top_p"] < 1
+    filtered = entry["top_p"] < 1
     seconds_UA = torch.tensor(
         [
             [latency.action_seconds(action, length, verifier, filtered=filtered) for action in actions]
@@ -297,19 +303,20 @@ def _static_table(config: dict, at: int, latency: LatencyProfile) -> tuple[Tenso
     return torch.tensor(entry["mean_efficiency"]), seconds_UA
 
 
-def _static_speeds(config: dict, at: int, verifier_of: Sequence[int], latency: LatencyProfile) -> Tensor:
+def _static_speeds(config: dict, at: int, verifier_of: Sequence[int], latency: LatencyProfile, length: int) -> Tensor:
     """Of the static trees, each with its verifier; tokens per second, [A]."""
-    tokens_UA, seconds_UA = _static_table(config, at, latency)
+    tokens_UA, seconds_UA = _static_table(config, at, latency, length)
     verifier_1A = torch.tensor([list(verifier_of)])
     return tokens_UA.gather(0, verifier_1A)[0] / seconds_UA.gather(0, verifier_1A)[0]
 
 
 def _retuned(config: dict, at: int, mode: Mode, latency: LatencyProfile, tuned_for: LatencyProfile) -> Mode:
     """A mode with another machine's verifiers and best static tree, and g moved in proportion to the trees' speeds."""
-    verifier_of = worth_most(*_static_table(config, at, latency))
-    speed_A = _static_speeds(config, at, verifier_of, latency)
+    length = _middle(tuned_for)  # contexts of the traces, on both machines
+    verifier_of = worth_most(*_static_table(config, at, latency, length))
+    speed_A = _static_speeds(config, at, verifier_of, latency, length)
     best, actions = int(speed_A.argmax()), ActionSpace.default().actions
-    before = _static_speeds(config, at, mode.verifier_of, tuned_for)[actions.index(mode.action)]
+    before = _static_speeds(config, at, mode.verifier_of, tuned_for, length)[actions.index(mode.action)]
     # which further actions are ever the best is not known there: all are weighed
     further = tuple(range(len(actions)))
     gain = mode.gain * float(speed_A[best] / before)

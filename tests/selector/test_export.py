@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from selector.actions import Action, trunk_tokens
+from selector.actions import EMPTY, Action, trunk_tokens
 from selector.export import write_artefact
-from selector.latency import Table, interpolated
+from selector.latency import LatencyProfile, Table, interpolated
 from selector.network import further_actions, further_cost
-from selector.runtime import Selector, load_selector
+from selector.runtime import Selector, best_gain, decision_tables, load_selector
 from selector.schema import HIDDEN_STATES, SCALAR_NAMES, InputError
 from tests.selector.synthetic import SPACE, module, profile, roots
 
@@ -158,7 +158,19 @@ def test_another_machines_profile_changes_the_choice(artefact: Path) -> None:
     here, there = depths(load_selector(artefact)), depths(load_selector(artefact, latency=slow_draft))
     assert sum(there) < sum(here)
     same = load_selector(artefact, latency=artefact / "latency.json")
-    assert depths(same) == here
+    assert depths(same) == here and same.modes == load_selector(artefact).modes
+
+
+def test_only_times_count_and_not_the_lengths_at_which_they_were_measured(artefact: Path) -> None:
+    def steady(lengths: list[int]) -> LatencyProfile:
+        def table(seconds: float) -> Table:
+            return Table(lengths, [1], [[seconds]] * len(lengths))
+
+        return replace(profile(), device="another", draft=table(1e-3), target=table(5e-3))
+
+    few, many = (load_selector(artefact, latency=steady(lengths)) for lengths in ([64], [8, 512, 4096]))
+    assert [mode.gain for mode in few.modes] == pytest.approx([mode.gain for mode in many.modes], rel=1e-6)
+    assert [mode.action for mode in few.modes] == [mode.action for mode in many.modes]
 
 
 def test_a_profile_of_another_pair_is_refused(artefact: Path) -> None:
@@ -249,7 +261,8 @@ def test_another_machine_has_its_own_verifiers(tmp_path: Path, objective: str) -
     """A second verifier, better by half a token on branches, is dear where the selector was trained, and free there."""
     times = {"traversal": profile().verify["traversal"], "second": Table([1], [1], [[1.0]])}
     here = replace(profile(), verify=times)
-    there = replace(profile(), verify={**times, "second": Table([1], [1], [[0.0]])})
+    half_dear = Table([1], [1, 2, 3, 4], [[0.0, 1.0, 0.0, 1.0]])  # with two or four branches
+    there = replace(profile(), verify={**times, "second": half_dear})
     data, trained = roots(verifiers=2), module(objective, verifiers=2)
     efficiencies = data.every_mean_BO.mean(0).view(2, -1).tolist()
     modes = [{**mode, "mean_efficiency": efficiencies} for mode in (STATIC, AT_ROOT)]
@@ -259,15 +272,25 @@ def test_another_machine_has_its_own_verifiers(tmp_path: Path, objective: str) -
     write_artefact(tmp_path / "selector", trained, data, here, ["traversal", "second"], FALLBACK, modes, facts)
     selector = load_selector(tmp_path / "selector", latency=there)
     tuned = [selector.at(mode["temperature"]) for mode in modes]
-    # the second is as good on a chain, and faster
-    assert all(each.verifiers[1:] == ["second"] * 232 for each in tuned)
-    speeds = [e / there.action_seconds(a, 100, "second") for e, a in zip(efficiencies[1], SPACE, strict=True)]
+    # where it is free, the second is as good on a chain, better with branches, and faster
+    own_A = torch.tensor([int(action.K in (1, 3) and action != EMPTY) for action in SPACE])
+    names = [("traversal", "second")[position] for position in own_A.tolist()]
+    assert all(each.verifiers == names for each in tuned)
+    tokens = data.every_mean_BO.mean(0).view(2, -1).gather(0, own_A.unsqueeze(0))[0].tolist()
+    speeds = [e / there.action_seconds(a, 100, v) for e, a, v in zip(tokens, SPACE, names, strict=True)]
     assert tuned[0].select(None) == SPACE.actions[speeds.index(max(speeds))]
+    few = selector.at(0.2, shapes=[(1, 2, 0), (2, 0, 2)])
+    assert few.verifiers == names and few.select(None) in (Action(1, 2, 0), Action(2, 0, 2))
     if objective == "policy":
         return
-    moved = replace(data, verifier_BA=torch.ones_like(data.verifier_BA))
+    _, lengths_L, seconds_SLA, _ = decision_tables(there, selector.modes, ["traversal", "second"], regressor=True)
+    seconds_BA = interpolated(seconds_SLA[0], lengths_L, data.scalars[:, SCALAR_NAMES.index("context_length")])
+    moved = replace(data, verifier_BA=own_A.expand_as(data.verifier_BA), seconds_BA=seconds_BA)
     with torch.no_grad():
         predicted_BA, further_BSA = trained.outputs(moved), trained.gains(moved, 3)
+    weight_B1 = data.weight_B.unsqueeze(-1)
+    expected_BA = predicted_BA - best_gain(weight_B1 * predicted_BA, weight_B1 * seconds_BA) * seconds_BA
+    assert torch.allclose(selector.scores(data.features()), expected_BA, rtol=1e-2, atol=1e-2)  # calibrated in halves
     hidden_BSTD, scalars_BSTF = data.along_trunks(slice(3, 4))
     at_root, on_trunk = (selector.modes[i] for i in (1, 2))
     for b in range(20):
