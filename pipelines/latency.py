@@ -166,16 +166,16 @@ def selector_seconds(
     widths = [pair.target.config.hidden_size, *[pair.draft.config.hidden_size] * 2]
     actions = ActionSpace.default().actions
     module = SelectorModule(
-        "regressor",
-        widths,
-        len(actions),
-        network_shape(config),
-        1.0,
-        0.0,
-        1,
-        0.0,
-        1.0,
-        trunk_shape(config),
+        objective="regressor",
+        hidden_widths=widths,
+        actions=len(actions),
+        network=network_shape(config),
+        trunk=trunk_shape(config),
+        learning_rate=1.0,
+        weight_decay=0.0,
+        epochs=1,
+        worst_weight=0.0,
+        worst_share=1.0,
         verifiers=len(config.trained_verifiers),
     )
     chains = tuple(ActionSpace.default().index(ActionSpace.default().chain(length)) for length in range(17))

@@ -119,7 +119,8 @@ class Selector:
         if nodes is None and shapes is None:
             return Tuned(self, mode, None)
         allowed = self._allowed(nodes, shapes)
-        speed_A = _static_speeds(self.config, at, mode.verifier_of, self.latency, _middle(self.latency))
+        table = _static_table(self.config, at, self.latency, _middle(self.latency))
+        speed_A = _static_speeds(table, mode.verifier_of)
         best = max(allowed, key=speed_A.__getitem__)
         everything = tuple(range(len(self.actions)))
         # with fewer trees to choose from, decoding is slower, and so time is worth less
@@ -219,7 +220,7 @@ def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | Non
     with torchscript():
         module = torch.jit.load(str(folder / "selector.pt"), map_location="cpu").eval()
         if profile != own:
-            _retune(module, decision_tables(profile, modes, config["verifiers"], True))
+            _retune(module, decision_tables(profile, modes, config["verifiers"], config["objective"] == "regressor"))
         buffers = dict(module.named_buffers())
         head = tuple(buffers[name].clone() for name in HEAD)
         module = torch.jit.freeze(module, preserved_attrs=["efficiency", "further"])
@@ -303,9 +304,9 @@ def _static_table(config: dict, at: int, latency: LatencyProfile, length: int) -
     return torch.tensor(entry["mean_efficiency"]), seconds_UA
 
 
-def _static_speeds(config: dict, at: int, verifier_of: Sequence[int], latency: LatencyProfile, length: int) -> Tensor:
+def _static_speeds(table: tuple[Tensor, Tensor], verifier_of: Sequence[int]) -> Tensor:
     """Of the static trees, each with its verifier; tokens per second, [A]."""
-    tokens_UA, seconds_UA = _static_table(config, at, latency, length)
+    tokens_UA, seconds_UA = table
     verifier_1A = torch.tensor([list(verifier_of)])
     return tokens_UA.gather(0, verifier_1A)[0] / seconds_UA.gather(0, verifier_1A)[0]
 
@@ -313,10 +314,11 @@ def _static_speeds(config: dict, at: int, verifier_of: Sequence[int], latency: L
 def _retuned(config: dict, at: int, mode: Mode, latency: LatencyProfile, tuned_for: LatencyProfile) -> Mode:
     """A mode with another machine's verifiers and best static tree, and g moved in proportion to the trees' speeds."""
     length = _middle(tuned_for)  # contexts of the traces, on both machines
-    verifier_of = worth_most(*_static_table(config, at, latency, length))
-    speed_A = _static_speeds(config, at, verifier_of, latency, length)
+    table = _static_table(config, at, latency, length)
+    verifier_of = worth_most(*table)
+    speed_A = _static_speeds(table, verifier_of)
     best, actions = int(speed_A.argmax()), ActionSpace.default().actions
-    before = _static_speeds(config, at, mode.verifier_of, tuned_for, length)[actions.index(mode.action)]
+    before = _static_speeds(_static_table(config, at, tuned_for, length), mode.verifier_of)[actions.index(mode.action)]
     # which further actions are ever the best is not known there: all are weighed
     further = tuple(range(len(actions)))
     gain = mode.gain * float(speed_A[best] / before)
