@@ -42,7 +42,8 @@ Rows = list[dict[str, Any]]
 
 
 def evaluation(config: Config, rows: Rows) -> dict[str, Any]:
-    """The content of `evaluation.json`: `summary`, and `methods` with one entry per clock, method and sampling setting.
+    """The content of `evaluation.json`: `summary`; `methods` with one entry per clock, method and sampling setting; and
+    `ratios`, the summary's figures under each setting.
 
     The bootstrap resamples sources (files), whose prompts are not independent; one resample counts for all methods
     and settings, which saw the same prompts. A figure of the summary is a mean over sampling settings, those of
@@ -54,6 +55,7 @@ def evaluation(config: Config, rows: Rows) -> dict[str, Any]:
     weights = np.vstack([np.ones(len(sources)), resamples])  # how often each source counts; first all of them once
     entries: list[dict[str, Any]] = []
     ratios: dict[str, list[np.ndarray]] = {}
+    single: list[dict[str, Any]] = []
     for clock in dict.fromkeys(row["clock"] for row in rows):
         for setting in config.sampling:
             by_method: dict[str, Rows] = {}
@@ -63,15 +65,21 @@ def evaluation(config: Config, rows: Rows) -> dict[str, Any]:
             speeds = {name: _speed(mine, sources, weights) for name, mine in by_method.items()}
             names = sorted(by_method, key=lambda name: (name == SELECTOR, name != AUTOREGRESSIVE, name))
             entries += [_entry(name, by_method[name], speeds) for name in names]
+            found = {}
             for figure, rival in (WALL_FIGURES if clock == WALL else SYNTHETIC_FIGURES).items():
                 if rival in speeds:
-                    ratio = speeds[SELECTOR] / speeds[rival]
-                    for key in (f"{figure}_{SYNTHETIC}", f"{figure}_{clock}") if clock != WALL else (figure,):
-                        ratios.setdefault(key, []).append(ratio)
+                    found[figure] = speeds[SELECTOR] / speeds[rival]
+                    if clock != WALL:
+                        ratios.setdefault(f"{figure}_{SYNTHETIC}", []).append(found[figure])
             for verifier in config.train.others:
                 static = speeds.get(f"{STATIC} {verifier}", speeds[BEST_STATIC])  # unless it is the best one
-                figure = f"ratio_{verifier}_vs_its_static" + (f"_{clock}" if clock != WALL else "")
-                ratios.setdefault(figure, []).append(speeds[selector_of(verifier)] / static)
+                found[f"ratio_{verifier}_vs_its_static"] = speeds[selector_of(verifier)] / static
+            of_setting = {"clock": clock, "temperature": setting.temperature, "top_p": setting.top_p}
+            for figure, ratio in found.items():
+                ratios.setdefault(figure if clock == WALL else f"{figure}_{clock}", []).append(ratio)
+                single.append(
+                    {**of_setting, "figure": figure, "ratio": float(ratio[0]), "interval_95": _interval(ratio)}
+                )
     summary: dict[str, Any] = {}
     for figure, values in ratios.items():
         mean = np.mean(values, axis=0)
@@ -79,7 +87,7 @@ def evaluation(config: Config, rows: Rows) -> dict[str, Any]:
         summary[f"{figure}_interval_95"] = _interval(mean)
     mine = [row for row in rows if (row["method"], row["clock"]) == (SELECTOR, WALL)]
     summary["selector_time_share"] = _total(mine, "select_seconds") / _total(mine, "step_seconds")
-    return {"summary": summary, "methods": entries}
+    return {"summary": summary, "methods": entries, "ratios": single}
 
 
 def _total(rows: Rows, key: str) -> float:

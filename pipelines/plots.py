@@ -56,7 +56,7 @@ def throughput(evaluation: dict[str, Any]) -> str:
 def efficiency_by_tree(roots: Roots) -> str:
     """Mean block efficiency over (L1, L2), one panel per K, the best tokens per second marked."""
     space = ActionSpace.default()
-    mean_A = roots.mean_BA.double().mean(0)
+    mean_A = roots.efficiencies(roots.mean_BA)
     best = space.actions[roots.best_static()[0]]
     figure, axes = plt.subplots(1, space.max_K, figsize=(3.4 * space.max_K, 3.4), sharey=True)
     for K, axis in enumerate(axes, 1):

@@ -157,10 +157,10 @@ def modes_of(module: SelectorModule, traces: TracesModule) -> list[dict[str, Any
 
 
 def mean_efficiency(roots: Roots, mode: Mode) -> list[list[float]]:
-    """With each verifier, of every action under the mode's sampling setting, in tokens: what trees and their verifiers
-    are chosen by on any machine."""
+    """With each verifier, of every action under the mode's sampling setting, in tokens per step over whole texts: what
+    trees and their verifiers are chosen by on any machine."""
     mine = met_in_decoding(of_setting(roots, setting_number(mode.temperature, mode.top_p)))
-    mean_O = mine.totals(mine.every_mean_BO) / mine.weight_B.sum()
+    mean_O = mine.efficiencies(mine.every_mean_BO)
     return [[round(value, 4) for value in mean_A] for mean_A in mean_O.view(-1, mine.mean_BA.shape[-1]).tolist()]
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def best_static(tokens_A: Tensor, seconds_A: Tensor, allowed_A: Tensor | None = None) -> int:
-    """Index of the action with the most total tokens over total time.
+def best_static(speed_A: Tensor, allowed_A: Tensor | None = None) -> int:
+    """Index of the fastest action.
 
     Args:
-        tokens_A, seconds_A: what each action would yield and take, summed over the steps of one sampling setting.
+        speed_A: tokens per second under one sampling setting (`speed.over_texts`).
         allowed_A: bool; which actions may be taken. All of them if None.
     """
-    speed_A = tokens_A / seconds_A
     if allowed_A is not None:
         speed_A = speed_A.where(allowed_A, -1.0)
     return int(speed_A.argmax())
@@ -27,7 +26,7 @@ def worth_most(tokens_UA: Tensor, seconds_UA: Tensor) -> tuple[int, ...]:
     Time is charged at the speed of the fastest of all trees.
 
     Args:
-        tokens_UA, seconds_UA: as in `best_static`, with each verifier.
+        tokens_UA, seconds_UA: what a step yields and takes with each verifier, under one sampling setting.
     """
     speed = (tokens_UA / seconds_UA).max()
     return tuple((tokens_UA - speed * seconds_UA).argmax(0).tolist())

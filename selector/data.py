@@ -38,6 +38,7 @@ from selector.schema import (
     label_columns,
     read_manifest,
 )
+from selector.speed import by_prompt, over_texts
 
 VALIDATION_BATCH = 4096  # roots at once in one process
 
@@ -87,15 +88,22 @@ class Roots:
     def rows(self, index: Tensor | slice) -> Roots:
         return Roots(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
-    def totals(self, values_BA: Tensor) -> Tensor:
-        """Sums over the decoding steps that the roots stand for, float64 [A]."""
-        return (self.weight_B.double().unsqueeze(-1) * values_BA.double()).sum(0)
+    def speeds(self, tokens_BX: Tensor, seconds_BX: Tensor) -> Tensor:
+        """Tokens per second of steps that yield and take so much, over whole texts, [X]."""
+        weight_B1 = self.weight_B.unsqueeze(-1)
+        return over_texts(
+            by_prompt(weight_B1 * tokens_BX, self.prompt_B), by_prompt(weight_B1 * seconds_BX, self.prompt_B)
+        )
+
+    def efficiencies(self, tokens_BX: Tensor) -> Tensor:
+        """Tokens per step, over whole texts, [X]."""
+        return self.speeds(tokens_BX, torch.ones(len(self), 1))
 
     def best_static(self, allowed_A: Tensor | None = None) -> tuple[int, float]:
         """The fastest action, by index, if always the same is taken; and its tokens per second."""
-        tokens_A, seconds_A = self.totals(self.mean_BA), self.totals(self.static_seconds_BA)
-        action = best_static(tokens_A, seconds_A, allowed_A)
-        return action, float(tokens_A[action] / seconds_A[action])
+        speed_A = self.speeds(self.mean_BA, self.static_seconds_BA)
+        action = best_static(speed_A, allowed_A)
+        return action, float(speed_A[action])
 
     def along_trunks(self, tokens: slice) -> tuple[Tensor, Tensor]:
         """What is known after so many trunk tokens, 0 the root: hidden states [B, S, t, D], scalars [B, S, t, F]."""
@@ -200,7 +208,7 @@ def to_roots(
         weight_B=matrix(table, "weight"),
         step_B=_steps(table),
         kind_B=torch.tensor([kind_number(kind) for kind in table["kind"].to_pylist()]),
-        prompt_B=torch.from_numpy(np.unique(table["prompt"].to_numpy(zero_copy_only=False), return_inverse=True)[1]),
+        prompt_B=_prompts(table),
         base_B=torch.zeros(len(table), dtype=torch.int64),
         trunk_BSA=picked(trunk_BSO, verifier_BA.unsqueeze(1)),
         verifier_BA=verifier_BA,
@@ -220,15 +228,14 @@ def fastest_verifiers(
     for setting in _settings(table).unique().tolist():
         mine = table.filter(pa.array((_settings(table) == setting).numpy()))
         mine = mine.filter(pa.array(_steps(mine).numpy())) if bool(_steps(mine).any()) else mine
-        weight_B1 = matrix(mine, "weight").double().unsqueeze(-1)
-        tokens_UA, seconds_UA = (
-            torch.stack([(weight_B1 * values(verifier).double()).sum(0) for verifier in verifiers])
-            for values in (
-                lambda verifier, rows=mine: _labels(rows, verifier, "mean"),
-                lambda verifier, rows=mine: _seconds(rows, verifier, profile, space, selector=False),
-            )
-        )
-        result[setting] = worth_most(tokens_UA, seconds_UA)
+        weight_B1, prompt_B = matrix(mine, "weight").unsqueeze(-1), _prompts(mine)
+        steps_P1 = by_prompt(weight_B1, prompt_B)
+        tokens, seconds = [], []
+        for verifier in verifiers:
+            tokens_PA = by_prompt(weight_B1 * _labels(mine, verifier, "mean"), prompt_B)
+            tokens.append(over_texts(tokens_PA, steps_P1))
+            seconds.append(_seconds(mine, verifier, profile, space, selector=False).double().mean(0))
+        result[setting] = worth_most(torch.stack(tokens), torch.stack(seconds))
     return result
 
 
@@ -245,6 +252,11 @@ def _seconds(table: pa.Table, verifier: str, profile: LatencyProfile, space: Act
     tables = [profile.table(space.actions, verifier, selector, filtered=filtered) for filtered in (True, False)]
     filtered_BA, plain_BA = (interpolated(seconds_LA, lengths_L, length_B) for lengths_L, seconds_LA in tables)
     return torch.where(filtered_B1, filtered_BA, plain_BA)
+
+
+def _prompts(table: pa.Table) -> Tensor:
+    """A number for the prompt of each root, int64 [B]."""
+    return torch.from_numpy(np.unique(table["prompt"].to_numpy(zero_copy_only=False), return_inverse=True)[1])
 
 
 def _steps(table: pa.Table) -> Tensor:

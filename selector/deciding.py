@@ -20,6 +20,7 @@ from torch import Tensor
 from selector.actions import EMPTY, ActionSpace, trunk_tokens
 from selector.data import Roots
 from selector.network import further_actions
+from selector.speed import by_prompt, over_texts
 from selector.tuned import LONGEST
 
 SPACE = ActionSpace.default()
@@ -30,16 +31,25 @@ TRUNK_TOKENS = torch.tensor([trunk_tokens(action) for action in SPACE])
 @dataclass(frozen=True)
 class Played:
     """What was drafted on every sample of every root, [B, S]: action index, tokens it yields, seconds it takes; both
-    times the steps that the root stands for."""
+    times the steps that the root stands for. `prompt_B` numbers the roots' prompts."""
 
     action_BS: Tensor
     tokens_BS: Tensor
     seconds_BS: Tensor
+    prompt_B: Tensor
     times_A: Tensor | None = None  # how often each further action was the best along the trunk
 
     def speed(self) -> float:
-        """Tokens per second: sums over sums."""
-        return float(self.tokens_BS.double().sum() / self.seconds_BS.double().sum())
+        """Tokens per second, over whole texts."""
+        return float(over_texts(*self._by_prompt()))
+
+    def seconds_per_token(self) -> Tensor:
+        """Of each prompt, float64 [P], in the order of their numbers."""
+        tokens_P, seconds_P = self._by_prompt()
+        return seconds_P / tokens_P
+
+    def _by_prompt(self) -> list[Tensor]:
+        return [by_prompt(values_BS.double().sum(-1), self.prompt_B) for values_BS in (self.tokens_BS, self.seconds_BS)]
 
 
 def play(roots: Roots, gains_BSTA: Callable[[int], Tensor], cost_BTA: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
@@ -69,4 +79,5 @@ def outcome(roots: Roots, action_BS: Tensor, seconds_BA: Tensor, times_A: Tensor
     """What the given actions yield on the samples' own trunks, and what they take."""
     tokens_BS = roots.trunk_BSA.gather(-1, action_BS.unsqueeze(-1))[..., 0]
     weight_B1 = roots.weight_B.unsqueeze(-1)
-    return Played(action_BS, weight_B1 * tokens_BS, weight_B1 * seconds_BA.gather(-1, action_BS), times_A)
+    seconds_BS = seconds_BA.gather(-1, action_BS)
+    return Played(action_BS, weight_B1 * tokens_BS, weight_B1 * seconds_BS, roots.prompt_B, times_A)

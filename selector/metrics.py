@@ -1,4 +1,5 @@
-"""Validation metrics of a selector. Ratios are sums over sums: total tokens over total time.
+"""Validation metrics of a selector at roots as they were recorded: total tokens over total time. What pays over whole
+texts is found in `selector.modes`.
 
 Legend: B roots.
 """

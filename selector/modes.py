@@ -4,8 +4,8 @@ At the root a selector may use all features (DDTE, appendix E). Along the trunk,
 draft's own state: far less to compute, and known at every drafted token.
 
 Decided for every sampling setting apart. Speeds g are fitted on the training split, what pays is found on the
-validation split, and a decision must be ahead of the best static tree by a standard error there: where draft and target
-agree about as well everywhere, there is little to decide, and the static tree costs nothing.
+validation split, and a decision must be ahead of the best static tree by two standard errors there: where draft and
+target agree about as well everywhere, there is little to decide, and the static tree costs nothing.
 
 Legend: B roots, S samples, T trunk tokens, A actions.
 """
@@ -32,6 +32,7 @@ WHERE = ((False, False), (True, False), (False, True))  # at the root, along the
 EARLY = 0.03  # share of the steps that may end later than they would
 RARE = 0.005  # share of the decisions that may fall to other actions than the best one
 ROUNDS = 6  # of Dinkelbach's method; it converges quadratically
+SURE = 2.0  # standard errors that a decision must be ahead of the static tree
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class Judged:
     error: float
     without: dict[int, float]
 
+    @property
+    def assured(self) -> float:
+        """The ratio, less what it may be by chance."""
+        return self.ratio - SURE * self.error
+
     def row(self) -> dict[str, Any]:
         return {**asdict(self.mode), "action": list(self.mode.action), "ratio": self.ratio, "error": self.error}
 
@@ -61,7 +67,7 @@ def judge(module: SelectorModule, traces: TracesModule) -> list[list[Judged]]:
         train, validation = (met_in_decoding(of_setting(split, setting)) for split in (traces.train, traces.validation))
         ways = [way for way in WHERE if module.predicts_efficiency or not way[1]]
         judged = [_judge(module, traces, train, validation, *way) for way in ways]
-        result.append(sorted(judged, key=lambda j: j.ratio - j.error, reverse=True))
+        result.append(sorted(judged, key=lambda j: j.assured, reverse=True))
     return result
 
 
@@ -88,7 +94,7 @@ def _judge(
     base_B = torch.full((len(validation),), action)
     played = Player(module, traces, validation, at_root, on_trunk).from_the(player.first).play(base_B, gain)
     base = Player(module, traces, validation, False, False).play(base_B, gain)
-    ratio, without = ratios(played, base, validation.prompt_B)
+    ratio, without = ratios(played, base)
     return Judged(mode, ratio, jackknife_error(ratio, without), without)
 
 
@@ -148,18 +154,13 @@ def common(times_A: Tensor | None) -> tuple[int, ...]:
     return tuple(sorted({SPACE.index(EMPTY), SPACE.index(SPACE.chain(1)), *order[:needed].tolist()}))
 
 
-def ratios(played: Played, base: Played, prompt_B: Tensor) -> tuple[float, dict[int, float]]:
+def ratios(played: Played, base: Played) -> tuple[float, dict[int, float]]:
     """Speed over the baseline's, and the same without each prompt in turn; NaN where nothing is left then."""
-    sums = torch.stack(
-        [x.double().sum(-1) for x in (played.tokens_BS, played.seconds_BS, base.tokens_BS, base.seconds_BS)]
-    )
-    prompts_P, group_B = prompt_B.unique(return_inverse=True)
-    by_prompt = torch.zeros(4, len(prompts_P), dtype=torch.float64).index_add_(1, group_B, sums)
-    total = by_prompt.sum(-1)
-    without = total.unsqueeze(-1) - by_prompt if len(prompts_P) > 1 else torch.full_like(by_prompt, torch.nan)
-    ratio = float((total[0] / total[1]) / (total[2] / total[3]))
-    ratios_P = (without[0] / without[1]) / (without[2] / without[3])
-    return ratio, dict(zip(prompts_P.tolist(), ratios_P.tolist(), strict=True))
+    times_2P = torch.stack([base.seconds_per_token(), played.seconds_per_token()])
+    total_2 = times_2P.sum(-1)
+    without_2P = total_2.unsqueeze(-1) - times_2P if times_2P.shape[1] > 1 else torch.full_like(times_2P, torch.nan)
+    prompts, ratios_P = played.prompt_B.unique().tolist(), without_2P[0] / without_2P[1]
+    return float(total_2[0] / total_2[1]), dict(zip(prompts, ratios_P.tolist(), strict=True))
 
 
 def jackknife_error(value: float, without: Mapping[Any, float]) -> float:

@@ -53,7 +53,7 @@ def cross_fitted(train: Roots, validation: Roots) -> Oracle:
     static, gain = train.best_static()
     for _ in range(ROUNDS):
         gain = _chosen(train, gain).speed()
-    ratio, without = ratios(_chosen(validation, gain), _always(validation, static), validation.prompt_B)
+    ratio, without = ratios(_chosen(validation, gain), _always(validation, static))
     return Oracle(ratio, jackknife_error(ratio, without))
 
 
@@ -78,4 +78,5 @@ def _scored(roots: Roots, action_B2: Tensor) -> Played:
     tokens_B2A = torch.stack(_halves(roots), dim=1)
     tokens_B2 = tokens_B2A.gather(-1, action_B2.unsqueeze(-1))[..., 0]
     weight_B1 = roots.weight_B.unsqueeze(-1)
-    return Played(action_B2, weight_B1 * tokens_B2, weight_B1 * roots.static_seconds_BA.gather(-1, action_B2))
+    seconds_B2 = roots.static_seconds_BA.gather(-1, action_B2)
+    return Played(action_B2, weight_B1 * tokens_B2, weight_B1 * seconds_B2, roots.prompt_B)

@@ -76,6 +76,9 @@ def test_every_clock_has_figures_of_its_own() -> None:
     assert summary["ratio_vs_static_traversal_gpu_like"] == pytest.approx(220 / 160)
     assert summary[f"ratio_vs_static_traversal_{GPU}"] == pytest.approx(220 / 160)
     assert "ratio_vs_autoregressive_gpu_like" not in summary
+    single = [e for e in result["ratios"] if (e["clock"], e["figure"]) == (GPU, "ratio_vs_static_traversal")]
+    assert [e["ratio"] for e in single] == pytest.approx([220 / 160] * len(config().sampling))
+    assert all(e["interval_95"] == pytest.approx([e["ratio"]] * 2) for e in single)
     assert method_table(result).row_count == 8 and method_table(result, GPU).row_count == 6
     assert summary_table(summary).row_count == len([k for k in summary if not k.endswith("interval_95")])
 

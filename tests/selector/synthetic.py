@@ -62,7 +62,7 @@ def roots(count: int = 64, seed: int = 0, verifiers: int = 1) -> Roots:
         setting_B=torch.zeros(count, dtype=torch.int64),
         step_B=torch.arange(count) % 8 > 0,
         kind_B=torch.zeros(count, dtype=torch.int64),
-        prompt_B=torch.arange(count),
+        prompt_B=torch.arange(count) // 4,
         weight_B=torch.randint(1, 4, (count,), generator=generator).float(),
         base_B=torch.full((count,), SPACE.index((1, 3, 0))),
         trunk_hidden_BSTD=trunk_hidden.half(),

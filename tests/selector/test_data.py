@@ -31,7 +31,7 @@ def table(weights: tuple[float, ...] = (1.0, 1.0, 1.0)) -> pa.Table:
     rows = []
     for number, (temperature, gain) in enumerate(((1.0, 1.0), (1.0, -0.4), (0.5, 0.0))):
         row = {
-            **{"prompt": str(number), "kind": "code", "root_kind": "step", "root_token": 1},
+            **{"prompt": str(number // 2), "kind": "code", "root_kind": "step", "root_token": 1},
             "weight": weights[number],
             **{name: np.ones(3) for name in ("target_hidden_prev", "draft_hidden_prev", "draft_hidden_root")},
             **dict.fromkeys(TRACE_SCALARS, 1.0),

@@ -96,7 +96,7 @@ def test_the_error_of_a_ratio_is_that_over_prompts() -> None:
     for part in range(20):
         rows = data.rows(slice(20 * part, 20 * part + 20))
         played, base = (outcome(rows, a[:20], seconds[20 * part : 20 * part + 20]) for a in (longer, static))
-        ratio, without = ratios(played, base, rows.prompt_B)
+        ratio, without = ratios(played, base)
         found.append(ratio)
         errors.append(jackknife_error(ratio, without))
     assert torch.tensor(errors).mean() == pytest.approx(float(torch.tensor(found).std()), rel=0.5)
@@ -121,6 +121,14 @@ def test_what_the_draft_tells_along_the_trunk_is_used(judged: list) -> None:
     assert ways[False, True].ratio > 1.1
     assert judged[0][0].mode.on_trunk
     assert judged[0][0].mode.gain > 0
+
+
+def test_a_decision_has_to_be_ahead_by_two_standard_errors(judged: list) -> None:
+    (ways,) = judged
+    static = next(way for way in ways if not (way.mode.at_root or way.mode.on_trunk))
+    assert static.assured == 1
+    assert replace(static, ratio=1.03, error=0.02).assured < 1 < replace(static, ratio=1.05, error=0.02).assured
+    assert [way.assured for way in ways] == sorted((way.assured for way in ways), reverse=True)
 
 
 def test_a_policy_decides_at_the_root_alone() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from selector.data import Roots
 from selector.oracle import Oracle, cross_fitted, oracles
@@ -24,21 +26,22 @@ def noisy(data: Roots, noise: float, seed: int) -> Roots:
 def by_hand(train: Roots, validation: Roots) -> float:
     """Root by root and half by half, without tensors."""
 
-    def speed(data: Roots, choose: object) -> float:
-        tokens = seconds = 0.0
-        for b in range(len(data)):
-            first, second = data.half_BA[b], 2 * data.mean_BA[b] - data.half_BA[b]
-            for fitted, scored in ((first, second), (second, first)):
-                action = choose(fitted, data.static_seconds_BA[b])
-                tokens += float(data.weight_B[b] * scored[action])
-                seconds += float(data.weight_B[b] * data.static_seconds_BA[b, action])
-        return tokens / seconds
+    def speed(data: Roots, choose: Callable[[Tensor, Tensor], int]) -> float:
+        per_token = []
+        for prompt in data.prompt_B.unique():
+            tokens = seconds = 0.0
+            for b in (data.prompt_B == prompt).nonzero().flatten().tolist():
+                first, second = data.half_BA[b], 2 * data.mean_BA[b] - data.half_BA[b]
+                for fitted, scored in ((first, second), (second, first)):
+                    action = choose(fitted, data.static_seconds_BA[b])
+                    tokens += float(data.weight_B[b] * scored[action])
+                    seconds += float(data.weight_B[b] * data.static_seconds_BA[b, action])
+            per_token.append(seconds / tokens)
+        return len(per_token) / sum(per_token)
 
     actions = range(train.mean_BA.shape[1])
-    weight_B = train.weight_B
-    speeds = [float(weight_B @ train.mean_BA[:, a] / (weight_B @ train.static_seconds_BA[:, a])) for a in actions]
-    static = max(actions, key=speeds.__getitem__)
-    gain = speeds[static]
+    static = max(actions, key=lambda a: speed(train, lambda e, t: a))
+    gain = speed(train, lambda e, t: static)
     for _ in range(6):
         gain = speed(train, lambda e, t, g=gain: max(actions, key=lambda a: float(e[a]) - g * float(t[a])))
     best = speed(validation, lambda e, t: max(actions, key=lambda a: float(e[a]) - gain * float(t[a])))
@@ -46,7 +49,10 @@ def by_hand(train: Roots, validation: Roots) -> float:
 
 
 def test_it_is_what_a_loop_over_the_roots_gives() -> None:
-    train, validation = noisy(roots(12), 0.5, 1), noisy(roots(8, seed=5), 0.5, 2)
+    train, validation = (
+        replace(noisy(roots(count, seed=seed), 0.5, seed), prompt_B=torch.arange(count) // 3)
+        for count, seed in ((12, 0), (8, 5))
+    )
     oracle = cross_fitted(train, validation)
     assert oracle.ratio == pytest.approx(by_hand(train, validation), rel=1e-5)
     assert oracle.error > 0
@@ -65,7 +71,8 @@ def test_it_does_not_reward_noise(noise: float) -> None:
     """All roots alike: there is nothing to choose, and the best of many noisy labels is no better than the others."""
     train, validation = roots(200), roots(200, seed=5)
     alike = [replace(data, mean_BA=train.mean_BA.mean(0).expand_as(data.mean_BA)) for data in (train, validation)]
-    alike = [noisy(data, noise, seed) for seed, data in enumerate(alike)]
+    prompt_B = torch.arange(200) // 20  # a prompt's tokens are its labels' sum: with so much noise, of many roots
+    alike = [replace(noisy(data, noise, seed), prompt_B=prompt_B) for seed, data in enumerate(alike)]
     oracle = cross_fitted(*alike)
     assert oracle.ratio < 1 + 2 * oracle.error
     assert oracle.gap_closed(1.02) is None
