@@ -59,6 +59,7 @@ def run(config: Config) -> None:
         "pair": pair.fingerprint,
         "latency": profile.to_json(),
         "training": sha256(chosen_checkpoint(config, result)),
+        "decisions": sha256(config.folder / "training" / "result.json"),
         "others": {name: sha256(chosen_checkpoint(config, result, name)) for name in config.train.others},
         "stopping": sha256(stopping_checkpoint(config, result)),
     }

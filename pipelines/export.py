@@ -40,6 +40,7 @@ def run(config: Config) -> None:
     evaluation = config.folder / "evaluation.json"
     inputs = {
         "training": sha256(chosen_checkpoint(config, result)),
+        "decisions": sha256(config.folder / "training" / "result.json"),
         "evaluation": sha256(evaluation) if evaluation.exists() else None,
         "latency": load_profile(config).to_json(),
         "mlflow_model": config.mlflow_model,

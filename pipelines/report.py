@@ -13,6 +13,7 @@ from pipelines.data import realised
 from pipelines.latency import load_profile
 from pipelines.stage import Stage, mlflow_run, provenance, read_json
 from pipelines.train import load_trained, traces_module
+from selector.data import met_in_decoding
 from selector.schema import read_manifest, sha256
 
 
@@ -70,7 +71,7 @@ def page(config: Config, evaluation: dict[str, Any], realised_rows: list[dict[st
         ("Throughput on held-out prompts", _image(plots.throughput(evaluation)) + _table(_method_rows(evaluation))),
         (
             f"Block efficiency by tree ({config.train.verifier}, training traces)",
-            _image(plots.efficiency_by_tree(traces.train)),
+            _image(plots.efficiency_by_tree(met_in_decoding(traces.train))),
         ),
         (
             "Predicted against realised block efficiency",

@@ -121,8 +121,8 @@ def fit_objectives(config: Config, traces: TracesModule, folder: Path, mlflow: A
             mlflow.log_params({"objective": objective, **params})
             mlflow.log_metrics(results[objective]["metrics"])
     # where neither has anything to decide, the regressor: it can be moved to another machine
-    ratios = {name: result["metrics"]["validation/chosen_ratio"] for name, result in results.items()}
-    chosen = max(ratios, key=lambda name: (ratios[name], name == "regressor"))
+    assured = {name: result["metrics"]["validation/assured_ratio"] for name, result in results.items()}
+    chosen = max(assured, key=lambda name: (assured[name], name == "regressor"))
     return {"chosen": chosen, "objectives": results, "baselines": baselines(traces)}
 
 
@@ -134,9 +134,13 @@ def chosen_modes(found: dict[str, Any]) -> list[dict[str, Any]]:
 def result_of(fitted: Fitted, name: str, traces: TracesModule, run_id: str) -> dict[str, Any]:
     """What `result.json` holds of an objective: validation metrics, ways to decide, and where the checkpoint is."""
     modes = modes_of(fitted.module, traces)
-    chosen = statistics.mean(mode["ratio"] for mode in modes)
+    means = {key: statistics.mean(mode[key] for mode in modes) for key in ("ratio", "assured")}
     return {
-        "metrics": {**fitted.metrics, "validation/chosen_ratio": chosen},
+        "metrics": {
+            **fitted.metrics,
+            "validation/chosen_ratio": means["ratio"],
+            "validation/assured_ratio": means["assured"],
+        },
         "modes": modes,
         "checkpoint": f"{name}/{fitted.checkpoint.name}",
         "run_id": run_id,
@@ -233,7 +237,7 @@ def _loaded(kind: type[Module], checkpoint: Path) -> Module:
 
 def summary(results: dict[str, Any], chosen: str) -> Table:
     """Validation metrics by objective."""
-    table = Table(title=f"Validation split, decisions at the root (kept: {chosen})", title_justify="left")
+    table = Table(title=f"Validation split, decisions at recorded roots (kept: {chosen})", title_justify="left")
     for column in ("objective", "speed over static", "worst 5%", "regret to the best"):
         table.add_column(column, justify="right")
     for objective, result in results.items():

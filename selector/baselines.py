@@ -26,7 +26,7 @@ def worth_most(tokens_UA: Tensor, seconds_UA: Tensor) -> tuple[int, ...]:
     Time is charged at the speed of the fastest of all trees.
 
     Args:
-        tokens_UA, seconds_UA: what a step yields and takes with each verifier, under one sampling setting.
+        tokens_UA, seconds_UA: of a step with each verifier, under one sampling setting.
     """
     speed = (tokens_UA / seconds_UA).max()
     return tuple((tokens_UA - speed * seconds_UA).argmax(0).tolist())

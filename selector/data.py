@@ -38,7 +38,7 @@ from selector.schema import (
     label_columns,
     read_manifest,
 )
-from selector.speed import by_prompt, over_texts
+from selector.speed import by_text, over_texts
 
 VALIDATION_BATCH = 4096  # roots at once in one process
 
@@ -89,11 +89,11 @@ class Roots:
         return Roots(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
     def speeds(self, tokens_BX: Tensor, seconds_BX: Tensor) -> Tensor:
-        """Tokens per second of steps that yield and take so much, over whole texts, [X]."""
+        """Tokens per second over whole texts, where steps at these roots yield and take so much; [X]."""
         weight_B1 = self.weight_B.unsqueeze(-1)
-        return over_texts(
-            by_prompt(weight_B1 * tokens_BX, self.prompt_B), by_prompt(weight_B1 * seconds_BX, self.prompt_B)
-        )
+        texts_2B = torch.stack([self.setting_B, self.prompt_B])
+        text_B = texts_2B.unique(dim=1, return_inverse=True)[1]
+        return over_texts(by_text(weight_B1 * tokens_BX, text_B), by_text(weight_B1 * seconds_BX, text_B))
 
     def efficiencies(self, tokens_BX: Tensor) -> Tensor:
         """Tokens per step, over whole texts, [X]."""
@@ -228,13 +228,14 @@ def fastest_verifiers(
     for setting in _settings(table).unique().tolist():
         mine = table.filter(pa.array((_settings(table) == setting).numpy()))
         mine = mine.filter(pa.array(_steps(mine).numpy())) if bool(_steps(mine).any()) else mine
-        weight_B1, prompt_B = matrix(mine, "weight").unsqueeze(-1), _prompts(mine)
-        steps_P1 = by_prompt(weight_B1, prompt_B)
+        weight_B1, text_B = matrix(mine, "weight").unsqueeze(-1), _prompts(mine)
+        steps_P1 = by_text(weight_B1, text_B)
         tokens, seconds = [], []
         for verifier in verifiers:
-            tokens_PA = by_prompt(weight_B1 * _labels(mine, verifier, "mean"), prompt_B)
+            tokens_PA = by_text(weight_B1 * _labels(mine, verifier, "mean"), text_B)
+            seconds_PA = by_text(weight_B1 * _seconds(mine, verifier, profile, space, selector=False), text_B)
             tokens.append(over_texts(tokens_PA, steps_P1))
-            seconds.append(_seconds(mine, verifier, profile, space, selector=False).double().mean(0))
+            seconds.append(tokens[-1] / over_texts(tokens_PA, seconds_PA))
         result[setting] = worth_most(torch.stack(tokens), torch.stack(seconds))
     return result
 

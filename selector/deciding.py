@@ -20,7 +20,7 @@ from torch import Tensor
 from selector.actions import EMPTY, ActionSpace, trunk_tokens
 from selector.data import Roots
 from selector.network import further_actions
-from selector.speed import by_prompt, over_texts
+from selector.speed import by_text, over_texts
 from selector.tuned import LONGEST
 
 SPACE = ActionSpace.default()
@@ -41,15 +41,15 @@ class Played:
 
     def speed(self) -> float:
         """Tokens per second, over whole texts."""
-        return float(over_texts(*self._by_prompt()))
+        return float(over_texts(*self._by_text()))
 
     def seconds_per_token(self) -> Tensor:
         """Of each prompt, float64 [P], in the order of their numbers."""
-        tokens_P, seconds_P = self._by_prompt()
+        tokens_P, seconds_P = self._by_text()
         return seconds_P / tokens_P
 
-    def _by_prompt(self) -> list[Tensor]:
-        return [by_prompt(values_BS.double().sum(-1), self.prompt_B) for values_BS in (self.tokens_BS, self.seconds_BS)]
+    def _by_text(self) -> list[Tensor]:
+        return [by_text(values_BS.double().sum(-1), self.prompt_B) for values_BS in (self.tokens_BS, self.seconds_BS)]
 
 
 def play(roots: Roots, gains_BSTA: Callable[[int], Tensor], cost_BTA: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from selector.data import Roots, TracesModule, met_in_decoding, of_setting
 from selector.deciding import Played
-from selector.modes import ROUNDS, jackknife_error, ratios
+from selector.modes import jackknife_error, ratios, settled
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Oracle:
     def gap_closed(self, ratio: float) -> float | None:
         """A selector's gain over the best static tree as a share of the oracle's.
 
-        None where the oracle is not ahead by a standard error: label noise leaves no ceiling above the static tree.
+        None where the oracle is not ahead by a standard error: label noise leaves no ceiling above the static tree. (To
+        decide takes two, for then something is at stake.)
         """
         return (ratio - 1) / (self.ratio - 1) if self.ratio - self.error > 1 else None
 
@@ -50,9 +51,8 @@ def oracles(traces: TracesModule) -> list[Oracle]:
 
 def cross_fitted(train: Roots, validation: Roots) -> Oracle:
     """The oracle of the validation roots; the static tree and the speed g are those of the training roots."""
-    static, gain = train.best_static()
-    for _ in range(ROUNDS):
-        gain = _chosen(train, gain).speed()
+    static, speed = train.best_static()
+    gain = settled(lambda g: _chosen(train, g), speed)
     ratio, without = ratios(_chosen(validation, gain), _always(validation, static))
     return Oracle(ratio, jackknife_error(ratio, without))
 

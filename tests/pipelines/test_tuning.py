@@ -44,10 +44,12 @@ def told_apart(data: Roots, good_BS: Tensor, revise: float) -> int:
     for length in range(1, 17):
         drafted_BS = torch.where(good_BS, length, 1)
         action_BS = torch.where(good_BS, SPACE.index(SPACE.chain(length)), SPACE.index(SPACE.chain(1)))
-        tokens = data.trunk_BSA.gather(-1, action_BS.unsqueeze(-1)).double().sum()
-        decisions = torch.minimum(drafted_BS, torch.tensor(length - 1)).sum()
-        seconds = data.static_seconds_BA.gather(-1, action_BS).double().sum() + revise * decisions
-        speeds.append(float(tokens / seconds))
+        weight_B1 = data.weight_B.unsqueeze(-1)
+        tokens_BS = weight_B1 * data.trunk_BSA.gather(-1, action_BS.unsqueeze(-1))[..., 0]
+        decisions_BS = torch.minimum(drafted_BS, torch.tensor(length - 1))
+        seconds_BS = weight_B1 * (data.static_seconds_BA.gather(-1, action_BS) + revise * decisions_BS)
+        texts = [(data.prompt_B == prompt).nonzero().flatten() for prompt in data.prompt_B.unique()]
+        speeds.append(1 / sum(float(seconds_BS[text].sum() / tokens_BS[text].sum()) for text in texts))
     return 1 + max(range(16), key=speeds.__getitem__)
 
 

@@ -24,14 +24,14 @@ def times(verify: dict[str, float]) -> LatencyProfile:
     return replace(profile(), verify={name: Table([1], [1], [[seconds]]) for name, seconds in verify.items()})
 
 
-def table(weights: tuple[float, ...] = (1.0, 1.0, 1.0)) -> pa.Table:
+def table(weights: tuple[float, ...] = (1.0, 1.0, 1.0), prompts: str = "001") -> pa.Table:
     """Three steps, the last at another temperature. `lifted_uniform` yields a token more where trees branch, at the
     first temperature; less in the second step than it gains in the first."""
     gains = np.array([float(action.K > 1) for action in SPACE])
     rows = []
     for number, (temperature, gain) in enumerate(((1.0, 1.0), (1.0, -0.4), (0.5, 0.0))):
         row = {
-            **{"prompt": str(number // 2), "kind": "code", "root_kind": "step", "root_token": 1},
+            **{"prompt": prompts[number], "kind": "code", "root_kind": "step", "root_token": 1},
             "weight": weights[number],
             **{name: np.ones(3) for name in ("target_hidden_prev", "draft_hidden_prev", "draft_hidden_root")},
             **dict.fromkeys(TRACE_SCALARS, 1.0),
@@ -55,6 +55,13 @@ def test_every_action_has_the_verifier_with_which_it_is_worth_most() -> None:
     assert dear[setting_number(1.0, 1.0)] == (0,) * len(SPACE)
     hard = fastest_verifiers(table((1.0, 3.0, 1.0)), NAMES, times({"block": 0.0, "lifted_uniform": 0.0}), SPACE)
     assert hard[setting_number(1.0, 1.0)] == (0,) * len(SPACE)
+
+
+def test_a_text_counts_once_however_many_steps_it_took() -> None:
+    """The hard step stands for three in a text of its own: as long as the other, and lost less than the other gains."""
+    free = times({"block": 0.0, "lifted_uniform": 0.0})
+    own = fastest_verifiers(table((1.0, 3.0, 1.0), prompts="012"), NAMES, free, SPACE)
+    assert own[setting_number(1.0, 1.0)] == tuple(int(action.K > 1) for action in SPACE)
 
 
 def test_labels_and_times_are_those_of_the_actions_own_verifier() -> None:

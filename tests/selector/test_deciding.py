@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from selector import modes
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.deciding import outcome, play
-from selector.modes import jackknife_error, judge, ratios
+from selector.modes import Judged, jackknife_error, judge, ratios
 from selector.network import NEVER, further_actions, further_cost, increment_matrix, increments_of, picked
 from tests.selector.synthetic import SPACE, Traces, module, roots
 
@@ -123,12 +124,17 @@ def test_what_the_draft_tells_along_the_trunk_is_used(judged: list) -> None:
     assert judged[0][0].mode.gain > 0
 
 
-def test_a_decision_has_to_be_ahead_by_two_standard_errors(judged: list) -> None:
-    (ways,) = judged
-    static = next(way for way in ways if not (way.mode.at_root or way.mode.on_trunk))
-    assert static.assured == 1
-    assert replace(static, ratio=1.03, error=0.02).assured < 1 < replace(static, ratio=1.05, error=0.02).assured
-    assert [way.assured for way in ways] == sorted((way.assured for way in ways), reverse=True)
+@pytest.mark.parametrize(("ratio", "decides"), [(1.03, False), (1.05, True)])
+def test_a_decision_has_to_be_ahead_by_two_standard_errors(
+    judged: list, monkeypatch: pytest.MonkeyPatch, ratio: float, decides: bool
+) -> None:
+    def of_error(*args: object) -> Judged:
+        return replace(judge_way(*args), ratio=ratio, error=0.02) if any(args[-2:]) else judge_way(*args)
+
+    judge_way = modes._judge
+    monkeypatch.setattr(modes, "_judge", of_error)
+    ((kept, *_),) = judge(module("policy"), Traces(64))
+    assert kept.mode.at_root == decides and kept.assured == pytest.approx(max(1, ratio - 0.04))
 
 
 def test_a_policy_decides_at_the_root_alone() -> None:

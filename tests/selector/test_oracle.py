@@ -41,10 +41,15 @@ def by_hand(train: Roots, validation: Roots) -> float:
 
     actions = range(train.mean_BA.shape[1])
     static = max(actions, key=lambda a: speed(train, lambda e, t: a))
-    gain = speed(train, lambda e, t: static)
+    base = speed(train, lambda e, t: static)
+
+    def chosen(data: Roots, gain: float) -> float:
+        return speed(data, lambda e, t: max(actions, key=lambda a: float(e[a]) - gain * float(t[a])))
+
+    gain = base
     for _ in range(6):
-        gain = speed(train, lambda e, t, g=gain: max(actions, key=lambda a: float(e[a]) - g * float(t[a])))
-    best = speed(validation, lambda e, t: max(actions, key=lambda a: float(e[a]) - gain * float(t[a])))
+        gain = chosen(train, gain)
+    best = chosen(validation, gain)
     return best / speed(validation, lambda e, t: static)
 
 

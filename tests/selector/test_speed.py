@@ -9,13 +9,13 @@ import torch
 
 from selector.actions import Action
 from selector.deciding import outcome
-from selector.speed import by_prompt, over_texts
+from selector.speed import by_text, over_texts
 from tests.selector.synthetic import SPACE, roots
 
 
-def test_sums_are_by_prompt_in_the_order_of_their_numbers() -> None:
+def test_sums_are_by_text_in_the_order_of_their_numbers() -> None:
     values_BX = torch.tensor([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]])
-    assert by_prompt(values_BX, torch.tensor([7, 3, 7])).tolist() == [[2, 20], [5, 50]]
+    assert by_text(values_BX, torch.tensor([7, 3, 7])).tolist() == [[2, 20], [5, 50]]
 
 
 def test_it_is_that_of_decoding_the_texts() -> None:
@@ -23,8 +23,8 @@ def test_it_is_that_of_decoding_the_texts() -> None:
     1.2 in the hard one. Traces were made with the short tree, so the hard text has 200 steps and the easy one 80."""
     tokens_BX = torch.tensor([[6.0, 3.0]] * 80 + [[1.5, 1.2]] * 200)
     prompt_B = torch.tensor([0] * 80 + [1] * 200)
-    steps_P1 = by_prompt(torch.ones(280, 1), prompt_B)
-    long, short = over_texts(by_prompt(tokens_BX, prompt_B), steps_P1).tolist()
+    steps_P1 = by_text(torch.ones(280, 1), prompt_B)
+    long, short = over_texts(by_text(tokens_BX, prompt_B), steps_P1).tolist()
     assert long == pytest.approx(480 / (240 / 6 + 240 / 1.5))
     assert short == pytest.approx(480 / 280)
     assert float(tokens_BX[:, 0].mean()) > 1.1 * long  # what the steps of another tree would promise
