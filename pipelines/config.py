@@ -184,6 +184,11 @@ class Train(Section):
         description="a regressor's labels weigh the inverse of this power of their standard errors, at the root, where "
         "the error of a long tree counts in full, and along the trunk, where the next tokens decide",
     )
+    confirm: int = Field(
+        64,
+        ge=0,
+        description="validation prompts on which decisions that traces promise to pay are tried in decoding; 0: none",
+    )
     rejection_weight: float = Field(6.0, gt=0, description="of the stopping head's training; an acceptance weighs 1")
     worst_weight: float = Field(1.0, ge=0, description="lambda of DDTE eq. 12")
     worst_share: float = Field(0.05, gt=0, le=1, description="alpha of DDTE eq. 12")

@@ -16,6 +16,7 @@ from data_gen.trajectories import seed_of
 from pipelines import comparison, losslessness
 from pipelines.assisted import Assistant, best_constant
 from pipelines.config import Config, SamplingSetting
+from pipelines.confirm import Trial
 from pipelines.export import build
 from pipelines.journal import Journal
 from pipelines.latency import load_profile
@@ -107,10 +108,11 @@ def methods(config: Config, pair: ModelPair, profile: LatencyProfile, folder: Pa
     tuned = {clock: tunings(config, own) for clock, own in profiles.items()}
     constants = assistants(config, pair)
     head = load_stopping(config)
+    trial = Trial(config, pair)
     for clock, own in profiles.items():
         place = folder / clock.replace("/", "-")
-        selector = _exported(config, place / SELECTOR, own)
-        others = {name: _exported(config, place / name, own, name) for name in config.train.others}
+        selector = _exported(config, trial, place / SELECTOR, own)
+        others = {name: _exported(config, trial, place / name, own, name) for name in config.train.others}
         for key, tuning in tuned[clock].items():
             sampling = SamplingSetting(temperature=key[0], top_p=key[1]).build()
             result[key] += (
@@ -121,8 +123,10 @@ def methods(config: Config, pair: ModelPair, profile: LatencyProfile, folder: Pa
     return result
 
 
-def _exported(config: Config, folder: Path, profile: LatencyProfile, verifier: str | None = None) -> Selector:
-    build(config, folder, profile, verifier)
+def _exported(
+    config: Config, trial: Trial, folder: Path, profile: LatencyProfile, verifier: str | None = None
+) -> Selector:
+    build(config, folder, profile, verifier, trial)
     return load_selector(folder)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pipelines.config import Config
+from pipelines.confirm import Trial
 from pipelines.latency import load_profile
 from pipelines.pair import pair_names
 from pipelines.registry import register
@@ -64,15 +65,24 @@ def run(config: Config) -> None:
     stage.finish()
 
 
-def build(config: Config, folder: Path, profile: LatencyProfile | None = None, verifier: str | None = None) -> Selector:
+def build(
+    config: Config,
+    folder: Path,
+    profile: LatencyProfile | None = None,
+    verifier: str | None = None,
+    trial: Trial | None = None,
+) -> Selector:
     """Write the artefact of the chosen module; InputError if it does not choose as the trained module does.
 
     Args:
         profile: of another machine, for which the same network is then tuned on the traces; the run's own if None.
         verifier: one of `train.others`, whose own selector is meant.
+        trial: where a pair is at hand.
     """
     module, result = load_trained(config, verifier)
-    other, profile = profile is not None, profile or load_profile(config)
+    own = load_profile(config)
+    profile = profile or own
+    other = profile != own
     traces = traces_module(config, profile, verifier)
     if other:
         module.fit_gain(traces.train)
@@ -100,7 +110,7 @@ def build(config: Config, folder: Path, profile: LatencyProfile | None = None, v
             raise InputError(f"{folder}: {differing} decisions along trunks are not the trained module's")
 
     fallback = fallback_action(traces)
-    modes = modes_of(module, traces) if other else chosen["modes"]
+    modes = modes_of(module, traces, trial or Trial(config)) if other else chosen["modes"]
     modes = [{key: value for key, value in mode.items() if key not in ("ways", "oracle")} for mode in modes]
     return write_artefact(folder, module, traces.train, profile, traces.verifiers, fallback, modes, facts, check)
 

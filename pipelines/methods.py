@@ -22,7 +22,7 @@ from data_gen.verification import get_verifier
 from pipelines.assisted import Assistant
 from pipelines.tuning import STATIC, Tuning
 from selector.actions import EMPTY, Action
-from selector.runtime import LatencyProfile, Selector
+from selector.runtime import LatencyProfile, Selector, Tuned
 from selector.stopping import StoppingModule, TokenAcceptance
 
 WALL, SYNTHETIC = "wall", "gpu_like"  # further clocks are named after the profile: gpu_like_1/20
@@ -218,15 +218,20 @@ def _common(tuning: Tuning, verifiers: Sequence[str], clock: str, profile: Laten
 def _selectors(
     selector: Selector, others: Mapping[str, Selector], sampling: Sampling, clock: str, profile: LatencyProfile | None
 ) -> list[Method]:
-    result: list[Method] = []
-    for name, each in {SELECTOR: selector, **{selector_of(name): each for name, each in others.items()}}.items():
-        tuned = each.at(sampling.temperature, sampling.top_p)
-        own = dict(zip(each.actions, tuned.verifiers, strict=True))
-        chooser = chooser_of(tuned, sampling)
-        result.append(
-            Speculative(name, tuned.verifiers[0], chooser, clock, profile, of_action=own, shown=each.verifier)
-        )
-    return result
+    named = {SELECTOR: selector, **{selector_of(name): each for name, each in others.items()}}
+    return [
+        speculative(name, each, each.at(sampling.temperature, sampling.top_p), sampling, clock, profile)
+        for name, each in named.items()
+    ]
+
+
+def speculative(
+    name: str, selector: Selector, tuned: Tuned, sampling: Sampling, clock: str, profile: LatencyProfile | None
+) -> Speculative:
+    """Decoding as a selector decides, on the clock on the wall if `profile` is None."""
+    own = dict(zip(selector.actions, tuned.verifiers, strict=True))
+    chooser = chooser_of(tuned, sampling)
+    return Speculative(name, tuned.verifiers[0], chooser, clock, profile, of_action=own, shown=selector.verifier)
 
 
 def selector_of(verifier: str) -> str:

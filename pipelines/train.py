@@ -16,6 +16,7 @@ from rich.table import Table
 from data_gen.sampling import Sampling
 from data_gen.traces import versions
 from pipelines.config import Config
+from pipelines.confirm import Trial
 from pipelines.data import depends
 from pipelines.fitting import Fitted, Module, fit, fit_stopping
 from pipelines.latency import load_profile
@@ -79,11 +80,12 @@ def run(config: Config) -> None:
         fingerprint = sha256(config.folder / "traces" / "manifest.json")[:16]
         counts = {"roots.train": len(traces.train), "roots.validation": len(traces.validation)}
         mlflow.log_params({"data.fingerprint": fingerprint, **counts})
-        found = fit_objectives(config, traces, partial, mlflow)
+        trial = Trial(config)
+        found = fit_objectives(config, traces, trial, partial, mlflow)
         found["others"] = {}
         for verifier in config.train.others:
             own = traces_module(config, profile, verifier)
-            found["others"][verifier] = fit_objectives(config, own, partial, mlflow, f"{verifier}-")
+            found["others"][verifier] = fit_objectives(config, own, trial, partial, mlflow, f"{verifier}-")
         with mlflow.start_run(run_name=f"train-{STOPPING}", nested=True) as nested:
             head = fit_stopping(config, traces, partial / STOPPING, nested.info.run_id)
             checkpoint = f"{STOPPING}/{head.checkpoint.name}"
@@ -104,7 +106,9 @@ def run(config: Config) -> None:
     stage.finish()
 
 
-def fit_objectives(config: Config, traces: TracesModule, folder: Path, mlflow: Any, prefix: str = "") -> dict[str, Any]:
+def fit_objectives(
+    config: Config, traces: TracesModule, trial: Trial, folder: Path, mlflow: Any, prefix: str = ""
+) -> dict[str, Any]:
     """Train the selector of some traces under every objective, and choose one by the validation split.
 
     Args:
@@ -116,7 +120,7 @@ def fit_objectives(config: Config, traces: TracesModule, folder: Path, mlflow: A
         with mlflow.start_run(run_name=f"train-{name}", nested=True) as nested:
             run_id = nested.info.run_id
             fitted = fit(config, objective, traces, folder / name, run_id)
-            results[objective] = result_of(fitted, name, traces, run_id)
+            results[objective] = result_of(fitted, name, traces, trial, run_id)
             params = {**config.train.model_dump(mode="json"), "verifier": " ".join(traces.verifiers)}
             mlflow.log_params({"objective": objective, **params})
             mlflow.log_metrics(results[objective]["metrics"])
@@ -131,9 +135,11 @@ def chosen_modes(found: dict[str, Any]) -> list[dict[str, Any]]:
     return found["objectives"][found["chosen"]]["modes"]
 
 
-def result_of(fitted: Fitted, name: str, traces: TracesModule, run_id: str) -> dict[str, Any]:
+def result_of(
+    fitted: Fitted[SelectorModule], name: str, traces: TracesModule, trial: Trial, run_id: str
+) -> dict[str, Any]:
     """What `result.json` holds of an objective: validation metrics, ways to decide, and where the checkpoint is."""
-    modes = modes_of(fitted.module, traces)
+    modes = modes_of(fitted.module, traces, trial)
     means = {key: statistics.mean(mode[key] for mode in modes) for key in ("ratio", "assured")}
     return {
         "metrics": {
@@ -147,7 +153,7 @@ def result_of(fitted: Fitted, name: str, traces: TracesModule, run_id: str) -> d
     }
 
 
-def modes_of(module: SelectorModule, traces: TracesModule) -> list[dict[str, Any]]:
+def modes_of(module: SelectorModule, traces: TracesModule, trial: Trial) -> list[dict[str, Any]]:
     """The modes of an artefact, with every way to decide that was compared, and the ceiling of all of them."""
     return [
         {
@@ -156,7 +162,7 @@ def modes_of(module: SelectorModule, traces: TracesModule) -> list[dict[str, Any
             "ways": [way.row() for way in ways],
             "oracle": {**asdict(oracle), "gap_closed": oracle.gap_closed(ways[0].ratio)},
         }
-        for ways, oracle in zip(judge(module, traces), oracles(traces), strict=True)
+        for ways, oracle in zip(trial.confirmed(module, traces, judge(module, traces)), oracles(traces), strict=True)
     ]
 
 
@@ -255,13 +261,15 @@ def modes_table(modes: list[dict[str, Any]], verifier: str) -> Table:
         cells = {}
         for way in mode["ways"]:
             kept = " *" if way == mode["ways"][0] else ""
-            cells[way["at_root"], way["on_trunk"]] = f"{way['ratio']:.3f} ±{way['error']:.3f}{kept}"
+            decoded = f" ({way['decoded']['ratio']:.3f} ±{way['decoded']['error']:.3f})" if way["decoded"] else ""
+            cells[way["at_root"], way["on_trunk"]] = f"{way['ratio']:.3f} ±{way['error']:.3f}{decoded}{kept}"
         setting = str(Sampling(mode["temperature"], mode["top_p"]))
         static = str(tuple(mode["action"])) + (" *" if not (mode["at_root"] or mode["on_trunk"]) else "")
         oracle, closed = mode["oracle"], mode["oracle"]["gap_closed"]
         ceiling = f"{oracle['ratio']:.3f} ±{oracle['error']:.3f}", "undefined" if closed is None else f"{closed:.0%}"
         table.add_row(setting, static, *(cells.get(way, "") for way in WAYS), *ceiling)
     table.caption = (
+        "in brackets: in decoding validation prompts, tried where the traces promise a gain; "
         "oracle: every root's tree by one half of its labels, scored by the other; "
         "gap closed: undefined where label noise leaves no ceiling above the static tree"
     )

@@ -5,7 +5,8 @@ draft's own state: far less to compute, and known at every drafted token.
 
 Decided for every sampling setting apart. Speeds g are fitted on the training split, what pays is found on the
 validation split, and a decision must be ahead of the best static tree by two standard errors there: where draft and
-target agree about as well everywhere, there is little to decide, and the static tree costs nothing.
+target agree about as well everywhere, there is little to decide, and the static tree costs nothing. What the traces
+promise is then tried in decoding (`pipelines.confirm`).
 
 Legend: B roots, S samples, T trunk tokens, A actions.
 """
@@ -26,13 +27,23 @@ from selector.deciding import TRUNK_TOKENS, Played, outcome, play
 from selector.module import SelectorModule
 from selector.network import further_cost
 from selector.runtime import Mode
+from selector.speed import by_text
 
 SPACE = ActionSpace.default()
 WHERE = ((False, False), (True, False), (False, True))  # at the root, along the trunk
 EARLY = 0.03  # share of the steps that may end later than they would
 RARE = 0.005  # share of the decisions that may fall to other actions than the best one
 ROUNDS = 6  # of Dinkelbach's method
-SURE = 2.0  # standard errors that a decision must be ahead of the static tree
+SURE = 2.0  # standard errors that a decision must be ahead of the static tree, by the traces
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Speed over that of the best static tree in decoding so many prompts, and its standard error."""
+
+    ratio: float
+    error: float
+    prompts: int
 
 
 @dataclass(frozen=True)
@@ -40,22 +51,35 @@ class Judged:
     """A way to decide under one sampling setting, on the validation split.
 
     Attributes:
-        ratio, error: speed over that of the best static tree, and its standard error over prompts.
+        ratio, error: speed over that of the best static tree, and its standard error over prompts, by the traces.
         without: the ratio without each prompt in turn, by the prompt's number.
+        decoded: what it was worth in decoding, where that was tried.
     """
 
     mode: Mode
     ratio: float
     error: float
     without: dict[int, float]
+    decoded: Decoded | None = None
+
+    @property
+    def static(self) -> bool:
+        """Whether nothing is decided."""
+        return not (self.mode.at_root or self.mode.on_trunk)
+
+    @property
+    def setting(self) -> tuple[float, float]:
+        """Temperature and top-p."""
+        return self.mode.temperature, self.mode.top_p
 
     @property
     def assured(self) -> float:
-        """The ratio less two standard errors: what is compared."""
-        return self.ratio - SURE * self.error
+        """What is compared: the ratio in decoding less a standard error; where only traces promise it, less two."""
+        return self.ratio - SURE * self.error if self.decoded is None else self.decoded.ratio - self.decoded.error
 
     def row(self) -> dict[str, Any]:
-        figures = {"ratio": self.ratio, "error": self.error, "assured": self.assured}
+        decoded = None if self.decoded is None else asdict(self.decoded)
+        figures = {"ratio": self.ratio, "error": self.error, "assured": self.assured, "decoded": decoded}
         return {**asdict(self.mode), "action": list(self.mode.action), **figures}
 
 
@@ -166,12 +190,23 @@ def common(times_A: Tensor | None) -> tuple[int, ...]:
 
 
 def ratios(played: Played, base: Played) -> tuple[float, dict[int, float]]:
-    """Speed over the baseline's, and the same without each prompt in turn; NaN where nothing is left then."""
+    """Speed over the baseline's, and the same without each prompt in turn."""
     times_2P = torch.stack([base.seconds_per_token(), played.seconds_per_token()])
-    total_2 = times_2P.sum(-1)
-    without_2P = total_2.unsqueeze(-1) - times_2P if times_2P.shape[1] > 1 else torch.full_like(times_2P, torch.nan)
-    prompts, ratios_P = played.prompt_B.unique().tolist(), without_2P[0] / without_2P[1]
-    return float(total_2[0] / total_2[1]), dict(zip(prompts, ratios_P.tolist(), strict=True))
+    return ratio_of_times(times_2P, played.prompt_B.unique())
+
+
+def ratio_of_times(times_2P: Tensor, group_P: Tensor) -> tuple[float, dict[int, float]]:
+    """The first over the second, and the same without each group in turn; NaN where nothing is left then.
+
+    Args:
+        times_2P: seconds per token of two ways to decode each prompt.
+        group_P: numbers of groups of prompts.
+    """
+    times_G2 = by_text(times_2P.T, group_P)
+    total_2 = times_G2.sum(0)
+    without_G2 = total_2 - times_G2 if len(times_G2) > 1 else torch.full_like(times_G2, torch.nan)
+    ratios_G = without_G2[:, 0] / without_G2[:, 1]
+    return float(total_2[0] / total_2[1]), dict(zip(group_P.unique().tolist(), ratios_G.tolist(), strict=True))
 
 
 def jackknife_error(value: float, without: Mapping[Any, float]) -> float:

@@ -10,7 +10,10 @@ from pipelines.train import ceiling, modes_table
 
 
 def mode(temperature: float, ratio: float, oracle: float, closed: float | None) -> dict:
-    ways = [{"at_root": at_root, "on_trunk": False, "ratio": ratio, "error": 0.01} for at_root in (True, False)]
+    ways = [
+        {"at_root": at_root, "on_trunk": False, "ratio": ratio, "error": 0.01, "decoded": None}
+        for at_root in (True, False)
+    ]
     return {
         "temperature": temperature,
         "top_p": 1.0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from selector.actions import ActionSpace
@@ -28,7 +30,7 @@ def profile(draft: float = 1e-3, target: float = 5e-3) -> LatencyProfile:
     )
 
 
-def roots(count: int = 64, seed: int = 0, verifiers: int = 1) -> Roots:
+def roots(count: int = 64, seed: int = 0, verifiers: int = 1, widths: Sequence[int] = WIDTHS) -> Roots:
     """Long trees pay where the first hidden state's first entry is positive, short ones elsewhere.
 
     A further verifier is like the first, and half a token better with several branches.
@@ -36,13 +38,13 @@ def roots(count: int = 64, seed: int = 0, verifiers: int = 1) -> Roots:
     On each of the two trunks drafted there, that is so where the draft's own hidden state begins with a positive entry.
     """
     generator = torch.Generator().manual_seed(seed)
-    hidden = [torch.randn(count, width, generator=generator) for width in WIDTHS]
+    hidden = [torch.randn(count, width, generator=generator) for width in widths]
     scalars = torch.rand(count, len(SCALAR_NAMES), generator=generator)
     length_B = torch.randint(20, 200, (count,), generator=generator)
     scalars[:, SCALAR_NAMES.index("context_length")] = length_B.float()
     depth_A = torch.tensor([float(action.L1 + action.L2) for action in SPACE])
     mean_BA = efficiency(hidden[0][:, :1], depth_A)
-    trunk_hidden = torch.randn(count, 2, SPACE.decisions, WIDTHS[-1], generator=generator)
+    trunk_hidden = torch.randn(count, 2, SPACE.decisions, widths[-1], generator=generator)
     trunk_hidden[..., 0] = trunk_hidden[..., :1, 0]
     trunk_scalars = torch.rand(count, 2, SPACE.decisions, len(TRUNK_SCALARS), generator=generator)
     trunk_scalars[..., 0] = torch.arange(1.0, SPACE.decisions + 1)
@@ -97,17 +99,17 @@ def acceptance(sign: torch.Tensor) -> torch.Tensor:
 class Traces:
     """Stands in for `TracesModule`, whose data come from files."""
 
-    def __init__(self, count: int = 256) -> None:
-        self.train, self.validation = roots(count), roots(count, seed=5)
-        self.profile = profile()
+    def __init__(self, count: int = 256, widths: Sequence[int] = WIDTHS) -> None:
+        self.train, self.validation = roots(count, widths=widths), roots(count, seed=5, widths=widths)
+        self.profile, self.verifiers = profile(), ["traversal"]
         self.verifier_of: dict = {}
 
 
-def module(objective: str, seed: int = 0, verifiers: int = 1) -> SelectorModule:
+def module(objective: str, seed: int = 0, verifiers: int = 1, widths: Sequence[int] = WIDTHS) -> SelectorModule:
     torch.manual_seed(seed)
     made = SelectorModule(
         objective,
-        WIDTHS,
+        list(widths),
         len(SPACE),
         network={"width": 16, "hidden": [32, 16], "dropout": 0.1},
         learning_rate=3e-3,
@@ -117,5 +119,5 @@ def module(objective: str, seed: int = 0, verifiers: int = 1) -> SelectorModule:
         worst_share=0.05,
         verifiers=verifiers,
     )
-    made.fit_standardisation(roots(verifiers=verifiers))
+    made.fit_standardisation(roots(verifiers=verifiers, widths=widths))
     return made.eval()
