@@ -184,6 +184,8 @@ def summary_table(summary: dict[str, Any]) -> Table:
     table.add_row("selector_time_share", f"{summary['selector_time_share']:.1%}")
     if "oracle_ratio" in summary:
         closed = summary["gap_closed"]
-        table.add_row("oracle_ratio (validation split)", f"{summary['oracle_ratio']:.3f}")
-        table.add_row("gap_closed (validation split)", "undefined" if closed is None else f"{closed:.0%}")
+        table.add_row("oracle_ratio (validation split, by the traces)", f"{summary['oracle_ratio']:.3f}")
+        table.add_row(
+            "gap_closed (validation split, by the traces)", "undefined" if closed is None else f"{closed:.0%}"
+        )
     return table

@@ -198,6 +198,12 @@ class Train(Section):
     )
 
     @model_validator(mode="after")
+    def _confirm_has_an_error(self) -> Train:
+        if self.confirm == 1:
+            raise ValueError("confirm: one prompt has no standard error; at least 2, or 0")
+        return self
+
+    @model_validator(mode="after")
     def _batches_divide(self) -> Train:
         if self.batch % self.devices:
             raise ValueError(f"batch {self.batch} is not a multiple of devices {self.devices}")

@@ -77,7 +77,7 @@ def build(
     Args:
         profile: of another machine, for which the same network is then tuned on the traces; the run's own if None.
         verifier: one of `train.others`, whose own selector is meant.
-        trial: where a pair is at hand.
+        trial: of decisions for another machine; one of its own, with the pair loaded, if None.
     """
     module, result = load_trained(config, verifier)
     own = load_profile(config)
@@ -110,7 +110,7 @@ def build(
             raise InputError(f"{folder}: {differing} decisions along trunks are not the trained module's")
 
     fallback = fallback_action(traces)
-    modes = modes_of(module, traces, trial or Trial(config)) if other else chosen["modes"]
+    modes = modes_of(traces, (trial or Trial(config)).judged(module, traces)) if other else chosen["modes"]
     modes = [{key: value for key, value in mode.items() if key not in ("ways", "oracle")} for mode in modes]
     return write_artefact(folder, module, traces.train, profile, traces.verifiers, fallback, modes, facts, check)
 

@@ -114,7 +114,8 @@ class Speculative(Method):
             times = [
                 [
                     self.profile.action_seconds(
-                        step.action, step.length, self.of_action.get(step.action, verifier), *decides
+                        *(step.action, step.length, self.of_action.get(step.action, verifier), *decides),
+                        filtered=sampling.top_p < 1,
                     )
                     for step in decoded.steps
                 ]

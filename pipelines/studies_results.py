@@ -118,7 +118,7 @@ def show(results: dict[str, Any]) -> None:
 
 def variants_table(rows: list[dict[str, Any]]) -> Table:
     """Variants by group, each beside the full regressor."""
-    title = "Validation split: speed over the best static tree, mean over sampling settings (95% over prompts)"
+    title = "Validation split, by the traces: speed over the best static tree, mean over sampling settings (95%)"
     table = Table(title=title, title_justify="left")
     for column in ("variant", "judged on"):
         table.add_column(column)

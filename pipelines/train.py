@@ -1,4 +1,5 @@
-"""Stage `train`: the selector under each configured objective; the better one on the validation split is kept.
+"""Stage `train`: the selector under each configured objective, its decisions tried in decoding; the better one on the
+validation split is kept.
 
 And the stopping head, a rival that `evaluate` compares it with.
 """
@@ -22,7 +23,7 @@ from pipelines.fitting import Fitted, Module, fit, fit_stopping
 from pipelines.latency import load_profile
 from pipelines.stage import Stage, console, differences, mlflow_run, read_json, require, write_json
 from selector.data import Roots, TracesModule, met_in_decoding, of_setting, setting_number
-from selector.modes import judge
+from selector.modes import Judged
 from selector.module import NETWORKS, SelectorModule
 from selector.oracle import oracles
 from selector.runtime import LatencyProfile, Mode
@@ -63,7 +64,13 @@ def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
 def plan(config: Config) -> list[str]:
     verifiers = (config.train.verifier, *config.train.others)
     trained = [f"{objective} for {verifier}" for verifier in verifiers for objective in config.train.objectives]
-    return [f"{what}: at most {config.train.epochs} epochs" for what in (*trained, "stopping head")]
+    lines = [f"{what}: at most {config.train.epochs} epochs" for what in (*trained, "stopping head")]
+    if config.train.confirm:
+        lines.append(
+            f"where traces promise a gain: decode {config.train.confirm} validation prompts with each way to decide "
+            f"and with the static tree, {config.data.tokens} tokens each"
+        )
+    return lines
 
 
 def run(config: Config) -> None:
@@ -139,13 +146,13 @@ def result_of(
     fitted: Fitted[SelectorModule], name: str, traces: TracesModule, trial: Trial, run_id: str
 ) -> dict[str, Any]:
     """What `result.json` holds of an objective: validation metrics, ways to decide, and where the checkpoint is."""
-    modes = modes_of(fitted.module, traces, trial)
-    means = {key: statistics.mean(mode[key] for mode in modes) for key in ("ratio", "assured")}
+    judged = trial.judged(fitted.module, traces)
+    modes = modes_of(traces, judged)
     return {
         "metrics": {
             **fitted.metrics,
-            "validation/chosen_ratio": means["ratio"],
-            "validation/assured_ratio": means["assured"],
+            "validation/chosen_ratio": statistics.mean(ways[0].worth for ways in judged),
+            "validation/assured_ratio": statistics.mean(ways[0].assured for ways in judged),
         },
         "modes": modes,
         "checkpoint": f"{name}/{fitted.checkpoint.name}",
@@ -153,7 +160,7 @@ def result_of(
     }
 
 
-def modes_of(module: SelectorModule, traces: TracesModule, trial: Trial) -> list[dict[str, Any]]:
+def modes_of(traces: TracesModule, judged: list[list[Judged]]) -> list[dict[str, Any]]:
     """The modes of an artefact, with every way to decide that was compared, and the ceiling of all of them."""
     return [
         {
@@ -162,7 +169,7 @@ def modes_of(module: SelectorModule, traces: TracesModule, trial: Trial) -> list
             "ways": [way.row() for way in ways],
             "oracle": {**asdict(oracle), "gap_closed": oracle.gap_closed(ways[0].ratio)},
         }
-        for ways, oracle in zip(trial.confirmed(module, traces, judge(module, traces)), oracles(traces), strict=True)
+        for ways, oracle in zip(judged, oracles(traces), strict=True)
     ]
 
 
@@ -261,8 +268,8 @@ def modes_table(modes: list[dict[str, Any]], verifier: str) -> Table:
         cells = {}
         for way in mode["ways"]:
             kept = " *" if way == mode["ways"][0] else ""
-            decoded = f" ({way['decoded']['ratio']:.3f} ±{way['decoded']['error']:.3f})" if way["decoded"] else ""
-            cells[way["at_root"], way["on_trunk"]] = f"{way['ratio']:.3f} ±{way['error']:.3f}{decoded}{kept}"
+            decoded = f" ({_with_error(way['decoded'])})" if way["decoded"] else ""
+            cells[way["at_root"], way["on_trunk"]] = f"{_with_error(way)}{decoded}{kept}"
         setting = str(Sampling(mode["temperature"], mode["top_p"]))
         static = str(tuple(mode["action"])) + (" *" if not (mode["at_root"] or mode["on_trunk"]) else "")
         oracle, closed = mode["oracle"], mode["oracle"]["gap_closed"]
@@ -274,6 +281,11 @@ def modes_table(modes: list[dict[str, Any]], verifier: str) -> Table:
         "gap closed: undefined where label noise leaves no ceiling above the static tree"
     )
     return table
+
+
+def _with_error(figures: dict[str, Any]) -> str:
+    error = "unknown" if figures["error"] is None else f"{figures['error']:.3f}"
+    return f"{figures['ratio']:.3f} ±{error}"
 
 
 def ceiling(modes: list[dict[str, Any]]) -> dict[str, float | None]:

@@ -34,7 +34,7 @@ WHERE = ((False, False), (True, False), (False, True))  # at the root, along the
 EARLY = 0.03  # share of the steps that may end later than they would
 RARE = 0.005  # share of the decisions that may fall to other actions than the best one
 ROUNDS = 6  # of Dinkelbach's method
-SURE = 2.0  # standard errors that a decision must be ahead of the static tree, by the traces
+SURE = 2.0  # standard errors that a decision must be ahead of the static tree: by the traces, and then in decoding
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,19 @@ class Judged:
         return self.mode.temperature, self.mode.top_p
 
     @property
+    def worth(self) -> float:
+        """The ratio in decoding, where that was tried; else that by the traces."""
+        return self.ratio if self.decoded is None else self.decoded.ratio
+
+    @property
     def assured(self) -> float:
-        """What is compared: the ratio in decoding less a standard error; where only traces promise it, less two."""
-        return self.ratio - SURE * self.error if self.decoded is None else self.decoded.ratio - self.decoded.error
+        """What is compared: the ratio less two standard errors, in decoding, where that was tried, or by the traces."""
+        return self.worth - SURE * (self.error if self.decoded is None else self.decoded.error)
 
     def row(self) -> dict[str, Any]:
-        decoded = None if self.decoded is None else asdict(self.decoded)
-        figures = {"ratio": self.ratio, "error": self.error, "assured": self.assured, "decoded": decoded}
+        """As JSON has it, which knows no infinite errors."""
+        decoded = None if self.decoded is None else {**asdict(self.decoded), "error": _finite(self.decoded.error)}
+        figures = {"ratio": self.ratio, "error": _finite(self.error), "decoded": decoded}
         return {**asdict(self.mode), "action": list(self.mode.action), **figures}
 
 
@@ -191,22 +197,33 @@ def common(times_A: Tensor | None) -> tuple[int, ...]:
 
 def ratios(played: Played, base: Played) -> tuple[float, dict[int, float]]:
     """Speed over the baseline's, and the same without each prompt in turn."""
-    times_2P = torch.stack([base.seconds_per_token(), played.seconds_per_token()])
-    return ratio_of_times(times_2P, played.prompt_B.unique())
+    times_P2 = torch.stack([base.seconds_per_token(), played.seconds_per_token()], dim=-1)
+    return ratio_of_sums(torch.ones_like(times_P2), times_P2, played.prompt_B.unique())
 
 
-def ratio_of_times(times_2P: Tensor, group_P: Tensor) -> tuple[float, dict[int, float]]:
-    """The first over the second, and the same without each group in turn; NaN where nothing is left then.
+def ratio_of_sums(tokens_P2: Tensor, seconds_P2: Tensor, group_P: Tensor) -> tuple[float, dict[int, float]]:
+    """The second's total tokens over total seconds over the first's, and the same without each group in turn; NaN where
+    nothing is left then.
 
     Args:
-        times_2P: seconds per token of two ways to decode each prompt.
+        tokens_P2, seconds_P2: of two ways to decode each prompt.
         group_P: numbers of groups of prompts.
     """
-    times_G2 = by_text(times_2P.T, group_P)
-    total_2 = times_G2.sum(0)
-    without_G2 = total_2 - times_G2 if len(times_G2) > 1 else torch.full_like(times_G2, torch.nan)
-    ratios_G = without_G2[:, 0] / without_G2[:, 1]
-    return float(total_2[0] / total_2[1]), dict(zip(group_P.unique().tolist(), ratios_G.tolist(), strict=True))
+    sums_G22 = by_text(torch.stack([tokens_P2, seconds_P2], dim=1), group_P)
+    total_22 = sums_G22.sum(0)
+    without_G22 = total_22 - sums_G22 if len(sums_G22) > 1 else torch.full_like(sums_G22, torch.nan)
+    ratios_G = _second_over_first(without_G22)
+    return float(_second_over_first(total_22)), dict(zip(group_P.unique().tolist(), ratios_G.tolist(), strict=True))
+
+
+def _second_over_first(sums_22: Tensor) -> Tensor:
+    """Of speeds, from tokens and seconds of two ways, [.., 2, 2]."""
+    speed_2 = sums_22[..., 0, :] / sums_22[..., 1, :]
+    return speed_2[..., 1] / speed_2[..., 0]
+
+
+def _finite(error: float) -> float | None:
+    return error if math.isfinite(error) else None
 
 
 def jackknife_error(value: float, without: Mapping[Any, float]) -> float:

@@ -33,7 +33,7 @@ from selector.runtime import best_gain
 from selector.schema import LATENCY_SCALARS, SCALAR_NAMES, SCALARS_KEY, TRUNK_SCALARS, TRUNK_STATE
 
 SPACE = ActionSpace.default()
-NETWORKS = 4  # bump it when the same traces train another network, or its decisions are judged otherwise
+NETWORKS = 5  # bump it when the same traces train another network, or its decisions are judged otherwise
 LEAST_ERROR = 0.1  # tokens: what one token more adds is known exactly at the root, and would outweigh all the rest
 TOKENS_AT_ONCE = 4  # trunk tokens of each root that a training step looks at, beside the root itself
 

@@ -46,3 +46,12 @@ def test_the_clock_on_the_wall_decodes_every_time_and_another_tree_is_another_de
     ):
         assert other.decode(pair, SAMPLING, shared) == other.decode(pair, SAMPLING, task())
     assert set(shared.decoded) == {("traversal", ACTION), ("specinfer", ACTION), ("traversal", Action(1, 4, 0))}
+
+
+def test_the_nucleus_is_paid_for_where_top_p_cuts(pair: ModelPair) -> None:
+    profile = replace(gpu_like("pair", ["traversal"], 0.2), nucleus=1e-3)
+    there = Speculative("static", "traversal", Fixed(ACTION), "there", profile)
+    for sampling in (SAMPLING, Sampling(0.8, 0.9)):
+        found = there.decode(pair, sampling, task())
+        each = profile.action_seconds(ACTION, 5, "traversal", filtered=sampling.top_p < 1)
+        assert found.seconds == pytest.approx(found.steps * each)
