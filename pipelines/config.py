@@ -185,9 +185,7 @@ class Train(Section):
         "the error of a long tree counts in full, and along the trunk, where the next tokens decide",
     )
     confirm: int = Field(
-        64,
-        ge=0,
-        description="validation prompts on which decisions that traces promise to pay are tried in decoding; 0: none",
+        64, ge=0, description="validation prompts to decode where traces promise that decisions pay; 0: take their word"
     )
     rejection_weight: float = Field(6.0, gt=0, description="of the stopping head's training; an acceptance weighs 1")
     worst_weight: float = Field(1.0, ge=0, description="lambda of DDTE eq. 12")

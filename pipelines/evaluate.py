@@ -42,7 +42,8 @@ def plan(config: Config) -> list[str]:
     others = len(config.evaluate.gpu_like) * (3 + 2 * own + at_root)
     return [
         f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings x about {wall} methods on this "
-        f"machine's clock and {others} on synthetic ones, {config.evaluate.tokens} tokens each"
+        f"machine's clock and {others} on synthetic ones, {config.evaluate.tokens} tokens each; on synthetic clocks, "
+        f"{config.train.confirm} validation prompts more wherever traces promise a gain"
     ]
 
 
