@@ -121,11 +121,11 @@ class Trial:
         """All prompts, in the time that the profile predicts."""
         method = speculative("trial", selector, Tuned(selector, mode), sampling, profile.device, profile)
         with progress() as bar:
-            bars = bar.add_task("trying decisions in decoding", total=len(tasks), note=str(sampling))
+            shown = bar.add_task("trying decisions in decoding", total=len(tasks), note=str(sampling))
             decoded = []
             for task in tasks:
                 decoded.append(method.decode(self.pair, sampling, task))
-                bar.advance(bars)
+                bar.advance(shown)
         return decoded
 
 

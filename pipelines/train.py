@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import statistics
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from pipelines.fitting import Fitted, Module, fit, fit_stopping
 from pipelines.latency import load_profile
 from pipelines.stage import Stage, console, differences, mlflow_run, read_json, require, write_json
 from selector.data import Roots, TracesModule, met_in_decoding, of_setting, setting_number
-from selector.modes import Judged
+from selector.modes import Judged, finite
 from selector.module import NETWORKS, SelectorModule
 from selector.oracle import oracles
 from selector.runtime import LatencyProfile, Mode
@@ -167,7 +166,11 @@ def modes_of(traces: TracesModule, judged: list[list[Judged]]) -> list[dict[str,
             **ways[0].row(),
             "mean_efficiency": mean_efficiency(traces.train, ways[0].mode),
             "ways": [way.row() for way in ways],
-            "oracle": {**asdict(oracle), "gap_closed": oracle.gap_closed(ways[0].ratio)},
+            "oracle": {
+                "ratio": oracle.ratio,
+                "error": finite(oracle.error),
+                "gap_closed": oracle.gap_closed(ways[0].ratio),
+            },
         }
         for ways, oracle in zip(judged, oracles(traces), strict=True)
     ]
@@ -273,7 +276,7 @@ def modes_table(modes: list[dict[str, Any]], verifier: str) -> Table:
         setting = str(Sampling(mode["temperature"], mode["top_p"]))
         static = str(tuple(mode["action"])) + (" *" if not (mode["at_root"] or mode["on_trunk"]) else "")
         oracle, closed = mode["oracle"], mode["oracle"]["gap_closed"]
-        ceiling = f"{oracle['ratio']:.3f} ±{oracle['error']:.3f}", "undefined" if closed is None else f"{closed:.0%}"
+        ceiling = _with_error(oracle), "undefined" if closed is None else f"{closed:.0%}"
         table.add_row(setting, static, *(cells.get(way, "") for way in WAYS), *ceiling)
     table.caption = (
         "in brackets: in decoding validation prompts, tried where the traces promise a gain; "

@@ -83,9 +83,9 @@ class Judged:
         return self.worth - SURE * (self.error if self.decoded is None else self.decoded.error)
 
     def row(self) -> dict[str, Any]:
-        """As JSON has it, which knows no infinite errors."""
-        decoded = None if self.decoded is None else {**asdict(self.decoded), "error": _finite(self.decoded.error)}
-        figures = {"ratio": self.ratio, "error": _finite(self.error), "decoded": decoded}
+        """As JSON has it."""
+        decoded = None if self.decoded is None else {**asdict(self.decoded), "error": finite(self.decoded.error)}
+        figures = {"ratio": self.ratio, "error": finite(self.error), "decoded": decoded}
         return {**asdict(self.mode), "action": list(self.mode.action), **figures}
 
 
@@ -172,8 +172,7 @@ class Player:
 def settled(play: Callable[[float], Played], gain: float) -> float:
     """The speed g that comes of charging time at it (Dinkelbach), from the static tree's on.
 
-    For a ratio of sums that g is the best one. Over whole texts it need not be; but a g sought on the training split is
-    no better on the validation split.
+    For a ratio of sums that g is the best one; over whole texts it is an approximation.
     """
     for _ in range(ROUNDS):
         gain = play(gain).speed()
@@ -222,7 +221,8 @@ def _second_over_first(sums_22: Tensor) -> Tensor:
     return speed_2[..., 1] / speed_2[..., 0]
 
 
-def _finite(error: float) -> float | None:
+def finite(error: float) -> float | None:
+    """Null in JSON, which knows no infinite numbers."""
     return error if math.isfinite(error) else None
 
 

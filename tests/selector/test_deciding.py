@@ -126,7 +126,7 @@ def test_what_the_draft_tells_along_the_trunk_is_used(judged: list) -> None:
 
 @pytest.mark.parametrize(("ratio", "decides"), [(1.03, False), (1.05, True)])
 def test_a_decision_has_to_be_ahead_by_two_standard_errors(
-    judged: list, monkeypatch: pytest.MonkeyPatch, ratio: float, decides: bool
+    monkeypatch: pytest.MonkeyPatch, ratio: float, decides: bool
 ) -> None:
     def of_error(*args: object) -> Judged:
         return replace(judge_way(*args), ratio=ratio, error=0.02) if any(args[-2:]) else judge_way(*args)
