@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipelines.test_pipeline import ROOT, SMALL, espalier
+from tests.pipelines.runs import ROOT, SMALL, espalier
 
 
 @pytest.fixture(scope="module")

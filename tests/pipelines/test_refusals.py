@@ -1,0 +1,170 @@
+"""Bad input is one line that names it and exit code 2; earlier outputs stay as they were."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.cli import main
+from selector.schema import SCHEMA_VERSION
+from tests.conftest import save_pair
+from tests.pipelines.runs import SMALL, command, espalier
+
+
+@pytest.fixture
+def spoilt(demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the finished run that a test may damage; the working directory."""
+    shutil.copytree(demo[0] / "runs", tmp_path / "runs")
+    shutil.copytree(demo[0] / "mlruns", tmp_path / "mlruns")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return tmp_path
+
+
+def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> str:
+    """The one line of a run that ends with exit code 2 and leaves every file as it was."""
+    before = {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    monkeypatch.setattr(sys, "argv", ["espalier", *command(stage, *arguments)[3:]])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("espalier: "), lines
+    assert before == {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("stage", "arguments", "message"),
+    [
+        ("trian", [], "unknown stage 'trian'; did you mean train?"),
+        ("data", ["data.rootz=9"], "unknown key data.rootz; did you mean data.roots?"),
+        (
+            "data",
+            ["data.roots=72"],
+            "runs/demo/steps: made from other inputs (data.roots: 64 -> 72)",
+        ),
+        ("data", ["seed=2"], "runs/demo: the pair stage was run with other inputs (seed: 1 -> 2): run it again"),
+        (
+            "pair",
+            ["seed=2"],
+            "pair/models: made from other inputs (seed: 1 -> 2); choose another name= or remove it",
+        ),
+        ("data", ["data.stride=7"], "choose another name= or remove them"),
+        ("pair", ["pair.embedded.target.steps=13"], "pair.embedded.target.steps: 12 -> 13"),
+        ("data", ["pair.target=/no/such", "pair.draft=/no/such"], "pair.target: /no/such is neither a directory nor"),
+        ("data", ["name=other"], "runs/other/stages/pair.json does not exist: run the pair stage first"),
+        ("data", ["pair.device=gpu"], "pair.device: gpu is not available here"),
+        ("data", ["data.tokens=4000"], "ask for up to"),
+        ("evaluate", ["prompts.test=0.9"], "runs/demo/traces: made from other inputs (prompts.shares"),
+        ("evaluate", ["sampling=[{temperature: 0.2}]"], "runs/demo/traces: made from other inputs (sampling"),
+        ("export", ["train.verifier=specinfer"], "the train stage was run with other inputs (train.verifier"),
+        ("train", ["name=other"], "runs/other/latency.json: no latency profile there"),
+        ("evaluate", ["evaluate.prompts=100000"], "100000 are asked for"),
+        ("audit", ["audit.styled=[traversal:greedy]"], "traversal is not lossless for style 'greedy'"),
+        ("audit", ["audit.topologies=[none.json]"], "audit.topologies: none.json: No such file"),
+        ("audit", ["audit.roots=100000", "audit.topologies=[]"], "audit.roots: the validation prompts of"),
+        ("data", ["--quick"], "--quick is for the audit, not for data"),
+        ("report", ["name=other"], "runs/other/evaluation.json does not exist: run the evaluate stage first"),
+        (
+            "evaluate",
+            ["train.epochs=4"],
+            "the train stage was run with other inputs (train.epochs: 3 -> 4): run it again",
+        ),
+    ],
+)
+def test_a_mistake_on_the_command_line(
+    spoilt: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert message in refusal(capsys, monkeypatch, stage, *SMALL, *arguments)
+
+
+def test_an_empty_prompt_file(
+    spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (spoilt / "empty.jsonl").write_text("")
+    assert "empty.jsonl: holds no prompts" in refusal(capsys, monkeypatch, "data", *SMALL, "prompts.file=empty.jsonl")
+
+
+def test_two_vocabularies(spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    target, _ = save_pair(spoilt / "a")
+    _, draft = save_pair(spoilt / "b", vocabulary=310)
+    arguments = [*SMALL, f"pair.target={target}", f"pair.draft={draft}"]
+    assert "vocabularies differ" in refusal(capsys, monkeypatch, "data", *arguments)
+
+
+def test_traces_of_another_pair(
+    spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = save_pair(spoilt / "a")
+    arguments = [*SMALL, f"pair.target={target}", f"pair.draft={draft}"]
+    assert "made from other inputs (pair: " in refusal(capsys, monkeypatch, "data", *arguments)
+
+
+def test_a_truncated_parquet_file(
+    spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = Path("runs/demo/traces/train/part-00000.parquet")
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-100])
+    shutil.rmtree("runs/demo/training")
+    message = f"{shard} is damaged (truncated or changed): remove it and run the data stage again"
+    assert message in refusal(capsys, monkeypatch, "train", *SMALL)
+    assert message in refusal(capsys, monkeypatch, "data", *SMALL)
+    shard.unlink()  # the advice works, and the row comes back the same
+    espalier(spoilt, "data", *SMALL)
+    assert shard.read_bytes() == content
+
+
+def test_traces_of_another_schema(
+    spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = Path("runs/demo/traces/manifest.json")
+    manifest.write_text(manifest.read_text().replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 0'))
+    shutil.rmtree("runs/demo/training")
+    assert f"made from other inputs (schema_version: 0 -> {SCHEMA_VERSION})" in refusal(
+        capsys, monkeypatch, "train", *SMALL
+    )
+
+
+@pytest.mark.parametrize("stage", ["train", "evaluate", "export"])
+def test_a_latency_profile_of_another_device(
+    spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    path = Path("runs/demo/latency.json")
+    profile = json.loads(path.read_text())
+    profile["device"] = "another machine"
+    path.write_text(json.dumps(profile))
+    message = refusal(capsys, monkeypatch, stage, *SMALL)
+    assert "runs/demo/latency.json was measured on another machine; this is" in message
+
+
+def test_a_damaged_model(spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = Path("runs/demo/pair/models/draft/model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    assert "pair.draft: cannot load runs/demo/pair/models/draft: " in refusal(capsys, monkeypatch, "data", *SMALL)
+
+
+def test_a_changed_artefact(spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Path("runs/demo/selector/selector.pt")
+    content = bytearray(module.read_bytes())
+    content[1000] ^= 1
+    module.write_bytes(bytes(content))
+    assert "selector.pt: its checksum does not match" in refusal(capsys, monkeypatch, "export", *SMALL)
+
+
+def test_a_damaged_checkpoint(
+    spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for checkpoint in Path("runs/demo/training").rglob("best.ckpt"):
+        checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+    assert "best.ckpt is damaged" in refusal(capsys, monkeypatch, "evaluate", *SMALL)
