@@ -121,7 +121,8 @@ class Trial:
         """All prompts, in the time that the profile predicts."""
         method = speculative("trial", selector, Tuned(selector, mode), sampling, profile.device, profile)
         with progress() as bar:
-            shown = bar.add_task("trying decisions in decoding", total=len(tasks), note=str(sampling))
+            note = f"{selector.verifier}, {sampling}"
+            shown = bar.add_task("trying decisions in decoding", total=len(tasks), note=note)
             decoded = []
             for task in tasks:
                 decoded.append(method.decode(self.pair, sampling, task))
