@@ -71,7 +71,9 @@ def run(config: Config) -> None:
         return
     prompts = prompts_of(config, "test", config.evaluate.prompts)
     with tempfile.TemporaryDirectory() as temporary, mlflow_run(config, "evaluate") as mlflow:
-        contenders = methods(config, pair, profile, Path(temporary))
+        profiles = clocks(config, pair, profile)
+        selectors = exported(config, pair, profiles, Path(temporary))
+        contenders = methods(config, pair, profiles, selectors)
         journal = Journal(config.folder / "evaluation.partial.jsonl", inputs)
         finished = {(row["prompt"], row["temperature"], row["top_p"]) for rows in journal.entries for row in rows}
         warm = False
@@ -88,7 +90,7 @@ def run(config: Config) -> None:
                     bar.advance(task)
         greedy = losslessness.greedy_check(pair, config, take_evenly(prompts, min(len(prompts), GREEDY_PROMPTS)))
         decoded = [row for rows in journal.entries for row in rows]
-        evaluation = {**comparison.evaluation(config, decoded), "greedy": greedy}
+        evaluation = {**comparison.evaluation(config, decoded), "decisions": decisions(selectors), "greedy": greedy}
         evaluation["summary"] |= ceiling(chosen_modes(result))
         stage.replace()
         write_json(output, evaluation)
@@ -100,20 +102,56 @@ def run(config: Config) -> None:
     journal.path.unlink()
 
 
-def methods(config: Config, pair: ModelPair, profile: LatencyProfile, folder: Path) -> dict[Key, list[Method]]:
-    """What is compared, for each sampling setting; selectors are exported to a folder and loaded as an engine would."""
-    profiles = {WALL: profile}
-    for share in config.evaluate.gpu_like:
-        profiles[f"{SYNTHETIC}_1/{1 / share:g}"] = gpu_like(pair.fingerprint, config.verifiers, share)
+def clocks(config: Config, pair: ModelPair, profile: LatencyProfile) -> dict[str, LatencyProfile]:
+    """This machine's, and the synthetic ones."""
+    synthetic = {
+        f"{SYNTHETIC}_1/{1 / share:g}": gpu_like(pair.fingerprint, config.verifiers, share)
+        for share in config.evaluate.gpu_like
+    }
+    return {WALL: profile, **synthetic}
+
+
+def exported(
+    config: Config, pair: ModelPair, profiles: dict[str, LatencyProfile], folder: Path
+) -> dict[str, dict[str, Selector]]:
+    """By clock and verifier, every selector as an engine would load it, tuned for the clock; the run's own first."""
+    trial = Trial(config, pair)
+    result: dict[str, dict[str, Selector]] = {}
+    for clock, profile in profiles.items():
+        result[clock] = {}
+        for verifier in (None, *config.train.others):
+            place = folder / clock.replace("/", "-") / (verifier or SELECTOR)
+            build(config, place, profile, verifier, trial)
+            result[clock][verifier or config.train.verifier] = load_selector(place)
+    return result
+
+
+def decisions(selectors: dict[str, dict[str, Selector]]) -> list[dict[str, Any]]:
+    """What each selector does on each clock under each setting, and every way to decide that was weighed for it: the
+    speed over the best static tree that traces promise, and what decoding validation prompts gave."""
+    shown = ("temperature", "top_p", "at_root", "on_trunk", "ways")
+    return [
+        {"clock": clock, "verifier": verifier, **{key: mode[key] for key in shown}}
+        for clock, own in selectors.items()
+        for verifier, selector in own.items()
+        for mode in selector.config["modes"]
+    ]
+
+
+def methods(
+    config: Config,
+    pair: ModelPair,
+    profiles: dict[str, LatencyProfile],
+    selectors: dict[str, dict[str, Selector]],
+) -> dict[Key, list[Method]]:
+    """What is compared, for each sampling setting."""
     result: dict[Key, list[Method]] = {(s.temperature, s.top_p): [] for s in config.sampling}
     tuned = {clock: tunings(config, own) for clock, own in profiles.items()}
     constants = assistants(config, pair)
     head = load_stopping(config)
-    trial = Trial(config, pair)
     for clock, own in profiles.items():
-        place = folder / clock.replace("/", "-")
-        selector = _exported(config, trial, place / SELECTOR, own)
-        others = {name: _exported(config, trial, place / name, own, name) for name in config.train.others}
+        selector = selectors[clock][config.train.verifier]
+        others = {name: selectors[clock][name] for name in config.train.others}
         for key, tuning in tuned[clock].items():
             sampling = SamplingSetting(temperature=key[0], top_p=key[1]).build()
             result[key] += (
@@ -122,13 +160,6 @@ def methods(config: Config, pair: ModelPair, profile: LatencyProfile, folder: Pa
                 else profile_methods(clock, own, tuning, selector, others, sampling, config.verifiers)
             )
     return result
-
-
-def _exported(
-    config: Config, trial: Trial, folder: Path, profile: LatencyProfile, verifier: str | None = None
-) -> Selector:
-    build(config, folder, profile, verifier, trial)
-    return load_selector(folder)
 
 
 def tunings(config: Config, profile: LatencyProfile) -> dict[Key, Tuning]:

@@ -158,6 +158,15 @@ def test_the_settings_config_runs_on_the_demos_pair(demo: tuple[Path, str], tmp_
         assert evaluation["summary"][f"ratio_vs_{rival}_gpu_like"] > 0
     for clock in ("", "_gpu_like_1/5", "_gpu_like_1/20"):
         assert evaluation["summary"][f"ratio_specinfer_vs_its_static{clock}"] > 0
+    made = {(entry["clock"], entry["verifier"]): entry for entry in evaluation["decisions"]}
+    assert set(made) == {
+        (clock, verifier) for clock in ("wall", "gpu_like_1/5", "gpu_like_1/20") for verifier in ("joint", "specinfer")
+    }
+    for entry in made.values():  # first, what is done; it was sure to pay, by the traces and in decoding, or is static
+        first = entry["ways"][0]
+        assert (entry["at_root"], entry["on_trunk"]) == (first["at_root"], first["on_trunk"])
+        if first["at_root"] or first["on_trunk"]:
+            assert all(worth["ratio"] - 2 * worth["error"] > 1 for worth in (first, first["decoded"]))
     selector = load_selector(tmp_path / "runs" / "settings" / "selector")
     assert selector.verifier == "joint" and "traversal" in selector.verifiers and "specinfer" not in selector.verifiers
 
