@@ -152,8 +152,9 @@ def methods(
     for clock, own in profiles.items():
         selector = selectors[clock][config.train.verifier]
         others = {name: selectors[clock][name] for name in config.train.others}
-        for key, tuning in tuned[clock].items():
-            sampling = SamplingSetting(temperature=key[0], top_p=key[1]).build()
+        for setting in config.sampling:
+            key, sampling = (setting.temperature, setting.top_p), setting.build()
+            tuning = tuned[clock][key]
             result[key] += (
                 wall_methods(tuning, selector, others, head, sampling, config.verifiers, constants.get(key))
                 if clock == WALL
