@@ -30,6 +30,7 @@ from selector.data import Roots, TracesModule, met_in_decoding, of_setting, sett
 from selector.runtime import LatencyProfile, Selector, gpu_like, load_selector
 from selector.schema import sha256
 
+FORMAT = 2  # of `evaluation.json`: `decisions`
 GREEDY_PROMPTS = 20
 TUNING_PROMPTS = 3  # on which assisted generation's constant is tuned, for every sampling setting
 
@@ -53,6 +54,7 @@ def run(config: Config) -> None:
     pair = load_pair(config)
     profile = load_profile(config, pair)
     inputs = {
+        "format": FORMAT,
         "evaluate": config.evaluate.model_dump(mode="json"),
         "prompts": {"tokens": config.prompts.tokens, "texts": prompts_digest(config, "test")},
         "sampling": [setting.model_dump() for setting in config.sampling],
@@ -127,11 +129,19 @@ def exported(
 
 
 def decisions(selectors: dict[str, dict[str, Selector]]) -> list[dict[str, Any]]:
-    """What each selector does on each clock under each setting, and every way to decide that was weighed for it: the
-    speed over the best static tree that traces promise, and what decoding validation prompts gave."""
-    shown = ("temperature", "top_p", "at_root", "on_trunk", "ways")
+    """What each selector does on each clock under each setting.
+
+    `action` is the static tree. `ways` are all ways to decide that were weighed, the one taken first, with the speed
+    over the static tree that traces promise, and what decoding validation prompts gave where that was tried.
+    """
+    shown = ("temperature", "top_p", "action", "at_root", "on_trunk", "ways")
     return [
-        {"clock": clock, "verifier": verifier, **{key: mode[key] for key in shown}}
+        {
+            "clock": clock,
+            "verifier": verifier,
+            "objective": selector.config["objective"],
+            **{key: mode[key] for key in shown},
+        }
         for clock, own in selectors.items()
         for verifier, selector in own.items()
         for mode in selector.config["modes"]

@@ -111,11 +111,11 @@ def build(
 
     fallback = fallback_action(traces)
     modes = modes_of(traces, (trial or Trial(config)).judged(module, traces)) if other else chosen["modes"]
-    modes = [_as_exported(mode) for mode in modes]
+    modes = [as_exported(mode) for mode in modes]
     return write_artefact(folder, module, traces.train, profile, traces.verifiers, fallback, modes, facts, check)
 
 
-def _as_exported(mode: dict[str, Any]) -> dict[str, Any]:
+def as_exported(mode: dict[str, Any]) -> dict[str, Any]:
     """A mode of `modes_of` without the oracle; of every way to decide that was weighed, what it is worth."""
     ways = [{key: way[key] for key in ("at_root", "on_trunk", "ratio", "error", "decoded")} for way in mode["ways"]]
     return {**{key: value for key, value in mode.items() if key != "oracle"}, "ways": ways}

@@ -12,8 +12,8 @@ from pathlib import Path
 from tests.pipelines.runs import SMALL, command, environment, espalier
 
 
-def interrupted(folder: Path, stage: str, *arguments: str, once: str) -> None:
-    """Start a stage, press Ctrl-C as soon as a file matching `once` is there, and check how it ends."""
+def interrupted(folder: Path, stage: str, *arguments: str, once: str, lines: int = 0) -> None:
+    """Start a stage, press Ctrl-C as soon as a file matching `once` has so many lines, and check how it ends."""
     process = subprocess.Popen(
         command(stage, *arguments),
         cwd=folder,
@@ -24,8 +24,14 @@ def interrupted(folder: Path, stage: str, *arguments: str, once: str) -> None:
         # a background job of a shell ignores SIGINT, and would hand that down
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+
+    def there() -> bool:
+        found = (folder / "runs").rglob(once)
+        return any(lines == 0 or len(file.read_text().splitlines()) >= lines for file in found)
+
     deadline = time.monotonic() + 120
-    while not list((folder / "runs").rglob(once)) and time.monotonic() < deadline:
+    while not there():
+        assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
@@ -64,13 +70,15 @@ def test_an_interrupted_evaluation_goes_on(demo: tuple[Path, str], tmp_path: Pat
     run = tmp_path / "runs" / "demo"
     (run / "evaluation.json").unlink()
     longer = [*(option for option in SMALL if not option.startswith("evaluate.prompts")), "evaluate.prompts=8"]
-    interrupted(tmp_path, "evaluate", *longer, once="evaluation.partial.jsonl")
-    before = (run / "evaluation.partial.jsonl").read_text()
+    journal = run / "evaluation.partial.jsonl"
+    interrupted(tmp_path, "evaluate", *longer, once=journal.name, lines=3)  # a header, and two prompts
+    finished = journal.read_text().splitlines()[:3]
+    interrupted(tmp_path, "evaluate", *longer, once=journal.name, lines=5)
+    assert journal.read_text().splitlines()[:3] == finished  # not decoded anew
     espalier(tmp_path, "evaluate", *longer)
-    assert not (run / "evaluation.partial.jsonl").exists()
+    assert not journal.exists()
     evaluation = json.loads((run / "evaluation.json").read_text())
     assert {entry["prompts"] for entry in evaluation["methods"]} == {8}
-    assert before.startswith("{")
 
 
 def test_an_interrupted_pair_stage_ends_with_the_same_weights(demo: tuple[Path, str], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is said of the ceiling over sampling settings."""
+"""What is said of decisions, and of their ceiling, over sampling settings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from pipelines.comparison import summary_table
+from pipelines.export import as_exported
 from pipelines.train import ceiling, modes_table
 
 
@@ -42,3 +43,14 @@ def test_tables_say_where_it_is_undefined() -> None:
     assert "1.100 ±0.020" in text and "20%" in text and "undefined" in text
     summary = {"selector_time_share": 0.01, **ceiling([mode(0.6, 1.0, 0.9, None)])}
     assert "undefined" in shown(summary_table(summary)) and "0.900" in shown(summary_table(summary))
+
+
+def test_the_artefact_says_what_a_dropped_decision_was_worth() -> None:
+    made = mode(0.2, 1.1, 1.2, 0.0)
+    tried = {"ratio": 1.01, "error": 0.02, "prompts": 64}
+    made["ways"] = [made["ways"][1], {**made["ways"][0], "decoded": tried, "verifier_of": [0] * 233}]
+    exported = as_exported(made)
+    static, dropped = exported["ways"]
+    assert not static["at_root"] and static["decoded"] is None
+    assert dropped == {"at_root": True, "on_trunk": False, "ratio": 1.1, "error": 0.01, "decoded": tried}
+    assert "oracle" not in exported and "oracle" in made

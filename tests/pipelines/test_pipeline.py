@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from selector.modes import SURE
 from selector.runtime import load_selector
 from tests.pipelines.runs import SMALL, espalier
 
@@ -162,11 +163,12 @@ def test_the_settings_config_runs_on_the_demos_pair(demo: tuple[Path, str], tmp_
     assert set(made) == {
         (clock, verifier) for clock in ("wall", "gpu_like_1/5", "gpu_like_1/20") for verifier in ("joint", "specinfer")
     }
-    for entry in made.values():  # first, what is done; it was sure to pay, by the traces and in decoding, or is static
-        first = entry["ways"][0]
-        assert (entry["at_root"], entry["on_trunk"]) == (first["at_root"], first["on_trunk"])
-        if first["at_root"] or first["on_trunk"]:
-            assert all(worth["ratio"] - 2 * worth["error"] > 1 for worth in (first, first["decoded"]))
+    for entry in made.values():
+        assert [(way["at_root"], way["on_trunk"]) for way in entry["ways"]].count((False, False)) == 1
+        assert len(entry["ways"]) == (3 if entry["objective"] == "regressor" else 2)
+        for way in entry["ways"]:  # tried in decoding: what decides and surely pays, by the traces
+            promising = way["error"] is not None and way["ratio"] - SURE * way["error"] > 1
+            assert (way["decoded"] is not None) == promising
     selector = load_selector(tmp_path / "runs" / "settings" / "selector")
     assert selector.verifier == "joint" and "traversal" in selector.verifiers and "specinfer" not in selector.verifiers
 
