@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 ESPALIER := $(VENV)/bin/espalier
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo pair latency data train evaluate export report audit bench labels studies worlds mlflow test lint clean
+.PHONY: help install demo pair latency data train evaluate export report audit bench worlds mlflow test lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -30,13 +30,13 @@ pair: $(INSTALLED) ## train the embedded pair, or check a given one (CONFIG=...,
 latency: $(INSTALLED) ## measure this machine's latency profile
 	$(ESPALIER) latency --config $(CONFIG) $(ARGS)
 
-data: $(INSTALLED) ## decode trajectories and label their roots
+data: $(INSTALLED) ## write texts (or read an engine's log) and label every position
 	$(ESPALIER) data --config $(CONFIG) $(ARGS)
 
 train: $(INSTALLED) ## train the selector
 	$(ESPALIER) train --config $(CONFIG) $(ARGS)
 
-evaluate: $(INSTALLED) ## decode held-out prompts with every method, in wall-clock time
+evaluate: $(INSTALLED) ## decode held-out prompts with every method in wall-clock time, and replay held-out texts
 	$(ESPALIER) evaluate --config $(CONFIG) $(ARGS)
 
 export: $(INSTALLED) ## package the selector for an engine
@@ -50,12 +50,6 @@ audit: $(INSTALLED) ## every verifier on one pair, beside the optimum (ARGS=--qu
 
 bench: $(INSTALLED) ## time every verifier, beside transformers' own
 	$(ESPALIER) bench --config $(CONFIG) $(ARGS)
-
-labels: $(INSTALLED) ## labels from supertrees against a tree per action: bias, speed, error by cost
-	$(ESPALIER) labels --config $(CONFIG) $(ARGS)
-
-studies: $(INSTALLED) ## variants of the selector on the run's traces: features, sizes, data, shift; calibration
-	$(ESPALIER) studies --config $(CONFIG) $(ARGS)
 
 worlds: $(INSTALLED) ## how often the lifted rules lose to Traversal on small random worlds, exactly
 	$(VENV)/bin/python -m tests.data_gen.losses

@@ -1,6 +1,10 @@
-"""What every verifier yields at one root, exact given the drafted trees: the measurements behind `make audit`.
+"""What every verifier yields at the roots of one text: the measurements behind `make audit`.
 
-Legend: A actions, D trunk depths, V vocabulary.
+Verifiers are compared by labels along the text (`text_labels`), which need no drafted tree. Other ways to draft have no
+such labels: their trees are really drafted at the same roots, and measured exactly given the tree.
+
+Legend: T tokens of a text from its first root on, R roots, S survivals, D depths, A actions, N nodes, V vocabulary,
+M nodes whose children are drawn together.
 """
 
 from __future__ import annotations
@@ -11,10 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from data_gen.drafting import draft_topology, draft_tree, draw_children, nodes_of
-from data_gen.expected import expected_labels
+from data_gen.drafting import draft_topology, draft_tree, draw_children
+from data_gen.models import CachedModel, ModelPair
 from data_gen.sampling import Sampling
-from data_gen.trajectories import TrajectoryLabeller
+from data_gen.text_labels import TextLabeller, blocks
+from data_gen.texts import Text
 from data_gen.trees import DraftTree, Topology
 from data_gen.verification import STYLED, VERIFIERS, TopDown, acceptance, get_verifier, optimal_acceptance
 from data_gen.verification.acceptance import CLOSED_FORMS
@@ -24,6 +29,7 @@ from selector.actions import Action, ActionSpace
 
 MOST_TOKENS = 1 << 14  # `alpha*` without replacement goes token by token: seconds a node beyond
 DRAWS = 16  # child lists per node, where acceptance has no closed form
+SIBLINGS = 2  # draws of them per root: much of a label's noise is theirs, but rules that sort take a time for each
 WITHOUT = "specinfer", "naive_tree"  # top-down verifiers whose acceptance without replacement is estimated
 
 
@@ -38,32 +44,91 @@ class Variant:
     topology: Topology | None = None
 
 
-def efficiencies(
-    labeller: TrajectoryLabeller, length: int, verifiers: Sequence[str], generator: torch.Generator
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One supertree: block efficiency [verifier, A]; and along its trunk the overlap and the L1 distance, [D] each."""
-    uniforms_1N = torch.rand(1, nodes_of(ActionSpace.default()), generator=generator, dtype=torch.float64)
-    batch = labeller.supertrees([length], uniforms_1N)
-    inner_D = batch.trunk_ST[0, :-1]
-    distance_D = (batch.rows.p_NV[inner_D].double() - batch.rows.q_NV[inner_D].double()).abs().sum(-1)
-    return expected_labels(batch, verifiers)[:, 0].cpu(), (1 - distance_D / 2).cpu(), distance_D.cpu()
+class RootedText:
+    """A text with both models' caches over it, and their rows along it: what can be measured at its roots.
+
+    Root r is the text's token `start + r`. As many tokens follow it as the deepest tree has levels.
+
+    Attributes:
+        tokens_T: the text from `start` on; row t of the tensors below is what a model says after token t.
+        roots: how many roots the text has; 0 if it is too short.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, pair: ModelPair, text: Text, sampling: Sampling) -> None:
+        self.start, self.sampling = text.start, sampling
+        self.target, self.draft = CachedModel(pair.target), CachedModel(pair.draft)
+        target_logits_TV, self.draft_logits_TV = (_from_start(model, text) for model in (self.target, self.draft))
+        self.target_probs_TV = sampling.probabilities(target_logits_TV)
+        self.draft_probs_TV = sampling.draft.probabilities(self.draft_logits_TV)
+        self.tokens_T = torch.tensor(text.tokens[text.start :])
+        self._cut()
+        self.roots = max(0, len(self.tokens_T) - ActionSpace.default().depth)
+
+    def _cut(self) -> None:
+        """End the text before a token that the target here gives probability 0.
+
+        The text was written in a batch, which rounds otherwise: at the edge of a nucleus, that can decide.
+        """
+        next_T1 = self.tokens_T[1:, None].to(self.target_probs_TV.device)
+        possible_T = self.target_probs_TV[:-1].gather(-1, next_T1)[:, 0] > 0
+        length = 1 + int(possible_T.long().cumprod(0).sum())
+        self.tokens_T = self.tokens_T[:length]
+        self.target_probs_TV, self.draft_probs_TV = self.target_probs_TV[:length], self.draft_probs_TV[:length]
+
+    @torch.inference_mode()
+    def survivals(self, verifiers: Sequence[str], generator: torch.Generator) -> Tensor:
+        """`P(tau >= t | text)` at every root, float64 [verifier, R, S], in the order of `ActionSpace.survivals`."""
+        labeller = TextLabeller(self.tokens_T, verifiers, SIBLINGS, generator)
+        for rows in blocks(self.target_probs_TV, self.draft_probs_TV):
+            labeller.add(*rows)
+        return labeller.survivals().cpu()
+
+    def distances(self) -> Tensor:
+        """L1 distance of the models' rows at every root and along the tokens that follow, float64 [R, D]."""
+        distance_T = (self.target_probs_TV - self.draft_probs_TV).abs().sum(-1, dtype=torch.float64)
+        return distance_T[:-1].unfold(0, ActionSpace.default().depth, 1).cpu()
+
+    def target_probs(self, tree: DraftTree, root: int) -> Tensor:
+        """The target's distributions after every node of a tree, in one pass, [N, V]."""
+        tokens_N = tree.tokens_N.clone()
+        tokens_N[0] = self.tokens_T[root]
+        device = self.target.model.device
+        target = self.target.prefix(self.start + root)
+        passed = target.forward(tokens_N.unsqueeze(0).to(device), tree.depths_N.to(device), tree.ancestors_NN())
+        target.check()
+        return self.sampling.probabilities(passed.logits_BWV[0])
+
+    def drafted(
+        self, root: int, variant: Variant, action: Action, generator: torch.Generator
+    ) -> tuple[DraftTree, Tensor]:
+        """One tree of a variant, of `action`'s shape unless it has its own; and the draft's rows after it, [N, V]."""
+        own = self.sampling.draft
+        sampling = Sampling(own.temperature * variant.heat, own.top_p)
+        root_V = sampling.probabilities(self.draft_logits_TV[root])
+        draft = self.draft.prefix(self.start + root + 1)
+        if variant.topology is not None:
+            return draft_topology(draft, root_V, variant.topology, sampling, generator, variant.style)
+        result = draft_tree(draft, root_V, action, sampling, generator, variant.style)
+        return result.tree, result.probs_NV
 
 
+def _from_start(model: CachedModel, text: Text) -> Tensor:
+    """Logits after the text's tokens from `start` on, [T, V]; the cache then holds the whole text."""
+    if text.start > 0:
+        model.extend(text.tokens[: text.start])
+    logits_TV = model.extend(text.tokens[text.start :]).logits_BWV[0]
+    model.check()
+    return logits_TV
+
+
+@torch.inference_mode()
 def variant_efficiencies(
-    labeller: TrajectoryLabeller, length: int, variant: Variant, action: Action, generator: torch.Generator
+    text: RootedText, root: int, variant: Variant, action: Action, generator: torch.Generator
 ) -> dict[str, float]:
-    """Block efficiency by verifier on one tree of a variant; of `action`'s shape unless the variant has its own."""
-    own = labeller.sampling.draft
-    sampling = Sampling(own.temperature * variant.heat, own.top_p)
-    root_V = sampling.probabilities(labeller.draft_logits_TV[length - 1])
-    draft = labeller.draft.prefix(length)
-    tree: DraftTree
-    if variant.topology is None:
-        drafted = draft_tree(draft, root_V, action, sampling, generator, variant.style)
-        tree, q_NV = drafted.tree, drafted.probs_NV
-    else:
-        tree, q_NV = draft_topology(draft, root_V, variant.topology, sampling, generator, variant.style)
-    p_NV = labeller.target_probs([tree], [length])[0]
+    """Block efficiency by verifier, exact given one tree of a variant."""
+    tree, q_NV = text.drafted(root, variant, action, generator)
+    p_NV = text.target_probs(tree, root)
     return {name: get_verifier(name, variant.style).block_efficiency(tree, p_NV, q_NV) for name in variant.verifiers}
 
 

@@ -1,92 +1,200 @@
-"""What a selector may know at a root, before anything is drafted (DDTE, appendix E), and while a trunk is drafted.
+"""What a selector may know at a root, before anything is drafted. Names and meanings in `selector.schema`.
 
-Names in `selector.schema`.
+Everything follows from the committed text and the two models' rows along it, so that a decoder at a root and one
+teacher-forced pass over the finished text give the same numbers. A row of the draft exists once the draft has passed
+its token: not yet after a full acceptance, nor after steps without drafting. Before each decision the draft passes what
+it has not seen, the root token at least, so that all its rows are there.
 
-Legend: V vocabulary, D hidden width, F scalars. Leading axes, where there are any, are roots.
+Legend: N consecutive tokens, V vocabulary, D hidden width, F scalars.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
+from data_gen.lookup import LongestMatch
 from data_gen.sampling import Sampling
-from selector.runtime import LatencyProfile
-from selector.schema import SCALARS_KEY
+from selector.schema import DECAYS, HIDDEN_STATES, LONGEST_MATCH, SCALAR_NAMES, SCALARS_KEY
 
-FLOOR = 1e-10
-
-
-@dataclass(frozen=True)
-class Row:
-    """One model at one token: its last hidden state, and its distribution after the token."""
-
-    probs_V: Tensor
-    hidden_D: Tensor
+LEAST_LOGIT = -1e4  # a masked token's logit is minus infinity, its probability 0
 
 
-def root_features(
-    target_prev: Row,
-    draft_prev: Row,
-    draft_root: Row,
-    length: int,
-    sampling: Sampling,
-    latency: LatencyProfile | None,
-) -> dict[str, Tensor]:
-    """The features of one root.
+class ModelRows(NamedTuple):
+    """One model after some consecutive tokens; `probs_NV` are what is sampled from."""
+
+    probs_NV: Tensor
+    logits_NV: Tensor
+    hidden_ND: Tensor
+
+
+def entropies(logits_NV: Tensor) -> list[float]:
+    """Of each row at temperature 1, in nats."""
+    logits_NV = logits_NV.float().clamp(min=LEAST_LOGIT)
+    return cross_entropy(logits_NV, logits_NV.softmax(-1), reduction="none").tolist()  # of a distribution with itself
+
+
+def agreements(target_probs_NV: Tensor, draft_probs_NV: Tensor, next_N: Tensor) -> list[float]:
+    """After each of some tokens `min(1, q/p)` of the text's next one."""
+    p_N, q_N = (rows_NV.gather(-1, next_N.unsqueeze(-1))[:, 0] for rows_NV in (target_probs_NV, draft_probs_NV))
+    return (q_N / p_N).clamp(max=1).tolist()
+
+
+class History:
+    """Running means over the committed text, from its last prompt token on.
 
     Args:
-        target_prev, draft_prev: at the token before the root token.
-        draft_root: at the root token. The target has not seen that token yet.
-        length: committed tokens, the root token included.
-        latency: where the pass times come from; these two scalars are 0 without it.
-
-    Returns:
-        the three hidden states as float32 [D] and the scalars as float32 [F], by the names of the schema.
+        prompt: token ids; they count for repeats alone.
     """
-    p_V, q_V = target_prev.probs_V, draft_prev.probs_V
-    log_p_V, log_q_V = (probs.clamp(min=FLOOR).log() for probs in (p_V, q_V))
-    root_V = draft_root.probs_V
-    measured = torch.stack(
-        [
-            -(p_V @ log_p_V),
-            -(q_V @ log_q_V),
-            -(root_V @ root_V.clamp(min=FLOOR).log()),
-            p_V @ (log_p_V - log_q_V),
-            q_V @ (log_q_V - log_p_V),
-            (p_V - q_V).abs().sum(),
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self._accepted = [0.0] * len(DECAYS)  # running sums
+        self._entropies = [0.0] * len(DECAYS)
+        self._weights = [0.0] * len(DECAYS)
+        self._match = LongestMatch(prompt)
+        self._agreed = 0
+        self._newest_entropy = 0.0
+
+    def add(self, tokens: Sequence[int], accepted: Sequence[float], draft_entropies: Sequence[float]) -> None:
+        """More committed tokens, and what the rows before each say: `min(1, q/p)` of it, and the draft's entropy."""
+        # plain numbers: so few of them take less time than a call of NumPy
+        for token, share, entropy in zip(tokens, accepted, draft_entropies, strict=True):
+            self._accepted = [decay * total + share for decay, total in zip(DECAYS, self._accepted, strict=True)]
+            self._entropies = [decay * total + entropy for decay, total in zip(DECAYS, self._entropies, strict=True)]
+            self._weights = [decay * total + 1 for decay, total in zip(DECAYS, self._weights, strict=True)]
+            self._match.add(token)
+            self._agreed = self._agreed + 1 if share >= 1 else 0
+        self._newest_entropy = draft_entropies[-1]
+
+    def scalars(self, target_entropy_prev: float, draft_entropy_root: float, length: int, sampling: Sampling) -> Tensor:
+        """The scalars of the schema at the newest token, float32 [F]. At least one token has been added."""
+        return torch.tensor(
+            [
+                target_entropy_prev,
+                self._newest_entropy,
+                draft_entropy_root,
+                *(total / weight for total, weight in zip(self._accepted, self._weights, strict=True)),
+                *(total / weight for total, weight in zip(self._entropies, self._weights, strict=True)),
+                min(self._agreed, LONGEST_MATCH),
+                min(self._match.length, LONGEST_MATCH),
+                length,
+                sampling.temperature,
+                sampling.top_p,
+            ]
+        )
+
+
+class RootKnowledge:
+    """What a decoder knows at its roots, kept up to date step by step.
+
+    Args:
+        prompt: token ids; the last one is the first root.
+        sampling: the target's.
+    """
+
+    def __init__(self, prompt: Sequence[int], sampling: Sampling) -> None:
+        self.history, self.sampling = History(prompt), sampling
+        self._target: list[tuple[ModelRows, int]] = []  # the row after each token that the history lacks
+        self._draft: list[tuple[ModelRows, int]] = []  # and the root token's
+        self._next: list[int] = []  # the tokens that follow those
+        self._root_entropy: float | None = None  # of the draft after the first of its rows, once it is known
+
+    def committed(self, target: ModelRows, nodes: Sequence[int], tokens: Sequence[int]) -> None:
+        """A step has ended: the target's rows, which of them are the root's and the accepted nodes', and the tokens that
+        follow each."""
+        self._target += [(target, node) for node in nodes]
+        self._next += tokens
+
+    def passed(self, draft: ModelRows) -> None:
+        """The draft's rows after further committed tokens."""
+        self._draft += [(draft, row) for row in range(len(draft.probs_NV))]
+
+    def features(self, length: int, full: bool) -> dict[str, Tensor] | None:
+        """The features at the root, once the draft has passed it; None at the first root.
+
+        Args:
+            length: committed tokens, the root token included.
+            full: with hidden states.
+        """
+        if not self._target:
+            return None
+        (target, last), (draft_prev, prev), (draft, root) = self._target[-1], self._draft[-2], self._draft[-1]
+        new = self._draft[self._root_entropy is not None :]
+        found = entropies(_rows([*((rows.logits_NV, row) for rows, row in new), (target.logits_NV, last)]))
+        draft_entropies = [*([] if self._root_entropy is None else [self._root_entropy]), *found[:-1]]
+        self.history.add(self._next, self._agreements(), draft_entropies[:-1])
+        result = {SCALARS_KEY: self.history.scalars(found[-1], draft_entropies[-1], length, self.sampling)}
+        if full:
+            states = target.hidden_ND[last], draft_prev.hidden_ND[prev], draft.hidden_ND[root]
+            result |= {name: state.float().cpu() for name, state in zip(HIDDEN_STATES, states, strict=True)}
+        self._target, self._next = [], []
+        self._draft, self._root_entropy = self._draft[-1:], draft_entropies[-1]
+        return result
+
+    def _agreements(self) -> list[float]:
+        """Of the tokens that the history lacks."""
+        if self._target[0][0].probs_NV.is_cuda:
+            target_NV = _rows([(rows.probs_NV, row) for rows, row in self._target])
+            draft_NV = _rows([(rows.probs_NV, row) for rows, row in self._draft[:-1]])
+            return agreements(target_NV, draft_NV, torch.tensor(self._next, device=target_NV.device))
+        # on the CPU single numbers are cheaper than any call of torch
+        p = [
+            float(rows.probs_NV.numpy()[row, token])
+            for (rows, row), token in zip(self._target, self._next, strict=True)
         ]
-    )
-    known = [
-        length,
-        sampling.temperature,
-        sampling.top_p,
-        *((0.0, 0.0) if latency is None else latency.pass_seconds(length)),
-    ]
-    return {
-        "target_hidden_prev": target_prev.hidden_D.float(),
-        "draft_hidden_prev": draft_prev.hidden_D.float(),
-        "draft_hidden_root": draft_root.hidden_D.float(),
-        SCALARS_KEY: torch.cat([measured.float(), torch.tensor(known, dtype=torch.float32, device=measured.device)]),
-    }
+        q = [
+            float(rows.probs_NV.numpy()[row, token])
+            for (rows, row), token in zip(self._draft, self._next, strict=False)
+        ]
+        return [min(1.0, of_draft / of_target) for of_draft, of_target in zip(q, p, strict=True)]
 
 
-class TrunkFeatures:
-    """`TRUNK_SCALARS` along one trunk, token by token: the draft's own numbers, and what was known at the root."""
+def _rows(places: Sequence[tuple[Tensor, int]]) -> Tensor:
+    """One row of each of some tensors, [N, V]."""
+    return torch.stack([rows_NV[row] for rows_NV, row in places])
 
-    def __init__(self, length: int, sampling: Sampling) -> None:
-        self.known = [float(length), float(sampling.temperature), float(sampling.top_p)]
-        self.drafted = self.token_logprob = self.path_logprob = 0.0
 
-    def drawn(self, token: int, probs_V: Tensor) -> None:
-        """A token has been drawn from a distribution."""
-        self.token_logprob = math.log(float(probs_V[token]))
-        self.path_logprob += self.token_logprob
-        self.drafted += 1
+class TextKnowledge:
+    """The same along a finished text, from blocks of rows in the order of the text.
 
-    def scalars(self) -> Tensor:
-        """What is known then, float32 [F] on the CPU."""
-        return torch.tensor([self.drafted, self.token_logprob, self.path_logprob, *self.known])
+    Args:
+        tokens: of the whole text.
+        start: the first root, the last prompt token.
+    """
+
+    def __init__(self, tokens: Sequence[int], start: int, sampling: Sampling) -> None:
+        self.tokens, self.start, self.sampling = tokens, start, sampling
+        self._target_entropies: list[float] = []
+        self._draft_entropies: list[float] = []
+        self._accepted: list[float] = []
+
+    @property
+    def seen(self) -> int:
+        """Rows so far."""
+        return len(self._target_entropies)
+
+    def add(self, target: ModelRows, draft: ModelRows) -> None:
+        """The rows after the next tokens from `start` on."""
+        begin = self.start + self.seen
+        self._target_entropies += entropies(target.logits_NV)
+        self._draft_entropies += entropies(draft.logits_NV)
+        following_N = torch.tensor(self.tokens[begin + 1 : begin + 1 + len(target.probs_NV)], dtype=torch.int64)
+        N = len(following_N)
+        following_N = following_N.to(target.probs_NV.device)
+        self._accepted += agreements(target.probs_NV[:N], draft.probs_NV[:N], following_N)
+
+    def scalars(self, roots: int) -> Tensor:
+        """The scalars of the schema at the first so many roots, float32 [roots, F]; zeros at the very first."""
+        history = History(self.tokens[: self.start + 1])
+        rows = [torch.zeros(len(SCALAR_NAMES))]
+        for n in range(1, roots):
+            one = slice(n - 1, n)
+            known = self._accepted[one], self._draft_entropies[one]
+            history.add(self.tokens[self.start + n : self.start + n + 1], *known)
+            length = self.start + n + 1
+            rows.append(history.scalars(self._target_entropies[n - 1], self._draft_entropies[n], length, self.sampling))
+        return torch.stack(rows)

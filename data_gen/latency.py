@@ -59,7 +59,7 @@ def measure(
 ) -> LatencyProfile:
     """Time every cell of the grid, cells interleaved so that a slow moment of the machine hits all alike.
 
-    The times of a selector's decisions and the rest of a step are left at 0.
+    The times of a selector's decisions are left out, the rest of a step at 0.
 
     Args:
         device: as `device_name` gives it.
@@ -86,8 +86,7 @@ def measure(
         draft=table("draft", grid.lengths, grid.widths),
         target=table("target", grid.lengths, grid.nodes),
         verify={name: table(name, DEPTHS, BRANCHES) for name in verifiers},
-        select=0.0,
-        revise=0.0,
+        decide={},
         nucleus=max(0.0, (median["nucleus", 0, 1] - median["nucleus", 0, 0]) / ROWS),
         step=0.0,
     )

@@ -226,6 +226,11 @@ class ModelPair:
         return min(getattr(model.config, "max_position_embeddings", 2**31) for model in (self.target, self.draft))
 
     @property
+    def vocabulary(self) -> int:
+        """How many tokens both models score."""
+        return int(self.target.get_output_embeddings().weight.shape[0])
+
+    @property
     def eos_ids(self) -> frozenset[int]:
         eos = self.target.generation_config.eos_token_id
         return frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)

@@ -3,21 +3,19 @@
 A shard is written under a temporary name, read back, and renamed; the manifest then lists its checksum. A shard that
 the manifest lists and that has changed since is an error, never silently used or made again.
 
-Columns of a root (schema version in `selector.schema`; K, A as there):
+A row is a text (schema version in `selector.schema`):
 
-    prompt, kind         string      the prompt's id and kind
-    root_kind            string      'step': a root of the decoder itself; 'stride': every n-th token
-    root_token           int32
-    weight               float32     how many of its trajectory's own steps the root stands for
-    target_hidden_prev, draft_hidden_prev, draft_hidden_root   float16 lists
-    <scalar features>    float32     the names of `selector.schema.TRACE_SCALARS`: pass times belong to a machine
-    <verifier>.mean, .error, .half   float16 lists, one value per action
-    <verifier>.realised  uint8 list
-    trunk.hidden         float16 list, samples x trunk tokens x width: what is known while drafting (`TRUNK_COLUMNS`)
-    trunk.token_entropy, trunk.token_logprob, trunk.accept     float16 lists, samples x trunk tokens
-    <verifier>.trunk     float16 list, samples x actions: labels given each sample's own trunk
-    decoded_verifier, decoded_action, decoded_expected, decoded_realised
-                         of the tree really decoded at this root; null at 'stride' roots
+    prompt, kind, source     string    the prompt's id, kind and source
+    temperature, top_p, draft_temperature   float32   what it was sampled with; the draft's own temperature or null
+    tokens                   int32 list    prompt and continuation
+    start                    int32     position of the last prompt token, the first root
+    roots                    int32     labelled roots: `start` and the positions after it
+    scalars                  float32 list  roots x `selector.schema.SCALARS`; zeros at the first root
+    <verifier>.survivals     float16 list  roots x `ActionSpace.sums_SA`'s survivals, P(tau >= t | text)
+    target_hidden_prev, ..   float16 list  rows x width, at every `hidden_stride`-th root from the second on; if
+    recorded hidden_stride            int32
+    step_root, step_action, step_accepted   int32 lists   of the decoding steps that wrote it; empty if the target did
+    step_verifier            string    null if the target did
 """
 
 from __future__ import annotations
@@ -35,80 +33,48 @@ import pyarrow.parquet as pq
 from selector.actions import ActionSpace
 from selector.schema import (
     HIDDEN_STATES,
+    SCALARS,
     SCHEMA_VERSION,
-    TRACE_SCALARS,
-    TRUNK_COLUMNS,
     InputError,
     check_shard,
-    label_columns,
     read_manifest,
     sha256,
+    survival_column,
 )
 
-ROWS_VERSION = 4  # bump it when this program gives other rows for the same inputs: a store never holds both
+ROWS_VERSION = 5  # bump it when this program gives other rows for the same inputs: a store never holds both
 METADATA = {"espalier_schema_version": str(SCHEMA_VERSION)}
 
 
-def root_schema(hidden_widths: Sequence[int], verifiers: Sequence[str], space: ActionSpace, samples: int) -> pa.Schema:
+def text_schema(verifiers: Sequence[str], hidden: bool) -> pa.Schema:
     """Schema of a trace row."""
-    tokens = samples * space.decisions
     fields = [
-        ("prompt", pa.string()),
-        ("kind", pa.string()),
-        ("root_kind", pa.string()),
-        ("root_token", pa.int32()),
-        ("weight", pa.float32()),
-        *((name, pa.list_(pa.float16(), d)) for name, d in zip(HIDDEN_STATES, hidden_widths, strict=True)),
-        *((name, pa.float32()) for name in TRACE_SCALARS),
-    ]
-    for verifier in verifiers:
-        for kind, column in label_columns(verifier).items():
-            size = len(space) * (samples if kind == "trunk" else 1)
-            fields.append((column, pa.list_(pa.uint8() if kind == "realised" else pa.float16(), size)))
-    fields += [
-        (column, pa.list_(pa.float16(), tokens * (hidden_widths[-1] if name == "hidden" else 1)))
-        for name, column in TRUNK_COLUMNS.items()
-    ]
-    fields += [
-        ("decoded_verifier", pa.string()),
-        ("decoded_action", pa.int16()),
-        ("decoded_expected", pa.float32()),
-        ("decoded_realised", pa.uint8()),
+        *((name, pa.string()) for name in ("prompt", "kind", "source")),
+        *((name, pa.float32()) for name in ("temperature", "top_p", "draft_temperature")),
+        ("tokens", pa.list_(pa.int32())),
+        *((name, pa.int32()) for name in ("start", "roots")),
+        ("scalars", pa.list_(pa.float32())),
+        *((survival_column(verifier), pa.list_(pa.float16())) for verifier in verifiers),
+        *((name, pa.list_(pa.float16())) for name in HIDDEN_STATES if hidden),
+        ("hidden_stride", pa.int32()),
+        *((name, pa.list_(pa.int32())) for name in ("step_root", "step_action", "step_accepted")),
+        ("step_verifier", pa.string()),
     ]
     return pa.schema(fields, metadata=METADATA)
 
 
-STEP_SCHEMA = pa.schema(
-    [
-        ("prompt", pa.string()),
-        ("verifier", pa.string()),
-        ("temperature", pa.float32()),
-        ("top_p", pa.float32()),
-        ("length", pa.int32()),
-        ("action", pa.int16()),
-        ("nodes", pa.int16()),
-        ("expected", pa.float64()),  # E[tau + 1] given the tree
-        ("variance", pa.float64()),  # of tau given the tree
-        ("realised", pa.int16()),
-    ],
-    metadata=METADATA,
-)
+def text_bytes(tokens: int, roots: int, verifiers: int, hidden: int) -> int:
+    """Bytes of one row before compression.
+
+    Args:
+        hidden: numbers of hidden states that are recorded.
+    """
+    return 4 * tokens + roots * (4 * len(SCALARS) + 2 * verifiers * len(ActionSpace.default().sums_SA)) + 2 * hidden
 
 
 def versions() -> dict[str, int]:
     """What every manifest depends on beside its own inputs."""
     return {"schema_version": SCHEMA_VERSION, "rows_version": ROWS_VERSION}
-
-
-def row_bytes(schema: pa.Schema) -> int:
-    """Bytes of one row before compression; strings count as 24."""
-    total = 0
-    for field in schema:
-        if pa.types.is_fixed_size_list(field.type):
-            total += field.type.list_size * field.type.value_type.bit_width // 8
-        else:
-            total += 24 if pa.types.is_string(field.type) else field.type.bit_width // 8
-    return total
 
 
 def differences(recorded: dict[str, Any], current: dict[str, Any]) -> list[str]:
@@ -233,20 +199,20 @@ def to_table(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
 
 def _column(rows: Sequence[dict[str, Any]], field: pa.Field) -> pa.Array:
     values = [row[field.name] for row in rows]
-    if not pa.types.is_fixed_size_list(field.type):
+    if not pa.types.is_list(field.type):
         return pa.array(values, field.type)
     own = field.type.value_type.to_pandas_dtype()
-    flat = np.concatenate([np.zeros(0, own), *(np.asarray(value).reshape(-1) for value in values)])
+    lists = [np.asarray(value).reshape(-1) for value in values]
     with np.errstate(over="ignore"):
-        return pa.FixedSizeListArray.from_arrays(
-            pa.array(flat.astype(own), field.type.value_type), field.type.list_size
-        )
+        flat = np.concatenate([np.zeros(0, own), *(each.astype(own) for each in lists)])
+    ends = np.cumsum([0, *map(len, lists)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat, field.type.value_type))
 
 
 def _check_finite(name: str, table: pa.Table) -> None:
     for field in table.schema:
         column = table[field.name].combine_chunks()
-        values = column.flatten() if pa.types.is_fixed_size_list(field.type) else column.drop_null()
+        values = column.flatten() if pa.types.is_list(field.type) else column.drop_null()
         if pa.types.is_floating(values.type) and not np.isfinite(values.to_numpy(zero_copy_only=False)).all():
             raise InputError(
                 f"{name}: {field.name}: a value is not finite in the column's precision; the models gave NaN or too "

@@ -1,4 +1,4 @@
-"""Draft trees, and the supertree that holds every action's tree at one root.
+"""Draft trees.
 
 Legend: N nodes (node 0 is the root), D depth.
 """
@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from selector.actions import Action, ActionSpace
 
 Path = Sequence[int]
 
@@ -295,80 +293,3 @@ def ancestors(parents: Sequence[int]) -> Tensor:
         if parent >= 0:
             seen[node] |= seen[parent]
     return seen
-
-
-class Supertree:
-    """One drafted tree of which every action of a space is a sub-tree (algorithms sheet, section 6).
-
-    The trunk has `max_L1 + max_L2` tokens; at every trunk depth `L1` it carries `max_K - 1` further branches of
-    `max_L2` tokens. The trunk's own continuation counts as the first branch.
-
-    Attributes:
-        space: the actions it serves.
-        tokens_N, parents_N, depths_N: as in `DraftTree`; equal prefixes are one node.
-        trunk_D: node ids of the trunk, the root first; int64 [max_L1 + max_L2 + 1].
-        branches_LKD: node ids of every branch, from its branching node on; int64 [max_L1 + 1, max_K, max_L2 + 1].
-    """
-
-    def __init__(self, space: ActionSpace, prefixes: _Prefixes, trunk: list[int], branches: list[list[list[int]]]):
-        self.space = space
-        self.tokens_N = torch.tensor(prefixes.tokens)
-        self.parents_N = torch.tensor(prefixes.parents)
-        self.depths_N = torch.tensor(prefixes.depths)
-        self.trunk_D = torch.tensor(trunk)
-        self.branches_LKD = torch.tensor(branches)
-        self._trunk, self._branches, self._parents = trunk, branches, prefixes.parents
-
-    @classmethod
-    def from_paths(cls, trunk: Path, branches: Mapping[int, Sequence[Path]]) -> Supertree:
-        """Args:
-            trunk: `max_L1 + max_L2` token ids (16 in the default space).
-            branches: for each trunk depth 0..max_L1, `max_K - 1` further branches of `max_L2` token ids.
-
-        Raises:
-            ValueError: the lengths do not make a supertree.
-        """
-        max_L1 = max(branches)
-        counts = {len(paths) for paths in branches.values()}
-        lengths = {len(path) for paths in branches.values() for path in paths} or {len(trunk) - max_L1}
-        max_L2 = min(lengths)
-        if set(branches) != set(range(max_L1 + 1)) or len(counts) > 1 or len(lengths) > 1:
-            raise ValueError("a supertree needs equally many branches of one length at every trunk depth from 0 on")
-        if len(trunk) != max_L1 + max_L2:
-            raise ValueError(f"the trunk has {len(trunk)} tokens; branches ask for {max_L1} + {max_L2}")
-        prefixes = _Prefixes()
-        trunk_nodes = prefixes.add_path(0, trunk)
-        branch_nodes = [
-            [trunk_nodes[L1 : L1 + max_L2 + 1], *(prefixes.add_path(trunk_nodes[L1], path) for path in branches[L1])]
-            for L1 in range(max_L1 + 1)
-        ]
-        return cls(ActionSpace(1 + counts.pop(), max_L1, max_L2), prefixes, trunk_nodes, branch_nodes)
-
-    def __len__(self) -> int:
-        return len(self._parents)
-
-    def subtree(self, action: Action) -> tuple[DraftTree, Tensor]:
-        """The tree that `action` would have drafted, and this supertree's row of each of its nodes.
-
-        It takes the first `K` branches and their first `L2` tokens; child lists come from these branches alone.
-
-        Returns:
-            the tree, and int64 [N of that tree].
-        """
-        K, L1, L2 = action
-        if K == 1:
-            paths = [self._trunk[L1 : L1 + L2 + 1]]
-        else:
-            paths = [self._branches[L1][k][: L2 + 1] for k in range(K)]
-        trunk = self._trunk[: L1 + 1]
-        tokens = self.tokens_N.tolist()
-        tree = DraftTree.from_paths([tokens[n] for n in trunk[1:]], [[tokens[n] for n in path[1:]] for path in paths])
-        rows = torch.zeros(len(tree), dtype=torch.int64)
-        rows[torch.tensor(tree.path_to(tree.branch_nodes[0][0]), dtype=torch.int64)] = self.trunk_D[1 : L1 + 1]
-        for nodes, path in zip(tree.branch_nodes, paths, strict=True):
-            rows[torch.tensor(nodes)] = torch.tensor(path)
-        return tree, rows
-
-    def ancestors_NN(self) -> Tensor:
-        """[N, N] bool: column is row itself or one of its ancestors."""
-        return ancestors(self._parents)

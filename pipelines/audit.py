@@ -1,8 +1,12 @@
 """Stage `audit`: every verifier on one pair, beside the optimum, without any training.
 
-Measures roots of real trajectories under each of `audit.sampling`, a file per setting, so that an interruption loses
-one setting at most; then writes tables (CSV), plots (PNG) and a page to `runs/<name>/audit/`. `--quick` answers one
-question instead: does speculation pay here, with which verifier and which tree?
+Texts that the target has written are cut into stretches of `data.stride` tokens. All tokens of a stretch are labelled;
+the other kinds of trees, which have no labels, are drafted at one root, in its middle. Each of `audit.sampling` has a
+file of its own, so that an interruption loses one setting at most. Then come tables (CSV), plots (PNG) and a page in
+`runs/<name>/audit/`. `--quick` answers one question instead: does speculation pay here, with which verifier and which
+tree?
+
+Legend: R roots of a text, D depths, A actions.
 """
 
 from __future__ import annotations
@@ -17,29 +21,30 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from data_gen.audit import Variant, acceptances, efficiencies, variant_efficiencies
-from data_gen.decoding import Decoder, Random
+from data_gen.audit import RootedText, Variant, acceptances, variant_efficiencies
 from data_gen.models import ModelPair
+from data_gen.sampling import Sampling
+from data_gen.texts import seed_of, written_by_target
 from data_gen.traces import ROWS_VERSION
-from data_gen.trajectories import Root, TrajectoryLabeller, choose_roots, seed_of
 from data_gen.trees import Topology
-from data_gen.verification import get_verifier
+from data_gen.verification.base import IID
 from pipelines import audit_page
 from pipelines.config import Config, SamplingSetting
 from pipelines.pair import load_pair, pair_names
 from pipelines.prompts import encode, prompts_digest, prompts_of
 from pipelines.stage import Stage, console, mlflow_run, progress
-from selector.actions import Action
+from selector.actions import Action, ActionSpace
 from selector.schema import InputError
 
 SPLIT = "validation"
+TOGETHER = 16  # texts that the target writes at once
 SCHEMA = pa.schema(
     [
         ("source", pa.string()),
-        ("efficiency", pa.list_(pa.float32())),  # verifier x action
-        ("overlap", pa.list_(pa.float32())),  # by trunk depth
+        ("efficiency", pa.list_(pa.float32())),  # verifier x action, mean over the stretch
+        ("overlap", pa.list_(pa.float32())),  # by depth along the text, mean over the stretch
         ("distance", pa.list_(pa.float32())),
-        ("variants", pa.string()),  # JSON
+        ("variants", pa.string()),  # JSON, at the root
         ("acceptance", pa.string()),  # JSON, null at most roots
     ]
 )
@@ -53,7 +58,7 @@ def plan(config: Config) -> list[str]:
     audit = config.audit
     return [
         f"{audit.roots} roots over {len(audit.sampling)} sampling settings, {len(audit.verifiers)} verifiers, "
-        f"{len(variants(config))} further kinds of trees; tables, plots and a page in {folder_of(config)}"
+        f"{len(variants(config))} kinds of drafted trees; tables, plots and a page in {folder_of(config)}"
     ]
 
 
@@ -70,10 +75,9 @@ def run(config: Config, quick: bool = False) -> None:
         "rows_version": ROWS_VERSION,
         "seed": config.seed,
         "dtype": config.pair.dtype,
-        "audit": config.audit.model_dump(mode="json", exclude={"quick_roots"}),
+        "audit": config.audit.model_dump(mode="json", exclude={"quick_texts"}),
         "topologies": {way.name: way.topology.parents for way in ways if way.topology is not None},
-        "data": {"tokens": config.data.tokens, "behaviour": config.data.behaviour, "stride": config.data.stride},
-        "roots_per_trajectory": config.data.roots_per_trajectory,
+        "data": {"tokens": config.data.tokens, "stride": config.data.stride},
         "prompts": {"texts": prompts_digest(config, SPLIT), "tokens": config.prompts.tokens},
     }
     per_setting = roots_per_setting(config)
@@ -106,17 +110,17 @@ def run(config: Config, quick: bool = False) -> None:
 
 
 def variants(config: Config) -> list[Variant]:
-    """The further kinds of trees that are drafted at every root.
+    """The kinds of trees that are drafted at every root; i.i.d. ones among them, which the others are compared with.
 
     Raises:
         InputError: a topology's file is missing, or holds no tree.
     """
-    styles: dict[str, tuple[str, ...]] = {}
-    for entry in config.audit.styled:
-        verifier, _, style = entry.partition(":")
-        styles[style] = (*styles.get(style, ()), verifier)
     rivals = tuple(name for name in ("traversal", "lifted_uniform") if name in config.audit.verifiers)
     shaped = tuple(name for name in ("specinfer", *rivals) if name in config.audit.verifiers)
+    styles: dict[str, tuple[str, ...]] = {IID: shaped}
+    for entry in config.audit.styled:
+        verifier, _, style = entry.partition(":")
+        styles[style] = tuple(dict.fromkeys((*styles.get(style, ()), verifier)))
     shapes = [path.stem for path in config.audit.topologies]
     if len({*shapes, *styles}) < len(shapes) + len(styles):
         raise InputError(f"audit.topologies: two files, or a file and a style, share a name: {', '.join(shapes)}")
@@ -130,13 +134,19 @@ def variants(config: Config) -> list[Variant]:
 def roots_per_setting(config: Config) -> int:
     """InputError where the prompts cannot give as many, before anything is measured."""
     wanted = config.audit.roots // len(config.audit.sampling)
-    most = len(prompts_of(config, SPLIT)) * config.data.roots_per_trajectory
+    most = len(prompts_of(config, SPLIT)) * len(stretches(config, config.data.tokens))
     if wanted > most:
         names = " and ".join(pair_names(config))
         raise InputError(
             f"audit.roots: the {SPLIT} prompts of {names} give at most {most} roots a setting, not {wanted}"
         )
     return wanted
+
+
+def stretches(config: Config, roots: int) -> list[slice]:
+    """The stretches of a text with so many roots."""
+    end, stride = min(roots, config.data.tokens), config.data.stride
+    return [slice(begin, min(begin + stride, end)) for begin in range(0, end, stride)]
 
 
 def _topology(path: Path) -> Topology:
@@ -148,28 +158,22 @@ def _topology(path: Path) -> Topology:
         raise InputError(f"audit.topologies: {path}: not a list of child-rank paths: {error}") from error
 
 
-def roots_of(
-    config: Config, pair: ModelPair, setting: SamplingSetting, count: int
-) -> Iterator[tuple[str, TrajectoryLabeller, Root, int]]:
-    """`count` roots of real trajectories: source, labeller, root and a seed of the root's own.
+def texts_of(config: Config, pair: ModelPair, sampling: Sampling) -> Iterator[tuple[str, RootedText, torch.Generator]]:
+    """What the target makes of the prompts: source, text and a generator of the text's own.
 
-    Fewer, if texts end early.
+    Texts that end before their first root are left out.
     """
-    sampling, left = setting.build(), count
-    for prompt in prompts_of(config, SPLIT):
-        seed = seed_of(config.seed, prompt.id, sampling, "audit")
-        tokens = encode(pair, prompt, config.prompts.tokens)
-        chooser = Random(config.data.behaviour_actions, torch.Generator().manual_seed(seed))
-        decoder = Decoder(pair, sampling, get_verifier("traversal"), chooser)
-        generator = torch.Generator(device=pair.device).manual_seed(seed + 1)
-        decoded = decoder.decode(tokens, config.data.tokens, generator)
-        roots = choose_roots(tokens, decoded, config.data.roots_per_trajectory, config.data.stride, seed)
-        labeller = TrajectoryLabeller(pair, tokens + decoded.tokens, sampling, 2, config.audit.verifiers)
-        for root in roots[:left]:
-            yield prompt.source, labeller, root, seed_of(seed, root.length, root.step is None)
-        left -= len(roots[:left])
-        if left == 0:
-            return
+    prompts = prompts_of(config, SPLIT)
+    new_tokens = config.data.tokens + ActionSpace.default().depth
+    for begin in range(0, len(prompts), TOGETHER):
+        batch = prompts[begin : begin + TOGETHER]
+        encoded = [encode(pair, prompt, config.prompts.tokens) for prompt in batch]
+        seed = seed_of(config.seed, sampling, "audit", begin)
+        for prompt, text in zip(batch, written_by_target(pair, encoded, new_tokens, sampling, seed), strict=True):
+            generator = torch.Generator(device=pair.device).manual_seed(seed_of(seed, prompt.id))
+            rooted = RootedText(pair, text, sampling)
+            if rooted.roots > 0:
+                yield prompt.source, rooted, generator
 
 
 def measure(
@@ -180,28 +184,33 @@ def measure(
     count: int,
     done: Callable[[], None],
 ) -> Iterator[dict[str, Any]]:
-    """Rows of one sampling setting."""
-    action = Action(*config.audit.tree)
+    """Rows of one sampling setting, one for each of `count` stretches; fewer if texts end early."""
+    action, number = Action(*config.audit.tree), 0
     closely = config.audit.acceptance_roots // len(config.audit.sampling)
-    for number, (source, labeller, root, seed) in enumerate(roots_of(config, pair, setting, count)):
-        generator = torch.Generator(device=pair.device).manual_seed(seed)
-        with torch.inference_mode():
-            labels, overlap_D, distance_D = efficiencies(labeller, root.length, config.audit.verifiers, generator)
-            other = {way.name: variant_efficiencies(labeller, root.length, way, action, generator) for way in ways}
-            rules = None
-            if number * closely // count != (number + 1) * closely // count:  # `closely` of them, evenly spread
-                p_V = labeller.sampling.probabilities(labeller.target_logits_TV[root.length - 1])
-                found = acceptances(p_V, labeller.root_probs(root.length), generator)
-                rules = json.dumps([[*key, value] for key, value in found.items()])
-        yield {
-            "source": source,
-            "efficiency": labels.flatten().tolist(),
-            "overlap": overlap_D.tolist(),
-            "distance": distance_D.tolist(),
-            "variants": json.dumps(other),
-            "acceptance": rules,
-        }
-        done()
+    for source, text, generator in texts_of(config, pair, setting.build()):
+        efficiency_VRA = ActionSpace.default().efficiencies(text.survivals(config.audit.verifiers, generator))
+        distance_RD = text.distances()
+        for own in stretches(config, text.roots)[: count - number]:
+            root, distance_D = (own.start + own.stop) // 2, distance_RD[own].mean(0)
+            asked = number * closely // count != (number + 1) * closely // count  # `closely` of them, evenly spread
+            other = {way.name: variant_efficiencies(text, root, way, action, generator) for way in ways}
+            yield {
+                "source": source,
+                "efficiency": efficiency_VRA[:, own].mean(1).flatten().tolist(),
+                "overlap": (1 - distance_D / 2).tolist(),
+                "distance": distance_D.tolist(),
+                "variants": json.dumps(other),
+                "acceptance": _acceptances(text, root, generator) if asked else None,
+            }
+            number += 1
+            done()
+        if number == count:
+            return
+
+
+def _acceptances(text: RootedText, root: int, generator: torch.Generator) -> str:
+    found = acceptances(text.target_probs_TV[root], text.draft_probs_TV[root], generator)
+    return json.dumps([[*key, value] for key, value in found.items()])
 
 
 def _holds(path: Path, identity: str) -> bool:

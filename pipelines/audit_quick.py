@@ -1,68 +1,123 @@
 """`audit --quick`: does speculation pay on this machine, with which verifier and which tree? Two minutes, no training.
 
-A coarse latency profile and a few dozen labelled roots; the prediction is a ratio of sums, tokens over seconds. The
-winner among thousands of candidates is chosen on one half of the roots and judged on the other.
+A coarse latency profile, and some texts of the target's, labelled along their whole length. Replay (`selector.replay`)
+then says how fast every static tree would have written them: tokens over seconds, sums over sums. The winner among
+thousands of candidates is chosen on one half of the texts and judged on the other.
+
+Legend: X texts, R roots of all texts, S survivals, A actions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
 import torch
 from rich.table import Table
+from torch import Tensor
 
 from data_gen import latency
-from data_gen.audit import efficiencies
-from pipelines.audit import roots_of
+from data_gen.models import ModelPair
+from data_gen.verification import get_verifier
+from data_gen.verification.one_path import FirstPath
+from pipelines.audit import texts_of
 from pipelines.config import Config
 from pipelines.pair import load_pair
 from pipelines.stage import console, mlflow_run, progress
 from selector.actions import EMPTY, Action, ActionSpace
+from selector.latency import LatencyProfile
+from selector.replay import Layout, replay_static
+from selector.schema import InputError
 
 REPEATS = 4
 SHOWN = 5
+SPACE = ActionSpace.default()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A verifier with its best tree.
+
+    Attributes:
+        promise: tokens per second on the texts that the tree was chosen on.
+        speed, efficiency: tokens per second and per step on the others.
+    """
+
+    verifier: str
+    action: Action
+    promise: float
+    speed: float
+    efficiency: float
 
 
 def answer(config: Config) -> None:
     """Print the best verifiers and trees, and the verdict."""
     pair = load_pair(config)
+    verifiers, setting = config.audit.verifiers, config.sampling[0]
+    with mlflow_run(config, "audit-quick") as mlflow, progress() as bar:
+        task = bar.add_task("timing and labelling", total=REPEATS + config.audit.quick_texts, note="")
+        profile = _profile(config, pair, lambda: bar.advance(task))
+        survivals_VRS, layout = _labels(config, pair, lambda: bar.advance(task))
+        seconds = [profile.table(SPACE.actions, verifier, filtered=setting.top_p < 1)[1][0] for verifier in verifiers]
+        found = [best_tree(*each, layout) for each in zip(verifiers, survivals_VRS, seconds, strict=True)]
+        plain = 1 / min(float(seconds_A[SPACE.index(EMPTY)]) for seconds_A in seconds)
+        for candidate in found:
+            mlflow.log_metric(f"quick/{candidate.verifier}_over_autoregressive", candidate.speed / plain)
+    found.sort(key=lambda candidate: candidate.promise, reverse=True)
+    console.print(_table(f"{setting.build()}, {profile.device}; {len(layout.row_XN)} texts", found[:SHOWN], plain))
+    console.print(f"audit: {_verdict(found[0], plain)}")
+    # Further tables belong here; `profile`, `seconds`, `survivals_VRS` and `layout` are what they can be made from.
+
+
+def _profile(config: Config, pair: ModelPair, tick: Callable[[], None]) -> LatencyProfile:
+    """A coarse one, at a single context length: half-way through the texts."""
     name = latency.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
     lengths = (config.prompts.tokens + config.data.tokens // 2,)
     grid = latency.Grid(lengths, config.latency.widths, config.latency.nodes, REPEATS)
-    verifiers = config.audit.verifiers
-    setting = config.sampling[0]
-    space = ActionSpace.default()
-    with mlflow_run(config, "audit-quick") as mlflow, progress() as bar:
-        task = bar.add_task("timing and labelling", total=REPEATS + config.audit.quick_roots, note="")
-        profile = latency.measure(pair, grid, verifiers, name, lambda: bar.advance(task))
-        labels = []
-        for _, labeller, root, seed in roots_of(config, pair, setting, config.audit.quick_roots):
-            generator = torch.Generator(device=pair.device).manual_seed(seed)
-            labels.append(efficiencies(labeller, root.length, verifiers, generator)[0])
-            bar.advance(task)
-        tokens_RVA = torch.stack(labels)
-        seconds_VA = torch.stack([profile.table(space.actions, v, False)[1][0] for v in verifiers])
-        chosen_on, judged_on = tokens_RVA[::2].mean(0), tokens_RVA[1::2].mean(0)
-        plain = 1 / seconds_VA[:, space.index(EMPTY)].min()
-        speed_VA = chosen_on / seconds_VA
-        best_V = speed_VA.argmax(-1)
-        order = speed_VA.max(-1).values.argsort(descending=True).tolist()
-        gains = {verifiers[v]: float(judged_on[v, best_V[v]] / seconds_VA[v, best_V[v]] / plain) for v in order}
-        for verifier, gain in gains.items():
-            mlflow.log_metric(f"quick/{verifier}_over_autoregressive", gain)
-    table = Table(title=f"{setting.build()}, {name}; {config.audit.quick_roots} roots", title_justify="left")
+    return latency.measure(pair, grid, config.audit.verifiers, name, tick)
+
+
+def _labels(config: Config, pair: ModelPair, tick: Callable[[], None]) -> tuple[Tensor, Layout]:
+    """Survivals of all texts, [verifier, R, S], and where each text's roots stand among them.
+
+    Raises:
+        InputError: there are no two texts to choose on and to judge on.
+    """
+    labels = []
+    texts = texts_of(config, pair, config.sampling[0].build())
+    for _, text, generator in islice(texts, config.audit.quick_texts):
+        labels.append(text.survivals(config.audit.verifiers, generator))
+        tick()
+    if len(labels) < 2:
+        raise InputError(
+            f"audit: all texts but {len(labels)} end within {SPACE.depth} tokens: too few to choose and judge"
+        )
+    return torch.cat(labels, dim=1), Layout.of(torch.tensor([each.shape[1] for each in labels]))
+
+
+def best_tree(verifier: str, survivals_RS: Tensor, seconds_A: Tensor, layout: Layout) -> Candidate:
+    """The fastest static tree on every other text, and what it does on the texts between them."""
+    seconds_RA = seconds_A.expand(len(survivals_RS), -1)
+    tokens_XA, seconds_XA, steps_XA = replay_static(survivals_RS, seconds_RA, layout, SPACE)
+    promise_A = tokens_XA[::2].sum(0) / seconds_XA[::2].sum(0)
+    if isinstance(get_verifier(verifier), FirstPath):  # the other branches are never accepted, whatever noise says
+        promise_A = promise_A * torch.tensor([action.K == 1 for action in SPACE])
+    best = int(promise_A.argmax())
+    tokens, seconds, steps = (float(each_XA[1::2, best].sum()) for each_XA in (tokens_XA, seconds_XA, steps_XA))
+    return Candidate(verifier, SPACE.actions[best], float(promise_A[best]), tokens / seconds, tokens / steps)
+
+
+def _table(title: str, candidates: list[Candidate], plain: float) -> Table:
+    table = Table(title=title, title_justify="left")
     for column in ("verifier", "best tree", "block eff.", "predicted x autoregressive"):
         table.add_column(column, justify="left" if column == "verifier" else "right")
-    for v in order[:SHOWN]:
-        action = space.actions[int(best_V[v])]
-        efficiency = float(judged_on[v, best_V[v]])
-        table.add_row(verifiers[v], _shape(action), f"{efficiency:.2f}", f"{gains[verifiers[v]]:.2f}")
-    console.print(table)
-    first = order[0]
-    gain, action = gains[verifiers[first]], space.actions[int(best_V[first])]
-    if action != EMPTY and gain > 1:
-        console.print(f"audit: speculation pays: {gain:.2f}x with {verifiers[first]} on {_shape(action)}")
-    else:
-        console.print("audit: speculation does not pay here: decode without a draft")
+    for each in candidates:
+        table.add_row(each.verifier, str(tuple(each.action)), f"{each.efficiency:.2f}", f"{each.speed / plain:.2f}")
+    return table
 
 
-def _shape(action: Action) -> str:
-    return str(tuple(action))
+def _verdict(best: Candidate, plain: float) -> str:
+    if best.action == EMPTY or best.speed <= plain:
+        return "speculation does not pay here: decode without a draft"
+    return f"speculation pays: {best.speed / plain:.2f}x with {best.verifier} on {tuple(best.action)}"

@@ -16,7 +16,7 @@ import typer
 from selector.schema import InputError
 
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
-APART = ("audit", "bench", "labels", "studies")  # no part of the way to a selector
+APART = ("audit", "bench")  # no part of the way to a selector
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)  # full, or not for us to write to
 ALL = "demo"  # all stages, in order
 

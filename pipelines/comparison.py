@@ -1,7 +1,12 @@
-"""From decoded prompts to the numbers of an evaluation: ratios of sums, paired bootstrap over prompts."""
+"""From decoded prompts and replayed texts to the numbers of an evaluation.
+
+Wall-clock ratios are sums over sums with a 95% interval, by a bootstrap over sources; replayed ones carry one standard
+error, by the jackknife over sources. Neither holds the noise of a machine's clock.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,78 +21,97 @@ from pipelines.methods import (
     AUTOREGRESSIVE,
     BEST_BY_KIND,
     BEST_STATIC,
+    RULE,
     SELECTOR,
-    SYNTHETIC,
     WALL,
-    selector_of,
 )
 from pipelines.stage import console
-from pipelines.tuning import STATIC
+from selector.replay import Ratio
 
 # figures of the summary, and the methods that the selector's speed is divided by
-WALL_FIGURES = {
+FIGURES = {
     "ratio_vs_best_static_delayed": BEST_STATIC,
     "ratio_vs_best_static_by_kind": BEST_BY_KIND,
     "ratio_vs_static_traversal_wall": AT_ROOT,
+    "ratio_vs_rule": RULE,
     "ratio_vs_autoregressive": AUTOREGRESSIVE,
     "ratio_vs_assisted_generation": ASSISTED,
     "ratio_vs_assisted_generation_constant": ASSISTED_CONSTANT,
 }
-SYNTHETIC_FIGURES = {  # of each clock, and over all of them
-    "ratio_vs_static_traversal": AT_ROOT,
-    "ratio_vs_best_static_delayed": BEST_STATIC,
-    "ratio_vs_best_static_by_kind": BEST_BY_KIND,
-}
+APART = 2.0  # standard errors of both by which decoding and replay may differ
 Rows = list[dict[str, Any]]
 
 
-def evaluation(config: Config, rows: Rows) -> dict[str, Any]:
-    """The content of `evaluation.json`: `summary`; `methods` with one entry per clock, method and sampling setting; and
-    `ratios`, the summary's figures under each setting.
+def evaluation(config: Config, rows: Rows, replayed: Rows) -> dict[str, Any]:
+    """`summary`; `methods` with one entry per method and sampling setting; and what was replayed.
 
     The bootstrap resamples sources (files), whose prompts are not independent; one resample counts for all methods
-    and settings, which saw the same prompts. A figure of the summary is a mean over sampling settings, those of
-    synthetic machines also over the machines.
+    and settings, which saw the same prompts. A figure of the summary is a mean over sampling settings.
+
+    Args:
+        rows: of the journal.
+        replayed: one row per clock, setting and method: its speed over the best static tree's, `ratio` and `error`.
     """
     rng = np.random.default_rng(config.seed)
     sources = sorted({row["source"] for row in rows})
     resamples = rng.multinomial(len(sources), np.full(len(sources), 1 / len(sources)), config.evaluate.bootstrap)
     weights = np.vstack([np.ones(len(sources)), resamples])  # how often each source counts; first all of them once
-    entries: list[dict[str, Any]] = []
+    entries: Rows = []
+    by_setting: Rows = []
     ratios: dict[str, list[np.ndarray]] = {}
-    single: list[dict[str, Any]] = []
-    for clock in dict.fromkeys(row["clock"] for row in rows):
-        for setting in config.sampling:
-            by_method: dict[str, Rows] = {}
-            for row in rows:
-                if (row["clock"], row["temperature"], row["top_p"]) == (clock, setting.temperature, setting.top_p):
-                    by_method.setdefault(row["method"], []).append(row)
-            speeds = {name: _speed(mine, sources, weights) for name, mine in by_method.items()}
-            names = sorted(by_method, key=lambda name: (name == SELECTOR, name != AUTOREGRESSIVE, name))
-            entries += [_entry(name, by_method[name], speeds) for name in names]
-            found = {}
-            for figure, rival in (WALL_FIGURES if clock == WALL else SYNTHETIC_FIGURES).items():
-                if rival in speeds:
-                    found[figure] = speeds[SELECTOR] / speeds[rival]
-                    if clock != WALL:
-                        ratios.setdefault(f"{figure}_{SYNTHETIC}", []).append(found[figure])
-            for verifier in config.train.others:
-                static = speeds.get(f"{STATIC} {verifier}", speeds[BEST_STATIC])  # unless it is the best one
-                found[f"ratio_{verifier}_vs_its_static"] = speeds[selector_of(verifier)] / static
-            of_setting = {"clock": clock, "temperature": setting.temperature, "top_p": setting.top_p}
-            for figure, ratio in found.items():
-                ratios.setdefault(figure if clock == WALL else f"{figure}_{clock}", []).append(ratio)
-                single.append(
-                    {**of_setting, "figure": figure, "ratio": float(ratio[0]), "interval_95": _interval(ratio)}
-                )
+    for setting in config.sampling:
+        key = (setting.temperature, setting.top_p)
+        by_method: dict[str, Rows] = {}
+        for row in rows:
+            if (row["temperature"], row["top_p"]) == key:
+                by_method.setdefault(row["method"], []).append(row)
+        speeds = {name: _speed(mine, sources, weights) for name, mine in by_method.items()}
+        names = sorted(by_method, key=lambda name: (name == SELECTOR, name != AUTOREGRESSIVE, name))
+        own = {
+            row["method"]: row for row in replayed if (row["clock"], row["temperature"], row["top_p"]) == (WALL, *key)
+        }
+        entries += [_entry(name, by_method[name], speeds, own.get(name)) for name in names]
+        for figure, rival in FIGURES.items():
+            if rival in speeds:
+                ratios.setdefault(figure, []).append(speeds[SELECTOR] / speeds[rival])
+        wall = speeds[SELECTOR] / speeds[BEST_STATIC]
+        by_setting.append(
+            {
+                "temperature": key[0],
+                "top_p": key[1],
+                "replay_ratio": own[SELECTOR]["ratio"],
+                "replay_error": own[SELECTOR]["error"],
+                "wall_ratio": float(wall[0]),
+                "wall_interval_95": _interval(wall),
+            }
+        )
     summary: dict[str, Any] = {}
     for figure, values in ratios.items():
         mean = np.mean(values, axis=0)
         summary[figure] = float(mean[0])
         summary[f"{figure}_interval_95"] = _interval(mean)
-    mine = [row for row in rows if (row["method"], row["clock"]) == (SELECTOR, WALL)]
+    mine = [row for row in rows if row["method"] == SELECTOR]
     summary["selector_time_share"] = _total(mine, "select_seconds") / _total(mine, "step_seconds")
-    return {"summary": summary, "methods": entries, "ratios": single}
+    summary["by_setting"] = by_setting
+    return {"summary": summary, "methods": entries, "replayed": replayed, "disagreements": disagreements(entries)}
+
+
+def disagreements(entries: Rows) -> list[str]:
+    """Methods whose decoded and replayed ratios to the best static tree differ by more than their errors."""
+    found = []
+    for entry in entries:
+        if entry["replay_ratio"] is None:
+            continue
+        low, high = entry["ratio_interval_95"]
+        decoded = (high - low) / 3.92
+        apart = abs(entry["ratio_to_best_static"] - entry["replay_ratio"])
+        if apart > APART * math.hypot(decoded, entry["replay_error"]) and entry["method"] != BEST_STATIC:
+            setting = Sampling(entry["temperature"], entry["top_p"])
+            found.append(
+                f"{setting}, {entry['method']}: {entry['ratio_to_best_static']:.3f} decoded, "
+                f"{Ratio(entry['replay_ratio'], entry['replay_error'])} replayed"
+            )
+    return found
 
 
 def _total(rows: Rows, key: str) -> float:
@@ -107,14 +131,13 @@ def _interval(values: np.ndarray) -> list[float]:
     return [float(bound) for bound in np.percentile(values[1:], [2.5, 97.5])]
 
 
-def _entry(name: str, rows: Rows, speeds: dict[str, np.ndarray]) -> dict[str, Any]:
+def _entry(name: str, rows: Rows, speeds: dict[str, np.ndarray], replayed: dict[str, Any] | None) -> dict[str, Any]:
     actions: dict[str, int] = {}
     for row in rows:
         for action, times in row["actions"].items():
             actions[action] = actions.get(action, 0) + times
     ratio = speeds[name] / speeds[BEST_STATIC]
     return {
-        "clock": rows[0]["clock"],
         "method": name,
         "verifier": rows[0]["verifier"],
         "action": rows[0]["action"],
@@ -125,6 +148,9 @@ def _entry(name: str, rows: Rows, speeds: dict[str, np.ndarray]) -> dict[str, An
         "block_efficiency": _total(rows, "block_tokens") / _total(rows, "steps"),
         "ratio_to_best_static": float(ratio[0]),
         "ratio_interval_95": _interval(ratio),
+        "replay_ratio": None if replayed is None else replayed["ratio"],
+        "replay_error": None if replayed is None else replayed["error"],
+        "replay_block_efficiency": None if replayed is None else replayed["block_efficiency"],
         "is_best_static": name == BEST_STATIC,
         "tokens": int(_total(rows, "tokens")),
         "prompts": len(rows),
@@ -133,23 +159,24 @@ def _entry(name: str, rows: Rows, speeds: dict[str, np.ndarray]) -> dict[str, An
     }
 
 
-def show(evaluation: dict[str, Any]) -> None:
+def show(result: dict[str, Any]) -> None:
     """The tables of an evaluation on the terminal."""
-    for clock in dict.fromkeys(entry["clock"] for entry in evaluation["methods"]):
-        console.print(method_table(evaluation, clock))
-    console.print(summary_table(evaluation["summary"]))
+    console.print(method_table(result))
+    synthetic = [row for row in result["replayed"] if row["clock"] != WALL]
+    if synthetic:
+        console.print(synthetic_table(synthetic))
+    console.print(summary_table(result["summary"]))
+    for line in result["disagreements"]:
+        console.print(f"decoding and replay disagree: {line}", soft_wrap=True)
 
 
-def method_table(evaluation: dict[str, Any], clock: str = WALL) -> Table:
-    """Methods x sampling settings on one clock."""
-    time = "wall-clock" if clock == WALL else f"predicted time, synthetic {clock}"
-    table = Table(title=f"Held-out prompts, {time} (95% intervals over prompts)", title_justify="left")
-    for column in ("setting", "method", "tree", "block eff.", "tokens/s", "ratio to best static"):
+def method_table(result: dict[str, Any]) -> Table:
+    """Methods x sampling settings."""
+    table = Table(title="Held-out prompts decoded, and held-out texts replayed", title_justify="left")
+    for column in ("setting", "method", "tree", "block eff.", "tokens/s", "ratio to best static", "replayed"):
         table.add_column(column, justify="left" if column in ("setting", "method") else "right", no_wrap=True)
     last = None
-    for entry in evaluation["methods"]:
-        if entry["clock"] != clock:
-            continue
+    for entry in result["methods"]:
         setting = str(Sampling(entry["temperature"], entry["top_p"]))
         low, high = entry["interval_95"]
         ratio_low, ratio_high = entry["ratio_interval_95"]
@@ -162,9 +189,13 @@ def method_table(evaluation: dict[str, Any], clock: str = WALL) -> Table:
             f"{entry['block_efficiency']:.2f}",
             f"{entry['tokens_per_second']:.0f} [{low:.0f}, {high:.0f}]",
             f"{entry['ratio_to_best_static']:.3f} [{ratio_low:.3f}, {ratio_high:.3f}]",
+            "" if entry["replay_ratio"] is None else str(Ratio(entry["replay_ratio"], entry["replay_error"])),
         )
         last = setting
-    table.caption = "best static: of all verifiers, by the training data; ratios are to it"
+    table.caption = (
+        "best static: of all verifiers, by the training texts; ratios are to it. "
+        "In brackets 95% intervals over sources; ± one standard error over sources"
+    )
     return table
 
 
@@ -172,20 +203,35 @@ def _label(entry: dict[str, Any]) -> str:
     return f"{entry['method']} ({entry['verifier']})" if entry["method"] in (BEST_STATIC, SELECTOR) else entry["method"]
 
 
+def synthetic_table(rows: Rows) -> Table:
+    """What was replayed on other clocks."""
+    title = "Held-out texts replayed on synthetic clocks: speed over the best static tree (± one standard error)"
+    table = Table(title=title, title_justify="left")
+    for column in ("clock", "setting", "method", "tree", "ratio"):
+        table.add_column(column)
+    for row in rows:
+        tree = str(tuple(row["action"])) if row["action"] else ""
+        setting = str(Sampling(row["temperature"], row["top_p"]))
+        table.add_row(row["clock"], setting, row["method"], tree, str(Ratio(row["ratio"], row["error"])))
+    return table
+
+
 def summary_table(summary: dict[str, Any]) -> Table:
-    """What the selector's speed is to that of the others, over all sampling settings."""
+    """What the selector's speed is to that of the others, over all sampling settings, and by setting."""
     table = Table(title="The selector's speed, mean over sampling settings", title_justify="left")
     table.add_column("figure")
     table.add_column("ratio", justify="right")
     for figure, value in summary.items():
-        if figure.startswith("ratio") and not figure.endswith("interval_95"):
+        if f"{figure}_interval_95" in summary:
             low, high = summary[f"{figure}_interval_95"]
             table.add_row(figure, f"{value:.3f} [{low:.3f}, {high:.3f}]")
-    table.add_row("selector_time_share", f"{summary['selector_time_share']:.1%}")
-    if "oracle_ratio" in summary:
-        closed = summary["gap_closed"]
-        table.add_row("oracle_ratio (validation split, by the traces)", f"{summary['oracle_ratio']:.3f}")
+    for row in summary["by_setting"]:
+        low, high = row["wall_interval_95"]
+        replayed = Ratio(row["replay_ratio"], row["replay_error"])
+        setting = Sampling(row["temperature"], row["top_p"])
         table.add_row(
-            "gap_closed (validation split, by the traces)", "undefined" if closed is None else f"{closed:.0%}"
+            f"over the best static tree, {setting}",
+            f"{row['wall_ratio']:.3f} [{low:.3f}, {high:.3f}], replayed {replayed}",
         )
+    table.add_row("selector_time_share", f"{summary['selector_time_share']:.2%}")
     return table

@@ -14,10 +14,11 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from data_gen.sampling import Sampling
+from data_gen.text_labels import labelled_verifier
 from data_gen.verification import STYLES, VERIFIERS, get_verifier
-from pipelines.sections import Bench, Evaluate, Labels, Latency, RayEngine, Section, Studies
+from pipelines.sections import Bench, Evaluate, Latency, RayEngine, Section
 from selector.actions import Action, ActionSpace
-from selector.schema import JOINT, InputError
+from selector.schema import InputError
 
 
 class EmbeddedModel(Section):
@@ -114,33 +115,32 @@ ActionField = Annotated[tuple[int, int, int], Field(description="(K, L1, L2)")]
 
 
 class Data(Section):
-    """Trajectories and labelled roots."""
+    """Texts and the labels along them."""
 
-    roots: int = Field(1200, ge=8, description="labelled roots, over all splits and sampling settings")
-    roots_per_trajectory: int = Field(
-        8, ge=2, description="half are the decoder's own steps, half every `stride`-th token"
+    texts: int = Field(480, ge=8, description="texts for each sampling setting, over all splits")
+    tokens: int = Field(128, ge=4, description="labelled tokens per text; it is written 16 tokens longer")
+    stride: int = Field(2, ge=1, description="every so many-th position of a training text is learned from")
+    decoded: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="share of the training texts that speculative decoding writes; the target alone "
+        "writes the others, many at a time. What was accepted is compared with the labels",
     )
-    stride: int = Field(16, ge=1)
-    tokens: int = Field(64, ge=4, description="new tokens per trajectory")
-    samples: int = Field(2, ge=2, description="supertrees per root; even, so that labels can be cross-fitted")
-    together: int = Field(16, ge=1, description="supertrees drafted and passed at once: memory against passes")
+    log: Path | None = Field(None, description="an engine's texts instead: JSON lines with `prompt` and `completion`")
+    siblings: int = Field(1, ge=1, description="draws of the siblings of the text's tokens that labels average")
+    features: Literal["light", "full"] = Field(
+        "light", description="full: hidden states, too, for selectors of both kinds"
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads of labelling; null: as pair.threads")
-    trajectories_per_shard: int = Field(8, ge=1)
+    texts_per_shard: int = Field(16, ge=1, description="also how many texts the target writes at once")
     engine: Literal["local", "ray"] = "local"
     ray: RayEngine = RayEngine()
     behaviour: tuple[ActionField, ...] = Field(
         ((1, 4, 0), (1, 8, 0), (1, 12, 0), (2, 2, 4), (2, 4, 6), (3, 1, 5), (4, 0, 4), (4, 4, 4)),
         min_length=1,
-        description="actions that write the trajectories, one drawn at every step; blocks should be about as long as "
-        "those of what is deployed, whose steps else begin elsewhere",
+        description="actions of the texts that are decoded, one drawn at every step",
     )
-
-    @field_validator("samples")
-    @classmethod
-    def _even(cls, value: int) -> int:
-        if value % 2:
-            raise ValueError("must be even")
-        return value
 
     @field_validator("behaviour")
     @classmethod
@@ -154,58 +154,20 @@ class Data(Section):
         return [_action(value) for value in self.behaviour]
 
 
-NonNegative = Annotated[float, Field(ge=0)]
-
-
 class Train(Section):
     """The selector's training."""
 
-    verifier: str = Field(
-        "lifted_uniform", description="joint: for every tree the fastest of the bottom-up ones among `verifiers`"
-    )
-    others: tuple[str, ...] = Field(
-        (), description="verifiers that get a selector of their own, which `evaluate` compares with their static trees"
-    )
-    objectives: tuple[Literal["policy", "regressor"], ...] = Field(("policy", "regressor"), min_length=1)
-    width: int = Field(128, ge=4, description="each hidden-state block is projected to this width")
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field((512, 32), min_length=1)
-    trunk_hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (64, 32), min_length=1, description="of the network that decides at drafted tokens, between two draft passes"
-    )
-    dropout: float = Field(0.1, ge=0, lt=1)
-    trunk_dropout: float = Field(0.1, ge=0, lt=1)
-    learning_rate: float = Field(1e-3, gt=0)
-    weight_decay: float = Field(0.01, ge=0)
-    batch: int = Field(64, ge=2)
-    epochs: int = Field(60, ge=1)
-    patience: int = Field(12, ge=1, description="epochs without a better validation ratio (policy) or loss (regressor)")
-    error_powers: tuple[NonNegative, NonNegative] = Field(
-        (0.0, 2.0),
-        description="a regressor's labels weigh the inverse of this power of their standard errors, at the root, where "
-        "the error of a long tree counts in full, and along the trunk, where the next tokens decide",
-    )
-    confirm: int = Field(
-        64, ge=0, description="validation prompts to decode where traces promise that decisions pay; 0: take their word"
-    )
-    rejection_weight: float = Field(6.0, gt=0, description="of the stopping head's training; an acceptance weighs 1")
+    verifier: str = "lifted_uniform"
+    objectives: tuple[Literal["policy", "regressor"], ...] = Field(("regressor", "policy"), min_length=1)
+    width: int = Field(32, ge=4, description="each hidden state is projected to this width")
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field((64, 32), min_length=1)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    learning_rate: float = Field(3e-3, gt=0)
+    weight_decay: float = Field(0.02, ge=0)
+    batch: int = Field(256, ge=2)
+    epochs: int = Field(12, ge=1)
     worst_weight: float = Field(1.0, ge=0, description="lambda of DDTE eq. 12")
     worst_share: float = Field(0.05, gt=0, le=1, description="alpha of DDTE eq. 12")
-    devices: int = Field(1, ge=1, description="processes on the CPU, each with its part of every batch")
-    strategy: Literal["auto", "ddp_spawn", "ddp_fork"] = Field(
-        "auto", description="how Lightning starts them; auto: ddp_spawn where there are several"
-    )
-
-    @model_validator(mode="after")
-    def _confirm_has_an_error(self) -> Train:
-        if self.confirm == 1:
-            raise ValueError("confirm: one prompt has no standard error; at least 2, or 0")
-        return self
-
-    @model_validator(mode="after")
-    def _batches_divide(self) -> Train:
-        if self.batch % self.devices:
-            raise ValueError(f"batch {self.batch} is not a multiple of devices {self.devices}")
-        return self
 
 
 EIGHT_SETTINGS = (
@@ -240,7 +202,7 @@ class Audit(Section):
     topologies: tuple[Path, ...] = Field((), description="JSON files of child-rank paths, as sparse trees are written")
     acceptance_roots: int = Field(160, ge=0, description="roots at which the acceptance of every rule is computed")
     tree: ActionField = Field((4, 0, 8), description="the tree on which verifiers, styles and temperatures compare")
-    quick_roots: int = Field(48, ge=8, description="roots of `--quick`, of the first of the run's sampling settings")
+    quick_texts: int = Field(24, ge=4, description="texts of `--quick`, of the first of the run's sampling settings")
     bootstrap: int = Field(2000, ge=100)
 
     @field_validator("sampling")
@@ -291,8 +253,6 @@ class Config(Section):
     evaluate: Evaluate = Evaluate()
     audit: Audit = Audit()
     bench: Bench = Bench()
-    labels: Labels = Labels()
-    studies: Studies = Studies()
 
     @field_validator("sampling")
     @classmethod
@@ -301,30 +261,16 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _verifiers_exist(self) -> Config:
-        wanted = self.train.verifier
-        for key, name in [*(("verifiers", v) for v in self.verifiers), ("train.verifier", wanted)]:
-            if name not in VERIFIERS and (key, name) != ("train.verifier", JOINT):
-                raise ValueError(f"{key}: unknown verifier {name!r}; known are {', '.join(VERIFIERS)}")
-        own = [("train.verifier", wanted)] * (wanted != JOINT) + [("train.others", name) for name in self.train.others]
-        for key, name in own:
-            if name not in self.verifiers:
-                raise ValueError(f"{key}: {name!r} is not among verifiers {list(self.verifiers)}")
-        if len({wanted, *self.train.others}) <= len(self.train.others):
-            raise ValueError("train.others: a verifier is listed twice, or is train.verifier")
-        if not self.trained_verifiers:
-            raise ValueError(f"train.verifier: none of the verifiers {list(self.verifiers)} is bottom-up")
+        for name in self.verifiers:
+            if name not in VERIFIERS:
+                raise ValueError(f"verifiers: unknown verifier {name!r}; known are {', '.join(VERIFIERS)}")
+            try:
+                labelled_verifier(name)
+            except ValueError as error:
+                raise ValueError(f"verifiers: {error}") from error
+        if self.train.verifier not in self.verifiers:
+            raise ValueError(f"train.verifier: {self.train.verifier!r} is not among verifiers {list(self.verifiers)}")
         return self
-
-    @property
-    def trained_verifiers(self) -> tuple[str, ...]:
-        """Those that the selector is trained for.
-
-        `joint` leaves the choice to every tree, among bottom-up verifiers: these are lossless in exchange, though the
-        choice depends on what is drafted (`exchangeable`).
-        """
-        if self.train.verifier != JOINT:
-            return (self.train.verifier,)
-        return tuple(name for name in self.verifiers if VERIFIERS[name].on_a_chain == "block")
 
     @property
     def folder(self) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,16 @@ import torch
 from data_gen.models import ModelPair
 from pipelines.config import Config
 from pipelines.pair import load_pair
-from pipelines.units import Shard, Unit, make_shard
+from pipelines.units import Shard, Work, make_shard
 from selector.schema import InputError
-
-Work = dict[str, list[Unit]]
-Done = Callable[[int], None]
 
 START_SECONDS = 900  # for a worker to be placed and to load its pair
 
 
-def local(config: Config, pair: ModelPair, work: Work, done: Done) -> Iterator[tuple[str, Shard]]:
+def local(config: Config, pair: ModelPair, work: dict[str, Work]) -> Iterator[tuple[str, Shard]]:
     """One shard after another, in this process."""
     for name, todo in work.items():
-        yield name, make_shard(config, pair, todo, done)
+        yield name, make_shard(config, pair, todo)
 
 
 class Worker:
@@ -50,11 +47,11 @@ class Worker:
         if self.pair.fingerprint != fingerprint:
             raise InputError(f"the pair on {here} is another than the driver's")
 
-    def make(self, todo: list[Unit]) -> Shard:
+    def make(self, todo: Work) -> Shard:
         return make_shard(self.config, self.pair, todo)
 
 
-def ray(config: Config, fingerprint: str, work: Work, done: Done) -> Iterator[tuple[str, Shard]]:
+def ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Iterator[tuple[str, Shard]]:
     """Shards as they are finished, by one actor per device; what a lost actor held is given to another.
 
     Args:
@@ -81,7 +78,7 @@ def ray(config: Config, fingerprint: str, work: Work, done: Done) -> Iterator[tu
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(f"data.ray.address: {address}: {str(error).splitlines()[0]}") from error
     try:
-        yield from Pool(engine, config, fingerprint).shards(work, done)
+        yield from Pool(engine, config, fingerprint).shards(work)
     finally:
         engine.shutdown()
 
@@ -96,7 +93,7 @@ class Pool:
         self.arguments = config, fingerprint, str(Path.cwd()), torch.get_num_threads()
         self.pending: dict[Any, tuple[str | None, Any]] = {}  # by future: the shard (None: it starts) and the worker
 
-    def shards(self, work: Work, done: Done) -> Iterator[tuple[str, Shard]]:
+    def shards(self, work: dict[str, Work]) -> Iterator[tuple[str, Shard]]:
         waiting = deque(work)
         losses: Counter[str | None] = Counter()
         idle: list[Any] = []
@@ -121,7 +118,6 @@ class Pool:
                 continue
             idle.append(worker)
             if made is not None:
-                done(result.roots.num_rows)
                 yield made, result
 
     def _start(self) -> None:
@@ -150,7 +146,7 @@ def _lost(name: str | None, times: int, error: Exception) -> str:
     reason = str(error).strip().splitlines()[0]
     if name is None:
         return f"data.engine: a Ray worker could not be started, {times} times: {reason}"
-    return f"{name}: its worker was lost {times} times ({reason}); short of memory? data.together sets what it takes"
+    return f"{name}: its worker was lost {times} times ({reason}); short of memory? data.texts_per_shard sets what it takes"
 
 
 def devices(nodes: Sequence[dict[str, float]], config: Config) -> tuple[int, int]:

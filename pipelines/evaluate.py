@@ -1,6 +1,5 @@
-"""Stage `evaluate`: real decoding of held-out prompts, methods interleaved prompt by prompt.
-
-In wall-clock time, and in the time that latency profiles of other machines predict for the very steps decoded.
+"""Stage `evaluate`: held-out prompts decoded with every method, interleaved prompt by prompt, in wall-clock time; and
+held-out texts replayed, on this machine's clock and on those of synthetic profiles.
 """
 
 from __future__ import annotations
@@ -10,47 +9,65 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from data_gen.models import ModelPair
 from data_gen.prompts import Prompt, take_evenly
-from data_gen.trajectories import seed_of
+from data_gen.texts import seed_of
 from pipelines import comparison, losslessness
 from pipelines.assisted import Assistant, best_constant
 from pipelines.config import Config, SamplingSetting
-from pipelines.confirm import Trial
 from pipelines.export import build
 from pipelines.journal import Journal
 from pipelines.latency import load_profile
-from pipelines.methods import SELECTOR, SYNTHETIC, WALL, Method, Task, profile_methods, row_of, wall_methods
+from pipelines.methods import (
+    ASSISTED,
+    ASSISTED_CONSTANT,
+    AT_ROOT,
+    BEST_STATIC,
+    RULE,
+    SELECTOR,
+    SYNTHETIC,
+    WALL,
+    Assisted,
+    Method,
+    Rule,
+    Selecting,
+    Task,
+    row_of,
+    static_methods,
+)
 from pipelines.pair import load_pair
 from pipelines.prompts import encode, prompts_digest, prompts_of
 from pipelines.stage import Stage, mlflow_run, progress, read_json, write_json
-from pipelines.train import ceiling, chosen_checkpoint, chosen_modes, load_stopping, stopping_checkpoint, traces_module
-from pipelines.tuning import Tuning
-from selector.data import Roots, TracesModule, met_in_decoding, of_setting, setting_number
-from selector.runtime import LatencyProfile, Selector, gpu_like, load_selector
-from selector.schema import sha256
+from pipelines.traces import load_traces, settings_of, timed
+from pipelines.train import chosen_of, decision_digest, judge, load_module, load_result, statics
+from selector.data import Setting, Texts
+from selector.decision import Mode
+from selector.replay import ratio_of_speeds
+from selector.rules import AcceptanceRule
+from selector.runtime import LatencyProfile, Selector, gpu_like
+from selector.schema import SCALAR_NAMES
+from selector.tuning import sources
 
-FORMAT = 2  # of `evaluation.json`: `decisions`
+FORMAT = 3  # of `evaluation.json`
 GREEDY_PROMPTS = 20
 TUNING_PROMPTS = 3  # on which assisted generation's constant is tuned, for every sampling setting
-
-Key = tuple[float, float]  # temperature, top-p
+LONG_REPEAT = 8  # tokens
+OFTEN = 0.25  # share of a text's positions inside a long repeat that makes it one of the texts with repeats
 
 
 def plan(config: Config) -> list[str]:
-    own, at_root = len(config.train.others), "traversal" in config.verifiers
-    wall = len(config.verifiers) + own + 5 + at_root + 2 * config.evaluate.assisted
-    others = len(config.evaluate.gpu_like) * (3 + 2 * own + at_root)
+    methods = len(config.verifiers) + 5 + ("traversal" in config.verifiers) + 2 * config.evaluate.assisted
     return [
-        f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings x about {wall} methods on this "
-        f"machine's clock and {others} on synthetic ones, {config.evaluate.tokens} tokens each; on synthetic clocks, "
-        f"{config.train.confirm} validation prompts more wherever traces promise a gain"
+        f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings x up to {methods} methods, "
+        f"{config.evaluate.tokens} tokens each; all held-out texts replayed on {1 + len(config.evaluate.gpu_like)} clocks"
     ]
 
 
 def run(config: Config) -> None:
     output = config.folder / "evaluation.json"
-    result = read_json(config.folder / "training" / "result.json", "train")
+    result = load_result(config)
     pair = load_pair(config)
     profile = load_profile(config, pair)
     inputs = {
@@ -62,20 +79,20 @@ def run(config: Config) -> None:
         "seed": config.seed,
         "pair": pair.fingerprint,
         "latency": profile.to_json(),
-        "training": sha256(chosen_checkpoint(config, result)),
-        "decisions": sha256(config.folder / "training" / "result.json"),
-        "others": {name: sha256(chosen_checkpoint(config, result, name)) for name in config.train.others},
-        "stopping": sha256(stopping_checkpoint(config, result)),
+        **decision_digest(config, result),
     }
     stage = Stage("evaluate", config, inputs, (output,))
     if not stage.begin():
         comparison.show(read_json(output, "evaluate"))
         return
     prompts = prompts_of(config, "test", config.evaluate.prompts)
+    splits = load_traces(config, profile.pair)
     with tempfile.TemporaryDirectory() as temporary, mlflow_run(config, "evaluate") as mlflow:
-        profiles = clocks(config, pair, profile)
-        selectors = exported(config, pair, profiles, Path(temporary))
-        contenders = methods(config, pair, profiles, selectors)
+        selector = build(config, Path(temporary) / "selector", splits)
+        contenders = wall_methods(config, pair, profile, splits, result, selector)
+        replayed = replays(config, contenders, splits["test"], profile, WALL)
+        for clock, other in synthetic_clocks(config, pair).items():
+            replayed += replays(config, synthetic_methods(config, other, splits, result), splits["test"], other, clock)
         journal = Journal(config.folder / "evaluation.partial.jsonl", inputs)
         finished = {(row["prompt"], row["temperature"], row["top_p"]) for rows in journal.entries for row in rows}
         warm = False
@@ -92,8 +109,13 @@ def run(config: Config) -> None:
                     bar.advance(task)
         greedy = losslessness.greedy_check(pair, config, take_evenly(prompts, min(len(prompts), GREEDY_PROMPTS)))
         decoded = [row for rows in journal.entries for row in rows]
-        evaluation = {**comparison.evaluation(config, decoded), "decisions": decisions(selectors), "greedy": greedy}
-        evaluation["summary"] |= ceiling(chosen_modes(result))
+        evaluation = {
+            **comparison.evaluation(config, decoded, replayed),
+            "decisions": chosen_of(result)["modes"],
+            "repeats": repeats(config, contenders, splits["test"], profile),
+            "greedy": greedy,
+        }
+        evaluation["summary"] |= synthetic_summary(replayed)
         stage.replace()
         write_json(output, evaluation)
         mlflow.log_artifact(str(output))
@@ -104,92 +126,130 @@ def run(config: Config) -> None:
     journal.path.unlink()
 
 
-def clocks(config: Config, pair: ModelPair, profile: LatencyProfile) -> dict[str, LatencyProfile]:
-    """This machine's, and the synthetic ones."""
-    synthetic = {
+def wall_methods(
+    config: Config,
+    pair: ModelPair,
+    profile: LatencyProfile,
+    splits: dict[str, Texts],
+    result: dict[str, Any],
+    selector: Selector,
+) -> dict[Setting, list[Method]]:
+    """What is compared on this machine's clock, for each sampling setting."""
+    module = load_module(config, result["chosen"], result)
+    verifier = config.train.verifier
+    methods: dict[Setting, list[Method]] = {}
+    for setting, entry in zip(settings_of(config), chosen_of(result)["modes"], strict=True):
+        mode, train = Mode.of(entry), splits["train"].setting_of(setting)
+        own = static_methods(train, config.verifiers, profile)
+        rule = AcceptanceRule.tuned(timed(splits["train"], setting, verifier, profile), mode)
+        own.append(Rule(RULE, verifier, rule))
+        own.append(Selecting(SELECTOR, verifier, mode, module, selector.at(*setting)))
+        methods[setting] = own
+    for setting, constant in assistants(config, pair).items():
+        methods[setting] += [Assisted(ASSISTED, Assistant()), Assisted(ASSISTED_CONSTANT, constant)]
+    return methods
+
+
+def synthetic_clocks(config: Config, pair: ModelPair) -> dict[str, LatencyProfile]:
+    return {
         f"{SYNTHETIC}_1/{1 / share:g}": gpu_like(pair.fingerprint, config.verifiers, share)
         for share in config.evaluate.gpu_like
     }
-    return {WALL: profile, **synthetic}
 
 
-def exported(
-    config: Config, pair: ModelPair, profiles: dict[str, LatencyProfile], folder: Path
-) -> dict[str, dict[str, Selector]]:
-    """By clock and verifier, every selector as an engine would load it, tuned for the clock; the run's own first."""
-    trial = Trial(config, pair)
-    result: dict[str, dict[str, Selector]] = {}
-    for clock, profile in profiles.items():
-        result[clock] = {}
-        for verifier in (None, *config.train.others):
-            place = folder / clock.replace("/", "-") / (verifier or SELECTOR)
-            build(config, place, profile, verifier, trial)
-            result[clock][verifier or config.train.verifier] = load_selector(place)
-    return result
+def synthetic_methods(
+    config: Config, profile: LatencyProfile, splits: dict[str, Texts], result: dict[str, Any]
+) -> dict[Setting, list[Method]]:
+    """The same selector on another clock: static trees and prices of its own, and what pays there."""
+    module = load_module(config, result["chosen"], result)
+    verifier, settings = config.train.verifier, settings_of(config)
+    bases = statics(splits, settings, verifier, profile)
+    judged = judge(module, splits["validation"], bases, verifier, profile)
+    methods: dict[Setting, list[Method]] = {}
+    for setting, each in zip(settings, judged, strict=True):
+        own = static_methods(splits["train"].setting_of(setting), config.verifiers, profile)
+        mode = each.mode if each.pays and module.is_regressor else each.mode.static_only()
+        methods[setting] = [*own, Selecting(SELECTOR, verifier, mode, module)]
+    return methods
 
 
-def decisions(selectors: dict[str, dict[str, Selector]]) -> list[dict[str, Any]]:
-    """What each selector does on each clock under each setting.
-
-    `action` is the static tree. `ways` are all ways to decide that were weighed, the one taken first, with the speed
-    over the static tree that traces promise, and what decoding validation prompts gave where that was tried.
-    """
-    shown = ("temperature", "top_p", "action", "at_root", "on_trunk", "ways")
-    return [
-        {
-            "clock": clock,
-            "verifier": verifier,
-            "objective": selector.config["objective"],
-            **{key: mode[key] for key in shown},
-        }
-        for clock, own in selectors.items()
-        for verifier, selector in own.items()
-        for mode in selector.config["modes"]
-    ]
-
-
-def methods(
-    config: Config,
-    pair: ModelPair,
-    profiles: dict[str, LatencyProfile],
-    selectors: dict[str, dict[str, Selector]],
-) -> dict[Key, list[Method]]:
-    """What is compared, for each sampling setting."""
-    result: dict[Key, list[Method]] = {(s.temperature, s.top_p): [] for s in config.sampling}
-    tuned = {clock: tunings(config, own) for clock, own in profiles.items()}
-    constants = assistants(config, pair)
-    head = load_stopping(config)
-    for clock, own in profiles.items():
-        selector = selectors[clock][config.train.verifier]
-        others = {name: selectors[clock][name] for name in config.train.others}
-        for setting in config.sampling:
-            key, sampling = (setting.temperature, setting.top_p), setting.build()
-            tuning = tuned[clock][key]
-            result[key] += (
-                wall_methods(tuning, selector, others, head, sampling, config.verifiers, constants.get(key))
-                if clock == WALL
-                else profile_methods(clock, own, tuning, selector, others, sampling, config.verifiers)
+def replays(
+    config: Config, methods: dict[Setting, list[Method]], texts: Texts, profile: LatencyProfile, clock: str
+) -> list[dict[str, Any]]:
+    """Every method that can be replayed, on held-out texts: its speed over the best static tree's."""
+    rows = []
+    for setting, own in methods.items():
+        mine = texts.setting_of(setting)
+        found = {method.name: method.replay(mine, profile) for method in own}
+        base = found[BEST_STATIC]
+        assert base is not None
+        for method in own:
+            replayed = found[method.name]
+            if replayed is None:
+                continue
+            ratio = ratio_of_speeds(replayed, base, sources(mine))
+            rows.append(
+                {
+                    "clock": clock,
+                    "temperature": setting[0],
+                    "top_p": setting[1],
+                    "method": method.name,
+                    "verifier": method.verifier,
+                    "action": None if method.action is None else list(method.action),
+                    "ratio": ratio.value,
+                    "error": ratio.error,
+                    "tokens_per_second": replayed.speed,
+                    "block_efficiency": replayed.block_efficiency,
+                    "texts": len(mine),
+                }
             )
-    return result
+    return rows
 
 
-def tunings(config: Config, profile: LatencyProfile) -> dict[Key, Tuning]:
-    """Training data by sampling setting, with the times of a profile."""
-    modules = {verifier: traces_module(config, profile, verifier) for verifier in config.verifiers}
-    kinds = sorted({prompt.kind for prompt in prompts_of(config, "train")})
-    return {
-        (s.temperature, s.top_p): Tuning(
-            {name: _training_roots(m, s) for name, m in modules.items()}, kinds, profile.revise
-        )
-        for s in config.sampling
-    }
+def synthetic_summary(replayed: list[dict[str, Any]]) -> dict[str, float]:
+    """What the selector gains over Traversal's best tree at the root on synthetic clocks, mean over clocks and settings."""
+    found: dict[tuple, dict[str, float]] = {}
+    for row in replayed:
+        if row["clock"] != WALL:
+            key = row["clock"], row["temperature"], row["top_p"]
+            found.setdefault(key, {})[row["method"]] = row["tokens_per_second"]
+    ratios = [own[SELECTOR] / own[AT_ROOT] for own in found.values() if AT_ROOT in own]
+    return {"ratio_vs_static_traversal_gpu_like": sum(ratios) / len(ratios)} if ratios else {}
 
 
-def _training_roots(traces: TracesModule, setting: SamplingSetting) -> Roots:
-    return met_in_decoding(of_setting(traces.train, setting_number(setting.temperature, setting.top_p)))
+def repeats(
+    config: Config, methods: dict[Setting, list[Method]], texts: Texts, profile: LatencyProfile
+) -> list[dict[str, Any]]:
+    """The selector's gain on held-out texts with and without long repeats, by replay."""
+    rows = []
+    for setting, own in methods.items():
+        mine = texts.setting_of(setting)
+        inside_R = (mine.scalars_RF[:, SCALAR_NAMES.index("match")] >= LONG_REPEAT).double()
+        share_X = torch.zeros(len(mine), dtype=torch.float64).index_add_(0, mine.text_R, inside_R) / mine.size_X
+        by_name = {method.name: method for method in own}
+        for name, chosen_X in (("with", share_X >= OFTEN), ("without", share_X < OFTEN)):
+            part = mine.take(chosen_X.nonzero()[:, 0])
+            if len(part) == 0:
+                continue
+            selector, base = (by_name[each].replay(part, profile) for each in (SELECTOR, BEST_STATIC))
+            assert selector is not None and base is not None
+            ratio = ratio_of_speeds(selector, base, sources(part))
+            saved = float(selector.tokens_X.sum()) / base.speed - float(selector.seconds_X.sum())
+            rows.append(
+                {
+                    "temperature": setting[0],
+                    "top_p": setting[1],
+                    "texts": f"{name} long repeats",
+                    "count": len(part),
+                    "ratio": ratio.value,
+                    "error": ratio.error,
+                    "seconds_saved": saved,
+                }
+            )
+    return rows
 
 
-def assistants(config: Config, pair: ModelPair) -> dict[Key, Assistant]:
+def assistants(config: Config, pair: ModelPair) -> dict[Setting, Assistant]:
     """Assisted generation's best constant by sampling setting; none where the config leaves it out."""
     if not config.evaluate.assisted:
         return {}

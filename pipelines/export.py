@@ -8,27 +8,23 @@ from typing import Any
 import torch
 
 from pipelines.config import Config
-from pipelines.confirm import Trial
 from pipelines.latency import load_profile
 from pipelines.pair import pair_names
 from pipelines.registry import register
 from pipelines.stage import Stage, mlflow_run, provenance, read_json
-from pipelines.train import (
-    chosen_checkpoint,
-    fallback_action,
-    load_trained,
-    modes_of,
-    traces_module,
-)
-from selector.actions import ActionSpace
-from selector.data import Roots, of_setting, setting_number
+from pipelines.traces import load_traces, timed
+from pipelines.train import chosen_of, decision_digest, load_module, load_result
+from selector.actions import Action, ActionSpace
+from selector.data import Texts
+from selector.decision import Mode
 from selector.export import write_artefact
 from selector.module import SelectorModule
 from selector.runtime import LatencyProfile, Selector, load_selector
-from selector.schema import InputError, sha256
-from selector.tuned import LENGTH_AT
+from selector.schema import HIDDEN_STATES, SCALARS_KEY, InputError, sha256
+from selector.tuning import actions_of
 
-TIE = 1e-4  # tokens: both sum in another order
+TIE = 1e-3  # tokens: the two ways to choose sum in another order
+SPACE = ActionSpace.default()
 
 
 def plan(config: Config) -> list[str]:
@@ -37,13 +33,13 @@ def plan(config: Config) -> list[str]:
 
 def run(config: Config) -> None:
     folder = config.folder / "selector"
-    _, result = load_trained(config)
+    result = load_result(config)
     evaluation = config.folder / "evaluation.json"
+    profile = load_profile(config)
     inputs = {
-        "training": sha256(chosen_checkpoint(config, result)),
-        "decisions": sha256(config.folder / "training" / "result.json"),
+        **decision_digest(config, result),
         "evaluation": sha256(evaluation) if evaluation.exists() else None,
-        "latency": load_profile(config).to_json(),
+        "latency": profile.to_json(),
         "mlflow_model": config.mlflow_model,
     }
 
@@ -56,97 +52,63 @@ def run(config: Config) -> None:
         return
     with mlflow_run(config, "export") as mlflow:
         stage.replace()
-        selector = build(config, folder)
+        selector = build(config, folder, load_traces(config, profile.pair))
         mlflow.log_artifacts(str(folder), "selector")
         register(stage, mlflow, selector, "selector")
         mlflow.log_metric("export/actions_compared", selector.config["metrics"]["actions_compared"])
     compared = selector.config["metrics"]["actions_compared"]
-    stage.say(f"{folder}: its actions equal the trained module's on all {compared} validation roots")
+    stage.say(f"{folder}: its actions equal the trained module's at all {compared} roots of the validation texts")
     stage.finish()
 
 
-def build(
-    config: Config,
-    folder: Path,
-    profile: LatencyProfile | None = None,
-    verifier: str | None = None,
-    trial: Trial | None = None,
-) -> Selector:
-    """Write the artefact of the chosen module; InputError if it does not choose as the trained module does.
-
-    Args:
-        profile: of another machine, for which the same network is then tuned on the traces; the run's own if None.
-        verifier: one of `train.others`, whose own selector is meant.
-        trial: of decisions for another machine; one of its own, with the pair loaded, if None.
-    """
-    module, result = load_trained(config, verifier)
-    own = load_profile(config)
-    profile = profile or own
-    other = profile != own
-    traces = traces_module(config, profile, verifier)
-    if other:
-        module.fit_gain(traces.train)
-    chosen = result["objectives"][result["chosen"]]
+def build(config: Config, folder: Path, splits: dict[str, Texts]) -> Selector:
+    """Write the artefact of the chosen module; InputError if it does not choose as the trained module does."""
+    result, profile = load_result(config), load_profile(config)
+    module, chosen = load_module(config, result["chosen"], result), chosen_of(result)
     evaluation = config.folder / "evaluation.json"
     target, draft = pair_names(config)
+    texts = splits["validation"]
     facts: dict[str, Any] = {
         "pair": {"target": target, "draft": draft, "fingerprint": profile.pair},
         "run_id": chosen["run_id"],
-        "baselines": result["baselines"],
         "metrics": {
             **chosen["metrics"],
-            "actions_compared": len(traces.validation),
+            "actions_compared": int((~texts.first_R).sum()),
             "evaluation": read_json(evaluation, "evaluate")["summary"] if evaluation.exists() else None,
         },
         "provenance": provenance(config),
     }
+    modes = chosen["modes"]
 
     def check(selector: Selector) -> None:
-        differing = count_differing(module, selector, traces.validation)
+        differing = count_differing(config, module, selector, texts, profile)
         if differing:
-            raise InputError(f"{folder}: {differing} of {len(traces.validation)} actions are not the trained module's")
-        differing = count_differing_on_trunks(module, selector, traces.validation)
-        if differing:
-            raise InputError(f"{folder}: {differing} decisions along trunks are not the trained module's")
+            raise InputError(f"{folder}: {differing} of its actions are not the trained module's")
 
-    fallback = fallback_action(traces)
-    modes = modes_of(traces, (trial or Trial(config)).judged(module, traces)) if other else chosen["modes"]
-    modes = [as_exported(mode) for mode in modes]
-    return write_artefact(folder, module, traces.train, profile, traces.verifiers, fallback, modes, facts, check)
-
-
-def as_exported(mode: dict[str, Any]) -> dict[str, Any]:
-    """A mode of `modes_of` without the oracle; of every way to decide that was weighed, what it is worth."""
-    ways = [{key: way[key] for key in ("at_root", "on_trunk", "ratio", "error", "decoded")} for way in mode["ways"]]
-    return {**{key: value for key, value in mode.items() if key != "oracle"}, "ways": ways}
+    # one answer for a root without features, whatever the sampling setting: the median static tree
+    fallback = sorted((Action(*mode["action"]) for mode in modes), key=lambda action: action.nodes)[len(modes) // 2]
+    return write_artefact(folder, module, profile, config.train.verifier, fallback, modes, facts, check)
 
 
 @torch.no_grad()
-def count_differing(module: SelectorModule, selector: Selector, roots: Roots) -> int:
-    """Roots at which the exported selector and the trained module choose differently, asked one by one."""
+def count_differing(
+    config: Config, module: SelectorModule, selector: Selector, texts: Texts, profile: LatencyProfile
+) -> int:
+    """Roots at which the exported file, or its fast path, and the trained module choose differently; ties apart."""
     differing = 0
-    for row in range(len(roots)):
-        features = {name: value[row] for name, value in roots.features().items()}
-        trained = int(module.choices(roots.rows(slice(row, row + 1))))
-        differing += selector.select(features) != selector.actions[trained]
-    return differing
-
-
-@torch.no_grad()
-def count_differing_on_trunks(module: SelectorModule, selector: Selector, roots: Roots) -> int:
-    """Trunk tokens at which both decide differently, over all roots of the settings where trunks are decided."""
-    differing = 0
-    for mode in selector.modes:
-        if not mode.on_trunk:
-            continue
-        tuned, further = selector.at(mode.temperature, mode.top_p), list(mode.further)
-        mine = of_setting(roots, setting_number(mode.temperature, mode.top_p))
-        for t in range(mode.first, ActionSpace.default().decisions + 1):
-            gains_BSA, (hidden_BSTD, scalars_BSTF) = module.gains(mine, t), mine.along_trunks(slice(t, t + 1))
-            for row in range(len(mine)):
-                length = float(mine.scalars[row, LENGTH_AT])
-                scores_A = gains_BSA[row, 0, further] - tuned.costs_at(length)[t]
-                chosen = tuned.decide(hidden_BSTD[row, 0, 0], scalars_BSTF[row, 0, 0], t, length)
-                best = [a for a in range(len(further)) if float(scores_A.max() - scores_A[a]) < TIE]
-                differing += chosen not in {tuned.whole(t, a) for a in best}
+    for entry in selector.config["modes"]:
+        mode = Mode.of(entry)
+        mine = timed(texts, (mode.temperature, mode.top_p), config.train.verifier, profile)
+        rows = (~mine.texts.first_R).nonzero()[:, 0]
+        sees = module.hparams["sees"]
+        trained_R = actions_of(mine, module.scores(mine.texts), mode, mine.seconds(sees), not module.is_regressor)[rows]
+        scalars, hidden = mine.texts.features(rows, module.is_full)
+        features = {SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}
+        exported_R, scores_RA = selector.module(features)
+        fast = selector.at(mode.temperature, mode.top_p)
+        for row, (trained, exported) in enumerate(zip(trained_R.tolist(), exported_R.tolist(), strict=True)):
+            one = {name: values[row] for name, values in features.items()}
+            quick = SPACE.index(fast.select(one))
+            best = scores_RA[row].max() - TIE
+            differing += any(float(scores_RA[row, action]) < best for action in (trained, exported, quick))
     return differing

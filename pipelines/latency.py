@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,23 +11,23 @@ import torch
 from rich.table import Table as RichTable
 
 from data_gen import latency
-from data_gen.choosers import SelectorChooser
-from data_gen.decoding import Step
-from data_gen.drafting import Drawn
-from data_gen.features import Row, root_features
-from data_gen.models import CachedModel, ModelPair
+from data_gen.decoding import Decoder, Features, Step
+from data_gen.models import ModelPair
 from data_gen.prompts import Prompt
 from data_gen.sampling import Sampling
+from data_gen.verification import get_verifier
 from pipelines.config import Config
+from pipelines.data import hidden_widths
 from pipelines.pair import load_pair
 from pipelines.prompts import encode, prompts_digest, prompts_of
 from pipelines.stage import Stage, console, mlflow_run, progress, write_json
-from pipelines.units import Unit, decode, label
+from pipelines.units import PARTS, Work, make_shard
 from selector.actions import Action, ActionSpace
-from selector.export import untuned
+from selector.decision import Mode
+from selector.export import deployed
 from selector.module import SelectorModule
-from selector.runtime import HEAD, LatencyProfile, Mode, Selector, Tuned, decision_tables, torchscript
-from selector.schema import SCALAR_NAMES, InputError
+from selector.runtime import LatencyProfile, Selector, Tuned
+from selector.schema import FEATURES, FULL, HIDDEN_STATES, InputError
 
 FITTED = [
     *((1, 0, 0), (1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 8, 8)),
@@ -68,10 +67,10 @@ def run(config: Config) -> None:
         "pair": pair.fingerprint,
         "latency": config.latency.model_dump(mode="json"),
         "verifiers": list(config.verifiers),
-        "labelling": {"together": config.data.together, "threads": config.data.threads},
-        "selector": {"root": network_shape(config), "trunk": trunk_shape(config)},
+        "labelling": {"texts_per_shard": config.data.texts_per_shard, "threads": config.data.threads},
+        "selector": network_shape(config),
         "prompts": {"tokens": config.prompts.tokens, "texts": prompts_digest(config, "train")},
-        "checked": config.trained_verifiers[-1],
+        "checked": config.train.verifier,
     }
     stage = Stage("latency", config, depends, (profile_path(config),))
     if not stage.begin():
@@ -82,15 +81,15 @@ def run(config: Config) -> None:
     with mlflow_run(config, "latency") as mlflow, progress() as bar:
         task = bar.add_task("timing passes", total=grid.repeats, note="")
         profile = latency.measure(pair, grid, config.verifiers, device, lambda: bar.advance(task))
-        select, revise = selector_seconds(config, pair, profile)
-        profile = replace(profile, select=select, revise=revise)
-        profile = replace(profile, labelling=labelling_seconds(config, pair, texts[:3]))
+        profile = replace(profile, decide=dict.fromkeys(FEATURES, 0.0))
+        decide = {sees: decision_seconds(config, pair, profile, sees, prompts[0]) for sees in FEATURES}
+        profile = replace(profile, decide=decide, labelling=labelling_seconds(config, pair, texts))
         actions = [Action(*shape) for shape in FITTED + CHECKED]
         steps = latency.real_steps(pair, config.verifiers, actions, prompts, REAL_TOKENS)
         if len(steps) < len(actions) * len(config.verifiers):
             raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
         profile = latency.fitted(profile, {key: taken for key, taken in steps.items() if key[1] in FITTED})
-        checked = config.trained_verifiers[-1]
+        checked = config.train.verifier
         rows = check(profile, checked, {action: steps[checked, action] for action in actions if action in CHECKED})
         stage.replace()
         write_json(profile_path(config), {**profile.to_json(), "check": rows})
@@ -122,8 +121,7 @@ def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> RichTable:
     table = RichTable(
         title=f"Step times on {profile.device}\ndraft pass {1e3 * draft:.2f} ms, target pass {1e3 * target:.2f} ms "
         f"(1/{target / draft:.1f});\n"
-        f"the selector {1e3 * profile.select:.2f} ms at a root, {1e3 * profile.revise:.2f} ms at a drafted token "
-        f"({profile.revise / draft:.0%} of a draft pass)",
+        f"a decision {', '.join(f'{1e3 * seconds:.3f} ms ({sees})' for sees, seconds in profile.decide.items())}",
         title_justify="left",
     )
     for column in ("action", "predicted ms", "measured ms", "ratio"):
@@ -135,88 +133,66 @@ def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> RichTable:
 
 
 def labelling_seconds(config: Config, pair: ModelPair, prompts: list[Prompt]) -> dict[str, float]:
-    """`LatencyProfile.labelling`, from trajectories of the prompts as the data stage makes them."""
+    """`LatencyProfile.labelling`, from a few texts made as the data stage makes them."""
     sampling = config.sampling[0].build()
-    todo = [Unit(prompt, sampling, config.verifiers[0]) for prompt in prompts]
-    seconds = dict.fromkeys(("token", "draft", "target", "labels"), 0.0)
-    tokens = roots = 0
-    for number, unit in enumerate(todo[:1] + todo):  # the first one warms up
-        start = time.perf_counter()
-        decoded, prompt = decode(config, pair, unit)
-        decoding = time.perf_counter() - start
-        rows, labelling = label(config, pair, unit, prompt, decoded)
-        if number > 0:
-            tokens, roots = tokens + len(decoded.tokens), roots + len(rows)
-            seconds["token"] += decoding
-            for part, spent in labelling.items():
-                seconds[part] += spent
-    per_supertree = max(1, roots * config.data.samples)
-    return {part: spent / (tokens if part == "token" else per_supertree) for part, spent in seconds.items()}
+    chosen = tuple((prompt, 0) for prompt in prompts)
+    few = {"decoded": chosen[:2], "written": chosen[: config.data.texts_per_shard]}
+    unlogged = config.model_copy(update={"data": config.data.model_copy(update={"log": None})})
+    spent = dict.fromkeys(PARTS, 0.0)
+    tokens, roots = dict.fromkeys(few, 0), 0
+    for part, texts in few.items():
+        shard = make_shard(unlogged, pair, Work("train", sampling, texts, decoded=part == "decoded"))
+        for name, seconds in shard.seconds.items():
+            spent[name] += seconds
+        rows = shard.table.to_pydict()
+        tokens[part] = sum(len(own) - start for own, start in zip(rows["tokens"], rows["start"], strict=True))
+        roots += sum(rows["roots"])
+    return {
+        "token": spent["written"] / tokens["written"],
+        "decoded": spent["decoded"] / tokens["decoded"],
+        "root": spent["labelled"] / max(1, roots),
+    }
 
 
-@torch.inference_mode()
-def selector_seconds(
-    config: Config, pair: ModelPair, profile: LatencyProfile, repeats: int = 50
-) -> tuple[float, float]:
-    """Median times of an exported selector's decisions, features included: `select` at a root after a target pass,
-    `revise` at a drafted token after a draft pass.
+class _Timed:
+    """A selector that is asked, and a tree that is drafted whatever it says."""
 
-    Its weights do not matter for that, so it need not be trained.
+    def __init__(self, tuned: Tuned, action: Action) -> None:
+        self.tuned, self.action, self.sees = tuned, action, tuned.sees
+
+    def select(self, features: Features | None) -> Action:
+        self.tuned.select(features)
+        return self.action
+
+
+def decision_seconds(config: Config, pair: ModelPair, profile: LatencyProfile, sees: str, prompt: list[int]) -> float:
+    """Median time of a decision in real decoding, features included.
+
+    The weights of the network do not matter for that, so it is not trained. Chains may be chosen, as on most machines.
     """
-    widths = [pair.target.config.hidden_size, *[pair.draft.config.hidden_size] * 2]
-    actions = ActionSpace.default().actions
-    module = SelectorModule(
-        objective="regressor",
-        hidden_widths=widths,
-        actions=len(actions),
-        network=network_shape(config),
-        trunk=trunk_shape(config),
-        learning_rate=1.0,
-        weight_decay=0.0,
-        epochs=1,
-        worst_weight=0.0,
-        worst_share=1.0,
-        verifiers=len(config.trained_verifiers),
-    )
-    chains = tuple(ActionSpace.default().index(ActionSpace.default().chain(length)) for length in range(17))
-    mode = Mode(
-        1.0, 1.0, Action(1, 4, 0), at_root=True, on_trunk=True, gain=1 / profile.target.at(100, 1), further=chains
-    )
-    tables = decision_tables(profile, [mode], config.trained_verifiers, regressor=True)
-    with torchscript():
-        calibration = torch.zeros(0, len(tables.option_SA[0])), torch.zeros(0, len(SCALAR_NAMES)), torch.zeros(0)
-        scripted = torch.jit.script(untuned(module.eval(), tables, calibration))
-        head = tuple(dict(scripted.named_buffers())[name] for name in HEAD)
-        scripted = torch.jit.freeze(scripted, preserved_attrs=["efficiency", "further"])
-    facts = {"actions": actions, "verifier": "", "verifiers": config.trained_verifiers, "fallback": (1, 4, 0)}
-    tuned = Tuned(Selector(scripted, head, facts, profile, [mode]), mode)
-    chooser = SelectorChooser(tuned, Sampling())
-    chooser.revise(Drawn(0, -1, torch.ones(1), torch.zeros(widths[-1])), 100)
-    probs_V = torch.rand(pair.draft.get_output_embeddings().weight.shape[0], device=pair.device).double().softmax(-1)
-    probs_V = probs_V.float()
-    target, draft = (Row(probs_V, torch.randn(width, device=pair.device)) for width in widths[:2])
-    contexts = {"select": CachedModel(pair.target), "revise": CachedModel(pair.draft)}
-    seconds: dict[str, list[float]] = {name: [] for name in contexts}
-    for _ in range(repeats):
-        for name, context in contexts.items():
-            context.extend([0])
-            context.keep([])
-            if pair.device.type == "cuda":
-                torch.cuda.synchronize(pair.device)
-            start = time.perf_counter()
-            if name == "select":
-                chooser.select(root_features(target, draft, draft, 100, Sampling(), profile))
-            else:
-                chooser.revise(Drawn(1, 5, probs_V, draft.hidden_D), 100)
-            seconds[name].append(time.perf_counter() - start)
-    return statistics.median(seconds["select"]), statistics.median(seconds["revise"])
+    space = ActionSpace.default()
+    widths = hidden_widths(config) if sees == FULL else []
+    module = SelectorModule("regressor", sees, widths, network_shape(config), 1.0, 0.0).eval()
+    chains = tuple(space.index(space.chain(length)) for length in range(space.depth + 1))
+    mode = Mode(1.0, 1.0, space.chain(4), decides=True, speed=100.0, allowed=chains)
+    facts = {
+        "actions": space.actions,
+        "verifier": config.train.verifier,
+        "sees": sees,
+        "objective": "regressor",
+        "fallback": (1, 4, 0),
+        "features": {"hidden_states": dict(zip(HIDDEN_STATES, widths, strict=False))},
+    }
+    made = deployed(module, profile, [mode], config.train.verifier)
+    chooser = _Timed(Tuned(Selector(made, facts, profile, [mode]), mode), space.chain(6))
+    decoder = Decoder(pair, Sampling(), get_verifier(config.train.verifier), chooser)
+    generator = torch.Generator(device=pair.device).manual_seed(0)
+    steps = [step for _ in range(3) for step in decoder.decode(prompt, config.data.tokens, generator).steps[2:]]
+    if not steps:
+        raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
+    return statistics.median(step.seconds["select"] for step in steps)
 
 
 def network_shape(config: Config) -> dict[str, Any]:
-    """Keyword arguments of `SelectorNetwork`."""
+    """Keyword arguments of `RootNetwork`."""
     return {"width": config.train.width, "hidden": list(config.train.hidden), "dropout": config.train.dropout}
-
-
-def trunk_shape(config: Config) -> dict[str, Any]:
-    """Keyword arguments of `TrunkNetwork`."""
-    return {"hidden": list(config.train.trunk_hidden), "dropout": config.train.trunk_dropout}

@@ -15,10 +15,11 @@ import torch
 from matplotlib.figure import Figure
 
 from data_gen.sampling import Sampling
-from pipelines.methods import SELECTOR, WALL
+from pipelines.methods import SELECTOR
 from selector.actions import Action, ActionSpace
-from selector.data import Roots
+from selector.data import Timed
 from selector.module import SelectorModule
+from selector.tuning import StaticTable
 
 
 def _png(figure: Figure) -> str:
@@ -34,7 +35,7 @@ def _setting(entry: dict[str, Any]) -> str:
 
 def throughput(evaluation: dict[str, Any]) -> str:
     """Tokens per second by method with 95% intervals, one panel per sampling setting."""
-    measured = [entry for entry in evaluation["methods"] if entry["clock"] == WALL]
+    measured = evaluation["methods"]
     settings = list(dict.fromkeys(map(_setting, measured)))
     columns = min(4, len(settings))
     lines = -(-len(settings) // columns)
@@ -53,11 +54,12 @@ def throughput(evaluation: dict[str, Any]) -> str:
     return _png(figure)
 
 
-def efficiency_by_tree(roots: Roots) -> str:
-    """Mean block efficiency over (L1, L2), one panel per K, the best tokens per second marked."""
+def efficiency_by_tree(timed: Timed) -> str:
+    """Tokens per step of every static tree over (L1, L2), one panel per K, the fastest one marked."""
     space = ActionSpace.default()
-    mean_A = roots.efficiencies(roots.mean_BA)
-    best = space.actions[roots.best_static()[0]]
+    table = StaticTable.of(timed)
+    mean_A = table.efficiencies()
+    best = space.actions[table.best()]
     figure, axes = plt.subplots(1, space.max_K, figsize=(3.4 * space.max_K, 3.4), sharey=True)
     for K, axis in enumerate(axes, 1):
         grid = np.full((space.max_L1 + 1, space.max_L2 + 1), np.nan)
@@ -70,32 +72,29 @@ def efficiency_by_tree(roots: Roots) -> str:
             axis.plot(best.L2, best.L1, "r*", markersize=14)
     axes[0].set_ylabel("L1")
     figure.colorbar(image, ax=axes, label="E[tau + 1]", shrink=0.8)
-    figure.suptitle(f"star: most tokens per second here, {best}")
+    figure.suptitle(f"{Sampling(*timed.setting)}; star: most tokens per second here, {best}")
     return _png(figure)
 
 
 @torch.no_grad()
-def calibration(module: SelectorModule, roots: Roots, actions: tuple[Action, ...], verifier: str) -> str:
-    """Block efficiency of the chosen action: predicted (regressor) or labelled (policy) against one realised draw."""
-    chosen_B1 = module.choices(roots).unsqueeze(-1)
-    predicted = module.outputs(roots) if module.predicts_efficiency else roots.mean_BA
-    x = predicted.gather(-1, chosen_B1)[:, 0].double().numpy()
-    y = roots.realised_BA.gather(-1, chosen_B1)[:, 0].double().numpy()
-    order = np.argsort(x)
-    groups = np.array_split(order, min(8, len(order)))
+def calibration(module: SelectorModule, timed: Timed, action: Action = Action(1, 8, 0)) -> str:
+    """Block efficiency of one tree, predicted against labelled, in ten groups of roots by prediction."""
+    space, rows = ActionSpace.default(), (~timed.texts.first_R).nonzero()[:, 0]
+    at = space.index(action)
+    x = module.scores(timed.texts, rows)[:, at].double().numpy()
+    y = space.efficiencies(timed.survivals_RS[rows])[:, at].double().numpy()
+    groups = np.array_split(np.argsort(x), min(10, len(x)))
     figure, axis = plt.subplots(figsize=(4.5, 4))
-    error = [y[g].std() / max(1, len(g)) ** 0.5 for g in groups]
-    axis.errorbar([x[g].mean() for g in groups], [y[g].mean() for g in groups], yerr=np.array(error) * 1.96, fmt="o")
+    axis.plot([x[g].mean() for g in groups], [y[g].mean() for g in groups], "o")
     top = max(x.max(), max(y[g].mean() for g in groups)) + 0.5
     axis.plot([1, top], [1, top], "k--", linewidth=1)
-    kind = "predicted" if module.predicts_efficiency else "labelled"
-    axis.set(xlabel=f"{kind} E[tau + 1] of the chosen tree", ylabel="realised tau + 1", title=f"validation, {verifier}")
+    axis.set(xlabel=f"predicted E[tau + 1] of {action}", ylabel="labelled", title=str(Sampling(*timed.setting)))
     return _png(figure)
 
 
 def chosen_actions(evaluation: dict[str, Any], most: int = 15) -> str:
     """Share of the decoding steps in which the selector chose each action."""
-    entries = [e for e in evaluation["methods"] if (e["method"], e["clock"]) == (SELECTOR, WALL)]
+    entries = [e for e in evaluation["methods"] if e["method"] == SELECTOR]
     totals: dict[str, int] = {}
     for entry in entries:
         for action, times in entry["actions"].items():

@@ -12,8 +12,8 @@ from pipelines.config import Config
 from pipelines.data import realised
 from pipelines.latency import load_profile
 from pipelines.stage import Stage, mlflow_run, provenance, read_json
-from pipelines.train import load_trained, traces_module
-from selector.data import met_in_decoding
+from pipelines.traces import load_traces, settings_of, timed, traces_folder
+from pipelines.train import chosen_of, load_module, load_result
 from selector.schema import read_manifest, sha256
 
 
@@ -25,19 +25,19 @@ def run(config: Config) -> None:
     output = config.folder / "report.html"
     evaluation = read_json(config.folder / "evaluation.json", "evaluate")
     artefact = config.folder / "selector" / "config.json"
-    steps_manifest = read_manifest(config.folder / "steps")
+    manifest = read_manifest(traces_folder(config))
     depends = {
         "evaluation": sha256(config.folder / "evaluation.json"),
         "latency": sha256(config.folder / "latency.json"),
         "artefact": sha256(artefact) if artefact.exists() else None,
-        "steps": {name: shard["sha256"] for name, shard in steps_manifest["shards"].items()},
+        "traces": {name: shard["sha256"] for name, shard in manifest["shards"].items()},
     }
     stage = Stage("report", config, depends, (output,))
     if not stage.begin():
         _say_where(stage, output, artefact)
         return
     realised_rows = realised(config)
-    _, training = load_trained(config)
+    training = load_result(config)
     with mlflow_run(config, "report") as mlflow:
         stage.replace()
         partial = output.with_name("report.html.tmp")
@@ -45,7 +45,7 @@ def run(config: Config) -> None:
         partial.replace(output)
         mlflow.log_artifact(str(output))
         # the training run has the parameters and the curves: the report belongs beside them too
-        mlflow.MlflowClient().log_artifact(training["objectives"][training["chosen"]]["run_id"], str(output))
+        mlflow.MlflowClient().log_artifact(chosen_of(training)["run_id"], str(output))
         for row in realised_rows:
             mlflow.log_metric(f"realised/z/{row['verifier']}", row["z"])
     stage.finish()
@@ -61,30 +61,43 @@ def _say_where(stage: Stage, output: Path, artefact: Path) -> None:
 def page(config: Config, evaluation: dict[str, Any], realised_rows: list[dict[str, Any]]) -> str:
     """The report as one self-contained page."""
     profile = load_profile(config)
-    traces = traces_module(config, profile)
-    module, training = load_trained(config)
+    training = load_result(config)
+    module = load_module(config, training["chosen"], training)
+    splits, verifier = load_traces(config, profile.pair), config.train.verifier
+    train, validation = (
+        [timed(splits[split], setting, verifier, profile) for setting in settings_of(config)]
+        for split in ("train", "validation")
+    )
     check = read_json(config.folder / "latency.json", "latency")["check"]
     manifest = config.folder / "pair" / "manifest.json"
     pair = json.loads(manifest.read_text()) if manifest.exists() else {}
     sections = [
-        ("Summary", _table([{"figure": key, "value": value} for key, value in evaluation["summary"].items()])),
-        ("Throughput on held-out prompts", _image(plots.throughput(evaluation)) + _table(_method_rows(evaluation))),
+        ("Summary", _table(_summary_rows(evaluation["summary"])) + _table(evaluation["summary"]["by_setting"])),
         (
-            f"Block efficiency by tree ({config.train.verifier}, training traces)",
-            _image(plots.efficiency_by_tree(met_in_decoding(traces.train))),
+            "Held-out prompts decoded, held-out texts replayed",
+            _image(plots.throughput(evaluation))
+            + _table(_method_rows(evaluation))
+            + "".join(f"<p>Decoding and replay disagree: {html.escape(x)}.</p>" for x in evaluation["disagreements"]),
+        ),
+        ("Texts with and without long repeats", _table(evaluation["repeats"])),
+        (
+            f"Block efficiency by tree ({verifier}, training texts replayed)",
+            "".join(_image(plots.efficiency_by_tree(each)) for each in train),
         ),
         (
-            "Predicted against realised block efficiency",
-            "<p>Decoding steps of the data stage: the law's expectation against what was drawn; |z| above 4 would "
-            "mean that the labels do not describe the decoder.</p>"
-            + _table(realised_rows)
-            + _image(plots.calibration(module, traces.validation, traces.space.actions, config.train.verifier)),
+            "Labels against decoding",
+            "<p>Decoding steps of the data stage: accepted lengths, and what the labels say of the same steps; |z| above "
+            "4 would mean that the labels do not describe the decoder.</p>" + _table(realised_rows),
+        ),
+        (
+            "Predicted against labelled block efficiency",
+            "".join(_image(plots.calibration(module, each)) for each in validation) if module.is_regressor else "",
         ),
         ("Greedy decoding", f"<p>{html.escape(losslessness.summary(evaluation['greedy']))}.</p>"),
         ("How often each action is chosen", _image(plots.chosen_actions(evaluation))),
         (
             "Training",
-            _table([{"objective": name, **result["metrics"]} for name, result in training["objectives"].items()])
+            _table([{"selector": name, **found["metrics"]} for name, found in training["selectors"].items()])
             + f"<p>Kept: {html.escape(training['chosen'])}.</p>",
         ),
         (
@@ -114,6 +127,8 @@ def _image(png: str) -> str:
 
 def _table(rows: list[dict[str, Any]]) -> str:
     """Rows of equal keys as an HTML table."""
+    if not rows:
+        return ""
     head = "".join(f"<th>{html.escape(str(key))}</th>" for key in rows[0])
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(_cell(value))}</td>" for value in row.values()) + "</tr>" for row in rows
@@ -129,9 +144,12 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
+def _summary_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"figure": key, "value": value} for key, value in summary.items() if key != "by_setting"]
+
+
 def _method_rows(evaluation: dict[str, Any]) -> list[dict[str, Any]]:
     columns = (
-        "clock",
         "temperature",
         "top_p",
         "method",
@@ -141,6 +159,8 @@ def _method_rows(evaluation: dict[str, Any]) -> list[dict[str, Any]]:
         "interval_95",
         "ratio_to_best_static",
         "ratio_interval_95",
+        "replay_ratio",
+        "replay_error",
         "tokens",
         "prompts",
     )

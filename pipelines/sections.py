@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -61,35 +61,3 @@ class Bench(Section):
 
     vocabularies: tuple[Annotated[int, Field(ge=16)], ...] = Field((2048, 151936), min_length=1)
     repeats: int = Field(40, ge=2)
-
-
-class Labels(Section):
-    """How good labels are, and what they cost: the supertree against a tree per action."""
-
-    roots: int = Field(12, ge=2, description="roots of as many trajectories, labelled both ways")
-    samples: int = Field(4, ge=2, description="trees per action of the straightforward procedure; DDTE draws 4")
-    pool: int = Field(64, ge=16, description="supertrees at each of the roots, from which errors are estimated")
-    vocabularies: tuple[Annotated[int, Field(ge=16)], ...] = Field((2048, 151936), min_length=1)
-
-
-class Studies(Section):
-    """Variants of the regressor, trained on the run's traces and compared; an empty list leaves a group out."""
-
-    features: tuple[Literal["target", "draft", "divergences", "context", "trunk"], ...] = Field(
-        ("target", "draft", "divergences", "context", "trunk"),
-        description="left out one at a time: at the root the target's state, the draft's two, entropies and "
-        "divergences, or length, temperature and top-p; or the draft's state along the trunk",
-    )
-    widths: tuple[Annotated[float, Field(gt=0)], ...] = Field(
-        (0.25, 0.5, 2.0), description="multiples of train.width, train.hidden and train.trunk_hidden"
-    )
-    shares: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
-        (0.125, 0.25, 0.5), description="of the training prompts, the smaller ones parts of the larger"
-    )
-    half_samples: bool = Field(True, description="labels from the first half of a root's supertrees")
-    kinds: bool = Field(True, description="trained on the other kinds of prompts, each kind in turn")
-    temperatures: bool = Field(True, description="trained on the other temperatures, each temperature in turn")
-    policy: bool = Field(True, description="the policy beside the regressor")
-    gpu_like: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
-        (0.2, 0.05), description="synthetic profiles, as in evaluate.gpu_like: what a policy's training ties it to"
-    )

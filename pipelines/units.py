@@ -1,14 +1,13 @@
-"""The work of the `data` stage, in units that depend on nothing but the config and the pair.
+"""The work of the `data` stage, in shards that depend on nothing but the config, the pair and the prompts.
 
-A unit is one trajectory; a shard holds several. What a shard holds follows from its own prompts and seeds, so that any
-worker can make it, in any order.
+What a shard holds follows from its own texts and seeds, so that any worker can make it, in any order.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,149 +16,255 @@ import pyarrow as pa
 import torch
 
 from data_gen import traces
-from data_gen.decoding import Decoded, Decoder, Random, Step
+from data_gen.decoding import Decoder, Random
+from data_gen.features import TextKnowledge
 from data_gen.models import ModelPair
-from data_gen.prompts import Prompt
+from data_gen.prompts import Prompt, split_of
 from data_gen.sampling import Sampling
-from data_gen.trajectories import Root, TrajectoryLabeller, choose_roots, seed_of
+from data_gen.text_labels import TextLabeller
+from data_gen.texts import (
+    ImpossibleToken,
+    LoggedText,
+    Plausibility,
+    Text,
+    finished,
+    next_tokens,
+    read_log,
+    rows_along,
+    seed_of,
+    written_by_target,
+)
 from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.prompts import encode, prompts_of
 from selector.actions import ActionSpace
-from selector.schema import InputError
+from selector.data import SPLITS
+from selector.schema import FULL, HIDDEN_STATES, InputError, survival_column
 
-PARTS = ("draft", "target", "labels", "writing", "rest")  # of the time that a run takes
+DEPTH = ActionSpace.default().depth
+PARTS = ("written", "decoded", "labelled", "writing")  # of the time that a run takes
 
 
 @dataclass(frozen=True)
-class Unit:
-    """One trajectory: a prompt under one sampling setting, decoded with one verifier."""
+class Work:
+    """A shard to make: texts of one split under one sampling setting.
 
-    prompt: Prompt
+    Attributes:
+        prompts: with the number of each one's text, where a prompt is continued several times.
+        decoded: whether speculative decoding writes the texts.
+        logged: the texts, where an engine wrote them.
+    """
+
+    split: str
     sampling: Sampling
-    verifier: str
+    prompts: tuple[tuple[Prompt, int], ...]
+    decoded: bool = False
+    logged: tuple[LoggedText, ...] = ()
 
 
 @dataclass
 class Shard:
-    """The rows of a shard, and the seconds that they took, by part."""
+    """The rows of a shard, the seconds that they took by part, and what was seen of the texts."""
 
-    roots: pa.Table
-    steps: pa.Table
+    table: pa.Table
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    plausibility: Plausibility = field(default_factory=Plausibility)
 
 
-def units(config: Config, split: str) -> list[Unit]:
-    """The trajectories of a split: prompts of all kinds in turn, settings and verifiers in rotation."""
-    return [
-        Unit(prompt, setting.build(), config.verifiers[(number + s) % len(config.verifiers)])
-        for number, prompt in enumerate(prompts_of(config, split, prompt_count(config, split)))
-        for s, setting in enumerate(config.sampling)
-    ]
+def split_counts(config: Config) -> dict[str, int]:
+    """Texts of each split under every sampling setting."""
+    test, validation = config.prompts.test, config.prompts.validation
+    shares = {"train": 1 - test - validation, "validation": validation, "test": test}
+    return {split: max(2, round(config.data.texts * share)) for split, share in shares.items()}
 
 
-def prompt_count(config: Config, split: str) -> int:
-    """Prompts that a split takes; each is continued under every sampling setting."""
-    shares = {"train": 1 - config.prompts.validation - config.prompts.test, "validation": config.prompts.validation}
-    trajectories = config.data.roots / config.data.roots_per_trajectory
-    return max(1, round(trajectories * shares[split] / sum(shares.values()) / len(config.sampling)))
+def shards(config: Config, pair: ModelPair) -> dict[str, Work]:
+    """Shard names (without folder) and what belongs into each."""
+    return _of_log(config, pair) if config.data.log else _of_prompts(config)
 
 
-def trajectory_count(config: Config) -> int:
-    return len(config.sampling) * sum(prompt_count(config, split) for split in ("train", "validation"))
-
-
-def shards(config: Config) -> dict[str, list[Unit]]:
-    """Shard names (without folder) and their trajectories."""
-    size = config.data.trajectories_per_shard
-    result = {}
-    for split in ("train", "validation"):
-        todo = units(config, split)
-        for number, start in enumerate(range(0, len(todo), size)):
-            result[f"{split}/part-{number:05d}.parquet"] = todo[start : start + size]
+def _of_prompts(config: Config) -> dict[str, Work]:
+    result: dict[str, Work] = {}
+    for split, count in split_counts(config).items():
+        prompts = prompts_of(config, split)
+        number = 0
+        for setting in config.sampling:
+            sampling = setting.build()
+            # greedy texts of one prompt are all alike
+            texts = [(prompts[n % len(prompts)], n // len(prompts)) for n in range(count)]
+            texts = texts[: len(prompts)] if sampling.temperature == 0 else texts
+            decoded = round(config.data.decoded * len(texts)) if split == "train" else 0
+            for part, how in ((texts[:decoded], True), (texts[decoded:], False)):
+                for begin in range(0, len(part), config.data.texts_per_shard):
+                    chosen = tuple(part[begin : begin + config.data.texts_per_shard])
+                    result[_name(split, number)] = Work(split, sampling, chosen, decoded=how)
+                    number += 1
     return result
 
 
-def root_schema(config: Config, widths: list[int]) -> pa.Schema:
-    return traces.root_schema(widths, config.verifiers, ActionSpace.default(), config.data.samples)
+def _name(split: str, number: int) -> str:
+    return f"{split}/part-{number:05d}.parquet"
 
 
-def make_shard(
-    config: Config, pair: ModelPair, todo: list[Unit], done: Callable[[int], None] = lambda roots: None
-) -> Shard:
+def _of_log(config: Config, pair: ModelPair) -> dict[str, Work]:
+    """InputError where a line is of a setting that the run does not have, or a split would be empty."""
+    path = config.data.log
+    assert path is not None
+    settings = {(s.temperature, s.top_p): s.build() for s in config.sampling}
+    texts: dict[tuple[str, Sampling], list[LoggedText]] = {}
+    for text in read_log(path, pair):
+        sampling = settings.get((text.sampling.temperature, text.sampling.top_p))
+        if sampling is None:
+            raise InputError(f"{path}:{text.line}: {text.sampling} is not among the run's sampling settings")
+        split = split_of(text.prompt, config.prompts.validation, config.prompts.test)
+        texts.setdefault((split, sampling), []).append(text)
+    for split in SPLITS:
+        for sampling in settings.values():
+            if (split, sampling) not in texts:
+                raise InputError(f"{path}: no text for {split} under {sampling}; splits go by `source`")
+    result: dict[str, Work] = {}
+    for (split, sampling), part in texts.items():
+        for begin in range(0, len(part), config.data.texts_per_shard):
+            number = sum(name.startswith(f"{split}/") for name in result)
+            chosen = tuple(part[begin : begin + config.data.texts_per_shard])
+            result[_name(split, number)] = Work(split, sampling, (), logged=chosen)
+    return result
+
+
+def make_shard(config: Config, pair: ModelPair, work: Work) -> Shard:
     """The rows of a shard.
 
-    Args:
-        done: called after each trajectory with the number of its roots.
+    Raises:
+        InputError: a model gives something else than finite numbers, or a logged text cannot be the target's; names the
+            prompt, or the log and its line.
+    """
+    shard = Shard(pa.table({}))
+    start = time.perf_counter()
+    texts = list(_texts(config, pair, work))
+    shard.seconds["decoded" if work.decoded else "written"] += time.perf_counter() - start
+    start = time.perf_counter()
+    with threads(config.data.threads):
+        rows = [_row(config, pair, work, shard.plausibility, *each) for each in texts]
+    shard.seconds["labelled"] += time.perf_counter() - start
+    shard.table = traces.to_table(rows, traces.text_schema(config.verifiers, config.data.features == FULL))
+    return shard
+
+
+def _texts(config: Config, pair: ModelPair, work: Work) -> Iterator[tuple[Prompt, Text, str | None, str]]:
+    """Prompt, text, the verifier that decoded it if one did, and how an error names it."""
+    new = config.data.tokens + DEPTH
+    if work.logged:
+        for logged in work.logged:
+            text = finished(pair, logged.prompt_tokens, logged.completion)
+            yield logged.prompt, text, None, f"{config.data.log}:{logged.line}"
+        return
+    prompts = [encode(pair, prompt, config.prompts.tokens) for prompt, _ in work.prompts]
+    for (prompt, _), tokens in zip(work.prompts, prompts, strict=True):
+        if not tokens:
+            raise InputError(f"prompt {prompt.id}: the tokenizer gives no tokens")
+    seed = seed_of(config.seed, work.split, work.sampling, *(f"{prompt.id}#{n}" for prompt, n in work.prompts))
+    if not work.decoded:
+        for (prompt, _), text in zip(
+            work.prompts, written_by_target(pair, prompts, new, work.sampling, seed), strict=True
+        ):
+            yield prompt, text, None, f"prompt {prompt.id}"
+        return
+    for number, ((prompt, _), tokens) in enumerate(zip(work.prompts, prompts, strict=True)):
+        verifier = config.verifiers[number % len(config.verifiers)]
+        own = seed_of(seed, number)
+        chooser = Random(config.data.behaviour_actions, torch.Generator().manual_seed(own))
+        decoder = Decoder(pair, work.sampling, get_verifier(verifier), chooser)
+        decoded = decoder.decode(tokens, new, torch.Generator(device=pair.device).manual_seed(own + 1))
+        yield prompt, finished(pair, tokens, decoded.tokens, decoded.steps), verifier, f"prompt {prompt.id}"
+
+
+def _row(
+    config: Config,
+    pair: ModelPair,
+    work: Work,
+    plausibility: Plausibility,
+    prompt: Prompt,
+    text: Text,
+    verifier: str | None,
+    where: str,
+) -> dict[str, Any]:
+    """The trace row of a text."""
+    space = ActionSpace.default()
+    try:
+        labelled = label(config, pair, text, work, plausibility)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    roots = max(0, len(text.tokens) - text.start - DEPTH)
+    steps = [step for step in text.steps if step.length - 1 - text.start < roots]
+    setting = work.sampling
+    return {
+        "prompt": prompt.id,
+        "kind": prompt.kind,
+        "source": prompt.source,
+        "temperature": setting.temperature,
+        "top_p": setting.top_p,
+        "draft_temperature": setting.draft_temperature,
+        "tokens": text.tokens,
+        "start": text.start,
+        "roots": roots,
+        **labelled,
+        "step_root": [step.length - 1 - text.start for step in steps],
+        "step_action": [space.index(step.action) for step in steps],
+        "step_accepted": [step.accepted for step in steps],
+        "step_verifier": verifier,
+    }
+
+
+def label(config: Config, pair: ModelPair, text: Text, work: Work, seen: Plausibility) -> dict[str, Any]:
+    """Trace columns of a text's features and labels.
+
+    A token that the target's own pass gives probability 0 ends the text where rounding explains it: two logits that
+    tie.
 
     Raises:
-        InputError: a model gives something else than finite numbers; names the prompt.
+        InputError: the text holds a token of probability 0 that no tie explains.
     """
-    root_rows: list[dict[str, Any]] = []
-    step_rows: list[dict[str, Any]] = []
-    seconds = dict.fromkeys(PARTS, 0.0)
-    start = time.perf_counter()
-    for unit in todo:
-        try:
-            decoded, prompt = decode(config, pair, unit)
-            labelled, labelling = label(config, pair, unit, prompt, decoded)
-        except InputError as error:
-            raise InputError(f"prompt {unit.prompt.id}: {error}") from error
-        except torch.OutOfMemoryError as error:
-            raise InputError(
-                f"data.together: {config.data.together} supertrees at once take more memory than there is; "
-                f"choose fewer ({str(error).splitlines()[0]})"
-            ) from error
-        for part in ("draft", "target", "labels"):
-            seconds[part] += labelling[part]
-            if part != "labels":
-                seconds[part] += sum(step.seconds[part] for step in decoded.steps)
-        step_rows += [step_row(unit, step) for step in decoded.steps]
-        root_rows += labelled
-        done(len(labelled))
-    seconds["rest"] = time.perf_counter() - start - sum(seconds.values())
-    widths = [pair.target.config.hidden_size, *[pair.draft.config.hidden_size] * 2]
-    roots = traces.to_table(root_rows, root_schema(config, widths))
-    return Shard(roots, traces.to_table(step_rows, traces.STEP_SCHEMA), seconds)
+    own = Plausibility()
+    try:
+        columns = _label(config, pair, text, work, own)
+    except ImpossibleToken as impossible:
+        if not impossible.at_a_tie:
+            raise InputError(f"{impossible}: the text is not the target's own under {work.sampling}") from impossible
+        text.tokens = text.tokens[: impossible.position]
+        return label(config, pair, text, work, seen)
+    seen.join(own)
+    return columns
 
 
-def decode(config: Config, pair: ModelPair, unit: Unit) -> tuple[Decoded, list[int]]:
-    """The trajectory of a unit, written with actions drawn from `data.behaviour`; and its prompt's token ids."""
-    seed = seed_of(config.seed, unit.prompt.id, unit.sampling)
-    chooser = Random(config.data.behaviour_actions, torch.Generator().manual_seed(seed))
-    prompt = encode(pair, unit.prompt, config.prompts.tokens)
-    if not prompt:
-        raise InputError("the tokenizer gives no tokens")
-    generator = torch.Generator(device=pair.device).manual_seed(seed + 1)
-    decoder = Decoder(pair, unit.sampling, get_verifier(unit.verifier), chooser)
-    return decoder.decode(prompt, config.data.tokens, generator, audit=True), prompt
-
-
-def label(
-    config: Config, pair: ModelPair, unit: Unit, prompt: list[int], decoded: Decoded
-) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Trace rows of a trajectory's roots, and the seconds that labelling took, by part."""
-    data = config.data
-    seed = seed_of(config.seed, unit.prompt.id, unit.sampling, "roots")
-    roots = choose_roots(prompt, decoded, data.roots_per_trajectory, data.stride, seed)
-    tokens = prompt + decoded.tokens
-    with threads(data.threads):
-        labeller = TrajectoryLabeller(pair, tokens, unit.sampling, data.samples, config.verifiers, data.together)
-        labels = labeller.labels([(root.length, seed_of(seed, root.length, kind_of(root))) for root in roots])
-    rows = [
-        {
-            "prompt": unit.prompt.id,
-            "kind": unit.prompt.kind,
-            "root_kind": kind_of(root),
-            "root_token": tokens[root.length - 1],
-            "weight": root.weight,
-            **labeller.features(root.length),
-            **columns,
-            **decoded_columns(unit, root),
-        }
-        for root, columns in zip(roots, labels, strict=True)
-    ]
-    return rows, labeller.clock.seconds
+@torch.inference_mode()
+def _label(config: Config, pair: ModelPair, text: Text, work: Work, seen: Plausibility) -> dict[str, Any]:
+    roots = len(text.tokens) - text.start - DEPTH
+    columns = [survival_column(name) for name in config.verifiers]
+    full = config.data.features == FULL
+    stride = config.data.stride if work.split == "train" else 1
+    if roots < 1:
+        empty: dict[str, Any] = {name: [] for name in ("scalars", *columns, *(HIDDEN_STATES if full else ()))}
+        return {**empty, "hidden_stride": stride}
+    own = text.tokens[text.start :]
+    generator = torch.Generator().manual_seed(seed_of(config.seed, "siblings", *own))
+    tokens_T = torch.tensor(own, device=pair.device)
+    labeller = TextLabeller(tokens_T, config.verifiers, config.data.siblings, generator)
+    knowledge = TextKnowledge(text.tokens, text.start, work.sampling)
+    hidden: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for block in rows_along(pair, text, work.sampling):
+        following = next_tokens(text, knowledge.seen, len(block.target.probs_NV))
+        seen.add(block.target, *following, work.sampling)
+        knowledge.add(*block)
+        labeller.add(block.target.probs_NV, block.draft.probs_NV)
+        if full:
+            hidden.append((block.target.hidden_ND.half().cpu(), block.draft.hidden_ND.half().cpu()))
+    result: dict[str, Any] = {"scalars": knowledge.scalars(roots), "hidden_stride": stride}
+    result |= dict(zip(columns, labeller.survivals().cpu(), strict=True))
+    if full:
+        target_ND, draft_ND = (torch.cat(parts) for parts in zip(*hidden, strict=True))
+        at = torch.arange(1, roots, stride)
+        result |= dict(zip(HIDDEN_STATES, (target_ND[at - 1], draft_ND[at - 1], draft_ND[at]), strict=True))
+    return result
 
 
 @contextmanager
@@ -171,39 +276,3 @@ def threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def kind_of(root: Root) -> str:
-    return "stride" if root.step is None else "step"
-
-
-def decoded_columns(unit: Unit, root: Root) -> dict[str, Any]:
-    """What the decoder did at this root; nulls where it did not stand there."""
-    if root.step is None:
-        return dict.fromkeys(("decoded_verifier", "decoded_action", "decoded_expected", "decoded_realised"))
-    row = step_row(unit, root.step)
-    return {
-        "decoded_verifier": unit.verifier,
-        "decoded_action": row["action"],
-        "decoded_expected": row["expected"],
-        "decoded_realised": row["realised"],
-    }
-
-
-def step_row(unit: Unit, step: Step) -> dict[str, Any]:
-    """A decoding step with the mean and variance of its tau + 1 given the drafted tree."""
-    assert step.stops_N is not None and step.depths_N is not None  # decoded with audit=True
-    stops_N, depths_N = step.stops_N.cpu(), step.depths_N.double()
-    mean = float((stops_N * depths_N).sum())
-    return {
-        "prompt": unit.prompt.id,
-        "verifier": unit.verifier,
-        "temperature": unit.sampling.temperature,
-        "top_p": unit.sampling.top_p,
-        "length": step.length,
-        "action": ActionSpace.default().index(step.action),
-        "nodes": step.nodes,
-        "expected": 1 + mean,
-        "variance": float((stops_N * (depths_N - mean) ** 2).sum()),
-        "realised": 1 + step.accepted,
-    }

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 
 class Action(NamedTuple):
     """A delayed tree: a trunk of `L1` tokens, then `K` i.i.d. branches of `L2` tokens (DDTE, section 3)."""
@@ -22,11 +25,6 @@ class Action(NamedTuple):
 
     def __str__(self) -> str:
         return f"({self.K}, {self.L1}, {self.L2})"
-
-
-def trunk_tokens(action: Action) -> int:
-    """Tokens drafted one by one, after each of which one may decide again: all of a chain."""
-    return action.L1 + action.L2 if action.K == 1 else action.L1
 
 
 EMPTY = Action(1, 0, 0)  # nothing drafted: plain autoregressive decoding
@@ -61,9 +59,42 @@ class ActionSpace:
         return tuple(sorted(chains + trees))
 
     @property
-    def decisions(self) -> int:
-        """Trunk tokens after which one may go on or not: all but the last of the longest chain."""
-        return self.max_L1 + self.max_L2 - 1
+    def depth(self) -> int:
+        """Drafted tokens from the root to the deepest leaf."""
+        return self.max_L1 + self.max_L2
+
+    @cached_property
+    def sums_SA(self) -> Tensor:
+        """Which survivals a tree's block efficiency is the sum of, zeros and ones, float32 [S, A].
+
+        The survivals `P(tau >= t)` of all trees are few: those of a chain, by depth (16 in the default space), and
+        those of branches, by K, trunk length L1 and depth below it (27 x 8), for they do not depend on L2.
+        `E[tau + 1]` of (3, 2, 4) is 1, the chain's first two, and the first four of K = 3 at L1 = 2.
+        """
+        branching = (self.max_K - 1) * (self.max_L1 + 1) * self.max_L2
+        sums_SA = torch.zeros(self.depth + branching, len(self))
+        for a, (K, L1, L2) in enumerate(self):
+            if K == 1:
+                sums_SA[: L1 + L2, a] = 1
+                continue
+            sums_SA[:L1, a] = 1
+            start = self.depth + ((K - 2) * (self.max_L1 + 1) + L1) * self.max_L2
+            sums_SA[start : start + L2, a] = 1
+        return sums_SA
+
+    @cached_property
+    def survival_of_AD(self) -> Tensor:
+        """For every action and depth 1, 2, .. the position of `P(tau >= depth)` among the survivals; beyond the tree's
+        depth the number of survivals, where a 0 is to stand; int64 [A, D]."""
+        places_AD = torch.full((len(self), self.depth), len(self.sums_SA))
+        for a in range(len(self)):
+            own = self.sums_SA[:, a].nonzero()[:, 0]
+            places_AD[a, : len(own)] = own
+        return places_AD
+
+    def efficiencies(self, survivals_S: Tensor) -> Tensor:
+        """Block efficiencies of all actions, [..., A], in tokens, from survivals [..., S]."""
+        return 1 + survivals_S @ self.sums_SA.to(survivals_S)
 
     @cached_property
     def _index(self) -> dict[Action, int]:

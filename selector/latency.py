@@ -6,7 +6,7 @@ Legend: L context lengths, A actions.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from operator import mul
 from pathlib import Path
@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, Action, trunk_tokens
-from selector.schema import SCHEMA_VERSION, InputError
+from selector.actions import EMPTY, Action
+from selector.schema import FEATURES, SCHEMA_VERSION, InputError
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,11 @@ class LatencyProfile:
         target: tp(length, nodes), one target pass over a tree of `nodes` nodes, the root included, with its
             distributions.
         verify: for each verifier, seconds by depth of the tree and number of branches.
-        select: one decision of a selector at a root, its features included.
-        revise: one decision of a selector at a drafted token, its features included.
+        decide: one decision of a selector, its features included, by what it sees (`schema.FEATURES`).
         step: the rest of a decoding step.
         nucleus: what one row of probabilities takes longer where top-p is below 1: a sort of the vocabulary.
-        labelling: of data generation, seconds per `token` of a trajectory, and per supertree for its `draft` and
-            `target` passes and its `labels` for all the run's verifiers; empty where it was not measured.
+        labelling: of data generation, seconds per `token` of a text that the target writes, per token that is `decoded`
+            speculatively, and per `root` that is labelled; empty where it was not measured.
         corrections: by verifier; none where they were not fitted.
     """
 
@@ -79,8 +78,7 @@ class LatencyProfile:
     draft: Table
     target: Table
     verify: dict[str, Table]
-    select: float
-    revise: float
+    decide: dict[str, float]
     step: float
     labelling: dict[str, float] = field(default_factory=dict)
     nucleus: float = 0.0
@@ -117,8 +115,7 @@ class LatencyProfile:
         action: Action,
         length: float,
         verifier: str,
-        selector: bool = False,
-        revising: int | None = None,
+        sees: str | None = None,
         filtered: bool = False,
     ) -> float:
         """Predicted time of one decoding step.
@@ -129,54 +126,39 @@ class LatencyProfile:
 
         Args:
             length: committed tokens before the step, the root token included.
-            selector: whether one decides at the root.
-            revising: the first trunk token after which one decides again, 0 is the root; None where one never does.
+            sees: what the selector sees that decides; None where nothing is decided.
             filtered: whether top-p is below 1.
         """
         K, L1, L2 = action
-        passes = [(length, 2)] if selector or revising is not None or action != EMPTY else []
+        passes = [(length, 2)] if sees is not None or action != EMPTY else []
         passes += [(length + depth, 1) for depth in range(1, L1 + (L2 > 0))]
         passes += [(length + L1 + depth * K, K) for depth in range(1, L2)]
         seconds = sum(self.draft.at(*size) for size in passes)
         nodes = 1 + action.nodes
-        seconds += self.target.at(length, nodes) + self.step + (self.select if selector else 0.0)
+        seconds += self.target.at(length, nodes) + self.step + (self.decide[sees] if sees is not None else 0.0)
         if action != EMPTY:
             seconds += self.verify[verifier].at(L1 + L2, K)
             counts = correction_counts(action)
             seconds += sum(map(mul, counts, self.corrections.get(verifier, Correction())))
-        if revising is not None:
-            seconds += self.revise * max(0, trunk_tokens(action) - revising + 1)
         if filtered:
             seconds += self.nucleus * (nodes + sum(width for _, width in passes))
         return seconds
 
     def table(
-        self,
-        actions: tuple[Action, ...],
-        verifier: str | Sequence[str],
-        selector: bool,
-        revising: int | None = None,
-        filtered: bool = False,
+        self, actions: tuple[Action, ...], verifier: str, sees: str | None = None, filtered: bool = False
     ) -> tuple[Tensor, Tensor]:
         """`action_seconds` at the measured lengths, for `interpolated`.
-
-        Args:
-            verifier: of all actions, or of each.
 
         Returns:
             lengths, float32 [L], at least two; seconds, float32 [L, A].
 
         Raises:
-            InputError: a verifier was not measured.
+            InputError: the verifier was not measured.
         """
-        names = [verifier] * len(actions) if isinstance(verifier, str) else verifier
-        for name in dict.fromkeys(names):
-            if name not in self.verify:
-                raise InputError(f"the latency profile of {self.device} has no times for {name}")
+        if verifier not in self.verify:
+            raise InputError(f"the latency profile of {self.device} has no times for {verifier}")
         lengths = self.draft.lengths if len(self.draft.lengths) > 1 else [0, *self.draft.lengths]
-        decides = (selector, revising, filtered)
-        each = list(zip(actions, names, strict=True))
-        rows = [[self.action_seconds(a, length, name, *decides) for a, name in each] for length in lengths]
+        rows = [[self.action_seconds(a, length, verifier, sees, filtered) for a in actions] for length in lengths]
         return torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)
 
 
@@ -206,7 +188,7 @@ def interpolated_at(table_SLA: Tensor, lengths_L: Tensor, at_B: Tensor, length_B
     return table_SLA[at_B, upper_B - 1] * (1 - share_B1) + table_SLA[at_B, upper_B] * share_B1
 
 
-def gpu_like(pair: str, verifiers: Sequence[str], draft_share: float, target_seconds: float = 20e-3) -> LatencyProfile:
+def gpu_like(pair: str, verifiers: Iterable[str], draft_share: float, target_seconds: float = 20e-3) -> LatencyProfile:
     """A synthetic profile, measured nowhere: one sequence on a GPU, where a pass over 32 tokens costs what one costs.
 
     Args:
@@ -221,7 +203,6 @@ def gpu_like(pair: str, verifiers: Sequence[str], draft_share: float, target_sec
         draft=Table([1], [1, 32], [[draft, draft]]),
         target=Table([1], [1, 32, 64], [[target, target, 1.5 * target]]),
         verify=dict.fromkeys(verifiers, nothing),
-        select=0.01 * target,
-        revise=0.1 * draft,
+        decide=dict.fromkeys(FEATURES, 0.01 * target),
         step=0.01 * target,
     )

@@ -1,8 +1,6 @@
-"""The paper's network: features of a root in, one number per action out (DDTE, appendix E); and what a regressor adds.
+"""The networks: what is known at a root in, and out of it the survival of every tree, or a policy's logits.
 
-A regressor of several verifiers predicts *options*: every action with the first verifier, with the second, and so on.
-
-Legend: B roots, D hidden width of a model, F scalar features, A actions, O options, I increments, T trunk tokens.
+Legend: B roots, D hidden width of a model, F scalar features, A actions, S survivals, I inputs of the MLP.
 """
 
 # No postponed annotations here: TorchScript reads the annotations of a module's attributes as objects.
@@ -13,258 +11,108 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from selector.actions import Action, ActionSpace
-from selector.schema import HIDDEN_STATES
-
-NEVER = 1e9  # the cost, in tokens, of what cannot be drafted any more
+from selector.actions import ActionSpace
 
 
-class SelectorNetwork(nn.Module):
-    """Each hidden state to `width` by a linear map and layer norm, joined with the scalars, then an MLP.
+class RootNetwork(nn.Module):
+    """Scalars, and each hidden state through a linear map and a layer norm, joined and put through an MLP (DDTE, app. E).
 
-    Standardisation is part of the module: `standardise` sets it from the training split.
+    A light selector has no hidden states. Standardisation of the scalars is part of the module.
 
     Args:
-        hidden_widths: D of each hidden state, in the order of `HIDDEN_STATES`.
-        used_scalars: positions of the scalar features that the network may see.
-        outputs: A.
-    """
-
-    used_F: Tensor
-    scalar_mean_F: Tensor
-    scalar_scale_F: Tensor
-    output_mean_A: Tensor
-
-    def __init__(
-        self,
-        hidden_widths: Sequence[int],
-        used_scalars: Sequence[int],
-        outputs: int,
-        width: int = 128,
-        hidden: Sequence[int] = (512, 32),
-        dropout: float = 0.1,
-    ) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(d, width), nn.LayerNorm(width)) for d in hidden_widths)
-        sizes = [width * len(hidden_widths) + len(used_scalars), *hidden]
-        layers: list[nn.Module] = []
-        for inputs, size in pairwise(sizes):
-            layers += [nn.Linear(inputs, size), nn.GELU(), nn.Dropout(dropout)]
-        self.mlp = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
-        self.register_buffer("used_F", torch.tensor(list(used_scalars)))
-        self.register_buffer("scalar_mean_F", torch.zeros(len(used_scalars)))
-        self.register_buffer("scalar_scale_F", torch.ones(len(used_scalars)))
-        self.register_buffer("output_mean_A", torch.zeros(outputs))
-
-    def standardise(self, scalars_BF: Tensor) -> None:
-        """Fit the scaling of inputs on the training split."""
-        used = scalars_BF[:, self.used_F]
-        self.scalar_mean_F.copy_(used.mean(0))
-        self.scalar_scale_F.copy_(_scale(used))
-
-    def forward(self, hidden_states: list[Tensor], scalars_BF: Tensor) -> Tensor:
-        """Args:
-            hidden_states: float32 [B, D] each, in the order of `HIDDEN_STATES`.
-            scalars_BF: all scalar features, in the order of the schema.
-
-        Returns:
-            float32 [B, A].
-        """
-        parts = [(scalars_BF[:, self.used_F] - self.scalar_mean_F) / self.scalar_scale_F]
-        for i, block in enumerate(self.blocks):
-            parts.append(block(hidden_states[i]))
-        return self.mlp(torch.cat(parts, dim=-1)) + self.output_mean_A
-
-    @torch.jit.export
-    def some(self, hidden_states: list[Tensor], scalars_BF: Tensor, needed_I: Tensor, sums_AI: Tensor) -> Tensor:
-        """All outputs at one root, [A]; for `IncrementNetwork.some`, whose other arguments have no meaning here."""
-        return self.forward(hidden_states, scalars_BF)[0]
-
-
-class IncrementNetwork(nn.Module):
-    """What every option yields beyond the tokens that are drafted already, as a running sum that never falls.
-
-    Block efficiency is one plus the sum of what each level adds, along the trunk and then along the branches. The body
-    gives the increments; a matrix of zeros and ones adds them up for each option.
-
-    Args:
-        body: with as many outputs as `increment_matrix` has rows.
-    """
-
-    sums_IO: Tensor
-
-    def __init__(self, body: SelectorNetwork, sums_IO: Tensor) -> None:
-        super().__init__()
-        self.body = body
-        self.register_buffer("sums_IO", sums_IO)
-
-    def standardise(self, scalars_BF: Tensor, mean_increments_I: Tensor) -> None:
-        """Fit the scaling of inputs on the training split, and begin at its mean increments."""
-        self.body.standardise(scalars_BF)
-        self.body.output_mean_A.copy_(_inverse_softplus(mean_increments_I))
-
-    def forward(self, hidden_states: list[Tensor], scalars_BF: Tensor) -> Tensor:
-        """As in `SelectorNetwork`; [B, O] tokens."""
-        return nn.functional.softplus(self.body(hidden_states, scalars_BF)) @ self.sums_IO
-
-    @torch.jit.export
-    def some(self, hidden_states: list[Tensor], scalars_BF: Tensor, needed_I: Tensor, sums_AI: Tensor) -> Tensor:
-        """What some options yield at one root, [A], from the increments that they need and the matrix between both."""
-        increments_I = nn.functional.softplus(self.body(hidden_states, scalars_BF)[0, needed_I])
-        return torch.mv(sums_AI, increments_I)
-
-
-class TrunkBody(nn.Module):
-    """What is known at a token of a trunk that is being drafted, as a vector that a head reads.
-
-    It is asked between two draft passes, so it is as small as it can be: one MLP on the draft's hidden state and the
-    scalars, whose layers take one token at a time once they are `folded`.
-
-    Args:
-        inputs: D + F.
+        scalars: F.
+        hidden_widths: D of each hidden state; none for a light selector.
+        outputs: how many numbers come out.
+        width: of each projected hidden state.
+        hidden: widths of the MLP's layers.
     """
 
     mean_F: Tensor
     scale_F: Tensor
 
-    def __init__(self, inputs: int, hidden: Sequence[int] = (64, 32), dropout: float = 0.1) -> None:
+    def __init__(
+        self,
+        scalars: int,
+        hidden_widths: Sequence[int],
+        outputs: int,
+        width: int = 32,
+        hidden: Sequence[int] = (64, 32),
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(d, width), nn.LayerNorm(width)) for d in hidden_widths)
+        sizes = [scalars + width * len(hidden_widths), *hidden]
         layers: list[nn.Module] = []
-        for before, size in pairwise([inputs, *hidden]):
-            layers += [nn.Linear(before, size), nn.ReLU(), nn.Dropout(dropout)]  # the cheapest there is
-        self.body = nn.Sequential(*layers)
-        self.register_buffer("mean_F", torch.zeros(inputs))
-        self.register_buffer("scale_F", torch.ones(inputs))
+        for inputs, size in pairwise(sizes):
+            layers += [nn.Linear(inputs, size), nn.ReLU(), nn.Dropout(dropout)]  # the cheapest there is
+        self.mlp = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
+        self.register_buffer("mean_F", torch.zeros(scalars))
+        self.register_buffer("scale_F", torch.ones(scalars))
 
     @torch.no_grad()
-    def standardise_inputs(self, hidden_BD: Tensor, scalars_BF: Tensor) -> None:
-        """Fit the scaling of inputs on the training split."""
-        inputs_BF = torch.cat([hidden_BD, scalars_BF], dim=-1)
-        self.mean_F.copy_(inputs_BF.mean(0))
-        self.scale_F.copy_(_scale(inputs_BF))
+    def standardise(self, scalars_BF: Tensor) -> None:
+        """Fit the scaling of the scalars on the training split; a constant one stays at 0."""
+        deviation_F = scalars_BF.std(0, unbiased=False)
+        varies_F = deviation_F > 1e-6 * (1 + scalars_BF.mean(0).abs())
+        self.mean_F.copy_(scalars_BF.mean(0))
+        self.scale_F.copy_(torch.where(varies_F, deviation_F, 1.0))
 
-    def encoded(self, hidden_BD: Tensor, scalars_BF: Tensor) -> Tensor:
-        """The last hidden layer, [B, H]; arguments as in the networks' `forward`."""
-        return self.body((torch.cat([hidden_BD, scalars_BF], dim=-1) - self.mean_F) / self.scale_F)
-
-    @torch.no_grad()
-    def folded(self) -> nn.ModuleList:
-        """The body's layers for one token at a time, with the scaling of inputs inside the first."""
-        scale_F, mean_F = self.scale_F, self.mean_F
-        layers = []
-        for linear in (module for module in self.body if isinstance(module, nn.Linear)):
-            weight = linear.weight / scale_F
-            layers.append(VectorLayer(weight, linear.bias - weight @ mean_F))
-            scale_F, mean_F = torch.ones(len(weight)), torch.zeros(len(weight))
-        return nn.ModuleList(layers)
-
-
-class TrunkNetwork(TrunkBody):
-    """What is known at a token of a trunk that is being drafted in, what each further action adds out.
-
-    Its last layer stands apart, because an engine needs only the increments of actions that are ever chosen.
-
-    Args:
-        inputs: D + F.
-        sums_IO: as from `increment_matrix`.
-    """
-
-    sums_IO: Tensor
-
-    def __init__(self, inputs: int, sums_IO: Tensor, hidden: Sequence[int] = (64, 32), dropout: float = 0.1) -> None:
-        super().__init__(inputs, hidden, dropout)
-        self.head = nn.Linear(hidden[-1], len(sums_IO))
-        self.register_buffer("sums_IO", sums_IO)
-
-    @torch.no_grad()
-    def standardise(self, hidden_BD: Tensor, scalars_BF: Tensor, mean_increments_I: Tensor) -> None:
-        """Fit the scaling of inputs on the training split, and begin at its mean increments."""
-        self.standardise_inputs(hidden_BD, scalars_BF)
-        self.head.bias.copy_(_inverse_softplus(mean_increments_I))
-
-    def forward(self, hidden_BD: Tensor, scalars_BF: Tensor) -> Tensor:
+    def forward(self, scalars_BF: Tensor, hidden_states: list[Tensor]) -> Tensor:
         """Args:
-            hidden_BD: `TRUNK_STATE`, float32.
-            scalars_BF: `TRUNK_SCALARS`, float32.
+            scalars_BF: float32, in the order of the schema.
+            hidden_states: float32 [B, D] each, in the order of the schema.
 
         Returns:
-            tokens, [B, O].
+            float32 [B, outputs].
         """
-        return nn.functional.softplus(self.head(self.encoded(hidden_BD, scalars_BF))) @ self.sums_IO
+        parts = [(scalars_BF - self.mean_F) / self.scale_F]
+        for i, block in enumerate(self.blocks):
+            parts.append(block(hidden_states[i]))
+        return self.mlp(torch.cat(parts, dim=-1))
 
 
-class VectorLayer(nn.Module):
-    """A linear layer and ReLU on a vector: two calls of torch, where a call takes longer than its arithmetic."""
+class SurvivalNetwork(nn.Module):
+    """Survivals `P(tau >= t)` of all trees: products of the probabilities that one more token is accepted.
 
-    weight: Tensor
-    bias: Tensor
+    So they never rise along a path, and a branch begins where its trunk has got to. The body's outputs are the logits
+    of those probabilities, one for each survival.
 
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+    Args:
+        body: with as many outputs as there are survivals.
+    """
+
+    factors_SS: Tensor
+
+    def __init__(self, body: RootNetwork, space: ActionSpace) -> None:
         super().__init__()
-        self.register_buffer("weight", weight.detach().clone())
-        self.register_buffer("bias", bias.detach().clone())
+        self.body = body
+        self.register_buffer("factors_SS", survival_factors(space))
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return torch.addmv(self.bias, self.weight, inputs).relu_()
+    @torch.no_grad()
+    def begin_at(self, mean_S: Tensor) -> None:
+        """Begin training at the mean survivals of the training split."""
+        log_S = mean_S.double().clamp(1e-4, 1 - 1e-6).log()
+        log_factor_S = torch.linalg.solve(self.factors_SS.double().T, log_S).clamp(-9, -1e-4)
+        last = self.body.mlp[-1]
+        assert isinstance(last, nn.Linear)
+        last.weight.mul_(0.1)
+        last.bias.copy_(log_factor_S - torch.log(-torch.expm1(log_factor_S)))  # the logit of exp(log_factor)
 
-
-def _inverse_softplus(values: Tensor) -> Tensor:
-    floored = values.clamp(min=1e-3)
-    return floored + torch.log(-torch.expm1(-floored))
-
-
-def increment_matrix(space: ActionSpace, verifiers: int = 1) -> Tensor:
-    """Which increments an option is the sum of, float32 [I, O]: each depth of a chain, on which all verifiers are one,
-    and each depth of the branches for every verifier, number of branches and trunk depth."""
-    length = space.max_L1 + space.max_L2
-    branching = (space.max_K - 1) * (space.max_L1 + 1) * space.max_L2
-    sums_IO = torch.zeros(length + verifiers * branching, verifiers * len(space))
-    for v in range(verifiers):
-        for a, (K, L1, L2) in enumerate(space, v * len(space)):
-            sums_IO[: L1 + L2 if K == 1 else L1, a] = 1
-            if K > 1:
-                start = length + v * branching + ((K - 2) * (space.max_L1 + 1) + L1) * space.max_L2
-                sums_IO[start : start + L2, a] = 1
-    return sums_IO
+    def forward(self, scalars_BF: Tensor, hidden_states: list[Tensor]) -> Tensor:
+        """Log survivals, float32 [B, S]; arguments as `RootNetwork`'s."""
+        return nn.functional.logsigmoid(self.body(scalars_BF, hidden_states)) @ self.factors_SS
 
 
-def increments_of(values_O: Tensor, sums_IO: Tensor) -> Tensor:
-    """The increments of which the given sums consist, [I]: the inverse of `increment_matrix`."""
-    return torch.linalg.lstsq(sums_IO.T.double(), values_O.double().unsqueeze(-1)).solution[:, 0].float()
-
-
-def picked(values_O: Tensor, verifier_A: Tensor) -> Tensor:
-    """Of the options [.., O], every action with one verifier, by its position in `verifier_A` [.., A]."""
-    values_UA = values_O.unflatten(-1, (-1, verifier_A.shape[-1]))
-    return values_UA.gather(-2, verifier_A.unsqueeze(-2).expand(*values_UA.shape[:-2], 1, -1)).squeeze(-2)
-
-
-def further_actions(space: ActionSpace) -> Tensor:
-    """What an action is once `t` trunk tokens are drafted already: index of the whole, -1 where none; int64 [T, A]."""
-    index_TA = torch.full((space.decisions + 1, len(space)), -1)
-    for t in range(space.decisions + 1):
-        for a, (K, L1, L2) in enumerate(space):
-            if K == 1 and t + L1 + L2 <= space.max_L1 + space.max_L2:
-                index_TA[t, a] = space.index(space.chain(t + L1 + L2))
-            elif K > 1 and t + L1 <= space.max_L1:
-                index_TA[t, a] = space.index(Action(K, t + L1, L2))
-    return index_TA
-
-
-def further_cost(cost_BA: Tensor, space: ActionSpace) -> Tensor:
-    """What each further action costs once `t` trunk tokens are drafted, [B, T, A], in the unit of `cost_BA`."""
-    whole_TA = further_actions(space).to(cost_BA.device)
-    chains_T = torch.tensor([space.index(space.chain(t)) for t in range(len(whole_TA))])
-    further_BTA = cost_BA[:, whole_TA.clamp(min=0)] - cost_BA[:, chains_T].unsqueeze(-1)
-    return further_BTA.masked_fill(whole_TA < 0, NEVER)
-
-
-def _scale(values_BF: Tensor) -> Tensor:
-    """Standard deviations; 1 for what does not vary, so that a constant feature stays at 0."""
-    deviation = values_BF.std(0, unbiased=False)
-    return torch.where(deviation > 1e-6 * (1 + values_BF.mean(0).abs()), deviation, 1.0)
-
-
-def split_features(features: dict[str, Tensor], scalars_key: str) -> tuple[list[Tensor], Tensor]:
-    """A feature dictionary as the network's two arguments."""
-    return [features[name] for name in HIDDEN_STATES], features[scalars_key]
+def survival_factors(space: ActionSpace) -> Tensor:
+    """Which probabilities a survival is the product of: row s counts in column t, zeros and ones, float32 [S, S]."""
+    count = len(space.sums_SA)
+    factors_SS = torch.zeros(count, count)
+    for d in range(space.depth):
+        factors_SS[: d + 1, d] = 1
+    for K in range(2, space.max_K + 1):
+        for L1 in range(space.max_L1 + 1):
+            start = space.depth + ((K - 2) * (space.max_L1 + 1) + L1) * space.max_L2
+            for j in range(space.max_L2):
+                factors_SS[:L1, start + j] = 1
+                factors_SS[start : start + j + 1, start + j] = 1
+    return factors_SS

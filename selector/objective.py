@@ -1,13 +1,30 @@
-"""What the selector is trained on.
+"""What a selector is trained on.
 
-Legend: B roots, A actions. Block efficiencies are in tokens, times in seconds.
+Legend: B roots, S survivals, A actions. Block efficiencies are in tokens, times in seconds.
 """
 
 from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
+
+from selector.actions import ActionSpace
+
+
+def survival_loss(log_survivals_BS: Tensor, labels_BS: Tensor, space: ActionSpace) -> Tensor:
+    """Cross-entropy of survivals, in nats; scalar. Chains count as much as branches do, which are far more numbers.
+
+    Args:
+        log_survivals_BS: predicted, at most 0.
+        labels_BS: `P(tau >= t | text)`. It is linear in them, so labels that are right on average will do, even where
+            the draw of siblings puts one above 1.
+    """
+    log_S = log_survivals_BS.clamp(max=-1e-6)
+    loss_BS = -(labels_BS * log_S + (1 - labels_BS) * torch.log(-torch.expm1(log_S)))
+    chains, branches = loss_BS[:, : space.depth], loss_BS[:, space.depth :]
+    return chains.mean() + branches.mean() if branches.shape[-1] else chains.mean()
 
 
 def policy_ratios(logits_BA: Tensor, efficiency_BA: Tensor, seconds_BA: Tensor, base_speed_B: Tensor) -> Tensor:
@@ -31,13 +48,3 @@ def policy_loss(ratio_B: Tensor, worst_weight: float, worst_share: float) -> Ten
     worst = max(1, math.ceil(worst_share * len(ratio_B)))
     shortfall_B = (1 - ratio_B).clamp(min=0).square()
     return -ratio_B.log().mean() + worst_weight * shortfall_B.topk(worst).values.mean()
-
-
-def regression_objective(predicted_BA: Tensor, labels_BA: Tensor, weights_BA: Tensor) -> Tensor:
-    """Weighted mean squared error of predictions, in squared tokens; scalar.
-
-    Args:
-        weights_BA: broadcastable; 0 where there is no label.
-    """
-    weights_BA = weights_BA.expand_as(predicted_BA)
-    return ((predicted_BA - labels_BA).square() * weights_BA).sum() / weights_BA.sum()

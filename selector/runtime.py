@@ -1,7 +1,7 @@
 """Artefact directory -> decisions. Needs torch alone.
 
-Legend: B roots, R calibration roots, S sampling settings, A actions, U verifiers, O options (every action with each
-verifier), I increments, L context lengths, D hidden width, F scalars.
+Legend: B roots, S sampling settings, A actions, K actions that may be chosen, L context lengths, F scalars, H outputs
+of the network that the chosen ones need.
 """
 
 from __future__ import annotations
@@ -17,19 +17,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import layer_norm, logsigmoid
 
 from selector.actions import Action, ActionSpace
-from selector.baselines import worth_most
-from selector.latency import (
-    Correction,
-    LatencyProfile,
-    Table,
-    correction_counts,
-    gpu_like,
-    interpolated_at,
-)
-from selector.schema import SCHEMA_VERSION, InputError
-from selector.tuned import Mode, Tuned
+from selector.decision import Mode, nearest
+from selector.latency import Correction, LatencyProfile, Table, correction_counts, gpu_like
+from selector.network import survival_factors
+from selector.schema import SCALAR_NAMES, SCALARS_KEY, SCHEMA_VERSION, InputError
 
 __all__ = [
     "Correction",
@@ -43,9 +37,13 @@ __all__ = [
     "load_selector",
 ]
 
-FORMAT = "espalier-selector-2"
+FORMAT = "espalier-selector-3"
 CHECKSUMS = "SHA256SUMS"
-HEAD = ("head_weight_IH", "head_bias_I", "head_sums_IO")  # of the trunk's network
+SPACE = ActionSpace.default()
+LENGTH_AT = SCALAR_NAMES.index("context_length")
+SETTING_AT = [SCALAR_NAMES.index("temperature"), SCALAR_NAMES.index("top_p")]
+
+Features = dict[str, Tensor]
 
 
 class Selector:
@@ -53,46 +51,41 @@ class Selector:
 
     Attributes:
         actions: the action table; `scores` follows its order.
-        verifier: the verifier it was trained for; `joint` where every tree has its own of the `verifiers`.
-        latency: the profile that its features and decisions are based on.
+        verifier: the verifier it was trained for.
+        sees: what its features must hold: `light`, the scalars alone, or `full`, hidden states, too.
+        latency: the profile that its decisions are based on.
         fallback: the action for a root without features.
         modes: how it decides under each of its sampling settings.
         config: the artefact's `config.json`.
     """
 
-    def __init__(
-        self,
-        module: torch.jit.ScriptModule,
-        head: tuple[Tensor, ...],
-        config: dict,
-        latency: LatencyProfile,
-        modes: Sequence[Mode],
-    ) -> None:
-        self._module = module
-        self._head = head
-        self.config = config
-        self.latency = latency
+    def __init__(self, module: torch.nn.Module, config: dict, latency: LatencyProfile, modes: Sequence[Mode]) -> None:
+        self.module, self.config, self.latency, self.modes = module, config, latency, list(modes)
         self.actions = tuple(Action(*action) for action in config["actions"])
         self.verifier: str = config["verifier"]
-        self.verifiers: list[str] = config["verifiers"]
+        self.sees: str = config["sees"]
         self.fallback = Action(*config["fallback"])
-        self.modes = list(modes)
 
     @torch.inference_mode()
-    def select(self, features: dict[str, Tensor] | None) -> Action:
+    def select(self, features: Features | None) -> Action:
         """The action for one root.
 
         Args:
-            features: `{name: tensor}` as in the schema, float32 [D] and [F]; None where there are none.
+            features: `{name: tensor}` as in the schema, float32 [F] and [D]; None where there are none.
         """
         if features is None:
             return self.fallback
-        return self.actions[int(self._module(_on_cpu(features))[0])]
+        return self.actions[int(self.module(_on_cpu(features))[0])]
 
     @torch.inference_mode()
-    def scores(self, features: dict[str, Tensor]) -> Tensor:
-        """Scores of all actions, float32 [A]; [B, A] for a batch. The highest is chosen."""
-        return self._module(_on_cpu(features))[1]
+    def scores(self, features: Features) -> Tensor:
+        """Scores of all actions, float32 [A]; [B, A] for a batch. The highest is chosen.
+
+        Of a regressor's, in tokens: what the tree yields less what its time is worth. Trees that are never drafted
+        under the root's sampling setting have a score of `decision.NEVER`; where nothing is decided, all but the static
+        one.
+        """
+        return self.module(_on_cpu(features))[1]
 
     def at(
         self,
@@ -103,10 +96,6 @@ class Selector:
     ) -> Tuned:
         """The selector under one sampling setting: that of its modes which is nearest.
 
-        On another machine than the one it was tuned for, times, the static tree, every action's verifier and the speed
-        at which time is charged are that machine's. Where decisions pay was found on the first one, and along the trunk
-        they are made at every token and among all actions: which could be left out was found there, too.
-
         Args:
             nodes: drafted tokens at most, equal prefixes counted apart.
             shapes: the only actions that an engine has graphs for; all of them if None.
@@ -114,67 +103,133 @@ class Selector:
         Raises:
             InputError: no action is left, or a shape is not in the action space.
         """
-        at = min(range(len(self.modes)), key=lambda i: self.modes[i].distance(temperature, top_p))
-        mode = self.modes[at]
+        mode = nearest(self.modes, temperature, top_p)
         if nodes is None and shapes is None:
-            return Tuned(self, mode, None)
-        allowed = self._allowed(nodes, shapes)
-        table = _static_table(self.config, at, self.latency, _middle(self.latency))
-        speed_A = _static_speeds(table, mode.verifier_of)
+            return Tuned(self, mode)
+        allowed = _allowed(nodes, shapes)
+        speed_A = static_speeds(self.config, self.modes.index(mode), self.latency)
         best = max(allowed, key=speed_A.__getitem__)
-        everything = tuple(range(len(self.actions)))
         # with fewer trees to choose from, decoding is slower, and so time is worth less
-        gain = mode.gain * float(speed_A[best] / speed_A[self.actions.index(mode.action)])
-        best_mode = replace(mode, action=self.actions[best], further=everything, first=0, gain=gain)
-        return Tuned(self, best_mode, allowed)
-
-    def _allowed(self, nodes: int | None, shapes: Iterable[tuple[int, int, int]] | None) -> list[int]:
-        """Indices of the actions that remain."""
-        space, wanted = ActionSpace.default(), set(range(len(self.actions)))
-        try:
-            if shapes is not None:
-                wanted = {space.index(Action(*shape)) for shape in shapes}
-        except (ValueError, TypeError) as error:
-            raise InputError(f"shapes: {error}") from error
-        allowed = sorted(a for a in wanted if nodes is None or self.actions[a].nodes <= nodes)
-        if not allowed:
-            raise InputError(f"no action is left of those with at most {nodes} nodes and the shapes given")
-        return allowed
-
-    def verifiers_of(self, mode: Mode) -> list[str]:
-        """The verifier of every action under a mode's sampling setting."""
-        return [self.verifiers[position] for position in mode.verifier_of]
-
-    def efficiency(self, features: dict[str, Tensor], body: tuple[Tensor, ...]) -> Tensor:
-        """A regressor's predicted block efficiencies for one root, float32 [A]; a policy's logits.
-
-        Args:
-            body: as from `body_of`.
-        """
-        return self._module.efficiency(_on_cpu(features), *body)
-
-    def further(self, hidden_D: Tensor, scalars_F: Tensor, head: tuple[Tensor, ...], cost_A: Tensor) -> int:
-        """The best further action at a drafted token, by its position in `cost_A`; `head` as from `head_of`."""
-        return self._module.further(hidden_D, scalars_F, *head, cost_A)
-
-    def body_of(self, mode: Mode) -> tuple[Tensor, ...]:
-        """What the root's network needs to tell what every action yields with its verifier."""
-        *_, sums_IO = self._head
-        if len(sums_IO) == 0:  # a policy's
-            return torch.zeros(0, dtype=torch.int64), sums_IO.view(0, 0)
-        sums_IA = sums_IO[:, mode.options]
-        needed_I = sums_IA.any(1).nonzero().flatten()
-        return needed_I, sums_IA[needed_I].T.contiguous()
-
-    def head_of(self, mode: Mode) -> tuple[Tensor, ...]:
-        """What the trunk's network needs to tell what the mode's further actions add."""
-        weight_IH, bias_I, sums_IO = self._head
-        sums_IA = sums_IO[:, [mode.options[a] for a in mode.further]]
-        needed = sums_IA.any(1)
-        return weight_IH[needed].contiguous(), bias_I[needed], sums_IA[needed].T.contiguous()
+        speed = mode.speed * float(speed_A[best] / speed_A[SPACE.index(mode.action)])
+        kept = tuple(a for a in allowed if not mode.allowed or a in mode.allowed) or tuple(allowed)
+        return Tuned(self, replace(mode, action=SPACE.actions[best], speed=speed, allowed=tuple({*kept, best})))
 
 
-def _on_cpu(features: dict[str, Tensor]) -> dict[str, Tensor]:
+def _allowed(nodes: int | None, shapes: Iterable[tuple[int, int, int]] | None) -> list[int]:
+    """Indices of the actions that remain."""
+    try:
+        wanted = range(len(SPACE)) if shapes is None else sorted({SPACE.index(Action(*shape)) for shape in shapes})
+    except (ValueError, TypeError) as error:
+        raise InputError(f"shapes: {error}") from error
+    allowed = [a for a in wanted if nodes is None or SPACE.actions[a].nodes <= nodes]
+    if not allowed:
+        raise InputError(f"no action is left of those with at most {nodes} nodes and the shapes given")
+    return allowed
+
+
+class Tuned:
+    """A selector under one sampling setting: one root at a time, in as few calls as there can be.
+
+    Attributes:
+        sees: what the features must hold; None where nothing is decided, and none are needed.
+        mode: how it decides.
+    """
+
+    def __init__(self, selector: Selector, mode: Mode) -> None:
+        self.selector, self.mode = selector, mode
+        self.sees = selector.sees if mode.decides else None
+        if mode.decides:
+            self._network = _OneRoot(selector, mode)
+
+    @torch.inference_mode()
+    def select(self, features: Features | None) -> Action:
+        """The decision at a root; the static action where there are no features, or nothing is decided."""
+        if features is None or not self.mode.decides:
+            return self.mode.action
+        return self._network.choose(features)
+
+
+class _OneRoot:
+    """A mode's arithmetic for one root at a time.
+
+    Between two passes of a model the caches hold the model, and a call of any library takes several times as long as in a
+    loop of its own. So there are few calls, of those that the model has just used itself: the scaling of the scalars is
+    part of the first layer, the last one holds only the outputs that the trees need which may be chosen, and the handful
+    of numbers at the end are Python's.
+    """
+
+    def __init__(self, selector: Selector, mode: Mode) -> None:
+        weights = selector.module.state_dict()
+        allowed = sorted(mode.allowed) or list(range(len(SPACE)))
+        self.mode, self.actions = mode, [SPACE.actions[a] for a in allowed]
+        self.regressor = selector.config["objective"] == "regressor"
+        self.hidden_names = list(selector.config["features"]["hidden_states"])
+        body = "network.body." if self.regressor else "network."
+        parts = ("0.weight", "0.bias", "1.weight", "1.bias")
+        self.blocks = [[weights[f"{body}blocks.{i}.{part}"] for part in parts] for i in range(len(self.hidden_names))]
+        numbers = sorted({int(name.split(".")[-2]) for name in weights if name.startswith(f"{body}mlp.")})
+        self.layers = [(weights[f"{body}mlp.{i}.bias"], weights[f"{body}mlp.{i}.weight"]) for i in numbers]
+        scale_F, mean_F = weights[f"{body}scale_F"], weights[f"{body}mean_F"]
+        bias, weight = self.layers[0]
+        weight = torch.cat([weight[:, : len(scale_F)] / scale_F, weight[:, len(scale_F) :]], dim=-1)
+        self.layers[0] = bias - weight[:, : len(scale_F)] @ mean_F, weight.contiguous()
+        bias, weight = self.layers[-1]
+        if self.regressor:
+            self._only_needed(bias, weight, allowed)
+        else:
+            self.layers[-1] = bias[allowed], weight[allowed]
+        table = selector.latency.table(SPACE.actions, selector.verifier, selector.sees, mode.top_p < 1)
+        self.lengths: list[float] = table[0].tolist()
+        self.seconds: list[list[float]] = table[1][:, allowed].tolist()
+        self.base = mode.speed ** (1 - mode.rho)
+
+    def _only_needed(self, bias: Tensor, weight: Tensor, allowed: list[int]) -> None:
+        """The last layer, and what makes block efficiencies of it, for some trees alone."""
+        sums_SA = SPACE.sums_SA[:, allowed]
+        survivals = sums_SA.any(1)
+        factors_SS = survival_factors(SPACE)[:, survivals]
+        outputs = factors_SS.any(1)
+        self.layers[-1] = bias[outputs], weight[outputs].contiguous()
+        self.factors = factors_SS[outputs].T.contiguous()
+        self.sums, self.one = sums_SA[survivals].T.contiguous(), torch.ones(len(allowed))
+
+    def choose(self, features: Features) -> Action:
+        """The action at one root."""
+        scalars_F = values = features[SCALARS_KEY]
+        if self.blocks:
+            states = [
+                self._projected(features[name], block)
+                for name, block in zip(self.hidden_names, self.blocks, strict=True)
+            ]
+            values = torch.cat([scalars_F, *states])
+        for bias, weight in self.layers[:-1]:
+            values = torch.addmv(bias, weight, values).relu_()
+        outputs_H = torch.addmv(*self.layers[-1], values)
+        if not self.regressor:
+            return self.actions[int(outputs_H.argmax())]
+        survivals = torch.mv(self.factors, logsigmoid(outputs_H)).exp_()
+        tokens: list[float] = torch.addmv(self.one, self.sums, survivals).tolist()
+        seconds = self._seconds(float(scalars_F[LENGTH_AT]))
+        price = self.base * max(e / t for e, t in zip(tokens, seconds, strict=True)) ** self.mode.rho
+        worth = [e - price * t for e, t in zip(tokens, seconds, strict=True)]
+        return self.actions[worth.index(max(worth))]
+
+    @staticmethod
+    def _projected(state_D: Tensor, block: list[Tensor]) -> Tensor:
+        """A hidden state through its linear map and layer norm."""
+        weight, bias, scale, shift = block
+        return layer_norm(torch.addmv(bias, weight, state_D), scale.shape, scale, shift)
+
+    def _seconds(self, length: float) -> list[float]:
+        """Step times at a context length, linear between the measured ones and constant beyond."""
+        lengths = self.lengths
+        length = min(max(length, lengths[0]), lengths[-1])
+        at = next(i for i in range(1, len(lengths)) if length <= lengths[i])
+        share = (length - lengths[at - 1]) / (lengths[at] - lengths[at - 1])
+        return [low + share * (high - low) for low, high in zip(self.seconds[at - 1], self.seconds[at], strict=True)]
+
+
+def _on_cpu(features: Features) -> Features:
     return {name: value.cpu() for name, value in features.items()}
 
 
@@ -188,6 +243,9 @@ def torchscript() -> Iterator[None]:
 
 def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | None = None) -> Selector:
     """Read an artefact directory.
+
+    On another machine than the one it was tuned for, times, the static tree and the speed at which time is charged are
+    that machine's, and any tree may be chosen; under which sampling settings decisions pay was found on the first one.
 
     Args:
         folder: as written by the export stage.
@@ -205,26 +263,20 @@ def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | Non
             f"{folder / 'config.json'}: {config.get('format')} of schema version {config.get('schema_version')}; "
             f"this program reads {FORMAT} of schema version {SCHEMA_VERSION}: export the selector again"
         )
-    if isinstance(latency, LatencyProfile):
-        profile = latency
-    else:
-        profile = LatencyProfile.load(Path(latency) if latency is not None else folder / "latency.json")
+    own = LatencyProfile.load(folder / "latency.json")
+    profile = latency if isinstance(latency, LatencyProfile) else own
+    if isinstance(latency, str | Path):
+        profile = LatencyProfile.load(Path(latency))
     if profile.pair != config["pair"]["fingerprint"]:
         raise InputError(f"{folder}: the latency profile was measured with another pair")
-    if unmeasured := set(config["verifiers"]) - set(profile.verify):
-        raise InputError(f"the latency profile of {profile.device} has no times for {', '.join(sorted(unmeasured))}")
     modes = [Mode.of(entry) for entry in config["modes"]]
-    own = LatencyProfile.load(folder / "latency.json")
-    if profile != own:
-        modes = [_retuned(config, at, modes[at], profile, own) for at in range(len(modes))]
     with torchscript():
         module = torch.jit.load(str(folder / "selector.pt"), map_location="cpu").eval()
-        if profile != own:
-            _retune(module, decision_tables(profile, modes, config["verifiers"], config["objective"] == "regressor"))
-        buffers = dict(module.named_buffers())
-        head = tuple(buffers[name].clone() for name in HEAD)
-        module = torch.jit.freeze(module, preserved_attrs=["efficiency", "further"])
-    return Selector(module, head, config, profile, modes)
+    if profile != own:
+        modes = [_moved(config, at, mode, profile, own) for at, mode in enumerate(modes)]
+        for name, tensor in decision_tables(profile, modes, config["verifier"], config["sees"])._asdict().items():
+            setattr(module, name, tensor)
+    return Selector(module, config, profile, modes)
 
 
 def _check_files(folder: Path) -> None:
@@ -248,94 +300,44 @@ def _check_files(folder: Path) -> None:
 
 
 class DecisionTables(NamedTuple):
-    """What decisions at the root are charged with: the sampling settings, temperature and top-p; lengths; and seconds,
-    with the verifiers that `option_SA` says, int64. A policy's outputs are actions, whatever their verifiers."""
+    """What the exported file decides with: the sampling settings; step times by setting and context length; and by
+    setting g, rho and the trees that may be chosen."""
 
     settings_S2: Tensor
     lengths_L: Tensor
     seconds_SLA: Tensor
-    option_SA: Tensor
+    speed_S: Tensor
+    rho_S: Tensor
+    allowed_SA: Tensor
 
 
-def decision_tables(
-    profile: LatencyProfile, modes: Sequence[Mode], verifiers: Sequence[str], regressor: bool
-) -> DecisionTables:
+def decision_tables(profile: LatencyProfile, modes: Sequence[Mode], verifier: str, sees: str) -> DecisionTables:
     """Those of some modes on one machine."""
-    actions = ActionSpace.default().actions
-    tables = [
-        profile.table(actions, [verifiers[position] for position in mode.verifier_of], True, filtered=mode.top_p < 1)
-        for mode in modes
-    ]
-    settings_S2 = torch.tensor([[mode.temperature, mode.top_p] for mode in modes])
-    options = [mode.options if regressor else range(len(actions)) for mode in modes]
-    seconds_SLA = torch.stack([seconds_LA for _, seconds_LA in tables])
-    return DecisionTables(settings_S2, tables[0][0], seconds_SLA, torch.tensor([list(each) for each in options]))
-
-
-def _retune(module: torch.jit.ScriptModule, tables: DecisionTables) -> None:
-    """Put another machine's times into a regressor and find its g on the calibration predictions."""
-    buffers = dict(module.named_buffers())
-    predicted_RO = buffers["calibration_RO"].float()
-    if len(predicted_RO) == 0:
-        return  # a policy sees times only through its features
-    module.lengths_L, module.seconds_SLA, module.option_SA = tables.lengths_L, tables.seconds_SLA, tables.option_SA
-    setting_R = buffers["calibration_setting_R"]
-    predicted_RA = predicted_RO.gather(-1, tables.option_SA[setting_R])
-    weight_R1 = buffers["calibration_weight_R"].unsqueeze(-1)
-    seconds_RA = interpolated_at(tables.seconds_SLA, tables.lengths_L, setting_R, buffers["calibration_length_R"])
-    buffers["gain"].fill_(best_gain(weight_R1 * predicted_RA, weight_R1 * seconds_RA))
-
-
-def _middle(latency: LatencyProfile) -> int:
-    """The context length at which static trees are compared: in the middle of those that were measured."""
-    return latency.draft.lengths[len(latency.draft.lengths) // 2]
-
-
-def _static_table(config: dict, at: int, latency: LatencyProfile, length: int) -> tuple[Tensor, Tensor]:
-    """Block efficiencies of the static trees under a mode's sampling setting, and their times; [U, A] each."""
-    entry, actions = config["modes"][at], ActionSpace.default().actions
-    filtered = entry["top_p"] < 1
-    seconds_UA = torch.tensor(
-        [
-            [latency.action_seconds(action, length, verifier, filtered=filtered) for action in actions]
-            for verifier in config["verifiers"]
-        ]
+    tables = [profile.table(SPACE.actions, verifier, sees, mode.top_p < 1) for mode in modes]
+    return DecisionTables(
+        torch.tensor([[mode.temperature, mode.top_p] for mode in modes]),
+        tables[0][0],
+        torch.stack([seconds_LA for _, seconds_LA in tables]),
+        torch.tensor([mode.speed for mode in modes]),
+        torch.tensor([mode.rho for mode in modes]),
+        torch.stack([mode.mask(SPACE) for mode in modes]),
     )
-    return torch.tensor(entry["mean_efficiency"]), seconds_UA
 
 
-def _static_speeds(table: tuple[Tensor, Tensor], verifier_of: Sequence[int]) -> Tensor:
-    """Of the static trees, each with its verifier; tokens per second, [A]."""
-    tokens_UA, seconds_UA = table
-    verifier_1A = torch.tensor([list(verifier_of)])
-    return tokens_UA.gather(0, verifier_1A)[0] / seconds_UA.gather(0, verifier_1A)[0]
+def static_speeds(config: dict, at: int, latency: LatencyProfile) -> Tensor:
+    """Tokens per second of the static trees under a mode's sampling setting, in the middle of the measured lengths, [A]."""
+    mode = config["modes"][at]
+    length = latency.draft.lengths[len(latency.draft.lengths) // 2]
+    verifier, filtered = config["verifier"], mode["top_p"] < 1
+    seconds = [latency.action_seconds(action, length, verifier, None, filtered) for action in SPACE]
+    return torch.tensor(mode["mean_efficiency"]) / torch.tensor(seconds)
 
 
-def _retuned(config: dict, at: int, mode: Mode, latency: LatencyProfile, tuned_for: LatencyProfile) -> Mode:
-    """A mode with another machine's verifiers and best static tree, and g moved in proportion to the trees' speeds."""
-    length = _middle(tuned_for)  # contexts of the traces, on both machines
-    table = _static_table(config, at, latency, length)
-    verifier_of = worth_most(*table)
-    speed_A = _static_speeds(table, verifier_of)
-    best, actions = int(speed_A.argmax()), ActionSpace.default().actions
-    before = _static_speeds(_static_table(config, at, tuned_for, length), mode.verifier_of)[actions.index(mode.action)]
-    # which further actions are ever the best is not known there: all are weighed
-    further = tuple(range(len(actions)))
-    gain = mode.gain * float(speed_A[best] / before)
-    return replace(mode, action=actions[best], gain=gain, further=further, first=0, verifier_of=verifier_of)
-
-
-def best_gain(efficiency_BA: Tensor, seconds_BA: Tensor, tolerance: float = 1e-9) -> float:
-    """The speed g, in tokens per second, at which `mean_B max_A (E - g T)` is zero (Dinkelbach).
-
-    Choosing `argmax_A E - g T` at that g maximises total tokens over total time, which the action with the best own
-    ratio does not.
-    """
-    gain = 0.0
-    for _ in range(100):
-        best_B1 = (efficiency_BA - gain * seconds_BA).argmax(-1, keepdim=True)
-        tokens = efficiency_BA.gather(-1, best_B1).sum(dtype=torch.float64)
-        previous, gain = gain, float(tokens / seconds_BA.gather(-1, best_B1).sum(dtype=torch.float64))
-        if abs(gain - previous) <= tolerance * gain:
-            break
-    return gain
+def _moved(config: dict, at: int, mode: Mode, latency: LatencyProfile, own: LatencyProfile) -> Mode:
+    """A mode on another machine: its best static tree, and g in proportion to the trees' speeds."""
+    if config["verifier"] not in latency.verify:
+        raise InputError(f"the latency profile of {latency.device} has no times for {config['verifier']}")
+    speed_A, before_A = static_speeds(config, at, latency), static_speeds(config, at, own)
+    best = int(speed_A.argmax())
+    speed = mode.speed * float(speed_A[best] / before_A[SPACE.index(mode.action)])
+    return replace(mode, action=SPACE.actions[best], speed=speed, allowed=())

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION = 2
-JOINT = "joint"  # in place of a verifier: for every tree, the one of several that is fastest with it
+SCHEMA_VERSION = 3
 
 
 class InputError(ValueError):
@@ -28,62 +27,45 @@ class Scalar:
     meaning: str
 
 
-# Known at a root before any pass.
-CONTEXT = (
+DECAYS = (0.5, 0.8, 0.95, 0.99)  # of the running means over the committed text: the last two tokens, five, 20, 100
+LONGEST_MATCH = 32  # tokens; longer matches, and longer runs, count as this many
+
+# What is known at a root once the draft has passed the root token: `root` is the last committed token, `prev` the one
+# before it. `p` and `q` are the target's and the draft's distributions after a token, after temperature and nucleus
+# filtering; entropies are those at temperature 1, for at temperature 0 nothing would be left of them. The history
+# begins with the last prompt token: no engine computes logits of the whole prompt.
+SCALARS = (
+    Scalar("target_entropy_prev", "nats", "of the target after prev, at temperature 1"),
+    Scalar("draft_entropy_prev", "nats", "of the draft after prev, at temperature 1"),
+    Scalar("draft_entropy_root", "nats", "of the draft after root, at temperature 1"),
+    *(
+        Scalar(f"{name}_mean_{decay:g}", unit, f"{meaning}, mean over the text so far, weights {decay:g}^age")
+        for name, unit, meaning in (
+            ("accepted", "1", "min(1, q/p) of the text's own tokens"),
+            ("draft_entropy", "nats", "the draft's entropy at temperature 1"),
+        )
+        for decay in DECAYS
+    ),
+    Scalar("agreed", "tokens", f"how many of the latest tokens in a row have q >= p; {LONGEST_MATCH} at most"),
+    Scalar(
+        "match", "tokens", f"length of the longest end of the text that stands in it before; {LONGEST_MATCH} at most"
+    ),
     Scalar("context_length", "tokens", "committed tokens, the root token included"),
     Scalar("temperature", "1", "of the target's sampling"),
     Scalar("top_p", "1", "nucleus threshold; 1 keeps everything"),
 )
-
-# `prev` is the token before the root token, `root` the last committed one (DDTE, appendix E). Distributions are taken
-# after temperature and nucleus filtering; divergences floor probabilities at 1e-10, so that they are finite.
-SCALARS = (
-    Scalar("target_entropy_prev", "nats", "H(p_prev)"),
-    Scalar("draft_entropy_prev", "nats", "H(q_prev)"),
-    Scalar("draft_entropy_root", "nats", "H(q_root)"),
-    Scalar("kl_target_draft_prev", "nats", "KL(p_prev || q_prev)"),
-    Scalar("kl_draft_target_prev", "nats", "KL(q_prev || p_prev)"),
-    Scalar("l1_prev", "1", "|p_prev - q_prev|_1"),
-    *CONTEXT,
-    Scalar("draft_pass_seconds", "s", "estimated time of one draft pass at this length"),
-    Scalar("target_pass_seconds", "s", "estimated time of one target pass over one token at this length"),
-)
 SCALAR_NAMES = tuple(scalar.name for scalar in SCALARS)
-LATENCY_SCALARS = ("draft_pass_seconds", "target_pass_seconds")  # of a machine, not of a trace
-TRACE_SCALARS = tuple(name for name in SCALAR_NAMES if name not in LATENCY_SCALARS)
-
-# What is known while a trunk is drafted, at a token that has been drawn and not passed yet: all of it the draft's own.
-# At the root nothing has been drawn, and the first three are 0.
-TRUNK_SCALARS = (
-    Scalar("drafted", "tokens", "drafted so far, this token included"),
-    Scalar("token_logprob", "nats", "log of the newest token's probability under the draft"),
-    Scalar("path_logprob", "nats", "sum of the log-probabilities along the drafted path"),
-    *CONTEXT,
-)
-TRUNK_STATE = "draft_hidden_parent"  # the draft's last hidden state where the token was drawn; at the root, the root's
-
-# Last hidden states: float vectors of the models' widths.
-HIDDEN_STATES = ("target_hidden_prev", "draft_hidden_prev", "draft_hidden_root")
 SCALARS_KEY = "scalars"  # in a feature dictionary: one float vector in the order of SCALARS
 
-
-def label_columns(verifier: str) -> dict[str, str]:
-    """Trace columns of a verifier's labels; each holds one value per action, in `ActionSpace` order.
-
-    `mean`: E[tau + 1], averaged over the samples. `error`: its standard error. `half`: the mean over the first half of
-    the samples, for cross-fitting. `realised`: tau + 1 of one verification, drawn on the first sample's tree.
-    `trunk`: of every sample in turn, E[tau + 1] given its own trunk, samples x actions.
-    """
-    return {kind: f"{verifier}.{kind}" for kind in ("mean", "error", "half", "realised", "trunk")}
+# Last hidden states (DDTE, appendix E): float vectors of the models' widths. Only selectors with `full` features read
+# them. The target has not passed the root token.
+HIDDEN_STATES = ("target_hidden_prev", "draft_hidden_prev", "draft_hidden_root")
+LIGHT, FULL = FEATURES = ("light", "full")  # scalars alone, or hidden states, too
 
 
-# Trace columns of the trunks of a root's samples, samples x trunk tokens (without the last one, which nothing follows).
-TRUNK_COLUMNS = {
-    "hidden": "trunk.hidden",  # TRUNK_STATE, samples x tokens x width
-    "token_entropy": "trunk.token_entropy",  # H of the draft's distribution that it was drawn from, in nats
-    "token_logprob": "trunk.token_logprob",
-    "accept": "trunk.accept",  # min(1, p/q) of the token
-}
+def survival_column(verifier: str) -> str:
+    """Trace column of a verifier's labels: `P(tau >= t | text)`, `ActionSpace.survivals` of every root in turn."""
+    return f"{verifier}.survivals"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

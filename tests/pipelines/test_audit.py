@@ -7,7 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from pipelines.audit_quick import best_tree
+from selector.actions import ActionSpace
+from selector.replay import Layout
 from tests.pipelines.runs import ROOT, SMALL, espalier
 
 
@@ -37,6 +41,9 @@ def test_the_audit_leaves_tables_plots_and_a_page(paired: Path) -> None:
     for name in ("verifiers", "variants", "acceptance", "depth", "best_trees", "efficiency"):
         rows = list(csv.DictReader((audit / f"{name}.csv").open()))
         assert rows and {row["setting"] for row in rows} >= {"T=0.5", "T=1, top-p=0.9"}
+    ours = [row for row in csv.DictReader((audit / "variants.csv").open()) if row["variant"] == "iid"]
+    assert {row["of traversal"] for row in ours if row["verifier"] == "traversal"} == {"1.0"}
+    assert {row["verifier"] for row in ours} >= {"specinfer", "lifted_uniform", "khisti"}
     optimum = {(r["setting"], r["style"], r["k"]): r for r in csv.DictReader((audit / "acceptance.csv").open())}
     assert {k for _, _, k in optimum} == {"1", "2", "3", "4"}
     assert all((audit / f"{name}.png").stat().st_size > 1000 for name in ("depth", "verifiers", "efficiency"))
@@ -57,8 +64,19 @@ def test_an_interrupted_audit_goes_on_with_what_is_measured(paired: Path) -> Non
 
 
 def test_the_quick_audit_gives_a_verdict(paired: Path) -> None:
-    output = espalier(paired, "audit", "--quick", *SMALL, "audit.quick_roots=8")
+    output = espalier(paired, "audit", "--quick", *SMALL, "audit.quick_texts=8")
     assert "speculation pays" in output or "speculation does not pay" in output
+
+
+@pytest.mark.parametrize("verifier", ["naive", "block", "traversal"])
+def test_only_chains_are_recommended_to_verifiers_of_the_first_path(verifier: str) -> None:
+    """By chance branching trees may seem the fastest; their other branches are never accepted."""
+    space = ActionSpace.default()
+    survivals_RS = torch.full((40, len(space.sums_SA)), 0.5, dtype=torch.float64)
+    seconds_A = torch.tensor([0.01 if action.K == 1 else 0.005 for action in space])
+    found = best_tree(verifier, survivals_RS, seconds_A, Layout.of(torch.tensor([10, 10, 10, 10])))
+    assert (found.action.K == 1) == (verifier != "traversal")
+    assert found.speed == pytest.approx(found.efficiency / float(seconds_A[space.index(found.action)]), rel=1e-5)
 
 
 def test_the_bench_compares_with_transformers(tmp_path: Path) -> None:

@@ -1,0 +1,404 @@
+"""Labels along a text: what every tree would have yielded at every position, without drafting one.
+
+Take a text that follows the target's law: any lossless decoder wrote it. At a *root* (a position of it) let a tree be
+drafted afresh and verified. Of all that may be drafted, accepted and appended, keep only the cases that lead to the
+very text that stands there. How likely each accepted length is, given the text, then depends on the two models' rows
+along the text alone:
+
+    S_t = P(tau >= t | text) = E over the drafts [ P(draft) P(accepted down to depth t | draft) ] / P(text),
+
+and `1 + sum_t S_t` has the mean `E[tau + 1]` over texts. Written out, with x the text's token at a depth and p, q the
+rows before it:
+
+*Chain.* It must draft x, which has the probability q(x) where the text gave it p(x). So a step multiplies by
+`q/p min(1, p/q) = min(1, q/p)` top-down; bottom-up (Block Verification) S_t is the smallest of 1 and the running
+products of q/p. For instance p(x) = 0.5, q(x) = 0.4: a chain of one token would have been accepted with S_1 = 0.8.
+
+*Branches.* k branches still stand on the text. One of their k next tokens, at a uniformly drawn place, is x; the other
+k - 1, its siblings, are drawn from q. If m of the k are x, then `k q(x) / (m p(x))` is how much more often a draft
+gives x than the text does. Top-down the solver must then yield x (`pull`). Bottom-up the siblings that are visited
+before x must reject; averaged over what stands below them, each does with one minus its entry weight, so that nothing
+below them need be drafted; then the walk goes on with x's entry weight. m branches are left on the text.
+
+A row of survivals S, 232 numbers in the default space (`ActionSpace.survivals`), is the law of tau of all 233 trees.
+
+Legend: T tokens, R roots, V vocabulary, B branching positions of a block, C cells (a branching position and a K),
+M states (a cell and its siblings so far), L trunk lengths, D depths, k child-list entries, S survivals, A actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from data_gen.verification import BottomUp, TopDown, get_verifier
+from data_gen.verification.khisti import Khisti
+from data_gen.verification.one_path import FirstPath
+from data_gen.verification.profile import divide
+from data_gen.verification.sorted_rows import SortedRows
+from selector.actions import ActionSpace
+
+ELEMENTS = 1 << 22  # probabilities of one model that are sorted at once; 2,048 rows of a vocabulary of 2,048
+
+Rows = tuple[Tensor, Tensor]  # the target's and the draft's distributions after some tokens of a text, [B, V] each
+
+
+def label_text(
+    tokens_T: Tensor,
+    target_probs_TV: Tensor,
+    draft_probs_TV: Tensor,
+    verifiers: Sequence[str],
+    siblings: int | None = 1,
+    generator: torch.Generator | None = None,
+    space: ActionSpace | None = None,
+) -> Tensor:
+    """Block efficiency E[tau + 1 | text] of every action at every root, float64 [verifier, root, action], in tokens.
+
+    Roots are 0 .. T - 1 - (max_L1 + max_L2); root r is committed up to token r.
+
+    Args:
+        tokens_T: int64, of a text that follows the target's law.
+        target_probs_TV, draft_probs_TV: row t is the distribution after token t; float64, float32 or bf16, normalised
+            in float64, on any device.
+        siblings: how many draws of the siblings are averaged; None enumerates all of them (small vocabularies).
+        generator: of the siblings' draws; torch's own if None.
+        space: the actions; the default space if None.
+
+    Raises:
+        ValueError: the shapes do not fit, no root has its whole look-ahead, the text holds a token of probability 0
+            under the target, or a verifier is unknown or has no labels along a text.
+    """
+    space = space or ActionSpace.default()
+    if not len(tokens_T) == len(target_probs_TV) == len(draft_probs_TV):
+        raise ValueError(
+            f"{len(tokens_T)} tokens need as many rows; target has {len(target_probs_TV)}, draft {len(draft_probs_TV)}"
+        )
+    labeller = TextLabeller(tokens_T, verifiers, siblings, generator, space)
+    for rows in blocks(target_probs_TV, draft_probs_TV):
+        labeller.add(*rows)
+    return space.efficiencies(labeller.survivals())
+
+
+def blocks(target_probs_TV: Tensor, draft_probs_TV: Tensor) -> Iterator[Rows]:
+    """Rows in blocks of a size that depends on the vocabulary alone."""
+    size = block_rows(target_probs_TV.shape[-1])
+    yield from zip(target_probs_TV.split(size), draft_probs_TV.split(size), strict=True)
+
+
+def block_rows(vocabulary: int) -> int:
+    """How many rows of a text are best taken at once: memory does not grow with the text."""
+    return max(32, ELEMENTS // vocabulary)
+
+
+def labelled_verifier(name: str) -> TopDown | BottomUp:
+    """A verifier that has labels along a text; for those of the first path alone, that of chains.
+
+    Raises:
+        ValueError: it is unknown, or what it does at a node does not follow from the node and its children alone (GBV
+            compares whole paths), or takes a linear program a node (Khisti).
+    """
+    verifier = get_verifier(name)
+    if isinstance(verifier, TopDown | BottomUp) and not isinstance(verifier, Khisti):
+        return verifier
+    if isinstance(verifier, FirstPath):
+        return verifier.chain
+    raise ValueError(f"{name} has no labels along a text")
+
+
+@dataclass
+class _States:
+    """What is known of M walks down the text, one for each cell and draw of siblings.
+
+    Attributes:
+        cell_M: branching position and K that a walk belongs to.
+        k_M: its branches that are still on the text.
+        weight_M: its probability among the walks of its cell, times `k q / (m p)` of all levels so far.
+        pulled: by top-down verifier, P(it accepts down to here), [M].
+        entered: by bottom-up verifier, P(earlier siblings reject) and the entry weight, [M, L] each: the weight at the
+            branching node depends on the trunk.
+    """
+
+    cell_M: Tensor
+    k_M: Tensor
+    weight_M: Tensor
+    pulled: dict[int, Tensor]
+    entered: dict[int, tuple[Tensor, Tensor]]
+
+    def take(self, index_M: Tensor) -> _States:
+        return _States(
+            self.cell_M[index_M],
+            self.k_M[index_M],
+            self.weight_M[index_M],
+            {v: values[index_M] for v, values in self.pulled.items()},
+            {v: (left[index_M], entry[index_M]) for v, (left, entry) in self.entered.items()},
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[_States]) -> _States:
+        first = parts[0]
+        return _States(
+            torch.cat([part.cell_M for part in parts]),
+            torch.cat([part.k_M for part in parts]),
+            torch.cat([part.weight_M for part in parts]),
+            {v: torch.cat([part.pulled[v] for part in parts]) for v in first.pulled},
+            {
+                v: (torch.cat([p.entered[v][0] for p in parts]), torch.cat([p.entered[v][1] for p in parts]))
+                for v in first.entered
+            },
+        )
+
+
+class TextLabeller:
+    """Survivals along one text, from blocks of rows in the order of the text; see `label_text` for the arguments.
+
+    With `branching=False` chains alone are labelled, from two probabilities per token; what belongs to branches is 0.
+    """
+
+    def __init__(
+        self,
+        tokens_T: Tensor,
+        verifiers: Sequence[str],
+        siblings: int | None = 1,
+        generator: torch.Generator | None = None,
+        space: ActionSpace | None = None,
+        branching: bool = True,
+    ) -> None:
+        self.space = space or ActionSpace.default()
+        self.tokens_T = tokens_T
+        self.roots = len(tokens_T) - self.space.depth
+        if self.roots < 1:
+            raise ValueError(f"{len(tokens_T)} tokens leave no root with a look-ahead of {self.space.depth}")
+        self.siblings, self.generator = siblings, generator
+        self.verifiers = [labelled_verifier(name) for name in verifiers]
+        self.by_first_path = [isinstance(get_verifier(name), FirstPath) for name in verifiers]
+        self.branching = branching and self.space.max_K > 1 and self.space.max_L2 > 0
+        self._p: list[Tensor] = []  # of the text's own next tokens, block by block
+        self._q: list[Tensor] = []
+        self._pull: list[list[Tensor]] = [[] for _ in verifiers]  # top-down, of an only child that is the text's token
+        self._seen = 0
+        self._late: Rows | None = None  # rows at which a branch that began earlier may still stand
+        self._branches: list[list[Tensor]] = [[] for _ in verifiers]
+
+    def add(self, target_probs_BV: Tensor, draft_probs_BV: Tensor) -> None:
+        """The rows after the next B tokens."""
+        next_B = self.tokens_T[self._seen + 1 : self._seen + 1 + len(target_probs_BV)].to(target_probs_BV.device)
+        own = target_probs_BV[: len(next_B)], draft_probs_BV[: len(next_B)]
+        self._seen += len(target_probs_BV)
+        if len(next_B) == 0:
+            return
+        self._along(own, next_B)
+        if self.branching:
+            rows = own if self._late is None else tuple(map(torch.cat, zip(self._late, own, strict=True)))
+            begin = self._seen - len(target_probs_BV) - (len(rows[0]) - len(own[0]))
+            count = len(rows[0]) - self.space.max_L2 + 1
+            if count > 0:
+                self._branch(SortedRows(*rows), begin, count)
+                rows = rows[0][count:], rows[1][count:]
+            self._late = rows[0].clone(), rows[1].clone()  # of a view the whole block would stay in memory
+
+    def _along(self, rows: Rows, next_B: Tensor) -> None:
+        """What chains need: p and q of the text's tokens."""
+        sums = [each.sum(-1, dtype=torch.float64) for each in rows]
+        p_B, q_B = (
+            each.gather(-1, next_B.unsqueeze(-1))[:, 0].double() / total for each, total in zip(rows, sums, strict=True)
+        )
+        if bool((p_B <= 0).any()):
+            at = int((p_B <= 0).nonzero()[0]) + sum(map(len, self._p)) + 1
+            raise ValueError(f"token {at} of the text has probability 0 under the target")
+        self._p.append(p_B)
+        self._q.append(q_B)
+        for v, verifier in enumerate(self.verifiers):
+            if isinstance(verifier, TopDown):
+                # NSS takes the text's token with p, all others with min(1, p/q)
+                self._pull[v].append(p_B if verifier.on_a_chain == "nss" else divide(p_B, q_B).clamp(max=1))
+
+    def _chain(self, since: int = 0) -> tuple[Tensor, list[Tensor]]:
+        """From every root on, the first at `since`: running products of q/p, [R, D + 1]; and for each verifier what it
+        multiplies them by: top-down the products of `pull`, bottom-up the entry weight."""
+        p_T, q_T = torch.cat(self._p)[since:], torch.cat(self._q)[since:]
+        depth = self.space.depth
+
+        def ahead(values_T: Tensor) -> Tensor:
+            padded = torch.cat([values_T, values_T.new_zeros(depth)])  # nothing is known beyond: never read
+            return padded.unfold(0, depth, 1)[: len(values_T)]
+
+        def from_one(values_TD: Tensor) -> Tensor:
+            return torch.cat([torch.ones_like(values_TD[:, :1]), values_TD], dim=-1)
+
+        drafted_TD = from_one(ahead(divide(q_T, p_T)).cumprod(-1))
+        result = []
+        for v, verifier in enumerate(self.verifiers):
+            if isinstance(verifier, TopDown):
+                result.append(from_one(ahead(torch.cat(self._pull[v])[since:]).cumprod(-1)))
+            else:
+                weights = [torch.ones_like(p_T)]
+                for ratio_T in ahead(divide(p_T, q_T)).unbind(-1):
+                    weights.append((weights[-1] * ratio_T).clamp(max=1))
+                result.append(torch.stack(weights, dim=-1))
+        return drafted_TD, result
+
+    def _branch(self, rows: SortedRows, begin: int, count: int) -> None:
+        """Branches that begin at the `count` positions from `begin` on; `rows` begin there, too."""
+        device = rows.device
+        space, widths = self.space, self.space.max_K - 1
+        tokens_B = self.tokens_T[begin + 1 : begin + 1 + len(rows.p_NV)].to(device)
+        since = max(0, begin - space.max_L1)
+        _, chain = self._chain(since)
+        cell_M = torch.arange(count * widths, device=device)
+        position_L = torch.arange(begin, begin + count, device=device).unsqueeze(-1) - torch.arange(
+            space.max_L1 + 1, device=device
+        )
+        trunk_L = torch.arange(space.max_L1 + 1, device=device).expand_as(position_L)
+        one_M = torch.ones(len(cell_M), dtype=torch.float64, device=device)
+        entered = {}
+        for v, verifier in enumerate(self.verifiers):
+            if isinstance(verifier, BottomUp):
+                weight_BL = chain[v][position_L.clamp(min=since) - since, trunk_L] * (position_L >= 0)
+                weight_ML = weight_BL.repeat_interleave(widths, dim=0)
+                entered[v] = torch.ones_like(weight_ML), weight_ML
+        pulled = {v: one_M for v, verifier in enumerate(self.verifiers) if isinstance(verifier, TopDown)}
+        states = _States(cell_M, 2 + cell_M % widths, one_M, pulled, entered)
+        sums = [
+            torch.zeros(
+                count * widths, space.max_L2, *([space.max_L1 + 1] if v in entered else []), device=device
+            ).double()
+            for v in range(len(self.verifiers))
+        ]
+        for level in range(space.max_L2):
+            row_M = states.cell_M.div(widths, rounding_mode="floor") + level
+            parts = [
+                self._step(states.take(index_m), int(k), rows, row_M[index_m], tokens_B, first=level == 0)
+                for k in states.k_M.unique().tolist()
+                for index_m in ((states.k_M == k).nonzero()[:, 0],)
+            ]
+            states = _States.joined(parts)
+            for v, pulled_M in states.pulled.items():
+                sums[v][:, level].index_add_(0, states.cell_M, states.weight_M * pulled_M)
+            for v, (left_ML, entry_ML) in states.entered.items():
+                sums[v][:, level].index_add_(0, states.cell_M, states.weight_M.unsqueeze(-1) * left_ML * entry_ML)
+        for v, total in enumerate(sums):
+            self._branches[v].append(total.unflatten(0, (count, widths)))
+
+    def _step(self, states: _States, k: int, rows: SortedRows, row_M: Tensor, tokens_B: Tensor, first: bool) -> _States:
+        """One token further down the text, for walks with k branches on it."""
+        x_M1 = tokens_B[row_M].unsqueeze(-1)
+        p_M1, q_M1 = rows.profile(row_M).at(x_M1)
+        ratio_M = divide(q_M1, p_M1)[:, 0]
+        if k == 1:
+            states.weight_M = states.weight_M * ratio_M
+            for v in states.pulled:
+                own_M = p_M1 if self.verifiers[v].on_a_chain == "nss" else divide(p_M1, q_M1).clamp(max=1)
+                states.pulled[v] = states.pulled[v] * own_M[:, 0]
+            for v, (left_ML, entry_ML) in states.entered.items():
+                states.entered[v] = left_ML, (entry_ML * divide(p_M1, q_M1)).clamp(max=1)
+            return states
+        source_m, entries_mk, probability_m = self._entries(rows, row_M, x_M1[:, 0], k, first)
+        states, row_M, ratio_M = states.take(source_m), row_M[source_m], ratio_M[source_m]
+        is_text_mk = entries_mk == x_M1[source_m]
+        states.k_M = is_text_mk.sum(-1)
+        states.weight_M = states.weight_M * probability_m * k * ratio_M / states.k_M
+        for v in states.pulled:
+            pull_mk = self.verifiers[v].pull(rows.profile(row_M), entries_mk)  # type: ignore[union-attr]
+            states.pulled[v] = states.pulled[v] * (pull_mk * is_text_mk).sum(-1)
+        for v, (left_ML, entry_ML) in states.entered.items():
+            states.entered[v] = self._enter(self.verifiers[v], rows, row_M, entries_mk, is_text_mk, left_ML, entry_ML)
+        return states
+
+    def _enter(
+        self,
+        verifier: TopDown | BottomUp,
+        rows: SortedRows,
+        row_M: Tensor,
+        entries_Mk: Tensor,
+        is_text_Mk: Tensor,
+        left_ML: Tensor,
+        entry_ML: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """P(earlier siblings reject) and the entry weight, one node further down a bottom-up walk, [M, L] each."""
+        assert isinstance(verifier, BottomUp)
+        lengths, k = entry_ML.shape[-1], entries_Mk.shape[-1]
+        each_N, inverse_N = _distinct(entry_ML)
+        profile = rows.profile(row_M[each_N // lengths])
+        split = verifier.split(profile, entry_ML.flatten()[each_N], entries_Mk[each_N // lengths])
+        entry_Nk, text_Nk = split.entry_Mk, is_text_Mk[each_N // lengths]
+        if split.order_Mk is not None:
+            entry_Nk, text_Nk = entry_Nk.gather(-1, split.order_Mk), text_Nk.gather(-1, split.order_Mk)
+        before_Nk = torch.arange(k, device=entry_Nk.device) < text_Nk.to(torch.uint8).argmax(-1, keepdim=True)
+        reject_N = torch.where(before_Nk, 1 - entry_Nk, 1.0).prod(-1)
+        own_N = (entry_Nk * text_Nk).sum(-1)  # copies of a token have no weight of their own
+        return left_ML * reject_N[inverse_N].view_as(left_ML), own_N[inverse_N].view_as(entry_ML)
+
+    def _entries(
+        self, rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int, first: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Child lists in which one entry, at a uniform place, is the text's token and the others are drawn.
+
+        Returns:
+            m walks for the M: which each comes from, its child list [m, k], and its probability.
+        """
+        device = rows.device
+        if self.siblings is None:
+            V = rows.p_NV.shape[-1]
+            lists = [
+                (*rest[:place], -1, *rest[place:]) for place in range(k) for rest in product(range(V), repeat=k - 1)
+            ]
+            lists_ck = torch.tensor(lists, device=device)
+            source_m = torch.arange(len(row_M), device=device).repeat_interleave(len(lists))
+            entries_mk = lists_ck.repeat(len(row_M), 1)
+            drawn_mk = entries_mk >= 0
+            entries_mk = torch.where(drawn_mk, entries_mk, x_M[source_m].unsqueeze(-1))
+            _, q_mk = rows.profile(row_M[source_m]).at(entries_mk)
+            return source_m, entries_mk, torch.where(drawn_mk, q_mk, 1.0).prod(-1) / k
+        times = self.siblings if first else 1
+        source_m = torch.arange(len(row_M), device=device).repeat_interleave(times)
+        siblings_mk = rows.draw(row_M[source_m], self._uniform(len(source_m), k - 1).to(device))
+        place_m1 = (self._uniform(len(source_m), 1) * k).long().to(device)
+        x_m1 = x_M[source_m].unsqueeze(-1)
+        entries_mk = torch.cat([x_m1, siblings_mk], dim=-1)  # the text's token first: it changes places
+        entries_mk[:, :1] = entries_mk.gather(-1, place_m1)
+        entries_mk.scatter_(-1, place_m1, x_m1)
+        return source_m, entries_mk, torch.full((len(source_m),), 1 / times, dtype=torch.float64, device=device)
+
+    def _uniform(self, *shape: int) -> Tensor:
+        place = self.generator.device if self.generator is not None else "cpu"
+        return torch.rand(shape, generator=self.generator, dtype=torch.float64, device=place)
+
+    def survivals(self) -> Tensor:
+        """S of every root, float64 [verifier, R, S], in the order of `ActionSpace.survivals`, once all rows are added."""
+        if self._seen < len(self.tokens_T):
+            raise ValueError(f"{len(self.tokens_T)} tokens need as many rows; there are {self._seen}")
+        drafted_TD, chain = self._chain()
+        result = []
+        for v, verifier in enumerate(self.verifiers):
+            chain_RD = (drafted_TD * chain[v])[: self.roots]
+            branches = [chain_RD[:, 1:]]
+            if self.by_first_path[v] or not self.branching:
+                branches += self._without_branches(chain_RD, self.by_first_path[v])
+            else:
+                below = torch.cat(self._branches[v])  # [branching position, K, level(, L1)]
+                factor_TD = drafted_TD * chain[v] if isinstance(verifier, TopDown) else drafted_TD
+                for K in range(self.space.max_K - 1):
+                    for L1 in range(self.space.max_L1 + 1):
+                        own = below[L1 : L1 + self.roots, K]
+                        own = own if isinstance(verifier, TopDown) else own[..., L1]
+                        branches.append(factor_TD[: self.roots, L1, None] * own)
+            result.append(torch.cat(branches, dim=-1))
+        return torch.stack(result)
+
+    def _without_branches(self, chain_RD: Tensor, along_the_first: bool) -> list[Tensor]:
+        """Where only the first path counts, branches are the chain's continuation; where none are labelled, zeros."""
+        space = self.space
+        of_L1 = [chain_RD[:, L1 + 1 : L1 + 1 + space.max_L2] * along_the_first for L1 in range(space.max_L1 + 1)]
+        return of_L1 * (space.max_K - 1)
+
+
+def _distinct(entry_ML: Tensor) -> tuple[Tensor, Tensor]:
+    """Of M x L entry weights, the positions of those that differ from their left neighbour, and which of these each
+    equals: trunks of several lengths often bring the same weight, and then ask the same question."""
+    new_ML = torch.ones_like(entry_ML, dtype=torch.bool)
+    new_ML[:, 1:] = entry_ML[:, 1:] != entry_ML[:, :-1]
+    return new_ML.flatten().nonzero()[:, 0], new_ML.flatten().cumsum(0) - 1

@@ -1,0 +1,181 @@
+"""Replay: the time that any way of choosing trees at roots takes for texts that are there, exactly.
+
+The text does not depend on the trees: a policy only decides where its steps begin. Given the text, a step that begins
+at root i with the tree a(i) ends at root i + n with the probability `P(tau + 1 = n | text)`, which the labels hold
+(`data_gen.text_labels`), whatever happened before. So the expected number of steps that begin at each position follows
+from one walk along the text,
+
+    D(first root) = 1,      D(i + n) += D(i) P(tau + 1 = n | i, a(i)),
+
+and the expected time is `sum_i D(i) T(a(i), i)`, the expected tokens `sum_i D(i) E[tau + 1 | i, a(i)]`. What the last
+step yields beyond the text's end counts, as it was paid for. There is no noise but that of which texts there are; both
+sides of a comparison run on the same ones, and errors are over their sources, by the jackknife.
+
+This holds for every policy that decides at roots by what is known there: static trees, trees by kind of text, rules of
+thumb, selectors. Decisions that use drafted tokens need decoding: they also run on drafts that left the text.
+
+Legend: X texts, N roots of the longest text, R roots of all texts, A actions, S survivals, J accepted lengths + 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from selector.actions import ActionSpace
+
+ACTIONS_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Expected tokens, seconds and steps of each text, float64 [X]; and of each root how many steps begin there, [R]."""
+
+    tokens_X: Tensor
+    seconds_X: Tensor
+    steps_X: Tensor
+    visits_R: Tensor
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second, sums over sums."""
+        return float(self.tokens_X.sum() / self.seconds_X.sum())
+
+    @property
+    def block_efficiency(self) -> float:
+        """Tokens per step."""
+        return float(self.tokens_X.sum() / self.steps_X.sum())
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the roots of texts stand: root n of text x is row `row_XN`, and there is one where `alive_XN`."""
+
+    row_XN: Tensor
+    alive_XN: Tensor
+
+    @classmethod
+    def of(cls, sizes_X: Tensor) -> Layout:
+        """For texts of so many roots each, whose rows follow one another."""
+        start_X1 = (sizes_X.cumsum(0) - sizes_X).unsqueeze(-1)
+        n_N = torch.arange(int(sizes_X.max()))
+        alive_XN = n_N < sizes_X.unsqueeze(-1)
+        return cls(torch.where(alive_XN, start_X1 + n_N, 0), alive_XN)
+
+
+def outcomes(survivals_RS: Tensor, action_R: Tensor, space: ActionSpace) -> Tensor:
+    """`P(tau + 1 = n)` of the given actions, n = 1 .. depth + 1, float64 [R, J]."""
+    padded_RS = torch.nn.functional.pad(survivals_RS.double(), (0, 1))  # the position of what cannot be
+    reached_RD = padded_RS.gather(-1, space.survival_of_AD[action_R])
+    one_R1 = torch.ones_like(reached_RD[:, :1])
+    return torch.cat([one_R1, reached_RD], dim=-1) - torch.cat([reached_RD, 0 * one_R1], dim=-1)
+
+
+def replay(survivals_RS: Tensor, action_R: Tensor, seconds_R: Tensor, layout: Layout, space: ActionSpace) -> Replayed:
+    """A policy, given as the action of every root.
+
+    Args:
+        survivals_RS: labels of the roots.
+        action_R: int64.
+        seconds_R: what a step with that action takes there.
+    """
+    outcomes_RJ = outcomes(survivals_RS, action_R, space)
+    rows_XN = layout.row_XN
+    visits_XN = _visits(outcomes_RJ[rows_XN], layout.alive_XN)
+    n_J = torch.arange(1, outcomes_RJ.shape[-1] + 1, dtype=torch.float64)
+    tokens_R = outcomes_RJ @ n_J
+    visits_R = torch.zeros(len(action_R), dtype=torch.float64)
+    visits_R[rows_XN[layout.alive_XN]] = visits_XN[layout.alive_XN]
+    return Replayed(
+        (visits_XN * tokens_R[rows_XN]).sum(-1),
+        (visits_XN * seconds_R.double()[rows_XN]).sum(-1),
+        visits_XN.sum(-1),
+        visits_R,
+    )
+
+
+def replay_static(
+    survivals_RS: Tensor, seconds_RA: Tensor, layout: Layout, space: ActionSpace, actions: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Every action as a static tree: tokens, seconds and steps, float64 [X, A] each (of the given actions, if any).
+
+    Args:
+        seconds_RA: of all actions.
+    """
+    chosen = torch.arange(len(space)) if actions is None else torch.tensor(list(actions))
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    padded_RS = torch.nn.functional.pad(survivals_RS.float(), (0, 1))
+    for action_A in chosen.split(ACTIONS_AT_ONCE):
+        columns_AD = space.survival_of_AD[action_A]
+        X, N = layout.alive_XN.shape
+        visits_XAN = torch.zeros(X, len(action_A), N + space.depth + 1)
+        visits_XAN[:, :, 0] = 1
+        tokens_XA, seconds_XA, steps_XA = torch.zeros(3, X, len(action_A), dtype=torch.float64)
+        for n in range(N):
+            row_X = layout.row_XN[:, n]
+            here_XA = visits_XAN[:, :, n] * layout.alive_XN[:, n, None]
+            reached_XAD = padded_RS[row_X][:, columns_AD]
+            ends_XAJ = torch.nn.functional.pad(reached_XAD, (1, 0), value=1) - torch.nn.functional.pad(
+                reached_XAD, (0, 1)
+            )
+            visits_XAN[:, :, n + 1 : n + 2 + space.depth] += here_XA.unsqueeze(-1) * ends_XAJ
+            tokens_XA += here_XA * (1 + reached_XAD.sum(-1))
+            seconds_XA += here_XA * seconds_RA[row_X][:, action_A]
+            steps_XA += here_XA
+        parts.append((tokens_XA, seconds_XA, steps_XA))
+    tokens, seconds, steps = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
+    return tokens, seconds, steps
+
+
+def _visits(outcomes_XNJ: Tensor, alive_XN: Tensor) -> Tensor:
+    """How many steps begin at each root, [X, N]."""
+    X, N, J = outcomes_XNJ.shape
+    visits_XN = torch.zeros(X, N + J, dtype=torch.float64)
+    visits_XN[:, 0] = 1
+    for n in range(N):
+        visits_XN[:, n] *= alive_XN[:, n]
+        visits_XN[:, n + 1 : n + 1 + J] += visits_XN[:, n, None] * outcomes_XNJ[:, n]
+    return visits_XN[:, :N]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A quotient of speeds, and one standard error over sources."""
+
+    value: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ±{self.error:.3f}"
+
+
+def ratio_of_speeds(mine: Replayed, other: Replayed, source_X: Tensor) -> Ratio:
+    """Speed over another's on the same texts; the error by the jackknife over sources.
+
+    Args:
+        source_X: number of each text's source: texts of one source are not independent.
+    """
+    sums_X4 = torch.stack([mine.tokens_X, mine.seconds_X, other.tokens_X, other.seconds_X], dim=-1)
+    return jackknifed_ratio(sums_X4, source_X)
+
+
+def jackknifed_ratio(sums_X4: Tensor, source_X: Tensor) -> Ratio:
+    """`(tokens / seconds) / (tokens / seconds)` of sums of four columns, and its standard error over sources; inf for one
+    source. A ratio of exactly 1 on every source has no error."""
+    _, group_X = source_X.unique(return_inverse=True)
+    sums_G4 = torch.zeros(int(group_X.max()) + 1, 4, dtype=torch.float64).index_add_(0, group_X, sums_X4.double())
+    total_4 = sums_G4.sum(0)
+    value = _ratio(total_4)
+    if len(sums_G4) == 1:
+        return Ratio(float(value), 0.0 if value == 1 else math.inf)
+    without_G = _ratio(total_4 - sums_G4)
+    G = len(without_G)
+    return Ratio(float(value), float(((G - 1) / G * (without_G - without_G.mean()).square().sum()).sqrt()))
+
+
+def _ratio(sums_4: Tensor) -> Tensor:
+    return (sums_4[..., 0] / sums_4[..., 1]) / (sums_4[..., 2] / sums_4[..., 3])

@@ -1,0 +1,336 @@
+"""Replay against the decoder that it stands for, by enumeration and by simulation, on worlds of the last token."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import accumulate, pairwise, product
+
+import pytest
+import torch
+from torch import Tensor
+
+from data_gen.text_labels import TextLabeller
+from data_gen.trees import DraftTree
+from data_gen.verification import get_verifier
+from data_gen.verification.profile import normalised
+from selector.actions import Action, ActionSpace
+from selector.replay import Layout, Ratio, Replayed, jackknifed_ratio, outcomes, ratio_of_speeds, replay, replay_static
+
+SPACE = ActionSpace(2, 1, 2)
+VERIFIERS = ["specinfer", "nss", "traversal", "lifted_uniform"]
+Appended = list[tuple[tuple[int, ...], float]]
+
+
+class LastTokenWorld:
+    """Two tokens; both models' distributions depend on the last one. Every text begins with token 0."""
+
+    def __init__(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.target_VV, self.draft_VV = normalised(
+            torch.rand(2, 2, 2, generator=generator, dtype=torch.float64) ** 2 + 0.05
+        )
+
+    def probability(self, text: tuple[int, ...]) -> float:
+        return math.prod(float(self.target_VV[before, after]) for before, after in pairwise(text))
+
+    def drawn_text(self, length: int, rng: random.Random) -> tuple[int, ...]:
+        text = [0]
+        while len(text) < length:
+            text.append(int(rng.random() < self.target_VV[text[-1], 1]))
+        return tuple(text)
+
+    def survivals(
+        self, text: tuple[int, ...], names: list[str], siblings: int | None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        tokens_T = torch.tensor(text)
+        labeller = TextLabeller(tokens_T, names, siblings, generator, SPACE)
+        labeller.add(self.target_VV[tokens_T], self.draft_VV[tokens_T])
+        return labeller.survivals()
+
+    def continued(self, last: int, length: int) -> list[tuple[tuple[int, ...], float]]:
+        """Every draft of so many tokens, with its probability."""
+        return [
+            (path, math.prod(float(self.draft_VV[a, b]) for a, b in zip((last, *path), path, strict=False)))
+            for path in product(range(2), repeat=length)
+        ]
+
+    def appended(self, name: str, last: int, trunk: tuple[int, ...], branches: list[tuple[int, ...]]) -> Appended:
+        """What the verifier may append after a drafted tree, with its probability: its law, which `verify` draws from
+        (`test_verify.py`)."""
+        tree = DraftTree.from_paths(trunk, branches)
+        token_N = tree.tokens_N.clone()
+        token_N[0] = last
+        law_NV = get_verifier(name).law(tree, self.target_VV[token_N], self.draft_VV[token_N])
+        return [
+            ((*(tree.token(n) for n in tree.path_to(node)), token), float(law_NV[node, token]))
+            for node, token in law_NV.nonzero().tolist()
+        ]
+
+
+def action_at(position: int, last: int) -> int:
+    """A policy that decides by what is known at a root."""
+    return (5 * position + 3 * last * (position + 1)) % len(SPACE)
+
+
+def seconds_at(position: int, action: int) -> float:
+    """A step takes longer with more drafted tokens, and later in the text."""
+    return 1.0 + 0.3 * SPACE.actions[action].nodes + 0.1 * position
+
+
+def replayed(survivals_XRS: Tensor, texts: list[tuple[int, ...]]) -> Replayed:
+    """The policy on texts of one length."""
+    X, R, S = survivals_XRS.shape
+    action_R = torch.tensor([action_at(n, text[n]) for text in texts for n in range(R)])
+    seconds = [seconds_at(n, action_at(n, text[n])) for text in texts for n in range(R)]
+    layout = Layout.of(torch.full((X,), R))
+    return replay(survivals_XRS.reshape(X * R, S), action_R, torch.tensor(seconds, dtype=torch.float64), layout, SPACE)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_replay_of_all_texts_is_the_decoder(seed: int) -> None:
+    """The decoder's expected tokens, seconds and steps, from all it may draft and append, are replay's mean over all
+    texts (1e-12)."""
+    world, roots = LastTokenWorld(seed), 5
+    texts = [(0, *rest) for rest in product(range(2), repeat=roots - 1 + SPACE.depth)]
+    weight_X = torch.tensor([world.probability(text) for text in texts], dtype=torch.float64)
+    survivals_XVRS = torch.stack([world.survivals(text, VERIFIERS, siblings=None) for text in texts])
+    for v, name in enumerate(VERIFIERS):
+        mine = replayed(survivals_XVRS[:, v], texts)
+        laws: dict[tuple[int, int], Appended] = {}
+
+        def law(last: int, action: int, name: str = name, laws: dict[tuple[int, int], Appended] = laws) -> Appended:
+            if (last, action) not in laws:
+                K, L1, L2 = SPACE.actions[action]
+                laws[last, action] = [
+                    (tokens, on_trunk * math.prod(p for _, p in branches) * probability)
+                    for trunk, on_trunk in world.continued(last, L1)
+                    for branches in product(world.continued((last, *trunk)[-1], L2), repeat=K)
+                    for tokens, probability in world.appended(name, last, trunk, [path for path, _ in branches])
+                ]
+            return laws[last, action]
+
+        begins = {(0, 0): 1.0}  # how many steps begin at a position with a last token
+        tokens = seconds = steps = 0.0
+        for position, last in product(range(roots), range(2)):
+            visits, action = begins.get((position, last), 0.0), action_at(position, last)
+            steps += visits
+            seconds += visits * seconds_at(position, action)
+            for appended, probability in law(last, action):
+                tokens += visits * probability * len(appended)
+                end = position + len(appended), appended[-1]
+                begins[end] = begins.get(end, 0.0) + visits * probability
+        assert float(weight_X @ mine.steps_X) == pytest.approx(steps, abs=1e-12), name
+        assert float(weight_X @ mine.seconds_X) == pytest.approx(seconds, abs=1e-12), name
+        assert float(weight_X @ mine.tokens_X) == pytest.approx(tokens, abs=1e-12), name
+        assert sum(begins.get((roots - 1, last), 0.0) for last in range(2)) == pytest.approx(
+            float(weight_X @ mine.visits_R.view(-1, roots)[:, -1]), abs=1e-12
+        )
+
+
+def decoded(world: LastTokenWorld, name: str, roots: int, count: int, rng: random.Random) -> Tensor:
+    """Tokens, seconds and steps of decodings that stop once no root is left, [count, 3]."""
+    laws: dict[tuple, tuple[list[tuple[int, ...]], list[float]]] = {}
+    q1 = world.draft_VV[:, 1].tolist()
+
+    def draft(last: int, length: int) -> tuple[int, ...]:
+        path: list[int] = []
+        for _ in range(length):
+            last = int(rng.random() < q1[last])
+            path.append(last)
+        return tuple(path)
+
+    totals = []
+    for _ in range(count):
+        position, last, seconds, steps = 0, 0, 0.0, 0
+        while position < roots:
+            action = action_at(position, last)
+            K, L1, L2 = SPACE.actions[action]
+            trunk = draft(last, L1)
+            branches = [draft((last, *trunk)[-1], L2) for _ in range(K)]
+            key = (last, trunk, *branches)
+            if key not in laws:
+                tokens, probabilities = zip(*world.appended(name, last, trunk, branches), strict=True)
+                laws[key] = list(tokens), list(accumulate(probabilities))
+            appended = rng.choices(laws[key][0], cum_weights=laws[key][1])[0]
+            seconds, steps = seconds + seconds_at(position, action), steps + 1
+            position, last = position + len(appended), appended[-1]
+        totals.append((position, seconds, steps))
+    return torch.tensor(totals, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ["specinfer", "traversal"])
+def test_replay_of_drawn_texts_and_siblings_is_a_simulated_decoder(name: str) -> None:
+    """Some 50,000 steps of a decoder against drawn texts, labelled with drawn siblings: tokens, seconds and steps agree
+    within 4 standard errors. A wrong alarm in 4e-4 of runs with other seeds (6 comparisons)."""
+    world, roots, rng = LastTokenWorld(seed=3), 24, random.Random(4)
+    simulated_X3 = decoded(world, name, roots, 4000, rng)
+    assert simulated_X3[:, 2].sum() > 40_000
+    texts = [world.drawn_text(roots + SPACE.depth, rng) for _ in range(600)]
+    generator = torch.Generator().manual_seed(5)
+    survivals_XRS = torch.stack([world.survivals(text, [name], 1, generator)[0] for text in texts])
+    mine = replayed(survivals_XRS, texts)
+    mine_X3 = torch.stack([mine.tokens_X, mine.seconds_X, mine.steps_X], dim=-1)
+    error_3 = (simulated_X3.var(0) / len(simulated_X3) + mine_X3.var(0) / len(mine_X3)).sqrt()
+    assert ((mine_X3.mean(0) - simulated_X3.mean(0)).abs() < 4 * error_3).all()
+    assert (error_3 < 0.02 * simulated_X3.mean(0)).all()  # close enough to tell
+    other = replayed(survivals_XRS.roll(1, dims=1), texts)  # labels of the wrong roots: noticed
+    assert not ((other.steps_X.mean() - simulated_X3[:, 2].mean()).abs() < 4 * error_3[2])
+
+
+def some_survivals(sizes: list[int], space: ActionSpace, seed: int) -> Tensor:
+    """Survivals that fall with depth in every tree of the space."""
+    generator = torch.Generator().manual_seed(seed)
+    falling_RS = torch.rand(sum(sizes), len(space.sums_SA), generator=generator, dtype=torch.float64)
+    survivals_RS = falling_RS.clone()
+    survivals_RS[:, : space.depth] = falling_RS[:, : space.depth].cumprod(-1)
+    branches = survivals_RS[:, space.depth :].view(sum(sizes), space.max_K - 1, space.max_L1 + 1, space.max_L2)
+    for L1 in range(space.max_L1 + 1):
+        above_R = survivals_RS[:, L1 - 1] if L1 else torch.ones(sum(sizes), dtype=torch.float64)
+        branches[:, :, L1] = branches[:, :, L1].cumprod(-1) * above_R[:, None, None]
+    return survivals_RS
+
+
+def test_a_static_tree_is_a_policy_of_one_action() -> None:
+    """Texts of different lengths, one of them without a root."""
+    sizes, space = [7, 1, 0, 12], ActionSpace(3, 2, 2)
+    survivals_RS = some_survivals(sizes, space, seed=6)
+    seconds_RA = torch.rand(sum(sizes), len(space), generator=torch.Generator().manual_seed(7)) + 0.5
+    layout = Layout.of(torch.tensor(sizes))
+    static = replay_static(survivals_RS, seconds_RA, layout, space)
+    chosen = [4, 0, len(space) - 1]
+    for part, whole in zip(replay_static(survivals_RS, seconds_RA, layout, space, chosen), static, strict=True):
+        assert torch.allclose(part, whole[:, chosen], rtol=1e-6)
+    for a in range(len(space)):
+        action_R = torch.full((sum(sizes),), a)
+        mine = replay(survivals_RS, action_R, seconds_RA[:, a], layout, space)
+        for one, column in zip((mine.tokens_X, mine.seconds_X, mine.steps_X), static, strict=True):
+            assert torch.allclose(one, column[:, a], rtol=1e-5, atol=1e-12), space.actions[a]
+        assert mine.tokens_X[2] == mine.seconds_X[2] == mine.steps_X[2] == 0
+
+
+def test_many_actions_are_taken_in_parts() -> None:
+    """The default space is more than what is replayed at once."""
+    space = ActionSpace.default()
+    survivals_RS = some_survivals([6, 3], space, seed=8)
+    seconds_RA, layout = torch.ones(9, len(space)), Layout.of(torch.tensor([6, 3]))
+    tokens_XA, seconds_XA, steps_XA = replay_static(survivals_RS, seconds_RA, layout, space)
+    assert tokens_XA.shape == (2, 233)
+    assert torch.allclose(seconds_XA, steps_XA)
+    for a in (0, 63, 64, 128, 232):
+        mine = replay(survivals_RS, torch.full((9,), a), seconds_RA[:, a], layout, space)
+        assert torch.allclose(mine.tokens_X, tokens_XA[:, a], rtol=1e-5)
+        assert torch.allclose(mine.steps_X, steps_XA[:, a], rtol=1e-5)
+
+
+def test_outcomes_are_a_law_whose_mean_is_the_label() -> None:
+    space = ActionSpace(3, 2, 2)
+    survivals_RS = some_survivals([len(space)], space, seed=9)
+    action_R = torch.arange(len(space))
+    law_RJ = outcomes(survivals_RS, action_R, space)
+    assert law_RJ.shape == (len(space), space.depth + 1)
+    assert torch.allclose(law_RJ.sum(-1), torch.ones(len(space), dtype=torch.float64), atol=1e-14)
+    assert (law_RJ >= 0).all()
+    mean_R = law_RJ @ torch.arange(1, space.depth + 2, dtype=torch.float64)
+    assert torch.allclose(mean_R, space.efficiencies(survivals_RS).diagonal(), atol=1e-14)
+    for a, (_, L1, L2) in enumerate(space):
+        assert (law_RJ[a, L1 + L2 + 1 :] == 0).all()
+
+
+def test_replay_of_a_text_worked_by_hand() -> None:
+    """Four tokens, three roots, chains of one token.
+
+    p of the text's next tokens is 0.5, 0.8, 0.5 and q is 0.4, 0.2, 0.6, so that a chain of one is accepted with
+    S = min(1, q/p) = 0.8, 0.25, 1. With that chain at every root:
+
+        D(0) = 1
+        D(1) = D(0) (1 - 0.8)                 = 0.2
+        D(2) = D(0) 0.8 + D(1) (1 - 0.25)     = 0.95
+        tokens  = 1 x 1.8 + 0.2 x 1.25 + 0.95 x 2 = 3.95
+        seconds = 1 x 10 + 0.2 x 20 + 0.95 x 40   = 52
+
+    With nothing drafted at the first two roots every root is visited: 1 + 1 + 2 tokens in 3 steps.
+    """
+    space = ActionSpace(1, 1, 0)
+    labeller = TextLabeller(torch.tensor([0, 1, 0, 1]), ["naive"], space=space)
+    p_TV = torch.tensor([[0.5, 0.5], [0.8, 0.2], [0.5, 0.5], [1.0, 0.0]], dtype=torch.float64)
+    q_TV = torch.tensor([[0.6, 0.4], [0.2, 0.8], [0.4, 0.6], [0.0, 1.0]], dtype=torch.float64)
+    labeller.add(p_TV, q_TV)
+    survivals_RS = labeller.survivals()[0]
+    assert torch.allclose(survivals_RS[:, 0], torch.tensor([0.8, 0.25, 1.0], dtype=torch.float64), atol=1e-15)
+    nothing, chain = space.index(Action(1, 0, 0)), space.index(Action(1, 1, 0))
+    seconds_R, layout = torch.tensor([10.0, 20.0, 40.0]), Layout.of(torch.tensor([3]))
+    drafted = replay(survivals_RS, torch.full((3,), chain), seconds_R, layout, space)
+    assert drafted.visits_R.tolist() == pytest.approx([1, 0.2, 0.95])
+    assert drafted.tokens_X.tolist() == pytest.approx([3.95])
+    assert drafted.seconds_X.tolist() == pytest.approx([52])
+    assert drafted.steps_X.tolist() == pytest.approx([2.15])
+    assert drafted.speed == pytest.approx(3.95 / 52)
+    assert drafted.block_efficiency == pytest.approx(3.95 / 2.15)
+    late = replay(survivals_RS, torch.tensor([nothing, nothing, chain]), seconds_R, layout, space)
+    assert late.visits_R.tolist() == pytest.approx([1, 1, 1])
+    assert late.tokens_X.tolist() == pytest.approx([4])
+    assert late.seconds_X.tolist() == pytest.approx([70])
+
+
+def test_texts_do_not_mix() -> None:
+    """Each text of a set is replayed as if alone, whatever stands beside it."""
+    sizes, space = [4, 9, 2], SPACE
+    survivals_RS = some_survivals(sizes, space, seed=10)
+    generator = torch.Generator().manual_seed(11)
+    action_R = torch.randint(0, len(space), (15,), generator=generator)
+    seconds_R = torch.rand(15, generator=generator, dtype=torch.float64)
+    together = replay(survivals_RS, action_R, seconds_R, Layout.of(torch.tensor(sizes)), space)
+    start = 0
+    for x, size in enumerate(sizes):
+        own = slice(start, start + size)
+        alone = replay(survivals_RS[own], action_R[own], seconds_R[own], Layout.of(torch.tensor([size])), space)
+        assert torch.allclose(alone.visits_R, together.visits_R[own], atol=1e-15)
+        for name in ("tokens_X", "seconds_X", "steps_X"):
+            assert float(getattr(alone, name)) == pytest.approx(float(getattr(together, name)[x]), abs=1e-14)
+        start += size
+
+
+THREE = torch.tensor([[10.0, 10.0, 10.0, 10.0], [20.0, 10.0, 10.0, 10.0], [30.0, 10.0, 10.0, 10.0]])
+
+
+def test_a_ratio_and_its_error_worked_by_hand() -> None:
+    """(60 / 30) / (30 / 30) = 2; without one source 2.5, 2 and 1.5: the error is sqrt(2/3 x (0.25 + 0 + 0.25))."""
+    ratio = jackknifed_ratio(THREE, torch.tensor([7, 3, 5]))
+    assert ratio.value == pytest.approx(2)
+    assert ratio.error == pytest.approx((1 / 3) ** 0.5)
+    assert str(ratio) == "2.000 ±0.577"
+
+
+def test_a_method_against_itself_is_one_for_certain() -> None:
+    own_X2 = torch.rand(9, 2, generator=torch.Generator().manual_seed(12), dtype=torch.float64) + 0.1
+    for source_X in (torch.arange(9), torch.arange(9) % 2, torch.zeros(9, dtype=torch.int64)):
+        assert jackknifed_ratio(own_X2.repeat(1, 2), source_X) == Ratio(1.0, 0.0)
+
+
+def test_one_source_tells_no_error() -> None:
+    ratio = jackknifed_ratio(THREE, torch.zeros(3, dtype=torch.int64))
+    assert ratio.value == pytest.approx(2)
+    assert ratio.error == math.inf
+
+
+def test_texts_of_one_source_move_together() -> None:
+    """Sources in any number of texts, in any order, have the error of their sums; as sources of their own the texts
+    would seem to tell more."""
+    source_X = torch.tensor([0, 1, 2, 0, 1, 2])
+    halves_X4 = torch.cat([THREE * 0.25, THREE * 0.75])
+    expected = jackknifed_ratio(THREE, torch.arange(3))
+    split = jackknifed_ratio(halves_X4, source_X)
+    assert (split.value, split.error) == pytest.approx((expected.value, expected.error))
+    shuffled_X = torch.tensor([5, 0, 3, 1, 4, 2])
+    moved = jackknifed_ratio(halves_X4[shuffled_X], source_X[shuffled_X])
+    assert (moved.value, moved.error) == pytest.approx((expected.value, expected.error))
+    assert jackknifed_ratio(halves_X4, torch.arange(6)).error < 0.9 * expected.error
+
+
+def test_speeds_are_compared_on_sums() -> None:
+    mine, other = (
+        Replayed(THREE[:, at].double(), THREE[:, at + 1].double(), torch.ones(3), torch.ones(3)) for at in (0, 2)
+    )
+    assert ratio_of_speeds(mine, other, torch.arange(3)) == jackknifed_ratio(THREE, torch.arange(3))
+    assert mine.speed / other.speed == pytest.approx(2)
