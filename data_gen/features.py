@@ -104,8 +104,8 @@ class RootKnowledge:
         self._root_entropy: float | None = None  # of the draft after the first of its rows, once it is known
 
     def committed(self, target: ModelRows, nodes: Sequence[int], tokens: Sequence[int]) -> None:
-        """A step has ended: the target's rows, which of them are the root's and the accepted nodes', and the tokens that
-        follow each."""
+        """A step has ended: the target's rows, which of them are the root's and the accepted nodes', and the
+        tokens that follow each."""
         self._target += [(target, node) for node in nodes]
         self._next += tokens
 

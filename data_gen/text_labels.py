@@ -20,7 +20,7 @@ gives x than the text does. Top-down the solver must then yield x (`pull`). Bott
 before x must reject; averaged over what stands below them, each does with one minus its entry weight, so that nothing
 below them need be drafted; then the walk goes on with x's entry weight. m branches are left on the text.
 
-A row of survivals S, 232 numbers in the default space (`ActionSpace.survivals`), is the law of tau of all 233 trees.
+A row of survivals S, 232 numbers in the default space (`ActionSpace.sums_SA`), is the law of tau of all 233 trees.
 
 Legend: T tokens, R roots, V vocabulary, B branching positions of a block, C cells (a branching position and a K),
 M states (a cell and its siblings so far), L trunk lengths, D depths, k child-list entries, S survivals, A actions.
@@ -213,8 +213,7 @@ class TextLabeller:
         self._q.append(q_B)
         for v, verifier in enumerate(self.verifiers):
             if isinstance(verifier, TopDown):
-                # NSS takes the text's token with p, all others with min(1, p/q)
-                self._pull[v].append(p_B if verifier.on_a_chain == "nss" else divide(p_B, q_B).clamp(max=1))
+                self._pull[v].append(verifier.accept(p_B, q_B))
 
     def _chain(self, since: int = 0) -> tuple[Tensor, list[Tensor]]:
         """From every root on, the first at `since`: running products of q/p, [R, D + 1]; and for each verifier what it
@@ -291,8 +290,7 @@ class TextLabeller:
         if k == 1:
             states.weight_M = states.weight_M * ratio_M
             for v in states.pulled:
-                own_M = p_M1 if self.verifiers[v].on_a_chain == "nss" else divide(p_M1, q_M1).clamp(max=1)
-                states.pulled[v] = states.pulled[v] * own_M[:, 0]
+                states.pulled[v] = states.pulled[v] * self.verifiers[v].accept(p_M1, q_M1)[:, 0]  # type: ignore[union-attr]
             for v, (left_ML, entry_ML) in states.entered.items():
                 states.entered[v] = left_ML, (entry_ML * divide(p_M1, q_M1)).clamp(max=1)
             return states
@@ -368,7 +366,7 @@ class TextLabeller:
         return torch.rand(shape, generator=self.generator, dtype=torch.float64, device=place)
 
     def survivals(self) -> Tensor:
-        """S of every root, float64 [verifier, R, S], in the order of `ActionSpace.survivals`, once all rows are added."""
+        """S of every root, float64 [verifier, R, S], in the order of `ActionSpace.sums_SA`, once all rows are added."""
         if self._seen < len(self.tokens_T):
             raise ValueError(f"{len(self.tokens_T)} tokens need as many rows; there are {self._seen}")
         drafted_TD, chain = self._chain()

@@ -228,7 +228,7 @@ def next_tokens(text: Text, seen: int, count: int) -> tuple[int, list[int]]:
 
 @dataclass
 class Plausibility:
-    """Whether texts may be the target's own: how many of their tokens were unlikely, and how many are to be expected."""
+    """Whether texts may be the target's own: how many of their tokens were unlikely, and how many should have been."""
 
     tokens: int = 0
     unlikely: int = 0

@@ -10,9 +10,11 @@ Legend: X texts, R roots of all texts, S survivals, A actions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from rich.table import Table
 from torch import Tensor
@@ -23,15 +25,21 @@ from data_gen.verification import get_verifier
 from data_gen.verification.one_path import FirstPath
 from pipelines.audit import texts_of
 from pipelines.config import Config
+from pipelines.latency import decision_seconds
 from pipelines.pair import load_pair
+from pipelines.potential import halves, potentials, table_of
+from pipelines.prompts import encode, prompts_of
 from pipelines.stage import console, mlflow_run, progress
+from pipelines.units import Work, make_shard
 from selector.actions import EMPTY, Action, ActionSpace
+from selector.data import Setting, Timed, to_texts
 from selector.latency import LatencyProfile
 from selector.replay import Layout, replay_static
-from selector.schema import InputError
+from selector.schema import LIGHT, InputError
 
 REPEATS = 4
 SHOWN = 5
+SELECTOR_TEXTS = 3  # times as many texts as for the static trees: a model is fitted on half of them
 SPACE = ActionSpace.default()
 
 
@@ -67,7 +75,25 @@ def answer(config: Config) -> None:
     found.sort(key=lambda candidate: candidate.promise, reverse=True)
     console.print(_table(f"{setting.build()}, {profile.device}; {len(layout.row_XN)} texts", found[:SHOWN], plain))
     console.print(f"audit: {_verdict(found[0], plain)}")
-    # Further tables belong here; `profile`, `seconds`, `survivals_VRS` and `layout` are what they can be made from.
+    console.print(table_of(potentials(_halves(config, pair, profile, found[0].verifier))))
+
+
+def _halves(
+    config: Config, pair: ModelPair, profile: LatencyProfile, verifier: str
+) -> dict[Setting, tuple[Timed, Timed]]:
+    """Texts of the first sampling setting with features, labelled for one verifier: half to fit, half to judge."""
+    setting = config.sampling[0].build()
+    prompts = prompts_of(config, "validation")[: SELECTOR_TEXTS * config.audit.quick_texts]
+    data = config.data.model_copy(update={"features": "light", "log": None})
+    own = config.model_copy(update={"verifiers": (verifier,), "data": data})
+    size = config.data.texts_per_shard
+    parts = [tuple((prompt, 0) for prompt in prompts[n : n + size]) for n in range(0, len(prompts), size)]
+    table = pa.concat_tables([make_shard(own, pair, Work("validation", setting, part)).table for part in parts])
+    first = encode(pair, prompts[0], config.prompts.tokens)
+    profile = replace(profile, decide={LIGHT: 0.0})
+    profile = replace(profile, decide={LIGHT: decision_seconds(own, pair, profile, verifier, LIGHT, first)})
+    texts = to_texts(table.filter(pc.greater(table["roots"], 0)), (verifier,))
+    return {texts.settings[0]: halves(Timed(texts, verifier, profile))}
 
 
 def _profile(config: Config, pair: ModelPair, tick: Callable[[], None]) -> LatencyProfile:

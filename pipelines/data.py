@@ -60,8 +60,8 @@ def size_line(config: Config) -> str:
     total = settings * sum(count * each[split] for split, count in counts.items())
     texts = ", ".join(f"{count} for {split}" for split, count in counts.items())
     return (
-        f"{settings} sampling settings x {sum(counts.values())} texts ({texts}) of {data.tokens} labelled tokens; up to "
-        f"{max(each.values()) / 1e3:.0f} kB a text, {total / 1e6:.0f} MB in all before compression"
+        f"{settings} sampling settings x {sum(counts.values())} texts ({texts}) of {data.tokens} labelled tokens; "
+        f"up to {max(each.values()) / 1e3:.0f} kB a text, {total / 1e6:.0f} MB in all before compression"
     )
 
 

@@ -146,7 +146,7 @@ def _lost(name: str | None, times: int, error: Exception) -> str:
     reason = str(error).strip().splitlines()[0]
     if name is None:
         return f"data.engine: a Ray worker could not be started, {times} times: {reason}"
-    return f"{name}: its worker was lost {times} times ({reason}); short of memory? data.texts_per_shard sets what it takes"
+    return f"{name}: its worker was lost {times} times ({reason}); short of memory? lower data.texts_per_shard"
 
 
 def devices(nodes: Sequence[dict[str, float]], config: Config) -> tuple[int, int]:

@@ -58,10 +58,10 @@ OFTEN = 0.25  # share of a text's positions inside a long repeat that makes it o
 
 
 def plan(config: Config) -> list[str]:
-    methods = len(config.verifiers) + 5 + ("traversal" in config.verifiers) + 2 * config.evaluate.assisted
+    methods = len(config.verifiers) + 6 + ("traversal" in config.verifiers) + 2 * config.evaluate.assisted
     return [
         f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings x up to {methods} methods, "
-        f"{config.evaluate.tokens} tokens each; all held-out texts replayed on {1 + len(config.evaluate.gpu_like)} clocks"
+        f"{config.evaluate.tokens} tokens each; held-out texts replayed on {1 + len(config.evaluate.gpu_like)} clocks"
     ]
 
 
@@ -207,7 +207,7 @@ def replays(
 
 
 def synthetic_summary(replayed: list[dict[str, Any]]) -> dict[str, float]:
-    """What the selector gains over Traversal's best tree at the root on synthetic clocks, mean over clocks and settings."""
+    """The selector over Traversal's best tree at the root on synthetic clocks, mean over clocks and settings."""
     found: dict[tuple, dict[str, float]] = {}
     for row in replayed:
         if row["clock"] != WALL:

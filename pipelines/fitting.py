@@ -96,6 +96,7 @@ def _quiet() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
         warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")
+        warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
         yield
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)

@@ -82,7 +82,9 @@ def run(config: Config) -> None:
         task = bar.add_task("timing passes", total=grid.repeats, note="")
         profile = latency.measure(pair, grid, config.verifiers, device, lambda: bar.advance(task))
         profile = replace(profile, decide=dict.fromkeys(FEATURES, 0.0))
-        decide = {sees: decision_seconds(config, pair, profile, sees, prompts[0]) for sees in FEATURES}
+        decide = {
+            sees: decision_seconds(config, pair, profile, config.train.verifier, sees, prompts[0]) for sees in FEATURES
+        }
         profile = replace(profile, decide=decide, labelling=labelling_seconds(config, pair, texts))
         actions = [Action(*shape) for shape in FITTED + CHECKED]
         steps = latency.real_steps(pair, config.verifiers, actions, prompts, REAL_TOKENS)
@@ -165,7 +167,9 @@ class _Timed:
         return self.action
 
 
-def decision_seconds(config: Config, pair: ModelPair, profile: LatencyProfile, sees: str, prompt: list[int]) -> float:
+def decision_seconds(
+    config: Config, pair: ModelPair, profile: LatencyProfile, verifier: str, sees: str, prompt: list[int]
+) -> float:
     """Median time of a decision in real decoding, features included.
 
     The weights of the network do not matter for that, so it is not trained. Chains may be chosen, as on most machines.
@@ -177,15 +181,15 @@ def decision_seconds(config: Config, pair: ModelPair, profile: LatencyProfile, s
     mode = Mode(1.0, 1.0, space.chain(4), decides=True, speed=100.0, allowed=chains)
     facts = {
         "actions": space.actions,
-        "verifier": config.train.verifier,
+        "verifier": verifier,
         "sees": sees,
         "objective": "regressor",
         "fallback": (1, 4, 0),
         "features": {"hidden_states": dict(zip(HIDDEN_STATES, widths, strict=False))},
     }
-    made = deployed(module, profile, [mode], config.train.verifier)
+    made = deployed(module, profile, [mode], verifier)
     chooser = _Timed(Tuned(Selector(made, facts, profile, [mode]), mode), space.chain(6))
-    decoder = Decoder(pair, Sampling(), get_verifier(config.train.verifier), chooser)
+    decoder = Decoder(pair, Sampling(), get_verifier(verifier), chooser)
     generator = torch.Generator(device=pair.device).manual_seed(0)
     steps = [step for _ in range(3) for step in decoder.decode(prompt, config.data.tokens, generator).steps[2:]]
     if not steps:

@@ -31,6 +31,7 @@ from selector.tuning import StaticTable, replay_mode, static_replay
 WALL, SYNTHETIC = "wall", "gpu_like"  # further clocks are named after the profile: gpu_like_1/20
 AUTOREGRESSIVE, SELECTOR, STATIC = "autoregressive", "selector", "static"
 AT_ROOT = f"{STATIC} traversal at the root"
+BRANCHING = f"{STATIC}, branching"
 BEST_STATIC, BEST_BY_KIND = f"best {STATIC}", f"best {STATIC} by kind"
 RULE = "recent acceptance"
 ASSISTED, ASSISTED_CONSTANT = "assisted generation", "assisted generation, constant"
@@ -192,11 +193,12 @@ class Assisted(Method):
 
 
 def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfile) -> list[Method]:
-    """Every verifier's best static tree, Traversal's that branches at the root, the best of all, and that by kind."""
+    """Every verifier's best static tree; the best of Traversal's that branch at the root or not at all, of those with
+    branches, of all, and of all by kind."""
     tables = {name: StaticTable.of(Timed(texts, name, profile)) for name in verifiers}
 
-    def best(index_X: torch.Tensor | slice = slice(None)) -> Tree:
-        fastest = {name: table.best(index_X) for name, table in tables.items()}
+    def best(index_X: torch.Tensor | slice = slice(None), allowed_A: torch.Tensor | None = None) -> Tree:
+        fastest = {name: table.best(index_X, allowed_A) for name, table in tables.items()}
         name = max(fastest, key=lambda name: float(tables[name].speeds(index_X)[fastest[name]]))
         return name, SPACE.actions[fastest[name]]
 
@@ -209,6 +211,7 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
         allowed = torch.tensor([action.L1 == 0 or action.K == 1 for action in SPACE])
         action = SPACE.actions[tables["traversal"].best(allowed_A=allowed)]
         result.append(StaticTrees(AT_ROOT, "traversal", action))
+    result.append(StaticTrees(BRANCHING, *best(allowed_A=torch.tensor([action.K > 1 for action in SPACE]))))
     result.append(StaticTrees(BEST_STATIC, *overall))
     kinds = {
         kind: best(torch.tensor([x for x, own in enumerate(texts.kind_X) if own == kind]))

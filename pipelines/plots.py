@@ -21,6 +21,8 @@ from selector.data import Timed
 from selector.module import SelectorModule
 from selector.tuning import StaticTable
 
+EXAMPLE = Action(1, 8, 0)  # the tree whose predicted block efficiency is compared with its labels
+
 
 def _png(figure: Figure) -> str:
     buffer = io.BytesIO()
@@ -77,10 +79,10 @@ def efficiency_by_tree(timed: Timed) -> str:
 
 
 @torch.no_grad()
-def calibration(module: SelectorModule, timed: Timed, action: Action = Action(1, 8, 0)) -> str:
+def calibration(module: SelectorModule, timed: Timed) -> str:
     """Block efficiency of one tree, predicted against labelled, in ten groups of roots by prediction."""
     space, rows = ActionSpace.default(), (~timed.texts.first_R).nonzero()[:, 0]
-    at = space.index(action)
+    at = space.index(EXAMPLE)
     x = module.scores(timed.texts, rows)[:, at].double().numpy()
     y = space.efficiencies(timed.survivals_RS[rows])[:, at].double().numpy()
     groups = np.array_split(np.argsort(x), min(10, len(x)))
@@ -88,7 +90,7 @@ def calibration(module: SelectorModule, timed: Timed, action: Action = Action(1,
     axis.plot([x[g].mean() for g in groups], [y[g].mean() for g in groups], "o")
     top = max(x.max(), max(y[g].mean() for g in groups)) + 0.5
     axis.plot([1, top], [1, top], "k--", linewidth=1)
-    axis.set(xlabel=f"predicted E[tau + 1] of {action}", ylabel="labelled", title=str(Sampling(*timed.setting)))
+    axis.set(xlabel=f"predicted E[tau + 1] of {EXAMPLE}", ylabel="labelled", title=str(Sampling(*timed.setting)))
     return _png(figure)
 
 

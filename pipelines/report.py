@@ -86,8 +86,8 @@ def page(config: Config, evaluation: dict[str, Any], realised_rows: list[dict[st
         ),
         (
             "Labels against decoding",
-            "<p>Decoding steps of the data stage: accepted lengths, and what the labels say of the same steps; |z| above "
-            "4 would mean that the labels do not describe the decoder.</p>" + _table(realised_rows),
+            "<p>Decoding steps of the data stage: accepted lengths, and what the labels say of the same steps; |z| "
+            "above 4 would mean that the labels do not describe the decoder.</p>" + _table(realised_rows),
         ),
         (
             "Predicted against labelled block efficiency",

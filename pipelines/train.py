@@ -18,6 +18,9 @@ from data_gen.sampling import Sampling
 from pipelines.config import Config
 from pipelines.fitting import fit, module_of
 from pipelines.latency import load_profile
+from pipelines.potential import potentials
+from pipelines.potential import rows_of as potential_rows
+from pipelines.potential import table_of as potential_table
 from pipelines.stage import Stage, console, mlflow_run, read_json, require, write_json
 from pipelines.traces import load_traces, settings_of, timed, traces_folder
 from selector.actions import ActionSpace
@@ -93,6 +96,12 @@ def run(config: Config) -> None:
     with mlflow_run(config, "train") as mlflow:
         mlflow.log_dict(read_manifest(traces_folder(config)), "manifest.json")
         mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
+        train, validation = (
+            {s: timed(splits[split], s, config.train.verifier, profile) for s in settings_of(config)}
+            for split in ("train", "validation")
+        )
+        hopes = potentials({setting: (train[setting], validation[setting]) for setting in train})
+        console.print(potential_table(hopes))
         bases = statics(splits, settings_of(config), config.train.verifier, profile)
         found = {}
         for objective, sees in kinds(config):
@@ -106,7 +115,7 @@ def run(config: Config) -> None:
                 mlflow.log_metrics(found[name]["metrics"])
         chosen = choose(found)
         mlflow.set_tag("chosen", chosen)
-        write_json(partial / "result.json", {"chosen": chosen, "selectors": found})
+        write_json(partial / "result.json", {"chosen": chosen, "selectors": found, "potential": potential_rows(hopes)})
     stage.replace()
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
@@ -163,7 +172,7 @@ def monitored(mode: Mode) -> Mode:
 def step_times(
     texts: Texts, bases: list[Statics], verifier: str, profile: LatencyProfile, sees: str
 ) -> tuple[Tensor, Tensor]:
-    """What a policy is trained with: step times of all roots [R, A], and the speed of their setting's static tree [R]."""
+    """What a policy is trained with: step times of all roots [R, A], the speed of their setting's static tree [R]."""
     seconds_RA = torch.zeros(len(texts.length_R), len(SPACE))
     speed_R = torch.zeros(len(texts.length_R))
     setting_R = texts.setting_X[texts.text_R]
@@ -209,8 +218,8 @@ def row_of(
 
 
 def choose(found: dict[str, dict[str, Any]]) -> str:
-    """The fastest selector on the validation texts; one that sees more, or that is tied to this machine, must be ahead of
-    the light regressor by a standard error."""
+    """The fastest selector on the validation texts. One that sees more, or that is tied to this machine, must be ahead
+    of the light regressor by a standard error."""
     plain = kind_name("regressor", LIGHT)
 
     def speed(name: str) -> float:

@@ -91,7 +91,7 @@ def net_tokens(
     allowed_BA: Tensor,
     never: float = NEVER,
 ) -> Tensor:
-    """`E - price T`, in tokens, [B, A]: the tree with the most is drafted. `NEVER` for trees that may not be. Scriptable.
+    """`E - price T` in tokens, [B, A]: the tree with the most is drafted; `NEVER` where it may not be. Scriptable.
 
     Args:
         efficiency_BA: block efficiencies, in tokens.

@@ -39,7 +39,7 @@ class Batch:
 
 
 class SelectorModule(pl.LightningModule):
-    """`regressor` learns the survivals of all trees; `policy` action probabilities (DDTE eq. 12), for one machine's times.
+    """`regressor` learns the survivals of all trees, `policy` action probabilities for one machine (DDTE eq. 12).
 
     A regressor knows nothing of times: they enter when it chooses (`selector.decision`).
 

@@ -15,7 +15,7 @@ from selector.actions import ActionSpace
 
 
 class RootNetwork(nn.Module):
-    """Scalars, and each hidden state through a linear map and a layer norm, joined and put through an MLP (DDTE, app. E).
+    """Scalars, and each hidden state through a linear map and a layer norm, joined, through an MLP (DDTE, app. E).
 
     A light selector has no hidden states. Standardisation of the scalars is part of the module.
 

@@ -33,7 +33,7 @@ ACTIONS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Replayed:
-    """Expected tokens, seconds and steps of each text, float64 [X]; and of each root how many steps begin there, [R]."""
+    """Expected tokens, seconds and steps of each text, float64 [X]; and how many steps begin at each root, [R]."""
 
     tokens_X: Tensor
     seconds_X: Tensor
@@ -164,8 +164,8 @@ def ratio_of_speeds(mine: Replayed, other: Replayed, source_X: Tensor) -> Ratio:
 
 
 def jackknifed_ratio(sums_X4: Tensor, source_X: Tensor) -> Ratio:
-    """`(tokens / seconds) / (tokens / seconds)` of sums of four columns, and its standard error over sources; inf for one
-    source. A ratio of exactly 1 on every source has no error."""
+    """`(tokens / seconds) / (tokens / seconds)` of sums of four columns, and its standard error over sources: infinite
+    for a single source, unless the ratio is exactly 1."""
     _, group_X = source_X.unique(return_inverse=True)
     sums_G4 = torch.zeros(int(group_X.max()) + 1, 4, dtype=torch.float64).index_add_(0, group_X, sums_X4.double())
     total_4 = sums_G4.sum(0)

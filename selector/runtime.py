@@ -152,10 +152,10 @@ class Tuned:
 class _OneRoot:
     """A mode's arithmetic for one root at a time.
 
-    Between two passes of a model the caches hold the model, and a call of any library takes several times as long as in a
-    loop of its own. So there are few calls, of those that the model has just used itself: the scaling of the scalars is
-    part of the first layer, the last one holds only the outputs that the trees need which may be chosen, and the handful
-    of numbers at the end are Python's.
+    Between two passes of a model the processor's caches hold the model, and a call of any library takes several times
+    as long as in a loop of its own. So there are few calls, of those that the model has just used itself: the scaling
+    of the scalars is part of the first layer, the last one holds only the outputs that the allowed trees need, and the
+    handful of numbers at the end are Python's.
     """
 
     def __init__(self, selector: Selector, mode: Mode) -> None:
@@ -325,7 +325,7 @@ def decision_tables(profile: LatencyProfile, modes: Sequence[Mode], verifier: st
 
 
 def static_speeds(config: dict, at: int, latency: LatencyProfile) -> Tensor:
-    """Tokens per second of the static trees under a mode's sampling setting, in the middle of the measured lengths, [A]."""
+    """Tokens per second of the static trees under a mode's setting, in the middle of the measured lengths, [A]."""
     mode = config["modes"][at]
     length = latency.draft.lengths[len(latency.draft.lengths) // 2]
     verifier, filtered = config["verifier"], mode["top_p"] < 1

@@ -43,15 +43,6 @@ def get_verifier(name: str, style: str = "iid") -> Verifier:
     return known[name](style)
 
 
-def exchangeable(one: Verifier, other: Verifier) -> bool:
-    """Whether the choice between two verifiers may depend on a trunk that is drafted already, without loss.
-
-    It may where both take the tokens of a trunk alike, and so where they are the same verifier on a chain: then what
-    either makes of the rest adds up to the same, given the trunk so far. By enumeration in `test_deciding.py`.
-    """
-    return one.on_a_chain == other.on_a_chain
-
-
 __all__ = [
     "STYLED",
     "STYLES",
@@ -61,7 +52,6 @@ __all__ = [
     "Verdict",
     "Verifier",
     "acceptance",
-    "exchangeable",
     "get_verifier",
     "optimal_acceptance",
 ]

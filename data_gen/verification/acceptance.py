@@ -2,7 +2,7 @@
 
 `alpha` is the probability that a node's token is one of its drafted children, over the drafts too. MDSD (Hu et al.
 2025) gives the optimum `alpha* = 1 + min_H [p(H) - Q(H)]` with `Q(H) = P(all drafts lie in H)`, where only the prefixes
-in ascending `p/q` need be tried (algorithms sheet, sections 2 and 4).
+in ascending `p/q` need be tried.
 
 Legend: V vocabulary, P prefixes of the vocabulary (the empty one included), T quadrature nodes.
 """

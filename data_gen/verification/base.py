@@ -44,7 +44,6 @@ class Verifier(ABC):
 
     name: ClassVar[str]
     styles: ClassVar[tuple[str, ...]] = (IID,)
-    on_a_chain: ClassVar[str]  # which verifier of chains this one is there
 
     def __init__(self, style: str = IID) -> None:
         if style not in self.styles:
@@ -79,18 +78,12 @@ class Verifier(ABC):
         node = int(sample(plan.stops_N, 1, generator))
         return Verdict(node, int(sample(plan.extra([node])[0], 1, generator)))
 
-    def overlap(self, profile: Profile) -> Tensor:
-        """P(the token of an only child is accepted), averaged over its draw, where the node is reached for certain."""
-        return (1 - profile.excess(profile.ones(), profile.ones())).clamp_(min=0)
-
     @abstractmethod
     def _plan(self, tree: DraftTree, rows: Rows) -> Plan: ...
 
 
 class TopDown(Verifier):
     """One optimal-transport solver, applied from the root down until it yields a token that is no child."""
-
-    on_a_chain = "naive"
 
     def pull(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
         """P(the solver yields this child's token), [M, k]: pooled at a token's first entry, 0 at its copies.
@@ -101,8 +94,11 @@ class TopDown(Verifier):
         """
         if entries_Mk.shape[-1] > 1:
             return self.branching(profile, entries_Mk)
-        p_M1, q_M1 = profile.at(entries_Mk)
-        return divide(p_M1, q_M1).clamp_(max=1)
+        return self.accept(*profile.at(entries_Mk))
+
+    def accept(self, p: Tensor, q: Tensor) -> Tensor:
+        """P(an only child is accepted), from the two probabilities of its token, in any shape."""
+        return divide(p, q).clamp_(max=1)
 
     @abstractmethod
     def branching(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
@@ -138,11 +134,9 @@ class BottomUp(Verifier):
     """One rule that splits a node's weight over its children; acceptance is decided from the leaves up.
 
     A subtree entered with weight `b` accepts with probability `b` on average over its own draws. A node whose
-    children have all been rejected is a leaf with the weight that is left (Traversal, algorithm 2; algorithms sheet,
-    section 3). With one child every rule is Block Verification: `min(1, w p/q)`.
+    children have all been rejected is a leaf with the weight that is left (Traversal, algorithm 2). With one child
+    every rule is Block Verification: `min(1, w p/q)`.
     """
-
-    on_a_chain = "block"
 
     @abstractmethod
     def split(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Split:

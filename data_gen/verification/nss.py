@@ -13,14 +13,9 @@ class NSS(TopDown):
 
     name = "nss"
     styles = STYLES
-    on_a_chain = "nss"
 
-    def pull(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
-        return self.branching(profile, entries_Mk)
-
-    def overlap(self, profile: Profile) -> Tensor:
-        p_MV, q_MV = profile.exact()
-        return (p_MV * q_MV).sum(-1)
+    def accept(self, p: Tensor, q: Tensor) -> Tensor:
+        return p
 
     def branching(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
         return profile.at(entries_Mk)[0].masked_fill(is_copy(entries_Mk), 0.0)

@@ -62,14 +62,14 @@ class FirstPath(OnePath):
 class Naive(FirstPath):
     """Speculative sampling (Leviathan et al. 2023, Chen et al. 2023)."""
 
-    name = on_a_chain = "naive"
+    name = "naive"
     chain = NaiveTree()
 
 
 class Block(FirstPath):
     """Block Verification (Sun et al. 2024, arXiv 2403.10444)."""
 
-    name = on_a_chain = "block"
+    name = "block"
     chain = Traversal()
 
 
@@ -82,7 +82,6 @@ class GreedyBlock(OnePath):
     """
 
     name = "greedy_block"
-    on_a_chain = "block"
     chain = Traversal()
 
     def path(self, tree: DraftTree, root: int, rows: Rows) -> tuple[list[int], dict[int, Tensor]]:

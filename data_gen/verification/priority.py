@@ -1,6 +1,6 @@
 """The priority rule: close to optimal transport in one pass over the vocabulary. Not in the papers.
 
-The tokens are taken in descending `m/q`; the alive child that comes first is selected (algorithms sheet, section 3).
+The tokens are taken in descending `m/q`; the alive child that comes first is selected.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Arithmetic on rows of probabilities that every verifier shares.
 
 Every residual of Naive, SpecInfer, K-SEQ and Traversal is `(a p - b q)+` with two scalars: subtracting a multiple of
-`q` from such a residual, and scaling it, gives another one (algorithms sheet, section 5). So a rule carries `a` and `b`
+`q` from such a residual, and scaling it, gives another one. So a rule carries `a` and `b`
 per node, and touches the vocabulary only through `excess`. Sorting 152,000 tokens takes as long as some 25 such passes
 (`make bench`), more than any rule here needs; so only the rules that need the order itself sort (`ranked`).
 

@@ -2,7 +2,7 @@
 
 A rule sees the target measure `m = w p` (mass `w`) and the drafted entries. It selects child `x` with probability
 `pi(x)`, in such a way that the flow `F(x) = E[pi(x)]` over the draws stays below `m(x)`. Top-down, what is not selected
-is drawn from `p - F`. Bottom-up ("lifted", algorithms sheet, section 3), `pi` becomes the children's entry weights.
+is drawn from `p - F`. Bottom-up ("lifted"), `pi` becomes the children's entry weights.
 
 Legend: M nodes taken at once, V vocabulary, k child-list entries.
 """

@@ -58,7 +58,7 @@ class SortedProfile(Profile):
         return (a_M * self.rows.p_sum_PV.take(at_M) - b_M * q_M).clamp_(min=0), q_M
 
     def _below(self, threshold_M: Tensor) -> Tensor:
-        """How many tokens of each row have `q/p` below the threshold: bisection, bit by bit, for all questions at once."""
+        """How many tokens of each row have `q/p` below the threshold: bisection, bit by bit, for all at once."""
         start_M = self.nodes_M * self.rows.ratio_PV.shape[-1] - 1
         count_M = torch.zeros_like(start_M)
         for bit in reversed(range(self.rows.bits)):

@@ -2,7 +2,7 @@
 
 Equal siblings share one merged subtree, visited at the first copy. Drafts with i.i.d. siblings: a rejection updates
 the node once per *entry* of its child list, further copies included. Without replacement there are no copies, and
-the updates subtract the law of each entry given the earlier ones (algorithms sheet, section 3).
+the updates subtract the law of each entry given the earlier ones.
 """
 
 from __future__ import annotations

@@ -4,33 +4,56 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
-from data_gen.decoding import Decoded, Decoder, Fixed, Random
+from data_gen.decoding import PARTS, Decoded, Decoder, Fixed, Random
 from data_gen.models import ModelPair
 from data_gen.sampling import Sampling
-from data_gen.verification import VERIFIERS, get_verifier
-from selector.actions import Action
+from data_gen.trees import DraftTree
+from data_gen.verification import VERIFIERS, Verdict, Verifier, get_verifier
+from selector.actions import EMPTY, Action
+from selector.schema import FEATURES
 
 PROMPT = [5, 17, 203, 44, 91]
 ACTIONS = [Action(1, 4, 0), Action(2, 1, 3), Action(4, 0, 5), Action(3, 2, 1), Action(1, 0, 0)]
 
 
+class Watched:
+    """A verifier that keeps the exact law of the accepted length of every tree that it is given: mean and variance."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self.verifier, self.name, self.style = verifier, verifier.name, verifier.style
+        self.laws: list[tuple[float, float]] = []
+        self.drawn: list[int] = []
+
+    def verify(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor, generator: torch.Generator) -> Verdict:
+        stops_N, depths_N = self.verifier.stops(tree, p_NV, q_NV), tree.depths_N.double()
+        assert stops_N.dtype == torch.float64
+        assert abs(float(stops_N.sum()) - 1) < 1e-9
+        mean = float(stops_N @ depths_N)
+        self.laws.append((mean, float(stops_N @ (depths_N - mean) ** 2)))
+        verdict = self.verifier.verify(tree, p_NV, q_NV, generator)
+        self.drawn.append(tree.depth(verdict.node))
+        return verdict
+
+
 def decode(
     pair: ModelPair,
     action: Action | None = None,
-    verifier: str = "traversal",
+    verifier: str | Watched = "traversal",
     temperature: float = 1.0,
     prompt: Sequence[int] = PROMPT,
     tokens: int = 24,
     seed: int = 0,
-    audit: bool = False,
     style: str = "iid",
     draft_temperature: float | None = None,
+    sees: str | None = None,
 ) -> Decoded:
-    chooser = Fixed(action) if action else Random(ACTIONS, torch.Generator().manual_seed(seed))
+    chooser = Fixed(action, sees) if action else Random(ACTIONS, torch.Generator().manual_seed(seed), sees)
     sampling = Sampling(temperature, draft_temperature=draft_temperature)
-    decoder = Decoder(pair, sampling, get_verifier(verifier, style), chooser, style=style)
-    return decoder.decode(prompt, tokens, torch.Generator().manual_seed(seed), audit=audit)
+    rule = get_verifier(verifier, style) if isinstance(verifier, str) else verifier
+    decoder = Decoder(pair, sampling, rule, chooser, style=style)
+    return decoder.decode(prompt, tokens, torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
@@ -55,19 +78,15 @@ def test_realised_block_efficiency_agrees_with_the_law(
     pair: ModelPair, verifier: str, style: str, draft_temperature: float | None
 ) -> None:
     """Sum of tau over 2,000 steps and more against the laws' own means and variances; |z| < 4 (false alarms: 6e-5)."""
-    difference = variance = 0.0
-    steps = 0
+    watched, steps = Watched(get_verifier(verifier, style)), 0
     for seed in range(160):
-        drafts = {"style": style, "draft_temperature": draft_temperature}
-        for step in decode(pair, verifier=verifier, tokens=60, seed=seed, audit=True, **drafts).steps:
-            depths = step.depths_N.double()
-            assert step.stops_N is not None and step.stops_N.dtype == torch.float64
-            mean = float(step.stops_N @ depths)
-            difference += step.accepted - mean
-            variance += float(step.stops_N @ (depths - mean) ** 2)
-            steps += 1
+        decoded = decode(pair, None, watched, tokens=60, seed=seed, style=style, draft_temperature=draft_temperature)
+        steps += len(decoded.steps)
+        drafted = [step.accepted for step in decoded.steps if step.action != EMPTY]
+        assert drafted == watched.drawn[-len(drafted) :]
     assert steps >= 2000
-    assert abs(difference) / variance**0.5 < 4
+    means, variances = zip(*watched.laws, strict=True)
+    assert abs(sum(watched.drawn) - sum(means)) / sum(variances) ** 0.5 < 4
 
 
 def test_decoded_text_follows_the_target(pair: ModelPair) -> None:
@@ -122,15 +141,37 @@ def test_the_empty_tree_makes_no_draft_pass(pair: ModelPair, monkeypatch: pytest
     assert len(decode(pair, Action(1, 0, 0), tokens=5).steps) == 5
 
 
+@pytest.mark.parametrize("action", [None, *ACTIONS], ids=str)
+def test_keeping_what_a_selector_may_know_changes_no_token(pair: ModelPair, action: Action | None) -> None:
+    """Features at every root, with the draft's pass over it: the same draws, and the same text."""
+    plain = decode(pair, action, tokens=40)
+    for sees in FEATURES:
+        knowing = decode(pair, action, tokens=40, sees=sees)
+        assert knowing.tokens == plain.tokens
+        assert [step.action for step in knowing.steps] == [step.action for step in plain.steps]
+
+
+def test_steps_say_what_was_drafted_and_where(pair: ModelPair) -> None:
+    decoded, length = decode(pair, tokens=40, sees="light"), len(PROMPT)
+    for step in decoded.steps:
+        assert step.length == length
+        assert 0 <= step.accepted <= step.action.L1 + step.action.L2
+        assert 1 <= step.nodes <= 1 + step.action.nodes
+        assert set(step.seconds) == set(PARTS) and min(step.seconds.values()) >= 0
+        length += step.accepted + 1
+    assert length >= len(PROMPT) + 40
+
+
 def test_the_same_seed_decodes_the_same_text(pair: ModelPair) -> None:
     assert decode(pair, seed=3).tokens == decode(pair, seed=3).tokens != decode(pair, seed=4).tokens
 
 
 def test_bfloat16_decodes(pair_folders: tuple[str, str]) -> None:
     half = ModelPair.load(*pair_folders, device="cpu", dtype="bfloat16")
-    decoded = decode(half, audit=True)
+    watched = Watched(get_verifier("traversal"))
+    decoded = decode(half, None, watched, sees="full")
     assert len(decoded.tokens) == 24
-    assert all(abs(float(step.stops_N.sum()) - 1) < 1e-9 for step in decoded.steps)
+    assert len(watched.laws) == sum(step.action != EMPTY for step in decoded.steps) > 0
 
 
 @pytest.mark.gpu

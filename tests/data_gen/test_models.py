@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from data_gen.decoding import Decoder, Fixed
 from data_gen.models import CachedModel, ModelPair
 from data_gen.sampling import Sampling
-from data_gen.trajectories import TrajectoryLabeller
+from data_gen.texts import Text, rows_along, written_by_target
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier
 from selector.actions import Action
@@ -127,19 +127,50 @@ def test_a_target_spread_by_a_device_map_gives_the_same(pair: ModelPair, pair_fo
     for each in (spread, pair):
         cached = CachedModel(each.target)
         cached.extend(CONTEXT)
-        view = cached.prefixes([2, 3])
+        view = cached.prefix(3, batch=2)
         results.append(view.forward(torch.tensor([[7], [9]]), torch.tensor([0]), torch.ones(1, 1, dtype=torch.bool)))
     assert torch.allclose(results[0].logits_BWV.cpu(), results[1].logits_BWV, atol=1e-4)
 
 
-def test_numbers_that_are_not_finite_are_refused(pair_folders: tuple[str, str]) -> None:
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_numbers_that_are_not_finite_are_refused(pair_folders: tuple[str, str], role: str) -> None:
     broken = ModelPair.load(*pair_folders, device="cpu")
-    broken.target.lm_head.weight.data[5, 0] = float("nan")
+    getattr(broken, role).lm_head.weight.data[5, 0] = float("nan")
     for use in (
-        lambda: TrajectoryLabeller(broken, CONTEXT, Sampling(), 2, ["traversal"]),
+        lambda: list(rows_along(broken, Text([*CONTEXT, 3, 8], len(CONTEXT) - 1), Sampling())),
         lambda: Decoder(broken, Sampling(), get_verifier("traversal"), Fixed(Action(2, 1, 2))).decode(
-            CONTEXT, 8, torch.Generator(), audit=True
+            CONTEXT, 8, torch.Generator()
         ),
     ):
-        with pytest.raises(InputError, match=r"/target: the model gives numbers that are not finite"):
+        with pytest.raises(InputError, match=rf"/{role}: the model gives numbers that are not finite"):
             use()
+
+
+def test_a_masked_token_is_no_error(pair_folders: tuple[str, str]) -> None:
+    """Some models give tokens a logit of minus infinity."""
+    masking = ModelPair.load(*pair_folders, device="cpu")
+    for model in (masking.target, masking.draft):
+        model.lm_head = Masking(model.lm_head)
+    (text,) = written_by_target(masking, [CONTEXT], 20, Sampling(), seed=1)
+    decoder = Decoder(masking, Sampling(), get_verifier("traversal"), Fixed(Action(2, 1, 2), "full"))
+    decoded = decoder.decode(CONTEXT, 20, torch.Generator().manual_seed(1))
+    (block,) = rows_along(masking, text, Sampling())
+    assert not (block.target_probs_BV[:, 7].any() or block.draft_probs_BV[:, 7].any())
+    assert 7 not in [*text.tokens[len(CONTEXT) :], *decoded.tokens]
+
+
+class Masking(torch.nn.Module):
+    """An output layer without token 7."""
+
+    def __init__(self, head: torch.nn.Linear) -> None:
+        super().__init__()
+        self.head, self.weight = head, head.weight
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self.head(hidden)
+        logits[..., 7] = -torch.inf
+        return logits
+
+
+def test_the_vocabulary_is_what_the_models_score(pair: ModelPair) -> None:
+    assert pair.vocabulary == pair.target.config.vocab_size == 300

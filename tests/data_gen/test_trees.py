@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from data_gen.trees import DraftTree, Forest, Supertree, Topology
-from selector.actions import Action, ActionSpace
+from data_gen.trees import DraftTree, Forest, Topology
 
 
 def test_equal_prefixes_are_one_node_and_child_lists_keep_duplicates_in_order() -> None:
@@ -48,53 +47,6 @@ def test_ancestors_are_what_a_node_may_attend_to() -> None:
     seen = tree.ancestors_NN()
     for node in range(len(tree)):
         assert set(seen[node].nonzero().flatten().tolist()) == {0, *tree.path_to(node)}
-
-
-def test_the_default_space_has_233_ordered_distinct_trees() -> None:
-    actions = ActionSpace.default().actions
-    assert len(actions) == len(set(actions)) == 233
-    assert list(actions) == sorted(actions)
-    chains = [action for action in actions if action.K == 1]
-    assert chains == [Action(1, min(n, 8), max(0, n - 8)) for n in range(17)]
-
-
-def test_actions_that_draft_the_same_tree_have_the_same_index() -> None:
-    space = ActionSpace.default()
-    assert space.index(Action(3, 5, 0)) == space.index(Action(1, 5, 0)) == space.index(Action(1, 2, 3))
-    assert space.index(Action(1, 4, 8)) == space.index(Action(1, 8, 4))
-    for outside in (Action(5, 0, 1), Action(2, 9, 1), Action(2, 0, 9), Action(0, 1, 1), Action(2, -1, 1)):
-        with pytest.raises(ValueError, match="not in the space"):
-            space.index(outside)
-
-
-def supertree() -> Supertree:
-    generator = torch.Generator().manual_seed(1)
-    draw = lambda n: torch.randint(3, (n,), generator=generator).tolist()  # noqa: E731
-    return Supertree.from_paths(draw(16), {L1: [draw(8) for _ in range(3)] for L1 in range(9)})
-
-
-def test_every_action_is_a_subtree_whose_rows_hold_the_same_tokens() -> None:
-    tree = supertree()
-    for action in ActionSpace.default():
-        sub, rows = tree.subtree(action)
-        assert tree.tokens_N[rows].tolist() == sub.tokens_N.tolist()
-        assert tree.depths_N[rows].tolist() == sub.depths_N.tolist()
-        assert tree.parents_N[rows].tolist() == [int(rows[p]) if p >= 0 else -1 for p in sub.parents_N.tolist()]
-        assert len(sub.branch_nodes) == (action.K if action.K > 1 else 1)
-        assert int(sub.depths_N.max()) == action.L1 + action.L2
-
-
-def test_the_trunk_continues_as_the_first_branch() -> None:
-    tree = supertree()
-    sub, rows = tree.subtree(Action(4, 2, 3))
-    assert rows[sub.branch_nodes[0]].tolist() == tree.trunk_D[2:6].tolist()
-
-
-def test_a_supertree_of_wrong_lengths_is_refused() -> None:
-    with pytest.raises(ValueError, match="trunk has 3 tokens"):
-        Supertree.from_paths([1, 2, 3], {0: [[1, 1]], 1: [[1, 1], [2, 2]][:1], 2: [[0, 0]]})
-    with pytest.raises(ValueError, match="equally many branches"):
-        Supertree.from_paths([1, 2, 3], {0: [[1, 1]], 1: [[1, 1], [2, 2]]})
 
 
 def test_equal_siblings_of_a_topology_share_their_children() -> None:

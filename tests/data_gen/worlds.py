@@ -5,18 +5,42 @@ A world gives the target and the draft a conditional distribution after every co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice, product
 
 import torch
 from torch import Tensor
 
-from data_gen.trees import DraftTree, Forest, Topology
+from data_gen.trees import DraftTree, Forest, NodeGroup, Topology
 from data_gen.verification import Verifier
-from selector.actions import Action
 
 TOGETHER = 4096  # trees whose laws are computed at once
 KINDS = ("random", "zeros", "equal", "one_hot", "peaked")
+
+
+class _Forest(Forest):
+    """Keeps its groups: many verifiers ask for the same ones."""
+
+    def __init__(self, trees: Sequence[DraftTree]) -> None:
+        super().__init__(trees)
+        self._groups: dict[tuple[int, ...] | None, list[NodeGroup]] = {}
+
+    def groups(self, nodes: Sequence[int] | None = None) -> list[NodeGroup]:
+        key = None if nodes is None else tuple(nodes)
+        if key not in self._groups:
+            self._groups[key] = super().groups(nodes)
+        return self._groups[key]
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """All that may be drafted, to be verified together: trees, their probabilities, the tree and context of each node."""
+
+    forest: Forest
+    probability_T: Tensor
+    tree_N: Tensor
+    number_N: Tensor
 
 
 class World:
@@ -30,6 +54,7 @@ class World:
         for length in range(depth + 1):
             for context in product(range(vocabulary), repeat=length):
                 self.target[context], self.draft[context] = self._pair(kind, generator)
+        self._delayed: dict[tuple[int, int, int, str], list[Drafts]] = {}
         self.number = {context: number for number, context in enumerate(self.target)}
         self.target_CV, self.draft_CV = (torch.stack(list(rows.values())) for rows in (self.target, self.draft))
 
@@ -87,25 +112,6 @@ class World:
                 continued = self._product([p for p, _ in choice], range(len(choice)))
                 yield probability * continued, [[t, *rest] for t, (_, rest) in zip(first, choice, strict=True)]
 
-    def decided_trees(self, decide: Callable[[tuple[int, ...]], Action]) -> Iterator[tuple[float, DraftTree]]:
-        """Every tree that a policy can draft which decides anew after each trunk token, with its probability.
-
-        Args:
-            decide: the action from here on, given the trunk so far; its `L1` is at least the trunk's length.
-        """
-
-        def extend(trunk: tuple[int, ...], probability: float) -> Iterator[tuple[float, DraftTree]]:
-            K, L1, L2 = decide(trunk)
-            if len(trunk) == L1:
-                for branched, branches in self.branches(trunk, K, L2, "iid"):
-                    yield probability * branched, DraftTree.from_paths(trunk, branches)
-                return
-            for token, drawn in enumerate(self.draft[trunk].tolist()):
-                if drawn > 0:
-                    yield from extend((*trunk, token), probability * drawn)
-
-        yield from extend((), 1.0)
-
     def _continuations(self, context: tuple[int, ...], length: int) -> list[tuple[float, list[int]]]:
         paths = product(range(self.vocabulary), repeat=length)
         drafts = [(self.draft_probability(context + path, start=len(context)), list(path)) for path in paths]
@@ -142,12 +148,32 @@ class World:
             probability *= q[token]
         return probability
 
-    def delayed_trees(self, K: int, L1: int, L2: int, style: str = "iid") -> Iterator[tuple[float, DraftTree]]:
-        for probability, trunk, branches in self.drafts(K, L1, L2, style):
-            yield probability, DraftTree.from_paths(trunk, branches)
+    def delayed_trees(self, K: int, L1: int, L2: int, style: str = "iid") -> list[Drafts]:
+        key = K, L1, L2, style
+        if key not in self._delayed:
+            drafts = self.drafts(K, L1, L2, style)
+            trees = ((probability, DraftTree.from_paths(trunk, branches)) for probability, trunk, branches in drafts)
+            self._delayed[key] = self.together(trees)
+        return self._delayed[key]
 
-    def trees(self, topology: Topology, style: str = "iid") -> Iterator[tuple[float, DraftTree]]:
-        """Every tree of a shape that can be drafted, with its probability."""
+    def together(self, trees: Iterable[tuple[float, DraftTree]]) -> list[Drafts]:
+        """Trees and their probabilities, in parts of a size that memory bears."""
+        left, parts = iter(trees), []
+        while part := list(islice(left, TOGETHER)):
+            forest = _Forest([tree for _, tree in part])
+            sizes = torch.tensor([len(tree) for _, tree in part])
+            parts.append(
+                Drafts(
+                    forest,
+                    torch.tensor([probability for probability, _ in part], dtype=torch.float64),
+                    torch.arange(len(part)).repeat_interleave(sizes),
+                    torch.tensor([number for _, tree in part for number in self.numbers(tree)]),
+                )
+            )
+        return parts
+
+    def trees(self, topology: Topology, style: str = "iid") -> list[Drafts]:
+        """Every tree of a shape that can be drafted."""
 
         def extend(tokens: list[int | None], probability: float) -> Iterator[tuple[float, DraftTree]]:
             if len(tokens) == len(topology.parents):
@@ -162,7 +188,7 @@ class World:
             for drawn_probability, drawn in self.children(context, k, style):
                 yield from extend([*tokens, *drawn, *[None] * (k - len(drawn))], probability * drawn_probability)
 
-        yield from extend([], 1.0)
+        return self.together(extend([], 1.0))
 
     @staticmethod
     def _context(topology: Topology, tokens: list[int | None], node: int) -> tuple[int, ...] | None:
@@ -179,20 +205,15 @@ class World:
         """The number of every node's context."""
         return [self.number[tuple(tree.token(n) for n in tree.path_to(node))] for node in range(len(tree))]
 
-    def appended_law(self, verifier: Verifier, drafts: Iterator[tuple[float, DraftTree]]) -> Tensor:
+    def appended_law(self, verifier: Verifier, drafts: list[Drafts]) -> Tensor:
         """P(accepted context, extra token) over drafting and verification, [contexts, V]."""
         law_CV = torch.zeros_like(self.target_CV)
-        while part := list(islice(drafts, TOGETHER)):
-            trees = [tree for _, tree in part]
-            numbers = torch.tensor([number for tree in trees for number in self.numbers(tree)])
-            law_NV = verifier.law(Forest(trees), self.target_CV[numbers], self.draft_CV[numbers])
+        for part in drafts:
+            law_NV = verifier.law(part.forest, self.target_CV[part.number_N], self.draft_CV[part.number_N])
             assert torch.isfinite(law_NV).all()
-            sizes = torch.tensor([len(tree) for tree in trees])
-            own_N = torch.arange(len(trees)).repeat_interleave(sizes)
-            totals = torch.zeros(len(trees), dtype=torch.float64).index_add_(0, own_N, law_NV.sum(-1))
-            assert (totals - 1).abs().max() < 1e-12
-            weights = torch.tensor([probability for probability, _ in part], dtype=torch.float64)
-            law_CV.index_add_(0, numbers, weights[own_N].unsqueeze(-1) * law_NV)
+            totals_T = torch.zeros_like(part.probability_T).index_add_(0, part.tree_N, law_NV.sum(-1))
+            assert (totals_T - 1).abs().max() < 1e-12
+            law_CV.index_add_(0, part.number_N, part.probability_T[part.tree_N].unsqueeze(-1) * law_NV)
         return law_CV
 
     def losslessness_error(self, law_CV: Tensor, depth: int) -> float:

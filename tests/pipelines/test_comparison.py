@@ -1,29 +1,29 @@
+"""From decoded prompts and replayed texts to the numbers of an evaluation."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from pipelines.comparison import evaluation, method_table, summary_table
+from pipelines.comparison import FIGURES, disagreements, evaluation, method_table, summary_table, synthetic_table
 from pipelines.config import Config, load_config
-from pipelines.methods import AT_ROOT, AUTOREGRESSIVE, BEST_STATIC, SELECTOR, WALL
+from pipelines.evaluate import synthetic_summary
+from pipelines.methods import ASSISTED, AT_ROOT, AUTOREGRESSIVE, BEST_STATIC, RULE, SELECTOR, WALL
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
-GPU = "gpu_like_1/20"
+TEMPERATURES = (1.0, 0.2)
+ERROR = 0.01
+CONFIG = load_config(DEMO, [f"sampling=[{', '.join(f'{{temperature: {t}}}' for t in TEMPERATURES)}]"])
 
 
-def config() -> Config:
-    return load_config(DEMO, ["verifiers=[naive_tree,specinfer,traversal]", "train.verifier=traversal"])
-
-
-def rows(
-    speeds: dict[str, float], sources: int = 6, spread: float = 0.0, seed: int = 0, clock: str = WALL
-) -> list[dict]:
+def rows(speeds: dict[str, float], sources: int = 6, spread: float = 0.0, seed: int = 0) -> list[dict]:
     """Two prompts of each source, decoded at a speed that varies by source, alike for all methods."""
     rng = np.random.default_rng(seed)
     result = []
-    for temperature in (1.0, 0.2):
+    for temperature in TEMPERATURES:
         for source in range(sources):
             factor = 1 + spread * rng.standard_normal()
             for prompt in range(2):
@@ -34,7 +34,6 @@ def rows(
                             "source": str(source),
                             "temperature": temperature,
                             "top_p": 1.0,
-                            "clock": clock,
                             "method": method,
                             "verifier": "traversal",
                             "action": [1, 4, 0] if method == BEST_STATIC else None,
@@ -50,42 +49,137 @@ def rows(
     return result
 
 
-SPEEDS = {AUTOREGRESSIVE: 50.0, BEST_STATIC: 100.0, AT_ROOT: 110.0, SELECTOR: 125.0}
+def replayed(speeds: dict[str, float], clock: str = WALL, shift: float = 0.0) -> list[dict]:
+    """What replay says of methods, `shift` added to the ratio of all but the best static tree."""
+    return [
+        {
+            "clock": clock,
+            "temperature": temperature,
+            "top_p": 1.0,
+            "method": method,
+            "verifier": "traversal",
+            "action": [1, 4, 0] if method == BEST_STATIC else None,
+            "ratio": speed / speeds[BEST_STATIC] + (shift if method != BEST_STATIC else 0.0),
+            "error": ERROR if method != BEST_STATIC else 0.0,
+            "tokens_per_second": speed,
+            "block_efficiency": 66 / 16,
+            "texts": 8,
+        }
+        for temperature in TEMPERATURES
+        for method, speed in speeds.items()
+        if method != ASSISTED  # transformers' loop is not replayed
+    ]
 
 
-def test_ratios_are_to_the_tree_that_training_data_promise_the_most_of() -> None:
-    result = evaluation(config(), rows(SPEEDS))
-    assert result["summary"]["ratio_vs_best_static_delayed"] == pytest.approx(1.25)  # not to the fastest one here
-    assert result["summary"]["ratio_vs_static_traversal_wall"] == pytest.approx(125 / 110)
-    assert result["summary"]["ratio_vs_autoregressive"] == pytest.approx(2.5)
-    assert result["summary"]["selector_time_share"] == pytest.approx(0.01)
+SPEEDS = {AUTOREGRESSIVE: 50.0, ASSISTED: 80.0, BEST_STATIC: 100.0, AT_ROOT: 110.0, RULE: 104.0, SELECTOR: 125.0}
+
+
+def compared(config: Config = CONFIG, shift: float = 0.0, **how: float) -> dict:
+    return evaluation(config, rows(SPEEDS, **how), replayed(SPEEDS, shift=shift))
+
+
+def test_ratios_are_to_the_tree_that_training_texts_promise_the_most_of() -> None:
+    result = compared()
+    summary = result["summary"]
+    assert summary["ratio_vs_best_static_delayed"] == pytest.approx(1.25)  # not to the fastest one here
+    assert summary["ratio_vs_static_traversal_wall"] == pytest.approx(125 / 110)
+    assert summary["ratio_vs_autoregressive"] == pytest.approx(2.5)
+    assert summary["ratio_vs_assisted_generation"] == pytest.approx(125 / 80)
+    assert summary["ratio_vs_rule"] == pytest.approx(125 / 104)
+    assert "ratio_vs_best_static_by_kind" not in summary  # not among these methods
+    assert summary["selector_time_share"] == pytest.approx(0.01)
     assert {entry["method"] for entry in result["methods"]} == set(SPEEDS)
     assert [entry["method"] for entry in result["methods"] if entry["is_best_static"]] == [BEST_STATIC] * 2
     assert result["methods"][0]["method"] == AUTOREGRESSIVE
     assert result["methods"][0]["block_efficiency"] == pytest.approx(66 / 16)
-    assert result["methods"][0]["prompts"] == 12
-    assert method_table(result).row_count == 8
+    assert (result["methods"][0]["prompts"], result["methods"][0]["tokens"]) == (12, 12 * 64)
+    assert method_table(result).row_count == 2 * len(SPEEDS)
 
 
-def test_every_clock_has_figures_of_its_own() -> None:
-    synthetic = {BEST_STATIC: 200.0, AT_ROOT: 160.0, SELECTOR: 220.0}
-    result = evaluation(config(), [*rows(SPEEDS), *rows(synthetic, clock=GPU)])
-    summary = result["summary"]
-    assert summary["ratio_vs_best_static_delayed"] == pytest.approx(1.25)
-    assert summary["ratio_vs_best_static_delayed_gpu_like"] == pytest.approx(1.1)
-    assert summary["ratio_vs_static_traversal_gpu_like"] == pytest.approx(220 / 160)
-    assert summary[f"ratio_vs_static_traversal_{GPU}"] == pytest.approx(220 / 160)
-    assert "ratio_vs_autoregressive_gpu_like" not in summary
-    single = [e for e in result["ratios"] if (e["clock"], e["figure"]) == (GPU, "ratio_vs_static_traversal")]
-    assert [e["ratio"] for e in single] == pytest.approx([220 / 160] * len(config().sampling))
-    assert all(e["interval_95"] == pytest.approx([e["ratio"]] * 2) for e in single)
-    assert method_table(result).row_count == 8 and method_table(result, GPU).row_count == 6
-    assert summary_table(summary).row_count == len([k for k in summary if not k.endswith("interval_95")])
+def test_every_setting_has_its_decoded_and_its_replayed_gain() -> None:
+    summary = compared(shift=0.5)["summary"]
+    assert [(row["temperature"], row["top_p"]) for row in summary["by_setting"]] == [(t, 1.0) for t in TEMPERATURES]
+    for row in summary["by_setting"]:
+        assert row["wall_ratio"] == pytest.approx(1.25)
+        assert row["wall_interval_95"] == pytest.approx([1.25, 1.25])
+        assert (row["replay_ratio"], row["replay_error"]) == (pytest.approx(1.75), ERROR)
+    figures = [figure for figure in FIGURES if figure in summary]
+    assert summary_table(summary).row_count == len(figures) + len(TEMPERATURES) + 1
+
+
+def test_what_decoding_alone_can_tell_has_no_replayed_ratio() -> None:
+    for entry in compared()["methods"]:
+        replays = [entry["replay_ratio"], entry["replay_error"], entry["replay_block_efficiency"]]
+        assert (replays == [None] * 3) == (entry["method"] == ASSISTED)
+
+
+def test_decoding_and_replay_that_agree_are_not_remarked_upon() -> None:
+    """Also where they differ by no more than both are uncertain of."""
+    assert compared()["disagreements"] == []
+    assert compared(shift=1.9 * ERROR)["disagreements"] == []
+
+
+def test_decoding_and_replay_that_disagree_are_one_line_each() -> None:
+    result = compared(shift=0.5)
+    lines = result["disagreements"]
+    apart = [AUTOREGRESSIVE, AT_ROOT, RULE, SELECTOR]  # the best static tree is what both are relative to
+    assert len(lines) == len(TEMPERATURES) * len(apart)
+    for temperature in TEMPERATURES:
+        for method in apart:
+            value = SPEEDS[method] / SPEEDS[BEST_STATIC]
+            line = f"T={temperature:g}, {method}: {value:.3f} decoded, {value + 0.5:.3f} ±{ERROR:.3f} replayed"
+            assert line in lines
+    assert not any("\n" in line for line in lines)
+
+
+def test_only_the_methods_that_disagree_are_named() -> None:
+    entries = compared()["methods"]
+    entry = next(e for e in entries if (e["method"], e["temperature"]) == (SELECTOR, 0.2))
+    entry["replay_ratio"] += 2.1 * ERROR
+    (line,) = disagreements(entries)
+    assert line.startswith("T=0.2, selector: 1.250 decoded, 1.271")
+
+
+def test_an_uncertain_ratio_disagrees_with_less() -> None:
+    """The decoded ratio varies by source: its interval counts, too."""
+    data = rows(SPEEDS, sources=12)
+    rng = np.random.default_rng(1)
+    factors = {str(source): 1 + 0.2 * rng.standard_normal() for source in range(12)}
+    for row in data:
+        if row["method"] == SELECTOR:
+            row["seconds"] *= factors[row["source"]]
+    result = evaluation(CONFIG, data, replayed(SPEEDS))
+    entry = next(e for e in result["methods"] if e["method"] == SELECTOR)
+    low, high = entry["ratio_interval_95"]
+    assert abs(entry["ratio_to_best_static"] - 1.25) > 2 * ERROR  # would be a disagreement of a sure ratio
+    assert low < 1.25 < high and result["disagreements"] == []
+
+
+def test_synthetic_clocks_are_averaged() -> None:
+    clocks = {"gpu_like_1/5": {AT_ROOT: 160.0, BEST_STATIC: 200.0, SELECTOR: 220.0}}
+    clocks["gpu_like_1/20"] = {AT_ROOT: 100.0, BEST_STATIC: 300.0, SELECTOR: 320.0}
+    found = [row for clock, speeds in clocks.items() for row in replayed(speeds, clock)]
+    mean = (220 / 160 + 320 / 100) / 2
+    wall = replayed(SPEEDS)
+    assert synthetic_summary([*wall, *found]) == {"ratio_vs_static_traversal_gpu_like": pytest.approx(mean)}
+    assert synthetic_summary(wall) == {}
+    assert synthetic_table(found).row_count == len(found)
+
+
+def test_the_tables_say_what_was_replayed() -> None:
+    console = Console(width=200)
+    result = compared(shift=0.5)
+    with console.capture() as captured:
+        console.print(method_table(result))
+        console.print(summary_table(result["summary"]))
+    text = captured.get()
+    assert "1.250 [1.250, 1.250]" in text and "1.750 ±0.010" in text
+    assert "over the best static tree, T=0.2" in text and "replayed 1.750 ±0.010" in text
 
 
 def test_the_bootstrap_is_paired() -> None:
     """Prompts differ a lot, methods by a constant factor: speeds are uncertain, their ratios are not."""
-    result = evaluation(config(), rows(SPEEDS, spread=0.2))
+    result = compared(spread=0.2)
     (low, high), *_ = (entry["interval_95"] for entry in result["methods"] if entry["method"] == SELECTOR)
     assert high / low > 1.1
     low, high = result["summary"]["ratio_vs_best_static_delayed_interval_95"]
@@ -100,7 +194,7 @@ def test_the_bootstrap_resamples_sources_once_for_all_settings() -> None:
     for row in data:
         if row["method"] == SELECTOR:
             row["seconds"] *= factors[row["source"]]
-    result = evaluation(config(), data)
+    result = evaluation(CONFIG, data, replayed(SPEEDS))
     low, high = result["summary"]["ratio_vs_best_static_delayed_interval_95"]
     selectors = [entry for entry in result["methods"] if entry["method"] == SELECTOR]
     for entry in selectors:

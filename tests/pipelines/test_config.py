@@ -19,14 +19,22 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.rootz=3", "unknown key data.rootz; did you mean data.roots?"),
+        ("data.textz=3", "unknown key data.textz; did you mean data.texts?"),
+        ("data.roots=64", "unknown key data.roots"),  # of earlier versions
         ("trian.batch=3", "unknown key trian; did you mean train?"),
         ("pair.embedded.target.layer=3", "unknown key pair.embedded.target.layer; did you mean"),
-        ("data.roots=many", "data.roots: Input should be a valid integer"),
-        ("data.samples=3", "data.samples: must be even"),
+        ("data.texts=many", "data.texts: Input should be a valid integer"),
+        ("data.decoded=1.5", "data.decoded: Input should be less than or equal to 1"),
+        ("data.features=some", "data.features: Input should be 'light' or 'full'"),
+        ("data.stride=0", "data.stride: Input should be greater than or equal to 1"),
         ("data.behaviour=[[5,0,1]]", "data.behaviour: action (5, 0, 1) is not in the space"),
-        ("train.verifier=travresal", "train.verifier: unknown verifier 'travresal'"),
+        ("train.verifier=travresal", "train.verifier: 'travresal' is not among verifiers"),
+        ("verifiers=[travresal]", "verifiers: unknown verifier 'travresal'; known are"),
         ("verifiers=[specinfer]", "train.verifier: 'lifted_uniform' is not among verifiers"),
+        ("verifiers=[khisti,lifted_uniform]", "verifiers: khisti has no labels along a text"),
+        ("train.objectives=[judge]", "train.objectives.0: Input should be 'policy' or 'regressor'"),
+        ("evaluate.gpu_like=[0]", "evaluate.gpu_like.0: Input should be greater than 0"),
+        ("audit.roots=8", "audit: roots: fewer than 8 for each of 8 sampling settings"),
         ("sampling=[{temperature: -1}]", "sampling.0.temperature: Input should be greater than or equal to 0"),
         ("pair.target=some/model", "pair: target and draft are either both 'embedded' or both names"),
         ("sampling=[{temprature: 1}]", "unknown key sampling.0.temprature; did you mean sampling.temperature?"),
@@ -38,7 +46,7 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
         ("pair.dtype=float8", "pair.dtype: Input should be 'float32' or 'bfloat16'"),
         ("data", "'data': an override reads section.key=value"),
         ("name.x=1", "'name.x=1': name is not a section"),
-        ("data.roots=[", "'data.roots=[': the value is not YAML"),
+        ("data.texts=[", "'data.texts=[': the value is not YAML"),
     ],
 )
 def test_a_wrong_key_or_value_is_one_line_that_names_it(override: str, message: str) -> None:
@@ -58,8 +66,8 @@ def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: str) -> None
 
 
 def test_overrides_change_only_what_they_name() -> None:
-    config = load_config(DEMO, ["pair.embedded.target.steps=7", "data.roots=500", "sampling=[{top_p: 0.9}]"])
+    config = load_config(DEMO, ["pair.embedded.target.steps=7", "data.texts=500", "sampling=[{top_p: 0.9}]"])
     assert config.pair.embedded.target.steps == 7
     assert config.pair.embedded.target.layers == load_config(DEMO, []).pair.embedded.target.layers
-    assert config.data.roots == 500
+    assert config.data.texts == 500
     assert config.sampling[0].top_p == 0.9

@@ -1,52 +1,76 @@
-"""Training in several processes, against the same in one."""
+"""Training with Lightning: all epochs, the best one by replay, curves in MLflow."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pytest
-import pytorch_lightning as pl
+import torch
 
 from pipelines.config import Config
-from pipelines.fitting import fit
-from selector.data import TracesModule, shares
-from selector.schema import InputError
-from tests.selector.synthetic import profile, roots
+from pipelines.fitting import MONITOR, fit, module_of
+from pipelines.train import monitored
+from selector.module import RootsModule, SelectorModule
+from selector.schema import FULL, LIGHT
+from selector.tuning import replay_mode
+from tests.selector.synthetic import WIDTHS, static_mode, texts, timed
+
+EPOCHS = 4
+CONFIG = Config.model_validate(
+    {"name": "fit", "train": {"epochs": EPOCHS, "batch": 32, "width": 8, "hidden": [16, 8], "learning_rate": 0.01}}
+)
 
 
-@pytest.mark.parametrize(("objective", "strategy"), [("policy", "ddp_fork"), ("regressor", "auto")])
-def test_two_processes_validate_what_one_does(
-    objective: str, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the parent gets back is the checkpoint, and the metrics of every validation root counted once."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of a store of its own."""
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.chdir(tmp_path)
-    train = {"devices": 2, "strategy": strategy, "epochs": 3, "width": 8, "hidden": [16, 8], "learning_rate": 3e-3}
-    config = Config.model_validate({"name": "two", "train": train})
-    traces = TracesModule(tmp_path, ["traversal"], profile(), config.train.batch, config.seed).with_roots(
-        roots(128), roots(101, seed=5)
-    )
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
-    mlflow.set_experiment("two")  # another test's would not be in this store
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_experiment("fit")  # another test's would not be in this store
+    return mlflow.MlflowClient()
+
+
+def fitted(folder: Path, objective: str, sees: str) -> tuple[SelectorModule, str]:
+    """What training gives back, and the run with its curves."""
+    splits = {"train": texts(12, seed=1, sees=sees), "validation": texts(8, seed=2, sees=sees)}
+    module = module_of(CONFIG, objective, sees, WIDTHS if sees == FULL else [])
+    times = {name: timed(data).seconds(sees) for name, data in splits.items()} if objective == "policy" else None
+    speeds = {name: torch.full((len(own),), 300.0) for name, own in times.items()} if times else None
+    roots = RootsModule(splits, "traversal", sees == FULL, 1, CONFIG.train.batch, CONFIG.seed, times, speeds)
+    module.begin_at(splits["train"], splits["train"].survivals["traversal"].float(), roots.rows["train"])
+    validation = timed(splits["validation"])
+    module.judged = [(validation, monitored(static_mode(validation)))]
     with mlflow.start_run() as run:
-        fitted = fit(config, objective, traces, tmp_path / "fitted", run.info.run_id)
-    assert fitted.checkpoint.exists()
-    assert len(mlflow.MlflowClient().get_metric_history(run.info.run_id, "train/loss")) == 3
-    alone = pl.Trainer(accelerator="cpu", devices=1, logger=False, enable_progress_bar=False)
-    metrics = alone.validate(fitted.module, datamodule=traces, verbose=False)[0]
-    assert fitted.metrics == pytest.approx(metrics, rel=1e-5)
-    assert set(metrics) >= {"validation/loss", "validation/ratio", "validation/worst_5_percent"}
+        return fit(CONFIG, module, roots, folder, run.info.run_id), run.info.run_id
 
 
-@pytest.mark.parametrize(("count", "processes"), [(101, 2), (8193, 2), (5, 5), (20_000, 3)])
-def test_processes_share_out_the_roots_in_equally_many_batches(count: int, processes: int) -> None:
-    parts = [shares(count, processes, rank) for rank in range(processes)]
-    assert len({len(part) for part in parts}) == 1
-    assert sorted(root for part in parts for batch in part for root in batch) == list(range(count))
-    assert all(0 < len(batch) <= 4096 for part in parts for batch in part)
+@pytest.mark.parametrize(("objective", "sees"), [("regressor", LIGHT), ("regressor", FULL), ("policy", LIGHT)])
+def test_all_epochs_are_trained_and_the_best_one_by_replay_is_kept(
+    tmp_path: Path, client: Any, objective: str, sees: str
+) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    kept, run = fitted(tmp_path / "fitted", objective, sees)
+    assert signal.getsignal(signal.SIGINT) is before
+    curves = {
+        name: [point.value for point in client.get_metric_history(run, name)]
+        for name in (MONITOR, "train/loss", "validation/loss")
+    }
+    assert [len(curve) for curve in curves.values()] == [EPOCHS] * 3
+    assert curves["train/loss"][-1] < curves["train/loss"][0]
+    assert [file.name for file in (tmp_path / "fitted").iterdir()] == ["best.ckpt"]
+    data = timed(texts(8, seed=2, sees=sees))
+    static = static_mode(data)
+    mine = replay_mode(data, kept.scores(data.texts), monitored(static), sees)
+    ratio = mine.speed / replay_mode(data, None, static).speed
+    assert ratio == pytest.approx(max(curves[MONITOR]), rel=1e-5)
+    assert not kept.training and kept.hparams["sees"] == sees
 
 
-def test_more_processes_than_roots_are_refused() -> None:
-    with pytest.raises(InputError, match=r"train\.devices: 3 processes for 2 validation roots"):
-        shares(2, 3, 0)
+def test_the_same_seed_trains_the_same_selector(tmp_path: Path, client: Any) -> None:
+    first, second = (fitted(tmp_path / name, "regressor", LIGHT)[0].state_dict() for name in ("a", "b"))
+    assert all(torch.equal(values, second[name]) for name, values in first.items())

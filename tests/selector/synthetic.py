@@ -1,19 +1,26 @@
-"""Roots and trunks whose best action follows from a feature, for tests of training and export."""
+"""Texts whose best tree follows from a feature, for tests of training, tuning and export."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from selector.actions import ActionSpace
-from selector.data import Roots
-from selector.latency import LatencyProfile, Table, interpolated
+from selector.actions import Action, ActionSpace
+from selector.data import Texts, Timed
+from selector.decision import Mode
+from selector.latency import LatencyProfile, Table
 from selector.module import SelectorModule
-from selector.schema import SCALAR_NAMES, TRUNK_SCALARS
+from selector.schema import FULL, HIDDEN_STATES, LIGHT, SCALAR_NAMES
+from selector.tuning import static_replay
 
 WIDTHS = [6, 4, 4]
 SPACE = ActionSpace.default()
+EASY, HARD = 0.95, 0.3  # how likely a drafted token is accepted
+TELLS = SCALAR_NAMES.index("draft_entropy_root")  # below 0.5 where the text is easy
+Setting = tuple[float, float]
 
 
 def profile(draft: float = 1e-3, target: float = 5e-3) -> LatencyProfile:
@@ -24,100 +31,122 @@ def profile(draft: float = 1e-3, target: float = 5e-3) -> LatencyProfile:
         draft=Table(lengths, [1, 4], [[draft, 2 * draft], [1.5 * draft, 3 * draft]]),
         target=Table(lengths, [1, 33], [[target, 2 * target], [1.5 * target, 3 * target]]),
         verify={"traversal": Table([1, 16], [1, 4], [[1e-4, 2e-4], [5e-4, 8e-4]])},
-        select=1e-4,
-        revise=1e-5,
+        decide={LIGHT: 1e-4, FULL: 3e-4},
         step=1e-4,
+        nucleus=2e-5,
     )
 
 
-def roots(count: int = 64, seed: int = 0, verifiers: int = 1, widths: Sequence[int] = WIDTHS) -> Roots:
-    """Long trees pay where the first hidden state's first entry is positive, short ones elsewhere.
+def survivals_of(accepted_R: Tensor) -> Tensor:
+    """Of every tree where each token is accepted with the same probability, and one of K siblings with 1 - (1 - a)^K."""
+    survivals_RS = torch.ones(len(accepted_R), len(SPACE.sums_SA))
+    depth_D = torch.arange(1, SPACE.depth + 1)
+    survivals_RS[:, : SPACE.depth] = accepted_R.unsqueeze(-1) ** depth_D
+    branches = survivals_RS[:, SPACE.depth :].view(-1, SPACE.max_K - 1, SPACE.max_L1 + 1, SPACE.max_L2)
+    below_J = torch.arange(SPACE.max_L2)
+    for K in range(2, SPACE.max_K + 1):
+        one_R1 = 1 - (1 - accepted_R.unsqueeze(-1)) ** K
+        for L1 in range(SPACE.max_L1 + 1):
+            branches[:, K - 2, L1] = accepted_R.unsqueeze(-1) ** (L1 + below_J) * one_R1
+    return survivals_RS
 
-    A further verifier is like the first, and half a token better with several branches.
 
-    On each of the two trunks drafted there, that is so where the draft's own hidden state begins with a positive entry.
-    """
+def texts(
+    count: int = 12,
+    roots: int = 20,
+    seed: int = 0,
+    sees: str = LIGHT,
+    setting: Setting = (1.0, 1.0),
+    told: bool = True,
+    widths: Sequence[int] = WIDTHS,
+) -> Texts:
+    """Texts of which half the roots are easy, at random. One feature tells: a scalar, or of `full` features the first
+    entry of the draft's hidden state, which is then positive. Unless it is not `told`. Two texts make a source."""
     generator = torch.Generator().manual_seed(seed)
-    hidden = [torch.randn(count, width, generator=generator) for width in widths]
-    scalars = torch.rand(count, len(SCALAR_NAMES), generator=generator)
-    length_B = torch.randint(20, 200, (count,), generator=generator)
-    scalars[:, SCALAR_NAMES.index("context_length")] = length_B.float()
-    depth_A = torch.tensor([float(action.L1 + action.L2) for action in SPACE])
-    mean_BA = efficiency(hidden[0][:, :1], depth_A)
-    trunk_hidden = torch.randn(count, 2, SPACE.decisions, widths[-1], generator=generator)
-    trunk_hidden[..., 0] = trunk_hidden[..., :1, 0]
-    trunk_scalars = torch.rand(count, 2, SPACE.decisions, len(TRUNK_SCALARS), generator=generator)
-    trunk_scalars[..., 0] = torch.arange(1.0, SPACE.decisions + 1)
-    times = [profile().table(SPACE.actions, "traversal", with_selector) for with_selector in (True, False)]
-    half_BA = mean_BA + 0.01 * torch.randn(mean_BA.shape, generator=generator)
-    trunk_BSA = efficiency(trunk_hidden[..., 0, :1], depth_A)
-    tables = [interpolated(seconds_LA, lengths_L, length_B) for lengths_L, seconds_LA in times]
-    return Roots(
-        *hidden,
-        scalars=scalars,
-        mean_BA=mean_BA,
-        error_BA=torch.full_like(mean_BA, 0.1),
-        half_BA=half_BA,
-        realised_BA=mean_BA.round(),
-        seconds_BA=tables[0],
-        static_seconds_BA=tables[1],
-        setting_B=torch.zeros(count, dtype=torch.int64),
-        step_B=torch.arange(count) % 8 > 0,
-        kind_B=torch.zeros(count, dtype=torch.int64),
-        prompt_B=torch.arange(count) // 4,
-        weight_B=torch.randint(1, 4, (count,), generator=generator).float(),
-        base_B=torch.full((count,), SPACE.index((1, 3, 0))),
-        trunk_hidden_BSTD=trunk_hidden.half(),
-        trunk_scalars_BSTF=trunk_scalars,
-        trunk_entropy_BST=torch.rand(count, 2, SPACE.decisions, generator=generator),
-        trunk_accept_BST=acceptance(trunk_hidden[..., 0]),
-        trunk_BSA=trunk_BSA,
-        verifier_BA=torch.zeros(count, len(SPACE), dtype=torch.int64),
-        every_mean_BO=with_each(mean_BA, verifiers),
-        every_half_BO=with_each(half_BA, verifiers),
-        every_error_BO=torch.full_like(with_each(mean_BA, verifiers), 0.1),
-        every_trunk_BSO=with_each(trunk_BSA, verifiers),
+    size_X = torch.full((count,), roots)
+    R = count * roots
+    easy_R = torch.rand(R, generator=generator) < 0.5
+    number_R = torch.arange(R) % roots
+    length_R = 20 + number_R + 30 * (torch.arange(R) // roots % 4)
+    scalars_RF = torch.rand(R, len(SCALAR_NAMES), generator=generator)
+    hidden = {name: torch.randn(R, width, generator=generator) for name, width in zip(HIDDEN_STATES, widths, strict=True)}
+    if told and sees == FULL:
+        last = hidden[HIDDEN_STATES[-1]]
+        last[:, 0] = torch.where(easy_R, last[:, 0].abs(), -last[:, 0].abs())
+    elif told:
+        scalars_RF[:, TELLS] = scalars_RF[:, TELLS] / 2 + 0.5 * ~easy_R
+    for name, values in (("context_length", length_R), ("temperature", setting[0]), ("top_p", setting[1])):
+        scalars_RF[:, SCALAR_NAMES.index(name)] = values if isinstance(values, Tensor) else float(values)
+    scalars_RF[number_R == 0] = 0
+    known_R = number_R > 0
+    return Texts(
+        settings=[setting],
+        size_X=size_X,
+        setting_X=torch.zeros(count, dtype=torch.int64),
+        kind_X=["code" if x % 2 else "prose" for x in range(count)],
+        source_X=[f"source {x // 2}" for x in range(count)],
+        prompt_X=[f"prompt {x}" for x in range(count)],
+        scalars_RF=scalars_RF,
+        length_R=length_R,
+        survivals={"traversal": survivals_of(torch.where(easy_R, EASY, HARD)).half()},
+        hidden={name: rows[known_R].half() for name, rows in hidden.items()} if sees == FULL else {},
+        hidden_R=torch.where(known_R & (sees == FULL), known_R.cumsum(0) - 1, -1),
     )
 
 
-def with_each(values_A: torch.Tensor, verifiers: int) -> torch.Tensor:
-    """Block efficiencies with every verifier, [.., O]."""
-    branching_A = torch.tensor([float(action.K > 1) for action in SPACE])
-    return torch.cat([values_A + 0.5 * v * branching_A for v in range(verifiers)], dim=-1)
+def timed(data: Texts, own: LatencyProfile | None = None) -> Timed:
+    return Timed(data, "traversal", own or profile())
 
 
-def efficiency(sign: torch.Tensor, depth_A: torch.Tensor) -> torch.Tensor:
-    """Block efficiency of trees of some depths where every token is accepted with 0.95, or with 0.3."""
-    reach = acceptance(sign)
-    return (1 - reach ** (depth_A + 1)) / (1 - reach)
+def static_mode(data: Timed, action: Action | None = None) -> Mode:
+    """The mode of a tree, by default a chain of three, with its speed."""
+    action = action or Action(1, 3, 0)
+    return Mode(*data.setting, action, speed=static_replay(data, action).speed)
 
 
-def acceptance(sign: torch.Tensor) -> torch.Tensor:
-    return torch.where(sign > 0, 0.95, 0.3)
-
-
-class Traces:
-    """Stands in for `TracesModule`, whose data come from files."""
-
-    def __init__(self, count: int = 256, widths: Sequence[int] = WIDTHS) -> None:
-        self.train, self.validation = roots(count, widths=widths), roots(count, seed=5, widths=widths)
-        self.profile, self.verifiers = profile(), ["traversal"]
-        self.verifier_of: dict = {}
-
-
-def module(objective: str, seed: int = 0, verifiers: int = 1, widths: Sequence[int] = WIDTHS) -> SelectorModule:
+def module(objective: str = "regressor", sees: str = LIGHT, seed: int = 0) -> SelectorModule:
+    """As training begins, in evaluation mode."""
     torch.manual_seed(seed)
     made = SelectorModule(
         objective,
-        list(widths),
-        len(SPACE),
-        network={"width": 16, "hidden": [32, 16], "dropout": 0.1},
+        sees,
+        WIDTHS if sees == FULL else [],
+        network={"width": 8, "hidden": [24, 12], "dropout": 0.1},
         learning_rate=3e-3,
         weight_decay=0.0,
-        epochs=60,
-        worst_weight=1.0,
-        worst_share=0.05,
-        verifiers=verifiers,
     )
-    made.fit_standardisation(roots(verifiers=verifiers, widths=widths))
+    data = texts(sees=sees)
+    made.begin_at(data, data.survivals["traversal"].float(), (~data.first_R).nonzero()[:, 0])
     return made.eval()
+
+
+def opinionated(objective: str = "regressor", sees: str = LIGHT, seed: int = 0) -> SelectorModule:
+    """One whose choices vary from root to root, though it has learnt nothing."""
+    made = module(objective, sees, seed)
+    with torch.no_grad():
+        list(made.network.modules())[-1].weight.mul_(12.0 if objective == "regressor" else 4.0)
+    return made
+
+
+def mode_row(mode: Mode, efficiency_A: Tensor) -> dict:
+    """As an artefact has it."""
+    return {**mode.row(), "mean_efficiency": efficiency_A.tolist()}
+
+
+def joined(parts: Sequence[Texts]) -> Texts:
+    """Texts of several sampling settings as one split; light features alone."""
+    settings = sorted({setting for part in parts for setting in part.settings})
+    return replace(
+        parts[0],
+        settings=settings,
+        size_X=torch.cat([part.size_X for part in parts]),
+        setting_X=torch.cat([torch.full((len(part),), settings.index(part.settings[0])) for part in parts]),
+        kind_X=[kind for part in parts for kind in part.kind_X],
+        source_X=[source for part in parts for source in part.source_X],
+        prompt_X=[prompt for part in parts for prompt in part.prompt_X],
+        scalars_RF=torch.cat([part.scalars_RF for part in parts]),
+        length_R=torch.cat([part.length_R for part in parts]),
+        survivals={"traversal": torch.cat([part.survivals["traversal"] for part in parts])},
+        hidden={},
+        hidden_R=torch.cat([part.hidden_R for part in parts]),
+    )

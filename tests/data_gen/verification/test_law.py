@@ -5,6 +5,8 @@ What a verifier appends, continued from the target to the full length, must foll
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,6 +21,12 @@ SERVED = [(name, style) for name, cls in (VERIFIERS | STYLED).items() for style 
 SPARSE = [[0], [1], [2], [0, 0], [0, 1], [1, 0]]
 
 
+@lru_cache(maxsize=4)
+def world_of(vocabulary: int, depth: int, kind: str, seed: int) -> World:
+    """Verifiers share a world: to enumerate its trees takes longer than to verify them."""
+    return World(vocabulary, depth, kind, seed)
+
+
 def shapes_of(name: str) -> list[tuple[int, int, int]]:
     return [shape for shape in SHAPES if name != "spechub" or shape[0] <= 2]  # SpecHub is for pairs
 
@@ -28,21 +36,21 @@ def error_of(world: World, name: str, style: str, K: int, L1: int, L2: int) -> f
     return world.losslessness_error(law_CV, L1 + L2)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "style"), SERVED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_tree_of_a_small_world_is_lossless(name: str, style: str, kind: str) -> None:
     for seed, vocabulary in ((1, 2), (2, 3)):
-        world = World(vocabulary, depth=3, kind=kind, seed=seed)
+        world = world_of(vocabulary, 3, kind, seed)
         for shape in shapes_of(name):
             error = error_of(world, name, style, *shape)
             assert error < 1e-12, f"{name}, {style}, {shape}, vocabulary {vocabulary}: {error}"
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "style"), SERVED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_tree_of_a_four_token_world_is_lossless(name: str, style: str, kind: str) -> None:
     """The largest shape, 16,384 trees, in two kinds of worlds."""
-    world = World(4, depth=3, kind=kind, seed=3)
+    world = world_of(4, 3, kind, 3)
     for shape in shapes_of(name):
         if shape != (3, 1, 2) or kind in ("random", "zeros"):
             assert error_of(world, name, style, *shape) < 1e-12, shape
@@ -52,7 +60,7 @@ def test_every_tree_of_a_four_token_world_is_lossless(name: str, style: str, kin
 @pytest.mark.parametrize(("name", "style"), [case for case in SERVED if case[0] not in ("greedy_block", "spechub")])
 def test_trees_of_any_shape_are_lossless(name: str, style: str, paths: list[list[int]]) -> None:
     for kind in ("random", "zeros", "peaked"):
-        world = World(3, depth=2, kind=kind, seed=12)
+        world = world_of(3, 2, kind, 12)
         law_CV = world.appended_law(get_verifier(name, style), world.trees(Topology.from_paths(paths), style))
         assert world.losslessness_error(law_CV, 2) < 1e-12, kind
 

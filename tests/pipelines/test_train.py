@@ -1,0 +1,127 @@
+"""What training keeps: which selector, and under which sampling settings it decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+import torch
+from rich.console import Console
+
+from pipelines.config import Config
+from pipelines.train import choose, judge, kinds, row_of, setting_of, statics, step_times, table_of, trained
+from selector.data import Texts
+from selector.decision import Mode
+from selector.schema import FULL, LIGHT
+from selector.tuning import StaticTable
+from tests.selector.synthetic import SPACE, joined, opinionated, profile, texts, timed
+
+TRAIN = {"verifier": "traversal", "epochs": 40, "batch": 64, "hidden": [24, 12], "learning_rate": 0.01}
+VERIFIERS = {"verifiers": ["traversal"]}
+CONFIG = Config.model_validate({"name": "train", "train": TRAIN, **VERIFIERS})
+HOT, COLD = (1.0, 1.0), (0.2, 1.0)
+
+
+def splits(told: tuple[bool, bool] = (True, True)) -> dict[str, Texts]:
+    """Texts of two sampling settings; in each, a scalar tells which roots are easy, or nothing does."""
+    return {
+        split: joined(
+            [
+                texts(24, 30, seed=10 * seed + n, setting=setting, told=own)
+                for n, (setting, own) in enumerate(zip((HOT, COLD), told, strict=True))
+            ]
+        )
+        for seed, split in enumerate(("train", "validation"))
+    }
+
+
+@pytest.fixture
+def run_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.chdir(tmp_path)
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_experiment("train")
+    with mlflow.start_run() as run:
+        yield run.info.run_id
+
+
+def test_the_static_tree_of_a_setting_is_the_fastest_on_its_training_texts() -> None:
+    data = splits()
+    for base, setting in zip(statics(data, [HOT, COLD], "traversal", profile()), (HOT, COLD), strict=True):
+        table = StaticTable.of(timed(data["train"].setting_of(setting)))
+        assert setting_of(base.mode) == setting and not base.mode.decides
+        assert SPACE.index(base.mode.action) == int(table.speeds().argmax())
+        assert base.mode.speed == pytest.approx(float(table.speeds().max()))
+        assert base.mean_efficiency == table.efficiencies().tolist()
+
+
+@pytest.mark.parametrize("objective", ["regressor", "policy"])
+def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str, objective: str) -> None:
+    """A scalar tells easy roots under one of two settings; under the other, nothing does."""
+    data = splits(told=(True, False))
+    bases = statics(data, [HOT, COLD], "traversal", profile())
+    module = trained(CONFIG, objective, LIGHT, data, bases, profile(), tmp_path / "fitted", run_id)
+    judged = judge(module, data["validation"], bases, "traversal", profile())
+    assert [each.pays for each in judged] == [True, False]
+    assert judged[0].ratio.value > 1.05
+    row = row_of("name", objective, LIGHT, judged, bases, run_id)
+    hot, cold = (Mode.of(mode) for mode in row["modes"])
+    assert hot.decides and not cold.decides and cold.action == bases[1].mode.action
+    gated = (judged[0].ratio.value + 1) / 2  # the static tree is kept under the other setting
+    assert row["metrics"]["validation/replay_gated"] == pytest.approx(gated)
+    assert row["metrics"]["validation/replay_error"] == pytest.approx(judged[0].ratio.error / 2)
+    assert row["modes"][1]["replay"]["value"] == judged[1].ratio.value  # what was found is said, all the same
+
+
+def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:
+    data = splits()["train"]
+    bases = statics({"train": data}, [HOT, COLD], "traversal", profile())
+    seconds_RA, speed_R = step_times(data, bases, "traversal", profile(), LIGHT)
+    for base in bases:
+        mine = data.setting_X[data.text_R] == data.settings.index(setting_of(base.mode))
+        own = timed(data.setting_of(setting_of(base.mode)))
+        assert torch.equal(seconds_RA[mine], own.seconds(LIGHT))
+        assert (speed_R[mine] == torch.tensor(base.mode.speed)).all()
+
+
+@pytest.mark.parametrize(
+    ("speeds", "chosen"),
+    [
+        ({"regressor-light": 1.05, "policy-light": 1.02}, "regressor-light"),
+        ({"regressor-light": 1.05, "policy-light": 1.055}, "regressor-light"),  # ahead, but not by a standard error
+        ({"regressor-light": 1.05, "policy-light": 1.07}, "policy-light"),
+        ({"regressor-light": 1.05, "regressor-full": 1.07, "policy-light": 1.06}, "regressor-full"),
+        ({"policy-light": 1.02}, "policy-light"),
+        ({"regressor-light": 1.0, "policy-light": 1.0}, "regressor-light"),
+    ],
+)
+def test_a_dearer_selector_must_be_ahead_by_a_standard_error(speeds: dict[str, float], chosen: str) -> None:
+    found = {
+        name: {"metrics": {"validation/replay_gated": speed, "validation/replay_error": 0.01}}
+        for name, speed in reversed(speeds.items())
+    }
+    assert choose(found) == chosen
+
+
+def test_the_kinds_follow_from_what_the_traces_hold() -> None:
+    full = Config.model_validate({"name": "train", "data": {"features": "full"}, "train": TRAIN, **VERIFIERS})
+    assert kinds(CONFIG) == [("regressor", LIGHT), ("policy", LIGHT)]
+    assert kinds(full) == [("regressor", LIGHT), ("regressor", FULL), ("policy", LIGHT)]
+
+
+def test_the_table_marks_where_decisions_are_made() -> None:
+    data = splits()
+    bases = statics(data, [HOT, COLD], "traversal", profile())
+    judged = judge(opinionated(), data["validation"], bases, "traversal", profile())
+    row = row_of("regressor-light", "regressor", LIGHT, judged, bases, "run")
+    for mode, decides in zip(row["modes"], (True, False), strict=True):
+        mode["decides"] = decides
+    console = Console(width=160)
+    with console.capture() as captured:
+        console.print(table_of({"regressor-light": row}, "regressor-light"))
+    lines = {line.split("│")[1].strip(): line for line in captured.get().splitlines() if line.startswith("│ T=")}
+    assert "*" in lines["T=1"] and "*" not in lines["T=0.2"]
+    assert "regressor-light (kept)" in captured.get()

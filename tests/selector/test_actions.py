@@ -1,0 +1,71 @@
+"""The space of trees, and how block efficiencies are sums of few survivals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from selector.actions import EMPTY, Action, ActionSpace
+
+SPACES = [ActionSpace.default(), ActionSpace(3, 2, 2), ActionSpace(2, 0, 3), ActionSpace(1, 2, 1), ActionSpace(3, 2, 0)]
+
+
+def test_the_default_space_has_233_ordered_distinct_trees() -> None:
+    actions = ActionSpace.default().actions
+    assert len(actions) == len(set(actions)) == 233
+    assert list(actions) == sorted(actions)
+    chains = [action for action in actions if action.K == 1]
+    assert chains == [Action(1, min(n, 8), max(0, n - 8)) for n in range(17)]
+
+
+def test_actions_that_draft_the_same_tree_have_the_same_index() -> None:
+    space = ActionSpace.default()
+    assert space.index(Action(3, 5, 0)) == space.index(Action(1, 5, 0)) == space.index(Action(1, 2, 3))
+    assert space.index(Action(1, 4, 8)) == space.index(Action(1, 8, 4))
+    for outside in (Action(5, 0, 1), Action(2, 9, 1), Action(2, 0, 9), Action(0, 1, 1), Action(2, -1, 1)):
+        with pytest.raises(ValueError, match="not in the space"):
+            space.index(outside)
+
+
+def name_of(space: ActionSpace, s: int) -> tuple[int, int, int]:
+    """K, trunk length and depth below it of a survival; a chain's have no trunk."""
+    if s < space.depth:
+        return 1, 0, s + 1
+    K, rest = divmod(s - space.depth, (space.max_L1 + 1) * space.max_L2)
+    L1, below = divmod(rest, space.max_L2)
+    return 2 + K, L1, below + 1
+
+
+def own_survivals(action: Action) -> list[tuple[int, int, int]]:
+    """Of a tree, by depth: those of the chain along the trunk, then those of its branches."""
+    K, L1, L2 = action
+    if K == 1:
+        return [(1, 0, depth) for depth in range(1, L1 + L2 + 1)]
+    return [(1, 0, depth) for depth in range(1, L1 + 1)] + [(K, L1, depth) for depth in range(1, L2 + 1)]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_a_block_efficiency_is_the_sum_of_the_trees_own_survivals(space: ActionSpace) -> None:
+    survivals_S = torch.rand(len(space.sums_SA), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    by_name = {name_of(space, s): float(value) for s, value in enumerate(survivals_S)}
+    assert len(by_name) == len(survivals_S)
+    efficiency_A = space.efficiencies(survivals_S)
+    for a, action in enumerate(space):
+        expected = 1 + sum(by_name[name] for name in own_survivals(action))
+        assert float(efficiency_A[a]) == pytest.approx(expected, abs=1e-12), action
+    assert float(efficiency_A[space.index(EMPTY)]) == 1
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_the_survivals_of_a_tree_stand_in_the_order_of_depth(space: ActionSpace) -> None:
+    count = len(space.sums_SA)
+    for places, action in zip(space.survival_of_AD.tolist(), space, strict=True):
+        own = [name_of(space, place) for place in places if place < count]
+        assert own == own_survivals(action)
+        assert places[len(own) :] == [count] * (space.depth - len(own))
+
+
+def test_the_default_space_has_232_survivals() -> None:
+    space = ActionSpace.default()
+    assert space.sums_SA.shape == (16 + 27 * 8, 233)
+    assert int(space.sums_SA.any(1).sum()) == 232  # none is of no tree

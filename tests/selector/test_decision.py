@@ -1,0 +1,150 @@
+"""Which tree is drafted, given what every tree yields and costs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from selector.actions import EMPTY, Action, ActionSpace
+from selector.decision import NEVER, RHOS, Mode, choices, nearest, net_tokens
+from selector.runtime import torchscript
+
+SPACE = ActionSpace(2, 1, 2)
+CHAIN = SPACE.chain(2)
+DECIDED = Mode(0.7, 0.9, CHAIN, decides=True, speed=120.0, rho=0.5)
+
+
+def trees(count: int = 200, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """Block efficiencies and times of all trees at some places."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count, len(SPACE))
+    return 1 + 4 * torch.rand(shape, generator=generator), 0.01 + 0.04 * torch.rand(shape, generator=generator)
+
+
+def by_hand(efficiency: list[float], seconds: list[float], mode: Mode, allowed: list[int]) -> list[float]:
+    """`E - price T` of the allowed trees."""
+    own = max(efficiency[a] / seconds[a] for a in allowed)
+    price = mode.speed ** (1 - mode.rho) * own**mode.rho
+    return [efficiency[a] - price * seconds[a] for a in allowed]
+
+
+@pytest.mark.parametrize("rho", RHOS)
+@pytest.mark.parametrize("allowed", [(), (0, 2, 3), (5,)], ids=str)
+def test_the_tree_with_the_most_net_tokens_is_chosen(rho: float, allowed: tuple[int, ...]) -> None:
+    mode = replace(DECIDED, rho=rho, allowed=allowed)
+    may = list(allowed or range(len(SPACE)))
+    efficiency_BA, seconds_BA = trees()
+    chosen_B = choices(efficiency_BA, seconds_BA, mode, SPACE)
+    for efficiency, seconds, chosen in zip(
+        efficiency_BA.tolist(), seconds_BA.tolist(), chosen_B.tolist(), strict=True
+    ):
+        worth = by_hand(efficiency, seconds, mode, may)
+        assert chosen in may
+        assert worth[may.index(chosen)] == pytest.approx(max(worth), abs=1e-5)
+    assert set(chosen_B.tolist()) == set(may)
+
+
+def test_at_rho_one_the_largest_own_ratio_wins_whatever_the_speed() -> None:
+    efficiency_BA, seconds_BA = trees()
+    best_B = (efficiency_BA / seconds_BA).argmax(-1)
+    for speed in (1.0, 120.0, 1e4):
+        assert torch.equal(choices(efficiency_BA, seconds_BA, replace(DECIDED, rho=1.0, speed=speed), SPACE), best_B)
+
+
+def test_at_rho_zero_time_costs_the_speed_of_the_text() -> None:
+    efficiency_BA, seconds_BA = trees()
+    seen = []
+    for speed in (1.0, 120.0, 1e4):
+        chosen_B = choices(efficiency_BA, seconds_BA, replace(DECIDED, rho=0.0, speed=speed), SPACE)
+        assert torch.equal(chosen_B, (efficiency_BA - speed * seconds_BA).argmax(-1))
+        seen.append(chosen_B)
+    assert torch.equal(seen[0], (efficiency_BA - seconds_BA).argmax(-1))
+    assert (seen[0] == efficiency_BA.argmax(-1)).float().mean() > 0.9  # time is nearly free
+    assert (seen[2] == seconds_BA.argmin(-1)).float().mean() > 0.9  # and here all that counts
+
+
+def test_the_worked_example() -> None:
+    """g = 100 tokens/s; 4 tokens in 20 ms or 2.5 tokens in 10 ms: the speed of the text takes the larger, the own ratio
+    of 250 tokens/s the smaller."""
+    space = ActionSpace(1, 1, 0)
+    efficiency_BA, seconds_BA = torch.tensor([[4.0, 2.5]]), torch.tensor([[0.020, 0.010]])
+    everything = torch.ones(1, 2, dtype=torch.bool)
+
+    def net(rho: float) -> list[float]:
+        g, rho_B1 = torch.tensor([[100.0]]), torch.tensor([[rho]])
+        return net_tokens(efficiency_BA, seconds_BA, g, rho_B1, everything)[0].tolist()
+
+    assert net(0.0) == pytest.approx([4 - 2, 2.5 - 1])
+    assert net(1.0) == pytest.approx([4 - 5, 2.5 - 2.5], abs=1e-6)
+    assert net(0.5) == pytest.approx([4 - 0.02 * 25000**0.5, 2.5 - 0.01 * 25000**0.5])
+    mode = Mode(1.0, 1.0, EMPTY, decides=True, speed=100.0)
+    larger, smaller = (choices(efficiency_BA, seconds_BA, replace(mode, rho=rho), space) for rho in (0.0, 1.0))
+    assert (larger.tolist(), smaller.tolist()) == ([0], [1])
+
+
+@pytest.mark.parametrize("rho", RHOS)
+def test_trees_that_are_not_allowed_do_not_count(rho: float) -> None:
+    """Neither are they chosen, nor do they move the price, however good they are."""
+    mode = replace(DECIDED, rho=rho, allowed=(1, 3, 4))
+    efficiency_BA, seconds_BA = trees()
+    mask_A = mode.mask(SPACE)
+    assert mask_A.nonzero()[:, 0].tolist() == [1, 3, 4]
+    better_BA = torch.where(mask_A, efficiency_BA, 1e6)
+    settings = torch.tensor([[mode.speed]]), torch.tensor([[mode.rho]]), mask_A.unsqueeze(0)
+    net_BA, better_net_BA = (net_tokens(each, seconds_BA, *settings) for each in (efficiency_BA, better_BA))
+    assert torch.equal(net_BA, better_net_BA)
+    assert (net_BA[:, ~mask_A] == NEVER).all()
+    assert (net_BA[:, mask_A] > NEVER / 2).all()
+    assert torch.equal(choices(better_BA, seconds_BA, mode, SPACE), choices(efficiency_BA, seconds_BA, mode, SPACE))
+
+
+def test_places_may_differ_in_setting() -> None:
+    """Speeds, rho and allowed trees by row: each row as if alone."""
+    efficiency_BA, seconds_BA = trees(6)
+    generator = torch.Generator().manual_seed(2)
+    speed_B1, rho_B1 = 50 + 100 * torch.rand(6, 1, generator=generator), torch.rand(6, 1, generator=generator)
+    allowed_BA = torch.rand(6, len(SPACE), generator=generator) < 0.5
+    allowed_BA[:, 0] = True
+    together = net_tokens(efficiency_BA, seconds_BA, speed_B1, rho_B1, allowed_BA)
+    for b in range(6):
+        row = slice(b, b + 1)
+        alone = net_tokens(efficiency_BA[row], seconds_BA[row], speed_B1[row], rho_B1[row], allowed_BA[row])
+        assert torch.allclose(together[row], alone)
+
+
+def test_a_static_mode_always_drafts_its_tree() -> None:
+    """Even one that is not among those that decisions may take."""
+    static = replace(DECIDED, allowed=(0, 1)).static_only()
+    assert static == replace(DECIDED, decides=False, allowed=(0, 1))
+    assert static.mask(SPACE).tolist() == [action == CHAIN for action in SPACE]
+    assert choices(*trees(), static, SPACE).tolist() == [SPACE.index(CHAIN)] * 200
+
+
+def test_the_rule_is_scriptable() -> None:
+    efficiency_BA, seconds_BA = trees(5)
+    arguments = seconds_BA, torch.tensor([[90.0]]), torch.tensor([[0.25]]), torch.ones(5, len(SPACE), dtype=torch.bool)
+    with torchscript():
+        scripted = torch.jit.script(net_tokens)
+    assert torch.equal(scripted(efficiency_BA, *arguments), net_tokens(efficiency_BA, *arguments))
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [Mode(0.0, 1.0, EMPTY), DECIDED, replace(DECIDED, allowed=(0, 3, 4), rho=0.25), DECIDED.static_only()],
+    ids=["plain", "decided", "limited", "static"],
+)
+def test_a_mode_survives_json(mode: Mode) -> None:
+    row = json.loads(json.dumps({**mode.row(), "mean_efficiency": [1.0], "further": None}))
+    back = Mode.of(row)
+    assert back == mode
+    assert type(back.action) is Action and type(back.allowed) is tuple
+
+
+def test_the_nearest_setting_is_taken() -> None:
+    modes = [Mode(t, p, EMPTY) for t, p in ((0.0, 1.0), (0.6, 1.0), (1.0, 1.0), (1.0, 0.9))]
+    wanted = {(0.1, 1.0): 0, (0.55, 1.0): 1, (0.9, 1.0): 2, (1.0, 0.94): 3, (1.0, 0.96): 2, (9.0, 0.1): 3}
+    assert {setting: modes.index(nearest(modes, *setting)) for setting in wanted} == wanted

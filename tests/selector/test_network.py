@@ -1,0 +1,149 @@
+"""The networks: scaling, and survivals as products of probabilities."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from selector.actions import ActionSpace
+from selector.network import RootNetwork, SurvivalNetwork, survival_factors
+from tests.selector.test_actions import SPACES, name_of, own_survivals
+
+WIDTHS = [6, 4, 4]
+
+
+def network(space: ActionSpace, hidden_widths: list[int] | None = None, seed: int = 0) -> SurvivalNetwork:
+    torch.manual_seed(seed)
+    widths = WIDTHS if hidden_widths is None else hidden_widths
+    body = RootNetwork(3, widths, len(space.sums_SA), width=8, hidden=(16, 8), dropout=0.1)
+    return SurvivalNetwork(body, space).eval()
+
+
+def inputs(count: int = 20, widths: list[int] | None = None, seed: int = 1) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    states = [torch.randn(count, width, generator=generator) for width in (WIDTHS if widths is None else widths)]
+    return torch.randn(count, 3, generator=generator), states
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_a_survival_is_the_product_of_the_factors_above_it(space: ActionSpace) -> None:
+    """By name: the chain's own down to the branching node, then the branch's own."""
+    factors_SS = survival_factors(space)
+    names = [name_of(space, s) for s in range(len(space.sums_SA))]
+    assert factors_SS.shape == (len(names), len(names))
+    assert factors_SS.unique().tolist() in ([0, 1], [1])
+    for t, (K, L1, depth) in enumerate(names):
+        trunk = [(1, 0, d) for d in range(1, (depth if K == 1 else L1) + 1)]
+        branch = [(K, L1, d) for d in range(1, depth + 1)] if K > 1 else []
+        assert [names[s] for s in factors_SS[:, t].nonzero()[:, 0].tolist()] == trunk + branch
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+@pytest.mark.parametrize("widths", [[], WIDTHS], ids=["light", "full"])
+def test_survivals_never_rise_along_a_path(space: ActionSpace, widths: list[int]) -> None:
+    """For any weights, in every tree; they are probabilities, and the first of a branch is none above its trunk's."""
+    own = network(space, widths)
+    with torch.no_grad():
+        own.body.mlp[-1].weight.mul_(10)
+        survivals_BS = own(*inputs(widths=widths)).exp()
+    assert survivals_BS.shape == (20, len(space.sums_SA))
+    assert bool(((survivals_BS > 0) & (survivals_BS <= 1)).all())
+    place = {name_of(space, s): s for s in range(len(space.sums_SA))}
+    for action in space:
+        path_BD = survivals_BS[:, [place[name] for name in own_survivals(action)]]
+        assert bool((path_BD.diff(dim=-1) <= 0).all()), action
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_training_begins_at_the_given_means(space: ActionSpace) -> None:
+    """Exactly, but for what the last layer's weights, a tenth of what they were, make of the features."""
+    factor_S = 0.7 + 0.29 * torch.rand(len(space.sums_SA), generator=torch.Generator().manual_seed(2))
+    mean_S = (factor_S.log() @ survival_factors(space)).exp()
+    own = network(space)
+    last = own.body.mlp[-1]
+    before = last.weight.detach().clone()
+    own.begin_at(mean_S)
+    assert torch.allclose(last.weight, 0.1 * before)
+    with torch.no_grad():
+        near_BS = own(*inputs()).exp()
+        last.weight.zero_()
+        exact_BS = own(*inputs()).exp()
+    assert torch.allclose(exact_BS, mean_S.expand_as(exact_BS), rtol=1e-4)
+    assert float((near_BS - mean_S).abs().max()) < 0.1
+    assert float((near_BS - exact_BS).abs().max()) > 1e-4
+
+
+@pytest.mark.parametrize(
+    "mean", [0.0, 1.0, 0.5], ids=["nothing accepted", "everything accepted", "one and the same at all depths"]
+)
+def test_extreme_means_begin_somewhere_finite(mean: float) -> None:
+    space = ActionSpace(3, 2, 2)
+    own = network(space)
+    own.begin_at(torch.full((len(space.sums_SA),), mean))
+    log_survivals_BS = own(*inputs())
+    assert bool(log_survivals_BS.isfinite().all())
+    log_survivals_BS.sum().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in own.parameters() if p.grad is not None)
+
+
+def test_noisy_means_that_rise_along_a_path_are_borne() -> None:
+    """Labels of drawn siblings may put a mean above the one before it, or above 1."""
+    space = ActionSpace(3, 2, 2)
+    own = network(space)
+    mean_S = torch.rand(len(space.sums_SA), generator=torch.Generator().manual_seed(3)) * 1.2
+    own.begin_at(mean_S)
+    assert bool(own(*inputs()).isfinite().all())
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_block_efficiencies_are_sums_of_predicted_survivals(space: ActionSpace) -> None:
+    """Of every tree: 1 and its survivals, each the product of its own probabilities."""
+    own, (scalars_BF, states) = network(space), inputs(4)
+    with torch.no_grad():
+        own.body.mlp[-1].weight.mul_(10)
+        accepted_BS = own.body(scalars_BF, states).sigmoid()
+        efficiency_BA = space.efficiencies(own(scalars_BF, states).exp())
+    place = {name_of(space, s): s for s in range(len(space.sums_SA))}
+    for b in range(4):
+        accepted = {name: float(accepted_BS[b, s]) for name, s in place.items()}
+        for a, (K, L1, L2) in enumerate(space):
+            expected, kept = 1.0, 1.0
+            path = [(1, 0, d) for d in range(1, (L1 + L2 if K == 1 else L1) + 1)]
+            for name in path + ([(K, L1, d) for d in range(1, L2 + 1)] if K > 1 else []):
+                kept *= accepted[name]
+                expected += kept
+            assert float(efficiency_BA[b, a]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_feature_that_never_varies_stays_at_zero() -> None:
+    body = RootNetwork(2, WIDTHS, 3)
+    scalars = torch.tensor([[2.0, 0.3], [2.0, 0.5]])
+    body.standardise(scalars)
+    assert body.scale_F.tolist()[0] == 1.0
+    scaled = (scalars - body.mean_F) / body.scale_F
+    assert scaled[:, 0].tolist() == [0.0, 0.0]
+    assert scaled[:, 1].tolist() == pytest.approx([-1.0, 1.0], abs=1e-5)
+
+
+def test_scaling_is_part_of_the_network() -> None:
+    """Features in other units, standardised anew, give the same."""
+    body = network(ActionSpace(2, 1, 1)).body
+    scalars_BF, states = inputs()
+    body.standardise(scalars_BF)
+    before = body(scalars_BF, states)
+    other_BF = 1000 + 25 * scalars_BF
+    assert not torch.allclose(body(other_BF, states), before, atol=1e-2)
+    body.standardise(other_BF)
+    assert torch.allclose(body(other_BF, states), before, atol=1e-3)
+
+
+def test_every_hidden_state_counts_and_a_light_network_has_none() -> None:
+    body, (scalars_BF, states) = network(ActionSpace(2, 1, 1)).body, inputs()
+    before = body(scalars_BF, states)
+    for i in range(3):
+        other = [state + 1.0 * (i == j) * torch.arange(state.shape[1]) for j, state in enumerate(states)]
+        assert not torch.allclose(body(scalars_BF, other), before, atol=1e-3), i
+    light = RootNetwork(3, [], 5)
+    assert len(light.blocks) == 0
+    assert light.mlp[0].in_features == 3
+    assert light(scalars_BF, []).shape == (20, 5)
