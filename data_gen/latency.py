@@ -210,18 +210,30 @@ def times(profile: LatencyProfile, verifier: str, action: Action, steps: Sequenc
 def fitted(profile: LatencyProfile, steps: Mapping[tuple[str, Action], Sequence[Step]]) -> LatencyProfile:
     """The profile with `step` and `corrections` from real decoding steps, by least squares of relative errors.
 
+    A draft pass takes as long whatever verifies its tokens, so what passes took beyond the tables is fitted to the
+    steps of all verifiers at once: fitted apart, the clock's noise would make a difference between verifiers of several
+    per cent on the very same tree.
+
     Args:
         steps: of the empty tree, and of at least four others, by verifier and action.
     """
     empty = [times(profile, name, action, taken) for (name, action), taken in steps.items() if action == EMPTY]
     profile = replace(profile, step=statistics.median(measured - predicted for predicted, measured in empty))
-    corrections = {}
-    for name in dict.fromkeys(name for name, _ in steps):
-        actions = [action for verifier, action in steps if verifier == name and action != EMPTY]
-        predicted_R, measured_R = torch.tensor(
-            [times(profile, name, action, steps[name, action]) for action in actions], dtype=torch.float64
-        ).unbind(-1)
-        counts_RC = torch.tensor([correction_counts(action) for action in actions], dtype=torch.float64)
-        least = torch.linalg.lstsq(counts_RC / measured_R.unsqueeze(-1), 1 - (predicted_R / measured_R).unsqueeze(-1))
-        corrections[name] = Correction(*least.solution[:, 0].tolist())
+    names = list(dict.fromkeys(name for name, _ in steps))
+    drafted = {key: taken for key, taken in steps.items() if key[1] != EMPTY}
+    predicted_R, measured_R = torch.tensor(
+        [times(profile, *key, taken) for key, taken in drafted.items()], dtype=torch.float64
+    ).unbind(-1)
+    counts_RC = torch.zeros(len(drafted), 2 + 2 * len(names), dtype=torch.float64)
+    for row, (name, action) in enumerate(drafted):
+        drafting, trunk_passes, branch_passes, branching = correction_counts(action)
+        own = 2 + 2 * names.index(name)
+        counts_RC[row, :2] = torch.tensor([trunk_passes, branch_passes])
+        counts_RC[row, own : own + 2] = torch.tensor([drafting, branching])
+    least = torch.linalg.lstsq(counts_RC / measured_R.unsqueeze(-1), 1 - (predicted_R / measured_R).unsqueeze(-1))
+    trunk_pass, branch_pass, *own_seconds = least.solution[:, 0].tolist()
+    corrections = {
+        name: Correction(own_seconds[2 * n], trunk_pass, branch_pass, own_seconds[2 * n + 1])
+        for n, name in enumerate(names)
+    }
     return replace(profile, corrections=corrections)

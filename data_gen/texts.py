@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from data_gen.decoding import Step
 from data_gen.features import ModelRows
@@ -75,6 +75,9 @@ def written_by_target(
 
     Args:
         seed: of the batch; what a prompt is continued with depends on its batch.
+
+    Raises:
+        InputError: the target gives something else than finite numbers.
     """
     width = max(map(len, prompts))
     pad = next(iter(pair.eos_ids), 0)
@@ -87,11 +90,28 @@ def written_by_target(
         pad_token_id=pad,
         **(sampled if sampling.temperature > 0 else {"do_sample": False}),
     )
+    finite = _Finite()
     with torch.random.fork_rng([pair.device] if pair.device.type == "cuda" else []):
         torch.manual_seed(seed % 2**63)
         generate: Any = pair.target.generate
-        output = generate(input_ids, attention_mask=mask, generation_config=config)
+        output = generate(
+            input_ids, attention_mask=mask, generation_config=config, logits_processor=LogitsProcessorList([finite])
+        )
+    if not bool(finite.so_far):
+        name = pair.target.name_or_path
+        raise InputError(f"{name}: the model gives numbers that are not finite (NaN or infinity)")
     return [finished(pair, prompt, row) for prompt, row in zip(prompts, output[:, width:].tolist(), strict=True)]
+
+
+class _Finite(LogitsProcessor):
+    """Notes whether all logits are finite, without waiting for a GPU: to sample from NaN would be a crash."""
+
+    def __init__(self) -> None:
+        self.so_far: Tensor | bool = True
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.so_far = self.so_far & scores.amax(-1).isfinite().all()
+        return scores.nan_to_num(nan=0.0, neginf=-torch.inf)
 
 
 def finished(pair: ModelPair, prompt: Sequence[int], new: Sequence[int], steps: Sequence[Step] = ()) -> Text:

@@ -34,7 +34,7 @@ from pipelines.units import Work, make_shard
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.data import Setting, Timed, to_texts
 from selector.latency import LatencyProfile
-from selector.replay import Layout, replay_static
+from selector.replay import Layout, lawful, replay_static
 from selector.schema import LIGHT, InputError
 
 REPEATS = 4
@@ -125,7 +125,7 @@ def _labels(config: Config, pair: ModelPair, tick: Callable[[], None]) -> tuple[
 def best_tree(verifier: str, survivals_RS: Tensor, seconds_A: Tensor, layout: Layout) -> Candidate:
     """The fastest static tree on every other text, and what it does on the texts between them."""
     seconds_RA = seconds_A.expand(len(survivals_RS), -1)
-    tokens_XA, seconds_XA, steps_XA = replay_static(survivals_RS, seconds_RA, layout, SPACE)
+    tokens_XA, seconds_XA, steps_XA = replay_static(lawful(survivals_RS, SPACE), seconds_RA, layout, SPACE)
     promise_A = tokens_XA[::2].sum(0) / seconds_XA[::2].sum(0)
     if isinstance(get_verifier(verifier), FirstPath):  # the other branches are never accepted, whatever noise says
         promise_A = promise_A * torch.tensor([action.K == 1 for action in SPACE])

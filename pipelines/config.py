@@ -128,7 +128,7 @@ class Data(Section):
         "writes the others, many at a time. What was accepted is compared with the labels",
     )
     log: Path | None = Field(None, description="an engine's texts instead: JSON lines with `prompt` and `completion`")
-    siblings: int = Field(1, ge=1, description="draws of the siblings of the text's tokens that labels average")
+    siblings: int = Field(2, ge=1, description="draws of the siblings of the text's tokens that labels average")
     features: Literal["light", "full"] = Field(
         "light", description="full: hidden states, too, for selectors of both kinds"
     )

@@ -32,7 +32,7 @@ from selector.schema import FEATURES, FULL, HIDDEN_STATES, LIGHT, InputError, re
 from selector.tuning import Judged, StaticTable, best_static, tuned
 
 SPACE = ActionSpace.default()
-NETWORKS = 6  # bump it when the same traces train another network, or its decisions are judged otherwise
+NETWORKS = 7  # bump it when the same traces train another network, or its decisions are judged otherwise
 TIE = 1.0  # standard errors by which a dearer selector must be ahead of a cheaper one
 
 

@@ -36,7 +36,7 @@ from data_gen.texts import (
 )
 from data_gen.verification import get_verifier
 from pipelines.config import Config
-from pipelines.prompts import encode, prompts_of
+from pipelines.prompts import encode, prompts_of, prompts_path
 from selector.actions import ActionSpace
 from selector.data import SPLITS
 from selector.schema import FULL, HIDDEN_STATES, InputError, survival_column
@@ -87,6 +87,8 @@ def _of_prompts(config: Config) -> dict[str, Work]:
     result: dict[str, Work] = {}
     for split, count in split_counts(config).items():
         prompts = prompts_of(config, split)
+        if not prompts:
+            raise InputError(f"{prompts_path(config)}: no prompts for {split}; splits go by `source`")
         number = 0
         for setting in config.sampling:
             sampling = setting.build()
@@ -164,9 +166,10 @@ def _texts(config: Config, pair: ModelPair, work: Work) -> Iterator[tuple[Prompt
             raise InputError(f"prompt {prompt.id}: the tokenizer gives no tokens")
     seed = seed_of(config.seed, work.split, work.sampling, *(f"{prompt.id}#{n}" for prompt, n in work.prompts))
     if not work.decoded:
-        for (prompt, _), text in zip(
-            work.prompts, written_by_target(pair, prompts, new, work.sampling, seed), strict=True
-        ):
+        more = f" and {len(prompts) - 1} more" if len(prompts) > 1 else ""
+        with _naming(f"prompt {work.prompts[0][0].id}{more}"):
+            texts = written_by_target(pair, prompts, new, work.sampling, seed)
+        for (prompt, _), text in zip(work.prompts, texts, strict=True):
             yield prompt, text, None, f"prompt {prompt.id}"
         return
     for number, ((prompt, _), tokens) in enumerate(zip(work.prompts, prompts, strict=True)):
@@ -174,7 +177,8 @@ def _texts(config: Config, pair: ModelPair, work: Work) -> Iterator[tuple[Prompt
         own = seed_of(seed, number)
         chooser = Random(config.data.behaviour_actions, torch.Generator().manual_seed(own))
         decoder = Decoder(pair, work.sampling, get_verifier(verifier), chooser)
-        decoded = decoder.decode(tokens, new, torch.Generator(device=pair.device).manual_seed(own + 1))
+        with _naming(f"prompt {prompt.id}"):
+            decoded = decoder.decode(tokens, new, torch.Generator(device=pair.device).manual_seed(own + 1))
         yield prompt, finished(pair, tokens, decoded.tokens, decoded.steps), verifier, f"prompt {prompt.id}"
 
 
@@ -190,10 +194,8 @@ def _row(
 ) -> dict[str, Any]:
     """The trace row of a text."""
     space = ActionSpace.default()
-    try:
+    with _naming(where):
         labelled = label(config, pair, text, work, plausibility)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from error
     roots = max(0, len(text.tokens) - text.start - DEPTH)
     steps = [step for step in text.steps if step.length - 1 - text.start < roots]
     setting = work.sampling
@@ -213,6 +215,15 @@ def _row(
         "step_accepted": [step.accepted for step in steps],
         "step_verifier": verifier,
     }
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Errors of the input begin with where they arose."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
 
 
 def label(config: Config, pair: ModelPair, text: Text, work: Work, seen: Plausibility) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from selector.actions import ActionSpace
 from selector.latency import LatencyProfile, interpolated
-from selector.replay import Layout
+from selector.replay import Layout, lawful
 from selector.schema import (
     HIDDEN_STATES,
     SCALAR_NAMES,
@@ -134,10 +134,10 @@ class Timed:
 
     @cached_property
     def survivals_RS(self) -> Tensor:
-        """Labels, float32."""
+        """Labels as laws of tau, float32."""
         if self.verifier not in self.texts.survivals:
             raise InputError(f"the traces hold no labels for {self.verifier}: add it to verifiers, make them anew")
-        return self.texts.survivals[self.verifier].float()
+        return lawful(self.texts.survivals[self.verifier], self.space)
 
     def seconds(self, sees: str | None = None) -> Tensor:
         """Predicted step times, float32 [R, A]; `sees` as in `LatencyProfile.action_seconds`."""

@@ -14,17 +14,23 @@ from selector.actions import ActionSpace
 
 
 def survival_loss(log_survivals_BS: Tensor, labels_BS: Tensor, space: ActionSpace) -> Tensor:
-    """Cross-entropy of survivals, in nats; scalar. Chains count as much as branches do, which are far more numbers.
+    """What a regressor of survivals is trained on: their cross-entropy, in nats, and the squared error of the block
+    efficiencies that they add up to, in squared tokens; scalar.
+
+    Decisions need the sums; the cross-entropy keeps each survival a probability that means what it says. Chains count
+    as much as branches do, which are far more numbers.
 
     Args:
         log_survivals_BS: predicted, at most 0.
-        labels_BS: `P(tau >= t | text)`. It is linear in them, so labels that are right on average will do, even where
-            the draw of siblings puts one above 1.
+        labels_BS: `P(tau >= t | text)`. Both terms have their least value at the labels' mean, so labels that are right
+            on average will do, even where the draw of siblings puts one above 1.
     """
     log_S = log_survivals_BS.clamp(max=-1e-6)
     loss_BS = -(labels_BS * log_S + (1 - labels_BS) * torch.log(-torch.expm1(log_S)))
     chains, branches = loss_BS[:, : space.depth], loss_BS[:, space.depth :]
-    return chains.mean() + branches.mean() if branches.shape[-1] else chains.mean()
+    cross_entropy = chains.mean() + (branches.mean() if branches.shape[-1] else 0.0)
+    error_BA = space.efficiencies(log_survivals_BS.exp()) - space.efficiencies(labels_BS)
+    return cross_entropy + error_BA.square().mean()
 
 
 def policy_ratios(logits_BA: Tensor, efficiency_BA: Tensor, seconds_BA: Tensor, base_speed_B: Tensor) -> Tensor:

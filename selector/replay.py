@@ -67,6 +67,32 @@ class Layout:
         return cls(torch.where(alive_XN, start_X1 + n_N, 0), alive_XN)
 
 
+def lawful(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
+    """Labels as laws of tau: between 0 and 1, never rising along a path; each column keeps its mean.
+
+    Labels of branches carry the noise of which siblings were drawn. It leaves means as they are, yet one of 1.6
+    makes a probability of -0.6, and a walk along the text multiplies such noise at every step. Cutting it off lowers
+    the means, by what each column is then raised again. Chains have no noise and stay as they are.
+
+    Args:
+        survivals_RS: labels of many roots under one sampling setting.
+    """
+    survivals_RS = survivals_RS.float()
+    cut_RS = _falling(survivals_RS, space)
+    raised_S = survivals_RS.mean(0) / cut_RS.mean(0).clamp(min=1e-9)
+    return _falling(cut_RS * raised_S, space)
+
+
+def _falling(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
+    """The running minimum along each path, a branch's from where its trunk has got to."""
+    chain_RD, branches_RS = survivals_RS.clamp(0, 1).split([space.depth, survivals_RS.shape[1] - space.depth], dim=1)
+    chain_RD = chain_RD.cummin(-1).values
+    paths = branches_RS.unflatten(1, (space.max_K - 1, space.max_L1 + 1, space.max_L2))
+    trunk_RL = torch.cat([torch.ones_like(chain_RD[:, :1]), chain_RD[:, : space.max_L1]], dim=1)
+    paths = torch.minimum(paths.cummin(-1).values, trunk_RL[:, None, :, None])
+    return torch.cat([chain_RD, paths.flatten(1)], dim=1)
+
+
 def outcomes(survivals_RS: Tensor, action_R: Tensor, space: ActionSpace) -> Tensor:
     """`P(tau + 1 = n)` of the given actions, n = 1 .. depth + 1, float64 [R, J]."""
     padded_RS = torch.nn.functional.pad(survivals_RS.double(), (0, 1))  # the position of what cannot be

@@ -19,12 +19,15 @@ ACTIONS = [Action(1, 4, 0), Action(2, 1, 3), Action(4, 0, 5), Action(3, 2, 1), A
 
 
 class Watched:
-    """A verifier that keeps the exact law of the accepted length of every tree that it is given: mean and variance."""
+    """A verifier that keeps the exact law of the accepted length of every tree that it is given, mean and variance, what
+    it drew, and what it draws from the same rows three times more."""
 
     def __init__(self, verifier: Verifier) -> None:
         self.verifier, self.name, self.style = verifier, verifier.name, verifier.style
+        self.generator = torch.Generator().manual_seed(12)
         self.laws: list[tuple[float, float]] = []
         self.drawn: list[int] = []
+        self.again: list[int] = []
 
     def verify(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor, generator: torch.Generator) -> Verdict:
         stops_N, depths_N = self.verifier.stops(tree, p_NV, q_NV), tree.depths_N.double()
@@ -34,6 +37,7 @@ class Watched:
         self.laws.append((mean, float(stops_N @ (depths_N - mean) ** 2)))
         verdict = self.verifier.verify(tree, p_NV, q_NV, generator)
         self.drawn.append(tree.depth(verdict.node))
+        self.again += [tree.depth(self.verifier.verify(tree, p_NV, q_NV, self.generator).node) for _ in range(3)]
         return verdict
 
 
@@ -77,16 +81,18 @@ def test_greedy_decoding_equals_generate(pair: ModelPair, action: Action | None,
 def test_realised_block_efficiency_agrees_with_the_law(
     pair: ModelPair, verifier: str, style: str, draft_temperature: float | None
 ) -> None:
-    """Sum of tau over 2,000 steps and more against the laws' own means and variances; |z| < 4 (false alarms: 6e-5)."""
-    watched, steps = Watched(get_verifier(verifier, style)), 0
-    for seed in range(160):
+    """Sum of tau over 2,000 draws and more at the trees of real steps against the laws' own means and variances, and of
+    the steps' own draws; |z| < 4 (false alarms: 6e-5 each)."""
+    watched = Watched(get_verifier(verifier, style))
+    for seed in range(65):
         decoded = decode(pair, None, watched, tokens=60, seed=seed, style=style, draft_temperature=draft_temperature)
-        steps += len(decoded.steps)
         drafted = [step.accepted for step in decoded.steps if step.action != EMPTY]
         assert drafted == watched.drawn[-len(drafted) :]
-    assert steps >= 2000
-    means, variances = zip(*watched.laws, strict=True)
-    assert abs(sum(watched.drawn) - sum(means)) / sum(variances) ** 0.5 < 4
+    draws = len(watched.drawn) + len(watched.again)
+    assert draws >= 2000 and len(watched.drawn) >= 500
+    means, variances = (sum(each) for each in zip(*watched.laws, strict=True))
+    assert abs(sum(watched.drawn) - means) / variances**0.5 < 4
+    assert abs(sum(watched.drawn) + sum(watched.again) - 4 * means) / (4 * variances) ** 0.5 < 4
 
 
 def test_decoded_text_follows_the_target(pair: ModelPair) -> None:

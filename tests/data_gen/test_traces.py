@@ -8,40 +8,34 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_gen.traces import ROWS_VERSION, TraceStore, root_schema, row_bytes, to_table
+from data_gen.traces import ROWS_VERSION, TraceStore, text_bytes, text_schema, to_table
 from selector.actions import ActionSpace
-from selector.data import read_split
-from selector.schema import SCHEMA_VERSION, TRACE_SCALARS, TRUNK_COLUMNS, InputError, label_columns
+from selector.data import read_texts
+from selector.schema import HIDDEN_STATES, SCALARS, SCHEMA_VERSION, InputError, survival_column
 
 ROOT = Path(__file__).parents[2]
-SPACE = ActionSpace(1, 2, 2)
-SCHEMA = root_schema([4, 3, 3], ["traversal"], SPACE, samples=2)
+SURVIVALS = len(ActionSpace.default().sums_SA)
+LABELS = survival_column("traversal")
+SCHEMA = text_schema(["traversal"], hidden=True)
 NAME = "train/part-00000.parquet"
 
 
-def rows(count: int = 3, value: float = 1.5) -> list[dict]:
-    row = {
-        "prompt": "p",
-        "kind": "code",
-        "root_kind": "stride",
-        "root_token": 7,
-        "weight": 1.0,
-        "target_hidden_prev": np.ones(4),
-        "draft_hidden_prev": np.ones(3),
-        "draft_hidden_root": np.ones(3),
-        **dict.fromkeys(TRACE_SCALARS, value),
-        **{
-            column: np.full((2, 5) if kind == "trunk" else 5, 2 if kind == "realised" else value)
-            for kind, column in label_columns("traversal").items()
-        },
-        **{column: np.full((2, 3, 3) if name == "hidden" else (2, 3), value) for name, column in TRUNK_COLUMNS.items()},
-        **dict.fromkeys(("decoded_verifier", "decoded_action", "decoded_expected", "decoded_realised")),
+def row(roots: int = 2, value: float = 0.5) -> dict:
+    """A text of 20 tokens with so many roots."""
+    return {
+        **{"prompt": "p", "kind": "code", "source": "file"},
+        **{"temperature": 0.7, "top_p": 0.9, "draft_temperature": None},
+        **{"tokens": list(range(20)), "start": 3, "roots": roots},
+        "scalars": np.full((roots, len(SCALARS)), value),
+        LABELS: np.full((roots, SURVIVALS), value),
+        **{name: np.full((max(0, roots - 1), 4), value) for name in HIDDEN_STATES},
+        "hidden_stride": 1,
+        **{"step_root": [0, 4], "step_action": [7, 0], "step_accepted": [3, 0], "step_verifier": "traversal"},
     }
-    return [dict(row) for _ in range(count)]
 
 
-def table(changed: list[dict] | None = None) -> pa.Table:
-    return to_table(rows() if changed is None else changed, SCHEMA)
+def table(rows: list[dict] | None = None) -> pa.Table:
+    return to_table([row(), row(3), row()] if rows is None else rows, SCHEMA)
 
 
 def store(folder: Path, **depends: object) -> TraceStore:
@@ -52,9 +46,12 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     made = store(tmp_path)
     made.write(NAME, table())
     assert made.holds(NAME) and made.rows() == made.rows("train/") == 3
-    read = read_split(tmp_path, "train")
-    assert read["traversal.mean"].to_pylist() == [[1.5] * 5] * 3
-    assert read["traversal.realised"].to_pylist() == [[2] * 5] * 3
+    assert made.rows("test/") == made.bytes("test/") == 0
+    assert made.bytes() == made.bytes("train/") == (tmp_path / NAME).stat().st_size
+    read = read_texts(tmp_path, "train", ["traversal"])
+    assert read.size_X.tolist() == [2, 3, 2]
+    assert read.survivals["traversal"].shape == (7, SURVIVALS)
+    assert bool((read.survivals["traversal"] == 0.5).all())
     assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -68,31 +65,51 @@ def test_datasets_reads_a_shard(tmp_path: Path) -> None:
         cache_dir=str(tmp_path / "cache"),
     )["train"]
     assert len(data) == 3
-    assert data[0]["traversal.mean"] == [1.5] * 5
-    assert data.features["target_hidden_prev"].length == 4
+    assert data[1][LABELS] == [0.5] * (3 * SURVIVALS)
+    assert data[0]["step_action"] == [7, 0] and data[0]["draft_temperature"] is None
 
 
-def test_the_predicted_size_is_that_of_the_columns() -> None:
-    strings, numbers, hidden = 4 * 24, 4 + 4, 2 * (4 + 3 + 3)
-    labels, decoded = 5 * (3 * 2 + 1 + 2 * 2), 2 + 4 + 1
-    trunk = 2 * 2 * SPACE.decisions * (3 + 3)
-    assert row_bytes(SCHEMA) == strings + numbers + hidden + 4 * len(TRACE_SCALARS) + labels + trunk + decoded
+def test_every_column_keeps_what_it_is_given() -> None:
+    """Lists of any shape lie flat, row by row; nothing is lost of tokens and steps; labels are in half precision."""
+    labels = np.linspace(0, 1, 3 * SURVIVALS).reshape(3, SURVIVALS)
+    rows = [{**row(), "step_verifier": None, "draft_temperature": 1.5}, {**row(3), LABELS: labels}]
+    made = table([*rows, {**row(0), "tokens": [], "step_root": [], "step_action": [], "step_accepted": []}])
+    assert made.schema == SCHEMA
+    assert made["tokens"].to_pylist() == [list(range(20))] * 2 + [[]]
+    assert made["step_root"].to_pylist() == [[0, 4], [0, 4], []]
+    assert made["step_verifier"].to_pylist() == [None, "traversal", "traversal"]
+    assert made["draft_temperature"].to_pylist() == [1.5, None, None]
+    assert [len(each) for each in made["scalars"].to_pylist()] == [2 * len(SCALARS), 3 * len(SCALARS), 0]
+    assert np.array_equal(made[LABELS][1].values.to_numpy(), labels.astype(np.float16).reshape(-1))
+    assert len(made["target_hidden_prev"][1]) == 2 * 4
+
+
+def test_hidden_states_are_columns_only_where_they_are_recorded() -> None:
+    assert set(HIDDEN_STATES) <= set(SCHEMA.names)
+    light = text_schema(["traversal", "block"], hidden=False)
+    assert not set(HIDDEN_STATES) & set(light.names)
+    assert {survival_column("block"), LABELS} <= set(light.names)
+    assert light.metadata[b"espalier_schema_version"] == str(SCHEMA_VERSION).encode()
+
+
+def test_the_predicted_size_is_that_of_the_long_columns() -> None:
+    made, long = table([row(6)]), ("tokens", "scalars", LABELS, *HIDDEN_STATES)
+    size = sum(made[name].combine_chunks().values.nbytes for name in long)
+    assert text_bytes(tokens=20, roots=6, verifiers=1, hidden=3 * 5 * 4) == size
 
 
 def test_a_value_that_is_not_finite_is_never_written(tmp_path: Path) -> None:
     for bad in (np.nan, 1e6):  # the second one is infinite in half precision
-        with pytest.raises(InputError, match=r"traversal\.mean: a value is not finite"):
-            store(tmp_path).write(NAME, table([{**rows()[0], "traversal.mean": np.full(5, bad)}]))
-    with pytest.raises(InputError, match=r"traversal\.mean: a value is not finite"):
-        store(tmp_path).write(NAME, table([*rows(value=1.0), {**rows()[0], "traversal.mean": np.full(5, np.nan)}]))
+        with pytest.raises(InputError, match=r"traversal\.survivals: a value is not finite"):
+            store(tmp_path).write(NAME, table([row(value=1.0), {**row(), LABELS: np.full((2, SURVIVALS), bad)}]))
     assert not store(tmp_path).holds(NAME)
 
 
 def test_every_column_is_checked_for_finite_values(tmp_path: Path) -> None:
-    for column in ("target_hidden_prev", "l1_prev", "decoded_expected"):
-        value = np.full(4, np.inf) if column == "target_hidden_prev" else np.nan
+    for column in ("target_hidden_prev", "draft_hidden_root", "scalars", "temperature", "draft_temperature"):
+        value = np.inf if "temperature" in column else np.where(np.arange(8) == 5, np.nan, 1.0)
         with pytest.raises(InputError, match=rf"part-00000.parquet: {column}: a value is not finite"):
-            store(tmp_path).write(NAME, table([{**rows()[0], column: value}]))
+            store(tmp_path).write(NAME, table([{**row(), column: value}]))
     store(tmp_path).write(NAME, table([]))
     assert store(tmp_path).rows() == 0 and store(tmp_path).holds(NAME)
 
@@ -118,7 +135,7 @@ def test_a_damaged_shard_is_named(tmp_path: Path, damage: str) -> None:
     content = bytearray((tmp_path / NAME).read_bytes())
     content = content[:-20] if damage == "truncate" else content[:50] + bytes([content[50] ^ 1]) + content[51:]
     (tmp_path / NAME).write_bytes(bytes(content))
-    for use in (lambda: store(tmp_path).holds(NAME), lambda: read_split(tmp_path, "train")):
+    for use in (lambda: store(tmp_path).holds(NAME), lambda: read_texts(tmp_path, "train", ["traversal"])):
         with pytest.raises(InputError, match=r"part-00000.parquet is damaged .*: remove it and run the data"):
             use()
     (tmp_path / NAME).unlink()
@@ -130,7 +147,7 @@ def test_a_shard_of_another_schema_version_is_refused(tmp_path: Path) -> None:
     manifest = tmp_path / "manifest.json"
     manifest.write_text(manifest.read_text().replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 0'))
     with pytest.raises(InputError, match=f"schema version 0; this program reads {SCHEMA_VERSION}"):
-        read_split(tmp_path, "train")
+        read_texts(tmp_path, "train", ["traversal"])
     with pytest.raises(InputError, match="schema_version"):
         store(tmp_path)
 

@@ -35,7 +35,7 @@ class _Forest(Forest):
 
 @dataclass(frozen=True)
 class Drafts:
-    """All that may be drafted, to be verified together: trees, their probabilities, the tree and context of each node."""
+    """What may be drafted, to be verified together: trees, their probabilities, and each node's tree and context."""
 
     forest: Forest
     probability_T: Tensor

@@ -16,11 +16,12 @@ SMALL_PAIR = [
     *(f"pair.embedded.{role}.{key}" for role in ("target", "draft") for key in ("heads=2", "steps=12", "batch=4")),
     "pair.embedded.target.layers=2",
 ]
+TEXTS, TOKENS = 40, 24
 SMALL = [
     *SMALL_PAIR,
     "prompts.tokens=12",
-    "data.texts=40",
-    "data.tokens=24",
+    f"data.texts={TEXTS}",
+    f"data.tokens={TOKENS}",
     "data.texts_per_shard=8",
     "latency.lengths=[16,48]",
     "latency.nodes=[1,5,17]",

@@ -29,12 +29,11 @@ def interrupted(folder: Path, stage: str, *arguments: str, once: str, lines: int
         found = (folder / "runs").rglob(once)
         return any(lines == 0 or len(file.read_text().splitlines()) >= lines for file in found)
 
-    deadline = time.monotonic() + 120
     while not there():
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate()
     assert process.returncode == 130, error
     assert "espalier: interrupted; the same command goes on" in error
     assert "Traceback" not in error
@@ -59,7 +58,7 @@ def test_an_interrupted_training_leaves_the_earlier_one(demo: tuple[Path, str], 
     shutil.copytree(demo[0] / "runs", tmp_path / "runs")
     earlier = tmp_path / "runs" / "demo" / "training"
     before = {path: path.read_bytes() for path in earlier.rglob("*") if path.is_file()}
-    endless = [*SMALL, "train.epochs=100000", "train.patience=100000"]
+    endless = [*SMALL, "train.epochs=100000"]
     interrupted(tmp_path, "train", *endless, once="training.partial/*/best.ckpt")
     assert before == {path: path.read_bytes() for path in earlier.rglob("*") if path.is_file()}
     assert "train: reusing" in espalier(tmp_path, "train", *SMALL)
@@ -69,7 +68,7 @@ def test_an_interrupted_evaluation_goes_on(demo: tuple[Path, str], tmp_path: Pat
     shutil.copytree(demo[0] / "runs", tmp_path / "runs")
     run = tmp_path / "runs" / "demo"
     (run / "evaluation.json").unlink()
-    longer = [*(option for option in SMALL if not option.startswith("evaluate.prompts")), "evaluate.prompts=8"]
+    longer = [*SMALL, "evaluate.prompts=6", "evaluate.assisted=false"]
     journal = run / "evaluation.partial.jsonl"
     interrupted(tmp_path, "evaluate", *longer, once=journal.name, lines=3)  # a header, and two prompts
     finished = journal.read_text().splitlines()[:3]
@@ -78,7 +77,7 @@ def test_an_interrupted_evaluation_goes_on(demo: tuple[Path, str], tmp_path: Pat
     espalier(tmp_path, "evaluate", *longer)
     assert not journal.exists()
     evaluation = json.loads((run / "evaluation.json").read_text())
-    assert {entry["prompts"] for entry in evaluation["methods"]} == {8}
+    assert {entry["prompts"] for entry in evaluation["methods"]} == {6}
 
 
 def test_an_interrupted_pair_stage_ends_with_the_same_weights(demo: tuple[Path, str], tmp_path: Path) -> None:

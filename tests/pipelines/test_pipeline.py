@@ -3,53 +3,120 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from selector.modes import SURE
+from data_gen.models import ModelPair
+from selector.actions import ActionSpace
 from selector.runtime import load_selector
-from tests.pipelines.runs import SMALL, espalier
+from selector.schema import HIDDEN_STATES, SCALAR_NAMES
+from tests.pipelines.runs import SMALL, TEXTS, TOKENS, espalier
 
-STOPPING = ("entropy stop", "stopping head (SpecDec++)")
+STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
+SURVIVALS = len(ActionSpace.default().sums_SA)
+FIGURES = (
+    "ratio_vs_best_static_delayed",
+    "ratio_vs_best_static_by_kind",
+    "ratio_vs_static_traversal_wall",
+    "ratio_vs_rule",
+    "ratio_vs_autoregressive",
+    "ratio_vs_assisted_generation",
+    "ratio_vs_assisted_generation_constant",
+)
+
+
+def evaluation_of(folder: Path, name: str = "demo") -> dict:
+    return json.loads((folder / "runs" / name / "evaluation.json").read_text())
 
 
 def test_the_demo_ends_with_a_table_a_report_and_a_selector(demo: tuple[Path, str]) -> None:
     folder, output = demo
     run = folder / "runs" / "demo"
-    assert "ratio to best static" in output
+    assert "ratio to best static" in output and "Does a selector pay here?" in output
     assert str(run / "report.html") in output and str(run / "selector") in output
-    evaluation = json.loads((run / "evaluation.json").read_text())
-    assert {"ratio_vs_best_static_delayed", "ratio_vs_static_traversal_wall", "selector_time_share"} <= set(
-        evaluation["summary"]
-    )
+    assert re.search(r"its actions equal the trained module's at all \d{3} roots of the validation texts", output)
+    report = (run / "report.html").read_text()
+    chosen = json.loads((run / "training" / "result.json").read_text())["chosen"]
+    # by setting the block efficiencies and, of a regressor, the calibration; throughput and actions over all settings
+    assert report.count("data:image/png;base64,") == 2 + 3 * (1 + chosen.startswith("regressor"))
+    for title in ("Block efficiency by tree", "Labels against decoding", "How often each action", "Step times"):
+        assert title in report
+
+
+def test_the_summary_holds_every_figure(demo: tuple[Path, str]) -> None:
+    summary = evaluation_of(demo[0])["summary"]
+    for figure in FIGURES:
+        low, high = summary[f"{figure}_interval_95"]
+        assert 0 < low <= summary[figure] <= high
+    assert 0 <= summary["selector_time_share"] < 0.5
+    assert "ratio_vs_static_traversal_gpu_like" not in summary  # no synthetic clock is asked for
+    assert [(row["temperature"], row["top_p"]) for row in summary["by_setting"]] == [(0.0, 1), (0.2, 1), (1.0, 1)]
+    for row in summary["by_setting"]:
+        low, high = row["wall_interval_95"]
+        assert 0 < low <= row["wall_ratio"] <= high
+        assert row["replay_error"] >= 0 and isinstance(row["replay_ratio"], float)
+    mean = sum(row["wall_ratio"] for row in summary["by_setting"]) / 3
+    assert summary["ratio_vs_best_static_delayed"] == pytest.approx(mean)
+
+
+def test_every_method_has_an_entry_for_each_setting(demo: tuple[Path, str]) -> None:
+    evaluation = evaluation_of(demo[0])
     keys = {"method", "verifier", "temperature", "top_p", "tokens_per_second", "block_efficiency", "interval_95"}
-    keys |= {"tokens", "prompts"}
+    keys |= {"tokens", "prompts", "replay_ratio", "replay_error"}
     for entry in evaluation["methods"]:
         assert keys <= set(entry)
         low, high = entry["interval_95"]
         assert 0 < low <= entry["tokens_per_second"] <= high
         assert 1 <= entry["block_efficiency"] <= 17
+        assert entry["prompts"] == 3 and entry["tokens"] > 0
         if entry["method"] == "autoregressive":
             assert entry["block_efficiency"] == 1
-    assert {"oracle_ratio", "gap_closed"} <= set(evaluation["summary"])
-    names = {entry["method"] for entry in evaluation["methods"]}
+        assert (entry["replay_ratio"] is None) == entry["method"].startswith("assisted")
     expected = {"autoregressive", "selector", "best static", "best static by kind", "static traversal at the root"}
-    assert {*expected, "assisted generation", "assisted generation, constant", *STOPPING} <= names
-    assert len(names & {f"static {verifier}" for verifier in ("traversal", "specinfer", "lifted_uniform")}) >= 1
-    report = (run / "report.html").read_text()
-    assert report.count("data:image/png;base64,") == 4
-    for title in ("Block efficiency by tree", "Predicted against realised", "How often each action", "Throughput"):
-        assert title in report
+    expected |= {"static, branching", "recent acceptance", "assisted generation", "assisted generation, constant"}
+    for temperature in (0.0, 0.2, 1.0):
+        names = {entry["method"] for entry in evaluation["methods"] if entry["temperature"] == temperature}
+        assert expected <= names
+        assert len(names & {f"static {verifier}" for verifier in ("traversal", "specinfer", "lifted_uniform")}) == 2
+    assert {row["clock"] for row in evaluation["replayed"]} == {"wall"}
+    assert {row["texts"].split()[0] for row in evaluation["repeats"]} <= {"with", "without"}
+    assert sum(row["count"] for row in evaluation["repeats"]) <= 3 * TEXTS
+    assert evaluation["greedy"]["continuations"] == 9 and not evaluation["greedy"]["differing"]
+
+
+def test_a_selector_decides_only_where_that_pays(demo: tuple[Path, str]) -> None:
+    training = json.loads((demo[0] / "runs" / "demo" / "training" / "result.json").read_text())
+    assert set(training["selectors"]) == {"regressor-light", "policy-light"}
+    assert training["chosen"] in training["selectors"]
+    for found in training["selectors"].values():
+        assert (demo[0] / "runs" / "demo" / "training" / found["checkpoint"]).exists()
+        for mode in found["modes"]:
+            assert mode["decides"] == (mode["replay"]["value"] - 2 * mode["replay"]["error"] > 1)
+    assert evaluation_of(demo[0])["decisions"] == training["selectors"][training["chosen"]]["modes"]
+    exported = load_selector(demo[0] / "runs" / "demo" / "selector")
+    modes = training["selectors"][training["chosen"]]["modes"]
+    assert [mode.decides for mode in exported.modes] == [mode["decides"] for mode in modes]
+
+
+def test_what_decoding_accepted_is_what_the_labels_say(demo: tuple[Path, str]) -> None:
+    """Of the texts that speculative decoding wrote: with every verifier |z| is below 4, in output and report."""
+    found = re.findall(r"data: (\w+): (\d+) decoding steps, .* realised, z = ([+-]\d+\.\d+)", demo[1])
+    assert {verifier for verifier, _, _ in found} <= {"specinfer", "traversal", "lifted_uniform"} and len(found) >= 2
+    assert all(abs(float(z)) < 4 for _, _, z in found)
+    assert sum(int(steps) for _, steps, _ in found) >= 15
+    (unlikely,) = re.findall(r"data: (\S+)% of the tokens had a probability below 0.001; (\S+)% are to be", demo[1])
+    assert abs(float(unlikely[0]) - float(unlikely[1])) < 0.5
 
 
 def test_provenance_stands_beside_every_output(demo: tuple[Path, str]) -> None:
-    for stage in ("pair", "latency", "data", "train", "evaluate", "export", "report"):
+    for stage in STAGES:
         record = json.loads((demo[0] / "runs" / "demo" / "stages" / f"{stage}.json").read_text())
         assert record["finished"]
-        assert record["provenance"]["config"]["data"]["roots"] == 64
+        assert record["provenance"]["config"]["data"]["texts"] == TEXTS
         assert "torch" in record["provenance"]["packages"]
 
 
@@ -59,12 +126,14 @@ def test_mlflow_holds_parameters_curves_and_the_report(demo: tuple[Path, str]) -
     client = MlflowClient(f"sqlite:///{demo[0]}/mlruns/mlflow.db")
     experiment = client.get_experiment_by_name("demo")
     runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
-    assert set(runs) >= {"pair", "latency", "data", "train", "train-policy", "train-regressor", "evaluate", "report"}
-    assert len(runs["train"].data.params["data.fingerprint"]) == 16
-    policy = runs["train-policy"]
-    assert policy.data.params["objective"] == "policy"
-    assert len(client.get_metric_history(policy.info.run_id, "train/loss")) == 3
-    assert len(client.get_metric_history(policy.info.run_id, "validation/ratio")) >= 3
+    assert set(runs) == {*STAGES, "train-policy-light", "train-regressor-light"}
+    assert runs["train"].data.params["data.texts"] == str(TEXTS)
+    assert int(runs["train"].data.params["texts.train"]) > 50
+    policy = runs["train-policy-light"]
+    assert (policy.data.params["objective"], policy.data.params["sees"]) == ("policy", "light")
+    for curve in ("train/loss", "validation/loss", "validation/replay"):
+        assert len(client.get_metric_history(policy.info.run_id, curve)) == 2
+    assert "validation/replay_gated" in policy.data.metrics
     chosen = runs[f"train-{runs['train'].data.tags['chosen']}"]
     for run in (runs["report"], chosen):  # parameters, curves and the report stand in one run too
         assert "report.html" in {file.path for file in client.list_artifacts(run.info.run_id)}
@@ -82,7 +151,8 @@ def versions(folder: Path, model: str = "espalier-selector") -> list:
 def test_the_export_is_a_version_of_a_registered_model(demo: tuple[Path, str]) -> None:
     (version,) = versions(demo[0])
     selector = load_selector(demo[0] / "runs" / "demo" / "selector")
-    summary = json.loads((demo[0] / "runs" / "demo" / "evaluation.json").read_text())["summary"]
+    summary = evaluation_of(demo[0])["summary"]
+    assert selector.config["metrics"]["evaluation"] == summary
     assert version.tags["pair"] == selector.config["pair"]["fingerprint"]
     assert (version.tags["verifier"], version.tags["objective"]) == (selector.verifier, selector.config["objective"])
     assert float(version.tags["ratio_vs_autoregressive"]) == pytest.approx(summary["ratio_vs_autoregressive"], abs=1e-4)
@@ -92,18 +162,26 @@ def test_datasets_reads_the_traces(demo: tuple[Path, str], tmp_path: Path) -> No
     from datasets import load_dataset
 
     traces = demo[0] / "runs" / "demo" / "traces"
-    files = {split: str(traces / split / "*.parquet") for split in ("train", "validation")}
+    files = {split: str(traces / split / "*.parquet") for split in ("train", "validation", "test")}
     data = load_dataset("parquet", data_files=files, cache_dir=str(tmp_path))
-    row = data["train"][0]
-    assert len(row["traversal.mean"]) == len(row["specinfer.realised"]) == 233
-    assert {row["root_kind"] for split in data.values() for row in split} == {"step", "stride"}
-    prompts = {split: {row["prompt"].split(":")[1] for row in data[split]} for split in data}
-    assert prompts["train"].isdisjoint(prompts["validation"])
+    for split in data.values():
+        for row in split:
+            roots = row["roots"]
+            assert roots == max(0, len(row["tokens"]) - row["start"] - 16) and roots <= TOKENS + 1
+            assert len(row["scalars"]) == roots * len(SCALAR_NAMES)
+            assert len(row["traversal.survivals"]) == len(row["specinfer.survivals"]) == roots * SURVIVALS
+            assert len(row["step_root"]) == len(row["step_action"]) == len(row["step_accepted"])
+            assert bool(row["step_root"]) == (row["step_verifier"] is not None)
+            assert not set(HIDDEN_STATES) & set(row)  # light features alone
+    decoded = [row["step_verifier"] for row in data["train"] if row["step_verifier"]]
+    assert len(decoded) == 3 * round(0.1 * 22) and not any(row["step_verifier"] for row in data["test"])
+    sources = {split: {row["source"] for row in data[split]} for split in data}
+    assert sources["train"].isdisjoint(sources["validation"] | sources["test"])
+    assert sources["validation"].isdisjoint(sources["test"])
 
 
 def test_the_exported_selector_decodes(demo: tuple[Path, str]) -> None:
     from data_gen.decoding import Decoder
-    from data_gen.models import ModelPair
     from data_gen.sampling import Sampling
     from data_gen.verification import get_verifier
 
@@ -112,65 +190,74 @@ def test_the_exported_selector_decodes(demo: tuple[Path, str]) -> None:
     selector = load_selector(run / "selector")
     prompt = pair.tokenizer("def function(argument):\n")["input_ids"]
     expected = pair.target.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, len(prompt) :]
-    decoder = Decoder(pair, Sampling(0), get_verifier(selector.verifier), selector)
-    assert decoder.decode(prompt, 20, torch.Generator().manual_seed(0)).tokens == expected.tolist()
+    for chooser in (selector, selector.at(0.0)):
+        decoder = Decoder(pair, Sampling(0), get_verifier(selector.verifier), chooser)
+        assert decoder.decode(prompt, 20, torch.Generator().manual_seed(0)).tokens == expected.tolist()
 
 
 def test_a_second_run_reuses_everything_and_says_so(demo: tuple[Path, str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in (demo[0] / "runs").rglob("*") if path.is_file()}
     output = espalier(demo[0], "demo", *SMALL)
-    for stage in ("pair", "latency", "data", "train", "evaluate", "export", "report"):
+    for stage in STAGES:
         assert f"{stage}: reusing" in output
+    assert "ratio_vs_best_static_delayed" in output  # the tables are shown again
     assert len(versions(demo[0])) == 1
     assert before == {path: path.stat().st_mtime_ns for path in (demo[0] / "runs").rglob("*") if path.is_file()}
 
 
 def test_every_stage_has_a_plan_that_does_nothing(tmp_path: Path) -> None:
     output = espalier(tmp_path, "demo", "--plan")
-    assert "data: about 1200 roots" in output and "MB" in output
-    assert output.count("\n") >= 8
+    assert "data: 3 sampling settings x 480 texts (264 for train, 96 for validation, 120 for test)" in output
+    assert re.search(r"up to \d+ kB a text, \d+ MB in all before compression", output)
+    assert "train: regressor (light), policy (light): 12 epochs each" in output
+    assert "evaluate: 30 prompts x 3 sampling settings" in output
+    for stage in STAGES:
+        assert re.search(f"^{stage}: ", output, flags=re.MULTILINE)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_full_config_runs(tmp_path: Path) -> None:
-    few = ("verifiers=[traversal,lifted_uniform]", "train.objectives=[regressor]", "data.samples=2")
+    few = ("verifiers=[traversal,lifted_uniform]", "train.objectives=[regressor]", "data.texts=12", "data.siblings=1")
     less = ("evaluate.prompts=2", "evaluate.tokens=8", "evaluate.assisted=false")
     espalier(tmp_path, "demo", *SMALL, *few, *less, config="full.yaml")
-    evaluation = json.loads((tmp_path / "runs" / "full" / "evaluation.json").read_text())
+    evaluation = evaluation_of(tmp_path, "full")
     assert len({(entry["temperature"], entry["top_p"]) for entry in evaluation["methods"]}) == 8
+    assert len(evaluation["summary"]["by_setting"]) == 8
+    assert "ratio_vs_assisted_generation" not in evaluation["summary"]
 
 
 def test_the_settings_config_runs_on_the_demos_pair(demo: tuple[Path, str], tmp_path: Path) -> None:
+    """Hidden states, a nucleus, and synthetic clocks."""
     shutil.copytree(demo[0] / "runs" / "demo" / "pair", tmp_path / "runs" / "demo" / "pair")
     few = (
         "sampling=[{temperature: 1.0, top_p: 0.9}]",
-        "data.roots=32",
+        "data.texts=24",
         "evaluate.prompts=2",
         "evaluate.assisted=false",
-        "train.others=[specinfer]",
         "verifiers=[specinfer,traversal,lifted_uniform]",
     )
     small = [option for option in SMALL if not option.startswith("pair")]
     output = espalier(tmp_path, "demo", *small, *few, config="settings.yaml")
-    assert "Held-out prompts, predicted time, synthetic gpu_like_1/20" in output
-    evaluation = json.loads((tmp_path / "runs" / "settings" / "evaluation.json").read_text())
-    assert {entry["clock"] for entry in evaluation["methods"]} == {"wall", "gpu_like_1/5", "gpu_like_1/20"}
-    for rival in ("static_traversal", "best_static_delayed"):
-        assert evaluation["summary"][f"ratio_vs_{rival}_gpu_like"] > 0
-    for clock in ("", "_gpu_like_1/5", "_gpu_like_1/20"):
-        assert evaluation["summary"][f"ratio_specinfer_vs_its_static{clock}"] > 0
-    made = {(entry["clock"], entry["verifier"]): entry for entry in evaluation["decisions"]}
-    assert set(made) == {
-        (clock, verifier) for clock in ("wall", "gpu_like_1/5", "gpu_like_1/20") for verifier in ("joint", "specinfer")
-    }
-    for entry in made.values():
-        assert [(way["at_root"], way["on_trunk"]) for way in entry["ways"]].count((False, False)) == 1
-        assert len(entry["ways"]) == (3 if entry["objective"] == "regressor" else 2)
-        for way in entry["ways"]:  # tried in decoding: what decides and surely pays, by the traces
-            promising = way["error"] is not None and way["ratio"] - SURE * way["error"] > 1
-            assert (way["decoded"] is not None) == promising
-    selector = load_selector(tmp_path / "runs" / "settings" / "selector")
-    assert selector.verifier == "joint" and "traversal" in selector.verifiers and "specinfer" not in selector.verifiers
+    assert "Held-out texts replayed on synthetic clocks" in output and "gpu_like_1/20" in output
+    evaluation = evaluation_of(tmp_path, "settings")
+    clocks = {"wall", "gpu_like_1/5", "gpu_like_1/20"}
+    assert {row["clock"] for row in evaluation["replayed"]} == clocks
+    for clock in clocks:
+        own = {row["method"]: row for row in evaluation["replayed"] if row["clock"] == clock}
+        assert {"selector", "best static", "static traversal at the root"} <= set(own)
+        assert own["best static"]["ratio"] == 1 and own["best static"]["error"] == 0
+    speeds = {(row["clock"], row["method"]): row["tokens_per_second"] for row in evaluation["replayed"]}
+    ratios = [speeds[c, "selector"] / speeds[c, "static traversal at the root"] for c in clocks if c != "wall"]
+    assert evaluation["summary"]["ratio_vs_static_traversal_gpu_like"] == pytest.approx(sum(ratios) / 2)
+    training = json.loads((tmp_path / "runs" / "settings" / "training" / "result.json").read_text())
+    assert set(training["selectors"]) == {"regressor-light", "regressor-full", "policy-light"}
+    assert training["selectors"]["regressor-full"]["sees"] == "full"
+    from selector.data import read_texts
+
+    texts = read_texts(tmp_path / "runs" / "settings" / "traces", "train", ["traversal"])
+    assert {name: rows.shape[1] for name, rows in texts.hidden.items()} == dict.fromkeys(HIDDEN_STATES, 32)
+    known = texts.hidden_R >= 0  # of training texts every second root is learned from
+    assert not known[texts.first_R].any() and float(known.float().mean()) == pytest.approx(0.48, abs=0.03)
 
 
 def test_a_store_without_a_registry_is_one_line(

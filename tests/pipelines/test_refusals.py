@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from pipelines.cli import main
 from selector.schema import SCHEMA_VERSION
 from tests.conftest import save_pair
-from tests.pipelines.runs import SMALL, command, espalier
+from tests.pipelines.runs import SMALL, command, environment, espalier
 
 
 @pytest.fixture
@@ -42,11 +44,12 @@ def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     ("stage", "arguments", "message"),
     [
         ("trian", [], "unknown stage 'trian'; did you mean train?"),
-        ("data", ["data.rootz=9"], "unknown key data.rootz; did you mean data.roots?"),
+        ("labels", [], "unknown stage 'labels'"),
+        ("data", ["data.textz=9"], "unknown key data.textz; did you mean data.texts?"),
         (
             "data",
-            ["data.roots=72"],
-            "runs/demo/steps: made from other inputs (data.roots: 64 -> 72)",
+            ["data.texts=48"],
+            "runs/demo/traces: made from other inputs (data.texts: 40 -> 48); choose another name= or remove it",
         ),
         ("data", ["seed=2"], "runs/demo: the pair stage was run with other inputs (seed: 1 -> 2): run it again"),
         (
@@ -54,7 +57,8 @@ def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
             ["seed=2"],
             "pair/models: made from other inputs (seed: 1 -> 2); choose another name= or remove it",
         ),
-        ("data", ["data.stride=7"], "choose another name= or remove them"),
+        ("data", ["data.features=full"], 'made from other inputs (data.features: "light" -> "full"); choose another'),
+        ("train", ["data.features=full"], 'runs/demo/traces: made from other inputs (data.features: "light" -> "full")'),
         ("pair", ["pair.embedded.target.steps=13"], "pair.embedded.target.steps: 12 -> 13"),
         ("data", ["pair.target=/no/such", "pair.draft=/no/such"], "pair.target: /no/such is neither a directory nor"),
         ("data", ["name=other"], "runs/other/stages/pair.json does not exist: run the pair stage first"),
@@ -68,12 +72,13 @@ def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         ("audit", ["audit.styled=[traversal:greedy]"], "traversal is not lossless for style 'greedy'"),
         ("audit", ["audit.topologies=[none.json]"], "audit.topologies: none.json: No such file"),
         ("audit", ["audit.roots=100000", "audit.topologies=[]"], "audit.roots: the validation prompts of"),
+        ("data", ["data.log=none.jsonl"], "none.jsonl: No such file or directory"),
         ("data", ["--quick"], "--quick is for the audit, not for data"),
         ("report", ["name=other"], "runs/other/evaluation.json does not exist: run the evaluate stage first"),
         (
             "evaluate",
             ["train.epochs=4"],
-            "the train stage was run with other inputs (train.epochs: 3 -> 4): run it again",
+            "the train stage was run with other inputs (train.epochs: 2 -> 4): run it again",
         ),
     ],
 )
@@ -168,3 +173,84 @@ def test_a_damaged_checkpoint(
     for checkpoint in Path("runs/demo/training").rglob("best.ckpt"):
         checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
     assert "best.ckpt is damaged" in refusal(capsys, monkeypatch, "evaluate", *SMALL)
+
+
+def test_a_prompt_file_without_enough_sources(
+    spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [json.dumps({"text": f"a text of one file, number {n}", "source": "only.txt"}) + "\n" for n in range(20)]
+    Path("one.jsonl").write_text("".join(lines))
+    message = refusal(capsys, monkeypatch, "data", *SMALL, "prompts.file=one.jsonl")
+    assert "one.jsonl: no prompts for " in message and message.endswith("splits go by `source`")
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "message"),
+    [
+        ("export", "training/result.json", "is damaged: remove it and run the train stage again"),
+        ("report", "evaluation.json", "is damaged: remove it and run the evaluate stage again"),
+        ("train", "stages/train.json", "is damaged: remove it and run the train stage again"),
+        ("train", "traces/manifest.json", "is damaged: remove runs/demo/traces and run the data stage again"),
+        ("data", "traces/manifest.json", "is damaged: remove runs/demo/traces and run the data stage again"),
+        ("train", "latency.json", "runs/demo/latency.json"),
+    ],
+)
+def test_a_file_that_is_cut_short(
+    spoilt: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+    name: str,
+    message: str,
+) -> None:
+    path = Path("runs/demo", name)
+    path.write_bytes(path.read_bytes()[:-20])
+    said = refusal(capsys, monkeypatch, stage, *SMALL)
+    assert str(path) in said and message in said
+
+
+def test_traces_that_are_removed_are_made_anew_of_other_inputs(
+    spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the refusal advises."""
+    fewer = [*SMALL, "data.texts=8"]
+    assert "choose another name= or remove it" in refusal(capsys, monkeypatch, "data", *fewer)
+    shutil.rmtree("runs/demo/traces")
+    assert "data: made anew: data.texts: 40 -> 8" in espalier(spoilt, "data", *fewer)
+    assert "made from other inputs (data.texts: 8 -> 40" in refusal(capsys, monkeypatch, "train", *SMALL)
+
+
+@pytest.mark.parametrize("store", ["sqlite:////dev/null/mlflow.db", "nowhere://at/all"])
+def test_a_store_of_mlflow_that_cannot_be_used(
+    spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, store: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    message = refusal(capsys, monkeypatch, "train", *SMALL, "train.epochs=3")
+    assert message.startswith(f"espalier: {store}: MLflow's store fails: ")
+
+
+def test_a_damaged_store_of_mlflow(spoilt: Path) -> None:
+    """In a process of its own: this one may have the store open. Removing it helps."""
+    database = Path("mlruns/mlflow.db")
+    database.write_bytes(b"no database" * 1000)
+    result = subprocess.run(
+        command("train", *SMALL, "train.epochs=3"),
+        cwd=spoilt,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (line,) = result.stderr.strip().splitlines()
+    assert result.returncode == 2 and line.startswith("espalier: sqlite:///mlruns/mlflow.db: MLflow's store fails: ")
+    database.unlink()
+    assert "train: made anew: train.epochs: 2 -> 3" in espalier(spoilt, "train", *SMALL, "train.epochs=3")
+
+
+def test_a_full_disk(spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device", "runs/demo/some.file")
+
+    monkeypatch.setattr("pipelines.report.read_manifest", full)
+    message = refusal(capsys, monkeypatch, "report", *SMALL)
+    assert message == "espalier: runs/demo/some.file: No space left on device; what was there is as it was"

@@ -38,7 +38,7 @@ def profile(draft: float = 1e-3, target: float = 5e-3) -> LatencyProfile:
 
 
 def survivals_of(accepted_R: Tensor) -> Tensor:
-    """Of every tree where each token is accepted with the same probability, and one of K siblings with 1 - (1 - a)^K."""
+    """Of trees whose tokens are accepted with one probability a each, and one of K siblings with 1 - (1 - a)^K."""
     survivals_RS = torch.ones(len(accepted_R), len(SPACE.sums_SA))
     depth_D = torch.arange(1, SPACE.depth + 1)
     survivals_RS[:, : SPACE.depth] = accepted_R.unsqueeze(-1) ** depth_D
@@ -69,7 +69,9 @@ def texts(
     number_R = torch.arange(R) % roots
     length_R = 20 + number_R + 30 * (torch.arange(R) // roots % 4)
     scalars_RF = torch.rand(R, len(SCALAR_NAMES), generator=generator)
-    hidden = {name: torch.randn(R, width, generator=generator) for name, width in zip(HIDDEN_STATES, widths, strict=True)}
+    hidden = {
+        name: torch.randn(R, width, generator=generator) for name, width in zip(HIDDEN_STATES, widths, strict=True)
+    }
     if told and sees == FULL:
         last = hidden[HIDDEN_STATES[-1]]
         last[:, 0] = torch.where(easy_R, last[:, 0].abs(), -last[:, 0].abs())
@@ -124,7 +126,7 @@ def opinionated(objective: str = "regressor", sees: str = LIGHT, seed: int = 0) 
     """One whose choices vary from root to root, though it has learnt nothing."""
     made = module(objective, sees, seed)
     with torch.no_grad():
-        list(made.network.modules())[-1].weight.mul_(12.0 if objective == "regressor" else 4.0)
+        list(made.network.modules())[-1].weight.mul_(25.0 if objective == "regressor" else 8.0)
     return made
 
 

@@ -1,78 +1,207 @@
-"""Traces as tensors: the verifier of every action, and what follows from it."""
+"""Traces as tensors."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
+import pytest
 import torch
 
-from data_gen.traces import root_schema, to_table
+from data_gen.traces import TraceStore, text_schema, to_table
 from selector.actions import ActionSpace
-from selector.data import fastest_verifiers, setting_number, to_roots
-from selector.latency import LatencyProfile, Table
-from selector.schema import TRACE_SCALARS, TRUNK_COLUMNS, label_columns
-from tests.selector.synthetic import profile
+from selector.data import Texts, Timed, read_texts, to_texts
+from selector.replay import lawful
+from selector.schema import HIDDEN_STATES, SCALARS, InputError, survival_column
+from tests.selector.synthetic import WIDTHS, profile
 
-SPACE = ActionSpace.default()
 NAMES = ["block", "lifted_uniform"]
-SHAPE = (2, SPACE.decisions)
+SURVIVALS = len(ActionSpace.default().sums_SA)
+F = len(SCALARS)
 
 
-def times(verify: dict[str, float]) -> LatencyProfile:
-    return replace(profile(), verify={name: Table([1], [1], [[seconds]]) for name, seconds in verify.items()})
+def scalars_of(text: int, root: int) -> np.ndarray:
+    return 1000 * text + root + np.arange(F) / 100
 
 
-def table(weights: tuple[float, ...] = (1.0, 1.0, 1.0), prompts: str = "001") -> pa.Table:
-    """Three steps, the last at another temperature. `lifted_uniform` yields a token more where trees branch, at the
-    first temperature; less in the second step than it gains in the first."""
-    gains = np.array([float(action.K > 1) for action in SPACE])
-    rows = []
-    for number, (temperature, gain) in enumerate(((1.0, 1.0), (1.0, -0.4), (0.5, 0.0))):
-        row = {
-            **{"prompt": prompts[number], "kind": "code", "root_kind": "step", "root_token": 1},
-            "weight": weights[number],
-            **{name: np.ones(3) for name in ("target_hidden_prev", "draft_hidden_prev", "draft_hidden_root")},
-            **dict.fromkeys(TRACE_SCALARS, 1.0),
-            **{"temperature": temperature, "context_length": 50.0},
-            **{column: np.ones((*SHAPE, 3) if name == "hidden" else SHAPE) for name, column in TRUNK_COLUMNS.items()},
-            **dict.fromkeys(("decoded_verifier", "decoded_action", "decoded_expected", "decoded_realised")),
-        }
-        for name in NAMES:
-            values = 3.0 + gain * gains * (name == "lifted_uniform")
-            for kind, column in label_columns(name).items():
-                row[column] = np.stack([values, values]) if kind == "trunk" else values
-        rows.append(row)
-    return to_table(rows, root_schema([3, 3, 3], NAMES, SPACE, samples=2))
+def survivals_of(text: int, root: int, verifier: str) -> np.ndarray:
+    """Numbers that half precision holds."""
+    return (text + 8 * root + np.arange(SURVIVALS)) / 1024 + NAMES.index(verifier)
 
 
-def test_every_action_has_the_verifier_with_which_it_is_worth_most() -> None:
-    branching = tuple(int(action.K > 1) for action in SPACE)
-    own = fastest_verifiers(table(), NAMES, times({"block": 0.0, "lifted_uniform": 1e-5}), SPACE)
-    assert own == {setting_number(1.0, 1.0): branching, setting_number(0.5, 1.0): (0,) * len(SPACE)}
-    dear = fastest_verifiers(table(), NAMES, times({"block": 0.0, "lifted_uniform": 1.0}), SPACE)
-    assert dear[setting_number(1.0, 1.0)] == (0,) * len(SPACE)
-    hard = fastest_verifiers(table((1.0, 3.0, 1.0)), NAMES, times({"block": 0.0, "lifted_uniform": 0.0}), SPACE)
-    assert hard[setting_number(1.0, 1.0)] == (0,) * len(SPACE)
+def hidden_of(text: int, root: int, state: int) -> np.ndarray:
+    return text + root / 64 + np.arange(WIDTHS[state]) + 8 * state
 
 
-def test_a_text_counts_once_however_many_steps_it_took() -> None:
-    """The hard step stands for three in a text of its own: as long as the other, and lost less than the other gains."""
-    free = times({"block": 0.0, "lifted_uniform": 0.0})
-    own = fastest_verifiers(table((1.0, 3.0, 1.0), prompts="012"), NAMES, free, SPACE)
-    assert own[setting_number(1.0, 1.0)] == tuple(int(action.K > 1) for action in SPACE)
+def row(text: int, roots: int, stride: int = 1, full: bool = True, **changes: object) -> dict:
+    """A text whose numbers say where they belong."""
+    recorded = range(1, roots, stride)
+    hidden = {
+        name: np.array([hidden_of(text, root, i) for root in recorded]) for i, name in enumerate(HIDDEN_STATES) if full
+    }
+    return {
+        **{"prompt": f"prompt {text}", "kind": "code" if text % 2 else "prose", "source": f"source {text // 2}"},
+        **{"temperature": 0.7, "top_p": 1.0, "draft_temperature": None, "tokens": [1] * (roots + 30)},
+        **{"start": 5 + text, "roots": roots, "hidden_stride": stride},
+        "scalars": np.array([scalars_of(text, root) for root in range(roots)]),
+        **{survival_column(v): np.array([survivals_of(text, root, v) for root in range(roots)]) for v in NAMES},
+        **hidden,
+        **{"step_root": [], "step_action": [], "step_accepted": []},
+        "step_verifier": None,
+        **changes,
+    }
 
 
-def test_labels_and_times_are_those_of_the_actions_own_verifier() -> None:
-    priced = times({"block": 0.0, "lifted_uniform": 1e-5})
-    own = fastest_verifiers(table(), NAMES, priced, SPACE)
-    joint = to_roots(table(), NAMES, priced, SPACE, own)
-    alone = {name: to_roots(table(), [name], priced, SPACE) for name in NAMES}
-    branching = torch.tensor([action.K > 1 for action in SPACE])
-    for field in ("mean_BA", "half_BA", "static_seconds_BA", "seconds_BA", "trunk_BSA"):
-        values = {name: getattr(roots, field) for name, roots in alone.items()}
-        expected = torch.where(branching, values["lifted_uniform"], values["block"])
-        assert torch.equal(getattr(joint, field)[:2], expected[:2]), field
-        assert torch.equal(getattr(joint, field)[2], values["block"][2]), field
-    assert not torch.equal(joint.mean_BA[0], alone["block"].mean_BA[0])
+def some(full: bool = True) -> Texts:
+    """Four texts of different lengths, one of them of a single root, under two settings."""
+    rows = [
+        row(0, 4, full=full),
+        row(1, 1, full=full, temperature=0.0),
+        row(2, 6, stride=2, full=full, top_p=0.9),
+        row(3, 3, full=full),
+    ]
+    return to_texts(to_table(rows, text_schema(NAMES, full)), NAMES)
+
+
+def belongs(data: Texts, places: list[tuple[int, int]]) -> None:
+    """Every row of the data is that of this text and root."""
+    assert len(places) == len(data.length_R) == len(data.scalars_RF)
+    for r, (text, root) in enumerate(places):
+        assert np.allclose(data.scalars_RF[r], scalars_of(text, root))
+        assert int(data.length_R[r]) == 5 + text + root + 1
+        for verifier in NAMES:
+            assert np.array_equal(data.survivals[verifier][r], survivals_of(text, root, verifier).astype(np.float16))
+
+
+PLACES = [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), *((2, n) for n in range(6)), *((3, n) for n in range(3))]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_rows_follow_texts_and_their_roots(full: bool) -> None:
+    data = some(full)
+    belongs(data, PLACES)
+    assert len(data) == 4
+    assert data.size_X.tolist() == [4, 1, 6, 3]
+    assert data.text_R.tolist() == [text for text, _ in PLACES]
+    assert data.first_R.tolist() == [root == 0 for _, root in PLACES]
+    assert data.prompt_X == [f"prompt {x}" for x in range(4)]
+    assert data.kind_X == ["prose", "code", "prose", "code"]
+    assert data.source_number_X.tolist() == [0, 0, 1, 1]
+    assert bool(data.hidden) == full
+    assert data.layout.row_XN[2].tolist() == [5, 6, 7, 8, 9, 10]
+    assert data.layout.row_XN[3][data.layout.alive_XN[3]].tolist() == [11, 12, 13]
+
+
+def test_settings_are_those_that_were_meant() -> None:
+    """0.7 and 0.9 are not what single precision makes of them."""
+    data = some()
+    assert data.settings == [(0.0, 1.0), (0.7, 0.9), (0.7, 1.0)]
+    assert data.setting_X.tolist() == [2, 0, 1, 2]
+    assert data.setting_of((0.7, 1.0)).prompt_X == ["prompt 0", "prompt 3"]
+    with pytest.raises(InputError, match=r"no texts of temperature 1, top-p 0\.9"):
+        data.setting_of((1.0, 0.9))
+
+
+def test_hidden_states_belong_to_their_roots() -> None:
+    """At every root but the first, or at every second one from there on."""
+    data = some()
+    recorded = [(0, 1), (0, 2), (0, 3), (2, 1), (2, 3), (2, 5), (3, 1), (3, 2)]
+    assert [PLACES[r] for r in (data.hidden_R >= 0).nonzero()[:, 0].tolist()] == recorded
+    rows = torch.tensor([PLACES.index(place) for place in recorded])[
+        torch.randperm(len(recorded), generator=torch.Generator().manual_seed(1))
+    ]
+    scalars_BF, states = data.features(rows, full=True)
+    assert [state.dtype for state in states] == [torch.float32] * 3
+    for b, r in enumerate(rows.tolist()):
+        assert np.allclose(scalars_BF[b], scalars_of(*PLACES[r]))
+        for i, state in enumerate(states):
+            assert np.allclose(state[b], hidden_of(*PLACES[r], i))
+
+
+def test_light_features_are_the_scalars_alone() -> None:
+    for data in (some(), some(full=False)):
+        scalars_BF, states = data.features(slice(2, 5), full=False)
+        assert torch.equal(scalars_BF, data.scalars_RF[2:5])
+        assert states == []
+    assert (some(full=False).hidden_R == -1).all()
+
+
+def test_texts_that_are_taken_keep_all_that_is_theirs() -> None:
+    """In the order of the whole, however they are asked for; hidden states, too."""
+    data = some()
+    for taken, kept in ((data.take(torch.tensor([3, 0])), [0, 3]), (data.kind_of("code"), [1, 3])):
+        places = [place for place in PLACES if place[0] in kept]
+        belongs(taken, places)
+        assert taken.prompt_X == [f"prompt {x}" for x in kept]
+        assert taken.kind_X == [data.kind_X[x] for x in kept]
+        assert taken.source_X == [data.source_X[x] for x in kept]
+        assert taken.setting_X.tolist() == data.setting_X[kept].tolist()
+        assert taken.size_X.tolist() == data.size_X[kept].tolist()
+        rows = (taken.hidden_R >= 0).nonzero()[:, 0]
+        _, states = taken.features(rows, full=True)
+        for b, r in enumerate(rows.tolist()):
+            assert np.allclose(states[1][b], hidden_of(*places[r], 1))
+    assert len(data.kind_of("verse")) == 0
+
+
+def test_a_verifier_without_labels_is_named() -> None:
+    table = to_table([row(0, 4)], text_schema(NAMES, True))
+    with pytest.raises(InputError, match="no labels for traversal: add it to verifiers"):
+        to_texts(table, ["block", "traversal"])
+    alone = to_texts(table, ["block"])
+    assert set(alone.survivals) == {"block"}
+    labels_RS = lawful(alone.survivals["block"], ActionSpace.default())
+    assert torch.equal(Timed(alone, "block", profile()).survivals_RS, labels_RS)
+    with pytest.raises(InputError, match="no labels for lifted_uniform"):
+        _ = Timed(alone, "lifted_uniform", profile()).survivals_RS
+
+
+def test_texts_are_timed_under_their_own_setting() -> None:
+    timed = Timed(some().setting_of((0.7, 0.9)), "block", profile())
+    assert timed.setting == (0.7, 0.9)
+    with pytest.raises(InputError, match="no times for block"):
+        timed.seconds()
+
+
+def written(folder: Path, shards: dict[str, list[dict]], full: bool = True) -> Path:
+    store = TraceStore(folder, {"pair": "abc"})
+    for name, rows in shards.items():
+        store.write(name, to_table(rows, text_schema(NAMES, full)))
+    return folder
+
+
+def test_a_split_is_all_of_its_shards_and_no_other(tmp_path: Path) -> None:
+    """Shards in the order of their names; texts that end before their first look-ahead are left out."""
+    shards = {
+        "train/part-00001.parquet": [row(2, 6, stride=2, top_p=0.9), row(9, 0), row(3, 3)],
+        "test/part-00000.parquet": [row(7, 2)],
+        "train/part-00000.parquet": [row(8, 0), row(0, 4), row(1, 1, temperature=0.0)],
+    }
+    data = read_texts(written(tmp_path, shards), "train", NAMES)
+    belongs(data, PLACES)
+    whole = some()
+    assert torch.equal(data.hidden_R, whole.hidden_R)
+    assert all(torch.equal(data.hidden[name], whole.hidden[name]) for name in HIDDEN_STATES)
+    assert read_texts(tmp_path, "test", NAMES[:1]).prompt_X == ["prompt 7"]
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"manifest.json does not exist: run the data stage first"):
+        read_texts(tmp_path, "train", NAMES)
+    folder = written(tmp_path / "traces", {"train/part-00000.parquet": [row(8, 0), row(9, 0)]})
+    with pytest.raises(InputError, match=r"traces/train: its texts end before any root has its look-ahead"):
+        read_texts(folder, "train", NAMES)
+    with pytest.raises(InputError, match=r"traces/test: no traces there"):
+        read_texts(folder, "test", NAMES)
+    (folder / "train" / "part-00000.parquet").unlink()
+    with pytest.raises(InputError, match=r"part-00000.parquet is missing: run the data stage again"):
+        read_texts(folder, "train", NAMES)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", json.dumps({"depends": {}}), "null"])
+def test_a_damaged_manifest_is_named(tmp_path: Path, content: str) -> None:
+    folder = written(tmp_path / "traces", {"train/part-00000.parquet": [row(0, 4)]})
+    (folder / "manifest.json").write_text(content)
+    with pytest.raises(InputError, match=r"manifest.json is damaged: remove .*traces and run the data stage again"):
+        read_texts(folder, "train", NAMES)

@@ -39,9 +39,7 @@ def test_the_tree_with_the_most_net_tokens_is_chosen(rho: float, allowed: tuple[
     may = list(allowed or range(len(SPACE)))
     efficiency_BA, seconds_BA = trees()
     chosen_B = choices(efficiency_BA, seconds_BA, mode, SPACE)
-    for efficiency, seconds, chosen in zip(
-        efficiency_BA.tolist(), seconds_BA.tolist(), chosen_B.tolist(), strict=True
-    ):
+    for efficiency, seconds, chosen in zip(efficiency_BA.tolist(), seconds_BA.tolist(), chosen_B.tolist(), strict=True):
         worth = by_hand(efficiency, seconds, mode, may)
         assert chosen in may
         assert worth[may.index(chosen)] == pytest.approx(max(worth), abs=1e-5)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -9,156 +11,270 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from selector.actions import EMPTY, Action, trunk_tokens
-from selector.export import write_artefact
-from selector.latency import LatencyProfile, Table, interpolated
-from selector.network import further_actions, further_cost
-from selector.runtime import Selector, best_gain, decision_tables, load_selector
-from selector.schema import HIDDEN_STATES, SCALAR_NAMES, InputError
-from tests.selector.synthetic import SPACE, module, profile, roots
+from selector.actions import EMPTY, Action
+from selector.data import Timed
+from selector.decision import NEVER, Mode, net_tokens
+from selector.export import deployed, write_artefact
+from selector.latency import LatencyProfile, Table
+from selector.module import SelectorModule
+from selector.runtime import FORMAT, Features, Selector, load_selector, static_speeds, torchscript
+from selector.schema import FULL, HIDDEN_STATES, LIGHT, SCALARS, SCALARS_KEY, SCHEMA_VERSION, InputError, sha256
+from selector.tuning import actions_of
+from tests.selector.synthetic import SPACE, mode_row, opinionated, profile, survivals_of, texts, timed
 
 FALLBACK = Action(1, 3, 0)
-FURTHER = [SPACE.index(action) for action in (*map(SPACE.chain, range(17)), Action(3, 0, 4), Action(2, 2, 3))]
-STATIC, AT_ROOT, ON_TRUNK = (
-    {
-        "temperature": temperature,
-        "top_p": 1.0,
-        "action": [1, 3, 0],
-        "at_root": at_root,
-        "on_trunk": on_trunk,
-        "gain": 300.0,
-        "further": FURTHER,
-        "first": 2,
-        "verifier_of": [0] * len(SPACE),
-        "mean_efficiency": [roots().mean_BA.mean(0).tolist()],
-    }
-    for temperature, at_root, on_trunk in ((0.2, False, False), (0.6, True, False), (1.0, False, True))
-)
+SHAPES = [*map(SPACE.chain, range(17)), Action(3, 0, 4), Action(2, 2, 3), Action(4, 1, 8)]
+LIMITED = tuple(sorted(map(SPACE.index, SHAPES)))
+STATIC = Mode(0.2, 1.0, Action(1, 4, 0), speed=180.0)
+ANY = Mode(0.6, 1.0, Action(1, 3, 0), decides=True, speed=200.0, rho=0.0)
+SOME = Mode(1.0, 1.0, Action(2, 2, 3), decides=True, speed=220.0, rho=0.5, allowed=LIMITED)
+NUCLEUS = Mode(1.0, 0.9, Action(1, 5, 0), decides=True, speed=150.0, rho=1.0, allowed=LIMITED)
+MODES = STATIC, ANY, SOME, NUCLEUS
+KINDS = [(objective, sees) for objective in ("policy", "regressor") for sees in (LIGHT, FULL)]
 
 
-def export(folder: Path, objective: str, check: Callable[[Selector], None] = lambda _: None) -> Selector:
-    trained = module(objective)
-    trained.fit_gain(roots())
+def efficiencies(at: int) -> Tensor:
+    """Of the static trees under a mode's sampling setting: the text is harder in one than in another."""
+    return SPACE.efficiencies(survivals_of(torch.tensor([0.55 + 0.1 * at])))[0]
+
+
+def export(
+    folder: Path, objective: str = "regressor", sees: str = LIGHT, check: Callable[[Selector], None] = lambda _: None
+) -> Selector:
     facts = {"pair": {"target": "t", "draft": "d", "fingerprint": profile().pair}, "metrics": {}, "run_id": "none"}
-    return write_artefact(
-        folder, trained, roots(), profile(), ["traversal"], FALLBACK, [STATIC, AT_ROOT, ON_TRUNK], facts, check
-    )
+    rows = [mode_row(mode, efficiencies(at)) for at, mode in enumerate(MODES)]
+    made = opinionated(objective, sees)
+    return write_artefact(folder, made, profile(), "traversal", FALLBACK, rows, facts, check)
 
 
 @pytest.fixture(scope="module")
-def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("artefact") / "selector"
-    export(folder, "regressor")
-    return folder
+def artefacts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    folder = tmp_path_factory.mktemp("artefacts")
+    for kind in KINDS:
+        export(folder / "-".join(kind), *kind)
+    return {kind: folder / "-".join(kind) for kind in KINDS}
 
 
-@pytest.mark.parametrize("objective", ["policy", "regressor"])
-def test_the_exported_selector_chooses_as_the_trained_module(tmp_path: Path, objective: str) -> None:
-    selector = export(tmp_path / "selector", objective)
-    trained = module(objective)
-    trained.fit_gain(roots())
-    fresh = roots(50, seed=9)
-    expected = [SPACE.actions[i] for i in trained.choices(fresh).tolist()]
-    assert len(set(expected)) > 1
-    one_by_one = [selector.select({n: v[b] for n, v in fresh.features().items()}) for b in range(50)]
-    assert one_by_one == expected
-    scores = selector.scores(fresh.features())
-    assert scores.shape == (50, 233) and [SPACE.actions[i] for i in scores.argmax(-1).tolist()] == expected
-    assert selector.scores({n: v[0] for n, v in fresh.features().items()}).shape == (233,)
+@pytest.fixture(scope="module")
+def artefact(artefacts: dict[tuple[str, str], Path]) -> Path:
+    return artefacts["regressor", LIGHT]
 
 
-def test_a_root_without_features_gets_the_fallback(artefact: Path) -> None:
-    assert load_selector(artefact).select(None) == FALLBACK
+def roots_of(mode: Mode, sees: str, count: int = 5) -> tuple[Timed, Tensor]:
+    """Fresh texts of a mode's setting, and their roots that have features."""
+    data = timed(texts(count, 12, seed=9, sees=sees, setting=(mode.temperature, mode.top_p)))
+    return data, (~data.texts.first_R).nonzero()[:, 0]
 
 
-def test_each_sampling_setting_has_its_own_way_to_decide(artefact: Path) -> None:
-    selector = load_selector(artefact)
-    features = {name: value[0] for name, value in roots(1, seed=3).features().items()}
-    static, at_root, on_trunk = (selector.at(temperature) for temperature in (0.1, 0.55, 1.3))
-    assert static.latency is None and not static.on_trunk and static.select(None) == Action(1, 3, 0)
-    assert at_root.latency is selector.latency and at_root.select(None) == Action(1, 3, 0)
-    scores = 1 + module("regressor").network(
-        [features[name][None] for name in HIDDEN_STATES], features["scalars"][None]
-    )
-    lengths_L, seconds_LA = profile().table(SPACE.actions, "traversal", True)
-    cost = 300.0 * interpolated(seconds_LA, lengths_L, features["scalars"][6:7])[0]
-    assert at_root.select(features) == SPACE.actions[int((scores[0] - cost).argmax())]
-    assert on_trunk.latency is None and on_trunk.on_trunk and on_trunk.select(None) == SPACE.chain(16)
+def batch_of(data: Timed, rows: Tensor, sees: str) -> Features:
+    scalars_BF, states = data.texts.features(rows, sees == FULL)
+    return {SCALARS_KEY: scalars_BF, **dict(zip(HIDDEN_STATES, states, strict=False))}
 
 
-def test_decisions_along_the_trunk_are_those_of_the_trained_module(artefact: Path) -> None:
-    trained, data = module("regressor"), roots(30, seed=4)
-    tuned = load_selector(artefact).at(1.0)
-    lengths_L, seconds_LA = profile().table(SPACE.actions, "traversal", False, 2)
-    drafted = []
-    for b in range(30):
-        length = float(data.scalars[b, SCALAR_NAMES.index("context_length")])
-        seconds_1A = interpolated(seconds_LA, lengths_L, torch.tensor([length]))
-        cost_TA = further_cost(300.0 * seconds_1A, SPACE)[0, :, FURTHER]
-        for t in range(2, SPACE.decisions + 1):
-            gains_A = trained.gains(data.rows(slice(b, b + 1)), t)[0, 0, FURTHER]
-            expected = SPACE.actions[int(further_actions(SPACE)[t, FURTHER[int((gains_A - cost_TA[t]).argmax())]])]
-            hidden, scalars = data.trunk_hidden_BSTD[b, 0, t - 1].float(), data.trunk_scalars_BSTF[b, 0, t - 1]
-            assert tuned.decide(hidden, scalars, t, length) == expected
-            drafted.append(expected)
-    assert len(set(drafted)) > 3
-    assert tuned.first == 2 and tuned.decide(hidden, scalars, 16, length) == SPACE.chain(16)
+def one_by_one(batch: Features) -> list[Features]:
+    return [{name: rows[b] for name, rows in batch.items()} for b in range(len(batch[SCALARS_KEY]))]
 
 
-@pytest.mark.parametrize("temperature", [0.2, 0.6, 1.0])
-@pytest.mark.parametrize(
-    ("nodes", "shapes"), [(5, None), (None, [(1, 2, 0), (2, 3, 2), (3, 0, 4)]), (9, [(2, 2, 3), (2, 2, 8)])]
-)
-def test_only_allowed_trees_are_chosen(
-    artefact: Path, temperature: float, nodes: int | None, shapes: list[tuple[int, int, int]] | None
+def worth(made: SelectorModule, data: Timed, mode: Mode) -> Tensor:
+    """What the module and the decision rule say of every tree at every root, [R, A]."""
+    scores_RA = made.scores(data.texts)
+    if not made.is_regressor:
+        return scores_RA.masked_fill(~mode.mask(SPACE), NEVER)
+    g, rho = torch.tensor([[mode.speed]]), torch.tensor([[mode.rho]])
+    seconds_RA = data.seconds(made.hparams["sees"])
+    return net_tokens(scores_RA, seconds_RA, g, rho, mode.mask(SPACE).unsqueeze(0))
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["static", "decided", "limited", "nucleus"])
+@pytest.mark.parametrize(("objective", "sees"), KINDS)
+def test_all_ways_to_ask_choose_as_the_trained_module(
+    artefacts: dict[tuple[str, str], Path], objective: str, sees: str, mode: Mode
 ) -> None:
-    """Whatever the decisions on the way: the trunk's end, carried out token by token, is an allowed tree."""
-    tuned, data = load_selector(artefact).at(temperature, nodes=nodes, shapes=shapes), roots(20, seed=6)
-    allowed = {a for a in SPACE if (nodes is None or a.nodes <= nodes) and (shapes is None or a in map(tuple, shapes))}
-    hidden_BSTD, scalars_BSTF = data.along_trunks(slice(None))
-    for b in range(20):
-        action = tuned.select({name: value[b] for name, value in data.features().items()})
-        if tuned.on_trunk:
-            drafted = 0
-            while drafted <= trunk_tokens(action):
-                action = tuned.decide(hidden_BSTD[b, 0, drafted], scalars_BSTF[b, 0, drafted], drafted, 50.0)
-                drafted += 1
-                if drafted > SPACE.decisions:
-                    break
-        assert action in allowed
-    assert tuned.select(None) in allowed or tuned.on_trunk
+    """TorchScript in batches and one root at a time, the selector, the fast path, and the module's own choices. They
+    add up in other orders: a tree counts as the same where it is worth the same to 1e-4 tokens."""
+    selector, made = load_selector(artefacts[objective, sees]), opinionated(objective, sees)
+    data, rows = roots_of(mode, sees)
+    batch = batch_of(data, rows, sees)
+    own_R = actions_of(data, made.scores(data.texts), mode, data.seconds(sees), objective == "policy")
+    worth_BA = worth(made, data, mode)[rows]
+    tuned = selector.at(mode.temperature, mode.top_p)
+    assert tuned.mode == mode
+    assert tuned.sees == (sees if mode.decides else None)
+    with torch.inference_mode():
+        index_B, scores_BA = selector.module(batch)
+        alone = [selector.module(features) for features in one_by_one(batch)]
+    asked = {
+        "module": own_R[rows].tolist(),
+        "batch": index_B.tolist(),
+        "script": [int(index) for index, _ in alone],
+        "select": [SPACE.index(selector.select(features)) for features in one_by_one(batch)],
+        "fast": [SPACE.index(tuned.select(features)) for features in one_by_one(batch)],
+    }
+    for name, chosen in asked.items():
+        lost_B = worth_BA.amax(-1) - worth_BA[torch.arange(len(rows)), chosen]
+        assert float(lost_B.max()) < 1e-4, name
+        assert sum(a == b for a, b in zip(chosen, asked["module"], strict=True)) >= 0.95 * len(rows), name
+    assert len(set(asked["fast"])) == 1 if not mode.decides else len(set(asked["fast"])) > 2
+    assert torch.allclose(scores_BA, worth_BA, atol=1e-3, rtol=1e-5)
+    assert torch.allclose(torch.stack([scores_A for _, scores_A in alone]), scores_BA, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("objective", "sees"), KINDS)
+def test_the_highest_score_is_chosen_and_the_rest_is_never_drafted(
+    artefacts: dict[tuple[str, str], Path], objective: str, sees: str
+) -> None:
+    selector = load_selector(artefacts[objective, sees])
+    for mode in MODES:
+        data, rows = roots_of(mode, sees, count=2)
+        batch = batch_of(data, rows, sees)
+        scores_BA = selector.scores(batch)
+        assert scores_BA.shape == (len(rows), 233)
+        assert ((scores_BA > NEVER / 2) == mode.mask(SPACE)).all()
+        assert (scores_BA[:, ~mode.mask(SPACE)] == NEVER).all()
+        for b, features in enumerate(one_by_one(batch)):
+            scores_A = selector.scores(features)
+            assert scores_A.shape == (233,)
+            assert torch.allclose(scores_A, scores_BA[b], atol=1e-4, rtol=1e-5)
+            assert selector.select(features) == SPACE.actions[int(scores_A.argmax())]
+
+
+def test_a_root_without_features_gets_the_static_tree(artefact: Path) -> None:
+    selector = load_selector(artefact)
+    assert selector.select(None) == FALLBACK
+    for mode in MODES:
+        assert selector.at(mode.temperature, mode.top_p).select(None) == mode.action
+
+
+def test_the_nearest_sampling_setting_decides(artefact: Path) -> None:
+    """In a batch, too, where each root has its own."""
+    selector = load_selector(artefact)
+    near = {(0.1, 1.0): STATIC, (0.55, 1.0): ANY, (1.3, 1.0): SOME, (1.1, 0.85): NUCLEUS}
+    batches = []
+    for setting, mode in near.items():
+        assert selector.at(*setting).mode == mode
+        data, rows = roots_of(replace(mode, temperature=setting[0], top_p=setting[1]), LIGHT, count=1)
+        batches.append(batch_of(data, rows, LIGHT)[SCALARS_KEY])
+    mixed_BF = torch.cat(batches)[torch.randperm(44, generator=torch.Generator().manual_seed(1))]
+    scores_BA = selector.scores({SCALARS_KEY: mixed_BF})
+    for scalars_F, scores_A in zip(mixed_BF, scores_BA, strict=True):
+        assert torch.allclose(selector.scores({SCALARS_KEY: scalars_F}), scores_A, atol=1e-4, rtol=1e-5)
+    assert selector.at(1.0).mode == SOME  # top-p 1 unless it is said
+
+
+LIMITS = [
+    (5, None),
+    (None, [(1, 2, 0), (2, 3, 2), (3, 0, 4)]),
+    (9, [(2, 2, 3), (2, 2, 8)]),
+    (None, [(4, 8, 8), (4, 8, 7)]),  # none of the limited mode's own
+    (0, None),
+]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["static", "decided", "limited", "nucleus"])
+@pytest.mark.parametrize(("nodes", "shapes"), LIMITS)
+@pytest.mark.parametrize("objective", ["policy", "regressor"])
+def test_only_allowed_trees_are_chosen(
+    artefacts: dict[tuple[str, str], Path],
+    objective: str,
+    nodes: int | None,
+    shapes: list[tuple[int, int, int]] | None,
+    mode: Mode,
+) -> None:
+    """The best of those that an engine can draft; the static one is the fastest of them, and time is worth less."""
+    selector, made = load_selector(artefacts[objective, LIGHT]), opinionated(objective)
+    tuned = selector.at(mode.temperature, mode.top_p, nodes=nodes, shapes=shapes)
+    can = [
+        a
+        for a, action in enumerate(SPACE)
+        if (nodes is None or action.nodes <= nodes) and (shapes is None or action in map(tuple, shapes))
+    ]
+    speed_A = static_speeds(selector.config, MODES.index(mode), selector.latency)
+    best = max(can, key=lambda a: float(speed_A[a]))
+    assert tuned.select(None) == SPACE.actions[best]
+    own = mode.allowed or range(len(SPACE))
+    may = {a for a in can if a in own} or set(can)
+    assert set(tuned.mode.allowed) == {*may, best}
+    factor = float(speed_A[best] / speed_A[SPACE.index(mode.action)])
+    assert tuned.mode.speed == pytest.approx(factor * mode.speed)
+    data, rows = roots_of(mode, LIGHT)
+    worth_BA = worth(made, data, tuned.mode)[rows]
+    for b, features in enumerate(one_by_one(batch_of(data, rows, LIGHT))):
+        chosen = SPACE.index(tuned.select(features))
+        assert chosen in can
+        assert float(worth_BA[b, chosen]) > float(worth_BA[b].max()) - 1e-4
 
 
 def test_limits_that_leave_no_tree_are_refused(artefact: Path) -> None:
     selector = load_selector(artefact)
     with pytest.raises(InputError, match="no action is left of those with at most 3 nodes"):
         selector.at(1.0, nodes=3, shapes=[(4, 0, 8)])
+    with pytest.raises(InputError, match="no action is left"):
+        selector.at(1.0, shapes=[])
     with pytest.raises(InputError, match="shapes: "):
         selector.at(1.0, shapes=[(4, 8)])
     with pytest.raises(InputError, match=r"shapes: action \(9, 0, 8\) is not in the space"):
         selector.at(1.0, shapes=[(9, 0, 8)])
 
 
-def test_another_machine_has_its_own_static_tree_and_speed(artefact: Path) -> None:
-    here = load_selector(artefact).at(0.2)
-    slow = load_selector(artefact, latency=profile(draft=1.0)).at(0.2)
-    assert slow.select(None) == Action(1, 0, 0) != here.select(None)  # drafting never pays there
-    assert slow.mode.gain < here.mode.gain
+def test_another_machine_has_its_own_static_trees_speeds_and_times(artefact: Path) -> None:
+    """The best static tree by that machine's times and what trees yielded; g in proportion to the speeds; any tree."""
+    slow = replace(profile(draft=8e-3), device="slow")
+    here, there = load_selector(artefact), load_selector(artefact, latency=slow)
+    assert there.latency == slow
+    for at, (mode, moved) in enumerate(zip(here.modes, there.modes, strict=True)):
+        filtered = mode.top_p < 1
+        seconds = [
+            [own.action_seconds(action, 100, "traversal", None, filtered) for action in SPACE]
+            for own in (profile(), slow)
+        ]
+        before_A, speed_A = (efficiencies(at) / torch.tensor(times) for times in seconds)
+        best = int(speed_A.argmax())
+        assert moved.action == SPACE.actions[best] == there.at(mode.temperature, mode.top_p).select(None)
+        assert moved.speed == pytest.approx(mode.speed * float(speed_A[best] / before_A[SPACE.index(mode.action)]))
+        assert moved.speed < mode.speed
+        assert (moved.decides, moved.rho, moved.allowed) == (mode.decides, mode.rho, ())
+    assert here.modes[0].action != there.modes[0].action
 
 
-def test_another_machines_profile_changes_the_choice(artefact: Path) -> None:
-    features = roots(40, seed=2).features()
-    slow_draft = profile(draft=1.0)
+@pytest.mark.parametrize(("objective", "sees"), KINDS)
+def test_decisions_there_are_by_that_machines_times(
+    artefacts: dict[tuple[str, str], Path], objective: str, sees: str
+) -> None:
+    """The exported file and the fast path alike."""
+    slow = replace(profile(draft=3e-3), device="slow")
+    selector, made = load_selector(artefacts[objective, sees], latency=slow), opinionated(objective, sees)
+    for moved, mode in zip(selector.modes, MODES, strict=True):
+        data, rows = roots_of(mode, sees, count=3)
+        data = Timed(data.texts, "traversal", slow)
+        worth_BA = worth(made, data, moved)[rows]
+        batch = batch_of(data, rows, sees)
+        assert torch.allclose(selector.scores(batch), worth_BA, atol=1e-3, rtol=1e-5)
+        tuned = selector.at(mode.temperature, mode.top_p)
+        for b, features in enumerate(one_by_one(batch)):
+            for chosen in (selector.select(features), tuned.select(features)):
+                assert float(worth_BA[b, SPACE.index(chosen)]) > float(worth_BA[b].max()) - 1e-4
 
-    def depths(selector: Selector) -> list[int]:
-        actions = [selector.select({n: v[b] for n, v in features.items()}) for b in range(40)]
-        return [action.L1 + action.L2 for action in actions]
 
-    here, there = depths(load_selector(artefact)), depths(load_selector(artefact, latency=slow_draft))
-    assert sum(there) < sum(here)
-    same = load_selector(artefact, latency=artefact / "latency.json")
-    assert depths(same) == here and same.modes == load_selector(artefact).modes
+def test_where_drafting_is_dear_shorter_trees_are_drafted(artefact: Path) -> None:
+    data, rows = roots_of(ANY, LIGHT)
+
+    def depth(selector: Selector) -> int:
+        chosen = [selector.select(features) for features in one_by_one(batch_of(data, rows, LIGHT))]
+        return sum(action.L1 + action.L2 for action in chosen)
+
+    here, there = depth(load_selector(artefact)), depth(load_selector(artefact, latency=profile(draft=8e-3)))
+    assert there < 0.5 * here
+    never = load_selector(artefact, latency=profile(draft=1.0))
+    assert never.at(0.2).select(None) == EMPTY
+    assert depth(never) <= len(rows)  # the pass over the root has been made for the decision, and gives one token
+
+
+def test_the_same_machine_changes_nothing(artefact: Path) -> None:
+    plain = load_selector(artefact)
+    for same in (artefact / "latency.json", str(artefact / "latency.json"), profile()):
+        assert load_selector(artefact, latency=same).modes == plain.modes == list(MODES)
 
 
 def test_only_times_count_and_not_the_lengths_at_which_they_were_measured(artefact: Path) -> None:
@@ -169,13 +285,64 @@ def test_only_times_count_and_not_the_lengths_at_which_they_were_measured(artefa
         return replace(profile(), device="another", draft=table(1e-3), target=table(5e-3))
 
     few, many = (load_selector(artefact, latency=steady(lengths)) for lengths in ([64], [8, 512, 4096]))
-    assert [mode.gain for mode in few.modes] == pytest.approx([mode.gain for mode in many.modes], rel=1e-6)
+    assert [mode.speed for mode in few.modes] == pytest.approx([mode.speed for mode in many.modes], rel=1e-6)
     assert [mode.action for mode in few.modes] == [mode.action for mode in many.modes]
+    data, rows = roots_of(SOME, LIGHT)
+    for features in one_by_one(batch_of(data, rows, LIGHT)):
+        assert few.at(1.0).select(features) == many.at(1.0).select(features)
+        assert torch.allclose(few.scores(features), many.scores(features), atol=1e-4)
 
 
 def test_a_profile_of_another_pair_is_refused(artefact: Path) -> None:
     with pytest.raises(InputError, match="measured with another pair"):
         load_selector(artefact, latency=replace(profile(), pair="another"))
+
+
+def test_a_profile_without_the_verifier_is_refused(artefact: Path) -> None:
+    other = replace(profile(), device="another", verify={"block": profile().verify["traversal"]})
+    with pytest.raises(InputError, match="the latency profile of another has no times for traversal"):
+        load_selector(artefact, latency=other)
+
+
+def test_a_profile_that_is_not_there_is_named(artefact: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none.json: no latency profile there"):
+        load_selector(artefact, latency=tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(("objective", "sees"), KINDS)
+def test_what_is_deployed_is_what_is_exported(
+    artefacts: dict[tuple[str, str], Path], objective: str, sees: str
+) -> None:
+    """The module in this process, scripted or not, gives what the file gives."""
+    made = deployed(opinionated(objective, sees), profile(), MODES, "traversal")
+    with torchscript():
+        scripted = torch.jit.script(made)
+    data, rows = roots_of(SOME, sees, count=1)
+    batch = batch_of(data, rows, sees)
+    with torch.inference_mode():
+        expected = load_selector(artefacts[objective, sees]).module(batch)
+        for own in (made, scripted):
+            for mine, other in zip(own(batch), expected, strict=True):
+                assert torch.allclose(mine, other, atol=1e-5)
+
+
+def test_the_config_says_what_an_engine_needs(artefacts: dict[tuple[str, str], Path]) -> None:
+    for (objective, sees), folder in artefacts.items():
+        config = json.loads((folder / "config.json").read_text())
+        assert config["format"] == FORMAT and config["schema_version"] == SCHEMA_VERSION
+        assert (config["objective"], config["sees"], config["verifier"]) == (objective, sees, "traversal")
+        assert [scalar["name"] for scalar in config["features"]["scalars"]] == [scalar.name for scalar in SCALARS]
+        assert list(config["features"]["hidden_states"]) == (list(HIDDEN_STATES) if sees == FULL else [])
+        assert [Action(*action) for action in config["actions"]] == list(SPACE)
+        assert [Mode.of(mode) for mode in config["modes"]] == list(MODES)
+        for name, checksum in config["checksums"].items():
+            assert sha256(folder / name) == checksum
+        selector = load_selector(folder)
+        assert (selector.sees, selector.fallback) == (sees, FALLBACK)
+        readme = (folder / "README.md").read_text()
+        for name in (*(scalar.name for scalar in SCALARS), *config["features"]["hidden_states"]):
+            assert f"`{name}`" in readme
+        assert not re.search(r"target_hidden", readme) or sees == FULL
 
 
 def test_a_failed_check_leaves_the_earlier_artefact(tmp_path: Path) -> None:
@@ -184,7 +351,7 @@ def test_a_failed_check_leaves_the_earlier_artefact(tmp_path: Path) -> None:
 
     export(tmp_path / "selector", "policy")
     with pytest.raises(InputError):
-        export(tmp_path / "selector", "regressor", refuse)
+        export(tmp_path / "selector", "regressor", check=refuse)
     assert load_selector(tmp_path / "selector").config["objective"] == "policy"
 
 
@@ -211,8 +378,6 @@ def test_a_missing_file_is_named(artefact: Path, tmp_path: Path) -> None:
 
 
 def test_another_schema_version_is_refused(artefact: Path, tmp_path: Path) -> None:
-    from selector.schema import SCHEMA_VERSION, sha256
-
     copy = tmp_path / "selector"
     shutil.copytree(artefact, copy)
     config = copy / "config.json"
@@ -233,71 +398,21 @@ def test_an_earlier_artefact_is_replaced_whole(tmp_path: Path) -> None:
     assert not (tmp_path / "selector" / "stray").exists()
 
 
-def test_the_runtime_needs_torch_alone(artefact: Path) -> None:
+@pytest.mark.parametrize("sees", [LIGHT, FULL])
+def test_the_runtime_needs_torch_alone(artefacts: dict[tuple[str, str], Path], sees: str) -> None:
     """In a process where every other heavy package is missing."""
     program = f"""
 import sys
-for name in ("transformers", "pytorch_lightning", "mlflow", "pyarrow", "datasets", "torchmetrics", "pandas"):
+for name in ("transformers", "pytorch_lightning", "mlflow", "pyarrow", "datasets", "torchmetrics", "pandas", "scipy"):
     sys.modules[name] = None
 import torch
 from selector.runtime import load_selector
-selector = load_selector({str(artefact)!r})
+selector = load_selector({str(artefacts["regressor", sees])!r})
 widths = selector.config["features"]["hidden_states"]
 features = {{name: torch.zeros(width) for name, width in widths.items()}}
 features["scalars"] = torch.full((len(selector.config["features"]["scalars"]),), 50.0)
-print(selector.select(features))
+print(selector.select(features), selector.at(1.0).select(features))
 """
     result = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("(")
-
-
-def test_the_schema_names_the_hidden_states(artefact: Path) -> None:
-    assert list(load_selector(artefact).config["features"]["hidden_states"]) == list(HIDDEN_STATES)
-
-
-@pytest.mark.parametrize("objective", ["policy", "regressor"])
-def test_another_machine_has_its_own_verifiers(tmp_path: Path, objective: str) -> None:
-    """A second verifier, better by half a token on branches, is dear where the selector was trained, and free there."""
-    times = {"traversal": profile().verify["traversal"], "second": Table([1], [1], [[1.0]])}
-    here = replace(profile(), verify=times)
-    half_dear = Table([1], [1, 2, 3, 4], [[0.0, 1.0, 0.0, 1.0]])  # with two or four branches
-    there = replace(profile(), verify={**times, "second": half_dear})
-    data, trained = roots(verifiers=2), module(objective, verifiers=2)
-    efficiencies = data.every_mean_BO.mean(0).view(2, -1).tolist()
-    modes = [{**mode, "mean_efficiency": efficiencies} for mode in (STATIC, AT_ROOT)]
-    if objective == "regressor":
-        modes.append({**ON_TRUNK, "mean_efficiency": efficiencies})
-    facts = {"pair": {"target": "t", "draft": "d", "fingerprint": profile().pair}, "metrics": {}, "run_id": "none"}
-    write_artefact(tmp_path / "selector", trained, data, here, ["traversal", "second"], FALLBACK, modes, facts)
-    selector = load_selector(tmp_path / "selector", latency=there)
-    tuned = [selector.at(mode["temperature"]) for mode in modes]
-    # where it is free, the second is as good on a chain, better with branches, and faster
-    own_A = torch.tensor([int(action.K in (1, 3) and action != EMPTY) for action in SPACE])
-    names = [("traversal", "second")[position] for position in own_A.tolist()]
-    assert all(each.verifiers == names for each in tuned)
-    tokens = data.every_mean_BO.mean(0).view(2, -1).gather(0, own_A.unsqueeze(0))[0].tolist()
-    speeds = [e / there.action_seconds(a, 100, v) for e, a, v in zip(tokens, SPACE, names, strict=True)]
-    assert tuned[0].select(None) == SPACE.actions[speeds.index(max(speeds))]
-    few = selector.at(0.2, shapes=[(1, 2, 0), (2, 0, 2)])
-    assert few.verifiers == names and few.select(None) in (Action(1, 2, 0), Action(2, 0, 2))
-    if objective == "policy":
-        return
-    _, lengths_L, seconds_SLA, _ = decision_tables(there, selector.modes, ["traversal", "second"], regressor=True)
-    seconds_BA = interpolated(seconds_SLA[0], lengths_L, data.scalars[:, SCALAR_NAMES.index("context_length")])
-    moved = replace(data, verifier_BA=own_A.expand_as(data.verifier_BA), seconds_BA=seconds_BA)
-    with torch.no_grad():
-        predicted_BA, further_BSA = trained.outputs(moved), trained.gains(moved, 3)
-    weight_B1 = data.weight_B.unsqueeze(-1)
-    expected_BA = predicted_BA - best_gain(weight_B1 * predicted_BA, weight_B1 * seconds_BA) * seconds_BA
-    assert torch.allclose(selector.scores(data.features()), expected_BA, rtol=1e-2, atol=1e-2)  # calibrated in halves
-    hidden_BSTD, scalars_BSTF = data.along_trunks(slice(3, 4))
-    at_root, on_trunk = (selector.modes[i] for i in (1, 2))
-    for b in range(20):
-        features = {name: value[b] for name, value in data.features().items()}
-        assert torch.allclose(selector.efficiency(features, selector.body_of(at_root)), predicted_BA[b], atol=1e-4)
-        state = (hidden_BSTD[b, 0, 0], scalars_BSTF[b, 0, 0])
-        cost_A = torch.rand(len(SPACE), generator=torch.Generator().manual_seed(b))
-        scores_A = further_BSA[b, 0] - cost_A
-        chosen = selector.further(*state, selector.head_of(on_trunk), cost_A)
-        assert float(scores_A[chosen]) == pytest.approx(float(scores_A.max()), abs=1e-4)
+    assert re.fullmatch(r"\(\d, \d, \d\) \(\d, \d, \d\)\n", result.stdout)

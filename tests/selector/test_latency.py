@@ -7,10 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from selector.actions import Action, ActionSpace
-from selector.latency import LatencyProfile, Table, gpu_like, interpolated, interpolated_at
+from selector.actions import EMPTY, Action, ActionSpace
+from selector.latency import (
+    Correction,
+    LatencyProfile,
+    Table,
+    correction_counts,
+    gpu_like,
+    interpolated,
+    interpolated_at,
+)
 from selector.runtime import Mode, decision_tables
-from selector.schema import InputError
+from selector.schema import FEATURES, FULL, LIGHT, SCHEMA_VERSION, InputError
 from tests.selector.synthetic import profile
 
 FLAT = LatencyProfile(
@@ -19,8 +27,7 @@ FLAT = LatencyProfile(
     draft=Table([10, 20], [1, 4], [[1.0, 4.0], [1.0, 4.0]]),  # seconds are the width
     target=Table([10, 20], [1, 33], [[100.0, 132.0], [100.0, 132.0]]),  # 99 + nodes
     verify={"traversal": Table([1, 16], [1, 4], [[1000.0, 1000.0], [1000.0, 1000.0]])},
-    select=10_000.0,
-    revise=1e4,
+    decide={LIGHT: 10_000.0, FULL: 20_000.0},
     step=0.0,
 )
 
@@ -42,11 +49,12 @@ def test_every_pass_is_charged_at_its_width(action: Action, passes: int) -> None
     assert FLAT.action_seconds(action, 15, "traversal") == pytest.approx(expected)
 
 
-def test_a_selector_pays_for_itself_and_for_the_root_pass() -> None:
-    assert FLAT.action_seconds(Action(1, 0, 0), 15, "traversal", selector=True) == pytest.approx(10_000 + 2 + 100)
-    assert FLAT.action_seconds(Action(1, 1, 0), 15, "traversal", selector=True) == pytest.approx(
-        10_000 + 2 + 101 + 1000
-    )
+@pytest.mark.parametrize(("sees", "own"), [(LIGHT, 10_000), (FULL, 20_000)])
+def test_a_selector_pays_for_itself_and_for_the_root_pass(sees: str, own: float) -> None:
+    assert FLAT.action_seconds(EMPTY, 15, "traversal", sees) == pytest.approx(own + 2 + 100)
+    for action in (Action(1, 1, 0), Action(3, 2, 2)):  # where something is drafted the draft passes the root anyway
+        base = FLAT.action_seconds(action, 15, "traversal")
+        assert FLAT.action_seconds(action, 15, "traversal", sees) == pytest.approx(base + own)
 
 
 def test_tables_are_linear_between_and_constant_beyond_the_grid() -> None:
@@ -58,7 +66,7 @@ def test_tables_are_linear_between_and_constant_beyond_the_grid() -> None:
 
 def test_interpolated_rows_agree_with_the_profile() -> None:
     actions = ActionSpace.default().actions
-    lengths, table = profile().table(actions, "traversal", selector=True)
+    lengths, table = profile().table(actions, "traversal", LIGHT)
     rows = interpolated(table, lengths, torch.tensor([10, 55, 100, 300, 1]))
     assert torch.allclose(rows[0], table[0]) and torch.allclose(rows[2], table[1])
     assert torch.allclose(rows[1], (table[0] + table[1]) / 2)
@@ -67,27 +75,42 @@ def test_interpolated_rows_agree_with_the_profile() -> None:
 
 def test_a_verifier_that_was_not_measured_is_named() -> None:
     with pytest.raises(InputError, match="no times for specinfer"):
-        profile().table(ActionSpace.default().actions, "specinfer", selector=True)
+        profile().table(ActionSpace.default().actions, "specinfer", LIGHT)
 
 
 def test_a_profile_survives_the_file(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
-    path.write_text(json.dumps({**profile().to_json(), "check": []}))
-    assert LatencyProfile.load(path) == profile()
+    whole = replace(profile(), labelling={"token": 1e-3}, corrections={"traversal": Correction(1e-4, 2e-4, 0.0, -1e-5)})
+    for own in (profile(), whole):
+        path.write_text(json.dumps({**own.to_json(), "check": []}))
+        assert LatencyProfile.load(path) == own
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"schema_version": 2, "draft": 3}'])
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"schema_version": 3, "draft": 3}', "null", "\udcff"])
 def test_a_damaged_profile_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "latency.json"
-    path.write_text(content)
+    path.write_text(content, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(InputError, match=r"latency.json: not a latency profile"):
         LatencyProfile.load(path)
+
+
+@pytest.mark.parametrize("name", ["draft", "verify", "decide", "step", "corrections", "schema_version"])
+def test_a_profile_without_a_part_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "latency.json"
+    path.write_text(json.dumps({key: value for key, value in profile().to_json().items() if key != name}))
+    with pytest.raises(InputError, match=r"latency.json: not a latency profile"):
+        LatencyProfile.load(path)
+
+
+def test_a_missing_profile_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none.json: no latency profile there"):
+        LatencyProfile.load(tmp_path / "none.json")
 
 
 def test_a_profile_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
     path.write_text(json.dumps({**profile().to_json(), "schema_version": 99}))
-    with pytest.raises(InputError, match="schema version 99"):
+    with pytest.raises(InputError, match=f"schema version 99, this program reads {SCHEMA_VERSION}"):
         LatencyProfile.load(path)
 
 
@@ -101,14 +124,25 @@ def test_a_gpu_like_profile_verifies_32_tokens_at_the_price_of_one() -> None:
     assert times[4, 0, 8] - times[4, 0, 7] == pytest.approx((0.05 + 0.5 / 32) * target)  # the 33rd token is not free
 
 
-def test_decisions_are_charged_where_they_are_made() -> None:
-    base = FLAT.action_seconds(Action(1, 3, 0), 15, "traversal")
-    for first, decisions in ((0, 4), (1, 3), (3, 1), (5, 0)):
-        charged = FLAT.action_seconds(Action(1, 3, 0), 15, "traversal", revising=first)
-        assert charged == pytest.approx(base + decisions * FLAT.revise)
-    empty = FLAT.action_seconds(Action(1, 0, 0), 15, "traversal", revising=0)
-    root_pass = 2.0  # the root, and a token that the draft may lack
-    assert empty == pytest.approx(FLAT.action_seconds(Action(1, 0, 0), 15, "traversal") + root_pass + FLAT.revise)
+def test_a_gpu_like_profile_has_times_for_every_way_to_decide() -> None:
+    made = gpu_like("pair", (name for name in ("block", "traversal")), draft_share=0.1)
+    for name in ("block", "traversal"):
+        for sees in FEATURES:
+            gap = made.action_seconds(EMPTY, 100, name, sees) - made.action_seconds(EMPTY, 100, name)
+            assert gap == pytest.approx((0.1 + 0.01) * made.target.at(100, 1))
+
+
+def test_corrections_count_passes_and_branches() -> None:
+    """What a step took beyond the tables, once a step, per pass of the trunk and of the branches, and for branching."""
+    shapes = {(1, 0, 0): (0, 0, 0, 0), (1, 3, 0): (1, 3, 0, 0), (1, 8, 2): (1, 10, 0, 0), (4, 0, 1): (1, 1, 0, 1)}
+    shapes |= {(3, 2, 4): (1, 3, 3, 1)}
+    corrected = replace(FLAT, corrections={"traversal": Correction(1e6, 1e7, 1e8, 1e9)})
+    for shape, counts in shapes.items():
+        assert correction_counts(Action(*shape)) == counts
+        gap = corrected.action_seconds(Action(*shape), 15, "traversal") - FLAT.action_seconds(
+            Action(*shape), 15, "traversal"
+        )
+        assert gap == pytest.approx(sum(n * 10.0 ** (6 + i) for i, n in enumerate(counts)))
 
 
 def test_every_row_is_charged_for_the_nucleus_where_there_is_one() -> None:
@@ -118,22 +152,30 @@ def test_every_row_is_charged_for_the_nucleus_where_there_is_one() -> None:
         assert filtered - plain == pytest.approx(0.5 * rows), action
 
 
-def test_decisions_are_charged_by_sampling_setting_and_by_the_verifier_of_the_action() -> None:
-    free = Table([1], [1], [[0.0]])
-    two = replace(FLAT, nucleus=0.5, verify={**FLAT.verify, "free": free})
+def test_a_root_pass_of_a_selector_is_filtered_too() -> None:
+    sorting = replace(FLAT, nucleus=0.5)
+    plain, filtered = (sorting.action_seconds(EMPTY, 15, "traversal", LIGHT, filtered=f) for f in (False, True))
+    assert filtered - plain == pytest.approx(0.5 * 3)
+
+
+@pytest.mark.parametrize("sees", FEATURES)
+def test_decisions_are_made_by_sampling_setting(sees: str) -> None:
+    own = replace(FLAT, nucleus=0.5)
     actions = ActionSpace.default().actions
-    own = tuple(int(action.K > 1) for action in actions)
     modes = [
-        Mode(0.5, 1.0, Action(1, 3, 0), False, False, 0.0),
-        Mode(1.0, 0.9, Action(1, 3, 0), False, False, 0.0, verifier_of=own),
+        Mode(0.5, 1.0, Action(1, 3, 0), speed=70.0),
+        Mode(1.0, 0.9, Action(1, 3, 0), decides=True, speed=90.0, rho=0.25, allowed=(0, 5, 77)),
+        Mode(1.0, 1.0, Action(1, 3, 0), decides=True, speed=80.0, rho=0.5),
     ]
-    settings_S2, lengths_L, seconds_SLA, option_SA = decision_tables(two, modes, ["traversal", "free"], regressor=True)
-    assert settings_S2.tolist() == [[0.5, 1.0], [1.0, pytest.approx(0.9)]]
-    assert option_SA.tolist() == [list(range(233)), [a + 233 * (action.K > 1) for a, action in enumerate(actions)]]
-    assert decision_tables(two, modes, ["traversal", "free"], regressor=False)[3].tolist() == [list(range(233))] * 2
-    for action in (Action(1, 3, 0), Action(2, 1, 2)):
-        times = interpolated_at(seconds_SLA, lengths_L, torch.arange(2), torch.full((2,), 15.0))
-        for mode, name, found in zip(modes, ("traversal", "free"), times[:, actions.index(action)], strict=True):
-            name = name if action.K > 1 else "traversal"
-            expected = two.action_seconds(action, 15, name, selector=True, filtered=mode.top_p < 1)
-            assert float(found) == pytest.approx(expected)
+    tables = decision_tables(own, modes, "traversal", sees)
+    assert tables.settings_S2.tolist() == [[0.5, 1.0], [1.0, pytest.approx(0.9)], [1.0, 1.0]]
+    assert tables.speed_S.tolist() == [70, 90, 80]
+    assert tables.rho_S.tolist() == [1.0, 0.25, 0.5]
+    may = [allowed_A.nonzero()[:, 0].tolist() for allowed_A in tables.allowed_SA]
+    assert may == [[actions.index(Action(1, 3, 0))], [0, 5, 77], list(range(233))]
+    lengths_B = torch.full((3,), 15.0)
+    times_SA = interpolated_at(tables.seconds_SLA, tables.lengths_L, torch.arange(3), lengths_B)
+    for mode, times_A in zip(modes, times_SA, strict=True):
+        for action in (EMPTY, Action(1, 3, 0), Action(2, 1, 2)):
+            expected = own.action_seconds(action, 15, "traversal", sees, filtered=mode.top_p < 1)
+            assert float(times_A[actions.index(action)]) == pytest.approx(expected)

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
-import itertools
+import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from selector.baselines import best_static
-from selector.objective import policy_loss, policy_ratios
-from selector.runtime import best_gain
+from selector.actions import ActionSpace
+from selector.objective import policy_loss, policy_ratios, survival_loss
+
+SPACE = ActionSpace(3, 2, 2)
 
 
 def test_the_policy_objective_is_equation_12() -> None:
@@ -30,21 +32,74 @@ def test_the_policy_objective_is_equation_12() -> None:
     assert torch.isfinite(logits.grad).all() and logits.grad.abs().sum() > 0
 
 
-def test_the_best_gain_maximises_total_tokens_over_total_time() -> None:
-    generator = torch.Generator().manual_seed(1)
-    efficiency = 1 + 4 * torch.rand(5, 4, generator=generator, dtype=torch.float64)
-    seconds = 0.1 + torch.rand(5, 4, generator=generator, dtype=torch.float64)
-    gain = best_gain(efficiency, seconds)
-    rows = torch.arange(5)
-    speeds = []
-    for choice in itertools.product(range(4), repeat=5):
-        index = torch.tensor(choice)
-        speeds.append(float(efficiency[rows, index].sum() / seconds[rows, index].sum()))
-    assert gain == pytest.approx(max(speeds), rel=1e-9)
-    assert float((efficiency - gain * seconds).amax(-1).mean()) == pytest.approx(0, abs=1e-9)
+def test_the_worst_share_is_at_least_one_root() -> None:
+    ratio_B = torch.tensor([0.5, 1.5, 2.0, 0.9])
+    log_mean = float(ratio_B.log().mean())
+    for share, expected in ((0.0, 0.25), (0.25, 0.25), (0.26, (0.25 + 0.01) / 2), (1.0, 0.26 / 4)):
+        assert float(policy_loss(ratio_B, 2.0, share)) == pytest.approx(-log_mean + 2 * expected, abs=1e-6)
 
 
-def test_the_best_static_action_is_the_fastest_that_is_allowed() -> None:
-    speed_A = torch.tensor([1.0, 0.9, 1.1])
-    assert best_static(speed_A) == 2
-    assert best_static(speed_A, torch.tensor([False, True, False])) == 1
+def survivals(count: int, seed: int) -> Tensor:
+    return 0.02 + 0.96 * torch.rand(
+        count, len(SPACE.sums_SA), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+
+
+def test_the_survival_loss_is_a_cross_entropy_and_a_squared_error() -> None:
+    """Mean over chains and mean over branches, one number after the other; and of what the survivals add up to."""
+    predicted_BS, labels_BS = survivals(3, 1), survivals(3, 2)
+    parts: dict[bool, list[float]] = {True: [], False: []}
+    for b in range(3):
+        for s in range(len(SPACE.sums_SA)):
+            p, y = float(predicted_BS[b, s]), float(labels_BS[b, s])
+            parts[s < SPACE.depth].append(-y * math.log(p) - (1 - y) * math.log(1 - p))
+    cross_entropy = sum(sum(values) / len(values) for values in parts.values())
+    errors = [
+        float(SPACE.efficiencies(predicted_BS[b])[a] - SPACE.efficiencies(labels_BS[b])[a]) ** 2
+        for b in range(3)
+        for a in range(len(SPACE))
+    ]
+    expected = cross_entropy + sum(errors) / len(errors)
+    assert float(survival_loss(predicted_BS.log(), labels_BS, SPACE)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_survival_loss_is_least_at_the_labels() -> None:
+    labels_BS = survivals(4, 3)
+    log_BS = labels_BS.log().requires_grad_()
+    least = survival_loss(log_BS, labels_BS, SPACE)
+    least.backward()
+    assert log_BS.grad is not None and log_BS.grad.abs().max() < 1e-7
+    for seed in range(3):
+        assert survival_loss(survivals(4, seed).log(), labels_BS, SPACE) > least
+
+
+def test_labels_that_are_right_on_average_will_do() -> None:
+    """Noisy ones, some of them above 1 or below 0, pull in the same direction as their mean, and add no more than a
+    constant."""
+    noise_NBS = torch.randn(6, 5, len(SPACE.sums_SA), generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    labels_NBS = survivals(5, 6) + noise_NBS - noise_NBS.mean(0)
+    assert float(labels_NBS.max()) > 1.5 and float(labels_NBS.min()) < -0.5
+    added = []
+    for seed in (4, 8):
+        log_BS = survivals(5, seed).log().requires_grad_()
+        noisy = torch.stack([survival_loss(log_BS, labels_BS, SPACE) for labels_BS in labels_NBS]).mean()
+        exact = survival_loss(log_BS, survivals(5, 6), SPACE)
+        added.append(noisy.item() - exact.item())
+        of_noisy, of_exact = (torch.autograd.grad(loss, [log_BS])[0] for loss in (noisy, exact))
+        assert torch.allclose(of_noisy, of_exact, atol=1e-6)
+    assert added[0] == pytest.approx(added[1], abs=1e-5)
+
+
+@pytest.mark.parametrize("value", [0.0, -1e-12, -80.0])
+def test_certain_predictions_have_a_finite_loss_and_gradient(value: float) -> None:
+    log_BS = torch.full((2, len(SPACE.sums_SA)), value).requires_grad_()
+    loss = survival_loss(log_BS, torch.full((2, len(SPACE.sums_SA)), 0.3), SPACE)
+    loss.backward()
+    assert bool(loss.isfinite())
+    assert log_BS.grad is not None and bool(log_BS.grad.isfinite().all())
+
+
+def test_a_space_of_chains_has_no_branches_to_average() -> None:
+    chains = ActionSpace(1, 2, 2)
+    labels_BS = survivals(3, 7)[:, :4]
+    assert bool(survival_loss(labels_BS.log(), labels_BS, chains).isfinite())

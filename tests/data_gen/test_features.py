@@ -1,0 +1,286 @@
+"""What a selector may know at a root: the same while decoding and along the finished text; and each part by itself."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from data_gen.decoding import Decoded, Decoder, Features, Fixed, Random
+from data_gen.features import LEAST_LOGIT, History, ModelRows, TextKnowledge, agreements, entropies
+from data_gen.lookup import LongestMatch
+from data_gen.models import ModelPair
+from data_gen.sampling import Sampling
+from data_gen.texts import Text, finished, rows_along
+from data_gen.verification import get_verifier
+from selector.actions import EMPTY, Action
+from selector.schema import DECAYS, FEATURES, FULL, HIDDEN_STATES, LIGHT, LONGEST_MATCH, SCALAR_NAMES, SCALARS_KEY
+
+PROMPT = [5, 17, 203, 44, 91]
+SAMPLINGS = [
+    Sampling(0.0),
+    Sampling(0.2),
+    Sampling(1.0),
+    Sampling(1.0, 0.9),
+    Sampling(0.7, draft_temperature=1.3),
+    Sampling(0.2, draft_temperature=0.0),
+]
+MIXED = [EMPTY, Action(1, 1, 0), Action(1, 4, 0), Action(1, 8, 2), Action(3, 1, 3), Action(4, 0, 2), Action(2, 2, 1)]
+
+
+class Recorder:
+    """A chooser that keeps the features it is given."""
+
+    def __init__(self, actions: list[Action], sees: str) -> None:
+        self.own = Random(actions, torch.Generator().manual_seed(1))
+        self.sees = sees
+        self.seen: list[Features | None] = []
+
+    def select(self, features: Features | None) -> Action:
+        self.seen.append(features)
+        return self.own.select(features)
+
+
+def decoded(
+    pair: ModelPair,
+    sampling: Sampling,
+    actions: list[Action],
+    sees: str = FULL,
+    prompt: list[int] = PROMPT,
+    seed: int = 0,
+) -> tuple[Decoded, list[Features | None]]:
+    recorder = Recorder(actions, sees)
+    decoder = Decoder(pair, sampling, get_verifier("lifted_uniform"), recorder)
+    return decoder.decode(prompt, 60, torch.Generator().manual_seed(seed)), recorder.seen
+
+
+def replayed(pair: ModelPair, text: Text, sampling: Sampling) -> tuple[Tensor, ModelRows, ModelRows]:
+    """The scalars of all roots, and both models' rows."""
+    (block,) = rows_along(pair, text, sampling)
+    knowledge = TextKnowledge(text.tokens, text.start, sampling)
+    knowledge.add(*block)
+    assert knowledge.seen == len(text.tokens) - text.start
+    return knowledge.scalars(knowledge.seen), *block
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize(
+    "actions",
+    [MIXED, [EMPTY], [Action(1, 2, 0)], [Action(4, 0, 3)], [Action(1, 8, 8), EMPTY]],
+    ids=["mixed", "empty", "chain", "branches", "long or empty"],
+)
+def test_a_decoder_knows_what_the_text_tells(pair: ModelPair, actions: list[Action], sampling: Sampling) -> None:
+    """At every root of every step: after full acceptance, where the draft lacks the newest tokens; after rejections;
+    after steps in which nothing was drafted; after branches, of which the one accepted may be any."""
+    result, seen = decoded(pair, sampling, actions)
+    text = finished(pair, PROMPT, result.tokens)
+    scalars_RF, target, draft = replayed(pair, text, sampling)
+    assert len(seen) == len(result.steps)
+    assert seen[0] is None
+    assert scalars_RF[0].tolist() == [0] * len(SCALAR_NAMES)
+    for step, features in zip(result.steps[1:], seen[1:], strict=True):
+        assert features is not None
+        assert set(features) == {SCALARS_KEY, *HIDDEN_STATES}
+        n = step.length - 1 - text.start
+        assert torch.allclose(features[SCALARS_KEY], scalars_RF[n], atol=2e-3, rtol=1e-4), n
+        expected = target.hidden_ND[n - 1], draft.hidden_ND[n - 1], draft.hidden_ND[n]
+        for name, state_D in zip(HIDDEN_STATES, expected, strict=True):
+            assert torch.allclose(features[name], state_D, atol=2e-4), (n, name)
+
+
+def test_the_cases_above_are_all_there(pair: ModelPair) -> None:
+    """Chains and branches that are accepted whole, in part, and not at all; and no draft."""
+    result, _ = decoded(pair, Sampling(0.7, draft_temperature=1.3), MIXED, seed=2)
+    found = {(step.action.K > 1, step.accepted == step.action.L1 + step.action.L2) for step in result.steps}
+    assert found == {(False, False), (False, True), (True, False), (True, True)}
+    assert any(step.action == EMPTY for step in result.steps)
+    assert any(step.accepted == 0 for step in result.steps if step.action.K > 1)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_light_features_are_the_scalars_alone(pair: ModelPair, sampling: Sampling) -> None:
+    (full, of_full), (light, of_light) = (decoded(pair, sampling, MIXED, sees) for sees in (FULL, LIGHT))
+    assert full.tokens == light.tokens
+    for whole, scalars in zip(of_full[1:], of_light[1:], strict=True):
+        assert set(scalars) == {SCALARS_KEY}
+        assert torch.equal(scalars[SCALARS_KEY], whole[SCALARS_KEY])
+        assert scalars[SCALARS_KEY].dtype == torch.float32
+
+
+@pytest.mark.parametrize("sees", FEATURES)
+def test_a_prompt_of_one_token_has_no_features_at_first(pair: ModelPair, sees: str) -> None:
+    result, seen = decoded(pair, Sampling(), MIXED, sees, prompt=[9])
+    scalars_RF, _, _ = replayed(pair, finished(pair, [9], result.tokens), Sampling())
+    assert seen[0] is None
+    for step, features in zip(result.steps[1:], seen[1:], strict=True):
+        if step.length <= len(scalars_RF):
+            assert torch.allclose(features[SCALARS_KEY], scalars_RF[step.length - 1], atol=2e-3, rtol=1e-4)
+
+
+def test_a_short_text_is_known_as_far_as_it_goes(pair: ModelPair) -> None:
+    """The features at a root do not depend on what comes after it, nor on how the rows were cut into blocks."""
+    result, _ = decoded(pair, Sampling(), [Action(1, 4, 0)])
+    text = finished(pair, PROMPT, result.tokens)
+    whole_RF, target, draft = replayed(pair, text, Sampling())
+    short = Text(text.tokens[: text.start + 12], text.start)
+    assert torch.allclose(replayed(pair, short, Sampling())[0], whole_RF[:12], atol=1e-3)
+    knowledge = TextKnowledge(text.tokens, text.start, Sampling())
+    for begin in range(0, len(target.probs_NV), 7):
+        knowledge.add(*(ModelRows(*(rows[begin : begin + 7] for rows in model)) for model in (target, draft)))
+    assert torch.allclose(knowledge.scalars(len(whole_RF)), whole_RF, atol=1e-6)
+
+
+def by_hand(text: Text, target: ModelRows, draft: ModelRows, sampling: Sampling, n: int) -> dict[str, float]:
+    """The scalars at root n of a text, from their meanings in the schema."""
+    tokens = text.tokens[text.start :]
+    p_NV, q_NV = sampling.probabilities(target.logits_NV), sampling.draft.probabilities(draft.logits_NV)
+    accepted = [min(1.0, float(q_NV[i, tokens[i + 1]] / p_NV[i, tokens[i + 1]])) for i in range(n)]
+    plain = [
+        [float(-(row * row.log()).nansum()) for row in model.logits_NV[: n + 1].double().softmax(-1)]
+        for model in (target, draft)
+    ]
+    known = text.tokens[: text.start + n + 1]
+    agreed = next((i for i, share in enumerate(accepted[::-1]) if share < 1), n)
+    result = {
+        "target_entropy_prev": plain[0][n - 1],
+        "draft_entropy_prev": plain[1][n - 1],
+        "draft_entropy_root": plain[1][n],
+        "agreed": min(agreed, LONGEST_MATCH),
+        "match": min(longest_match(known), LONGEST_MATCH),
+        "context_length": len(known),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+    }
+    for decay in DECAYS:
+        weights = [decay ** (n - 1 - i) for i in range(n)]
+        for name, values in (("accepted", accepted), ("draft_entropy", plain[1][:n])):
+            mean = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+            result[f"{name}_mean_{decay:g}"] = mean
+    return result
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_scalars_are_what_the_schema_says(pair: ModelPair, sampling: Sampling) -> None:
+    result, _ = decoded(pair, sampling, [Action(1, 4, 0)])
+    text = finished(pair, PROMPT, result.tokens)
+    scalars_RF, target, draft = replayed(pair, text, sampling)
+    for n in (1, 2, 7, 30, len(scalars_RF) - 1):
+        expected = by_hand(text, target, draft, sampling, n)
+        assert set(expected) == set(SCALAR_NAMES)
+        found = dict(zip(SCALAR_NAMES, scalars_RF[n].tolist(), strict=True))
+        assert found == pytest.approx(expected, abs=1e-4, rel=1e-5), n
+
+
+def longest_match(tokens: list[int]) -> int:
+    """Length of the longest end of the tokens that stands in them before, by trying all."""
+    return next(
+        length
+        for length in range(len(tokens) - 1, -1, -1)
+        if length == 0
+        or any(tokens[i : i + length] == tokens[len(tokens) - length :] for i in range(len(tokens) - length))
+    )
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    st.integers(1, 4).flatmap(lambda top: st.lists(st.integers(0, top), min_size=0, max_size=40)), st.integers(0, 40)
+)
+def test_the_longest_match_is_that_of_brute_force(tokens: list[int], given_first: int) -> None:
+    """After every token, however many of them are there from the start; overlaps included."""
+    match = LongestMatch(tokens[:given_first])
+    assert match.length == (longest_match(tokens[:given_first]) if tokens[:given_first] else 0)
+    for n, token in enumerate(tokens[given_first:], given_first + 1):
+        match.add(token)
+        assert match.length == longest_match(tokens[:n]), tokens[:n]
+
+
+def test_matches_of_known_texts() -> None:
+    """`a b c a b` ends as it began; four equal tokens overlap; where nothing repeats there is none."""
+    for tokens, length in ([0, 1, 2, 0, 1], 2), ([7] * 4, 3), ([3, 1, 4, 2], 0), ([5], 0), ([0, 1] * 50, 98):
+        assert LongestMatch(tokens).length == length
+    assert LongestMatch().length == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_entropies_are_those_of_the_distributions(dtype: torch.dtype) -> None:
+    """Against `-sum p log p` in double precision, with masked tokens, whole and nearly certain rows."""
+    logits_NV = 4 * torch.randn(7, 50, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    logits_NV[1, ::2] = -torch.inf
+    logits_NV[2, 1:] = -torch.inf  # certain
+    logits_NV[3] = 0.0  # uniform
+    logits_NV[4, 7] = 500.0
+    logits_NV[5] += 1e3  # only differences count
+    logits_NV = logits_NV.to(dtype)
+    found = entropies(logits_NV)
+    for row, entropy in zip(logits_NV.double(), found, strict=True):
+        p_V = row.softmax(-1)
+        p_V = p_V[p_V > 0]
+        assert entropy == pytest.approx(float(-(p_V * p_V.log()).sum()), abs=2e-5)
+    assert found[2] == pytest.approx(0, abs=1e-6)
+    assert found[3] == pytest.approx(math.log(50), abs=1e-5)
+    assert all(math.isfinite(entropy) for entropy in found)
+    assert LEAST_LOGIT < -1e3
+
+
+def test_agreements_are_min_one_and_the_ratio() -> None:
+    p_NV = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.8, 0.0], [0.9, 0.1, 0.0]])
+    q_NV = torch.tensor([[0.4, 0.6, 0.0], [0.4, 0.3, 0.3], [0.0, 0.5, 0.5]])
+    assert agreements(p_NV, q_NV, torch.tensor([0, 0, 0])) == pytest.approx([0.8, 1.0, 0.0])
+
+
+HISTORY = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from([0.0, 0.25, 0.999, 1.0]), st.floats(0, 6)), min_size=1, max_size=60
+)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(HISTORY, st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(1, 9))
+def test_running_means_are_weighted_sums(
+    known: list[tuple[int, float, float]], prompt: list[int], at_once: int
+) -> None:
+    """Against the sums written out, whether tokens come one by one or many at once."""
+    history = History(prompt)
+    for begin in range(0, len(known), at_once):
+        history.add(*map(list, zip(*known[begin : begin + at_once], strict=True)))
+    scalars = history.scalars(1.25, 2.5, 77, Sampling(0.5, 0.75)).tolist()
+    found = dict(zip(SCALAR_NAMES, scalars, strict=True))
+    tokens, accepted, of_draft = map(list, zip(*known, strict=True))
+    ages = range(len(known) - 1, -1, -1)
+    for decay in DECAYS:
+        weights = [decay**age for age in ages]
+        for name, values in (("accepted", accepted), ("draft_entropy", of_draft)):
+            mean = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+            assert found[f"{name}_mean_{decay:g}"] == pytest.approx(mean, abs=1e-5, rel=1e-5)
+    agreed = next((i for i, share in enumerate(accepted[::-1]) if share < 1), len(known))
+    assert found["agreed"] == min(agreed, LONGEST_MATCH)
+    assert found["match"] == min(longest_match([*prompt, *tokens]), LONGEST_MATCH)
+    assert found["draft_entropy_prev"] == pytest.approx(of_draft[-1], rel=1e-6)
+    given_as_they_are = ("target_entropy_prev", "draft_entropy_root", "context_length", "temperature", "top_p")
+    assert [found[name] for name in given_as_they_are] == [1.25, 2.5, 77, 0.5, 0.75]
+
+
+def test_long_runs_and_matches_count_as_the_longest() -> None:
+    history = History([3])
+    for _ in range(LONGEST_MATCH + 20):
+        history.add([3], [1.0], [0.5])
+    found = dict(zip(SCALAR_NAMES, history.scalars(0, 0, 53, Sampling()).tolist(), strict=True))
+    assert found["agreed"] == found["match"] == LONGEST_MATCH
+    history.add([3], [0.5], [0.5])
+    assert history.scalars(0, 0, 54, Sampling())[SCALAR_NAMES.index("agreed")] == 0
+
+
+def test_whoever_needs_no_features_gets_none(pair: ModelPair) -> None:
+    """And nothing is kept for them."""
+    seen: list[Features | None] = []
+
+    class Blind(Fixed):
+        def select(self, features: Features | None) -> Action:
+            seen.append(features)
+            return self.action
+
+    Decoder(pair, Sampling(), get_verifier("block"), Blind(Action(1, 2, 0))).decode(PROMPT, 20, torch.Generator())
+    assert len(seen) > 3 and set(seen) == {None}
