@@ -49,12 +49,10 @@ class CachedModel:
         model: PreTrainedModel,
         cache: DynamicCache | None = None,
         committed: int = 0,
-        lengths_B: Tensor | None = None,
     ) -> None:
         self.model = model
         self.cache = cache if cache is not None else DynamicCache(config=model.config)
         self.committed = committed
-        self.lengths_B = lengths_B  # how many of the committed rows each sequence sees; None: all
         self.rows = 0  # cached beyond the committed ones
         self._finite = torch.ones((), dtype=torch.bool, device=model.device)
 
@@ -70,8 +68,7 @@ class CachedModel:
         """
         batch, width = tokens_BW.shape
         mask = self._mask(visible, width)
-        lengths = self.committed if self.lengths_B is None else self.lengths_B.unsqueeze(-1)
-        positions = (offsets_W + lengths).expand(batch, width)
+        positions = (offsets_W + self.committed).expand(batch, width)
         output = self.model(
             tokens_BW,
             attention_mask=mask.expand(batch, -1, -1, -1),
@@ -93,12 +90,7 @@ class CachedModel:
         dtype = self.model.dtype
         mask = torch.zeros(visible.shape[0], 1, width, self.committed + visible.shape[-1], dtype=dtype)
         mask[:, 0, :, self.committed :].masked_fill_(~visible, torch.finfo(dtype).min)
-        if self.lengths_B is None:
-            return mask.to(self.model.device)
-        hidden_BR = torch.arange(mask.shape[-1], device=self.lengths_B.device) >= self.lengths_B.unsqueeze(-1)
-        hidden_BR[:, self.committed :] = False
-        mask = mask.to(self.model.device).expand(len(hidden_BR), -1, -1, -1)
-        return mask.masked_fill(hidden_BR[:, None, None], torch.finfo(dtype).min)
+        return mask.to(self.model.device)
 
     def extend(self, tokens: Sequence[int]) -> Pass:
         """One causal pass over a run of tokens, which are committed at once."""
@@ -144,14 +136,6 @@ class CachedModel:
         The prefix is copied from this cache, not passed again.
         """
         return CachedModel(self.model, self._view(length, batch), length)
-
-    @torch.inference_mode()
-    def prefixes(self, lengths: Sequence[int]) -> CachedModel:
-        """`prefix` for a sequence of each length, side by side. They cannot be committed to."""
-        if len(set(lengths)) == 1:
-            return self.prefix(lengths[0], len(lengths))
-        lengths_B = torch.tensor(list(lengths), device=self.model.device)
-        return CachedModel(self.model, self._view(max(lengths), len(lengths)), max(lengths), lengths_B)
 
     def _view(self, length: int, batch: int) -> DynamicCache:
         view = DynamicCache(config=self.model.config)

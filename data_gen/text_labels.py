@@ -351,15 +351,22 @@ class TextLabeller:
             entries_mk = torch.where(drawn_mk, entries_mk, x_M[source_m].unsqueeze(-1))
             _, q_mk = rows.profile(row_M[source_m]).at(entries_mk)
             return source_m, entries_mk, torch.where(drawn_mk, q_mk, 1.0).prod(-1) / k
-        times = self.siblings if first else 1
-        source_m = torch.arange(len(row_M), device=device).repeat_interleave(times)
-        siblings_mk = rows.draw(row_M[source_m], self._uniform(len(source_m), k - 1).to(device))
-        place_m1 = (self._uniform(len(source_m), 1) * k).long().to(device)
+        # where the branches begin, every place is taken in turn: for rules that try children in order, the place of the
+        # text's token is most of a label's noise. Further down, where several branches seldom stand, one at random
+        times, places = (self.siblings, k) if first else (1, 1)
+        drawn_m = torch.arange(len(row_M), device=device).repeat_interleave(times)
+        siblings_mk = rows.draw(row_M[drawn_m], self._uniform(len(drawn_m), k - 1).to(device))
+        source_m, siblings_mk = drawn_m.repeat_interleave(places), siblings_mk.repeat_interleave(places, dim=0)
+        if first:
+            place_m1 = torch.arange(k, device=device).repeat(len(drawn_m)).unsqueeze(-1)
+        else:
+            place_m1 = (self._uniform(len(drawn_m), 1) * k).long().to(device)
         x_m1 = x_M[source_m].unsqueeze(-1)
         entries_mk = torch.cat([x_m1, siblings_mk], dim=-1)  # the text's token first: it changes places
         entries_mk[:, :1] = entries_mk.gather(-1, place_m1)
         entries_mk.scatter_(-1, place_m1, x_m1)
-        return source_m, entries_mk, torch.full((len(source_m),), 1 / times, dtype=torch.float64, device=device)
+        share = 1 / (times * places)
+        return source_m, entries_mk, torch.full((len(source_m),), share, dtype=torch.float64, device=device)
 
     def _uniform(self, *shape: int) -> Tensor:
         place = self.generator.device if self.generator is not None else "cpu"

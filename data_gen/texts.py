@@ -91,12 +91,17 @@ def written_by_target(
         **(sampled if sampling.temperature > 0 else {"do_sample": False}),
     )
     finite = _Finite()
-    with torch.random.fork_rng([pair.device] if pair.device.type == "cuda" else []):
-        torch.manual_seed(seed % 2**63)
-        generate: Any = pair.target.generate
-        output = generate(
-            input_ids, attention_mask=mask, generation_config=config, logits_processor=LogitsProcessorList([finite])
-        )
+    # `generate` fills what a config leaves open from the model's own, whose penalties would change the law
+    own, pair.target.generation_config = pair.target.generation_config, GenerationConfig()
+    try:
+        with torch.random.fork_rng([pair.device] if pair.device.type == "cuda" else []):
+            torch.manual_seed(seed % 2**63)
+            generate: Any = pair.target.generate
+            output = generate(
+                input_ids, attention_mask=mask, generation_config=config, logits_processor=LogitsProcessorList([finite])
+            )
+    finally:
+        pair.target.generation_config = own
     if not bool(finite.so_far):
         name = pair.target.name_or_path
         raise InputError(f"{name}: the model gives numbers that are not finite (NaN or infinity)")
@@ -288,6 +293,8 @@ def _at_the_edge(logits_V: Tensor, token: int, sampling: Sampling) -> bool:
     logits_V = logits_V.double()
     if sampling.temperature == 0:
         return float(logits_V.max() - logits_V[token]) <= edge
+    if sampling.top_p == 1:
+        return False  # nothing is cut off: the probability is too small for a number
     probs_V = (logits_V / sampling.temperature).softmax(-1)
     before = float(probs_V[logits_V > logits_V[token]].sum())
     return before <= sampling.top_p + edge and float(probs_V[token]) > 0

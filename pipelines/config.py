@@ -180,6 +180,17 @@ MIN_ROOTS = 8
 LABELLED = tuple(name for name in VERIFIERS if name not in ("khisti", "greedy_block"))  # those whose labels are cheap
 
 
+def check_labelled(verifiers: tuple[str, ...]) -> None:
+    """ValueError unless all of these verifiers exist and have labels along a text."""
+    for name in verifiers:
+        if name not in VERIFIERS:
+            raise ValueError(f"verifiers: unknown verifier {name!r}; known are {', '.join(VERIFIERS)}")
+        try:
+            labelled_verifier(name)
+        except ValueError as error:
+            raise ValueError(f"verifiers: {error}") from error
+
+
 class Audit(Section):
     """The comparison of verifiers, without any training."""
 
@@ -218,9 +229,7 @@ class Audit(Section):
 
     @model_validator(mode="after")
     def _verifiers_exist(self) -> Audit:
-        for name in self.verifiers:
-            if name not in VERIFIERS:
-                raise ValueError(f"verifiers: unknown verifier {name!r}; known are {', '.join(VERIFIERS)}")
+        check_labelled(self.verifiers)
         for name in self.styled:
             verifier, separator, style = name.partition(":")
             if not separator or style not in STYLES:
@@ -261,13 +270,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _verifiers_exist(self) -> Config:
-        for name in self.verifiers:
-            if name not in VERIFIERS:
-                raise ValueError(f"verifiers: unknown verifier {name!r}; known are {', '.join(VERIFIERS)}")
-            try:
-                labelled_verifier(name)
-            except ValueError as error:
-                raise ValueError(f"verifiers: {error}") from error
+        check_labelled(self.verifiers)
         if self.train.verifier not in self.verifiers:
             raise ValueError(f"train.verifier: {self.train.verifier!r} is not among verifiers {list(self.verifiers)}")
         return self

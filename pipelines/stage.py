@@ -199,11 +199,14 @@ def mlflow_run(config: Config, stage: str) -> Iterator[Any]:
     failures = (mlflow.MlflowException, SQLAlchemyError)
     uri = tracking_uri()
     try:
-        if uri == DEFAULT_STORE:
-            _make_store(Path(uri.removeprefix("sqlite:///")))
-        mlflow.set_tracking_uri(uri)
-        mlflow.set_experiment(config.name)
-        mlflow.start_run(run_name=stage)
+        try:
+            if uri == DEFAULT_STORE:
+                _make_store(Path(uri.removeprefix("sqlite:///")))
+            mlflow.set_tracking_uri(uri)
+            mlflow.set_experiment(config.name)
+            mlflow.start_run(run_name=stage)
+        except OSError as error:  # a folder that cannot be made
+            raise InputError(f"{uri}: MLflow's store fails: {error}") from error
         try:
             mlflow.set_tag("stage", stage)
             mlflow.log_params(flat(config.model_dump(mode="json")))

@@ -109,7 +109,8 @@ def _name(split: str, number: int) -> str:
 
 
 def _of_log(config: Config, pair: ModelPair) -> dict[str, Work]:
-    """InputError where a line is of a setting that the run does not have, or a split would be empty."""
+    """InputError where a line is of a setting that the run does not have, a text is longer than the pair's context, or
+    a split would be empty."""
     path = config.data.log
     assert path is not None
     settings = {(s.temperature, s.top_p): s.build() for s in config.sampling}
@@ -118,6 +119,8 @@ def _of_log(config: Config, pair: ModelPair) -> dict[str, Work]:
         sampling = settings.get((text.sampling.temperature, text.sampling.top_p))
         if sampling is None:
             raise InputError(f"{path}:{text.line}: {text.sampling} is not among the run's sampling settings")
+        if (count := len(text.prompt_tokens) + len(text.completion)) > pair.max_positions:
+            raise InputError(f"{path}:{text.line}: {count} tokens; the pair has {pair.max_positions} positions")
         split = split_of(text.prompt, config.prompts.validation, config.prompts.test)
         texts.setdefault((split, sampling), []).append(text)
     for split in SPLITS:

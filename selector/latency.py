@@ -106,10 +106,6 @@ class LatencyProfile:
     def to_json(self) -> dict[str, object]:
         return {"schema_version": SCHEMA_VERSION, **asdict(self)}
 
-    def pass_seconds(self, length: float) -> tuple[float, float]:
-        """One draft pass and one target pass over a single token: the two latency features of the schema."""
-        return self.draft.at(length, 1), self.target.at(length, 1)
-
     def action_seconds(
         self,
         action: Action,

@@ -29,6 +29,7 @@ from torch import Tensor
 from selector.actions import ActionSpace
 
 ACTIONS_AT_ONCE = 64
+ROUNDS = 5  # of raising means and cutting off anew
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,10 @@ def lawful(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
         survivals_RS: labels of many roots under one sampling setting.
     """
     survivals_RS = survivals_RS.float()
-    cut_RS = _falling(survivals_RS, space)
-    raised_S = survivals_RS.mean(0) / cut_RS.mean(0).clamp(min=1e-9)
-    return _falling(cut_RS * raised_S, space)
+    mean_S, cut_RS = survivals_RS.mean(0), _falling(survivals_RS, space)
+    for _ in range(ROUNDS):
+        cut_RS = _falling(cut_RS * (mean_S / cut_RS.mean(0).clamp(min=1e-9)), space)
+    return cut_RS
 
 
 def _falling(survivals_RS: Tensor, space: ActionSpace) -> Tensor:

@@ -112,7 +112,7 @@ class Selector:
         # with fewer trees to choose from, decoding is slower, and so time is worth less
         speed = mode.speed * float(speed_A[best] / speed_A[SPACE.index(mode.action)])
         kept = tuple(a for a in allowed if not mode.allowed or a in mode.allowed) or tuple(allowed)
-        return Tuned(self, replace(mode, action=SPACE.actions[best], speed=speed, allowed=tuple({*kept, best})))
+        return Tuned(self, replace(mode, action=SPACE.actions[best], speed=speed, allowed=tuple(sorted({*kept, best}))))
 
 
 def _allowed(nodes: int | None, shapes: Iterable[tuple[int, int, int]] | None) -> list[int]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from data_gen.decoding import PARTS, Decoded, Decoder, Fixed, Random
-from data_gen.models import ModelPair
+from data_gen.models import CachedModel, ModelPair, Pass
 from data_gen.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification import VERIFIERS, Verdict, Verifier, get_verifier
@@ -19,8 +19,8 @@ ACTIONS = [Action(1, 4, 0), Action(2, 1, 3), Action(4, 0, 5), Action(3, 2, 1), A
 
 
 class Watched:
-    """A verifier that keeps the exact law of the accepted length of every tree that it is given, mean and variance, what
-    it drew, and what it draws from the same rows three times more."""
+    """A verifier that keeps of every tree the exact law of the accepted length, mean and variance, what it drew, and
+    what it draws from the same rows three times more."""
 
     def __init__(self, verifier: Verifier) -> None:
         self.verifier, self.name, self.style = verifier, verifier.name, verifier.style
@@ -155,6 +155,25 @@ def test_keeping_what_a_selector_may_know_changes_no_token(pair: ModelPair, acti
         knowing = decode(pair, action, tokens=40, sees=sees)
         assert knowing.tokens == plain.tokens
         assert [step.action for step in knowing.steps] == [step.action for step in plain.steps]
+
+
+@pytest.mark.parametrize("action", [Action(1, 4, 0), Action(4, 0, 5), Action(2, 1, 3)], ids=str)
+def test_the_draft_passes_no_token_twice(pair: ModelPair, action: Action, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the prompt, the root token and, after full acceptance, the last accepted one; no more is ever pending."""
+    widths: list[int] = []
+    extend = CachedModel.extend
+
+    def recorded(model: CachedModel, tokens: Sequence[int]) -> Pass:
+        if model.model is pair.draft:
+            widths.append(len(tokens))
+        return extend(model, tokens)
+
+    monkeypatch.setattr(CachedModel, "extend", recorded)
+    steps = [step for seed in range(6) for step in decode(pair, action, tokens=40, sees="light", seed=seed).steps]
+    full = [step.accepted == action.L1 + action.L2 for step in steps]
+    expected = [1 + before for before, step in zip([False, *full], steps, strict=False) if step.length > len(PROMPT)]
+    assert [width for width in widths if width < len(PROMPT)] == expected
+    assert {1, 2} == set(expected)
 
 
 def test_steps_say_what_was_drafted_and_where(pair: ModelPair) -> None:

@@ -104,21 +104,6 @@ def test_the_fingerprint_follows_the_weights(tmp_path: Path, pair: ModelPair, pa
     assert ModelPair.load(*save_pair(tmp_path, seed=1)).fingerprint != pair.fingerprint
 
 
-def test_sequences_of_different_lengths_side_by_side(pair: ModelPair) -> None:
-    cached = CachedModel(pair.target)
-    cached.extend(CONTEXT)
-    lengths = [len(CONTEXT), 2, 3]
-    view = cached.prefixes(lengths)
-    tokens, visible = torch.tensor([[7, 9], [8, 11], [30, 31]]), torch.tensor([[True, False], [True, True]])
-    logits_BWV = view.forward(tokens, torch.arange(2), visible).logits_BWV
-    more_BWV = view.forward(tokens[:, :1], torch.tensor([2]), torch.ones(1, 3, dtype=torch.bool)).logits_BWV
-    for b, length in enumerate(lengths):
-        path = CONTEXT[:length] + tokens[b].tolist() + [int(tokens[b, 0])]
-        with torch.inference_mode():
-            expected_WV = pair.target(torch.tensor([path])).logits[0, -3:]
-        assert torch.allclose(torch.cat([logits_BWV[b], more_BWV[b]]), expected_WV, atol=1e-4)
-
-
 def test_a_target_spread_by_a_device_map_gives_the_same(pair: ModelPair, pair_folders: tuple[str, str]) -> None:
     pytest.importorskip("accelerate", reason="the extra `large` is not installed")
     spread = ModelPair.load(*pair_folders, device_map="auto")

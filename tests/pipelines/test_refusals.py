@@ -27,17 +27,23 @@ def spoilt(demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return tmp_path
 
 
-def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> str:
-    """The one line of a run that ends with exit code 2 and leaves every file as it was."""
-    before = {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+def failure(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> str:
+    """The one line of a run that ends with exit code 2."""
     monkeypatch.setattr(sys, "argv", ["espalier", *command(stage, *arguments)[3:]])
     with pytest.raises(SystemExit) as exit_:
         main()
     assert exit_.value.code == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("espalier: "), lines
-    assert before == {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
     return lines[0]
+
+
+def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> str:
+    """The one line of a run that ends with exit code 2 and leaves every file as it was."""
+    before = {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    line = failure(capsys, monkeypatch, stage, *arguments)
+    assert before == {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    return line
 
 
 @pytest.mark.parametrize(
@@ -58,7 +64,11 @@ def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
             "pair/models: made from other inputs (seed: 1 -> 2); choose another name= or remove it",
         ),
         ("data", ["data.features=full"], 'made from other inputs (data.features: "light" -> "full"); choose another'),
-        ("train", ["data.features=full"], 'runs/demo/traces: made from other inputs (data.features: "light" -> "full")'),
+        (
+            "train",
+            ["data.features=full"],
+            'runs/demo/traces: made from other inputs (data.features: "light" -> "full")',
+        ),
         ("pair", ["pair.embedded.target.steps=13"], "pair.embedded.target.steps: 12 -> 13"),
         ("data", ["pair.target=/no/such", "pair.draft=/no/such"], "pair.target: /no/such is neither a directory nor"),
         ("data", ["name=other"], "runs/other/stages/pair.json does not exist: run the pair stage first"),

@@ -336,7 +336,6 @@ def test_labels_that_are_laws_stay(siblings: int | None) -> None:
     assert torch.allclose(lawful(labels_RS, SPACE)[:, : SPACE.depth].double(), labels_RS[:, : SPACE.depth], atol=1e-6)
 
 
-@pytest.mark.xfail(strict=True, reason="lawful lowers the means of branches")
 @pytest.mark.parametrize("name", ["traversal", "lifted_uniform"])
 def test_a_columns_mean_stays(name: str) -> None:
     """Within 2%, of labels with one draw of the siblings."""
