@@ -210,9 +210,9 @@ def times(profile: LatencyProfile, verifier: str, action: Action, steps: Sequenc
 def fitted(profile: LatencyProfile, steps: Mapping[tuple[str, Action], Sequence[Step]]) -> LatencyProfile:
     """The profile with `step` and `corrections` from real decoding steps, by least squares of relative errors.
 
-    A draft pass takes as long whatever verifies its tokens, so what passes took beyond the tables is fitted to the
-    steps of all verifiers at once: fitted apart, the clock's noise would make a difference between verifiers of several
-    per cent on the very same tree.
+    Drafting takes as long whatever verifies its tokens, so what it took beyond the tables is fitted to the steps of all
+    verifiers at once; only what branching took is a verifier's own. Fitted apart, the clock's noise would make a
+    difference of several per cent between verifiers on the very same chain.
 
     Args:
         steps: of the empty tree, and of at least four others, by verifier and action.
@@ -224,16 +224,15 @@ def fitted(profile: LatencyProfile, steps: Mapping[tuple[str, Action], Sequence[
     predicted_R, measured_R = torch.tensor(
         [times(profile, *key, taken) for key, taken in drafted.items()], dtype=torch.float64
     ).unbind(-1)
-    counts_RC = torch.zeros(len(drafted), 2 + 2 * len(names), dtype=torch.float64)
+    counts_RC = torch.zeros(len(drafted), 3 + len(names), dtype=torch.float64)
     for row, (name, action) in enumerate(drafted):
-        drafting, trunk_passes, branch_passes, branching = correction_counts(action)
-        own = 2 + 2 * names.index(name)
-        counts_RC[row, :2] = torch.tensor([trunk_passes, branch_passes])
-        counts_RC[row, own : own + 2] = torch.tensor([drafting, branching])
+        *shared, branching = correction_counts(action)
+        counts_RC[row, :3] = torch.tensor(shared)
+        counts_RC[row, 3 + names.index(name)] = branching
     least = torch.linalg.lstsq(counts_RC / measured_R.unsqueeze(-1), 1 - (predicted_R / measured_R).unsqueeze(-1))
-    trunk_pass, branch_pass, *own_seconds = least.solution[:, 0].tolist()
+    drafting, trunk_pass, branch_pass, *branching_of = least.solution[:, 0].tolist()
     corrections = {
-        name: Correction(own_seconds[2 * n], trunk_pass, branch_pass, own_seconds[2 * n + 1])
-        for n, name in enumerate(names)
+        name: Correction(drafting, trunk_pass, branch_pass, branching)
+        for name, branching in zip(names, branching_of, strict=True)
     }
     return replace(profile, corrections=corrections)

@@ -26,7 +26,7 @@ def steps_of(truth: object, name: str, action: Action) -> list[Step]:
 def test_what_steps_take_beyond_the_tables_is_found_for_every_verifier() -> None:
     table = profile().verify["traversal"]
     base = replace(profile(), verify={"traversal": table, "block": table})
-    wanted = {"traversal": Correction(3e-4, -1e-4, 2e-4, 5e-4), "block": Correction(1e-4, -1e-4, 2e-4, -6e-4)}
+    wanted = {"traversal": Correction(3e-4, -1e-4, 2e-4, 5e-4), "block": Correction(3e-4, -1e-4, 2e-4, -6e-4)}
     truth = replace(base, step=2e-4, corrections=wanted)
     steps = {(name, a): steps_of(truth, name, a) for name in wanted for a in (EMPTY, *TREES)}
     found = fitted(replace(base, step=0.0), steps)

@@ -71,13 +71,18 @@ def test_an_interrupted_evaluation_goes_on(demo: tuple[Path, str], tmp_path: Pat
     longer = [*SMALL, "evaluate.prompts=6", "evaluate.assisted=false"]
     journal = run / "evaluation.partial.jsonl"
     interrupted(tmp_path, "evaluate", *longer, once=journal.name, lines=3)  # a header, and two prompts
-    finished = journal.read_text().splitlines()[:3]
-    interrupted(tmp_path, "evaluate", *longer, once=journal.name, lines=5)
-    assert journal.read_text().splitlines()[:3] == finished  # not decoded anew
+    header, first, *others = journal.read_text().splitlines()
+    rows = json.loads(first)
+    for row in rows:
+        row["tokens"] += 10**9
+    journal.write_text("\n".join([header, json.dumps(rows), *others]) + "\n")
     espalier(tmp_path, "evaluate", *longer)
     assert not journal.exists()
     evaluation = json.loads((run / "evaluation.json").read_text())
     assert {entry["prompts"] for entry in evaluation["methods"]} == {6}
+    setting = rows[0]["temperature"]
+    for entry in evaluation["methods"]:  # what stood in the journal was not decoded anew
+        assert (entry["tokens"] > 10**9) == (entry["temperature"] == setting)
 
 
 def test_an_interrupted_pair_stage_ends_with_the_same_weights(demo: tuple[Path, str], tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_every_stage_has_a_plan_that_does_nothing(tmp_path: Path) -> None:
 
 
 def test_the_full_config_runs(tmp_path: Path) -> None:
-    few = ("verifiers=[traversal,lifted_uniform]", "train.objectives=[regressor]", "data.texts=12", "data.siblings=1")
+    few = ("verifiers=[traversal]", "train.verifier=traversal", "train.objectives=[regressor]", "data.texts=12")
     less = ("evaluate.prompts=2", "evaluate.tokens=8", "evaluate.assisted=false")
     espalier(tmp_path, "demo", *SMALL, *few, *less, config="full.yaml")
     evaluation = evaluation_of(tmp_path, "full")
