@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from data_gen.models import ModelPair
+from pipelines.config import load_config
+from pipelines.units import split_counts
 from selector.actions import ActionSpace
 from selector.runtime import load_selector
 from selector.schema import HIDDEN_STATES, SCALAR_NAMES
-from tests.pipelines.runs import SMALL, TEXTS, TOKENS, espalier
+from tests.pipelines.runs import ROOT, SMALL, TEXTS, TOKENS, espalier
 
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
 SURVIVALS = len(ActionSpace.default().sums_SA)
@@ -207,10 +209,12 @@ def test_a_second_run_reuses_everything_and_says_so(demo: tuple[Path, str]) -> N
 
 def test_every_stage_has_a_plan_that_does_nothing(tmp_path: Path) -> None:
     output = espalier(tmp_path, "demo", "--plan")
-    assert "data: 3 sampling settings x 480 texts (264 for train, 96 for validation, 120 for test)" in output
+    config = load_config(ROOT / "configs" / "demo.yaml", [])
+    counts = ", ".join(f"{count} for {split}" for split, count in split_counts(config).items())
+    assert f"data: {len(config.sampling)} sampling settings x {config.data.texts} texts ({counts})" in output
     assert re.search(r"up to \d+ kB a text, \d+ MB in all before compression", output)
-    assert "train: regressor (light), policy (light): 12 epochs each" in output
-    assert "evaluate: 30 prompts x 3 sampling settings" in output
+    assert f"train: regressor (light), policy (light): {config.train.epochs} epochs each" in output
+    assert f"evaluate: {config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings" in output
     for stage in STAGES:
         assert re.search(f"^{stage}: ", output, flags=re.MULTILINE)
     assert list(tmp_path.iterdir()) == []
