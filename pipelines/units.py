@@ -157,7 +157,7 @@ def make_shard(config: Config, pair: ModelPair, work: Work) -> Shard:
 
 def _texts(config: Config, pair: ModelPair, work: Work) -> Iterator[tuple[Prompt, Text, str | None, str]]:
     """Prompt, text, the verifier that decoded it if one did, and how an error names it."""
-    new = config.data.tokens + DEPTH
+    new = config.data.tokens + DEPTH - 1  # the last prompt token is a root, too
     if work.logged:
         for logged in work.logged:
             text = finished(pair, logged.prompt_tokens, logged.completion)

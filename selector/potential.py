@@ -33,7 +33,8 @@ class Potential:
     """What was found under one sampling setting.
 
     Attributes:
-        explained: share of the variance of the labels of a chain of 8 that the quick model explains on other sources.
+        explained: share of the variance of the labels of a chain of 8 that the quick model explains on other sources;
+            0 where the labels' mean says more.
         autocorrelation: of `min(1, q/p)` of the text's tokens, four tokens apart.
         repeats: share of the positions inside a repeat of 8 or more tokens.
         gain: speed over the best static tree by replay, decisions paid for.
@@ -65,7 +66,7 @@ def potential(fitted_on: Timed, judged_on: Timed) -> Potential:
     kept_R = ~texts.first_R
     truth_R = space.efficiencies(judged_on.survivals_RS)[kept_R, at]
     error_R = truth_R - scores[id(judged_on)][kept_R, at]
-    explained = 1 - float(error_R.square().mean() / truth_R.var(unbiased=False).clamp(min=1e-12))
+    explained = max(0.0, 1 - float(error_R.square().mean() / truth_R.var(unbiased=False).clamp(min=1e-12)))
     match_R = texts.scalars_RF[kept_R, SCALAR_NAMES.index("match")]
     repeats = float((match_R >= LONG_REPEAT).float().mean())
     return Potential(explained, _autocorrelation(judged_on), repeats, gain)
