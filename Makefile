@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 ESPALIER := $(VENV)/bin/espalier
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo pair latency data train evaluate export report audit bench worlds mlflow test lint clean
+.PHONY: help install demo pair latency data train evaluate export report quick audit bench worlds docs mlflow test lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -45,14 +45,20 @@ export: $(INSTALLED) ## package the selector for an engine
 report: $(INSTALLED) ## write runs/<name>/report.html
 	$(ESPALIER) report --config $(CONFIG) $(ARGS)
 
-audit: $(INSTALLED) ## every verifier on one pair, beside the optimum (ARGS=--quick: does speculation pay? in two minutes)
+quick: $(INSTALLED) ## two minutes, no training: does speculation pay for this pair here, and does a selector?
+	$(ESPALIER) quick --config $(CONFIG) $(ARGS)
+
+audit: $(INSTALLED) ## a study: every verifier on one pair, beside the optimum
 	$(ESPALIER) audit --config $(CONFIG) $(ARGS)
 
-bench: $(INSTALLED) ## time every verifier, beside transformers' own
+bench: $(INSTALLED) ## a study: time every verifier, beside transformers' own
 	$(ESPALIER) bench --config $(CONFIG) $(ARGS)
 
-worlds: $(INSTALLED) ## how often the lifted rules lose to Traversal on small random worlds, exactly
+worlds: $(INSTALLED) ## a study: how often the lifted rules lose to Traversal on small random worlds, exactly
 	$(VENV)/bin/python -m tests.data_gen.losses
+
+docs: $(INSTALLED) ## write the pages of docs/ that are generated from the code
+	$(VENV)/bin/python docs/build.py
 
 mlflow: $(INSTALLED) ## open MLflow's page on http://127.0.0.1:5000
 	$(VENV)/bin/mlflow ui --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlruns/mlflow.db} --host 127.0.0.1 --port 5000

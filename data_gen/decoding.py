@@ -15,7 +15,7 @@ from torch import Tensor
 
 from data_gen.clock import Clock
 from data_gen.drafting import Draft, draft_tree
-from data_gen.features import ModelRows, RootKnowledge
+from data_gen.features import ModelRow, ModelRows, RootKnowledge
 from data_gen.models import CachedModel, ModelPair, Pass
 from data_gen.sampling import Sampling
 from data_gen.trees import DraftTree
@@ -205,7 +205,7 @@ class _Context:
             rows = _rows(output, self.draft_sampling, before)
             self._root_probs_V = rows.probs_NV[-1]
             if self.knowledge is not None:
-                self.knowledge.passed(rows)
+                self.knowledge.passed(ModelRow(*row) for row in zip(*rows, strict=True))
         assert self._root_probs_V is not None
         return self._root_probs_V
 
@@ -226,7 +226,7 @@ class _Context:
         if draft is not None:
             passed = [node for node in path if node in draft.row_of]
             self.draft.keep([draft.row_of[node] for node in passed])
-            if passed and self.knowledge is not None:
+            if self.knowledge is not None:
                 self.knowledge.passed(draft.rows(passed))
         self.tokens += tokens
 

@@ -8,29 +8,20 @@ Legend: N tree nodes, W tokens of one pass, R rows of the draft's cache, K branc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from data_gen.features import ModelRows
+from data_gen.features import ModelRow
 from data_gen.models import CachedModel
 from data_gen.sampling import Sampling
 from data_gen.trees import DraftTree, Topology
 from data_gen.verification.base import GREEDY, IID
 from data_gen.verification.profile import sample
 from selector.actions import Action
-
-
-@dataclass
-class _Passed:
-    """What the draft's passes over a tree gave, row by row of its cache."""
-
-    probs: list[Tensor] = field(default_factory=list)
-    logits: list[Tensor] = field(default_factory=list)
-    hidden: list[Tensor] = field(default_factory=list)
 
 
 @dataclass
@@ -46,13 +37,11 @@ class Draft:
     tree: DraftTree
     probs_NV: Tensor
     row_of: dict[int, int]
-    _passed: _Passed
+    _passed: list[ModelRow]  # by row
 
-    def rows(self, nodes: Sequence[int]) -> ModelRows:
-        """The draft after some nodes that it has passed, at least one."""
-        rows = [self.row_of[node] for node in nodes]
-        columns = (self._passed.probs, self._passed.logits, self._passed.hidden)
-        return ModelRows(*(torch.stack([column[row] for row in rows]) for column in columns))
+    def rows(self, nodes: Iterable[int]) -> list[ModelRow]:
+        """The draft after some nodes that it has passed."""
+        return [self._passed[self.row_of[node]] for node in nodes]
 
 
 def draft_tree(
@@ -73,28 +62,28 @@ def draft_tree(
     """
     L1, L2 = (action.L1 + action.L2, 0) if action.K == 1 else (action.L1, action.L2)  # a chain is a trunk alone
     trunk: list[int] = []
-    passed = _Passed()
+    passed: list[ModelRow] = []
     while len(trunk) < L1:
-        trunk.append(int(sample(passed.probs[-1] if passed.probs else root_probs_V, 1, generator)))
+        trunk.append(int(sample(passed[-1].probs_V if passed else root_probs_V, 1, generator)))
         if len(trunk) < L1 or L2 > 0:
             visible = torch.ones(1, len(trunk), dtype=torch.bool)
             _pass(draft, torch.tensor([[trunk[-1]]]), visible, len(trunk), sampling, passed)
     branches_KD = torch.zeros(1, 0, dtype=torch.int64)
     if L2 > 0:
-        ends_V = passed.probs[-1] if passed.probs else root_probs_V
+        ends_V = passed[-1].probs_V if passed else root_probs_V
         branches_KD = torch.tensor(draw_children(ends_V, action.K, style, generator)).unsqueeze(-1)
     K = len(branches_KD)
     for depth in range(1, L2):
         tokens_1K = branches_KD[:, -1].unsqueeze(0)
         _pass(draft, tokens_1K, _visible(L1, K, depth), L1 + depth, sampling, passed)
-        drawn_K1 = sample(torch.stack(passed.probs[-K:]), 1, generator).cpu()
+        drawn_K1 = sample(torch.stack([row.probs_V for row in passed[-K:]]), 1, generator).cpu()
         branches_KD = torch.cat([branches_KD, drawn_K1], dim=-1)
     tree = DraftTree.from_paths(trunk, branches_KD.tolist())
     row_of = _rows_of(tree, L1, K)
     probs_NV = root_probs_V.new_zeros(len(tree), len(root_probs_V))
     probs_NV[0] = root_probs_V
     if row_of:
-        probs_NV[list(row_of)] = torch.stack([passed.probs[row] for row in row_of.values()])
+        probs_NV[list(row_of)] = torch.stack([passed[row].probs_V for row in row_of.values()])
     return Draft(tree, probs_NV, row_of, passed)
 
 
@@ -175,15 +164,14 @@ def _ancestors(topology: Topology, node: int) -> set[int]:
 
 
 def _pass(
-    draft: CachedModel, tokens_1W: Tensor, visible: Tensor, depth: int, sampling: Sampling, passed: _Passed
+    draft: CachedModel, tokens_1W: Tensor, visible: Tensor, depth: int, sampling: Sampling, passed: list[ModelRow]
 ) -> None:
     """Pass the nodes of one depth."""
     device = draft.model.device
     offsets_W = torch.full((tokens_1W.shape[1],), depth - 1, device=device)
     output = draft.forward(tokens_1W.to(device), offsets_W, visible)
-    passed.probs += sampling.probabilities(output.logits_BWV[0]).unbind(0)
-    passed.logits += output.logits_BWV[0].unbind(0)
-    passed.hidden += output.hidden_BWD[0].unbind(0)
+    rows = sampling.probabilities(output.logits_BWV[0]), output.logits_BWV[0], output.hidden_BWD[0]
+    passed += [ModelRow(*row) for row in zip(*rows, strict=True)]
 
 
 @cache

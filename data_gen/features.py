@@ -10,7 +10,7 @@ Legend: N consecutive tokens, V vocabulary, D hidden width, F scalars.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,6 +30,14 @@ class ModelRows(NamedTuple):
     probs_NV: Tensor
     logits_NV: Tensor
     hidden_ND: Tensor
+
+
+class ModelRow(NamedTuple):
+    """One model after one token."""
+
+    probs_V: Tensor
+    logits_V: Tensor
+    hidden_D: Tensor
 
 
 def entropies(logits_NV: Tensor) -> list[float]:
@@ -52,9 +60,7 @@ class History:
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
-        self._accepted = [0.0] * len(DECAYS)  # running sums
-        self._entropies = [0.0] * len(DECAYS)
-        self._weights = [0.0] * len(DECAYS)
+        self._sums = [(0.0, 0.0, 0.0)] * len(DECAYS)  # of accepted shares, the draft's entropies, and weights
         self._match = LongestMatch(prompt)
         self._agreed = 0
         self._newest_entropy = 0.0
@@ -62,10 +68,12 @@ class History:
     def add(self, tokens: Sequence[int], accepted: Sequence[float], draft_entropies: Sequence[float]) -> None:
         """More committed tokens, and what the rows before each say: `min(1, q/p)` of it, and the draft's entropy."""
         # plain numbers: so few of them take less time than a call of NumPy
-        for token, share, entropy in zip(tokens, accepted, draft_entropies, strict=True):
-            self._accepted = [decay * total + share for decay, total in zip(DECAYS, self._accepted, strict=True)]
-            self._entropies = [decay * total + entropy for decay, total in zip(DECAYS, self._entropies, strict=True)]
-            self._weights = [decay * total + 1 for decay, total in zip(DECAYS, self._weights, strict=True)]
+        for number, decay in enumerate(DECAYS):
+            shares, entropies_, weights = self._sums[number]
+            for share, entropy in zip(accepted, draft_entropies, strict=True):
+                shares, entropies_, weights = decay * shares + share, decay * entropies_ + entropy, decay * weights + 1
+            self._sums[number] = shares, entropies_, weights
+        for token, share in zip(tokens, accepted, strict=True):
             self._match.add(token)
             self._agreed = self._agreed + 1 if share >= 1 else 0
         self._newest_entropy = draft_entropies[-1]
@@ -77,8 +85,8 @@ class History:
                 target_entropy_prev,
                 self._newest_entropy,
                 draft_entropy_root,
-                *(total / weight for total, weight in zip(self._accepted, self._weights, strict=True)),
-                *(total / weight for total, weight in zip(self._entropies, self._weights, strict=True)),
+                *(shares / weights for shares, _, weights in self._sums),
+                *(entropies_ / weights for _, entropies_, weights in self._sums),
                 min(self._agreed, LONGEST_MATCH),
                 min(self._match.length, LONGEST_MATCH),
                 length,
@@ -98,20 +106,20 @@ class RootKnowledge:
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling) -> None:
         self.history, self.sampling = History(prompt), sampling
-        self._target: list[tuple[ModelRows, int]] = []  # the row after each token that the history lacks
-        self._draft: list[tuple[ModelRows, int]] = []  # and the root token's
-        self._next: list[int] = []  # the tokens that follow those
+        self._steps: list[tuple[ModelRows, Sequence[int]]] = []  # target rows after the tokens that the history lacks
+        self._draft: list[ModelRow] = []  # the draft's after these tokens, and after the root token
+        self._next: list[int] = []  # the tokens that follow them
         self._root_entropy: float | None = None  # of the draft after the first of its rows, once it is known
 
     def committed(self, target: ModelRows, nodes: Sequence[int], tokens: Sequence[int]) -> None:
         """A step has ended: the target's rows, which of them are the root's and the accepted nodes', and the
         tokens that follow each."""
-        self._target += [(target, node) for node in nodes]
+        self._steps.append((target, nodes))
         self._next += tokens
 
-    def passed(self, draft: ModelRows) -> None:
+    def passed(self, draft: Iterable[ModelRow]) -> None:
         """The draft's rows after further committed tokens."""
-        self._draft += [(draft, row) for row in range(len(draft.probs_NV))]
+        self._draft += draft
 
     def features(self, length: int, full: bool) -> dict[str, Tensor] | None:
         """The features at the root, once the draft has passed it; None at the first root.
@@ -120,42 +128,37 @@ class RootKnowledge:
             length: committed tokens, the root token included.
             full: with hidden states.
         """
-        if not self._target:
+        if not self._steps:
             return None
-        (target, last), (draft_prev, prev), (draft, root) = self._target[-1], self._draft[-2], self._draft[-1]
+        target, nodes = self._steps[-1]
         new = self._draft[self._root_entropy is not None :]
-        found = entropies(_rows([*((rows.logits_NV, row) for rows, row in new), (target.logits_NV, last)]))
+        found = entropies(torch.stack([*(row.logits_V for row in new), target.logits_NV[nodes[-1]]]))
         draft_entropies = [*([] if self._root_entropy is None else [self._root_entropy]), *found[:-1]]
         self.history.add(self._next, self._agreements(), draft_entropies[:-1])
         result = {SCALARS_KEY: self.history.scalars(found[-1], draft_entropies[-1], length, self.sampling)}
         if full:
-            states = target.hidden_ND[last], draft_prev.hidden_ND[prev], draft.hidden_ND[root]
+            states = target.hidden_ND[nodes[-1]], self._draft[-2].hidden_D, self._draft[-1].hidden_D
             result |= {name: state.float().cpu() for name, state in zip(HIDDEN_STATES, states, strict=True)}
-        self._target, self._next = [], []
+        self._steps, self._next = [], []
         self._draft, self._root_entropy = self._draft[-1:], draft_entropies[-1]
         return result
 
     def _agreements(self) -> list[float]:
         """Of the tokens that the history lacks."""
-        if self._target[0][0].probs_NV.is_cuda:
-            target_NV = _rows([(rows.probs_NV, row) for rows, row in self._target])
-            draft_NV = _rows([(rows.probs_NV, row) for rows, row in self._draft[:-1]])
-            return agreements(target_NV, draft_NV, torch.tensor(self._next, device=target_NV.device))
+        draft = self._draft[: len(self._next)]
+        if draft[0].probs_V.is_cuda:
+            target_NV = torch.cat([rows.probs_NV[list(nodes)] for rows, nodes in self._steps])
+            next_N = torch.tensor(self._next, device=target_NV.device)
+            return agreements(target_NV, torch.stack([row.probs_V for row in draft]), next_N)
         # on the CPU single numbers are cheaper than any call of torch
+        next_ = iter(self._next)
         p = [
-            float(rows.probs_NV.numpy()[row, token])
-            for (rows, row), token in zip(self._target, self._next, strict=True)
+            probs_NV.item(node, next(next_))
+            for probs_NV, nodes in ((rows.probs_NV.numpy(), nodes) for rows, nodes in self._steps)
+            for node in nodes
         ]
-        q = [
-            float(rows.probs_NV.numpy()[row, token])
-            for (rows, row), token in zip(self._draft, self._next, strict=False)
-        ]
+        q = [row.probs_V.numpy().item(token) for row, token in zip(draft, self._next, strict=True)]
         return [min(1.0, of_draft / of_target) for of_draft, of_target in zip(q, p, strict=True)]
-
-
-def _rows(places: Sequence[tuple[Tensor, int]]) -> Tensor:
-    """One row of each of some tensors, [N, V]."""
-    return torch.stack([rows_NV[row] for rows_NV, row in places])
 
 
 class TextKnowledge:

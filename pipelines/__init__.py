@@ -1,1 +1,1 @@
-"""One file per stage, a strict config, one command line."""
+"""The stages as users run them: a strict config, one room per stage, one command line."""

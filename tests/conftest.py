@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data_gen.models import ModelPair
-from pipelines.language_model import train_tokenizer
+from pipelines.pair.language_model import train_tokenizer
 
 VOCABULARY = 300
 TEXT = "the quick brown fox jumps over the lazy dog and then some more text follows it\n" * 40

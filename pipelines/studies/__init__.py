@@ -1,1 +1,1 @@
-"""What answered questions of ours; nothing in the product imports it. Run as `python -m pipelines.studies.NAME`."""
+"""Questions of ours: verifiers compared and timed, labelling timed. The stages import nothing from here."""

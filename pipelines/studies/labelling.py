@@ -20,10 +20,10 @@ from data_gen.models import ModelPair
 from data_gen.sampling import Sampling
 from data_gen.text_labels import TextLabeller
 from data_gen.texts import Text, rows_along, written_by_target
+from pipelines.common.console import console
+from pipelines.common.prompts import encode, prompts_of
 from pipelines.config import Config, load_config
-from pipelines.pair import load_pair
-from pipelines.prompts import encode, prompts_of
-from pipelines.stage import console
+from pipelines.pair.loading import load_pair
 
 TEXTS = 12  # for each sampling setting
 LENGTHS = (128, 256, 512, 1024)  # labelled tokens of the texts whose memory is measured

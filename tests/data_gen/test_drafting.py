@@ -58,8 +58,7 @@ def test_rows_are_the_drafts_own(pair: ModelPair, action: tuple[int, int, int], 
     assert torch.equal(drafted.probs_NV[0], root)
     if inner:
         chosen = inner[::-1]  # in any order
-        for node, *rows in zip(chosen, *drafted.rows(chosen), strict=True):
-            probs_V, logits_V, hidden_D = rows
+        for node, (probs_V, logits_V, hidden_D) in zip(chosen, drafted.rows(chosen), strict=True):
             own_logits_V, own_hidden_D = reference(pair, [tree.token(n) for n in tree.path_to(node)])
             assert torch.equal(probs_V, drafted.probs_NV[node])
             assert torch.allclose(probs_V, sampling.probabilities(own_logits_V), atol=2e-5)

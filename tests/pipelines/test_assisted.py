@@ -6,7 +6,7 @@ import pytest
 
 from data_gen.models import ModelPair
 from data_gen.sampling import Sampling
-from pipelines.assisted import CONSTANTS, Assistant, best_constant
+from pipelines.evaluate.assisted import CONSTANTS, Assistant, best_constant
 
 PROMPT = [5, 17, 203, 44, 91]
 

@@ -1,4 +1,4 @@
-"""The stages that need no training, through the real entry point: `audit`, `audit --quick` and `bench`."""
+"""The stages that need no training, through the real entry point: `quick`, `audit` and `bench`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.audit_quick import best_tree
+from pipelines.quick.stage import best_tree
 from selector.actions import ActionSpace
 from selector.replay import Layout
 from tests.pipelines.runs import ROOT, SMALL, espalier
@@ -42,7 +42,7 @@ AUDIT = [
 def test_the_audit_leaves_tables_plots_and_a_page(paired: Path) -> None:
     folder = paired
     output = espalier(folder, "audit", *SMALL, *AUDIT)
-    assert "the bar, 16% above traversal" in output and "MDSD, no published rule reaches the bound: " in output
+    assert "the best verifier, " in output and "MDSD, no published rule reaches the bound: " in output
     assert "DDTE, NSS last: holds" in output
     audit = folder / "runs" / "demo" / "audit"
     for name in ("verifiers", "variants", "acceptance", "depth", "best_trees", "efficiency"):
@@ -72,7 +72,7 @@ def test_an_interrupted_audit_goes_on_with_what_is_measured(paired: Path) -> Non
 
 
 def test_the_quick_audit_gives_a_verdict(paired: Path) -> None:
-    output = espalier(paired, "audit", "--quick", *SMALL, "audit.quick_texts=8")
+    output = espalier(paired, "quick", *SMALL, "quick.texts=8")
     assert "speculation pays" in output or "speculation does not pay" in output
     assert "Does a selector pay here?" in output and "explained variance" in output
 

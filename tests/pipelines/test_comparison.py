@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pipelines.comparison import FIGURES, disagreements, evaluation, method_table, summary_table, synthetic_table
 from pipelines.config import Config, load_config
-from pipelines.evaluate import synthetic_summary
-from pipelines.methods import ASSISTED, AT_ROOT, AUTOREGRESSIVE, BEST_STATIC, RULE, SELECTOR, WALL
+from pipelines.evaluate.comparison import (
+    FIGURES,
+    disagreements,
+    evaluation,
+    method_table,
+    summary_table,
+    synthetic_table,
+)
+from pipelines.evaluate.methods import ASSISTED, AT_ROOT, AUTOREGRESSIVE, BEST_STATIC, RULE, SELECTOR, WALL
+from pipelines.evaluate.replays import synthetic_summary
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 TEMPERATURES = (1.0, 0.2)

@@ -24,12 +24,14 @@ import torch
 from data_gen.latency import device_name
 from data_gen.models import ModelPair
 from data_gen.traces import TraceStore
-from pipelines import engines
+from pipelines.common.prompts import prompts_of
 from pipelines.config import load_config
-from pipelines.data import duration, plan, predicted_seconds, realised, run, size_line
-from pipelines.engines import devices
-from pipelines.prompts import prompts_of
-from pipelines.units import Work, make_shard, shards
+from pipelines.data import workers
+from pipelines.data.realised import realised
+from pipelines.data.shards import Work, make_shard, shards
+from pipelines.data.sizes import duration, predicted_seconds, size_line
+from pipelines.data.stage import plan, run
+from pipelines.data.workers import devices
 from selector.latency import LatencyProfile, Table
 from selector.schema import InputError
 
@@ -71,9 +73,9 @@ def break_model(part: str) -> None:
     """The target gives NaN in one pass, when the second shard is at a part of the work; or while one is decoded."""
     from transformers import LlamaForCausalLM
 
-    import pipelines.units
+    import pipelines.data.shards
 
-    counted, forward = getattr(pipelines.units, PARTS[part]), LlamaForCausalLM.forward
+    counted, forward = getattr(pipelines.data.shards, PARTS[part]), LlamaForCausalLM.forward
     entered = spoilt = 0
 
     def enter(*arguments: Any) -> Any:
@@ -89,20 +91,20 @@ def break_model(part: str) -> None:
             result.logits[..., 7] = float("nan")
         return result
 
-    setattr(pipelines.units, PARTS[part], enter)
+    setattr(pipelines.data.shards, PARTS[part], enter)
     LlamaForCausalLM.forward = broken  # type: ignore[method-assign]
 
 
 def run_stage(folder: Path, overrides: list[str], spoil: str | None, pipe: Any) -> None:
     """In a process of its own: the data stage; what it says is sent, and its exit code."""
-    import pipelines.engines
+    import pipelines.data.workers
     from pipelines.cli import app
 
     os.chdir(folder)
     os.environ.pop("MLFLOW_TRACKING_URI", None)
     torch.set_num_threads(1)
     sys.stderr = (folder / "stderr").open("w")
-    made = pipelines.engines.make_shard
+    made = pipelines.data.workers.make_shard
     if spoil == "full disk":  # once the second shard is made
 
         def make_shard(*arguments: Any) -> Any:
@@ -114,7 +116,7 @@ def run_stage(folder: Path, overrides: list[str], spoil: str | None, pipe: Any) 
             return shard
 
         make_shard.count = 0
-        pipelines.engines.make_shard = make_shard
+        pipelines.data.workers.make_shard = make_shard
     if spoil in PARTS:
         break_model(spoil)
     pipe.send("started")
@@ -125,7 +127,7 @@ def run_stage(folder: Path, overrides: list[str], spoil: str | None, pipe: Any) 
 def start() -> Callable[..., BaseProcess]:
     """Starts the stage from a server that has everything imported already; returns once it is about to begin."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pipelines.data", "mlflow", "tests.pipelines.test_data"])
+    context.set_forkserver_preload(["pipelines.data.stage", "mlflow", "tests.pipelines.test_data"])
 
     def start(folder: Path, *overrides: str, spoil: str | None = None) -> BaseProcess:
         ours, theirs = context.Pipe()
@@ -315,7 +317,7 @@ def test_ray_says_what_it_lacks(tmp_path: Path, pair_folders: tuple[str, str]) -
     assert devices([{"CPU": 64.0}], config) == (8, 0)
     config = load_config(file, ["pair.device=cuda:1", "data.engine=ray"])
     with pytest.raises(InputError, match=r"pair.device: cuda:1: Ray gives every worker devices of its own"):
-        next(engines.ray(config, "", {}))
+        next(workers.ray(config, "", {}))
 
 
 def test_the_plan_says_texts_and_bytes_and_time(
@@ -388,7 +390,7 @@ def test_what_decoding_accepts_is_what_the_labels_say(
     options += ["verifiers=[specinfer,traversal,lifted_uniform]", f"data.siblings={4 if behaviour == TREES else 1}"]
     config = load_config(config_file(tmp_path, pair_folders), options)
     store = TraceStore(config.folder / "traces", {})
-    for name, shard in engines.local(config, pair, {n: w for n, w in shards(config, pair).items() if w.decoded}):
+    for name, shard in workers.local(config, pair, {n: w for n, w in shards(config, pair).items() if w.decoded}):
         store.write(name, shard.table)
     rows = realised(config)
     assert [row["verifier"] for row in rows] == ["specinfer", "traversal", "lifted_uniform"]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from pipelines.config import Config
-from pipelines.fitting import MONITOR, fit, module_of
-from pipelines.train import monitored
+from pipelines.train.fitting import MONITOR, fit, module_of
+from pipelines.train.judging import monitored
 from selector.module import RootsModule, SelectorModule
 from selector.schema import FULL, LIGHT
 from selector.tuning import replay_mode

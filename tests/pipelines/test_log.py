@@ -19,10 +19,11 @@ from data_gen.models import ModelPair
 from data_gen.sampling import Sampling
 from data_gen.text_labels import TextLabeller
 from data_gen.texts import Plausibility, Text, finished, read_log
-from pipelines import data, train
+from pipelines.common.prompts import encode, prompts_of
 from pipelines.config import Config, load_config
-from pipelines.prompts import encode, prompts_of
-from pipelines.units import Work, label, make_shard
+from pipelines.data import stage as data
+from pipelines.data.shards import Work, label, make_shard
+from pipelines.train import stage as train
 from selector.actions import ActionSpace
 from selector.schema import SCALAR_NAMES, InputError, survival_column
 from tests.pipelines.runs import ROOT, SMALL, espalier

@@ -14,7 +14,8 @@ from data_gen.models import ModelPair
 from data_gen.prompts import Prompt
 from data_gen.sampling import Sampling
 from pipelines.config import load_config
-from pipelines.methods import (
+from pipelines.data.shards import Work, make_shard
+from pipelines.evaluate.methods import (
     AT_ROOT,
     AUTOREGRESSIVE,
     BEST_BY_KIND,
@@ -29,7 +30,6 @@ from pipelines.methods import (
     row_of,
     static_methods,
 )
-from pipelines.units import Work, make_shard
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.data import Texts, Timed, to_texts
 from selector.decision import Mode

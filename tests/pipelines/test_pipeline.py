@@ -12,7 +12,7 @@ import torch
 
 from data_gen.models import ModelPair
 from pipelines.config import load_config
-from pipelines.units import split_counts
+from pipelines.data.shards import split_counts
 from selector.actions import ActionSpace
 from selector.runtime import load_selector
 from selector.schema import HIDDEN_STATES, SCALAR_NAMES
@@ -269,9 +269,9 @@ def test_a_store_without_a_registry_is_one_line(
 ) -> None:
     import mlflow
 
+    from pipelines.common.stage import Stage
     from pipelines.config import Config
-    from pipelines.registry import register
-    from pipelines.stage import Stage
+    from pipelines.export.registry import register
 
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", "nowhere://")
     mlflow.set_tracking_uri(f"sqlite:///{demo[0]}/mlruns/mlflow.db")

@@ -83,7 +83,6 @@ def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         ("audit", ["audit.topologies=[none.json]"], "audit.topologies: none.json: No such file"),
         ("audit", ["audit.roots=100000", "audit.topologies=[]"], "audit.roots: the validation prompts of"),
         ("data", ["data.log=none.jsonl"], "none.jsonl: No such file or directory"),
-        ("data", ["--quick"], "--quick is for the audit, not for data"),
         ("report", ["name=other"], "runs/other/evaluation.json does not exist: run the evaluate stage first"),
         (
             "evaluate",
@@ -259,6 +258,6 @@ def test_a_full_disk(spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypat
     def full(*_: object) -> str:
         raise OSError(errno.ENOSPC, "No space left on device", "runs/demo/some.file")
 
-    monkeypatch.setattr("pipelines.report.read_manifest", full)
+    monkeypatch.setattr("pipelines.report.stage.read_manifest", full)
     message = refusal(capsys, monkeypatch, "report", *SMALL)
     assert message == "espalier: runs/demo/some.file: No space left on device; what was there is as it was"

@@ -11,7 +11,8 @@ import torch
 from rich.console import Console
 
 from pipelines.config import Config
-from pipelines.train import choose, judge, kinds, row_of, setting_of, statics, step_times, table_of, trained
+from pipelines.train.judging import judge, setting_of, statics, step_times
+from pipelines.train.stage import choose, kinds, row_of, table_of, trained
 from selector.data import Texts
 from selector.decision import Mode
 from selector.schema import FULL, LIGHT

@@ -1,0 +1,1 @@
+"""What all stages share: files, provenance, MLflow, the terminal, prompts, statistics."""

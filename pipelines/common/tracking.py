@@ -1,0 +1,90 @@
+"""MLflow: one run per stage, in a store that is made when it is first needed."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from data_gen.traces import flat
+from pipelines.common.stage import provenance
+from pipelines.config import Config
+from selector.schema import InputError
+
+DEFAULT_STORE = "sqlite:///mlruns/mlflow.db"
+
+
+def tracking_uri() -> str:
+    return os.environ.get("MLFLOW_TRACKING_URI", DEFAULT_STORE)
+
+
+@contextmanager
+def mlflow_run(config: Config, stage: str) -> Iterator[Any]:
+    """An MLflow run of experiment `<name>` with the resolved config; yields the `mlflow` module.
+
+    Raises:
+        InputError: MLflow's store cannot be used or written; names it. What the stage itself raises comes first.
+    """
+    import mlflow  # seconds to import: only where it is used
+    from sqlalchemy.exc import SQLAlchemyError
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    failures = (mlflow.MlflowException, SQLAlchemyError)
+    uri = tracking_uri()
+    try:
+        try:
+            if uri == DEFAULT_STORE:
+                _make_store(Path(uri.removeprefix("sqlite:///")))
+            mlflow.set_tracking_uri(uri)
+            mlflow.set_experiment(config.name)
+            mlflow.start_run(run_name=stage)
+        except OSError as error:  # a folder that cannot be made
+            raise InputError(f"{uri}: MLflow's store fails: {error}") from error
+        try:
+            mlflow.set_tag("stage", stage)
+            mlflow.log_params(flat(config.model_dump(mode="json")))
+            mlflow.log_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), "config.yaml")
+            mlflow.log_dict(provenance(config), "provenance.json")
+            yield mlflow
+        except BaseException as error:
+            status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+            logging.getLogger("mlflow").setLevel(logging.CRITICAL)
+            with suppress(*failures):  # a full disk: the first error says more
+                mlflow.end_run(status)
+            raise
+        mlflow.end_run()
+    except failures as error:
+        raise InputError(f"{uri}: MLflow's store fails: {str(error).splitlines()[0]}") from error
+
+
+def _make_store(path: Path) -> None:
+    """A new database under a temporary name: half a schema, left by a crash, would be refused ever after."""
+    if path.exists():
+        return
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    path.parent.mkdir(exist_ok=True)
+    for stale in path.parent.glob(f"{path.name}.*.tmp*"):
+        if not _alive(int(stale.name.removeprefix(f"{path.name}.").split(".")[0])):
+            stale.unlink(missing_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    SqlAlchemyStore(f"sqlite:///{partial.resolve()}", str(path.parent.resolve())).engine.dispose()
+    if path.exists():  # another process was faster
+        partial.unlink()
+    else:
+        partial.replace(path)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -1,0 +1,10 @@
+"""The config of a run: what a user may say, and how it is read.
+
+An unknown key is an error that names it and the nearest known one.
+"""
+
+from pipelines.config.reading import load_config
+from pipelines.config.run import Config
+from pipelines.config.sections import EmbeddedModel, SamplingSetting
+
+__all__ = ["Config", "EmbeddedModel", "SamplingSetting", "load_config"]

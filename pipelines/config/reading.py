@@ -1,0 +1,82 @@
+"""From a YAML file and overrides to a config: strict, complete, and resolved before any work."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from pipelines.config.run import Config
+from selector.schema import InputError
+
+
+def load_config(file: Path, overrides: list[str]) -> Config:
+    """The resolved config of a YAML file and `section.key=value` overrides.
+
+    Raises:
+        InputError: the file is missing or no YAML mapping, a key is unknown, or a value does not fit; one line.
+    """
+    try:
+        values = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise InputError(f"{file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: not UTF-8 text") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{file}: expected a mapping of keys")
+    for override in overrides:
+        _apply(values, override)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise InputError(f"{file}: {_one_line(error)}") from error
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise InputError(f"{override!r}: an override reads section.key=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"{override!r}: the value is not YAML") from error
+    *sections, last = key.split(".")
+    node = values
+    for section in sections:
+        inner = node.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise InputError(f"{override!r}: {section} is not a section")
+        node = inner
+    node[last] = value
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        plain = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
+        close = difflib.get_close_matches(plain, list(known_keys()), n=1, cutoff=0.6)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        return f"unknown key {key}{hint}{more}"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{key}: {message}{more}" if key else f"{message}{more}"
+
+
+def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, type[BaseModel]]:
+    """Every dotted key of the schema, sections included."""
+    keys: dict[str, type[BaseModel]] = {}
+    for name, field in model.model_fields.items():
+        keys[f"{prefix}{name}"] = model
+        annotation: Any = field.annotation
+        if typing.get_origin(annotation) is tuple:  # a list of sections
+            annotation = typing.get_args(annotation)[0]
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            keys |= known_keys(annotation, f"{prefix}{name}.")
+    return keys

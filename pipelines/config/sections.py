@@ -1,0 +1,228 @@
+"""Sections of the config that the stages read. Every key has one meaning, and is documented here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from data_gen.sampling import Sampling
+from selector.actions import Action, ActionSpace
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EmbeddedModel(Section):
+    """A Llama-shaped model that the `pair` stage trains."""
+
+    layers: int = Field(ge=1, description="transformer blocks")
+    hidden: int = Field(ge=8, description="width of the residual stream")
+    intermediate: int = Field(ge=8, description="width of the feed-forward layers")
+    heads: int = Field(ge=1, description="attention heads")
+    steps: int = Field(ge=1, description="optimiser steps")
+    batch: int = Field(16, ge=1, description="sequences per step")
+    learning_rate: float = Field(3e-3, gt=0, description="peak of the schedule")
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> EmbeddedModel:
+        if self.hidden % (2 * self.heads):
+            raise ValueError(f"hidden {self.hidden} is not an even multiple of heads {self.heads}")
+        return self
+
+
+class Embedded(Section):
+    """The embedded pair, trained on the standard library of the running Python."""
+
+    vocabulary: int = Field(2048, ge=300, description="tokens of the byte-level BPE")
+    context: int = Field(128, ge=16, description="tokens per training sequence")
+    held_out: float = Field(0.12, gt=0, lt=1, description="share of the files kept for prompts")
+    max_files: int | None = Field(None, ge=8, description="train on the first files only (for tests)")
+    target: EmbeddedModel = Field(
+        EmbeddedModel(layers=16, hidden=128, intermediate=352, heads=4, steps=600), description="trained on the text"
+    )
+    draft: EmbeddedModel = Field(
+        EmbeddedModel(layers=1, hidden=128, intermediate=352, heads=4, steps=350, learning_rate=4e-3),
+        description="distilled from the target",
+    )
+
+    @field_validator("target", "draft", mode="before")
+    @classmethod
+    def _over_the_default(cls, value: Any, info: ValidationInfo) -> Any:
+        """A shape may name only the keys that it changes."""
+        default = cls.model_fields[str(info.field_name)].default
+        return {**default.model_dump(), **value} if isinstance(value, dict) else value
+
+
+class Pair(Section):
+    """The two models. `embedded` trains a small pair; anything else is a Hugging Face directory or hub id."""
+
+    target: str = Field("embedded", description="a directory or hub id")
+    draft: str = Field("embedded", description="a directory or hub id, with the target's vocabulary")
+    device: str = Field("auto", description="cpu, cuda, cuda:1, ..; auto takes a GPU where there is one")
+    device_map: str | None = Field(None, description="auto spreads a large target over all devices (accelerate)")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of weights and passes")
+    threads: int | None = Field(None, ge=1, description="CPU threads for all passes; null leaves torch's choice")
+    embedded: Embedded = Embedded()
+
+    @model_validator(mode="after")
+    def _spread_over_gpus(self) -> Pair:
+        if self.device_map is not None and self.device != "auto":
+            raise ValueError("device_map places the pair: leave device at auto")
+        return self
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Pair:
+        if (self.target == "embedded") != (self.draft == "embedded"):
+            raise ValueError("target and draft are either both 'embedded' or both names of models")
+        return self
+
+
+class Prompts(Section):
+    """Where prompts come from and how they are split. A file's prompts all fall into one split."""
+
+    file: Path | None = Field(None, description="JSON lines with `text`, and optionally `kind` and `source`")
+    tokens: int = Field(48, ge=2, description="length of a prompt")
+    per_source: int = Field(3, ge=1, description="prompts taken from one file at most")
+    validation: float = Field(0.2, gt=0, lt=1, description="share of the sources")
+    test: float = Field(0.25, gt=0, lt=1, description="share of the sources, for `evaluate`")
+
+
+class SamplingSetting(Section):
+    """One way to sample the target. A run has one selector for all of its settings, which decides in each by itself."""
+
+    temperature: float = Field(1.0, ge=0, description="0 is greedy decoding")
+    top_p: float = Field(1.0, gt=0, le=1, description="nucleus threshold; 1 keeps everything")
+    draft_temperature: float | None = Field(None, ge=0, description="the draft's own; null: the target's")
+
+    def build(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p, self.draft_temperature)
+
+
+def distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:
+    """The settings; ValueError where two of them sample the target alike."""
+    if len({(setting.temperature, setting.top_p) for setting in settings}) < len(settings):
+        raise ValueError("a setting is listed twice")
+    return settings
+
+
+def in_space(value: Any) -> Action:
+    return ActionSpace.default().canonical(Action(*value))
+
+
+ActionField = Annotated[tuple[int, int, int], Field(description="(K, L1, L2)")]
+
+
+class RayEngine(Section):
+    """Workers of `data.engine=ray`: one per device."""
+
+    address: str | None = Field(None, description="of a running cluster, or auto; null starts Ray on this machine")
+    workers: int | None = Field(None, ge=1, description="null: as many as the GPUs, or else the cores, allow")
+    gpus_per_worker: int = Field(1, ge=1, description="more than 1 for a target spread by pair.device_map")
+    retries: int = Field(3, ge=0, description="how often a shard may lose its worker")
+
+
+class Data(Section):
+    """Texts and the labels along them."""
+
+    texts: int = Field(480, ge=8, description="texts for each sampling setting, over all splits")
+    tokens: int = Field(128, ge=4, description="labelled tokens per text; it is written 16 tokens longer")
+    stride: int = Field(2, ge=1, description="every so many-th position of a training text is learned from")
+    decoded: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="share of the training texts that speculative decoding writes; the target alone "
+        "writes the others, many at a time. What was accepted is compared with the labels",
+    )
+    log: Path | None = Field(None, description="an engine's texts instead: JSON lines with `prompt` and `completion`")
+    siblings: int = Field(2, ge=1, description="draws of the siblings of the text's tokens that labels average")
+    features: Literal["light", "full"] = Field(
+        "light", description="full: hidden states, too, for selectors of both kinds"
+    )
+    threads: int | None = Field(None, ge=1, description="CPU threads of labelling; null: as pair.threads")
+    texts_per_shard: int = Field(16, ge=1, description="also how many texts the target writes at once")
+    engine: Literal["local", "ray"] = Field("local", description="ray: many workers, on one machine or many")
+    ray: RayEngine = RayEngine()
+    behaviour: tuple[ActionField, ...] = Field(
+        ((1, 4, 0), (1, 8, 0), (1, 12, 0), (2, 2, 4), (2, 4, 6), (3, 1, 5), (4, 0, 4), (4, 4, 4)),
+        min_length=1,
+        description="actions of the texts that are decoded, one drawn at every step",
+    )
+
+    @field_validator("behaviour")
+    @classmethod
+    def _in_space(cls, value: tuple[tuple[int, int, int], ...]) -> tuple[tuple[int, int, int], ...]:
+        for action in value:
+            in_space(action)
+        return value
+
+    @property
+    def behaviour_actions(self) -> list[Action]:
+        return [in_space(value) for value in self.behaviour]
+
+
+class Train(Section):
+    """The selector's training."""
+
+    verifier: str = Field("lifted_uniform", description="the one whose labels are learned; one of `verifiers`")
+    objectives: tuple[Literal["policy", "regressor"], ...] = Field(
+        ("regressor", "policy"),
+        min_length=1,
+        description="regressor: predicts block efficiencies, and can be moved to another machine; policy: the paper's, "
+        "learns the choice itself. All are trained, and the best by replay is kept",
+    )
+    width: int = Field(32, ge=4, description="each hidden state is projected to this width")
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (64, 32), min_length=1, description="widths of the hidden layers"
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="while training")
+    learning_rate: float = Field(3e-3, gt=0, description="peak of the schedule")
+    weight_decay: float = Field(0.02, ge=0, description="of AdamW")
+    batch: int = Field(256, ge=2, description="roots")
+    epochs: int = Field(12, ge=1, description="all of them are run; the best one by replay is kept")
+    worst_weight: float = Field(1.0, ge=0, description="lambda of DDTE eq. 12")
+    worst_share: float = Field(0.05, gt=0, le=1, description="alpha of DDTE eq. 12")
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """Keyword arguments of `RootNetwork`."""
+        return {"width": self.width, "hidden": list(self.hidden), "dropout": self.dropout}
+
+
+class Latency(Section):
+    """What is timed, and how often."""
+
+    lengths: tuple[int, ...] = Field((32, 96, 160), description="context lengths, in tokens; linear between them")
+    widths: tuple[int, ...] = Field((1, 2, 4), description="branches of a draft pass")
+    nodes: tuple[int, ...] = Field((1, 2, 5, 9, 17, 25, 41), description="nodes of a target pass, the root included")
+    repeats: int = Field(12, ge=3, description="of every pass; the median counts")
+    prompts: int = Field(8, ge=1, description="training prompts on which real decoding steps are timed")
+
+    @field_validator("lengths", "widths", "nodes")
+    @classmethod
+    def _ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if not value or value[0] < 1 or list(value) != sorted(set(value)):
+            raise ValueError("must be ascending numbers from 1 on")
+        return value
+
+    @field_validator("lengths")
+    @classmethod
+    def _contexts(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if value[0] < 2:
+            raise ValueError("a context holds at least 2 tokens")
+        return value
+
+
+class Evaluate(Section):
+    """Decoding of held-out prompts, methods interleaved prompt by prompt."""
+
+    prompts: int = Field(30, ge=2, description="held-out prompts, for every sampling setting")
+    tokens: int = Field(128, ge=4, description="as data.tokens, where decoding and replay are to agree")
+    assisted: bool = Field(True, description="transformers' assisted generation among the methods")
+    gpu_like: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+        (), description="synthetic profiles: a draft pass as a share of a target pass, 32 tokens at the price of one"
+    )
+    bootstrap: int = Field(2000, ge=100, description="resamples of the sources")

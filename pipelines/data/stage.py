@@ -1,0 +1,129 @@
+"""Stage `data`: texts of the target, their features and labels, into Parquet shards that survive an interruption."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from data_gen import traces
+from data_gen.texts import Plausibility
+from pipelines.common.console import progress
+from pipelines.common.stage import Stage
+from pipelines.common.tracking import mlflow_run
+from pipelines.config import Config
+from pipelines.data import workers
+from pipelines.data.realised import realised
+from pipelines.data.shards import PARTS, Shard, shards
+from pipelines.data.sizes import duration, predicted_seconds, size_line
+from pipelines.data.traces import depends
+from pipelines.pair.loading import load_pair
+
+COSTS = {"written": "token", "decoded": "decoded", "labelled": "root"}  # parts, and their price in a latency profile
+
+
+def plan(config: Config) -> list[str]:
+    """Texts, passes, time and bytes."""
+    lines = [size_line(config)]
+    predicted = predicted_seconds(config)
+    if predicted is None:
+        lines.append("no latency profile with this machine's times of labelling: run the latency stage for the hours")
+    else:
+        total = sum(predicted.values())
+        parts = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in predicted.items())
+        lines.append(f"predicted {duration(total)} on one device, by the latency profile ({parts})")
+    return lines
+
+
+def run(config: Config) -> None:
+    pair: Any = load_pair(config)
+    fingerprint = pair.fingerprint
+    folder = config.folder / "traces"
+    inputs = depends(config, fingerprint)
+    work = shards(config, pair)
+
+    def missing() -> dict[str, Any]:
+        store = traces.TraceStore(folder, inputs)
+        return {name: todo for name, todo in work.items() if not store.holds(name)}
+
+    stage = Stage("data", config, inputs, (folder,), costly=True)
+    if not stage.begin(lambda: not missing()):
+        return
+    stage.say(size_line(config))
+    todo = missing()
+    store = traces.TraceStore(folder, inputs)
+    spent = _Spent()
+    with mlflow_run(config, "data") as mlflow, progress() as bar:
+        task = bar.add_task("labelling texts", total=len(work), completed=len(work) - len(todo), note="")
+        if config.data.engine == "ray":
+            pair = None  # workers hold pairs of their own: this one leaves the device
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            made = workers.ray(config, fingerprint, todo)
+        else:
+            made = workers.local(config, pair, todo)
+        for name, shard in made:
+            start = time.perf_counter()
+            store.write(name, shard.table)
+            spent.add(shard, time.perf_counter() - start)
+            bar.update(task, advance=1, note=spent.line())
+        mlflow.log_metrics({"data/texts": store.rows(), "data/bytes": store.bytes(), **spent.metrics()})
+        mlflow.log_dict(store.manifest, "manifest.json")
+    stage.say(f"{store.rows()} texts, {store.bytes() / 1e6:.1f} MB in {folder}")
+    if spent.resident:
+        stage.say(f"{spent.line()}; {spent.memory()}")
+        stage.say(str(spent.plausibility))
+    for row in realised(config):
+        stage.say(
+            f"{row['verifier']}: {row['steps']} decoding steps, block efficiency {row['expected']:.3f} by the labels, "
+            f"{row['realised']:.3f} realised, z = {row['z']:+.2f}"
+        )
+    stage.finish()
+
+
+class _Spent:
+    """Roots, time by part, and memory, of one call of the stage. Workers' seconds are added up."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.roots = 0
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.resident: list[int] = []
+        self.plausibility = Plausibility()
+
+    def add(self, shard: Shard, writing: float) -> None:
+        self.roots += int(np.asarray(shard.table["roots"]).sum())
+        for part, seconds in shard.seconds.items():
+            self.seconds[part] += seconds
+        self.seconds["writing"] += writing
+        self.resident.append(resident_bytes())
+        self.plausibility.join(shard.plausibility)
+
+    def line(self) -> str:
+        """Roots per second and the shares of the time."""
+        total = sum(self.seconds.values())
+        rate = f"{self.roots / (time.perf_counter() - self.started):.0f} roots/s"
+        return f"{rate}; " + ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in self.seconds.items())
+
+    def memory(self) -> str:
+        size = self.resident
+        first, middle, last = (f"{resident / 1e6:.0f} MB" for resident in (size[0], size[len(size) // 2], size[-1]))
+        return f"resident set of this process {first} after the first shard, {middle} half-way, {last} at the end"
+
+    def metrics(self) -> dict[str, float]:
+        values = {f"data/seconds/{part}": seconds for part, seconds in self.seconds.items()}
+        if self.resident:
+            values |= {"data/resident/first": self.resident[0], "data/resident/last": self.resident[-1]}
+        return values | {"data/roots_per_second": self.roots / (time.perf_counter() - self.started)}
+
+
+def resident_bytes() -> int:
+    """This process's memory; 0 where the system does not say."""
+    status = Path("/proc/self/statm")
+    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0

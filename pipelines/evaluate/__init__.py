@@ -1,0 +1,1 @@
+"""Stage `evaluate`: every method on held-out prompts, decoded and replayed."""

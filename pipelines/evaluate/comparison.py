@@ -1,0 +1,237 @@
+"""From decoded prompts and replayed texts to the numbers of an evaluation.
+
+Wall-clock ratios are sums over sums with a 95% interval, by a bootstrap over sources; replayed ones carry one standard
+error, by the jackknife over sources. Neither holds the noise of a machine's clock.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from data_gen.sampling import Sampling
+from pipelines.common.console import console
+from pipelines.common.statistics import interval, source_weights, sums_by_source
+from pipelines.config import Config
+from pipelines.evaluate.methods import (
+    ASSISTED,
+    ASSISTED_CONSTANT,
+    AT_ROOT,
+    AUTOREGRESSIVE,
+    BEST_BY_KIND,
+    BEST_STATIC,
+    RULE,
+    SELECTOR,
+    WALL,
+)
+from selector.replay import Ratio
+
+# figures of the summary, and the methods that the selector's speed is divided by
+FIGURES = {
+    "ratio_vs_best_static_delayed": BEST_STATIC,
+    "ratio_vs_best_static_by_kind": BEST_BY_KIND,
+    "ratio_vs_static_traversal_wall": AT_ROOT,
+    "ratio_vs_rule": RULE,
+    "ratio_vs_autoregressive": AUTOREGRESSIVE,
+    "ratio_vs_assisted_generation": ASSISTED,
+    "ratio_vs_assisted_generation_constant": ASSISTED_CONSTANT,
+}
+APART = 2.0  # standard errors of both by which decoding and replay may differ
+Rows = list[dict[str, Any]]
+
+
+def evaluation(config: Config, rows: Rows, replayed: Rows) -> dict[str, Any]:
+    """`summary`; `methods` with one entry per method and sampling setting; and what was replayed.
+
+    The bootstrap resamples sources (files), whose prompts are not independent; one resample counts for all methods
+    and settings, which saw the same prompts. A figure of the summary is a mean over sampling settings.
+
+    Args:
+        rows: of the journal.
+        replayed: one row per clock, setting and method: its speed over the best static tree's, `ratio` and `error`.
+    """
+    sources = sorted({row["source"] for row in rows})
+    weights = source_weights(len(sources), config.evaluate.bootstrap, config.seed)
+    entries: Rows = []
+    by_setting: Rows = []
+    ratios: dict[str, list[np.ndarray]] = {}
+    for setting in config.sampling:
+        key = (setting.temperature, setting.top_p)
+        by_method: dict[str, Rows] = {}
+        for row in rows:
+            if (row["temperature"], row["top_p"]) == key:
+                by_method.setdefault(row["method"], []).append(row)
+        speeds = {name: _speed(mine, sources, weights) for name, mine in by_method.items()}
+        names = sorted(by_method, key=lambda name: (name == SELECTOR, name != AUTOREGRESSIVE, name))
+        own = {
+            row["method"]: row for row in replayed if (row["clock"], row["temperature"], row["top_p"]) == (WALL, *key)
+        }
+        entries += [_entry(name, by_method[name], speeds, own.get(name)) for name in names]
+        for figure, rival in FIGURES.items():
+            if rival in speeds:
+                ratios.setdefault(figure, []).append(speeds[SELECTOR] / speeds[rival])
+        wall = speeds[SELECTOR] / speeds[BEST_STATIC]
+        by_setting.append(
+            {
+                "temperature": key[0],
+                "top_p": key[1],
+                "replay_ratio": own[SELECTOR]["ratio"],
+                "replay_error": own[SELECTOR]["error"],
+                "wall_ratio": float(wall[0]),
+                "wall_interval_95": interval(wall),
+            }
+        )
+    summary: dict[str, Any] = {}
+    for figure, values in ratios.items():
+        mean = np.mean(values, axis=0)
+        summary[figure] = float(mean[0])
+        summary[f"{figure}_interval_95"] = interval(mean)
+    mine = [row for row in rows if row["method"] == SELECTOR]
+    summary["selector_time_share"] = _total(mine, "select_seconds") / _total(mine, "step_seconds")
+    summary["by_setting"] = by_setting
+    return {"summary": summary, "methods": entries, "replayed": replayed, "disagreements": disagreements(entries)}
+
+
+def disagreements(entries: Rows) -> list[str]:
+    """Methods whose decoded and replayed ratios to the best static tree differ by more than their errors."""
+    best = {(e["temperature"], e["top_p"]): _tree(e) for e in entries if e["method"] == BEST_STATIC}
+    found = []
+    for entry in entries:
+        # the best static tree against itself, under another name, shows the clock's noise alone
+        if entry["replay_ratio"] is None or _tree(entry) == best[entry["temperature"], entry["top_p"]]:
+            continue
+        low, high = entry["ratio_interval_95"]
+        decoded = (high - low) / 3.92
+        apart = abs(entry["ratio_to_best_static"] - entry["replay_ratio"])
+        if apart > APART * math.hypot(decoded, entry["replay_error"]):
+            setting = Sampling(entry["temperature"], entry["top_p"])
+            found.append(
+                f"{setting}, {entry['method']}: {entry['ratio_to_best_static']:.3f} decoded, "
+                f"{Ratio(entry['replay_ratio'], entry['replay_error'])} replayed"
+            )
+    return found
+
+
+def _tree(entry: dict[str, Any]) -> tuple[str, list[int]] | None:
+    """Verifier and tree of a method that has one tree for all steps."""
+    return (entry["verifier"], entry["action"]) if entry["action"] else None
+
+
+def _total(rows: Rows, key: str) -> float:
+    return sum(row[key] for row in rows)
+
+
+def _speed(rows: Rows, sources: list[str], weights: np.ndarray) -> np.ndarray:
+    """Tokens per second under each set of source weights: sums over sums."""
+    of = [row["source"] for row in rows]
+    tokens, seconds = (sums_by_source([row[key] for row in rows], of, sources) for key in ("tokens", "seconds"))
+    return (weights @ tokens) / (weights @ seconds)
+
+
+def _entry(name: str, rows: Rows, speeds: dict[str, np.ndarray], replayed: dict[str, Any] | None) -> dict[str, Any]:
+    actions: dict[str, int] = {}
+    for row in rows:
+        for action, times in row["actions"].items():
+            actions[action] = actions.get(action, 0) + times
+    ratio = speeds[name] / speeds[BEST_STATIC]
+    return {
+        "method": name,
+        "verifier": rows[0]["verifier"],
+        "action": rows[0]["action"],
+        "temperature": rows[0]["temperature"],
+        "top_p": rows[0]["top_p"],
+        "tokens_per_second": float(speeds[name][0]),
+        "interval_95": interval(speeds[name]),
+        "block_efficiency": _total(rows, "block_tokens") / _total(rows, "steps"),
+        "ratio_to_best_static": float(ratio[0]),
+        "ratio_interval_95": interval(ratio),
+        "replay_ratio": None if replayed is None else replayed["ratio"],
+        "replay_error": None if replayed is None else replayed["error"],
+        "replay_block_efficiency": None if replayed is None else replayed["block_efficiency"],
+        "is_best_static": name == BEST_STATIC,
+        "tokens": int(_total(rows, "tokens")),
+        "prompts": len(rows),
+        "select_share": _total(rows, "select_seconds") / _total(rows, "step_seconds"),
+        "actions": dict(sorted(actions.items(), key=lambda item: -item[1])),
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """The tables of an evaluation on the terminal."""
+    console.print(method_table(result))
+    synthetic = [row for row in result["replayed"] if row["clock"] != WALL]
+    if synthetic:
+        console.print(synthetic_table(synthetic))
+    console.print(summary_table(result["summary"]))
+    for line in result["disagreements"]:
+        console.print(f"decoding and replay disagree: {line}", soft_wrap=True)
+
+
+def method_table(result: dict[str, Any]) -> Table:
+    """Methods x sampling settings."""
+    table = Table(title="Held-out prompts decoded, and held-out texts replayed", title_justify="left")
+    for column in ("setting", "method", "tree", "block eff.", "tokens/s", "ratio to best static", "replayed"):
+        table.add_column(column, justify="left" if column in ("setting", "method") else "right", no_wrap=True)
+    last = None
+    for entry in result["methods"]:
+        setting = str(Sampling(entry["temperature"], entry["top_p"]))
+        low, high = entry["interval_95"]
+        ratio_low, ratio_high = entry["ratio_interval_95"]
+        if last not in (None, setting):
+            table.add_section()
+        table.add_row(
+            setting if setting != last else "",
+            _label(entry),
+            str(tuple(entry["action"])) if entry["action"] else "",
+            f"{entry['block_efficiency']:.2f}",
+            f"{entry['tokens_per_second']:.0f} [{low:.0f}, {high:.0f}]",
+            f"{entry['ratio_to_best_static']:.3f} [{ratio_low:.3f}, {ratio_high:.3f}]",
+            "" if entry["replay_ratio"] is None else str(Ratio(entry["replay_ratio"], entry["replay_error"])),
+        )
+        last = setting
+    table.caption = (
+        "best static: of all verifiers, by the training texts; ratios are to it. "
+        "In brackets 95% intervals over sources; ± one standard error over sources"
+    )
+    return table
+
+
+def _label(entry: dict[str, Any]) -> str:
+    return f"{entry['method']} ({entry['verifier']})" if entry["method"] in (BEST_STATIC, SELECTOR) else entry["method"]
+
+
+def synthetic_table(rows: Rows) -> Table:
+    """What was replayed on other clocks."""
+    title = "Held-out texts replayed on synthetic clocks: speed over the best static tree (± one standard error)"
+    table = Table(title=title, title_justify="left")
+    for column in ("clock", "setting", "method", "tree", "ratio"):
+        table.add_column(column)
+    for row in rows:
+        tree = str(tuple(row["action"])) if row["action"] else ""
+        setting = str(Sampling(row["temperature"], row["top_p"]))
+        table.add_row(row["clock"], setting, row["method"], tree, str(Ratio(row["ratio"], row["error"])))
+    return table
+
+
+def summary_table(summary: dict[str, Any]) -> Table:
+    """What the selector's speed is to that of the others, over all sampling settings, and by setting."""
+    table = Table(title="The selector's speed, mean over sampling settings", title_justify="left")
+    table.add_column("figure")
+    table.add_column("ratio", justify="right")
+    for figure, value in summary.items():
+        if f"{figure}_interval_95" in summary:
+            low, high = summary[f"{figure}_interval_95"]
+            table.add_row(figure, f"{value:.3f} [{low:.3f}, {high:.3f}]")
+    for row in summary["by_setting"]:
+        low, high = row["wall_interval_95"]
+        replayed = Ratio(row["replay_ratio"], row["replay_error"])
+        setting = Sampling(row["temperature"], row["top_p"])
+        table.add_row(
+            f"over the best static tree, {setting}",
+            f"{row['wall_ratio']:.3f} [{low:.3f}, {high:.3f}], replayed {replayed}",
+        )
+    table.add_row("selector_time_share", f"{summary['selector_time_share']:.2%}")
+    return table

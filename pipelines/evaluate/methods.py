@@ -1,0 +1,230 @@
+"""The methods that `evaluate` compares under one sampling setting: how each decodes, and how it is replayed.
+
+A *clock* says what a method's time is: `wall`, this machine's; or a latency profile of another machine, on which
+methods are replayed alone. What is tuned is tuned on the training texts, for its clock.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from data_gen.decoding import Chooser, Decoder, Fixed
+from data_gen.models import ModelPair
+from data_gen.sampling import Sampling
+from data_gen.verification import get_verifier
+from pipelines.evaluate.assisted import Assistant
+from selector.actions import EMPTY, Action, ActionSpace
+from selector.data import Texts, Timed
+from selector.decision import Mode
+from selector.module import SelectorModule
+from selector.replay import Replayed
+from selector.rules import AcceptanceRule
+from selector.runtime import LatencyProfile, Tuned
+from selector.tuning import StaticTable, replay_mode, static_replay
+
+WALL, SYNTHETIC = "wall", "gpu_like"  # further clocks are named after the profile: gpu_like_1/20
+AUTOREGRESSIVE, SELECTOR, STATIC = "autoregressive", "selector", "static"
+AT_ROOT = f"{STATIC} traversal at the root"
+BRANCHING = f"{STATIC}, branching"
+BEST_STATIC, BEST_BY_KIND = f"best {STATIC}", f"best {STATIC} by kind"
+RULE = "recent acceptance"
+ASSISTED, ASSISTED_CONSTANT = "assisted generation", "assisted generation, constant"
+SPACE = ActionSpace.default()
+Tree = tuple[str, Action]  # a verifier and a static tree
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prompt's token ids and kind, new tokens at most, and the seed."""
+
+    prompt: list[int]
+    kind: str
+    limit: int
+    seed: int
+
+
+@dataclass
+class Decoding:
+    """What a method made of one prompt.
+
+    `tokens` are all that its steps yield: what the last one yields beyond the limit was paid for, and would be kept
+    in a longer text.
+    """
+
+    tokens: int
+    seconds: float
+    steps: int
+    block_tokens: int
+    step_seconds: float
+    select_seconds: float
+    actions: dict[str, int] = field(default_factory=dict)
+
+
+class Method(ABC):
+    """A way of decoding under one sampling setting."""
+
+    name: str
+    verifier: str
+    action: Action | None  # where there is one for all steps
+
+    @abstractmethod
+    def decode(self, pair: ModelPair, sampling: Sampling, task: Task) -> Decoding:
+        """Continue one prompt."""
+
+    def replay(self, texts: Texts, profile: LatencyProfile) -> Replayed | None:
+        """Its time on labelled texts, by a machine's profile; None where that takes decoding."""
+        return None
+
+
+class Speculative(Method):
+    """Our own loop."""
+
+    name: str
+
+    def trees(self, kind: str) -> tuple[str, Chooser]:
+        """Verifier and chooser for one kind of prompts."""
+        raise AssertionError
+
+    def decode(self, pair: ModelPair, sampling: Sampling, task: Task) -> Decoding:
+        verifier, chooser = self.trees(task.kind)
+        decoder = Decoder(pair, sampling, get_verifier(verifier), chooser)
+        generator = torch.Generator(device=pair.device).manual_seed(task.seed)
+        start = time.perf_counter()
+        decoded = decoder.decode(task.prompt, task.limit, generator)
+        seconds = time.perf_counter() - start
+        actions: dict[str, int] = {}
+        for step in decoded.steps:
+            actions[str(step.action)] = actions.get(str(step.action), 0) + 1
+        block_tokens = sum(step.accepted + 1 for step in decoded.steps)
+        ended = decoded.tokens[-1] in pair.eos_ids
+        return Decoding(
+            tokens=len(decoded.tokens) if ended else block_tokens,
+            seconds=seconds,
+            steps=len(decoded.steps),
+            block_tokens=block_tokens,
+            step_seconds=sum(sum(step.seconds.values()) for step in decoded.steps),
+            select_seconds=sum(step.seconds["select"] for step in decoded.steps),
+            actions=actions,
+        )
+
+
+@dataclass
+class StaticTrees(Speculative):
+    """One tree for all steps; `by_kind` overrides it for some kinds of prompts."""
+
+    name: str
+    verifier: str
+    tree: Action
+    by_kind: dict[str, Tree] = field(default_factory=dict)
+
+    @property
+    def action(self) -> Action | None:  # type: ignore[override]
+        return None if self.by_kind else self.tree
+
+    def trees(self, kind: str) -> tuple[str, Chooser]:
+        verifier, action = self.by_kind.get(kind, (self.verifier, self.tree))
+        return verifier, Fixed(action)
+
+    def replay(self, texts: Texts, profile: LatencyProfile) -> Replayed:
+        own = [self.by_kind.get(kind, (self.verifier, self.tree)) for kind in texts.kind_X]
+        columns = torch.zeros(3, len(texts), dtype=torch.float64)
+        for verifier, action in dict.fromkeys(own):
+            index = torch.tensor([x for x, tree in enumerate(own) if tree == (verifier, action)])
+            found = static_replay(Timed(texts.take(index), verifier, profile), action)
+            columns[:, index] = torch.stack([found.tokens_X, found.seconds_X, found.steps_X])
+        return Replayed(columns[0], columns[1], columns[2], torch.zeros(0))
+
+
+@dataclass
+class Rule(Speculative):
+    """The rule of thumb."""
+
+    name: str
+    verifier: str
+    rule: AcceptanceRule
+    action: Action | None = None
+
+    def trees(self, kind: str) -> tuple[str, Chooser]:
+        return self.verifier, self.rule
+
+    def replay(self, texts: Texts, profile: LatencyProfile) -> Replayed:
+        return self.rule.replay(Timed(texts, self.verifier, profile))
+
+
+@dataclass
+class Selecting(Speculative):
+    """The selector: as exported where it decodes, as trained where it is replayed."""
+
+    name: str
+    verifier: str
+    mode: Mode
+    module: SelectorModule
+    tuned: Tuned | None = None
+    action: Action | None = None
+
+    def trees(self, kind: str) -> tuple[str, Chooser]:
+        assert self.tuned is not None
+        return self.verifier, self.tuned
+
+    def replay(self, texts: Texts, profile: LatencyProfile) -> Replayed:
+        scores_RA = self.module.scores(texts) if self.mode.decides else None
+        timed = Timed(texts, self.verifier, profile)
+        return replay_mode(timed, scores_RA, self.mode, self.module.hparams["sees"], not self.module.is_regressor)
+
+
+@dataclass
+class Assisted(Method):
+    """Transformers' own loop, `generate(assistant_model=draft)`."""
+
+    name: str
+    assistant: Assistant
+    verifier: str = "transformers"
+    action: Action | None = None
+
+    def decode(self, pair: ModelPair, sampling: Sampling, task: Task) -> Decoding:
+        new, passes, seconds = self.assistant.generate(pair, sampling, task.prompt, task.limit, task.seed)
+        return Decoding(new, seconds, passes, new, seconds, 0.0)
+
+
+def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfile) -> list[Method]:
+    """Every verifier's best static tree; the best of Traversal's that branch at the root or not at all, of those with
+    branches, of all, and of all by kind."""
+    tables = {name: StaticTable.of(Timed(texts, name, profile)) for name in verifiers}
+
+    def best(index_X: torch.Tensor | slice = slice(None), allowed_A: torch.Tensor | None = None) -> Tree:
+        fastest = {name: table.best(index_X, allowed_A) for name, table in tables.items()}
+        name = max(fastest, key=lambda name: float(tables[name].speeds(index_X)[fastest[name]]))
+        return name, SPACE.actions[fastest[name]]
+
+    result: list[Method] = [StaticTrees(AUTOREGRESSIVE, verifiers[0], EMPTY)]
+    overall = best()
+    for name, table in tables.items():
+        if name != overall[0]:  # that one is the best of all
+            result.append(StaticTrees(f"{STATIC} {name}", name, SPACE.actions[table.best()]))
+    if "traversal" in tables:
+        allowed = torch.tensor([action.L1 == 0 or action.K == 1 for action in SPACE])
+        action = SPACE.actions[tables["traversal"].best(allowed_A=allowed)]
+        result.append(StaticTrees(AT_ROOT, "traversal", action))
+    result.append(StaticTrees(BRANCHING, *best(allowed_A=torch.tensor([action.K > 1 for action in SPACE]))))
+    result.append(StaticTrees(BEST_STATIC, *overall))
+    kinds = {
+        kind: best(torch.tensor([x for x, own in enumerate(texts.kind_X) if own == kind]))
+        for kind in sorted(set(texts.kind_X))
+    }
+    return [*result, StaticTrees(BEST_BY_KIND, *overall, by_kind=kinds)]
+
+
+def row_of(method: Method, decoding: Decoding) -> dict[str, Any]:
+    """A method's part of a journal row."""
+    return {
+        "method": method.name,
+        "verifier": method.verifier,
+        "action": None if method.action is None else list(method.action),
+        **vars(decoding),
+    }

@@ -1,0 +1,178 @@
+"""Stage `evaluate`: held-out prompts decoded with every method, interleaved prompt by prompt, in wall-clock time; and
+held-out texts replayed, on this machine's clock and on those of synthetic profiles.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from data_gen.models import ModelPair
+from data_gen.prompts import Prompt, take_evenly
+from data_gen.texts import seed_of
+from pipelines.common.console import progress
+from pipelines.common.files import read_json, write_json
+from pipelines.common.journal import Journal
+from pipelines.common.prompts import encode, prompts_digest, prompts_of
+from pipelines.common.stage import Stage
+from pipelines.common.tracking import mlflow_run
+from pipelines.config import Config, SamplingSetting
+from pipelines.data.traces import load_traces, settings_of, timed
+from pipelines.evaluate import comparison, losslessness
+from pipelines.evaluate.assisted import Assistant, best_constant
+from pipelines.evaluate.methods import (
+    ASSISTED,
+    ASSISTED_CONSTANT,
+    RULE,
+    SELECTOR,
+    WALL,
+    Assisted,
+    Method,
+    Rule,
+    Selecting,
+    Task,
+    row_of,
+    static_methods,
+)
+from pipelines.evaluate.replays import repeats, replays, synthetic_clocks, synthetic_methods, synthetic_summary
+from pipelines.export.artefact import build
+from pipelines.latency.profile import load_profile
+from pipelines.pair.loading import load_pair
+from pipelines.train.result import chosen_of, decision_digest, load_module, load_result
+from selector.data import Setting, Texts
+from selector.decision import Mode
+from selector.rules import AcceptanceRule
+from selector.runtime import LatencyProfile, Selector
+
+FORMAT = 3  # of `evaluation.json`
+GREEDY_PROMPTS = 20
+TUNING_PROMPTS = 3  # on which assisted generation's constant is tuned, for every sampling setting
+
+
+def plan(config: Config) -> list[str]:
+    methods = len(config.verifiers) + 6 + ("traversal" in config.verifiers) + 2 * config.evaluate.assisted
+    return [
+        f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings x up to {methods} methods, "
+        f"{config.evaluate.tokens} tokens each; held-out texts replayed on {1 + len(config.evaluate.gpu_like)} clocks"
+    ]
+
+
+def run(config: Config) -> None:
+    output = config.folder / "evaluation.json"
+    result = load_result(config)
+    pair = load_pair(config)
+    profile = load_profile(config, pair)
+    inputs = {
+        "format": FORMAT,
+        "evaluate": config.evaluate.model_dump(mode="json"),
+        "prompts": {"tokens": config.prompts.tokens, "texts": prompts_digest(config, "test")},
+        "sampling": [setting.model_dump() for setting in config.sampling],
+        "verifiers": list(config.verifiers),
+        "seed": config.seed,
+        "pair": pair.fingerprint,
+        "latency": profile.to_json(),
+        **decision_digest(config, result),
+    }
+    stage = Stage("evaluate", config, inputs, (output,))
+    if not stage.begin():
+        comparison.show(read_json(output, "evaluate"))
+        return
+    prompts = prompts_of(config, "test", config.evaluate.prompts)
+    splits = load_traces(config, profile.pair)
+    with tempfile.TemporaryDirectory() as temporary, mlflow_run(config, "evaluate") as mlflow:
+        selector = build(config, Path(temporary) / "selector", splits)
+        contenders = wall_methods(config, pair, profile, splits, result, selector)
+        replayed = replays(config, contenders, splits["test"], profile, WALL)
+        for clock, other in synthetic_clocks(config, pair).items():
+            replayed += replays(config, synthetic_methods(config, other, splits, result), splits["test"], other, clock)
+        journal = Journal(config.folder / "evaluation.partial.jsonl", inputs)
+        finished = {(row["prompt"], row["temperature"], row["top_p"]) for rows in journal.entries for row in rows}
+        warm = False
+        with progress() as bar:
+            task = bar.add_task("decoding held-out prompts", total=len(prompts) * len(config.sampling), note="")
+            for prompt in prompts:
+                for setting in config.sampling:
+                    chosen = contenders[setting.temperature, setting.top_p]
+                    if (prompt.id, setting.temperature, setting.top_p) not in finished:
+                        if not warm:
+                            decode_all(config, pair, prompt, setting, chosen)
+                            warm = True
+                        journal.add(decode_all(config, pair, prompt, setting, chosen))
+                    bar.advance(task)
+        greedy = losslessness.greedy_check(pair, config, take_evenly(prompts, min(len(prompts), GREEDY_PROMPTS)))
+        decoded = [row for rows in journal.entries for row in rows]
+        evaluation = {
+            **comparison.evaluation(config, decoded, replayed),
+            "decisions": chosen_of(result)["modes"],
+            "repeats": repeats(config, contenders, splits["test"], profile),
+            "greedy": greedy,
+        }
+        evaluation["summary"] |= synthetic_summary(replayed)
+        stage.replace()
+        write_json(output, evaluation)
+        mlflow.log_artifact(str(output))
+        mlflow.log_metrics({key: value for key, value in evaluation["summary"].items() if isinstance(value, float)})
+    comparison.show(evaluation)
+    stage.say(losslessness.summary(greedy))
+    stage.finish()
+    journal.path.unlink()
+
+
+def wall_methods(
+    config: Config,
+    pair: ModelPair,
+    profile: LatencyProfile,
+    splits: dict[str, Texts],
+    result: dict[str, Any],
+    selector: Selector,
+) -> dict[Setting, list[Method]]:
+    """What is compared on this machine's clock, for each sampling setting."""
+    module = load_module(config, result["chosen"], result)
+    verifier = config.train.verifier
+    methods: dict[Setting, list[Method]] = {}
+    for setting, entry in zip(settings_of(config), chosen_of(result)["modes"], strict=True):
+        mode, train = Mode.of(entry), splits["train"].setting_of(setting)
+        own = static_methods(train, config.verifiers, profile)
+        rule = AcceptanceRule.tuned(timed(splits["train"], setting, verifier, profile), mode)
+        own.append(Rule(RULE, verifier, rule))
+        own.append(Selecting(SELECTOR, verifier, mode, module, selector.at(*setting)))
+        methods[setting] = own
+    for setting, constant in assistants(config, pair).items():
+        methods[setting] += [Assisted(ASSISTED, Assistant()), Assisted(ASSISTED_CONSTANT, constant)]
+    return methods
+
+
+def assistants(config: Config, pair: ModelPair) -> dict[Setting, Assistant]:
+    """Assisted generation's best constant by sampling setting; none where the config leaves it out."""
+    if not config.evaluate.assisted:
+        return {}
+    prompts = [encode(pair, prompt, config.prompts.tokens) for prompt in prompts_of(config, "train", TUNING_PROMPTS)]
+    result = {}
+    for setting in config.sampling:
+        seed = seed_of(config.seed, setting.build(), "assisted") % 2**31
+        result[setting.temperature, setting.top_p] = best_constant(
+            pair, setting.build(), prompts, config.evaluate.tokens, seed
+        )
+    return result
+
+
+def decode_all(
+    config: Config, pair: ModelPair, prompt: Prompt, setting: SamplingSetting, chosen: list[Method]
+) -> list[dict[str, Any]]:
+    """Every method on one prompt, in turn, in an order of the prompt's own: none always follows the same other one."""
+    sampling = setting.build()
+    seed = seed_of(config.seed, prompt.id, sampling, "evaluate")
+    task = Task(encode(pair, prompt, config.prompts.tokens), prompt.kind, config.evaluate.tokens, seed)
+    return [
+        {
+            "prompt": prompt.id,
+            "kind": prompt.kind,
+            "source": prompt.source,
+            "temperature": setting.temperature,
+            "top_p": setting.top_p,
+            **row_of(method, method.decode(pair, sampling, task)),
+        }
+        for method in random.Random(seed).sample(chosen, len(chosen))
+    ]

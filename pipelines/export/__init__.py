@@ -1,0 +1,1 @@
+"""Stage `export`: the artefact, checked against the trained module, and its registered version."""

@@ -1,0 +1,48 @@
+"""Stage `export`: the chosen module as an artefact directory, compared with the trained module on the way."""
+
+from __future__ import annotations
+
+from pipelines.common.stage import Stage
+from pipelines.common.tracking import mlflow_run
+from pipelines.config import Config
+from pipelines.data.traces import load_traces
+from pipelines.export.artefact import build
+from pipelines.export.registry import register
+from pipelines.latency.profile import load_profile
+from pipelines.train.result import decision_digest, load_result
+from selector.runtime import load_selector
+from selector.schema import sha256
+
+
+def plan(config: Config) -> list[str]:
+    return [f"write {config.folder / 'selector'} and compare it with the trained module on the validation split"]
+
+
+def run(config: Config) -> None:
+    folder = config.folder / "selector"
+    result = load_result(config)
+    evaluation = config.folder / "evaluation.json"
+    profile = load_profile(config)
+    inputs = {
+        **decision_digest(config, result),
+        "evaluation": sha256(evaluation) if evaluation.exists() else None,
+        "latency": profile.to_json(),
+        "mlflow_model": config.mlflow_model,
+    }
+
+    def intact() -> bool:
+        load_selector(folder)  # raises where a file has changed
+        return True
+
+    stage = Stage("export", config, inputs, (folder,))
+    if not stage.begin(intact):
+        return
+    with mlflow_run(config, "export") as mlflow:
+        stage.replace()
+        selector = build(config, folder, load_traces(config, profile.pair))
+        mlflow.log_artifacts(str(folder), "selector")
+        register(stage, mlflow, selector, "selector")
+        mlflow.log_metric("export/actions_compared", selector.config["metrics"]["actions_compared"])
+    compared = selector.config["metrics"]["actions_compared"]
+    stage.say(f"{folder}: its actions equal the trained module's at all {compared} roots of the validation texts")
+    stage.finish()

@@ -1,0 +1,61 @@
+"""What a decision takes in real decoding."""
+
+from __future__ import annotations
+
+import statistics
+
+import torch
+
+from data_gen.decoding import Decoder, Features
+from data_gen.models import ModelPair
+from data_gen.sampling import Sampling
+from data_gen.verification import get_verifier
+from pipelines.config import Config
+from pipelines.pair.loading import hidden_widths
+from selector.actions import Action, ActionSpace
+from selector.decision import Mode
+from selector.export import deployed
+from selector.module import SelectorModule
+from selector.runtime import LatencyProfile, Selector, Tuned
+from selector.schema import FULL, HIDDEN_STATES, InputError
+
+
+class _Timed:
+    """A selector that is asked, and a tree that is drafted whatever it says."""
+
+    def __init__(self, tuned: Tuned, action: Action) -> None:
+        self.tuned, self.action, self.sees = tuned, action, tuned.sees
+
+    def select(self, features: Features | None) -> Action:
+        self.tuned.select(features)
+        return self.action
+
+
+def decision_seconds(
+    config: Config, pair: ModelPair, profile: LatencyProfile, verifier: str, sees: str, prompt: list[int]
+) -> float:
+    """Median time of a decision in real decoding, features included.
+
+    The weights of the network do not matter for that, so it is not trained. Chains may be chosen, as on most machines.
+    """
+    space = ActionSpace.default()
+    widths = hidden_widths(config) if sees == FULL else []
+    module = SelectorModule("regressor", sees, widths, config.train.network, 1.0, 0.0).eval()
+    chains = tuple(space.index(space.chain(length)) for length in range(space.depth + 1))
+    mode = Mode(1.0, 1.0, space.chain(4), decides=True, speed=100.0, allowed=chains)
+    facts = {
+        "actions": space.actions,
+        "verifier": verifier,
+        "sees": sees,
+        "objective": "regressor",
+        "fallback": (1, 4, 0),
+        "features": {"hidden_states": dict(zip(HIDDEN_STATES, widths, strict=False))},
+    }
+    made = deployed(module, profile, [mode], verifier)
+    chooser = _Timed(Tuned(Selector(made, facts, profile, [mode]), mode), space.chain(6))
+    decoder = Decoder(pair, Sampling(), get_verifier(verifier), chooser)
+    generator = torch.Generator(device=pair.device).manual_seed(0)
+    steps = [step for _ in range(3) for step in decoder.decode(prompt, config.data.tokens, generator).steps[2:]]
+    if not steps:
+        raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
+    return statistics.median(step.seconds["select"] for step in steps)

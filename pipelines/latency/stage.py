@@ -1,0 +1,136 @@
+"""Stage `latency`: measure this machine's latency profile, and check it against real decoding steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rich.table import Table as RichTable
+
+from data_gen import latency
+from data_gen.decoding import Step
+from data_gen.models import ModelPair
+from data_gen.prompts import Prompt
+from pipelines.common.console import console, progress
+from pipelines.common.files import write_json
+from pipelines.common.prompts import encode, prompts_digest, prompts_of
+from pipelines.common.stage import Stage
+from pipelines.common.tracking import mlflow_run
+from pipelines.config import Config
+from pipelines.data.shards import PARTS, Work, make_shard
+from pipelines.latency.decision import decision_seconds
+from pipelines.latency.profile import profile_path
+from pipelines.pair.loading import load_pair
+from selector.actions import Action
+from selector.runtime import LatencyProfile
+from selector.schema import FEATURES, InputError
+
+FITTED = [
+    *((1, 0, 0), (1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 8, 8)),
+    *((2, 0, 2), (2, 2, 4), (2, 4, 2), (2, 8, 8), (3, 0, 4), (3, 4, 4), (3, 2, 8)),
+    *((4, 0, 1), (4, 0, 4), (4, 0, 8), (4, 4, 2), (4, 4, 8), (4, 8, 4)),
+]
+CHECKED = [(1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 2, 6)]
+REAL_TOKENS = 24  # of each text whose decoding steps the times are fitted to, and checked with
+
+
+def plan(config: Config) -> list[str]:
+    cells = len(config.latency.lengths) * (len(config.latency.widths) + len(config.latency.nodes))
+    return [f"{cells} pass sizes and {len(config.verifiers)} verifiers, {config.latency.repeats} times each"]
+
+
+def run(config: Config) -> None:
+    pair = load_pair(config)
+    device = latency.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
+    depends = {
+        "device": device,
+        "pair": pair.fingerprint,
+        "latency": config.latency.model_dump(mode="json"),
+        "verifiers": list(config.verifiers),
+        "labelling": {"texts_per_shard": config.data.texts_per_shard, "threads": config.data.threads},
+        "selector": config.train.network,
+        "prompts": {"tokens": config.prompts.tokens, "texts": prompts_digest(config, "train")},
+        "checked": config.train.verifier,
+    }
+    stage = Stage("latency", config, depends, (profile_path(config),))
+    if not stage.begin():
+        return
+    grid = latency.Grid(config.latency.lengths, config.latency.widths, config.latency.nodes, config.latency.repeats)
+    texts = prompts_of(config, "train", config.latency.prompts)
+    prompts = [encode(pair, text, config.prompts.tokens) for text in texts]
+    with mlflow_run(config, "latency") as mlflow, progress() as bar:
+        task = bar.add_task("timing passes", total=grid.repeats, note="")
+        profile = latency.measure(pair, grid, config.verifiers, device, lambda: bar.advance(task))
+        profile = replace(profile, decide=dict.fromkeys(FEATURES, 0.0))
+        decide = {
+            sees: decision_seconds(config, pair, profile, config.train.verifier, sees, prompts[0]) for sees in FEATURES
+        }
+        profile = replace(profile, decide=decide, labelling=labelling_seconds(config, pair, texts))
+        actions = [Action(*shape) for shape in FITTED + CHECKED]
+        steps = latency.real_steps(pair, config.verifiers, actions, prompts, REAL_TOKENS)
+        if len(steps) < len(actions) * len(config.verifiers):
+            raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
+        profile = latency.fitted(profile, {key: taken for key, taken in steps.items() if key[1] in FITTED})
+        checked = config.train.verifier
+        rows = check(profile, checked, {action: steps[checked, action] for action in actions if action in CHECKED})
+        stage.replace()
+        write_json(profile_path(config), {**profile.to_json(), "check": rows})
+        mlflow.log_artifact(str(profile_path(config)))
+        for row in rows:
+            mlflow.log_metric(f"latency/predicted_over_measured/{row['action']}".translate(_PLAIN), row["ratio"])
+    console.print(summary(profile, rows))
+    stage.finish()
+
+
+def check(profile: LatencyProfile, verifier: str, steps: dict[Action, list[Step]]) -> list[dict[str, Any]]:
+    """Predicted against measured step times, of trees that nothing was fitted to."""
+    rows = []
+    for action, taken in steps.items():
+        predicted, measured = latency.times(profile, verifier, action, taken)
+        ratio = predicted / measured
+        row = {"action": str(action), "predicted": predicted, "measured": measured, "ratio": ratio, "steps": len(taken)}
+        rows.append(row)
+    return rows
+
+
+_PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
+
+
+def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> RichTable:
+    """One pass of each model, and predicted against measured step times."""
+    length = profile.draft.lengths[len(profile.draft.lengths) // 2]
+    draft, target = profile.draft.at(length, 1), profile.target.at(length, 1)
+    table = RichTable(
+        title=f"Step times on {profile.device}\ndraft pass {1e3 * draft:.2f} ms, target pass {1e3 * target:.2f} ms "
+        f"(1/{target / draft:.1f});\n"
+        f"a decision {', '.join(f'{1e3 * seconds:.3f} ms ({sees})' for sees, seconds in profile.decide.items())}",
+        title_justify="left",
+    )
+    for column in ("action", "predicted ms", "measured ms", "ratio"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        predicted, measured = 1e3 * float(row["predicted"]), 1e3 * float(row["measured"])
+        table.add_row(str(row["action"]), f"{predicted:.2f}", f"{measured:.2f}", f"{float(row['ratio']):.2f}")
+    return table
+
+
+def labelling_seconds(config: Config, pair: ModelPair, prompts: list[Prompt]) -> dict[str, float]:
+    """`LatencyProfile.labelling`, from a few texts made as the data stage makes them."""
+    sampling = config.sampling[0].build()
+    chosen = tuple((prompt, 0) for prompt in prompts)
+    few = {"decoded": chosen[:2], "written": chosen[: config.data.texts_per_shard]}
+    unlogged = config.model_copy(update={"data": config.data.model_copy(update={"log": None})})
+    spent = dict.fromkeys(PARTS, 0.0)
+    tokens, roots = dict.fromkeys(few, 0), 0
+    for part, texts in few.items():
+        shard = make_shard(unlogged, pair, Work("train", sampling, texts, decoded=part == "decoded"))
+        for name, seconds in shard.seconds.items():
+            spent[name] += seconds
+        rows = shard.table.to_pydict()
+        tokens[part] = sum(len(own) - start for own, start in zip(rows["tokens"], rows["start"], strict=True))
+        roots += sum(rows["roots"])
+    return {
+        "token": spent["written"] / tokens["written"],
+        "decoded": spent["decoded"] / tokens["decoded"],
+        "root": spent["labelled"] / max(1, roots),
+    }

@@ -1,0 +1,1 @@
+"""Stage `quick`: two minutes, no training: does speculation pay here, and does a selector?"""

@@ -1,0 +1,154 @@
+"""Stage `quick`: does speculation pay on this machine, with which verifier and which tree? Two minutes, no training.
+
+A coarse latency profile, and some texts of the target's, labelled along their whole length. Replay (`selector.replay`)
+then says how fast every static tree would have written them: tokens over seconds, sums over sums. The winner among
+thousands of candidates is chosen on one half of the texts and judged on the other.
+
+Legend: X texts, R roots of all texts, S survivals, A actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from data_gen import latency
+from data_gen.models import ModelPair
+from data_gen.verification import get_verifier
+from data_gen.verification.one_path import FirstPath
+from pipelines.common.console import console, progress
+from pipelines.common.prompts import encode, prompts_of
+from pipelines.common.tracking import mlflow_run
+from pipelines.config import Config
+from pipelines.data.shards import Work, make_shard
+from pipelines.latency.decision import decision_seconds
+from pipelines.pair.loading import load_pair
+from pipelines.quick.texts import texts_of
+from pipelines.train.potential import halves, potentials, table_of
+from selector.actions import EMPTY, Action, ActionSpace
+from selector.data import Setting, Timed, to_texts
+from selector.latency import LatencyProfile
+from selector.replay import Layout, lawful, replay_static
+from selector.schema import LIGHT, InputError
+
+REPEATS = 4
+SHOWN = 5
+SELECTOR_TEXTS = 3  # times as many texts as for the static trees: a model is fitted on half of them
+SPACE = ActionSpace.default()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A verifier with its best tree.
+
+    Attributes:
+        promise: tokens per second on the texts that the tree was chosen on.
+        speed, efficiency: tokens per second and per step on the others.
+    """
+
+    verifier: str
+    action: Action
+    promise: float
+    speed: float
+    efficiency: float
+
+
+def plan(config: Config) -> list[str]:
+    return [f"{config.quick.texts} texts of {config.data.tokens} tokens, {len(config.quick.verifiers)} verifiers"]
+
+
+def run(config: Config) -> None:
+    """Print the best verifiers and trees, and the verdict."""
+    pair = load_pair(config)
+    verifiers, setting = config.quick.verifiers, config.sampling[0]
+    with mlflow_run(config, "quick") as mlflow, progress() as bar:
+        task = bar.add_task("timing and labelling", total=REPEATS + config.quick.texts, note="")
+        profile = _profile(config, pair, lambda: bar.advance(task))
+        survivals_VRS, layout = _labels(config, pair, lambda: bar.advance(task))
+        seconds = [profile.table(SPACE.actions, verifier, filtered=setting.top_p < 1)[1][0] for verifier in verifiers]
+        found = [best_tree(*each, layout) for each in zip(verifiers, survivals_VRS, seconds, strict=True)]
+        plain = 1 / min(float(seconds_A[SPACE.index(EMPTY)]) for seconds_A in seconds)
+        for candidate in found:
+            mlflow.log_metric(f"quick/{candidate.verifier}_over_autoregressive", candidate.speed / plain)
+    found.sort(key=lambda candidate: candidate.promise, reverse=True)
+    console.print(_table(f"{setting.build()}, {profile.device}; {len(layout.row_XN)} texts", found[:SHOWN], plain))
+    console.print(f"quick: {_verdict(found[0], plain)}")
+    console.print(table_of(potentials(_halves(config, pair, profile, found[0].verifier))))
+
+
+def _halves(
+    config: Config, pair: ModelPair, profile: LatencyProfile, verifier: str
+) -> dict[Setting, tuple[Timed, Timed]]:
+    """Texts of the first sampling setting with features, labelled for one verifier: half to fit, half to judge."""
+    setting = config.sampling[0].build()
+    prompts = prompts_of(config, "validation")[: SELECTOR_TEXTS * config.quick.texts]
+    data = config.data.model_copy(update={"features": "light", "log": None})
+    own = config.model_copy(update={"verifiers": (verifier,), "data": data})
+    size = config.data.texts_per_shard
+    parts = [tuple((prompt, 0) for prompt in prompts[n : n + size]) for n in range(0, len(prompts), size)]
+    table = pa.concat_tables([make_shard(own, pair, Work("validation", setting, part)).table for part in parts])
+    first = encode(pair, prompts[0], config.prompts.tokens)
+    profile = replace(profile, decide={LIGHT: 0.0})
+    profile = replace(profile, decide={LIGHT: decision_seconds(own, pair, profile, verifier, LIGHT, first)})
+    texts = to_texts(table.filter(pc.greater(table["roots"], 0)), (verifier,))
+    return {texts.settings[0]: halves(Timed(texts, verifier, profile))}
+
+
+def _profile(config: Config, pair: ModelPair, tick: Callable[[], None]) -> LatencyProfile:
+    """A coarse one, at a single context length: half-way through the texts."""
+    name = latency.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
+    lengths = (config.prompts.tokens + config.data.tokens // 2,)
+    grid = latency.Grid(lengths, config.latency.widths, config.latency.nodes, REPEATS)
+    return latency.measure(pair, grid, config.quick.verifiers, name, tick)
+
+
+def _labels(config: Config, pair: ModelPair, tick: Callable[[], None]) -> tuple[Tensor, Layout]:
+    """Survivals of all texts, [verifier, R, S], and where each text's roots stand among them.
+
+    Raises:
+        InputError: there are no two texts to choose on and to judge on.
+    """
+    labels = []
+    texts = texts_of(config, pair, config.sampling[0].build())
+    for _, text, generator in islice(texts, config.quick.texts):
+        labels.append(text.survivals(config.quick.verifiers, generator))
+        tick()
+    if len(labels) < 2:
+        raise InputError(
+            f"quick: all texts but {len(labels)} end within {SPACE.depth} tokens: too few to choose and judge"
+        )
+    return torch.cat(labels, dim=1), Layout.of(torch.tensor([each.shape[1] for each in labels]))
+
+
+def best_tree(verifier: str, survivals_RS: Tensor, seconds_A: Tensor, layout: Layout) -> Candidate:
+    """The fastest static tree on every other text, and what it does on the texts between them."""
+    seconds_RA = seconds_A.expand(len(survivals_RS), -1)
+    tokens_XA, seconds_XA, steps_XA = replay_static(lawful(survivals_RS, SPACE), seconds_RA, layout, SPACE)
+    promise_A = tokens_XA[::2].sum(0) / seconds_XA[::2].sum(0)
+    if isinstance(get_verifier(verifier), FirstPath):  # the other branches are never accepted, whatever noise says
+        promise_A = promise_A * torch.tensor([action.K == 1 for action in SPACE])
+    best = int(promise_A.argmax())
+    tokens, seconds, steps = (float(each_XA[1::2, best].sum()) for each_XA in (tokens_XA, seconds_XA, steps_XA))
+    return Candidate(verifier, SPACE.actions[best], float(promise_A[best]), tokens / seconds, tokens / steps)
+
+
+def _table(title: str, candidates: list[Candidate], plain: float) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in ("verifier", "best tree", "block eff.", "predicted x autoregressive"):
+        table.add_column(column, justify="left" if column == "verifier" else "right")
+    for each in candidates:
+        table.add_row(each.verifier, str(tuple(each.action)), f"{each.efficiency:.2f}", f"{each.speed / plain:.2f}")
+    return table
+
+
+def _verdict(best: Candidate, plain: float) -> str:
+    if best.action == EMPTY or best.speed <= plain:
+        return "speculation does not pay here: decode without a draft"
+    return f"speculation pays: {best.speed / plain:.2f}x with {best.verifier} on {tuple(best.action)}"

@@ -1,0 +1,1 @@
+"""Stage `report`: one page of tables and plots."""

@@ -1,0 +1,114 @@
+"""The report's plots, each as a base64 PNG."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from data_gen.sampling import Sampling
+from pipelines.evaluate.methods import SELECTOR
+from selector.actions import Action, ActionSpace
+from selector.data import Timed
+from selector.module import SelectorModule
+from selector.tuning import StaticTable
+
+EXAMPLE = Action(1, 8, 0)  # the tree whose predicted block efficiency is compared with its labels
+
+
+def _png(figure: Figure) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight")
+    plt.close(figure)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _setting(entry: dict[str, Any]) -> str:
+    return str(Sampling(entry["temperature"], entry["top_p"]))
+
+
+def throughput(evaluation: dict[str, Any]) -> str:
+    """Tokens per second by method with 95% intervals, one panel per sampling setting."""
+    measured = evaluation["methods"]
+    settings = list(dict.fromkeys(map(_setting, measured)))
+    columns = min(4, len(settings))
+    lines = -(-len(settings) // columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(5 * columns, 3.6 * lines), squeeze=False, sharey=True)
+    for axis in axes.flat[len(settings) :]:
+        axis.set_axis_off()
+    for axis, setting in zip(axes.flat, settings, strict=False):
+        entries = [entry for entry in measured if _setting(entry) == setting]
+        speeds = np.array([entry["tokens_per_second"] for entry in entries])
+        bounds = np.array([entry["interval_95"] for entry in entries]).T
+        colours = ["tab:green" if entry["method"] == SELECTOR else "tab:blue" for entry in entries]
+        labels = [entry["method"] for entry in entries]
+        axis.barh(labels, speeds, xerr=np.abs(bounds - speeds), color=colours, alpha=0.8, capsize=3)
+        axis.set(title=setting, xlabel="tokens/s")
+    axes[0][0].invert_yaxis()  # shared: the first method stands at the top
+    return _png(figure)
+
+
+def efficiency_by_tree(timed: Timed) -> str:
+    """Tokens per step of every static tree over (L1, L2), one panel per K, the fastest one marked."""
+    space = ActionSpace.default()
+    table = StaticTable.of(timed)
+    mean_A = table.efficiencies()
+    best = space.actions[table.best()]
+    figure, axes = plt.subplots(1, space.max_K, figsize=(3.4 * space.max_K, 3.4), sharey=True)
+    for K, axis in enumerate(axes, 1):
+        grid = np.full((space.max_L1 + 1, space.max_L2 + 1), np.nan)
+        for L1 in range(space.max_L1 + 1):
+            for L2 in range(space.max_L2 + 1):
+                grid[L1, L2] = mean_A[space.index(Action(K, L1, L2))]
+        image = axis.imshow(grid, origin="lower", vmin=1, vmax=float(mean_A.max()), cmap="viridis")
+        axis.set(title=f"K={K}", xlabel="L2", xticks=range(0, space.max_L2 + 1, 2))
+        if best.K == K:
+            axis.plot(best.L2, best.L1, "r*", markersize=14)
+    axes[0].set_ylabel("L1")
+    figure.colorbar(image, ax=axes, label="E[tau + 1]", shrink=0.8)
+    figure.suptitle(f"{Sampling(*timed.setting)}; star: most tokens per second here, {best}")
+    return _png(figure)
+
+
+@torch.no_grad()
+def calibration(module: SelectorModule, timed: Timed) -> str:
+    """Block efficiency of one tree, predicted against labelled, in ten groups of roots by prediction."""
+    space, rows = ActionSpace.default(), (~timed.texts.first_R).nonzero()[:, 0]
+    at = space.index(EXAMPLE)
+    x = module.scores(timed.texts, rows)[:, at].double().numpy()
+    y = space.efficiencies(timed.survivals_RS[rows])[:, at].double().numpy()
+    groups = np.array_split(np.argsort(x), min(10, len(x)))
+    figure, axis = plt.subplots(figsize=(4.5, 4))
+    axis.plot([x[g].mean() for g in groups], [y[g].mean() for g in groups], "o")
+    top = max(x.max(), max(y[g].mean() for g in groups)) + 0.5
+    axis.plot([1, top], [1, top], "k--", linewidth=1)
+    axis.set(xlabel=f"predicted E[tau + 1] of {EXAMPLE}", ylabel="labelled", title=str(Sampling(*timed.setting)))
+    return _png(figure)
+
+
+def chosen_actions(evaluation: dict[str, Any], most: int = 15) -> str:
+    """Share of the decoding steps in which the selector chose each action."""
+    entries = [e for e in evaluation["methods"] if e["method"] == SELECTOR]
+    totals: dict[str, int] = {}
+    for entry in entries:
+        for action, times in entry["actions"].items():
+            totals[action] = totals.get(action, 0) + times
+    shown = sorted(totals, key=lambda action: -totals[action])[:most]
+    figure, axis = plt.subplots(figsize=(7, 3.2))
+    width = 0.8 / len(entries)
+    for i, entry in enumerate(entries):
+        total = sum(entry["actions"].values())
+        shares = [entry["actions"].get(action, 0) / total for action in shown]
+        axis.bar(np.arange(len(shown)) + i * width, shares, width, label=_setting(entry))
+    axis.set_xticks(np.arange(len(shown)) + 0.4 - width / 2, shown, rotation=60, ha="right")
+    axis.set(ylabel="share of steps", xlabel="(K, L1, L2)")
+    axis.legend()
+    return _png(figure)

@@ -1,0 +1,80 @@
+"""What the papers say of verifiers, and whether it holds on the measured roots."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from data_gen.verification.base import IID
+from pipelines.studies.audit_tables import MEAN, Row
+
+PUBLISHED = ("nss", "naive", "naive_tree", "spectr", "specinfer", "khisti", "block", "greedy_block", "traversal")
+TOP_DOWN = ("naive_tree", "spectr", "specinfer", "khisti")
+
+
+def find(verifiers: list[Row], others: list[Row], accepted: list[Row]) -> list[str]:
+    """What the papers say, and whether it holds here."""
+    mean = {row["verifier"]: row for row in verifiers if row["setting"] == MEAN}
+    other = {(row["variant"], row["verifier"]): row["of traversal"] for row in others if row["setting"] == MEAN}
+    ratio = {name: row["of traversal"] for name, row in mean.items()}
+    published = {name: value for (variant, name), value in other.items() if variant == IID and name in PUBLISHED}
+    published |= {name: value for name, value in ratio.items() if name in PUBLISHED}
+    lines = []
+    if len(published) > 2:
+        first, last = max(published, key=published.__getitem__), min(published, key=published.__getitem__)
+        lines.append(f"DDTE, Traversal first of the published verifiers: {_holds(first == 'traversal')} ({first})")
+        lines.append(f"DDTE, NSS last: {_holds(last == 'nss')} ({last}, {published[last]:.2f} of traversal)")
+    close = {name: published[name] for name in TOP_DOWN if name in published}
+    if len(close) > 1:
+        spread = max(close.values()) - min(close.values())
+        listed = ", ".join(f"{name} {value:.3f}" for name, value in close.items())
+        lines.append(f"DDTE, top-down verifiers within 0.05 of each other: {_holds(spread < 0.05)} ({listed})")
+    for (variant, name), value in other.items():
+        if variant == "without_replacement" and name in ratio:
+            with_ = other.get((IID, name), ratio[name])
+            against = f"block efficiency {value:.3f} of traversal's, with replacement {with_:.3f}"
+            lines.append(
+                f"without replacement beats with on the whole tree, {name}: {_holds(value > with_)} ({against})"
+            )
+    lines += [*_with_and_without(accepted), *_against_the_optimum(accepted)]
+    best = max(ratio, key=ratio.__getitem__)
+    low, high = mean[best]["interval_95"]
+    mine = [row for row in verifiers if row["verifier"] == best and row["setting"] != MEAN]
+    lines.append(
+        f"the best verifier, {best}: block efficiency {ratio[best]:.3f} [{low:.3f}, {high:.3f}] of traversal's in the "
+        f"mean over {len(mine)} settings; lowest in one setting {min(row['of traversal'] for row in mine):.3f}"
+    )
+    return lines
+
+
+def _with_and_without(accepted: list[Row]) -> list[str]:
+    """SpecInfer's acceptance at one node, in the mean over settings and k > 1."""
+    by_style = {
+        style: [r["acceptance"] for r in accepted if (r["rule"], r["style"]) == ("specinfer", style) and r["k"] > 1]
+        for style in ("iid", "without_replacement")
+    }
+    if not all(by_style.values()):
+        return []
+    with_, without = (float(np.mean(values)) for values in by_style.values())
+    claim = "MDSD, without replacement beats with at one node, specinfer"
+    return [f"{claim}: {_holds(without > with_)} (accepts {without:.3f}, with replacement {with_:.3f})"]
+
+
+def _against_the_optimum(accepted: list[Row]) -> list[str]:
+    optimum = {(r["setting"], r["style"], r["k"]): r["acceptance"] for r in accepted if r["rule"] == "optimum"}
+    missed: dict[tuple[str, str, str], float] = {}
+    for row in accepted:
+        known = (row["setting"], row["style"], row["k"]) in optimum
+        if known and row["rule"] in PUBLISHED and row["rule"] != "khisti" and row["k"] > 1:
+            gap = optimum[row["setting"], row["style"], row["k"]] - row["acceptance"]
+            missed[row["rule"], row["style"], row["setting"]] = gap
+    if not missed:
+        return []
+    nearest = min(missed, key=missed.__getitem__)
+    holds = _holds(min(missed.values()) > 1e-9)
+    return [
+        f"MDSD, no published rule reaches the bound: {holds} (nearest {', '.join(nearest)}, by {missed[nearest]:.4f})"
+    ]
+
+
+def _holds(claim: bool) -> str:
+    return "holds" if claim else "does not hold"

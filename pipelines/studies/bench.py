@@ -1,0 +1,159 @@
+"""Stage `bench`: what verification costs on this machine, softmax over the vocabulary included.
+
+Every verifier verifies the same (4, 0, 8) trees; `naive` and `block` also verify chains of 8, beside transformers' own
+`_speculative_sampling` on the same logits. All are interleaved, one call each in turn; times are medians.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+from torch import Tensor
+from transformers.generation.utils import _speculative_sampling
+
+from data_gen.latency import device_name
+from data_gen.models import check_device
+from data_gen.sampling import Sampling
+from data_gen.trees import DraftTree
+from data_gen.verification import VERIFIERS, get_verifier
+from data_gen.verification.profile import Rows, sample
+from pipelines.common.console import console, progress
+from pipelines.common.files import write_json
+from pipelines.common.stage import Stage
+from pipelines.common.tracking import mlflow_run
+from pipelines.config import Config
+
+SHAPE = (4, 0, 8)
+SLOW = 8  # khisti solves linear programs: it is timed on every eighth round only
+RIVAL = "transformers, chain"
+Call = Callable[[], object]
+
+
+def plan(config: Config) -> list[str]:
+    sizes = ", ".join(f"{size:,}" for size in config.bench.vocabularies)
+    return [f"{len(VERIFIERS)} verifiers on (4, 0, 8) at V = {sizes}, {config.bench.repeats} times each, interleaved"]
+
+
+def run(config: Config) -> None:
+    output = config.folder / "bench.json"
+    check_device(config.pair.device)
+    device = "cuda" if config.pair.device == "auto" and torch.cuda.is_available() else config.pair.device
+    device = "cpu" if device == "auto" else device
+    name = device_name(device, config.pair.dtype, config.pair.threads)
+    depends = {"device": name, "bench": config.bench.model_dump(mode="json")}
+    stage = Stage("bench", config, depends, (output,))
+    if config.pair.threads:
+        torch.set_num_threads(config.pair.threads)
+    with mlflow_run(config, "bench") as mlflow, progress() as bar:
+        task = bar.add_task("timing", total=len(config.bench.vocabularies) * config.bench.repeats, note="")
+        rows = [
+            row
+            for vocabulary in config.bench.vocabularies
+            for row in measure(vocabulary, config.bench.repeats, torch.device(device), lambda: bar.advance(task))
+        ]
+        stage.replace()
+        write_json(output, {"device": name, "rows": rows})
+        mlflow.log_artifact(str(output))
+        for row in rows:
+            mlflow.log_metric(f"bench/{row['vocabulary']}/{row['what'].replace(', ', '_')}_ms", row["milliseconds"])
+    stage.finish()
+    console.print(table(name, rows))
+    stage.say(f"{Path(output).resolve()}")
+
+
+def measure(vocabulary: int, repeats: int, device: torch.device, done: Callable[[], None]) -> list[dict[str, Any]]:
+    """Median milliseconds of every call, and its ratio to transformers' on the same chain."""
+    generator = torch.Generator(device=device).manual_seed(1)
+    seconds: dict[str, list[float]] = {}
+    for repeat in range(-1, repeats):  # the first round warms up
+        for name, call in _calls(vocabulary, generator).items():
+            if name == "khisti" and repeat % SLOW:
+                continue
+            _wait(device)
+            start = time.perf_counter()
+            call()
+            _wait(device)
+            if repeat >= 0:
+                seconds.setdefault(name, []).append(time.perf_counter() - start)
+        if repeat >= 0:
+            done()
+    rival = np.array(seconds[RIVAL])
+    rng = np.random.default_rng(0)
+    rows = []
+    for name, values in seconds.items():
+        row: dict[str, Any] = {"vocabulary": vocabulary, "what": name, "milliseconds": 1e3 * float(np.median(values))}
+        if name.endswith("chain"):
+            mine = np.array(values)
+            picks = rng.integers(len(mine), size=(2000, len(mine)))
+            ratios = np.median(mine[picks], axis=1) / np.median(rival[picks], axis=1)
+            low, high = np.percentile(ratios, [2.5, 97.5])
+            row |= {"ratio": float(np.median(mine) / np.median(rival)), "interval_95": [float(low), float(high)]}
+        rows.append(row)
+    return rows
+
+
+def _calls(vocabulary: int, generator: torch.Generator) -> dict[str, Call]:
+    """The calls of one round, all on the same logits: random rows of the sharpness of a language model's."""
+    device = generator.device
+    K, _, L = SHAPE
+    draft_LV, noise_LV = (torch.randn(L + 1, vocabulary, generator=generator, device=device) for _ in range(2))
+    draft_LV *= 2.5
+    target_LV = draft_LV + 0.6 * noise_LV
+    sampling = Sampling()
+    q_LV = sampling.probabilities(draft_LV)
+    chain = DraftTree.from_paths(sample(q_LV[:L], 1, generator)[:, 0].tolist(), [[]])
+    tree = DraftTree.from_paths([], sample(q_LV[:L], K, generator).T.tolist())
+    # rows by depth are as good as rows by node here: what counts is how many there are
+    tree_target_NV, tree_draft_NV = target_LV[tree.depths_N.to(device)], draft_LV[tree.depths_N.to(device)]
+
+    def verify(name: str, tree: DraftTree, target_NV: Tensor, draft_NV: Tensor) -> Call:
+        verifier = get_verifier(name)
+        return lambda: verifier.verify(
+            tree, sampling.probabilities(target_NV), sampling.probabilities(draft_NV), generator
+        )
+
+    candidates = torch.tensor([[0, *(chain.token(n) for n in range(1, L + 1))]], device=device)
+    node_M = torch.zeros(1, dtype=torch.int64, device=device)
+    profile = Rows(sampling.probabilities(target_LV[:1]), q_LV[:1]).profile(node_M)
+    return {
+        RIVAL: lambda: _speculative_sampling(candidates, draft_LV[None, :L], L, target_LV[None]),
+        "naive, chain": verify("naive", chain, target_LV, draft_LV),
+        "block, chain": verify("block", chain, target_LV, draft_LV),
+        **{name: verify(name, tree, tree_target_NV, tree_draft_NV) for name in VERIFIERS},
+        "softmax of all rows": lambda: (
+            sampling.probabilities(tree_target_NV),
+            sampling.probabilities(tree_draft_NV),
+        ),
+        "one pass over a row": lambda: profile.excess(profile.ones(), profile.ones()),
+        "one sort of a row": lambda: (profile.rows.p_NV / profile.rows.q_NV).sort(descending=True),
+    }
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def table(device: str, rows: list[dict[str, Any]]) -> Table:
+    """Milliseconds by what is called and vocabulary."""
+    result = Table(title=f"Verification, softmax included, {device}: median milliseconds", title_justify="left")
+    vocabularies = sorted({row["vocabulary"] for row in rows})
+    result.add_column("")
+    for size in vocabularies:
+        result.add_column(f"V = {size:,}", justify="right")
+        result.add_column("of transformers'", justify="right")
+    for name in dict.fromkeys(row["what"] for row in rows):
+        cells = [name]
+        for size in vocabularies:
+            row = next(row for row in rows if (row["what"], row["vocabulary"]) == (name, size))
+            ratio = row.get("ratio")
+            cells.append(f"{row['milliseconds']:.3f}")
+            cells.append("" if ratio is None else "{:.2f} [{:.2f}, {:.2f}]".format(ratio, *row["interval_95"]))
+        result.add_row(*cells)
+    return result

@@ -1,0 +1,1 @@
+"""Stage `train`: selectors on the traces, judged by replay."""

@@ -1,0 +1,76 @@
+"""What a selector is judged by: replay of whole texts against the best static tree, setting by setting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipelines.data.traces import timed
+from selector.actions import ActionSpace
+from selector.data import Setting, Texts
+from selector.decision import Mode
+from selector.module import SelectorModule
+from selector.runtime import LatencyProfile
+from selector.tuning import Judged, StaticTable, best_static, tuned
+
+SPACE = ActionSpace.default()
+
+
+@dataclass(frozen=True)
+class Statics:
+    """The best static tree of the trained verifier under one sampling setting, by the training texts.
+
+    Attributes:
+        mean_efficiency: tokens per step of every tree.
+    """
+
+    mode: Mode
+    mean_efficiency: list[float]
+
+
+def statics(splits: dict[str, Texts], settings: list[Setting], verifier: str, profile: LatencyProfile) -> list[Statics]:
+    """For each sampling setting."""
+    result = []
+    for setting in settings:
+        train = timed(splits["train"], setting, verifier, profile)
+        table = StaticTable.of(train)
+        result.append(Statics(best_static(train, table, setting), table.efficiencies().tolist()))
+    return result
+
+
+def setting_of(mode: Mode) -> Setting:
+    return mode.temperature, mode.top_p
+
+
+def monitored(mode: Mode) -> Mode:
+    """How decisions are made while training goes on: each place at its own best ratio."""
+    return Mode(mode.temperature, mode.top_p, mode.action, decides=True, speed=mode.speed, rho=1.0)
+
+
+def step_times(
+    texts: Texts, bases: list[Statics], verifier: str, profile: LatencyProfile, sees: str
+) -> tuple[Tensor, Tensor]:
+    """What a policy is trained with: step times of all roots [R, A], the speed of their setting's static tree [R]."""
+    seconds_RA = torch.zeros(len(texts.length_R), len(SPACE))
+    speed_R = torch.zeros(len(texts.length_R))
+    setting_R = texts.setting_X[texts.text_R]
+    for base in bases:
+        mine = setting_R == texts.settings.index(setting_of(base.mode))
+        seconds_RA[mine] = timed(texts, setting_of(base.mode), verifier, profile).seconds(sees)
+        speed_R[mine] = base.mode.speed
+    return seconds_RA, speed_R
+
+
+def judge(
+    module: SelectorModule, texts: Texts, bases: list[Statics], verifier: str, profile: LatencyProfile
+) -> list[Judged]:
+    """The best price of time under every setting, and what decisions are worth there, by replay of whole texts."""
+    result = []
+    for base in bases:
+        mine = timed(texts, setting_of(base.mode), verifier, profile)
+        result.append(
+            tuned(mine, module.scores(mine.texts), base.mode, module.hparams["sees"], not module.is_regressor)
+        )
+    return result

@@ -1,0 +1,184 @@
+"""Stage `train`: selectors of every kind on all positions of the training texts, judged by replay of whole validation
+texts; the best one is kept, and decides only where that pays by two standard errors.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from data_gen.sampling import Sampling
+from pipelines.common.console import console
+from pipelines.common.files import write_json
+from pipelines.common.stage import Stage
+from pipelines.common.tracking import mlflow_run
+from pipelines.config import Config
+from pipelines.data.traces import load_traces, settings_of, timed, traces_folder
+from pipelines.latency.profile import load_profile
+from pipelines.train.fitting import fit, module_of
+from pipelines.train.judging import Statics, judge, monitored, setting_of, statics, step_times
+from pipelines.train.potential import potentials
+from pipelines.train.potential import rows_of as potential_rows
+from pipelines.train.potential import table_of as potential_table
+from pipelines.train.result import inputs
+from selector.actions import ActionSpace
+from selector.data import Texts
+from selector.module import RootsModule, SelectorModule
+from selector.runtime import LatencyProfile
+from selector.schema import FEATURES, FULL, HIDDEN_STATES, LIGHT, read_manifest
+from selector.tuning import Judged
+
+SPACE = ActionSpace.default()
+TIE = 1.0  # standard errors by which a dearer selector must be ahead of a cheaper one
+
+
+def kinds(config: Config) -> list[tuple[str, str]]:
+    """Objective and features of the selectors that are trained: a policy sees what the cheaper selector sees."""
+    seen = FEATURES if config.data.features == FULL else (LIGHT,)
+    return [
+        (objective, sees)
+        for objective in config.train.objectives
+        for sees in (seen if objective == "regressor" else (LIGHT,))
+    ]
+
+
+def plan(config: Config) -> list[str]:
+    names = ", ".join(f"{objective} ({sees})" for objective, sees in kinds(config))
+    return [f"{names}: {config.train.epochs} epochs each, judged by replay of the validation texts"]
+
+
+def run(config: Config) -> None:
+    folder = config.folder / "training"
+    profile = load_profile(config)
+    stage = Stage("train", config, inputs(config, profile), (folder / "result.json",))
+    splits = load_traces(config, profile.pair)
+    if not stage.begin(lambda: all((folder / kind_name(*kind) / "best.ckpt").exists() for kind in kinds(config))):
+        return
+    partial = folder.with_name("training.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    with mlflow_run(config, "train") as mlflow:
+        mlflow.log_dict(read_manifest(traces_folder(config)), "manifest.json")
+        mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
+        train, validation = (
+            {s: timed(splits[split], s, config.train.verifier, profile) for s in settings_of(config)}
+            for split in ("train", "validation")
+        )
+        hopes = potentials({setting: (train[setting], validation[setting]) for setting in train})
+        console.print(potential_table(hopes))
+        bases = statics(splits, settings_of(config), config.train.verifier, profile)
+        found = {}
+        for objective, sees in kinds(config):
+            name = kind_name(objective, sees)
+            with mlflow.start_run(run_name=f"train-{name}", nested=True) as nested:
+                run_id = nested.info.run_id
+                module = trained(config, objective, sees, splits, bases, profile, partial / name, run_id)
+                judged = judge(module, splits["validation"], bases, config.train.verifier, profile)
+                found[name] = row_of(name, objective, sees, judged, bases, run_id)
+                mlflow.log_params({"objective": objective, "sees": sees})
+                mlflow.log_metrics(found[name]["metrics"])
+        chosen = choose(found)
+        mlflow.set_tag("chosen", chosen)
+        write_json(partial / "result.json", {"chosen": chosen, "selectors": found, "potential": potential_rows(hopes)})
+    stage.replace()
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    console.print(table_of(found, chosen))
+    stage.finish()
+
+
+def kind_name(objective: str, sees: str) -> str:
+    return f"{objective}-{sees}"
+
+
+def trained(
+    config: Config,
+    objective: str,
+    sees: str,
+    splits: dict[str, Texts],
+    bases: list[Statics],
+    profile: LatencyProfile,
+    folder: Path,
+    run_id: str,
+) -> SelectorModule:
+    """One selector, as it was at its best epoch."""
+    own, verifier = {name: splits[name] for name in ("train", "validation")}, config.train.verifier
+    policy = objective == "policy"
+    widths = [splits["train"].hidden[name].shape[1] for name in HIDDEN_STATES] if sees == FULL else []
+    module = module_of(config, objective, sees, widths)
+    times = {name: step_times(texts, bases, verifier, profile, sees) for name, texts in own.items()} if policy else None
+    roots = RootsModule(
+        own,
+        verifier,
+        sees == FULL,
+        config.data.stride,
+        config.train.batch,
+        config.seed,
+        None if times is None else {name: seconds for name, (seconds, _) in times.items()},
+        None if times is None else {name: speeds for name, (_, speeds) in times.items()},
+    )
+    module.begin_at(own["train"], own["train"].survivals[verifier].float(), roots.rows["train"])
+    module.judged = [
+        (timed(own["validation"], setting_of(base.mode), verifier, profile), monitored(base.mode)) for base in bases
+    ]
+    return fit(config, module, roots, folder, run_id)
+
+
+def row_of(
+    name: str, objective: str, sees: str, judged: list[Judged], bases: list[Statics], run_id: str
+) -> dict[str, Any]:
+    """What `result.json` holds of a selector. Where decisions do not pay, its mode is the static tree."""
+    modes = [
+        {
+            **(each.mode if each.pays else each.mode.static_only()).row(),
+            "replay": asdict(each.ratio),
+            "mean_efficiency": base.mean_efficiency,
+        }
+        for each, base in zip(judged, bases, strict=True)
+    ]
+    gains = [each.ratio.value if each.pays else 1.0 for each in judged]
+    errors = [each.ratio.error if each.pays else 0.0 for each in judged]
+    error = sum(e * e for e in errors) ** 0.5 / len(errors)
+    metrics = {"validation/replay_gated": statistics.mean(gains), "validation/replay_error": error}
+    checkpoint = f"{name}/best.ckpt"
+    facts = {"objective": objective, "sees": sees, "checkpoint": checkpoint, "run_id": run_id}
+    return {**facts, "metrics": metrics, "modes": modes}
+
+
+def choose(found: dict[str, dict[str, Any]]) -> str:
+    """The fastest selector on the validation texts. One that sees more, or that is tied to this machine, must be ahead
+    of the light regressor by a standard error."""
+    plain = kind_name("regressor", LIGHT)
+
+    def speed(name: str) -> float:
+        return float(found[name]["metrics"]["validation/replay_gated"])
+
+    best = max(found, key=speed)
+    if plain in found:
+        error = found[best]["metrics"]["validation/replay_error"]
+        if speed(best) - TIE * error <= speed(plain):
+            return plain
+    return best
+
+
+def table_of(found: dict[str, dict[str, Any]], chosen: str) -> Table:
+    """Speed over the best static tree by replay, by sampling setting and selector."""
+    table = Table(title="Validation texts, replayed: speed over the best static tree (± one standard error)")
+    table.title_justify = "left"
+    table.add_column("setting")
+    table.add_column("static tree")
+    for name in found:
+        table.add_column(f"{name}{' (kept)' if name == chosen else ''}", justify="right")
+    for number, mode in enumerate(found[chosen]["modes"]):
+        cells = []
+        for own in found.values():
+            replayed = own["modes"][number]["replay"]
+            kept = " *" if own["modes"][number]["decides"] else ""
+            cells.append(f"{replayed['value']:.3f} ±{replayed['error']:.3f}{kept}")
+        table.add_row(str(Sampling(mode["temperature"], mode["top_p"])), str(tuple(mode["action"])), *cells)
+    table.caption = "* decides there: ahead by two standard errors; elsewhere the static tree is kept"
+    return table
