@@ -49,6 +49,16 @@ def test_the_demo_ends_with_a_table_a_report_and_a_selector(demo: tuple[Path, st
         assert title in report
 
 
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
+)
+def test_the_snippets_of_the_pages_run(page: Path, demo: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the demo has been run, as the pages suppose."""
+    monkeypatch.chdir(demo[0])
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        exec(compile(block, page.name, "exec"), {})
+
+
 def test_the_summary_holds_every_figure(demo: tuple[Path, str]) -> None:
     summary = evaluation_of(demo[0])["summary"]
     for figure in FIGURES:

@@ -1,0 +1,104 @@
+"""The commands, keys, paths and links of the README and of all pages exist; generated pages are those of the code."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipelines.cli import ALL, APART, STAGES, STUDIES
+from pipelines.config import Config, load_config
+from selector.schema import InputError
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = PAGES[0].read_text()
+
+
+def blocks(language: str) -> list[str]:
+    """The code blocks of a language, of all pages."""
+    fence = rf"```{language}\n(.*?)```"
+    return [block for page in PAGES for block in re.findall(fence, page.read_text(), flags=re.DOTALL)]
+
+
+COMMANDS = sorted({line.split("  #")[0] for block in blocks("sh") for line in block.strip().splitlines()})
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("make ")])
+def test_make_targets_exist_and_their_options_are_valid(line: str) -> None:
+    _, target, *assignments = shlex.split(line)
+    help_ = subprocess.run(["make", "-C", str(ROOT), "help"], capture_output=True, text=True, check=True).stdout
+    assert re.search(rf"^\s+{target}\s", help_, flags=re.MULTILINE)
+    options = dict(assignment.split("=", 1) for assignment in assignments)
+    load_config(ROOT / options.get("CONFIG", "configs/demo.yaml"), options.get("ARGS", "").split())
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if "espalier" in line])
+def test_commands_run_as_plans(line: str) -> None:
+    arguments = shlex.split(line)[1:]
+    todo = [sys.executable, "-m", "pipelines.cli", *arguments, "--plan"]
+    result = subprocess.run(todo, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip()
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if " -m " in line])
+def test_modules_that_are_run_exist(line: str) -> None:
+    _, _, module, *arguments = shlex.split(line)
+    assert module == "pytest" or (ROOT / module.replace(".", "/")).with_suffix(".py").exists()
+    assert all((ROOT / argument).exists() for argument in arguments)
+
+
+def test_every_command_is_covered() -> None:
+    assert all(line.startswith("make ") or "espalier" in line or " -m " in line for line in COMMANDS)
+    assert len(COMMANDS) >= 8
+
+
+def test_yaml_examples_are_valid_configs() -> None:
+    for block in blocks("yaml"):
+        Config.model_validate(yaml.safe_load(block))
+
+
+def test_files_and_links_exist() -> None:
+    for page in PAGES:
+        text = page.read_text()
+        for name in re.findall(r"`((?:tests|configs|pipelines|selector|data_gen|docs)/[\w/.]+)`", text):
+            assert (ROOT / name).exists(), (page.name, name)
+        for link in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (page.parent / link).exists(), (page.name, link)
+
+
+def test_every_stage_has_a_make_target_and_its_place_in_the_readme() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for stage in (*STAGES, *APART, *STUDIES, ALL):
+        assert re.search(rf"^{stage}: .*## ", makefile, flags=re.MULTILINE), stage
+    assert all(f"| `{stage}` |" in README for stage in STAGES)
+    assert all(f"make {stage}" in README for stage in (*APART, ALL))
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 120
+
+
+@pytest.mark.parametrize("name", ["configuration.md", "map.md", "delayed-tree.svg"])
+def test_generated_pages_are_those_of_the_code(name: str) -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "build.py"))["PAGES"][name]()
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == made, "run make docs"
+
+
+def test_every_config_key_says_what_it_means() -> None:
+    reference = (ROOT / "docs" / "configuration.md").read_text()
+    assert not re.findall(r"^\| `[\w.]+` \| .* \|  \|$", reference, flags=re.MULTILINE)
+
+
+def test_no_stage_is_run_by_an_unknown_name() -> None:
+    from pipelines.cli import run
+
+    with pytest.raises(InputError, match="unknown stage"):
+        run("demmo", ROOT / "configs" / "demo.yaml", [], plan=True)
