@@ -21,7 +21,6 @@ A row is a text (schema version in `selector.schema`):
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from selector.actions import ActionSpace
+from selector.files import atomically
 from selector.schema import (
     HIDDEN_STATES,
     SCALARS,
@@ -152,19 +152,12 @@ class TraceStore:
             InputError: a value is not finite, or the file cannot be written; names the column or the file.
         """
         _check_finite(name, table)
-        path = self.folder / name
-        partial = path.with_name(path.name + ".tmp")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with atomically(self.folder / name) as partial:
             pq.write_table(table, partial, compression="zstd")
             back = pq.read_table(partial)
             if back.schema.metadata != table.schema.metadata or not back.equals(table):
                 raise InputError(f"{partial}: reads back differently from what was written")
             listed = {"rows": table.num_rows, "bytes": partial.stat().st_size, "sha256": sha256(partial)}
-            _publish(partial, path)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise InputError(f"{partial}: cannot be written: {error}") from error
         self.manifest["shards"][name] = listed
         self._write_manifest()
 
@@ -177,19 +170,8 @@ class TraceStore:
         return sum(s["bytes"] for name, s in self.manifest["shards"].items() if name.startswith(prefix))
 
     def _write_manifest(self) -> None:
-        partial = self.path.with_name("manifest.json.tmp")
-        try:
+        with atomically(self.path) as partial:
             partial.write_text(json.dumps(self.manifest, indent=1, sort_keys=True) + "\n")
-            _publish(partial, self.path)
-        except OSError as error:
-            raise InputError(f"{partial}: cannot be written: {error}") from error
-
-
-def _publish(partial: Path, path: Path) -> None:
-    """Rename, once the contents are on the disk: a file with its final name is whole, whatever happens."""
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def to_table(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:

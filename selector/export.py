@@ -12,7 +12,6 @@ Legend: B roots, S sampling settings, L context lengths, A actions, D hidden wid
 # No postponed annotations here: TorchScript reads the annotations of a module's attributes as objects.
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 from selector.actions import Action, ActionSpace
 from selector.decision import NEVER, Mode, net_tokens
+from selector.files import atomically
 from selector.latency import LatencyProfile, interpolated_at
 from selector.module import SelectorModule
 from selector.network import SurvivalNetwork
@@ -129,15 +129,29 @@ def write_artefact(
     Returns:
         the selector as an engine would load it.
     """
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     made = deployed(module, profile, [Mode.of(mode) for mode in modes], verifier)
-    with torchscript():
-        torch.jit.script(made).save(str(partial / "selector.pt"))
-    (partial / "latency.json").write_text(json.dumps(profile.to_json(), indent=1) + "\n")
+    with atomically(folder) as partial:
+        partial.mkdir()
+        with torchscript():
+            torch.jit.script(made).save(str(partial / "selector.pt"))
+        (partial / "latency.json").write_text(json.dumps(profile.to_json(), indent=1) + "\n")
+        config = {
+            **_config(module, verifier, fallback, modes),
+            "checksums": {name: sha256(partial / name) for name in ("selector.pt", "latency.json")},
+            **facts,
+        }
+        (partial / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        (partial / "README.md").write_text(_readme(config))
+        names = sorted(path.name for path in partial.iterdir())
+        (partial / CHECKSUMS).write_text("".join(f"{sha256(partial / name)}  {name}\n" for name in names))
+        check(load_selector(partial))
+    return load_selector(folder)
+
+
+def _config(module: SelectorModule, verifier: str, fallback: Action, modes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What `config.json` says of the network and of how it decides."""
     widths = module.hparams["hidden_widths"]
-    config = {
+    return {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
         "objective": module.hparams["objective"],
@@ -151,23 +165,7 @@ def write_artefact(
         "fallback": list(fallback),
         "modes": list(modes),
         "versions": {name: version(name) for name in ("torch", "pytorch-lightning")},
-        "checksums": {name: sha256(partial / name) for name in ("selector.pt", "latency.json")},
-        **facts,
     }
-    (partial / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    (partial / "README.md").write_text(_readme(config))
-    names = sorted(path.name for path in partial.iterdir())
-    (partial / CHECKSUMS).write_text("".join(f"{sha256(partial / name)}  {name}\n" for name in names))
-    check(load_selector(partial))
-    if folder.exists():
-        old = folder.with_name(folder.name + ".old")
-        shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
-        partial.rename(folder)
-        shutil.rmtree(old)
-    else:
-        partial.rename(folder)
-    return load_selector(folder)
 
 
 def _readme(config: dict[str, Any]) -> str:

@@ -6,18 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from selector.files import atomically
 from selector.schema import InputError
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write atomically: under a temporary name, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".tmp")
-    try:
+    """Write a JSON file whole or not at all."""
+    with atomically(path) as partial:
         partial.write_text(json.dumps(value, indent=1) + "\n")
-        partial.replace(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def read_json(path: Path, made_by: str) -> Any:

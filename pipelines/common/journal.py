@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from selector.files import atomically
+
 
 class Journal:
     """One JSON line per finished part, after a header that holds what the parts follow from.
@@ -22,10 +24,8 @@ class Journal:
         lines = path.read_text().splitlines() if path.exists() else []
         finished = [line for line in lines[1:] if _complete(line)] if lines and lines[0] == header else []
         self.entries: list[Any] = [json.loads(line) for line in finished]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")  # a full disk must not cost what is there
-        partial.write_text("\n".join([header, *finished]) + "\n")
-        partial.rename(path)
+        with atomically(path) as partial:  # a full disk must not cost what is there
+            partial.write_text("\n".join([header, *finished]) + "\n")
 
     def add(self, entry: Any) -> None:
         self.entries.append(entry)

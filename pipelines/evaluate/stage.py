@@ -64,17 +64,7 @@ def run(config: Config) -> None:
     result = load_result(config)
     pair = load_pair(config)
     profile = load_profile(config, pair)
-    inputs = {
-        "format": FORMAT,
-        "evaluate": config.evaluate.model_dump(mode="json"),
-        "prompts": {"tokens": config.prompts.tokens, "texts": prompts_digest(config, "test")},
-        "sampling": [setting.model_dump() for setting in config.sampling],
-        "verifiers": list(config.verifiers),
-        "seed": config.seed,
-        "pair": pair.fingerprint,
-        "latency": profile.to_json(),
-        **decision_digest(config, result),
-    }
+    inputs = _inputs(config, pair, profile, result)
     stage = Stage("evaluate", config, inputs, (output,))
     if not stage.begin():
         comparison.show(read_json(output, "evaluate"))
@@ -88,19 +78,7 @@ def run(config: Config) -> None:
         for clock, other in synthetic_clocks(config, pair).items():
             replayed += replays(config, synthetic_methods(config, other, splits, result), splits["test"], other, clock)
         journal = Journal(config.folder / "evaluation.partial.jsonl", inputs)
-        finished = {(row["prompt"], row["temperature"], row["top_p"]) for rows in journal.entries for row in rows}
-        warm = False
-        with progress() as bar:
-            task = bar.add_task("decoding held-out prompts", total=len(prompts) * len(config.sampling), note="")
-            for prompt in prompts:
-                for setting in config.sampling:
-                    chosen = contenders[setting.temperature, setting.top_p]
-                    if (prompt.id, setting.temperature, setting.top_p) not in finished:
-                        if not warm:
-                            decode_all(config, pair, prompt, setting, chosen)
-                            warm = True
-                        journal.add(decode_all(config, pair, prompt, setting, chosen))
-                    bar.advance(task)
+        decode_prompts(config, pair, prompts, contenders, journal)
         greedy = losslessness.greedy_check(pair, config, take_evenly(prompts, min(len(prompts), GREEDY_PROMPTS)))
         decoded = [row for rows in journal.entries for row in rows]
         evaluation = {
@@ -156,6 +134,43 @@ def assistants(config: Config, pair: ModelPair) -> dict[Setting, Assistant]:
             pair, setting.build(), prompts, config.evaluate.tokens, seed
         )
     return result
+
+
+def _inputs(config: Config, pair: ModelPair, profile: LatencyProfile, result: dict[str, Any]) -> dict[str, Any]:
+    """Everything that an evaluation follows from."""
+    return {
+        "format": FORMAT,
+        "evaluate": config.evaluate.model_dump(mode="json"),
+        "prompts": {"tokens": config.prompts.tokens, "texts": prompts_digest(config, "test")},
+        "sampling": [setting.model_dump() for setting in config.sampling],
+        "verifiers": list(config.verifiers),
+        "seed": config.seed,
+        "pair": pair.fingerprint,
+        "latency": profile.to_json(),
+        **decision_digest(config, result),
+    }
+
+
+def decode_prompts(
+    config: Config, pair: ModelPair, prompts: list[Prompt], contenders: dict[Setting, list[Method]], journal: Journal
+) -> None:
+    """Every prompt under every setting with every method, those apart that the journal already holds."""
+    finished = {(row["prompt"], row["temperature"], row["top_p"]) for rows in journal.entries for row in rows}
+    tasks = [(prompt, setting) for prompt in prompts for setting in config.sampling]
+    todo = [
+        (prompt, setting)
+        for prompt, setting in tasks
+        if (prompt.id, setting.temperature, setting.top_p) not in finished
+    ]
+    with progress() as bar:
+        done = len(tasks) - len(todo)
+        task = bar.add_task("decoding held-out prompts", total=len(tasks), completed=done, note="")
+        for number, (prompt, setting) in enumerate(todo):
+            chosen = contenders[setting.temperature, setting.top_p]
+            if number == 0:  # the first decoding of a process is slower than all others, and does not count
+                decode_all(config, pair, prompt, setting, chosen)
+            journal.add(decode_all(config, pair, prompt, setting, chosen))
+            bar.advance(task)
 
 
 def decode_all(

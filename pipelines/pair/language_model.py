@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pipelines.config import EmbeddedModel
+from selector.files import atomically
 
 END = "<|end|>"  # stands between files; also the end-of-sequence token
 CHECKPOINT_SECONDS = 30
@@ -130,9 +131,9 @@ def train(
         optimiser.step()
         on_step(step + 1, loss.item())
         if time.monotonic() - saved > CHECKPOINT_SECONDS:
-            partial = checkpoint.with_suffix(".tmp")
-            torch.save({"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": step + 1}, partial)
-            partial.replace(checkpoint)
+            state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": step + 1}
+            with atomically(checkpoint) as partial:
+                torch.save(state, partial)
             saved = time.monotonic()
     model.eval()
 

@@ -18,6 +18,7 @@ from pipelines.common.tracking import mlflow_run
 from pipelines.config import Config, EmbeddedModel
 from pipelines.pair import corpus, language_model
 from pipelines.pair.loading import depends, load_pair
+from selector.files import atomically
 
 PROMPT_CHARACTERS = 1200  # more than `prompts.tokens` usually need
 
@@ -143,9 +144,8 @@ def _trained(
             checkpoint,
             lambda step, loss: bar.update(task, completed=step, note=f"loss {loss:.3f}"),
         )
-    partial = folder / f"{role}.partial"
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    partial.replace(folder / role)
+    with atomically(folder / role) as partial:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
     checkpoint.unlink(missing_ok=True)
     return model

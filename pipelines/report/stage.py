@@ -18,6 +18,7 @@ from pipelines.evaluate import losslessness
 from pipelines.latency.profile import load_profile
 from pipelines.report import plots
 from pipelines.train.result import chosen_of, load_module, load_result
+from selector.files import atomically
 from selector.schema import read_manifest, sha256
 
 
@@ -44,9 +45,8 @@ def run(config: Config) -> None:
     training = load_result(config)
     with mlflow_run(config, "report") as mlflow:
         stage.replace()
-        partial = output.with_name("report.html.tmp")
-        partial.write_text(page(config, evaluation, realised_rows), encoding="utf-8")
-        partial.replace(output)
+        with atomically(output) as partial:
+            partial.write_text(page(config, evaluation, realised_rows), encoding="utf-8")
         mlflow.log_artifact(str(output))
         # the training run has the parameters and the curves: the report belongs beside them too
         mlflow.MlflowClient().log_artifact(chosen_of(training)["run_id"], str(output))

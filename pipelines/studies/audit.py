@@ -34,6 +34,7 @@ from pipelines.pair.loading import load_pair, pair_names
 from pipelines.quick.texts import SPLIT, texts_of
 from pipelines.studies import audit_page
 from selector.actions import Action, ActionSpace
+from selector.files import atomically
 from selector.schema import InputError
 
 SCHEMA = pa.schema(
@@ -197,7 +198,5 @@ def _holds(path: Path, identity: str) -> bool:
 
 
 def _write(path: Path, rows: list[dict[str, Any]], identity: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".tmp")
-    pq.write_table(pa.Table.from_pylist(rows, SCHEMA.with_metadata({"identity": identity})), partial)
-    partial.replace(path)
+    with atomically(path) as partial:
+        pq.write_table(pa.Table.from_pylist(rows, SCHEMA.with_metadata({"identity": identity})), partial)

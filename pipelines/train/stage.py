@@ -4,7 +4,6 @@ texts; the best one is kept, and decides only where that pays by two standard er
 
 from __future__ import annotations
 
-import shutil
 import statistics
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +27,7 @@ from pipelines.train.potential import table_of as potential_table
 from pipelines.train.result import inputs
 from selector.actions import ActionSpace
 from selector.data import Texts
+from selector.files import atomically
 from selector.module import RootsModule, SelectorModule
 from selector.runtime import LatencyProfile
 from selector.schema import FEATURES, FULL, HIDDEN_STATES, LIGHT, read_manifest
@@ -59,36 +59,40 @@ def run(config: Config) -> None:
     splits = load_traces(config, profile.pair)
     if not stage.begin(lambda: all((folder / kind_name(*kind) / "best.ckpt").exists() for kind in kinds(config))):
         return
-    partial = folder.with_name("training.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    with atomically(folder) as partial:
+        result = _train(config, splits, profile, partial)
+        stage.replace()
+    console.print(table_of(result["selectors"], result["chosen"]))
+    stage.finish()
+
+
+def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, folder: Path) -> dict[str, Any]:
+    """All kinds of selectors, one nested MLflow run each; what `result.json` in the folder says of them."""
+    settings, verifier = settings_of(config), config.train.verifier
     with mlflow_run(config, "train") as mlflow:
         mlflow.log_dict(read_manifest(traces_folder(config)), "manifest.json")
         mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
         train, validation = (
-            {s: timed(splits[split], s, config.train.verifier, profile) for s in settings_of(config)}
+            {setting: timed(splits[split], setting, verifier, profile) for setting in settings}
             for split in ("train", "validation")
         )
         hopes = potentials({setting: (train[setting], validation[setting]) for setting in train})
         console.print(potential_table(hopes))
-        bases = statics(splits, settings_of(config), config.train.verifier, profile)
+        bases = statics(splits, settings, verifier, profile)
         found = {}
         for objective, sees in kinds(config):
             name = kind_name(objective, sees)
             with mlflow.start_run(run_name=f"train-{name}", nested=True) as nested:
                 run_id = nested.info.run_id
-                module = trained(config, objective, sees, splits, bases, profile, partial / name, run_id)
-                judged = judge(module, splits["validation"], bases, config.train.verifier, profile)
+                module = trained(config, objective, sees, splits, bases, profile, folder / name, run_id)
+                judged = judge(module, splits["validation"], bases, verifier, profile)
                 found[name] = row_of(name, objective, sees, judged, bases, run_id)
                 mlflow.log_params({"objective": objective, "sees": sees})
                 mlflow.log_metrics(found[name]["metrics"])
-        chosen = choose(found)
-        mlflow.set_tag("chosen", chosen)
-        write_json(partial / "result.json", {"chosen": chosen, "selectors": found, "potential": potential_rows(hopes)})
-    stage.replace()
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
-    console.print(table_of(found, chosen))
-    stage.finish()
+        result = {"chosen": choose(found), "selectors": found, "potential": potential_rows(hopes)}
+        mlflow.set_tag("chosen", result["chosen"])
+        write_json(folder / "result.json", result)
+    return result
 
 
 def kind_name(objective: str, sees: str) -> str:

@@ -59,7 +59,7 @@ def test_an_interrupted_training_leaves_the_earlier_one(demo: tuple[Path, str], 
     earlier = tmp_path / "runs" / "demo" / "training"
     before = {path: path.read_bytes() for path in earlier.rglob("*") if path.is_file()}
     endless = [*SMALL, "train.epochs=100000"]
-    interrupted(tmp_path, "train", *endless, once="training.partial/*/best.ckpt")
+    interrupted(tmp_path, "train", *endless, once="training.tmp/*/best.ckpt")
     assert before == {path: path.read_bytes() for path in earlier.rglob("*") if path.is_file()}
     assert "train: reusing" in espalier(tmp_path, "train", *SMALL)
 

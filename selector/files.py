@@ -1,0 +1,55 @@
+"""Files and folders that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from selector.schema import InputError
+
+
+@contextmanager
+def atomically(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`; what stands there when the block ends well takes the place of `path`.
+
+    A file is on the disk before it is renamed, so one with its final name is whole, whatever happens. An earlier folder
+    goes once the new one stands. After an error, what was there is as it was.
+
+    Raises:
+        InputError: something cannot be written; names the path.
+    """
+    partial = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove(partial)
+        yield partial
+        if partial.is_dir():
+            _replace_folder(partial, path)
+        else:
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            partial.replace(path)
+    except OSError as error:
+        _remove(partial)
+        raise InputError(f"{partial}: cannot be written: {error}") from error
+
+
+def _replace_folder(partial: Path, path: Path) -> None:
+    """A folder cannot be renamed over another one: the earlier one steps aside first."""
+    old = path.with_name(path.name + ".old")
+    _remove(old)
+    if path.exists():
+        path.rename(old)
+    partial.rename(path)
+    _remove(old)
+
+
+def _remove(path: Path) -> None:
+    """A file, a folder, or nothing."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
