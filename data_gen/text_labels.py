@@ -22,19 +22,19 @@ below them need be drafted; then the walk goes on with x's entry weight. m branc
 
 A row of survivals S, 232 numbers in the default space (`ActionSpace.sums_SA`), is the law of tau of all 233 trees.
 
-Legend: T tokens, R roots, V vocabulary, B branching positions of a block, C cells (a branching position and a K),
-M states (a cell and its siblings so far), L trunk lengths, D depths, k child-list entries, S survivals, A actions.
+Chains are written out here, branches in `data_gen.branch_walks`.
+
+Legend: T tokens, R roots, V vocabulary, B tokens of a block, L trunk lengths, D depths, S survivals, A actions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import product
 
 import torch
 from torch import Tensor
 
+from data_gen.branch_walks import Walks
 from data_gen.verification import BottomUp, TopDown, get_verifier
 from data_gen.verification.khisti import Khisti
 from data_gen.verification.one_path import FirstPath
@@ -109,49 +109,6 @@ def labelled_verifier(name: str) -> TopDown | BottomUp:
     raise ValueError(f"{name} has no labels along a text")
 
 
-@dataclass
-class _States:
-    """What is known of M walks down the text, one for each cell and draw of siblings.
-
-    Attributes:
-        cell_M: branching position and K that a walk belongs to.
-        k_M: its branches that are still on the text.
-        weight_M: its probability among the walks of its cell, times `k q / (m p)` of all levels so far.
-        pulled: by top-down verifier, P(it accepts down to here), [M].
-        entered: by bottom-up verifier, P(earlier siblings reject) and the entry weight, [M, L] each: the weight at the
-            branching node depends on the trunk.
-    """
-
-    cell_M: Tensor
-    k_M: Tensor
-    weight_M: Tensor
-    pulled: dict[int, Tensor]
-    entered: dict[int, tuple[Tensor, Tensor]]
-
-    def take(self, index_M: Tensor) -> _States:
-        return _States(
-            self.cell_M[index_M],
-            self.k_M[index_M],
-            self.weight_M[index_M],
-            {v: values[index_M] for v, values in self.pulled.items()},
-            {v: (left[index_M], entry[index_M]) for v, (left, entry) in self.entered.items()},
-        )
-
-    @staticmethod
-    def joined(parts: Sequence[_States]) -> _States:
-        first = parts[0]
-        return _States(
-            torch.cat([part.cell_M for part in parts]),
-            torch.cat([part.k_M for part in parts]),
-            torch.cat([part.weight_M for part in parts]),
-            {v: torch.cat([part.pulled[v] for part in parts]) for v in first.pulled},
-            {
-                v: (torch.cat([p.entered[v][0] for p in parts]), torch.cat([p.entered[v][1] for p in parts]))
-                for v in first.entered
-            },
-        )
-
-
 class TextLabeller:
     """Survivals along one text, from blocks of rows in the order of the text; see `label_text` for the arguments.
 
@@ -172,8 +129,8 @@ class TextLabeller:
         self.roots = len(tokens_T) - self.space.depth
         if self.roots < 1:
             raise ValueError(f"{len(tokens_T)} tokens leave no root with a look-ahead of {self.space.depth}")
-        self.siblings, self.generator = siblings, generator
         self.verifiers = [labelled_verifier(name) for name in verifiers]
+        self.walks = Walks(self.verifiers, siblings, generator, self.space)
         self.by_first_path = [isinstance(get_verifier(name), FirstPath) for name in verifiers]
         self.branching = branching and self.space.max_K > 1 and self.space.max_L2 > 0
         self._p: list[Tensor] = []  # of the text's own next tokens, block by block
@@ -242,135 +199,19 @@ class TextLabeller:
 
     def _branch(self, rows: SortedRows, begin: int, count: int) -> None:
         """Branches that begin at the `count` positions from `begin` on; `rows` begin there, too."""
-        device = rows.device
-        space, widths = self.space, self.space.max_K - 1
+        device, space = rows.device, self.space
         tokens_B = self.tokens_T[begin + 1 : begin + 1 + len(rows.p_NV)].to(device)
         since = max(0, begin - space.max_L1)
         _, chain = self._chain(since)
-        cell_M = torch.arange(count * widths, device=device)
-        position_L = torch.arange(begin, begin + count, device=device).unsqueeze(-1) - torch.arange(
-            space.max_L1 + 1, device=device
-        )
-        trunk_L = torch.arange(space.max_L1 + 1, device=device).expand_as(position_L)
-        one_M = torch.ones(len(cell_M), dtype=torch.float64, device=device)
-        entered = {}
-        for v, verifier in enumerate(self.verifiers):
-            if isinstance(verifier, BottomUp):
-                weight_BL = chain[v][position_L.clamp(min=since) - since, trunk_L] * (position_L >= 0)
-                weight_ML = weight_BL.repeat_interleave(widths, dim=0)
-                entered[v] = torch.ones_like(weight_ML), weight_ML
-        pulled = {v: one_M for v, verifier in enumerate(self.verifiers) if isinstance(verifier, TopDown)}
-        states = _States(cell_M, 2 + cell_M % widths, one_M, pulled, entered)
-        sums = [
-            torch.zeros(
-                count * widths, space.max_L2, *([space.max_L1 + 1] if v in entered else []), device=device
-            ).double()
-            for v in range(len(self.verifiers))
-        ]
-        for level in range(space.max_L2):
-            row_M = states.cell_M.div(widths, rounding_mode="floor") + level
-            parts = [
-                self._step(states.take(index_m), int(k), rows, row_M[index_m], tokens_B, first=level == 0)
-                for k in states.k_M.unique().tolist()
-                for index_m in ((states.k_M == k).nonzero()[:, 0],)
-            ]
-            states = _States.joined(parts)
-            for v, pulled_M in states.pulled.items():
-                sums[v][:, level].index_add_(0, states.cell_M, states.weight_M * pulled_M)
-            for v, (left_ML, entry_ML) in states.entered.items():
-                sums[v][:, level].index_add_(0, states.cell_M, states.weight_M.unsqueeze(-1) * left_ML * entry_ML)
-        for v, total in enumerate(sums):
-            self._branches[v].append(total.unflatten(0, (count, widths)))
-
-    def _step(self, states: _States, k: int, rows: SortedRows, row_M: Tensor, tokens_B: Tensor, first: bool) -> _States:
-        """One token further down the text, for walks with k branches on it."""
-        x_M1 = tokens_B[row_M].unsqueeze(-1)
-        p_M1, q_M1 = rows.profile(row_M).at(x_M1)
-        ratio_M = divide(q_M1, p_M1)[:, 0]
-        if k == 1:
-            states.weight_M = states.weight_M * ratio_M
-            for v in states.pulled:
-                states.pulled[v] = states.pulled[v] * self.verifiers[v].accept(p_M1, q_M1)[:, 0]  # type: ignore[union-attr]
-            for v, (left_ML, entry_ML) in states.entered.items():
-                states.entered[v] = left_ML, (entry_ML * divide(p_M1, q_M1)).clamp(max=1)
-            return states
-        source_m, entries_mk, probability_m = self._entries(rows, row_M, x_M1[:, 0], k, first)
-        states, row_M, ratio_M = states.take(source_m), row_M[source_m], ratio_M[source_m]
-        is_text_mk = entries_mk == x_M1[source_m]
-        states.k_M = is_text_mk.sum(-1)
-        states.weight_M = states.weight_M * probability_m * k * ratio_M / states.k_M
-        for v in states.pulled:
-            pull_mk = self.verifiers[v].pull(rows.profile(row_M), entries_mk)  # type: ignore[union-attr]
-            states.pulled[v] = states.pulled[v] * (pull_mk * is_text_mk).sum(-1)
-        for v, (left_ML, entry_ML) in states.entered.items():
-            states.entered[v] = self._enter(self.verifiers[v], rows, row_M, entries_mk, is_text_mk, left_ML, entry_ML)
-        return states
-
-    def _enter(
-        self,
-        verifier: TopDown | BottomUp,
-        rows: SortedRows,
-        row_M: Tensor,
-        entries_Mk: Tensor,
-        is_text_Mk: Tensor,
-        left_ML: Tensor,
-        entry_ML: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """P(earlier siblings reject) and the entry weight, one node further down a bottom-up walk, [M, L] each."""
-        assert isinstance(verifier, BottomUp)
-        lengths, k = entry_ML.shape[-1], entries_Mk.shape[-1]
-        each_N, inverse_N = _distinct(entry_ML)
-        profile = rows.profile(row_M[each_N // lengths])
-        split = verifier.split(profile, entry_ML.flatten()[each_N], entries_Mk[each_N // lengths])
-        entry_Nk, text_Nk = split.entry_Mk, is_text_Mk[each_N // lengths]
-        if split.order_Mk is not None:
-            entry_Nk, text_Nk = entry_Nk.gather(-1, split.order_Mk), text_Nk.gather(-1, split.order_Mk)
-        before_Nk = torch.arange(k, device=entry_Nk.device) < text_Nk.to(torch.uint8).argmax(-1, keepdim=True)
-        reject_N = torch.where(before_Nk, 1 - entry_Nk, 1.0).prod(-1)
-        own_N = (entry_Nk * text_Nk).sum(-1)  # copies of a token have no weight of their own
-        return left_ML * reject_N[inverse_N].view_as(left_ML), own_N[inverse_N].view_as(entry_ML)
-
-    def _entries(
-        self, rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int, first: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Child lists in which one entry, at a uniform place, is the text's token and the others are drawn.
-
-        Returns:
-            m walks for the M: which each comes from, its child list [m, k], and its probability.
-        """
-        device = rows.device
-        if self.siblings is None:
-            V = rows.p_NV.shape[-1]
-            lists = [
-                (*rest[:place], -1, *rest[place:]) for place in range(k) for rest in product(range(V), repeat=k - 1)
-            ]
-            lists_ck = torch.tensor(lists, device=device)
-            source_m = torch.arange(len(row_M), device=device).repeat_interleave(len(lists))
-            entries_mk = lists_ck.repeat(len(row_M), 1)
-            drawn_mk = entries_mk >= 0
-            entries_mk = torch.where(drawn_mk, entries_mk, x_M[source_m].unsqueeze(-1))
-            _, q_mk = rows.profile(row_M[source_m]).at(entries_mk)
-            return source_m, entries_mk, torch.where(drawn_mk, q_mk, 1.0).prod(-1) / k
-        # where the branches begin, every place is taken in turn: for rules that try children in order, the place of the
-        # text's token is most of a label's noise. Further down, where several branches seldom stand, one at random
-        times, places = (self.siblings, k) if first else (1, 1)
-        drawn_m = torch.arange(len(row_M), device=device).repeat_interleave(times)
-        siblings_mk = rows.draw(row_M[drawn_m], self._uniform(len(drawn_m), k - 1).to(device))
-        source_m, siblings_mk = drawn_m.repeat_interleave(places), siblings_mk.repeat_interleave(places, dim=0)
-        if first:
-            place_m1 = torch.arange(k, device=device).repeat(len(drawn_m)).unsqueeze(-1)
-        else:
-            place_m1 = (self._uniform(len(drawn_m), 1) * k).long().to(device)
-        x_m1 = x_M[source_m].unsqueeze(-1)
-        entries_mk = torch.cat([x_m1, siblings_mk], dim=-1)  # the text's token first: it changes places
-        entries_mk[:, :1] = entries_mk.gather(-1, place_m1)
-        entries_mk.scatter_(-1, place_m1, x_m1)
-        share = 1 / (times * places)
-        return source_m, entries_mk, torch.full((len(source_m),), share, dtype=torch.float64, device=device)
-
-    def _uniform(self, *shape: int) -> Tensor:
-        place = self.generator.device if self.generator is not None else "cpu"
-        return torch.rand(shape, generator=self.generator, dtype=torch.float64, device=place)
+        trunk_L = torch.arange(space.max_L1 + 1, device=device)
+        root_BL = torch.arange(begin, begin + count, device=device).unsqueeze(-1) - trunk_L
+        weights_BL = {
+            v: chain[v][root_BL.clamp(min=since) - since, trunk_L.expand_as(root_BL)] * (root_BL >= 0)
+            for v, verifier in enumerate(self.verifiers)
+            if isinstance(verifier, BottomUp)
+        }
+        for v, below in enumerate(self.walks.down(rows, tokens_B, count, weights_BL)):
+            self._branches[v].append(below)
 
     def survivals(self) -> Tensor:
         """S of every root, float64 [verifier, R, S], in the order of `ActionSpace.sums_SA`, once all rows are added."""
@@ -399,11 +240,3 @@ class TextLabeller:
         space = self.space
         of_L1 = [chain_RD[:, L1 + 1 : L1 + 1 + space.max_L2] * along_the_first for L1 in range(space.max_L1 + 1)]
         return of_L1 * (space.max_K - 1)
-
-
-def _distinct(entry_ML: Tensor) -> tuple[Tensor, Tensor]:
-    """Of M x L entry weights, the positions of those that differ from their left neighbour, and which of these each
-    equals: trunks of several lengths often bring the same weight, and then ask the same question."""
-    new_ML = torch.ones_like(entry_ML, dtype=torch.bool)
-    new_ML[:, 1:] = entry_ML[:, 1:] != entry_ML[:, :-1]
-    return new_ML.flatten().nonzero()[:, 0], new_ML.flatten().cumsum(0) - 1

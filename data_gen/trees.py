@@ -214,6 +214,11 @@ class DraftTree:
         """The nodes without a parent: one, unless this is a `Forest`."""
         return [node for node, parent in enumerate(self._prefixes.parents) if parent < 0]
 
+    @cached_property
+    def is_chain(self) -> bool:
+        """Whether every node but the last has one child, the next node, and nothing else is drafted."""
+        return all(children == [node + 1] for node, children in enumerate(self._child_lists[:-1]))
+
     def ancestors_NN(self) -> Tensor:
         """[N, N] bool: column is row itself or one of its ancestors. What a tree pass may attend to."""
         return ancestors(self._prefixes.parents)

@@ -166,6 +166,26 @@ def correction_counts(action: Action) -> tuple[int, int, int, int]:
     return 1, L1 + 1, L2 - 1, 1
 
 
+@dataclass(frozen=True)
+class StepTimes:
+    """A table of step times in plain numbers, for one root at a time.
+
+    Attributes:
+        lengths: context lengths, ascending, at least two.
+        seconds: for each of them, the time of each action.
+    """
+
+    lengths: list[float]
+    seconds: list[list[float]]
+
+    def at(self, length: float) -> list[float]:
+        """The times at a context length, as `interpolated`."""
+        length = min(max(length, self.lengths[0]), self.lengths[-1])
+        above = next(i for i in range(1, len(self.lengths)) if length <= self.lengths[i])
+        share = (length - self.lengths[above - 1]) / (self.lengths[above] - self.lengths[above - 1])
+        return [a + share * (b - a) for a, b in zip(self.seconds[above - 1], self.seconds[above], strict=True)]
+
+
 def interpolated(table_LA: Tensor, lengths_L: Tensor, length_B: Tensor) -> Tensor:
     """Rows of a table at other lengths, linear in between and constant beyond; [B, A]. Scriptable.
 

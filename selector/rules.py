@@ -9,14 +9,15 @@ Legend: B roots, F scalars, A actions.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace
 from selector.data import Timed
-from selector.decision import RHOS, Mode, choices
-from selector.latency import interpolated
+from selector.decision import RHOS, Mode, choice, choices
+from selector.latency import StepTimes
 from selector.replay import Replayed
 from selector.runtime import LENGTH_AT, Features
 from selector.schema import DECAYS, LIGHT, SCALAR_NAMES, SCALARS_KEY
@@ -25,11 +26,12 @@ from selector.tuning import replay_actions
 SPACE = ActionSpace.default()
 CHAINS = tuple(SPACE.index(SPACE.chain(length)) for length in range(SPACE.depth + 1))
 MOST = 0.999  # a
+ACCEPTED = {decay: SCALAR_NAMES.index(f"accepted_mean_{decay:g}") for decay in DECAYS}  # by decay
 
 
 def chain_efficiencies(scalars_BF: Tensor, decay: float) -> Tensor:
     """Block efficiencies by the rule, [B, A]; 1 for trees with branches."""
-    a_B1 = scalars_BF[:, SCALAR_NAMES.index(f"accepted_mean_{decay:g}"), None].clamp(0, MOST)
+    a_B1 = scalars_BF[:, ACCEPTED[decay], None].clamp(0, MOST)
     result_BA = torch.ones(len(scalars_BF), len(SPACE))
     length_L = torch.arange(SPACE.depth + 1)
     result_BA[:, list(CHAINS)] = (1 - a_B1 ** (length_L + 1)) / (1 - a_B1)
@@ -43,22 +45,21 @@ class AcceptanceRule:
     Attributes:
         mode: its price of time; chains alone are allowed.
         decay: of the running mean, one of `schema.DECAYS`.
-        table: context lengths and step times, as from `LatencyProfile.table`.
+        times: of the chains.
     """
 
     mode: Mode
     decay: float
-    table: tuple[Tensor, Tensor]
+    times: StepTimes
     sees: str | None = LIGHT
 
     def select(self, features: Features | None) -> Action:
         if features is None:
             return self.mode.action
-        scalars_1F = features[SCALARS_KEY].unsqueeze(0)
-        lengths_L, seconds_LA = self.table
-        seconds_1A = interpolated(seconds_LA, lengths_L, scalars_1F[:, LENGTH_AT])
-        chosen = choices(chain_efficiencies(scalars_1F, self.decay), seconds_1A, self.mode, SPACE)
-        return SPACE.actions[int(chosen)]
+        scalars: list[float] = features[SCALARS_KEY].tolist()
+        a = min(scalars[ACCEPTED[self.decay]], MOST)
+        tokens = list(accumulate(range(SPACE.depth), lambda shorter, _: 1 + a * shorter, initial=1.0))
+        return SPACE.chain(choice(tokens, self.times.at(scalars[LENGTH_AT]), self.mode.speed, self.mode.rho))
 
     def replay(self, timed: Timed) -> Replayed:
         """The rule on labelled texts."""
@@ -71,8 +72,9 @@ class AcceptanceRule:
             (replace(static, decides=True, rho=rho, allowed=CHAINS), decay) for rho in RHOS[::2] for decay in DECAYS
         ]
         mode, decay = max(tried, key=lambda each: _replay(timed, *each).speed)
-        table = timed.profile.table(SPACE.actions, timed.verifier, LIGHT, timed.setting[1] < 1)
-        return cls(mode, decay, table)
+        chains = tuple(SPACE.actions[at] for at in CHAINS)
+        lengths_L, seconds_LA = timed.profile.table(chains, timed.verifier, LIGHT, timed.setting[1] < 1)
+        return cls(mode, decay, StepTimes(lengths_L.tolist(), seconds_LA.tolist()))
 
 
 def _replay(timed: Timed, mode: Mode, decay: float) -> Replayed:

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, logsigmoid
 
 from selector.actions import Action, ActionSpace
-from selector.decision import Mode, nearest
-from selector.latency import Correction, LatencyProfile, Table, correction_counts, gpu_like
+from selector.decision import Mode, choice, nearest
+from selector.latency import Correction, LatencyProfile, StepTimes, Table, correction_counts, gpu_like
 from selector.network import survival_factors
 from selector.schema import SCALAR_NAMES, SCALARS_KEY, SCHEMA_VERSION, InputError
 
@@ -178,10 +178,8 @@ class _OneRoot:
             self._only_needed(bias, weight, allowed)
         else:
             self.layers[-1] = bias[allowed], weight[allowed]
-        table = selector.latency.table(SPACE.actions, selector.verifier, selector.sees, mode.top_p < 1)
-        self.lengths: list[float] = table[0].tolist()
-        self.seconds: list[list[float]] = table[1][:, allowed].tolist()
-        self.base = mode.speed ** (1 - mode.rho)
+        lengths_L, seconds_LA = selector.latency.table(SPACE.actions, selector.verifier, selector.sees, mode.top_p < 1)
+        self.times = StepTimes(lengths_L.tolist(), seconds_LA[:, allowed].tolist())
 
     def _only_needed(self, bias: Tensor, weight: Tensor, allowed: list[int]) -> None:
         """The last layer, and what makes block efficiencies of it, for some trees alone."""
@@ -209,24 +207,14 @@ class _OneRoot:
             return self.actions[int(outputs_H.argmax())]
         survivals = torch.mv(self.factors, logsigmoid(outputs_H)).exp_()
         tokens: list[float] = torch.addmv(self.one, self.sums, survivals).tolist()
-        seconds = self._seconds(float(scalars_F[LENGTH_AT]))
-        price = self.base * max(e / t for e, t in zip(tokens, seconds, strict=True)) ** self.mode.rho
-        worth = [e - price * t for e, t in zip(tokens, seconds, strict=True)]
-        return self.actions[worth.index(max(worth))]
+        seconds = self.times.at(float(scalars_F[LENGTH_AT]))
+        return self.actions[choice(tokens, seconds, self.mode.speed, self.mode.rho)]
 
     @staticmethod
     def _projected(state_D: Tensor, block: list[Tensor]) -> Tensor:
         """A hidden state through its linear map and layer norm."""
         weight, bias, scale, shift = block
         return layer_norm(torch.addmv(bias, weight, state_D), scale.shape, scale, shift)
-
-    def _seconds(self, length: float) -> list[float]:
-        """Step times at a context length, linear between the measured ones and constant beyond."""
-        lengths = self.lengths
-        length = min(max(length, lengths[0]), lengths[-1])
-        at = next(i for i in range(1, len(lengths)) if length <= lengths[i])
-        share = (length - lengths[at - 1]) / (lengths[at] - lengths[at - 1])
-        return [low + share * (high - low) for low, high in zip(self.seconds[at - 1], self.seconds[at], strict=True)]
 
 
 def _on_cpu(features: Features) -> Features:

@@ -109,6 +109,18 @@ class TopDown(Verifier):
         """What the extra token is drawn from where no child is taken; [M, V] up to a factor, for any k."""
 
     def _plan(self, tree: DraftTree, rows: Rows) -> Plan:
+        stops_N = self._chain_stops(tree, rows) if tree.is_chain else self._tree_stops(tree, rows)
+        return Plan(stops_N, lambda nodes: extra(tree, rows, nodes, self.leftover))
+
+    def _chain_stops(self, tree: DraftTree, rows: Rows) -> Tensor:
+        """On a chain, whose few numbers are Python's: accept one token after another."""
+        reach, stops = 1.0, []
+        for accept in self.accept(*along_chain(tree, rows)).tolist():
+            stops.append(reach * (1 - accept))
+            reach *= accept
+        return torch.tensor([*stops, reach], dtype=torch.float64, device=rows.device)
+
+    def _tree_stops(self, tree: DraftTree, rows: Rows) -> Tensor:
         steps_N = torch.zeros(len(tree), dtype=torch.float64, device=rows.device)  # P(parent -> node)
         steps_N[tree.roots] = 1.0
         for group in tree.groups():
@@ -117,8 +129,7 @@ class TopDown(Verifier):
             steps_N.index_add_(0, children_Mk.flatten(), pull_Mk.flatten())
         reach_N = steps_N[tree.paths_ND.to(rows.device)].prod(-1)
         below = (tree.parents_N >= 0).to(rows.device)
-        stops_N = reach_N.index_add(0, tree.parents_N.to(rows.device)[below], -reach_N[below]).clamp_(min=0)
-        return Plan(stops_N, lambda nodes: extra(tree, rows, nodes, self.leftover))
+        return reach_N.index_add(0, tree.parents_N.to(rows.device)[below], -reach_N[below]).clamp_(min=0)
 
 
 class Split(NamedTuple):
@@ -164,6 +175,25 @@ class BottomUp(Verifier):
         return left_over(weights_M, weights_M - profile.excess(weights_M, profile.ones()))
 
     def _plan(self, tree: DraftTree, rows: Rows) -> Plan:
+        stops_N, weights_N = self._chain_stops(tree, rows) if tree.is_chain else self._tree_stops(tree, rows)
+        return Plan(stops_N, lambda nodes: extra(tree, rows, nodes, self._leftover(weights_N)))
+
+    def _chain_stops(self, tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
+        """On a chain, whose few numbers are Python's: Block Verification, from the last node up."""
+        weights = [1.0]
+        for ratio in divide(*along_chain(tree, rows)).tolist():
+            weights.append(min(1.0, weights[-1] * ratio))
+        weights_N = torch.tensor(weights, dtype=torch.float64, device=rows.device)
+        inner_M = torch.arange(len(tree) - 1, device=rows.device)
+        accepts = [*self.leave(rows.profile(inner_M), weights_N[:-1]).tolist(), weights[-1]]
+        left, stops = 1.0, []
+        for accept in reversed(accepts):
+            stops.append(left * accept)
+            left *= 1 - accept
+        return torch.tensor(stops[::-1], dtype=torch.float64, device=rows.device), weights_N
+
+    def _tree_stops(self, tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
+        """P(accepted node), and the weight that every node is entered with; [N] each."""
         weights_N = torch.zeros(len(tree), dtype=torch.float64, device=rows.device)
         weights_N[tree.roots] = 1.0
         ratio_N = self._ratios(tree, rows)
@@ -188,7 +218,7 @@ class BottomUp(Verifier):
         accept_SN = finals_N[order_SN.clamp(min=0)] * (order_SN >= 0)
         not_before_SN = torch.cat([torch.ones_like(accept_SN[:, :1]), (1 - accept_SN[:, :-1]).cumprod(-1)], dim=-1)
         stops_N.index_add_(0, order_SN.clamp(min=0).flatten(), (accept_SN * not_before_SN).flatten())
-        return Plan(stops_N, lambda nodes: extra(tree, rows, nodes, self._leftover(weights_N)))
+        return stops_N, weights_N
 
     @staticmethod
     def _ratios(tree: DraftTree, rows: Rows) -> Tensor:
@@ -211,6 +241,13 @@ class BottomUp(Verifier):
             return self.remainder(profile, weights_M, entries_Mk)
 
         return leftover
+
+
+def along_chain(tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
+    """p and q of each token of a chain, [N - 1] each."""
+    tokens_N1 = tree.tokens_N[1:].to(rows.device).unsqueeze(-1)
+    p_N1, q_N1 = rows.profile(torch.arange(len(tree) - 1, device=rows.device)).at(tokens_N1)
+    return p_N1[:, 0], q_N1[:, 0]
 
 
 def left_over(weights_M: Tensor, flow_M: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 256
+SMALL = 1 << 16  # elements: a call of torch takes as long
 ROW_BY_ROW = 1 << 14  # on the CPU, rows longer than this are taken one at a time: they fill the cache
 
 
@@ -33,7 +34,7 @@ def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 def row_sums(rows_NV: Tensor) -> Tensor:
     """Sums over the vocabulary, [..., N] float64: short blocks in the rows' own precision, their sums in float64."""
-    if rows_NV.dtype == torch.float64 or rows_NV.is_cuda:
+    if rows_NV.dtype == torch.float64 or rows_NV.is_cuda or rows_NV.numel() < SMALL:
         return rows_NV.sum(-1, dtype=torch.float64)
     whole = rows_NV.shape[-1] // BLOCK * BLOCK  # on the CPU a wide sum in float64 first copies its rows
     blocks = rows_NV[..., :whole].unflatten(-1, (-1, BLOCK)).sum(-1)

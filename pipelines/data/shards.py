@@ -42,6 +42,7 @@ from selector.data import SPLITS
 from selector.schema import FULL, HIDDEN_STATES, InputError, survival_column
 
 DEPTH = ActionSpace.default().depth
+BEYOND = DEPTH - 1  # tokens that follow the labelled ones: the last prompt token is a root, too
 PARTS = ("written", "decoded", "labelled", "writing")  # of the time that a run takes
 
 
@@ -157,7 +158,7 @@ def make_shard(config: Config, pair: ModelPair, work: Work) -> Shard:
 
 def _texts(config: Config, pair: ModelPair, work: Work) -> Iterator[tuple[Prompt, Text, str | None, str]]:
     """Prompt, text, the verifier that decoded it if one did, and how an error names it."""
-    new = config.data.tokens + DEPTH - 1  # the last prompt token is a root, too
+    new = config.data.tokens + BEYOND
     if work.logged:
         for logged in work.logged:
             text = finished(pair, logged.prompt_tokens, logged.completion)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from data_gen import traces
 from data_gen.latency import device_name
 from pipelines.config import Config
-from pipelines.data.shards import DEPTH, split_counts
+from pipelines.data.shards import BEYOND, split_counts
 from pipelines.pair.loading import hidden_widths
 from selector.runtime import LatencyProfile
 from selector.schema import FULL, InputError
@@ -19,7 +19,7 @@ def size_line(config: Config) -> str:
         return f"the texts of {config.data.log}, one teacher-forced pass of each model over each"
     counts, settings, data = split_counts(config), len(config.sampling), config.data
     hidden = sum(hidden_widths(config)) * data.tokens if data.features == FULL else 0
-    tokens = config.prompts.tokens + data.tokens + DEPTH
+    tokens = config.prompts.tokens + data.tokens + BEYOND
     each = {
         split: traces.text_bytes(
             tokens, data.tokens, len(config.verifiers), hidden // (data.stride if split == "train" else 1)
@@ -45,7 +45,7 @@ def predicted_seconds(config: Config) -> dict[str, float] | None:
         return None
     counts, settings, data = split_counts(config), len(config.sampling), config.data
     texts, decoded = sum(counts.values()), round(data.decoded * counts["train"])
-    tokens = data.tokens + DEPTH
+    tokens = data.tokens + BEYOND
     amount = {"written": (texts - decoded) * tokens, "decoded": decoded * tokens, "labelled": texts * data.tokens}
     return {part: settings * amount[part] * profile.labelling[price] for part, price in COSTS.items()}
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,6 @@ from pipelines.data.shards import Shard, Work, make_shard
 from pipelines.pair.loading import load_pair
 from selector.schema import InputError
 
-START_SECONDS = 900  # for a worker to be placed and to load its pair
-
 
 def local(config: Config, pair: ModelPair, work: dict[str, Work]) -> Iterator[tuple[str, Shard]]:
     """One shard after another, in this process."""
@@ -30,29 +28,36 @@ def local(config: Config, pair: ModelPair, work: dict[str, Work]) -> Iterator[tu
 
 
 class Worker:
-    """What a Ray actor runs. It holds one pair."""
+    """What a Ray actor runs. It holds one pair, loaded with its first shard, and again after the actor was lost."""
 
-    def start(self, config: Config, fingerprint: str, folder: str, threads: int) -> None:
-        """Load the pair as the driver did.
+    def __init__(self, config: Config, fingerprint: str, folder: str, threads: int) -> None:
+        self.config, self.fingerprint, self.folder, self.threads = config, fingerprint, folder, threads
+
+    def make(self, name: str, todo: Work) -> tuple[str, Shard]:
+        """A shard, and its name.
 
         Raises:
-            InputError: it is not there, or another one.
+            InputError: the pair is not there, or another one than the driver's.
         """
-        here = socket.gethostname()
-        if not Path(folder).is_dir():
-            raise InputError(f"{folder} does not exist on {here}: workers need the driver's folder, on a shared disk")
-        os.chdir(folder)
-        torch.set_num_threads(threads)
-        self.config, self.pair = config, load_pair(config)
-        if self.pair.fingerprint != fingerprint:
-            raise InputError(f"the pair on {here} is another than the driver's")
+        return name, make_shard(self.config, self._pair, todo)
 
-    def make(self, todo: Work) -> Shard:
-        return make_shard(self.config, self.pair, todo)
+    @cached_property
+    def _pair(self) -> ModelPair:
+        here = socket.gethostname()
+        if not Path(self.folder).is_dir():
+            raise InputError(
+                f"{self.folder} does not exist on {here}: workers need the driver's folder on a shared disk"
+            )
+        os.chdir(self.folder)
+        torch.set_num_threads(self.threads)
+        pair = load_pair(self.config)
+        if pair.fingerprint != self.fingerprint:
+            raise InputError(f"the pair on {here} is another than the driver's")
+        return pair
 
 
 def ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Iterator[tuple[str, Shard]]:
-    """Shards as they are finished, by one actor per device; what a lost actor held is given to another.
+    """Shards as they are finished, by one actor per device; Ray makes anew what a lost actor held.
 
     Args:
         fingerprint: of the driver's pair.
@@ -78,75 +83,32 @@ def ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Iterator[tup
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(f"data.ray.address: {address}: {str(error).splitlines()[0]}") from error
     try:
-        yield from Pool(engine, config, fingerprint).shards(work)
+        yield from _shards(engine, config, fingerprint, work)
     finally:
         engine.shutdown()
 
 
-class Pool:
-    """Actors, and what they are at: they start, make a shard, or wait for one."""
+def _shards(engine: Any, config: Config, fingerprint: str, work: dict[str, Work]) -> Iterator[tuple[str, Shard]]:
+    """One actor per device, each of which takes the next shard that nobody has taken."""
+    from ray.util import ActorPool
 
-    def __init__(self, engine: Any, config: Config, fingerprint: str) -> None:
-        self.engine, self.config = engine, config
-        self.count, gpus = devices([node["Resources"] for node in engine.nodes() if node["Alive"]], config)
-        self.actor = engine.remote(num_cpus=0 if gpus else 1, num_gpus=gpus, max_restarts=0)(Worker)
-        self.arguments = config, fingerprint, str(Path.cwd()), torch.get_num_threads()
-        self.pending: dict[Any, tuple[str | None, Any]] = {}  # by future: the shard (None: it starts) and the worker
-
-    def shards(self, work: dict[str, Work]) -> Iterator[tuple[str, Shard]]:
-        waiting = deque(work)
-        losses: Counter[str | None] = Counter()
-        idle: list[Any] = []
-        for _ in range(min(self.count, len(work))):
-            self._start()
-        while waiting or any(name is not None for name, _ in self.pending.values()):
-            while waiting and idle:
-                worker = idle.pop()
-                name = waiting.popleft()
-                self.pending[worker.make.remote(work[name])] = name, worker
-            future = self._next()
-            made, worker = self.pending.pop(future)
-            try:
-                result = self._result(future)
-            except self.engine.exceptions.RayError as error:  # the actor, its node, or what it had made
-                losses[made] += 1
-                if losses[made] > self.config.data.ray.retries:
-                    raise InputError(_lost(made, losses[made], error)) from error
-                if made is not None:
-                    waiting.appendleft(made)
-                self._start()
-                continue
-            idle.append(worker)
-            if made is not None:
-                yield made, result
-
-    def _start(self) -> None:
-        worker = self.actor.remote()
-        self.pending[worker.start.remote(*self.arguments)] = None, worker
-
-    def _next(self) -> Any:
-        """The next finished call. InputError where no worker has been placed in good time."""
-        only_starts = all(name is None for name, _ in self.pending.values())
-        ready, _ = self.engine.wait(list(self.pending), num_returns=1, timeout=START_SECONDS if only_starts else None)
-        if not ready:
-            raise InputError(
-                f"data.ray.workers: Ray has placed none of {len(self.pending)} workers in {START_SECONDS} seconds: "
-                f"are its devices taken?"
-            )
-        return ready[0]
-
-    def _result(self, future: Any) -> Any:
-        try:
-            return self.engine.get(future)
-        except self.engine.exceptions.RayTaskError as error:
-            raise (error.cause if isinstance(error.cause, InputError) else error) from None
-
-
-def _lost(name: str | None, times: int, error: Exception) -> str:
-    reason = str(error).strip().splitlines()[0]
-    if name is None:
-        return f"data.engine: a Ray worker could not be started, {times} times: {reason}"
-    return f"{name}: its worker was lost {times} times ({reason}); short of memory? lower data.texts_per_shard"
+    count, gpus = devices([node["Resources"] for node in engine.nodes() if node["Alive"]], config)
+    retries = config.data.ray.retries
+    actor = engine.remote(
+        num_cpus=0 if gpus else 1, num_gpus=gpus, max_restarts=retries * len(work), max_task_retries=retries
+    )(Worker)
+    arguments = config, fingerprint, str(Path.cwd()), torch.get_num_threads()
+    actors = [actor.remote(*arguments) for _ in range(min(count, len(work)))]
+    try:
+        yield from ActorPool(actors).map_unordered(lambda actor, item: actor.make.remote(*item), list(work.items()))
+    except engine.exceptions.RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, InputError) else error) from None
+    except engine.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"data.engine: a worker was lost more than {retries} times over one shard ({reason}); "
+            f"short of memory? lower data.texts_per_shard"
+        ) from error
 
 
 def devices(nodes: Sequence[dict[str, float]], config: Config) -> tuple[int, int]:
