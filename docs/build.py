@@ -6,18 +6,11 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import itertools
-import json
 import re
-import typing
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-
-from pipelines.config import Config
+from pipelines.config.reference import parts
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -37,49 +30,32 @@ the product imports `pipelines.studies` (`tests/test_arrows.py`).
 
 Names of tensors end in their axes, which the top of each file explains: `target_probs_NV` has one row per node and one
 column per token of the vocabulary.
+
+Three walks through it:
+
+- *A trace row, from decoding to a training tensor*: `pipelines/data/stage.py`, `pipelines/data/shards.py` (the row of a
+  text), `data_gen/texts.py` (the text, and both models' rows along it), `data_gen/features.py`,
+  `data_gen/text_labels.py` (with `branch_walks.py` and `verification/`), `data_gen/traces.py` (Parquet); then
+  `selector/data.py` and `selector/module.py`.
+- *A decision, from export to engine*: `pipelines/export/artefact.py`, `selector/export.py` (the artefact); in the
+  engine `selector/runtime.py` and `selector/decision.py`.
+- *The law of a verifier*: `data_gen/verification/base.py` (`law`, and the walk over the tree), the file of the
+  verifier, and `data_gen/verification/profile.py` (arithmetic on rows).
 """
 
 
 def configuration() -> str:
     """The reference of all keys."""
-    return CONFIGURATION + "".join(_section(Config, "", None))
-
-
-def _section(model: type[BaseModel], prefix: str, default: Any) -> list[str]:
-    """A table of a section's own keys, then its sections.
-
-    Args:
-        default: the section as it is where the file does not mention it; None where it must be mentioned.
-    """
-    title = f"`{prefix.rstrip('.')}`" if prefix else "The run"
-    plain = {name: field for name, field in model.model_fields.items() if _inner(field) is None}
-    lines = [f"\n## {title}\n\n{inspect.getdoc(model)}\n"]
-    if plain:
-        lines.append("\n| key | default | meaning |\n|---|---|---|\n")
-        lines += [
-            f"| `{prefix}{name}` | {_default(name, field, default)} | {_escaped(field.description or '')} |\n"
-            for name, field in plain.items()
-        ]
-    for name, field in model.model_fields.items():
-        if (inner := _inner(field)) is not None:
-            given = field.default
-            lines += _section(inner, f"{prefix}{name}.", given if isinstance(given, BaseModel) else None)
-    return lines
-
-
-def _inner(field: FieldInfo) -> type[BaseModel] | None:
-    """The section that a key holds, or a list of them; None for any other key."""
-    annotation: Any = field.annotation
-    if typing.get_origin(annotation) is tuple:
-        annotation = typing.get_args(annotation)[0]
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-
-
-def _default(name: str, field: FieldInfo, default: Any) -> str:
-    if default is None and field.is_required():
-        return "required"
-    value = field.default if default is None else getattr(default, name)
-    return f"`{_escaped(json.dumps(value, default=str))}`"
+    lines = [CONFIGURATION]
+    for part in parts():
+        title = f"`{part.name}`" if part.name else "The run"
+        lines.append(f"\n## {title}\n\n{part.meaning}\n")
+        if part.keys:
+            lines.append("\n| key | default | meaning |\n|---|---|---|\n")
+        for key in part.keys:
+            default = key.default if key.default == "required" else f"`{_escaped(key.default)}`"
+            lines.append(f"| `{key.name}` | {default} | {_escaped(key.meaning)} |\n")
+    return "".join(lines)
 
 
 def _escaped(text: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import errno
 import importlib
+import importlib.util
 import logging
 import os
 import sys
@@ -20,25 +22,45 @@ APART = ("quick",)  # no part of the way to a selector
 STUDIES = ("audit", "bench")  # questions of ours
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)  # full, or not for us to write to
 ALL = "demo"  # all stages, in order
+READS = {  # sections of the config, beside the keys of the run itself
+    "pair": ("pair", "prompts"),
+    "latency": ("pair", "prompts", "sampling", "latency", "train"),
+    "data": ("pair", "prompts", "sampling", "data"),
+    "train": ("sampling", "data", "train"),
+    "evaluate": ("pair", "prompts", "sampling", "train", "evaluate"),
+    "export": ("pair", "sampling", "train"),
+    "report": ("sampling", "train"),
+    "quick": ("pair", "prompts", "sampling", "data", "latency", "quick"),
+    "audit": ("pair", "prompts", "data", "audit"),
+    "bench": ("bench",),
+}
+USAGE = "espalier STAGE [--config FILE] [section.key=value ...] [--plan]\n\nStages:"
+USAGE_OF = "espalier {stage} [--config FILE] [section.key=value ...] [--plan]\n"
+OPTIONS = """Options:
+  --config FILE  the run's YAML file (configs/demo.yaml)
+  --plan         print what would be done, with sizes, and do nothing
+  --help         of a stage: what it does, and the keys that it reads, with defaults"""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@app.command()
+@app.command(add_help_option=False)
 def espalier(
-    stage: Annotated[
-        str, typer.Argument(help=f"{', '.join(STAGES)}; {ALL}: these in order; {', '.join(APART + STUDIES)}")
-    ],
+    stage: Annotated[str, typer.Argument()] = "",
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value", show_default=False)] = None,
     config: Annotated[Path, typer.Option(help="the run's YAML file")] = Path("configs/demo.yaml"),
     plan: Annotated[bool, typer.Option("--plan", help="print what would be done, with sizes, and do nothing")] = False,
+    help_: Annotated[bool, typer.Option("--help", help="what the stage does, and the keys that it reads")] = False,
 ) -> None:
     """Learn where a speculative decoder's draft tree should branch: from a pair of models to a selector.
 
     A mistake of the user's is one line and exit code 2; an interruption is exit code 130, and the same command goes on.
     """
     try:
-        run(stage, config, overrides or [], plan)
+        if help_ or not stage:
+            print(usage(stage))
+        else:
+            run(stage, config, overrides or [], plan)
     except InputError as error:
         print(f"espalier: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
@@ -54,22 +76,57 @@ def espalier(
 
 def run(stage: str, file: Path, overrides: list[str], plan: bool) -> None:
     """Resolve the config, then run or plan one stage, or all of them."""
-    names = [*STAGES, *APART, *STUDIES, ALL]
-    if stage not in names:
-        close = difflib.get_close_matches(stage, names, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"stages are {', '.join(names)}"
-        raise InputError(f"unknown stage {stage!r}; {hint}")
+    check_name(stage)
     from pipelines.config import load_config  # seconds to import: after what needs no torch
 
     config = load_config(file, overrides)
     _quiet_libraries()
     for name in STAGES if stage == ALL else (stage,):
-        module = importlib.import_module(f"pipelines.studies.{name}" if name in STUDIES else f"pipelines.{name}.stage")
+        module = importlib.import_module(module_of(name))
         if plan:
             for line in module.plan(config):
                 print(f"{name}: {line}")
         else:
             module.run(config)
+
+
+def check_name(stage: str) -> None:
+    """InputError where there is no such stage; names the nearest one."""
+    names = [*STAGES, *APART, *STUDIES, ALL]
+    if stage not in names:
+        close = difflib.get_close_matches(stage, names, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"stages are {', '.join(names)}"
+        raise InputError(f"unknown stage {stage!r}; {hint}")
+
+
+def module_of(stage: str) -> str:
+    return f"pipelines.studies.{stage}" if stage in STUDIES else f"pipelines.{stage}.stage"
+
+
+def usage(stage: str) -> str:
+    """What `--help` prints: all stages, or one with the keys that it reads."""
+    if not stage:
+        lines = [f"  {name:<9} {_summary(name)}" for name in (*STAGES, *APART, *STUDIES)]
+        return "\n".join([USAGE, *lines, f"  {ALL:<9} the first {len(STAGES)} in order", "", OPTIONS])
+    check_name(stage)
+    from pipelines.config.reference import parts
+
+    names = STAGES if stage == ALL else (stage,)
+    read = {"", *(section for name in names for section in READS[name])}
+    lines = [USAGE_OF.format(stage=stage), *(f"  {_summary(name)}" for name in names), "", OPTIONS]
+    for part in parts():
+        if part.name.split(".")[0] in read and part.keys:
+            lines += ["", f"{part.name or 'run'}: {part.meaning.splitlines()[0]}"]
+            lines += [f"  {key.name} = {key.default}\n      {key.meaning}" for key in part.keys]
+    return "\n".join(lines)
+
+
+def _summary(stage: str) -> str:
+    """The first paragraph of a stage's module."""
+    spec = importlib.util.find_spec(module_of(stage))
+    assert spec is not None and spec.origin is not None
+    docstring = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+    return " ".join(docstring.split("\n\n")[0].split()).removeprefix(f"Stage `{stage}`: ")
 
 
 def _quiet_libraries() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -65,6 +66,7 @@ class Selector:
         self.verifier: str = config["verifier"]
         self.sees: str = config["sees"]
         self.fallback = Action(*config["fallback"])
+        self.widths = {SCALARS_KEY: len(config["features"]["scalars"]), **config["features"]["hidden_states"]}
 
     @torch.inference_mode()
     def select(self, features: Features | None) -> Action:
@@ -72,10 +74,13 @@ class Selector:
 
         Args:
             features: `{name: tensor}` as in the schema, float32 [F] and [D]; None where there are none.
+
+        Raises:
+            InputError: a feature is missing, of another shape or dtype, or not finite, or names no sampling setting.
         """
         if features is None:
             return self.fallback
-        return self.actions[int(self.module(_on_cpu(features))[0])]
+        return self.actions[int(self.module(self._read(features, 1))[0])]
 
     @torch.inference_mode()
     def scores(self, features: Features) -> Tensor:
@@ -83,9 +88,15 @@ class Selector:
 
         Of a regressor's, in tokens: what the tree yields less what its time is worth. Trees that are never drafted
         under the root's sampling setting have a score of `decision.NEVER`; where nothing is decided, all but the static
-        one.
+        one. Raises InputError as `select`.
         """
-        return self.module(_on_cpu(features))[1]
+        return self.module(self._read(features, 2))[1]
+
+    def _read(self, features: Features, most_axes: int) -> Features:
+        read = checked(features, self.widths, most_axes)
+        for setting in read[SCALARS_KEY][..., SETTING_AT].view(-1, 2).tolist():
+            check_setting(*setting)
+        return read
 
     def at(
         self,
@@ -101,8 +112,9 @@ class Selector:
             shapes: the only actions that an engine has graphs for; all of them if None.
 
         Raises:
-            InputError: no action is left, or a shape is not in the action space.
+            InputError: there is no such sampling setting, no action is left, or a shape is not in the action space.
         """
+        check_setting(temperature, top_p)
         mode = nearest(self.modes, temperature, top_p)
         if nodes is None and shapes is None:
             return Tuned(self, mode)
@@ -143,10 +155,14 @@ class Tuned:
 
     @torch.inference_mode()
     def select(self, features: Features | None) -> Action:
-        """The decision at a root; the static action where there are no features, or nothing is decided."""
+        """The decision at a root; the static action where there are no features, or nothing is decided.
+
+        Raises:
+            InputError: a feature is missing, of another shape or dtype, or not finite.
+        """
         if features is None or not self.mode.decides:
             return self.mode.action
-        return self._network.choose(features)
+        return self._network.choose(checked(features, self.selector.widths, 1))
 
 
 class _OneRoot:
@@ -217,8 +233,36 @@ class _OneRoot:
         return layer_norm(torch.addmv(bias, weight, state_D), scale.shape, scale, shift)
 
 
-def _on_cpu(features: Features) -> Features:
-    return {name: value.cpu() for name, value in features.items()}
+def checked(features: Features, widths: dict[str, int], most_axes: int) -> Features:
+    """The features that are read, on the CPU.
+
+    Args:
+        widths: by name, of the last axis.
+        most_axes: 1 for one root, 2 where a batch will do, too.
+
+    Raises:
+        InputError: one is missing, of another shape or dtype than the schema's, or not finite; names it.
+    """
+    read: Features = {}
+    for name, width in widths.items():
+        value = features.get(name)
+        if not isinstance(value, Tensor):
+            raise InputError(f"features: {name} {'is missing' if value is None else 'is no tensor'}")
+        shape = tuple(value.shape)
+        if value.dtype != torch.float32 or shape[-1:] != (width,) or len(shape) > most_axes:
+            raise InputError(f"features: {name} is {value.dtype} {list(shape)}; torch.float32 [{width}] is needed")
+        if not math.isfinite(float(value.sum())):  # one call, and a NaN or an infinity anywhere shows in it
+            raise InputError(f"features: {name} is not finite")
+        read[name] = value.cpu()
+    if len({value.shape[:-1] for value in read.values()}) > 1:
+        raise InputError("features: batches of different sizes")
+    return read
+
+
+def check_setting(temperature: float, top_p: float) -> None:
+    """InputError where this is no way to sample."""
+    if not (0 <= temperature < math.inf and 0 < top_p <= 1):
+        raise InputError(f"temperature {temperature:g}, top-p {top_p:g}: no sampling setting")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from data_gen.traces import flat
@@ -70,7 +71,7 @@ def _make_store(path: Path) -> None:
 
     path.parent.mkdir(exist_ok=True)
     for stale in path.parent.glob(f"{path.name}.*.tmp*"):
-        if not _alive(int(stale.name.removeprefix(f"{path.name}.").split(".")[0])):
+        if not psutil.pid_exists(int(stale.name.removeprefix(f"{path.name}.").split(".")[0])):
             stale.unlink(missing_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     SqlAlchemyStore(f"sqlite:///{partial.resolve()}", str(path.parent.resolve())).engine.dispose()
@@ -78,13 +79,3 @@ def _make_store(path: Path) -> None:
         partial.unlink()
     else:
         partial.replace(path)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import typing
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from pipelines.config.reference import known_keys
 from pipelines.config.run import Config
 from selector.schema import InputError
 
@@ -35,7 +35,17 @@ def load_config(file: Path, overrides: list[str]) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise InputError(f"{file}: {_one_line(error)}") from error
+        raise InputError(f"{_origin(file, overrides, error)}: {_one_line(error)}") from error
+
+
+def _origin(file: Path, overrides: list[str], error: ValidationError) -> str:
+    """Where the first mistake stands: in an override, or in the file."""
+    wrong = ".".join(str(part) for part in error.errors()[0]["loc"])
+    for override in overrides:
+        key = override.partition("=")[0]
+        if f"{wrong}.".startswith(f"{key}."):
+            return repr(override)
+    return str(file)
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
@@ -62,21 +72,8 @@ def _one_line(error: ValidationError) -> str:
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if first["type"] == "extra_forbidden":
         plain = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
-        close = difflib.get_close_matches(plain, list(known_keys()), n=1, cutoff=0.6)
+        close = difflib.get_close_matches(plain, known_keys(), n=1, cutoff=0.6)
         hint = f"; did you mean {close[0]}?" if close else ""
         return f"unknown key {key}{hint}{more}"
     message = first["msg"].removeprefix("Value error, ")
     return f"{key}: {message}{more}" if key else f"{message}{more}"
-
-
-def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, type[BaseModel]]:
-    """Every dotted key of the schema, sections included."""
-    keys: dict[str, type[BaseModel]] = {}
-    for name, field in model.model_fields.items():
-        keys[f"{prefix}{name}"] = model
-        annotation: Any = field.annotation
-        if typing.get_origin(annotation) is tuple:  # a list of sections
-            annotation = typing.get_args(annotation)[0]
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            keys |= known_keys(annotation, f"{prefix}{name}.")
-    return keys

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from data_gen import traces
@@ -102,7 +101,7 @@ class _Spent:
         for part, seconds in shard.seconds.items():
             self.seconds[part] += seconds
         self.seconds["writing"] += writing
-        self.resident.append(resident_bytes())
+        self.resident.append(psutil.Process().memory_info().rss)
         self.plausibility.join(shard.plausibility)
 
     def line(self) -> str:
@@ -121,9 +120,3 @@ class _Spent:
         if self.resident:
             values |= {"data/resident/first": self.resident[0], "data/resident/last": self.resident[-1]}
         return values | {"data/roots_per_second": self.roots / (time.perf_counter() - self.started)}
-
-
-def resident_bytes() -> int:
-    """This process's memory; 0 where the system does not say."""
-    status = Path("/proc/self/statm")
-    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0

@@ -1,5 +1,7 @@
-"""Stage `evaluate`: held-out prompts decoded with every method, interleaved prompt by prompt, in wall-clock time; and
-held-out texts replayed, on this machine's clock and on those of synthetic profiles.
+"""Stage `evaluate`: held-out prompts decoded with every method, and held-out texts replayed.
+
+Decoding is in wall-clock time, the methods interleaved prompt by prompt; replay is on this machine's clock and on those
+of synthetic profiles.
 """
 
 from __future__ import annotations

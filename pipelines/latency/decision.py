@@ -17,7 +17,7 @@ from selector.decision import Mode
 from selector.export import deployed
 from selector.module import SelectorModule
 from selector.runtime import LatencyProfile, Selector, Tuned
-from selector.schema import FULL, HIDDEN_STATES, InputError
+from selector.schema import FULL, HIDDEN_STATES, SCALARS, InputError
 
 
 class _Timed:
@@ -49,7 +49,7 @@ def decision_seconds(
         "sees": sees,
         "objective": "regressor",
         "fallback": (1, 4, 0),
-        "features": {"hidden_states": dict(zip(HIDDEN_STATES, widths, strict=False))},
+        "features": {"scalars": SCALARS, "hidden_states": dict(zip(HIDDEN_STATES, widths, strict=False))},
     }
     made = deployed(module, profile, [mode], verifier)
     chooser = _Timed(Tuned(Selector(made, facts, profile, [mode]), mode), space.chain(6))

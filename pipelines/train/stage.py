@@ -1,5 +1,6 @@
-"""Stage `train`: selectors of every kind on all positions of the training texts, judged by replay of whole validation
-texts; the best one is kept, and decides only where that pays by two standard errors.
+"""Stage `train`: selectors on all positions of the training texts, judged by replay of whole validation texts.
+
+The best one is kept, and decides only under those sampling settings where that pays by two standard errors.
 """
 
 from __future__ import annotations

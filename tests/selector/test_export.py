@@ -410,7 +410,7 @@ from selector.runtime import load_selector
 selector = load_selector({str(artefacts["regressor", sees])!r})
 widths = selector.config["features"]["hidden_states"]
 features = {{name: torch.zeros(width) for name, width in widths.items()}}
-features["scalars"] = torch.full((len(selector.config["features"]["scalars"]),), 50.0)
+features["scalars"] = torch.full((len(selector.config["features"]["scalars"]),), 1.0)
 print(selector.select(features), selector.at(1.0).select(features))
 """
     result = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
