@@ -29,8 +29,10 @@ def read_prompts(path: Path) -> list[Prompt]:
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as UTF-8 text") from error
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text") from error
     prompts = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -40,7 +42,9 @@ def read_prompts(path: Path) -> list[Prompt]:
             text = record["text"]
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise InputError(f"{path}:{number}: expected a JSON object with `text`") from error
-        if not isinstance(text, str) or not text.strip():
+        if not isinstance(text, str):
+            raise InputError(f"{path}:{number}: `text` is no string")
+        if not text.strip():
             raise InputError(f"{path}:{number}: `text` is empty")
         identity = str(record.get("id", f"line-{number}"))
         prompts.append(Prompt(identity, text, str(record.get("kind", "text")), str(record.get("source", identity))))

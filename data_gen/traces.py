@@ -129,7 +129,7 @@ class TraceStore:
             changes = differences(recorded, depends)
             if changes:
                 what = listed_changes(changes)
-                raise InputError(f"{folder} was made from other inputs ({what}); choose another name= or remove it")
+                raise InputError(f"{folder}: made from other inputs ({what}); choose another name= or remove it")
         elif any(folder.rglob("*.parquet")):
             raise InputError(f"{folder} holds shards but no manifest.json; choose another name= or remove it")
         else:

@@ -10,6 +10,8 @@ import importlib.util
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -81,13 +83,34 @@ def run(stage: str, file: Path, overrides: list[str], plan: bool) -> None:
 
     config = load_config(file, overrides)
     _quiet_libraries()
-    for name in STAGES if stage == ALL else (stage,):
-        module = importlib.import_module(module_of(name))
-        if plan:
+    modules = {name: importlib.import_module(module_of(name)) for name in (STAGES if stage == ALL else (stage,))}
+    if plan:
+        for name, module in modules.items():
             for line in module.plan(config):
                 print(f"{name}: {line}")
-        else:
+        return
+    with only_one(config.folder):
+        for module in modules.values():
             module.run(config)
+
+
+@contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """One process at a time works in a run's folder; the system frees the lock when a process ends, however it does.
+
+    Raises:
+        InputError: another one is at work there.
+    """
+    from filelock import FileLock, Timeout
+
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise InputError(
+            f"{folder}: another espalier is at work there; wait for it, or choose another name="
+        ) from error
 
 
 def check_name(stage: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from data_gen.models import ModelPair
 from data_gen.prompts import Prompt, read_prompts, split_of, take_evenly
+from pipelines.common.stage import verify
 from pipelines.config import Config
 from selector.schema import InputError
 
@@ -21,6 +22,8 @@ def prompts_of(config: Config, split: str, count: int | None = None) -> list[Pro
     path = prompts_path(config)
     if config.prompts.file is None and not path.exists():
         raise InputError(f"{path} does not exist: run the pair stage first")
+    if config.prompts.file is None:
+        verify(config, "prompts", made_by="pair")
     shares = config.prompts.validation, config.prompts.test
     prompts = [prompt for prompt in read_prompts(path) if split_of(prompt, *shares) == split]
     if count is not None and count > len(prompts):

@@ -19,7 +19,7 @@ from data_gen.traces import differences, listed_changes
 from pipelines.common.console import console
 from pipelines.common.files import read_json, write_json
 from pipelines.config import Config
-from selector.schema import InputError
+from selector.schema import InputError, sha256
 
 PACKAGES = ("torch", "transformers", "pytorch-lightning", "torchmetrics", "datasets", "pyarrow", "mlflow")
 
@@ -32,6 +32,8 @@ class Stage:
         depends: everything the output follows from; JSON values.
         outputs: files or folders that exist once the stage is done.
         costly: never made anew over an earlier output; a changed input is an error instead.
+        self_described: the output itself says what it was made from and checks its parts: the record decides nothing.
+        hashed: the files whose checksums are recorded; all files of the outputs if None.
     """
 
     name: str
@@ -39,6 +41,8 @@ class Stage:
     depends: dict[str, Any]
     outputs: tuple[Path, ...]
     costly: bool = False
+    self_described: bool = False
+    hashed: tuple[Path, ...] | None = None
 
     @property
     def record(self) -> Path:
@@ -51,26 +55,40 @@ class Stage:
             intact: a closer look at outputs that are there; asked before they are reused.
 
         Raises:
-            InputError: the stage is costly, and there is output of other inputs.
+            InputError: the stage is costly, and there is output of other inputs, or output that was changed since.
         """
-        recorded = read_json(self.record, self.name) if self.record.exists() else None
+        recorded = self._recorded()
         changes = [] if recorded is None else differences(recorded["depends"], self.depends)
-        reusable = recorded is not None and recorded["finished"] and not changes
-        if self.costly and any(_holds_anything(path) for path in self.outputs):
-            advice = "choose another name= or remove " + ("them" if len(self.outputs) > 1 else "it")
+        finished = recorded is not None and recorded["finished"] and not changes
+        changed = _changed_file(self.config, recorded) if recorded is not None and finished else None
+        if self.costly and not self.self_described and any(_holds_anything(path) for path in self.outputs):
             places = " and ".join(str(path) for path in self.outputs)
+            advice = f"choose another name= or remove {'them' if len(self.outputs) > 1 else 'it'}"
             if recorded is None:
                 raise InputError(f"{places}: there, but not known to be finished; {advice}")
             if changes:
                 raise InputError(f"{places}: made from other inputs ({listed_changes(changes)}); {advice}")
-        if reusable and all(path.exists() for path in self.outputs) and intact():
+            if changed is not None:
+                raise InputError(f"{changed}: changed since it was written; put it back, or remove {places}")
+        if finished and changed is None and all(path.exists() for path in self.outputs) and intact():
             self.say(f"reusing {self.outputs[0]}: nothing it depends on has changed")
             return False
-        if changes:
+        if changed is not None:
+            self.say(f"{changed} was changed or removed since it was written: made anew")
+        elif changes:
             self.say(f"made anew: {listed_changes(changes)}")
         if self.costly:
             self.replace()
         return True
+
+    def _recorded(self) -> dict[str, Any] | None:
+        """The stage's record; None where there is none, or where it is damaged and nothing depends on it."""
+        try:
+            return read_record(self.config, self.name) if self.record.exists() else None
+        except InputError:
+            if self.costly and not self.self_described:
+                raise
+            return None
 
     def replace(self) -> None:
         """From here on the earlier output is no more: call it before the first write."""
@@ -84,24 +102,65 @@ class Stage:
         console.print(f"[bold]{self.name}[/]: {message}", soft_wrap=True)
 
     def _write(self, finished: bool) -> None:
-        record = {"depends": self.depends, "finished": finished, "provenance": provenance(self.config)}
-        write_json(self.record, record)
+        record: dict[str, Any] = {"depends": self.depends, "finished": finished}
+        if finished:
+            record["files"] = {str(path.relative_to(self.config.folder)): sha256(path) for path in self._files()}
+        write_json(self.record, record | {"provenance": provenance(self.config)})
+
+    def _files(self) -> list[Path]:
+        if self.hashed is not None:
+            return list(self.hashed)
+        folders = [path for path in self.outputs if path.is_dir()]
+        inside = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
+        return [*(path for path in self.outputs if path.is_file()), *inside]
 
 
 def record_path(config: Config, stage: str) -> Path:
     return config.folder / "stages" / f"{stage}.json"
 
 
+def read_record(config: Config, stage: str) -> dict[str, Any]:
+    """What a stage has recorded of itself; InputError where the file is missing or damaged."""
+    path = record_path(config, stage)
+    record = read_json(path, stage)
+    whole = isinstance(record, dict) and isinstance(record.get("depends"), dict) and "finished" in record
+    if not whole or not isinstance(record.get("files", {}), dict):
+        raise InputError(f"{path} is damaged: remove it and run the {stage} stage again")
+    return record
+
+
+def verify(config: Config, stage: str, made_by: str | None = None) -> None:
+    """That the files which a stage has recorded are still those that it wrote; nothing where it has no record.
+
+    Args:
+        made_by: the stage to run again; `stage` itself if None.
+
+    Raises:
+        InputError: one is missing or was changed; names it.
+    """
+    if record_path(config, stage).exists():
+        changed = _changed_file(config, read_record(config, stage))
+        if changed is not None:
+            again = made_by or stage
+            raise InputError(f"{changed}: missing, or changed since it was written: run the {again} stage again")
+
+
+def _changed_file(config: Config, record: dict[str, Any]) -> Path | None:
+    """The first recorded file that is missing or has another checksum."""
+    files = ((config.folder / name, digest) for name, digest in record.get("files", {}).items())
+    return next((path for path, digest in files if not path.is_file() or sha256(path) != digest), None)
+
+
 def require(config: Config, stage: str, current: dict[str, Any]) -> None:
-    """That an earlier stage is finished and was made from the current config.
+    """That an earlier stage is finished, was made from the current config, and that its files are as it wrote them.
 
     Args:
         current: what it depends on now; keys that are left out are not compared.
 
     Raises:
-        InputError: it is missing, unfinished, or made from something else.
+        InputError: it is missing, unfinished, made from something else, or a file was changed since.
     """
-    record = read_json(record_path(config, stage), stage)
+    record = read_record(config, stage)
     if not record["finished"]:
         raise InputError(f"{config.folder}: the {stage} stage is not finished: run it again")
     changes = differences({key: record["depends"].get(key) for key in current}, current)
@@ -109,6 +168,7 @@ def require(config: Config, stage: str, current: dict[str, Any]) -> None:
         raise InputError(
             f"{config.folder}: the {stage} stage was run with other inputs ({listed_changes(changes)}): run it again"
         )
+    verify(config, stage)
 
 
 def _holds_anything(path: Path) -> bool:

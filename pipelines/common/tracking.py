@@ -18,6 +18,7 @@ from pipelines.config import Config
 from selector.schema import InputError
 
 DEFAULT_STORE = "sqlite:///mlruns/mlflow.db"
+SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}  # else four minutes
 
 
 def tracking_uri() -> str:
@@ -37,6 +38,8 @@ def mlflow_run(config: Config, stage: str) -> Iterator[Any]:
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     failures = (mlflow.MlflowException, SQLAlchemyError)
     uri = tracking_uri()
+    for name, value in SERVER_PATIENCE.items():
+        os.environ.setdefault(name, value)
     try:
         try:
             if uri == DEFAULT_STORE:

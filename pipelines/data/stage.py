@@ -50,7 +50,9 @@ def run(config: Config) -> None:
         store = traces.TraceStore(folder, inputs)
         return {name: todo for name, todo in work.items() if not store.holds(name)}
 
-    stage = Stage("data", config, inputs, (folder,), costly=True)
+    stage = Stage(
+        "data", config, inputs, (folder,), costly=True, self_described=True, hashed=(folder / "manifest.json",)
+    )
     if not stage.begin(lambda: not missing()):
         return
     stage.say(size_line(config))

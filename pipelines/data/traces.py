@@ -8,6 +8,7 @@ from typing import Any
 from data_gen.latency import device_name
 from data_gen.traces import differences, versions
 from pipelines.common.prompts import prompts_digest
+from pipelines.common.stage import verify
 from pipelines.config import Config
 from selector.data import SPLITS, Setting, Texts, Timed, read_texts
 from selector.runtime import LatencyProfile
@@ -54,6 +55,7 @@ def traces_folder(config: Config) -> Path:
 def load_traces(config: Config, pair: str) -> dict[str, Texts]:
     """The texts of every split; InputError unless they were made with this config and pair."""
     folder = traces_folder(config)
+    verify(config, "data")
     changes = differences(read_manifest(folder)["depends"], {**versions(), **depends(config, pair)})
     if changes:
         raise InputError(f"{folder}: made from other inputs ({'; '.join(changes[:2])}): run the data stage")

@@ -16,6 +16,7 @@ from data_gen.sampling import Sampling
 from pipelines.common.console import console
 from pipelines.common.statistics import interval, source_weights, sums_by_source
 from pipelines.config import Config
+from pipelines.evaluate.findings import headline
 from pipelines.evaluate.methods import (
     ASSISTED,
     ASSISTED_CONSTANT,
@@ -166,6 +167,7 @@ def show(result: dict[str, Any]) -> None:
     if synthetic:
         console.print(synthetic_table(synthetic))
     console.print(summary_table(result["summary"]))
+    console.print(headline(result), soft_wrap=True)
     for line in result["disagreements"]:
         console.print(f"decoding and replay disagree: {line}", soft_wrap=True)
 

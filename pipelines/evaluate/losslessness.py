@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from data_gen.verification import get_verifier
 from pipelines.common.prompts import encode
 from pipelines.config import Config
 from selector.actions import Action
+from selector.schema import InputError
 
 ACTIONS = (Action(1, 4, 0), Action(2, 2, 3), Action(4, 0, 6))
 TIE = 1e-4  # gap of the two best logits below which their order is rounding
@@ -21,6 +23,8 @@ TIE = 1e-4  # gap of the two best logits below which their order is rounding
 
 def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict[str, Any]:
     """Compare on every prompt with three actions, verifiers in turn; the draft samples, so that trees do branch.
+
+    At every other prompt the target drafts for itself, so that deep branches are accepted however weak the draft is.
 
     Returns:
         how many continuations were compared, and the prompts, actions and positions of those that part: `ties` where
@@ -31,8 +35,9 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
         tokens = encode(pair, prompt, config.prompts.tokens)
         expected = _generate(pair, tokens, config.evaluate.tokens)
         verifier = get_verifier(config.verifiers[number % len(config.verifiers)])
+        drafting = pair if number % 2 else replace(pair, draft=pair.target)
         for action in ACTIONS:
-            decoder = Decoder(pair, Sampling(0), verifier, Fixed(action), draft_sampling=Sampling(1))
+            decoder = Decoder(drafting, Sampling(0), verifier, Fixed(action), draft_sampling=Sampling(1))
             generator = torch.Generator(device=pair.device).manual_seed(0)
             found = decoder.decode(tokens, config.evaluate.tokens, generator).tokens
             result["continuations"] += 1
@@ -64,6 +69,16 @@ def _gap(pair: ModelPair, context: list[int]) -> float:
     """Difference of the target's two best logits after a context."""
     best = pair.target(torch.tensor([context], device=pair.device)).logits[0, -1].float().topk(2).values
     return float(best[0] - best[1])
+
+
+def require_equal(greedy: dict[str, Any]) -> None:
+    """InputError where a continuation differs and no tie explains it: nothing that was measured would mean anything."""
+    if greedy["differing"]:
+        first = greedy["differing"][0]
+        raise InputError(
+            f"greedy decoding with trees is not generate()'s: prompt {first['prompt']}, token {first['at']} with "
+            f"{first['verifier']} on {first['action']}; {len(greedy['differing'])} of {greedy['continuations']} differ"
+        )
 
 
 def summary(greedy: dict[str, Any]) -> str:

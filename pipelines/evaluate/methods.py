@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,11 @@ class Method(ABC):
     verifier: str
     action: Action | None  # where there is one for all steps
 
+    @property
+    def identity(self) -> Hashable:
+        """Equal for methods that decode alike."""
+        return self.name
+
     @abstractmethod
     def decode(self, pair: ModelPair, sampling: Sampling, task: Task) -> Decoding:
         """Continue one prompt."""
@@ -126,6 +131,10 @@ class StaticTrees(Speculative):
     @property
     def action(self) -> Action | None:  # type: ignore[override]
         return None if self.by_kind else self.tree
+
+    @property
+    def identity(self) -> Hashable:
+        return (self.verifier, self.tree) if not self.by_kind else self.name
 
     def trees(self, kind: str) -> tuple[str, Chooser]:
         verifier, action = self.by_kind.get(kind, (self.verifier, self.tree))

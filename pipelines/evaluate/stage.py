@@ -31,6 +31,7 @@ from pipelines.evaluate.methods import (
     SELECTOR,
     WALL,
     Assisted,
+    Decoding,
     Method,
     Rule,
     Selecting,
@@ -79,9 +80,10 @@ def run(config: Config) -> None:
         replayed = replays(config, contenders, splits["test"], profile, WALL)
         for clock, other in synthetic_clocks(config, pair).items():
             replayed += replays(config, synthetic_methods(config, other, splits, result), splits["test"], other, clock)
+        greedy = losslessness.greedy_check(pair, config, take_evenly(prompts, min(len(prompts), GREEDY_PROMPTS)))
+        losslessness.require_equal(greedy)
         journal = Journal(config.folder / "evaluation.partial.jsonl", inputs)
         decode_prompts(config, pair, prompts, contenders, journal)
-        greedy = losslessness.greedy_check(pair, config, take_evenly(prompts, min(len(prompts), GREEDY_PROMPTS)))
         decoded = [row for rows in journal.entries for row in rows]
         evaluation = {
             **comparison.evaluation(config, decoded, replayed),
@@ -178,10 +180,17 @@ def decode_prompts(
 def decode_all(
     config: Config, pair: ModelPair, prompt: Prompt, setting: SamplingSetting, chosen: list[Method]
 ) -> list[dict[str, Any]]:
-    """Every method on one prompt, in turn, in an order of the prompt's own: none always follows the same other one."""
+    """Every method on one prompt, in turn, in an order of the prompt's own: none always follows the same other one.
+
+    Methods that draft the same fixed tree with the same verifier are one, whatever they are called: it decodes once.
+    """
     sampling = setting.build()
     seed = seed_of(config.seed, prompt.id, sampling, "evaluate")
     task = Task(encode(pair, prompt, config.prompts.tokens), prompt.kind, config.evaluate.tokens, seed)
+    decodings: dict[Any, Decoding] = {}
+    for method in random.Random(seed).sample(chosen, len(chosen)):
+        if method.identity not in decodings:
+            decodings[method.identity] = method.decode(pair, sampling, task)
     return [
         {
             "prompt": prompt.id,
@@ -189,7 +198,7 @@ def decode_all(
             "source": prompt.source,
             "temperature": setting.temperature,
             "top_p": setting.top_p,
-            **row_of(method, method.decode(pair, sampling, task)),
+            **row_of(method, decodings[method.identity]),
         }
-        for method in random.Random(seed).sample(chosen, len(chosen))
+        for method in chosen
     ]

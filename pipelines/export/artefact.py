@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from pipelines.common.files import read_json
 from pipelines.common.stage import provenance
 from pipelines.config import Config
 from pipelines.data.traces import timed
@@ -27,11 +26,14 @@ TIE = 1e-3  # tokens: the two ways to choose sum in another order
 SPACE = ActionSpace.default()
 
 
-def build(config: Config, folder: Path, splits: dict[str, Texts]) -> Selector:
-    """Write the artefact of the chosen module; InputError if it does not choose as the trained module does."""
+def build(config: Config, folder: Path, splits: dict[str, Texts], evaluation: dict[str, Any] | None = None) -> Selector:
+    """Write the artefact of the chosen module; InputError if it does not choose as the trained module does.
+
+    Args:
+        evaluation: the summary of its evaluation, where there is one.
+    """
     result, profile = load_result(config), load_profile(config)
     module, chosen = load_module(config, result["chosen"], result), chosen_of(result)
-    evaluation = config.folder / "evaluation.json"
     target, draft = pair_names(config)
     texts = splits["validation"]
     facts: dict[str, Any] = {
@@ -40,7 +42,7 @@ def build(config: Config, folder: Path, splits: dict[str, Texts]) -> Selector:
         "metrics": {
             **chosen["metrics"],
             "actions_compared": int((~texts.first_R).sum()),
-            "evaluation": read_json(evaluation, "evaluate")["summary"] if evaluation.exists() else None,
+            "evaluation": evaluation,
         },
         "provenance": provenance(config),
     }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pipelines.common.stage import Stage
+from pipelines.common.files import read_json
+from pipelines.common.stage import Stage, require
 from pipelines.common.tracking import mlflow_run
 from pipelines.config import Config
 from pipelines.data.traces import load_traces
@@ -10,7 +11,6 @@ from pipelines.export.artefact import build
 from pipelines.export.registry import register
 from pipelines.latency.profile import load_profile
 from pipelines.train.result import decision_digest, load_result
-from selector.runtime import load_selector
 from selector.schema import sha256
 
 
@@ -21,25 +21,25 @@ def plan(config: Config) -> list[str]:
 def run(config: Config) -> None:
     folder = config.folder / "selector"
     result = load_result(config)
-    evaluation = config.folder / "evaluation.json"
+    decides = decision_digest(config, result)
+    path = config.folder / "evaluation.json"
+    evaluation = None
+    if path.exists():
+        require(config, "evaluate", decides)  # another selector's figures would be sold as this one's
+        evaluation = read_json(path, "evaluate")["summary"]
     profile = load_profile(config)
     inputs = {
-        **decision_digest(config, result),
-        "evaluation": sha256(evaluation) if evaluation.exists() else None,
+        **decides,
+        "evaluation": None if evaluation is None else sha256(path),
         "latency": profile.to_json(),
         "mlflow_model": config.mlflow_model,
     }
-
-    def intact() -> bool:
-        load_selector(folder)  # raises where a file has changed
-        return True
-
     stage = Stage("export", config, inputs, (folder,))
-    if not stage.begin(intact):
+    if not stage.begin():
         return
     with mlflow_run(config, "export") as mlflow:
         stage.replace()
-        selector = build(config, folder, load_traces(config, profile.pair))
+        selector = build(config, folder, load_traces(config, profile.pair), evaluation)
         mlflow.log_artifacts(str(folder), "selector")
         register(stage, mlflow, selector, "selector")
         mlflow.log_metric("export/actions_compared", selector.config["metrics"]["actions_compared"])

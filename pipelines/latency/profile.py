@@ -6,6 +6,7 @@ from pathlib import Path
 
 from data_gen.latency import device_name
 from data_gen.models import ModelPair
+from pipelines.common.stage import verify
 from pipelines.config import Config
 from selector.runtime import LatencyProfile
 from selector.schema import InputError
@@ -18,6 +19,7 @@ def profile_path(config: Config) -> Path:
 def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfile:
     """The run's profile; InputError where it was measured on another machine or with another pair."""
     path = profile_path(config)
+    verify(config, "latency")
     profile = LatencyProfile.load(path)
     here = device_name(config.pair.device, config.pair.dtype, config.pair.threads)
     if profile.device != here:

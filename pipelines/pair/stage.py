@@ -39,7 +39,13 @@ def run(config: Config) -> None:
     files = corpus.stdlib_files(config.pair.embedded.held_out)
     source = {"files": len(files), "python": sys.version.split()[0], "sha256": _digest(files)}
     if config.pair.target == "embedded":
-        stage = Stage("pair", config, {**depends(config), "corpus": source}, (folder / "models",), costly=True)
+        stage = Stage(
+            "pair",
+            config,
+            {**depends(config), "corpus": source},
+            (folder / "models", folder / "manifest.json"),
+            costly=True,
+        )
         if stage.begin():
             with mlflow_run(config, "pair") as mlflow:
                 train_embedded(config, files, folder, mlflow)

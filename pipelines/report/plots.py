@@ -35,24 +35,29 @@ def _setting(entry: dict[str, Any]) -> str:
     return str(Sampling(entry["temperature"], entry["top_p"]))
 
 
-def throughput(evaluation: dict[str, Any]) -> str:
-    """Tokens per second by method with 95% intervals, one panel per sampling setting."""
-    measured = evaluation["methods"]
+def ratios(evaluation: dict[str, Any]) -> str:
+    """Speed over the best fixed tree by method, one panel per sampling setting: decoded with its interval, replayed."""
+    measured = [entry for entry in evaluation["methods"] if not entry["is_best_static"]]
     settings = list(dict.fromkeys(map(_setting, measured)))
-    columns = min(4, len(settings))
+    columns = min(3, len(settings))
     lines = -(-len(settings) // columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(5 * columns, 3.6 * lines), squeeze=False, sharey=True)
+    figure, axes = plt.subplots(lines, columns, figsize=(4.2 * columns, 3.4 * lines), squeeze=False, sharey=True)
     for axis in axes.flat[len(settings) :]:
         axis.set_axis_off()
+    names = list(dict.fromkeys(entry["method"] for entry in measured))[::-1]
     for axis, setting in zip(axes.flat, settings, strict=False):
-        entries = [entry for entry in measured if _setting(entry) == setting]
-        speeds = np.array([entry["tokens_per_second"] for entry in entries])
-        bounds = np.array([entry["interval_95"] for entry in entries]).T
-        colours = ["tab:green" if entry["method"] == SELECTOR else "tab:blue" for entry in entries]
-        labels = [entry["method"] for entry in entries]
-        axis.barh(labels, speeds, xerr=np.abs(bounds - speeds), color=colours, alpha=0.8, capsize=3)
-        axis.set(title=setting, xlabel="tokens/s")
-    axes[0][0].invert_yaxis()  # shared: the first method stands at the top
+        axis.axvline(1, color="#888", linewidth=1)
+        for entry in (entry for entry in measured if _setting(entry) == setting):
+            y, ratio = names.index(entry["method"]), entry["ratio_to_best_static"]
+            colour = "tab:orange" if entry["method"] == SELECTOR else "tab:blue"
+            spread = np.abs(np.array([entry["ratio_interval_95"]]).T - ratio)
+            axis.errorbar(ratio, y, xerr=spread, fmt="o", color=colour, capsize=3, markersize=5)
+            if entry["replay_ratio"] is not None:
+                axis.plot(entry["replay_ratio"], y, "D", color=colour, markerfacecolor="white", markersize=5)
+        axis.set(title=setting, xlabel="speed over the best fixed tree", yticks=range(len(names)), yticklabels=names)
+        axis.set_xlim(left=0)
+    figure.suptitle("filled: decoded, 95% over source files; open: replayed")
+    figure.tight_layout()
     return _png(figure)
 
 

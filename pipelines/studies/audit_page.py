@@ -129,7 +129,7 @@ def _plot_verifiers(rows: list[Row]) -> plt.Figure:
     bounds = np.array([row["interval_95"] for row in mean]).T
     axis.barh([row["verifier"] for row in mean], values, xerr=np.abs(bounds - values), capsize=3, alpha=0.8)
     axis.axvline(1, color="k", linewidth=1)
-    axis.set(xlabel="block efficiency relative to traversal", xlim=(min(0.5, values.min()), None))
+    axis.set(xlabel="block efficiency relative to traversal", xlim=(0, None))
     return figure
 
 
@@ -158,18 +158,24 @@ def _plot_grid(measured: Measured) -> plt.Figure:
 def _page(config: Config, folder: Path, results: dict[str, list[Row]], findings: list[str]) -> str:
     import base64
 
-    def plot(name: str) -> str:
-        return image(base64.b64encode((folder / f"{name}.png").read_bytes()).decode())
+    def plot(name: str, words: str) -> str:
+        return image(base64.b64encode((folder / f"{name}.png").read_bytes()).decode(), words)
 
     listed = "".join(f"<li>{html.escape(line)}</li>" for line in findings)
     whole = [row for row in results["best_trees"] if row["drafted tokens"] == max(BUDGETS)]
     sections = [
         ("Findings", f"<ul>{listed}</ul>"),
-        (f"Verifiers on {config.audit.tree}", plot("verifiers") + html_table(results["verifiers"])),
+        (
+            f"Verifiers on {config.audit.tree}",
+            plot("verifiers", "Block efficiency of each verifier over Traversal's") + html_table(results["verifiers"]),
+        ),
         ("Other styles, draft temperatures and shapes", f"<p>{UNPAIRED}</p>{html_table(results['variants'])}"),
         ("Acceptance at one node", html_table(results["acceptance"]) if results["acceptance"] else ""),
-        ("Acceptance and L1 distance by depth", plot("depth")),
-        ("Block efficiency over (K, L), branching at the root", plot("efficiency")),
+        ("Acceptance and L1 distance by depth", plot("depth", "Acceptance and L1 distance by depth")),
+        (
+            "Block efficiency over (K, L), branching at the root",
+            plot("efficiency", "Block efficiency over K and L by verifier"),
+        ),
         (f"Best trees of at most {max(BUDGETS)} drafted tokens", html_table(whole)),
     ]
     body = "".join(f"<h2>{html.escape(title)}</h2>{content}" for title, content in sections)

@@ -41,19 +41,19 @@ def load_result(config: Config) -> dict[str, Any]:
 
 
 def checkpoint_of(config: Config, name: str, result: dict[str, Any]) -> Path:
-    path = config.folder / "training" / result["selectors"][name]["checkpoint"]
-    if not path.exists():
-        raise InputError(f"{path} is missing: run the train stage again")
-    return path
+    return config.folder / "training" / result["selectors"][name]["checkpoint"]
 
 
 def load_module(config: Config, name: str, result: dict[str, Any]) -> SelectorModule:
-    """A trained module; InputError where its checkpoint is damaged."""
+    """A trained module; InputError where its checkpoint is damaged, or a weight is not finite."""
     path = checkpoint_of(config, name, result)
     try:
-        return SelectorModule.load_from_checkpoint(path, map_location="cpu").eval()
+        module = SelectorModule.load_from_checkpoint(path, map_location="cpu").eval()
     except Exception as error:  # whatever a damaged file makes torch raise
-        raise InputError(f"{path} is damaged: remove it and run the train stage again") from error
+        raise InputError(f"{path} is damaged: run the train stage again") from error
+    if not all(bool(values.isfinite().all()) for values in module.state_dict().values()):
+        raise InputError(f"{path}: a weight is not finite: run the train stage again")
+    return module
 
 
 def decision_digest(config: Config, result: dict[str, Any]) -> dict[str, str]:

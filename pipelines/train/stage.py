@@ -56,9 +56,9 @@ def plan(config: Config) -> list[str]:
 def run(config: Config) -> None:
     folder = config.folder / "training"
     profile = load_profile(config)
-    stage = Stage("train", config, inputs(config, profile), (folder / "result.json",))
+    stage = Stage("train", config, inputs(config, profile), (folder,))
     splits = load_traces(config, profile.pair)
-    if not stage.begin(lambda: all((folder / kind_name(*kind) / "best.ckpt").exists() for kind in kinds(config))):
+    if not stage.begin():
         return
     with atomically(folder) as partial:
         result = _train(config, splits, profile, partial)

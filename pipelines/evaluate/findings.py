@@ -1,0 +1,42 @@
+"""What an evaluation found, in words: the first thing that a reader of its report should see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from data_gen.sampling import Sampling
+from selector.replay import Ratio
+
+
+def headline(evaluation: dict[str, Any]) -> str:
+    """One sentence: where the selector pays on this machine, and where it does not."""
+    decides = {(mode["temperature"], mode["top_p"]): mode["decides"] for mode in evaluation["decisions"]}
+    gains, kept = [], []
+    for row in evaluation["summary"]["by_setting"]:
+        setting = str(Sampling(row["temperature"], row["top_p"]))
+        if decides[row["temperature"], row["top_p"]]:
+            gains.append(f"at {setting} {row['replay_ratio']:.2f} times as fast as the best fixed tree")
+        else:
+            kept.append(setting)
+    if not gains:
+        return "On this machine nothing is gained by deciding: the selector keeps the best fixed tree everywhere."
+    text = f"On this machine the selector decodes {', '.join(gains)}"
+    return f"{text}; it keeps the fixed tree at {', '.join(kept)}." if kept else f"{text}."
+
+
+def details(evaluation: dict[str, Any]) -> list[dict[str, str]]:
+    """By sampling setting the two measurements of the gain, as cells of a table."""
+    trees = {(mode["temperature"], mode["top_p"]): mode for mode in evaluation["decisions"]}
+    rows = []
+    for row in evaluation["summary"]["by_setting"]:
+        low, high = row["wall_interval_95"]
+        mode = trees[row["temperature"], row["top_p"]]
+        rows.append(
+            {
+                "setting": str(Sampling(row["temperature"], row["top_p"])),
+                "decides": "yes" if mode["decides"] else f"no, drafts {tuple(mode['action'])}",
+                "replayed": str(Ratio(row["replay_ratio"], row["replay_error"])),
+                "decoded": f"{row['wall_ratio']:.3f} [{low:.3f}, {high:.3f}]",
+            }
+        )
+    return rows
