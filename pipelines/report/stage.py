@@ -52,8 +52,10 @@ def run(config: Config) -> None:
         with atomically(output) as partial:
             partial.write_text(page(config, evaluation, realised_rows), encoding="utf-8")
         mlflow.log_artifact(str(output))
-        # the training run has the parameters and the curves: the report belongs beside them too
-        mlflow.MlflowClient().log_artifact(chosen_of(training)["run_id"], str(output))
+        try:  # the training run has the parameters and the curves: the report belongs beside them too
+            mlflow.MlflowClient().log_artifact(chosen_of(training)["run_id"], str(output))
+        except mlflow.MlflowException:
+            stage.say("warning: the training run is not in this MLflow store: the report is not logged beside it")
         for row in realised_rows:
             mlflow.log_metric(f"realised/z/{row['verifier']}", row["z"])
     stage.finish()

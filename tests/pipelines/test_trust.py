@@ -1,0 +1,109 @@
+"""Nothing wrong passes silently: damage is refused or mended, and the advice of each message leads on."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipelines.cli import only_one, run
+from selector.schema import InputError
+from tests.pipelines.flips import ROOT, files_of, flip, outcome
+from tests.pipelines.runs import SMALL
+
+DEMO = ROOT / "configs" / "demo.yaml"
+KINDS = (  # `python -m tests.pipelines.flips` has all the others
+    "latency.json",
+    "evaluation.json",
+    "pair/prompts.jsonl",
+    "pair/models/target/model.safetensors",
+    "training/regressor-light/best.ckpt",
+    "selector/config.json",
+    "stages/export.json",
+    "traces/validation/part-00002.parquet",
+)
+
+
+@pytest.fixture
+def copy(demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a finished run, which a test may spoil."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    shutil.copytree(demo[0] / "runs", tmp_path / "runs")
+    return tmp_path
+
+
+def stage(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    run(name, DEMO, list(SMALL), plan=False)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_no_flipped_bit_passes(name: str, copy: Path, demo: tuple[Path, str]) -> None:
+    original = demo[0] / "runs" / "demo"
+    if not (original / name).exists():
+        name = next(str(path) for path in files_of(original) if str(path).startswith(name.rsplit("/", 1)[0]))
+    flip(copy / "runs" / "demo" / name, random.Random(name))
+    assert outcome(copy, original, Path(name), list(SMALL)) in ("refused", "mended", "without effect")
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "asked", "again"),
+    [
+        ("training/result.json", '"chosen"', '"chosem"', "evaluate", "train"),
+        ("evaluation.json", '"summary"', '"summery"', "report", "evaluate"),
+    ],
+)
+def test_the_advice_leads_on(
+    name: str, old: str, new: str, asked: str, again: str, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later stage names the file and the stage to run again; after that it goes on."""
+    path = copy / "runs" / "demo" / name
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(InputError, match=f"{name}: missing, or changed since .*run the {again} stage again"):
+        stage(copy, asked, monkeypatch)
+    stage(copy, again, monkeypatch)
+    stage(copy, asked, monkeypatch)
+
+
+def test_a_lost_record_of_the_data_stage_costs_no_traces(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_folder = copy / "runs" / "demo"
+    before = {path: path.stat().st_mtime_ns for path in (run_folder / "traces").rglob("*.parquet")}
+    for damage in ("{}", "[]", "no JSON", None):
+        record = run_folder / "stages" / "data.json"
+        record.unlink()
+        if damage is not None:
+            record.write_text(damage)
+        stage(copy, "data", monkeypatch)
+        assert json.loads(record.read_text())["finished"]
+    assert {path: path.stat().st_mtime_ns for path in (run_folder / "traces").rglob("*.parquet")} == before
+
+
+def test_export_refuses_an_evaluation_of_another_selector(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(copy)
+    other = [*SMALL, "train.learning_rate=0.001"]
+    run("train", DEMO, other, plan=False)
+    with pytest.raises(InputError, match=r"the evaluate stage was run with other inputs .*: run it again"):
+        run("export", DEMO, other, plan=False)
+    (copy / "runs" / "demo" / "evaluation.json").unlink()
+    run("export", DEMO, other, plan=False)  # without an evaluation there are no figures to get wrong
+    facts = json.loads((copy / "runs" / "demo" / "selector" / "config.json").read_text())
+    assert facts["metrics"]["evaluation"] is None
+
+
+def test_one_process_at_a_time_works_in_a_folder(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(copy)
+    with only_one(Path("runs/demo")), pytest.raises(InputError, match="runs/demo: another espalier is at work there"):
+        run("report", DEMO, list(SMALL), plan=False)
+    run("report", DEMO, list(SMALL), plan=False)
+
+
+def test_a_tracking_server_that_does_not_answer_is_one_line(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    (copy / "runs" / "demo" / "report.html").unlink()
+    with pytest.raises(InputError, match=r"http://127.0.0.1:9: MLflow's store fails: ") as refused:
+        stage(copy, "report", monkeypatch)
+    assert "\n" not in str(refused.value)
