@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 ESPALIER := $(VENV)/bin/espalier
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo pair latency data train evaluate export report quick audit bench worlds docs mlflow test lint clean
+.PHONY: help install demo pair latency data train evaluate export report quick audit bench worlds docs mlflow test fuzz lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -65,6 +65,9 @@ mlflow: $(INSTALLED) ## open MLflow's page on http://127.0.0.1:5000
 
 test: $(INSTALLED) ## the whole test suite; no network, no GPU
 	$(VENV)/bin/python -m pytest
+
+fuzz: $(INSTALLED) ## 10,000 damaged inputs of every kind: no traceback
+	ESPALIER_FUZZ=1120 $(VENV)/bin/python -m pytest tests/test_fuzz.py
 
 lint: $(INSTALLED) ## ruff and mypy
 	$(VENV)/bin/ruff check .

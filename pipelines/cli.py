@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import difflib
 import errno
+import hashlib
 import importlib
 import importlib.util
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,16 +98,16 @@ def run(stage: str, file: Path, overrides: list[str], plan: bool) -> None:
 
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """One process at a time works in a run's folder; the system frees the lock when a process ends, however it does.
+    """One process of a machine at a time works in a run's folder. The lock is free once it has ended, however it did.
 
     Raises:
         InputError: another one is at work there.
     """
     from filelock import FileLock, Timeout
 
-    folder.mkdir(parents=True, exist_ok=True)
+    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     try:
-        with FileLock(folder / ".lock", timeout=0):
+        with FileLock(Path(tempfile.gettempdir()) / f"espalier-{name}.lock", timeout=0):
             yield
     except Timeout as error:
         raise InputError(

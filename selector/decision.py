@@ -19,6 +19,7 @@ Legend: B roots, A actions, L context lengths.
 
 # No postponed annotations here: TorchScript reads the annotations of functions as objects.
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -72,10 +73,15 @@ class Mode:
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> "Mode":
-        """From JSON; further keys are left out."""
-        names = ("temperature", "top_p", "decides", "speed", "rho")
-        values = {name: entry[name] for name in names}
-        return cls(action=Action(*entry["action"]), allowed=tuple(entry["allowed"]), **values)
+        """From JSON; further keys are left out. KeyError, TypeError or ValueError where it is no mode."""
+        numbers = {name: float(entry[name]) for name in ("temperature", "top_p", "speed", "rho")}
+        action, allowed = Action(*entry["action"]), tuple(entry["allowed"])
+        space = ActionSpace.default()
+        if action not in space.actions or not all(type(at) is int and 0 <= at < len(space) for at in allowed):
+            raise ValueError("a tree is none of the default space")
+        if type(entry["decides"]) is not bool or not all(map(math.isfinite, numbers.values())) or numbers["speed"] <= 0:
+            raise ValueError("a number is out of range")
+        return cls(action=action, allowed=allowed, decides=entry["decides"], **numbers)
 
 
 def nearest(modes: Sequence[Mode], temperature: float, top_p: float) -> Mode:

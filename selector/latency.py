@@ -6,8 +6,10 @@ Legend: L context lengths, A actions.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from operator import mul
 from pathlib import Path
 from typing import NamedTuple
@@ -27,9 +29,27 @@ class Table:
     sizes: list[int]
     seconds: list[list[float]]  # [length][size]
 
+    def __post_init__(self) -> None:
+        """ValueError or TypeError where this is no grid of times."""
+        for grid in (self.lengths, self.sizes):
+            if not grid or any(b <= a for a, b in pairwise([-1, *grid])):
+                raise ValueError("sizes ascend, from 0 on")
+        rows = [list(map(number, row)) for row in self.seconds]
+        if [len(row) for row in rows] != [len(self.sizes)] * len(self.lengths) or min(map(min, rows)) < 0:
+            raise ValueError("one time for every length and size, and none below 0")
+
     def at(self, length: float, size: float) -> float:
         columns = [_interpolate(self.sizes, row, size) for row in self.seconds]
         return _interpolate(self.lengths, columns, length)
+
+
+def number(value: object) -> float:
+    """A finite number as it is; TypeError or ValueError where it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number")
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is not finite")
+    return value
 
 
 def _interpolate(grid: list[int], values: list[float], x: float) -> float:
@@ -93,8 +113,13 @@ class LatencyProfile:
             values.pop("check", None)
             draft, target = Table(**values.pop("draft")), Table(**values.pop("target"))
             verify = {name: Table(**table) for name, table in values.pop("verify").items()}
-            corrections = {name: Correction(*seconds) for name, seconds in values.pop("corrections").items()}
+            corrections = {
+                name: Correction(*map(number, seconds)) for name, seconds in values.pop("corrections").items()
+            }
             profile = cls(draft=draft, target=target, verify=verify, corrections=corrections, **values)
+            times = (profile.step, profile.nucleus, *profile.decide.values(), *profile.labelling.values())
+            if min(map(number, times)) < 0 or not all(isinstance(x, str) for x in (profile.device, profile.pair)):
+                raise ValueError("a time is below 0, or a name is no text")
         except OSError as error:
             raise InputError(f"{path}: no latency profile there: run the latency stage first") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -153,6 +178,8 @@ class LatencyProfile:
         """
         if verifier not in self.verify:
             raise InputError(f"the latency profile of {self.device} has no times for {verifier}")
+        if sees is not None and sees not in self.decide:
+            raise InputError(f"the latency profile of {self.device} has no time for a {sees} decision")
         lengths = self.draft.lengths if len(self.draft.lengths) > 1 else [0, *self.draft.lengths]
         rows = [[self.action_seconds(a, length, verifier, sees, filtered) for a in actions] for length in lengths]
         return torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)

@@ -22,9 +22,9 @@ from torch.nn.functional import layer_norm, logsigmoid
 
 from selector.actions import Action, ActionSpace
 from selector.decision import Mode, choice, nearest
-from selector.latency import Correction, LatencyProfile, StepTimes, Table, correction_counts, gpu_like
+from selector.latency import Correction, LatencyProfile, StepTimes, Table, correction_counts, gpu_like, number
 from selector.network import survival_factors
-from selector.schema import SCALAR_NAMES, SCALARS_KEY, SCHEMA_VERSION, InputError
+from selector.schema import FEATURES, FULL, HIDDEN_STATES, SCALAR_NAMES, SCALARS_KEY, SCHEMA_VERSION, InputError
 
 __all__ = [
     "Correction",
@@ -289,26 +289,54 @@ def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | Non
     """
     folder = Path(folder)
     _check_files(folder)
-    config = json.loads((folder / "config.json").read_text())
-    if config.get("format") != FORMAT or config.get("schema_version") != SCHEMA_VERSION:
-        raise InputError(
-            f"{folder / 'config.json'}: {config.get('format')} of schema version {config.get('schema_version')}; "
-            f"this program reads {FORMAT} of schema version {SCHEMA_VERSION}: export the selector again"
-        )
+    config = _config(folder / "config.json")
     own = LatencyProfile.load(folder / "latency.json")
     profile = latency if isinstance(latency, LatencyProfile) else own
     if isinstance(latency, str | Path):
         profile = LatencyProfile.load(Path(latency))
     if profile.pair != config["pair"]["fingerprint"]:
         raise InputError(f"{folder}: the latency profile was measured with another pair")
-    modes = [Mode.of(entry) for entry in config["modes"]]
     with torchscript():
         module = torch.jit.load(str(folder / "selector.pt"), map_location="cpu").eval()
+    modes = [Mode.of(entry) for entry in config["modes"]]
     if profile != own:
         modes = [_moved(config, at, mode, profile, own) for at, mode in enumerate(modes)]
         for name, tensor in decision_tables(profile, modes, config["verifier"], config["sees"])._asdict().items():
             setattr(module, name, tensor)
     return Selector(module, config, profile, modes)
+
+
+def _config(path: Path) -> dict:
+    """What the artefact says of itself; InputError where it is not of this program's version, or makes no sense."""
+    try:
+        config = json.loads(path.read_text())
+        version = config["format"], config["schema_version"]
+        if version == (FORMAT, SCHEMA_VERSION):
+            modes = [Mode.of(entry) for entry in config["modes"]]
+            efficiencies = [number(e) for entry in config["modes"] for e in entry["mean_efficiency"]]
+            fits = (
+                len(modes) > 0
+                and len(efficiencies) == len(modes) * len(SPACE)
+                and [Action(*action) for action in config["actions"]] == list(SPACE.actions)
+                and Action(*config["fallback"]) in SPACE.actions
+                and config["sees"] in FEATURES
+                and config["objective"] in ("regressor", "policy")
+                and [each["name"] for each in config["features"]["scalars"]] == list(SCALAR_NAMES)
+                and set(config["features"]["hidden_states"]) == set(HIDDEN_STATES if config["sees"] == FULL else ())
+                and all(type(width) is int for width in config["features"]["hidden_states"].values())
+                and isinstance(config["verifier"], str)
+                and isinstance(config["pair"]["fingerprint"], str)
+            )
+            if not fits:
+                raise ValueError("its parts do not fit together")
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise InputError(f"{path}: damaged ({type(error).__name__}); export the selector again") from error
+    if version != (FORMAT, SCHEMA_VERSION):
+        raise InputError(
+            f"{path}: {version[0]} of schema version {version[1]}; this program reads {FORMAT} of schema version "
+            f"{SCHEMA_VERSION}: export the selector again"
+        )
+    return config
 
 
 def _check_files(folder: Path) -> None:

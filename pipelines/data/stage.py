@@ -50,6 +50,7 @@ def run(config: Config) -> None:
         store = traces.TraceStore(folder, inputs)
         return {name: todo for name, todo in work.items() if not store.holds(name)}
 
+    traces.TraceStore(folder, inputs)  # raises where there are traces of other inputs
     stage = Stage(
         "data", config, inputs, (folder,), costly=True, self_described=True, hashed=(folder / "manifest.json",)
     )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Any
 
 import torch
 
 from data_gen.models import ModelPair, hidden_width
 from data_gen.self_check import check_model
-from pipelines.common.files import read_json, write_json
 from pipelines.common.stage import require
 from pipelines.config import Config
 from selector.actions import ActionSpace
@@ -37,7 +35,8 @@ def load_pair(config: Config) -> ModelPair:
     """The run's pair on the configured device, with the configured number of threads.
 
     Raises:
-        InputError: it is not there, was trained with another config, does not load, or its context is too short.
+        InputError: it is not there, was trained with another config, does not load, its context is too short, or a
+            model gives wrong numbers when it is passed over token trees.
     """
     if config.pair.target == "embedded":
         require(config, "pair", depends(config))
@@ -50,29 +49,9 @@ def load_pair(config: Config) -> ModelPair:
             f"prompts.tokens, data.tokens and evaluate.tokens ask for up to {needed} positions; "
             f"the pair has {pair.max_positions}"
         )
-    check_trees(config, pair, needed)
+    for model, name in zip((pair.target, pair.draft), pair.names, strict=True):
+        check_model(model, name, needed)
     return pair
-
-
-def check_trees(config: Config, pair: ModelPair, longest: int) -> None:
-    """That both models can be passed over token trees; looked at once for each pair and remembered.
-
-    Raises:
-        InputError: one cannot, or gives other numbers then; names it.
-    """
-    path = config.folder / "stages" / "self_check.json"
-    inputs = {
-        "pair": pair.fingerprint,
-        "dtype": config.pair.dtype,
-        "device": str(pair.device),
-        "longest": longest,
-        "transformers": version("transformers"),
-    }
-    if path.exists() and read_json(path, "pair").get("inputs") == inputs:
-        return
-    models = zip(("target", "draft"), (pair.target, pair.draft), pair.names, strict=True)
-    differences = {role: check_model(model, name, longest) for role, model, name in models}
-    write_json(path, {"inputs": inputs, "differences": differences})
 
 
 def hidden_widths(config: Config) -> list[int]:

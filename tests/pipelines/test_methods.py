@@ -36,7 +36,7 @@ from selector.decision import Mode
 from selector.export import deployed
 from selector.rules import AcceptanceRule
 from selector.runtime import Selector, Tuned, gpu_like
-from selector.schema import LIGHT
+from selector.schema import LIGHT, SCALARS
 from selector.tuning import StaticTable, best_static, static_replay
 from tests.selector.synthetic import opinionated, texts
 from tests.selector.synthetic import profile as synthetic_profile
@@ -142,7 +142,7 @@ def methods_of(data: Texts) -> dict[str, Method]:
         "sees": LIGHT,
         "objective": "regressor",
         "fallback": (1, 4, 0),
-        "features": {"hidden_states": {}},
+        "features": {"scalars": SCALARS, "hidden_states": {}},
     }
     tuned = Tuned(Selector(deployed(module, PROFILE, [mode], "traversal"), facts, PROFILE, [mode]), mode)
     return {

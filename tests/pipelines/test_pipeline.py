@@ -45,7 +45,7 @@ def test_the_demo_ends_with_a_table_a_report_and_a_selector(demo: tuple[Path, st
     chosen = json.loads((run / "training" / "result.json").read_text())["chosen"]
     # by setting the block efficiencies and, of a regressor, the calibration; throughput and actions over all settings
     assert report.count("data:image/png;base64,") == 2 + 3 * (1 + chosen.startswith("regressor"))
-    for title in ("Block efficiency by tree", "Labels against decoding", "How often each action", "Step times"):
+    for title in ("Speed over the best fixed tree", "All methods", "Tokens a step of every fixed tree", "Step times"):
         assert title in report
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.cli import main
-from selector.schema import SCHEMA_VERSION
+from selector.schema import SCHEMA_VERSION, sha256
 from tests.conftest import save_pair
 from tests.pipelines.runs import SMALL, command, environment, espalier
 
@@ -40,10 +40,23 @@ def failure(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 
 def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> str:
     """The one line of a run that ends with exit code 2 and leaves every file as it was."""
-    before = {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    before = contents()
     line = failure(capsys, monkeypatch, stage, *arguments)
-    assert before == {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    assert before == contents()
     return line
+
+
+def contents() -> dict[Path, bytes]:
+    """All files of all runs."""
+    return {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+
+
+def signed(path: Path, stage: str) -> None:
+    """Let a stage's record say that it wrote a file as it is now."""
+    record = Path("runs/demo/stages", f"{stage}.json")
+    values = json.loads(record.read_text())
+    values["files"][str(path.relative_to("runs/demo"))] = sha256(path)
+    record.write_text(json.dumps(values))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +74,7 @@ def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         (
             "pair",
             ["seed=2"],
-            "pair/models: made from other inputs (seed: 1 -> 2); choose another name= or remove it",
+            "manifest.json: made from other inputs (seed: 1 -> 2); choose another name= or remove them",
         ),
         ("data", ["data.features=full"], 'made from other inputs (data.features: "light" -> "full"); choose another'),
         (
@@ -144,6 +157,7 @@ def test_traces_of_another_schema(
 ) -> None:
     manifest = Path("runs/demo/traces/manifest.json")
     manifest.write_text(manifest.read_text().replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 0'))
+    signed(manifest, "data")
     shutil.rmtree("runs/demo/training")
     assert f"made from other inputs (schema_version: 0 -> {SCHEMA_VERSION})" in refusal(
         capsys, monkeypatch, "train", *SMALL
@@ -158,6 +172,7 @@ def test_a_latency_profile_of_another_device(
     profile = json.loads(path.read_text())
     profile["device"] = "another machine"
     path.write_text(json.dumps(profile))
+    signed(path, "latency")
     message = refusal(capsys, monkeypatch, stage, *SMALL)
     assert "runs/demo/latency.json was measured on another machine; this is" in message
 
@@ -165,6 +180,9 @@ def test_a_latency_profile_of_another_device(
 def test_a_damaged_model(spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     weights = Path("runs/demo/pair/models/draft/model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1000])
+    message = f"{weights}: missing, or changed since it was written: run the pair stage again"
+    assert message in refusal(capsys, monkeypatch, "data", *SMALL)
+    signed(weights, "pair")
     assert "pair.draft: cannot load runs/demo/pair/models/draft: " in refusal(capsys, monkeypatch, "data", *SMALL)
 
 
@@ -173,7 +191,8 @@ def test_a_changed_artefact(spoilt: Path, capsys: pytest.CaptureFixture[str], mo
     content = bytearray(module.read_bytes())
     content[1000] ^= 1
     module.write_bytes(bytes(content))
-    assert "selector.pt: its checksum does not match" in refusal(capsys, monkeypatch, "export", *SMALL)
+    assert "selector.pt was changed or removed since it was written: made anew" in espalier(spoilt, "export", *SMALL)
+    assert module.read_bytes() != bytes(content)
 
 
 def test_a_damaged_checkpoint(
@@ -181,7 +200,10 @@ def test_a_damaged_checkpoint(
 ) -> None:
     for checkpoint in Path("runs/demo/training").rglob("best.ckpt"):
         checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
-    assert "best.ckpt is damaged" in refusal(capsys, monkeypatch, "evaluate", *SMALL)
+    assert "best.ckpt: missing, or changed" in refusal(capsys, monkeypatch, "evaluate", *SMALL)
+    for checkpoint in Path("runs/demo/training").rglob("best.ckpt"):
+        signed(checkpoint, "train")
+    assert "best.ckpt is damaged: run the train stage again" in refusal(capsys, monkeypatch, "evaluate", *SMALL)
 
 
 def test_a_prompt_file_without_enough_sources(
@@ -196,10 +218,10 @@ def test_a_prompt_file_without_enough_sources(
 @pytest.mark.parametrize(
     ("stage", "name", "message"),
     [
-        ("export", "training/result.json", "is damaged: remove it and run the train stage again"),
-        ("report", "evaluation.json", "is damaged: remove it and run the evaluate stage again"),
-        ("train", "stages/train.json", "is damaged: remove it and run the train stage again"),
-        ("train", "traces/manifest.json", "is damaged: remove runs/demo/traces and run the data stage again"),
+        ("export", "training/result.json", "run the train stage again"),
+        ("report", "evaluation.json", "run the evaluate stage again"),
+        ("evaluate", "stages/train.json", "is damaged: remove it and run the train stage again"),
+        ("train", "traces/manifest.json", "run the data stage again"),
         ("data", "traces/manifest.json", "is damaged: remove runs/demo/traces and run the data stage again"),
         ("train", "latency.json", "runs/demo/latency.json"),
     ],

@@ -1,0 +1,183 @@
+"""Whatever a file holds, it is read, or refused in one line: no traceback. `make fuzz` tries 10,000 inputs.
+
+Where a damaged file is read without a word, what comes out must be what its readers rely on, which calling them shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_gen.models import ModelPair
+from data_gen.prompts import read_prompts
+from data_gen.texts import read_log
+from pipelines.common.stage import read_record, record_path
+from pipelines.config import Config, load_config
+from pipelines.config.reference import known_keys
+from selector.actions import Action
+from selector.latency import LatencyProfile
+from selector.runtime import CHECKSUMS, checked, load_selector
+from selector.schema import SCALAR_NAMES, SCALARS_KEY, InputError, read_manifest, sha256
+from tests.selector.synthetic import profile
+from tests.selector.test_export import export
+
+ROOT = Path(__file__).parents[1]
+MANY = settings(
+    max_examples=int(os.environ.get("ESPALIER_FUZZ", "40")),
+    deadline=None,  # a busy machine is no error
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    derandomize="ESPALIER_FUZZ" not in os.environ,
+)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12)
+JSON = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner))
+KEYS = st.sampled_from(known_keys())
+
+
+def in_one_line(error: InputError) -> None:
+    assert str(error).strip() and "\n" not in str(error)
+
+
+def changed(value: Any, data: st.DataObject) -> Any:
+    """A JSON value with one part of it, anywhere, replaced or left out."""
+    if isinstance(value, dict) and value and data.draw(st.integers(0, 4)):
+        key = data.draw(st.sampled_from(sorted(value)))
+        if not data.draw(st.integers(0, 3)):
+            return {name: each for name, each in value.items() if name != key}
+        return {**value, key: changed(value[key], data)}
+    if isinstance(value, list) and value and data.draw(st.integers(0, 2)):
+        at = data.draw(st.integers(0, len(value) - 1))
+        return [*value[:at], changed(value[at], data), *value[at + 1 :]]
+    return data.draw(JSON)
+
+
+@MANY
+@given(st.dictionaries(KEYS, JSON, min_size=1, max_size=3))
+def test_overrides(values: dict[str, Any]) -> None:
+    try:
+        config = load_config(ROOT / "configs" / "demo.yaml", [f"{key}={json.dumps(v)}" for key, v in values.items()])
+    except InputError as error:
+        in_one_line(error)
+    else:
+        assert isinstance(config, Config) and 0 <= config.seed < 2**32
+
+
+@MANY
+@given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_config_files(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.yaml"
+        path.write_bytes(content)
+        try:
+            assert isinstance(load_config(path, []), Config)
+        except InputError as error:
+            in_one_line(error)
+
+
+LINES = st.lists(
+    st.binary(max_size=30)
+    | JSON.map(lambda value: json.dumps(value).encode())
+    | st.fixed_dictionaries(
+        {},
+        optional={"text": JSON, "prompt": JSON, "completion": JSON, "temperature": JSON, "top_p": JSON, "id": JSON},
+    ).map(lambda value: json.dumps(value).encode()),
+    max_size=4,
+).map(b"\n".join)
+
+
+@MANY
+@given(LINES)
+def test_prompts(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "prompts.jsonl"
+        path.write_bytes(content)
+        try:
+            assert all(prompt.text.strip() and isinstance(prompt.id, str) for prompt in read_prompts(path))
+        except InputError as error:
+            in_one_line(error)
+
+
+@MANY
+@given(LINES)
+def test_logs(pair: ModelPair, content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log.jsonl"
+        path.write_bytes(content)
+        try:
+            for text in read_log(path, pair):
+                assert all(0 <= token < pair.vocabulary for token in (*text.prompt_tokens, *text.completion))
+        except InputError as error:
+            in_one_line(error)
+
+
+@MANY
+@given(JSON)
+def test_stage_files_and_manifests(value: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        config = load_config(ROOT / "configs" / "demo.yaml", [])
+        for path in (record_path(config, "train"), Path("manifest.json")):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(value))
+        for read in (lambda: read_record(config, "train")["depends"], lambda: read_manifest(Path())["shards"]):
+            try:
+                assert isinstance(read(), dict)
+            except InputError as error:
+                in_one_line(error)
+
+
+@MANY
+@given(st.data())
+def test_latency_profiles(data: st.DataObject) -> None:
+    """Read without a word, they answer with a number."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "latency.json"
+        path.write_text(json.dumps(changed(profile().to_json(), data)))
+        try:
+            found = LatencyProfile.load(path)
+            lengths_L, seconds_LA = found.table((Action(1, 4, 0), Action(2, 2, 3)), "traversal")
+            assert seconds_LA.isfinite().all() and len(lengths_L) >= 2
+        except InputError as error:
+            in_one_line(error)
+
+
+@pytest.fixture(scope="module")
+def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fuzz") / "selector"
+    export(folder)
+    return folder
+
+
+@MANY
+@given(st.data(), st.sampled_from(["config.json", "latency.json"]))
+def test_artefacts_whose_checksums_were_made_to_fit(artefact: Path, data: st.DataObject, name: str) -> None:
+    """Worse than damage: a file that was edited, and the checksums with it. Then it decides, or says what is wrong."""
+    originals = {path.name: path.read_bytes() for path in artefact.iterdir()}
+    try:
+        (artefact / name).write_text(json.dumps(changed(json.loads(originals[name]), data)))
+        names = sorted(set(originals) - {CHECKSUMS})
+        (artefact / CHECKSUMS).write_text("".join(f"{sha256(artefact / each)}  {each}\n" for each in names))
+        selector = load_selector(artefact)
+        scalars = torch.ones(len(SCALAR_NAMES))
+        action = selector.select({SCALARS_KEY: scalars})
+        assert action in selector.actions and selector.at(1.0).select({SCALARS_KEY: scalars}).K >= 1
+    except InputError as error:
+        in_one_line(error)
+    finally:
+        for each, content in originals.items():
+            (artefact / each).write_bytes(content)
+
+
+@MANY
+@given(st.dictionaries(st.sampled_from([SCALARS_KEY, "other"]), JSON | st.just(torch.ones(3))))
+def test_features(features: dict[str, Any]) -> None:
+    with pytest.raises(InputError) as refused:
+        checked(features, {SCALARS_KEY: len(SCALAR_NAMES)}, 1)
+    in_one_line(refused.value)
