@@ -2,10 +2,10 @@
 
 Tree passes need an attention mask of their own, positions of their own, and a cache whose rows can be dropped again. A
 model that ignores one of them (it reads positions off the cache's rows, or looks back over a window of rows) decodes
-wrong text without any error. So every model is asked when it is loaded: a tree with two branches is passed behind a context, one
-branch is committed, and two more tokens are passed; at every node the logits are compared with those of a plain pass
-over the text that leads there. Contexts are short, and end shortly before and shortly behind every length at which the
-model's config says that something changes: attention windows, and the switch of scaled rotary positions.
+wrong text without any error. So every model is asked when it is loaded: a tree with two branches is passed behind a
+context, one branch is committed, and two more tokens are passed; at every node the logits are compared with those of a
+plain pass over the text that leads there. Contexts are short, and end shortly before and shortly behind every length at
+which the model's config says that something changes: attention windows, and the switch of scaled rotary positions.
 
 Legend: B texts, T tokens, V vocabulary.
 """

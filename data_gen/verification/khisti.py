@@ -2,7 +2,13 @@
 
 Two drafts with laws `q1`, `q2` meet: `b(x1, x2)` is the probability that `x1` wins. The winner's law `r` is linear in
 `b`, and `b` maximises `sum min(p, r)`. Only the pairs among the `size` best tokens by `p - q1 q2` are free; elsewhere
-the better-ranked token wins. Further drafts meet the winner so far, one after another.
+the better-ranked token wins. Further drafts meet the winner so far, one after another. At each node, from the root
+down:
+
+    x = X1, r = q
+    for X in the other children:  b, r' = the linear program for drafts of the laws r and q
+        x = x with probability b(x, X), else X;   r = r'
+    go to x with probability min(1, p(x) / r(x));  else  Y ~ (p - r)+, normalised, as the extra token or another child
 
 Legend: V vocabulary, s free tokens, k child-list entries.
 """

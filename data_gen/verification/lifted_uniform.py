@@ -1,5 +1,8 @@
 """K-SEQ's flow, shared evenly: the strongest verifier here where branches are equally long. Not in the papers.
 
+    r as in K-SEQ;  each child is alive with probability min(1, m(x) / (r q(x)));  one alive child is selected at random
+    children are visited by descending p / q, each entered with its share of what the ones before it have left
+
 Every alive entry is selected with equal probability, instead of the first. The flow is K-SEQ's, so the rule is lossless
 for the same reason. On a chain, what a subtree yields is concave in the weight it is entered with: the deeper nodes of
 a child entered with half the weight accept more than half as much. So at equal flow, sharing beats concentrating, as

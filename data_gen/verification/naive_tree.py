@@ -1,6 +1,9 @@
 """NaiveTree: speculative sampling on the first child; its residual may still land on another one.
 
-On a chain this is the algorithm of Leviathan et al. 2023 and Chen et al. 2023.
+On a chain this is the algorithm of Leviathan et al. 2023 and Chen et al. 2023. At each node, from the root down:
+
+    go to X1 with probability min(1, p(X1) / q(X1))
+    else  Y ~ (p - q)+, normalised;  if Y is another child, go there;  else stop, Y is the extra token
 """
 
 from __future__ import annotations

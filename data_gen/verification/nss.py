@@ -1,4 +1,9 @@
-"""NSS, naive speculation by sampling: the target's own draw, which may happen to be a drafted token (SpecInfer)."""
+"""NSS, naive speculation by sampling: the target's own draw, which may happen to be a drafted token (SpecInfer).
+
+At each node, from the root down:
+
+    Y ~ p;  if Y is a child, go there;  else stop, Y is the extra token
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,11 @@
 """Verifiers that look at one path of the tree: `naive`, `block`, and `greedy_block`, which chooses the path.
 
+Block Verification (Sun et al. 2024) on a path of L tokens, from the last one up:
+
+    w_0 = 1,  w_i = min(1, w_{i-1} p(x_i) / q(x_i))
+    accept all L with probability w_L;  else at i = L-1, .., 0:  R = (w_i p - q)+,  S = sum R
+        accept i tokens with probability S / (S + 1 - w_i), the extra token drawn from R / S
+
 Legend: N tree nodes, V vocabulary.
 """
 

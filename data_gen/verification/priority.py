@@ -1,6 +1,12 @@
 """The priority rule: close to optimal transport in one pass over the vocabulary. Not in the papers.
 
-The tokens are taken in descending `m/q`; the alive child that comes first is selected.
+The tokens are taken in descending `m/q`; the alive child that comes first is selected. At each node with k children:
+
+    A = 1
+    for x in the vocabulary, by descending m(x) / q(x):
+        a(x) = 1 if A^k - (A - q(x))^k <= m(x), else (A - (A^k - m(x))^(1/k)) / q(x);   A <- A - a(x) q(x)
+    each child is alive with probability a(x);  the first alive one in this order is selected
+    none: the extra token is drawn from m less the flow
 """
 
 from __future__ import annotations

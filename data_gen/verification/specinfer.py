@@ -1,4 +1,14 @@
-"""SpecInfer: recursive rejection (Miao et al. 2024, algorithm 2); without replacement as in MDSD (RRSw, RRSw/o)."""
+"""SpecInfer: recursive rejection (Miao et al. 2024, algorithm 2); without replacement as in MDSD (RRSw, RRSw/o).
+
+At each node, from the root down:
+
+    while there are children left:
+        x = one of them, at random;  go there with probability min(1, p(x) / q(x))
+        else  p <- (p - q)+, normalised;  leave out this entry
+    stop, the extra token is drawn from p
+
+The walk is not sampled here: how likely it goes to each child follows from the rounds' scalars, in closed form.
+"""
 
 from __future__ import annotations
 

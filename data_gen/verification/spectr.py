@@ -1,4 +1,13 @@
-"""K-SEQ (Sun et al. 2023, SpecTr): top-down as published, and lifted bottom-up."""
+"""K-SEQ (Sun et al. 2023, SpecTr): top-down as published, and lifted bottom-up.
+
+At each node with k children, from the root down:
+
+    r in [1, k] solves  1 - (1 - beta)^k = r beta,  where  beta = sum min(p / r, q)
+    for x in the children, in order:  go there with probability min(1, p(x) / (r q(x)))
+    else  Y ~ (p - r q)+, normalised;  if Y is a child, go there;  else stop, Y is the extra token
+
+Bottom-up (`lifted_spectr`) the same selection gives the weights with which the children's subtrees are entered.
+"""
 
 from __future__ import annotations
 

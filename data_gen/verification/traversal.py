@@ -1,5 +1,14 @@
 """Traversal Verification (Weng et al. 2025, algorithm 2). On a chain this is Block Verification.
 
+    w(root) = 1;   w(child x of v) = min(1, w(v) p_v(x) / q_v(x))
+    visit the leaves, depth first:
+        accept the path down to the leaf with probability w(leaf); the extra token is drawn from p_leaf
+        else remove the leaf;  at its parent v:  R = (w p_v - q_v)+,  S = sum R,
+             w(v) <- S / (S + 1 - w(v)),  p_v <- R / S;   v is a leaf once it has no children
+
+With p = (0.7, 0.3), q = (0.4, 0.6) and one drafted token, 2: w = 0.3 / 0.6 = 0.5. If it is rejected, R = (0.3, 0), and
+the extra token is 1, as under speculative sampling: the two differ from the second token on.
+
 Equal siblings share one merged subtree, visited at the first copy. Drafts with i.i.d. siblings: a rejection updates
 the node once per *entry* of its child list, further copies included. Without replacement there are no copies, and
 the updates subtract the law of each entry given the earlier ones.
