@@ -26,18 +26,6 @@ APART = ("quick",)  # no part of the way to a selector
 STUDIES = ("audit", "bench")  # questions of ours
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)  # full, or not for us to write to
 ALL = "demo"  # all stages, in order
-READS = {  # sections of the config, beside the keys of the run itself
-    "pair": ("pair", "prompts"),
-    "latency": ("pair", "prompts", "sampling", "latency", "train"),
-    "data": ("pair", "prompts", "sampling", "data"),
-    "train": ("sampling", "data", "train"),
-    "evaluate": ("pair", "prompts", "sampling", "train", "evaluate"),
-    "export": ("pair", "sampling", "train"),
-    "report": ("sampling", "train"),
-    "quick": ("pair", "prompts", "sampling", "data", "latency", "quick"),
-    "audit": ("pair", "prompts", "data", "audit"),
-    "bench": ("bench",),
-}
 USAGE = "espalier STAGE [--config FILE] [section.key=value ...] [--plan]\n\nStages:"
 USAGE_OF = "espalier {stage} [--config FILE] [section.key=value ...] [--plan]\n"
 OPTIONS = """Options:
@@ -134,7 +122,7 @@ def usage(stage: str) -> str:
         lines = [f"  {name:<9} {_summary(name)}" for name in (*STAGES, *APART, *STUDIES)]
         return "\n".join([USAGE, *lines, f"  {ALL:<9} the first {len(STAGES)} in order", "", OPTIONS])
     check_name(stage)
-    from pipelines.config.reference import parts
+    from pipelines.config.reference import READS, parts
 
     names = STAGES if stage == ALL else (stage,)
     read = {"", *(section for name in names for section in READS[name])}

@@ -15,6 +15,7 @@ import yaml
 from data_gen.traces import flat
 from pipelines.common.stage import provenance
 from pipelines.config import Config
+from pipelines.config.reference import READS
 from selector.schema import InputError
 
 DEFAULT_STORE = "sqlite:///mlruns/mlflow.db"
@@ -45,13 +46,15 @@ def mlflow_run(config: Config, stage: str) -> Iterator[Any]:
             if uri == DEFAULT_STORE:
                 _make_store(Path(uri.removeprefix("sqlite:///")))
             mlflow.set_tracking_uri(uri)
+            if uri == DEFAULT_STORE:
+                _step_aside(mlflow.MlflowClient(), config.name)
             mlflow.set_experiment(config.name)
             mlflow.start_run(run_name=stage)
         except OSError as error:  # a folder that cannot be made
             raise InputError(f"{uri}: MLflow's store fails: {error}") from error
         try:
             mlflow.set_tag("stage", stage)
-            mlflow.log_params(flat(config.model_dump(mode="json")))
+            mlflow.log_params(parameters(config, stage))
             mlflow.log_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), "config.yaml")
             mlflow.log_dict(provenance(config), "provenance.json")
             yield mlflow
@@ -64,6 +67,24 @@ def mlflow_run(config: Config, stage: str) -> Iterator[Any]:
         mlflow.end_run()
     except failures as error:
         raise InputError(f"{uri}: MLflow's store fails: {str(error).splitlines()[0]}") from error
+
+
+def parameters(config: Config, stage: str) -> dict[str, Any]:
+    """The keys that a stage reads; the whole config is among the run's artefacts."""
+    values = config.model_dump(mode="json")
+    read = READS.get(stage, ())
+    return flat({name: value for name, value in values.items() if name in read or not isinstance(value, dict)})
+
+
+def _step_aside(client: Any, name: str) -> None:
+    """An experiment of a store that was copied here would still write into the folder that it was copied from. It keeps
+    its runs under another name, and a new one takes its place."""
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        return
+    place = experiment.artifact_location.removeprefix("file://")
+    if not Path(place).is_relative_to(Path("mlruns").resolve()):
+        client.rename_experiment(experiment.experiment_id, f"{name}, copied from {Path(place).parent}")
 
 
 def _make_store(path: Path) -> None:

@@ -14,6 +14,19 @@ from pydantic.fields import FieldInfo
 
 from pipelines.config.run import Config
 
+READS = {  # sections that a stage reads, beside the keys of the run itself
+    "pair": ("pair", "prompts"),
+    "latency": ("pair", "prompts", "sampling", "latency", "train"),
+    "data": ("pair", "prompts", "sampling", "data"),
+    "train": ("sampling", "data", "train"),
+    "evaluate": ("pair", "prompts", "sampling", "train", "evaluate"),
+    "export": ("pair", "sampling", "train"),
+    "report": ("sampling", "train"),
+    "quick": ("pair", "prompts", "sampling", "data", "latency", "quick"),
+    "audit": ("pair", "prompts", "data", "audit"),
+    "bench": ("bench",),
+}
+
 
 @dataclass(frozen=True)
 class Key:

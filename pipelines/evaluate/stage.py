@@ -22,7 +22,7 @@ from pipelines.common.stage import Stage
 from pipelines.common.tracking import mlflow_run
 from pipelines.config import Config, SamplingSetting
 from pipelines.data.traces import load_traces, settings_of, timed
-from pipelines.evaluate import comparison, losslessness
+from pipelines.evaluate import comparison, findings, losslessness
 from pipelines.evaluate.assisted import Assistant, best_constant
 from pipelines.evaluate.methods import (
     ASSISTED,
@@ -95,6 +95,7 @@ def run(config: Config) -> None:
         stage.replace()
         write_json(output, evaluation)
         mlflow.log_artifact(str(output))
+        mlflow.set_tag("mlflow.note.content", findings.headline(evaluation))  # the run's description
         mlflow.log_metrics({key: value for key, value in evaluation["summary"].items() if isinstance(value, float)})
     comparison.show(evaluation)
     stage.say(losslessness.summary(greedy))

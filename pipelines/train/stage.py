@@ -25,9 +25,10 @@ from pipelines.train.judging import Statics, judge, monitored, setting_of, stati
 from pipelines.train.potential import potentials
 from pipelines.train.potential import rows_of as potential_rows
 from pipelines.train.potential import table_of as potential_table
-from pipelines.train.result import inputs
+from pipelines.train.result import chosen_of, inputs
 from selector.actions import ActionSpace
 from selector.data import Texts
+from selector.decision import Mode
 from selector.files import atomically
 from selector.module import RootsModule, SelectorModule
 from selector.runtime import LatencyProfile
@@ -92,8 +93,17 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
                 mlflow.log_metrics(found[name]["metrics"])
         result = {"chosen": choose(found), "selectors": found, "potential": potential_rows(hopes)}
         mlflow.set_tag("chosen", result["chosen"])
+        mlflow.log_metrics(found[result["chosen"]]["metrics"])  # so that the list of runs shows them
+        mlflow.set_tag("mlflow.note.content", in_words(result))  # the run's description
         write_json(folder / "result.json", result)
     return result
+
+
+def in_words(result: dict[str, Any]) -> str:
+    """What was kept, and where it decides."""
+    modes = map(Mode.of, chosen_of(result)["modes"])
+    decides = [str(Sampling(mode.temperature, mode.top_p)) for mode in modes if mode.decides]
+    return f"{result['chosen']} is kept, and decides at {', '.join(decides) or 'no sampling setting'}"
 
 
 def kind_name(objective: str, sees: str) -> str:

@@ -7,6 +7,7 @@ import random
 import shutil
 from pathlib import Path
 
+import mlflow
 import pytest
 
 from pipelines.cli import only_one, run
@@ -98,6 +99,21 @@ def test_one_process_at_a_time_works_in_a_folder(copy: Path, monkeypatch: pytest
     with only_one(Path("runs/demo")), pytest.raises(InputError, match="runs/demo: another espalier is at work there"):
         run("report", DEMO, list(SMALL), plan=False)
     run("report", DEMO, list(SMALL), plan=False)
+
+
+def test_a_copied_store_keeps_to_its_own_folder(
+    copy: Path, demo: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow's database holds absolute paths: those of the folder that it was copied from."""
+    shutil.copytree(demo[0] / "mlruns", copy / "mlruns")
+    (copy / "runs" / "demo" / "report.html").unlink()
+    stage(copy, "report", monkeypatch)
+    client = mlflow.MlflowClient()
+    (run_,) = client.search_runs([client.get_experiment_by_name("demo").experiment_id])
+    place = Path(run_.info.artifact_uri.removeprefix("file://"))
+    assert place.is_relative_to(copy) and (place / "report.html").exists()
+    kept = [e for e in client.search_experiments() if e.name.startswith("demo, copied from ")]
+    assert len(kept) == 1 and len(client.search_runs([kept[0].experiment_id])) > 3
 
 
 def test_a_tracking_server_that_does_not_answer_is_one_line(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
