@@ -6,7 +6,8 @@ pass covers; the draft's may also lack accepted tokens that it never passed, whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -129,18 +130,27 @@ class Decoder:
         """
         if not prompt:
             raise ValueError("the prompt holds no tokens")
-        context = _Context(self.pair, self.sampling, self.draft_sampling, list(prompt), self.chooser.sees is not None)
         result = Decoded()
-        while len(result.tokens) < max_new_tokens:
-            step, tokens = self._step(context, generator)
-            result.steps.append(step)
-            for token in tokens[: max_new_tokens - len(result.tokens)]:
-                result.tokens.append(token)
-                if token in self.pair.eos_ids:
-                    context.check()
-                    return result
-        context.check()
+        with closing(self.steps(prompt, generator)) as steps:
+            while len(result.tokens) < max_new_tokens:
+                step, tokens = next(steps)
+                result.steps.append(step)
+                for token in tokens[: max_new_tokens - len(result.tokens)]:
+                    result.tokens.append(token)
+                    if token in self.pair.eos_ids:
+                        return result
         return result
+
+    @torch.inference_mode()
+    def steps(self, prompt: Sequence[int], generator: torch.Generator) -> Generator[tuple[Step, list[int]]]:
+        """One step after another, without end, each with the tokens that it commits. Close it: that looks at the
+        numbers that the models have given, and raises as `decode` does."""
+        context = _Context(self.pair, self.sampling, self.draft_sampling, list(prompt), self.chooser.sees is not None)
+        try:
+            while True:
+                yield self._step(context, generator)
+        finally:
+            context.check()
 
     def _step(self, context: _Context, generator: torch.Generator) -> tuple[Step, list[int]]:
         clock = Clock(self.pair.device, PARTS)
@@ -156,7 +166,9 @@ class Decoder:
         tree = DraftTree.from_paths([], [[]])
         if action != EMPTY:
             root_V = context.draft_root()
-            draft = draft_tree(context.draft, root_V, action, self.draft_sampling, generator, self.style)
+            draft = draft_tree(
+                context.draft, root_V, action, self.draft_sampling, generator, self.style, context.tokens
+            )
             tree = draft.tree
         clock.lap("draft")
         target = context.target_pass(tree)
@@ -201,8 +213,14 @@ class _Context:
         pending = self.tokens[self.draft.committed :]
         if pending:
             before = max(0, self.prompt_length - 1 - self.draft.committed)  # prompt tokens, which nothing is known of
+            first = self.draft.committed + before
             output = self.draft.extend(pending)
-            rows = _rows(output, self.draft_sampling, before)
+            rows = _rows(
+                output,
+                self.draft_sampling,
+                before,
+                lambda: [self.tokens[: n + 1] for n in range(first, len(self.tokens))],
+            )
             self._root_probs_V = rows.probs_NV[-1]
             if self.knowledge is not None:
                 self.knowledge.passed(ModelRow(*row) for row in zip(*rows, strict=True))
@@ -216,7 +234,12 @@ class _Context:
         output = self.target.forward(
             tokens_N.unsqueeze(0).to(self.device), tree.depths_N.to(self.device), tree.ancestors_NN()
         )
-        return _rows(output, self.sampling, 0)
+        return _rows(
+            output,
+            self.sampling,
+            0,
+            lambda: [self.tokens + [tree.token(n) for n in tree.path_to(node)] for node in range(len(tree))],
+        )
 
     def commit(self, path: list[int], tokens: list[int], target: ModelRows, draft: Draft | None) -> None:
         """Keep the accepted path in both caches and append its tokens and the extra one."""
@@ -231,7 +254,7 @@ class _Context:
         self.tokens += tokens
 
 
-def _rows(output: Pass, sampling: Sampling, begin: int) -> ModelRows:
-    """From token `begin` of the pass on."""
+def _rows(output: Pass, sampling: Sampling, begin: int, texts: Callable[[], list[list[int]]]) -> ModelRows:
+    """From token `begin` of the pass on; `texts` as in `Sampling.after`."""
     logits_WV = output.logits_BWV[0, begin:]
-    return ModelRows(sampling.probabilities(logits_WV), logits_WV, output.hidden_BWD[0, begin:])
+    return ModelRows(sampling.after(texts, logits_WV), logits_WV, output.hidden_BWD[0, begin:])

@@ -8,7 +8,7 @@ Legend: N tree nodes, W tokens of one pass, R rows of the draft's cache, K branc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from data_gen.features import ModelRow
-from data_gen.models import CachedModel
+from data_gen.models import CachedModel, Pass
 from data_gen.sampling import Sampling
 from data_gen.trees import DraftTree, Topology
 from data_gen.verification.base import GREEDY, IID
@@ -51,6 +51,7 @@ def draft_tree(
     sampling: Sampling,
     generator: torch.Generator,
     style: str = IID,
+    text: Sequence[int] = (),
 ) -> Draft:
     """Draft a delayed tree. The draft's cache already holds the root token.
 
@@ -59,6 +60,7 @@ def draft_tree(
         root_probs_V: the draft's distribution after the root token.
         generator: lives on the device of `root_probs_V`.
         style: how the branches' first tokens are drawn; where the support is too small, there are fewer branches.
+        text: committed tokens, the root token included, for a sampling that depends on them.
     """
     L1, L2 = (action.L1 + action.L2, 0) if action.K == 1 else (action.L1, action.L2)  # a chain is a trunk alone
     trunk: list[int] = []
@@ -67,7 +69,8 @@ def draft_tree(
         trunk.append(int(sample(passed[-1].probs_V if passed else root_probs_V, 1, generator)))
         if len(trunk) < L1 or L2 > 0:
             visible = torch.ones(1, len(trunk), dtype=torch.bool)
-            _pass(draft, torch.tensor([[trunk[-1]]]), visible, len(trunk), sampling, passed)
+            output = _pass(draft, torch.tensor([[trunk[-1]]]), visible, len(trunk))
+            passed += _rows(output, sampling, lambda: [[*text, *trunk]])
     branches_KD = torch.zeros(1, 0, dtype=torch.int64)
     if L2 > 0:
         ends_V = passed[-1].probs_V if passed else root_probs_V
@@ -75,7 +78,9 @@ def draft_tree(
     K = len(branches_KD)
     for depth in range(1, L2):
         tokens_1K = branches_KD[:, -1].unsqueeze(0)
-        _pass(draft, tokens_1K, _visible(L1, K, depth), L1 + depth, sampling, passed)
+        output = _pass(draft, tokens_1K, _visible(L1, K, depth), L1 + depth)
+        branches = branches_KD.tolist()
+        passed += _rows(output, sampling, lambda: [[*text, *trunk, *branch] for branch in branches])  # noqa: B023
         drawn_K1 = sample(torch.stack([row.probs_V for row in passed[-K:]]), 1, generator).cpu()
         branches_KD = torch.cat([branches_KD, drawn_K1], dim=-1)
     tree = DraftTree.from_paths(trunk, branches_KD.tolist())
@@ -163,15 +168,17 @@ def _ancestors(topology: Topology, node: int) -> set[int]:
     return seen
 
 
-def _pass(
-    draft: CachedModel, tokens_1W: Tensor, visible: Tensor, depth: int, sampling: Sampling, passed: list[ModelRow]
-) -> None:
+def _pass(draft: CachedModel, tokens_1W: Tensor, visible: Tensor, depth: int) -> Pass:
     """Pass the nodes of one depth."""
     device = draft.model.device
     offsets_W = torch.full((tokens_1W.shape[1],), depth - 1, device=device)
-    output = draft.forward(tokens_1W.to(device), offsets_W, visible)
-    rows = sampling.probabilities(output.logits_BWV[0]), output.logits_BWV[0], output.hidden_BWD[0]
-    passed += [ModelRow(*row) for row in zip(*rows, strict=True)]
+    return draft.forward(tokens_1W.to(device), offsets_W, visible)
+
+
+def _rows(output: Pass, sampling: Sampling, texts: Callable[[], list[list[int]]]) -> list[ModelRow]:
+    """What a pass gave, token by token; `texts` as in `Sampling.after`."""
+    rows = sampling.after(texts, output.logits_BWV[0]), output.logits_BWV[0], output.hidden_BWD[0]
+    return [ModelRow(*row) for row in zip(*rows, strict=True)]
 
 
 @cache

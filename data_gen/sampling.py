@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +41,14 @@ class Sampling:
             kept_V = torch.where(before_V < self.top_p, sorted_V, 0.0)
             probs_V = torch.zeros_like(probs_V).scatter_(-1, order_V, kept_V / kept_V.sum(-1, keepdim=True))
         return probs_V
+
+    def after(self, texts: Callable[[], list[list[int]]], logits_NV: Tensor) -> Tensor:
+        """Distributions after some texts, [N, V], from the logits there: here they follow from the logits alone.
+
+        Args:
+            texts: gives the tokens up to and including each place; asked only where the distribution depends on them.
+        """
+        return self.probabilities(logits_NV)
 
     def __str__(self) -> str:
         nucleus = f", top-p={self.top_p:g}" if self.top_p < 1 else ""

@@ -91,7 +91,7 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
                 found[name] = row_of(name, objective, sees, judged, bases, run_id)
                 mlflow.log_params({"objective": objective, "sees": sees})
                 mlflow.log_metrics(found[name]["metrics"])
-        result = {"chosen": choose(found), "selectors": found, "potential": potential_rows(hopes)}
+        result: dict[str, Any] = {"chosen": choose(found), "selectors": found, "potential": potential_rows(hopes)}
         mlflow.set_tag("chosen", result["chosen"])
         mlflow.log_metrics(found[result["chosen"]]["metrics"])  # so that the list of runs shows them
         mlflow.set_tag("mlflow.note.content", in_words(result))  # the run's description

@@ -1,0 +1,210 @@
+"""Speculative decoding inside transformers' own `generate()`, which keeps its arguments, checks and stopping rules:
+
+    target.generate(**inputs, custom_generate=speculative_generate, draft_model=draft, selector="runs/demo/selector")
+
+Logits processors (temperature, nucleus, penalties, minimum lengths, ..) are asked at every place of the tree with the
+text that leads there, for the draft as for the target: so the text follows the distribution that `generate` would
+sample from with the same settings, whatever they are.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import transformers.generation.logits_process as processors
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.utils import ModelOutput
+
+from data_gen.decoding import Chooser, Decoder, Fixed
+from data_gen.models import ModelPair
+from data_gen.sampling import Sampling
+from data_gen.self_check import check_model
+from data_gen.verification import get_verifier
+from selector.actions import Action, ActionSpace
+from selector.runtime import Selector, load_selector
+from selector.schema import InputError
+
+DEFAULT_VERIFIER = "lifted_uniform"  # of a fixed tree without one
+OF_LOGITS_ALONE = (  # what they give at a place follows from the logits there
+    processors.TemperatureLogitsWarper,
+    processors.TopKLogitsWarper,
+    processors.TopPLogitsWarper,
+    processors.MinPLogitsWarper,
+    processors.TypicalLogitsWarper,
+    processors.EpsilonLogitsWarper,
+    processors.EtaLogitsWarper,
+    processors.SuppressTokensLogitsProcessor,
+    processors.InfNanRemoveLogitsProcessor,
+    processors.LogitNormalization,
+)
+OF_THE_TEXT = (  # it follows from the logits and the text before
+    processors.RepetitionPenaltyLogitsProcessor,
+    processors.NoRepeatNGramLogitsProcessor,
+    processors.MinLengthLogitsProcessor,
+    processors.MinNewTokensLengthLogitsProcessor,
+    processors.SequenceBiasLogitsProcessor,
+    processors.NoBadWordsLogitsProcessor,
+    processors.ForcedBOSTokenLogitsProcessor,
+    processors.ForcedEOSTokenLogitsProcessor,
+    processors.ExponentialDecayLengthPenalty,
+    processors.SuppressTokensAtBeginLogitsProcessor,
+)
+_checked: weakref.WeakSet[Any] = weakref.WeakSet()  # models that have passed the self-check
+
+
+@dataclass
+class SpeculativeOutput(ModelOutput):
+    """What `generate(return_dict_in_generate=True)` returns.
+
+    Attributes:
+        sequences: prompt and new tokens, int64 [1, T].
+        accepted: tau of every decoding step.
+        actions: the tree that every step drafted.
+    """
+
+    sequences: Tensor | None = None
+    accepted: tuple[int, ...] | None = None
+    actions: tuple[Action, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Processed(Sampling):
+    """The distribution that `generate` samples from: its logits processors, then a draw, or the best token."""
+
+    processors: Any = None  # a `LogitsProcessorList`
+
+    def after(self, texts: Callable[[], list[list[int]]], logits_NV: Tensor) -> Tensor:
+        """As `Sampling.after`; the texts are asked for only where a processor looks at them."""
+        scores_NV = logits_NV.float()
+        if self.processors:
+            if all(isinstance(each, OF_LOGITS_ALONE) for each in self.processors):
+                none_N1 = torch.zeros(len(scores_NV), 1, dtype=torch.int64, device=scores_NV.device)
+                scores_NV = self.processors(none_N1, scores_NV)
+            else:
+                rows = zip(texts(), scores_NV.clone().unbind(0), strict=True)
+                scores_NV = torch.cat(
+                    [self.processors(torch.tensor([text], device=row.device), row.unsqueeze(0)) for text, row in rows]
+                )
+        if self.temperature == 0:
+            return torch.zeros_like(scores_NV).scatter_(-1, scores_NV.argmax(-1, keepdim=True), 1.0)
+        return scores_NV.softmax(-1)
+
+
+def speculative_generate(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    draft_model: PreTrainedModel | None = None,
+    selector: Selector | str | Path | Action | tuple[str, Action] | None = None,
+    text_streamer: Any = None,
+    **model_kwargs: Any,
+) -> Tensor | SpeculativeOutput:
+    """What `generate(custom_generate=speculative_generate, ..)` calls, with everything prepared.
+
+    Args:
+        draft_model: with the target's vocabulary, on its device.
+        selector: a loaded selector or its folder; or one tree for all steps, `(K, L1, L2)`, with the verifier's name
+            before it if it is not to be `lifted_uniform`.
+        text_streamer: a streamer of transformers; `generate` keeps its own argument `streamer` to itself.
+
+    Returns:
+        prompt and new tokens, int64 [1, T]; with `return_dict_in_generate` a `SpeculativeOutput`.
+
+    Raises:
+        InputError: more than one text, a padded one, beams, a cache that is not empty, a processor that is not known to
+            follow from the text and the logits, no draft model or another vocabulary, no selector, or a model that
+            cannot be passed over token trees; says which.
+    """
+    draft = _check(model, input_ids, logits_processor, generation_config, draft_model, model_kwargs)
+    sampling = Processed(
+        temperature=float(generation_config.temperature or 1.0) if generation_config.do_sample else 0.0,
+        top_p=float(generation_config.top_p or 1.0) if generation_config.do_sample else 1.0,
+        processors=logits_processor,
+    )
+    verifier, chooser = _choice(selector, sampling)
+    names = str(model.name_or_path), str(draft.name_or_path)
+    pair = ModelPair(model, draft, cast(Any, None), names, "")
+    decoder = Decoder(pair, sampling, get_verifier(verifier), chooser)
+    generator = torch.Generator(device=model.device).manual_seed(int(torch.randint(2**63 - 1, ())))
+    tokens: list[int] = input_ids[0].tolist()
+    accepted, actions = [], []
+    if text_streamer is not None:
+        text_streamer.put(input_ids.cpu())
+    done = False
+    with closing(decoder.steps(tokens, generator)) as steps:
+        while not done:
+            step, new = next(steps)
+            accepted.append(step.accepted)
+            actions.append(step.action)
+            for token in new:
+                tokens.append(token)
+                if text_streamer is not None:
+                    text_streamer.put(torch.tensor([token]))
+                text = torch.tensor([tokens], device=input_ids.device)
+                if done := bool(stopping_criteria(text, cast(Any, None)).all()):
+                    break
+    if text_streamer is not None:
+        text_streamer.end()
+    sequences = torch.tensor([tokens], device=input_ids.device)
+    if generation_config.return_dict_in_generate:
+        return SpeculativeOutput(sequences, tuple(accepted), tuple(actions))
+    return sequences
+
+
+def _check(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: Sequence[Any],
+    generation_config: GenerationConfig,
+    draft: PreTrainedModel | None,
+    model_kwargs: dict[str, Any],
+) -> PreTrainedModel:
+    """The draft model; InputError where something cannot be honoured."""
+    if draft is None:
+        raise InputError("draft_model: none was given")
+    if generation_config.num_beams not in (None, 1):
+        raise InputError("num_beams: speculative_generate samples, or takes the best token; it has no beams")
+    if len(input_ids) != 1:
+        raise InputError(f"{len(input_ids)} texts at once: speculative_generate continues one at a time")
+    mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get("past_key_values")
+    if mask is not None and not bool((mask == 1).all()):
+        raise InputError("attention_mask: padded texts are not supported")
+    if cache is not None and cache.get_seq_length() > 0:
+        raise InputError("past_key_values: a text cannot be continued from a cache")
+    for each in logits_processor:
+        if not isinstance(each, OF_LOGITS_ALONE + OF_THE_TEXT):
+            raise InputError(f"{type(each).__name__}: not known to follow from the text and the logits alone")
+    sizes = [each.get_output_embeddings().weight.shape[0] for each in (model, draft)]
+    if sizes[0] != sizes[1]:
+        raise InputError(f"vocabularies differ: the target scores {sizes[0]} tokens, the draft {sizes[1]}")
+    space = ActionSpace.default()
+    longest = int(generation_config.max_length or 0) + space.depth
+    for each in (model, draft):
+        if each not in _checked:
+            check_model(each, each.name_or_path or type(each).__name__, longest)
+            _checked.add(each)
+    return draft
+
+
+def _choice(selector: Any, sampling: Sampling) -> tuple[str, Chooser]:
+    """The verifier, and who chooses the trees."""
+    if isinstance(selector, str | Path):
+        selector = load_selector(selector)
+    if isinstance(selector, Selector):
+        return selector.verifier, selector.at(sampling.temperature, sampling.top_p)
+    verifier = DEFAULT_VERIFIER
+    if isinstance(selector, tuple) and len(selector) == 2:
+        verifier, selector = selector
+    try:
+        return verifier, Fixed(ActionSpace.default().canonical(Action(*selector)))
+    except (TypeError, ValueError) as error:
+        raise InputError("selector: neither a selector, nor its folder, nor a tree (K, L1, L2)") from error

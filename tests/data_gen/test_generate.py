@@ -1,0 +1,183 @@
+"""`generate(custom_generate=speculative_generate)`: the text of `generate`, with its settings, rules and refusals."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chi2
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList, MaxLengthCriteria
+from transformers.generation.streamers import BaseStreamer
+
+from data_gen.generate import SpeculativeOutput, speculative_generate
+from data_gen.models import ModelPair
+from selector.actions import Action
+from selector.schema import InputError
+from tests.selector.test_export import export
+
+PROMPT = torch.tensor([[5, 9, 5, 9, 7, 11]])
+TREE = Action(3, 1, 3)
+
+
+def speculative(pair: ModelPair, **options: Any) -> Any:
+    options = {"selector": TREE, "max_new_tokens": 24, "do_sample": False, **options}
+    return pair.target.generate(
+        options.pop("input_ids", PROMPT), custom_generate=speculative_generate, draft_model=pair.draft, **options
+    )
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"repetition_penalty": 1.3},
+    {"no_repeat_ngram_size": 2},
+    {"suppress_tokens": [17, 40, 41]},
+    {"min_new_tokens": 12, "eos_token_id": [3, 25, 60, 61, 62]},
+    {"eos_token_id": list(range(20, 60))},
+    {"bad_words_ids": [[9, 5], [60]]},
+]
+
+
+@pytest.mark.parametrize("tree", [TREE, ("traversal", Action(4, 0, 4)), ("specinfer", (1, 5, 0))], ids=str)
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+def test_greedy_text_is_that_of_generate(pair: ModelPair, options: dict[str, Any], tree: Any) -> None:
+    """Whatever processors and stopping rules there are; the same checkpoint settings are filled in for both."""
+    expected = pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False, **options)
+    assert torch.equal(speculative(pair, selector=tree, **options), expected)
+
+
+def test_what_a_checkpoint_fills_in_counts(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = speculative(pair)
+    monkeypatch.setattr(pair.target.generation_config, "repetition_penalty", 1.5)
+    filled = speculative(pair)
+    assert torch.equal(filled, pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False))
+    assert not torch.equal(filled, plain)
+
+
+@pytest.fixture(scope="module")
+def small() -> ModelPair:
+    """Five tokens, so that all texts of three tokens can be enumerated."""
+    models = []
+    for seed, layers in ((0, 2), (1, 1)):
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=5,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            max_position_embeddings=64,
+            initializer_range=0.5,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        models.append(LlamaForCausalLM(config).eval())
+    return ModelPair(models[0], models[1], None, ("target", "draft"), "")  # type: ignore[arg-type]
+
+
+def test_sampled_texts_follow_the_law_of_generate(small: ModelPair) -> None:
+    """Texts of three tokens, against their enumerated probabilities with the same processors: chi-square, at a false
+    alarm rate of 1e-4, with a fixed seed."""
+    settings = {"do_sample": True, "temperature": 0.9, "top_k": 4, "repetition_penalty": 1.4, "max_new_tokens": 3}
+    prompt, count = torch.tensor([[1, 3]]), 800
+    law = _law(small, prompt, settings)
+    assert sum(law.values()) == pytest.approx(1, abs=1e-5)
+    torch.manual_seed(7)
+    drawn = Counter(tuple(speculative(small, input_ids=prompt, **settings)[0, 2:].tolist()) for _ in range(count))
+    assert set(drawn) <= {text for text, p in law.items() if p > 0}
+    often = {text: p for text, p in law.items() if count * p >= 5}
+    cells = [(drawn[text], count * p) for text, p in often.items()]
+    cells.append((count - sum(n for n, _ in cells), count - sum(e for _, e in cells)))
+    statistic = sum((n - e) ** 2 / e for n, e in cells if e > 0)
+    assert statistic < chi2.isf(1e-4, len(cells) - 1)
+
+
+def _law(pair: ModelPair, prompt: torch.Tensor, settings: dict[str, Any]) -> dict[tuple[int, ...], float]:
+    """By `generate`'s own scores after every beginning."""
+    law = {}
+    for text in itertools.product(range(5), repeat=3):
+        probability = 1.0
+        for length in range(3):
+            begun = torch.cat([prompt, torch.tensor([text[:length]], dtype=torch.int64)], dim=1)
+            one = {**settings, "max_new_tokens": 1}
+            output = pair.target.generate(begun, output_scores=True, return_dict_in_generate=True, **one)
+            probability *= float(output.scores[0][0].softmax(-1)[text[length]])
+            if probability == 0:
+                break
+        law[text] = probability
+    return law
+
+
+def test_the_steps_are_returned_on_request(pair: ModelPair) -> None:
+    output = speculative(pair, return_dict_in_generate=True)
+    assert isinstance(output, SpeculativeOutput)
+    new = output.sequences.shape[1] - PROMPT.shape[1]
+    assert sum(tau + 1 for tau in output.accepted) >= new > sum(tau + 1 for tau in output.accepted[:-1])
+    assert set(output.actions) == {TREE} and max(output.accepted) >= 1
+
+
+def test_a_selector_decides(pair: ModelPair, tmp_path: Path) -> None:
+    """From its folder; the greedy text is the same, the trees are the selector's."""
+    export(tmp_path / "selector")
+    output = speculative(pair, selector=tmp_path / "selector", return_dict_in_generate=True)
+    assert torch.equal(output.sequences, pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False))
+    sampled = {"do_sample": True, "temperature": 0.6, "max_new_tokens": 60}
+    torch.manual_seed(0)
+    assert (
+        len(
+            set(speculative(pair, selector=str(tmp_path / "selector"), return_dict_in_generate=True, **sampled).actions)
+        )
+        > 1
+    )
+
+
+class Recorder(BaseStreamer):
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.ended = False
+
+    def put(self, value: torch.Tensor) -> None:
+        self.tokens += value.flatten().tolist()
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def test_a_streamer_gets_every_token_and_a_criterion_stops(pair: ModelPair) -> None:
+    recorder = Recorder()
+    criteria = [MaxLengthCriteria(max_length=PROMPT.shape[1] + 5)]
+    text = speculative(pair, text_streamer=recorder, stopping_criteria=criteria)
+    assert recorder.ended and recorder.tokens == text[0].tolist() and text.shape[1] == PROMPT.shape[1] + 5
+
+
+class Unknown(LogitsProcessor):
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"input_ids": PROMPT.repeat(2, 1)}, "2 texts at once"),
+        ({"num_return_sequences": 2, "do_sample": True}, "2 texts at once"),
+        ({"num_beams": 2}, "num_beams"),
+        ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])}, "attention_mask: padded"),
+        ({"logits_processor": LogitsProcessorList([Unknown()])}, "Unknown: not known to follow"),
+        ({"selector": None}, "selector: neither a selector"),
+        ({"selector": (9, 9, 9)}, "selector: neither a selector"),
+        ({"selector": "/no/such/folder"}, "this is no selector directory"),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else value,
+)
+def test_what_cannot_be_honoured_is_refused(pair: ModelPair, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        speculative(pair, **options)
+
+
+def test_a_missing_or_other_draft_is_refused(pair: ModelPair, small: ModelPair) -> None:
+    for draft, message in ((None, "draft_model: none was given"), (small.draft, "vocabularies differ")):
+        with pytest.raises(InputError, match=message):
+            pair.target.generate(PROMPT, custom_generate=speculative_generate, draft_model=draft, selector=TREE)
