@@ -86,7 +86,7 @@ class LatencyProfile:
             distributions.
         verify: for each verifier, seconds by depth of the tree and number of branches.
         decide: one decision of a selector, its features included, by what it sees (`schema.FEATURES`).
-        step: the rest of a decoding step.
+        step: the rest of a decoding step; fitted, and below 0 where passes in a step are faster than alone.
         nucleus: what one row of probabilities takes longer where top-p is below 1: a sort of the vocabulary.
         labelling: of data generation, seconds per `token` of a text that the target writes, per token that is `decoded`
             speculatively, and per `root` that is labelled; empty where it was not measured.
@@ -117,7 +117,8 @@ class LatencyProfile:
                 name: Correction(*map(number, seconds)) for name, seconds in values.pop("corrections").items()
             }
             profile = cls(draft=draft, target=target, verify=verify, corrections=corrections, **values)
-            times = (profile.step, profile.nucleus, *profile.decide.values(), *profile.labelling.values())
+            number(profile.step)
+            times = (profile.nucleus, *profile.decide.values(), *profile.labelling.values())
             if min(map(number, times)) < 0 or not all(isinstance(x, str) for x in (profile.device, profile.pair)):
                 raise ValueError("a time is below 0, or a name is no text")
         except OSError as error:

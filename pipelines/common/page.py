@@ -15,6 +15,7 @@ img { max-width: 100% } pre { font-size: 12px; background: #f4f4f4; padding: 1re
 @media (max-width: 500px) {
   thead { display: none } tr { display: block; padding: .4rem 0; border-bottom: 1px solid #ccc }
   td, td:first-child { display: flex; justify-content: space-between; text-align: right }
+  td:empty { display: none }
   td::before { content: attr(data-label); color: #555; margin-right: 1rem; text-align: left }
 }
 </style>"""

@@ -15,13 +15,14 @@ def headline(evaluation: dict[str, Any]) -> str:
     for row in evaluation["summary"]["by_setting"]:
         setting = str(Sampling(row["temperature"], row["top_p"]))
         if decides[row["temperature"], row["top_p"]]:
-            gains.append(f"at {setting} {row['replay_ratio']:.2f} times as fast as the best fixed tree")
+            of_what = "" if gains else " as fast as the best fixed tree"
+            gains.append(f"{row['replay_ratio']:.2f} times{of_what} at {setting}")
         else:
             kept.append(setting)
     if not gains:
         return "On this machine nothing is gained by deciding: the selector keeps the best fixed tree everywhere."
     text = f"On this machine the selector decodes {', '.join(gains)}"
-    return f"{text}; it keeps the fixed tree at {', '.join(kept)}." if kept else f"{text}."
+    return f"{text}; at {', '.join(kept)} it keeps the fixed tree." if kept else f"{text}."
 
 
 def details(evaluation: dict[str, Any]) -> list[dict[str, str]]:

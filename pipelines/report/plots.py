@@ -44,7 +44,7 @@ def ratios(evaluation: dict[str, Any]) -> str:
     figure, axes = plt.subplots(lines, columns, figsize=(4.2 * columns, 3.4 * lines), squeeze=False, sharey=True)
     for axis in axes.flat[len(settings) :]:
         axis.set_axis_off()
-    names = list(dict.fromkeys(entry["method"] for entry in measured))[::-1]
+    names = sorted(dict.fromkeys(entry["method"] for entry in measured), key=lambda name: name == SELECTOR)
     for axis, setting in zip(axes.flat, settings, strict=False):
         axis.axvline(1, color="#888", linewidth=1)
         for entry in (entry for entry in measured if _setting(entry) == setting):
