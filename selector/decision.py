@@ -76,9 +76,8 @@ class Mode:
         """From JSON; further keys are left out. KeyError, TypeError or ValueError where it is no mode."""
         numbers = {name: float(entry[name]) for name in ("temperature", "top_p", "speed", "rho")}
         action, allowed = Action(*entry["action"]), tuple(entry["allowed"])
-        space = ActionSpace.default()
-        if action not in space.actions or not all(type(at) is int and 0 <= at < len(space) for at in allowed):
-            raise ValueError("a tree is none of the default space")
+        if not all(type(at) is int and at >= 0 for at in (*action, *allowed)):
+            raise TypeError("a tree is no tree")
         if type(entry["decides"]) is not bool or not all(map(math.isfinite, numbers.values())) or numbers["speed"] <= 0:
             raise ValueError("a number is out of range")
         return cls(action=action, allowed=allowed, decides=entry["decides"], **numbers)

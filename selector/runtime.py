@@ -316,6 +316,8 @@ def _config(path: Path) -> dict:
             efficiencies = [number(e) for entry in config["modes"] for e in entry["mean_efficiency"]]
             fits = (
                 len(modes) > 0
+                and all(mode.action in SPACE.actions for mode in modes)
+                and max((at for mode in modes for at in mode.allowed), default=0) < len(SPACE)
                 and len(efficiencies) == len(modes) * len(SPACE)
                 and [Action(*action) for action in config["actions"]] == list(SPACE.actions)
                 and Action(*config["fallback"]) in SPACE.actions

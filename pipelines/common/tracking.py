@@ -47,7 +47,7 @@ def mlflow_run(config: Config, stage: str) -> Iterator[Any]:
                 _make_store(Path(uri.removeprefix("sqlite:///")))
             mlflow.set_tracking_uri(uri)
             if uri == DEFAULT_STORE:
-                _step_aside(mlflow.MlflowClient(), config.name)
+                _own_experiment(mlflow.MlflowClient(), config.name, Path("mlruns").resolve())
             mlflow.set_experiment(config.name)
             mlflow.start_run(run_name=stage)
         except OSError as error:  # a folder that cannot be made
@@ -76,15 +76,20 @@ def parameters(config: Config, stage: str) -> dict[str, Any]:
     return flat({name: value for name, value in values.items() if name in read or not isinstance(value, dict)})
 
 
-def _step_aside(client: Any, name: str) -> None:
-    """An experiment of a store that was copied here would still write into the folder that it was copied from. It keeps
-    its runs under another name, and a new one takes its place."""
+def _own_experiment(client: Any, name: str, folder: Path) -> None:
+    """See to an experiment whose artefacts lie in the store's own folder.
+
+    One of a store that was copied here would still write into the folder that it was copied from. It keeps its runs
+    under another name, and a new one takes its place.
+    """
     experiment = client.get_experiment_by_name(name)
-    if experiment is None:
-        return
-    place = experiment.artifact_location.removeprefix("file://")
-    if not Path(place).is_relative_to(Path("mlruns").resolve()):
-        client.rename_experiment(experiment.experiment_id, f"{name}, copied from {Path(place).parent}")
+    if experiment is not None:
+        place = Path(experiment.artifact_location.removeprefix("file://"))
+        if place.is_relative_to(folder):
+            return
+        number = experiment.experiment_id
+        client.rename_experiment(number, f"{name}, copied from {place.parent} (experiment {number})")
+    client.create_experiment(name, artifact_location=str(folder / name))
 
 
 def _make_store(path: Path) -> None:

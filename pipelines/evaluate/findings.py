@@ -11,7 +11,8 @@ from selector.replay import Ratio
 def headline(evaluation: dict[str, Any]) -> str:
     """One sentence: where the selector pays on this machine, and where it does not."""
     decides = {(mode["temperature"], mode["top_p"]): mode["decides"] for mode in evaluation["decisions"]}
-    gains, kept = [], []
+    gains: list[str] = []
+    kept: list[str] = []
     for row in evaluation["summary"]["by_setting"]:
         setting = str(Sampling(row["temperature"], row["top_p"]))
         if decides[row["temperature"], row["top_p"]]:

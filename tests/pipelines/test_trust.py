@@ -13,7 +13,7 @@ import pytest
 from pipelines.cli import only_one, run
 from selector.schema import InputError
 from tests.pipelines.flips import ROOT, files_of, flip, outcome
-from tests.pipelines.runs import SMALL
+from tests.pipelines.runs import SMALL, espalier
 
 DEMO = ROOT / "configs" / "demo.yaml"
 KINDS = (  # `python -m tests.pipelines.flips` has all the others
@@ -31,7 +31,7 @@ KINDS = (  # `python -m tests.pipelines.flips` has all the others
 @pytest.fixture
 def copy(demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a finished run, which a test may spoil."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")  # a relative one is kept by MLflow
     shutil.copytree(demo[0] / "runs", tmp_path / "runs")
     return tmp_path
 
@@ -101,19 +101,17 @@ def test_one_process_at_a_time_works_in_a_folder(copy: Path, monkeypatch: pytest
     run("report", DEMO, list(SMALL), plan=False)
 
 
-def test_a_copied_store_keeps_to_its_own_folder(
-    copy: Path, demo: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copied_store_keeps_to_its_own_folder(copy: Path, demo: tuple[Path, str]) -> None:
     """MLflow's database holds absolute paths: those of the folder that it was copied from."""
     shutil.copytree(demo[0] / "mlruns", copy / "mlruns")
     (copy / "runs" / "demo" / "report.html").unlink()
-    stage(copy, "report", monkeypatch)
-    client = mlflow.MlflowClient()
-    (run_,) = client.search_runs([client.get_experiment_by_name("demo").experiment_id])
-    place = Path(run_.info.artifact_uri.removeprefix("file://"))
+    espalier(copy, "report", *SMALL)
+    client = mlflow.MlflowClient(f"sqlite:///{copy}/mlruns/mlflow.db")
+    (written,) = client.search_runs([client.get_experiment_by_name("demo").experiment_id])
+    place = Path(written.info.artifact_uri.removeprefix("file://"))
     assert place.is_relative_to(copy) and (place / "report.html").exists()
-    kept = [e for e in client.search_experiments() if e.name.startswith("demo, copied from ")]
-    assert len(kept) == 1 and len(client.search_runs([kept[0].experiment_id])) > 3
+    (kept,) = (each for each in client.search_experiments() if each.name.startswith("demo, copied from "))
+    assert len(client.search_runs([kept.experiment_id])) > 3
 
 
 def test_a_tracking_server_that_does_not_answer_is_one_line(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
