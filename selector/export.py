@@ -22,14 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from selector.actions import Action, ActionSpace
+from selector.artefact import CHECKSUMS, FORMAT
 from selector.decision import NEVER, Mode, net_tokens
 from selector.files import atomically
 from selector.latency import LatencyProfile, interpolated_at
 from selector.module import SelectorModule
 from selector.network import SurvivalNetwork
 from selector.runtime import (
-    CHECKSUMS,
-    FORMAT,
     LENGTH_AT,
     SETTING_AT,
     DecisionTables,

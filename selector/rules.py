@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace
+from selector.artefact import Features
 from selector.data import Timed
 from selector.decision import RHOS, Mode, choice, choices
 from selector.latency import StepTimes
 from selector.replay import Replayed
-from selector.runtime import LENGTH_AT, Features
+from selector.runtime import LENGTH_AT
 from selector.schema import DECAYS, LIGHT, SCALAR_NAMES, SCALARS_KEY
 from selector.tuning import replay_actions
 

@@ -6,9 +6,6 @@ of the network that the chosen ones need.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,10 +18,11 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, logsigmoid
 
 from selector.actions import Action, ActionSpace
+from selector.artefact import Features, check_files, check_setting, checked, read_config
 from selector.decision import Mode, choice, nearest
-from selector.latency import Correction, LatencyProfile, StepTimes, Table, correction_counts, gpu_like, number
+from selector.latency import Correction, LatencyProfile, StepTimes, Table, correction_counts, gpu_like
 from selector.network import survival_factors
-from selector.schema import FEATURES, FULL, HIDDEN_STATES, SCALAR_NAMES, SCALARS_KEY, SCHEMA_VERSION, InputError
+from selector.schema import SCALAR_NAMES, SCALARS_KEY, InputError
 
 __all__ = [
     "Correction",
@@ -38,13 +36,9 @@ __all__ = [
     "load_selector",
 ]
 
-FORMAT = "espalier-selector-3"
-CHECKSUMS = "SHA256SUMS"
 SPACE = ActionSpace.default()
 LENGTH_AT = SCALAR_NAMES.index("context_length")
 SETTING_AT = [SCALAR_NAMES.index("temperature"), SCALAR_NAMES.index("top_p")]
-
-Features = dict[str, Tensor]
 
 
 class Selector:
@@ -233,38 +227,6 @@ class _OneRoot:
         return layer_norm(torch.addmv(bias, weight, state_D), scale.shape, scale, shift)
 
 
-def checked(features: Features, widths: dict[str, int], most_axes: int) -> Features:
-    """The features that are read, on the CPU.
-
-    Args:
-        widths: by name, of the last axis.
-        most_axes: 1 for one root, 2 where a batch will do, too.
-
-    Raises:
-        InputError: one is missing, of another shape or dtype than the schema's, or not finite; names it.
-    """
-    read: Features = {}
-    for name, width in widths.items():
-        value = features.get(name)
-        if not isinstance(value, Tensor):
-            raise InputError(f"features: {name} {'is missing' if value is None else 'is no tensor'}")
-        shape = tuple(value.shape)
-        if value.dtype != torch.float32 or shape[-1:] != (width,) or len(shape) > most_axes:
-            raise InputError(f"features: {name} is {value.dtype} {list(shape)}; torch.float32 [{width}] is needed")
-        if not math.isfinite(float(value.sum())):  # one call, and a NaN or an infinity anywhere shows in it
-            raise InputError(f"features: {name} is not finite")
-        read[name] = value.cpu()
-    if len({value.shape[:-1] for value in read.values()}) > 1:
-        raise InputError("features: batches of different sizes")
-    return read
-
-
-def check_setting(temperature: float, top_p: float) -> None:
-    """InputError where this is no way to sample."""
-    if not (0 <= temperature < math.inf and 0 < top_p <= 1):
-        raise InputError(f"temperature {temperature:g}, top-p {top_p:g}: no sampling setting")
-
-
 @contextmanager
 def torchscript() -> Iterator[None]:
     """TorchScript is deprecated from torch 2.10 on; that is known, and only that warning is left out."""
@@ -288,8 +250,8 @@ def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | Non
             is of another pair or lacks the verifier.
     """
     folder = Path(folder)
-    _check_files(folder)
-    config = _config(folder / "config.json")
+    check_files(folder)
+    config = read_config(folder / "config.json")
     own = LatencyProfile.load(folder / "latency.json")
     profile = latency if isinstance(latency, LatencyProfile) else own
     if isinstance(latency, str | Path):
@@ -304,61 +266,6 @@ def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | Non
         for name, tensor in decision_tables(profile, modes, config["verifier"], config["sees"])._asdict().items():
             setattr(module, name, tensor)
     return Selector(module, config, profile, modes)
-
-
-def _config(path: Path) -> dict:
-    """What the artefact says of itself; InputError where it is not of this program's version, or makes no sense."""
-    try:
-        config = json.loads(path.read_text())
-        version = config["format"], config["schema_version"]
-        if version == (FORMAT, SCHEMA_VERSION):
-            modes = [Mode.of(entry) for entry in config["modes"]]
-            efficiencies = [number(e) for entry in config["modes"] for e in entry["mean_efficiency"]]
-            fits = (
-                len(modes) > 0
-                and all(mode.action in SPACE.actions for mode in modes)
-                and max((at for mode in modes for at in mode.allowed), default=0) < len(SPACE)
-                and len(efficiencies) == len(modes) * len(SPACE)
-                and [Action(*action) for action in config["actions"]] == list(SPACE.actions)
-                and Action(*config["fallback"]) in SPACE.actions
-                and config["sees"] in FEATURES
-                and config["objective"] in ("regressor", "policy")
-                and [each["name"] for each in config["features"]["scalars"]] == list(SCALAR_NAMES)
-                and set(config["features"]["hidden_states"]) == set(HIDDEN_STATES if config["sees"] == FULL else ())
-                and all(type(width) is int for width in config["features"]["hidden_states"].values())
-                and isinstance(config["verifier"], str)
-                and isinstance(config["pair"]["fingerprint"], str)
-            )
-            if not fits:
-                raise ValueError("its parts do not fit together")
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise InputError(f"{path}: damaged ({type(error).__name__}); export the selector again") from error
-    if version != (FORMAT, SCHEMA_VERSION):
-        raise InputError(
-            f"{path}: {version[0]} of schema version {version[1]}; this program reads {FORMAT} of schema version "
-            f"{SCHEMA_VERSION}: export the selector again"
-        )
-    return config
-
-
-def _check_files(folder: Path) -> None:
-    listing = folder / CHECKSUMS
-    try:
-        lines = listing.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{listing}: missing or unreadable; this is no selector directory") from error
-    listed = {}
-    for line in lines:
-        digest, _, name = line.partition("  ")
-        listed[name] = digest
-    if not {"selector.pt", "config.json", "latency.json"} <= set(listed):
-        raise InputError(f"{listing}: damaged; export the selector again")
-    for name, digest in listed.items():
-        path = folder / name
-        if not path.is_file():
-            raise InputError(f"{path}: missing; export the selector again")
-        if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-            raise InputError(f"{path}: its checksum does not match {CHECKSUMS}; export the selector again")
 
 
 class DecisionTables(NamedTuple):

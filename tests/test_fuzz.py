@@ -23,8 +23,9 @@ from pipelines.common.stage import read_record, record_path
 from pipelines.config import Config, load_config
 from pipelines.config.reference import known_keys
 from selector.actions import Action
+from selector.artefact import CHECKSUMS, checked
 from selector.latency import LatencyProfile
-from selector.runtime import CHECKSUMS, checked, load_selector
+from selector.runtime import load_selector
 from selector.schema import SCALAR_NAMES, SCALARS_KEY, InputError, read_manifest, sha256
 from tests.selector.synthetic import profile
 from tests.selector.test_export import export

@@ -128,7 +128,9 @@ class Data(Section):
     """Texts and the labels along them."""
 
     texts: int = Field(480, ge=8, description="texts for each sampling setting, over all splits")
-    tokens: int = Field(128, ge=4, description="labelled tokens per text; it is written 16 tokens longer")
+    tokens: int = Field(
+        128, ge=4, description="labelled tokens per text; it is written longer, so that the last one has its look-ahead"
+    )
     stride: int = Field(2, ge=1, description="every so many-th position of a training text is learned from")
     decoded: float = Field(
         0.1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from selector.runtime import check_setting, checked
+from selector.artefact import check_setting, checked
 from selector.schema import HIDDEN_STATES, SCALAR_NAMES, SCALARS_KEY, InputError
 
 F, D = len(SCALAR_NAMES), 5

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from selector.actions import EMPTY, Action
+from selector.artefact import FORMAT, Features
 from selector.data import Timed
 from selector.decision import NEVER, Mode, net_tokens
 from selector.export import deployed, write_artefact
 from selector.latency import LatencyProfile, Table
 from selector.module import SelectorModule
-from selector.runtime import FORMAT, Features, Selector, load_selector, static_speeds, torchscript
+from selector.runtime import Selector, load_selector, static_speeds, torchscript
 from selector.schema import FULL, HIDDEN_STATES, LIGHT, SCALARS, SCALARS_KEY, SCHEMA_VERSION, InputError, sha256
 from selector.tuning import actions_of
 from tests.selector.synthetic import SPACE, mode_row, opinionated, profile, survivals_of, texts, timed

@@ -1,0 +1,110 @@
+"""What an artefact directory, and the features of a root, must be for a decision to mean anything."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from selector.actions import Action, ActionSpace
+from selector.decision import Mode
+from selector.latency import number
+from selector.schema import FEATURES, FULL, HIDDEN_STATES, SCALAR_NAMES, SCHEMA_VERSION, InputError
+
+FORMAT = "espalier-selector-3"
+CHECKSUMS = "SHA256SUMS"
+SPACE = ActionSpace.default()
+
+Features = dict[str, Tensor]
+
+
+def check_files(folder: Path) -> None:
+    """InputError where a file is missing, or is not what the list of checksums says."""
+    listing = folder / CHECKSUMS
+    try:
+        lines = listing.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{listing}: missing or unreadable; this is no selector directory") from error
+    listed = {}
+    for line in lines:
+        digest, _, name = line.partition("  ")
+        listed[name] = digest
+    if not {"selector.pt", "config.json", "latency.json"} <= set(listed):
+        raise InputError(f"{listing}: damaged; export the selector again")
+    for name, digest in listed.items():
+        path = folder / name
+        if not path.is_file():
+            raise InputError(f"{path}: missing; export the selector again")
+        if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            raise InputError(f"{path}: its checksum does not match {CHECKSUMS}; export the selector again")
+
+
+def read_config(path: Path) -> dict:
+    """What the artefact says of itself; InputError where it is not of this program's version, or makes no sense."""
+    try:
+        config = json.loads(path.read_text())
+        version = config["format"], config["schema_version"]
+        if version == (FORMAT, SCHEMA_VERSION):
+            modes = [Mode.of(entry) for entry in config["modes"]]
+            efficiencies = [number(e) for entry in config["modes"] for e in entry["mean_efficiency"]]
+            fits = (
+                len(modes) > 0
+                and all(mode.action in SPACE.actions for mode in modes)
+                and max((at for mode in modes for at in mode.allowed), default=0) < len(SPACE)
+                and len(efficiencies) == len(modes) * len(SPACE)
+                and [Action(*action) for action in config["actions"]] == list(SPACE.actions)
+                and Action(*config["fallback"]) in SPACE.actions
+                and config["sees"] in FEATURES
+                and config["objective"] in ("regressor", "policy")
+                and [each["name"] for each in config["features"]["scalars"]] == list(SCALAR_NAMES)
+                and set(config["features"]["hidden_states"]) == set(HIDDEN_STATES if config["sees"] == FULL else ())
+                and all(type(width) is int for width in config["features"]["hidden_states"].values())
+                and isinstance(config["verifier"], str)
+                and isinstance(config["pair"]["fingerprint"], str)
+            )
+            if not fits:
+                raise ValueError("its parts do not fit together")
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise InputError(f"{path}: damaged ({type(error).__name__}); export the selector again") from error
+    if version != (FORMAT, SCHEMA_VERSION):
+        raise InputError(
+            f"{path}: {version[0]} of schema version {version[1]}; this program reads {FORMAT} of schema version "
+            f"{SCHEMA_VERSION}: export the selector again"
+        )
+    return config
+
+
+def checked(features: Features, widths: dict[str, int], most_axes: int) -> Features:
+    """The features that are read, on the CPU.
+
+    Args:
+        widths: by name, of the last axis.
+        most_axes: 1 for one root, 2 where a batch will do, too.
+
+    Raises:
+        InputError: one is missing, of another shape or dtype than the schema's, or not finite; names it.
+    """
+    read: Features = {}
+    for name, width in widths.items():
+        value = features.get(name)
+        if not isinstance(value, Tensor):
+            raise InputError(f"features: {name} {'is missing' if value is None else 'is no tensor'}")
+        shape = tuple(value.shape)
+        if value.dtype != torch.float32 or shape[-1:] != (width,) or len(shape) > most_axes:
+            raise InputError(f"features: {name} is {value.dtype} {list(shape)}; torch.float32 [{width}] is needed")
+        if not math.isfinite(float(value.sum())):  # one call, and a NaN or an infinity anywhere shows in it
+            raise InputError(f"features: {name} is not finite")
+        read[name] = value.cpu()
+    if len({value.shape[:-1] for value in read.values()}) > 1:
+        raise InputError("features: batches of different sizes")
+    return read
+
+
+def check_setting(temperature: float, top_p: float) -> None:
+    """InputError where this is no way to sample."""
+    if not (0 <= temperature < math.inf and 0 < top_p <= 1):
+        raise InputError(f"temperature {temperature:g}, top-p {top_p:g}: no sampling setting")
