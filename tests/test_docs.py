@@ -102,3 +102,13 @@ def test_no_stage_is_run_by_an_unknown_name() -> None:
 
     with pytest.raises(InputError, match="unknown stage"):
         run("demmo", ROOT / "configs" / "demo.yaml", [], plan=True)
+
+
+def test_help_lists_the_stages_and_of_each_the_keys_that_it_reads() -> None:
+    from pipelines.cli import usage
+
+    assert all(re.search(rf"^  {stage}\s+\S", usage(""), flags=re.MULTILINE) for stage in (*STAGES, *APART, *STUDIES))
+    train = usage("train")
+    assert "train.epochs = 12\n      all of them are run" in train and "\n  seed = 1" in train
+    assert "evaluate.prompts" not in train and "evaluate.prompts" in usage("evaluate")
+    assert all(len(usage(stage).splitlines()) > 10 for stage in (*STAGES, *APART, *STUDIES, ALL))

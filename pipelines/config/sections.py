@@ -12,7 +12,7 @@ from selector.actions import Action, ActionSpace
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class EmbeddedModel(Section):

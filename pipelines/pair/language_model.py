@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pipelines.config import EmbeddedModel
 from selector.files import atomically
+from selector.schema import InputError
 
 END = "<|end|>"  # stands between files; also the end-of-sequence token
 CHECKPOINT_SECONDS = 30
@@ -105,6 +106,9 @@ def train(
         loss_fn: maps the model and a batch of token ids [B, T] to a scalar.
         stream: token ids, [tokens] int64.
         on_step: called with the number of steps done and the last loss.
+
+    Raises:
+        InputError: training diverges.
     """
     optimiser = torch.optim.AdamW(model.parameters(), lr=shape.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     done = 0
@@ -125,6 +129,8 @@ def train(
             group["lr"] = rate
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = loss_fn(model, batch_BT)
+        if not math.isfinite(loss.item()):
+            raise InputError(f"the loss is {loss.item()} at step {step + 1}: lower the model's learning_rate")
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

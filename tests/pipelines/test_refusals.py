@@ -82,6 +82,8 @@ def signed(path: Path, stage: str) -> None:
             ["data.features=full"],
             'runs/demo/traces: made from other inputs (data.features: "light" -> "full")',
         ),
+        ("pair", ["pair.embedded.target.learning_rate=.inf"], "learning_rate: Input should be a finite number"),
+        ("data", ["seed=99999999999999999999999"], "seed: Input should be less than"),
         ("pair", ["pair.embedded.target.steps=13"], "pair.embedded.target.steps: 12 -> 13"),
         ("data", ["pair.target=/no/such", "pair.draft=/no/such"], "pair.target: /no/such is neither a directory nor"),
         ("data", ["name=other"], "runs/other/stages/pair.json does not exist: run the pair stage first"),
@@ -113,6 +115,13 @@ def test_a_mistake_on_the_command_line(
     message: str,
 ) -> None:
     assert message in refusal(capsys, monkeypatch, stage, *SMALL, *arguments)
+
+
+def test_a_training_that_diverges(
+    spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [*SMALL, "name=other", "pair.embedded.target.learning_rate=1e30"]
+    assert "lower the model's learning_rate" in failure(capsys, monkeypatch, "pair", *arguments)
 
 
 def test_an_empty_prompt_file(
