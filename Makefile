@@ -21,7 +21,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 install: $(INSTALLED) ## create .venv and install everything into it
 
-demo: $(INSTALLED) ## the whole pipeline on a small pair, under 15 minutes on 2 cores: ends with a table and a report
+demo: $(INSTALLED) ## the whole pipeline on a small pair, a quarter of an hour on 2 cores: ends with a table and a report
 	$(ESPALIER) demo --config $(CONFIG) $(ARGS)
 
 pair: $(INSTALLED) ## train the embedded pair, or check a given one (CONFIG=..., ARGS="section.key=value")
