@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, MptConfig
 
 from pipelines.cli import main
 from selector.schema import SCHEMA_VERSION, sha256
@@ -115,6 +117,56 @@ def test_a_mistake_on_the_command_line(
     message: str,
 ) -> None:
     assert message in refusal(capsys, monkeypatch, stage, *SMALL, *arguments)
+
+
+def test_a_model_that_reads_positions_off_its_cache(
+    spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It loads, shares the vocabulary and would decode wrong text: refused before any work."""
+    target, draft = save_pair(spoilt / "a")
+    torch.manual_seed(0)
+    config = MptConfig(vocab_size=300, d_model=32, n_layers=2, n_heads=4, max_seq_len=512)
+    AutoModelForCausalLM.from_config(config).save_pretrained(target)
+    for stage in ("pair", "latency", "data", "quick"):
+        arguments = [*SMALL, "name=other", f"pair.target={target}", f"pair.draft={draft}"]
+        message = failure(capsys, monkeypatch, stage, *arguments, f"prompts.file={spoilt}/runs/demo/pair/prompts.jsonl")
+        assert f"{target}: a pass over a token tree is not what plain passes give: behind 6 tokens" in message
+
+
+def test_a_weight_that_is_not_finite(
+    spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where the checksum was made to fit."""
+    for checkpoint in Path("runs/demo/training").rglob("best.ckpt"):
+        state = torch.load(checkpoint, weights_only=False)
+        next(iter(state["state_dict"].values())).view(-1)[0] = float("inf")
+        torch.save(state, checkpoint)
+        signed(checkpoint, "train")
+    assert "best.ckpt: a weight is not finite: run the train stage again" in refusal(
+        capsys, monkeypatch, "evaluate", *SMALL
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "prompts.jsonl: No such file or directory"),
+        (b"\xff\xfe", "prompts.jsonl: not UTF-8 text"),
+        (b'{"text": 5}', "prompts.jsonl:1: `text` is no string"),
+        (b'{"text": " "}', "prompts.jsonl:1: `text` is empty"),
+        (b'{"texts": "x"}', "prompts.jsonl:1: expected a JSON object with `text`"),
+    ],
+)
+def test_a_prompt_file_that_does_not_fit(
+    spoilt: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes | None,
+    message: str,
+) -> None:
+    if content is not None:
+        Path("prompts.jsonl").write_bytes(content)
+    assert message in refusal(capsys, monkeypatch, "data", *SMALL, "prompts.file=prompts.jsonl")
 
 
 def test_a_training_that_diverges(
