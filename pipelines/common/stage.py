@@ -88,6 +88,7 @@ class Stage:
         except InputError:
             if self.costly and not self.self_described:
                 raise
+            self.say(f"{self.record} is damaged: made anew")
             return None
 
     def replace(self) -> None:
