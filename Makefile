@@ -67,7 +67,7 @@ test: $(INSTALLED) ## the whole test suite; no network, no GPU
 	$(VENV)/bin/python -m pytest
 
 fuzz: $(INSTALLED) ## 10,000 damaged inputs of every kind: no traceback
-	ESPALIER_FUZZ=1120 $(VENV)/bin/python -m pytest tests/test_fuzz.py
+	ESPALIER_FUZZ=1250 $(VENV)/bin/python -m pytest tests/test_fuzz.py
 
 lint: $(INSTALLED) ## ruff and mypy
 	$(VENV)/bin/ruff check .
