@@ -28,7 +28,3 @@ class Clock:
         now = self._now()
         self.seconds[part] += now - self.last
         self.last = now
-
-    def skip(self) -> None:
-        """What has passed since the last lap is not counted."""
-        self.last = self._now()

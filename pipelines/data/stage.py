@@ -45,20 +45,14 @@ def run(config: Config) -> None:
     folder = config.folder / "traces"
     inputs = depends(config, fingerprint)
     work = shards(config, pair)
-
-    def missing() -> dict[str, Any]:
-        store = traces.TraceStore(folder, inputs)
-        return {name: todo for name, todo in work.items() if not store.holds(name)}
-
-    traces.TraceStore(folder, inputs)  # raises where there are traces of other inputs
+    store = traces.TraceStore(folder, inputs)  # raises where there are traces of other inputs
+    todo = {name: each for name, each in work.items() if not store.holds(name)}
     stage = Stage(
         "data", config, inputs, (folder,), costly=True, self_described=True, hashed=(folder / "manifest.json",)
     )
-    if not stage.begin(lambda: not missing()):
+    if not stage.begin(lambda: not todo):
         return
     stage.say(size_line(config))
-    todo = missing()
-    store = traces.TraceStore(folder, inputs)
     spent = _Spent()
     with mlflow_run(config, "data") as mlflow, progress() as bar:
         task = bar.add_task("labelling texts", total=len(work), completed=len(work) - len(todo), note="")

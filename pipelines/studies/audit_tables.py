@@ -132,11 +132,10 @@ def efficiency_rows(measured: Measured) -> list[Row]:
     rows: list[Row] = []
     for s, (setting, values) in enumerate(zip(measured.settings, measured.efficiency, strict=True)):
         mean_BC = measured.mean(s, values.reshape(len(values), -1))
-        low, high = np.nanpercentile(mean_BC[1:], [2.5, 97.5], axis=0)
         pairs = [(verifier, action) for verifier in measured.verifiers for action in measured.actions]
         for c, (verifier, (K, L1, L2)) in enumerate(pairs):
             row = {"setting": setting, "verifier": verifier, "K": K, "L1": L1, "L2": L2}
-            row |= {"block efficiency": float(mean_BC[0, c]), "interval_95": [float(low[c]), float(high[c])]}
+            row |= {"block efficiency": float(mean_BC[0, c]), "interval_95": interval(mean_BC[:, c])}
             rows.append(row)
     return rows
 

@@ -26,6 +26,7 @@ from data_gen.verification.profile import Rows, sample
 from pipelines.common.console import console, progress
 from pipelines.common.files import write_json
 from pipelines.common.stage import Stage
+from pipelines.common.statistics import interval
 from pipelines.common.tracking import mlflow_run
 from pipelines.config import Config
 
@@ -92,8 +93,8 @@ def measure(vocabulary: int, repeats: int, device: torch.device, done: Callable[
             mine = np.array(values)
             picks = rng.integers(len(mine), size=(2000, len(mine)))
             ratios = np.median(mine[picks], axis=1) / np.median(rival[picks], axis=1)
-            low, high = np.percentile(ratios, [2.5, 97.5])
-            row |= {"ratio": float(np.median(mine) / np.median(rival)), "interval_95": [float(low), float(high)]}
+            ratio = float(np.median(mine) / np.median(rival))
+            row |= {"ratio": ratio, "interval_95": interval(np.array([ratio, *ratios]))}
         rows.append(row)
     return rows
 
