@@ -56,7 +56,7 @@ OF_THE_TEXT = (  # it follows from the logits and the text before
     processors.ExponentialDecayLengthPenalty,
     processors.SuppressTokensAtBeginLogitsProcessor,
 )
-_checked: weakref.WeakSet[Any] = weakref.WeakSet()  # models that have passed the self-check
+_checked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # up to which length, by model
 
 
 @dataclass
@@ -145,12 +145,12 @@ def speculative_generate(
             step, new = next(steps)
             accepted.append(step.accepted)
             actions.append(step.action)
+            text = torch.tensor([tokens + new], device=input_ids.device)
             for token in new:
                 tokens.append(token)
                 if text_streamer is not None:
                     text_streamer.put(torch.tensor([token]))
-                text = torch.tensor([tokens], device=input_ids.device)
-                if done := bool(stopping_criteria(text, cast(Any, None)).all()):
+                if done := bool(stopping_criteria(text[:, : len(tokens)], cast(Any, None)).all()):
                     break
     if text_streamer is not None:
         text_streamer.end()
@@ -189,9 +189,9 @@ def _check(
     space = ActionSpace.default()
     longest = int(generation_config.max_length or 0) + space.depth
     for each in (model, draft):
-        if each not in _checked:
+        if _checked.get(each, 0) < longest:
             check_model(each, each.name_or_path or type(each).__name__, longest)
-            _checked.add(each)
+            _checked[each] = longest
     return draft
 
 

@@ -181,3 +181,12 @@ def test_a_missing_or_other_draft_is_refused(pair: ModelPair, small: ModelPair) 
     for draft, message in ((None, "draft_model: none was given"), (small.draft, "vocabularies differ")):
         with pytest.raises(InputError, match=message):
             pair.target.generate(PROMPT, custom_generate=speculative_generate, draft_model=draft, selector=TREE)
+
+
+def test_a_longer_text_is_checked_anew(small: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window that a short text does not reach is no reason to trust a long one."""
+    asked: list[int] = []
+    monkeypatch.setattr("data_gen.generate.check_model", lambda model, name, longest: asked.append(longest))
+    for length in (4, 4, 9, 6):
+        speculative(small, input_ids=torch.tensor([[1, 3]]), max_new_tokens=length)
+    assert asked == [2 + 4 + 16] * 2 + [2 + 9 + 16] * 2  # prompt, new tokens and a tree; both models
