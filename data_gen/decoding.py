@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 
 from data_gen.clock import Clock
-from data_gen.drafting import Draft, draft_tree
+from data_gen.drafting import Draft, draft_lookup, draft_tree
 from data_gen.features import ModelRow, ModelRows, RootKnowledge
+from data_gen.lookup import LookupIndex
 from data_gen.models import CachedModel, ModelPair, Pass
 from data_gen.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification import Verifier
 from data_gen.verification.base import IID
 from data_gen.verification.profile import sample
-from selector.actions import EMPTY, Action
-from selector.schema import FULL
+from selector.actions import EMPTY, Choice, Lookup
+from selector.schema import EARLY
 
 Features = dict[str, Tensor]
 PARTS = ("draft", "select", "target", "verify", "commit")
@@ -40,17 +41,17 @@ class Chooser(Protocol):
     @property
     def sees(self) -> str | None: ...
 
-    def select(self, features: Features | None) -> Action: ...
+    def select(self, features: Features | None) -> Choice: ...
 
 
 @dataclass
 class Fixed:
     """Always the same action."""
 
-    action: Action
+    action: Choice
     sees: str | None = None
 
-    def select(self, features: Features | None) -> Action:
+    def select(self, features: Features | None) -> Choice:
         return self.action
 
 
@@ -58,11 +59,11 @@ class Fixed:
 class Random:
     """One of several actions, drawn at every step from a stream of its own."""
 
-    actions: Sequence[Action]
+    actions: Sequence[Choice]
     generator: torch.Generator
     sees: str | None = None
 
-    def select(self, features: Features | None) -> Action:
+    def select(self, features: Features | None) -> Choice:
         return self.actions[int(torch.randint(len(self.actions), (), generator=self.generator))]
 
 
@@ -77,7 +78,7 @@ class Step:
     """
 
     length: int
-    action: Action
+    action: Choice
     accepted: int
     nodes: int
     seconds: dict[str, float]
@@ -145,7 +146,7 @@ class Decoder:
     def steps(self, prompt: Sequence[int], generator: torch.Generator) -> Generator[tuple[Step, list[int]]]:
         """One step after another, without end, each with the tokens that it commits. Close it: that looks at the
         numbers that the models have given, and raises as `decode` does."""
-        context = _Context(self.pair, self.sampling, self.draft_sampling, list(prompt), self.chooser.sees is not None)
+        context = _Context(self.pair, self.sampling, self.draft_sampling, list(prompt), self.chooser.sees)
         try:
             while True:
                 yield self._step(context, generator)
@@ -155,21 +156,10 @@ class Decoder:
     def _step(self, context: _Context, generator: torch.Generator) -> tuple[Step, list[int]]:
         clock = Clock(self.pair.device, PARTS)
         length = len(context.tokens)
-        features = None
-        if context.knowledge is not None and length > context.prompt_length:
-            context.draft_root()
-            clock.lap("draft")
-            features = context.knowledge.features(length, self.chooser.sees == FULL)
-        action = self.chooser.select(features)
+        action = self._choose(context, clock)
         clock.lap("select")
-        draft = None
-        tree = DraftTree.from_paths([], [[]])
-        if action != EMPTY:
-            root_V = context.draft_root()
-            draft = draft_tree(
-                context.draft, root_V, action, self.draft_sampling, generator, self.style, context.tokens
-            )
-            tree = draft.tree
+        draft = self._draft(context, action, generator)
+        tree = DraftTree.from_paths([], [[]]) if draft is None else draft.tree
         clock.lap("draft")
         target = context.target_pass(tree)
         clock.lap("target")
@@ -184,22 +174,44 @@ class Decoder:
         clock.lap("commit")
         return Step(length, action, len(path), len(tree), clock.seconds), tokens
 
+    def _choose(self, context: _Context, clock: Clock) -> Choice:
+        """What the chooser says. The draft passes the root first where its rows are asked for."""
+        knowledge, length = context.knowledge, len(context.tokens)
+        if knowledge is None or length == context.prompt_length:
+            return self.chooser.select(None)
+        if knowledge.sees == EARLY:
+            return self.chooser.select(knowledge.early(length))
+        context.draft_root()
+        clock.lap("draft")
+        return self.chooser.select(knowledge.features(length))
+
+    def _draft(self, context: _Context, action: Choice, generator: torch.Generator) -> Draft | None:
+        """The tree of an action; None where nothing is drafted."""
+        if isinstance(action, Lookup):
+            proposal = context.proposal(action.length)
+            return draft_lookup(proposal, self.pair.vocabulary, self.pair.device) if proposal else None
+        if action == EMPTY:
+            return None
+        root_V = context.draft_root()
+        return draft_tree(context.draft, root_V, action, self.draft_sampling, generator, self.style, context.tokens)
+
 
 class _Context:
     """Committed tokens and what both models know of them.
 
     Args:
-        knows: whether what a selector may know is kept.
+        sees: what the chooser asks for; None if nothing.
     """
 
     def __init__(
-        self, pair: ModelPair, sampling: Sampling, draft_sampling: Sampling, prompt: list[int], knows: bool
+        self, pair: ModelPair, sampling: Sampling, draft_sampling: Sampling, prompt: list[int], sees: str | None
     ) -> None:
         self.tokens, self.prompt_length = prompt, len(prompt)
         self.sampling, self.draft_sampling = sampling, draft_sampling
         self.device = pair.device
         self.target, self.draft = CachedModel(pair.target), CachedModel(pair.draft)
-        self.knowledge = RootKnowledge(prompt, sampling) if knows else None
+        self.knowledge = None if sees is None else RootKnowledge(prompt, sampling, sees)
+        self._index = LookupIndex() if self.knowledge is None else self.knowledge.text.index
         self._root_probs_V: Tensor | None = None  # the draft's, once it has passed the root token
         if len(prompt) > 1:
             self.target.extend(prompt[:-1])
@@ -207,6 +219,12 @@ class _Context:
     def check(self) -> None:
         self.target.check()
         self.draft.check()
+
+    def proposal(self, length: int) -> list[int]:
+        """A lookup's tokens, `length` of them; none where the last token is new."""
+        for token in self.tokens[len(self._index) :]:
+            self._index.add(token)
+        return self._index.proposal(length)
 
     def draft_root(self) -> Tensor:
         """The draft's distribution after the root token, [V]; passes what it has not seen yet."""

@@ -92,6 +92,19 @@ def draft_tree(
     return Draft(tree, probs_NV, row_of, passed)
 
 
+def draft_lookup(proposal: Sequence[int], vocabulary: int, device: torch.device) -> Draft:
+    """A chain that is copied from the text. Its tokens are certain under what drafts them, so each is accepted with the
+    probability that the target gives it.
+
+    Args:
+        proposal: token ids, from `lookup.LookupIndex.proposal`.
+    """
+    tree = DraftTree.from_paths(list(proposal), [[]])
+    probs_NV = torch.zeros(len(tree), vocabulary, device=device)
+    probs_NV[range(len(proposal)), list(proposal)] = 1
+    return Draft(tree, probs_NV, {}, [])
+
+
 def draw_children(probs_V: Tensor, count: int, style: str, generator: torch.Generator) -> list[int]:
     """Tokens of a node's children, in order; fewer than `count` where a style without replacement runs out.
 

@@ -1,9 +1,10 @@
 """What a selector may know at a root, before anything is drafted. Names and meanings in `selector.schema`.
 
 Everything follows from the committed text and the two models' rows along it, so that a decoder at a root and one
-teacher-forced pass over the finished text give the same numbers. A row of the draft exists once the draft has passed
-its token: not yet after a full acceptance, nor after steps without drafting. Before each decision the draft passes what
-it has not seen, the root token at least, so that all its rows are there.
+teacher-forced pass over the finished text give the same numbers. *Early* features need the target's rows alone. The
+others need the draft's, and a row of the draft exists once the draft has passed its token: not yet after a full
+acceptance, nor after steps without drafting. So before they are read the draft passes what it has not seen, the root
+token at least.
 
 Legend: N consecutive tokens, V vocabulary, D hidden width, F scalars.
 """
@@ -17,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from data_gen.lookup import LongestMatch
+from data_gen.lookup import LookupIndex
 from data_gen.sampling import Sampling
-from selector.schema import DECAYS, HIDDEN_STATES, LONGEST_MATCH, SCALAR_NAMES, SCALARS_KEY
+from selector.schema import DECAYS, EARLY, FULL, HIDDEN_STATES, LONGEST_MATCH, SCALAR_NAMES, SCALARS_KEY
 
 LEAST_LOGIT = -1e4  # a masked token's logit is minus infinity, its probability 0
 
@@ -52,48 +53,79 @@ def agreements(target_probs_NV: Tensor, draft_probs_NV: Tensor, next_N: Tensor) 
     return (q_N / p_N).clamp(max=1).tolist()
 
 
-class History:
-    """Running means over the committed text, from its last prompt token on.
+class _Means:
+    """Running means of two numbers at each decay. Plain numbers: so few take less time than a call of NumPy."""
+
+    def __init__(self) -> None:
+        self._sums = [(0.0, 0.0, 0.0)] * len(DECAYS)  # of both, and of weights
+
+    def add(self, firsts: Sequence[float], seconds: Sequence[float]) -> None:
+        for number, decay in enumerate(DECAYS):
+            first, second, weight = self._sums[number]
+            for one, other in zip(firsts, seconds, strict=True):
+                first, second, weight = decay * first + one, decay * second + other, decay * weight + 1
+            self._sums[number] = first, second, weight
+
+    def values(self) -> list[float]:
+        """Of the first number at every decay, then of the second."""
+        return [first / weight for first, _, weight in self._sums] + [other / weight for _, other, weight in self._sums]
+
+
+class TextHistory:
+    """What the text and the target's rows along it say, from the last prompt token on.
 
     Args:
         prompt: token ids; they count for repeats alone.
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
-        self._sums = [(0.0, 0.0, 0.0)] * len(DECAYS)  # of accepted shares, the draft's entropies, and weights
-        self._match = LongestMatch(prompt)
+        self.index = LookupIndex(prompt)
+        self._means = _Means()
+        self._copied = 0
+        self._newest_entropy = 0.0
+
+    def add(self, tokens: Sequence[int], target_entropies: Sequence[float]) -> None:
+        """More committed tokens, and the target's entropy before each."""
+        foretold = []
+        for token in tokens:
+            right = self.index.foretells(token)
+            foretold.append(float(right))
+            self._copied = self._copied + 1 if right else 0
+            self.index.add(token)
+        self._means.add(target_entropies, foretold)
+        self._newest_entropy = target_entropies[-1]
+
+    def scalars(self, length: int, sampling: Sampling) -> list[float]:
+        """The early scalars at the newest token. At least one token has been added."""
+        return [
+            self._newest_entropy,
+            *self._means.values(),
+            min(self._copied, LONGEST_MATCH),
+            min(self.index.match, LONGEST_MATCH),
+            length,
+            sampling.temperature,
+            sampling.top_p,
+        ]
+
+
+class DraftHistory:
+    """What the draft's rows along the text say, from the last prompt token on."""
+
+    def __init__(self) -> None:
+        self._means = _Means()
         self._agreed = 0
         self._newest_entropy = 0.0
 
-    def add(self, tokens: Sequence[int], accepted: Sequence[float], draft_entropies: Sequence[float]) -> None:
-        """More committed tokens, and what the rows before each say: `min(1, q/p)` of it, and the draft's entropy."""
-        # plain numbers: so few of them take less time than a call of NumPy
-        for number, decay in enumerate(DECAYS):
-            shares, entropies_, weights = self._sums[number]
-            for share, entropy in zip(accepted, draft_entropies, strict=True):
-                shares, entropies_, weights = decay * shares + share, decay * entropies_ + entropy, decay * weights + 1
-            self._sums[number] = shares, entropies_, weights
-        for token, share in zip(tokens, accepted, strict=True):
-            self._match.add(token)
+    def add(self, accepted: Sequence[float], draft_entropies: Sequence[float]) -> None:
+        """More committed tokens: what the rows before each say, `min(1, q/p)` of it and the draft's entropy."""
+        self._means.add(accepted, draft_entropies)
+        for share in accepted:
             self._agreed = self._agreed + 1 if share >= 1 else 0
         self._newest_entropy = draft_entropies[-1]
 
-    def scalars(self, target_entropy_prev: float, draft_entropy_root: float, length: int, sampling: Sampling) -> Tensor:
-        """The scalars of the schema at the newest token, float32 [F]. At least one token has been added."""
-        return torch.tensor(
-            [
-                target_entropy_prev,
-                self._newest_entropy,
-                draft_entropy_root,
-                *(shares / weights for shares, _, weights in self._sums),
-                *(entropies_ / weights for _, entropies_, weights in self._sums),
-                min(self._agreed, LONGEST_MATCH),
-                min(self._match.length, LONGEST_MATCH),
-                length,
-                sampling.temperature,
-                sampling.top_p,
-            ]
-        )
+    def scalars(self, draft_entropy_root: float) -> list[float]:
+        """The scalars that the draft is needed for, at the newest token."""
+        return [self._newest_entropy, draft_entropy_root, *self._means.values(), min(self._agreed, LONGEST_MATCH)]
 
 
 class RootKnowledge:
@@ -102,63 +134,85 @@ class RootKnowledge:
     Args:
         prompt: token ids; the last one is the first root.
         sampling: the target's.
+        sees: what is asked for, one of `schema.FEATURES`; of rows that it does not need nothing is kept.
     """
 
-    def __init__(self, prompt: Sequence[int], sampling: Sampling) -> None:
-        self.history, self.sampling = History(prompt), sampling
-        self._steps: list[tuple[ModelRows, Sequence[int]]] = []  # target rows after the tokens that the history lacks
-        self._draft: list[ModelRow] = []  # the draft's after these tokens, and after the root token
-        self._next: list[int] = []  # the tokens that follow them
+    def __init__(self, prompt: Sequence[int], sampling: Sampling, sees: str) -> None:
+        self.sampling, self.sees = sampling, sees
+        self.text, self._of_draft = TextHistory(prompt), DraftHistory()
+        self._target: ModelRows | None = None  # of the last step
+        self._nodes: list[int] = []  # its root, and the accepted nodes
+        self._following: list[int] = []  # the tokens that follow them; none once the histories have them
+        self._next: list[int] = []  # the tokens that the draft's history lacks
+        self._p: list[float] = []  # their probabilities
+        self._draft: list[ModelRow] = []  # the draft before each of them, and after the root token
         self._root_entropy: float | None = None  # of the draft after the first of its rows, once it is known
 
     def committed(self, target: ModelRows, nodes: Sequence[int], tokens: Sequence[int]) -> None:
         """A step has ended: the target's rows, which of them are the root's and the accepted nodes', and the
         tokens that follow each."""
-        self._steps.append((target, nodes))
-        self._next += tokens
+        self._digest()
+        self._target, self._nodes, self._following = target, list(nodes), list(tokens)
 
     def passed(self, draft: Iterable[ModelRow]) -> None:
         """The draft's rows after further committed tokens."""
-        self._draft += draft
+        if self.sees != EARLY:
+            self._draft += draft
 
-    def features(self, length: int, full: bool) -> dict[str, Tensor] | None:
-        """The features at the root, once the draft has passed it; None at the first root.
+    def early(self, length: int) -> dict[str, Tensor] | None:
+        """The features that no pass of the draft is needed for; None at the first root.
 
         Args:
             length: committed tokens, the root token included.
-            full: with hidden states.
         """
-        if not self._steps:
+        if self._target is None:
             return None
-        target, nodes = self._steps[-1]
+        self._digest()
+        return {SCALARS_KEY: torch.tensor(self.text.scalars(length, self.sampling))}
+
+    def features(self, length: int) -> dict[str, Tensor] | None:
+        """The features at the root, once the draft has passed it; None at the first root."""
+        if self._target is None:
+            return None
+        self._digest()
+        early = self.text.scalars(length, self.sampling)
         new = self._draft[self._root_entropy is not None :]
-        found = entropies(torch.stack([*(row.logits_V for row in new), target.logits_NV[nodes[-1]]]))
-        draft_entropies = [*([] if self._root_entropy is None else [self._root_entropy]), *found[:-1]]
-        self.history.add(self._next, self._agreements(), draft_entropies[:-1])
-        result = {SCALARS_KEY: self.history.scalars(found[-1], draft_entropies[-1], length, self.sampling)}
-        if full:
-            states = target.hidden_ND[nodes[-1]], self._draft[-2].hidden_D, self._draft[-1].hidden_D
+        found = entropies(torch.stack([row.logits_V for row in new])) if new else []
+        draft_entropies = [*([] if self._root_entropy is None else [self._root_entropy]), *found]
+        self._of_draft.add(self._agreements(), draft_entropies[:-1])
+        result = {SCALARS_KEY: torch.tensor([*early, *self._of_draft.scalars(draft_entropies[-1])])}
+        if self.sees == FULL:
+            states = self._target.hidden_ND[self._nodes[-1]], self._draft[-2].hidden_D, self._draft[-1].hidden_D
             result |= {name: state.float().cpu() for name, state in zip(HIDDEN_STATES, states, strict=True)}
-        self._steps, self._next = [], []
+        self._next, self._p = [], []
         self._draft, self._root_entropy = self._draft[-1:], draft_entropies[-1]
         return result
 
+    def _digest(self) -> None:
+        """What the last step says goes into the history: part of a decision's time, so not before one is asked for."""
+        if self._target is not None and self._following:
+            self.text.add(self._following, entropies(self._target.logits_NV[self._nodes]))
+            if self.sees != EARLY:
+                self._next += self._following
+                self._p += _of_next(self._target.probs_NV, self._nodes, self._following)
+            self._following = []
+
     def _agreements(self) -> list[float]:
-        """Of the tokens that the history lacks."""
-        draft = self._draft[: len(self._next)]
-        if draft[0].probs_V.is_cuda:
-            target_NV = torch.cat([rows.probs_NV[list(nodes)] for rows, nodes in self._steps])
-            next_N = torch.tensor(self._next, device=target_NV.device)
-            return agreements(target_NV, torch.stack([row.probs_V for row in draft]), next_N)
-        # on the CPU single numbers are cheaper than any call of torch
-        next_ = iter(self._next)
-        p = [
-            probs_NV.item(node, next(next_))
-            for probs_NV, nodes in ((rows.probs_NV.numpy(), nodes) for rows, nodes in self._steps)
-            for node in nodes
-        ]
-        q = [row.probs_V.numpy().item(token) for row, token in zip(draft, self._next, strict=True)]
-        return [min(1.0, of_draft / of_target) for of_draft, of_target in zip(q, p, strict=True)]
+        """Of the tokens that the draft's history lacks."""
+        rows = self._draft[: len(self._next)]
+        if rows[0].probs_V.is_cuda:
+            q = _of_next(torch.stack([row.probs_V for row in rows]), list(range(len(rows))), self._next)
+        else:  # on the CPU single numbers are cheaper than any call of torch
+            q = [row.probs_V.numpy().item(token) for row, token in zip(rows, self._next, strict=True)]
+        return [min(1.0, of_draft / of_target) for of_draft, of_target in zip(q, self._p, strict=True)]
+
+
+def _of_next(probs_NV: Tensor, nodes: list[int], tokens: Sequence[int]) -> list[float]:
+    """The probability of the token that follows each of some nodes."""
+    if probs_NV.is_cuda:
+        return probs_NV[nodes, torch.tensor(tokens, device=probs_NV.device)].tolist()
+    rows = probs_NV.numpy()
+    return [rows.item(node, token) for node, token in zip(nodes, tokens, strict=True)]
 
 
 class TextKnowledge:
@@ -192,12 +246,20 @@ class TextKnowledge:
 
     def scalars(self, roots: int) -> Tensor:
         """The scalars of the schema at the first so many roots, float32 [roots, F]; zeros at the very first."""
-        history = History(self.tokens[: self.start + 1])
+        text, of_draft = TextHistory(self.tokens[: self.start + 1]), DraftHistory()
         rows = [torch.zeros(len(SCALAR_NAMES))]
         for n in range(1, roots):
-            one = slice(n - 1, n)
-            known = self._accepted[one], self._draft_entropies[one]
-            history.add(self.tokens[self.start + n : self.start + n + 1], *known)
-            length = self.start + n + 1
-            rows.append(history.scalars(self._target_entropies[n - 1], self._draft_entropies[n], length, self.sampling))
+            text.add([self.tokens[self.start + n]], self._target_entropies[n - 1 : n])
+            of_draft.add(self._accepted[n - 1 : n], self._draft_entropies[n - 1 : n])
+            early = text.scalars(self.start + n + 1, self.sampling)
+            rows.append(torch.tensor([*early, *of_draft.scalars(self._draft_entropies[n])]))
         return torch.stack(rows)
+
+    def foretold(self, roots: int, most: int) -> Tensor:
+        """At the first so many roots, how many tokens of a lookup the text goes on with, `most` at most; uint8."""
+        index = LookupIndex(self.tokens[: self.start + 1])
+        right = []
+        for at in range(self.start + 1, self.start + 1 + roots):
+            right.append(index.agreement(self.tokens[at : at + most]))
+            index.add(self.tokens[at])
+        return torch.tensor(right, dtype=torch.uint8)

@@ -1,8 +1,8 @@
-"""Actions: the shapes of delayed trees that a selector chooses from."""
+"""Actions: what a selector chooses from, the shapes of delayed trees and the lengths of lookups."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -27,12 +27,36 @@ class Action(NamedTuple):
         return f"({self.K}, {self.L1}, {self.L2})"
 
 
+class Lookup(NamedTuple):
+    """A chain of `length` tokens copied from the text itself: what followed the longest earlier match of its end. It
+    takes no pass of the draft."""
+
+    length: int
+
+    @property
+    def nodes(self) -> int:
+        """Drafted tokens."""
+        return self.length
+
+    def __str__(self) -> str:
+        return f"lookup {self.length}"
+
+
+Choice = Action | Lookup
+
 EMPTY = Action(1, 0, 0)  # nothing drafted: plain autoregressive decoding
+
+
+def choice_of(values: Iterable[int]) -> Choice:
+    """An action from JSON: three numbers are a tree, one is a lookup. TypeError where it is neither."""
+    numbers = tuple(values)
+    return Lookup(*numbers) if len(numbers) == 1 else Action(*numbers)
 
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """All distinct delayed trees with `K <= max_K`, `L1 <= max_L1` and `L2 <= max_L2`, in ascending order.
+    """All distinct delayed trees with `K <= max_K`, `L1 <= max_L1` and `L2 <= max_L2`, in ascending order; after them
+    lookups, if any.
 
     `(K, L1, 0)` is the same chain for every `K`, and `(1, L1, L2)` the chain of length `L1 + L2`; a chain of length
     `L` stands as `(1, min(L, max_L1), max(0, L - max_L1))`. The default space has 233 actions.
@@ -41,14 +65,21 @@ class ActionSpace:
     max_K: int
     max_L1: int
     max_L2: int
+    lookups: tuple[int, ...] = ()
 
     @classmethod
     def default(cls) -> ActionSpace:
         """`K` in 1..4, `L1` and `L2` in 0..8: the space of the paper."""
         return cls(4, 8, 8)
 
+    @classmethod
+    def with_lookups(cls) -> ActionSpace:
+        """The default space, and lookups of 2, 4, 8 and 16 tokens: what a selector chooses from."""
+        return cls(4, 8, 8, (2, 4, 8, 16))
+
     @cached_property
-    def actions(self) -> tuple[Action, ...]:
+    def trees(self) -> tuple[Action, ...]:
+        """The actions that the draft model drafts, and the empty tree."""
         chains = [self.chain(length) for length in range(self.max_L1 + self.max_L2 + 1)]
         trees = [
             Action(K, L1, L2)
@@ -58,10 +89,24 @@ class ActionSpace:
         ]
         return tuple(sorted(chains + trees))
 
+    @cached_property
+    def actions(self) -> tuple[Choice, ...]:
+        return (*self.trees, *map(Lookup, self.lookups))
+
     @property
     def depth(self) -> int:
-        """Drafted tokens from the root to the deepest leaf."""
+        """Drafted tokens from the root to a tree's deepest leaf."""
         return self.max_L1 + self.max_L2
+
+    @property
+    def deepest(self) -> int:
+        """Drafted tokens of any action from the root to the deepest leaf."""
+        return max(self.depth, *self.lookups, 0)
+
+    @property
+    def tree_survivals(self) -> int:
+        """How many of the survivals belong to trees; those of lookups follow."""
+        return self.depth + (self.max_K - 1) * (self.max_L1 + 1) * self.max_L2
 
     @cached_property
     def sums_SA(self) -> Tensor:
@@ -69,11 +114,14 @@ class ActionSpace:
 
         The survivals `P(tau >= t)` of all trees are few: those of a chain, by depth (16 in the default space), and
         those of branches, by K, trunk length L1 and depth below it (27 x 8), for they do not depend on L2.
-        `E[tau + 1]` of (3, 2, 4) is 1, the chain's first two, and the first four of K = 3 at L1 = 2.
+        `E[tau + 1]` of (3, 2, 4) is 1, the chain's first two, and the first four of K = 3 at L1 = 2. Those of lookups
+        follow, by depth.
         """
-        branching = (self.max_K - 1) * (self.max_L1 + 1) * self.max_L2
-        sums_SA = torch.zeros(self.depth + branching, len(self))
-        for a, (K, L1, L2) in enumerate(self):
+        copied = max(self.lookups, default=0)
+        sums_SA = torch.zeros(self.tree_survivals + copied, len(self))
+        for a, length in enumerate(self.lookups, len(self.trees)):
+            sums_SA[self.tree_survivals : self.tree_survivals + length, a] = 1
+        for a, (K, L1, L2) in enumerate(self.trees):
             if K == 1:
                 sums_SA[: L1 + L2, a] = 1
                 continue
@@ -86,7 +134,7 @@ class ActionSpace:
     def survival_of_AD(self) -> Tensor:
         """For every action and depth 1, 2, .. the position of `P(tau >= depth)` among the survivals; beyond the tree's
         depth the number of survivals, where a 0 is to stand; int64 [A, D]."""
-        places_AD = torch.full((len(self), self.depth), len(self.sums_SA))
+        places_AD = torch.full((len(self), self.deepest), len(self.sums_SA))
         for a in range(len(self)):
             own = self.sums_SA[:, a].nonzero()[:, 0]
             places_AD[a, : len(own)] = own
@@ -97,7 +145,7 @@ class ActionSpace:
         return 1 + survivals_S @ self.sums_SA.to(survivals_S)
 
     @cached_property
-    def _index(self) -> dict[Action, int]:
+    def _index(self) -> dict[Choice, int]:
         return {action: i for i, action in enumerate(self.actions)}
 
     def chain(self, length: int) -> Action:
@@ -120,12 +168,16 @@ class ActionSpace:
             )
         return action
 
-    def index(self, action: Action) -> int:
-        """Position in `actions` of the action that drafts the same tree; ValueError where there is none."""
-        return self._index[self.canonical(action)]
+    def index(self, action: Choice) -> int:
+        """Position in `actions` of the action that drafts the same; ValueError where there is none."""
+        if not isinstance(action, Lookup):
+            action = self.canonical(action)
+        elif action not in self._index:
+            raise ValueError(f"{action} is not among the lookups of {self.lookups} tokens")
+        return self._index[action]
 
     def __len__(self) -> int:
         return len(self.actions)
 
-    def __iter__(self) -> Iterator[Action]:
+    def __iter__(self) -> Iterator[Choice]:
         return iter(self.actions)

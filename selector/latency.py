@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, Action
-from selector.schema import FEATURES, SCHEMA_VERSION, InputError
+from selector.actions import EMPTY, Action, Choice, Lookup
+from selector.schema import FEATURES, FULL, LIGHT, SCHEMA_VERSION, InputError
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class LatencyProfile:
 
     def action_seconds(
         self,
-        action: Action,
+        action: Choice,
         length: float,
         verifier: str,
         sees: str | None = None,
@@ -143,23 +143,22 @@ class LatencyProfile:
         """Predicted time of one decoding step.
 
         It charges every draft pass at its width. The first one covers the root token, and after full acceptance also
-        the last accepted one: it is charged for two. A selector needs that pass even where nothing is drafted, and its
-        own time. Equal prefixes are charged apart, so the time of a wide tree at a low temperature is an upper bound.
+        the last accepted one: it is charged for two. A selector that sees the draft's rows needs that pass even where
+        nothing is drafted or a lookup is, and its own time. Equal prefixes are charged apart, so the time of a wide
+        tree at a low temperature is an upper bound.
 
         Args:
             length: committed tokens before the step, the root token included.
             sees: what the selector sees that decides; None where nothing is decided.
             filtered: whether top-p is below 1.
         """
-        K, L1, L2 = action
-        passes = [(length, 2)] if sees is not None or action != EMPTY else []
-        passes += [(length + depth, 1) for depth in range(1, L1 + (L2 > 0))]
-        passes += [(length + L1 + depth * K, K) for depth in range(1, L2)]
+        passes = _draft_passes(action, length, sees in (LIGHT, FULL))
         seconds = sum(self.draft.at(*size) for size in passes)
         nodes = 1 + action.nodes
         seconds += self.target.at(length, nodes) + self.step + (self.decide[sees] if sees is not None else 0.0)
         if action != EMPTY:
-            seconds += self.verify[verifier].at(L1 + L2, K)
+            depth, width = (action.length, 1) if isinstance(action, Lookup) else (action.L1 + action.L2, action.K)
+            seconds += self.verify[verifier].at(depth, width)
             counts = correction_counts(action)
             seconds += sum(map(mul, counts, self.corrections.get(verifier, Correction())))
         if filtered:
@@ -167,7 +166,7 @@ class LatencyProfile:
         return seconds
 
     def table(
-        self, actions: tuple[Action, ...], verifier: str, sees: str | None = None, filtered: bool = False
+        self, actions: tuple[Choice, ...], verifier: str, sees: str | None = None, filtered: bool = False
     ) -> tuple[Tensor, Tensor]:
         """`action_seconds` at the measured lengths, for `interpolated`.
 
@@ -186,8 +185,19 @@ class LatencyProfile:
         return torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)
 
 
-def correction_counts(action: Action) -> tuple[int, int, int, int]:
-    """How often each part of a `Correction` counts in a step that drafts this tree."""
+def _draft_passes(action: Choice, length: float, root: bool) -> list[tuple[float, int]]:
+    """Context length and width of a step's draft passes; with `root` the first one is needed whatever is drafted."""
+    if isinstance(action, Lookup) or action == EMPTY:
+        return [(length, 2)] if root else []
+    K, L1, L2 = action
+    trunk = [(length + depth, 1) for depth in range(1, L1 + (L2 > 0))]
+    return [(length, 2), *trunk, *((length + L1 + depth * K, K) for depth in range(1, L2))]
+
+
+def correction_counts(action: Choice) -> tuple[int, int, int, int]:
+    """How often each part of a `Correction` counts in a step that drafts this."""
+    if isinstance(action, Lookup):
+        return 0, 0, 0, 0
     K, L1, L2 = action
     if K == 1:
         return int(L1 + L2 > 0), L1 + L2, 0, 0

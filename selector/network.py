@@ -115,4 +115,6 @@ def survival_factors(space: ActionSpace) -> Tensor:
             for j in range(space.max_L2):
                 factors_SS[:L1, start + j] = 1
                 factors_SS[start : start + j + 1, start + j] = 1
+    for j in range(space.tree_survivals, count):
+        factors_SS[space.tree_survivals : j + 1, j] = 1
     return factors_SS

@@ -87,12 +87,14 @@ def lawful(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
 
 def _falling(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
     """The running minimum along each path, a branch's from where its trunk has got to."""
-    chain_RD, branches_RS = survivals_RS.clamp(0, 1).split([space.depth, survivals_RS.shape[1] - space.depth], dim=1)
+    branching = space.tree_survivals - space.depth
+    sizes = [space.depth, branching, survivals_RS.shape[1] - space.tree_survivals]
+    chain_RD, branches_RS, copied_RS = survivals_RS.clamp(0, 1).split(sizes, dim=1)
     chain_RD = chain_RD.cummin(-1).values
     paths = branches_RS.unflatten(1, (space.max_K - 1, space.max_L1 + 1, space.max_L2))
     trunk_RL = torch.cat([torch.ones_like(chain_RD[:, :1]), chain_RD[:, : space.max_L1]], dim=1)
     paths = torch.minimum(paths.cummin(-1).values, trunk_RL[:, None, :, None])
-    return torch.cat([chain_RD, paths.flatten(1)], dim=1)
+    return torch.cat([chain_RD, paths.flatten(1), copied_RS], dim=1)
 
 
 def outcomes(survivals_RS: Tensor, action_R: Tensor, space: ActionSpace) -> Tensor:
@@ -140,7 +142,7 @@ def replay_static(
     for action_A in chosen.split(ACTIONS_AT_ONCE):
         columns_AD = space.survival_of_AD[action_A]
         X, N = layout.alive_XN.shape
-        visits_XAN = torch.zeros(X, len(action_A), N + space.depth + 1)
+        visits_XAN = torch.zeros(X, len(action_A), N + space.deepest + 1)
         visits_XAN[:, :, 0] = 1
         tokens_XA, seconds_XA, steps_XA = torch.zeros(3, X, len(action_A), dtype=torch.float64)
         for n in range(N):
@@ -150,7 +152,7 @@ def replay_static(
             ends_XAJ = torch.nn.functional.pad(reached_XAD, (1, 0), value=1) - torch.nn.functional.pad(
                 reached_XAD, (0, 1)
             )
-            visits_XAN[:, :, n + 1 : n + 2 + space.depth] += here_XA.unsqueeze(-1) * ends_XAJ
+            visits_XAN[:, :, n + 1 : n + 2 + space.deepest] += here_XA.unsqueeze(-1) * ends_XAJ
             tokens_XA += here_XA * (1 + reached_XAD.sum(-1))
             seconds_XA += here_XA * seconds_RA[row_X][:, action_A]
             steps_XA += here_XA

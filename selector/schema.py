@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 class InputError(ValueError):
@@ -30,12 +30,29 @@ class Scalar:
 DECAYS = (0.5, 0.8, 0.95, 0.99)  # of the running means over the committed text: the last two tokens, five, 20, 100
 LONGEST_MATCH = 32  # tokens; longer matches, and longer runs, count as this many
 
-# What is known at a root once the draft has passed the root token: `root` is the last committed token, `prev` the one
-# before it. `p` and `q` are the target's and the draft's distributions after a token, after temperature and nucleus
-# filtering; entropies are those at temperature 1, for at temperature 0 nothing would be left of them. The history
-# begins with the last prompt token: no engine computes logits of the whole prompt.
-SCALARS = (
+# `root` is the last committed token, `prev` the one before it. `p` and `q` are the target's and the draft's distributions
+# after a token, after temperature and nucleus filtering; entropies are those at temperature 1, for at temperature 0
+# nothing would be left of them. The history begins with the last prompt token: no engine computes logits of the whole
+# prompt. Means are running ones over the text so far, with weights decay^age.
+EARLY_SCALARS = (  # known before any pass of the draft
     Scalar("target_entropy_prev", "nats", "of the target after prev, at temperature 1"),
+    *(
+        Scalar(f"{name}_mean_{decay:g}", unit, f"{meaning}, mean over the text so far, weights {decay:g}^age")
+        for name, unit, meaning in (
+            ("target_entropy", "nats", "the target's entropy at temperature 1"),
+            ("copied", "1", "1 where a lookup foretold the text's token, 0 elsewhere"),
+        )
+        for decay in DECAYS
+    ),
+    Scalar("copied", "tokens", f"how many of the latest tokens in a row a lookup foretold; {LONGEST_MATCH} at most"),
+    Scalar(
+        "match", "tokens", f"length of the longest end of the text that stands in it before; {LONGEST_MATCH} at most"
+    ),
+    Scalar("context_length", "tokens", "committed tokens, the root token included"),
+    Scalar("temperature", "1", "of the target's sampling"),
+    Scalar("top_p", "1", "nucleus threshold; 1 keeps everything"),
+)
+DRAFT_SCALARS = (  # known once the draft has passed the root token
     Scalar("draft_entropy_prev", "nats", "of the draft after prev, at temperature 1"),
     Scalar("draft_entropy_root", "nats", "of the draft after root, at temperature 1"),
     *(
@@ -47,20 +64,23 @@ SCALARS = (
         for decay in DECAYS
     ),
     Scalar("agreed", "tokens", f"how many of the latest tokens in a row have q >= p; {LONGEST_MATCH} at most"),
-    Scalar(
-        "match", "tokens", f"length of the longest end of the text that stands in it before; {LONGEST_MATCH} at most"
-    ),
-    Scalar("context_length", "tokens", "committed tokens, the root token included"),
-    Scalar("temperature", "1", "of the target's sampling"),
-    Scalar("top_p", "1", "nucleus threshold; 1 keeps everything"),
 )
+SCALARS = (*EARLY_SCALARS, *DRAFT_SCALARS)
 SCALAR_NAMES = tuple(scalar.name for scalar in SCALARS)
 SCALARS_KEY = "scalars"  # in a feature dictionary: one float vector in the order of SCALARS
 
 # Last hidden states (DDTE, appendix E): float vectors of the models' widths. Only selectors with `full` features read
 # them. The target has not passed the root token.
 HIDDEN_STATES = ("target_hidden_prev", "draft_hidden_prev", "draft_hidden_root")
-LIGHT, FULL = FEATURES = ("light", "full")  # scalars alone, or hidden states, too
+
+# What a selector sees: the scalars that no pass of the draft is needed for; all scalars; hidden states, too.
+EARLY, LIGHT, FULL = FEATURES = ("early", "light", "full")
+LOOKUP_COLUMN = "lookup.right"  # trace column: how many tokens of a lookup the text goes on with, by root
+
+
+def scalars_of(sees: str) -> tuple[Scalar, ...]:
+    """The scalars that a selector sees, a beginning of `SCALARS`."""
+    return EARLY_SCALARS if sees == EARLY else SCALARS
 
 
 def survival_column(verifier: str) -> str:

@@ -11,14 +11,33 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from data_gen.decoding import Decoded, Decoder, Features, Fixed, Random
-from data_gen.features import LEAST_LOGIT, History, ModelRows, TextKnowledge, agreements, entropies
-from data_gen.lookup import LongestMatch
+from data_gen.features import (
+    LEAST_LOGIT,
+    DraftHistory,
+    ModelRows,
+    TextHistory,
+    TextKnowledge,
+    agreements,
+    entropies,
+)
 from data_gen.models import ModelPair
 from data_gen.sampling import Sampling
 from data_gen.texts import Text, finished, rows_along
 from data_gen.verification import get_verifier
-from selector.actions import EMPTY, Action
-from selector.schema import DECAYS, FEATURES, FULL, HIDDEN_STATES, LIGHT, LONGEST_MATCH, SCALAR_NAMES, SCALARS_KEY
+from selector.actions import EMPTY, Action, Choice, Lookup
+from selector.schema import (
+    DECAYS,
+    EARLY,
+    FEATURES,
+    FULL,
+    HIDDEN_STATES,
+    LIGHT,
+    LONGEST_MATCH,
+    SCALAR_NAMES,
+    SCALARS_KEY,
+    scalars_of,
+)
+from tests.data_gen.test_lookup import longest_match, proposed
 
 PROMPT = [5, 17, 203, 44, 91]
 SAMPLINGS = [
@@ -29,18 +48,21 @@ SAMPLINGS = [
     Sampling(0.7, draft_temperature=1.3),
     Sampling(0.2, draft_temperature=0.0),
 ]
-MIXED = [EMPTY, Action(1, 1, 0), Action(1, 4, 0), Action(1, 8, 2), Action(3, 1, 3), Action(4, 0, 2), Action(2, 2, 1)]
+MIXED = [
+    *(EMPTY, Action(1, 1, 0), Action(1, 4, 0), Action(1, 8, 2)),
+    *(Action(3, 1, 3), Action(4, 0, 2), Action(2, 2, 1), Lookup(4)),
+]
 
 
 class Recorder:
     """A chooser that keeps the features it is given."""
 
-    def __init__(self, actions: list[Action], sees: str) -> None:
+    def __init__(self, actions: list[Choice], sees: str) -> None:
         self.own = Random(actions, torch.Generator().manual_seed(1))
         self.sees = sees
         self.seen: list[Features | None] = []
 
-    def select(self, features: Features | None) -> Action:
+    def select(self, features: Features | None) -> Choice:
         self.seen.append(features)
         return self.own.select(features)
 
@@ -48,7 +70,7 @@ class Recorder:
 def decoded(
     pair: ModelPair,
     sampling: Sampling,
-    actions: list[Action],
+    actions: list[Choice],
     sees: str = FULL,
     prompt: list[int] = PROMPT,
     seed: int = 0,
@@ -70,10 +92,10 @@ def replayed(pair: ModelPair, text: Text, sampling: Sampling) -> tuple[Tensor, M
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize(
     "actions",
-    [MIXED, [EMPTY], [Action(1, 2, 0)], [Action(4, 0, 3)], [Action(1, 8, 8), EMPTY]],
-    ids=["mixed", "empty", "chain", "branches", "long or empty"],
+    [MIXED, [EMPTY], [Action(1, 2, 0)], [Action(4, 0, 3)], [Action(1, 8, 8), EMPTY], [Lookup(8)]],
+    ids=["mixed", "empty", "chain", "branches", "long or empty", "lookups"],
 )
-def test_a_decoder_knows_what_the_text_tells(pair: ModelPair, actions: list[Action], sampling: Sampling) -> None:
+def test_a_decoder_knows_what_the_text_tells(pair: ModelPair, actions: list[Choice], sampling: Sampling) -> None:
     """At every root of every step: after full acceptance, where the draft lacks the newest tokens; after rejections;
     after steps in which nothing was drafted; after branches, of which the one accepted may be any."""
     result, seen = decoded(pair, sampling, actions)
@@ -95,20 +117,25 @@ def test_a_decoder_knows_what_the_text_tells(pair: ModelPair, actions: list[Acti
 def test_the_cases_above_are_all_there(pair: ModelPair) -> None:
     """Chains and branches that are accepted whole, in part, and not at all; and no draft."""
     result, _ = decoded(pair, Sampling(0.7, draft_temperature=1.3), MIXED, seed=2)
-    found = {(step.action.K > 1, step.accepted == step.action.L1 + step.action.L2) for step in result.steps}
+    found = {
+        (step.action.K > 1, step.accepted == step.action.L1 + step.action.L2)
+        for step in result.steps
+        if isinstance(step.action, Action)
+    }
     assert found == {(False, False), (False, True), (True, False), (True, True)}
     assert any(step.action == EMPTY for step in result.steps)
-    assert any(step.accepted == 0 for step in result.steps if step.action.K > 1)
+    assert any(step.accepted == 0 for step in result.steps if isinstance(step.action, Action) and step.action.K > 1)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_light_features_are_the_scalars_alone(pair: ModelPair, sampling: Sampling) -> None:
-    (full, of_full), (light, of_light) = (decoded(pair, sampling, MIXED, sees) for sees in (FULL, LIGHT))
-    assert full.tokens == light.tokens
-    for whole, scalars in zip(of_full[1:], of_light[1:], strict=True):
-        assert set(scalars) == {SCALARS_KEY}
-        assert torch.equal(scalars[SCALARS_KEY], whole[SCALARS_KEY])
-        assert scalars[SCALARS_KEY].dtype == torch.float32
+    (full, of_full), *others = (decoded(pair, sampling, MIXED, sees) for sees in (FULL, LIGHT, EARLY))
+    for sees, (result, found) in zip((LIGHT, EARLY), others, strict=True):
+        assert full.tokens == result.tokens
+        for whole, scalars in zip(of_full[1:], found[1:], strict=True):
+            assert set(scalars) == {SCALARS_KEY}
+            assert torch.equal(scalars[SCALARS_KEY], whole[SCALARS_KEY][: len(scalars_of(sees))])
+            assert scalars[SCALARS_KEY].dtype == torch.float32
 
 
 @pytest.mark.parametrize("sees", FEATURES)
@@ -118,7 +145,8 @@ def test_a_prompt_of_one_token_has_no_features_at_first(pair: ModelPair, sees: s
     assert seen[0] is None
     for step, features in zip(result.steps[1:], seen[1:], strict=True):
         if step.length <= len(scalars_RF):
-            assert torch.allclose(features[SCALARS_KEY], scalars_RF[step.length - 1], atol=2e-3, rtol=1e-4)
+            known_F = scalars_RF[step.length - 1, : len(scalars_of(sees))]
+            assert torch.allclose(features[SCALARS_KEY], known_F, atol=2e-3, rtol=1e-4)
 
 
 def test_a_short_text_is_known_as_far_as_it_goes(pair: ModelPair) -> None:
@@ -145,11 +173,14 @@ def by_hand(text: Text, target: ModelRows, draft: ModelRows, sampling: Sampling,
     ]
     known = text.tokens[: text.start + n + 1]
     agreed = next((i for i, share in enumerate(accepted[::-1]) if share < 1), n)
+    foretold = [float(proposed(known[: i - n], 1) == known[i - n : i - n + 1 or None]) for i in range(n)]
+    copied = next((i for i, right in enumerate(foretold[::-1]) if not right), n)
     result = {
         "target_entropy_prev": plain[0][n - 1],
         "draft_entropy_prev": plain[1][n - 1],
         "draft_entropy_root": plain[1][n],
         "agreed": min(agreed, LONGEST_MATCH),
+        "copied": min(copied, LONGEST_MATCH),
         "match": min(longest_match(known), LONGEST_MATCH),
         "context_length": len(known),
         "temperature": sampling.temperature,
@@ -157,8 +188,9 @@ def by_hand(text: Text, target: ModelRows, draft: ModelRows, sampling: Sampling,
     }
     for decay in DECAYS:
         weights = [decay ** (n - 1 - i) for i in range(n)]
-        for name, values in (("accepted", accepted), ("draft_entropy", plain[1][:n])):
-            mean = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+        means = ("accepted", accepted), ("draft_entropy", plain[1]), ("target_entropy", plain[0]), ("copied", foretold)
+        for name, values in means:
+            mean = sum(w * v for w, v in zip(weights, values, strict=False)) / sum(weights)
             result[f"{name}_mean_{decay:g}"] = mean
     return result
 
@@ -173,36 +205,6 @@ def test_scalars_are_what_the_schema_says(pair: ModelPair, sampling: Sampling) -
         assert set(expected) == set(SCALAR_NAMES)
         found = dict(zip(SCALAR_NAMES, scalars_RF[n].tolist(), strict=True))
         assert found == pytest.approx(expected, abs=1e-4, rel=1e-5), n
-
-
-def longest_match(tokens: list[int]) -> int:
-    """Length of the longest end of the tokens that stands in them before, by trying all."""
-    return next(
-        length
-        for length in range(len(tokens) - 1, -1, -1)
-        if length == 0
-        or any(tokens[i : i + length] == tokens[len(tokens) - length :] for i in range(len(tokens) - length))
-    )
-
-
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(
-    st.integers(1, 4).flatmap(lambda top: st.lists(st.integers(0, top), min_size=0, max_size=40)), st.integers(0, 40)
-)
-def test_the_longest_match_is_that_of_brute_force(tokens: list[int], given_first: int) -> None:
-    """After every token, however many of them are there from the start; overlaps included."""
-    match = LongestMatch(tokens[:given_first])
-    assert match.length == (longest_match(tokens[:given_first]) if tokens[:given_first] else 0)
-    for n, token in enumerate(tokens[given_first:], given_first + 1):
-        match.add(token)
-        assert match.length == longest_match(tokens[:n]), tokens[:n]
-
-
-def test_matches_of_known_texts() -> None:
-    """`a b c a b` ends as it began; four equal tokens overlap; where nothing repeats there is none."""
-    for tokens, length in ([0, 1, 2, 0, 1], 2), ([7] * 4, 3), ([3, 1, 4, 2], 0), ([5], 0), ([0, 1] * 50, 98):
-        assert LongestMatch(tokens).length == length
-    assert LongestMatch().length == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
@@ -233,44 +235,52 @@ def test_agreements_are_min_one_and_the_ratio() -> None:
 
 
 HISTORY = st.lists(
-    st.tuples(st.integers(0, 2), st.sampled_from([0.0, 0.25, 0.999, 1.0]), st.floats(0, 6)), min_size=1, max_size=60
+    st.tuples(st.integers(0, 2), st.sampled_from([0.0, 0.25, 0.999, 1.0]), st.floats(0, 6), st.floats(0, 6)),
+    min_size=1,
+    max_size=60,
 )
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(HISTORY, st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(1, 9))
 def test_running_means_are_weighted_sums(
-    known: list[tuple[int, float, float]], prompt: list[int], at_once: int
+    known: list[tuple[int, float, float, float]], prompt: list[int], at_once: int
 ) -> None:
     """Against the sums written out, whether tokens come one by one or many at once."""
-    history = History(prompt)
+    text, of_draft = TextHistory(prompt), DraftHistory()
     for begin in range(0, len(known), at_once):
-        history.add(*map(list, zip(*known[begin : begin + at_once], strict=True)))
-    scalars = history.scalars(1.25, 2.5, 77, Sampling(0.5, 0.75)).tolist()
-    found = dict(zip(SCALAR_NAMES, scalars, strict=True))
-    tokens, accepted, of_draft = map(list, zip(*known, strict=True))
+        tokens, accepted, draft_entropies, target_entropies = map(
+            list, zip(*known[begin : begin + at_once], strict=True)
+        )
+        text.add(tokens, target_entropies)
+        of_draft.add(accepted, draft_entropies)
+    found = dict(zip(SCALAR_NAMES, [*text.scalars(77, Sampling(0.5, 0.75)), *of_draft.scalars(2.5)], strict=True))
+    tokens, accepted, of_draft_, of_target = map(list, zip(*known, strict=True))
     ages = range(len(known) - 1, -1, -1)
     for decay in DECAYS:
         weights = [decay**age for age in ages]
-        for name, values in (("accepted", accepted), ("draft_entropy", of_draft)):
+        for name, values in (("accepted", accepted), ("draft_entropy", of_draft_), ("target_entropy", of_target)):
             mean = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
             assert found[f"{name}_mean_{decay:g}"] == pytest.approx(mean, abs=1e-5, rel=1e-5)
     agreed = next((i for i, share in enumerate(accepted[::-1]) if share < 1), len(known))
     assert found["agreed"] == min(agreed, LONGEST_MATCH)
     assert found["match"] == min(longest_match([*prompt, *tokens]), LONGEST_MATCH)
-    assert found["draft_entropy_prev"] == pytest.approx(of_draft[-1], rel=1e-6)
+    assert found["draft_entropy_prev"] == of_draft_[-1]
     given_as_they_are = ("target_entropy_prev", "draft_entropy_root", "context_length", "temperature", "top_p")
-    assert [found[name] for name in given_as_they_are] == [1.25, 2.5, 77, 0.5, 0.75]
+    assert [found[name] for name in given_as_they_are] == [of_target[-1], 2.5, 77, 0.5, 0.75]
 
 
 def test_long_runs_and_matches_count_as_the_longest() -> None:
-    history = History([3])
+    text, of_draft = TextHistory([3, 3]), DraftHistory()
     for _ in range(LONGEST_MATCH + 20):
-        history.add([3], [1.0], [0.5])
-    found = dict(zip(SCALAR_NAMES, history.scalars(0, 0, 53, Sampling()).tolist(), strict=True))
-    assert found["agreed"] == found["match"] == LONGEST_MATCH
-    history.add([3], [0.5], [0.5])
-    assert history.scalars(0, 0, 54, Sampling())[SCALAR_NAMES.index("agreed")] == 0
+        text.add([3], [0.5])
+        of_draft.add([1.0], [0.5])
+    found = dict(zip(SCALAR_NAMES, [*text.scalars(54, Sampling()), *of_draft.scalars(0.5)], strict=True))
+    assert found["agreed"] == found["match"] == found["copied"] == LONGEST_MATCH
+    text.add([4], [0.5])
+    of_draft.add([0.5], [0.5])
+    found = dict(zip(SCALAR_NAMES, [*text.scalars(55, Sampling()), *of_draft.scalars(0.5)], strict=True))
+    assert (found["agreed"], found["copied"], found["match"]) == (0, 0, 0)
 
 
 def test_whoever_needs_no_features_gets_none(pair: ModelPair) -> None:
@@ -278,7 +288,7 @@ def test_whoever_needs_no_features_gets_none(pair: ModelPair) -> None:
     seen: list[Features | None] = []
 
     class Blind(Fixed):
-        def select(self, features: Features | None) -> Action:
+        def select(self, features: Features | None) -> Choice:
             seen.append(features)
             return self.action
 
