@@ -25,7 +25,7 @@ from data_gen.verification import Verifier
 from data_gen.verification.base import IID
 from data_gen.verification.profile import sample
 from selector.actions import EMPTY, Choice, Lookup
-from selector.schema import EARLY
+from selector.schema import FULL, LIGHT
 
 Features = dict[str, Tensor]
 PARTS = ("draft", "select", "target", "verify", "commit")
@@ -34,14 +34,15 @@ PARTS = ("draft", "select", "target", "verify", "commit")
 class Chooser(Protocol):
     """Picks the action of a step.
 
-    `sees` is what its features hold, one of `selector.schema.FEATURES`; None if it needs none. `select` gets None where
-    there are no features: at the first root.
+    `sees` is what it is asked with, of `selector.schema.FEATURES` or the match alone, in turn until it answers: asked
+    with early features it may give None, so that the draft passes the root and it is asked again. At the first root,
+    where there are no features, and where `sees` is empty, `select` gets None and answers.
     """
 
     @property
-    def sees(self) -> str | None: ...
+    def sees(self) -> tuple[str, ...]: ...
 
-    def select(self, features: Features | None) -> Choice: ...
+    def select(self, features: Features | None) -> Choice | None: ...
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Fixed:
     """Always the same action."""
 
     action: Choice
-    sees: str | None = None
+    sees: tuple[str, ...] = ()
 
     def select(self, features: Features | None) -> Choice:
         return self.action
@@ -61,7 +62,7 @@ class Random:
 
     actions: Sequence[Choice]
     generator: torch.Generator
-    sees: str | None = None
+    sees: tuple[str, ...] = ()
 
     def select(self, features: Features | None) -> Choice:
         return self.actions[int(torch.randint(len(self.actions), (), generator=self.generator))]
@@ -177,13 +178,18 @@ class Decoder:
     def _choose(self, context: _Context, clock: Clock) -> Choice:
         """What the chooser says. The draft passes the root first where its rows are asked for."""
         knowledge, length = context.knowledge, len(context.tokens)
-        if knowledge is None or length == context.prompt_length:
-            return self.chooser.select(None)
-        if knowledge.sees == EARLY:
-            return self.chooser.select(knowledge.early(length))
-        context.draft_root()
-        clock.lap("draft")
-        return self.chooser.select(knowledge.features(length))
+        action = None
+        for sees in self.chooser.sees if length > context.prompt_length else ():
+            if sees in (LIGHT, FULL):
+                context.draft_root()
+                clock.lap("draft")
+            assert knowledge is not None
+            action = self.chooser.select(knowledge.features(sees, length))
+            if action is not None:
+                return action
+        action = self.chooser.select(None)
+        assert action is not None
+        return action
 
     def _draft(self, context: _Context, action: Choice, generator: torch.Generator) -> Draft | None:
         """The tree of an action; None where nothing is drafted."""
@@ -200,17 +206,17 @@ class _Context:
     """Committed tokens and what both models know of them.
 
     Args:
-        sees: what the chooser asks for; None if nothing.
+        sees: what the chooser asks for.
     """
 
     def __init__(
-        self, pair: ModelPair, sampling: Sampling, draft_sampling: Sampling, prompt: list[int], sees: str | None
+        self, pair: ModelPair, sampling: Sampling, draft_sampling: Sampling, prompt: list[int], sees: tuple[str, ...]
     ) -> None:
         self.tokens, self.prompt_length = prompt, len(prompt)
         self.sampling, self.draft_sampling = sampling, draft_sampling
         self.device = pair.device
         self.target, self.draft = CachedModel(pair.target), CachedModel(pair.draft)
-        self.knowledge = None if sees is None else RootKnowledge(prompt, sampling, sees)
+        self.knowledge = RootKnowledge(prompt, sampling, sees) if sees else None
         self._index = LookupIndex() if self.knowledge is None else self.knowledge.text.index
         self._root_probs_V: Tensor | None = None  # the draft's, once it has passed the root token
         if len(prompt) > 1:

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from data_gen.lookup import LookupIndex
 from data_gen.sampling import Sampling
-from selector.schema import DECAYS, EARLY, FULL, HIDDEN_STATES, LONGEST_MATCH, SCALAR_NAMES, SCALARS_KEY
+from selector.schema import DECAYS, EARLY, FULL, HIDDEN_STATES, LIGHT, LONGEST_MATCH, MATCH, SCALAR_NAMES, SCALARS_KEY
 
 LEAST_LOGIT = -1e4  # a masked token's logit is minus infinity, its probability 0
 
@@ -134,11 +134,12 @@ class RootKnowledge:
     Args:
         prompt: token ids; the last one is the first root.
         sampling: the target's.
-        sees: what is asked for, one of `schema.FEATURES`; of rows that it does not need nothing is kept.
+        sees: what is asked for, `schema.FEATURES` or the match; of rows that these do not need nothing is kept.
     """
 
-    def __init__(self, prompt: Sequence[int], sampling: Sampling, sees: str) -> None:
-        self.sampling, self.sees = sampling, sees
+    def __init__(self, prompt: Sequence[int], sampling: Sampling, sees: Sequence[str]) -> None:
+        self.sampling = sampling
+        self._match_alone, self._needs_draft = set(sees) <= {MATCH}, LIGHT in sees or FULL in sees
         self.text, self._of_draft = TextHistory(prompt), DraftHistory()
         self._target: ModelRows | None = None  # of the last step
         self._nodes: list[int] = []  # its root, and the accepted nodes
@@ -156,46 +157,53 @@ class RootKnowledge:
 
     def passed(self, draft: Iterable[ModelRow]) -> None:
         """The draft's rows after further committed tokens."""
-        if self.sees != EARLY:
+        if self._needs_draft:
             self._draft += draft
 
-    def early(self, length: int) -> dict[str, Tensor] | None:
-        """The features that no pass of the draft is needed for; None at the first root.
+    def features(self, sees: str, length: int) -> dict[str, Tensor] | None:
+        """The features at the root; None at the first root.
 
         Args:
+            sees: what they are to hold: `light` and `full` ones once the draft has passed the root token.
             length: committed tokens, the root token included.
         """
         if self._target is None:
             return None
         self._digest()
-        return {SCALARS_KEY: torch.tensor(self.text.scalars(length, self.sampling))}
-
-    def features(self, length: int) -> dict[str, Tensor] | None:
-        """The features at the root, once the draft has passed it; None at the first root."""
-        if self._target is None:
-            return None
-        self._digest()
+        if sees == MATCH:
+            return {MATCH: torch.tensor(float(self.text.index.match))}
         early = self.text.scalars(length, self.sampling)
-        new = self._draft[self._root_entropy is not None :]
-        found = entropies(torch.stack([row.logits_V for row in new])) if new else []
-        draft_entropies = [*([] if self._root_entropy is None else [self._root_entropy]), *found]
-        self._of_draft.add(self._agreements(), draft_entropies[:-1])
-        result = {SCALARS_KEY: torch.tensor([*early, *self._of_draft.scalars(draft_entropies[-1])])}
-        if self.sees == FULL:
+        if sees == EARLY:
+            return {SCALARS_KEY: torch.tensor(early)}
+        result = {SCALARS_KEY: torch.tensor([*early, *self._draft_scalars()])}
+        if sees == FULL:
             states = self._target.hidden_ND[self._nodes[-1]], self._draft[-2].hidden_D, self._draft[-1].hidden_D
             result |= {name: state.float().cpu() for name, state in zip(HIDDEN_STATES, states, strict=True)}
-        self._next, self._p = [], []
-        self._draft, self._root_entropy = self._draft[-1:], draft_entropies[-1]
+        self._draft = self._draft[-1:]
         return result
+
+    def _draft_scalars(self) -> list[float]:
+        """Brings the draft's history up to date, and what it says at the root."""
+        new = self._draft[self._root_entropy is not None :]
+        found = entropies(torch.stack([row.logits_V for row in new]))
+        draft_entropies = [*([] if self._root_entropy is None else [self._root_entropy]), *found]
+        self._of_draft.add(self._agreements(), draft_entropies[:-1])
+        self._next, self._p, self._root_entropy = [], [], draft_entropies[-1]
+        return self._of_draft.scalars(draft_entropies[-1])
 
     def _digest(self) -> None:
         """What the last step says goes into the history: part of a decision's time, so not before one is asked for."""
-        if self._target is not None and self._following:
+        if self._target is None or not self._following:
+            return
+        if self._match_alone:
+            for token in self._following:
+                self.text.index.add(token)
+        else:
             self.text.add(self._following, entropies(self._target.logits_NV[self._nodes]))
-            if self.sees != EARLY:
-                self._next += self._following
-                self._p += _of_next(self._target.probs_NV, self._nodes, self._following)
-            self._following = []
+        if self._needs_draft:
+            self._next += self._following
+            self._p += _of_next(self._target.probs_NV, self._nodes, self._following)
+        self._following = []
 
     def _agreements(self) -> list[float]:
         """Of the tokens that the draft's history lacks."""

@@ -27,7 +27,7 @@ from data_gen.models import ModelPair
 from data_gen.sampling import Sampling
 from data_gen.self_check import check_model
 from data_gen.verification import get_verifier
-from selector.actions import Action, ActionSpace
+from selector.actions import Action, ActionSpace, Choice, choice_of
 from selector.runtime import Selector, load_selector
 from selector.schema import InputError
 
@@ -66,12 +66,12 @@ class SpeculativeOutput(ModelOutput):
     Attributes:
         sequences: prompt and new tokens, int64 [1, T].
         accepted: tau of every decoding step.
-        actions: the tree that every step drafted.
+        actions: what every step drafted.
     """
 
     sequences: Tensor | None = None
     accepted: tuple[int, ...] | None = None
-    actions: tuple[Action, ...] | None = None
+    actions: tuple[Choice, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def speculative_generate(
 
     Args:
         draft_model: with the target's vocabulary, on its device.
-        selector: a loaded selector or its folder; or one tree for all steps, `(K, L1, L2)`, with the verifier's name
-            before it if it is not to be `lifted_uniform`.
+        selector: a loaded selector or its folder; or one action for all steps, a tree `(K, L1, L2)` or a lookup
+            `(length,)`, with the verifier's name before it if it is not to be `lifted_uniform`.
         text_streamer: a streamer of transformers; `generate` keeps its own argument `streamer` to itself.
 
     Returns:
@@ -205,6 +205,9 @@ def _choice(selector: Any, sampling: Sampling) -> tuple[str, Chooser]:
     if isinstance(selector, tuple) and len(selector) == 2:
         verifier, selector = selector
     try:
-        return verifier, Fixed(ActionSpace.default().canonical(Action(*selector)))
+        space, action = ActionSpace.with_lookups(), choice_of(selector)
+        return verifier, Fixed(space.actions[space.index(action)])
     except (TypeError, ValueError) as error:
-        raise InputError("selector: neither a selector, nor its folder, nor a tree (K, L1, L2)") from error
+        raise InputError(
+            "selector: neither a selector, nor its folder, nor a tree (K, L1, L2), nor a lookup (length,)"
+        ) from error

@@ -11,6 +11,7 @@ A row is a text (schema version in `selector.schema`):
     start                    int32     position of the last prompt token, the first root
     roots                    int32     labelled roots: `start` and the positions after it
     scalars                  float32 list  roots x `selector.schema.SCALARS`; zeros at the first root
+    lookup.right             uint8 list    roots: how many tokens of a lookup the text goes on with
     <verifier>.survivals     float16 list  roots x `ActionSpace.sums_SA`'s survivals, P(tau >= t | text)
     target_hidden_prev, ..   float16 list  rows x width, at every `hidden_stride`-th root from the second on; if
     recorded hidden_stride            int32
@@ -33,6 +34,7 @@ from selector.actions import ActionSpace
 from selector.files import atomically
 from selector.schema import (
     HIDDEN_STATES,
+    LOOKUP_COLUMN,
     SCALARS,
     SCHEMA_VERSION,
     InputError,
@@ -42,7 +44,7 @@ from selector.schema import (
     survival_column,
 )
 
-ROWS_VERSION = 5  # bump it when this program gives other rows for the same inputs: a store never holds both
+ROWS_VERSION = 6  # bump it when this program gives other rows for the same inputs: a store never holds both
 METADATA = {"espalier_schema_version": str(SCHEMA_VERSION)}
 
 
@@ -54,6 +56,7 @@ def text_schema(verifiers: Sequence[str], hidden: bool) -> pa.Schema:
         ("tokens", pa.list_(pa.int32())),
         *((name, pa.int32()) for name in ("start", "roots")),
         ("scalars", pa.list_(pa.float32())),
+        (LOOKUP_COLUMN, pa.list_(pa.uint8())),
         *((survival_column(verifier), pa.list_(pa.float16())) for verifier in verifiers),
         *((name, pa.list_(pa.float16())) for name in HIDDEN_STATES if hidden),
         ("hidden_stride", pa.int32()),
@@ -69,7 +72,8 @@ def text_bytes(tokens: int, roots: int, verifiers: int, hidden: int) -> int:
     Args:
         hidden: numbers of hidden states that are recorded.
     """
-    return 4 * tokens + roots * (4 * len(SCALARS) + 2 * verifiers * len(ActionSpace.default().sums_SA)) + 2 * hidden
+    per_root = 1 + 4 * len(SCALARS) + 2 * verifiers * len(ActionSpace.default().sums_SA)
+    return 4 * tokens + roots * per_root + 2 * hidden
 
 
 def versions() -> dict[str, int]:

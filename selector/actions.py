@@ -98,6 +98,11 @@ class ActionSpace:
         """Drafted tokens from the root to a tree's deepest leaf."""
         return self.max_L1 + self.max_L2
 
+    @cached_property
+    def tree_space(self) -> ActionSpace:
+        """The same without lookups."""
+        return ActionSpace(self.max_K, self.max_L1, self.max_L2)
+
     @property
     def deepest(self) -> int:
         """Drafted tokens of any action from the root to the deepest leaf."""

@@ -10,14 +10,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from selector.actions import Action, ActionSpace
+from selector.actions import Action, ActionSpace, choice_of
 from selector.decision import Mode
 from selector.latency import number
-from selector.schema import FEATURES, FULL, HIDDEN_STATES, SCALAR_NAMES, SCHEMA_VERSION, InputError
+from selector.schema import (
+    EARLY,
+    FULL,
+    HIDDEN_STATES,
+    LIGHT,
+    MATCH,
+    SCALAR_NAMES,
+    SCALARS_KEY,
+    SCHEMA_VERSION,
+    InputError,
+)
 
-FORMAT = "espalier-selector-3"
+FORMAT = "espalier-selector-4"
 CHECKSUMS = "SHA256SUMS"
-SPACE = ActionSpace.default()
+SPACE = ActionSpace.with_lookups()
 
 Features = dict[str, Tensor]
 
@@ -53,12 +63,14 @@ def read_config(path: Path) -> dict:
             efficiencies = [number(e) for entry in config["modes"] for e in entry["mean_efficiency"]]
             fits = (
                 len(modes) > 0
-                and all(mode.action in SPACE.actions for mode in modes)
+                and all(mode.action in SPACE.trees for mode in modes)
+                and all(mode.rule is None or mode.rule.length in SPACE.lookups for mode in modes)
+                and all(mode.sees[-1:] in ((), (MATCH,), (EARLY,), (config["sees"],)) for mode in modes)
                 and max((at for mode in modes for at in mode.allowed), default=0) < len(SPACE)
-                and len(efficiencies) == len(modes) * len(SPACE)
-                and [Action(*action) for action in config["actions"]] == list(SPACE.actions)
-                and Action(*config["fallback"]) in SPACE.actions
-                and config["sees"] in FEATURES
+                and len(efficiencies) == len(modes) * len(SPACE.trees)
+                and [choice_of(action) for action in config["actions"]] == list(SPACE.actions)
+                and Action(*config["fallback"]) in SPACE.trees
+                and config["sees"] in (LIGHT, FULL)
                 and config["objective"] in ("regressor", "policy")
                 and [each["name"] for each in config["features"]["scalars"]] == list(SCALAR_NAMES)
                 and set(config["features"]["hidden_states"]) == set(HIDDEN_STATES if config["sees"] == FULL else ())
@@ -78,16 +90,20 @@ def read_config(path: Path) -> dict:
     return config
 
 
-def checked(features: Features, widths: dict[str, int], most_axes: int) -> Features:
+def checked(features: Features, widths: dict[str, int], most_axes: int, early: int | None = None) -> Features:
     """The features that are read, on the CPU.
 
     Args:
         widths: by name, of the last axis.
         most_axes: 1 for one root, 2 where a batch will do, too.
+        early: how many scalars alone will do; None where all features are needed.
 
     Raises:
         InputError: one is missing, of another shape or dtype than the schema's, or not finite; names it.
     """
+    scalars = features.get(SCALARS_KEY)
+    if early is not None and isinstance(scalars, Tensor) and scalars.shape[-1:] == (early,):
+        widths = {SCALARS_KEY: early}
     read: Features = {}
     for name, width in widths.items():
         value = features.get(name)

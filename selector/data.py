@@ -21,6 +21,7 @@ from selector.latency import LatencyProfile, interpolated
 from selector.replay import Layout, lawful
 from selector.schema import (
     HIDDEN_STATES,
+    LOOKUP_COLUMN,
     SCALAR_NAMES,
     SCHEMA_VERSION,
     InputError,
@@ -43,7 +44,8 @@ class Texts:
         kind_X, source_X, prompt_X: names.
         scalars_RF: float32; zeros at first roots.
         length_R: committed tokens, the root token included.
-        survivals: by verifier, float16 [R, S].
+        survivals: by verifier, those of trees, float16 [R, S].
+        foretold_R: how many tokens of a lookup the text goes on with, uint8.
         hidden: by name, float16 [rows, D]; empty where the traces hold none.
         hidden_R: the row of `hidden` that belongs to a root, -1 where none does.
     """
@@ -57,6 +59,7 @@ class Texts:
     scalars_RF: Tensor
     length_R: Tensor
     survivals: dict[str, Tensor]
+    foretold_R: Tensor
     hidden: dict[str, Tensor] = field(default_factory=dict)
     hidden_R: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
@@ -107,9 +110,17 @@ class Texts:
             self.scalars_RF[rows_R],
             self.length_R[rows_R],
             {name: rows[rows_R] for name, rows in self.survivals.items()},
+            self.foretold_R[rows_R],
             self.hidden,
             self.hidden_R[rows_R],
         )
+
+    def labels(self, verifier: str, rows: Tensor | slice, space: ActionSpace) -> Tensor:
+        """Survivals of a space's actions at some roots, float32 [rows, S]: of trees, and of lookups, which are certain:
+        a lookup is accepted as far as the text goes on with it."""
+        depth_D = torch.arange(1, len(space.sums_SA) - space.tree_survivals + 1)
+        copied_RD = self.foretold_R[rows].unsqueeze(-1) >= depth_D
+        return torch.cat([self.survivals[verifier][rows].float(), copied_RD.float()], dim=-1)
 
     def features(self, rows: Tensor | slice, full: bool) -> tuple[Tensor, list[Tensor]]:
         """Scalars and hidden states of some roots, as `RootNetwork` takes them."""
@@ -126,7 +137,7 @@ class Timed:
     texts: Texts
     verifier: str
     profile: LatencyProfile
-    space: ActionSpace = field(default_factory=ActionSpace.default)
+    space: ActionSpace = field(default_factory=ActionSpace.with_lookups)
 
     @property
     def setting(self) -> Setting:
@@ -137,9 +148,9 @@ class Timed:
         """Labels as laws of tau, float32."""
         if self.verifier not in self.texts.survivals:
             raise InputError(f"the traces hold no labels for {self.verifier}: add it to verifiers, make them anew")
-        return lawful(self.texts.survivals[self.verifier], self.space)
+        return lawful(self.texts.labels(self.verifier, slice(None), self.space), self.space)
 
-    def seconds(self, sees: str | None = None) -> Tensor:
+    def seconds(self, sees: Sequence[str] = ()) -> Tensor:
         """Predicted step times, float32 [R, A]; `sees` as in `LatencyProfile.action_seconds`."""
         lengths_L, seconds_LA = self.profile.table(self.space.actions, self.verifier, sees, self.setting[1] < 1)
         return interpolated(seconds_LA, lengths_L, self.texts.length_R)
@@ -191,6 +202,7 @@ def to_texts(table: pa.Table, verifiers: Sequence[str]) -> Texts:
         _flat(table, "scalars").view(-1, len(SCALAR_NAMES)),
         start_X.repeat_interleave(size_X) + number_R + 1,
         {name: _flat(table, survival_column(name)).view(int(size_X.sum()), -1) for name in verifiers},
+        _flat(table, LOOKUP_COLUMN),
         {name: rows.view(int(has_R.sum()), -1) for name, rows in hidden.items()},
         torch.where(has_R, has_R.cumsum(0) - 1, -1),
     )

@@ -1,4 +1,4 @@
-"""The decision: which tree to draft, given what every tree would yield and what it costs.
+"""The decision: what to draft, given what every action would yield and what it costs.
 
 Time has a *price*, in tokens per second, and the best tree maximises `E - price T`, the tokens of a step less what its
 time is worth. What is the right price? If how hard the text is changed from one step to the next, it would be the speed
@@ -22,65 +22,99 @@ Legend: B roots, A actions, L context lengths.
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from selector.actions import Action, ActionSpace
+from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup
+from selector.schema import EARLY, FULL, LIGHT, MATCH
 
+ASKED = ((), (MATCH,), (EARLY,), (LIGHT,), (FULL,), (EARLY, LIGHT), (EARLY, FULL))  # in turn, until it answers
 RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 NEVER = -1e9  # the score, in tokens, of a tree that is not to be drafted
+
+
+class Rule(NamedTuple):
+    """Copy where the text repeats itself: a lookup of `length` tokens wherever the match is at least `least` tokens."""
+
+    least: int
+    length: int
 
 
 @dataclass(frozen=True)
 class Mode:
     """How a selector decides under one sampling setting.
 
+    It is asked in turn with what each of `sees` holds, until it answers. With the early features it answers where it
+    chooses a lookup or nothing, for these need no pass of the draft; where it would have the draft draft, it lets the
+    draft pass the root first and decides again with all features, if they are among `sees`.
+
     Attributes:
         action: the best static tree: what is drafted where nothing is decided, and at a text's first root.
-        decides: whether decisions pay; if not, `action` is the answer to everything.
+        sees: what it is asked with, `schema.FEATURES` in order; the match alone for the rule; nothing for the static
+            tree everywhere.
         speed: g, tokens per second.
         rho: how far the price of time is a place's own, from 0 to 1.
-        allowed: positions of the trees that may be chosen, ascending; all of them if empty.
+        allowed: positions of the actions that may be chosen, ascending; all of them if empty.
+        rule: what is done with the match alone.
     """
 
     temperature: float
     top_p: float
     action: Action
-    decides: bool = False
+    sees: tuple[str, ...] = ()
     speed: float = 1.0
     rho: float = 1.0
     allowed: tuple[int, ...] = ()
+    rule: Rule | None = None
+
+    @property
+    def decides(self) -> bool:
+        """Whether it is a network that decides."""
+        return len(self.sees) > 0 and self.sees != (MATCH,)
 
     def distance(self, temperature: float, top_p: float) -> float:
         return abs(self.temperature - temperature) + abs(self.top_p - top_p)
 
     def mask(self, space: ActionSpace) -> Tensor:
-        """Which trees may be chosen, bool [A]."""
+        """Which actions may be chosen where the match does not decide, bool [A]."""
         if not self.decides:
             return torch.tensor([action == self.action for action in space])
         allowed = self.allowed or range(len(space))
         return torch.tensor([a in set(allowed) for a in range(len(space))])
 
+    def copied(self, match: float) -> Choice:
+        """What the rule does with a match: a lookup, or the static tree."""
+        return Lookup(self.rule.length) if self.rule is not None and match >= self.rule.least else self.action
+
     def static_only(self) -> "Mode":
         """The same without decisions."""
-        return replace(self, decides=False)
+        return replace(self, sees=(), rule=None)
 
     def row(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {**asdict(self), "action": list(self.action), "allowed": list(self.allowed)}
+        listed = {"action": list(self.action), "sees": list(self.sees), "allowed": list(self.allowed)}
+        return {**asdict(self), **listed, "rule": self.rule and list(self.rule), "decides": self.decides}
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> "Mode":
         """From JSON; further keys are left out. KeyError, TypeError or ValueError where it is no mode."""
         numbers = {name: float(entry[name]) for name in ("temperature", "top_p", "speed", "rho")}
-        action, allowed = Action(*entry["action"]), tuple(entry["allowed"])
-        if not all(type(at) is int and at >= 0 for at in (*action, *allowed)):
+        action, allowed, sees = Action(*entry["action"]), tuple(entry["allowed"]), tuple(entry["sees"])
+        rule = None if entry["rule"] is None else Rule(*entry["rule"])
+        if not all(type(at) is int and at >= 0 for at in (*action, *allowed, *(rule or ()))):
             raise TypeError("a tree is no tree")
-        if type(entry["decides"]) is not bool or not all(map(math.isfinite, numbers.values())) or numbers["speed"] <= 0:
+        if sees not in ASKED or (sees == (MATCH,)) != (rule is not None):
+            raise ValueError("what it is asked with makes no sense")
+        if not all(map(math.isfinite, numbers.values())) or numbers["speed"] <= 0:
             raise ValueError("a number is out of range")
-        return cls(action=action, allowed=allowed, decides=entry["decides"], **numbers)
+        return cls(action=action, allowed=allowed, sees=sees, rule=rule, **numbers)
+
+
+def without_draft(action: Choice) -> bool:
+    """Whether an action needs no pass of the draft."""
+    return isinstance(action, Lookup) or action == EMPTY
 
 
 def nearest(modes: Sequence[Mode], temperature: float, top_p: float) -> Mode:

@@ -27,9 +27,9 @@ from selector.decision import NEVER, Mode, net_tokens
 from selector.files import atomically
 from selector.latency import LatencyProfile, interpolated_at
 from selector.module import SelectorModule
-from selector.network import SurvivalNetwork
 from selector.runtime import (
     LENGTH_AT,
+    MATCH_AT,
     SETTING_AT,
     DecisionTables,
     Selector,
@@ -37,9 +37,9 @@ from selector.runtime import (
     load_selector,
     torchscript,
 )
-from selector.schema import HIDDEN_STATES, SCALARS, SCHEMA_VERSION, sha256
+from selector.schema import EARLY_SCALARS, HIDDEN_STATES, SCALARS, SCHEMA_VERSION, sha256
 
-SPACE = ActionSpace.default()
+SPACE = ActionSpace.with_lookups()
 
 
 class DeployedSelector(nn.Module):
@@ -47,54 +47,70 @@ class DeployedSelector(nn.Module):
 
     Args:
         regressor: whether the network gives survivals; a policy's logits otherwise.
-        full: whether it reads hidden states.
+        hidden_widths: of the hidden states that it reads, in schema order.
     """
 
     settings_S2: Tensor
     lengths_L: Tensor
-    seconds_SLA: Tensor
+    early_SLA: Tensor
+    late_SLA: Tensor
     speed_S: Tensor
     rho_S: Tensor
     allowed_SA: Tensor
+    late_S: Tensor
+    least_S: Tensor
+    copied_SA: Tensor
     sums_SA: Tensor
+    hidden_widths: list[int]
+    hidden_names: list[str]
 
-    def __init__(self, network: nn.Module, regressor: bool, full: bool, tables: DecisionTables) -> None:
+    def __init__(self, network: nn.Module, regressor: bool, hidden_widths: list[int], tables: DecisionTables) -> None:
         super().__init__()
-        self.network, self.regressor, self.full = network, regressor, full
-        self.length_at, self.setting_at, self.never = LENGTH_AT, list(SETTING_AT), NEVER
+        self.network, self.regressor, self.hidden_widths = network, regressor, list(hidden_widths)
+        self.hidden_names = list(HIDDEN_STATES[: len(hidden_widths)])
+        self.scalars = len(SCALARS)
+        self.length_at, self.setting_at, self.match_at, self.never = LENGTH_AT, list(SETTING_AT), MATCH_AT, NEVER
         for name, tensor in tables._asdict().items():
             self.register_buffer(name, tensor)
         self.register_buffer("sums_SA", SPACE.sums_SA.clone())
 
     def forward(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Args:
-            features: the schema's names to float32 [F] and [D], or [B, F] and [B, D].
+            features: the schema's names to float32 [F] and [D], or [B, F] and [B, D]; or the early scalars alone, where
+                the draft has not passed the root. Then the answer is for what is known so far.
 
         Returns:
             action index, int64 [] or [B]; scores, float32 [A] or [B, A].
         """
         scalars = features["scalars"]
         single = scalars.dim() == 1
-        states: list[Tensor] = []
-        if self.full:
-            states = [
-                features["target_hidden_prev"],
-                features["draft_hidden_prev"],
-                features["draft_hidden_root"],
-            ]
         if single:
             scalars = scalars.unsqueeze(0)
-            states = [state.unsqueeze(0) for state in states]
         distance_BS = (scalars[:, self.setting_at].unsqueeze(1) - self.settings_S2).abs().sum(-1)
         at_B = distance_BS.argmin(-1)
-        scores = self.network(scalars, states)
+        passed_B1 = self.late_S[at_B].unsqueeze(-1)
+        states: list[Tensor] = []
+        if scalars.size(-1) < self.scalars:
+            passed_B1 = torch.zeros_like(passed_B1)
+            padding = scalars.new_zeros((scalars.size(0), self.scalars - scalars.size(-1)))
+            scalars = torch.cat([scalars, padding], dim=-1)
+            states = [scalars.new_zeros((scalars.size(0), width)) for width in self.hidden_widths]
+        else:
+            for name in self.hidden_names:
+                states.append(features[name].unsqueeze(0) if single else features[name])
+        scores = self.network(scalars, states, passed_B1)
+        copies_B1 = (scalars[:, self.match_at] >= self.least_S[at_B]).unsqueeze(-1)
+        allowed_BA = torch.where(copies_B1, self.copied_SA[at_B], self.allowed_SA[at_B])
         if self.regressor:
-            seconds_BA = interpolated_at(self.seconds_SLA, self.lengths_L, at_B, scalars[:, self.length_at])
+            length_B = scalars[:, self.length_at]
+            early_BA = interpolated_at(self.early_SLA, self.lengths_L, at_B, length_B)
+            late_BA = interpolated_at(self.late_SLA, self.lengths_L, at_B, length_B)
+            seconds_BA = torch.where(passed_B1 > 0, late_BA, early_BA)
             speed_B1, rho_B1 = self.speed_S[at_B].unsqueeze(-1), self.rho_S[at_B].unsqueeze(-1)
             efficiency_BA = 1 + scores.exp() @ self.sums_SA
-            scores = net_tokens(efficiency_BA, seconds_BA, speed_B1, rho_B1, self.allowed_SA[at_B])
+            scores = net_tokens(efficiency_BA, seconds_BA, speed_B1, rho_B1, allowed_BA)
         else:
-            scores = scores.masked_fill(~self.allowed_SA[at_B], self.never)
+            scores = scores.masked_fill(~allowed_BA, self.never)
         best = scores.argmax(-1)
         if single:
             return best[0], scores[0]
@@ -103,8 +119,9 @@ class DeployedSelector(nn.Module):
 
 def deployed(module: SelectorModule, profile: LatencyProfile, modes: Sequence[Mode], verifier: str) -> DeployedSelector:
     """The trained module with its decisions."""
-    tables = decision_tables(profile, modes, verifier, module.hparams["sees"])
-    return DeployedSelector(module.network, isinstance(module.network, SurvivalNetwork), module.is_full, tables).eval()
+    tables = decision_tables(profile, modes, verifier)
+    widths = module.hparams["hidden_widths"]
+    return DeployedSelector(module.network, module.is_regressor, widths, tables).eval()
 
 
 def write_artefact(
@@ -157,6 +174,7 @@ def _config(module: SelectorModule, verifier: str, fallback: Action, modes: Sequ
         "sees": module.hparams["sees"],
         "verifier": verifier,
         "features": {
+            "early": len(EARLY_SCALARS),
             "scalars": [asdict(scalar) for scalar in SCALARS],
             "hidden_states": dict(zip(HIDDEN_STATES, widths, strict=True)) if widths else {},
         },
@@ -175,14 +193,15 @@ def _readme(config: dict[str, Any]) -> str:
     )
     return f"""# Selector for speculative decoding
 
-Chooses a delayed tree `(K, L1, L2)` at every decoding step, for the pair `{config["pair"]["target"]}` /
-`{config["pair"]["draft"]}` and the verifier `{config["verifier"]}`.
+Chooses at every decoding step what to draft, for the pair `{config["pair"]["target"]}` / `{config["pair"]["draft"]}`
+and the verifier `{config["verifier"]}`: a delayed tree `(K, L1, L2)` of the draft model's, or a lookup `(length,)`,
+what followed the longest earlier match of the text's end.
 
 ```python
 from selector.runtime import load_selector
 
 selector = load_selector("this/directory")        # checks every file's checksum
-action = selector.select(features)                # Action(K, L1, L2)
+action = selector.select(features)                # Action(K, L1, L2) or Lookup(length)
 scores = selector.scores(features)                # float32 [{len(config["actions"])}], in the order of selector.actions
 tuned = selector.at(temperature=1.0, top_p=1.0)   # one sampling setting, one root at a time: the fastest way
 ```
@@ -199,6 +218,7 @@ in `config.json`. On another machine pass its own profile: `load_selector(direct
 {scalars}
 
 `root` is the last committed token, `prev` the one before it; `p` and `q` are the target's and the draft's distributions
-after a token. The draft has passed the root token. At a text's first root pass `None`: the answer is the static action
-`{tuple(config["fallback"])}`.
+after a token. The first {features["early"]} scalars are known before the draft has passed the root token, and may be
+given alone: where the answer is a lookup, or to draft nothing, no pass of the draft is needed. At a text's first root
+pass `None`: the answer is the static action `{tuple(config["fallback"])}`.
 """

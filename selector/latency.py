@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from operator import mul
@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, Action, Choice, Lookup
-from selector.schema import FEATURES, FULL, LIGHT, SCHEMA_VERSION, InputError
+from selector.actions import EMPTY, Choice, Lookup
+from selector.schema import FEATURES, FULL, LIGHT, MATCH, SCHEMA_VERSION, InputError
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class LatencyProfile:
         action: Choice,
         length: float,
         verifier: str,
-        sees: str | None = None,
+        sees: Sequence[str] = (),
         filtered: bool = False,
     ) -> float:
         """Predicted time of one decoding step.
@@ -149,13 +149,13 @@ class LatencyProfile:
 
         Args:
             length: committed tokens before the step, the root token included.
-            sees: what the selector sees that decides; None where nothing is decided.
+            sees: what was looked at to decide, `schema.FEATURES` or the match; nothing where nothing is decided.
             filtered: whether top-p is below 1.
         """
-        passes = _draft_passes(action, length, sees in (LIGHT, FULL))
+        passes = _draft_passes(action, length, LIGHT in sees or FULL in sees)
         seconds = sum(self.draft.at(*size) for size in passes)
         nodes = 1 + action.nodes
-        seconds += self.target.at(length, nodes) + self.step + (self.decide[sees] if sees is not None else 0.0)
+        seconds += self.target.at(length, nodes) + self.step + sum(self.decide.get(each, 0.0) for each in sees)
         if action != EMPTY:
             depth, width = (action.length, 1) if isinstance(action, Lookup) else (action.L1 + action.L2, action.K)
             seconds += self.verify[verifier].at(depth, width)
@@ -166,7 +166,7 @@ class LatencyProfile:
         return seconds
 
     def table(
-        self, actions: tuple[Choice, ...], verifier: str, sees: str | None = None, filtered: bool = False
+        self, actions: tuple[Choice, ...], verifier: str, sees: Sequence[str] = (), filtered: bool = False
     ) -> tuple[Tensor, Tensor]:
         """`action_seconds` at the measured lengths, for `interpolated`.
 
@@ -178,8 +178,9 @@ class LatencyProfile:
         """
         if verifier not in self.verify:
             raise InputError(f"the latency profile of {self.device} has no times for {verifier}")
-        if sees is not None and sees not in self.decide:
-            raise InputError(f"the latency profile of {self.device} has no time for a {sees} decision")
+        for each in sees:
+            if each != MATCH and each not in self.decide:
+                raise InputError(f"the latency profile of {self.device} has no time for a decision that sees {each}")
         lengths = self.draft.lengths if len(self.draft.lengths) > 1 else [0, *self.draft.lengths]
         rows = [[self.action_seconds(a, length, verifier, sees, filtered) for a in actions] for length in lengths]
         return torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)

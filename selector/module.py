@@ -20,10 +20,10 @@ from selector.data import Texts, Timed
 from selector.decision import Mode
 from selector.network import RootNetwork, SurvivalNetwork
 from selector.objective import policy_loss, policy_ratios, survival_loss
-from selector.schema import FULL, SCALAR_NAMES
+from selector.schema import EARLY, EARLY_SCALARS, FULL, MATCH, SCALARS
 from selector.tuning import replay_mode
 
-SPACE = ActionSpace.default()
+SPACE = ActionSpace.with_lookups()
 ROWS_AT_ONCE = 1 << 14
 
 
@@ -45,7 +45,7 @@ class SelectorModule(pl.LightningModule):
 
     Args:
         objective: "regressor" or "policy".
-        sees: "light", scalars alone, or "full".
+        sees: "light", scalars alone, or "full". Either may also be asked with the early scalars.
         hidden_widths: of the hidden states, in schema order; empty for a light selector.
         network: further keyword arguments of `RootNetwork`.
         worst_weight, worst_share: lambda and alpha of DDTE eq. 12.
@@ -65,7 +65,7 @@ class SelectorModule(pl.LightningModule):
         super().__init__()
         self.save_hyperparameters()
         outputs = len(SPACE.sums_SA) if self.is_regressor else len(SPACE)
-        body = RootNetwork(len(SCALAR_NAMES), hidden_widths, outputs, **network)
+        body = RootNetwork(len(SCALARS), len(EARLY_SCALARS), hidden_widths, outputs, **network)
         self.network: SurvivalNetwork | RootNetwork = SurvivalNetwork(body, SPACE) if self.is_regressor else body
         self.judged: list[tuple[Timed, Mode]] = []  # validation texts by sampling setting, and how decisions are made
 
@@ -74,8 +74,12 @@ class SelectorModule(pl.LightningModule):
         return self.hparams["objective"] == "regressor"
 
     @property
+    def sees(self) -> str:
+        return str(self.hparams["sees"])
+
+    @property
     def is_full(self) -> bool:
-        return self.hparams["sees"] == FULL
+        return self.sees == FULL
 
     def begin_at(self, texts: Texts, survivals_RS: Tensor, rows: Tensor) -> None:
         """Scaling of the inputs, and where training begins, from the training roots alone."""
@@ -86,23 +90,34 @@ class SelectorModule(pl.LightningModule):
             self.network.begin_at(survivals_RS[rows].mean(0))
 
     def loss(self, batch: Batch) -> Tensor:
-        outputs = self.network(batch.scalars_BF, batch.hidden)
+        """Of what is said once the draft has passed the root; a regressor's, of what is said before as well."""
+        passed_B1 = torch.ones(len(batch.scalars_BF), 1)
+        outputs = self.network(batch.scalars_BF, batch.hidden, passed_B1)
         if self.is_regressor:
-            return survival_loss(outputs, batch.survivals_BS, SPACE)
+            early = self.network(batch.scalars_BF, batch.hidden, 0 * passed_B1)
+            return survival_loss(outputs, batch.survivals_BS, SPACE) + survival_loss(early, batch.survivals_BS, SPACE)
         efficiency_BA = SPACE.efficiencies(batch.survivals_BS)
         ratio_B = policy_ratios(outputs, efficiency_BA, batch.seconds_BA, batch.base_speed_B)
         return policy_loss(ratio_B, self.hparams["worst_weight"], self.hparams["worst_share"])
 
     @torch.no_grad()
-    def scores(self, texts: Texts, rows: Tensor | None = None) -> Tensor:
+    def scores(self, texts: Texts, sees: str | None = None) -> Tensor:
         """Predicted block efficiencies of all actions, in tokens, or a policy's logits; [R, A]. Rows of first roots are
-        without meaning."""
-        rows = torch.arange(len(texts.length_R)) if rows is None else rows
+        without meaning.
+
+        Args:
+            sees: `early` for what it says before the draft has passed the root; all that it sees if None.
+        """
         parts = []
-        for part in rows.split(ROWS_AT_ONCE):
-            outputs = self.network(*texts.features(part, self.is_full))
+        for part in torch.arange(len(texts.length_R)).split(ROWS_AT_ONCE):
+            passed_B1 = torch.full((len(part), 1), float(sees != EARLY))
+            outputs = self.network(*texts.features(part, self.is_full), passed_B1)
             parts.append(SPACE.efficiencies(outputs.exp()) if self.is_regressor else outputs)
         return torch.cat(parts)
+
+    def opinions(self, texts: Texts, mode: Mode) -> dict[str, Tensor]:
+        """The scores at each of the times that a mode asks, [R, A] each."""
+        return {sees: self.scores(texts, sees) for sees in mode.sees if sees != MATCH}
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         loss = self.loss(batch)
@@ -118,8 +133,8 @@ class SelectorModule(pl.LightningModule):
             return
         ratios = []
         for timed, mode in self.judged:
-            static = replay_mode(timed, None, mode.static_only())
-            ratios.append(replay_mode(timed, self.scores(timed.texts), mode, self.hparams["sees"]).speed / static.speed)
+            static = replay_mode(timed, {}, mode.static_only())
+            ratios.append(replay_mode(timed, self.opinions(timed.texts, mode), mode).speed / static.speed)
         self.log("validation/replay", torch.tensor(sum(ratios) / len(ratios)), rank_zero_only=True)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
@@ -142,7 +157,7 @@ class RootsModule(pl.LightningDataModule):
         self,
         splits: dict[str, Texts],
         verifier: str,
-        full: bool,
+        sees: str,
         stride: int,
         batch: int,
         seed: int,
@@ -150,7 +165,7 @@ class RootsModule(pl.LightningDataModule):
         base_speeds: dict[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.splits, self.verifier, self.full, self.batch, self.seed = splits, verifier, full, batch, seed
+        self.splits, self.verifier, self.sees, self.batch, self.seed = splits, verifier, sees, batch, seed
         self.seconds, self.base_speeds = seconds, base_speeds
         self.rows = {name: learned_rows(texts, stride) for name, texts in splits.items()}
 
@@ -169,8 +184,8 @@ class RootsModule(pl.LightningDataModule):
     def _batch(self, split: str, rows: Tensor) -> Batch:
         texts = self.splits[split]
         return Batch(
-            *texts.features(rows, self.full),
-            texts.survivals[self.verifier][rows].float(),
+            *texts.features(rows, self.sees == FULL),
+            texts.labels(self.verifier, rows, SPACE),
             torch.zeros(0) if self.seconds is None else self.seconds[split][rows],
             torch.zeros(0) if self.base_speeds is None else self.base_speeds[split][rows],
         )

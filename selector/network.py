@@ -17,10 +17,13 @@ from selector.actions import ActionSpace
 class RootNetwork(nn.Module):
     """Scalars, and each hidden state through a linear map and a layer norm, joined, through an MLP (DDTE, app. E).
 
-    A light selector has no hidden states. Standardisation of the scalars is part of the module.
+    A light selector has no hidden states. Standardisation of the scalars is part of the module. It may also be asked
+    before the draft has passed the root: scalars that are not known then stand at their means, hidden states at
+    nothing, and one more input says so.
 
     Args:
         scalars: F.
+        early: how many of them are known before any pass of the draft.
         hidden_widths: D of each hidden state; none for a light selector.
         outputs: how many numbers come out.
         width: of each projected hidden state.
@@ -33,6 +36,7 @@ class RootNetwork(nn.Module):
     def __init__(
         self,
         scalars: int,
+        early: int,
         hidden_widths: Sequence[int],
         outputs: int,
         width: int = 32,
@@ -41,11 +45,12 @@ class RootNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(d, width), nn.LayerNorm(width)) for d in hidden_widths)
-        sizes = [scalars + width * len(hidden_widths), *hidden]
+        sizes = [scalars + 1 + width * len(hidden_widths), *hidden]
         layers: list[nn.Module] = []
         for inputs, size in pairwise(sizes):
             layers += [nn.Linear(inputs, size), nn.ReLU(), nn.Dropout(dropout)]  # the cheapest there is
         self.mlp = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
+        self.early = early
         self.register_buffer("mean_F", torch.zeros(scalars))
         self.register_buffer("scale_F", torch.ones(scalars))
 
@@ -57,17 +62,19 @@ class RootNetwork(nn.Module):
         self.mean_F.copy_(scalars_BF.mean(0))
         self.scale_F.copy_(torch.where(varies_F, deviation_F, 1.0))
 
-    def forward(self, scalars_BF: Tensor, hidden_states: list[Tensor]) -> Tensor:
+    def forward(self, scalars_BF: Tensor, hidden_states: list[Tensor], passed_B1: Tensor) -> Tensor:
         """Args:
             scalars_BF: float32, in the order of the schema.
             hidden_states: float32 [B, D] each, in the order of the schema.
+            passed_B1: float32, 1 where the draft has passed the root; where it is 0, the early scalars alone count.
 
         Returns:
             float32 [B, outputs].
         """
-        parts = [(scalars_BF - self.mean_F) / self.scale_F]
+        scaled_BF = (scalars_BF - self.mean_F) / self.scale_F
+        parts = [scaled_BF[:, : self.early], scaled_BF[:, self.early :] * passed_B1, passed_B1]
         for i, block in enumerate(self.blocks):
-            parts.append(block(hidden_states[i]))
+            parts.append(block(hidden_states[i]) * passed_B1)
         return self.mlp(torch.cat(parts, dim=-1))
 
 
@@ -98,9 +105,9 @@ class SurvivalNetwork(nn.Module):
         last.weight.mul_(0.1)
         last.bias.copy_(log_factor_S - torch.log(-torch.expm1(log_factor_S)))  # the logit of exp(log_factor)
 
-    def forward(self, scalars_BF: Tensor, hidden_states: list[Tensor]) -> Tensor:
+    def forward(self, scalars_BF: Tensor, hidden_states: list[Tensor], passed_B1: Tensor) -> Tensor:
         """Log survivals, float32 [B, S]; arguments as `RootNetwork`'s."""
-        return nn.functional.logsigmoid(self.body(scalars_BF, hidden_states)) @ self.factors_SS
+        return nn.functional.logsigmoid(self.body(scalars_BF, hidden_states, passed_B1)) @ self.factors_SS
 
 
 def survival_factors(space: ActionSpace) -> Tensor:

@@ -17,8 +17,8 @@ def survival_loss(log_survivals_BS: Tensor, labels_BS: Tensor, space: ActionSpac
     """What a regressor of survivals is trained on: their cross-entropy, in nats, and the squared error of the block
     efficiencies that they add up to, in squared tokens; scalar.
 
-    Decisions need the sums; the cross-entropy keeps each survival a probability that means what it says. Chains count
-    as much as branches do, which are far more numbers.
+    Decisions need the sums; the cross-entropy keeps each survival a probability that means what it says. Chains and
+    lookups count as much as branches do, which are far more numbers.
 
     Args:
         log_survivals_BS: predicted, at most 0.
@@ -27,10 +27,15 @@ def survival_loss(log_survivals_BS: Tensor, labels_BS: Tensor, space: ActionSpac
     """
     log_S = log_survivals_BS.clamp(max=-1e-6)
     loss_BS = -(labels_BS * log_S + (1 - labels_BS) * torch.log(-torch.expm1(log_S)))
-    chains, branches = loss_BS[:, : space.depth], loss_BS[:, space.depth :]
-    cross_entropy = chains.mean() + (branches.mean() if branches.shape[-1] else 0.0)
+    sizes = [space.depth, space.tree_survivals - space.depth, loss_BS.shape[-1] - space.tree_survivals]
+    cross_entropy = sum(part.mean() for part in loss_BS.split(sizes, dim=-1) if part.shape[-1])
     error_BA = space.efficiencies(log_survivals_BS.exp()) - space.efficiencies(labels_BS)
-    return cross_entropy + error_BA.square().mean()
+    squared = sum(
+        part.square().mean()
+        for part in error_BA.split([len(space.trees), len(space.lookups)], dim=-1)
+        if part.shape[-1]
+    )
+    return cross_entropy + squared
 
 
 def policy_ratios(logits_BA: Tensor, efficiency_BA: Tensor, seconds_BA: Tensor, base_speed_B: Tensor) -> Tensor:

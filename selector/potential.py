@@ -20,7 +20,7 @@ from selector.data import Texts, Timed
 from selector.decision import RHOS, Mode
 from selector.replay import Ratio, ratio_of_speeds
 from selector.schema import LIGHT, SCALAR_NAMES
-from selector.tuning import StaticTable, replay_mode, sources, static_replay
+from selector.tuning import StaticTable, best_static, replay_mode, sources, static_replay
 
 EXAMPLE = Action(1, 8, 0)  # the tree whose block efficiency is explained
 LONG_REPEAT = 8  # tokens
@@ -55,10 +55,10 @@ def potential(fitted_on: Timed, judged_on: Timed) -> Potential:
     rows_R = ~fitted_on.texts.first_R
     weights_FA = inputs.fit(fitted_on.texts, labels_RA, rows_R)
     scores = {id(timed): inputs.of(timed.texts) @ weights_FA for timed in (fitted_on, judged_on)}
-    modes = [Mode(*fitted_on.setting, static.action, True, static.speed, rho, _chains(fitted_on)) for rho in RHOS]
-    mode = max(modes, key=lambda mode: replay_mode(fitted_on, scores[id(fitted_on)], mode, LIGHT).speed)
+    modes = [Mode(*fitted_on.setting, static.action, (LIGHT,), static.speed, rho, _chains(fitted_on)) for rho in RHOS]
+    mode = max(modes, key=lambda mode: replay_mode(fitted_on, {LIGHT: scores[id(fitted_on)]}, mode).speed)
     gain = ratio_of_speeds(
-        replay_mode(judged_on, scores[id(judged_on)].clamp(min=1), mode, LIGHT),
+        replay_mode(judged_on, {LIGHT: scores[id(judged_on)].clamp(min=1)}, mode),
         static_replay(judged_on, static.action),
         sources(judged_on.texts),
     )
@@ -74,9 +74,7 @@ def potential(fitted_on: Timed, judged_on: Timed) -> Potential:
 
 def _static(timed: Timed) -> Mode:
     """The best static tree."""
-    table = StaticTable.of(timed)
-    best = table.best()
-    return Mode(*timed.setting, timed.space.actions[best], speed=float(table.speeds()[best]))
+    return best_static(timed, StaticTable.of(timed), timed.setting)
 
 
 def _chains(timed: Timed) -> tuple[int, ...]:

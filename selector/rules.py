@@ -17,14 +17,14 @@ from torch import Tensor
 from selector.actions import Action, ActionSpace
 from selector.artefact import Features
 from selector.data import Timed
-from selector.decision import RHOS, Mode, choice, choices
+from selector.decision import RHOS, Mode, choice
 from selector.latency import StepTimes
 from selector.replay import Replayed
 from selector.runtime import LENGTH_AT
 from selector.schema import DECAYS, LIGHT, SCALAR_NAMES, SCALARS_KEY
-from selector.tuning import replay_actions
+from selector.tuning import replay_mode
 
-SPACE = ActionSpace.default()
+SPACE = ActionSpace.with_lookups()
 CHAINS = tuple(SPACE.index(SPACE.chain(length)) for length in range(SPACE.depth + 1))
 MOST = 0.999  # a
 ACCEPTED = {decay: SCALAR_NAMES.index(f"accepted_mean_{decay:g}") for decay in DECAYS}  # by decay
@@ -52,7 +52,7 @@ class AcceptanceRule:
     mode: Mode
     decay: float
     times: StepTimes
-    sees: str | None = LIGHT
+    sees: tuple[str, ...] = (LIGHT,)
 
     def select(self, features: Features | None) -> Action:
         if features is None:
@@ -70,16 +70,13 @@ class AcceptanceRule:
     def tuned(cls, timed: Timed, static: Mode) -> AcceptanceRule:
         """The running mean and the price of time that are the fastest on some texts."""
         tried = [
-            (replace(static, decides=True, rho=rho, allowed=CHAINS), decay) for rho in RHOS[::2] for decay in DECAYS
+            (replace(static, sees=(LIGHT,), rho=rho, allowed=CHAINS), decay) for rho in RHOS[::2] for decay in DECAYS
         ]
         mode, decay = max(tried, key=lambda each: _replay(timed, *each).speed)
         chains = tuple(SPACE.actions[at] for at in CHAINS)
-        lengths_L, seconds_LA = timed.profile.table(chains, timed.verifier, LIGHT, timed.setting[1] < 1)
+        lengths_L, seconds_LA = timed.profile.table(chains, timed.verifier, (LIGHT,), timed.setting[1] < 1)
         return cls(mode, decay, StepTimes(lengths_L.tolist(), seconds_LA.tolist()))
 
 
 def _replay(timed: Timed, mode: Mode, decay: float) -> Replayed:
-    seconds_RA = timed.seconds(LIGHT)
-    chosen_R = choices(chain_efficiencies(timed.texts.scalars_RF, decay), seconds_RA, mode, SPACE)
-    static = SPACE.index(mode.action)
-    return replay_actions(timed, torch.where(timed.texts.first_R, static, chosen_R), seconds_RA)
+    return replay_mode(timed, {LIGHT: chain_efficiencies(timed.texts.scalars_RF, decay)}, mode)

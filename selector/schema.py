@@ -30,10 +30,10 @@ class Scalar:
 DECAYS = (0.5, 0.8, 0.95, 0.99)  # of the running means over the committed text: the last two tokens, five, 20, 100
 LONGEST_MATCH = 32  # tokens; longer matches, and longer runs, count as this many
 
-# `root` is the last committed token, `prev` the one before it. `p` and `q` are the target's and the draft's distributions
-# after a token, after temperature and nucleus filtering; entropies are those at temperature 1, for at temperature 0
-# nothing would be left of them. The history begins with the last prompt token: no engine computes logits of the whole
-# prompt. Means are running ones over the text so far, with weights decay^age.
+# `root` is the last committed token, `prev` the one before it. `p` and `q` are the target's and the draft's
+# distributions after a token, after temperature and nucleus filtering; entropies are those at temperature 1, for at
+# temperature 0 nothing would be left of them. The history begins with the last prompt token: no engine computes logits
+# of the whole prompt. Means are running ones over the text so far, with weights decay^age.
 EARLY_SCALARS = (  # known before any pass of the draft
     Scalar("target_entropy_prev", "nats", "of the target after prev, at temperature 1"),
     *(
@@ -73,8 +73,10 @@ SCALARS_KEY = "scalars"  # in a feature dictionary: one float vector in the orde
 # them. The target has not passed the root token.
 HIDDEN_STATES = ("target_hidden_prev", "draft_hidden_prev", "draft_hidden_root")
 
-# What a selector sees: the scalars that no pass of the draft is needed for; all scalars; hidden states, too.
+# What a selector sees: the scalars that no pass of the draft is needed for; all scalars; hidden states, too. It may be
+# asked with the first and then again with more.
 EARLY, LIGHT, FULL = FEATURES = ("early", "light", "full")
+MATCH = "match"  # what the rule for lookups sees: a dictionary with the length of the match alone
 LOOKUP_COLUMN = "lookup.right"  # trace column: how many tokens of a lookup the text goes on with, by root
 
 

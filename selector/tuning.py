@@ -5,25 +5,27 @@ Legend: X texts, R roots, A actions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, Action
+from selector.actions import EMPTY, Action, Lookup
 from selector.data import Texts, Timed
-from selector.decision import RHOS, Mode, choices
+from selector.decision import RHOS, Mode, Rule, choices, without_draft
 from selector.replay import Ratio, Replayed, ratio_of_speeds, replay, replay_static
+from selector.schema import MATCH, SCALAR_NAMES
 
 SPEEDS = (0.85, 1.0, 1.15)  # prices of time that are tried, as multiples of the best static tree's speed
 SURE = 2.0  # standard errors that decisions must be ahead of the best static tree
+MATCH_AT = SCALAR_NAMES.index("match")
 RARE = 0.002  # share of the steps that may fall to other trees than those that are kept
 
 
 @dataclass(frozen=True)
 class StaticTable:
-    """Every action as a static tree on some texts: expected tokens, seconds and steps, [X, A] each."""
+    """Every tree of the space as a static one on some texts: expected tokens, seconds and steps, [X, A] each."""
 
     tokens_XA: Tensor
     seconds_XA: Tensor
@@ -31,7 +33,8 @@ class StaticTable:
 
     @classmethod
     def of(cls, timed: Timed) -> StaticTable:
-        return cls(*replay_static(timed.survivals_RS, timed.seconds(), timed.texts.layout, timed.space))
+        trees = range(len(timed.space.trees))
+        return cls(*replay_static(timed.survivals_RS, timed.seconds(), timed.texts.layout, timed.space, trees))
 
     def speeds(self, index_X: Tensor | slice = slice(None)) -> Tensor:
         """Tokens per second over all texts, or some, [A]."""
@@ -60,35 +63,55 @@ def static_replay(timed: Timed, action: Action) -> Replayed:
     return Replayed(tokens_X, seconds_X, steps_X, torch.zeros(0))
 
 
-def replay_actions(timed: Timed, action_R: Tensor, seconds_RA: Tensor) -> Replayed:
-    """A policy, given as the action of every root."""
-    seconds_R = seconds_RA.gather(-1, action_R.unsqueeze(-1))[:, 0]
-    return replay(timed.survivals_RS, action_R, seconds_R, timed.texts.layout, timed.space)
+Opinions = dict[str, Tensor]  # predicted block efficiencies, or a policy's logits, [R, A], by what was seen
 
 
-def actions_of(timed: Timed, scores_RA: Tensor | None, mode: Mode, seconds_RA: Tensor, policy: bool = False) -> Tensor:
-    """What a mode drafts at every root: the static tree at first roots, and everywhere where nothing is decided."""
-    static = timed.space.index(mode.action)
-    if not mode.decides or scores_RA is None:
-        return torch.full((len(timed.texts.length_R),), static)
-    if policy:
-        chosen_R = scores_RA.masked_fill(~mode.mask(timed.space), -torch.inf).argmax(-1)
-    else:
-        chosen_R = choices(scores_RA, seconds_RA, mode, timed.space)
-    return torch.where(timed.texts.first_R, static, chosen_R)
+@dataclass(frozen=True)
+class Decided:
+    """What a mode does at every root: the action, int64 [R], and what a step takes, decisions included, [R]."""
+
+    action_R: Tensor
+    seconds_R: Tensor
+
+    def replayed(self, timed: Timed) -> Replayed:
+        return replay(timed.survivals_RS, self.action_R, self.seconds_R, timed.texts.layout, timed.space)
 
 
-def replay_mode(
-    timed: Timed, scores_RA: Tensor | None, mode: Mode, sees: str | None = None, policy: bool = False
-) -> Replayed:
-    """A selector as a mode has it decide.
+def decided(timed: Timed, opinions: Opinions, mode: Mode, policy: bool = False) -> Decided:
+    """What a mode does: the static tree at first roots and where nothing is decided; a lookup where its rule says so;
+    elsewhere what its network says, asked in turn with more and more (`Mode`)."""
+    space, first_R = timed.space, timed.texts.first_R
+    static_R = torch.full((len(first_R),), space.index(mode.action))
+    if not mode.decides:
+        if mode.rule is not None:
+            copies_R = (timed.texts.scalars_RF[:, MATCH_AT] >= mode.rule.least) & ~first_R
+            static_R = torch.where(copies_R, space.index(Lookup(mode.rule.length)), static_R)
+        return _at(timed, static_R, timed.seconds(mode.sees))
+    action_R, seconds_R = static_R, torch.zeros(len(first_R))
+    open_R = torch.ones_like(first_R)
+    needs_draft_A = torch.tensor([not without_draft(action) for action in space])
+    for number, sees in enumerate(mode.sees, 1):
+        seconds_RA = timed.seconds(mode.sees[:number])
+        if policy:
+            chosen_R = opinions[sees].masked_fill(~mode.mask(space), -torch.inf).argmax(-1)
+        else:
+            chosen_R = choices(opinions[sees], seconds_RA, mode, space)
+        here = _at(timed, torch.where(first_R, static_R, chosen_R), seconds_RA)
+        action_R, seconds_R = (
+            torch.where(open_R, here.action_R, action_R),
+            torch.where(open_R, here.seconds_R, seconds_R),
+        )
+        open_R = open_R & needs_draft_A[chosen_R] & ~first_R
+    return Decided(action_R, seconds_R)
 
-    Args:
-        scores_RA: predicted block efficiencies, or a policy's logits.
-        sees: what the selector sees: what a decision costs.
-    """
-    seconds_RA = timed.seconds(sees if mode.decides else None)
-    return replay_actions(timed, actions_of(timed, scores_RA, mode, seconds_RA, policy), seconds_RA)
+
+def _at(timed: Timed, action_R: Tensor, seconds_RA: Tensor) -> Decided:
+    return Decided(action_R, seconds_RA.gather(-1, action_R.unsqueeze(-1))[:, 0])
+
+
+def replay_mode(timed: Timed, opinions: Opinions, mode: Mode, policy: bool = False) -> Replayed:
+    """A selector as a mode has it decide."""
+    return decided(timed, opinions, mode, policy).replayed(timed)
 
 
 @dataclass(frozen=True)
@@ -103,22 +126,37 @@ class Judged:
         return self.ratio.value - SURE * self.ratio.error > 1
 
 
-def tuned(timed: Timed, scores_RA: Tensor, static: Mode, sees: str, policy: bool = False) -> Judged:
-    """The best price of time for some predictions, and the trees that it ever takes; judged on the same texts.
+def tuned(timed: Timed, opinions: Opinions, static: Mode, policy: bool = False) -> Judged:
+    """The best way to ask and the best price of time for some predictions, and the actions that it ever takes; judged
+    on the same texts.
 
     Args:
+        opinions: at the early features, if at all, and at all features.
         static: the mode in which nothing is decided.
     """
     base = static_replay(timed, static.action)
-    seconds_RA = timed.seconds(sees)
+    asked = [(sees,) for sees in opinions] + ([tuple(opinions)] if len(opinions) > 1 else [])
     speeds = [static.speed * factor for factor in SPEEDS]
     prices = [(1.0, 1.0)] if policy else [(1.0, speeds[0])] + [(rho, g) for rho in RHOS if rho < 1 for g in speeds]
-    modes = [replace(static, decides=True, rho=rho, speed=g) for rho, g in prices]
-    best = max(modes, key=lambda mode: replay_mode(timed, scores_RA, mode, sees, policy).speed)
-    action_R = actions_of(timed, scores_RA, best, seconds_RA, policy)
-    visits_R = replay_actions(timed, action_R, seconds_RA).visits_R
-    best = replace(best, allowed=common(visits_R, action_R, timed))
-    return Judged(best, ratio_of_speeds(replay_mode(timed, scores_RA, best, sees, policy), base, sources(timed.texts)))
+    modes = [replace(static, sees=sees, rho=rho, speed=g) for sees in asked for rho, g in prices]
+    best = max(modes, key=lambda mode: replay_mode(timed, opinions, mode, policy).speed)
+    found = decided(timed, opinions, best, policy)
+    best = replace(best, allowed=common(found.replayed(timed).visits_R, found.action_R, timed))
+    return Judged(best, ratio_of_speeds(replay_mode(timed, opinions, best, policy), base, sources(timed.texts)))
+
+
+LEASTS, LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16), (4, 8, 16)  # matches and lookups that are tried for the rule
+
+
+def tuned_rule(timed: Timed, static: Mode) -> Mode:
+    """The rule for lookups that is the fastest on some texts, and the tree that goes with it."""
+
+    def fastest(modes: Iterable[Mode]) -> Mode:
+        return max(modes, key=lambda mode: replay_mode(timed, {}, mode).speed)
+
+    best = fastest(replace(static, sees=(MATCH,), rule=Rule(least, length)) for least in LEASTS for length in LENGTHS)
+    trees = (static.action, EMPTY, *(timed.space.chain(length) for length in range(2, 9)))
+    return fastest(replace(best, action=tree) for tree in dict.fromkeys(trees))
 
 
 def common(visits_R: Tensor, action_R: Tensor, timed: Timed) -> tuple[int, ...]:
@@ -137,4 +175,4 @@ def sources(texts: Texts) -> Tensor:
 def best_static(timed: Timed, table: StaticTable, setting: Sequence[float], allowed_A: Tensor | None = None) -> Mode:
     """The mode in which the best static tree is drafted everywhere."""
     at = table.best(allowed_A=allowed_A)
-    return Mode(setting[0], setting[1], timed.space.actions[at], speed=float(table.speeds()[at]))
+    return Mode(setting[0], setting[1], timed.space.trees[at], speed=float(table.speeds()[at]))

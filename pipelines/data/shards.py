@@ -39,7 +39,7 @@ from pipelines.common.prompts import encode, prompts_of, prompts_path
 from pipelines.config import Config
 from selector.actions import ActionSpace
 from selector.data import SPLITS
-from selector.schema import FULL, HIDDEN_STATES, InputError, survival_column
+from selector.schema import FULL, HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_column
 
 DEPTH = ActionSpace.default().depth
 BEYOND = DEPTH - 1  # tokens that follow the labelled ones: the last prompt token is a root, too
@@ -258,8 +258,8 @@ def _label(config: Config, pair: ModelPair, text: Text, work: Work, seen: Plausi
     full = config.data.features == FULL
     stride = config.data.stride if work.split == "train" else 1
     if roots < 1:
-        empty: dict[str, Any] = {name: [] for name in ("scalars", *columns, *(HIDDEN_STATES if full else ()))}
-        return {**empty, "hidden_stride": stride}
+        names = ("scalars", LOOKUP_COLUMN, *columns, *(HIDDEN_STATES if full else ()))
+        return {**{name: [] for name in names}, "hidden_stride": stride}
     own = text.tokens[text.start :]
     generator = torch.Generator().manual_seed(seed_of(config.seed, "siblings", *own))
     tokens_T = torch.tensor(own, device=pair.device)
@@ -274,6 +274,7 @@ def _label(config: Config, pair: ModelPair, text: Text, work: Work, seen: Plausi
         if full:
             hidden.append((block.target.hidden_ND.half().cpu(), block.draft.hidden_ND.half().cpu()))
     result: dict[str, Any] = {"scalars": knowledge.scalars(roots), "hidden_stride": stride}
+    result[LOOKUP_COLUMN] = knowledge.foretold(roots, DEPTH)
     result |= dict(zip(columns, labeller.survivals().cpu(), strict=True))
     if full:
         target_ND, draft_ND = (torch.cat(parts) for parts in zip(*hidden, strict=True))

@@ -14,18 +14,19 @@ from typing import Any
 
 import torch
 
-from data_gen.decoding import Chooser, Decoder, Fixed
+from data_gen.decoding import Chooser, Decoder, Features, Fixed
 from data_gen.models import ModelPair
 from data_gen.sampling import Sampling
 from data_gen.verification import get_verifier
 from pipelines.evaluate.assisted import Assistant
-from selector.actions import EMPTY, Action, ActionSpace
+from selector.actions import EMPTY, Action, ActionSpace, Choice
 from selector.data import Texts, Timed
 from selector.decision import Mode
 from selector.module import SelectorModule
 from selector.replay import Replayed
 from selector.rules import AcceptanceRule
 from selector.runtime import LatencyProfile, Tuned
+from selector.schema import MATCH
 from selector.tuning import StaticTable, replay_mode, static_replay
 
 WALL, SYNTHETIC = "wall", "gpu_like"  # further clocks are named after the profile: gpu_like_1/20
@@ -33,9 +34,9 @@ AUTOREGRESSIVE, SELECTOR, STATIC = "autoregressive", "selector", "static"
 AT_ROOT = f"{STATIC} traversal at the root"
 BRANCHING = f"{STATIC}, branching"
 BEST_STATIC, BEST_BY_KIND = f"best {STATIC}", f"best {STATIC} by kind"
-RULE = "recent acceptance"
+RULE, COPYING = "recent acceptance", "lookup or tree"
 ASSISTED, ASSISTED_CONSTANT = "assisted generation", "assisted generation, constant"
-SPACE = ActionSpace.default()
+SPACE = ActionSpace.with_lookups()
 Tree = tuple[str, Action]  # a verifier and a static tree
 
 
@@ -167,6 +168,37 @@ class Rule(Speculative):
 
 
 @dataclass
+class Copying(Speculative):
+    """The rule for lookups: copy where the text repeats itself, draft the static tree elsewhere."""
+
+    name: str
+    verifier: str
+    mode: Mode
+    action: Action | None = None
+
+    @property
+    def identity(self) -> Hashable:
+        return self.verifier, self.mode.action, self.mode.rule
+
+    def trees(self, kind: str) -> tuple[str, Chooser]:
+        return self.verifier, _Copying(self.mode)
+
+    def replay(self, texts: Texts, profile: LatencyProfile) -> Replayed:
+        return replay_mode(Timed(texts, self.verifier, profile), {}, self.mode)
+
+
+@dataclass
+class _Copying:
+    """The chooser of such a rule."""
+
+    mode: Mode
+    sees: tuple[str, ...] = (MATCH,)
+
+    def select(self, features: Features | None) -> Choice:
+        return self.mode.copied(float(features[MATCH])) if features else self.mode.action
+
+
+@dataclass
 class Selecting(Speculative):
     """The selector: as exported where it decodes, as trained where it is replayed."""
 
@@ -177,14 +209,21 @@ class Selecting(Speculative):
     tuned: Tuned | None = None
     action: Action | None = None
 
+    @property
+    def identity(self) -> Hashable:
+        if self.mode.decides:
+            return self.name
+        return (
+            (self.verifier, self.mode.action, self.mode.rule) if self.mode.rule else (self.verifier, self.mode.action)
+        )
+
     def trees(self, kind: str) -> tuple[str, Chooser]:
         assert self.tuned is not None
         return self.verifier, self.tuned
 
     def replay(self, texts: Texts, profile: LatencyProfile) -> Replayed:
-        scores_RA = self.module.scores(texts) if self.mode.decides else None
         timed = Timed(texts, self.verifier, profile)
-        return replay_mode(timed, scores_RA, self.mode, self.module.hparams["sees"], not self.module.is_regressor)
+        return replay_mode(timed, self.module.opinions(texts, self.mode), self.mode, not self.module.is_regressor)
 
 
 @dataclass
@@ -209,18 +248,18 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
     def best(index_X: torch.Tensor | slice = slice(None), allowed_A: torch.Tensor | None = None) -> Tree:
         fastest = {name: table.best(index_X, allowed_A) for name, table in tables.items()}
         name = max(fastest, key=lambda name: float(tables[name].speeds(index_X)[fastest[name]]))
-        return name, SPACE.actions[fastest[name]]
+        return name, SPACE.trees[fastest[name]]
 
     result: list[Method] = [StaticTrees(AUTOREGRESSIVE, verifiers[0], EMPTY)]
     overall = best()
     for name, table in tables.items():
         if name != overall[0]:  # that one is the best of all
-            result.append(StaticTrees(f"{STATIC} {name}", name, SPACE.actions[table.best()]))
+            result.append(StaticTrees(f"{STATIC} {name}", name, SPACE.trees[table.best()]))
     if "traversal" in tables:
-        allowed = torch.tensor([action.L1 == 0 or action.K == 1 for action in SPACE])
-        action = SPACE.actions[tables["traversal"].best(allowed_A=allowed)]
+        allowed = torch.tensor([action.L1 == 0 or action.K == 1 for action in SPACE.trees])
+        action = SPACE.trees[tables["traversal"].best(allowed_A=allowed)]
         result.append(StaticTrees(AT_ROOT, "traversal", action))
-    result.append(StaticTrees(BRANCHING, *best(allowed_A=torch.tensor([action.K > 1 for action in SPACE]))))
+    result.append(StaticTrees(BRANCHING, *best(allowed_A=torch.tensor([action.K > 1 for action in SPACE.trees]))))
     result.append(StaticTrees(BEST_STATIC, *overall))
     kinds = {
         kind: best(torch.tensor([x for x, own in enumerate(texts.kind_X) if own == kind]))

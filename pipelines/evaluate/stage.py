@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,13 @@ from pipelines.evaluate.assisted import Assistant, best_constant
 from pipelines.evaluate.methods import (
     ASSISTED,
     ASSISTED_CONSTANT,
+    BEST_STATIC,
+    COPYING,
     RULE,
     SELECTOR,
     WALL,
     Assisted,
+    Copying,
     Decoding,
     Method,
     Rule,
@@ -48,14 +52,15 @@ from selector.data import Setting, Texts
 from selector.decision import Mode
 from selector.rules import AcceptanceRule
 from selector.runtime import LatencyProfile, Selector
+from selector.tuning import tuned_rule
 
-FORMAT = 3  # of `evaluation.json`
+FORMAT = 4  # of `evaluation.json`
 GREEDY_PROMPTS = 20
 TUNING_PROMPTS = 3  # on which assisted generation's constant is tuned, for every sampling setting
 
 
 def plan(config: Config) -> list[str]:
-    methods = len(config.verifiers) + 6 + ("traversal" in config.verifiers) + 2 * config.evaluate.assisted
+    methods = len(config.verifiers) + 7 + ("traversal" in config.verifiers) + 2 * config.evaluate.assisted
     return [
         f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings x up to {methods} methods, "
         f"{config.evaluate.tokens} tokens each; held-out texts replayed on {1 + len(config.evaluate.gpu_like)} clocks"
@@ -120,6 +125,14 @@ def wall_methods(
         own = static_methods(train, config.verifiers, profile)
         rule = AcceptanceRule.tuned(timed(splits["train"], setting, verifier, profile), mode)
         own.append(Rule(RULE, verifier, rule))
+        static = next(method for method in own if method.name == BEST_STATIC)
+        assert static.action is not None
+        start = replace(mode.static_only(), action=static.action)
+        own.append(
+            Copying(
+                COPYING, static.verifier, tuned_rule(timed(splits["train"], setting, static.verifier, profile), start)
+            )
+        )
         own.append(Selecting(SELECTOR, verifier, mode, module, selector.at(*setting)))
         methods[setting] = own
     for setting, constant in assistants(config, pair).items():

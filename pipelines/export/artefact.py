@@ -14,16 +14,17 @@ from pipelines.latency.profile import load_profile
 from pipelines.pair.loading import pair_names
 from pipelines.train.result import chosen_of, load_module, load_result
 from selector.actions import Action, ActionSpace
+from selector.artefact import Features
 from selector.data import Texts
-from selector.decision import Mode
+from selector.decision import Mode, without_draft
 from selector.export import write_artefact
 from selector.module import SelectorModule
 from selector.runtime import LatencyProfile, Selector
-from selector.schema import HIDDEN_STATES, SCALARS_KEY, InputError
-from selector.tuning import actions_of
+from selector.schema import EARLY, EARLY_SCALARS, HIDDEN_STATES, SCALARS_KEY, InputError
+from selector.tuning import decided
 
 TIE = 1e-3  # tokens: the two ways to choose sum in another order
-SPACE = ActionSpace.default()
+SPACE = ActionSpace.with_lookups()
 
 
 def build(config: Config, folder: Path, splits: dict[str, Texts], evaluation: dict[str, Any] | None = None) -> Selector:
@@ -68,15 +69,30 @@ def count_differing(
         mode = Mode.of(entry)
         mine = timed(texts, (mode.temperature, mode.top_p), config.train.verifier, profile)
         rows = (~mine.texts.first_R).nonzero()[:, 0]
-        sees = module.hparams["sees"]
-        trained_R = actions_of(mine, module.scores(mine.texts), mode, mine.seconds(sees), not module.is_regressor)[rows]
+        trained_R = decided(mine, module.opinions(mine.texts, mode), mode, not module.is_regressor).action_R[rows]
         scalars, hidden = mine.texts.features(rows, module.is_full)
-        features = {SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}
-        exported_R, scores_RA = selector.module(features)
+        views = [{SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}]
+        if EARLY in mode.sees:
+            views.insert(0, {SCALARS_KEY: scalars[:, : len(EARLY_SCALARS)]})
+        scores_RA, exported_R = _in_turn(selector, views)
         fast = selector.at(mode.temperature, mode.top_p)
         for row, (trained, exported) in enumerate(zip(trained_R.tolist(), exported_R.tolist(), strict=True)):
-            one = {name: values[row] for name, values in features.items()}
-            quick = SPACE.index(fast.select(one))
+            answers = (fast.select({name: values[row] for name, values in view.items()}) for view in views)
+            quick = SPACE.index(next(answer for answer in answers if answer is not None))
             best = scores_RA[row].max() - TIE
             differing += any(float(scores_RA[row, action]) < best for action in (trained, exported, quick))
     return differing
+
+
+def _in_turn(selector: Selector, views: list[Features]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores and actions of the exported file, asked with one view after the other as an engine asks."""
+    action_R, scores_RA = selector.module(views[0])
+    for view in views[1:]:
+        needs_draft_A = torch.tensor([not without_draft(action) for action in SPACE])
+        later_R, later_RA = selector.module(view)
+        asked_R = needs_draft_A[action_R]
+        action_R, scores_RA = (
+            torch.where(asked_R, later_R, action_R),
+            torch.where(asked_R[:, None], later_RA, scores_RA),
+        )
+    return scores_RA, action_R

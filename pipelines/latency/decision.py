@@ -12,12 +12,12 @@ from data_gen.sampling import Sampling
 from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.pair.loading import hidden_widths
-from selector.actions import Action, ActionSpace
+from selector.actions import Action, ActionSpace, Choice
 from selector.decision import Mode
 from selector.export import deployed
 from selector.module import SelectorModule
 from selector.runtime import LatencyProfile, Selector, Tuned
-from selector.schema import FULL, HIDDEN_STATES, SCALARS, InputError
+from selector.schema import FULL, HIDDEN_STATES, LIGHT, SCALARS, InputError
 
 
 class _Timed:
@@ -26,7 +26,7 @@ class _Timed:
     def __init__(self, tuned: Tuned, action: Action) -> None:
         self.tuned, self.action, self.sees = tuned, action, tuned.sees
 
-    def select(self, features: Features | None) -> Action:
+    def select(self, features: Features | None) -> Choice:
         self.tuned.select(features)
         return self.action
 
@@ -36,17 +36,19 @@ def decision_seconds(
 ) -> float:
     """Median time of a decision in real decoding, features included.
 
-    The weights of the network do not matter for that, so it is not trained. Chains may be chosen, as on most machines.
+    The weights of the network do not matter for that, so it is not trained. Chains and lookups may be chosen, as on
+    most machines.
     """
-    space = ActionSpace.default()
+    space = ActionSpace.with_lookups()
     widths = hidden_widths(config) if sees == FULL else []
-    module = SelectorModule("regressor", sees, widths, config.train.network, 1.0, 0.0).eval()
-    chains = tuple(space.index(space.chain(length)) for length in range(space.depth + 1))
-    mode = Mode(1.0, 1.0, space.chain(4), decides=True, speed=100.0, allowed=chains)
+    module = SelectorModule("regressor", FULL if widths else LIGHT, widths, config.train.network, 1.0, 0.0).eval()
+    chains = [space.index(space.chain(length)) for length in range(space.depth + 1)]
+    allowed = (*chains, *range(len(space.trees), len(space)))
+    mode = Mode(1.0, 1.0, space.chain(4), sees=(sees,), speed=100.0, allowed=allowed)
     facts = {
         "actions": space.actions,
         "verifier": verifier,
-        "sees": sees,
+        "sees": FULL if widths else LIGHT,
         "objective": "regressor",
         "fallback": (1, 4, 0),
         "features": {"scalars": SCALARS, "hidden_states": dict(zip(HIDDEN_STATES, widths, strict=False))},

@@ -133,10 +133,10 @@ def best_tree(verifier: str, survivals_RS: Tensor, seconds_A: Tensor, layout: La
     tokens_XA, seconds_XA, steps_XA = replay_static(lawful(survivals_RS, SPACE), seconds_RA, layout, SPACE)
     promise_A = tokens_XA[::2].sum(0) / seconds_XA[::2].sum(0)
     if isinstance(get_verifier(verifier), FirstPath):  # the other branches are never accepted, whatever noise says
-        promise_A = promise_A * torch.tensor([action.K == 1 for action in SPACE])
+        promise_A = promise_A * torch.tensor([action.K == 1 for action in SPACE.trees])
     best = int(promise_A.argmax())
     tokens, seconds, steps = (float(each_XA[1::2, best].sum()) for each_XA in (tokens_XA, seconds_XA, steps_XA))
-    return Candidate(verifier, SPACE.actions[best], float(promise_A[best]), tokens / seconds, tokens / steps)
+    return Candidate(verifier, SPACE.trees[best], float(promise_A[best]), tokens / seconds, tokens / steps)
 
 
 def _table(title: str, candidates: list[Candidate], plain: float) -> Table:

@@ -66,7 +66,7 @@ def efficiency_by_tree(timed: Timed) -> str:
     space = ActionSpace.default()
     table = StaticTable.of(timed)
     mean_A = table.efficiencies()
-    best = space.actions[table.best()]
+    best = space.trees[table.best()]
     figure, axes = plt.subplots(1, space.max_K, figsize=(3.4 * space.max_K, 3.4), sharey=True)
     for K, axis in enumerate(axes, 1):
         grid = np.full((space.max_L1 + 1, space.max_L2 + 1), np.nan)
@@ -86,9 +86,9 @@ def efficiency_by_tree(timed: Timed) -> str:
 @torch.no_grad()
 def calibration(module: SelectorModule, timed: Timed) -> str:
     """Block efficiency of one tree, predicted against labelled, in ten groups of roots by prediction."""
-    space, rows = ActionSpace.default(), (~timed.texts.first_R).nonzero()[:, 0]
+    space, rows = timed.space, (~timed.texts.first_R).nonzero()[:, 0]
     at = space.index(EXAMPLE)
-    x = module.scores(timed.texts, rows)[:, at].double().numpy()
+    x = module.scores(timed.texts)[rows, at].double().numpy()
     y = space.efficiencies(timed.survivals_RS[rows])[:, at].double().numpy()
     groups = np.array_split(np.argsort(x), min(10, len(x)))
     figure, axis = plt.subplots(figsize=(4.5, 4))

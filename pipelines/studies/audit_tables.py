@@ -32,7 +32,7 @@ class Measured:
         self.config, self.tables = config, tables
         self.settings = [str(setting.build()) for setting in config.audit.sampling]
         self.verifiers = list(config.audit.verifiers)
-        self.actions = ActionSpace.default().actions
+        self.actions = ActionSpace.default().trees
         self.sources = sorted({source for table in tables for source in table["source"].to_pylist()})
         self.weights = source_weights(len(self.sources), config.audit.bootstrap, config.seed)
 

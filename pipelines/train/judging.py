@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,10 +12,12 @@ from selector.actions import ActionSpace
 from selector.data import Setting, Texts
 from selector.decision import Mode
 from selector.module import SelectorModule
+from selector.replay import ratio_of_speeds
 from selector.runtime import LatencyProfile
-from selector.tuning import Judged, StaticTable, best_static, tuned
+from selector.schema import EARLY
+from selector.tuning import Judged, StaticTable, best_static, replay_mode, sources, static_replay, tuned, tuned_rule
 
-SPACE = ActionSpace.default()
+SPACE = ActionSpace.with_lookups()
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,9 @@ def setting_of(mode: Mode) -> Setting:
     return mode.temperature, mode.top_p
 
 
-def monitored(mode: Mode) -> Mode:
-    """How decisions are made while training goes on: each place at its own best ratio."""
-    return Mode(mode.temperature, mode.top_p, mode.action, decides=True, speed=mode.speed, rho=1.0)
+def monitored(mode: Mode, sees: tuple[str, ...]) -> Mode:
+    """How decisions are made while training goes on: in turn, each place at its own best ratio."""
+    return replace(mode, sees=sees, rho=1.0)
 
 
 def step_times(
@@ -58,7 +60,7 @@ def step_times(
     setting_R = texts.setting_X[texts.text_R]
     for base in bases:
         mine = setting_R == texts.settings.index(setting_of(base.mode))
-        seconds_RA[mine] = timed(texts, setting_of(base.mode), verifier, profile).seconds(sees)
+        seconds_RA[mine] = timed(texts, setting_of(base.mode), verifier, profile).seconds((sees,))
         speed_R[mine] = base.mode.speed
     return seconds_RA, speed_R
 
@@ -70,7 +72,19 @@ def judge(
     result = []
     for base in bases:
         mine = timed(texts, setting_of(base.mode), verifier, profile)
-        result.append(
-            tuned(mine, module.scores(mine.texts), base.mode, module.hparams["sees"], not module.is_regressor)
-        )
+        asked = (EARLY, module.sees) if module.is_regressor else (module.sees,)
+        opinions = {sees: module.scores(mine.texts, sees) for sees in asked}
+        result.append(tuned(mine, opinions, base.mode, policy=not module.is_regressor))
+    return result
+
+
+def judge_rules(splits: dict[str, Texts], bases: list[Statics], verifier: str, profile: LatencyProfile) -> list[Judged]:
+    """The rule for lookups, tuned on the training texts, on the validation texts under every setting."""
+    result = []
+    for base in bases:
+        setting = setting_of(base.mode)
+        mode = tuned_rule(timed(splits["train"], setting, verifier, profile), base.mode)
+        mine = timed(splits["validation"], setting, verifier, profile)
+        static = static_replay(mine, base.mode.action)
+        result.append(Judged(mode, ratio_of_speeds(replay_mode(mine, {}, mode), static, sources(mine.texts))))
     return result

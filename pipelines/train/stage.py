@@ -21,7 +21,7 @@ from pipelines.config import Config
 from pipelines.data.traces import load_traces, settings_of, timed, traces_folder
 from pipelines.latency.profile import load_profile
 from pipelines.train.fitting import fit, module_of
-from pipelines.train.judging import Statics, judge, monitored, setting_of, statics, step_times
+from pipelines.train.judging import Statics, judge, judge_rules, monitored, setting_of, statics, step_times
 from pipelines.train.potential import potentials
 from pipelines.train.potential import rows_of as potential_rows
 from pipelines.train.potential import table_of as potential_table
@@ -31,17 +31,18 @@ from selector.data import Texts
 from selector.decision import Mode
 from selector.files import atomically
 from selector.module import RootsModule, SelectorModule
+from selector.replay import Ratio
 from selector.runtime import LatencyProfile
-from selector.schema import FEATURES, FULL, HIDDEN_STATES, LIGHT, read_manifest
+from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, read_manifest
 from selector.tuning import Judged
 
-SPACE = ActionSpace.default()
+SPACE = ActionSpace.with_lookups()
 TIE = 1.0  # standard errors by which a dearer selector must be ahead of a cheaper one
 
 
 def kinds(config: Config) -> list[tuple[str, str]]:
     """Objective and features of the selectors that are trained: a policy sees what the cheaper selector sees."""
-    seen = FEATURES if config.data.features == FULL else (LIGHT,)
+    seen = (LIGHT, FULL) if config.data.features == FULL else (LIGHT,)
     return [
         (objective, sees)
         for objective in config.train.objectives
@@ -81,6 +82,7 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
         hopes = potentials({setting: (train[setting], validation[setting]) for setting in train})
         console.print(potential_table(hopes))
         bases = statics(splits, settings, verifier, profile)
+        rules = judge_rules(splits, bases, verifier, profile)
         found = {}
         for objective, sees in kinds(config):
             name = kind_name(objective, sees)
@@ -88,7 +90,7 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
                 run_id = nested.info.run_id
                 module = trained(config, objective, sees, splits, bases, profile, folder / name, run_id)
                 judged = judge(module, splits["validation"], bases, verifier, profile)
-                found[name] = row_of(name, objective, sees, judged, bases, run_id)
+                found[name] = row_of(name, objective, sees, judged, rules, bases, run_id)
                 mlflow.log_params({"objective": objective, "sees": sees})
                 mlflow.log_metrics(found[name]["metrics"])
         result: dict[str, Any] = {"chosen": choose(found), "selectors": found, "potential": potential_rows(hopes)}
@@ -101,9 +103,13 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
 
 def in_words(result: dict[str, Any]) -> str:
     """What was kept, and where it decides."""
-    modes = map(Mode.of, chosen_of(result)["modes"])
-    decides = [str(Sampling(mode.temperature, mode.top_p)) for mode in modes if mode.decides]
-    return f"{result['chosen']} is kept, and decides at {', '.join(decides) or 'no sampling setting'}"
+    modes = list(map(Mode.of, chosen_of(result)["modes"]))
+    decides, copies = (
+        ", ".join(str(Sampling(mode.temperature, mode.top_p)) for mode in modes if of(mode))
+        for of in (lambda mode: mode.decides, lambda mode: mode.rule is not None)
+    )
+    also = f"; copies by rule at {copies}" if copies else ""
+    return f"{result['chosen']} is kept, and decides at {decides or 'no sampling setting'}{also}"
 
 
 def kind_name(objective: str, sees: str) -> str:
@@ -129,39 +135,56 @@ def trained(
     roots = RootsModule(
         own,
         verifier,
-        sees == FULL,
+        sees,
         config.data.stride,
         config.train.batch,
         config.seed,
         None if times is None else {name: seconds for name, (seconds, _) in times.items()},
         None if times is None else {name: speeds for name, (_, speeds) in times.items()},
     )
-    module.begin_at(own["train"], own["train"].survivals[verifier].float(), roots.rows["train"])
+    module.begin_at(own["train"], own["train"].labels(verifier, slice(None), SPACE), roots.rows["train"])
+    asked = (sees,) if policy else (EARLY, sees)
     module.judged = [
-        (timed(own["validation"], setting_of(base.mode), verifier, profile), monitored(base.mode)) for base in bases
+        (timed(own["validation"], setting_of(base.mode), verifier, profile), monitored(base.mode, asked))
+        for base in bases
     ]
     return fit(config, module, roots, folder, run_id)
 
 
 def row_of(
-    name: str, objective: str, sees: str, judged: list[Judged], bases: list[Statics], run_id: str
+    name: str,
+    objective: str,
+    sees: str,
+    judged: list[Judged],
+    rules: list[Judged],
+    bases: list[Statics],
+    run_id: str,
 ) -> dict[str, Any]:
-    """What `result.json` holds of a selector. Where decisions do not pay, its mode is the static tree."""
+    """What `result.json` holds of a selector."""
     modes = [
         {
-            **(each.mode if each.pays else each.mode.static_only()).row(),
+            **kept(each, rule, base.mode).mode.row(),
             "replay": asdict(each.ratio),
+            "replay_rule": asdict(rule.ratio),
             "mean_efficiency": base.mean_efficiency,
         }
-        for each, base in zip(judged, bases, strict=True)
+        for each, rule, base in zip(judged, rules, bases, strict=True)
     ]
-    gains = [each.ratio.value if each.pays else 1.0 for each in judged]
-    errors = [each.ratio.error if each.pays else 0.0 for each in judged]
-    error = sum(e * e for e in errors) ** 0.5 / len(errors)
-    metrics = {"validation/replay_gated": statistics.mean(gains), "validation/replay_error": error}
+    ratios = [kept(each, rule, base.mode).ratio for each, rule, base in zip(judged, rules, bases, strict=True)]
+    error = sum(ratio.error**2 for ratio in ratios) ** 0.5 / len(ratios)
+    gated = statistics.mean(ratio.value for ratio in ratios)
+    metrics = {"validation/replay_gated": gated, "validation/replay_error": error}
     checkpoint = f"{name}/best.ckpt"
     facts = {"objective": objective, "sees": sees, "checkpoint": checkpoint, "run_id": run_id}
     return {**facts, "metrics": metrics, "modes": modes}
+
+
+def kept(judged: Judged, rule: Judged, static: Mode) -> Judged:
+    """What is done under a setting: what the network decides where that pays and the rule for lookups is no faster;
+    else the rule where it pays; else the static tree."""
+    if judged.pays and judged.ratio.value >= rule.ratio.value:
+        return judged
+    return rule if rule.pays else Judged(static, Ratio(1.0, 0.0))
 
 
 def choose(found: dict[str, dict[str, Any]]) -> str:
@@ -186,14 +209,16 @@ def table_of(found: dict[str, dict[str, Any]], chosen: str) -> Table:
     table.title_justify = "left"
     table.add_column("setting")
     table.add_column("static tree")
+    table.add_column("rule: lookup or tree", justify="right")
     for name in found:
         table.add_column(f"{name}{' (kept)' if name == chosen else ''}", justify="right")
     for number, mode in enumerate(found[chosen]["modes"]):
         cells = []
         for own in found.values():
             replayed = own["modes"][number]["replay"]
-            kept = " *" if own["modes"][number]["decides"] else ""
-            cells.append(f"{replayed['value']:.3f} ±{replayed['error']:.3f}{kept}")
-        table.add_row(str(Sampling(mode["temperature"], mode["top_p"])), str(tuple(mode["action"])), *cells)
-    table.caption = "* decides there: ahead by two standard errors; elsewhere the static tree is kept"
+            mark = " *" if own["modes"][number]["decides"] else ""
+            cells.append(f"{Ratio(**replayed)}{mark}")
+        own_rule = f"{Ratio(**mode['replay_rule'])}{' *' if mode['rule'] else ''}"
+        table.add_row(str(Sampling(mode["temperature"], mode["top_p"])), str(tuple(mode["action"])), own_rule, *cells)
+    table.caption = "* decides there: ahead by two standard errors, and of the rule; elsewhere the static tree is kept"
     return table
