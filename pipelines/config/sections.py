@@ -95,16 +95,22 @@ class SamplingSetting(Section):
 
     temperature: float = Field(1.0, ge=0, description="0 is greedy decoding")
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus threshold; 1 keeps everything")
+    top_k: int = Field(0, ge=0, description="so many most probable tokens are kept, before the nucleus; 0: all")
+    min_p: float = Field(
+        0.0, ge=0, le=1, description="least share of the most probable token's probability, after the nucleus; 0: all"
+    )
     draft_temperature: float | None = Field(None, ge=0, description="the draft's own; null: the target's")
 
     def build(self) -> Sampling:
-        return Sampling(self.temperature, self.top_p, self.draft_temperature)
+        return Sampling(self.temperature, self.top_p, self.draft_temperature, self.top_k, self.min_p)
 
 
 def distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:
-    """The settings; ValueError where two of them sample the target alike."""
-    if len({(setting.temperature, setting.top_p) for setting in settings}) < len(settings):
+    """The settings; ValueError where two of them sample the target alike, or differ in what no selector sees."""
+    if len({setting.build().law for setting in settings}) < len(settings):
         raise ValueError("a setting is listed twice")
+    if len({(setting.temperature, setting.top_p) for setting in settings}) < len(settings):
+        raise ValueError("settings that differ in top_k or min_p alone need runs of their own: no selector sees these")
     return settings
 
 

@@ -114,10 +114,10 @@ def _of_log(config: Config, pair: ModelPair) -> dict[str, Work]:
     a split would be empty."""
     path = config.data.log
     assert path is not None
-    settings = {(s.temperature, s.top_p): s.build() for s in config.sampling}
+    settings = {setting.build().law: setting.build() for setting in config.sampling}
     texts: dict[tuple[str, Sampling], list[LoggedText]] = {}
     for text in read_log(path, pair):
-        sampling = settings.get((text.sampling.temperature, text.sampling.top_p))
+        sampling = settings.get(text.sampling.law)
         if sampling is None:
             raise InputError(f"{path}:{text.line}: {text.sampling} is not among the run's sampling settings")
         if (count := len(text.prompt_tokens) + len(text.completion)) > pair.max_positions:
@@ -209,6 +209,8 @@ def _row(
         "source": prompt.source,
         "temperature": setting.temperature,
         "top_p": setting.top_p,
+        "top_k": setting.top_k,
+        "min_p": setting.min_p,
         "draft_temperature": setting.draft_temperature,
         "tokens": text.tokens,
         "start": text.start,
