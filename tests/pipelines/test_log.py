@@ -49,8 +49,8 @@ def logged(demo: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> 
     lines: Lines = []
     for setting in SETTINGS:
         for split, count in COUNTS.items():
-            for prompt in prompts_of(config, split, count):
-                tokens = encode(pair, prompt, config.prompts.tokens)
+            for prompt in prompts_of(config, pair, split, count):
+                tokens = encode(config, pair, prompt)
                 identity = f"{prompt.id} {setting}"
                 line = {
                     "id": identity,
