@@ -8,6 +8,7 @@ so that splits do not depend on the order of a file, and the same text is taken 
 from __future__ import annotations
 
 import hashlib
+import string
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +89,8 @@ def read_set(name: str, file: Path | None = None) -> tuple[list[Prompt], int]:
     prompts: dict[str, Prompt] = {}
     number = 0
     for number, record in enumerate(_records(name, file), 1):
-        text = next(filter(None, (_filled(template, record) for template in own.prompts)), None)
+        filled = (_filled(template, record) for template in own.prompts)
+        text = next((each for each in filled if each is not None), None)
         if text is None:
             fields = ", ".join(own.prompts)
             raise InputError(f"prompts.sets: {name}: {where}: record {number} has not the fields of {fields!r}")
@@ -101,10 +103,20 @@ def read_set(name: str, file: Path | None = None) -> tuple[list[Prompt], int]:
     return list(prompts.values()), number
 
 
+class _Fields(string.Formatter):
+    """An empty field of a record counts as a missing one."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        value, used = super().get_field(field_name, args, kwargs)
+        if value is None:
+            raise KeyError(field_name)
+        return value, used
+
+
 def _filled(template: str, record: dict[str, Any]) -> str | None:
     """None where the record lacks a field."""
     try:
-        return template.format(**record)
+        return _Fields().vformat(template, (), record)
     except (KeyError, IndexError, TypeError):
         return None
 
