@@ -83,7 +83,7 @@ def write_prompts_of_sets(config: Config, tokenizer: Any, path: Path) -> None:
     stage = Stage("prompts", config, inputs, (path,))
     if not stage.begin():
         return
-    prompts = {}
+    prompts: dict[str, Prompt] = {}
     for taken, said in chosen(config, tokenizer):
         stage.say(said)
         prompts |= {prompt.id: prompt for prompt in taken}
