@@ -10,7 +10,7 @@ M nodes whose children are drawn together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -104,7 +104,7 @@ class RootedText:
     ) -> tuple[DraftTree, Tensor]:
         """One tree of a variant, of `action`'s shape unless it has its own; and the draft's rows after it, [N, V]."""
         own = self.sampling.draft
-        sampling = Sampling(own.temperature * variant.heat, own.top_p)
+        sampling = replace(own, temperature=own.temperature * variant.heat)
         root_V = sampling.probabilities(self.draft_logits_TV[root])
         draft = self.draft.prefix(self.start + root + 1)
         if variant.topology is not None:

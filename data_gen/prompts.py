@@ -1,4 +1,4 @@
-"""Prompts: where they come from, and which split they belong to."""
+"""Prompts: where they come from, what tokens they are, and which split they belong to."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from selector.schema import InputError
 
@@ -19,6 +20,59 @@ class Prompt:
     text: str
     kind: str
     source: str
+
+
+@dataclass(frozen=True)
+class Form:
+    """How prompts become tokens.
+
+    Attributes:
+        tokens: the longest prompt.
+        longer: what becomes of a longer one: its first tokens are kept (`start`), its last ones (`end`, and the special
+            tokens before them that every text begins with), or it is left out (`drop`).
+        chat: the text is a user's turn in the tokenizer's chat template, and the model's turn begins after it.
+        system: what the template's system turn says; None for no such turn.
+    """
+
+    tokens: int
+    longer: str = "start"
+    chat: bool = False
+    system: str | None = None
+
+    def whole(self, tokenizer: Any, prompts: Iterable[Prompt]) -> list[list[int]]:
+        """The token ids of each, however many.
+
+        Raises:
+            InputError: there is no chat template, or it takes no system turn.
+        """
+        texts = [prompt.text for prompt in prompts]
+        if self.chat:
+            texts = [self._in_template(tokenizer, text) for text in texts]
+        return tokenizer(texts, add_special_tokens=not self.chat)["input_ids"] if texts else []
+
+    def _in_template(self, tokenizer: Any, text: str) -> str:
+        if not tokenizer.chat_template:
+            raise InputError(f"prompts.chat: the tokenizer of {tokenizer.name_or_path} has no chat template")
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        turns = [*system, {"role": "user", "content": text}]
+        try:
+            return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # a template is a program, and raises what it likes
+            key = "chat" if self.system is None else "system"
+            raise InputError(
+                f"prompts.{key}: the chat template of {tokenizer.name_or_path} refuses: {error}"
+            ) from error
+
+    def keeps(self, length: int) -> bool:
+        """Whether a prompt of so many tokens is kept, whole or cut."""
+        return self.longer != "drop" or length <= self.tokens
+
+    def cut(self, tokenizer: Any, ids: list[int]) -> list[int]:
+        """At most `tokens` of a prompt's tokens."""
+        if self.longer != "end" or len(ids) <= self.tokens:
+            return ids[: self.tokens]
+        first = next((n for n, token in enumerate(ids) if token not in tokenizer.all_special_ids), 0)
+        return ids[:first] + ids[len(ids) - self.tokens + first :]
 
 
 def read_prompts(path: Path) -> list[Prompt]:

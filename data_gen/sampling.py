@@ -1,46 +1,97 @@
-"""From logits to the distribution that is really sampled: temperature, then nucleus."""
+"""From logits to the distribution that is really sampled: temperature, top-k, nucleus, min-p, in transformers' order.
+
+Legend: N rows, V vocabulary.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+ELEMENTS = 1 << 22  # logits that are filtered at once: the sort of a nucleus takes forty bytes for each
+
 
 @dataclass(frozen=True)
 class Sampling:
-    """Temperature 0 is greedy decoding; `top_p` 1 keeps the whole vocabulary.
+    """How tokens are drawn. `top_p` 1, `top_k` 0 and `min_p` 0 keep the whole vocabulary.
 
-    `draft_temperature` is the draft's own, None for the target's. It moves block efficiency, never the law of the text.
+    Attributes:
+        temperature: 0 is greedy decoding.
+        top_p: the nucleus is the smallest set of most probable tokens whose mass reaches it.
+        draft_temperature: the draft's own, None for the target's. It moves block efficiency, never the law of the text.
+        top_k: so many most probable tokens are kept, and those that tie with the last of them.
+        min_p: tokens are kept whose probability is at least this share of the most probable one's.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     draft_temperature: float | None = None
+    top_k: int = 0
+    min_p: float = 0.0
 
     @property
     def draft(self) -> Sampling:
         """What the draft is sampled with."""
-        return self if self.draft_temperature is None else Sampling(self.draft_temperature, self.top_p)
+        if self.draft_temperature is None:
+            return self
+        return replace(self, temperature=self.draft_temperature, draft_temperature=None)
+
+    @property
+    def law(self) -> tuple[float, float, int, float]:
+        """What the law of the text depends on: two settings with the same one sample the target alike."""
+        return self.temperature, self.top_p, self.top_k, self.min_p
+
+    @property
+    def cuts_nothing(self) -> bool:
+        """Whether every token keeps its probability, but for the temperature."""
+        return self.top_p == 1 and self.top_k == 0 and self.min_p == 0
+
+    @property
+    def generation(self) -> dict[str, float | bool | None]:
+        """The same setting as keyword arguments of transformers' `GenerationConfig`."""
+        if self.temperature == 0:
+            return {"do_sample": False}
+        kept = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p or None}
+        return {"do_sample": True, "temperature": self.temperature, **kept}
 
     def probabilities(self, logits_V: Tensor) -> Tensor:
         """Distributions of the rows [..., V] of logits, on their device; float64 for float64 logits, else float32.
 
-        The nucleus is the smallest set of most probable tokens whose mass reaches `top_p`.
+        Beside the result, memory does not grow with the number of rows.
         """
         dtype = torch.promote_types(logits_V.dtype, torch.float32)
         if self.temperature == 0:
             best = logits_V.argmax(-1, keepdim=True)
             return torch.zeros_like(logits_V, dtype=dtype).scatter_(-1, best, 1.0)
-        probs_V = (logits_V.to(dtype) / self.temperature if self.temperature != 1 else logits_V).softmax(-1, dtype)
-        if self.top_p < 1:
-            sorted_V, order_V = probs_V.sort(dim=-1, descending=True, stable=True)
-            before_V = sorted_V.cumsum(-1, dtype=torch.float64) - sorted_V
-            kept_V = torch.where(before_V < self.top_p, sorted_V, 0.0)
-            probs_V = torch.zeros_like(probs_V).scatter_(-1, order_V, kept_V / kept_V.sum(-1, keepdim=True))
+        if self.cuts_nothing:
+            return (logits_V.to(dtype) / self.temperature if self.temperature != 1 else logits_V).softmax(-1, dtype)
+        probs_V = torch.empty(logits_V.shape, dtype=dtype, device=logits_V.device)
+        vocabulary = logits_V.shape[-1]
+        parts = (each.reshape(-1, vocabulary).split(max(1, ELEMENTS // vocabulary)) for each in (logits_V, probs_V))
+        for logits_NV, probs_NV in zip(*parts, strict=True):
+            probs_NV.copy_(self._filtered(logits_NV.to(dtype)))
         return probs_V
+
+    def _filtered(self, logits_NV: Tensor) -> Tensor:
+        if self.temperature != 1:
+            logits_NV = logits_NV / self.temperature
+        if self.top_k > 0:
+            least_N1 = logits_NV.topk(min(self.top_k, logits_NV.shape[-1])).values[:, -1:]
+            logits_NV = logits_NV.masked_fill(logits_NV < least_N1, -torch.inf)
+        probs_NV = logits_NV.softmax(-1)
+        if self.top_p < 1:
+            sorted_NV, order_NV = probs_NV.sort(dim=-1, descending=True, stable=True)
+            before_NV = sorted_NV.cumsum(-1, dtype=torch.float64) - sorted_NV
+            kept_NV = torch.where(before_NV < self.top_p, sorted_NV, 0.0)
+            probs_NV = torch.zeros_like(probs_NV).scatter_(-1, order_NV, kept_NV / kept_NV.sum(-1, keepdim=True))
+        if self.min_p > 0:
+            likely_NV = probs_NV >= self.min_p * probs_NV.amax(-1, keepdim=True)
+            probs_NV = probs_NV * likely_NV
+            probs_NV = probs_NV / probs_NV.sum(-1, keepdim=True)
+        return probs_NV
 
     def after(self, texts: Callable[[], list[list[int]]], logits_NV: Tensor) -> Tensor:
         """Distributions after some texts, [N, V], from the logits there: here they follow from the logits alone.
@@ -51,6 +102,8 @@ class Sampling:
         return self.probabilities(logits_NV)
 
     def __str__(self) -> str:
+        top_k = f", top-k={self.top_k}" if self.top_k > 0 else ""
         nucleus = f", top-p={self.top_p:g}" if self.top_p < 1 else ""
+        min_p = f", min-p={self.min_p:g}" if self.min_p > 0 else ""
         draft = "" if self.draft_temperature is None else f", draft T={self.draft_temperature:g}"
-        return f"T={self.temperature:g}{nucleus}{draft}"
+        return f"T={self.temperature:g}{top_k}{nucleus}{min_p}{draft}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,12 +84,11 @@ def written_by_target(
     pad = next(iter(pair.eos_ids), 0)
     input_ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=pair.device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=pair.device)
-    sampled = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
     config = GenerationConfig(
         max_new_tokens=new_tokens,
         eos_token_id=sorted(pair.eos_ids) or None,
         pad_token_id=pad,
-        **(sampled if sampling.temperature > 0 else {"do_sample": False}),
+        **sampling.generation,
     )
     finite = _Finite()
     # `generate` fills what a config leaves open from the model's own, whose penalties would change the law
@@ -162,7 +162,7 @@ class LoggedText:
 
 def read_log(path: Path, pair: ModelPair, draft_temperature: float | None = None) -> list[LoggedText]:
     """An engine's texts: JSON lines with `prompt` and `completion`, each a text or a list of token ids, `temperature`,
-    and optionally `top_p`, `kind`, `source` and `id`.
+    and optionally `top_p`, `top_k`, `min_p`, `kind`, `source` and `id`.
 
     Token ids are safer than text: a tokenizer need not give back the tokens that were sampled.
 
@@ -197,9 +197,7 @@ def _logged(path: Path, number: int, line: bytes, pair: ModelPair, draft_tempera
     if not isinstance(record, dict):
         raise InputError(f"{where}: expected a JSON object with `prompt` and `completion`")
     prompt, completion = (_token_ids(where, record, key, pair) for key in ("prompt", "completion"))
-    temperature, top_p = _number(where, record, "temperature", None), _number(where, record, "top_p", 1.0)
-    if temperature < 0 or not 0 < top_p <= 1:
-        raise InputError(f"{where}: temperature {temperature:g} or top_p {top_p:g} is no sampling setting")
+    sampling = _sampling(where, record, draft_temperature)
     identity = str(record.get("id", f"line-{number}"))
     kind, source = str(record.get("kind", "text")), str(record.get("source", identity))
     shown = record["prompt"] if isinstance(record["prompt"], str) else str(pair.tokenizer.decode(prompt))
@@ -208,8 +206,18 @@ def _logged(path: Path, number: int, line: bytes, pair: ModelPair, draft_tempera
         Prompt(identity, shown, kind, source),
         prompt,
         completion,
-        Sampling(temperature, top_p, draft_temperature),
+        sampling,
     )
+
+
+def _sampling(where: str, record: dict[str, Any], draft_temperature: float | None) -> Sampling:
+    temperature, top_p = _number(where, record, "temperature", None), _number(where, record, "top_p", 1.0)
+    top_k, min_p = _number(where, record, "top_k", 0), _number(where, record, "min_p", 0.0)
+    if temperature < 0 or not 0 < top_p <= 1 or top_k < 0 or top_k % 1 or not 0 <= min_p <= 1:
+        given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+        shown = ", ".join(f"{key} {value:g}" for key, value in given.items())
+        raise InputError(f"{where}: {shown} is no sampling setting")
+    return Sampling(temperature, top_p, draft_temperature, int(top_k), min_p)
 
 
 def _token_ids(where: str, record: dict[str, Any], key: str, pair: ModelPair) -> list[int]:
@@ -293,8 +301,14 @@ def _at_the_edge(logits_V: Tensor, token: int, sampling: Sampling) -> bool:
     logits_V = logits_V.double()
     if sampling.temperature == 0:
         return float(logits_V.max() - logits_V[token]) <= edge
-    if sampling.top_p == 1:
+    if sampling.cuts_nothing:
         return False  # nothing is cut off: the probability is too small for a number
+    if sampling.top_k > 0:
+        least = float(logits_V.topk(min(sampling.top_k, len(logits_V))).values[-1])
+        if logits_V[token] < least - edge:
+            return False
+        logits_V = logits_V.masked_fill(logits_V < least - edge, -torch.inf)
     probs_V = (logits_V / sampling.temperature).softmax(-1)
-    before = float(probs_V[logits_V > logits_V[token]].sum())
-    return before <= sampling.top_p + edge and float(probs_V[token]) > 0
+    before, own = float(probs_V[logits_V > logits_V[token]].sum()), float(probs_V[token])
+    likely = own * math.exp(edge / sampling.temperature) >= sampling.min_p * float(probs_V.max())
+    return before <= sampling.top_p + edge and likely and own > 0

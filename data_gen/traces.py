@@ -6,7 +6,8 @@ the manifest lists and that has changed since is an error, never silently used o
 A row is a text (schema version in `selector.schema`):
 
     prompt, kind, source     string    the prompt's id, kind and source
-    temperature, top_p, draft_temperature   float32   what it was sampled with; the draft's own temperature or null
+    temperature, top_p, min_p, draft_temperature   float32   what it was sampled with; the draft's own, or null
+    top_k                    int32     likewise; 0 keeps the whole vocabulary
     tokens                   int32 list    prompt and continuation
     start                    int32     position of the last prompt token, the first root
     roots                    int32     labelled roots: `start` and the positions after it
@@ -52,7 +53,8 @@ def text_schema(verifiers: Sequence[str], hidden: bool) -> pa.Schema:
     """Schema of a trace row."""
     fields = [
         *((name, pa.string()) for name in ("prompt", "kind", "source")),
-        *((name, pa.float32()) for name in ("temperature", "top_p", "draft_temperature")),
+        *((name, pa.float32()) for name in ("temperature", "top_p", "min_p", "draft_temperature")),
+        ("top_k", pa.int32()),
         ("tokens", pa.list_(pa.int32())),
         *((name, pa.int32()) for name in ("start", "roots")),
         ("scalars", pa.list_(pa.float32())),

@@ -40,7 +40,9 @@ class SortedRows(Rows):
         """Tokens drawn from the draft's distributions, int64 [M, n], from uniform numbers in [0, 1)."""
         total_M1 = self.q_sum_PV[nodes_M, -1:]
         wanted_Mn = torch.minimum(uniform_Mn * total_M1, torch.nextafter(total_M1, torch.zeros_like(total_M1)))
-        place_Mn = torch.searchsorted(self.q_sum_PV[nodes_M, 1:], wanted_Mn, right=True)
+        together = max(1, self.p_NV.numel() // self.p_NV.shape[-1])  # questions: each one copies its row of sums
+        parts = zip(nodes_M.split(together), wanted_Mn.split(together), strict=True)
+        place_Mn = torch.cat([torch.searchsorted(self.q_sum_PV[m, 1:], each, right=True) for m, each in parts])
         return self.tokens_PV[nodes_M.unsqueeze(-1), place_Mn.clamp(max=self.tokens_PV.shape[-1] - 1)]
 
 

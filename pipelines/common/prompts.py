@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from data_gen.models import ModelPair
 from data_gen.prompts import Prompt, read_prompts, split_of, take_evenly
@@ -17,27 +19,40 @@ def prompts_path(config: Config) -> Path:
     return config.prompts.file or config.folder / "pair" / "prompts.jsonl"
 
 
-def prompts_of(config: Config, split: str, count: int | None = None) -> list[Prompt]:
-    """Prompts of a split, kinds in turn; all of them if `count` is None."""
+def all_prompts(config: Config) -> list[Prompt]:
+    """Of all splits; InputError where they are missing, or are not those that the pair stage wrote."""
     path = prompts_path(config)
     if config.prompts.file is None and not path.exists():
         raise InputError(f"{path} does not exist: run the pair stage first")
     if config.prompts.file is None:
         verify(config, "prompts", made_by="pair")
-    shares = config.prompts.validation, config.prompts.test
-    prompts = [prompt for prompt in read_prompts(path) if split_of(prompt, *shares) == split]
+    return read_prompts(path)
+
+
+def prompts_of(config: Config, pair: ModelPair, split: str, count: int | None = None) -> list[Prompt]:
+    """Prompts of a split that are not too long, kinds in turn; all of them if `count` is None."""
+    prompts, form = _of_split(config, split), config.prompts.form
+    if form.longer == "drop":
+        encoded = zip(prompts, form.whole(pair.tokenizer, prompts), strict=True)
+        prompts = [prompt for prompt, ids in encoded if form.keeps(len(ids))]
     if count is not None and count > len(prompts):
-        raise InputError(f"{path} holds {len(prompts)} prompts for {split}; {count} are asked for")
+        raise InputError(f"{prompts_path(config)} holds {len(prompts)} prompts for {split}; {count} are asked for")
     return take_evenly(prompts, len(prompts) if count is None else count)
 
 
-def encode(pair: ModelPair, prompt: Prompt, tokens: int) -> list[int]:
-    """The first `tokens` token ids of a prompt."""
-    return pair.tokenizer(prompt.text)["input_ids"][:tokens]
+def _of_split(config: Config, split: str) -> list[Prompt]:
+    shares = config.prompts.validation, config.prompts.test
+    return [prompt for prompt in all_prompts(config) if split_of(prompt, *shares) == split]
 
 
-def prompts_digest(config: Config, *splits: str) -> str:
-    """A hash of the prompts of some splits."""
-    prompts = [prompt for split in splits for prompt in prompts_of(config, split)]
+def encode(config: Config, pair: ModelPair, prompt: Prompt) -> list[int]:
+    """The token ids of a prompt, at most `prompts.tokens`."""
+    (ids,) = config.prompts.form.whole(pair.tokenizer, [prompt])
+    return config.prompts.form.cut(pair.tokenizer, ids)
+
+
+def prompts_depend(config: Config, *splits: str) -> dict[str, Any]:
+    """What the prompts' tokens of some splits follow from, the pair apart: how they are encoded, and a hash of all."""
+    prompts = [prompt for split in splits for prompt in sorted(_of_split(config, split), key=lambda p: p.id)]
     lines = "\0".join(f"{p.id}\0{p.kind}\0{p.source}\0{p.text}" for p in prompts)
-    return hashlib.sha256(lines.encode()).hexdigest()[:16]
+    return {**asdict(config.prompts.form), "texts": hashlib.sha256(lines.encode()).hexdigest()[:16]}

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from data_gen.prompt_sets import SETS
+from data_gen.prompts import Form
 from data_gen.sampling import Sampling
 from selector.actions import Action, ActionSpace
 
@@ -80,14 +82,52 @@ class Pair(Section):
         return self
 
 
+class SetOfPrompts(Section):
+    """A data set of prompts, from the hub or from a local file of its schema."""
+
+    name: str = Field(description=f"one of {', '.join(SETS)}")
+    file: Path | None = Field(None, description="read instead of the hub: JSON lines, Parquet or plain text")
+    prompts: int | None = Field(None, ge=1, description="so many are taken, its tasks in turn; null: all")
+
+    @model_validator(mode="after")
+    def _known(self) -> SetOfPrompts:
+        if self.name not in SETS:
+            raise ValueError(f"name: {self.name!r} is none of {', '.join(SETS)}")
+        if self.file is None and not SETS[self.name].hub:
+            raise ValueError(f"file: {self.name} is on no hub: name a file")
+        return self
+
+
 class Prompts(Section):
-    """Where prompts come from and how they are split. A file's prompts all fall into one split."""
+    """Where prompts come from, what tokens they are, how they are split. Prompts of one source fall into one split."""
 
     file: Path | None = Field(None, description="JSON lines with `text`, and optionally `kind` and `source`")
-    tokens: int = Field(48, ge=2, description="length of a prompt")
-    per_source: int = Field(3, ge=1, description="prompts taken from one file at most")
+    sets: tuple[SetOfPrompts, ...] = Field((), description="data sets that the pair stage reads, instead of a file")
+    tokens: int = Field(48, ge=2, description="the longest prompt")
+    longer: Literal["start", "end", "drop"] = Field(
+        "start", description="of a longer prompt the first or the last tokens are kept, or it is left out"
+    )
+    chat: bool = Field(
+        False, description="prompts are a user's turn in the target's chat template, the model's is next"
+    )
+    system: str | None = Field(None, description="with chat: what the system turn says; null: the template decides")
+    per_source: int = Field(3, ge=1, description="prompts taken from one file of the standard library at most")
     validation: float = Field(0.2, gt=0, lt=1, description="share of the sources")
     test: float = Field(0.25, gt=0, lt=1, description="share of the sources, for `evaluate`")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Prompts:
+        if self.file is not None and self.sets:
+            raise ValueError("sets: prompts come from a file or from sets: leave one of them out")
+        if self.chat and self.longer != "drop":
+            raise ValueError("longer: a prompt in a chat template cannot be cut: drop")
+        if self.system is not None and not self.chat:
+            raise ValueError("system: without chat there is no system turn")
+        return self
+
+    @property
+    def form(self) -> Form:
+        return Form(self.tokens, self.longer, self.chat, self.system)
 
 
 class SamplingSetting(Section):
@@ -95,16 +135,22 @@ class SamplingSetting(Section):
 
     temperature: float = Field(1.0, ge=0, description="0 is greedy decoding")
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus threshold; 1 keeps everything")
+    top_k: int = Field(0, ge=0, description="so many most probable tokens are kept, before the nucleus; 0: all")
+    min_p: float = Field(
+        0.0, ge=0, le=1, description="least share of the most probable token's probability, after the nucleus; 0: all"
+    )
     draft_temperature: float | None = Field(None, ge=0, description="the draft's own; null: the target's")
 
     def build(self) -> Sampling:
-        return Sampling(self.temperature, self.top_p, self.draft_temperature)
+        return Sampling(self.temperature, self.top_p, self.draft_temperature, self.top_k, self.min_p)
 
 
 def distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:
-    """The settings; ValueError where two of them sample the target alike."""
-    if len({(setting.temperature, setting.top_p) for setting in settings}) < len(settings):
+    """The settings; ValueError where two of them sample the target alike, or differ in what no selector sees."""
+    if len({setting.build().law for setting in settings}) < len(settings):
         raise ValueError("a setting is listed twice")
+    if len({(setting.temperature, setting.top_p) for setting in settings}) < len(settings):
+        raise ValueError("settings that differ in top_k or min_p alone need runs of their own: no selector sees these")
     return settings
 
 

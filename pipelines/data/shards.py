@@ -81,13 +81,13 @@ def split_counts(config: Config) -> dict[str, int]:
 
 def shards(config: Config, pair: ModelPair) -> dict[str, Work]:
     """Shard names (without folder) and what belongs into each."""
-    return _of_log(config, pair) if config.data.log else _of_prompts(config)
+    return _of_log(config, pair) if config.data.log else _of_prompts(config, pair)
 
 
-def _of_prompts(config: Config) -> dict[str, Work]:
+def _of_prompts(config: Config, pair: ModelPair) -> dict[str, Work]:
     result: dict[str, Work] = {}
     for split, count in split_counts(config).items():
-        prompts = prompts_of(config, split)
+        prompts = prompts_of(config, pair, split)
         if not prompts:
             raise InputError(f"{prompts_path(config)}: no prompts for {split}; splits go by `source`")
         number = 0
@@ -114,10 +114,10 @@ def _of_log(config: Config, pair: ModelPair) -> dict[str, Work]:
     a split would be empty."""
     path = config.data.log
     assert path is not None
-    settings = {(s.temperature, s.top_p): s.build() for s in config.sampling}
+    settings = {setting.build().law: setting.build() for setting in config.sampling}
     texts: dict[tuple[str, Sampling], list[LoggedText]] = {}
     for text in read_log(path, pair):
-        sampling = settings.get((text.sampling.temperature, text.sampling.top_p))
+        sampling = settings.get(text.sampling.law)
         if sampling is None:
             raise InputError(f"{path}:{text.line}: {text.sampling} is not among the run's sampling settings")
         if (count := len(text.prompt_tokens) + len(text.completion)) > pair.max_positions:
@@ -164,7 +164,7 @@ def _texts(config: Config, pair: ModelPair, work: Work) -> Iterator[tuple[Prompt
             text = finished(pair, logged.prompt_tokens, logged.completion)
             yield logged.prompt, text, None, f"{config.data.log}:{logged.line}"
         return
-    prompts = [encode(pair, prompt, config.prompts.tokens) for prompt, _ in work.prompts]
+    prompts = [encode(config, pair, prompt) for prompt, _ in work.prompts]
     for (prompt, _), tokens in zip(work.prompts, prompts, strict=True):
         if not tokens:
             raise InputError(f"prompt {prompt.id}: the tokenizer gives no tokens")
@@ -209,6 +209,8 @@ def _row(
         "source": prompt.source,
         "temperature": setting.temperature,
         "top_p": setting.top_p,
+        "top_k": setting.top_k,
+        "min_p": setting.min_p,
         "draft_temperature": setting.draft_temperature,
         "tokens": text.tokens,
         "start": text.start,

@@ -34,6 +34,19 @@ def size_line(config: Config) -> str:
     )
 
 
+def passes_line(config: Config) -> str:
+    """Passes of the models: of the target over all texts of a shard at once, one token each; and over whole texts."""
+    data, settings, new = config.data, len(config.sampling), config.data.tokens + BEYOND
+    counts = split_counts(config)
+    decoded = round(data.decoded * counts["train"])
+    shards = sum(-(-(count - decoded * (split == "train")) // data.texts_per_shard) for split, count in counts.items())
+    return (
+        f"{settings * shards * new:,} passes of the target that write up to {data.texts_per_shard} texts each, "
+        f"{settings * decoded * new:,} tokens written by speculative decoding, "
+        f"{settings * sum(counts.values()):,} texts passed by both models to label them"
+    )
+
+
 def predicted_seconds(config: Config) -> dict[str, float] | None:
     """Time by part on one device, from the run's latency profile; None if it has none of this machine."""
     try:

@@ -16,10 +16,10 @@ from pipelines.common.console import progress
 from pipelines.common.stage import Stage
 from pipelines.common.tracking import mlflow_run
 from pipelines.config import Config
-from pipelines.data import workers
+from pipelines.data import memory, workers
 from pipelines.data.realised import realised
 from pipelines.data.shards import PARTS, Shard, shards
-from pipelines.data.sizes import duration, predicted_seconds, size_line
+from pipelines.data.sizes import duration, passes_line, predicted_seconds, size_line
 from pipelines.data.traces import depends
 from pipelines.pair.loading import load_pair
 
@@ -27,8 +27,8 @@ COSTS = {"written": "token", "decoded": "decoded", "labelled": "root"}  # parts,
 
 
 def plan(config: Config) -> list[str]:
-    """Texts, passes, time and bytes."""
-    lines = [size_line(config)]
+    """Texts, bytes, passes, memory and time; InputError where the memory is not there."""
+    lines = [size_line(config)] if config.data.log else [size_line(config), passes_line(config), memory.line(config)]
     predicted = predicted_seconds(config)
     if predicted is None:
         lines.append("no latency profile with this machine's times of labelling: run the latency stage for the hours")

@@ -7,7 +7,7 @@ from typing import Any
 
 from data_gen.latency import device_name
 from data_gen.traces import differences, versions
-from pipelines.common.prompts import prompts_digest
+from pipelines.common.prompts import prompts_depend
 from pipelines.common.stage import verify
 from pipelines.config import Config
 from selector.data import SPLITS, Setting, Texts, Timed, read_texts
@@ -35,8 +35,7 @@ def depends(config: Config, pair: str) -> dict[str, Any]:
         "log": _log_digest(config.data.log),
         "prompts": {
             "shares": [config.prompts.validation, config.prompts.test],
-            "tokens": config.prompts.tokens,
-            "texts": prompts_digest(config, "train", "validation", "test"),
+            **prompts_depend(config, *SPLITS),
         },
     }
 

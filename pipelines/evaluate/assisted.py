@@ -36,13 +36,12 @@ class Assistant:
             nonlocal passes
             passes += 1
 
-        sampled = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
         # not the target's own: it may hold penalties, and then the text would follow another distribution
         generation = GenerationConfig(
             max_new_tokens=limit,
             eos_token_id=sorted(pair.eos_ids) or None,
             pad_token_id=next(iter(pair.eos_ids), 0),
-            **(sampled if sampling.temperature > 0 else {"do_sample": False}),
+            **sampling.generation,
         )
         input_ids = torch.tensor([prompt], device=pair.device)
         generate: Any = pair.target.generate

@@ -32,7 +32,7 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
     """
     result: dict[str, Any] = {"prompts": len(prompts), "continuations": 0, "tokens": 0, "ties": [], "differing": []}
     for number, prompt in enumerate(prompts):
-        tokens = encode(pair, prompt, config.prompts.tokens)
+        tokens = encode(config, pair, prompt)
         expected = _generate(pair, tokens, config.evaluate.tokens)
         verifier = get_verifier(config.verifiers[number % len(config.verifiers)])
         drafting = pair if number % 2 else replace(pair, draft=pair.target)

@@ -18,7 +18,7 @@ from data_gen.texts import seed_of
 from pipelines.common.console import progress
 from pipelines.common.files import read_json, write_json
 from pipelines.common.journal import Journal
-from pipelines.common.prompts import encode, prompts_digest, prompts_of
+from pipelines.common.prompts import encode, prompts_depend, prompts_of
 from pipelines.common.stage import Stage
 from pipelines.common.tracking import mlflow_run
 from pipelines.config import Config, SamplingSetting
@@ -77,7 +77,7 @@ def run(config: Config) -> None:
     if not stage.begin():
         comparison.show(read_json(output, "evaluate"))
         return
-    prompts = prompts_of(config, "test", config.evaluate.prompts)
+    prompts = prompts_of(config, pair, "test", config.evaluate.prompts)
     splits = load_traces(config, profile.pair)
     with tempfile.TemporaryDirectory() as temporary, mlflow_run(config, "evaluate") as mlflow:
         selector = build(config, Path(temporary) / "selector", splits)
@@ -144,7 +144,7 @@ def assistants(config: Config, pair: ModelPair) -> dict[Setting, Assistant]:
     """Assisted generation's best constant by sampling setting; none where the config leaves it out."""
     if not config.evaluate.assisted:
         return {}
-    prompts = [encode(pair, prompt, config.prompts.tokens) for prompt in prompts_of(config, "train", TUNING_PROMPTS)]
+    prompts = [encode(config, pair, prompt) for prompt in prompts_of(config, pair, "train", TUNING_PROMPTS)]
     result = {}
     for setting in config.sampling:
         seed = seed_of(config.seed, setting.build(), "assisted") % 2**31
@@ -159,7 +159,7 @@ def _inputs(config: Config, pair: ModelPair, profile: LatencyProfile, result: di
     return {
         "format": FORMAT,
         "evaluate": config.evaluate.model_dump(mode="json"),
-        "prompts": {"tokens": config.prompts.tokens, "texts": prompts_digest(config, "test")},
+        "prompts": prompts_depend(config, "test"),
         "sampling": [setting.model_dump() for setting in config.sampling],
         "verifiers": list(config.verifiers),
         "seed": config.seed,
@@ -200,7 +200,7 @@ def decode_all(
     """
     sampling = setting.build()
     seed = seed_of(config.seed, prompt.id, sampling, "evaluate")
-    task = Task(encode(pair, prompt, config.prompts.tokens), prompt.kind, config.evaluate.tokens, seed)
+    task = Task(encode(config, pair, prompt), prompt.kind, config.evaluate.tokens, seed)
     decodings: dict[Any, Decoding] = {}
     for method in random.Random(seed).sample(chosen, len(chosen)):
         if method.identity not in decodings:

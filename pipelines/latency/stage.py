@@ -13,7 +13,7 @@ from data_gen.models import ModelPair
 from data_gen.prompts import Prompt
 from pipelines.common.console import console, progress
 from pipelines.common.files import write_json
-from pipelines.common.prompts import encode, prompts_digest, prompts_of
+from pipelines.common.prompts import encode, prompts_depend, prompts_of
 from pipelines.common.stage import Stage
 from pipelines.common.tracking import mlflow_run
 from pipelines.config import Config
@@ -49,15 +49,15 @@ def run(config: Config) -> None:
         "verifiers": list(config.verifiers),
         "labelling": {"texts_per_shard": config.data.texts_per_shard, "threads": config.data.threads},
         "selector": config.train.network,
-        "prompts": {"tokens": config.prompts.tokens, "texts": prompts_digest(config, "train")},
+        "prompts": prompts_depend(config, "train"),
         "checked": config.train.verifier,
     }
     stage = Stage("latency", config, depends, (profile_path(config),))
     if not stage.begin():
         return
     grid = latency.Grid(config.latency.lengths, config.latency.widths, config.latency.nodes, config.latency.repeats)
-    texts = prompts_of(config, "train", config.latency.prompts)
-    prompts = [encode(pair, text, config.prompts.tokens) for text in texts]
+    texts = prompts_of(config, pair, "train", config.latency.prompts)
+    prompts = [encode(config, pair, text) for text in texts]
     with mlflow_run(config, "latency") as mlflow, progress() as bar:
         task = bar.add_task("timing passes", total=grid.repeats, note="")
         profile = latency.measure(pair, grid, config.verifiers, device, lambda: bar.advance(task))

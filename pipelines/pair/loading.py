@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import AutoTokenizer
 
 from data_gen.models import ModelPair, hidden_width
 from data_gen.self_check import check_model
@@ -52,6 +53,15 @@ def load_pair(config: Config) -> ModelPair:
     for model, name in zip((pair.target, pair.draft), pair.names, strict=True):
         check_model(model, name, needed)
     return pair
+
+
+def tokenizer_of(config: Config) -> Any:
+    """The target's tokenizer, without its weights; InputError where it cannot be read."""
+    name = pair_names(config)[0]
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # whatever a damaged file makes the library raise
+        raise InputError(f"pair.target: cannot load the tokenizer of {name}") from error
 
 
 def hidden_widths(config: Config) -> list[int]:

@@ -10,20 +10,21 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from data_gen.prompts import Prompt, write_prompts
 from pipelines.common.console import console, progress
 from pipelines.common.files import write_json
 from pipelines.common.stage import Stage
 from pipelines.common.tracking import mlflow_run
 from pipelines.config import Config, EmbeddedModel
-from pipelines.pair import corpus, language_model
-from pipelines.pair.loading import depends, load_pair
+from pipelines.pair import corpus, language_model, prompts
+from pipelines.pair.loading import depends, load_pair, tokenizer_of
 from selector.files import atomically
-
-PROMPT_CHARACTERS = 1200  # more than `prompts.tokens` usually need
 
 
 def plan(config: Config) -> list[str]:
+    return [*_plan_models(config), *prompts.plan(config)]
+
+
+def _plan_models(config: Config) -> list[str]:
     if config.pair.target != "embedded":
         return [f"load {config.pair.target} and {config.pair.draft} and compare their vocabularies"]
     tokens = config.pair.embedded.context
@@ -55,49 +56,11 @@ def run(config: Config) -> None:
         load_pair(config)  # raises where it does not load
         stage.say(f"{config.pair.target} and {config.pair.draft} load and share their vocabulary")
         stage.finish()
-    if config.prompts.file is None:
-        write_held_out_prompts(config, files, folder / "prompts.jsonl", source)
-
-
-def write_held_out_prompts(config: Config, files: list[corpus.SourceFile], path: Path, source: dict[str, Any]) -> None:
-    """The prompts of all kinds that this Python's library has; cheap, so made anew whenever something changed."""
-    inputs = {"corpus": source, "per_source": config.prompts.per_source, "held_out": config.pair.embedded.held_out}
-    stage = Stage("prompts", config, inputs, (path,))
-    if not stage.begin():
-        return
-    prompts = held_out_prompts(files, config.prompts.per_source)
-    kinds = [kind for kind in corpus.KINDS if any(prompt.kind == kind for prompt in prompts)]
-    for kind in sorted(set(corpus.KINDS) - set(kinds)):
-        stage.say(f"this Python has no {kind} in its library: no prompts of that kind")
-    stage.replace()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_prompts(path, prompts)
-    stage.say(f"{len(prompts)} prompts of the kinds {', '.join(kinds)}")
-    stage.finish()
+    prompts.write(config, tokenizer_of(config), files, source)
 
 
 def _digest(files: list[corpus.SourceFile]) -> str:
     return hashlib.sha256("".join(file.path + file.sha256 for file in files).encode()).hexdigest()[:16]
-
-
-def held_out_prompts(files: list[corpus.SourceFile], per_source: int) -> list[Prompt]:
-    """Prompts from held-out files: evenly spaced starts of lines, at most `per_source` of each file and kind."""
-    prompts = []
-    for file in files:
-        if not file.held_out:
-            continue
-        texts = {file.kind: file.text}
-        if file.kind == "code":
-            texts["prose"] = corpus.prose_of(file.text)
-        for kind, text in texts.items():
-            starts = [0, *(i + 1 for i, char in enumerate(text) if char == "\n")]
-            starts = [start for start in starts if start + PROMPT_CHARACTERS <= len(text)]
-            chosen = starts[:: max(1, -(-len(starts) // per_source))]
-            prompts += [
-                Prompt(f"{kind}:{file.path}:{start}", text[start : start + PROMPT_CHARACTERS], kind, file.path)
-                for start in chosen
-            ]
-    return prompts
 
 
 def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path, mlflow: Any) -> None:

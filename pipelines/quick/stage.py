@@ -88,13 +88,13 @@ def _halves(
 ) -> dict[Setting, tuple[Timed, Timed]]:
     """Texts of the first sampling setting with features, labelled for one verifier: half to fit, half to judge."""
     setting = config.sampling[0].build()
-    prompts = prompts_of(config, "validation")[: SELECTOR_TEXTS * config.quick.texts]
+    prompts = prompts_of(config, pair, "validation")[: SELECTOR_TEXTS * config.quick.texts]
     data = config.data.model_copy(update={"features": "light", "log": None})
     own = config.model_copy(update={"verifiers": (verifier,), "data": data})
     size = config.data.texts_per_shard
     parts = [tuple((prompt, 0) for prompt in prompts[n : n + size]) for n in range(0, len(prompts), size)]
     table = pa.concat_tables([make_shard(own, pair, Work("validation", setting, part)).table for part in parts])
-    first = encode(pair, prompts[0], config.prompts.tokens)
+    first = encode(config, pair, prompts[0])
     profile = replace(profile, decide={LIGHT: 0.0})
     profile = replace(profile, decide={LIGHT: decision_seconds(own, pair, profile, verifier, LIGHT, first)})
     texts = to_texts(table.filter(pc.greater(table["roots"], 0)), (verifier,))

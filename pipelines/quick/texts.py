@@ -23,11 +23,11 @@ def texts_of(config: Config, pair: ModelPair, sampling: Sampling) -> Iterator[tu
 
     Texts that end before their first root are left out.
     """
-    prompts = prompts_of(config, SPLIT)
+    prompts = prompts_of(config, pair, SPLIT)
     new_tokens = config.data.tokens + ActionSpace.default().depth
     for begin in range(0, len(prompts), TOGETHER):
         batch = prompts[begin : begin + TOGETHER]
-        encoded = [encode(pair, prompt, config.prompts.tokens) for prompt in batch]
+        encoded = [encode(config, pair, prompt) for prompt in batch]
         seed = seed_of(config.seed, sampling, "audit", begin)
         for prompt, text in zip(batch, written_by_target(pair, encoded, new_tokens, sampling, seed), strict=True):
             generator = torch.Generator(device=pair.device).manual_seed(seed_of(seed, prompt.id))

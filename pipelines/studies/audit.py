@@ -26,7 +26,7 @@ from data_gen.traces import ROWS_VERSION
 from data_gen.trees import Topology
 from data_gen.verification.base import IID
 from pipelines.common.console import console, progress
-from pipelines.common.prompts import prompts_digest, prompts_of
+from pipelines.common.prompts import prompts_depend, prompts_of
 from pipelines.common.stage import Stage
 from pipelines.common.tracking import mlflow_run
 from pipelines.config import Config, SamplingSetting
@@ -72,9 +72,9 @@ def run(config: Config) -> None:
         "audit": config.audit.model_dump(mode="json"),
         "topologies": {way.name: way.topology.parents for way in ways if way.topology is not None},
         "data": {"tokens": config.data.tokens, "stride": config.data.stride},
-        "prompts": {"texts": prompts_digest(config, SPLIT), "tokens": config.prompts.tokens},
+        "prompts": prompts_depend(config, SPLIT),
     }
-    per_setting = roots_per_setting(config)
+    per_setting = roots_per_setting(config, pair)
     folder = folder_of(config)
     stage = Stage("audit", config, json.loads(json.dumps(depends)), (folder / "audit.html",))
     if not stage.begin():
@@ -125,10 +125,10 @@ def variants(config: Config) -> list[Variant]:
     ]
 
 
-def roots_per_setting(config: Config) -> int:
+def roots_per_setting(config: Config, pair: ModelPair) -> int:
     """InputError where the prompts cannot give as many, before anything is measured."""
     wanted = config.audit.roots // len(config.audit.sampling)
-    most = len(prompts_of(config, SPLIT)) * len(stretches(config, config.data.tokens))
+    most = len(prompts_of(config, pair, SPLIT)) * len(stretches(config, config.data.tokens))
     if wanted > most:
         names = " and ".join(pair_names(config))
         raise InputError(

@@ -52,7 +52,7 @@ def main(config: Config) -> None:
 
 
 def _texts(config: Config, pair: ModelPair, sampling: Sampling, count: int, tokens: int) -> list[Text]:
-    prompts = [encode(pair, prompt, config.prompts.tokens) for prompt in prompts_of(config, "train", count)]
+    prompts = [encode(config, pair, prompt) for prompt in prompts_of(config, pair, "train", count)]
     return written_by_target(pair, prompts, tokens + 16, sampling, config.seed)
 
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from data_gen.prompts import Prompt, read_prompts, split_of, take_evenly, write_prompts
+from data_gen.models import ModelPair
+from data_gen.prompts import Form, Prompt, read_prompts, split_of, take_evenly, write_prompts
 from selector.schema import InputError
 
 
@@ -58,3 +61,53 @@ def test_kinds_take_turns_and_the_order_does_not_depend_on_the_file() -> None:
 def test_plain_lines_need_only_a_text(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text(json.dumps({"text": "hello"}) + "\n")
     assert read_prompts(tmp_path / "p.jsonl") == [Prompt("line-1", "hello", "text", "line-1")]
+
+
+TEMPLATE = (
+    "{% for turn in messages %}<1>{{ turn['role'] }} {{ turn['content'] }}<2>{% endfor %}"
+    "{% if add_generation_prompt %}<1>model {% endif %}"
+)
+
+
+@pytest.fixture
+def tokenizer(pair: ModelPair) -> Any:
+    """A tokenizer of our own, to be given a template; `<0>`, `<1>`, .. are tokens of it."""
+    return copy.deepcopy(pair.tokenizer)
+
+
+def test_of_a_long_prompt_the_start_or_the_end_is_kept_or_nothing(tokenizer: Any) -> None:
+    (ids,) = Form(5).whole(tokenizer, [Prompt("a", "the quick brown fox jumps over it", "text", "a")])
+    assert len(ids) > 5
+    assert Form(5).cut(tokenizer, ids) == ids[:5]
+    assert Form(5, "end").cut(tokenizer, ids) == ids[-5:]
+    assert all(Form(len(ids), longer).cut(tokenizer, ids) == ids for longer in ("start", "end", "drop"))
+    assert [Form(5, longer).keeps(len(ids)) for longer in ("start", "end", "drop")] == [True, True, False]
+    assert Form(len(ids), "drop").keeps(len(ids))
+
+
+def test_a_cut_at_the_start_leaves_the_token_that_every_text_begins_with(tokenizer: Any) -> None:
+    tokenizer.add_special_tokens({"bos_token": "<7>"})
+    first = tokenizer.bos_token_id
+    ids = [first, *range(100, 120)]
+    assert Form(5, "end").cut(tokenizer, ids) == [first, 116, 117, 118, 119]
+    assert Form(1, "end").cut(tokenizer, ids) == [first]
+
+
+def test_a_chat_is_the_users_turn_in_the_template_and_the_models_begins(tokenizer: Any) -> None:
+    tokenizer.chat_template = TEMPLATE
+    prompts_ = [Prompt(name, text, "text", name) for name, text in (("a", "some text"), ("b", "the lazy dog"))]
+    for system, before in ((None, ""), ("quick", "<1>system quick<2>")):
+        encoded = Form(100, "drop", chat=True, system=system).whole(tokenizer, prompts_)
+        expected = [f"{before}<1>user {prompt.text}<2><1>model " for prompt in prompts_]
+        assert encoded == tokenizer(expected, add_special_tokens=False)["input_ids"]
+    assert Form(100, "drop", chat=True).whole(tokenizer, []) == []
+
+
+def test_a_tokenizer_without_a_template_or_system_turn_is_refused(tokenizer: Any) -> None:
+    one = prompts(1)
+    with pytest.raises(InputError, match=r"^prompts.chat: the tokenizer of .* has no chat template"):
+        Form(100, "drop", chat=True).whole(tokenizer, one)
+    tokenizer.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}hi"
+    assert Form(100, "drop", chat=True).whole(tokenizer, one)
+    with pytest.raises(InputError, match=r"^prompts.system: the chat template of .* refuses: no system"):
+        Form(100, "drop", chat=True, system="be brief").whole(tokenizer, one)

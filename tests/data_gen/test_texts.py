@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -209,12 +211,12 @@ def log(path: Path, *records: object) -> Path:
 
 
 def test_a_log_of_token_ids_is_taken_as_it_is(pair: ModelPair, tmp_path: Path) -> None:
-    line = {**GOOD, "top_p": 0.9, "kind": "code", "source": "file.py", "id": 17}
+    line = {**GOOD, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "kind": "code", "source": "file.py", "id": 17}
     first, second = read_log(log(tmp_path / "log.jsonl", line, b"", {**GOOD, "temperature": 0}), pair, 1.3)
     shown = str(pair.tokenizer.decode([5, 6]))
     assert first.prompt == Prompt("17", shown, "code", "file.py")
     assert (first.line, first.prompt_tokens, first.completion) == (1, [5, 6], [7, 8, 9])
-    assert first.sampling == Sampling(0.7, 0.9, 1.3)
+    assert first.sampling == Sampling(0.7, 0.9, 1.3, 20, 0.05)
     assert second.prompt == Prompt("line-3", shown, "text", "line-3")
     assert (second.line, second.sampling) == (3, Sampling(0.0, 1.0, 1.3))
 
@@ -262,9 +264,12 @@ def test_a_log_of_texts_is_tokenised(pair: ModelPair, tmp_path: Path) -> None:
         ({**GOOD, "temperature": "0.7"}, "`temperature` is missing or no number"),
         (b'{"prompt": [5], "completion": [6], "temperature": NaN}', "`temperature` is missing or no number"),
         (b'{"prompt": [5], "completion": [6], "temperature": Infinity}', "`temperature` is missing or no number"),
-        ({**GOOD, "temperature": -0.5}, "temperature -0.5 or top_p 1 is no sampling setting"),
-        ({**GOOD, "top_p": 0}, "temperature 0.7 or top_p 0 is no sampling setting"),
-        ({**GOOD, "top_p": 1.1}, "top_p 1.1 is no sampling setting"),
+        ({**GOOD, "temperature": -0.5}, "temperature -0.5, top_p 1, top_k 0, min_p 0 is no sampling setting"),
+        ({**GOOD, "top_p": 0}, "temperature 0.7, top_p 0, top_k 0, min_p 0 is no sampling setting"),
+        ({**GOOD, "top_p": 1.1}, "top_p 1.1, top_k 0, min_p 0 is no sampling setting"),
+        ({**GOOD, "top_k": -1}, "top_k -1, min_p 0 is no sampling setting"),
+        ({**GOOD, "top_k": 20.5}, "top_k 20.5, min_p 0 is no sampling setting"),
+        ({**GOOD, "min_p": 1.5}, "min_p 1.5 is no sampling setting"),
         ({**GOOD, "top_p": None}, "`top_p` is missing or no number"),
     ],
     ids=lambda value: None if isinstance(value, str) else "line",
@@ -345,9 +350,23 @@ def test_the_edge_of_a_nucleus_is_where_the_mass_before_reaches_it(
     assert not refused(logits_NV, [3], sampling).at_a_tie
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+@pytest.mark.parametrize(("gap", "tie"), [(5e-4, True), (5e-3, False)])
+@pytest.mark.parametrize("kept", [{"top_k": 2}, {"min_p": 0.2}, {"top_k": 2, "top_p": 0.99, "min_p": 0.1}], ids=str)
+def test_the_edge_of_top_k_and_min_p_is_where_a_logit_all_but_reaches_it(
+    temperature: float, gap: float, tie: bool, kept: dict[str, Any]
+) -> None:
+    """Two tokens are kept; the third one's logit is just below what both cuts ask for."""
+    logits_NV = torch.tensor([[temperature * math.log(4.9999), 0.0, -gap, -9.0]])
+    sampling = Sampling(temperature, **kept)
+    assert (rows_of(logits_NV, sampling).probs_NV[0] > 0).tolist() == [True, True, False, False]
+    assert refused(logits_NV, [2], sampling).at_a_tie == tie
+    assert not refused(logits_NV, [3], sampling).at_a_tie
+
+
 def test_a_masked_token_is_no_tie() -> None:
     logits_NV = torch.tensor([[0.0, 0.1, -torch.inf]])
-    for sampling in (Sampling(1.0), Sampling(0.0), Sampling(1.0, 0.9)):
+    for sampling in (Sampling(1.0), Sampling(0.0), Sampling(1.0, 0.9), Sampling(top_k=9), Sampling(min_p=0.1)):
         assert not refused(logits_NV, [2], sampling).at_a_tie
 
 

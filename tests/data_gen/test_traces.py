@@ -24,7 +24,7 @@ def row(roots: int = 2, value: float = 0.5) -> dict:
     """A text of 20 tokens with so many roots."""
     return {
         **{"prompt": "p", "kind": "code", "source": "file"},
-        **{"temperature": 0.7, "top_p": 0.9, "draft_temperature": None},
+        **{"temperature": 0.7, "top_p": 0.9, "top_k": 0, "min_p": 0.0, "draft_temperature": None},
         **{"tokens": list(range(20)), "start": 3, "roots": roots},
         "scalars": np.full((roots, len(SCALARS)), value),
         LABELS: np.full((roots, SURVIVALS), value),

@@ -31,7 +31,7 @@ from tests.pipelines.test_refusals import failure, refusal
 
 DEMO = ROOT / "configs" / "demo.yaml"
 SPACE = ActionSpace.default()
-SETTINGS = (Sampling(0.0), Sampling(0.2), Sampling(1.0), Sampling(1.0, 0.9))
+SETTINGS = (Sampling(0.0), Sampling(0.2), Sampling(1.0), Sampling(1.0, 0.9, top_k=100, min_p=0.01))
 COUNTS = {"train": 8, "validation": 4, "test": 4}  # texts of each setting
 NEW = 40
 VERIFIERS = ("specinfer", "traversal", "lifted_uniform")
@@ -49,8 +49,8 @@ def logged(demo: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> 
     lines: Lines = []
     for setting in SETTINGS:
         for split, count in COUNTS.items():
-            for prompt in prompts_of(config, split, count):
-                tokens = encode(pair, prompt, config.prompts.tokens)
+            for prompt in prompts_of(config, pair, split, count):
+                tokens = encode(config, pair, prompt)
                 identity = f"{prompt.id} {setting}"
                 line = {
                     "id": identity,
@@ -59,7 +59,7 @@ def logged(demo: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> 
                     "temperature": setting.temperature,
                 }
                 if setting.top_p < 1:
-                    line["top_p"] = setting.top_p
+                    line |= {"top_p": setting.top_p, "top_k": setting.top_k, "min_p": setting.min_p}
                 lines.append({**line, "prompt": tokens, "completion": generated(pair, tokens, setting)})
     as_text(pair, lines)
     write(folder / "log.jsonl", lines)
@@ -68,11 +68,12 @@ def logged(demo: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> 
 
 def generated(pair: ModelPair, prompt: list[int], setting: Sampling) -> list[int]:
     """As any user of transformers would."""
-    sampled = {"do_sample": True, "temperature": setting.temperature, "top_p": setting.top_p, "top_k": 0}
+    sampled = {"do_sample": True, "temperature": setting.temperature, "top_p": setting.top_p, "top_k": setting.top_k}
     output = pair.target.generate(
         torch.tensor([prompt]),
         max_new_tokens=NEW,
         pad_token_id=0,
+        min_p=setting.min_p or None,
         **(sampled if setting.temperature else {"do_sample": False}),
     )
     return output[0, len(prompt) :].tolist()
@@ -97,7 +98,8 @@ def read(path: Path) -> Lines:
 
 def options(folder: Path, name: str = "logged") -> list[str]:
     """Of a run on the log."""
-    settings = ", ".join(f"{{temperature: {s.temperature}, top_p: {s.top_p}}}" for s in SETTINGS)
+    names = "temperature", "top_p", "top_k", "min_p"
+    settings = ", ".join(str({name: getattr(setting, name) for name in names}) for setting in SETTINGS)
     own = [option for option in SMALL if not option.startswith("pair")]
     own += [f"name={name}", f"sampling=[{settings}]", f"prompts.file={folder / 'pair' / 'prompts.jsonl'}"]
     own += [f"pair.{role}={folder / 'pair' / 'models' / role}" for role in ("target", "draft")]
@@ -142,6 +144,7 @@ def test_every_text_of_the_log_is_labelled(logged: Path, labelled: tuple[pa.Tabl
         assert (row["source"], row["kind"]) == (line["source"], line["kind"])
         assert row["temperature"] == pytest.approx(line["temperature"])
         assert row["top_p"] == pytest.approx(line.get("top_p", 1.0))
+        assert (row["top_k"], row["min_p"]) == pytest.approx((line.get("top_k", 0), line.get("min_p", 0.0)))
         assert row["step_verifier"] is None and row["step_root"] == []
     assert f"{len(lines)} texts" in output and "the texts of " in output
 
@@ -153,7 +156,9 @@ def test_labels_are_those_of_plain_passes(labelled: tuple[pa.Table, str], pair: 
     for row in labelled[0].to_pylist():
         if row["roots"] == 0:
             continue
-        setting = Sampling(round(row["temperature"], 6), round(row["top_p"], 6))
+        setting = Sampling(
+            round(row["temperature"], 6), round(row["top_p"], 6), None, row["top_k"], round(row["min_p"], 6)
+        )
         tokens = torch.tensor([row["tokens"]])
         rows = [setting.probabilities(model(tokens).logits[0, row["start"] :]) for model in (pair.target, pair.draft)]
         labeller = TextLabeller(tokens[0, row["start"] :], VERIFIERS, branching=False)
@@ -246,10 +251,11 @@ def without(key: str) -> Spoil:
         (without("temperature"), ":3: `temperature` is missing or no number"),
         (at(3, temperature="hot"), ":3: `temperature` is missing or no number"),
         (at(3, temperature=math.nan), ":3: `temperature` is missing or no number"),
-        (at(3, temperature=-1), ":3: temperature -1 or top_p 1 is no sampling setting"),
+        (at(3, temperature=-1), ":3: temperature -1, top_p 1, top_k 0, min_p 0 is no sampling setting"),
         (at(3, top_p=0), "is no sampling setting"),
         (at(3, temperature=0.7), ":3: T=0.7 is not among the run's sampling settings"),
         (at(5, top_p=0.95), ":5: T=0, top-p=0.95 is not among the run's sampling settings"),
+        (at(5, top_k=20), ":5: T=0, top-k=20 is not among the run's sampling settings"),
         (at(3, completion=[7] * 5000), ":3: 5012 tokens; the pair has "),
         (lambda lines: lines.__setitem__(3, lines[2]), "log.jsonl: two texts have the same id"),
         (

@@ -1,0 +1,131 @@
+"""The prompts of a run that brings none of its own: from data sets, or from held-out files of the standard library."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from data_gen.prompt_sets import SETS, read_set
+from data_gen.prompts import Prompt, take_evenly, write_prompts
+from pipelines.common.prompts import all_prompts
+from pipelines.common.stage import Stage
+from pipelines.config import Config
+from pipelines.pair import corpus
+from pipelines.pair.loading import tokenizer_of
+from selector.schema import InputError, sha256
+
+PROMPT_CHARACTERS = 1200  # more than `prompts.tokens` usually need
+
+
+def write(config: Config, tokenizer: Any, files: list[corpus.SourceFile], source: dict[str, Any]) -> None:
+    """The run's prompts, and how many of them are cut or left out.
+
+    Args:
+        files: of the standard library.
+        source: what they follow from.
+    """
+    path = config.folder / "pair" / "prompts.jsonl"
+    if config.prompts.sets:
+        write_prompts_of_sets(config, tokenizer, path)
+    elif config.prompts.file is None:
+        write_held_out_prompts(config, files, path, source)
+    if not config.prompts.sets:
+        Stage("prompts", config, {}, ()).say(fitted(config, tokenizer, all_prompts(config))[1])
+
+
+def fitted(config: Config, tokenizer: Any, prompts: list[Prompt]) -> tuple[list[Prompt], str]:
+    """The prompts that are not left out, and what became of all in words."""
+    form = config.prompts.form
+    lengths = list(map(len, form.whole(tokenizer, prompts)))
+    longer = sum(length > form.tokens for length in lengths)
+    what = "left out" if form.longer == "drop" else f"cut to their {form.longer}"
+    said = f"up to {max(lengths)} tokens; {longer} of more than {form.tokens} are {what}"
+    kept = [prompt for prompt, length in zip(prompts, lengths, strict=True) if form.keeps(length)]
+    return kept, f"{len(prompts)} texts of {said}"
+
+
+def chosen(config: Config, tokenizer: Any) -> Iterator[tuple[list[Prompt], str]]:
+    """Of each data set the prompts that are taken, and what became of its records in words."""
+    for own in config.prompts.sets:
+        prompts, records = read_set(own.name, own.file)
+        kept, said = fitted(config, tokenizer, prompts)
+        if len(kept) < (own.prompts or 1):
+            raise InputError(f"prompts.sets: {own.name} gives {len(kept)} prompts, not {own.prompts or 1}: {said}")
+        taken = take_evenly(kept, len(kept) if own.prompts is None else own.prompts)
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(p.kind for p in taken).items()))
+        yield taken, f"{own.name}: {records} records, {said}; taken: {kinds}"
+
+
+def plan(config: Config) -> list[str]:
+    """What the data sets give; of those on the hub, and before there is a tokenizer, where they are read from."""
+    tokenizer = None
+    if all(own.file is not None for own in config.prompts.sets):
+        with suppress(InputError):  # an embedded pair's is not there before the stage has run
+            tokenizer = tokenizer_of(config)
+    if tokenizer is not None:
+        return [said for _, said in chosen(config, tokenizer)]
+    counts = {own: "all" if own.prompts is None else own.prompts for own in config.prompts.sets}
+    return [f"{own.name}: {count} prompts from {own.file or SETS[own.name].hub}" for own, count in counts.items()]
+
+
+def write_prompts_of_sets(config: Config, tokenizer: Any, path: Path) -> None:
+    """Read anew whenever the sets, their files, or the tokenizer change; what the hub holds is taken to stay."""
+    paths = [own.file for own in config.prompts.sets if own.file is not None and own.file.is_file()]
+    files = {str(path): sha256(path) for path in paths}
+    inputs = {
+        "pair": config.pair.target,
+        "files": files,
+        "prompts": config.prompts.model_dump(mode="json", include={"sets", "tokens", "longer", "chat", "system"}),
+    }
+    stage = Stage("prompts", config, inputs, (path,))
+    if not stage.begin():
+        return
+    prompts: dict[str, Prompt] = {}
+    for taken, said in chosen(config, tokenizer):
+        stage.say(said)
+        prompts |= {prompt.id: prompt for prompt in taken}
+    _replace(stage, path, list(prompts.values()))
+
+
+def write_held_out_prompts(config: Config, files: list[corpus.SourceFile], path: Path, source: dict[str, Any]) -> None:
+    """The prompts of all kinds that this Python's library has; cheap, so made anew whenever something changed."""
+    inputs = {"corpus": source, "per_source": config.prompts.per_source, "held_out": config.pair.embedded.held_out}
+    stage = Stage("prompts", config, inputs, (path,))
+    if not stage.begin():
+        return
+    prompts = held_out_prompts(files, config.prompts.per_source)
+    kinds = [kind for kind in corpus.KINDS if any(prompt.kind == kind for prompt in prompts)]
+    for kind in sorted(set(corpus.KINDS) - set(kinds)):
+        stage.say(f"this Python has no {kind} in its library: no prompts of that kind")
+    _replace(stage, path, prompts)
+
+
+def _replace(stage: Stage, path: Path, prompts: list[Prompt]) -> None:
+    stage.replace()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_prompts(path, prompts)
+    stage.say(f"{len(prompts)} prompts of the kinds {', '.join(dict.fromkeys(prompt.kind for prompt in prompts))}")
+    stage.finish()
+
+
+def held_out_prompts(files: list[corpus.SourceFile], per_source: int) -> list[Prompt]:
+    """Prompts from held-out files: evenly spaced starts of lines, at most `per_source` of each file and kind."""
+    prompts = []
+    for file in files:
+        if not file.held_out:
+            continue
+        texts = {file.kind: file.text}
+        if file.kind == "code":
+            texts["prose"] = corpus.prose_of(file.text)
+        for kind, text in texts.items():
+            starts = [0, *(i + 1 for i, char in enumerate(text) if char == "\n")]
+            starts = [start for start in starts if start + PROMPT_CHARACTERS <= len(text)]
+            chosen = starts[:: max(1, -(-len(starts) // per_source))]
+            prompts += [
+                Prompt(f"{kind}:{file.path}:{start}", text[start : start + PROMPT_CHARACTERS], kind, file.path)
+                for start in chosen
+            ]
+    return prompts

@@ -1,0 +1,119 @@
+"""Data sets read from small files of their schemas; the hub is not asked."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data_gen.prompt_sets import MULTI_TURN, SETS, read_set
+from selector.schema import InputError
+
+TRANSLATE = "Translate from English to {}:\n\nGood day."
+RECORDS: list[tuple[str, dict[str, Any], str, str]] = [  # set, a record of its schema, the prompt, the task
+    ("math500", {"problem": "1 + 1?", "answer": "2", "subject": "Algebra", "unique_id": "a/1"}, "1 + 1?", "math500"),
+    ("olympiadbench", {"id": 1, "context": None, "question": "Find $x$.", "unit": None}, "Find $x$.", "olympiadbench"),
+    ("livecodebench", {"turns": ["Sort {them}."]}, "Sort {them}.", "livecodebench"),
+    (
+        "livecodebench",
+        {"question_content": "Sort.", "starter_code": "def f():", "platform": "leetcode"},
+        "Write a Python program that solves this problem.\n\nSort.\n\ndef f():",
+        "livecodebench",
+    ),
+    ("litbench", {"prompt": "A ship.", "chosen_story": "It sank.", "rejected_story": ""}, "A ship.", "litbench"),
+    ("opus_books", {"id": "0", "translation": {"en": "Good day.", "fr": ""}}, TRANSLATE.format("French"), "opus_books"),
+    (
+        "opus_subtitles",
+        {"id": "0", "meta": {"year": 1999}, "translation": {"en": "Good day.", "hi": ""}},
+        TRANSLATE.format("Hindi"),
+        "opus_subtitles",
+    ),
+    ("spec_bench", {"question_id": 5, "category": "qa", "turns": ["Who?"]}, "Who?", "qa"),
+    ("mt_bench", {"question_id": 81, "category": "writing", "turns": ["Go.", "Rewrite."]}, "Go.", "writing"),
+    (
+        "mt_bench",
+        {"prompt_id": 81, "category": "stem", "prompt": ["Why?", "Rewrite."], "reference": []},
+        "Why?",
+        "stem",
+    ),
+    ("gsm8k", {"question": "How many?", "answer": "#### 3"}, "How many?", "gsm8k"),
+    ("humaneval", {"task_id": "HumanEval/0", "prompt": "def f():\n", "test": ""}, "def f():\n", "humaneval"),
+]
+
+
+def jsonl(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_every_set_has_a_record_here() -> None:
+    assert {name for name, *_ in RECORDS} == set(SETS) - {"lines"}
+
+
+@pytest.mark.parametrize(("name", "record", "text", "kind"), RECORDS)
+def test_a_record_gives_its_prompt_and_its_task(
+    tmp_path: Path, name: str, record: dict[str, Any], text: str, kind: str
+) -> None:
+    (prompt,), records = read_set(name, jsonl(tmp_path / "set.jsonl", [record]))
+    assert (prompt.text, prompt.kind, records) == (text, kind, 1)
+    assert prompt.id == prompt.source and prompt.id.startswith(f"{name}:")
+
+
+def test_the_tasks_of_spec_bench_are_six(tmp_path: Path) -> None:
+    others = "translation", "summarization", "qa", "math_reasoning", "rag"
+    records = [{"category": kind, "turns": [f"{kind}?"]} for kind in (*MULTI_TURN, *others)]
+    prompts, _ = read_set("spec_bench", jsonl(tmp_path / "set.jsonl", records))
+    assert [prompt.kind for prompt in prompts] == ["multi_turn"] * 8 + list(others)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl.gz", ".parquet"])
+def test_files_of_all_kinds_give_the_same_prompts(tmp_path: Path, suffix: str) -> None:
+    records = [{"problem": f"{n} + 1?", "unit": None, "turns": ["a", "b"]} for n in range(5)]
+    plain, path = jsonl(tmp_path / "set.jsonl", records), tmp_path / f"other{suffix}"
+    if suffix == ".json":
+        path.write_text(json.dumps(records))
+    elif suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(records), path)
+    else:
+        path.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read_set("math500", path) == read_set("math500", plain)
+
+
+def test_plain_lines_are_prompts_of_the_kind_of_their_file(tmp_path: Path) -> None:
+    (tmp_path / "alice.txt").write_text("Down.\n\n  \nUp.\nDown.\n")
+    prompts, records = read_set("lines", tmp_path / "alice.txt")
+    assert [(prompt.text, prompt.kind) for prompt in prompts] == [("Down.", "alice"), ("Up.", "alice")]
+    assert records == 5
+
+
+def test_the_same_text_is_taken_once_and_keeps_its_source_in_any_order(tmp_path: Path) -> None:
+    records = [{"prompt": text} for text in ("A ship.", "A cat.", "A ship.")]
+    one, records_seen = read_set("litbench", jsonl(tmp_path / "one.jsonl", records))
+    other, _ = read_set("litbench", jsonl(tmp_path / "other.jsonl", records[::-1]))
+    assert (len(one), records_seen) == (2, 3)
+    assert sorted(one, key=lambda p: p.id) == sorted(other, key=lambda p: p.id)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"problem": "a"}\n{"question": "b"}\n', "record 2 has not the fields of '{problem}'"),
+        ('{"question": "b"}\n', "record 1 has not the fields"),
+        ('{"problem": "a"}\n{"problem"', "cannot read"),
+        ('{"problem": " "}\n', "holds no prompts"),
+        ("", "holds no prompts|cannot read"),
+        (None, "cannot read .*set.jsonl"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_named(tmp_path: Path, content: str | None, message: str) -> None:
+    path = tmp_path / "set.jsonl"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError, match=rf"^prompts.sets: math500: .*{message}") as error:
+        read_set("math500", path)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,139 @@
+"""From data sets in small files to the prompts of a run, and the plans of the large pairs' configs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from data_gen.models import ModelPair
+from data_gen.prompts import read_prompts
+from pipelines.cli import run
+from pipelines.common.prompts import encode, prompts_of
+from pipelines.config import Config, load_config
+from selector.data import SPLITS
+from selector.schema import InputError
+from tests.data_gen.test_prompt_sets import RECORDS
+from tests.data_gen.test_prompts import TEMPLATE
+from tests.pipelines.runs import ROOT
+from tests.pipelines.test_refusals import refusal
+
+CONFIGS = ROOT / "configs"
+LARGE = ("qwen", "gemma", "llama", "spec_bench")
+COUNT = 40  # records of a set
+
+
+@pytest.fixture(scope="module")
+def here(pair_folders: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a pair that has a chat template, and a file of every data set."""
+    folder = tmp_path_factory.mktemp("sets")
+    for role, path in zip(("target", "draft"), pair_folders, strict=True):
+        shutil.copytree(path, folder / role)
+        tokenizer = AutoTokenizer.from_pretrained(folder / role)
+        tokenizer.chat_template = TEMPLATE
+        tokenizer.save_pretrained(folder / role)
+    for name, record, *_ in RECORDS:
+        lines = [json.dumps(record).replace(".", f" {n}.").replace("?", f" {n}?") for n in range(COUNT)]
+        lines.append(json.dumps(record).replace(".", " on and on." * 60).replace("?", " and on?" * 60))
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def overrides(folder: Path, *names: str) -> list[str]:
+    sets = ", ".join(f"{{name: {name}, file: {folder / f'{name}.jsonl'}, prompts: 20}}" for name in names)
+    return [f"pair.target={folder / 'target'}", f"pair.draft={folder / 'draft'}", f"prompts.sets=[{sets}]"]
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_the_configs_of_large_pairs_make_their_plans(
+    here: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a tiny pair in the place of theirs."""
+    monkeypatch.chdir(tmp_path)
+    file = CONFIGS / f"{name}.yaml"
+    config = load_config(file, [])
+    sets = [own.name for own in config.prompts.sets]
+    run("demo", file, [*overrides(here, *sets), "pair.device_map=null"], plan=True)
+    said = capsys.readouterr().out
+    assert all(f"pair: {own}: 41 records, 41 texts of up to" in said for own in sets)
+    assert f"{len(config.sampling)} sampling settings x {config.data.texts} texts" in said
+    assert " GB of device memory at the peak (weights " in said
+    assert " passes of the target that write up to 8 texts each" in said
+    assert sum(own.prompts or 480 for own in config.prompts.sets) == config.data.texts
+    assert config.latency.lengths[-1] >= config.prompts.tokens + config.data.tokens
+
+
+def test_sets_are_read_fitted_and_split(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = [*overrides(here, "math500", "spec_bench"), "prompts.chat=true", "prompts.longer=drop"]
+    options += ["prompts.tokens=100", "prompts.system=be brief", "evaluate.tokens=8", "data.tokens=8", "name=sets"]
+    file = CONFIGS / "demo.yaml"
+    run("pair", file, options, plan=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 of more than 100 are left out; taken: 20 math500" in said
+    config = load_config(file, options)
+    kept = read_prompts(config.folder / "pair" / "prompts.jsonl")
+    assert [sum(prompt.kind == kind for prompt in kept) for kind in ("math500", "qa")] == [20, 20]
+    pair = ModelPair.load(config.pair.target, config.pair.draft, device="cpu")
+    found = {split: prompts_of(config, pair, split) for split in SPLITS}
+    assert sorted(prompt.id for each in found.values() for prompt in each) == sorted(prompt.id for prompt in kept)
+    for prompt in found["train"]:
+        text = f"<1>system be brief<2><1>user {prompt.text}<2><1>model "
+        assert encode(config, pair, prompt) == pair.tokenizer(text, add_special_tokens=False)["input_ids"]
+    run("pair", file, options, plan=False)
+    assert "reusing runs/sets/pair/prompts.jsonl" in capsys.readouterr().out
+
+
+def test_prompts_of_a_file_that_are_too_long_are_left_out(here: Path, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"text": "the lazy dog " * n}) + "\n" for n in range(1, 60)))
+    tokenizer = AutoTokenizer.from_pretrained(here / "target")
+    pair = ModelPair(None, None, tokenizer, ("", ""), "")  # type: ignore[arg-type]
+    counts = {}
+    for longer in ("start", "end", "drop"):
+        prompts = {"file": str(path), "tokens": 60, "longer": longer}
+        config = Config.model_validate({"name": "file", "prompts": prompts})
+        taken = [prompt for split in SPLITS for prompt in prompts_of(config, pair, split)]
+        assert all(len(encode(config, pair, prompt)) <= 60 for prompt in taken)
+        counts[longer] = len(taken)
+    fitting = sum(len(tokenizer("the lazy dog " * n)["input_ids"]) <= 60 for n in range(1, 60))
+    assert counts == {"start": 59, "end": 59, "drop": fitting} and 0 < fitting < 59
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["prompts.chat=true"], "prompts: longer: a prompt in a chat template cannot be cut: drop"),
+        (["prompts.system=hello"], "prompts: system: without chat there is no system turn"),
+        (["prompts.file=a.jsonl", "prompts.sets=[{name: gsm8k}]"], "prompts: sets: prompts come from a file or from"),
+        (["prompts.sets=[{name: gsm9k}]"], "prompts.sets.0: name: 'gsm9k' is none of math500, "),
+        (["prompts.sets=[{name: lines}]"], "prompts.sets.0: file: lines is on no hub: name a file"),
+        (
+            ["sampling=[{min_p: 0.1}, {top_k: 20}]"],
+            "settings that differ in top_k or min_p alone need runs of",
+        ),
+        (["sampling=[{top_k: -1}]"], "sampling.0.top_k: Input should be greater than or equal to 0"),
+    ],
+)
+def test_settings_that_do_not_go_together(options: list[str], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        load_config(CONFIGS / "demo.yaml", options)
+    assert message in str(error.value)
+
+
+def test_mistakes_of_the_sets_are_named(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = overrides(here, "gsm8k")
+    many = [*options[:2], f"prompts.sets=[{{name: gsm8k, file: {here / 'gsm8k.jsonl'}, prompts: 1000}}]"]
+    assert "prompts.sets: gsm8k gives 41 prompts, not 1000" in refusal(capsys, monkeypatch, "pair", *many, "--plan")
+    short = [*options, "prompts.tokens=2", "prompts.longer=drop"]
+    assert "prompts.sets: gsm8k gives 0 prompts, not 20" in refusal(capsys, monkeypatch, "pair", *short, "--plan")
+    other = [*options[:2], f"prompts.sets=[{{name: math500, file: {here / 'gsm8k.jsonl'}}}]"]
+    assert "record 1 has not the fields of '{problem}'" in refusal(capsys, monkeypatch, "pair", *other, "--plan")
