@@ -16,9 +16,10 @@ from pipelines.common.files import write_json
 from pipelines.common.stage import Stage
 from pipelines.common.tracking import mlflow_run
 from pipelines.config import Config, EmbeddedModel
-from pipelines.pair import corpus, language_model
+from pipelines.pair import corpus, language_model, tasks
 from pipelines.pair.loading import depends, load_pair
 from selector.files import atomically
+from selector.schema import sha256
 
 PROMPT_CHARACTERS = 1200  # more than `prompts.tokens` usually need
 
@@ -62,12 +63,21 @@ def run(config: Config) -> None:
 def write_held_out_prompts(config: Config, files: list[corpus.SourceFile], path: Path, source: dict[str, Any]) -> None:
     """The prompts of all kinds that this Python's library has; cheap, so made anew whenever something changed."""
     inputs = {"corpus": source, "per_source": config.prompts.per_source, "held_out": config.pair.embedded.held_out}
+    workloads = config.pair.target == "embedded" and config.pair.embedded.documents > 0
+    tokenizer = path.parent / "models" / "target" / "tokenizer.json"
+    if workloads:
+        inputs |= {"tokens": config.prompts.tokens, "tokenizer": sha256(tokenizer)}
     stage = Stage("prompts", config, inputs, (path,))
     if not stage.begin():
         return
-    prompts = held_out_prompts(files, config.prompts.per_source)
-    kinds = [kind for kind in corpus.KINDS if any(prompt.kind == kind for prompt in prompts)]
-    for kind in sorted(set(corpus.KINDS) - set(kinds)):
+    if workloads:
+        count = counter(PreTrainedTokenizerFast.from_pretrained(tokenizer.parent))
+        prompts = workload_prompts(files, config.prompts.per_source, count, config.prompts.tokens)
+    else:
+        prompts = held_out_prompts(files, config.prompts.per_source)
+    possible = tasks.WORKLOADS if workloads else corpus.KINDS
+    kinds = [kind for kind in possible if any(prompt.kind == kind for prompt in prompts)]
+    for kind in sorted(set(possible) - set(kinds)):
         stage.say(f"this Python has no {kind} in its library: no prompts of that kind")
     stage.replace()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,18 +110,46 @@ def held_out_prompts(files: list[corpus.SourceFile], per_source: int) -> list[Pr
     return prompts
 
 
+def workload_prompts(files: list[corpus.SourceFile], per_source: int, count: tasks.Count, tokens: int) -> list[Prompt]:
+    """Prompts of all workloads from held-out files: at most `per_source` of each file, of `tokens` tokens at most."""
+    prompts = []
+    for file in files:
+        if file.held_out:
+            for n, document in enumerate(tasks.documents(file, per_source, count, tokens)):
+                identity = f"{document.workload}:{file.path}:{n}"
+                prompts.append(Prompt(identity, document.prompt, document.workload, file.path))
+    return prompts
+
+
+def counter(tokenizer: PreTrainedTokenizerFast) -> tasks.Count:
+    """The number of a text's tokens."""
+    return lambda text: len(tokenizer.backend_tokenizer.encode(text))
+
+
+def texts_of(
+    files: list[corpus.SourceFile], number: int, tokenizer: PreTrainedTokenizerFast, context: int
+) -> list[str]:
+    """What a model is trained on: files, then task documents of these files that have `context` tokens at most."""
+    count = counter(tokenizer)
+    made = [document.text for file in files for document in tasks.documents(file, number, count, context // 2)]
+    return [*(file.text for file in files), *made]
+
+
 def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path, mlflow: Any) -> None:
     """Tokenizer, target, then the draft distilled from it; a finished model is not trained again."""
     embedded = config.pair.embedded
-    training = [file.text for file in files if not file.held_out][: embedded.max_files]
-    tokenizer = language_model.train_tokenizer(training, embedded.vocabulary)
+    training = [file for file in files if not file.held_out][: embedded.max_files]
+    tokenizer = language_model.train_tokenizer([file.text for file in training], embedded.vocabulary)
     with console.status("encoding the corpus"):
-        stream = language_model.encode_corpus(tokenizer, training)
-        held_out = language_model.encode_corpus(tokenizer, [f.text for f in files if f.held_out][:64])
+        stream, held_out = (
+            language_model.encode_corpus(tokenizer, texts_of(part, embedded.documents, tokenizer, embedded.context))
+            for part in (training, [file for file in files if file.held_out][:64])
+        )
     models = folder / "models"
     target = _trained(config, "target", embedded.target, language_model.next_token_loss, tokenizer, stream, models)
     loss = language_model.distillation_loss(target)
-    draft = _trained(config, "draft", embedded.draft, loss, tokenizer, stream, models)
+    start = target if embedded.draft.from_target else None
+    draft = _trained(config, "draft", embedded.draft, loss, tokenizer, stream, models, start)
     overlap = language_model.mean_overlap(target, draft, held_out, embedded.context)
     console.print(f"[bold]pair[/]: mean overlap on held-out text {overlap:.3f}")
     manifest = {
@@ -120,6 +158,12 @@ def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path,
         "tokens": len(stream),
         "files": [{"path": f.path, "sha256": f.sha256, "kind": f.kind, "held_out": f.held_out} for f in files],
     }
+    if embedded.documents:
+        once, again = language_model.copy_losses(target, embedded.context // 2, config.seed)
+        console.print(
+            f"[bold]pair[/]: loss of the target on random tokens {once:.2f}, when they come again {again:.2f}"
+        )
+        manifest["copying"] = {"once": once, "again": again}
     write_json(folder / "manifest.json", manifest)
     mlflow.log_metric("pair/overlap", overlap)
 
@@ -132,11 +176,16 @@ def _trained(
     tokenizer: PreTrainedTokenizerFast,
     stream: torch.Tensor,
     folder: Path,
+    start: LlamaForCausalLM | None = None,
 ) -> LlamaForCausalLM:
+    """The model as an earlier run has finished it, or trained now; from random weights, or those of `start`."""
     folder.mkdir(parents=True, exist_ok=True)
+    context = config.pair.embedded.context
     if (folder / role / "config.json").exists():  # finished before an interruption; the stage refuses other inputs
-        return LlamaForCausalLM.from_pretrained(folder / role, attn_implementation="eager")
-    model = language_model.build_model(shape, len(tokenizer), tokenizer.eos_token_id, config.seed)
+        return LlamaForCausalLM.from_pretrained(folder / role, attn_implementation=language_model.attention(context))
+    model = language_model.build_model(shape, len(tokenizer), tokenizer.eos_token_id, config.seed, context)
+    if start is not None:
+        language_model.begin_with(model, start)
     checkpoint = folder / f"{role}.checkpoint"
     with progress() as bar:
         task = bar.add_task(f"training the {role}", total=shape.steps, note="")
@@ -145,7 +194,7 @@ def _trained(
             loss_fn,
             stream,
             shape,
-            config.pair.embedded.context,
+            context,
             config.seed,
             checkpoint,
             lambda step, loss: bar.update(task, completed=step, note=f"loss {loss:.3f}"),
