@@ -18,6 +18,7 @@ import ast
 import random
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -28,6 +29,7 @@ MARK = "# Output:"
 BLANK = "NAME"
 COLUMNS = ("name", "kind", "line", "arguments")
 INSTRUCTION = 40  # tokens that instruction and mark take, or a little more
+LONGEST_TOKEN = 8  # characters of a token, on the average of a function that has more of them than any real one
 TRIES = 4  # draws for each document that is asked for
 Count = Callable[[str], int]  # tokens of a text
 
@@ -69,8 +71,8 @@ class Parts:
         return sorted(found, key=lambda node: node.lineno)
 
     @cached_property
-    def _functions(self) -> list[tuple[str, list[str], int]]:
-        """Source of every function, the names that it binds and uses again, and its tokens."""
+    def _functions(self) -> list[tuple[str, list[str]]]:
+        """Source of every function, and the names that it binds and uses again."""
         found = []
         for node in self._definitions:
             if not isinstance(node, ast.ClassDef):
@@ -78,14 +80,16 @@ class Parts:
                 bound = {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)} | {
                     n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
                 }
-                again = sorted(name for name in bound - {"self", "cls"} if len(_word(name).findall(source)) > 1)
+                words = Counter(re.findall(r"\w+", source))
+                again = sorted(name for name in bound - {"self", "cls"} if words[name] > 1)
                 if again:
-                    found.append((source, again, self.count(source)))
+                    found.append((source, again))
         return found
 
     def functions(self, least: int, most: int) -> list[tuple[str, list[str]]]:
         """Sources of the functions that have so many tokens, and the names that each binds and uses again."""
-        return [(source, names) for source, names, tokens in self._functions if least <= tokens <= most]
+        short = [(source, names) for source, names in self._functions if len(source) <= LONGEST_TOKEN * most]
+        return [(source, names) for source, names in short if least <= self.count(source) <= most]
 
     def fitting(self, items: Sequence[str], room: int) -> int:
         """How many of the first items, each with a line break, have at most `room` tokens together."""
@@ -147,7 +151,7 @@ def replaced(text: str, old: str, new: str) -> str:
 
 def _edit(parts: Parts, rng: random.Random, room: int) -> Document | None:
     functions = parts.functions(room // 3, room)
-    if not functions:
+    if not functions or not parts.names:
         return None
     source, bound = rng.choice(functions)
     old, new = rng.choice(bound), rng.choice(parts.names)
