@@ -34,6 +34,11 @@ def train_tokenizer(texts: list[str], vocabulary: int, characters: int = 6_000_0
     )
     stride = max(1, -(-sum(map(len, texts)) // characters))
     tokenizer.train_from_iterator(texts[::stride], trainer)
+    return wrapped(tokenizer)
+
+
+def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """The tokenizer as transformers knows it."""
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END)
 
 

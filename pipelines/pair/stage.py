@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data_gen.prompts import Prompt, write_prompts
@@ -22,6 +23,13 @@ from selector.files import atomically
 from selector.schema import sha256
 
 PROMPT_CHARACTERS = 1200  # more than `prompts.tokens` usually need
+
+
+class Streams(NamedTuple):
+    """Token ids of the training files and of held-out ones, [tokens] int64 each."""
+
+    training: torch.Tensor
+    held_out: torch.Tensor
 
 
 def plan(config: Config) -> list[str]:
@@ -129,23 +137,43 @@ def counter(tokenizer: PreTrainedTokenizerFast) -> tasks.Count:
 def texts_of(
     files: list[corpus.SourceFile], number: int, tokenizer: PreTrainedTokenizerFast, context: int
 ) -> list[str]:
-    """What a model is trained on: files, then task documents of these files that have `context` tokens at most."""
+    """What a model is trained on: files and, where they are asked for, task documents of at most `context` tokens.
+
+    Tests are two thirds of the library, and much alike: where there are documents of them, these are all that is taken.
+    """
     count = counter(tokenizer)
     made = [document.text for file in files for document in tasks.documents(file, number, count, context // 2)]
-    return [*(file.text for file in files), *made]
+    return [*(file.text for file in files if not (number and file.kind == "tests")), *made]
+
+
+def encoded(config: Config, files: list[corpus.SourceFile], kept: Path) -> tuple[PreTrainedTokenizerFast, Streams]:
+    """The tokenizer, and the training files and some held-out ones as streams of tokens: read where they are `kept`."""
+    embedded = config.pair.embedded
+    if kept.exists():
+        state = torch.load(kept, weights_only=True)
+        return language_model.wrapped(Tokenizer.from_str(state["tokenizer"])), Streams(*state["streams"])
+    training = [file for file in files if not file.held_out][: embedded.max_files]
+    held_out = [file for file in files if file.held_out][:64]
+    tokenizer = language_model.train_tokenizer([file.text for file in training], embedded.vocabulary)
+    streams = Streams(
+        *(
+            language_model.encode_corpus(tokenizer, texts_of(part, embedded.documents, tokenizer, embedded.context))
+            for part in (training, held_out)
+        )
+    )
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with atomically(kept) as partial:
+        torch.save({"tokenizer": tokenizer.backend_tokenizer.to_str(), "streams": tuple(streams)}, partial)
+    return tokenizer, streams
 
 
 def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path, mlflow: Any) -> None:
     """Tokenizer, target, then the draft distilled from it; a finished model is not trained again."""
     embedded = config.pair.embedded
-    training = [file for file in files if not file.held_out][: embedded.max_files]
-    tokenizer = language_model.train_tokenizer([file.text for file in training], embedded.vocabulary)
-    with console.status("encoding the corpus"):
-        stream, held_out = (
-            language_model.encode_corpus(tokenizer, texts_of(part, embedded.documents, tokenizer, embedded.context))
-            for part in (training, [file for file in files if file.held_out][:64])
-        )
     models = folder / "models"
+    corpus_kept = models / "corpus.checkpoint"
+    with console.status("encoding the corpus"):
+        tokenizer, (stream, held_out) = encoded(config, files, corpus_kept)
     target = _trained(config, "target", embedded.target, language_model.next_token_loss, tokenizer, stream, models)
     loss = language_model.distillation_loss(target)
     start = target if embedded.draft.from_target else None
@@ -165,6 +193,7 @@ def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path,
         )
         manifest["copying"] = {"once": once, "again": again}
     write_json(folder / "manifest.json", manifest)
+    corpus_kept.unlink()
     mlflow.log_metric("pair/overlap", overlap)
 
 
