@@ -35,6 +35,14 @@ class EmbeddedModel(Section):
         return self
 
 
+class EmbeddedDraft(EmbeddedModel):
+    """The draft of the embedded pair."""
+
+    from_target: bool = Field(
+        False, description="begin with the target's embedding, first layers and last norm, not with random weights"
+    )
+
+
 class Embedded(Section):
     """The embedded pair, trained on the standard library of the running Python."""
 
@@ -42,11 +50,17 @@ class Embedded(Section):
     context: int = Field(128, ge=16, description="tokens per training sequence")
     held_out: float = Field(0.12, gt=0, lt=1, description="share of the files kept for prompts")
     max_files: int | None = Field(None, ge=8, description="train on the first files only (for tests)")
+    documents: int = Field(
+        0,
+        ge=0,
+        description="task documents of each workload that are made from every file, for training and as prompts; "
+        "0: prompts are pieces of the files",
+    )
     target: EmbeddedModel = Field(
         EmbeddedModel(layers=16, hidden=128, intermediate=352, heads=4, steps=600), description="trained on the text"
     )
-    draft: EmbeddedModel = Field(
-        EmbeddedModel(layers=1, hidden=128, intermediate=352, heads=4, steps=350, learning_rate=4e-3),
+    draft: EmbeddedDraft = Field(
+        EmbeddedDraft(layers=1, hidden=128, intermediate=352, heads=4, steps=350, learning_rate=4e-3),
         description="distilled from the target",
     )
 
@@ -56,6 +70,15 @@ class Embedded(Section):
         """A shape may name only the keys that it changes."""
         default = cls.model_fields[str(info.field_name)].default
         return {**default.model_dump(), **value} if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _draft_from_target(self) -> Embedded:
+        same = all(getattr(self.draft, key) == getattr(self.target, key) for key in ("hidden", "intermediate", "heads"))
+        if self.draft.from_target and not (same and self.draft.layers <= self.target.layers):
+            raise ValueError(
+                "draft.from_target: the draft's layers must be the target's in hidden, intermediate and heads"
+            )
+        return self
 
 
 class Pair(Section):

@@ -34,6 +34,11 @@ def train_tokenizer(texts: list[str], vocabulary: int, characters: int = 6_000_0
     )
     stride = max(1, -(-sum(map(len, texts)) // characters))
     tokenizer.train_from_iterator(texts[::stride], trainer)
+    return wrapped(tokenizer)
+
+
+def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """The tokenizer as transformers knows it."""
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END)
 
 
@@ -46,7 +51,12 @@ def encode_corpus(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> torch
     return torch.tensor(stream)
 
 
-def build_model(shape: EmbeddedModel, vocabulary: int, eos: int, seed: int) -> LlamaForCausalLM:
+def attention(context: int) -> str:
+    """The faster implementation to train with on a CPU, for windows of so many tokens."""
+    return "eager" if context <= 128 else "sdpa"
+
+
+def build_model(shape: EmbeddedModel, vocabulary: int, eos: int, seed: int, context: int) -> LlamaForCausalLM:
     """A Llama with random weights, its head tied to its embedding."""
     torch.manual_seed(seed)
     return LlamaForCausalLM._from_config(
@@ -62,8 +72,14 @@ def build_model(shape: EmbeddedModel, vocabulary: int, eos: int, seed: int) -> L
             bos_token_id=eos,
             eos_token_id=eos,
         ),
-        attn_implementation="eager",  # faster than sdpa to train at this size on a CPU; not saved
+        attn_implementation=attention(context),  # not saved
     )
+
+
+def begin_with(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
+    """Give a draft the target's embedding, first layers and last norm, from which its distillation takes less."""
+    own = draft.state_dict()
+    draft.load_state_dict({name: value for name, value in target.state_dict().items() if name in own})
 
 
 def next_token_loss(model: LlamaForCausalLM, batch_BT: torch.Tensor) -> torch.Tensor:
@@ -72,9 +88,7 @@ def next_token_loss(model: LlamaForCausalLM, batch_BT: torch.Tensor) -> torch.Te
     return F.cross_entropy(logits.float().flatten(0, 1), batch_BT[:, 1:].flatten())
 
 
-def distillation_loss(
-    target: LlamaForCausalLM,
-) -> Loss:
+def distillation_loss(target: LlamaForCausalLM) -> Loss:
     """KL from target to draft plus total variation, the second because acceptance is one minus it."""
 
     def loss(model: LlamaForCausalLM, batch_BT: torch.Tensor) -> torch.Tensor:
@@ -155,3 +169,17 @@ def mean_overlap(target: LlamaForCausalLM, draft: LlamaForCausalLM, stream: torc
     batch_BT = stream[starts[:, None] + torch.arange(context)]
     p, q = (model(batch_BT).logits.float().softmax(-1) for model in (target, draft))
     return torch.minimum(p, q).sum(-1).mean().item()
+
+
+@torch.no_grad()
+def copy_losses(model: LlamaForCausalLM, tokens: int, seed: int) -> tuple[float, float]:
+    """Mean loss in nats on random tokens, and on the same tokens shown again: low where the model can copy.
+
+    Args:
+        tokens: of the random sequence; the model sees twice as many.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    once_BT = torch.randint(model.config.vocab_size, (32, tokens), generator=generator)
+    logits = model(once_BT.repeat(1, 2)).logits[:, :-1].float()
+    loss_BT = F.cross_entropy(logits.transpose(1, 2), once_BT.repeat(1, 2)[:, 1:], reduction="none")
+    return loss_BT[:, : tokens - 1].mean().item(), loss_BT[:, tokens:].mean().item()

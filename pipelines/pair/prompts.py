@@ -13,7 +13,7 @@ from data_gen.prompts import Prompt, take_evenly, write_prompts
 from pipelines.common.prompts import all_prompts
 from pipelines.common.stage import Stage
 from pipelines.config import Config
-from pipelines.pair import corpus
+from pipelines.pair import corpus, tasks
 from pipelines.pair.loading import tokenizer_of
 from selector.schema import InputError, sha256
 
@@ -31,7 +31,7 @@ def write(config: Config, tokenizer: Any, files: list[corpus.SourceFile], source
     if config.prompts.sets:
         write_prompts_of_sets(config, tokenizer, path)
     elif config.prompts.file is None:
-        write_held_out_prompts(config, files, path, source)
+        write_held_out_prompts(config, tokenizer, files, path, source)
     if not config.prompts.sets:
         Stage("prompts", config, {}, ()).say(fitted(config, tokenizer, all_prompts(config))[1])
 
@@ -90,15 +90,25 @@ def write_prompts_of_sets(config: Config, tokenizer: Any, path: Path) -> None:
     _replace(stage, path, list(prompts.values()))
 
 
-def write_held_out_prompts(config: Config, files: list[corpus.SourceFile], path: Path, source: dict[str, Any]) -> None:
-    """The prompts of all kinds that this Python's library has; cheap, so made anew whenever something changed."""
+def write_held_out_prompts(
+    config: Config, tokenizer: Any, files: list[corpus.SourceFile], path: Path, source: dict[str, Any]
+) -> None:
+    """The prompts of all kinds that this Python's library has, or of all workloads that a pair was trained for; cheap,
+    so made anew whenever something changed."""
     inputs = {"corpus": source, "per_source": config.prompts.per_source, "held_out": config.pair.embedded.held_out}
+    workloads = config.pair.target == "embedded" and config.pair.embedded.documents > 0
+    if workloads:
+        kept = path.parent / "models" / "target" / "tokenizer.json"
+        inputs |= {"tokens": config.prompts.tokens, "tokenizer": sha256(kept)}
     stage = Stage("prompts", config, inputs, (path,))
     if not stage.begin():
         return
-    prompts = held_out_prompts(files, config.prompts.per_source)
-    kinds = [kind for kind in corpus.KINDS if any(prompt.kind == kind for prompt in prompts)]
-    for kind in sorted(set(corpus.KINDS) - set(kinds)):
+    if workloads:
+        prompts = workload_prompts(files, config.prompts.per_source, tasks.counter(tokenizer), config.prompts.tokens)
+    else:
+        prompts = held_out_prompts(files, config.prompts.per_source)
+    possible = tasks.WORKLOADS if workloads else corpus.KINDS
+    for kind in sorted(set(possible) - {prompt.kind for prompt in prompts}):
         stage.say(f"this Python has no {kind} in its library: no prompts of that kind")
     _replace(stage, path, prompts)
 
@@ -128,4 +138,15 @@ def held_out_prompts(files: list[corpus.SourceFile], per_source: int) -> list[Pr
                 Prompt(f"{kind}:{file.path}:{start}", text[start : start + PROMPT_CHARACTERS], kind, file.path)
                 for start in chosen
             ]
+    return prompts
+
+
+def workload_prompts(files: list[corpus.SourceFile], per_source: int, count: tasks.Count, tokens: int) -> list[Prompt]:
+    """Prompts of all workloads from held-out files: at most `per_source` of each file, of `tokens` tokens at most."""
+    prompts = []
+    for file in files:
+        if file.held_out:
+            for n, document in enumerate(tasks.documents(file, per_source, count, tokens)):
+                identity = f"{document.workload}:{file.path}:{n}"
+                prompts.append(Prompt(identity, document.prompt, document.workload, file.path))
     return prompts

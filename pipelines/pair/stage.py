@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pipelines.common.console import console, progress
@@ -15,9 +16,16 @@ from pipelines.common.files import write_json
 from pipelines.common.stage import Stage
 from pipelines.common.tracking import mlflow_run
 from pipelines.config import Config, EmbeddedModel
-from pipelines.pair import corpus, language_model, prompts
+from pipelines.pair import corpus, language_model, prompts, tasks
 from pipelines.pair.loading import depends, load_pair, tokenizer_of
 from selector.files import atomically
+
+
+class Streams(NamedTuple):
+    """Token ids of the training files and of held-out ones, [tokens] int64 each."""
+
+    training: torch.Tensor
+    held_out: torch.Tensor
 
 
 def plan(config: Config) -> list[str]:
@@ -63,18 +71,50 @@ def _digest(files: list[corpus.SourceFile]) -> str:
     return hashlib.sha256("".join(file.path + file.sha256 for file in files).encode()).hexdigest()[:16]
 
 
+def texts_of(
+    files: list[corpus.SourceFile], number: int, tokenizer: PreTrainedTokenizerFast, context: int
+) -> list[str]:
+    """What a model is trained on: files and, where they are asked for, task documents of at most `context` tokens.
+
+    Tests are two thirds of the library, and much alike: where there are documents of them, these are all that is taken.
+    """
+    count = tasks.counter(tokenizer)
+    made = [document.text for file in files for document in tasks.documents(file, number, count, context // 2)]
+    return [*(file.text for file in files if not (number and file.kind == "tests")), *made]
+
+
+def encoded(config: Config, files: list[corpus.SourceFile], kept: Path) -> tuple[PreTrainedTokenizerFast, Streams]:
+    """The tokenizer, and the training files and some held-out ones as streams of tokens: read where they are `kept`."""
+    embedded = config.pair.embedded
+    if kept.exists():
+        state = torch.load(kept, weights_only=True)
+        return language_model.wrapped(Tokenizer.from_str(state["tokenizer"])), Streams(*state["streams"])
+    training = [file for file in files if not file.held_out][: embedded.max_files]
+    held_out = [file for file in files if file.held_out][:64]
+    tokenizer = language_model.train_tokenizer([file.text for file in training], embedded.vocabulary)
+    streams = Streams(
+        *(
+            language_model.encode_corpus(tokenizer, texts_of(part, embedded.documents, tokenizer, embedded.context))
+            for part in (training, held_out)
+        )
+    )
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with atomically(kept) as partial:
+        torch.save({"tokenizer": tokenizer.backend_tokenizer.to_str(), "streams": tuple(streams)}, partial)
+    return tokenizer, streams
+
+
 def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path, mlflow: Any) -> None:
     """Tokenizer, target, then the draft distilled from it; a finished model is not trained again."""
     embedded = config.pair.embedded
-    training = [file.text for file in files if not file.held_out][: embedded.max_files]
-    tokenizer = language_model.train_tokenizer(training, embedded.vocabulary)
-    with console.status("encoding the corpus"):
-        stream = language_model.encode_corpus(tokenizer, training)
-        held_out = language_model.encode_corpus(tokenizer, [f.text for f in files if f.held_out][:64])
     models = folder / "models"
+    corpus_kept = models / "corpus.checkpoint"
+    with console.status("encoding the corpus"):
+        tokenizer, (stream, held_out) = encoded(config, files, corpus_kept)
     target = _trained(config, "target", embedded.target, language_model.next_token_loss, tokenizer, stream, models)
     loss = language_model.distillation_loss(target)
-    draft = _trained(config, "draft", embedded.draft, loss, tokenizer, stream, models)
+    start = target if embedded.draft.from_target else None
+    draft = _trained(config, "draft", embedded.draft, loss, tokenizer, stream, models, start)
     overlap = language_model.mean_overlap(target, draft, held_out, embedded.context)
     console.print(f"[bold]pair[/]: mean overlap on held-out text {overlap:.3f}")
     manifest = {
@@ -83,7 +123,14 @@ def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path,
         "tokens": len(stream),
         "files": [{"path": f.path, "sha256": f.sha256, "kind": f.kind, "held_out": f.held_out} for f in files],
     }
+    if embedded.documents:
+        once, again = language_model.copy_losses(target, embedded.context // 2, config.seed)
+        console.print(
+            f"[bold]pair[/]: loss of the target on random tokens {once:.2f}, when they come again {again:.2f}"
+        )
+        manifest["copying"] = {"once": once, "again": again}
     write_json(folder / "manifest.json", manifest)
+    corpus_kept.unlink()
     mlflow.log_metric("pair/overlap", overlap)
 
 
@@ -95,11 +142,16 @@ def _trained(
     tokenizer: PreTrainedTokenizerFast,
     stream: torch.Tensor,
     folder: Path,
+    start: LlamaForCausalLM | None = None,
 ) -> LlamaForCausalLM:
+    """The model as an earlier run has finished it, or trained now; from random weights, or those of `start`."""
     folder.mkdir(parents=True, exist_ok=True)
+    context = config.pair.embedded.context
     if (folder / role / "config.json").exists():  # finished before an interruption; the stage refuses other inputs
-        return LlamaForCausalLM.from_pretrained(folder / role, attn_implementation="eager")
-    model = language_model.build_model(shape, len(tokenizer), tokenizer.eos_token_id, config.seed)
+        return LlamaForCausalLM.from_pretrained(folder / role, attn_implementation=language_model.attention(context))
+    model = language_model.build_model(shape, len(tokenizer), tokenizer.eos_token_id, config.seed, context)
+    if start is not None:
+        language_model.begin_with(model, start)
     checkpoint = folder / f"{role}.checkpoint"
     with progress() as bar:
         task = bar.add_task(f"training the {role}", total=shape.steps, note="")
@@ -108,7 +160,7 @@ def _trained(
             loss_fn,
             stream,
             shape,
-            config.pair.embedded.context,
+            context,
             config.seed,
             checkpoint,
             lambda step, loss: bar.update(task, completed=step, note=f"loss {loss:.3f}"),

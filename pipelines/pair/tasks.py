@@ -1,0 +1,291 @@
+"""Task documents: texts with structure, made from source files, whose outputs repeat their material in six ways.
+
+    edit         a function and a name in it; the whole function again, the name replaced
+    table        a table of the file's definitions; the same cells, its columns reordered and perhaps its rows
+    boilerplate  a short function with a blank; the function once for each of some names
+    code         lines of code; the lines that follow
+    prose        lines of docstrings and comments; the lines that follow
+    quote        how some definitions begin, in words or code; quotations for the names that are asked for
+    mix          several of these, short, one after the other
+
+A document is a prompt (instruction, material, mark) and an output. The prompt ends in a visible character and a line
+break follows, which no token of a byte-level BPE reaches across: the prompt's tokens are the document's first.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from transformers import PreTrainedTokenizerFast
+
+from pipelines.pair.corpus import SourceFile, prose_of
+
+MARK = "# Output:"
+BLANK = "NAME"
+COLUMNS = ("name", "kind", "line", "arguments")
+INSTRUCTION = 40  # tokens that instruction and mark take, or a little more
+LONGEST_TOKEN = 8  # characters of a token, on the average of a function that has more of them than any real one
+TRIES = 4  # draws for each document that is asked for
+Count = Callable[[str], int]  # tokens of a text
+
+
+def counter(tokenizer: PreTrainedTokenizerFast) -> Count:
+    """The number of a text's tokens."""
+    return lambda text: len(tokenizer.backend_tokenizer.encode(text))
+
+
+@dataclass(frozen=True)
+class Document:
+    """`workload` is one of `WORKLOADS`."""
+
+    workload: str
+    instruction: str
+    material: str
+    output: str
+
+    @property
+    def prompt(self) -> str:
+        return f"# {self.instruction}\n{self.material}\n{MARK}"
+
+    @property
+    def text(self) -> str:
+        return f"{self.prompt}\n{self.output}"
+
+
+class Parts:
+    """What documents are made from: the pieces of one source file. A file that is no Python has none."""
+
+    def __init__(self, file: SourceFile, count: Count) -> None:
+        self.text, self.count = file.text, cache(count)
+
+    @cached_property
+    def _nodes(self) -> list[ast.AST]:
+        try:
+            return list(ast.walk(ast.parse(self.text)))
+        except (SyntaxError, ValueError):  # test data of the library is broken on purpose
+            return []
+
+    @cached_property
+    def _definitions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+        found = [n for n in self._nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+        return sorted(found, key=lambda node: node.lineno)
+
+    @cached_property
+    def _functions(self) -> list[tuple[str, list[str]]]:
+        """Source of every function, and the names that it binds and uses again."""
+        found = []
+        for node in self._definitions:
+            if not isinstance(node, ast.ClassDef):
+                source = textwrap.dedent("\n".join(self.code_lines[node.lineno - 1 : node.end_lineno]))
+                bound = {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)} | {
+                    n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+                }
+                words = Counter(re.findall(r"\w+", source))
+                again = sorted(name for name in bound - {"self", "cls"} if words[name] > 1)
+                if again:
+                    found.append((source, again))
+        return found
+
+    def functions(self, least: int, most: int) -> list[tuple[str, list[str]]]:
+        """Sources of the functions that have so many tokens, and the names that each binds and uses again."""
+        short = [(source, names) for source, names in self._functions if len(source) <= LONGEST_TOKEN * most]
+        return [(source, names) for source, names in short if least <= self.count(source) <= most]
+
+    def fitting(self, items: Sequence[str], room: int) -> int:
+        """How many of the first items, each with a line break, have at most `room` tokens together."""
+        taken = 0
+        for item in items:
+            room -= self.count(item + "\n")
+            if room < 0:
+                break
+            taken += 1
+        return taken
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The identifiers of the file that say something."""
+        found = {node.id for node in self._nodes if isinstance(node, ast.Name)}
+        found |= {node.attr for node in self._nodes if isinstance(node, ast.Attribute)}
+        return sorted(name for name in found if 3 <= len(name) <= 16 and not name.startswith("_"))
+
+    @cached_property
+    def rows(self) -> list[tuple[str, ...]]:
+        """Name, kind, line and arguments of every definition: the columns of `COLUMNS`."""
+        return [
+            (
+                node.name,
+                "class" if isinstance(node, ast.ClassDef) else "function",
+                str(node.lineno),
+                "-" if isinstance(node, ast.ClassDef) else ", ".join(a.arg for a in node.args.args) or "-",
+            )
+            for node in self._definitions
+        ]
+
+    @cached_property
+    def sayings(self) -> list[tuple[str, str]]:
+        """Names of definitions and what they begin with: a docstring's first paragraph, or a line of code."""
+        said = {}
+        for node in self._definitions:
+            docstring = ast.get_docstring(node)
+            first = docstring.split("\n\n")[0] if docstring else self.code_lines[node.body[0].lineno - 1]
+            said[node.name] = " ".join(first.split())
+        return [(name, saying) for name, saying in said.items() if len(saying) > 20]
+
+    @cached_property
+    def code_lines(self) -> list[str]:
+        return self.text.split("\n")
+
+    @cached_property
+    def prose_lines(self) -> list[str]:
+        return prose_of(self.text).split("\n")
+
+
+def _word(name: str) -> re.Pattern[str]:
+    return re.compile(rf"\b{re.escape(name)}\b")
+
+
+def replaced(text: str, old: str, new: str) -> str:
+    """The text with every whole word `old` replaced."""
+    return _word(old).sub(new, text)
+
+
+def _edit(parts: Parts, rng: random.Random, room: int) -> Document | None:
+    functions = parts.functions(room // 3, room)
+    if not functions or not parts.names:
+        return None
+    source, bound = rng.choice(functions)
+    old, new = rng.choice(bound), rng.choice(parts.names)
+    if _word(new).search(source):
+        return None
+    return Document("edit", f"Rename {old} to {new} in this function.", source, replaced(source, old, new))
+
+
+def _table(parts: Parts, rng: random.Random, room: int) -> Document | None:
+    first = rng.randrange(len(parts.rows) + 1)
+    lines = [" | ".join(row) for row in parts.rows[first:]]
+    rows = parts.rows[first : first + parts.fitting(lines, room)]
+    if len(rows) < 2:
+        return None
+    order = rng.sample(range(len(COLUMNS)), len(COLUMNS))
+    backwards = rng.random() < 0.5
+    columns = ", ".join(COLUMNS[c] for c in order)
+    return Document(
+        "table",
+        f"Write this table with the columns {columns}, rows from the {'last to the first' if backwards else 'first'}.",
+        "\n".join(" | ".join(row) for row in (COLUMNS, *rows)),
+        "\n".join(" | ".join(row[c] for c in order) for row in (reversed(rows) if backwards else rows)),
+    )
+
+
+def _boilerplate(parts: Parts, rng: random.Random, room: int) -> Document | None:
+    functions = parts.functions(1, room // 4)
+    chosen = rng.sample(functions, min(len(functions), rng.choice((1, 2, 3))))
+    template = "\n\n".join(replaced(source, rng.choice(bound), BLANK) for source, bound in chosen)
+    unused = [name for name in parts.names if not _word(name).search(template)]
+    names = rng.sample(unused, min(len(unused), 8))
+    filled = [replaced(template, BLANK, name) + "\n" for name in names]
+    names = names[: parts.fitting(filled, room)]
+    if not template or len(names) < 2:
+        return None
+    output = "\n".join(filled[: len(names)]).rstrip()
+    return Document("boilerplate", f"Write this with {BLANK} as {', '.join(names)}.", template, output)
+
+
+def _continued(workload: str, parts: Parts, lines: list[str], rng: random.Random, room: int) -> Document | None:
+    first = rng.randrange(len(lines))
+    middle = first + parts.fitting(lines[first : first + room], room)
+    last = middle + parts.fitting(lines[middle : middle + room], room)
+    material, output = "\n".join(lines[first:middle]).rstrip(), "\n".join(lines[middle:last]).rstrip()
+    return Document(workload, f"Continue this {workload}.", material, output) if material and output else None
+
+
+def _code(parts: Parts, rng: random.Random, room: int) -> Document | None:
+    return _continued("code", parts, parts.code_lines, rng, room)
+
+
+def _prose(parts: Parts, rng: random.Random, room: int) -> Document | None:
+    return _continued("prose", parts, parts.prose_lines, rng, room)
+
+
+def _quote(parts: Parts, rng: random.Random, room: int) -> Document | None:
+    first = rng.randrange(len(parts.sayings) + 1)
+    lines = [f"{name}: {saying}" for name, saying in parts.sayings[first:]]
+    said = parts.sayings[first : first + parts.fitting(lines, room)]
+    if len(said) < 2:
+        return None
+    asked = rng.sample(said, len(said))
+    names = ", ".join(name for name, _ in asked)
+    return Document(
+        "quote",
+        f"How do {names} begin? Quote.",
+        "\n".join(lines[: len(said)]),
+        "\n".join(f'{name}: "{saying}"' for name, saying in asked),
+    )
+
+
+def _mix(parts: Parts, rng: random.Random, room: int) -> Document | None:
+    """Three or four of the others, numbered: what is asked, then the outputs."""
+    makers = [maker for workload, maker in MAKERS.items() if workload != "mix"]
+    tasks = rng.sample(makers, rng.choice((3, 4)))
+    each = room // len(tasks) - INSTRUCTION // 4
+    made = [_drawn(maker, parts, rng, each) for maker in tasks]
+    documents = [document for document in made if document is not None]
+    if len(documents) < 2:
+        return None
+    numbered = list(enumerate(documents, 1))
+    return Document(
+        "mix",
+        "Do these one after the other.",
+        "\n".join(f"# {n}. {document.instruction}\n{document.material}" for n, document in numbered),
+        "\n".join(f"# {n}.\n{document.output}" for n, document in numbered),
+    )
+
+
+Maker = Callable[[Parts, random.Random, int], Document | None]
+MAKERS: dict[str, Maker] = {
+    "edit": _edit,
+    "table": _table,
+    "boilerplate": _boilerplate,
+    "code": _code,
+    "prose": _prose,
+    "quote": _quote,
+    "mix": _mix,
+}
+WORKLOADS = tuple(MAKERS)
+
+
+def _drawn(maker: Maker, parts: Parts, rng: random.Random, room: int) -> Document | None:
+    """One document whose material and output have at most `room` tokens each, if some draws find one."""
+    for _ in range(TRIES):
+        document = maker(parts, rng, room)
+        if document and max(parts.count(document.material), parts.count(document.output)) <= room:
+            return document
+    return None
+
+
+def documents(file: SourceFile, number: int, count: Count, tokens: int) -> Iterator[Document]:
+    """Different documents of all workloads from one file, the same ones every time; fewer where it has no more.
+
+    Args:
+        number: of documents of each workload, at most.
+        count: gives the tokens of a text.
+        tokens: of a prompt, and of an output with what ends it, at most; both together have at least as many.
+    """
+    parts = Parts(file, count)
+    for workload, maker in MAKERS.items():
+        rng = random.Random(f"{file.path} {workload}")
+        drawn = (_drawn(maker, parts, rng, tokens - INSTRUCTION) for _ in range(2 * number))
+        different = {document.text: document for document in drawn if document}
+        yield from [document for document in different.values() if _fits(document, count, tokens)][:number]
+
+
+def _fits(document: Document, count: Count, tokens: int) -> bool:
+    prompt, output = count(document.prompt), count("\n" + document.output) + 1
+    return max(prompt, output) <= tokens <= prompt + output
