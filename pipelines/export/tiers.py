@@ -1,8 +1,9 @@
 """Tiers: the selector restricted to few shapes of trees, as engines have a graph for each shape.
 
-Shapes are chosen one at a time, from none on, for all sampling settings together: always the one that adds most net
-tokens (`E - price T`, by the labels) at the roots that the unrestricted selector comes to, where the restricted one
-would take it. That is a greedy choice, at fixed prices and fixed visits; what it loses is then replayed exactly.
+Shapes are chosen one at a time, from none on, for all sampling settings together: the one with which replay is fastest
+beside those that are there. That is a greedy choice, so the best N shapes may be others. Not every shape is replayed:
+an estimate says which few are worth it, the net tokens (`E - price T`, by the labels) that a shape adds at the roots
+that the unrestricted selector comes to, where the restricted one would take it.
 
 Legend: R roots, A actions.
 """
@@ -31,11 +32,11 @@ from selector.tuning import (
     StaticTable,
     actions_of,
     replay_actions,
-    replay_mode,
     sources,
 )
 
 COUNTS = (1, 2, 4, 8, 16, 32)
+SHORTLIST = 4  # shapes that are replayed before one is chosen, beside the best static trees
 CHAINS, TREES = "chains", "all trees"
 
 
@@ -46,18 +47,27 @@ class Setting:
     Attributes:
         mode: how the unrestricted selector decides.
         scores_RA: its predictions.
+        seconds_RA: what a step with a decision takes.
+        static: all trees without decisions.
     """
 
     mode: Mode
     timed: Timed
     scores_RA: Tensor
-    sees: str
+    seconds_RA: Tensor
     policy: bool
     static: StaticTable
 
+    @classmethod
+    def of(cls, mode: Mode, timed: Timed, scores_RA: Tensor, sees: str, policy: bool) -> Setting:
+        return cls(mode, timed, scores_RA, timed.seconds(sees), policy, StaticTable.of(timed))
+
     def replayed(self, mode: Mode) -> Replayed:
         """The texts as a mode decodes them."""
-        return replay_mode(self.timed, self.scores_RA, mode, self.sees, self.policy)
+        if not mode.decides:
+            return self.static.replayed(self.timed.space.index(mode.action))
+        action_R = actions_of(self.timed, self.scores_RA, mode, self.seconds_RA, self.policy)
+        return replay_actions(self.timed, action_R, self.seconds_RA)
 
 
 @dataclass(frozen=True)
@@ -81,8 +91,7 @@ def settings_of(
     for mode in modes:
         mine = timed(texts, (mode.temperature, mode.top_p), config.train.verifier, profile)
         scores_RA = module.scores(mine.texts)
-        policy = not module.is_regressor
-        found.append(Setting(mode, mine, scores_RA, module.hparams["sees"], policy, StaticTable.of(mine)))
+        found.append(Setting.of(mode, mine, scores_RA, module.hparams["sees"], not module.is_regressor))
     return found
 
 
@@ -90,15 +99,22 @@ def settings_of(
 def shapes_in_order(settings: list[Setting], candidates: list[int], count: int) -> list[int]:
     """Positions of up to so many shapes; the first n of them are the choice for n."""
     worths = [worth_of(setting) for setting in settings]
+    whole = [setting.replayed(setting.mode).speed for setting in settings]
     best = [(torch.full((len(w.net_RA),), -torch.inf), torch.zeros(len(w.net_RA))) for w in worths]
     order: list[int] = []
+
+    def speed(shape: int) -> float:
+        """Over the unrestricted selector's, summed over the settings."""
+        each = zip(settings, whole, strict=True)
+        return sum(setting.replayed(_mode(setting, [*order, shape])).speed / own for setting, own in each)
+
     while len(order) < min(count, len(candidates)):
-        left = [a for a in candidates if a not in order]
-        gain_A = sum(_gains(w, *state)[left] for w, state in zip(worths, best, strict=True))
-        assert isinstance(gain_A, Tensor)
-        at = left[int(gain_A.argmax())]
-        order.append(at)
-        best = [_with(w, *state, at) for w, state in zip(worths, best, strict=True)]
+        left = torch.tensor([a for a in candidates if a not in order])
+        gain_A = torch.stack([_gains(w, *state) for w, state in zip(worths, best, strict=True)]).sum(0)[left]
+        likely = {int(left[at]) for at in gain_A.topk(min(SHORTLIST, len(left))).indices}
+        likely |= {int(left[setting.static.speeds()[left].argmax()]) for setting in settings}
+        order.append(max(sorted(likely), key=speed))
+        best = [_with(w, *state, order[-1]) for w, state in zip(worths, best, strict=True)]
     return order
 
 
@@ -117,7 +133,7 @@ def _with(worth: Worth, chosen_R: Tensor, net_R: Tensor, at: int) -> tuple[Tenso
 def worth_of(setting: Setting) -> Worth:
     """Of every shape at every root; where nothing is decided, and at first roots, a shape is taken for its mean."""
     timed, mode = setting.timed, setting.mode
-    seconds_RA = timed.seconds(setting.sees if mode.decides else None)
+    seconds_RA = setting.seconds_RA if mode.decides else timed.seconds()
     whole = replay_actions(timed, actions_of(timed, setting.scores_RA, mode, seconds_RA, setting.policy), seconds_RA)
     share_R = (whole.visits_R / whole.tokens_X.sum()).float()
     net_RA = (timed.space.efficiencies(timed.survivals_RS) - mode.speed * seconds_RA) * share_R.unsqueeze(-1)
@@ -133,13 +149,18 @@ def worth_of(setting: Setting) -> Worth:
     return Worth(torch.where(timed.texts.first_R.unsqueeze(-1), static_A, chosen_RA), net_RA)
 
 
-def restricted(setting: Setting, shapes: list[int]) -> Judged:
-    """The mode that has these shapes alone: its best static tree, and decisions where they still pay."""
+def _mode(setting: Setting, shapes: list[int]) -> Mode:
+    """The mode of some shapes alone, with the best static tree among them."""
     allowed_A = torch.zeros(len(setting.timed.space), dtype=torch.bool)
     allowed_A[shapes] = True
-    best = setting.static.best(allowed_A=allowed_A)
-    static = setting.static.replayed(best)
-    mode = replace(setting.mode, action=setting.timed.space.actions[best], allowed=tuple(sorted(shapes)))
+    action = setting.timed.space.actions[setting.static.best(allowed_A=allowed_A)]
+    return replace(setting.mode, action=action, allowed=tuple(sorted(shapes)))
+
+
+def restricted(setting: Setting, shapes: list[int]) -> Judged:
+    """The mode of some shapes alone, which decides where that still pays, over the best static tree among them."""
+    mode = _mode(setting, shapes)
+    static = setting.static.replayed(setting.timed.space.index(mode.action))
     group_X = sources(setting.timed.texts)
     judged = Judged(mode, ratio_of_speeds(setting.replayed(mode), static, group_X))
     if judged.pays:
