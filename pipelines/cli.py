@@ -8,6 +8,7 @@ import errno
 import hashlib
 import importlib
 import importlib.util
+import json
 import logging
 import os
 import sys
@@ -31,6 +32,8 @@ USAGE_OF = "espalier {stage} [--config FILE] [section.key=value ...] [--plan]\n"
 OPTIONS = """Options:
   --config FILE  the run's YAML file (configs/demo.yaml)
   --plan         print what would be done, with sizes, and do nothing
+  --from FILE    latency: read an engine's own step times, a CSV file
+  --engine NAME  export: write the table of vllm, sglang or tensorrt-llm
   --help         of a stage: what it does, and the keys that it reads, with defaults"""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -42,6 +45,8 @@ def espalier(
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value", show_default=False)] = None,
     config: Annotated[Path, typer.Option(help="the run's YAML file")] = Path("configs/demo.yaml"),
     plan: Annotated[bool, typer.Option("--plan", help="print what would be done, with sizes, and do nothing")] = False,
+    timings: Annotated[str, typer.Option("--from", help="latency: an engine's own step times, a CSV file")] = "",
+    engine: Annotated[str, typer.Option("--engine", help="export: vllm, sglang or tensorrt-llm")] = "",
     help_: Annotated[bool, typer.Option("--help", help="what the stage does, and the keys that it reads")] = False,
 ) -> None:
     """Learn where a speculative decoder's draft tree should branch: from a pair of models to a selector.
@@ -52,7 +57,8 @@ def espalier(
         if help_ or not stage:
             print(usage(stage))
         else:
-            run(stage, config, overrides or [], plan)
+            flags = {"latency.timings": timings, "export.engine": engine}
+            run(stage, config, [*(overrides or []), *flagged(stage, flags)], plan)
     except InputError as error:
         print(f"espalier: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
@@ -82,6 +88,16 @@ def run(stage: str, file: Path, overrides: list[str], plan: bool) -> None:
     with only_one(config.folder):
         for module in modules.values():
             module.run(config)
+
+
+def flagged(stage: str, flags: dict[str, str]) -> list[str]:
+    """Flags as overrides of the keys that they set; InputError where they belong to another stage."""
+    given = {key: value for key, value in flags.items() if value}
+    for key in given:
+        owner = key.partition(".")[0]
+        if stage not in (owner, ALL):
+            raise InputError(f"{key} is a key of the {owner} stage")
+    return [f"{key}={json.dumps(value)}" for key, value in given.items()]
 
 
 @contextmanager

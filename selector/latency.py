@@ -6,59 +6,20 @@ Legend: L context lengths, A actions.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from dataclasses import asdict, dataclass, field, replace
 from operator import mul
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, Choice, Lookup
+from selector.actions import EMPTY, ActionSpace, Choice, Lookup
 from selector.schema import FEATURES, FULL, LIGHT, MATCH, SCHEMA_VERSION, InputError
+from selector.tables import Batches, Table, number
 
-
-@dataclass(frozen=True)
-class Table:
-    """Seconds on a grid of two sizes; linear in between, constant beyond: measure what you serve."""
-
-    lengths: list[int]
-    sizes: list[int]
-    seconds: list[list[float]]  # [length][size]
-
-    def __post_init__(self) -> None:
-        """ValueError or TypeError where this is no grid of times."""
-        for grid in (self.lengths, self.sizes):
-            if not grid or any(b <= a for a, b in pairwise([-1, *grid])):
-                raise ValueError("sizes ascend, from 0 on")
-        rows = [list(map(number, row)) for row in self.seconds]
-        if [len(row) for row in rows] != [len(self.sizes)] * len(self.lengths) or min(map(min, rows)) < 0:
-            raise ValueError("one time for every length and size, and none below 0")
-
-    def at(self, length: float, size: float) -> float:
-        columns = [_interpolate(self.sizes, row, size) for row in self.seconds]
-        return _interpolate(self.lengths, columns, length)
-
-
-def number(value: object) -> float:
-    """A finite number as it is; TypeError or ValueError where it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is no number")
-    if not math.isfinite(value):
-        raise ValueError(f"{value} is not finite")
-    return value
-
-
-def _interpolate(grid: list[int], values: list[float], x: float) -> float:
-    x = min(max(x, grid[0]), grid[-1])
-    if x == grid[-1]:
-        return values[-1]
-    i = next(i for i in range(len(grid)) if x < grid[i + 1])
-    share = (x - grid[i]) / (grid[i + 1] - grid[i])
-    return values[i] + share * (values[i + 1] - values[i])
+MOST_TOKENS = 1 + max(action.nodes for action in ActionSpace.default())  # of a tree, the root included
 
 
 class Correction(NamedTuple):
@@ -91,6 +52,8 @@ class LatencyProfile:
         labelling: of data generation, seconds per `token` of a text that the target writes, per token that is `decoded`
             speculatively, and per `root` that is labelled; empty where it was not measured.
         corrections: by verifier; none where they were not fitted.
+        batches: the passes of several requests together, where an engine's times were read; `draft` and `target` are
+            then those of the fewest requests. A profile without it is of one request.
     """
 
     device: str
@@ -103,6 +66,7 @@ class LatencyProfile:
     labelling: dict[str, float] = field(default_factory=dict)
     nucleus: float = 0.0
     corrections: dict[str, Correction] = field(default_factory=dict)
+    batches: Batches | None = None
 
     @classmethod
     def load(cls, path: Path) -> LatencyProfile:
@@ -116,7 +80,8 @@ class LatencyProfile:
             corrections = {
                 name: Correction(*map(number, seconds)) for name, seconds in values.pop("corrections").items()
             }
-            profile = cls(draft=draft, target=target, verify=verify, corrections=corrections, **values)
+            batches = _batches(values.pop("batches", None))
+            profile = cls(draft=draft, target=target, verify=verify, corrections=corrections, batches=batches, **values)
             number(profile.step)
             times = (profile.nucleus, *profile.decide.values(), *profile.labelling.values())
             if min(map(number, times)) < 0 or not all(isinstance(x, str) for x in (profile.device, profile.pair)):
@@ -130,7 +95,25 @@ class LatencyProfile:
         return profile
 
     def to_json(self) -> dict[str, object]:
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+        values = asdict(self)
+        if self.batches is None:
+            del values["batches"]  # a profile of one request is the file that it has always been
+        return {"schema_version": SCHEMA_VERSION, **values}
+
+    def at_batch(self, batch: int) -> LatencyProfile:
+        """The times of a step in which so many requests are decoded together, all with one shape of tree.
+
+        A draft pass over several branches counts as one over a single token of each request: engines draft chains.
+
+        Raises:
+            InputError: there are times of one request alone.
+        """
+        if self.batches is None:
+            if batch == 1:
+                return self
+            raise InputError(f"the latency profile of {self.device} holds times of one request alone")
+        draft, target = self.batches.at(batch, MOST_TOKENS)
+        return replace(self, draft=draft, target=target, batches=None)
 
     def action_seconds(
         self,
@@ -184,6 +167,14 @@ class LatencyProfile:
         lengths = self.draft.lengths if len(self.draft.lengths) > 1 else [0, *self.draft.lengths]
         rows = [[self.action_seconds(a, length, verifier, sees, filtered) for a in actions] for length in lengths]
         return torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)
+
+
+def _batches(values: dict[str, Any] | None) -> Batches | None:
+    """The batch axis from JSON."""
+    if values is None:
+        return None
+    draft, target = ([Table(**table) for table in values.pop(role)] for role in ("draft", "target"))
+    return Batches(draft=draft, target=target, **values)
 
 
 def _draft_passes(action: Choice, length: float, root: bool) -> list[tuple[float, int]]:

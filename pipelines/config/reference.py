@@ -20,7 +20,7 @@ READS = {  # sections that a stage reads, beside the keys of the run itself
     "data": ("pair", "prompts", "sampling", "data"),
     "train": ("sampling", "data", "train"),
     "evaluate": ("pair", "prompts", "sampling", "train", "evaluate"),
-    "export": ("pair", "sampling", "train"),
+    "export": ("pair", "sampling", "train", "export"),
     "report": ("sampling", "train"),
     "quick": ("pair", "prompts", "sampling", "data", "latency", "quick"),
     "audit": ("pair", "prompts", "data", "audit"),

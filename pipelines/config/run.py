@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from pipelines.config.sections import (
     Data,
     Evaluate,
+    Export,
     Latency,
     Pair,
     Prompts,
@@ -42,6 +43,7 @@ class Config(Section):
     latency: Latency = Latency()
     train: Train = Train()
     evaluate: Evaluate = Evaluate()
+    export: Export = Export()
     quick: Quick = Quick()
     audit: Audit = Audit()
     bench: Bench = Bench()

@@ -271,6 +271,14 @@ class Latency(Section):
     nodes: tuple[int, ...] = Field((1, 2, 5, 9, 17, 25, 41), description="nodes of a target pass, the root included")
     repeats: int = Field(12, ge=3, description="of every pass; the median counts")
     prompts: int = Field(8, ge=1, description="training prompts on which real decoding steps are timed")
+    timings: Path | None = Field(
+        None, description="an engine's own step times (CSV), read beside this machine's; --from FILE says the same"
+    )
+    stepped: bool = Field(
+        True,
+        description="of `timings`: a size between two timed ones costs what the larger one does, as with captured "
+        "graphs; false: linear in between",
+    )
 
     @field_validator("lengths", "widths", "nodes")
     @classmethod
@@ -297,3 +305,14 @@ class Evaluate(Section):
         (), description="synthetic profiles: a draft pass as a share of a target pass, 32 tokens at the price of one"
     )
     bootstrap: int = Field(2000, ge=100, description="resamples of the sources")
+
+
+class Export(Section):
+    """What is made of the selector and the labels for engines."""
+
+    engine: Literal["vllm", "sglang", "tensorrt-llm"] | None = Field(
+        None, description="also write this engine's table of chain lengths; --engine NAME says the same"
+    )
+    tiers: int | None = Field(
+        None, ge=1, description="shapes of trees that the exported selector may take; null: those that training kept"
+    )

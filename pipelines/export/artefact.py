@@ -10,6 +10,7 @@ import torch
 from pipelines.common.stage import provenance
 from pipelines.config import Config
 from pipelines.data.traces import timed
+from pipelines.export.tiers import limited_modes
 from pipelines.latency.profile import load_profile
 from pipelines.pair.loading import pair_names
 from pipelines.train.result import chosen_of, load_module, load_result
@@ -37,6 +38,9 @@ def build(config: Config, folder: Path, splits: dict[str, Texts], evaluation: di
     module, chosen = load_module(config, result["chosen"], result), chosen_of(result)
     target, draft = pair_names(config)
     texts = splits["validation"]
+    modes, tiers = chosen["modes"], None
+    if config.export.tiers is not None:
+        modes, tiers = limited_modes(config, module, texts, modes, profile)
     facts: dict[str, Any] = {
         "pair": {"target": target, "draft": draft, "fingerprint": profile.pair},
         "run_id": chosen["run_id"],
@@ -44,10 +48,10 @@ def build(config: Config, folder: Path, splits: dict[str, Texts], evaluation: di
             **chosen["metrics"],
             "actions_compared": int((~texts.first_R).sum()),
             "evaluation": evaluation,
+            **({} if tiers is None else {"tiers": tiers}),
         },
         "provenance": provenance(config),
     }
-    modes = chosen["modes"]
 
     def check(selector: Selector) -> None:
         differing = count_differing(config, module, selector, texts, profile)

@@ -7,6 +7,7 @@ from pipelines.common.stage import Stage, require
 from pipelines.common.tracking import mlflow_run
 from pipelines.config import Config
 from pipelines.data.traces import load_traces
+from pipelines.engines import tables
 from pipelines.export.artefact import build
 from pipelines.export.registry import register
 from pipelines.latency.profile import load_profile
@@ -15,10 +16,18 @@ from selector.schema import sha256
 
 
 def plan(config: Config) -> list[str]:
-    return [f"write {config.folder / 'selector'} and compare it with the trained module on the validation split"]
+    engine = [f"write {config.folder / 'engines' / config.export.engine}"] if config.export.engine else []
+    return [
+        *engine,
+        f"write {config.folder / 'selector'} and compare it with the trained module on the validation split",
+    ]
 
 
 def run(config: Config) -> None:
+    if config.export.engine is not None:
+        tables.run(config, config.export.engine)
+        if not (config.folder / "training" / "result.json").exists():
+            return  # an engine's table needs labels alone
     folder = config.folder / "selector"
     result = load_result(config)
     decides = decision_digest(config, result)
@@ -33,6 +42,7 @@ def run(config: Config) -> None:
         "evaluation": None if evaluation is None else sha256(path),
         "latency": profile.to_json(),
         "mlflow_model": config.mlflow_model,
+        "tiers": config.export.tiers,
     }
     stage = Stage("export", config, inputs, (folder,))
     if not stage.begin():

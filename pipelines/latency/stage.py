@@ -18,6 +18,7 @@ from pipelines.common.stage import Stage
 from pipelines.common.tracking import mlflow_run
 from pipelines.config import Config
 from pipelines.data.shards import PARTS, Work, make_shard
+from pipelines.latency import timings
 from pipelines.latency.decision import decision_seconds
 from pipelines.latency.profile import profile_path
 from pipelines.pair.loading import load_pair
@@ -35,17 +36,28 @@ REAL_TOKENS = 24  # of each text whose decoding steps the times are fitted to, a
 
 
 def plan(config: Config) -> list[str]:
+    if reads_only(config):
+        return [f"read the step times of an engine from {config.latency.timings}"]
     cells = len(config.latency.lengths) * (len(config.latency.widths) + len(config.latency.nodes))
     return [f"{cells} pass sizes and {len(config.verifiers)} verifiers, {config.latency.repeats} times each"]
 
 
+def reads_only(config: Config) -> bool:
+    """Whether an engine's times are to be read, and this machine's are there: they stay as they are."""
+    return config.latency.timings is not None and profile_path(config).exists()
+
+
 def run(config: Config) -> None:
+    if config.latency.timings is not None:
+        timings.run(config, config.latency.timings)
+        if reads_only(config):
+            return
     pair = load_pair(config)
     device = latency.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
     depends = {
         "device": device,
         "pair": pair.fingerprint,
-        "latency": config.latency.model_dump(mode="json"),
+        "latency": config.latency.model_dump(mode="json", exclude={"timings", "stepped"}),
         "verifiers": list(config.verifiers),
         "labelling": {"texts_per_shard": config.data.texts_per_shard, "threads": config.data.threads},
         "selector": config.train.network,

@@ -1,0 +1,45 @@
+"""Step times of two engines that do not exist, as `espalier latency --from` reads them.
+
+    python -m tests.pipelines.gpus flat > flat.csv
+
+`flat`: a pass costs the same up to 256 tokens, and grows with them beyond. `stepped`: graphs are captured at powers of
+two up to 128 tokens, and a pass costs what the next captured size does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+VERIFIED = range(1, 10)
+CONTEXT = 512
+Seconds = Callable[[int], float]  # of a pass of the target over so many tokens; the draft takes a 20th
+
+
+def flat(tokens: int) -> float:
+    return 20e-3 * max(1.0, tokens / 256)
+
+
+def stepped(tokens: int) -> float:
+    padded = tokens if tokens > 128 else next(2**i for i in range(8) if tokens <= 2**i)
+    return 16e-3 + 2e-4 * padded
+
+
+def step(seconds: Seconds, batch: int, verified: int, passes: int) -> float:
+    """A whole step of an engine."""
+    target = seconds(batch * verified) if verified else 0.0
+    return target + passes * seconds(batch) / 20
+
+
+def timings(seconds: Seconds, batches: tuple[int, ...] = BATCHES) -> str:
+    """The CSV file: chains of every length, and the draft alone, for every batch size."""
+    work = [(0, 1), *((verified, verified - 1) for verified in VERIFIED)]
+    lines = ["batch,context,verified,passes,seconds"]
+    for batch in batches:
+        lines += [f"{batch},{CONTEXT},{v},{p},{step(seconds, batch, v, p):.9g}" for v, p in work]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(timings({"flat": flat, "stepped": stepped}[sys.argv[1]]), end="")

@@ -1,0 +1,241 @@
+"""Tables for the engines of today: the best lengths, and the files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from pipelines.cli import main
+from pipelines.config import Config, SamplingSetting
+from pipelines.engines.engine import Engine, Range, Served, ranges_of
+from pipelines.engines.lengths import Choice, best_lengths
+from pipelines.engines.sglang import ADAPTIVE, adaptive_config
+from pipelines.engines.tables import ENGINES, chain_verifiers, draws, table_of
+from pipelines.engines.tensorrt_llm import llm_args
+from pipelines.engines.vllm import speculative_config
+from pipelines.latency.timings import profile_of, read_timings
+from selector.data import Texts
+from selector.latency import LatencyProfile
+from selector.schema import InputError
+from tests.pipelines.gpus import BATCHES, Seconds, flat, step, stepped, timings
+from tests.pipelines.runs import SMALL, command
+from tests.selector.synthetic import survivals_of, texts
+
+GOLDEN = Path(__file__).parent / "golden"
+ACCEPTED = 0.8  # of every drafted token
+GPUS = {"flat": flat, "stepped": stepped}
+VERIFIERS = ("specinfer", "traversal")
+
+
+def profile(seconds: Seconds, folder: Path) -> LatencyProfile:
+    path = folder / "timings.csv"
+    path.write_text(timings(seconds))
+    return profile_of(read_timings(path), "timings.csv", True, "pair", VERIFIERS)
+
+
+def even(accepted: float = ACCEPTED) -> Texts:
+    """Texts in which every drafted token is accepted with one probability."""
+    made = texts(count=4, roots=6)
+    survivals = survivals_of(torch.full((len(made.length_R),), accepted)).half()
+    return replace(made, survivals=dict.fromkeys(VERIFIERS, survivals))
+
+
+def speed(seconds: Seconds, batch: int, length: int, accepted: float = ACCEPTED) -> float:
+    """Of a whole batch, by the formula."""
+    return batch * (1 - accepted ** (length + 1)) / (1 - accepted) / step(seconds, batch, length + 1, length)
+
+
+def planned(
+    seconds: Seconds, folder: Path, engine: Engine = ENGINES["vllm"], accepted: float = ACCEPTED
+) -> list[Choice]:
+    own = profile(seconds, folder)
+    return best_lengths(even(accepted), "traversal", own, engine.defaults, "specinfer", engine.first_is_longest)
+
+
+@pytest.mark.parametrize("seconds", GPUS.values(), ids=GPUS)
+@pytest.mark.parametrize("accepted", [0.8, 0.95])
+def test_a_planted_optimum_is_found_at_every_batch_size(seconds: Seconds, accepted: float, tmp_path: Path) -> None:
+    found = planned(seconds, tmp_path, accepted=accepted)
+    assert [choice.batch for choice in found] == list(BATCHES)
+    rounded = float(torch.tensor(accepted).half())
+    for choice in found:
+        by_length = [speed(seconds, choice.batch, length, rounded) for length in range(9)]
+        assert by_length[choice.length] == pytest.approx(max(by_length), rel=2e-3)
+        assert choice.tokens_per_second == pytest.approx(by_length[choice.length], rel=2e-3)
+    assert len({choice.length for choice in found}) > 1  # the optimum moves with the batch
+
+
+@pytest.mark.parametrize("seconds", GPUS.values(), ids=GPUS)
+def test_gains_over_the_defaults_are_those_of_the_formula(seconds: Seconds, tmp_path: Path) -> None:
+    for choice in planned(seconds, tmp_path):
+        expected = speed(seconds, choice.batch, choice.length) / speed(seconds, choice.batch, 5)
+        assert choice.gains["5 tokens"].value == pytest.approx(expected, rel=2e-3)
+    for choice in planned(seconds, tmp_path, ENGINES["sglang"]):
+        candidates = next(ADAPTIVE[size] for size in sorted(ADAPTIVE, reverse=True) if size <= choice.batch)
+        best = max(speed(seconds, choice.batch, length) for length in candidates)
+        expected = speed(seconds, choice.batch, choice.length) / best
+        assert choice.gains["best of its adaptive default"].value == pytest.approx(expected, rel=2e-3)
+        assert choice.gains["3 steps"].value >= 0.999
+
+
+def test_block_labels_are_compared_with_what_the_engine_does_unasked(tmp_path: Path) -> None:
+    labels = {"traversal": even(0.9).survivals["traversal"], "specinfer": even(0.6).survivals["specinfer"]}
+    mixed = replace(even(), survivals=labels)
+    (first, *_) = best_lengths(mixed, "traversal", profile(flat, tmp_path), {"5 tokens": {1: (5,)}}, "specinfer")
+    expected = speed(flat, 1, first.length, 0.9) / speed(flat, 1, 5, 0.6)
+    assert first.gains["5 tokens"].value == pytest.approx(expected, rel=2e-3)
+
+
+def test_a_default_that_was_not_timed_has_no_gain(tmp_path: Path) -> None:
+    found = best_lengths(even(), "traversal", profile(flat, tmp_path), {"12 tokens": {1: (12,)}}, "traversal")
+    assert all(choice.gains == {} for choice in found)
+
+
+def test_larger_batches_draft_no_longer_chains_where_an_engine_forbids_it(tmp_path: Path) -> None:
+    """Here drafting is dear for one request and cheap for eight."""
+    rows = ["batch,context,verified,passes,seconds"]
+    for batch, draft in ((1, 0.02), (8, 0.001)):
+        rows += [f"{batch},512,{length + 1},{length},{0.02 + length * draft}" for length in range(9)]
+        rows.append(f"{batch},512,0,1,{draft}")
+    path = tmp_path / "timings.csv"
+    path.write_text("\n".join(rows) + "\n")
+    made = profile_of(read_timings(path), "timings.csv", True, "pair", VERIFIERS)
+    free, tied = (best_lengths(even(), "traversal", made, {}, "traversal", tied) for tied in (False, True))
+    assert free[1].length > free[0].length == tied[0].length == tied[1].length
+
+
+def test_sizes_between_timed_ones_take_the_length_of_the_larger_one() -> None:
+    choices = [Choice(batch, length, 1.0, 1.0, {}) for batch, length in ((1, 5), (4, 5), (8, 3), (64, 0))]
+    assert ranges_of(choices) == [Range(1, 4, 5), Range(5, 8, 3), Range(9, 64, 0)]
+
+
+SERVED = Served("target", "draft", True, True, [Range(1, 4, 5), Range(5, 8, 3), Range(9, 64, 0)])
+
+
+def test_what_vllm_reads() -> None:
+    written = speculative_config(SERVED)
+    assert written["num_speculative_tokens_per_batch_size"] == [[1, 4, 5], [5, 8, 3], [9, 64, 0]]
+    assert (written["num_speculative_tokens"], written["method"]) == (5, "draft_model")
+    assert (written["rejection_sample_method"], written["draft_sample_method"]) == ("block", "probabilistic")
+    plain = speculative_config(replace(SERVED, block=False, sampled=False))
+    assert (plain["rejection_sample_method"], plain["draft_sample_method"]) == ("standard", "greedy")
+    assert ENGINES["vllm"].command(SERVED, "a.json") == (
+        'vllm serve target --max-num-seqs 64 --speculative-config "$(cat a.json)"'
+    )
+
+
+def test_what_sglang_reads() -> None:
+    assert adaptive_config(SERVED) == {str(b): {"candidate_steps": [n]} for b, n in ((1, 5), (5, 3), (9, 0))}
+    line = ENGINES["sglang"].command(SERVED, "a.json")
+    for part in ("--speculative-eagle-topk 1", "--speculative-num-steps 5", "--speculative-num-draft-tokens 6"):
+        assert part in line
+    assert line.endswith("--speculative-use-rejection-sampling --speculative-use-block-verification")
+    assert "rejection" not in ENGINES["sglang"].command(replace(SERVED, sampled=False), "a.json")
+
+
+def test_what_tensorrt_llm_reads_means_the_same_in_both_of_its_versions() -> None:
+    config = llm_args(SERVED)["speculative_config"]
+    schedule = config["draft_len_schedule"]
+    assert schedule[min(schedule)] == config["max_draft_len"] == max(schedule.values()) and 1 in schedule
+    for batch in range(1, 65):
+        wanted = next(each.length for each in SERVED.ranges if batch <= each.last)
+        smallest = schedule[max(size for size in schedule if size <= batch)]  # 1.2: keys are lower ends
+        largest = schedule[min(size for size in schedule if size >= batch)]  # 1.3: upper ends
+        assert smallest == largest == wanted
+    assert config["use_rejection_sampling"]
+    assert "use_rejection_sampling" not in llm_args(replace(SERVED, sampled=False))["speculative_config"]
+
+
+@pytest.mark.parametrize(("gpu", "name"), list(itertools.product(GPUS, ENGINES)))
+def test_files_are_those_of_the_golden_folder(gpu: str, name: str, tmp_path: Path) -> None:
+    """Of texts in which a token in five is rejected, on two GPUs that do not exist."""
+    engine = ENGINES[name]
+    own = profile(GPUS[gpu], tmp_path)
+    served, _ = table_of(engine, SamplingSetting(), even(), ("traversal", "specinfer"), own, ("T", "D"))
+    assert served is not None
+    assert engine.write(served) == (GOLDEN / f"{name}-{gpu}.{engine.suffix}").read_text()
+
+
+@pytest.mark.parametrize(
+    ("temperature", "draft", "drawn"),
+    [(1.0, None, True), (1.0, 1.0, True), (0.0, None, False), (1.0, 0.0, False), (0.0, 0.3, None), (1.0, 0.5, None)],
+)
+def test_engines_draw_drafts_at_the_requests_temperature_or_take_the_likeliest(
+    temperature: float, draft: float | None, drawn: bool | None
+) -> None:
+    assert draws(SamplingSetting(temperature=temperature, draft_temperature=draft)) is drawn
+
+
+def test_the_runs_verifiers_on_chains() -> None:
+    several = ("lifted_uniform", "specinfer")
+    assert chain_verifiers(ENGINES["vllm"], several, "vllm") == ("lifted_uniform", "specinfer")
+    assert chain_verifiers(ENGINES["tensorrt-llm"], several, "tensorrt-llm") == ("specinfer", "specinfer")
+    assert chain_verifiers(ENGINES["sglang"], ("traversal",), "sglang") == ("traversal", "traversal")
+    with pytest.raises(InputError, match="verifiers: tensorrt-llm verifies chains as one of naive"):
+        chain_verifiers(ENGINES["tensorrt-llm"], ("traversal",), "tensorrt-llm")
+
+
+@pytest.fixture
+def finished(demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the finished run; the working directory."""
+    for name in ("runs", "mlruns"):
+        shutil.copytree(demo[0] / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return tmp_path
+
+
+def espalier(monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> int:
+    """Run a stage in this process; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["espalier", *command(stage, *SMALL, *arguments)[3:]])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    return int(exit_.value.code or 0)
+
+
+def test_a_finished_run_gets_tables_for_an_engine(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (finished / "runs/demo/latency.json").read_bytes()
+    assert espalier(monkeypatch, "export", "--engine", "vllm") == 2
+    assert "no engine's times there: espalier latency --from timings.csv" in capsys.readouterr().err
+    (finished / "timings.csv").write_text(timings(stepped))
+    assert espalier(monkeypatch, "latency", "--from", "timings.csv") == 0
+    assert (finished / "runs/demo/latency.json").read_bytes() == before  # this machine's own
+    for name in ENGINES:
+        assert espalier(monkeypatch, "export", "--engine", name) == 0
+        folder = finished / "runs/demo/engines" / name
+        page = (folder / "README.md").read_text()
+        assert page.count("\n## ") == 3  # sampling settings
+        written = {path.stem: path for path in folder.iterdir() if path.suffix == f".{ENGINES[name].suffix}"}
+        tables = {stem: path for stem, path in written.items() if not stem.endswith(".prediction")}
+        for stem, path in tables.items():
+            assert path.name in page
+            yaml.safe_load(path.read_text())
+            rows = json.loads((folder / f"{stem}.prediction.json").read_text())
+            assert [row["batch"] for row in rows] == list(BATCHES)
+            assert all(gain["value"] > 0.99 for row in rows for gain in row["gains"].values())
+    assert espalier(monkeypatch, "export", "--engine", "vllm") == 0
+    assert "reusing" in capsys.readouterr().out
+
+
+def test_a_flag_of_another_stage_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert espalier(monkeypatch, "train", "--engine", "vllm") == 2
+    assert capsys.readouterr().err == "espalier: export.engine is a key of the export stage\n"
+    assert espalier(monkeypatch, "export", "--engine", "other") == 2
+    assert "export.engine" in capsys.readouterr().err
+
+
+def test_the_key_and_the_flag_say_the_same() -> None:
+    assert Config(name="a", export={"engine": "sglang"}).export.engine == "sglang"

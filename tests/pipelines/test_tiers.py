@@ -1,0 +1,120 @@
+"""The selector restricted to few shapes."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pipelines.config import Config
+from pipelines.export.tiers import (
+    CHAINS,
+    COUNTS,
+    TREES,
+    Setting,
+    candidates_of,
+    limited_modes,
+    restricted,
+    shapes_in_order,
+    tiers,
+)
+from selector.actions import Action
+from selector.decision import Mode
+from selector.module import SelectorModule
+from selector.schema import LIGHT
+from selector.tuning import StaticTable, best_static, tuned
+from tests.selector.synthetic import SPACE, opinionated, profile, static_mode, texts, timed
+
+
+def setting(decides: bool = True) -> Setting:
+    """A selector that knows which roots are easy, on texts of which half the roots are; or a static tree."""
+    own = timed(texts(count=6, roots=12))
+    scores_RA = SPACE.efficiencies(own.survivals_RS)
+    mode = best_static(own, StaticTable.of(own), own.setting)
+    if decides:
+        mode = tuned(own, scores_RA, mode, LIGHT).mode
+    return Setting.of(mode, own, scores_RA, LIGHT, policy=False)
+
+
+@pytest.fixture(scope="module")
+def knowing() -> Setting:
+    return setting()
+
+
+@pytest.fixture(scope="module")
+def rows(knowing: Setting) -> list[dict]:
+    return tiers([knowing])
+
+
+def test_two_shapes_are_those_of_a_search_over_all_pairs(knowing: Setting) -> None:
+    """Of easy and of hard roots."""
+    chains = [SPACE.index(SPACE.chain(length)) for length in range(0, 17, 2)]
+    order = shapes_in_order([knowing], chains, 2)
+    speeds = {}
+    for pair in itertools.combinations(chains, 2):
+        modes = [replace(knowing.mode, action=SPACE.actions[at], allowed=pair) for at in pair]
+        speeds[pair] = max(knowing.replayed(mode).speed for mode in modes)
+    assert speeds[tuple(sorted(order))] > 0.99 * max(speeds.values())
+    assert max(speeds.values()) > 1.02 * max(knowing.static.speeds()[chains])
+
+
+def test_one_shape_is_the_best_static_tree(knowing: Setting) -> None:
+    for kind in (CHAINS, TREES):
+        candidates = candidates_of([knowing], kind)
+        fastest = candidates[int(knowing.static.speeds()[candidates].argmax())]
+        assert shapes_in_order([knowing], candidates, 1) == [fastest]
+
+
+def test_more_shapes_hold_those_of_fewer(rows: list[dict]) -> None:
+    for kind, most in ((CHAINS, 16), (TREES, 32)):
+        own = [row["shapes"] for row in rows if row["kind"] == kind]
+        assert [len(shapes) for shapes in own] == [count for count in COUNTS if count <= most]
+        assert all(more[: len(fewer)] == fewer for fewer, more in itertools.pairwise(own))
+        assert all(Action(*shape).K == 1 for shape in own[-1]) == (kind == CHAINS)
+    ratios = [row["ratios"][0].value for row in rows if row["kind"] == TREES]
+    assert ratios[0] < ratios[-1] and ratios[-1] > 0.98
+
+
+def test_a_policy_takes_what_it_ranks_first(knowing: Setting) -> None:
+    worth_RA = knowing.scores_RA - knowing.mode.speed * knowing.seconds_RA
+    policy = replace(knowing, policy=True, scores_RA=worth_RA)
+    order = shapes_in_order([policy], candidates_of([policy], CHAINS), 2)
+    assert restricted(policy, order).mode.decides
+
+
+def test_where_nothing_is_decided_shapes_are_static_trees() -> None:
+    own = setting(decides=False)
+    (first,) = shapes_in_order([own], candidates_of([own], TREES), 1)
+    assert SPACE.actions[first] == own.mode.action
+    judged = restricted(own, [first])
+    assert not judged.mode.decides and judged.ratio.value == 1
+
+
+def test_settings_share_the_shapes(knowing: Setting) -> None:
+    """One that decides, and one that does not: the static tree of the latter is among the first few."""
+    other = setting(decides=False)
+    order = shapes_in_order([knowing, other], candidates_of([knowing], TREES), 4)
+    speeds_A = other.static.speeds()
+    assert max(float(speeds_A[at]) for at in order) > 0.99 * float(speeds_A.max())
+
+
+def test_the_modes_of_an_artefact_are_restricted_to_so_many(capsys: pytest.CaptureFixture[str]) -> None:
+    data = texts(count=6, roots=12)
+    module: SelectorModule = opinionated()
+    mode = static_mode(timed(data))
+    entries = [{**mode.row(), "mean_efficiency": [1.0] * len(SPACE)}]
+    config = Config(name="a", verifiers=("traversal",), train={"verifier": "traversal"}, export={"tiers": 3})
+    modes, rows = limited_modes(config, module, data, entries, profile())
+    assert "Speed with few shapes" in capsys.readouterr().out
+    assert len(modes[0]["allowed"]) == 3 and modes[0]["mean_efficiency"] == entries[0]["mean_efficiency"]
+    assert SPACE.index(Mode.of(modes[0]).action) in modes[0]["allowed"]
+    assert {row["kind"] for row in rows} == {CHAINS, TREES} and set(rows[0]["ratios"][0]) == {"value", "error"}
+
+
+def test_decisions_that_no_longer_pay_are_left_out(knowing: Setting) -> None:
+    assert knowing.mode.decides
+    judged = restricted(knowing, [SPACE.index(SPACE.chain(3))])
+    assert not judged.mode.decides and judged.mode.action == SPACE.chain(3)
+    assert torch.equal(judged.mode.mask(SPACE).nonzero()[:, 0], torch.tensor([SPACE.index(SPACE.chain(3))]))

@@ -1,0 +1,118 @@
+"""An engine's own step times, read into a profile with a batch axis."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipelines.latency.timings import profile_of, read_timings, remarks
+from selector.actions import EMPTY, ActionSpace
+from selector.latency import LatencyProfile
+from selector.schema import InputError
+from tests.pipelines.gpus import BATCHES, CONTEXT, VERIFIED, Seconds, flat, step, stepped, timings
+from tests.selector.synthetic import profile
+
+SPACE = ActionSpace.default()
+HEAD = "batch,context,verified,passes,seconds\n"
+
+
+def read(folder: Path, text: str, stepped: bool = True) -> LatencyProfile:
+    path = folder / "timings.csv"
+    path.write_text(text)
+    return profile_of(read_timings(path), "timings.csv", stepped, "pair", ["traversal"])
+
+
+@pytest.mark.parametrize("seconds", [flat, stepped], ids=lambda seconds: seconds.__name__)
+def test_the_profile_gives_back_every_timed_step(seconds: Seconds, tmp_path: Path) -> None:
+    made = read(tmp_path, timings(seconds))
+    for batch in BATCHES:
+        own = made.at_batch(batch)
+        for verified in VERIFIED:
+            predicted = own.action_seconds(SPACE.chain(verified - 1), CONTEXT, "traversal")
+            assert predicted == pytest.approx(step(seconds, batch, verified, verified - 1), rel=1e-6)
+
+
+def test_sizes_between_cost_the_next_larger_one_and_beyond_the_largest_they_rise_linearly(tmp_path: Path) -> None:
+    rows = [(1, 1, 10), (1, 5, 14), (4, 1, 12), (4, 5, 20), (8, 1, 16), (8, 5, 28)]
+    text = HEAD + "".join(f"{b},100,{v},0,{ms}e-3\n{b},100,0,2,2e-3\n" for b, v, ms in rows if v == 1)
+    text += "".join(f"{b},100,{v},0,{ms}e-3\n" for b, v, ms in rows if v > 1)
+    made, linear = read(tmp_path, text), read(tmp_path, text, stepped=False)
+    assert made.at_batch(3).target.at(100, 1) == pytest.approx(12e-3)
+    assert linear.at_batch(3).target.at(100, 1) == pytest.approx((10 + 2 * 2 / 3) * 1e-3)
+    assert made.at_batch(4).target.at(100, 2) == pytest.approx(20e-3)
+    assert linear.at_batch(4).target.at(100, 2) == pytest.approx(14e-3)
+    for each in (made, linear):
+        assert each.at_batch(10).target.at(100, 1) == pytest.approx(18e-3)  # 1 ms for each further request
+        assert each.at_batch(4).target.at(100, 7) == pytest.approx(24e-3)
+        assert each.at_batch(2).draft.at(100, 1) == pytest.approx(1e-3)
+        assert each.at_batch(1).action_seconds(EMPTY, 100, "traversal") == pytest.approx(10e-3)
+
+
+def test_contexts_are_linear_in_between(tmp_path: Path) -> None:
+    text = HEAD + "1,100,1,0,0.01\n1,100,0,1,0.001\n1,300,1,0,0.03\n1,300,0,1,0.003\n"
+    assert read(tmp_path, text).at_batch(1).target.at(200, 1) == pytest.approx(0.02)
+
+
+def test_drafting_and_verification_are_told_apart_by_least_squares(tmp_path: Path) -> None:
+    text = HEAD + "1,100,3,0,0.010\n1,100,3,2,0.014\n1,100,3,4,0.018\n1,100,5,4,0.021\n"
+    own = read(tmp_path, text).at_batch(1)
+    assert own.draft.at(100, 1) == pytest.approx(0.002)
+    assert own.target.at(100, 3) == pytest.approx(0.010) and own.target.at(100, 5) == pytest.approx(0.013)
+
+
+def test_gaps_and_rows_that_take_less_time_for_more_work_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "timings.csv"
+    path.write_text(HEAD + "1,100,1,0,0.010\n1,100,5,4,0.020\n2,100,1,0,0.009\n2,100,0,1,0.001\n1,900,1,0,0.030\n")
+    assert list(remarks(read_timings(path))) == [
+        "line 4: 0.009 s, though line 2, with less to do, took 0.01 s; taken as it is",
+        "line 3: 5 verified tokens are not timed with batch 1, context 900",
+        "line 3: 5 verified tokens are not timed with batch 2, context 100",
+        "line 6: context 900 is not timed with batch 2; its other contexts count",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "its columns must be batch, context, verified, passes, seconds"),
+        ("batch,context,verified,seconds\n1,1,1,1\n", "its columns must be"),
+        (HEAD, "no rows"),
+        (HEAD + "1,100,1,0,0.01\n1,100,one,0,0.01\n", "line 3: four whole numbers and a time"),
+        (HEAD + "1,100,1,0\n", "line 2: four whole numbers and a time"),
+        (HEAD + "1,100,1,0,0.01,7\n", "line 2: more values than columns"),
+        (HEAD + "0,100,1,0,0.01\n", "line 2: a step has requests, a context"),
+        (HEAD + "1,100,0,0,0.01\n", "line 2: a step has requests, a context"),
+        (HEAD + "1,100,1,0,nan\n", "line 2: seconds must be above 0"),
+        (HEAD + "1,100,1,0,0.01\n1,100,1,0,0.02\n", "line 3: the step of line 2 again"),
+        (HEAD + "1,100,1,0,0.01\n1,100,2,1,0.02\n", "line 2: batch 1, context 100: drafting cannot be told from"),
+        (HEAD + "1,100,1,0,0.02\n1,100,1,1,0.01\n", "line 2: batch 1, context 100: more draft passes take less"),
+        (HEAD + "1,100,2,1,0.01\n1,100,0,1,0.01\n", "line 2: its draft passes alone take longer"),
+        (HEAD + "1,100,0,1,0.01\n", "line 2: batch 1, context 100: no row verifies anything"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_one_line_with_its_place(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        read(tmp_path, text)
+    assert "timings.csv" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_profile_with_batches_survives_the_file_and_one_of_a_single_request_has_none(tmp_path: Path) -> None:
+    made = read(tmp_path, timings(stepped, (1, 8)))
+    path = tmp_path / "latency.json"
+    path.write_text(json.dumps(made.to_json()))
+    assert LatencyProfile.load(path) == made
+    single = profile()
+    assert "batches" not in single.to_json() and single.at_batch(1) == single
+    with pytest.raises(InputError, match="times of one request alone"):
+        single.at_batch(8)
+
+
+@pytest.mark.parametrize("spoilt", [{"sizes": [8, 1]}, {"sizes": [1]}, {"stepped": 1}, {"draft": 3}, {"more": 1}])
+def test_damaged_batches_are_a_damaged_profile(spoilt: dict, tmp_path: Path) -> None:
+    values = read(tmp_path, timings(flat, (1, 8))).to_json()
+    path = tmp_path / "latency.json"
+    path.write_text(json.dumps({**values, "batches": {**json.loads(json.dumps(values["batches"])), **spoilt}}))
+    with pytest.raises(InputError, match=r"latency.json: not a latency profile"):
+        LatencyProfile.load(path)
