@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.utils import logging
 
-from data_gen.models import ModelPair
+from data_gen.models import ModelPair, without_own_settings
 from data_gen.sampling import Sampling
 
 
@@ -37,7 +37,6 @@ class Assistant:
             passes += 1
 
         sampled = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
-        # not the target's own: it may hold penalties, and then the text would follow another distribution
         generation = GenerationConfig(
             max_new_tokens=limit,
             eos_token_id=sorted(pair.eos_ids) or None,
@@ -49,7 +48,8 @@ class Assistant:
         handle = pair.target.register_forward_hook(count)
         torch.manual_seed(seed)
         try:
-            with _quiet(), self._configured(pair):
+            with _quiet(), without_own_settings(pair.target, pair.draft):
+                self._configure(pair.draft.generation_config)
                 start = time.perf_counter()
                 output = generate(
                     input_ids,
@@ -65,21 +65,12 @@ class Assistant:
             handle.remove()
         return new, passes, seconds
 
-    @contextmanager
-    def _configured(self, pair: ModelPair) -> Iterator[None]:
-        """The assistant's own generation config, put back afterwards."""
-        config = pair.draft.generation_config
-        names = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
-        before = {name: getattr(config, name, None) for name in names}
+    def _configure(self, config: GenerationConfig) -> None:
+        """The assistant's own generation config says how much it drafts."""
         if self.constant is not None:
             config.num_assistant_tokens = self.constant
             config.num_assistant_tokens_schedule = "constant"
             config.assistant_confidence_threshold = 0.0
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                setattr(config, name, value)
 
 
 @contextmanager
