@@ -116,7 +116,7 @@ class RootedText:
 def _from_start(model: CachedModel, text: Text) -> Tensor:
     """Logits after the text's tokens from `start` on, [T, V]; the cache then holds the whole text."""
     if text.start > 0:
-        model.extend(text.tokens[: text.start])
+        model.fill(text.tokens[: text.start])
     logits_TV = model.extend(text.tokens[text.start :]).logits_BWV[0]
     model.check()
     return logits_TV

@@ -220,7 +220,7 @@ class _Context:
         self._index = LookupIndex() if self.knowledge is None else self.knowledge.text.index
         self._root_probs_V: Tensor | None = None  # the draft's, once it has passed the root token
         if len(prompt) > 1:
-            self.target.extend(prompt[:-1])
+            self.target.fill(prompt[:-1])
 
     def check(self) -> None:
         self.target.check()
@@ -237,12 +237,12 @@ class _Context:
         pending = self.tokens[self.draft.committed :]
         if pending:
             before = max(0, self.prompt_length - 1 - self.draft.committed)  # prompt tokens, which nothing is known of
-            first = self.draft.committed + before
-            output = self.draft.extend(pending)
+            self.draft.fill(pending[:before])
+            first = self.draft.committed
+            output = self.draft.extend(pending[before:])
             rows = _rows(
                 output,
                 self.draft_sampling,
-                before,
                 lambda: [self.tokens[: n + 1] for n in range(first, len(self.tokens))],
             )
             self._root_probs_V = rows.probs_NV[-1]
@@ -261,7 +261,6 @@ class _Context:
         return _rows(
             output,
             self.sampling,
-            0,
             lambda: [self.tokens + [tree.token(n) for n in tree.path_to(node)] for node in range(len(tree))],
         )
 
@@ -278,7 +277,7 @@ class _Context:
         self.tokens += tokens
 
 
-def _rows(output: Pass, sampling: Sampling, begin: int, texts: Callable[[], list[list[int]]]) -> ModelRows:
-    """From token `begin` of the pass on; `texts` as in `Sampling.after`."""
-    logits_WV = output.logits_BWV[0, begin:]
-    return ModelRows(sampling.after(texts, logits_WV), logits_WV, output.hidden_BWD[0, begin:])
+def _rows(output: Pass, sampling: Sampling, texts: Callable[[], list[list[int]]]) -> ModelRows:
+    """What a pass gave; `texts` as in `Sampling.after`."""
+    logits_WV = output.logits_BWV[0]
+    return ModelRows(sampling.after(texts, logits_WV), logits_WV, output.hidden_BWD[0])

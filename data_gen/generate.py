@@ -27,10 +27,12 @@ from data_gen.models import ModelPair
 from data_gen.sampling import Sampling
 from data_gen.self_check import check_model
 from data_gen.verification import get_verifier
+from data_gen.vocabulary import scored, widened
 from selector.actions import Action, ActionSpace, Choice, choice_of
 from selector.runtime import Selector, load_selector
 from selector.schema import InputError
 
+PADDING = 1.01  # tables of one vocabulary differ by less than this in their padding
 DEFAULT_VERIFIER = "lifted_uniform"  # of a fixed tree without one
 OF_LOGITS_ALONE = (  # what they give at a place follows from the logits there
     processors.TemperatureLogitsWarper,
@@ -140,7 +142,7 @@ def speculative_generate(
     if text_streamer is not None:
         text_streamer.put(input_ids.cpu())
     done = False
-    with closing(decoder.steps(tokens, generator)) as steps:
+    with widened(model, draft), closing(decoder.steps(tokens, generator)) as steps:
         while not done:
             step, new = next(steps)
             accepted.append(step.accepted)
@@ -183,8 +185,8 @@ def _check(
     for each in logits_processor:
         if not isinstance(each, OF_LOGITS_ALONE + OF_THE_TEXT):
             raise InputError(f"{type(each).__name__}: not known to follow from the text and the logits alone")
-    sizes = [each.get_output_embeddings().weight.shape[0] for each in (model, draft)]
-    if sizes[0] != sizes[1]:
+    sizes = [scored(each) for each in (model, draft)]
+    if max(sizes) > PADDING * min(sizes):
         raise InputError(f"vocabularies differ: the target scores {sizes[0]} tokens, the draft {sizes[1]}")
     space = ActionSpace.default()
     longest = int(generation_config.max_length or 0) + space.depth

@@ -110,12 +110,12 @@ class _Cell:
 def _cells(pair: ModelPair, grid: Grid, verifiers: Sequence[str]) -> Iterator[tuple[tuple, _Cell]]:
     """All cells, by (kind, length, size)."""
     generator = torch.Generator(device=pair.device).manual_seed(0)
-    vocabulary = pair.draft.get_output_embeddings().weight.shape[0]
+    vocabulary = pair.vocabulary
     for length in grid.lengths:
         context = torch.randint(vocabulary, (length,), generator=torch.Generator().manual_seed(length)).tolist()
         draft, target = CachedModel(pair.draft), CachedModel(pair.target)
-        draft.extend(context)
-        target.extend(context[:-1])
+        draft.fill(context)
+        target.fill(context[:-1])
         one_target_pass, one_draft_pass = _target_pass(target, tree_of(1)), _draft_passes(draft, 1, 1, generator)
         for width in grid.widths:
             passes = _draft_passes(draft, width, DRAFT_PASSES, generator)
@@ -130,7 +130,7 @@ def _cells(pair: ModelPair, grid: Grid, verifiers: Sequence[str]) -> Iterator[tu
     for name in verifiers:
         for depth in DEPTHS:
             for count in BRANCHES:
-                work = _verification(name, target, branches(count, depth), generator)
+                work = _verification(name, pair, branches(count, depth), generator)
                 yield (name, depth, count), _Cell(one_target_pass, work)
 
 
@@ -179,10 +179,9 @@ def _probabilities(sampling: Sampling, logits_NV: torch.Tensor) -> Callable[[], 
     return lambda: (sampling.probabilities(logits_NV), None)[1]
 
 
-def _verification(name: str, target: CachedModel, tree: DraftTree, generator: torch.Generator) -> Callable[[], None]:
-    vocabulary = target.model.get_output_embeddings().weight.shape[0]
-    shape = (2, len(tree), vocabulary)
-    logits = 3 * torch.randn(shape, generator=generator, device=target.model.device)
+def _verification(name: str, pair: ModelPair, tree: DraftTree, generator: torch.Generator) -> Callable[[], None]:
+    shape = (2, len(tree), pair.vocabulary)
+    logits = 3 * torch.randn(shape, generator=generator, device=pair.device)
     p_NV, q_NV = (logits[0] + logits[1]).softmax(-1), logits[1].softmax(-1)
     verifier = get_verifier(name)
     return lambda: (verifier.verify(tree, p_NV, q_NV, generator), None)[1]

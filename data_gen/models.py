@@ -1,31 +1,27 @@
-"""A target/draft pair: loading, checks, and the one place that knows masks, positions and the cache's layout.
+"""A target/draft pair, and the one place that knows a cache's layout and the positions in it.
 
 Legend: B sequences, W tokens of one pass, R cached rows beyond the committed ones, V vocabulary, D hidden width.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    DynamicCache,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from data_gen.checkpoints import RANDOM, fingerprint, is_shape, load_model, load_tokenizer, positions
+from data_gen.masks import TreeMasks
+from data_gen.vocabulary import check_same_vocabulary, scored, widen
 from selector.schema import InputError
 
+ROLES = ("target", "draft")
+FILL = 1024  # tokens of a pass whose logits nobody asks for: so many, and memory does not grow with the prompt's square
 STATES = ("keys", "values")  # of a cache layer, [B, heads, rows, head width] each
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -41,7 +37,8 @@ class CachedModel:
     """A causal language model and its KV cache over one context.
 
     The cache holds `committed` rows, which every later token sees, and after them the rows of a token tree that is
-    being drafted or verified. `keep` commits the accepted path and drops the rest of the tree.
+    being drafted or verified. `keep` commits the accepted path and drops the rest of the tree. No layer drops rows of
+    its own, those with a sliding window neither: a tree may still need them, and the mask hides them.
     """
 
     def __init__(
@@ -51,13 +48,14 @@ class CachedModel:
         committed: int = 0,
     ) -> None:
         self.model = model
-        self.cache = cache if cache is not None else DynamicCache(config=model.config)
+        self.cache = cache if cache is not None else DynamicCache()
         self.committed = committed
-        self.rows = 0  # cached beyond the committed ones
+        self._masks = TreeMasks(model.config)
+        self._offsets: list[Tensor] = []  # of the tree's rows, [1 or B, W] of each pass
         self._finite = torch.ones((), dtype=torch.bool, device=model.device)
 
     @torch.inference_mode()
-    def forward(self, tokens_BW: Tensor, offsets_W: Tensor, visible: Tensor) -> Pass:
+    def forward(self, tokens_BW: Tensor, offsets_W: Tensor, visible: Tensor, last: int = 0) -> Pass:
         """One pass over W tokens of a tree; their rows are appended to the cache.
 
         Args:
@@ -65,39 +63,51 @@ class CachedModel:
             offsets_W: int64 positions counted from the first token after the committed ones; [W] or [B, W].
             visible: bool [W, R + W] or [B, W, R + W]: which tree rows each token attends to (itself included).
                 Committed rows are visible to all.
+            last: of how many last tokens logits are wanted; 0 for all of them.
         """
         batch, width = tokens_BW.shape
-        mask = self._mask(visible, width)
-        positions = (offsets_W + self.committed).expand(batch, width)
-        output = self.model(
+        device = self.model.device
+        self._offsets.append(offsets_W.to(device).view(-1, width))
+        masks = self._masks.build(visible, self._offsets, self.committed, self.model.dtype)
+        output, hidden_BWD = self._passed(
             tokens_BW,
-            attention_mask=mask.expand(batch, -1, -1, -1),
-            position_ids=positions,
+            attention_mask=_expanded(masks, batch),
+            position_ids=(self._offsets[-1] + self.committed).expand(batch, width),
             past_key_values=self.cache,
             use_cache=True,
-            output_hidden_states=True,
+            logits_to_keep=last,
         )
-        self.rows += width
-        device = self.model.device  # a model that is spread over devices may end on another one
-        logits_BWV = output.logits.to(device)
+        logits_BWV = output.logits.to(device)  # a model that is spread over devices may end on another one
         self._finite = self._finite & logits_BWV.amax(-1).isfinite().all()
-        return Pass(logits_BWV, output.hidden_states[-1].to(device))
+        return Pass(logits_BWV, hidden_BWD.to(device))
 
-    def _mask(self, visible: Tensor, width: int) -> Tensor:
-        """Additive float mask, [1 or B, 1, W, committed + R + W]."""
-        if visible.dim() == 2:
-            visible = visible.unsqueeze(0)
-        dtype = self.model.dtype
-        mask = torch.zeros(visible.shape[0], 1, width, self.committed + visible.shape[-1], dtype=dtype)
-        mask[:, 0, :, self.committed :].masked_fill_(~visible, torch.finfo(dtype).min)
-        return mask.to(self.model.device)
+    def _passed(self, tokens_BW: Tensor, **kwargs: Any) -> tuple[Any, Tensor]:
+        """The model's output, and what its output layer was given: no other hidden state is kept."""
+        given: list[Tensor] = []
+        head = self.model.get_output_embeddings()
+        with head.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0])):
+            output = self.model(tokens_BW, **kwargs)
+        return output, given[0]
+
+    @property
+    def rows(self) -> int:
+        """Cached beyond the committed ones."""
+        return sum(offsets.shape[1] for offsets in self._offsets)
 
     def extend(self, tokens: Sequence[int]) -> Pass:
         """One causal pass over a run of tokens, which are committed at once."""
+        return self._extend(tokens, last=0)
+
+    def fill(self, tokens: Sequence[int]) -> None:
+        """Commit a run of tokens whose logits nobody asks for, such as a prompt, in passes of bounded width."""
+        for begin in range(0, len(tokens), FILL):
+            self._extend(tokens[begin : begin + FILL], last=1)
+
+    def _extend(self, tokens: Sequence[int], last: int) -> Pass:
         count = len(tokens)
         device = self.model.device
         result = self.forward(
-            torch.tensor([list(tokens)], device=device), torch.arange(count, device=device), _causal(count)
+            torch.tensor([list(tokens)], device=device), torch.arange(count, device=device), _causal(count), last
         )
         self.keep(range(count))
         return result
@@ -116,18 +126,23 @@ class CachedModel:
     def keep(self, path: Sequence[int]) -> None:
         """Commit the given tree rows (ascending, 0 is the first row of the tree) and drop all other tree rows."""
         kept = self.committed + len(path)
-        if list(path) != list(range(len(path))):
-            source = torch.tensor(path) + self.committed
-        else:
-            source = None  # already in place
-        if source is not None or len(path) < self.rows:
-            for layer in self.cache.layers:
+        in_place = list(path) == list(range(len(path)))
+        if not in_place or len(path) < self.rows:
+            source = torch.tensor(path, dtype=torch.int64) + self.committed
+            layers = self._layers().values()
+            sources = {device: source.to(device) for device in {layer.keys.device for layer in layers}}
+            for layer in layers:
                 for name in STATES:
                     rows = getattr(layer, name)
-                    if source is not None:
-                        rows[:, :, self.committed : kept] = rows[:, :, source.to(rows.device)]
+                    if not in_place:
+                        rows[:, :, self.committed : kept] = rows[:, :, sources[rows.device]]
                     setattr(layer, name, rows[:, :, :kept])
-        self.committed, self.rows = kept, 0
+        self.committed, self._offsets = kept, []
+
+    def _layers(self) -> dict[int, Any]:
+        """The cache's layers that hold rows, by number: some models' share those of others."""
+        layers: list[Any] = self.cache.layers
+        return {number: layer for number, layer in enumerate(layers) if layer.is_initialized}
 
     @torch.inference_mode()
     def prefix(self, length: int, batch: int = 1) -> CachedModel:
@@ -138,11 +153,17 @@ class CachedModel:
         return CachedModel(self.model, self._view(length, batch), length)
 
     def _view(self, length: int, batch: int) -> DynamicCache:
-        view = DynamicCache(config=self.model.config)
-        for index, layer in enumerate(self.cache.layers):
+        view = DynamicCache()
+        for number, layer in self._layers().items():
             keys, values = (getattr(layer, name)[:, :, :length].expand(batch, -1, -1, -1) for name in STATES)
-            view.update(keys, values, index)
+            view.update(keys, values, number)
         return view
+
+
+def _expanded(masks: Tensor | dict[str, Tensor], batch: int) -> Any:
+    if isinstance(masks, dict):
+        return {kind: mask.expand(batch, -1, -1, -1) for kind, mask in masks.items()}
+    return masks.expand(batch, -1, -1, -1)
 
 
 def _causal(count: int) -> Tensor:
@@ -151,7 +172,11 @@ def _causal(count: int) -> Tensor:
 
 @dataclass
 class ModelPair:
-    """A target and a draft model over one vocabulary, and their tokenizer."""
+    """A target and a draft model over one vocabulary, and their tokenizer.
+
+    Attributes:
+        fingerprint: of both; begins with `checkpoints.RANDOM` where a model has no weights of its own.
+    """
 
     target: PreTrainedModel
     draft: PreTrainedModel
@@ -167,6 +192,8 @@ class ModelPair:
         device: str = "auto",
         dtype: str = "float32",
         device_map: str | None = None,
+        shapes: bool = False,
+        checksums: Path | None = None,
     ) -> ModelPair:
         """Load from Hugging Face directories or hub ids.
 
@@ -175,44 +202,50 @@ class ModelPair:
             dtype: a key of `DTYPES`.
             device_map: how transformers spreads the target over devices ("auto", "balanced", ..); the draft then
                 stands where the target begins. None keeps it on `device`.
+            shapes: whether a config without weights will do; they are then random.
+            checksums: as `kept` of `checkpoints.fingerprint`.
 
         Raises:
-            InputError: a model is missing or not readable, or the vocabularies differ.
+            InputError: a model is missing or not readable, cannot be passed over token trees, or the vocabularies
+                differ.
         """
         check_device(device)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        roles = {"target": target, "draft": draft}
-        tokenizers = [_load(AutoTokenizer, name, role) for role, name in roles.items()]
-        check_same_vocabulary(tokenizers[0], tokenizers[1], (target, draft))
-        target_model = _spread(target, DTYPES[dtype], device_map) if device_map else None
-        if target_model is None:
-            target_model = _load(AutoModelForCausalLM, target, "target", dtype=DTYPES[dtype]).to(device)
-        draft_model = _load(AutoModelForCausalLM, draft, "draft", dtype=DTYPES[dtype]).to(target_model.device)
-        for model in (target_model, draft_model):
-            model.eval()
-        sizes = [model.get_output_embeddings().weight.shape[0] for model in (target_model, draft_model)]
-        if sizes[0] != sizes[1]:
-            raise InputError(f"vocabularies differ: {target} scores {sizes[0]} tokens, {draft} {sizes[1]}")
-        for model, name in ((target_model, target), (draft_model, draft)):
-            if any(getattr(layer, "is_sliding", False) for layer in DynamicCache(config=model.config).layers):
-                raise InputError(f"{name}: sliding-window attention is not supported yet")
-        identity = fingerprint(target_model, draft_model, tokenizers[0])
-        return cls(target_model, draft_model, tokenizers[0], (target, draft), identity)
+        names = target, draft
+        for name, role in zip(names, ROLES, strict=True):
+            if not shapes and is_shape(name):
+                raise InputError(f"pair.{role}: {name} holds a config and no weights: only times can be measured")
+        tokenizers = [load_tokenizer(name, role) for name, role in zip(names, ROLES, strict=True)]
+        check_same_vocabulary(tokenizers[0], tokenizers[1], names)
+        target_model = load_model(target, "target", DTYPES[dtype], device, device_map)
+        draft_model = load_model(draft, "draft", DTYPES[dtype], target_model.device)
+        models = target_model, draft_model
+        size = max(map(scored, models))
+        for model in models:
+            widen(model, size)
+            model.config.get_text_config().vocab_size = size
+        return cls(*models, tokenizers[0], names, fingerprint(names, tokenizers[0], checksums))
 
     @property
     def device(self) -> torch.device:
         return self.target.device
 
     @property
+    def has_random_weights(self) -> bool:
+        """Whether a model is a shape without weights: times are real, and nothing else is."""
+        return self.fingerprint.startswith(RANDOM)
+
+    @property
     def max_positions(self) -> int:
-        """The longest context that both models take."""
-        return min(getattr(model.config, "max_position_embeddings", 2**31) for model in (self.target, self.draft))
+        """The longest context that both models take; InputError where a config does not say."""
+        models = self.target, self.draft
+        return min(positions(model.config, name) for model, name in zip(models, self.names, strict=True))
 
     @property
     def vocabulary(self) -> int:
         """How many tokens both models score."""
-        return int(self.target.get_output_embeddings().weight.shape[0])
+        return max(scored(self.target), scored(self.draft))
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -220,33 +253,20 @@ class ModelPair:
         return frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
 
 
-def _spread(target: str, dtype: torch.dtype, device_map: str) -> PreTrainedModel:
-    """The target over several devices; InputError where accelerate is missing."""
-    if find_spec("accelerate") is None:
-        raise InputError("pair.device_map: accelerate is not installed: pip install 'espalier[large]'")
-    model = _load(AutoModelForCausalLM, target, "target", dtype=dtype, device_map=device_map)
-    places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
-    if torch.cuda.is_available() and places & {"cpu", "disk"}:
-        raise InputError(
-            f"pair.device_map: {target} does not fit these devices: {device_map} leaves part of it off them"
-        )
-    return model
+@contextmanager
+def without_own_settings(*models: PreTrainedModel) -> Iterator[None]:
+    """Without the checkpoints' generation configs, from which `generate` fills in whatever its caller leaves open.
 
-
-def _load(loader: Any, name: str, role: str, **kwargs: object) -> Any:
-    path = Path(name)
-    if not path.is_dir() and (path.is_absolute() or name.startswith(".") or name.count("/") > 1):
-        raise InputError(f"pair.{role}: {name} is neither a directory nor a hub id")
+    They may hold penalties and the like, and then a text would follow another law than the models' own.
+    """
+    own = [model.generation_config for model in models]
+    for model in models:
+        model.generation_config = GenerationConfig()
     try:
-        return loader.from_pretrained(name, **kwargs)
-    except Exception as error:  # whatever a damaged file makes the libraries raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"pair.{role}: cannot load {name}: {reason}") from error
-
-
-def hidden_width(name: str, role: str) -> int:
-    """A model's hidden width, without its weights; InputError where its config cannot be read."""
-    return int(_load(AutoConfig, name, role).get_text_config().hidden_size)
+        yield
+    finally:
+        for model, config in zip(models, own, strict=True):
+            model.generation_config = config
 
 
 def check_device(device: str) -> None:
@@ -255,31 +275,3 @@ def check_device(device: str) -> None:
         torch.empty(0, device="cpu" if device == "auto" else device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"pair.device: {device} is not available here") from error
-
-
-def check_same_vocabulary(
-    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, names: tuple[str, str]
-) -> None:
-    """InputError unless both tokenizers map the same strings to the same ids."""
-    target_vocabulary, draft_vocabulary = target.get_vocab(), draft.get_vocab()
-    if target_vocabulary != draft_vocabulary:
-        differing = target_vocabulary.items() ^ draft_vocabulary.items()
-        example = min(token for token, _ in differing)
-        raise InputError(
-            f"vocabularies differ: {names[0]} has {len(target_vocabulary)} tokens, {names[1]} "
-            f"{len(draft_vocabulary)}; {example!r}, for one, is not the same in both"
-        )
-
-
-def fingerprint(target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of both models' configs and weights and of the tokenizer; 16 hex digits."""
-    digest = hashlib.sha256()
-    for model in (target, draft):
-        config = {key: value for key, value in model.config.to_diff_dict().items() if key != "transformers_version"}
-        digest.update(json.dumps(config, sort_keys=True, default=str).encode())
-        for name, tensor in sorted(model.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    digest.update((backend.to_str() if backend else json.dumps(sorted(tokenizer.get_vocab().items()))).encode())
-    return digest.hexdigest()[:16]

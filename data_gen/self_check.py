@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_gen.masks import check_attention
 from data_gen.models import CachedModel
+from data_gen.vocabulary import scored
 from selector.schema import InputError
 
 CHANGES = (  # keys of configs whose numbers are lengths at which a model changes
@@ -43,9 +45,10 @@ def check_model(model: Any, name: str, longest: int) -> float:
         longest: tokens of the longest text that the model will be used for; changes beyond it do not matter.
 
     Raises:
-        InputError: a difference is more than rounding explains, or the model cannot be passed so at all; names the
-            model, the difference and where it is.
+        InputError: the model has layers or an attention that cannot be passed so, or a difference is more than rounding
+            explains; names the model, and what it is or where.
     """
+    check_attention(model.config, name)
     worst = 0.0
     tolerance = TOLERANCES.get(model.dtype, 1e-3)
     for length in lengths(model.config, longest):
@@ -84,13 +87,13 @@ def _changes(values: dict[str, Any]) -> Iterator[int]:
 def _differences(model: Any, length: int) -> Iterator[tuple[str, float]]:
     """Where logits were compared, and how far they are apart."""
     generator = torch.Generator().manual_seed(length)
-    size = int(model.get_output_embeddings().weight.shape[0])
+    size = scored(model)
     context = torch.randint(size, (length,), generator=generator).tolist()
     drafted = torch.randint(size, (len(PARENTS),), generator=generator).tolist()
     tokens = [context[-1], *drafted[1:]]
     paths = _paths()
     cached = CachedModel(model)
-    cached.extend(context[:-1])
+    cached.fill(context[:-1])
     visible = torch.tensor([[node in path for node in range(len(PARENTS))] for path in paths])
     offsets = torch.tensor([len(path) - 1 for path in paths], device=model.device)
     passed = cached.forward(torch.tensor([tokens], device=model.device), offsets, visible)
@@ -116,7 +119,7 @@ def _paths() -> list[list[int]]:
 
 def _plain(model: Any, text: list[int]) -> Tensor:
     """The logits after a text, by a pass over all of it without a cache, [V]."""
-    return model(torch.tensor([text], device=model.device), use_cache=False).logits[0, -1]
+    return model(torch.tensor([text], device=model.device), use_cache=False, logits_to_keep=1).logits[0, -1]
 
 
 def _apart(found_V: Tensor, expected_V: Tensor) -> float:

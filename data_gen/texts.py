@@ -22,7 +22,8 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from data_gen.decoding import Step
 from data_gen.features import ModelRows
-from data_gen.models import CachedModel, ModelPair
+from data_gen.memory import fewer
+from data_gen.models import CachedModel, ModelPair, without_own_settings
 from data_gen.prompts import Prompt
 from data_gen.sampling import Sampling
 from data_gen.text_labels import block_rows
@@ -91,17 +92,13 @@ def written_by_target(
         **sampling.generation,
     )
     finite = _Finite()
-    # `generate` fills what a config leaves open from the model's own, whose penalties would change the law
-    own, pair.target.generation_config = pair.target.generation_config, GenerationConfig()
-    try:
-        with torch.random.fork_rng([pair.device] if pair.device.type == "cuda" else []):
-            torch.manual_seed(seed % 2**63)
-            generate: Any = pair.target.generate
-            output = generate(
-                input_ids, attention_mask=mask, generation_config=config, logits_processor=LogitsProcessorList([finite])
-            )
-    finally:
-        pair.target.generation_config = own
+    devices = [pair.device] if pair.device.type == "cuda" else []
+    with without_own_settings(pair.target), torch.random.fork_rng(devices):
+        torch.manual_seed(seed % 2**63)
+        generate: Any = pair.target.generate
+        output = generate(
+            input_ids, attention_mask=mask, generation_config=config, logits_processor=LogitsProcessorList([finite])
+        )
     if not bool(finite.so_far):
         name = pair.target.name_or_path
         raise InputError(f"{name}: the model gives numbers that are not finite (NaN or infinity)")
@@ -133,10 +130,10 @@ def rows_along(pair: ModelPair, text: Text, sampling: Sampling) -> Iterator[RowB
         InputError: a model gives something else than finite numbers.
     """
     models = CachedModel(pair.target), CachedModel(pair.draft)
-    size = block_rows(pair.vocabulary)
+    size = fewer(block_rows(pair.vocabulary))
     for model in models:
         if text.start > 0:
-            model.extend(text.tokens[: text.start])
+            model.fill(text.tokens[: text.start])
     for begin in range(text.start, len(text.tokens), size):
         target, draft = (model.extend(text.tokens[begin : begin + size]) for model in models)
         yield RowBlock(

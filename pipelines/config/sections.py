@@ -84,7 +84,7 @@ class Embedded(Section):
 class Pair(Section):
     """The two models. `embedded` trains a small pair; anything else is a Hugging Face directory or hub id."""
 
-    target: str = Field("embedded", description="a directory or hub id")
+    target: str = Field("embedded", description="a directory or hub id; for times a config without weights will do")
     draft: str = Field("embedded", description="a directory or hub id, with the target's vocabulary")
     device: str = Field("auto", description="cpu, cuda, cuda:1, ..; auto takes a GPU where there is one")
     device_map: str | None = Field(None, description="auto spreads a large target over all devices (accelerate)")

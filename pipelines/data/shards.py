@@ -18,6 +18,7 @@ import torch
 from data_gen import traces
 from data_gen.decoding import Decoder, Random
 from data_gen.features import TextKnowledge
+from data_gen.memory import halving
 from data_gen.models import ModelPair
 from data_gen.prompts import Prompt, split_of
 from data_gen.sampling import Sampling
@@ -241,9 +242,13 @@ def label(config: Config, pair: ModelPair, text: Text, work: Work, seen: Plausib
     Raises:
         InputError: the text holds a token of probability 0 that no tie explains.
     """
-    own = Plausibility()
+
+    def attempt() -> tuple[dict[str, Any], Plausibility]:
+        own = Plausibility()
+        return _label(config, pair, text, work, own), own
+
     try:
-        columns = _label(config, pair, text, work, own)
+        columns, own = halving(attempt)
     except ImpossibleToken as impossible:
         if not impossible.at_a_tie:
             raise InputError(f"{impossible}: the text is not the target's own under {work.sampling}") from impossible

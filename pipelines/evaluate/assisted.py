@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,19 +12,21 @@ import torch
 from transformers import GenerationConfig
 from transformers.utils import logging
 
-from data_gen.models import ModelPair
+from data_gen.models import ModelPair, without_own_settings
 from data_gen.sampling import Sampling
 
 
 @dataclass(frozen=True)
 class Assistant:
-    """How many tokens the assistant drafts.
+    """What drafts, and how many tokens.
 
     Attributes:
         constant: always so many; None for the library's default, which stops where the draft is unsure.
+        lookup: whether they are copied from the text (`prompt_lookup_num_tokens`); else the draft model's.
     """
 
     constant: int | None = None
+    lookup: bool = False
 
     def generate(
         self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, seed: int
@@ -36,7 +38,6 @@ class Assistant:
             nonlocal passes
             passes += 1
 
-        # not the target's own: it may hold penalties, and then the text would follow another distribution
         generation = GenerationConfig(
             max_new_tokens=limit,
             eos_token_id=sorted(pair.eos_ids) or None,
@@ -48,13 +49,14 @@ class Assistant:
         handle = pair.target.register_forward_hook(count)
         torch.manual_seed(seed)
         try:
-            with _quiet(), self._configured(pair):
+            with _quiet(), without_own_settings(pair.target, pair.draft):
+                self._configure(pair.draft.generation_config)
                 start = time.perf_counter()
                 output = generate(
                     input_ids,
                     attention_mask=torch.ones_like(input_ids),
-                    assistant_model=pair.draft,
                     generation_config=generation,
+                    **({"prompt_lookup_num_tokens": self.constant} if self.lookup else {"assistant_model": pair.draft}),
                 )
                 new = output.shape[1] - len(prompt)
                 if output.is_cuda:
@@ -64,21 +66,12 @@ class Assistant:
             handle.remove()
         return new, passes, seconds
 
-    @contextmanager
-    def _configured(self, pair: ModelPair) -> Iterator[None]:
-        """The assistant's own generation config, put back afterwards."""
-        config = pair.draft.generation_config
-        names = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
-        before = {name: getattr(config, name, None) for name in names}
+    def _configure(self, config: GenerationConfig) -> None:
+        """The assistant's own generation config says how much it drafts."""
         if self.constant is not None:
             config.num_assistant_tokens = self.constant
             config.num_assistant_tokens_schedule = "constant"
             config.assistant_confidence_threshold = 0.0
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                setattr(config, name, value)
 
 
 @contextmanager
@@ -92,17 +85,25 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-CONSTANTS = (2, 3, 4, 6, 8)
+CONSTANTS = tuple(Assistant(constant) for constant in (2, 3, 4, 6, 8))
+LOOKUPS = tuple(Assistant(constant, lookup=True) for constant in (3, 6, 10, 16))
 
 
-def best_constant(pair: ModelPair, sampling: Sampling, prompts: list[list[int]], limit: int, seed: int) -> Assistant:
-    """The constant with the most tokens per second on some training prompts, taken in turn."""
-    totals = {constant: [0, 0.0] for constant in CONSTANTS}
-    Assistant(CONSTANTS[0]).generate(pair, sampling, prompts[0], limit, seed)  # the first call is slow
+def best_of(
+    assistants: Sequence[Assistant],
+    pair: ModelPair,
+    sampling: Sampling,
+    prompts: list[list[int]],
+    limit: int,
+    seed: int,
+) -> Assistant:
+    """The one with the most tokens per second on some training prompts, taken in turn."""
+    totals = {assistant: [0, 0.0] for assistant in assistants}
+    assistants[0].generate(pair, sampling, prompts[0], limit, seed)  # the first call is slow
     for number, prompt in enumerate(prompts):
-        shift = number % len(CONSTANTS)
-        for constant in CONSTANTS[shift:] + CONSTANTS[:shift]:
-            new, _, seconds = Assistant(constant).generate(pair, sampling, prompt, limit, seed + number)
-            totals[constant][0] += new
-            totals[constant][1] += seconds
-    return Assistant(max(totals, key=lambda constant: totals[constant][0] / totals[constant][1]))
+        shift = number % len(assistants)
+        for assistant in (*assistants[shift:], *assistants[:shift]):
+            new, _, seconds = assistant.generate(pair, sampling, prompt, limit, seed + number)
+            totals[assistant][0] += new
+            totals[assistant][1] += seconds
+    return max(totals, key=lambda assistant: totals[assistant][0] / totals[assistant][1])

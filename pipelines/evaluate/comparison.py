@@ -24,6 +24,8 @@ from pipelines.evaluate.methods import (
     AUTOREGRESSIVE,
     BEST_BY_KIND,
     BEST_STATIC,
+    COPYING,
+    PROMPT_LOOKUP,
     RULE,
     SELECTOR,
     WALL,
@@ -36,9 +38,11 @@ FIGURES = {
     "ratio_vs_best_static_by_kind": BEST_BY_KIND,
     "ratio_vs_static_traversal_wall": AT_ROOT,
     "ratio_vs_rule": RULE,
+    "ratio_vs_lookup_rule": COPYING,
     "ratio_vs_autoregressive": AUTOREGRESSIVE,
     "ratio_vs_assisted_generation": ASSISTED,
     "ratio_vs_assisted_generation_constant": ASSISTED_CONSTANT,
+    "ratio_vs_prompt_lookup": PROMPT_LOOKUP,
 }
 APART = 2.0  # standard errors of both by which decoding and replay may differ
 Rows = list[dict[str, Any]]

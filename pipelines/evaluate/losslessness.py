@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
 from data_gen.decoding import Decoder, Fixed
-from data_gen.models import ModelPair
+from data_gen.models import ModelPair, without_own_settings
 from data_gen.prompts import Prompt
 from data_gen.sampling import Sampling
 from data_gen.verification import get_verifier
@@ -18,7 +20,8 @@ from selector.actions import Action
 from selector.schema import InputError
 
 ACTIONS = (Action(1, 4, 0), Action(2, 2, 3), Action(4, 0, 6))
-TIE = 1e-4  # gap of the two best logits below which their order is rounding
+SUMS = 1e-4  # by so much may logits of two passes differ that add the same numbers in another order, in float32
+SPACINGS = 4  # of neighbouring numbers at the best logit: each of two logits may be rounded to the next but one
 
 
 def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict[str, Any]:
@@ -28,7 +31,7 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
 
     Returns:
         how many continuations were compared, and the prompts, actions and positions of those that part: `ties` where
-        the target's two best logits lie within `TIE` of each other, `differing` elsewhere.
+        the logits of both tokens lie within `tie` of each other, `differing` elsewhere.
     """
     result: dict[str, Any] = {"prompts": len(prompts), "continuations": 0, "tokens": 0, "ties": [], "differing": []}
     for number, prompt in enumerate(prompts):
@@ -45,30 +48,46 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
             if found != expected:
                 pairs = zip(found, expected, strict=False)
                 at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(found), len(expected)))
-                gap = _gap(pair, tokens + expected[:at])
+                gap, allowed = _gap(pair, tokens + expected[:at], found[at : at + 1], expected[at : at + 1])
                 where = {"prompt": prompt.id, "action": str(action), "verifier": verifier.name, "at": at, "gap": gap}
-                result["ties" if gap < TIE else "differing"].append(where)
+                result["ties" if gap <= allowed else "differing"].append(where)
     return result
 
 
 def _generate(pair: ModelPair, tokens: list[int], count: int) -> list[int]:
     inputs = torch.tensor([tokens], device=pair.device)
     generate: Any = pair.target.generate
-    output = generate(
-        inputs,
-        attention_mask=torch.ones_like(inputs),
+    settings = GenerationConfig(
         max_new_tokens=count,
         do_sample=False,
-        pad_token_id=pair.tokenizer.eos_token_id or 0,
+        eos_token_id=sorted(pair.eos_ids) or None,
+        pad_token_id=next(iter(pair.eos_ids), 0),
     )
+    with without_own_settings(pair.target):
+        output = generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=settings)
     return output[0, len(tokens) :].tolist()
 
 
 @torch.inference_mode()
-def _gap(pair: ModelPair, context: list[int]) -> float:
-    """Difference of the target's two best logits after a context."""
-    best = pair.target(torch.tensor([context], device=pair.device)).logits[0, -1].float().topk(2).values
-    return float(best[0] - best[1])
+def _gap(pair: ModelPair, context: list[int], found: list[int], expected: list[int]) -> tuple[float, float]:
+    """How far the target's logits of two tokens lie apart after a context, and at what distance rounding decides.
+
+    Args:
+        found, expected: one token each, or none where a text has ended.
+    """
+    logits_V = pair.target(torch.tensor([context], device=pair.device)).logits[0, -1].float()
+    if not (found and expected):
+        return math.inf, 0.0
+    return abs(float(logits_V[found[0]] - logits_V[expected[0]])), tie(float(logits_V.max()), pair.target.dtype)
+
+
+def tie(best: float, dtype: torch.dtype) -> float:
+    """By how much two logits may differ whose order is rounding, given the best one and the dtype of the passes.
+
+    Numbers between 16 and 32 lie 0.125 apart in bfloat16, so that 0.5 are a tie there.
+    """
+    spacing = torch.finfo(dtype).eps * 2.0 ** (math.frexp(best)[1] - 1)
+    return max(SUMS, SPACINGS * spacing)
 
 
 def require_equal(greedy: dict[str, Any]) -> None:

@@ -36,6 +36,7 @@ BRANCHING = f"{STATIC}, branching"
 BEST_STATIC, BEST_BY_KIND = f"best {STATIC}", f"best {STATIC} by kind"
 RULE, COPYING = "recent acceptance", "lookup or tree"
 ASSISTED, ASSISTED_CONSTANT = "assisted generation", "assisted generation, constant"
+PROMPT_LOOKUP = "prompt lookup, constant"
 SPACE = ActionSpace.with_lookups()
 Tree = tuple[str, Action]  # a verifier and a static tree
 

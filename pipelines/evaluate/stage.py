@@ -24,12 +24,13 @@ from pipelines.common.tracking import mlflow_run
 from pipelines.config import Config, SamplingSetting
 from pipelines.data.traces import load_traces, settings_of, timed
 from pipelines.evaluate import comparison, findings, losslessness
-from pipelines.evaluate.assisted import Assistant, best_constant
+from pipelines.evaluate.assisted import CONSTANTS, LOOKUPS, Assistant, best_of
 from pipelines.evaluate.methods import (
     ASSISTED,
     ASSISTED_CONSTANT,
     BEST_STATIC,
     COPYING,
+    PROMPT_LOOKUP,
     RULE,
     SELECTOR,
     WALL,
@@ -60,7 +61,7 @@ TUNING_PROMPTS = 3  # on which assisted generation's constant is tuned, for ever
 
 
 def plan(config: Config) -> list[str]:
-    methods = len(config.verifiers) + 7 + ("traversal" in config.verifiers) + 2 * config.evaluate.assisted
+    methods = len(config.verifiers) + 7 + ("traversal" in config.verifiers) + 3 * config.evaluate.assisted
     return [
         f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings x up to {methods} methods, "
         f"{config.evaluate.tokens} tokens each; held-out texts replayed on {1 + len(config.evaluate.gpu_like)} clocks"
@@ -135,22 +136,27 @@ def wall_methods(
         )
         own.append(Selecting(SELECTOR, verifier, mode, module, selector.at(*setting)))
         methods[setting] = own
-    for setting, constant in assistants(config, pair).items():
-        methods[setting] += [Assisted(ASSISTED, Assistant()), Assisted(ASSISTED_CONSTANT, constant)]
+    for setting, (constant, lookup) in assistants(config, pair).items():
+        methods[setting] += [
+            Assisted(ASSISTED, Assistant()),
+            Assisted(ASSISTED_CONSTANT, constant),
+            Assisted(PROMPT_LOOKUP, lookup),
+        ]
     return methods
 
 
-def assistants(config: Config, pair: ModelPair) -> dict[Setting, Assistant]:
-    """Assisted generation's best constant by sampling setting; none where the config leaves it out."""
+def assistants(config: Config, pair: ModelPair) -> dict[Setting, list[Assistant]]:
+    """By sampling setting assisted generation's best constant, and prompt lookup's; none where the config leaves them
+    out."""
     if not config.evaluate.assisted:
         return {}
     prompts = [encode(config, pair, prompt) for prompt in prompts_of(config, pair, "train", TUNING_PROMPTS)]
     result = {}
     for setting in config.sampling:
         seed = seed_of(config.seed, setting.build(), "assisted") % 2**31
-        result[setting.temperature, setting.top_p] = best_constant(
-            pair, setting.build(), prompts, config.evaluate.tokens, seed
-        )
+        result[setting.temperature, setting.top_p] = [
+            best_of(kind, pair, setting.build(), prompts, config.evaluate.tokens, seed) for kind in (CONSTANTS, LOOKUPS)
+        ]
     return result
 
 

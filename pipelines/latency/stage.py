@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table as RichTable
 
 from data_gen import latency
+from data_gen.checkpoints import RANDOM
 from data_gen.decoding import Step
 from data_gen.models import ModelPair
 from data_gen.prompts import Prompt
@@ -52,7 +53,7 @@ def run(config: Config) -> None:
         timings.run(config, config.latency.timings)
         if reads_only(config):
             return
-    pair = load_pair(config)
+    pair = load_pair(config, shapes=True)
     device = latency.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
     depends = {
         "device": device,
@@ -112,8 +113,10 @@ def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> RichTable:
     """One pass of each model, and predicted against measured step times."""
     length = profile.draft.lengths[len(profile.draft.lengths) // 2]
     draft, target = profile.draft.at(length, 1), profile.target.at(length, 1)
+    random = ", random weights" if profile.pair.startswith(RANDOM) else ""
     table = RichTable(
-        title=f"Step times on {profile.device}\ndraft pass {1e3 * draft:.2f} ms, target pass {1e3 * target:.2f} ms "
+        title=f"Step times on {profile.device}{random}\n"
+        f"draft pass {1e3 * draft:.2f} ms, target pass {1e3 * target:.2f} ms "
         f"(1/{target / draft:.1f});\n"
         f"a decision {', '.join(f'{1e3 * seconds:.3f} ms ({sees})' for sees, seconds in profile.decide.items())}",
         title_justify="left",

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from data_gen.models import ModelPair, hidden_width
+from data_gen.checkpoints import hidden_width
+from data_gen.models import ROLES, ModelPair
 from data_gen.self_check import check_model
 from pipelines.common.stage import require
 from pipelines.config import Config
@@ -32,8 +33,11 @@ def depends(config: Config) -> dict[str, Any]:
     return {"pair": config.pair.model_dump(mode="json", include={"target", "draft", "embedded"}), "seed": config.seed}
 
 
-def load_pair(config: Config) -> ModelPair:
+def load_pair(config: Config, shapes: bool = False) -> ModelPair:
     """The run's pair on the configured device, with the configured number of threads.
+
+    Args:
+        shapes: whether configs without weights will do, where times alone are wanted.
 
     Raises:
         InputError: it is not there, was trained with another config, does not load, its context is too short, or a
@@ -43,7 +47,15 @@ def load_pair(config: Config) -> ModelPair:
         require(config, "pair", depends(config))
     if config.pair.threads:
         torch.set_num_threads(config.pair.threads)
-    pair = ModelPair.load(*pair_names(config), config.pair.device, config.pair.dtype, config.pair.device_map)
+    embedded = config.pair.target == "embedded"  # small, and read whole by `require` in any case
+    pair = ModelPair.load(
+        *pair_names(config),
+        config.pair.device,
+        config.pair.dtype,
+        config.pair.device_map,
+        shapes,
+        checksums=None if embedded else config.folder / "pair" / "checksums.json",
+    )
     needed = config.prompts.tokens + max(config.data.tokens, config.evaluate.tokens) + DEEPEST_TREE
     if needed > pair.max_positions:
         raise InputError(
@@ -69,7 +81,5 @@ def hidden_widths(config: Config) -> list[int]:
     if config.pair.target == "embedded":
         target, draft = config.pair.embedded.target.hidden, config.pair.embedded.draft.hidden
     else:
-        target, draft = (
-            hidden_width(name, role) for name, role in zip(pair_names(config), ("target", "draft"), strict=True)
-        )
+        target, draft = (hidden_width(name, role) for name, role in zip(pair_names(config), ROLES, strict=True))
     return [target, draft, draft]

@@ -61,8 +61,9 @@ def run(config: Config) -> None:
             stage.finish()
     else:
         stage = Stage("pair", config, depends(config), ())
-        load_pair(config)  # raises where it does not load
-        stage.say(f"{config.pair.target} and {config.pair.draft} load and share their vocabulary")
+        pair = load_pair(config, shapes=True)  # raises where it does not load
+        random = "; without weights, which are random: only times can be measured" if pair.has_random_weights else ""
+        stage.say(f"{config.pair.target} and {config.pair.draft} load and share their vocabulary{random}")
         stage.finish()
     prompts.write(config, tokenizer_of(config), files, source)
 

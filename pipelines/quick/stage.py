@@ -30,6 +30,7 @@ from pipelines.config import Config
 from pipelines.data.shards import Work, make_shard
 from pipelines.latency.decision import decision_seconds
 from pipelines.pair.loading import load_pair
+from pipelines.quick.shapes import assumed
 from pipelines.quick.texts import texts_of
 from pipelines.train.potential import halves, potentials, table_of
 from selector.actions import EMPTY, Action, ActionSpace
@@ -65,12 +66,15 @@ def plan(config: Config) -> list[str]:
 
 
 def run(config: Config) -> None:
-    """Print the best verifiers and trees, and the verdict."""
-    pair = load_pair(config)
+    """Print the best verifiers and trees, and the verdict; times alone where the pair has no weights."""
+    pair = load_pair(config, shapes=True)
     verifiers, setting = config.quick.verifiers, config.sampling[0]
     with mlflow_run(config, "quick") as mlflow, progress() as bar:
         task = bar.add_task("timing and labelling", total=REPEATS + config.quick.texts, note="")
         profile = _profile(config, pair, lambda: bar.advance(task))
+        if pair.has_random_weights:
+            console.print(assumed(profile, verifiers[0]))
+            return
         survivals_VRS, layout = _labels(config, pair, lambda: bar.advance(task))
         seconds = [profile.table(SPACE.actions, verifier, filtered=setting.top_p < 1)[1][0] for verifier in verifiers]
         found = [best_tree(*each, layout) for each in zip(verifiers, survivals_VRS, seconds, strict=True)]

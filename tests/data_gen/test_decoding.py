@@ -171,8 +171,9 @@ def test_the_draft_passes_no_token_twice(pair: ModelPair, action: Action, monkey
     monkeypatch.setattr(CachedModel, "extend", recorded)
     steps = [step for seed in range(6) for step in decode(pair, action, tokens=40, sees="light", seed=seed).steps]
     full = [step.accepted == action.L1 + action.L2 for step in steps]
-    expected = [1 + before for before, step in zip([False, *full], steps, strict=False) if step.length > len(PROMPT)]
-    assert [width for width in widths if width < len(PROMPT)] == expected
+    after_full = zip([False, *full], steps, strict=False)
+    expected = [1 + (before and step.length > len(PROMPT)) for before, step in after_full]
+    assert widths == expected
     assert {1, 2} == set(expected)
 
 

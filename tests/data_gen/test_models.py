@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from data_gen.decoding import Decoder, Fixed
 from data_gen.models import CachedModel, ModelPair
@@ -18,15 +17,6 @@ from tests.conftest import save_pair
 
 CONTEXT = [5, 17, 203, 44, 91, 7]
 TREE = DraftTree.from_paths([11, 12], [[21, 22], [31, 32], [21, 42]])
-SMALL = {
-    "vocab_size": 200,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.2,
-}
 
 
 def tree_pass(model: CachedModel, root: int, tree: DraftTree = TREE) -> torch.Tensor:
@@ -38,23 +28,6 @@ def tree_pass(model: CachedModel, root: int, tree: DraftTree = TREE) -> torch.Te
 @torch.inference_mode()
 def reference(model: torch.nn.Module, path: list[int]) -> torch.Tensor:
     return model(torch.tensor([CONTEXT + path])).logits[0, -1]
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", [LlamaConfig, Qwen2Config, Qwen3Config], ids=lambda config: config.__name__)
-def test_a_tree_pass_equals_one_pass_per_path(family: type, attention: str) -> None:
-    torch.manual_seed(0)
-    extra = {"head_dim": 8} if family is Qwen3Config else {}
-    model = AutoModelForCausalLM.from_config(family(**SMALL, **extra), attn_implementation=attention).eval()
-    context = [token % 200 for token in CONTEXT]
-    cached = CachedModel(model)
-    cached.extend(context[:-1])
-    logits = tree_pass(cached, context[-1])
-    for node in range(len(TREE)):
-        path = [TREE.token(n) for n in TREE.path_to(node)]
-        with torch.inference_mode():
-            expected = model(torch.tensor([context + path])).logits[0, -1]
-        assert torch.allclose(logits[node], expected, atol=2e-4), node
 
 
 @pytest.mark.parametrize("path", [[], [11], [11, 12, 21, 22], [11, 12, 31, 32], [11, 12, 21, 42]], ids=str)
@@ -83,7 +56,9 @@ def test_a_prefix_reads_the_cache_and_leaves_it_alone(pair: ModelPair) -> None:
 
 def test_different_vocabularies_are_refused(tmp_path: Path, pair_folders: tuple[str, str]) -> None:
     other = save_pair(tmp_path, vocabulary=310)
-    with pytest.raises(InputError, match=r"vocabularies differ: .* has 300 tokens, .* 310; .* is not the same in both"):
+    with pytest.raises(
+        InputError, match=r"vocabularies differ: .* has 300 tokens, .* 310; the first that differs is token"
+    ):
         ModelPair.load(pair_folders[0], other[1])
 
 
@@ -97,11 +72,6 @@ def test_a_directory_without_a_model_is_one_line(tmp_path: Path, pair_folders: t
     with pytest.raises(InputError, match=f"pair.target: cannot load {tmp_path}") as error:
         ModelPair.load(str(tmp_path), pair_folders[1])
     assert "\n" not in str(error.value)
-
-
-def test_the_fingerprint_follows_the_weights(tmp_path: Path, pair: ModelPair, pair_folders: tuple[str, str]) -> None:
-    assert ModelPair.load(*pair_folders).fingerprint == pair.fingerprint
-    assert ModelPair.load(*save_pair(tmp_path, seed=1)).fingerprint != pair.fingerprint
 
 
 def test_a_target_spread_by_a_device_map_gives_the_same(pair: ModelPair, pair_folders: tuple[str, str]) -> None:

@@ -6,12 +6,12 @@ import pytest
 
 from data_gen.models import ModelPair
 from data_gen.sampling import Sampling
-from pipelines.evaluate.assisted import CONSTANTS, Assistant, best_constant
+from pipelines.evaluate.assisted import CONSTANTS, LOOKUPS, Assistant, best_of
 
 PROMPT = [5, 17, 203, 44, 91]
 
 
-@pytest.mark.parametrize("assistant", [Assistant(), Assistant(3)])
+@pytest.mark.parametrize("assistant", [Assistant(), Assistant(3), Assistant(4, lookup=True)])
 @pytest.mark.parametrize("sampling", [Sampling(0), Sampling(0.7, 0.9)], ids=str)
 def test_it_decodes_to_the_limit_and_leaves_the_pair_as_it_was(
     pair: ModelPair, sampling: Sampling, assistant: Assistant
@@ -23,5 +23,6 @@ def test_it_decodes_to_the_limit_and_leaves_the_pair_as_it_was(
     assert pair.draft.generation_config.to_dict() == before
 
 
-def test_the_constant_is_one_of_those_tried(pair: ModelPair) -> None:
-    assert best_constant(pair, Sampling(), [PROMPT], 8, seed=1).constant in CONSTANTS
+@pytest.mark.parametrize("tried", [CONSTANTS, LOOKUPS])
+def test_the_best_is_one_of_those_tried(pair: ModelPair, tried: tuple[Assistant, ...]) -> None:
+    assert best_of(tried, pair, Sampling(), [PROMPT], 8, seed=1) in tried

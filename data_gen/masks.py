@@ -1,0 +1,81 @@
+"""Attention masks for passes over token trees: one for each kind of layer that a model has.
+
+A layer of full attention looks at all committed tokens and at a node's ancestors. One with a sliding window looks at
+the last of these alone, and which are the last is a question of positions: nodes of one depth share theirs, though they
+stand in different rows of the cache.
+
+Legend: B sequences, W tokens of one pass, R tree rows that are cached, those of the pass included, C all cached rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers.cache_utils import get_layer_types_and_kwargs
+
+from selector.schema import InputError
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+NO_CACHE = "dummy"  # transformers' word for layers that cache nothing of their own: shared keys, or no attention
+HONOURED = ("eager", "sdpa")  # attention implementations that take any mask of four axes
+
+
+def check_attention(config: Any, name: str) -> None:
+    """InputError, with the name, where token trees cannot be passed: by the layers' kind, or the implementation's."""
+    kinds = set(get_layer_types_and_kwargs(config.get_text_config())[0])
+    others = sorted(kinds - {FULL, SLIDING, NO_CACHE})
+    if others:
+        raise InputError(
+            f"{name}: has layers of the kind {' and '.join(others)}; token trees need full or sliding attention, "
+            "whose cached rows can be dropped again"
+        )
+    implementation = config.get_text_config()._attn_implementation
+    if implementation not in (None, *HONOURED):
+        raise InputError(
+            f"{name}: attn_implementation {implementation} does not honour the masks of token trees; "
+            f"load it with one of {', '.join(HONOURED)}"
+        )
+
+
+class TreeMasks:
+    """Builds a model's masks; follows transformers' own `create_masks_for_generate` in what a model is given."""
+
+    def __init__(self, config: Any) -> None:
+        text = config.get_text_config()
+        kinds = set(getattr(text, "layer_types", None) or ())
+        self.window = getattr(text, "sliding_window", None)
+        self.by_kind = SLIDING in kinds  # or all layers are alike: then one mask is all that they take
+        if kinds and not self.by_kind:
+            self.window = None
+
+    def build(
+        self, visible: Tensor, offsets: Sequence[Tensor], committed: int, dtype: torch.dtype
+    ) -> Tensor | dict[str, Tensor]:
+        """Additive float masks, [1 or B, 1, W, C] each; one, or a dictionary of them by the kind of layer.
+
+        Args:
+            visible: bool [W, R] or [B, W, R]: which tree rows each token attends to. Committed rows are visible to all.
+            offsets: positions of the tree's rows, counted from the first one after the committed rows; int64
+                [1 or B, ..] for each pass, the one to come included.
+            committed: cached rows before the tree's, whose positions are their numbers.
+        """
+        device = offsets[-1].device
+        visible_BWR = visible.to(device) if visible.dim() == 3 else visible.to(device).unsqueeze(0)
+        seen_BWC = pad(visible_BWR, (committed, 0), value=True)
+        full = sliding = _additive(seen_BWC, dtype)
+        if self.window is not None and seen_BWC.shape[-1] > self.window:  # else no row is so far back
+            batch = max(map(len, offsets))
+            own_BC = torch.arange(-committed, 0, device=device).expand(batch, -1)
+            offsets_BC = torch.cat([own_BC, *(each.expand(batch, -1) for each in offsets)], dim=1)
+            near_BWC = offsets_BC.unsqueeze(1) > offsets[-1].unsqueeze(2) - self.window
+            sliding = _additive(seen_BWC & near_BWC, dtype)
+        return {FULL: full, SLIDING: sliding} if self.by_kind else sliding
+
+
+def _additive(seen_BWC: Tensor, dtype: torch.dtype) -> Tensor:
+    mask = torch.zeros(seen_BWC.shape, dtype=dtype, device=seen_BWC.device)
+    return mask.masked_fill_(~seen_BWC, torch.finfo(dtype).min).unsqueeze(1)

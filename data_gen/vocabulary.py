@@ -1,0 +1,76 @@
+"""One vocabulary for two models: equal tokenizers, and tables that may differ in padding.
+
+Tables of embeddings are padded to a round number of rows, and not to the same one in all sizes of a family: Qwen2.5 has
+151,936 rows in its small models and 152,064 in its large ones. The shorter table is then filled up here, with tokens of
+probability 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedTokenizerBase
+
+from selector.schema import InputError
+
+
+def scored(model: Any) -> int:
+    """How many tokens a model scores, by its table."""
+    return int(model.get_output_embeddings().weight.shape[0])
+
+
+def check_same_vocabulary(
+    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, names: tuple[str, str]
+) -> None:
+    """InputError unless both tokenizers map the same strings to the same ids; names the first id that differs."""
+    vocabularies = target.get_vocab(), draft.get_vocab()
+    if vocabularies[0] != vocabularies[1]:
+        token_of = [{number: token for token, number in each.items()} for each in vocabularies]
+        first = min(number for _, number in vocabularies[0].items() ^ vocabularies[1].items())
+        ours, theirs = (repr(tokens[first]) if first in tokens else "none" for tokens in token_of)
+        raise InputError(
+            f"vocabularies differ: {names[0]} has {len(vocabularies[0])} tokens, {names[1]} {len(vocabularies[1])}; "
+            f"the first that differs is token {first}: {ours} and {theirs}"
+        )
+
+
+@contextmanager
+def widened(*models: Any) -> Iterator[None]:
+    """For a while, all of them score as many tokens as the one with the largest table."""
+    size = max(map(scored, models))
+    undo = [handle for model in models for handle in widen(model, size)]
+    try:
+        yield
+    finally:
+        for handle in undo:
+            handle.remove()
+
+
+def widen(model: Any, size: int) -> list[RemovableHandle]:
+    """Let a model score `size` tokens, minus infinity for those beyond its table; it takes them, too.
+
+    A token beyond the table is read as the table's last one: the model has never seen any of them.
+
+    Returns:
+        what undoes it, each by `remove()`.
+    """
+    missing, rows = size - scored(model), int(model.get_input_embeddings().weight.shape[0])
+
+    def within(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0].clamp(max=rows - 1), *inputs[1:])
+
+    def fill_up(_: Any, inputs: Any, output: Any) -> Any:
+        output.logits = pad(output.logits, (0, missing), value=float("-inf"))
+        return output
+
+    if missing <= 0:
+        return []
+    return [
+        model.get_input_embeddings().register_forward_pre_hook(within),
+        model.register_forward_hook(fill_up),
+    ]

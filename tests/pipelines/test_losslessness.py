@@ -1,0 +1,76 @@
+"""The greedy check, and the rival: under the pair's own law, whatever a checkpoint's generation config says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from data_gen.masks import TreeMasks
+from data_gen.models import ModelPair
+from data_gen.prompts import Prompt
+from data_gen.sampling import Sampling
+from pipelines.config import load_config
+from pipelines.evaluate.assisted import Assistant
+from pipelines.evaluate.losslessness import greedy_check, tie
+
+DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
+CONFIG = load_config(DEMO, ["prompts.tokens=12", "evaluate.tokens=10"])
+PROMPTS = [Prompt(str(n), text, "prose", "a") for n, text in enumerate(("the quick brown fox", "over the lazy dog"))]
+POISON = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "suppress_tokens": list(range(40, 90)), "min_p": 0.9}
+
+
+@pytest.fixture
+def poisoned(pair_folders: tuple[str, str]) -> ModelPair:
+    pair = ModelPair.load(*pair_folders, device="cpu")
+    for model in (pair.target, pair.draft):
+        model.generation_config.update(**POISON)
+    return pair
+
+
+def test_a_checkpoint_settings_move_neither_the_rival_nor_the_check(pair: ModelPair, poisoned: ModelPair) -> None:
+    prompt = torch.tensor([[5, 17, 203]])
+    texts = [each.target.generate(prompt, max_new_tokens=12, do_sample=False).tolist() for each in (pair, poisoned)]
+    assert texts[0] != texts[1]  # `generate` itself is moved
+    for sampling in (Sampling(0), Sampling(0.8, 0.9)):
+        found = [Assistant(4).generate(each, sampling, [5, 17, 203], 24, seed=2)[:2] for each in (pair, poisoned)]
+        assert found[0] == found[1]
+    checked = greedy_check(poisoned, CONFIG, PROMPTS)
+    assert checked["continuations"] == 6 and not checked["differing"] + checked["ties"]
+    assert poisoned.target.generation_config.repetition_penalty == POISON["repetition_penalty"]
+
+
+def test_in_bfloat16_texts_part_at_ties_alone(pair_folders: tuple[str, str]) -> None:
+    pair = ModelPair.load(*pair_folders, device="cpu", dtype="bfloat16")
+    checked = greedy_check(pair, CONFIG, PROMPTS)
+    assert checked["continuations"] == 6 and not checked["differing"]
+
+
+def test_a_difference_that_is_no_tie_is_found(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a decoder whose passes look at one committed token too few."""
+    build = TreeMasks.build
+
+    def blind(masks: TreeMasks, *arguments: Any) -> Any:
+        mask = build(masks, *arguments)
+        mask[..., 0] = torch.finfo(mask.dtype).min
+        return mask
+
+    monkeypatch.setattr(TreeMasks, "build", blind)
+    assert greedy_check(pair, CONFIG, PROMPTS[:1])["differing"]
+
+
+@pytest.mark.parametrize(
+    ("best", "dtype", "expected"),
+    [
+        (20.0, torch.bfloat16, 0.5),
+        (31.9, torch.bfloat16, 0.5),
+        (32.0, torch.bfloat16, 1.0),
+        (-3.0, torch.bfloat16, 0.0625),
+        (20.0, torch.float16, 0.0625),
+        (20.0, torch.float32, 1e-4),
+    ],
+)
+def test_a_tie_follows_from_the_dtype(best: float, dtype: torch.dtype, expected: float) -> None:
+    assert tie(best, dtype) == pytest.approx(expected)

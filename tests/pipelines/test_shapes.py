@@ -1,0 +1,53 @@
+"""A pair of configs without weights: times can be measured, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import Gemma3TextConfig
+
+from pipelines.cli import run
+from pipelines.config import load_config
+from pipelines.latency.stage import summary
+from pipelines.pair.loading import load_pair
+from pipelines.quick.shapes import assumed
+from pipelines.quick.stage import _profile as coarse
+from selector.latency import gpu_like
+from selector.schema import InputError
+from tests.pipelines.runs import ROOT
+
+DEMO = ROOT / "configs" / "demo.yaml"
+
+SHAPE = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "head_dim": 16}
+
+
+@pytest.fixture
+def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    for role, layers in (("target", 2), ("draft", 1)):
+        Gemma3TextConfig(**SHAPE, num_hidden_layers=layers, num_key_value_heads=1).save_pretrained(tmp_path / role)
+    monkeypatch.chdir(tmp_path)
+    return ["pair.target=./target", "pair.draft=./draft", "latency.nodes=[1,5]", "quick.verifiers=[block]"]
+
+
+def test_the_profile_of_a_pair_without_weights_says_so(shapes: list[str]) -> None:
+    config = load_config(DEMO, shapes)
+    profile = coarse(config, load_pair(config, shapes=True), lambda: None)
+    assert profile.pair.startswith("random weights, ") and profile.target.at(100, 5) > 0
+    assert "random weights" in str(summary(replace(profile, decide={}), []).title)
+
+
+def test_quick_then_assumes_acceptance() -> None:
+    """On a machine where a draft pass takes a tenth of a target pass: 1 + 0.5 + 0.25 tokens in 1.21 instead of 1.01."""
+    profile = gpu_like("random weights, x", ["block"], 0.1)
+    columns = [list(column.cells) for column in assumed(profile, "block").columns]
+    found = {acceptance: rest for acceptance, *rest in zip(*columns, strict=True)}
+    assert found["0.5"][:2] == ["2", "1.75"]
+    assert float(found["0.5"][2]) == pytest.approx(1.75 / (1.21 / 1.01), abs=0.01)
+    assert float(found["0.9"][2]) > float(found["0.8"][2]) > float(found["0.7"][2])
+
+
+def test_other_stages_want_weights(shapes: list[str]) -> None:
+    with pytest.raises(InputError, match=r"pair.target: ./target holds a config and no weights"):
+        run("data", DEMO, shapes, plan=False)
