@@ -37,8 +37,8 @@ def details(evaluation: dict[str, Any]) -> list[dict[str, str]]:
             {
                 "setting": str(Sampling(row["temperature"], row["top_p"])),
                 "decides": "yes" if mode["decides"] else f"no, drafts {tuple(mode['action'])}",
-                "replayed": str(Ratio(row["replay_ratio"], row["replay_error"])),
-                "decoded": f"{row['wall_ratio']:.3f} [{low:.3f}, {high:.3f}]",
+                "replayed ± error": str(Ratio(row["replay_ratio"], row["replay_error"])),
+                "decoded [95%]": f"{row['wall_ratio']:.3f} [{low:.3f}, {high:.3f}]",
             }
         )
     return rows

@@ -14,7 +14,7 @@ from data_gen.prompts import Prompt, write_prompts
 from pipelines.common.console import console, progress
 from pipelines.common.files import write_json
 from pipelines.common.stage import Stage
-from pipelines.common.tracking import mlflow_run
+from pipelines.common.tracking import describe, mlflow_run
 from pipelines.config import Config, EmbeddedModel
 from pipelines.pair import corpus, language_model
 from pipelines.pair.loading import depends, load_pair
@@ -113,7 +113,8 @@ def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path,
     loss = language_model.distillation_loss(target)
     draft = _trained(config, "draft", embedded.draft, loss, tokenizer, stream, models)
     overlap = language_model.mean_overlap(target, draft, held_out, embedded.context)
-    console.print(f"[bold]pair[/]: mean overlap on held-out text {overlap:.3f}")
+    found = f"mean overlap on held-out text {overlap:.3f}"
+    console.print(f"[bold]pair[/]: {found}")
     manifest = {
         "overlap": overlap,
         "parameters": {"target": target.num_parameters(), "draft": draft.num_parameters()},
@@ -121,7 +122,8 @@ def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path,
         "files": [{"path": f.path, "sha256": f.sha256, "kind": f.kind, "held_out": f.held_out} for f in files],
     }
     write_json(folder / "manifest.json", manifest)
-    mlflow.log_metric("pair/overlap", overlap)
+    mlflow.log_metric("overlap", overlap)
+    describe(mlflow, found)
 
 
 def _trained(
