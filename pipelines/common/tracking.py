@@ -41,6 +41,7 @@ def mlflow_run(config: Config, stage: str) -> Iterator[Any]:
     from sqlalchemy.exc import SQLAlchemyError
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it prints a traceback of what it raises
     failures = (mlflow.MlflowException, SQLAlchemyError)
     uri = tracking_uri()
     for name, value in SERVER_PATIENCE.items():
@@ -56,7 +57,7 @@ def mlflow_run(config: Config, stage: str) -> Iterator[Any]:
             mlflow.set_experiment_tag(DESCRIPTION, WHERE_TO_LOOK.format(number=number))
             mlflow.start_run(run_name=stage)
         except OSError as error:  # a folder that cannot be made
-            raise InputError(f"{uri}: MLflow's store fails: {error}") from error
+            raise _failure(uri, error) from error
         try:
             mlflow.set_tag("stage", stage)
             mlflow.log_params(parameters(config, stage))
@@ -71,7 +72,13 @@ def mlflow_run(config: Config, stage: str) -> Iterator[Any]:
             raise
         mlflow.end_run()
     except failures as error:
-        raise InputError(f"{uri}: MLflow's store fails: {str(error).splitlines()[0]}") from error
+        raise _failure(uri, error) from error
+
+
+def _failure(uri: str, error: Exception) -> InputError:
+    """One line for whatever MLflow raises; what has been recorded of the run's files stays valid."""
+    advice = "mend that, or set MLFLOW_TRACKING_URI to another store; the same command then goes on"
+    return InputError(f"{uri}: MLflow's store fails: {str(error).splitlines()[0]}; {advice}")
 
 
 def parameters(config: Config, stage: str) -> dict[str, Any]:
