@@ -42,7 +42,7 @@ def atomically(path: Path) -> Iterator[Path]:
 def unwritable(path: Path | str, error: Exception) -> InputError:
     """What to say where a disk is full, or not ours to write to."""
     reason = error.strerror if isinstance(error, OSError) else None
-    place = getattr(error, "filename", None) or path
+    place = getattr(error, "filename2", None) or getattr(error, "filename", None) or path  # the second: copied to
     advice = "make room there, or make it writable; the same command then goes on"
     return InputError(f"{place}: cannot be written: {reason or error}; {advice}")
 

@@ -70,8 +70,8 @@ def write_held_out_prompts(config: Config, files: list[corpus.SourceFile], path:
     for kind in sorted(set(corpus.KINDS) - set(kinds)):
         stage.say(f"this Python has no {kind} in its library: no prompts of that kind")
     stage.replace()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_prompts(path, prompts)
+    with atomically(path) as partial:
+        write_prompts(partial, prompts)
     stage.say(f"{len(prompts)} prompts of the kinds {', '.join(kinds)}")
     stage.finish()
 
