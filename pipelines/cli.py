@@ -65,7 +65,9 @@ def espalier(
     except OSError as error:
         if error.errno not in DISK:
             raise
-        print(f"espalier: {error.filename or 'a file'}: {error.strerror}; what was there is as it was", file=sys.stderr)
+        from selector.files import unwritable
+
+        print(f"espalier: {unwritable('a file of the run', error)}", file=sys.stderr)
         raise typer.Exit(2) from error
     except KeyboardInterrupt as error:
         print("espalier: interrupted; the same command goes on from here", file=sys.stderr)

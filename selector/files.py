@@ -32,9 +32,19 @@ def atomically(path: Path) -> Iterator[Path]:
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
             partial.replace(path)
-    except OSError as error:
+    except Exception as error:
+        if not isinstance(error, OSError) and "(os error " not in str(error):  # so end those of libraries in Rust
+            raise
         _remove(partial)
-        raise InputError(f"{partial}: cannot be written: {error}") from error
+        raise unwritable(partial, error) from error
+
+
+def unwritable(path: Path | str, error: Exception) -> InputError:
+    """What to say where a disk is full, or not ours to write to."""
+    reason = error.strerror if isinstance(error, OSError) else None
+    place = getattr(error, "filename2", None) or getattr(error, "filename", None) or path  # the second: copied to
+    advice = "make room there, or make it writable; the same command then goes on"
+    return InputError(f"{place}: cannot be written: {reason or error}; {advice}")
 
 
 def _replace_folder(partial: Path, path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from selector.files import atomically
+from selector.files import atomically, unwritable
 
 
 class Journal:
@@ -28,9 +28,13 @@ class Journal:
             partial.write_text("\n".join([header, *finished]) + "\n")
 
     def add(self, entry: Any) -> None:
+        """Raises InputError where the disk is full; a line that is cut short is dropped when the file is read."""
+        try:
+            with self.path.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+        except OSError as error:
+            raise unwritable(self.path, error) from error
         self.entries.append(entry)
-        with self.path.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
 
 
 def _complete(line: str) -> bool:

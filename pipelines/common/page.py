@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 STYLE = """<meta name="viewport" content="width=device-width, initial-scale=1"><style>
@@ -11,24 +12,35 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto
 table { border-collapse: collapse; font-size: 13px; margin: .5rem 0 }
 th, td { padding: .2rem .6rem; text-align: right } th { border-bottom: 2px solid #888 }
 tr:nth-child(even) { background: #f4f4f4 } td:first-child, th:first-child { text-align: left }
-img { max-width: 100% } pre { font-size: 12px; background: #f4f4f4; padding: 1rem; overflow: auto }
+img { max-width: 100% } figure { display: flex; flex-wrap: wrap; gap: 1rem; margin: 1rem 0 }
+figure img { flex: 0 1 34rem; min-width: 0; object-fit: contain } figure img:only-child { flex-basis: auto }
+pre { font-size: 12px; background: #f4f4f4; padding: 1rem; overflow: auto }
 @media (max-width: 500px) {
-  thead { display: none } tr { display: block; padding: .4rem 0; border-bottom: 1px solid #ccc }
+  thead { display: none } table, tbody, tr { display: block } tr { padding: .4rem 0; border-bottom: 1px solid #ccc }
   td, td:first-child { display: flex; justify-content: space-between; text-align: right }
-  td:empty { display: none }
+  td:first-child { font-weight: 600 } td:empty { display: none } figure img { flex-basis: 100% }
   td::before { content: attr(data-label); color: #555; margin-right: 1rem; text-align: left }
 }
 </style>"""
 
 
-def image(png: str, words: str) -> str:
-    """A picture, and what it shows in words."""
-    return f"<p><img alt='{html.escape(words, quote=True)}' src='data:image/png;base64,{png}'></p>"
+def images(pictures: Mapping[str, str]) -> str:
+    """PNGs in base64, each by what it shows in words: beside each other, or one below the other where it is narrow."""
+    tags = (
+        f"<img alt='{html.escape(words, quote=True)}' src='data:image/png;base64,{png}'>"
+        for words, png in pictures.items()
+    )
+    return f"<figure>{''.join(tags)}</figure>" if pictures else ""
 
 
 def note(words: str) -> str:
     """What a table's columns or a picture's marks mean."""
     return f"<p class='note'>{html.escape(words)}</p>"
+
+
+def listed(lines: Iterable[str]) -> str:
+    """Lines of text as a list."""
+    return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -44,10 +56,15 @@ def _cell(key: str, value: Any) -> str:
     return f"<td data-label='{html.escape(str(key), quote=True)}'>{html.escape(text_of(value))}</td>"
 
 
+def with_interval(value: float, bounds: Sequence[float]) -> str:
+    """A value with its interval behind it, as far as they say anything."""
+    return f"{value:.2f} [{bounds[0]:.2f}, {bounds[1]:.2f}]"
+
+
 def text_of(value: Any) -> str:
     """A value as a cell shows it: floats with three digits behind the point, as far as they say anything."""
     if isinstance(value, float):
-        return f"{value:.3f}" if abs(value) < 100 else f"{value:.0f}"
+        return f"{value:z.3f}" if abs(value) < 100 else f"{value:.0f}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(text_of(item) for item in value) + "]"
     return "" if value is None else str(value)

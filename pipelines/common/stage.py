@@ -137,12 +137,14 @@ def verify(config: Config, stage: str, made_by: str | None = None) -> None:
         made_by: the stage to run again; `stage` itself if None.
 
     Raises:
-        InputError: one is missing or was changed; names it.
+        InputError: the stage was interrupted, or a file is missing or was changed; names it.
     """
     if record_path(config, stage).exists():
-        changed = _changed_file(config, read_record(config, stage))
+        record, again = read_record(config, stage), made_by or stage
+        if not record["finished"]:
+            raise InputError(f"{config.folder}: the {again} stage is not finished: run it again")
+        changed = _changed_file(config, record)
         if changed is not None:
-            again = made_by or stage
             raise InputError(f"{changed}: missing, or changed since it was written: run the {again} stage again")
 
 
@@ -162,14 +164,12 @@ def require(config: Config, stage: str, current: dict[str, Any]) -> None:
         InputError: it is missing, unfinished, made from something else, or a file was changed since.
     """
     record = read_record(config, stage)
-    if not record["finished"]:
-        raise InputError(f"{config.folder}: the {stage} stage is not finished: run it again")
+    verify(config, stage)
     changes = differences({key: record["depends"].get(key) for key in current}, current)
     if changes:
         raise InputError(
             f"{config.folder}: the {stage} stage was run with other inputs ({listed_changes(changes)}): run it again"
         )
-    verify(config, stage)
 
 
 def _holds_anything(path: Path) -> bool:

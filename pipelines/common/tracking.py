@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,15 @@ import yaml
 
 from data_gen.traces import flat
 from pipelines.common.stage import provenance
-from pipelines.config import Config
+from pipelines.config import Config, SamplingSetting
 from pipelines.config.reference import READS
 from selector.schema import InputError
 
 DEFAULT_STORE = "sqlite:///mlruns/mlflow.db"
+DESCRIPTION = "mlflow.note.content"  # the tag that MLflow shows as a description, of an experiment or of a run
+WHERE_TO_LOOK = (  # MLflow opens on a page of other things
+    "[One run a stage](#/experiments/{number}/runs): its description says what it found, *Columns* lists its metrics."
+)
 SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}  # else four minutes
 
 
@@ -37,6 +41,7 @@ def mlflow_run(config: Config, stage: str) -> Iterator[Any]:
     from sqlalchemy.exc import SQLAlchemyError
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it prints a traceback of what it raises
     failures = (mlflow.MlflowException, SQLAlchemyError)
     uri = tracking_uri()
     for name, value in SERVER_PATIENCE.items():
@@ -48,10 +53,11 @@ def mlflow_run(config: Config, stage: str) -> Iterator[Any]:
             mlflow.set_tracking_uri(uri)
             if uri == DEFAULT_STORE:
                 _own_experiment(mlflow.MlflowClient(), config.name, Path("mlruns").resolve())
-            mlflow.set_experiment(config.name)
+            number = mlflow.set_experiment(config.name).experiment_id
+            mlflow.set_experiment_tag(DESCRIPTION, WHERE_TO_LOOK.format(number=number))
             mlflow.start_run(run_name=stage)
         except OSError as error:  # a folder that cannot be made
-            raise InputError(f"{uri}: MLflow's store fails: {error}") from error
+            raise _failure(uri, error) from error
         try:
             mlflow.set_tag("stage", stage)
             mlflow.log_params(parameters(config, stage))
@@ -66,14 +72,39 @@ def mlflow_run(config: Config, stage: str) -> Iterator[Any]:
             raise
         mlflow.end_run()
     except failures as error:
-        raise InputError(f"{uri}: MLflow's store fails: {str(error).splitlines()[0]}") from error
+        raise _failure(uri, error) from error
+
+
+def _failure(uri: str, error: Exception) -> InputError:
+    """One line for whatever MLflow raises; what has been recorded of the run's files stays valid."""
+    advice = "mend that, or set MLFLOW_TRACKING_URI to another store; the same command then goes on"
+    return InputError(f"{uri}: MLflow's store fails: {str(error).splitlines()[0]}; {advice}")
 
 
 def parameters(config: Config, stage: str) -> dict[str, Any]:
-    """The keys that a stage reads; the whole config is among the run's artefacts."""
-    values = config.model_dump(mode="json")
+    """The keys that a stage reads and that are set; the whole config is among the run's artefacts."""
     read = READS.get(stage, ())
-    return flat({name: value for name, value in values.items() if name in read or not isinstance(value, dict)})
+    values = config.model_dump(mode="json", exclude_none=True)
+    if stage != "pair":
+        values["pair"].pop("embedded")  # what the pair was trained with stands in the run of its stage
+    if config.data.engine == "local":
+        values["data"].pop("ray")
+    chosen = {section: values[section] for section in read if section != "sampling"} | {"seed": config.seed}
+    if {"sampling", "data"} & set(read):
+        chosen["sampling"] = _named(config.sampling)
+        chosen["verifiers"] = ", ".join(config.verifiers)
+    if stage == "audit":
+        chosen["audit"]["sampling"] = _named(config.audit.sampling)
+    return flat(chosen)
+
+
+def describe(mlflow: Any, words: str) -> None:
+    """What the current run found, in words, where MLflow shows it."""
+    mlflow.set_tag(DESCRIPTION, words)
+
+
+def _named(settings: Iterable[SamplingSetting]) -> str:
+    return "; ".join(str(setting.build()) for setting in settings)
 
 
 def _own_experiment(client: Any, name: str, folder: Path) -> None:

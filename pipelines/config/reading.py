@@ -39,13 +39,17 @@ def load_config(file: Path, overrides: list[str]) -> Config:
 
 
 def _origin(file: Path, overrides: list[str], error: ValidationError) -> str:
-    """Where the first mistake stands: in an override, or in the file."""
-    wrong = ".".join(str(part) for part in error.errors()[0]["loc"])
-    for override in overrides:
-        key = override.partition("=")[0]
-        if f"{wrong}.".startswith(f"{key}."):
-            return repr(override)
-    return str(file)
+    """Where the first mistake stands: in an override, of which the last one counts, or in the file.
+
+    Where a section does not fit together, it is those overrides of its keys that the message mentions.
+    """
+    first = error.errors()[0]
+    wrong = ".".join(str(part) for part in first["loc"])
+    keys = {override.partition("=")[0]: override for override in overrides}
+    exact = [override for key, override in keys.items() if f"{wrong}.".startswith(f"{key}.")]
+    inside = [key for key in keys if not wrong or key.startswith(f"{wrong}.")]
+    found = exact or [keys[key] for key in inside if key.rpartition(".")[2] in first["msg"]]
+    return " ".join(map(repr, found)) if found else str(file)
 
 
 def _apply(values: dict[str, Any], override: str) -> None:

@@ -14,7 +14,7 @@ from data_gen import traces
 from data_gen.texts import Plausibility
 from pipelines.common.console import progress
 from pipelines.common.stage import Stage
-from pipelines.common.tracking import mlflow_run
+from pipelines.common.tracking import describe, mlflow_run
 from pipelines.config import Config
 from pipelines.data import memory, workers
 from pipelines.data.realised import realised
@@ -69,13 +69,17 @@ def run(config: Config) -> None:
             store.write(name, shard.table)
             spent.add(shard, time.perf_counter() - start)
             bar.update(task, advance=1, note=spent.line())
-        mlflow.log_metrics({"data/texts": store.rows(), "data/bytes": store.bytes(), **spent.metrics()})
+        checks = realised(config)
+        mlflow.log_metrics({"texts": store.rows(), "bytes": store.bytes(), **spent.metrics()})
+        mlflow.log_metrics({f"z of decoded steps/{row['verifier']}": row["z"] for row in checks})
         mlflow.log_dict(store.manifest, "manifest.json")
-    stage.say(f"{store.rows()} texts, {store.bytes() / 1e6:.1f} MB in {folder}")
+        found = f"{store.rows()} texts, {store.bytes() / 1e6:.1f} MB in {folder}"
+        describe(mlflow, found)
+    stage.say(found)
     if spent.resident:
         stage.say(f"{spent.line()}; {spent.memory()}")
         stage.say(str(spent.plausibility))
-    for row in realised(config):
+    for row in checks:
         stage.say(
             f"{row['verifier']}: {row['steps']} decoding steps, block efficiency {row['expected']:.3f} by the labels, "
             f"{row['realised']:.3f} realised, z = {row['z']:+.2f}"
@@ -113,7 +117,7 @@ class _Spent:
         return f"resident set of this process {first} after the first shard, {middle} half-way, {last} at the end"
 
     def metrics(self) -> dict[str, float]:
-        values = {f"data/seconds/{part}": seconds for part, seconds in self.seconds.items()}
+        values = {f"seconds/{part}": seconds for part, seconds in self.seconds.items()}
         if self.resident:
-            values |= {"data/resident/first": self.resident[0], "data/resident/last": self.resident[-1]}
-        return values | {"data/roots_per_second": self.roots / (time.perf_counter() - self.started)}
+            values |= {"resident bytes/first": self.resident[0], "resident bytes/last": self.resident[-1]}
+        return values | {"roots per second": self.roots / (time.perf_counter() - self.started)}

@@ -10,7 +10,7 @@ from selector.replay import Ratio
 
 def headline(evaluation: dict[str, Any]) -> str:
     """One sentence: where the selector pays on this machine, and where it does not."""
-    decides = {(mode["temperature"], mode["top_p"]): mode["decides"] for mode in evaluation["decisions"]}
+    decides = {(mode["temperature"], mode["top_p"]): bool(mode["sees"]) for mode in evaluation["decisions"]}
     gains: list[str] = []
     kept: list[str] = []
     for row in evaluation["summary"]["by_setting"]:
@@ -36,9 +36,17 @@ def details(evaluation: dict[str, Any]) -> list[dict[str, str]]:
         rows.append(
             {
                 "setting": str(Sampling(row["temperature"], row["top_p"])),
-                "decides": "yes" if mode["decides"] else f"no, drafts {tuple(mode['action'])}",
-                "replayed": str(Ratio(row["replay_ratio"], row["replay_error"])),
-                "decoded": f"{row['wall_ratio']:.3f} [{low:.3f}, {high:.3f}]",
+                "decides": _how(mode),
+                "replayed ± error": str(Ratio(row["replay_ratio"], row["replay_error"])),
+                "decoded [95%]": f"{row['wall_ratio']:.3f} [{low:.3f}, {high:.3f}]",
             }
         )
     return rows
+
+
+def _how(mode: dict[str, Any]) -> str:
+    """How a selector decides under a setting, in a few words."""
+    if mode["rule"]:
+        least, length = mode["rule"]
+        return f"by rule: lookup {length} from a match of {least} on, else {tuple(mode['action'])}"
+    return f"yes, {' then '.join(mode['sees'])}" if mode["sees"] else f"no, drafts {tuple(mode['action'])}"

@@ -20,7 +20,7 @@ from pipelines.common.files import read_json, write_json
 from pipelines.common.journal import Journal
 from pipelines.common.prompts import encode, prompts_depend, prompts_of
 from pipelines.common.stage import Stage
-from pipelines.common.tracking import mlflow_run
+from pipelines.common.tracking import describe, mlflow_run
 from pipelines.config import Config, SamplingSetting
 from pipelines.data.traces import load_traces, settings_of, timed
 from pipelines.evaluate import comparison, findings, losslessness
@@ -101,7 +101,7 @@ def run(config: Config) -> None:
         stage.replace()
         write_json(output, evaluation)
         mlflow.log_artifact(str(output))
-        mlflow.set_tag("mlflow.note.content", findings.headline(evaluation))  # the run's description
+        describe(mlflow, findings.headline(evaluation))
         mlflow.log_metrics({key: value for key, value in evaluation["summary"].items() if isinstance(value, float)})
     comparison.show(evaluation)
     stage.say(losslessness.summary(greedy))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.common.files import read_json
 from pipelines.common.stage import Stage, require
-from pipelines.common.tracking import mlflow_run
+from pipelines.common.tracking import describe, mlflow_run
 from pipelines.config import Config
 from pipelines.data.traces import load_traces
 from pipelines.engines import tables
@@ -52,7 +52,9 @@ def run(config: Config) -> None:
         selector = build(config, folder, load_traces(config, profile.pair), evaluation)
         mlflow.log_artifacts(str(folder), "selector")
         register(stage, mlflow, selector, "selector")
-        mlflow.log_metric("export/actions_compared", selector.config["metrics"]["actions_compared"])
-    compared = selector.config["metrics"]["actions_compared"]
-    stage.say(f"{folder}: its actions equal the trained module's at all {compared} roots of the validation texts")
+        compared = selector.config["metrics"]["actions_compared"]
+        found = f"its actions equal the trained module's at all {compared} roots of the validation texts"
+        mlflow.log_metric("roots compared", compared)
+        describe(mlflow, found)
+    stage.say(f"{folder}: {found}")
     stage.finish()

@@ -16,7 +16,7 @@ from pipelines.common.console import console, progress
 from pipelines.common.files import write_json
 from pipelines.common.prompts import encode, prompts_depend, prompts_of
 from pipelines.common.stage import Stage
-from pipelines.common.tracking import mlflow_run
+from pipelines.common.tracking import describe, mlflow_run
 from pipelines.config import Config
 from pipelines.data.shards import PARTS, Work, make_shard
 from pipelines.latency import timings
@@ -90,7 +90,8 @@ def run(config: Config) -> None:
         write_json(profile_path(config), {**profile.to_json(), "check": rows})
         mlflow.log_artifact(str(profile_path(config)))
         for row in rows:
-            mlflow.log_metric(f"latency/predicted_over_measured/{row['action']}".translate(_PLAIN), row["ratio"])
+            mlflow.log_metric(f"predicted over measured/{row['action']}".translate(_PLAIN), row["ratio"])
+        describe(mlflow, passes(profile))
     console.print(summary(profile, rows))
     stage.finish()
 
@@ -109,18 +110,19 @@ def check(profile: LatencyProfile, verifier: str, steps: dict[Action, list[Step]
 _PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
 
 
-def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> RichTable:
-    """One pass of each model, and predicted against measured step times."""
+def passes(profile: LatencyProfile) -> str:
+    """What one pass of each model and a decision take."""
     length = profile.draft.lengths[len(profile.draft.lengths) // 2]
     draft, target = profile.draft.at(length, 1), profile.target.at(length, 1)
+    decisions = ", ".join(f"{1e3 * seconds:.3f} ms ({sees})" for sees, seconds in profile.decide.items())
+    ratio = f"1/{target / draft:.1f}"
+    return f"draft pass {1e3 * draft:.2f} ms, target pass {1e3 * target:.2f} ms ({ratio});\na decision {decisions}"
+
+
+def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> RichTable:
+    """One pass of each model, and predicted against measured step times."""
     random = ", random weights" if profile.pair.startswith(RANDOM) else ""
-    table = RichTable(
-        title=f"Step times on {profile.device}{random}\n"
-        f"draft pass {1e3 * draft:.2f} ms, target pass {1e3 * target:.2f} ms "
-        f"(1/{target / draft:.1f});\n"
-        f"a decision {', '.join(f'{1e3 * seconds:.3f} ms ({sees})' for sees, seconds in profile.decide.items())}",
-        title_justify="left",
-    )
+    table = RichTable(title=f"Step times on {profile.device}{random}\n{passes(profile)}", title_justify="left")
     for column in ("action", "predicted ms", "measured ms", "ratio"):
         table.add_column(column, justify="right")
     for row in rows:

@@ -15,6 +15,7 @@ from pipelines.common.stage import Stage
 from pipelines.config import Config
 from pipelines.pair import corpus, tasks
 from pipelines.pair.loading import tokenizer_of
+from selector.files import atomically
 from selector.schema import InputError, sha256
 
 PROMPT_CHARACTERS = 1200  # more than `prompts.tokens` usually need
@@ -115,8 +116,8 @@ def write_held_out_prompts(
 
 def _replace(stage: Stage, path: Path, prompts: list[Prompt]) -> None:
     stage.replace()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_prompts(path, prompts)
+    with atomically(path) as partial:
+        write_prompts(partial, prompts)
     stage.say(f"{len(prompts)} prompts of the kinds {', '.join(dict.fromkeys(prompt.kind for prompt in prompts))}")
     stage.finish()
 

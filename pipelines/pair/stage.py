@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from pipelines.common.console import console, progress
 from pipelines.common.files import write_json
 from pipelines.common.stage import Stage
-from pipelines.common.tracking import mlflow_run
+from pipelines.common.tracking import describe, mlflow_run
 from pipelines.config import Config, EmbeddedModel
 from pipelines.pair import corpus, language_model, prompts, tasks
 from pipelines.pair.loading import depends, load_pair, tokenizer_of
@@ -117,7 +117,8 @@ def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path,
     start = target if embedded.draft.from_target else None
     draft = _trained(config, "draft", embedded.draft, loss, tokenizer, stream, models, start)
     overlap = language_model.mean_overlap(target, draft, held_out, embedded.context)
-    console.print(f"[bold]pair[/]: mean overlap on held-out text {overlap:.3f}")
+    found = f"mean overlap on held-out text {overlap:.3f}"
+    console.print(f"[bold]pair[/]: {found}")
     manifest = {
         "overlap": overlap,
         "parameters": {"target": target.num_parameters(), "draft": draft.num_parameters()},
@@ -132,7 +133,8 @@ def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path,
         manifest["copying"] = {"once": once, "again": again}
     write_json(folder / "manifest.json", manifest)
     corpus_kept.unlink()
-    mlflow.log_metric("pair/overlap", overlap)
+    mlflow.log_metric("overlap", overlap)
+    describe(mlflow, found)
 
 
 def _trained(

@@ -25,7 +25,7 @@ from data_gen.verification import get_verifier
 from data_gen.verification.one_path import FirstPath
 from pipelines.common.console import console, progress
 from pipelines.common.prompts import encode, prompts_of
-from pipelines.common.tracking import mlflow_run
+from pipelines.common.tracking import describe, mlflow_run
 from pipelines.config import Config
 from pipelines.data.shards import Work, make_shard
 from pipelines.latency.decision import decision_seconds
@@ -80,8 +80,9 @@ def run(config: Config) -> None:
         found = [best_tree(*each, layout) for each in zip(verifiers, survivals_VRS, seconds, strict=True)]
         plain = 1 / min(float(seconds_A[SPACE.index(EMPTY)]) for seconds_A in seconds)
         for candidate in found:
-            mlflow.log_metric(f"quick/{candidate.verifier}_over_autoregressive", candidate.speed / plain)
-    found.sort(key=lambda candidate: candidate.promise, reverse=True)
+            mlflow.log_metric(f"speed over plain decoding/{candidate.verifier}", candidate.speed / plain)
+        found.sort(key=lambda candidate: candidate.promise, reverse=True)
+        describe(mlflow, _verdict(found[0], plain))
     console.print(_table(f"{setting.build()}, {profile.device}; {len(layout.row_XN)} texts", found[:SHOWN], plain))
     console.print(f"quick: {_verdict(found[0], plain)}")
     console.print(table_of(potentials(_halves(config, pair, profile, found[0].verifier))))

@@ -35,51 +35,58 @@ def _setting(entry: dict[str, Any]) -> str:
     return str(Sampling(entry["temperature"], entry["top_p"]))
 
 
-def ratios(evaluation: dict[str, Any]) -> str:
-    """Speed over the best fixed tree by method, one panel per sampling setting: decoded with its interval, replayed."""
+def ratios(evaluation: dict[str, Any]) -> dict[str, str]:
+    """Speed over the best fixed tree by method, a plot for each sampling setting, by what it shows in words."""
     measured = [entry for entry in evaluation["methods"] if not entry["is_best_static"]]
-    settings = list(dict.fromkeys(map(_setting, measured)))
-    columns = min(3, len(settings))
-    lines = -(-len(settings) // columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(4.2 * columns, 3.4 * lines), squeeze=False, sharey=True)
-    for axis in axes.flat[len(settings) :]:
-        axis.set_axis_off()
-    names = sorted(dict.fromkeys(entry["method"] for entry in measured), key=lambda name: name == SELECTOR)
-    for axis, setting in zip(axes.flat, settings, strict=False):
-        axis.axvline(1, color="#888", linewidth=1)
-        for entry in (entry for entry in measured if _setting(entry) == setting):
-            y, ratio = names.index(entry["method"]), entry["ratio_to_best_static"]
-            colour = "tab:orange" if entry["method"] == SELECTOR else "tab:blue"
-            spread = np.abs(np.array([entry["ratio_interval_95"]]).T - ratio)
-            axis.errorbar(ratio, y, xerr=spread, fmt="o", color=colour, capsize=3, markersize=5)
-            if entry["replay_ratio"] is not None:
-                axis.plot(entry["replay_ratio"], y, "D", color=colour, markerfacecolor="white", markersize=5)
-        axis.set(title=setting, xlabel="speed over the best fixed tree", yticks=range(len(names)), yticklabels=names)
-        axis.set_xlim(left=0)
-    figure.suptitle("filled: decoded, 95% over source files; open: replayed")
-    figure.tight_layout()
+    found = {}
+    for setting in dict.fromkeys(map(_setting, measured)):
+        own = [entry for entry in measured if _setting(entry) == setting]
+        chosen = next(entry for entry in own if entry["method"] == SELECTOR)
+        low, high = chosen["ratio_interval_95"]
+        words = (
+            f"Speed of every method over the best fixed tree's at {setting}. The selector's: decoded "
+            f"{chosen['ratio_to_best_static']:.2f} [{low:.2f}, {high:.2f}], replayed {chosen['replay_ratio']:.2f}."
+        )
+        found[words] = _ratios_of(setting, own)
+    return found
+
+
+def _ratios_of(setting: str, entries: list[dict[str, Any]]) -> str:
+    """Every method decoded, with its interval, and replayed; the selector on top."""
+    entries = sorted(entries, key=lambda entry: entry["method"] == SELECTOR)
+    figure, axis = plt.subplots(figsize=(6, 0.32 * len(entries) + 1))
+    axis.axvline(1, color="#888", linewidth=1)
+    for y, entry in enumerate(entries):
+        ratio, colour = entry["ratio_to_best_static"], "tab:orange" if entry["method"] == SELECTOR else "tab:blue"
+        spread = np.abs(np.array([entry["ratio_interval_95"]]).T - ratio)
+        axis.errorbar(ratio, y, xerr=spread, fmt="o", color=colour, capsize=3, markersize=5)
+        if entry["replay_ratio"] is not None:
+            axis.plot(entry["replay_ratio"], y, "D", color=colour, markerfacecolor="white", markersize=5)
+    axis.set(title=setting, xlabel="speed over the best fixed tree", xlim=(0, None))
+    axis.set(yticks=range(len(entries)), yticklabels=[entry["method"] for entry in entries])
     return _png(figure)
 
 
 def efficiency_by_tree(timed: Timed) -> str:
-    """Tokens per step of every static tree over (L1, L2), one panel per K, the fastest one marked."""
+    """Tokens a step of every static tree over (L1, L2), one panel per K, the fastest one marked."""
     space = ActionSpace.default()
     table = StaticTable.of(timed)
     mean_A = table.efficiencies()
     best = space.trees[table.best()]
-    figure, axes = plt.subplots(1, space.max_K, figsize=(3.4 * space.max_K, 3.4), sharey=True)
-    for K, axis in enumerate(axes, 1):
+    figure, axes = plt.subplots(2, -(-space.max_K // 2), figsize=(6, 5.6), sharex=True, sharey=True)
+    for K, axis in enumerate(axes.flat, 1):
         grid = np.full((space.max_L1 + 1, space.max_L2 + 1), np.nan)
         for L1 in range(space.max_L1 + 1):
             for L2 in range(space.max_L2 + 1):
                 grid[L1, L2] = mean_A[space.index(Action(K, L1, L2))]
         image = axis.imshow(grid, origin="lower", vmin=1, vmax=float(mean_A.max()), cmap="viridis")
-        axis.set(title=f"K={K}", xlabel="L2", xticks=range(0, space.max_L2 + 1, 2))
+        axis.set(title=f"{K} branches" if K > 1 else "chains", xticks=range(0, space.max_L2 + 1, 2))
         if best.K == K:
             axis.plot(best.L2, best.L1, "r*", markersize=14)
-    axes[0].set_ylabel("L1")
-    figure.colorbar(image, ax=axes, label="E[tau + 1]", shrink=0.8)
-    figure.suptitle(f"{Sampling(*timed.setting)}; star: most tokens per second here, {best}")
+    figure.supxlabel("L2, tokens of a branch")
+    figure.supylabel("L1, tokens of the trunk")
+    figure.colorbar(image, ax=axes, label="tokens a step", shrink=0.8)
+    figure.suptitle(f"{Sampling(*timed.setting)}; star: the fastest, {best}")
     return _png(figure)
 
 
@@ -91,11 +98,11 @@ def calibration(module: SelectorModule, timed: Timed) -> str:
     x = module.scores(timed.texts)[rows, at].double().numpy()
     y = space.efficiencies(timed.survivals_RS[rows])[:, at].double().numpy()
     groups = np.array_split(np.argsort(x), min(10, len(x)))
-    figure, axis = plt.subplots(figsize=(4.5, 4))
+    figure, axis = plt.subplots(figsize=(6, 4))
     axis.plot([x[g].mean() for g in groups], [y[g].mean() for g in groups], "o")
     top = max(x.max(), max(y[g].mean() for g in groups)) + 0.5
     axis.plot([1, top], [1, top], "k--", linewidth=1)
-    axis.set(xlabel=f"predicted E[tau + 1] of {EXAMPLE}", ylabel="labelled", title=str(Sampling(*timed.setting)))
+    axis.set(xlabel=f"predicted tokens a step of {EXAMPLE}", ylabel="labelled", title=str(Sampling(*timed.setting)))
     return _png(figure)
 
 
@@ -114,6 +121,6 @@ def chosen_actions(evaluation: dict[str, Any], most: int = 15) -> str:
         shares = [entry["actions"].get(action, 0) / total for action in shown]
         axis.bar(np.arange(len(shown)) + i * width, shares, width, label=_setting(entry))
     axis.set_xticks(np.arange(len(shown)) + 0.4 - width / 2, shown, rotation=60, ha="right")
-    axis.set(ylabel="share of steps", xlabel="(K, L1, L2)")
-    axis.legend()
+    axis.set(ylabel="share of steps", xlabel="(K, L1, L2)", ylim=(0, None))
+    axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)
     return _png(figure)

@@ -9,13 +9,14 @@ from typing import Any
 
 from data_gen.sampling import Sampling
 from pipelines.common.files import read_json
-from pipelines.common.page import STYLE, image, note, table, text_of
+from pipelines.common.page import STYLE, images, listed, note, table, text_of
 from pipelines.common.stage import Stage, provenance, verify
-from pipelines.common.tracking import mlflow_run
+from pipelines.common.tracking import describe, mlflow_run
 from pipelines.config import Config
 from pipelines.data.realised import realised
 from pipelines.data.traces import load_traces, settings_of, timed, traces_folder
 from pipelines.evaluate import findings, losslessness
+from pipelines.evaluate.methods import AUTOREGRESSIVE
 from pipelines.latency.profile import load_profile
 from pipelines.report import plots
 from pipelines.train.result import chosen_of, load_module, load_result
@@ -23,6 +24,14 @@ from selector.files import atomically
 from selector.replay import Ratio
 from selector.runtime import LatencyProfile
 from selector.schema import read_manifest, sha256
+
+METHODS = (
+    "Methods: autoregressive is plain decoding; static NAME drafts the fixed tree that is the fastest with that "
+    "verifier on the training texts, best static the fastest of all, best static by kind one for each kind of prompts; "
+    "static, branching is held to trees with branches, static traversal at the root to chains and trees without a "
+    "trunk; recent acceptance is a rule of thumb that drafts by how much of the last trees was accepted; assisted "
+    "generation is transformers' own, as it comes and with its best constant number of drafted tokens."
+)
 
 
 def plan(config: Config) -> list[str]:
@@ -56,8 +65,7 @@ def run(config: Config) -> None:
             mlflow.MlflowClient().log_artifact(chosen_of(training)["run_id"], str(output))
         except mlflow.MlflowException:
             stage.say("warning: the training run is not in this MLflow store: the report is not logged beside it")
-        for row in realised_rows:
-            mlflow.log_metric(f"realised/z/{row['verifier']}", row["z"])
+        describe(mlflow, findings.headline(evaluation))
     stage.finish()
     _say_where(stage, output, artefact)
 
@@ -79,7 +87,7 @@ def page(config: Config, evaluation: dict[str, Any], realised_rows: list[dict[st
             "Do the labels describe the decoder?",
             table(_rounded(realised_rows))
             + note(
-                "Steps that were really decoded while data was written: tokens per step as the labels expect them and "
+                "Steps that were really decoded while data was written: tokens a step as the labels expect them and "
                 "as they were; z is the difference over its standard deviation, and beyond 4 something would be wrong."
             ),
         ),
@@ -95,18 +103,18 @@ def page(config: Config, evaluation: dict[str, Any], realised_rows: list[dict[st
 
 def _found(evaluation: dict[str, Any]) -> list[tuple[str, str]]:
     """The gain, all methods, and where the gain comes from."""
-    disagreements = "".join(
-        f"<p>Decoding and replay disagree: {html.escape(x)}.</p>" for x in evaluation["disagreements"]
-    )
+    apart = evaluation["disagreements"]
+    disagreements = f"<p>Decoding and replay disagree by more than their errors:</p>{listed(apart)}" if apart else ""
     return [
         (
             "Speed over the best fixed tree",
-            image(plots.ratios(evaluation), "Speed of each method over the best fixed tree's, by sampling setting")
+            images(plots.ratios(evaluation))
             + table(findings.details(evaluation))
             + note(
-                "Decoded: real time on held-out prompts, 95% interval over source files. Replayed: expected time on "
-                "held-out texts by this machine's latency profile, plus or minus one standard error over source files. "
-                "Neither holds the noise of the machine's clock. The best fixed tree is that of the best verifier."
+                "Decoded (filled): real time on held-out prompts, with 95% intervals over source files. Replayed "
+                "(open): expected time on held-out texts by this machine's latency profile, ± one standard error over "
+                "source files. Neither holds the noise of the machine's clock. The best fixed tree is the fastest one "
+                "of all verifiers. Trees are (K, L1, L2): K branches of L2 tokens behind a trunk of L1."
             ),
         ),
         (
@@ -116,6 +124,7 @@ def _found(evaluation: dict[str, Any]) -> list[tuple[str, str]]:
                 "Tree: (K, L1, L2), K branches of L2 tokens behind a trunk of L1; empty where it differs from step to "
                 "step. Tokens a step: block efficiency, accepted tokens and the one that the verifier adds."
             )
+            + note(METHODS)
             + disagreements,
         ),
         (
@@ -135,7 +144,7 @@ def _found(evaluation: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "Which trees the selector drafts",
-            image(plots.chosen_actions(evaluation), "Share of the decoding steps by tree and sampling setting"),
+            images({"Share of the decoding steps by tree and sampling setting": plots.chosen_actions(evaluation)}),
         ),
     ]
 
@@ -148,15 +157,21 @@ def _trees(config: Config, profile: LatencyProfile, training: dict[str, Any]) ->
         [timed(splits[split], setting, verifier, profile) for setting in settings_of(config)]
         for split in ("train", "validation")
     )
-    yields = [image(plots.efficiency_by_tree(each), f"Tokens a step of all trees, {each.setting}") for each in train]
-    predicted = [
-        image(plots.calibration(module, each), f"Predicted against labelled tokens a step, {each.setting}")
+    yields = {
+        f"Tokens a step of all trees, {Sampling(*each.setting)}": plots.efficiency_by_tree(each) for each in train
+    }
+    predicted = {
+        f"Predicted against labelled tokens a step, {Sampling(*each.setting)}": plots.calibration(module, each)
         for each in validation
         if module.is_regressor
-    ]
+    }
+    groups = note(
+        f"Of the tree {plots.EXAMPLE}, validation texts: their places in ten groups by prediction, a point for the "
+        "means of each. On the dashed line predictions are right."
+    )
     return [
-        (f"Tokens a step of every fixed tree ({verifier}, training texts replayed)", "".join(yields)),
-        ("Predicted against labelled tokens a step", "".join(predicted)),
+        (f"Tokens a step of every fixed tree ({verifier}, training texts replayed)", images(yields)),
+        ("Predicted against labelled tokens a step", images(predicted) + groups if predicted else ""),
     ]
 
 
@@ -187,13 +202,20 @@ def _machine(config: Config, profile: LatencyProfile, training: dict[str, Any]) 
     return [
         (
             "Selectors that were trained",
-            table(selectors) + note("Speed over the best fixed tree of the same verifier, validation texts replayed."),
+            table(selectors)
+            + note(
+                "Speed over the best fixed tree of the same verifier if the selector decided everywhere, validation "
+                "texts replayed, ± one standard error. Where it is not ahead by two, the fixed tree is kept."
+            ),
         ),
         (
             "Step times",
             f"<p>{html.escape(profile.device)}.{overlap}</p>"
             + table(steps)
-            + note("Of trees that the latency profile was not fitted to."),
+            + note(
+                "Real decoding steps of trees (K, L1, L2) that the latency profile was not fitted to; ratio: predicted "
+                "over measured."
+            ),
         ),
     ]
 
@@ -208,7 +230,7 @@ def _method_rows(evaluation: dict[str, Any]) -> list[dict[str, str]]:
             {
                 "setting": str(Sampling(entry["temperature"], entry["top_p"])),
                 "method": entry["method"],
-                "verifier": entry["verifier"],
+                "verifier": "" if entry["method"] == AUTOREGRESSIVE else entry["verifier"],
                 "tree": str(tuple(entry["action"])) if entry["action"] else "",
                 "tokens a step": f"{entry['block_efficiency']:.2f}",
                 "tokens/s [95%]": f"{entry['tokens_per_second']:.0f} [{low:.0f}, {high:.0f}]",

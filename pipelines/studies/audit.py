@@ -28,7 +28,7 @@ from data_gen.verification.base import IID
 from pipelines.common.console import console, progress
 from pipelines.common.prompts import prompts_depend, prompts_of
 from pipelines.common.stage import Stage
-from pipelines.common.tracking import mlflow_run
+from pipelines.common.tracking import describe, mlflow_run
 from pipelines.config import Config, SamplingSetting
 from pipelines.pair.loading import load_pair, pair_names
 from pipelines.quick.texts import SPLIT, texts_of
@@ -93,8 +93,8 @@ def run(config: Config) -> None:
         tables = [pq.read_table(folder / f"roots-{number}.parquet") for number in range(len(config.audit.sampling))]
         results = audit_page.write(config, folder, tables)
         mlflow.log_artifacts(str(folder))
-        for name, value in results.metrics.items():
-            mlflow.log_metric(name, value)
+        mlflow.log_metrics(results.metrics)
+        describe(mlflow, results.findings[0])
     stage.finish()
     for table in results.console:
         console.print(table)

@@ -1,24 +1,22 @@
-"""The audit's plots and page."""
+"""The audit's page."""
 
 from __future__ import annotations
 
+import base64
 import html
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 from rich.table import Table
 
-from pipelines.common.page import STYLE, image
+from pipelines.common.page import STYLE, images, listed, note, with_interval
 from pipelines.common.page import table as html_table
 from pipelines.config import Config
-from pipelines.studies.audit_findings import find
+from pipelines.studies import audit_plots
+from pipelines.studies.audit_findings import best_of, find
 from pipelines.studies.audit_tables import (
     BUDGETS,
     MEAN,
@@ -32,6 +30,13 @@ from pipelines.studies.audit_tables import (
     efficiency_rows,
 )
 from selector.actions import Action
+from selector.files import atomically
+
+FEW = 5  # source files: an interval over fewer is not worth its name
+ACCEPTANCE = (
+    "The chance that one of k drafted children is accepted, mean over sampling settings: the more, the longer the "
+    "steps. The optimum is the most that any rule can reach (MDSD). Khisti's figure is a lower bound."
+)
 
 UNPAIRED = (
     "All trees of this table were really drafted, one of each kind at every root. The tables of verifiers hold labels "
@@ -66,18 +71,18 @@ def write(config: Config, folder: Path, tables: list[pa.Table]) -> Results:
     for name, rows in results.items():
         pd.DataFrame(rows).to_csv(folder / f"{name}.csv", index=False)
     plots = {
-        "depth": _plot_depth(results["depth"]),
-        "verifiers": _plot_verifiers(verifiers),
-        "efficiency": _plot_grid(measured),
+        "depth": audit_plots.depth(results["depth"]),
+        "verifiers": audit_plots.verifiers(verifiers),
+        "efficiency": audit_plots.grid(measured),
     }
     for name, figure in plots.items():
         figure.savefig(folder / f"{name}.png", dpi=110, bbox_inches="tight")
         plt.close(figure)
-    findings = find(verifiers, others, accepted)
-    (folder / "audit.html").write_text(_page(config, folder, results, findings), encoding="utf-8")
-    metrics = {
-        f"audit/{row['verifier']}_over_traversal": row["of traversal"] for row in verifiers if row["setting"] == MEAN
-    }
+    findings = [best_of(verifiers), *find(verifiers, others, accepted)]
+    page = _page(config, folder, measured, results, findings)
+    with atomically(folder / "audit.html") as partial:
+        partial.write_text(page, encoding="utf-8")
+    metrics = {f"of traversal/{row['verifier']}": row["of traversal"] for row in verifiers if row["setting"] == MEAN}
     title = f"Block efficiency on {tuple(tree)}: % above traversal (95% over sources)"
     return Results([_matrix(measured, title, verifiers), _others_table(others)], findings, metrics)
 
@@ -111,73 +116,92 @@ def _others_table(rows: list[Row]) -> Table:
     return table
 
 
-def _plot_depth(rows: list[Row]) -> plt.Figure:
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4))
-    for setting in dict.fromkeys(row["setting"] for row in rows):
-        mine = [row for row in rows if row["setting"] == setting]
-        for axis, key in zip(axes, ("acceptance", "L1 distance"), strict=True):
-            axis.plot([row["depth"] for row in mine], [row[key] for row in mine], marker=".", label=setting)
-            axis.set(xlabel="tokens after the root", ylabel=key)
-    axes[1].legend(fontsize=7)
-    return figure
-
-
-def _plot_verifiers(rows: list[Row]) -> plt.Figure:
-    mean = sorted((row for row in rows if row["setting"] == MEAN), key=lambda row: row["of traversal"])
-    figure, axis = plt.subplots(figsize=(6, 0.35 * len(mean) + 1))
-    values = np.array([row["of traversal"] for row in mean])
-    bounds = np.array([row["interval_95"] for row in mean]).T
-    axis.barh([row["verifier"] for row in mean], values, xerr=np.abs(bounds - values), capsize=3, alpha=0.8)
-    axis.axvline(1, color="k", linewidth=1)
-    axis.set(xlabel="block efficiency relative to traversal", xlim=(0, None))
-    return figure
-
-
-def _plot_grid(measured: Measured) -> plt.Figure:
-    """Mean block efficiency over (K, L) at the root, one panel per verifier, the best marked."""
-    verifiers = measured.verifiers
-    figure, axes = plt.subplots(2, -(-len(verifiers) // 2), figsize=(2.2 * -(-len(verifiers) // 2), 4.4), squeeze=False)
-    mean_VA = np.mean([values.mean(0) for values in measured.efficiency], axis=0)
-    for v, axis in enumerate(axes.flat):
-        axis.axis("off")
-        if v < len(verifiers):
-            grid = np.ones((4, 9))
-            for K in range(1, 5):
-                for L in range(1, 9):
-                    action = Action(K, 0, L) if K > 1 else Action(1, L, 0)
-                    grid[K - 1, L] = mean_VA[v, measured.actions.index(action)]
-            axis.axis("on")
-            axis.imshow(grid, origin="lower", vmin=1, vmax=mean_VA.max(), aspect="auto")
-            best = np.unravel_index(grid.argmax(), grid.shape)
-            axis.plot(best[1], best[0], "r*")
-            axis.set_title(f"{verifiers[v]} {grid.max():.2f}", fontsize=8)
-            axis.set(yticks=range(4), yticklabels=range(1, 5), xticks=(0, 4, 8))
-    return figure
-
-
-def _page(config: Config, folder: Path, results: dict[str, list[Row]], findings: list[str]) -> str:
-    import base64
+def _page(config: Config, folder: Path, measured: Measured, results: dict[str, list[Row]], findings: list[str]) -> str:
+    """What was found, then what it was found by; the CSV files beside the page have every row."""
 
     def plot(name: str, words: str) -> str:
-        return image(base64.b64encode((folder / f"{name}.png").read_bytes()).decode(), words)
+        return images({words: base64.b64encode((folder / f"{name}.png").read_bytes()).decode()})
 
-    listed = "".join(f"<li>{html.escape(line)}</li>" for line in findings)
-    whole = [row for row in results["best_trees"] if row["drafted tokens"] == max(BUDGETS)]
+    best, *others = findings
+    tree = f"{tuple(config.audit.tree)}: {config.audit.tree[0]} branches of {config.audit.tree[2]} tokens"
+    if config.audit.tree[1]:
+        tree += f" behind a trunk of {config.audit.tree[1]}"
     sections = [
-        ("Findings", f"<ul>{listed}</ul>"),
         (
-            f"Verifiers on {config.audit.tree}",
-            plot("verifiers", "Block efficiency of each verifier over Traversal's") + html_table(results["verifiers"]),
+            f"Verifiers on the tree {tree}",
+            plot("verifiers", f"Tokens a step of each verifier over Traversal's. {best}")
+            + html_table(_beside_each_other(results["verifiers"], ("verifier",)))
+            + note(
+                "Tokens a step (block efficiency: accepted tokens, and the one that the verifier adds) as a multiple "
+                f"of traversal's. In the chart and in brackets: 95% intervals over {len(measured.sources)} source files"
+                f"{'; so few say little' if len(measured.sources) < FEW else ''}."
+            ),
         ),
-        ("Other styles, draft temperatures and shapes", f"<p>{UNPAIRED}</p>{html_table(results['variants'])}"),
-        ("Acceptance at one node", html_table(results["acceptance"]) if results["acceptance"] else ""),
-        ("Acceptance and L1 distance by depth", plot("depth", "Acceptance and L1 distance by depth")),
+        ("What papers say, and what was found", listed(others)),
         (
-            "Block efficiency over (K, L), branching at the root",
-            plot("efficiency", "Block efficiency over K and L by verifier"),
+            "Other drafts and shapes of trees",
+            html_table(_beside_each_other(results["variants"], ("variant", "verifier")))
+            + note(f"As multiples of traversal's tokens a step on independent (iid) drafts. {UNPAIRED}"),
         ),
-        (f"Best trees of at most {max(BUDGETS)} drafted tokens", html_table(whole)),
+        ("Acceptance at one node", html_table(_by_children(results["acceptance"])) + note(ACCEPTANCE)),
+        (
+            "How far draft and target drift apart",
+            plot("depth", "Acceptance and L1 distance over the tokens after the root, by sampling setting")
+            + note(
+                "Of one drafted token, over its distance from the root. L1 distance: the sum of |p - q|, which is "
+                "twice what acceptance lacks of 1."
+            ),
+        ),
+        (
+            "Tokens a step over (K, L), branching at the root",
+            plot("efficiency", "Tokens a step over the number and the length of branches, a panel for each verifier")
+            + note("Brighter is more; the star marks the most, which the title gives. Mean over sampling settings."),
+        ),
+        (
+            f"Best trees of at most {max(BUDGETS)} drafted tokens",
+            html_table(_compared_trees(results))
+            + note("(K, L1, L2), tokens a step: among trees that branch at the root, and among all."),
+        ),
+        ("Every row, by sampling setting and with intervals", listed(f"{name}.csv" for name in results)),
     ]
-    body = "".join(f"<h2>{html.escape(title)}</h2>{content}" for title, content in sections)
-    head = f"<!doctype html><meta charset='utf-8'><title>Espalier: audit of {config.name}</title>{STYLE}"
-    return f"{head}<h1>Audit: {config.name}</h1>{body}"
+    body = "".join(f"<h2>{html.escape(title)}</h2>{content}" for title, content in sections if content)
+    title = f"Audit of {config.name}"
+    head = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Espalier: {title}</title>{STYLE}"
+    return f"{head}<h1>{title}</h1><p class='lead'>{html.escape(best)}</p>{body}</html>"
+
+
+def _beside_each_other(rows: list[Row], keys: tuple[str, ...]) -> list[Row]:
+    """One row for each value of some keys, with a column for each sampling setting and for their mean."""
+    table: dict[tuple[str, ...], Row] = {}
+    for row in rows:
+        own = table.setdefault(tuple(row[key] for key in keys), {key: row[key] for key in keys})
+        if row["setting"] == MEAN:
+            own["mean [95%]"] = with_interval(row["of traversal"], row["interval_95"])
+        else:
+            own[row["setting"]] = f"{row['of traversal']:.2f}"
+    return list(table.values())
+
+
+def _by_children(rows: list[Row]) -> list[Row]:
+    """Acceptance in the mean over settings: a row for each rule, a column for each number of children."""
+    table: dict[tuple[str, str], Row] = {}
+    for row in (row for row in rows if row["setting"] == MEAN):
+        own = table.setdefault((row["style"], row["rule"]), {"drafts": row["style"], "rule": row["rule"]})
+        own[f"k = {row['k']} [95%]"] = with_interval(row["acceptance"], row["interval_95"])
+    columns = list(dict.fromkeys(column for own in table.values() for column in own))
+    return [{column: own.get(column) for column in columns} for own in table.values()]
+
+
+def _compared_trees(results: dict[str, list[Row]]) -> list[Row]:
+    """Traversal's and the best verifier's."""
+    means = [row for row in results["verifiers"] if row["setting"] == MEAN]
+    shown = {"traversal", max(means, key=lambda row: row["of traversal"])["verifier"]}
+    return [
+        {
+            "setting": row["setting"],
+            "verifier": row["verifier"],
+            **{where: f"{row[where]}, {row[f'E {where}']:.2f}" for where in ("at the root", "delayed")},
+        }
+        for row in results["best_trees"]
+        if row["verifier"] in shown and row["drafted tokens"] == max(BUDGETS)
+    ]

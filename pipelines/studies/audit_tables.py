@@ -98,8 +98,12 @@ def _ratio_row(setting: str, verifier: str, mine: np.ndarray | None, ratio: np.n
 
 
 def acceptance_rows(measured: Measured) -> list[Row]:
-    """Mean acceptance at one node by style, k and rule, beside `alpha*` (MDSD, table 1); Khisti's is a lower bound."""
+    """Mean acceptance at one node by style, k and rule, beside `alpha*` (MDSD, table 1); Khisti's is a lower bound.
+
+    By setting, and in the mean over settings.
+    """
     rows: list[Row] = []
+    means: dict[tuple[str, int, str], list[np.ndarray]] = defaultdict(list)
     for setting, table in zip(measured.settings, measured.tables, strict=True):
         found: dict[tuple[str, int, str], list[float]] = defaultdict(list)
         texts, sources = table["acceptance"].to_pylist(), table["source"].to_pylist()
@@ -109,9 +113,14 @@ def acceptance_rows(measured: Measured) -> list[Row]:
                 found[style, k, rule].append(value)
         for (style, k, rule), values in found.items():
             mean_B = measured.mean_over(asked, np.array(values))
-            row = {"setting": setting, "style": style, "k": k, "rule": rule, "acceptance": float(mean_B[0])}
-            rows.append(row | {"interval_95": interval(mean_B), "roots": len(values)})
-    return rows
+            means[style, k, rule].append(mean_B)
+            rows.append(_acceptance_row(setting, style, k, rule, mean_B, len(values)))
+    return rows + [_acceptance_row(MEAN, *key, np.mean(own, axis=0)) for key, own in means.items()]
+
+
+def _acceptance_row(setting: str, style: str, k: int, rule: str, mean_B: np.ndarray, roots: int | None = None) -> Row:
+    row = {"setting": setting, "style": style, "k": k, "rule": rule, "acceptance": float(mean_B[0])}
+    return row | {"interval_95": interval(mean_B), "roots": "" if roots is None else roots}
 
 
 def depth_rows(measured: Measured) -> list[Row]:

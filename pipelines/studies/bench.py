@@ -62,7 +62,7 @@ def run(config: Config) -> None:
         write_json(output, {"device": name, "rows": rows})
         mlflow.log_artifact(str(output))
         for row in rows:
-            mlflow.log_metric(f"bench/{row['vocabulary']}/{row['what'].replace(', ', '_')}_ms", row["milliseconds"])
+            mlflow.log_metric(f"milliseconds/{row['vocabulary']}/{row['what'].replace(', ', '_')}", row["milliseconds"])
     stage.finish()
     console.print(table(name, rows))
     stage.say(f"{Path(output).resolve()}")

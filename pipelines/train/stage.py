@@ -16,7 +16,7 @@ from data_gen.sampling import Sampling
 from pipelines.common.console import console
 from pipelines.common.files import write_json
 from pipelines.common.stage import Stage
-from pipelines.common.tracking import mlflow_run
+from pipelines.common.tracking import describe, mlflow_run
 from pipelines.config import Config
 from pipelines.data.traces import load_traces, settings_of, timed, traces_folder
 from pipelines.latency.profile import load_profile
@@ -96,7 +96,7 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
         result: dict[str, Any] = {"chosen": choose(found), "selectors": found, "potential": potential_rows(hopes)}
         mlflow.set_tag("chosen", result["chosen"])
         mlflow.log_metrics(found[result["chosen"]]["metrics"])  # so that the list of runs shows them
-        mlflow.set_tag("mlflow.note.content", in_words(result))  # the run's description
+        describe(mlflow, in_words(result))
         write_json(folder / "result.json", result)
     return result
 

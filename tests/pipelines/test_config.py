@@ -56,6 +56,27 @@ def test_a_wrong_key_or_value_is_one_line_that_names_it(override: str, message: 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "origin"),
+    [
+        (["seed=2", "data.texts=many"], "'data.texts=many': "),
+        (["data.texts=9", "data.texts=many"], "'data.texts=many': "),  # the last one counts
+        (["seed=2", "audit.roots=8", "audit.bootstrap=100"], "'audit.roots=8': "),  # a mistake of the whole section
+        (["seed=2", "train.verifier=block"], "'train.verifier=block': "),  # and of the whole config
+    ],
+)
+def test_a_mistake_of_the_command_line_is_not_blamed_on_the_file(overrides: list[str], origin: str) -> None:
+    with pytest.raises(InputError) as error:
+        load_config(DEMO, overrides)
+    assert str(error.value).startswith(origin)
+
+
+def test_a_mistake_of_the_file_is_not_blamed_on_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("name: run\ndata: {texts: many}\n")
+    with pytest.raises(InputError, match=r"run\.yaml: data\.texts: "):
+        load_config(tmp_path / "run.yaml", ["seed=2", "data.tokens=16"])
+
+
 @pytest.mark.parametrize("content", ["- a list", "key: [unclosed", ""])
 def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.yaml").write_text(content)

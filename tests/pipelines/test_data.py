@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import re
@@ -34,6 +33,7 @@ from pipelines.data.stage import plan, run
 from pipelines.data.workers import devices
 from selector.latency import LatencyProfile, Table
 from selector.schema import InputError
+from tests.pipelines.runs import SERVER
 
 ROOT = Path(__file__).parents[2]
 KILLS = 10
@@ -126,12 +126,10 @@ def run_stage(folder: Path, overrides: list[str], spoil: str | None, pipe: Any) 
 @pytest.fixture(scope="module")
 def start() -> Callable[..., BaseProcess]:
     """Starts the stage from a server that has everything imported already; returns once it is about to begin."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pipelines.data.stage", "mlflow", "tests.pipelines.test_data"])
 
     def start(folder: Path, *overrides: str, spoil: str | None = None) -> BaseProcess:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=run_stage, args=(folder, list(overrides), spoil, theirs))
+        ours, theirs = SERVER.Pipe()
+        process = SERVER.Process(target=run_stage, args=(folder, list(overrides), spoil, theirs))
         process.start()
         assert ours.recv() == "started"
         return process

@@ -48,5 +48,6 @@ def test_what_was_found_in_words(decides: tuple[bool, ...], sentence: str) -> No
 
 def test_both_measurements_of_a_gain_stand_side_by_side() -> None:
     first, _, last = details(evaluation(True, True, False))
-    assert first == {"setting": "T=0", "decides": "yes", "replayed": "1.186 ±0.020", "decoded": "1.127 [1.070, 1.220]"}
+    measured = {"replayed ± error": "1.186 ±0.020", "decoded [95%]": "1.127 [1.070, 1.220]"}
+    assert first == {"setting": "T=0", "decides": "yes", **measured}
     assert last["decides"] == "no, drafts (1, 6, 0)"

@@ -1,93 +1,140 @@
-"""Ctrl-C in every long stage: the same command goes on, and what was there stays."""
+"""Ctrl-C and kill -9 in every stage: the same command goes on, and what was there stays."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
-import subprocess
-import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from tests.pipelines.runs import SMALL, command, environment, espalier
+import pytest
 
+from tests.pipelines.runs import SMALL, espalier, outcome, patch
 
-def interrupted(folder: Path, stage: str, *arguments: str, once: str, lines: int = 0) -> None:
-    """Start a stage, press Ctrl-C as soon as a file matching `once` has so many lines, and check how it ends."""
-    process = subprocess.Popen(
-        command(stage, *arguments),
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # a background job of a shell ignores SIGINT, and would hand that down
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-
-    def there() -> bool:
-        found = (folder / "runs").rglob(once)
-        return any(lines == 0 or len(file.read_text().splitlines()) >= lines for file in found)
-
-    while not there():
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate()
-    assert process.returncode == 130, error
-    assert "espalier: interrupted; the same command goes on" in error
-    assert "Traceback" not in error
+INTERRUPTED = "espalier: interrupted; the same command goes on"
 
 
-def test_an_interrupted_data_stage_goes_on_and_ends_with_the_same_bytes(demo: tuple[Path, str], tmp_path: Path) -> None:
-    traces = demo[0] / "runs" / "demo" / "traces"
-    (tmp_path / "runs" / "demo").mkdir(parents=True)
-    for part in ("pair", "stages"):
-        shutil.copytree(demo[0] / "runs" / "demo" / part, tmp_path / "runs" / "demo" / part)
-    (tmp_path / "runs" / "demo" / "stages" / "data.json").unlink()
-    interrupted(tmp_path, "data", *SMALL, once="part-*.parquet")
-    finished = list((tmp_path / "runs" / "demo" / "traces").rglob("part-*.parquet"))
-    assert len(finished) < len(list(traces.rglob("part-*.parquet")))
-    espalier(tmp_path, "data", *SMALL)
-    for shard in traces.rglob("part-*.parquet"):
-        copy = tmp_path / shard.relative_to(demo[0])
-        assert copy.read_bytes() == shard.read_bytes()
+def at_call(name: str, number: int, signum: int) -> None:
+    """The process gets a signal when a function is called for the `number`-th time."""
+    calls = 0
+
+    def signalling(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                os.kill(os.getpid(), signum)
+            return function(*arguments, **named)
+
+        return call
+
+    patch(name, signalling)
 
 
-def test_an_interrupted_training_leaves_the_earlier_one(demo: tuple[Path, str], tmp_path: Path) -> None:
-    shutil.copytree(demo[0] / "runs", tmp_path / "runs")
-    earlier = tmp_path / "runs" / "demo" / "training"
+def stopped(folder: Path, signum: int, stage: str, *arguments: str, at: str, call: int = 1) -> None:
+    """Start a stage, send it a signal at some point of its work, and check how it ends."""
+    code, output = outcome(folder, stage, *arguments, prepare=partial(at_call, at, call, signum))
+    assert "Traceback" not in output
+    assert (code == 130 and INTERRUPTED in output) if signum == signal.SIGINT else code == -signum, output
+
+
+@pytest.fixture
+def copy(demo: tuple[Path, str], tmp_path: Path) -> Path:
+    """A folder with the finished run, and MLflow's store."""
+    for name in ("runs", "mlruns"):
+        shutil.copytree(demo[0] / name, tmp_path / name)
+    return tmp_path
+
+
+SIGNALS = (signal.SIGINT, signal.SIGKILL)
+
+
+def test_the_pair_stage_ends_with_the_same_weights(demo: tuple[Path, str], copy: Path) -> None:
+    run = copy / "runs" / "demo"
+    shutil.rmtree(run / "pair")
+    (run / "stages" / "pair.json").unlink()
+    stopped(copy, signal.SIGINT, "pair", *SMALL, at="pipelines.pair.language_model.distillation_loss")
+    target = run / "pair" / "models" / "target" / "model.safetensors"
+    kept = target.stat().st_mtime_ns
+    stopped(copy, signal.SIGKILL, "pair", *SMALL, at="pipelines.pair.stage.write_json")
+    assert "pair: reusing" not in espalier(copy, "pair", *SMALL)
+    assert target.stat().st_mtime_ns == kept
+    for role in ("target", "draft"):
+        name = Path("runs", "demo", "pair", "models", role, "model.safetensors")
+        assert (copy / name).read_bytes() == (demo[0] / name).read_bytes()
+
+
+def test_the_latency_stage_is_run_again(copy: Path) -> None:
+    profile, fewer = copy / "runs" / "demo" / "latency.json", [*SMALL, "latency.repeats=4"]
+    before = profile.read_bytes()
+    stopped(copy, signal.SIGINT, "latency", *fewer, at="pipelines.latency.stage.decision_seconds")
+    assert "latency: reusing" in espalier(copy, "latency", *SMALL)  # nothing was touched so far
+    stopped(copy, signal.SIGKILL, "latency", *fewer, at="pipelines.latency.stage.write_json")
+    assert profile.read_bytes() == before
+    code, output = outcome(copy, "train", *SMALL)  # whose profile that is, is not known any more
+    assert code == 2 and output == "espalier: runs/demo: the latency stage is not finished: run it again\n"
+    espalier(copy, "latency", *fewer)
+    assert profile.read_bytes() != before and "latency: reusing" in espalier(copy, "latency", *fewer)
+
+
+def test_the_data_stage_goes_on_and_ends_with_the_same_bytes(demo: tuple[Path, str], copy: Path) -> None:
+    traces = copy / "runs" / "demo" / "traces"
+    shutil.rmtree(traces)
+    for signum, there in zip(SIGNALS, (2, 3), strict=True):
+        stopped(copy, signum, "data", *SMALL, at="data_gen.traces.TraceStore.write", call=there)
+    assert len(list(traces.rglob("part-*.parquet"))) == 3
+    espalier(copy, "data", *SMALL)
+    for shard in (demo[0] / "runs" / "demo" / "traces").rglob("part-*.parquet"):
+        assert (copy / shard.relative_to(demo[0])).read_bytes() == shard.read_bytes()
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_a_training_that_is_stopped_leaves_the_earlier_one(copy: Path, signum: int) -> None:
+    earlier = copy / "runs" / "demo" / "training"
     before = {path: path.read_bytes() for path in earlier.rglob("*") if path.is_file()}
-    endless = [*SMALL, "train.epochs=100000"]
-    interrupted(tmp_path, "train", *endless, once="training.tmp/*/best.ckpt")
+    batch = "pipelines.train.fitting._StopBetweenBatches.on_train_batch_start"
+    stopped(copy, signum, "train", *SMALL, "train.epochs=3", at=batch, call=4)
     assert before == {path: path.read_bytes() for path in earlier.rglob("*") if path.is_file()}
-    assert "train: reusing" in espalier(tmp_path, "train", *SMALL)
+    assert "train: reusing" in espalier(copy, "train", *SMALL)
 
 
-def test_an_interrupted_evaluation_goes_on(demo: tuple[Path, str], tmp_path: Path) -> None:
-    shutil.copytree(demo[0] / "runs", tmp_path / "runs")
-    run = tmp_path / "runs" / "demo"
+def test_an_evaluation_goes_on(copy: Path) -> None:
+    run = copy / "runs" / "demo"
     (run / "evaluation.json").unlink()
-    longer = [*SMALL, "evaluate.prompts=6", "evaluate.assisted=false"]
+    longer = [*SMALL, "evaluate.prompts=4", "evaluate.assisted=false"]
     journal = run / "evaluation.partial.jsonl"
-    interrupted(tmp_path, "evaluate", *longer, once=journal.name, lines=3)  # a header, and two prompts
+    for signum, there in zip(SIGNALS, (2, 3), strict=True):
+        stopped(copy, signum, "evaluate", *longer, at="pipelines.common.journal.Journal.add", call=2)
+        assert len(journal.read_text().splitlines()) == there  # a header, and a prompt each time
     header, first, *others = journal.read_text().splitlines()
     rows = json.loads(first)
     for row in rows:
         row["tokens"] += 10**9
     journal.write_text("\n".join([header, json.dumps(rows), *others]) + "\n")
-    espalier(tmp_path, "evaluate", *longer)
+    espalier(copy, "evaluate", *longer)
     assert not journal.exists()
     evaluation = json.loads((run / "evaluation.json").read_text())
-    assert {entry["prompts"] for entry in evaluation["methods"]} == {6}
+    assert {entry["prompts"] for entry in evaluation["methods"]} == {4}
     setting = rows[0]["temperature"]
     for entry in evaluation["methods"]:  # what stood in the journal was not decoded anew
         assert (entry["tokens"] > 10**9) == (entry["temperature"] == setting)
 
 
-def test_an_interrupted_pair_stage_ends_with_the_same_weights(demo: tuple[Path, str], tmp_path: Path) -> None:
-    interrupted(tmp_path, "pair", *SMALL, once="pair/models/target/config.json")
-    espalier(tmp_path, "pair", *SMALL)
-    for role in ("target", "draft"):
-        name = Path("runs", "demo", "pair", "models", role, "model.safetensors")
-        assert (tmp_path / name).read_bytes() == (demo[0] / name).read_bytes()
+@pytest.mark.parametrize(
+    ("stage", "output", "at"),
+    [
+        ("export", "selector/config.json", "pipelines.export.stage.register"),
+        ("report", "report.html", "pipelines.report.stage.page"),
+    ],
+)
+def test_a_short_stage_is_run_again(copy: Path, stage: str, output: str, at: str) -> None:
+    path = copy / "runs" / "demo" / output
+    path.unlink()
+    for signum in SIGNALS:
+        stopped(copy, signum, stage, *SMALL, at=at)
+    assert f"{stage}: reusing" not in espalier(copy, stage, *SMALL)
+    assert path.exists() and f"{stage}: reusing" in espalier(copy, stage, *SMALL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import pytest
 
 from pipelines.cli import only_one, run
 from selector.schema import InputError
-from tests.pipelines.flips import ROOT, files_of, flip, outcome
-from tests.pipelines.runs import SMALL, espalier
+from tests.pipelines import flips
+from tests.pipelines.flips import ROOT, files_of, flip
+from tests.pipelines.runs import SMALL, espalier, outcome
 
 DEMO = ROOT / "configs" / "demo.yaml"
 KINDS = (  # `python -m tests.pipelines.flips` has all the others
@@ -47,26 +49,63 @@ def test_no_flipped_bit_passes(name: str, copy: Path, demo: tuple[Path, str]) ->
     if not (original / name).exists():
         name = next(str(path) for path in files_of(original) if str(path).startswith(name.rsplit("/", 1)[0]))
     flip(copy / "runs" / "demo" / name, random.Random(name))
-    assert outcome(copy, original, Path(name), list(SMALL)) in ("refused", "mended", "without effect")
+    assert flips.outcome(copy, original, Path(name), list(SMALL)) in ("refused", "mended", "without effect")
+
+
+def damage(path: Path, how: str) -> None:
+    """One digit of a JSON file, one byte of any other one; or all of it, where `how` is the new content."""
+    if how == "a digit":
+        text = path.read_text()
+        place = next(match.start() for match in re.finditer(r"(?<=\.)[0-8]", text))
+        path.write_text(f"{text[:place]}{int(text[place]) + 1}{text[place + 1 :]}")
+    elif how == "a byte":
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(bytes(content))
+    else:
+        path.write_text(how)
+
+
+CHANGED = "missing, or changed since it was written: run the {} stage again"
+LOST = "is damaged: remove it and run the {} stage again"
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new", "asked", "again"),
+    ("name", "how", "asked", "said", "removed", "again"),
     [
-        ("training/result.json", '"chosen"', '"chosem"', "evaluate", "train"),
-        ("evaluation.json", '"summary"', '"summery"', "report", "evaluate"),
+        ("pair/models/target/model.safetensors", "a byte", "data", CHANGED, (), "pair"),
+        ("pair/prompts.jsonl", "a byte", "latency", CHANGED, (), "pair"),
+        ("latency.json", "a digit", "train", CHANGED, (), "latency"),
+        ("training/regressor-light/best.ckpt", "a byte", "export", CHANGED, (), "train"),
+        ("evaluation.json", "a digit", "report", CHANGED, (), "evaluate"),
+        ("stages/pair.json", "[]", "data", LOST, ("stages/pair.json",), "pair"),
     ],
 )
 def test_the_advice_leads_on(
-    name: str, old: str, new: str, asked: str, again: str, copy: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, how: str, asked: str, said: str, removed: tuple[str, ...], again: str, copy: Path, demo: tuple[Path, str]
 ) -> None:
-    """A later stage names the file and the stage to run again; after that it goes on."""
-    path = copy / "runs" / "demo" / name
-    path.write_text(path.read_text().replace(old, new, 1))
-    with pytest.raises(InputError, match=f"{name}: missing, or changed since .*run the {again} stage again"):
-        stage(copy, asked, monkeypatch)
-    stage(copy, again, monkeypatch)
-    stage(copy, asked, monkeypatch)
+    """One line that names the file and the stage to run again; after that the run goes on, and no traces are lost."""
+    run_folder = copy / "runs" / "demo"
+    traces = {path: path.stat().st_mtime_ns for path in (run_folder / "traces").rglob("*.parquet")}
+    shutil.copytree(demo[0] / "mlruns", copy / "mlruns")
+    damage(run_folder / name, how)
+    code, output = outcome(copy, asked, *SMALL)
+    assert (code, output) == (2, f"espalier: runs/demo/{name}{':' * (said == CHANGED)} {said.format(again)}\n")
+    for path in removed:
+        (run_folder / path).unlink()
+    code, output = outcome(copy, again, *SMALL)
+    if again == "pair" and code == 2:  # what took hours is not thrown away on a word: it is put back, or removed
+        assert re.search(r"; (put it back, or|choose another name= or) remove", output), output
+        shutil.rmtree(run_folder / "pair" / "models")
+        (run_folder / "pair" / "manifest.json").unlink()
+        code, output = outcome(copy, again, *SMALL)
+    assert code == 0, output
+    code, output = outcome(copy, asked, *SMALL)
+    if code == 2 and "the evaluate stage was run with other inputs (" in output:  # of the selector before
+        espalier(copy, "evaluate", *SMALL)
+        code, output = outcome(copy, asked, *SMALL)
+    assert code == 0, output
+    assert {path: path.stat().st_mtime_ns for path in (run_folder / "traces").rglob("*.parquet")} == traces
 
 
 def test_a_lost_record_of_the_data_stage_costs_no_traces(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
