@@ -13,13 +13,14 @@ from selector.data import Texts, Timed
 from selector.decision import Mode
 from selector.latency import LatencyProfile, Table
 from selector.module import SelectorModule
-from selector.schema import FULL, HIDDEN_STATES, LIGHT, SCALAR_NAMES
+from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, SCALAR_NAMES
 from selector.tuning import static_replay
 
 WIDTHS = [6, 4, 4]
-SPACE = ActionSpace.default()
+SPACE = ActionSpace.with_lookups()
 EASY, HARD = 0.95, 0.3  # how likely a drafted token is accepted
 TELLS = SCALAR_NAMES.index("draft_entropy_root")  # below 0.5 where the text is easy
+REPEATED, FORETOLD = 4, 11  # the least match where the text repeats itself, and how far it goes on with it there
 Setting = tuple[float, float]
 
 
@@ -31,7 +32,7 @@ def profile(draft: float = 1e-3, target: float = 5e-3) -> LatencyProfile:
         draft=Table(lengths, [1, 4], [[draft, 2 * draft], [1.5 * draft, 3 * draft]]),
         target=Table(lengths, [1, 33], [[target, 2 * target], [1.5 * target, 3 * target]]),
         verify={"traversal": Table([1, 16], [1, 4], [[1e-4, 2e-4], [5e-4, 8e-4]])},
-        decide={LIGHT: 1e-4, FULL: 3e-4},
+        decide={EARLY: 5e-5, LIGHT: 1e-4, FULL: 3e-4},
         step=1e-4,
         nucleus=2e-5,
     )
@@ -39,7 +40,7 @@ def profile(draft: float = 1e-3, target: float = 5e-3) -> LatencyProfile:
 
 def survivals_of(accepted_R: Tensor) -> Tensor:
     """Of trees whose tokens are accepted with one probability a each, and one of K siblings with 1 - (1 - a)^K."""
-    survivals_RS = torch.ones(len(accepted_R), len(SPACE.sums_SA))
+    survivals_RS = torch.ones(len(accepted_R), SPACE.tree_survivals)
     depth_D = torch.arange(1, SPACE.depth + 1)
     survivals_RS[:, : SPACE.depth] = accepted_R.unsqueeze(-1) ** depth_D
     branches = survivals_RS[:, SPACE.depth :].view(-1, SPACE.max_K - 1, SPACE.max_L1 + 1, SPACE.max_L2)
@@ -59,9 +60,13 @@ def texts(
     setting: Setting = (1.0, 1.0),
     told: bool = True,
     widths: Sequence[int] = WIDTHS,
+    repeats: float = 0.0,
 ) -> Texts:
     """Texts of which half the roots are easy, at random. One feature tells: a scalar, or of `full` features the first
-    entry of the draft's hidden state, which is then positive. Unless it is not `told`. Two texts make a source."""
+    entry of the draft's hidden state, which is then positive. Unless it is not `told`. Two texts make a source.
+
+    At a share of `repeats` of the roots, at random, a lookup has some tokens right, and the match there tells.
+    """
     generator = torch.Generator().manual_seed(seed)
     size_X = torch.full((count,), roots)
     R = count * roots
@@ -79,6 +84,10 @@ def texts(
         scalars_RF[:, TELLS] = scalars_RF[:, TELLS] / 2 + 0.5 * ~easy_R
     for name, values in (("context_length", length_R), ("temperature", setting[0]), ("top_p", setting[1])):
         scalars_RF[:, SCALAR_NAMES.index(name)] = values if isinstance(values, Tensor) else float(values)
+    repeats_R = torch.rand(R, generator=generator) < repeats
+    if repeats:
+        match_R = torch.randint(REPEATED, (R,), generator=generator) + REPEATED * repeats_R
+        scalars_RF[:, SCALAR_NAMES.index("match")] = match_R.float()
     scalars_RF[number_R == 0] = 0
     known_R = number_R > 0
     return Texts(
@@ -91,6 +100,7 @@ def texts(
         scalars_RF=scalars_RF,
         length_R=length_R,
         survivals={"traversal": survivals_of(torch.where(easy_R, EASY, HARD)).half()},
+        foretold_R=(FORETOLD * repeats_R).to(torch.uint8),
         hidden={name: rows[known_R].half() for name, rows in hidden.items()} if sees == FULL else {},
         hidden_R=torch.where(known_R & (sees == FULL), known_R.cumsum(0) - 1, -1),
     )
@@ -117,8 +127,8 @@ def module(objective: str = "regressor", sees: str = LIGHT, seed: int = 0) -> Se
         learning_rate=3e-3,
         weight_decay=0.0,
     )
-    data = texts(sees=sees)
-    made.begin_at(data, data.survivals["traversal"].float(), (~data.first_R).nonzero()[:, 0])
+    data = texts(sees=sees, repeats=0.3)
+    made.begin_at(data, data.labels("traversal", slice(None), SPACE), (~data.first_R).nonzero()[:, 0])
     return made.eval()
 
 
@@ -149,6 +159,7 @@ def joined(parts: Sequence[Texts]) -> Texts:
         scalars_RF=torch.cat([part.scalars_RF for part in parts]),
         length_R=torch.cat([part.length_R for part in parts]),
         survivals={"traversal": torch.cat([part.survivals["traversal"] for part in parts])},
+        foretold_R=torch.cat([part.foretold_R for part in parts]),
         hidden={},
         hidden_R=torch.cat([part.hidden_R for part in parts]),
     )

@@ -1,13 +1,19 @@
-"""The space of trees, and how block efficiencies are sums of few survivals."""
+"""The space of trees and lookups, and how block efficiencies are sums of few survivals."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from selector.actions import EMPTY, Action, ActionSpace
+from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup, choice_of
 
-SPACES = [ActionSpace.default(), ActionSpace(3, 2, 2), ActionSpace(2, 0, 3), ActionSpace(1, 2, 1), ActionSpace(3, 2, 0)]
+SPACES = [
+    ActionSpace.with_lookups(),
+    ActionSpace(3, 2, 2),
+    ActionSpace(2, 0, 3, (2, 5)),
+    ActionSpace(1, 2, 1),
+    ActionSpace(3, 2, 0, (1,)),
+]
 
 
 def test_the_default_space_has_233_ordered_distinct_trees() -> None:
@@ -16,6 +22,35 @@ def test_the_default_space_has_233_ordered_distinct_trees() -> None:
     assert list(actions) == sorted(actions)
     chains = [action for action in actions if action.K == 1]
     assert chains == [Action(1, min(n, 8), max(0, n - 8)) for n in range(17)]
+
+
+def test_lookups_follow_the_trees() -> None:
+    """237 actions: an action's position in the old space stays its position."""
+    space = ActionSpace.with_lookups()
+    assert space.actions == (*ActionSpace.default().actions, Lookup(2), Lookup(4), Lookup(8), Lookup(16))
+    assert len(space) == len(set(space)) == 237
+    assert space.trees == space.tree_space.actions == ActionSpace.default().actions
+    assert [space.index(action) for action in space] == list(range(237))
+    assert space.depth == space.deepest == 16
+    assert ActionSpace(2, 1, 1, (5,)).deepest == 5
+    for outside in (Lookup(3), Lookup(0)):
+        with pytest.raises(ValueError, match="not among the lookups"):
+            space.index(outside)
+    with pytest.raises(ValueError, match="not among the lookups"):
+        ActionSpace.default().index(Lookup(4))
+
+
+@pytest.mark.parametrize("action", [EMPTY, Action(3, 2, 4), Lookup(8)], ids=str)
+def test_an_action_survives_json(action: Choice) -> None:
+    back = choice_of(list(action))
+    assert back == action
+    assert type(back) is type(action)
+
+
+@pytest.mark.parametrize("values", [[], [1, 2], [1, 2, 3, 4]])
+def test_what_is_neither_a_tree_nor_a_lookup_is_refused(values: list[int]) -> None:
+    with pytest.raises(TypeError):
+        choice_of(values)
 
 
 def test_actions_that_draft_the_same_tree_have_the_same_index() -> None:
@@ -28,16 +63,20 @@ def test_actions_that_draft_the_same_tree_have_the_same_index() -> None:
 
 
 def name_of(space: ActionSpace, s: int) -> tuple[int, int, int]:
-    """K, trunk length and depth below it of a survival; a chain's have no trunk."""
+    """K, trunk length and depth below it of a survival; a chain's have no trunk, and those of lookups K = 0."""
     if s < space.depth:
         return 1, 0, s + 1
+    if s >= space.tree_survivals:
+        return 0, 0, s - space.tree_survivals + 1
     K, rest = divmod(s - space.depth, (space.max_L1 + 1) * space.max_L2)
     L1, below = divmod(rest, space.max_L2)
     return 2 + K, L1, below + 1
 
 
-def own_survivals(action: Action) -> list[tuple[int, int, int]]:
-    """Of a tree, by depth: those of the chain along the trunk, then those of its branches."""
+def own_survivals(action: Choice) -> list[tuple[int, int, int]]:
+    """By depth: of a tree those of the chain along the trunk, then those of its branches; of a lookup its own."""
+    if isinstance(action, Lookup):
+        return [(0, 0, depth) for depth in range(1, action.length + 1)]
     K, L1, L2 = action
     if K == 1:
         return [(1, 0, depth) for depth in range(1, L1 + L2 + 1)]
@@ -45,7 +84,7 @@ def own_survivals(action: Action) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_a_block_efficiency_is_the_sum_of_the_trees_own_survivals(space: ActionSpace) -> None:
+def test_a_block_efficiency_is_the_sum_of_the_actions_own_survivals(space: ActionSpace) -> None:
     survivals_S = torch.rand(len(space.sums_SA), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     by_name = {name_of(space, s): float(value) for s, value in enumerate(survivals_S)}
     assert len(by_name) == len(survivals_S)
@@ -57,15 +96,24 @@ def test_a_block_efficiency_is_the_sum_of_the_trees_own_survivals(space: ActionS
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_the_survivals_of_a_tree_stand_in_the_order_of_depth(space: ActionSpace) -> None:
+def test_the_survivals_of_an_action_stand_in_the_order_of_depth(space: ActionSpace) -> None:
     count = len(space.sums_SA)
     for places, action in zip(space.survival_of_AD.tolist(), space, strict=True):
         own = [name_of(space, place) for place in places if place < count]
         assert own == own_survivals(action)
-        assert places[len(own) :] == [count] * (space.depth - len(own))
+        assert places[len(own) :] == [count] * (space.deepest - len(own))
 
 
 def test_the_default_space_has_232_survivals() -> None:
     space = ActionSpace.default()
     assert space.sums_SA.shape == (16 + 27 * 8, 233)
     assert int(space.sums_SA.any(1).sum()) == 232  # none is of no tree
+
+
+def test_lookups_have_16_survivals_beside_those_of_trees() -> None:
+    space, trees = ActionSpace.with_lookups(), ActionSpace.default()
+    assert space.sums_SA.shape == (232 + 16, 237)
+    assert space.tree_survivals == trees.tree_survivals == 232
+    assert torch.equal(space.sums_SA[:232, :233], trees.sums_SA)
+    assert not space.sums_SA[232:, :233].any() and not space.sums_SA[:232, 233:].any()
+    assert space.sums_SA[232:, 233:].sum(0).tolist() == [2, 4, 8, 16]

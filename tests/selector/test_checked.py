@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from selector.artefact import check_setting, checked
-from selector.schema import HIDDEN_STATES, SCALAR_NAMES, SCALARS_KEY, InputError
+from selector.schema import EARLY_SCALARS, HIDDEN_STATES, SCALAR_NAMES, SCALARS_KEY, InputError
 
-F, D = len(SCALAR_NAMES), 5
+F, E, D = len(SCALAR_NAMES), len(EARLY_SCALARS), 5
 LIGHT_WIDTHS = {SCALARS_KEY: F}
 FULL_WIDTHS = {SCALARS_KEY: F, **dict.fromkeys(HIDDEN_STATES, D)}
 
@@ -43,6 +43,34 @@ def test_a_feature_that_is_not_the_schemas_is_refused_by_name(spoilt: dict, mess
     given = {name: value for name, value in {**features(), **spoilt}.items() if value is not None}
     with pytest.raises(InputError, match=message):
         checked(given, FULL_WIDTHS, 1)
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_early_scalars_alone_will_do_where_that_is_said(batch: tuple[int, ...]) -> None:
+    """Then hidden states are not read, whether or not they are there; where nothing is said, all are needed."""
+    early = {SCALARS_KEY: torch.ones(*batch, E)}
+    for given in (early, {**features(*batch), **early}):
+        for widths in (LIGHT_WIDTHS, FULL_WIDTHS):
+            read = checked(given, widths, 2, E)
+            assert set(read) == {SCALARS_KEY} and read[SCALARS_KEY].shape == (*batch, E)
+            with pytest.raises(InputError, match=rf"{E}\]; torch.float32 \[{F}\] is needed"):
+                checked(given, widths, 2)
+    assert set(checked(features(*batch), FULL_WIDTHS, 2, E)) == set(FULL_WIDTHS)
+    with pytest.raises(InputError, match=f"{HIDDEN_STATES[0]} is missing"):
+        checked({SCALARS_KEY: torch.ones(*batch, F)}, FULL_WIDTHS, 2, E)
+
+
+@pytest.mark.parametrize(
+    ("scalars", "message"),
+    [
+        (torch.ones(E + 1), "is needed"),
+        (torch.ones(2, E), "is needed"),
+        (torch.full((E,), float("nan")), "scalars is not finite"),
+    ],
+)
+def test_early_scalars_are_checked_as_all_are(scalars: torch.Tensor, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        checked({SCALARS_KEY: scalars}, LIGHT_WIDTHS, 1, E)
 
 
 def test_batches_of_different_sizes_are_refused() -> None:

@@ -10,14 +10,15 @@ import pytest
 import torch
 
 from data_gen.traces import TraceStore, text_schema, to_table
-from selector.actions import ActionSpace
+from selector.actions import ActionSpace, Lookup
 from selector.data import Texts, Timed, read_texts, to_texts
 from selector.replay import lawful
-from selector.schema import HIDDEN_STATES, SCALARS, InputError, survival_column
+from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, SCALARS, InputError, survival_column
 from tests.selector.synthetic import WIDTHS, profile
 
 NAMES = ["block", "lifted_uniform"]
-SURVIVALS = len(ActionSpace.default().sums_SA)
+SPACE = ActionSpace.with_lookups()
+SURVIVALS = SPACE.tree_survivals
 F = len(SCALARS)
 
 
@@ -28,6 +29,11 @@ def scalars_of(text: int, root: int) -> np.ndarray:
 def survivals_of(text: int, root: int, verifier: str) -> np.ndarray:
     """Numbers that half precision holds."""
     return (text + 8 * root + np.arange(SURVIVALS)) / 1024 + NAMES.index(verifier)
+
+
+def foretold_of(text: int, root: int) -> int:
+    """Up to 16."""
+    return (5 * text + 7 * root) % 17
 
 
 def hidden_of(text: int, root: int, state: int) -> np.ndarray:
@@ -45,6 +51,7 @@ def row(text: int, roots: int, stride: int = 1, full: bool = True, **changes: ob
         **{"temperature": 0.7, "top_p": 1.0, "draft_temperature": None, "tokens": [1] * (roots + 30)},
         **{"start": 5 + text, "roots": roots, "hidden_stride": stride},
         "scalars": np.array([scalars_of(text, root) for root in range(roots)]),
+        LOOKUP_COLUMN: np.array([foretold_of(text, root) for root in range(roots)], dtype=np.uint8),
         **{survival_column(v): np.array([survivals_of(text, root, v) for root in range(roots)]) for v in NAMES},
         **hidden,
         **{"step_root": [], "step_action": [], "step_accepted": []},
@@ -67,6 +74,8 @@ def some(full: bool = True) -> Texts:
 def belongs(data: Texts, places: list[tuple[int, int]]) -> None:
     """Every row of the data is that of this text and root."""
     assert len(places) == len(data.length_R) == len(data.scalars_RF)
+    assert data.foretold_R.dtype == torch.uint8
+    assert data.foretold_R.tolist() == [foretold_of(*place) for place in places]
     for r, (text, root) in enumerate(places):
         assert np.allclose(data.scalars_RF[r], scalars_of(text, root))
         assert int(data.length_R[r]) == 5 + text + root + 1
@@ -101,6 +110,35 @@ def test_settings_are_those_that_were_meant() -> None:
     assert data.setting_of((0.7, 1.0)).prompt_X == ["prompt 0", "prompt 3"]
     with pytest.raises(InputError, match=r"no texts of temperature 1, top-p 0\.9"):
         data.setting_of((1.0, 0.9))
+
+
+@pytest.mark.parametrize("rows", [slice(None), slice(3, 9), torch.tensor([7, 0, 12, 7])], ids=["all", "some", "mixed"])
+def test_labels_are_those_of_trees_and_what_a_lookup_had_right(rows: slice | torch.Tensor) -> None:
+    """A lookup's survivals are certain: 1 as far as the text goes on with it, 0 from there on."""
+    data = some()
+    places = PLACES[rows] if isinstance(rows, slice) else [PLACES[r] for r in rows.tolist()]
+    for verifier in NAMES:
+        labels = data.labels(verifier, rows, SPACE)
+        assert labels.dtype == torch.float32 and labels.shape == (len(places), 232 + 16)
+        for place, labels_S in zip(places, labels, strict=True):
+            trees_S = survivals_of(*place, verifier).astype(np.float16)
+            assert np.array_equal(labels_S[:SURVIVALS], trees_S.astype(np.float32))
+            right = foretold_of(*place)
+            assert labels_S[SURVIVALS:].tolist() == [1.0] * right + [0.0] * (16 - right)
+        assert torch.equal(data.labels(verifier, rows, SPACE.tree_space), labels[:, :SURVIVALS])
+
+
+def test_a_lookup_yields_what_it_had_right_and_one_more_token() -> None:
+    """Also once labels have been made laws: they stay exact."""
+    data = some()
+    timed = Timed(data, "block", profile())
+    assert timed.space == SPACE
+    labels_RS = data.labels("block", slice(None), SPACE)
+    assert torch.equal(timed.survivals_RS[:, SURVIVALS:], labels_RS[:, SURVIVALS:])
+    efficiency_RA = SPACE.efficiencies(timed.survivals_RS)
+    for r, place in enumerate(PLACES):
+        for length in SPACE.lookups:
+            assert efficiency_RA[r, SPACE.index(Lookup(length))] == 1 + min(length, foretold_of(*place))
 
 
 def test_hidden_states_belong_to_their_roots() -> None:
@@ -151,7 +189,7 @@ def test_a_verifier_without_labels_is_named() -> None:
         to_texts(table, ["block", "traversal"])
     alone = to_texts(table, ["block"])
     assert set(alone.survivals) == {"block"}
-    labels_RS = lawful(alone.survivals["block"], ActionSpace.default())
+    labels_RS = lawful(alone.labels("block", slice(None), SPACE), SPACE)
     assert torch.equal(Timed(alone, "block", profile()).survivals_RS, labels_RS)
     with pytest.raises(InputError, match="no labels for lifted_uniform"):
         _ = Timed(alone, "lifted_uniform", profile()).survivals_RS

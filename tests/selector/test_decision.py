@@ -1,4 +1,4 @@
-"""Which tree is drafted, given what every tree yields and costs."""
+"""What is drafted, given what every action yields and costs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, Action, ActionSpace
-from selector.decision import NEVER, RHOS, Mode, choices, nearest, net_tokens
+from selector.actions import EMPTY, Action, ActionSpace, Lookup
+from selector.decision import (
+    ASKED,
+    NEVER,
+    RHOS,
+    Mode,
+    Rule,
+    choice,
+    choices,
+    nearest,
+    net_tokens,
+    without_draft,
+)
 from selector.runtime import torchscript
+from selector.schema import EARLY, FULL, LIGHT, MATCH
 
-SPACE = ActionSpace(2, 1, 2)
+SPACE = ActionSpace(2, 1, 2, (4,))
 CHAIN = SPACE.chain(2)
-DECIDED = Mode(0.7, 0.9, CHAIN, decides=True, speed=120.0, rho=0.5)
+DECIDED = Mode(0.7, 0.9, CHAIN, (LIGHT,), speed=120.0, rho=0.5)
+COPIES = Mode(0.7, 0.9, CHAIN, (MATCH,), rule=Rule(least=3, length=4))
 
 
-def trees(count: int = 200, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """Block efficiencies and times of all trees at some places."""
+def places(count: int = 200, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """Block efficiencies and times of all actions at some places."""
     generator = torch.Generator().manual_seed(seed)
     shape = (count, len(SPACE))
     return 1 + 4 * torch.rand(shape, generator=generator), 0.01 + 0.04 * torch.rand(shape, generator=generator)
@@ -33,28 +46,31 @@ def by_hand(efficiency: list[float], seconds: list[float], mode: Mode, allowed: 
 
 
 @pytest.mark.parametrize("rho", RHOS)
-@pytest.mark.parametrize("allowed", [(), (0, 2, 3), (5,)], ids=str)
-def test_the_tree_with_the_most_net_tokens_is_chosen(rho: float, allowed: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("allowed", [(), (0, 2, 3), (4, 7, 8), (5,)], ids=str)
+def test_the_action_with_the_most_net_tokens_is_chosen(rho: float, allowed: tuple[int, ...]) -> None:
+    """In a batch, and at one root with plain numbers."""
     mode = replace(DECIDED, rho=rho, allowed=allowed)
     may = list(allowed or range(len(SPACE)))
-    efficiency_BA, seconds_BA = trees()
+    efficiency_BA, seconds_BA = places()
     chosen_B = choices(efficiency_BA, seconds_BA, mode, SPACE)
     for efficiency, seconds, chosen in zip(efficiency_BA.tolist(), seconds_BA.tolist(), chosen_B.tolist(), strict=True):
         worth = by_hand(efficiency, seconds, mode, may)
         assert chosen in may
         assert worth[may.index(chosen)] == pytest.approx(max(worth), abs=1e-5)
+        alone = choice([efficiency[a] for a in may], [seconds[a] for a in may], mode.speed, rho)
+        assert worth[alone] == max(worth)
     assert set(chosen_B.tolist()) == set(may)
 
 
 def test_at_rho_one_the_largest_own_ratio_wins_whatever_the_speed() -> None:
-    efficiency_BA, seconds_BA = trees()
+    efficiency_BA, seconds_BA = places()
     best_B = (efficiency_BA / seconds_BA).argmax(-1)
     for speed in (1.0, 120.0, 1e4):
         assert torch.equal(choices(efficiency_BA, seconds_BA, replace(DECIDED, rho=1.0, speed=speed), SPACE), best_B)
 
 
 def test_at_rho_zero_time_costs_the_speed_of_the_text() -> None:
-    efficiency_BA, seconds_BA = trees()
+    efficiency_BA, seconds_BA = places()
     seen = []
     for speed in (1.0, 120.0, 1e4):
         chosen_B = choices(efficiency_BA, seconds_BA, replace(DECIDED, rho=0.0, speed=speed), SPACE)
@@ -79,16 +95,16 @@ def test_the_worked_example() -> None:
     assert net(0.0) == pytest.approx([4 - 2, 2.5 - 1])
     assert net(1.0) == pytest.approx([4 - 5, 2.5 - 2.5], abs=1e-6)
     assert net(0.5) == pytest.approx([4 - 0.02 * 25000**0.5, 2.5 - 0.01 * 25000**0.5])
-    mode = Mode(1.0, 1.0, EMPTY, decides=True, speed=100.0)
+    mode = Mode(1.0, 1.0, EMPTY, (LIGHT,), speed=100.0)
     larger, smaller = (choices(efficiency_BA, seconds_BA, replace(mode, rho=rho), space) for rho in (0.0, 1.0))
     assert (larger.tolist(), smaller.tolist()) == ([0], [1])
 
 
 @pytest.mark.parametrize("rho", RHOS)
-def test_trees_that_are_not_allowed_do_not_count(rho: float) -> None:
+def test_actions_that_are_not_allowed_do_not_count(rho: float) -> None:
     """Neither are they chosen, nor do they move the price, however good they are."""
     mode = replace(DECIDED, rho=rho, allowed=(1, 3, 4))
-    efficiency_BA, seconds_BA = trees()
+    efficiency_BA, seconds_BA = places()
     mask_A = mode.mask(SPACE)
     assert mask_A.nonzero()[:, 0].tolist() == [1, 3, 4]
     better_BA = torch.where(mask_A, efficiency_BA, 1e6)
@@ -101,8 +117,8 @@ def test_trees_that_are_not_allowed_do_not_count(rho: float) -> None:
 
 
 def test_places_may_differ_in_setting() -> None:
-    """Speeds, rho and allowed trees by row: each row as if alone."""
-    efficiency_BA, seconds_BA = trees(6)
+    """Speeds, rho and allowed actions by row: each row as if alone."""
+    efficiency_BA, seconds_BA = places(6)
     generator = torch.Generator().manual_seed(2)
     speed_B1, rho_B1 = 50 + 100 * torch.rand(6, 1, generator=generator), torch.rand(6, 1, generator=generator)
     allowed_BA = torch.rand(6, len(SPACE), generator=generator) < 0.5
@@ -117,13 +133,33 @@ def test_places_may_differ_in_setting() -> None:
 def test_a_static_mode_always_drafts_its_tree() -> None:
     """Even one that is not among those that decisions may take."""
     static = replace(DECIDED, allowed=(0, 1)).static_only()
-    assert static == replace(DECIDED, decides=False, allowed=(0, 1))
+    assert static == replace(DECIDED, sees=(), allowed=(0, 1)) and not static.decides
     assert static.mask(SPACE).tolist() == [action == CHAIN for action in SPACE]
-    assert choices(*trees(), static, SPACE).tolist() == [SPACE.index(CHAIN)] * 200
+    assert choices(*places(), static, SPACE).tolist() == [SPACE.index(CHAIN)] * 200
+
+
+def test_it_is_a_network_that_decides_unless_nothing_or_the_match_alone_is_seen() -> None:
+    modes = [replace(COPIES if sees == (MATCH,) else DECIDED, sees=sees) for sees in ASKED]
+    assert [mode.sees for mode in modes if not mode.decides] == [(), (MATCH,)]
+    assert {sees[-1] for sees in ASKED if len(sees) == 2} == {LIGHT, FULL}
+    assert {sees[0] for sees in ASKED if len(sees) == 2} == {EARLY}
+
+
+def test_the_rule_copies_from_its_least_match_on() -> None:
+    """The static tree below it; and without the rule, everywhere."""
+    for match, expected in ((0.0, CHAIN), (2.0, CHAIN), (3.0, Lookup(4)), (32.0, Lookup(4))):
+        assert COPIES.copied(match) == expected
+        assert COPIES.static_only().copied(match) == CHAIN
+    assert COPIES.static_only() == replace(COPIES, sees=(), rule=None)
+    assert COPIES.mask(SPACE).tolist() == [action == CHAIN for action in SPACE]
+
+
+def test_lookups_and_the_empty_tree_need_no_draft() -> None:
+    assert [action for action in SPACE if without_draft(action)] == [EMPTY, Lookup(4)]
 
 
 def test_the_rule_is_scriptable() -> None:
-    efficiency_BA, seconds_BA = trees(5)
+    efficiency_BA, seconds_BA = places(5)
     arguments = seconds_BA, torch.tensor([[90.0]]), torch.tensor([[0.25]]), torch.ones(5, len(SPACE), dtype=torch.bool)
     with torchscript():
         scripted = torch.jit.script(net_tokens)
@@ -132,14 +168,56 @@ def test_the_rule_is_scriptable() -> None:
 
 @pytest.mark.parametrize(
     "mode",
-    [Mode(0.0, 1.0, EMPTY), DECIDED, replace(DECIDED, allowed=(0, 3, 4), rho=0.25), DECIDED.static_only()],
-    ids=["plain", "decided", "limited", "static"],
+    [
+        Mode(0.0, 1.0, EMPTY),
+        DECIDED,
+        replace(DECIDED, allowed=(0, 3, 4), rho=0.25),
+        DECIDED.static_only(),
+        COPIES,
+        *(replace(DECIDED, sees=sees) for sees in ASKED[2:]),
+    ],
+    ids=["plain", "decided", "limited", "static", "copies", *map(" ".join, ASKED[2:])],
 )
 def test_a_mode_survives_json(mode: Mode) -> None:
     row = json.loads(json.dumps({**mode.row(), "mean_efficiency": [1.0], "further": None}))
     back = Mode.of(row)
     assert back == mode
-    assert type(back.action) is Action and type(back.allowed) is tuple
+    assert type(back.action) is Action and type(back.allowed) is tuple and type(back.sees) is tuple
+    assert back.rule is None or type(back.rule) is Rule
+    assert row["decides"] == mode.decides  # said for those who read the file
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"sees": ["late"]},
+        {"sees": [LIGHT, EARLY]},
+        {"sees": [LIGHT, FULL]},
+        {"sees": [EARLY, MATCH]},
+        {"sees": LIGHT},
+        {"sees": [MATCH]},  # without a rule
+        {"rule": [3, 4]},  # which is not asked for
+        {"sees": [MATCH], "rule": [3]},
+        {"sees": [MATCH], "rule": [3.5, 4]},
+        {"sees": [MATCH], "rule": [-1, 4]},
+        {"action": [1, 2]},
+        {"action": [1, 2, -1]},
+        {"allowed": [0.5]},
+        {"speed": 0.0},
+        {"rho": float("nan")},
+        {"temperature": None},
+    ],
+    ids=str,
+)
+def test_what_is_no_mode_is_refused(spoilt: dict) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Mode.of({**DECIDED.row(), **spoilt})
+
+
+@pytest.mark.parametrize("name", ["action", "sees", "allowed", "rule", "rho"])
+def test_a_mode_without_a_part_is_refused(name: str) -> None:
+    with pytest.raises(KeyError):
+        Mode.of({key: value for key, value in DECIDED.row().items() if key != name})
 
 
 def test_the_nearest_setting_is_taken() -> None:

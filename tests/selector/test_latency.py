@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from selector.actions import EMPTY, Action, ActionSpace
+from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup, choice_of
+from selector.decision import ASKED, Rule
 from selector.latency import (
     Correction,
     LatencyProfile,
@@ -18,7 +19,7 @@ from selector.latency import (
     interpolated_at,
 )
 from selector.runtime import Mode, decision_tables
-from selector.schema import FEATURES, FULL, LIGHT, SCHEMA_VERSION, InputError
+from selector.schema import EARLY, FEATURES, FULL, LIGHT, MATCH, SCHEMA_VERSION, InputError
 from tests.selector.synthetic import profile
 
 FLAT = LatencyProfile(
@@ -27,9 +28,10 @@ FLAT = LatencyProfile(
     draft=Table([10, 20], [1, 4], [[1.0, 4.0], [1.0, 4.0]]),  # seconds are the width
     target=Table([10, 20], [1, 33], [[100.0, 132.0], [100.0, 132.0]]),  # 99 + nodes
     verify={"traversal": Table([1, 16], [1, 4], [[1000.0, 1000.0], [1000.0, 1000.0]])},
-    decide={LIGHT: 10_000.0, FULL: 20_000.0},
+    decide={EARLY: 5000.0, LIGHT: 10_000.0, FULL: 20_000.0},
     step=0.0,
 )
+ACTIONS = ActionSpace.with_lookups().actions
 
 
 @pytest.mark.parametrize(
@@ -40,21 +42,45 @@ FLAT = LatencyProfile(
         (Action(4, 0, 1), 2),  # all first branch tokens come from the root's row
         (Action(2, 0, 3), 2 + 2 * 2),
         (Action(3, 2, 2), 2 + 2 + 3),
+        (Lookup(4), 0),
+        (Lookup(16), 0),
     ],
     ids=str,
 )
-def test_every_pass_is_charged_at_its_width(action: Action, passes: int) -> None:
+def test_every_pass_is_charged_at_its_width(action: Choice, passes: int) -> None:
     verification = 1000.0 if action.nodes else 0.0
     expected = passes + 100.0 + action.nodes + verification
     assert FLAT.action_seconds(action, 15, "traversal") == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("sees", "own"), [(LIGHT, 10_000), (FULL, 20_000)])
-def test_a_selector_pays_for_itself_and_for_the_root_pass(sees: str, own: float) -> None:
+LATE = [((LIGHT,), 10_000), ((FULL,), 20_000), ((EARLY, LIGHT), 15_000), ((EARLY, FULL), 25_000)]
+
+
+@pytest.mark.parametrize(("sees", "own"), LATE)
+def test_a_selector_pays_for_itself_and_for_the_root_pass(sees: tuple[str, ...], own: float) -> None:
+    """For every decision that it has made, and for the pass whether or not the draft then drafts."""
     assert FLAT.action_seconds(EMPTY, 15, "traversal", sees) == pytest.approx(own + 2 + 100)
+    assert FLAT.action_seconds(Lookup(8), 15, "traversal", sees) == pytest.approx(own + 2 + 108 + 1000)
     for action in (Action(1, 1, 0), Action(3, 2, 2)):  # where something is drafted the draft passes the root anyway
         base = FLAT.action_seconds(action, 15, "traversal")
         assert FLAT.action_seconds(action, 15, "traversal", sees) == pytest.approx(base + own)
+
+
+@pytest.mark.parametrize(("sees", "own"), [((EARLY,), 5000), ((MATCH,), 0), ((), 0)])
+def test_what_needs_no_draft_takes_no_pass_of_it(sees: tuple[str, ...], own: float) -> None:
+    """Unless its rows are looked at."""
+    assert FLAT.action_seconds(EMPTY, 15, "traversal", sees) == pytest.approx(own + 100)
+    assert FLAT.action_seconds(Lookup(8), 15, "traversal", sees) == pytest.approx(own + 108 + 1000)
+    assert FLAT.action_seconds(Action(1, 1, 0), 15, "traversal", sees) == pytest.approx(own + 2 + 101 + 1000)
+
+
+def test_a_lookup_is_verified_as_a_chain_of_its_length() -> None:
+    for length in (2, 8, 16):
+        chain = ActionSpace.default().chain(length)
+        for own in (10, 55, 300):
+            drafted, copied = (profile().action_seconds(action, own, "traversal") for action in (chain, Lookup(length)))
+            passes = profile().draft.at(own, 2) + sum(profile().draft.at(own + n, 1) for n in range(1, length))
+            assert drafted - copied == pytest.approx(passes)
 
 
 def test_tables_are_linear_between_and_constant_beyond_the_grid() -> None:
@@ -65,8 +91,10 @@ def test_tables_are_linear_between_and_constant_beyond_the_grid() -> None:
 
 
 def test_interpolated_rows_agree_with_the_profile() -> None:
-    actions = ActionSpace.default().actions
-    lengths, table = profile().table(actions, "traversal", LIGHT)
+    lengths, table = profile().table(ACTIONS, "traversal", (EARLY, LIGHT))
+    for row, length in zip(table, (10, 100), strict=True):
+        times = [profile().action_seconds(action, length, "traversal", (EARLY, LIGHT)) for action in ACTIONS]
+        assert row.tolist() == pytest.approx(times)
     rows = interpolated(table, lengths, torch.tensor([10, 55, 100, 300, 1]))
     assert torch.allclose(rows[0], table[0]) and torch.allclose(rows[2], table[1])
     assert torch.allclose(rows[1], (table[0] + table[1]) / 2)
@@ -75,7 +103,16 @@ def test_interpolated_rows_agree_with_the_profile() -> None:
 
 def test_a_verifier_that_was_not_measured_is_named() -> None:
     with pytest.raises(InputError, match="no times for specinfer"):
-        profile().table(ActionSpace.default().actions, "specinfer", LIGHT)
+        profile().table(ACTIONS, "specinfer", (LIGHT,))
+
+
+def test_a_decision_that_was_not_measured_is_named() -> None:
+    """But for the match: looking at it takes no time to speak of."""
+    own = replace(profile(), decide={LIGHT: 1e-4})
+    with pytest.raises(InputError, match="no time for a decision that sees early"):
+        own.table(ACTIONS, "traversal", (EARLY, LIGHT))
+    for free, dear in zip(own.table(ACTIONS, "traversal"), own.table(ACTIONS, "traversal", (MATCH,)), strict=True):
+        assert torch.equal(free, dear)
 
 
 def test_a_profile_survives_the_file(tmp_path: Path) -> None:
@@ -128,8 +165,8 @@ def test_a_gpu_like_profile_has_times_for_every_way_to_decide() -> None:
     made = gpu_like("pair", (name for name in ("block", "traversal")), draft_share=0.1)
     for name in ("block", "traversal"):
         for sees in FEATURES:
-            gap = made.action_seconds(EMPTY, 100, name, sees) - made.action_seconds(EMPTY, 100, name)
-            assert gap == pytest.approx((0.1 + 0.01) * made.target.at(100, 1))
+            gap = made.action_seconds(EMPTY, 100, name, (sees,)) - made.action_seconds(EMPTY, 100, name)
+            assert gap == pytest.approx((0.1 * (sees != EARLY) + 0.01) * made.target.at(100, 1))
 
 
 def test_corrections_count_passes_and_branches() -> None:
@@ -137,45 +174,53 @@ def test_corrections_count_passes_and_branches() -> None:
     shapes = {(1, 0, 0): (0, 0, 0, 0), (1, 3, 0): (1, 3, 0, 0), (1, 8, 2): (1, 10, 0, 0), (4, 0, 1): (1, 1, 0, 1)}
     shapes |= {(3, 2, 4): (1, 3, 3, 1)}
     corrected = replace(FLAT, corrections={"traversal": Correction(1e6, 1e7, 1e8, 1e9)})
+    shapes |= {(8,): (0, 0, 0, 0)}  # a lookup makes no pass that could be off
     for shape, counts in shapes.items():
-        assert correction_counts(Action(*shape)) == counts
-        gap = corrected.action_seconds(Action(*shape), 15, "traversal") - FLAT.action_seconds(
-            Action(*shape), 15, "traversal"
-        )
+        action = choice_of(shape)
+        assert correction_counts(action) == counts
+        gap = corrected.action_seconds(action, 15, "traversal") - FLAT.action_seconds(action, 15, "traversal")
         assert gap == pytest.approx(sum(n * 10.0 ** (6 + i) for i, n in enumerate(counts)))
 
 
 def test_every_row_is_charged_for_the_nucleus_where_there_is_one() -> None:
     sorting = replace(FLAT, nucleus=0.5)
-    for action, rows in ((Action(1, 0, 0), 1), (Action(1, 3, 0), 4 + 2 + 2), (Action(2, 1, 2), 6 + 2 + 1 + 2)):
+    for action, rows in ((Action(1, 0, 0), 1), (Action(1, 3, 0), 4 + 2 + 2), (Action(2, 1, 2), 6 + 2 + 1 + 2), (Lookup(4), 5)):
         plain, filtered = (sorting.action_seconds(action, 15, "traversal", filtered=f) for f in (False, True))
         assert filtered - plain == pytest.approx(0.5 * rows), action
 
 
 def test_a_root_pass_of_a_selector_is_filtered_too() -> None:
     sorting = replace(FLAT, nucleus=0.5)
-    plain, filtered = (sorting.action_seconds(EMPTY, 15, "traversal", LIGHT, filtered=f) for f in (False, True))
-    assert filtered - plain == pytest.approx(0.5 * 3)
+    for sees, rows in (((LIGHT,), 3), ((EARLY, LIGHT), 3), ((EARLY,), 1)):
+        plain, filtered = (sorting.action_seconds(EMPTY, 15, "traversal", sees, filtered=f) for f in (False, True))
+        assert filtered - plain == pytest.approx(0.5 * rows)
 
 
-@pytest.mark.parametrize("sees", FEATURES)
-def test_decisions_are_made_by_sampling_setting(sees: str) -> None:
+@pytest.mark.parametrize("sees", ASKED[2:], ids=" ".join)
+def test_decisions_are_made_by_sampling_setting(sees: tuple[str, ...]) -> None:
     own = replace(FLAT, nucleus=0.5)
-    actions = ActionSpace.default().actions
+    tree = Action(1, 3, 0)
     modes = [
-        Mode(0.5, 1.0, Action(1, 3, 0), speed=70.0),
-        Mode(1.0, 0.9, Action(1, 3, 0), decides=True, speed=90.0, rho=0.25, allowed=(0, 5, 77)),
-        Mode(1.0, 1.0, Action(1, 3, 0), decides=True, speed=80.0, rho=0.5),
+        Mode(0.5, 1.0, tree, speed=70.0),
+        Mode(1.0, 0.9, tree, sees, speed=90.0, rho=0.25, allowed=(0, 5, 77, 235)),
+        Mode(1.0, 1.0, tree, sees, speed=80.0, rho=0.5),
+        Mode(0.0, 1.0, tree, (MATCH,), speed=60.0, rule=Rule(6, 8)),
     ]
-    tables = decision_tables(own, modes, "traversal", sees)
-    assert tables.settings_S2.tolist() == [[0.5, 1.0], [1.0, pytest.approx(0.9)], [1.0, 1.0]]
-    assert tables.speed_S.tolist() == [70, 90, 80]
-    assert tables.rho_S.tolist() == [1.0, 0.25, 0.5]
+    tables = decision_tables(own, modes, "traversal")
+    assert tables.settings_S2.tolist() == [[0.5, 1.0], [1.0, pytest.approx(0.9)], [1.0, 1.0], [0.0, 1.0]]
+    assert tables.speed_S.tolist() == [70, 90, 80, 60]
+    assert tables.rho_S.tolist() == [1.0, 0.25, 0.5, 1.0]
     may = [allowed_A.nonzero()[:, 0].tolist() for allowed_A in tables.allowed_SA]
-    assert may == [[actions.index(Action(1, 3, 0))], [0, 5, 77], list(range(233))]
-    lengths_B = torch.full((3,), 15.0)
-    times_SA = interpolated_at(tables.seconds_SLA, tables.lengths_L, torch.arange(3), lengths_B)
-    for mode, times_A in zip(modes, times_SA, strict=True):
-        for action in (EMPTY, Action(1, 3, 0), Action(2, 1, 2)):
-            expected = own.action_seconds(action, 15, "traversal", sees, filtered=mode.top_p < 1)
-            assert float(times_A[actions.index(action)]) == pytest.approx(expected)
+    assert may == [[ACTIONS.index(tree)], [0, 5, 77, 235], list(range(237)), [ACTIONS.index(tree)]]
+    late = float(sees != (EARLY,))
+    assert tables.late_S.tolist() == [0, late, late, 0]
+    assert tables.least_S[3] == 6 and float(tables.least_S[:3].min()) > 1e6  # no text is so long
+    assert tables.copied_SA[3].nonzero()[:, 0].tolist() == [ACTIONS.index(Lookup(8))]
+    lengths_B = torch.full((4,), 15.0)
+    for seen_all, table_SLA in ((True, tables.late_SLA), (False, tables.early_SLA)):
+        times_SA = interpolated_at(table_SLA, tables.lengths_L, torch.arange(4), lengths_B)
+        for mode, times_A in zip(modes, times_SA, strict=True):
+            asked = mode.sees if seen_all else tuple(each for each in mode.sees if each == EARLY)
+            for action in (EMPTY, tree, Action(2, 1, 2), Lookup(4)):
+                expected = own.action_seconds(action, 15, "traversal", asked, filtered=mode.top_p < 1)
+                assert float(times_A[ACTIONS.index(action)]) == pytest.approx(expected)

@@ -10,19 +10,21 @@ from selector.network import RootNetwork, SurvivalNetwork, survival_factors
 from tests.selector.test_actions import SPACES, name_of, own_survivals
 
 WIDTHS = [6, 4, 4]
+SCALARS, EARLY = 3, 2
+PASSED = torch.ones(20, 1)
 
 
 def network(space: ActionSpace, hidden_widths: list[int] | None = None, seed: int = 0) -> SurvivalNetwork:
     torch.manual_seed(seed)
     widths = WIDTHS if hidden_widths is None else hidden_widths
-    body = RootNetwork(3, widths, len(space.sums_SA), width=8, hidden=(16, 8), dropout=0.1)
+    body = RootNetwork(SCALARS, EARLY, widths, len(space.sums_SA), width=8, hidden=(16, 8), dropout=0.1)
     return SurvivalNetwork(body, space).eval()
 
 
 def inputs(count: int = 20, widths: list[int] | None = None, seed: int = 1) -> tuple[torch.Tensor, list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     states = [torch.randn(count, width, generator=generator) for width in (WIDTHS if widths is None else widths)]
-    return torch.randn(count, 3, generator=generator), states
+    return torch.randn(count, SCALARS, generator=generator), states
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
@@ -34,8 +36,9 @@ def test_a_survival_is_the_product_of_the_factors_above_it(space: ActionSpace) -
     assert factors_SS.unique().tolist() in ([0, 1], [1])
     for t, (K, L1, depth) in enumerate(names):
         trunk = [(1, 0, d) for d in range(1, (depth if K == 1 else L1) + 1)]
-        branch = [(K, L1, d) for d in range(1, depth + 1)] if K > 1 else []
-        assert [names[s] for s in factors_SS[:, t].nonzero()[:, 0].tolist()] == trunk + branch
+        own = [(K, L1, d) for d in range(1, depth + 1)] if K != 1 else []
+        above = own if K == 0 else trunk + own  # a lookup has no trunk: the draft's chance says nothing of it
+        assert [names[s] for s in factors_SS[:, t].nonzero()[:, 0].tolist()] == above
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
@@ -45,7 +48,7 @@ def test_survivals_never_rise_along_a_path(space: ActionSpace, widths: list[int]
     own = network(space, widths)
     with torch.no_grad():
         own.body.mlp[-1].weight.mul_(10)
-        survivals_BS = own(*inputs(widths=widths)).exp()
+        survivals_BS = own(*inputs(widths=widths), PASSED).exp()
     assert survivals_BS.shape == (20, len(space.sums_SA))
     assert bool(((survivals_BS > 0) & (survivals_BS <= 1)).all())
     place = {name_of(space, s): s for s in range(len(space.sums_SA))}
@@ -65,9 +68,9 @@ def test_training_begins_at_the_given_means(space: ActionSpace) -> None:
     own.begin_at(mean_S)
     assert torch.allclose(last.weight, 0.1 * before)
     with torch.no_grad():
-        near_BS = own(*inputs()).exp()
+        near_BS = own(*inputs(), PASSED).exp()
         last.weight.zero_()
-        exact_BS = own(*inputs()).exp()
+        exact_BS = own(*inputs(), PASSED).exp()
     assert torch.allclose(exact_BS, mean_S.expand_as(exact_BS), rtol=1e-4)
     assert float((near_BS - mean_S).abs().max()) < 0.1
     assert float((near_BS - exact_BS).abs().max()) > 1e-4
@@ -77,10 +80,10 @@ def test_training_begins_at_the_given_means(space: ActionSpace) -> None:
     "mean", [0.0, 1.0, 0.5], ids=["nothing accepted", "everything accepted", "one and the same at all depths"]
 )
 def test_extreme_means_begin_somewhere_finite(mean: float) -> None:
-    space = ActionSpace(3, 2, 2)
+    space = ActionSpace(3, 2, 2, (3,))
     own = network(space)
     own.begin_at(torch.full((len(space.sums_SA),), mean))
-    log_survivals_BS = own(*inputs())
+    log_survivals_BS = own(*inputs(), PASSED)
     assert bool(log_survivals_BS.isfinite().all())
     log_survivals_BS.sum().backward()
     assert all(bool(p.grad.isfinite().all()) for p in own.parameters() if p.grad is not None)
@@ -92,31 +95,30 @@ def test_noisy_means_that_rise_along_a_path_are_borne() -> None:
     own = network(space)
     mean_S = torch.rand(len(space.sums_SA), generator=torch.Generator().manual_seed(3)) * 1.2
     own.begin_at(mean_S)
-    assert bool(own(*inputs()).isfinite().all())
+    assert bool(own(*inputs(), PASSED).isfinite().all())
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_block_efficiencies_are_sums_of_predicted_survivals(space: ActionSpace) -> None:
-    """Of every tree: 1 and its survivals, each the product of its own probabilities."""
+    """Of every action: 1 and its survivals, each the product of its own probabilities."""
     own, (scalars_BF, states) = network(space), inputs(4)
     with torch.no_grad():
         own.body.mlp[-1].weight.mul_(10)
-        accepted_BS = own.body(scalars_BF, states).sigmoid()
-        efficiency_BA = space.efficiencies(own(scalars_BF, states).exp())
+        accepted_BS = own.body(scalars_BF, states, PASSED[:4]).sigmoid()
+        efficiency_BA = space.efficiencies(own(scalars_BF, states, PASSED[:4]).exp())
     place = {name_of(space, s): s for s in range(len(space.sums_SA))}
     for b in range(4):
         accepted = {name: float(accepted_BS[b, s]) for name, s in place.items()}
-        for a, (K, L1, L2) in enumerate(space):
+        for a, action in enumerate(space):
             expected, kept = 1.0, 1.0
-            path = [(1, 0, d) for d in range(1, (L1 + L2 if K == 1 else L1) + 1)]
-            for name in path + ([(K, L1, d) for d in range(1, L2 + 1)] if K > 1 else []):
+            for name in own_survivals(action):
                 kept *= accepted[name]
                 expected += kept
             assert float(efficiency_BA[b, a]) == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_feature_that_never_varies_stays_at_zero() -> None:
-    body = RootNetwork(2, WIDTHS, 3)
+    body = RootNetwork(2, 1, WIDTHS, 3)
     scalars = torch.tensor([[2.0, 0.3], [2.0, 0.5]])
     body.standardise(scalars)
     assert body.scale_F.tolist()[0] == 1.0
@@ -130,20 +132,43 @@ def test_scaling_is_part_of_the_network() -> None:
     body = network(ActionSpace(2, 1, 1)).body
     scalars_BF, states = inputs()
     body.standardise(scalars_BF)
-    before = body(scalars_BF, states)
     other_BF = 1000 + 25 * scalars_BF
-    assert not torch.allclose(body(other_BF, states), before, atol=1e-2)
+    before = {passed: body(scalars_BF, states, passed * PASSED) for passed in (0, 1)}
+    for passed, outputs in before.items():
+        assert not torch.allclose(body(other_BF, states, passed * PASSED), outputs, atol=1e-2)
     body.standardise(other_BF)
-    assert torch.allclose(body(other_BF, states), before, atol=1e-3)
+    for passed, outputs in before.items():
+        assert torch.allclose(body(other_BF, states, passed * PASSED), outputs, atol=1e-3)
+
+
+@pytest.mark.parametrize("widths", [[], WIDTHS], ids=["light", "full"])
+def test_before_the_draft_has_passed_the_root_the_early_scalars_alone_count(widths: list[int]) -> None:
+    """Each of them does; the others and the hidden states do, root by root, once it has. And which it is, counts."""
+    own = network(ActionSpace(2, 1, 1, (2,)), widths)
+    scalars_BF, states = inputs(widths=widths)
+    own.body.standardise(scalars_BF)
+    late_BF, other_states = scalars_BF.clone(), [state + torch.arange(state.shape[1]) for state in states]
+    late_BF[:, EARLY:] += 3.0
+    before, after = own(scalars_BF, states, 0 * PASSED), own(scalars_BF, states, PASSED)
+    assert not torch.isclose(before, after, atol=1e-4).all(-1).any()
+    assert torch.equal(own(late_BF, other_states, 0 * PASSED), before)
+    at_their_means_BF = torch.cat([scalars_BF[:, :EARLY], own.body.mean_F[EARLY:].expand(20, -1)], dim=-1)
+    assert torch.equal(own(at_their_means_BF, states, 0 * PASSED), before)
+    for place in range(EARLY):
+        early_BF = scalars_BF + torch.eye(SCALARS)[place]
+        assert not torch.allclose(own(early_BF, states, 0 * PASSED), before, atol=1e-3), place
+    assert not torch.allclose(own(late_BF, states, PASSED), after, atol=1e-3)
+    mixed_B1 = (torch.arange(20) % 2).float().unsqueeze(-1)
+    assert torch.allclose(own(scalars_BF, states, mixed_B1), torch.where(mixed_B1 > 0, after, before), atol=1e-6)
 
 
 def test_every_hidden_state_counts_and_a_light_network_has_none() -> None:
     body, (scalars_BF, states) = network(ActionSpace(2, 1, 1)).body, inputs()
-    before = body(scalars_BF, states)
+    before = body(scalars_BF, states, PASSED)
     for i in range(3):
         other = [state + 1.0 * (i == j) * torch.arange(state.shape[1]) for j, state in enumerate(states)]
-        assert not torch.allclose(body(scalars_BF, other), before, atol=1e-3), i
-    light = RootNetwork(3, [], 5)
+        assert not torch.allclose(body(scalars_BF, other, PASSED), before, atol=1e-3), i
+    light = RootNetwork(SCALARS, EARLY, [], 5)
     assert len(light.blocks) == 0
-    assert light.mlp[0].in_features == 3
-    assert light(scalars_BF, []).shape == (20, 5)
+    assert light.mlp[0].in_features == SCALARS + 1
+    assert light(scalars_BF, [], PASSED).shape == (20, 5)

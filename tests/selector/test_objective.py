@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from selector.actions import ActionSpace
+from selector.actions import Action, ActionSpace, Lookup
 from selector.objective import policy_loss, policy_ratios, survival_loss
 
-SPACE = ActionSpace(3, 2, 2)
+SPACE = ActionSpace(3, 2, 2, (1, 3))
 
 
 def test_the_policy_objective_is_equation_12() -> None:
@@ -46,20 +46,22 @@ def survivals(count: int, seed: int) -> Tensor:
 
 
 def test_the_survival_loss_is_a_cross_entropy_and_a_squared_error() -> None:
-    """Mean over chains and mean over branches, one number after the other; and of what the survivals add up to."""
+    """Mean over chains, mean over branches and mean over lookups, one number after the other; and of what the survivals
+    add up to, over trees and over lookups."""
     predicted_BS, labels_BS = survivals(3, 1), survivals(3, 2)
-    parts: dict[bool, list[float]] = {True: [], False: []}
+    parts: dict[tuple[bool, bool], list[float]] = {(True, True): [], (False, True): [], (False, False): []}
     for b in range(3):
         for s in range(len(SPACE.sums_SA)):
             p, y = float(predicted_BS[b, s]), float(labels_BS[b, s])
-            parts[s < SPACE.depth].append(-y * math.log(p) - (1 - y) * math.log(1 - p))
+            parts[s < SPACE.depth, s < SPACE.tree_survivals].append(-y * math.log(p) - (1 - y) * math.log(1 - p))
     cross_entropy = sum(sum(values) / len(values) for values in parts.values())
-    errors = [
-        float(SPACE.efficiencies(predicted_BS[b])[a] - SPACE.efficiencies(labels_BS[b])[a]) ** 2
-        for b in range(3)
-        for a in range(len(SPACE))
-    ]
-    expected = cross_entropy + sum(errors) / len(errors)
+    errors: dict[type, list[float]] = {Action: [], Lookup: []}
+    for b in range(3):
+        for a, action in enumerate(SPACE):
+            error = float(SPACE.efficiencies(predicted_BS[b])[a] - SPACE.efficiencies(labels_BS[b])[a])
+            errors[type(action)].append(error**2)
+    assert [len(values) // 3 for values in (*parts.values(), *errors.values())] == [4, 12, 3, len(SPACE) - 2, 2]
+    expected = cross_entropy + sum(sum(values) / len(values) for values in errors.values())
     assert float(survival_loss(predicted_BS.log(), labels_BS, SPACE)) == pytest.approx(expected, abs=1e-6)
 
 
@@ -99,7 +101,7 @@ def test_certain_predictions_have_a_finite_loss_and_gradient(value: float) -> No
     assert log_BS.grad is not None and bool(log_BS.grad.isfinite().all())
 
 
-def test_a_space_of_chains_has_no_branches_to_average() -> None:
-    chains = ActionSpace(1, 2, 2)
-    labels_BS = survivals(3, 7)[:, :4]
-    assert bool(survival_loss(labels_BS.log(), labels_BS, chains).isfinite())
+def test_a_space_of_chains_has_no_branches_or_lookups_to_average() -> None:
+    for chains in (ActionSpace(1, 2, 2), ActionSpace(1, 2, 2, (3,))):
+        labels_BS = survivals(3, 7)[:, : len(chains.sums_SA)]
+        assert bool(survival_loss(labels_BS.log(), labels_BS, chains).isfinite())
