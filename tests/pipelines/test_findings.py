@@ -17,7 +17,13 @@ def evaluation(*decides: bool) -> dict[str, Any]:
     ]
     settings = [{**row, "wall_ratio": 1.127, "wall_interval_95": [1.07, 1.22]} for row in rows]
     decisions = [
-        {"temperature": row["temperature"], "top_p": row["top_p"], "decides": does, "action": [1, 6, 0]}
+        {
+            "temperature": row["temperature"],
+            "top_p": row["top_p"],
+            "sees": ["early", "light"] if does else [],
+            "rule": None,
+            "action": [1, 6, 0],
+        }
         for row, does in zip(rows, decides, strict=True)
     ]
     return {"summary": {"by_setting": settings}, "decisions": decisions}
@@ -49,5 +55,12 @@ def test_what_was_found_in_words(decides: tuple[bool, ...], sentence: str) -> No
 def test_both_measurements_of_a_gain_stand_side_by_side() -> None:
     first, _, last = details(evaluation(True, True, False))
     measured = {"replayed ± error": "1.186 ±0.020", "decoded [95%]": "1.127 [1.070, 1.220]"}
-    assert first == {"setting": "T=0", "decides": "yes", **measured}
+    assert first == {"setting": "T=0", "decides": "yes, early then light", **measured}
     assert last["decides"] == "no, drafts (1, 6, 0)"
+
+
+def test_a_rule_is_said_in_words() -> None:
+    found = evaluation(False, False, False)
+    found["decisions"][1] |= {"sees": ["match"], "rule": [4, 8]}
+    assert details(found)[1]["decides"] == "by rule: lookup 8 from a match of 4 on, else (1, 6, 0)"
+    assert "1.06 times as fast as the best fixed tree at T=0.2" in headline(found)

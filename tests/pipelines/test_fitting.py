@@ -14,9 +14,9 @@ from pipelines.config import Config
 from pipelines.train.fitting import MONITOR, fit, module_of
 from pipelines.train.judging import monitored
 from selector.module import RootsModule, SelectorModule
-from selector.schema import FULL, LIGHT
+from selector.schema import EARLY, FULL, LIGHT
 from selector.tuning import replay_mode
-from tests.selector.synthetic import WIDTHS, static_mode, texts, timed
+from tests.selector.synthetic import SPACE, WIDTHS, static_mode, texts, timed
 
 EPOCHS = 4
 CONFIG = Config.model_validate(
@@ -35,16 +35,20 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return mlflow.MlflowClient()
 
 
+def asked(objective: str, sees: str) -> tuple[str, ...]:
+    return (sees,) if objective == "policy" else (EARLY, sees)
+
+
 def fitted(folder: Path, objective: str, sees: str) -> tuple[SelectorModule, str]:
     """What training gives back, and the run with its curves."""
     splits = {"train": texts(12, seed=1, sees=sees), "validation": texts(8, seed=2, sees=sees)}
     module = module_of(CONFIG, objective, sees, WIDTHS if sees == FULL else [])
-    times = {name: timed(data).seconds(sees) for name, data in splits.items()} if objective == "policy" else None
+    times = {name: timed(data).seconds((sees,)) for name, data in splits.items()} if objective == "policy" else None
     speeds = {name: torch.full((len(own),), 300.0) for name, own in times.items()} if times else None
-    roots = RootsModule(splits, "traversal", sees == FULL, 1, CONFIG.train.batch, CONFIG.seed, times, speeds)
-    module.begin_at(splits["train"], splits["train"].survivals["traversal"].float(), roots.rows["train"])
+    roots = RootsModule(splits, "traversal", sees, 1, CONFIG.train.batch, CONFIG.seed, times, speeds)
+    module.begin_at(splits["train"], splits["train"].labels("traversal", slice(None), SPACE), roots.rows["train"])
     validation = timed(splits["validation"])
-    module.judged = [(validation, monitored(static_mode(validation)))]
+    module.judged = [(validation, monitored(static_mode(validation), asked(objective, sees)))]
     with mlflow.start_run() as run:
         return fit(CONFIG, module, roots, folder, run.info.run_id), run.info.run_id
 
@@ -65,8 +69,9 @@ def test_all_epochs_are_trained_and_the_best_one_by_replay_is_kept(
     assert [file.name for file in (tmp_path / "fitted").iterdir()] == ["best.ckpt"]
     data = timed(texts(8, seed=2, sees=sees))
     static = static_mode(data)
-    mine = replay_mode(data, kept.scores(data.texts), monitored(static), sees)
-    ratio = mine.speed / replay_mode(data, None, static).speed
+    mode = monitored(static, asked(objective, sees))
+    mine = replay_mode(data, kept.opinions(data.texts, mode), mode)
+    ratio = mine.speed / replay_mode(data, {}, static).speed
     assert ratio == pytest.approx(max(curves[MONITOR]), rel=1e-5)
     assert not kept.training and kept.hparams["sees"] == sees
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from pipelines.evaluate.methods import (
     BEST_BY_KIND,
     BEST_STATIC,
     BRANCHING,
+    Copying,
     Decoding,
     Method,
     Rule,
@@ -33,16 +35,17 @@ from pipelines.evaluate.methods import (
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.data import Texts, Timed, to_texts
 from selector.decision import Mode
+from selector.decision import Rule as LookupRule
 from selector.export import deployed
 from selector.rules import AcceptanceRule
 from selector.runtime import Selector, Tuned, gpu_like
-from selector.schema import LIGHT, SCALARS
+from selector.schema import EARLY, LIGHT, MATCH, SCALARS
 from selector.tuning import StaticTable, best_static, static_replay
 from tests.selector.synthetic import opinionated, texts
 from tests.selector.synthetic import profile as synthetic_profile
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
-SPACE = ActionSpace.default()
+SPACE = ActionSpace.with_lookups()
 VERIFIERS = ("specinfer", "traversal")
 SAMPLING, ACTION = Sampling(0.8), Action(2, 1, 3)
 TOKENS, TEXTS = 20, 80
@@ -110,8 +113,8 @@ def test_static_trees_are_the_fastest_of_their_kind() -> None:
         assert action is not None
         return float(speed_A[SPACE.index(action)])
 
-    branching = max(float(speed_A[a]) for a, action in enumerate(SPACE) if action.K > 1)
-    root = max(float(speed_A[a]) for a, action in enumerate(SPACE) if action.L1 == 0 or action.K == 1)
+    branching = max(float(speed_A[a]) for a, action in enumerate(SPACE.trees) if action.K > 1)
+    root = max(float(speed_A[a]) for a, action in enumerate(SPACE.trees) if action.L1 == 0 or action.K == 1)
     assert (fastest(BRANCHING), fastest(AT_ROOT)) == (branching, root)
     for kind in ("code", "prose"):
         own_A = StaticTable.of(Timed(data.kind_of(kind), "traversal", times)).speeds()
@@ -134,7 +137,8 @@ def methods_of(data: Texts) -> dict[str, Method]:
     timed = Timed(data, "traversal", PROFILE)
     static = best_static(timed, StaticTable.of(timed), timed.setting)
     chains = tuple(SPACE.index(SPACE.chain(length)) for length in range(0, 17, 2))
-    mode = Mode(*timed.setting, static.action, True, static.speed, 0.5, chains)
+    lookups = tuple(range(len(SPACE.trees), len(SPACE)))
+    mode = Mode(*timed.setting, static.action, (EARLY, LIGHT), static.speed, 0.5, (*chains, *lookups))
     module = opinionated()
     facts = {
         "actions": SPACE.actions,
@@ -150,6 +154,7 @@ def methods_of(data: Texts) -> dict[str, Method]:
         "tree": StaticTrees("static", "traversal", ACTION),
         "rule": Rule("rule", "traversal", AcceptanceRule.tuned(timed, static)),
         "selector": Selecting("selector", "traversal", mode, module, tuned),
+        "lookups": Copying("lookups", "traversal", replace(static, sees=(MATCH,), rule=LookupRule(1, 8))),
     }
 
 
@@ -159,7 +164,7 @@ def quotient(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float, fl
     return value, math.sqrt(sum((t - value * b) ** 2 for t, b in zip(tops, bottoms, strict=True))) / sum(bottoms)
 
 
-@pytest.mark.parametrize("name", ["chain", "tree", "rule", "selector"])
+@pytest.mark.parametrize("name", ["chain", "tree", "rule", "selector", "lookups"])
 def test_replay_says_what_decoding_does(pair: ModelPair, labelled: tuple[Texts, list[Prompt]], name: str) -> None:
     """Tokens per step of other texts, decoded: z is below 4. The selector here has learnt nothing; its choices vary
     from root to root, all the same."""

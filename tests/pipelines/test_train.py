@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import torch
 from rich.console import Console
 
 from pipelines.config import Config
-from pipelines.train.judging import judge, setting_of, statics, step_times
-from pipelines.train.stage import choose, kinds, row_of, table_of, trained
+from pipelines.train.judging import Statics, judge, judge_rules, setting_of, statics, step_times
+from pipelines.train.stage import choose, kept, kinds, row_of, table_of, trained
 from selector.data import Texts
-from selector.decision import Mode
-from selector.schema import FULL, LIGHT
-from selector.tuning import StaticTable
+from selector.decision import Mode, Rule
+from selector.replay import Ratio
+from selector.schema import EARLY, FULL, LIGHT, MATCH
+from selector.tuning import Judged, StaticTable, replay_mode, static_replay
 from tests.selector.synthetic import SPACE, joined, opinionated, profile, texts, timed
 
 TRAIN = {"verifier": "traversal", "epochs": 12, "batch": 64, "hidden": [24, 12], "learning_rate": 0.01}
@@ -36,6 +38,11 @@ def splits(told: tuple[bool, bool] = (True, True)) -> dict[str, Texts]:
         )
         for seed, split in enumerate(("train", "validation"))
     }
+
+
+def no_rules(bases: list[Statics]) -> list[Judged]:
+    """Rules for lookups that do not pay."""
+    return [Judged(replace(base.mode, sees=(MATCH,), rule=Rule(4, 8)), Ratio(0.9, 0.01)) for base in bases]
 
 
 @pytest.fixture
@@ -67,13 +74,43 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
     judged = judge(module, data["validation"], bases, "traversal", profile())
     assert [each.pays for each in judged] == [True, False]
     assert judged[0].ratio.value > 1.2
-    row = row_of("name", "regressor", LIGHT, judged, bases, run_id)
+    row = row_of("name", "regressor", LIGHT, judged, no_rules(bases), bases, run_id)
     hot, cold = (Mode.of(mode) for mode in row["modes"])
     assert hot.decides and not cold.decides and cold.action == bases[1].mode.action
     gated = (judged[0].ratio.value + 1) / 2  # the static tree is kept under the other setting
     assert row["metrics"]["validation/replay_gated"] == pytest.approx(gated)
     assert row["metrics"]["validation/replay_error"] == pytest.approx(judged[0].ratio.error / 2)
     assert row["modes"][1]["replay"]["value"] == judged[1].ratio.value  # what was found is said, all the same
+    assert row["modes"][1]["replay_rule"]["value"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("network", "rule", "what"),
+    [
+        (1.2, 1.1, "network"),
+        (1.2, 1.3, "rule"),  # never slower than the rule
+        (1.01, 1.1, "rule"),
+        (1.01, 1.01, "static"),
+        (1.2, 0.9, "network"),
+    ],
+)
+def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(network: float, rule: float, what: str) -> None:
+    static = Mode(*HOT, SPACE.chain(3))
+    mine = Judged(replace(static, sees=(EARLY,)), Ratio(network, 0.01))
+    own = Judged(replace(static, sees=(MATCH,), rule=Rule(4, 8)), Ratio(rule, 0.01))
+    assert kept(mine, own, static).mode == {"network": mine.mode, "rule": own.mode, "static": static}[what]
+
+
+def test_a_rule_is_tuned_on_the_training_texts_and_judged_on_others() -> None:
+    """Where the texts go on as they did before, copying is the fastest; the rule finds from which match on."""
+    data = splits()
+    bases = statics(data, [HOT, COLD], "traversal", profile())
+    for judged, base in zip(judge_rules(data, bases, "traversal", profile()), bases, strict=True):
+        assert judged.mode.rule is not None and judged.mode.sees == (MATCH,)
+        assert setting_of(judged.mode) == setting_of(base.mode)
+        validation = timed(data["validation"].setting_of(setting_of(base.mode)))
+        static = static_replay(validation, base.mode.action).speed
+        assert judged.ratio.value == pytest.approx(replay_mode(validation, {}, judged.mode).speed / static)
 
 
 def test_a_policy_learns_trees_that_pay(tmp_path: Path, run_id: str) -> None:
@@ -92,7 +129,7 @@ def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:
     for base in bases:
         mine = data.setting_X[data.text_R] == data.settings.index(setting_of(base.mode))
         own = timed(data.setting_of(setting_of(base.mode)))
-        assert torch.equal(seconds_RA[mine], own.seconds(LIGHT))
+        assert torch.equal(seconds_RA[mine], own.seconds((LIGHT,)))
         assert (speed_R[mine] == torch.tensor(base.mode.speed)).all()
 
 
@@ -125,7 +162,7 @@ def test_the_table_marks_where_decisions_are_made() -> None:
     data = splits()
     bases = statics(data, [HOT, COLD], "traversal", profile())
     judged = judge(opinionated(), data["validation"], bases, "traversal", profile())
-    row = row_of("regressor-light", "regressor", LIGHT, judged, bases, "run")
+    row = row_of("regressor-light", "regressor", LIGHT, judged, no_rules(bases), bases, "run")
     for mode, decides in zip(row["modes"], (True, False), strict=True):
         mode["decides"] = decides
     console = Console(width=160)
