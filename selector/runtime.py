@@ -49,7 +49,8 @@ class Selector:
     Attributes:
         actions: the action table; `scores` follows its order.
         verifier: the verifier it was trained for.
-        sees: what its features may hold at most: `light`, the scalars alone, or `full`, hidden states, too.
+        sees: what it is asked with where the sampling setting is not settled beforehand: `light` features, the scalars
+            alone, or `full` ones, hidden states, too.
         latency: the profile that its decisions are based on.
         fallback: the action for a root without features.
         modes: how it decides under each of its sampling settings.
@@ -60,7 +61,7 @@ class Selector:
         self.module, self.config, self.latency, self.modes = module, config, latency, list(modes)
         self.actions = tuple(choice_of(action) for action in config["actions"])
         self.verifier: str = config["verifier"]
-        self.sees: str = config["sees"]
+        self.sees: tuple[str, ...] = (config["sees"],)
         self.fallback = Action(*config["fallback"])
         self.widths = {SCALARS_KEY: len(config["features"]["scalars"]), **config["features"]["hidden_states"]}
 

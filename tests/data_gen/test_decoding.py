@@ -53,7 +53,8 @@ def decode(
     draft_temperature: float | None = None,
     sees: str | None = None,
 ) -> Decoded:
-    chooser = Fixed(action, sees) if action else Random(ACTIONS, torch.Generator().manual_seed(seed), sees)
+    asked = (sees,) if sees else ()
+    chooser = Fixed(action, asked) if action else Random(ACTIONS, torch.Generator().manual_seed(seed), asked)
     sampling = Sampling(temperature, draft_temperature=draft_temperature)
     rule = get_verifier(verifier, style) if isinstance(verifier, str) else verifier
     decoder = Decoder(pair, sampling, rule, chooser, style=style)

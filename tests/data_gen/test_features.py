@@ -59,7 +59,7 @@ class Recorder:
 
     def __init__(self, actions: list[Choice], sees: str) -> None:
         self.own = Random(actions, torch.Generator().manual_seed(1))
-        self.sees = sees
+        self.sees = (sees,)
         self.seen: list[Features | None] = []
 
     def select(self, features: Features | None) -> Choice:

@@ -93,8 +93,8 @@ def test_a_lookup_is_verified_without_loss(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("action", [Lookup(2), Lookup(16)], ids=str)
-@pytest.mark.parametrize("sees", [None, "early", "light"])
-def test_greedy_text_is_that_of_generate(pair: ModelPair, action: Lookup, sees: str | None) -> None:
+@pytest.mark.parametrize("sees", [(), ("match",), ("early",), ("light",)], ids=str)
+def test_greedy_text_is_that_of_generate(pair: ModelPair, action: Lookup, sees: tuple[str, ...]) -> None:
     """With copies in the loop, of a text that repeats itself; whatever the chooser asks for."""
     prompt = [5, 17, 203, 44, 91, 5, 17, 203]
     expected = pair.target.generate(

@@ -107,7 +107,7 @@ def test_a_masked_token_is_no_error(pair_folders: tuple[str, str]) -> None:
     for model in (masking.target, masking.draft):
         model.lm_head = Masking(model.lm_head)
     (text,) = written_by_target(masking, [CONTEXT], 20, Sampling(), seed=1)
-    decoder = Decoder(masking, Sampling(), get_verifier("traversal"), Fixed(Action(2, 1, 2), "full"))
+    decoder = Decoder(masking, Sampling(), get_verifier("traversal"), Fixed(Action(2, 1, 2), ("full",)))
     decoded = decoder.decode(CONTEXT, 20, torch.Generator().manual_seed(1))
     (block,) = rows_along(masking, text, Sampling())
     assert not (block.target_probs_BV[:, 7].any() or block.draft_probs_BV[:, 7].any())
