@@ -184,7 +184,12 @@ def test_corrections_count_passes_and_branches() -> None:
 
 def test_every_row_is_charged_for_the_nucleus_where_there_is_one() -> None:
     sorting = replace(FLAT, nucleus=0.5)
-    for action, rows in ((Action(1, 0, 0), 1), (Action(1, 3, 0), 4 + 2 + 2), (Action(2, 1, 2), 6 + 2 + 1 + 2), (Lookup(4), 5)):
+    for action, rows in (
+        (Action(1, 0, 0), 1),
+        (Action(1, 3, 0), 4 + 2 + 2),
+        (Action(2, 1, 2), 6 + 2 + 1 + 2),
+        (Lookup(4), 5),
+    ):
         plain, filtered = (sorting.action_seconds(action, 15, "traversal", filtered=f) for f in (False, True))
         assert filtered - plain == pytest.approx(0.5 * rows), action
 
