@@ -138,6 +138,7 @@ class Timed:
     verifier: str
     profile: LatencyProfile
     space: ActionSpace = field(default_factory=ActionSpace.with_lookups)
+    _tables: dict[tuple[str, ...], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def setting(self) -> Setting:
@@ -152,7 +153,11 @@ class Timed:
 
     def seconds(self, sees: Sequence[str] = ()) -> Tensor:
         """Predicted step times, float32 [R, A]; `sees` as in `LatencyProfile.action_seconds`."""
-        lengths_L, seconds_LA = self.profile.table(self.space.actions, self.verifier, sees, self.setting[1] < 1)
+        asked = tuple(sees)
+        if asked not in self._tables:  # tuning asks again and again
+            filtered = self.setting[1] < 1
+            self._tables[asked] = self.profile.table(self.space.actions, self.verifier, asked, filtered)
+        lengths_L, seconds_LA = self._tables[asked]
         return interpolated(seconds_LA, lengths_L, self.texts.length_R)
 
 
