@@ -8,7 +8,6 @@ import random
 import re
 import resource
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -102,6 +101,7 @@ def run_stage(folder: Path, overrides: list[str], spoil: str | None, pipe: Any) 
 
     os.chdir(folder)
     os.environ.pop("MLFLOW_TRACKING_URI", None)
+    os.environ["PYTHONPATH"] = str(ROOT)  # of Ray's workers
     torch.set_num_threads(1)
     sys.stderr = (folder / "stderr").open("w")
     made = pipelines.data.workers.make_shard
@@ -269,20 +269,16 @@ def test_ray_writes_the_same_bytes_though_a_worker_is_killed(
 ) -> None:
     """One worker is killed at work, once the first shard is there. Without retries, the local engine goes on."""
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
-    config = config_file(tmp_path, pair_folders)
-    command = [sys.executable, "-m", "pipelines.cli", "data", "--config", str(config)]
-    command += ["data.engine=ray", f"data.ray.workers={workers}", f"data.ray.retries={retries}"]
-    environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"} | {"PYTHONPATH": str(ROOT)}
-    with (tmp_path / "out").open("w") as out:
-        driver = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=out, stderr=out)
-        busy: list[psutil.Process] = []
-        while shard_count(tmp_path) == 0 or not busy:
-            assert driver.poll() is None, (tmp_path / "out").read_text()
-            busy = [child for child in psutil.Process(driver.pid).children(recursive=True) if _makes_a_shard(child)]
-            time.sleep(0.01)
-        busy[0].kill()
-        code = driver.wait()
-    said = (tmp_path / "out").read_text()
+    config_file(tmp_path, pair_folders)
+    driver = start(tmp_path, "data.engine=ray", f"data.ray.workers={workers}", f"data.ray.retries={retries}")
+    busy: list[psutil.Process] = []
+    while shard_count(tmp_path) == 0 or not busy:
+        assert driver.is_alive(), (tmp_path / "stderr").read_text()
+        busy = [child for child in psutil.Process(driver.pid).children(recursive=True) if _makes_a_shard(child)]
+        time.sleep(0.01)
+    busy[0].kill()
+    code = finish(driver)
+    said = (tmp_path / "stderr").read_text()
     if retries == 0:
         assert code == 2
         assert "espalier: data.engine: a worker was lost more than 0 times over one shard" in said.splitlines()[-1]
