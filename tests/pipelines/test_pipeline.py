@@ -88,9 +88,10 @@ def test_every_method_has_an_entry_for_each_setting(demo: tuple[Path, str]) -> N
         assert entry["prompts"] == 3 and entry["tokens"] > 0
         if entry["method"] == "autoregressive":
             assert entry["block_efficiency"] == 1
-        assert (entry["replay_ratio"] is None) == entry["method"].startswith("assisted")
+        assert (entry["replay_ratio"] is None) == (entry["verifier"] == "transformers")
     expected = {"autoregressive", "selector", "best static", "best static by kind", "static traversal at the root"}
     expected |= {"static, branching", "recent acceptance", "assisted generation", "assisted generation, constant"}
+    expected |= {"lookup or tree", "prompt lookup, constant"}
     for temperature in (0.0, 0.2, 1.0):
         names = {entry["method"] for entry in evaluation["methods"] if entry["temperature"] == temperature}
         assert expected <= names
@@ -108,7 +109,12 @@ def test_a_selector_decides_only_where_that_pays(demo: tuple[Path, str]) -> None
     for found in training["selectors"].values():
         assert (demo[0] / "runs" / "demo" / "training" / found["checkpoint"]).exists()
         for mode in found["modes"]:
-            assert mode["decides"] == (mode["replay"]["value"] - 2 * mode["replay"]["error"] > 1)
+            pays = {
+                name: mode[name]["value"] - 2 * mode[name]["error"] > 1 and mode[name]["value"]
+                for name in ("replay", "replay_rule")
+            }
+            assert mode["decides"] == (pays["replay"] and mode["replay"]["value"] >= mode["replay_rule"]["value"])
+            assert (mode["rule"] is not None) == (not mode["decides"] and bool(pays["replay_rule"]))
     assert evaluation_of(demo[0])["decisions"] == training["selectors"][training["chosen"]]["modes"]
     exported = load_selector(demo[0] / "runs" / "demo" / "selector")
     modes = training["selectors"][training["chosen"]]["modes"]
@@ -183,6 +189,7 @@ def test_datasets_reads_the_traces(demo: tuple[Path, str], tmp_path: Path) -> No
             assert roots == max(0, len(row["tokens"]) - row["start"] - 16) and roots <= TOKENS + 1
             assert len(row["scalars"]) == roots * len(SCALAR_NAMES)
             assert len(row["traversal.survivals"]) == len(row["specinfer.survivals"]) == roots * SURVIVALS
+            assert len(row["lookup.right"]) == roots and max(row["lookup.right"], default=0) <= 16
             assert len(row["step_root"]) == len(row["step_action"]) == len(row["step_accepted"])
             assert bool(row["step_root"]) == (row["step_verifier"] is not None)
             assert not set(HIDDEN_STATES) & set(row)  # light features alone

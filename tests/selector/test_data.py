@@ -48,7 +48,14 @@ def row(text: int, roots: int, stride: int = 1, full: bool = True, **changes: ob
     }
     return {
         **{"prompt": f"prompt {text}", "kind": "code" if text % 2 else "prose", "source": f"source {text // 2}"},
-        **{"temperature": 0.7, "top_p": 1.0, "draft_temperature": None, "tokens": [1] * (roots + 30)},
+        **{
+            "temperature": 0.7,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "draft_temperature": None,
+            "tokens": [1] * (roots + 30),
+        },
         **{"start": 5 + text, "roots": roots, "hidden_stride": stride},
         "scalars": np.array([scalars_of(text, root) for root in range(roots)]),
         LOOKUP_COLUMN: np.array([foretold_of(text, root) for root in range(roots)], dtype=np.uint8),
