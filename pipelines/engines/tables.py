@@ -16,12 +16,12 @@ from pipelines.engines.lengths import Choice, best_lengths
 from pipelines.engines.sglang import SGLANG
 from pipelines.engines.tensorrt_llm import TENSORRT_LLM
 from pipelines.engines.vllm import VLLM
-from pipelines.latency.timings import load_engine_profile
+from pipelines.latency.timings import engine_path, load_engine_profile
 from pipelines.pair.loading import pair_names
 from selector.data import Texts
 from selector.files import atomically
 from selector.runtime import LatencyProfile
-from selector.schema import InputError, read_manifest
+from selector.schema import InputError, read_manifest, sha256
 
 ENGINES = {"vllm": VLLM, "sglang": SGLANG, "tensorrt-llm": TENSORRT_LLM}
 # on a chain many verifiers are one: token by token, or the block as a whole
@@ -35,7 +35,7 @@ def run(config: Config, name: str) -> None:
     folder = config.folder / "engines" / name
     target, draft = pair_names(config)
     depends = {
-        "latency": profile.to_json(),
+        "latency": sha256(engine_path(config)),
         "traces": {file: shard["sha256"] for file, shard in read_manifest(traces_folder(config))["shards"].items()},
         "pair": [target, draft],
         "read": engine.read,
@@ -146,8 +146,9 @@ def _readme(name: str, engine: Engine, profile: LatencyProfile, sections: list[s
     return f"""# Chains for {name}
 
 How many tokens each request drafts, by how many are decoded together: the fastest by replay of the run's validation
-texts on the step times of {profile.device}. Written after {name} {engine.read}. The engine takes one table
-for all requests, so there is one for each sampling setting: take that of most of your requests.
+texts on the step times of {profile.device}. The engine takes one table for all
+requests, so there is one for each sampling setting: take that of most of your requests.
+Written after {name} {engine.read}.
 
 Predicted: `b E[tokens | L] / T(b, L)` tokens per second for b requests with chains of L tokens, where T was timed and E
 follows from the labels; ± one standard error over the texts' sources. This supposes that all requests of a batch decode

@@ -164,13 +164,17 @@ def _mode(setting: Setting, shapes: list[int]) -> Mode:
 
 
 def restricted(setting: Setting, shapes: list[int]) -> Judged:
-    """The mode of some shapes alone, which decides where that still pays, over the best static tree among them."""
+    """The mode of some shapes alone, over the best static tree among them.
+
+    Whether decisions pay was found with all trees, with a margin for chance. Where they did, they stay as long as they
+    are faster than that static tree at all.
+    """
     mode = _mode(setting, shapes)
     static = setting.static.replayed(setting.timed.space.index(mode.action))
     group_X = sources(setting.timed.texts)
-    judged = Judged(mode, ratio_of_speeds(setting.replayed(mode), static, group_X))
-    if judged.pays:
-        return judged
+    ratio = ratio_of_speeds(setting.replayed(mode), static, group_X)
+    if ratio.value > 1:
+        return Judged(mode, ratio)
     return Judged(mode.static_only(), ratio_of_speeds(static, static, group_X))
 
 
