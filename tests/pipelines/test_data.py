@@ -314,13 +314,15 @@ def test_ray_says_what_it_lacks(tmp_path: Path, pair_folders: tuple[str, str]) -
         next(workers.ray(config, "", {}))
 
 
-def test_the_plan_says_texts_and_bytes_and_time(
+def test_the_plan_says_texts_bytes_passes_memory_and_time(
     tmp_path: Path, pair_folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = load_config(config_file(tmp_path, pair_folders), ["data.texts=100"])
-    size, missing = plan(config)
+    size, passes, memory, missing = plan(config)
     assert size.startswith("2 sampling settings x 100 texts (55 for train, 20 for validation, 25 for test)")
+    assert re.match(r"[\d,]+ passes of the target .*, 682 tokens written by .*, 200 texts passed by both", passes)
+    assert " GB of device memory at the peak (weights " in memory
     assert "run the latency stage" in missing
     one = Table([10], [1], [[0.001]])
     seconds = {"token": 0.5, "decoded": 1.0, "root": 2.0}
@@ -331,8 +333,8 @@ def test_the_plan_says_texts_and_bytes_and_time(
     tokens = 16 + 15  # labelled ones, and what is left of the last one's look-ahead
     expected = {"written": 2 * 89 * tokens * 0.5, "decoded": 2 * 11 * tokens * 1.0, "labelled": 2 * 100 * 16 * 2.0}
     assert predicted_seconds(config) == expected
-    assert plan(config)[1].startswith(f"predicted {duration(sum(expected.values()))} on one device")
-    assert plan(config)[1].endswith("(written 28%, decoded 7%, labelled 65%)")
+    assert plan(config)[-1].startswith(f"predicted {duration(sum(expected.values()))} on one device")
+    assert plan(config)[-1].endswith("(written 28%, decoded 7%, labelled 65%)")
     profile = LatencyProfile("another machine", "pair", one, one, {}, {}, 0.0, labelling=seconds)
     (tmp_path / "runs" / "run" / "latency.json").write_text(json.dumps(profile.to_json()))
     assert predicted_seconds(config) is None
@@ -365,7 +367,7 @@ def test_the_planned_bytes_are_those_of_a_text(
     config = load_config(config_file(tmp_path, pair_folders), ["data.tokens=48", f"data.features={features}"])
     planned = re.search(r"up to (\d+) kB a text", size_line(config))
     assert planned is not None
-    (prompt, *_) = prompts_of(config, "test")
+    (prompt, *_) = prompts_of(config, pair, "test")
     table = make_shard(config, pair, Work("test", config.sampling[0].build(), ((prompt, 0),))).table
     assert table["roots"].to_pylist() == [48]
     assert table.nbytes / 1e3 == pytest.approx(int(planned[1]), rel=0.04)
