@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from data_gen.lookup import LongestMatch
+from data_gen.lookup import LookupIndex
 from data_gen.models import ModelPair
 from data_gen.prompts import Prompt
 from data_gen.sampling import Sampling
@@ -34,12 +34,12 @@ def main(config: Config) -> None:
     once, again = copy_losses(pair.target, config.prompts.tokens, config.seed)
     console.print(f"loss on {config.prompts.tokens} random tokens {once:.2f}, when they come again {again:.2f}")
     by_kind: dict[str, list[Prompt]] = {}
-    for prompt in prompts_of(config, "train"):
+    for prompt in prompts_of(config, pair, "train"):
         by_kind.setdefault(prompt.kind, []).append(prompt)
     samplings = [setting.build() for setting in config.sampling]
     table = Table("prompts", "tokens of a prompt", *(f"{s}: in repeats, tokens of a text" for s in samplings))
     for kind, prompts in by_kind.items():
-        begun = [encode(pair, prompt, config.prompts.tokens) for prompt in prompts[:TEXTS]]
+        begun = [encode(config, pair, prompt) for prompt in prompts[:TEXTS]]
         cells = [_cell(config, pair, begun, sampling) for sampling in samplings]
         table.add_row(kind, f"{sum(map(len, begun)) / len(begun):.0f}", *cells)
     console.print(table)
@@ -54,11 +54,11 @@ def _cell(config: Config, pair: ModelPair, prompts: list[list[int]], sampling: S
 
 def inside_repeats(text: Text) -> list[bool]:
     """For every position of the continuation: whether the last tokens up to it, `LONG_REPEAT` or more, stood before."""
-    match = LongestMatch(text.tokens[: text.start + 1])
+    index = LookupIndex(text.tokens[: text.start + 1])
     inside = []
     for token in text.tokens[text.start + 1 :]:
-        match.add(token)
-        inside.append(match.length >= LONG_REPEAT)
+        index.add(token)
+        inside.append(index.match >= LONG_REPEAT)
     return inside
 
 
