@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from pipelines.config import EmbeddedModel
 from selector.files import atomically
@@ -172,14 +172,14 @@ def mean_overlap(target: LlamaForCausalLM, draft: LlamaForCausalLM, stream: torc
 
 
 @torch.no_grad()
-def copy_losses(model: LlamaForCausalLM, tokens: int, seed: int) -> tuple[float, float]:
+def copy_losses(model: PreTrainedModel, tokens: int, seed: int) -> tuple[float, float]:
     """Mean loss in nats on random tokens, and on the same tokens shown again: low where the model can copy.
 
     Args:
         tokens: of the random sequence; the model sees twice as many.
     """
     generator = torch.Generator().manual_seed(seed)
-    once_BT = torch.randint(model.config.vocab_size, (32, tokens), generator=generator)
+    once_BT = torch.randint(model.config.vocab_size, (32, tokens), generator=generator).to(model.device)
     logits = model(once_BT.repeat(1, 2)).logits[:, :-1].float()
     loss_BT = F.cross_entropy(logits.transpose(1, 2), once_BT.repeat(1, 2)[:, 1:], reduction="none")
     return loss_BT[:, : tokens - 1].mean().item(), loss_BT[:, tokens:].mean().item()

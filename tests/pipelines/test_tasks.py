@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from data_gen.prompts import read_prompts
+from data_gen.texts import Text
 from pipelines.config import load_config
 from pipelines.pair import language_model, tasks
 from pipelines.pair import stage as pair_stage
 from pipelines.pair.corpus import SourceFile, stdlib_files
 from pipelines.pair.tasks import counter
+from pipelines.studies.repeats import inside_repeats
+from selector.potential import LONG_REPEAT
 from selector.schema import InputError
 from tests.pipelines.runs import ROOT, SMALL_PAIR
 
@@ -174,3 +177,9 @@ def test_the_config_gives_prompts_of_all_workloads_from_held_out_files(
     held_out = {file.path for file in stdlib_files(0.01) if file.held_out}
     assert {prompt.source for prompt in prompts} <= held_out
     assert all(prompt.text.endswith(tasks.MARK) for prompt in prompts)
+
+
+def test_positions_inside_repeats_are_those_whose_last_tokens_stood_before() -> None:
+    assert LONG_REPEAT == 8
+    text = Text([*range(10), *range(10), 50], start=9)
+    assert inside_repeats(text) == [False] * 7 + [True] * 3 + [False]
