@@ -11,6 +11,7 @@ Legend: B roots, S sampling settings, L context lengths, A actions, D hidden wid
 
 # No postponed annotations here: TorchScript reads the annotations of a module's attributes as objects.
 
+import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -148,8 +149,7 @@ def write_artefact(
     made = deployed(module, profile, [Mode.of(mode) for mode in modes], verifier)
     with atomically(folder) as partial:
         partial.mkdir()
-        with torchscript():
-            torch.jit.script(made).save(str(partial / "selector.pt"))
+        (partial / "selector.pt").write_bytes(_scripted(made))
         (partial / "latency.json").write_text(json.dumps(profile.to_json(), indent=1) + "\n")
         config = {
             **_config(module, verifier, fallback, modes),
@@ -162,6 +162,14 @@ def write_artefact(
         (partial / CHECKSUMS).write_text("".join(f"{sha256(partial / name)}  {name}\n" for name in names))
         check(load_selector(partial))
     return load_selector(folder)
+
+
+def _scripted(made: DeployedSelector) -> bytes:
+    """The file's bytes: libtorch itself would end the process where the disk is full."""
+    buffer = io.BytesIO()
+    with torchscript():
+        torch.jit.save(torch.jit.script(made), buffer)
+    return buffer.getvalue()
 
 
 def _config(module: SelectorModule, verifier: str, fallback: Action, modes: Sequence[dict[str, Any]]) -> dict[str, Any]:

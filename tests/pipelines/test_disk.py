@@ -61,6 +61,7 @@ def copy(demo: tuple[Path, str], tmp_path: Path) -> Path:
         ("latency", "latency.json", "pipelines.latency.stage.write_json", 4000, "runs/demo/latency.json.tmp: "),
         # whose end Lightning, too, would like to record
         ("train", "training", "pytorch_lightning.Trainer.save_checkpoint", 30_000, "sqlite:///mlruns/mlflow.db: "),
+        ("export", "selector", "selector.export.torchscript", 4000, "runs/demo/selector.tmp: "),
         ("report", "report.html", "pipelines.report.stage.page", 4000, "runs/demo/report.html.tmp: "),
     ],
 )
