@@ -11,7 +11,7 @@ import pytest
 from data_gen.traces import ROWS_VERSION, TraceStore, text_bytes, text_schema, to_table
 from selector.actions import ActionSpace
 from selector.data import read_texts
-from selector.schema import HIDDEN_STATES, SCALARS, SCHEMA_VERSION, InputError, survival_column
+from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, SCALARS, SCHEMA_VERSION, InputError, survival_column
 
 ROOT = Path(__file__).parents[2]
 SURVIVALS = len(ActionSpace.default().sums_SA)
@@ -27,6 +27,7 @@ def row(roots: int = 2, value: float = 0.5) -> dict:
         **{"temperature": 0.7, "top_p": 0.9, "top_k": 0, "min_p": 0.0, "draft_temperature": None},
         **{"tokens": list(range(20)), "start": 3, "roots": roots},
         "scalars": np.full((roots, len(SCALARS)), value),
+        LOOKUP_COLUMN: np.full(roots, 3),
         LABELS: np.full((roots, SURVIVALS), value),
         **{name: np.full((max(0, roots - 1), 4), value) for name in HIDDEN_STATES},
         "hidden_stride": 1,
@@ -93,7 +94,7 @@ def test_hidden_states_are_columns_only_where_they_are_recorded() -> None:
 
 
 def test_the_predicted_size_is_that_of_the_long_columns() -> None:
-    made, long = table([row(6)]), ("tokens", "scalars", LABELS, *HIDDEN_STATES)
+    made, long = table([row(6)]), ("tokens", "scalars", LOOKUP_COLUMN, LABELS, *HIDDEN_STATES)
     size = sum(made[name].combine_chunks().values.nbytes for name in long)
     assert text_bytes(tokens=20, roots=6, verifiers=1, hidden=3 * 5 * 4) == size
 
