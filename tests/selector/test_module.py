@@ -1,20 +1,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from selector.actions import Lookup
 from selector.data import Timed
-from selector.decision import Mode
+from selector.decision import Mode, Rule
 from selector.module import Batch, RootsModule, SelectorModule, learned_rows
 from selector.objective import policy_ratios, survival_loss
-from selector.schema import FULL, LIGHT
+from selector.schema import EARLY, EARLY_SCALARS, FULL, LIGHT, MATCH
 from selector.tuning import StaticTable, best_static, replay_mode, tuned
 from tests.selector.synthetic import SPACE, TELLS, joined, module, opinionated, static_mode, texts, timed
 
+SEEDS = {("policy", FULL): 7}  # others settle on one tree within some steps, and a softmax does not leave that again
 BOTH = pytest.mark.parametrize(("objective", "sees"), [(o, s) for o in ("policy", "regressor") for s in (LIGHT, FULL)])
 
 
@@ -23,47 +26,70 @@ def whole_batch(data: Timed, static: Mode, sees: str) -> Batch:
     return Batch(
         *data.texts.features(rows, sees == FULL),
         data.survivals_RS[rows],
-        data.seconds(sees)[rows],
+        data.seconds((sees,))[rows],
         torch.full((len(rows),), static.speed),
     )
 
 
-def trained(objective: str, sees: str, data: Timed, static: Mode, steps: int = 250) -> SelectorModule:
-    made = module(objective, sees)
+@cache
+def trained(objective: str, sees: str) -> tuple[SelectorModule, Timed, Mode]:
+    """On texts where everything there is to know follows from a feature; these, and their best static tree."""
+    data = timed(texts(48, 24, 0, sees, repeats=0.1))
+    static = best_static(data, StaticTable.of(data), data.setting)
+    made = module(objective, sees, SEEDS.get((objective, sees), 0))
     made.log = lambda *_, **__: None  # no trainer here
     optimiser, batch = torch.optim.AdamW(made.parameters(), lr=1e-2), whole_batch(data, static, sees)
+    generator = torch.Generator().manual_seed(0)
     made.train()
-    for _ in range(steps):
+    for _ in range(250):
+        rows = torch.randint(len(batch.scalars_BF), (384,), generator=generator)
+        hidden = [state[rows] for state in batch.hidden]
+        rest = (each[rows] for each in (batch.survivals_BS, batch.seconds_BA, batch.base_speed_B))
         optimiser.zero_grad()
-        made.training_step(batch, 0).backward()
+        made.training_step(Batch(batch.scalars_BF[rows], hidden, *rest), 0).backward()
         optimiser.step()
-    return made.eval()
+    return made.eval(), data, static
 
 
 @BOTH
 def test_training_finds_what_a_feature_tells(objective: str, sees: str) -> None:
-    """On fresh texts whose best depth follows from a feature: at least half of what could be gained, and it pays."""
-    data, fresh = (timed(texts(16, 24, seed, sees)) for seed in (0, 5))
-    static = best_static(data, StaticTable.of(data), data.setting)
-    made = trained(objective, sees, data, static)
+    """On fresh texts whose best depth follows from a feature, and whose repeats from another: at least half of what
+    could be gained, and it pays."""
+    made, data, static = trained(objective, sees)
+    fresh = timed(texts(16, 24, 5, sees, repeats=0.1))
     policy = objective == "policy"
-    mode = tuned(data, made.scores(data.texts), static, sees, policy).mode
-    base = replay_mode(fresh, None, static).speed
-    ratio = replay_mode(fresh, made.scores(fresh.texts), mode, sees, policy).speed / base
-    truth = tuned(fresh, SPACE.efficiencies(fresh.survivals_RS), static, sees).ratio.value
+
+    def asked(own: Timed) -> dict[str, Tensor]:
+        return {each: made.scores(own.texts, each) for each in ((sees,) if policy else (EARLY, sees))}
+
+    mode = tuned(data, asked(data), static, policy).mode
+    base = replay_mode(fresh, {}, static).speed
+    ratio = replay_mode(fresh, asked(fresh), mode, policy).speed / base
+    truth = tuned(fresh, {sees: SPACE.efficiencies(fresh.survivals_RS)}, static).ratio.value
     assert ratio > 1 + 0.5 * (truth - 1) > 1.1
-    assert tuned(fresh, made.scores(fresh.texts), static, sees, policy).pays
+    assert tuned(fresh, asked(fresh), static, policy).pays
+    if not policy:
+        assert mode.sees == (EARLY, sees)  # repeats are known early, and save the pass
 
 
 def test_a_regressor_knows_what_trees_yield() -> None:
     """Predicted block efficiencies at fresh roots, where the truth is one of two."""
-    data, fresh = (timed(texts(16, 24, seed)) for seed in (0, 5))
-    made = trained("regressor", LIGHT, data, static_mode(data))
+    made, _, _ = trained("regressor", LIGHT)
+    fresh = timed(texts(16, 24, 5, repeats=0.1))
     rows = learned_rows(fresh.texts, 1)
     clear = (fresh.texts.scalars_RF[rows, TELLS] - 0.5).abs() > 0.1  # near the edge nobody can tell
-    predicted_RA, true_RA = made.scores(fresh.texts)[rows][clear], SPACE.efficiencies(fresh.survivals_RS[rows][clear])
-    assert float((predicted_RA / true_RA).log().abs().mean()) < 0.1
-    assert float((true_RA.mean(0) / true_RA).log().abs().mean()) > 0.3  # what the mean would be off by
+    true_RA = SPACE.efficiencies(fresh.survivals_RS[rows][clear])
+    late_RA, early_RA = (made.scores(fresh.texts, sees)[rows][clear] for sees in (LIGHT, EARLY))
+    trees, lookups = slice(len(SPACE.trees)), slice(len(SPACE.trees), None)
+
+    def off_by(predicted_RA: Tensor, part: slice) -> float:
+        return float((predicted_RA / true_RA)[:, part].log().abs().mean())
+
+    assert off_by(late_RA, trees) < 0.1
+    assert off_by(true_RA.mean(0), trees) > 0.3
+    assert off_by(late_RA, lookups) < 0.1 and off_by(early_RA, lookups) < 0.1
+    assert off_by(true_RA.mean(0), lookups) > 0.3
+    assert off_by(early_RA, trees) > 0.25  # what tells of trees is not known early
 
 
 @BOTH
@@ -71,20 +97,42 @@ def test_scores_do_not_depend_on_what_is_asked_together(
     objective: str, sees: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, data = opinionated(objective, sees), texts(sees=sees)
-    rows = torch.tensor([3, 70, 5])
-    whole_RA = made.scores(data)
-    assert whole_RA.shape == (240, 233)
+    whole = {each: made.scores(data, each) for each in (EARLY, sees)}
+    assert whole[EARLY].shape == whole[sees].shape == (240, 237)
+    assert torch.equal(made.scores(data), whole[sees])
     monkeypatch.setattr("selector.module.ROWS_AT_ONCE", 7)
-    assert torch.allclose(made.scores(data), whole_RA, atol=1e-5)
-    assert torch.allclose(made.scores(data, rows), whole_RA[rows], atol=1e-5)
+    for each, whole_RA in whole.items():
+        assert torch.allclose(made.scores(data, each), whole_RA, atol=1e-5)
+
+
+@BOTH
+def test_early_scores_know_nothing_of_the_draft(objective: str, sees: str) -> None:
+    """Other scalars that need its pass, and other hidden states, change the scores at all features alone."""
+    made, data = opinionated(objective, sees), texts(sees=sees)
+    scalars_RF = data.scalars_RF.clone()
+    scalars_RF[:, len(EARLY_SCALARS) :] += 1
+    other = replace(data, scalars_RF=scalars_RF, hidden={name: -rows for name, rows in data.hidden.items()})
+    assert torch.equal(made.scores(other, EARLY), made.scores(data, EARLY))
+    assert not torch.allclose(made.scores(other, sees), made.scores(data, sees), atol=1e-2)
+
+
+def test_opinions_are_the_scores_at_all_times_that_a_mode_asks() -> None:
+    made, data = opinionated(), texts()
+    static = static_mode(timed(data))
+    for sees in ((), (EARLY,), (LIGHT,), (EARLY, LIGHT)):
+        opinions = made.opinions(data, replace(static, sees=sees))
+        assert tuple(opinions) == sees
+        for each, scores_RA in opinions.items():
+            assert torch.equal(scores_RA, made.scores(data, each))
+    assert made.opinions(data, replace(static, sees=(MATCH,), rule=Rule(4, 8))) == {}
 
 
 def test_a_regressors_scores_are_block_efficiencies_and_know_no_times() -> None:
     made, data = opinionated(), texts()
-    scores_RA = made.scores(data)
-    log_survivals_RS = made.network(data.scalars_RF, [])
-    assert torch.allclose(scores_RA, SPACE.efficiencies(log_survivals_RS.exp()))
-    assert bool((scores_RA >= 1).all()) and bool((scores_RA[:, 0] == 1).all())
+    for scores_RA, passed in ((made.scores(data), 1.0), (made.scores(data, EARLY), 0.0)):
+        log_survivals_RS = made.network(data.scalars_RF, [], torch.full((240, 1), passed))
+        assert torch.allclose(scores_RA, SPACE.efficiencies(log_survivals_RS.exp()))
+        assert bool((scores_RA >= 1).all()) and bool((scores_RA[:, 0] == 1).all())
 
 
 def batch_of(sees: str = LIGHT) -> Batch:
@@ -93,11 +141,14 @@ def batch_of(sees: str = LIGHT) -> Batch:
 
 
 def test_each_objective_has_its_own_loss() -> None:
+    """A regressor's is that before and that after the draft has passed the root, a policy's that after it."""
     batch = batch_of()
+    passed_B1 = torch.ones(36, 1)
     regressor, policy = opinionated("regressor"), opinionated("policy")
-    outputs = regressor.network(batch.scalars_BF, [])
-    assert torch.equal(regressor.loss(batch), survival_loss(outputs, batch.survivals_BS, SPACE))
-    logits_BA = policy.network(batch.scalars_BF, [])
+    late, early = (regressor.network(batch.scalars_BF, [], each) for each in (passed_B1, 0 * passed_B1))
+    parts = [survival_loss(outputs, batch.survivals_BS, SPACE) for outputs in (late, early)]
+    assert torch.equal(regressor.loss(batch), sum(parts)) and parts[0] != parts[1]
+    logits_BA = policy.network(batch.scalars_BF, [], passed_B1)
     efficiency_BA = SPACE.efficiencies(batch.survivals_BS)
     ratio_B = policy_ratios(logits_BA, efficiency_BA, batch.seconds_BA, batch.base_speed_B)
     worst = (1 - ratio_B).clamp(min=0).square().topk(2).values.mean()  # a twentieth of 36 roots
@@ -106,18 +157,19 @@ def test_each_objective_has_its_own_loss() -> None:
 
 @BOTH
 def test_training_begins_at_the_mean_of_the_training_roots(objective: str, sees: str) -> None:
-    data = timed(texts(sees=sees))
+    data = timed(texts(sees=sees, repeats=0.3))
     rows = (~data.texts.first_R).nonzero()[:, 0]
     made = module(objective, sees)
     body = made.network.body if objective == "regressor" else made.network
     assert torch.allclose(body.mean_F, data.texts.scalars_RF[rows].mean(0))
     assert len(body.blocks) == (3 if sees == FULL else 0)
     if objective == "regressor":
-        predicted_A = made.scores(data.texts, rows).mean(0)
         mean_A = SPACE.efficiencies(data.survivals_RS[rows]).mean(0)
-        assert float((predicted_A / mean_A).log().abs().max()) < 0.25
-        chains = torch.tensor([action.K == 1 for action in SPACE])
-        assert float((predicted_A / mean_A).log().abs()[chains].mean()) < 0.08
+        for each in (EARLY, sees):
+            predicted_A = made.scores(data.texts, each)[rows].mean(0)
+            assert float((predicted_A / mean_A).log().abs().max()) < 0.25
+            chains = torch.tensor([isinstance(action, Lookup) or action.K == 1 for action in SPACE])
+            assert float((predicted_A / mean_A).log().abs()[chains].mean()) < 0.08
 
 
 @pytest.mark.parametrize("stride", [1, 3, 100])
@@ -130,10 +182,10 @@ def test_learned_roots_are_every_nth_of_each_text(stride: int) -> None:
 
 
 def loader_of(seed: int, stride: int = 2, policy: bool = False) -> RootsModule:
-    splits = {"train": texts(4, 10, 1, FULL), "validation": texts(3, 10, 2, FULL)}
-    seconds = {name: timed(data).seconds(FULL) for name, data in splits.items()} if policy else None
+    splits = {"train": texts(4, 10, 1, FULL), "validation": texts(3, 10, 2, FULL, repeats=0.5)}
+    seconds = {name: timed(data).seconds((FULL,)) for name, data in splits.items()} if policy else None
     speeds = {name: torch.arange(float(len(data.length_R))) for name, data in splits.items()} if policy else None
-    return RootsModule(splits, "traversal", True, stride, 6, seed, seconds, speeds)
+    return RootsModule(splits, "traversal", FULL, stride, 6, seed, seconds, speeds)
 
 
 def rows_of(batch: Batch, data: Tensor) -> list[int]:
@@ -149,8 +201,9 @@ def test_batches_hold_the_roots_they_say() -> None:
     assert [len(batch.scalars_BF) for batch in batches] == [6, 6, 3]
     assert [r for batch in batches for r in rows_of(batch, data.scalars_RF)] == wanted
     batch, rows = batches[1], torch.tensor(wanted[6:12])
-    assert torch.equal(batch.survivals_BS, data.survivals["traversal"][rows].float())
-    assert torch.equal(batch.seconds_BA, timed(data).seconds(FULL)[rows])
+    assert torch.equal(batch.survivals_BS, data.labels("traversal", rows, SPACE))
+    assert 0 < float(batch.survivals_BS[:, SPACE.tree_survivals :].mean()) < 1
+    assert torch.equal(batch.seconds_BA, timed(data).seconds((FULL,))[rows])
     assert batch.base_speed_B.tolist() == rows.tolist()
     _, states = data.features(rows, True)
     assert all(torch.equal(mine, own) for mine, own in zip(batch.hidden, states, strict=True))
@@ -181,13 +234,13 @@ class Logs(pl.Callback):
 
 def test_training_is_judged_by_replay_of_validation_texts() -> None:
     """Through Lightning: the logged ratio is the mean over sampling settings, of the weights as they are then."""
-    settings = (1.0, 1.0), (0.5, 1.0)
+    settings, ways = ((1.0, 1.0), (0.5, 1.0)), ((LIGHT,), (EARLY, LIGHT))
     splits = {
-        split: joined([texts(4, 12, seed + i, setting=setting) for i, setting in enumerate(settings)])
+        split: joined([texts(4, 12, seed + i, setting=setting, repeats=0.3) for i, setting in enumerate(settings)])
         for split, seed in (("train", 10), ("validation", 20))
     }
     judged = [timed(splits["validation"].setting_of(setting)) for setting in settings]
-    modes = [replace(static_mode(data), decides=True, rho=0.5) for data in judged]
+    modes = [replace(static_mode(data), sees=sees, rho=0.5) for data, sees in zip(judged, ways, strict=True)]
     made, logs = module().train(), Logs()
     made.judged = list(zip(judged, modes, strict=True))
     trainer = pl.Trainer(
@@ -199,12 +252,11 @@ def test_training_is_judged_by_replay_of_validation_texts() -> None:
         enable_model_summary=False,
         callbacks=[logs],
     )
-    trainer.fit(made, RootsModule(splits, "traversal", False, 1, 32, 0))
+    trainer.fit(made, RootsModule(splits, "traversal", LIGHT, 1, 32, 0))
     made.eval()
     assert len(logs.seen) == 2
     ratios = [
-        replay_mode(data, made.scores(data.texts), mode, LIGHT).speed
-        / replay_mode(data, None, mode.static_only()).speed
+        replay_mode(data, made.opinions(data.texts, mode), mode).speed / replay_mode(data, {}, mode.static_only()).speed
         for data, mode in made.judged
     ]
     assert logs.seen[-1]["validation/replay"] == pytest.approx(sum(ratios) / 2, rel=1e-5)

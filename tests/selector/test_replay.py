@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from data_gen.drafting import draft_lookup
+from data_gen.lookup import LookupIndex
 from data_gen.text_labels import TextLabeller
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier
 from data_gen.verification.profile import normalised
-from selector.actions import Action, ActionSpace
+from selector.actions import Action, ActionSpace, Lookup
 from selector.replay import (
     Layout,
     Ratio,
@@ -28,6 +30,7 @@ from selector.replay import (
 )
 
 SPACE = ActionSpace(2, 1, 2)
+COPYING = ActionSpace(2, 1, 2, (1, 3))
 VERIFIERS = ["specinfer", "nss", "traversal", "lifted_uniform"]
 Appended = list[tuple[tuple[int, ...], float]]
 
@@ -68,50 +71,72 @@ class LastTokenWorld:
     def appended(self, name: str, last: int, trunk: tuple[int, ...], branches: list[tuple[int, ...]]) -> Appended:
         """What the verifier may append after a drafted tree, with its probability: its law, which `verify` draws from
         (`test_verify.py`)."""
-        tree = DraftTree.from_paths(trunk, branches)
+        return self._appended(name, last, DraftTree.from_paths(trunk, branches))
+
+    def copied(self, name: str, text: tuple[int, ...], length: int) -> Appended:
+        """The same after a lookup; where the last token is new, nothing is drafted."""
+        draft = draft_lookup(LookupIndex(text).proposal(length), 2, torch.device("cpu"))
+        return self._appended(name, text[-1], draft.tree, draft.probs_NV.double())
+
+    def foretold(self, text: tuple[int, ...], root: int, most: int) -> list[float]:
+        """Survivals of lookups at a root, by depth."""
+        right = LookupIndex(text[: root + 1]).agreement(text[root + 1 : root + 1 + most])
+        return [float(depth <= right) for depth in range(1, most + 1)]
+
+    def _appended(self, name: str, last: int, tree: DraftTree, draft_NV: Tensor | None = None) -> Appended:
         token_N = tree.tokens_N.clone()
         token_N[0] = last
-        law_NV = get_verifier(name).law(tree, self.target_VV[token_N], self.draft_VV[token_N])
+        draft_NV = self.draft_VV[token_N] if draft_NV is None else draft_NV
+        law_NV = get_verifier(name).law(tree, self.target_VV[token_N], draft_NV)
         return [
             ((*(tree.token(n) for n in tree.path_to(node)), token), float(law_NV[node, token]))
             for node, token in law_NV.nonzero().tolist()
         ]
 
 
-def action_at(position: int, last: int) -> int:
+def action_at(position: int, last: int, space: ActionSpace = SPACE) -> int:
     """A policy that decides by what is known at a root."""
-    return (5 * position + 3 * last * (position + 1)) % len(SPACE)
+    return (7 * position + 7 * last * (position + 1)) % len(space)
 
 
-def seconds_at(position: int, action: int) -> float:
+def seconds_at(position: int, action: int, space: ActionSpace = SPACE) -> float:
     """A step takes longer with more drafted tokens, and later in the text."""
-    return 1.0 + 0.3 * SPACE.actions[action].nodes + 0.1 * position
+    return 1.0 + 0.3 * space.actions[action].nodes + 0.1 * position
 
 
-def replayed(survivals_XRS: Tensor, texts: list[tuple[int, ...]]) -> Replayed:
+def replayed(survivals_XRS: Tensor, texts: list[tuple[int, ...]], space: ActionSpace = SPACE) -> Replayed:
     """The policy on texts of one length."""
     X, R, S = survivals_XRS.shape
-    action_R = torch.tensor([action_at(n, text[n]) for text in texts for n in range(R)])
-    seconds = [seconds_at(n, action_at(n, text[n])) for text in texts for n in range(R)]
+    actions = [[action_at(n, text[n], space) for n in range(R)] for text in texts]
+    seconds = [seconds_at(n, a, space) for own in actions for n, a in enumerate(own)]
     layout = Layout.of(torch.full((X,), R))
-    return replay(survivals_XRS.reshape(X * R, S), action_R, torch.tensor(seconds, dtype=torch.float64), layout, SPACE)
+    action_R = torch.tensor(actions).flatten()
+    return replay(survivals_XRS.reshape(X * R, S), action_R, torch.tensor(seconds, dtype=torch.float64), layout, space)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_replay_of_all_texts_is_the_decoder(seed: int) -> None:
     """The decoder's expected tokens, seconds and steps, from all it may draft and append, are replay's mean over all
-    texts (1e-12)."""
-    world, roots = LastTokenWorld(seed), 5
-    texts = [(0, *rest) for rest in product(range(2), repeat=roots - 1 + SPACE.depth)]
+    texts (1e-12). It drafts trees, and copies from the text so far."""
+    world, roots, space = LastTokenWorld(seed), 5, COPYING
+    chosen = {space.actions[action_at(n, last, space)] for n, last in product(range(roots), range(2))}
+    assert {Lookup(1), Lookup(3)} < chosen and len(chosen) > 7
+    texts = [(0, *rest) for rest in product(range(2), repeat=roots - 1 + space.deepest)]
     weight_X = torch.tensor([world.probability(text) for text in texts], dtype=torch.float64)
     survivals_XVRS = torch.stack([world.survivals(text, VERIFIERS, siblings=None) for text in texts])
+    copied_XRS = torch.tensor([[world.foretold(text, n, 3) for n in range(roots)] for text in texts])
     for v, name in enumerate(VERIFIERS):
-        mine = replayed(survivals_XVRS[:, v], texts)
+        mine = replayed(torch.cat([survivals_XVRS[:, v], copied_XRS], dim=-1), texts, space)
         laws: dict[tuple[int, int], Appended] = {}
 
-        def law(last: int, action: int, name: str = name, laws: dict[tuple[int, int], Appended] = laws) -> Appended:
+        def law(
+            text: tuple[int, ...], action: int, name: str = name, laws: dict[tuple[int, int], Appended] = laws
+        ) -> Appended:
+            chosen, last = space.actions[action], text[-1]
+            if isinstance(chosen, Lookup):
+                return world.copied(name, text, chosen.length)
             if (last, action) not in laws:
-                K, L1, L2 = SPACE.actions[action]
+                K, L1, L2 = chosen
                 laws[last, action] = [
                     (tokens, on_trunk * math.prod(p for _, p in branches) * probability)
                     for trunk, on_trunk in world.continued(last, L1)
@@ -120,20 +145,20 @@ def test_replay_of_all_texts_is_the_decoder(seed: int) -> None:
                 ]
             return laws[last, action]
 
-        begins = {(0, 0): 1.0}  # how many steps begin at a position with a last token
+        begins = {(0,): 1.0}  # how many steps begin after a text
         tokens = seconds = steps = 0.0
-        for position, last in product(range(roots), range(2)):
-            visits, action = begins.get((position, last), 0.0), action_at(position, last)
+        for text in [(0, *rest) for position in range(roots) for rest in product(range(2), repeat=position)]:
+            position = len(text) - 1
+            visits, action = begins.get(text, 0.0), action_at(position, text[-1], space)
             steps += visits
-            seconds += visits * seconds_at(position, action)
-            for appended, probability in law(last, action):
+            seconds += visits * seconds_at(position, action, space)
+            for appended, probability in law(text, action):
                 tokens += visits * probability * len(appended)
-                end = position + len(appended), appended[-1]
-                begins[end] = begins.get(end, 0.0) + visits * probability
+                begins[text + appended] = begins.get(text + appended, 0.0) + visits * probability
         assert float(weight_X @ mine.steps_X) == pytest.approx(steps, abs=1e-12), name
         assert float(weight_X @ mine.seconds_X) == pytest.approx(seconds, abs=1e-12), name
         assert float(weight_X @ mine.tokens_X) == pytest.approx(tokens, abs=1e-12), name
-        assert sum(begins.get((roots - 1, last), 0.0) for last in range(2)) == pytest.approx(
+        assert sum(visits for text, visits in begins.items() if len(text) == roots) == pytest.approx(
             float(weight_X @ mine.visits_R.view(-1, roots)[:, -1]), abs=1e-12
         )
 
@@ -189,21 +214,24 @@ def test_replay_of_drawn_texts_and_siblings_is_a_simulated_decoder(name: str) ->
 
 
 def some_survivals(sizes: list[int], space: ActionSpace, seed: int) -> Tensor:
-    """Survivals that fall with depth in every tree of the space."""
+    """Survivals that fall with depth in every tree of the space, and in lookups, whose labels are 0 or 1."""
     generator = torch.Generator().manual_seed(seed)
     falling_RS = torch.rand(sum(sizes), len(space.sums_SA), generator=generator, dtype=torch.float64)
     survivals_RS = falling_RS.clone()
     survivals_RS[:, : space.depth] = falling_RS[:, : space.depth].cumprod(-1)
-    branches = survivals_RS[:, space.depth :].view(sum(sizes), space.max_K - 1, space.max_L1 + 1, space.max_L2)
+    survivals_RS[:, space.tree_survivals :] = (falling_RS[:, space.tree_survivals :] > 0.3).double().cumprod(-1)
+    branches = survivals_RS[:, space.depth : space.tree_survivals].unflatten(
+        1, (space.max_K - 1, space.max_L1 + 1, space.max_L2)
+    )
     for L1 in range(space.max_L1 + 1):
         above_R = survivals_RS[:, L1 - 1] if L1 else torch.ones(sum(sizes), dtype=torch.float64)
         branches[:, :, L1] = branches[:, :, L1].cumprod(-1) * above_R[:, None, None]
     return survivals_RS
 
 
-def test_a_static_tree_is_a_policy_of_one_action() -> None:
-    """Texts of different lengths, one of them without a root."""
-    sizes, space = [7, 1, 0, 12], ActionSpace(3, 2, 2)
+def test_a_static_action_is_a_policy_of_one_action() -> None:
+    """Texts of different lengths, one of them without a root; a lookup may reach further than any tree."""
+    sizes, space = [7, 1, 0, 12], ActionSpace(3, 2, 2, (2, 6))
     survivals_RS = some_survivals(sizes, space, seed=6)
     seconds_RA = torch.rand(sum(sizes), len(space), generator=torch.Generator().manual_seed(7)) + 0.5
     layout = Layout.of(torch.tensor(sizes))
@@ -221,30 +249,32 @@ def test_a_static_tree_is_a_policy_of_one_action() -> None:
 
 def test_many_actions_are_taken_in_parts() -> None:
     """The default space is more than what is replayed at once."""
-    space = ActionSpace.default()
+    space = ActionSpace.with_lookups()
     survivals_RS = some_survivals([6, 3], space, seed=8)
     seconds_RA, layout = torch.ones(9, len(space)), Layout.of(torch.tensor([6, 3]))
     tokens_XA, seconds_XA, steps_XA = replay_static(survivals_RS, seconds_RA, layout, space)
-    assert tokens_XA.shape == (2, 233)
+    assert tokens_XA.shape == (2, 237)
     assert torch.allclose(seconds_XA, steps_XA)
-    for a in (0, 63, 64, 128, 232):
+    for a in (0, 63, 64, 128, 232, 236):
         mine = replay(survivals_RS, torch.full((9,), a), seconds_RA[:, a], layout, space)
         assert torch.allclose(mine.tokens_X, tokens_XA[:, a], rtol=1e-5)
         assert torch.allclose(mine.steps_X, steps_XA[:, a], rtol=1e-5)
 
 
 def test_outcomes_are_a_law_whose_mean_is_the_label() -> None:
-    space = ActionSpace(3, 2, 2)
+    space = ActionSpace(3, 2, 2, (2, 6))
     survivals_RS = some_survivals([len(space)], space, seed=9)
     action_R = torch.arange(len(space))
     law_RJ = outcomes(survivals_RS, action_R, space)
-    assert law_RJ.shape == (len(space), space.depth + 1)
+    assert law_RJ.shape == (len(space), space.deepest + 1)
     assert torch.allclose(law_RJ.sum(-1), torch.ones(len(space), dtype=torch.float64), atol=1e-14)
     assert (law_RJ >= 0).all()
-    mean_R = law_RJ @ torch.arange(1, space.depth + 2, dtype=torch.float64)
+    mean_R = law_RJ @ torch.arange(1, space.deepest + 2, dtype=torch.float64)
     assert torch.allclose(mean_R, space.efficiencies(survivals_RS).diagonal(), atol=1e-14)
-    for a, (_, L1, L2) in enumerate(space):
-        assert (law_RJ[a, L1 + L2 + 1 :] == 0).all()
+    for a, action in enumerate(space):
+        depth = action.length if isinstance(action, Lookup) else action.L1 + action.L2
+        assert (law_RJ[a, depth + 1 :] == 0).all()
+        assert not isinstance(action, Lookup) or law_RJ[a].max() == 1  # certain
 
 
 def test_replay_of_a_text_worked_by_hand() -> None:
@@ -310,12 +340,15 @@ def drawn_survivals(name: str, siblings: int | None, count: int = 300, space: Ac
     return labeller.survivals()[0]
 
 
-@pytest.mark.parametrize("space", [SPACE, ActionSpace(3, 2, 2), ActionSpace(2, 0, 3), ActionSpace(1, 2, 1)], ids=str)
+@pytest.mark.parametrize("space", [COPYING, ActionSpace(3, 2, 2), ActionSpace(2, 0, 3), ActionSpace(1, 2, 1)], ids=str)
 def test_labels_become_laws(space: ActionSpace) -> None:
     """Between 0 and 1 and never rising along a path: no outcome has a probability below 0, whatever the labels."""
     generator = torch.Generator().manual_seed(13)
     wild_RS = 1.5 * torch.rand(50, len(space.sums_SA), generator=generator, dtype=torch.float64) ** 2 - 0.05
-    for labels_RS in (wild_RS, drawn_survivals("traversal", 1, space=space)):
+    certain_RS = (wild_RS[:, space.tree_survivals :] > 0.5).double().cumprod(-1)
+    wild_RS[:, space.tree_survivals :] = certain_RS
+    drawn_RS = drawn_survivals("traversal", 1, 50, space.tree_space)
+    for labels_RS in (wild_RS, torch.cat([drawn_RS, certain_RS], dim=-1)):
         law_RS = lawful(labels_RS, space)
         assert law_RS.shape == labels_RS.shape
         assert law_RS.dtype == torch.float32
@@ -328,10 +361,12 @@ def test_labels_become_laws(space: ActionSpace) -> None:
 
 @pytest.mark.parametrize("siblings", [1, None])
 def test_labels_that_are_laws_stay(siblings: int | None) -> None:
-    """Those of falling survivals; and chains, which have no noise, beside branches that do."""
-    space = ActionSpace(3, 2, 2)
+    """Those of falling survivals; and chains, which have no noise, beside branches that do; lookups to the bit."""
+    space = ActionSpace(3, 2, 2, (2, 6))
     falling_RS = some_survivals([30], space, seed=14)
     assert torch.allclose(lawful(falling_RS, space).double(), falling_RS, atol=1e-6)
+    copied = slice(space.tree_survivals, None)
+    assert torch.equal(lawful(falling_RS, space)[:, copied].double(), falling_RS[:, copied])
     labels_RS = drawn_survivals("traversal", siblings)
     assert torch.allclose(lawful(labels_RS, SPACE)[:, : SPACE.depth].double(), labels_RS[:, : SPACE.depth], atol=1e-6)
 

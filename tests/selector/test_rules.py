@@ -9,10 +9,11 @@ import torch
 
 from selector.data import Timed
 from selector.decision import RHOS, choices
+from selector.replay import replay
 from selector.rules import CHAINS, MOST, AcceptanceRule, chain_efficiencies
 from selector.runtime import LENGTH_AT
 from selector.schema import DECAYS, LIGHT, SCALAR_NAMES, SCALARS_KEY
-from selector.tuning import StaticTable, best_static, replay_actions
+from selector.tuning import StaticTable, best_static
 from tests.selector.synthetic import EASY, HARD, SPACE, texts, timed
 
 
@@ -40,8 +41,9 @@ def test_chains_yield_a_geometric_sum(decay: float) -> None:
         assert SPACE.actions[at] == SPACE.chain(length)
         for b, a in enumerate(a_B.clamp(max=MOST).tolist()):
             assert float(efficiency_BA[b, at]) == pytest.approx(sum(a**n for n in range(length + 1)), rel=2e-4)
-    branching = [a for a in range(len(SPACE)) if a not in CHAINS]
-    assert bool((efficiency_BA[:, branching] == 1).all())
+    others = [a for a in range(len(SPACE)) if a not in CHAINS]
+    assert efficiency_BA.shape == (5, len(SPACE)) and len(others) == 220
+    assert bool((efficiency_BA[:, others] == 1).all())
 
 
 def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried() -> None:
@@ -49,14 +51,15 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried() -> None:
     static = best_static(data, StaticTable.of(data), data.setting)
     rule = AcceptanceRule.tuned(data, static)
     speeds = {}
-    at, seconds_RA = SPACE.index(static.action), data.seconds(LIGHT)
+    at, seconds_RA = SPACE.index(static.action), data.seconds((LIGHT,))
     for rho in (0.0, 0.5, 1.0):
         assert rho in RHOS
         for decay in DECAYS:
-            mode = replace(static, decides=True, rho=rho, allowed=CHAINS)
+            mode = replace(static, sees=(LIGHT,), rho=rho, allowed=CHAINS)
             chosen_R = choices(chain_efficiencies(data.texts.scalars_RF, decay), seconds_RA, mode, SPACE)
             chosen_R[data.texts.first_R] = at
-            speeds[rho, decay] = replay_actions(data, chosen_R, seconds_RA).speed
+            seconds_R = seconds_RA.gather(-1, chosen_R.unsqueeze(-1))[:, 0]
+            speeds[rho, decay] = replay(data.survivals_RS, chosen_R, seconds_R, data.texts.layout, SPACE).speed
     assert (rule.mode.rho, rule.decay) == max(speeds, key=speeds.__getitem__)
     assert rule.replay(data).speed == pytest.approx(max(speeds.values()))
     assert rule.decay == DECAYS[0]
@@ -68,11 +71,11 @@ def test_it_decides_one_root_at_a_time_as_it_does_in_replay() -> None:
     static = best_static(data, StaticTable.of(data), data.setting)
     for decay in (DECAYS[0], DECAYS[2]):
         rule = replace(AcceptanceRule.tuned(data, static), decay=decay)
-        seconds_RA = data.seconds(LIGHT)
+        seconds_RA = data.seconds((LIGHT,))
         chosen_R = choices(chain_efficiencies(data.texts.scalars_RF, decay), seconds_RA, rule.mode, SPACE)
         assert set(chosen_R.tolist()) <= set(CHAINS) and len(set(chosen_R.tolist())) > 2
         for r in (~data.texts.first_R).nonzero()[:, 0].tolist():
             assert data.texts.scalars_RF[r, LENGTH_AT] == data.texts.length_R[r]
             assert rule.select({SCALARS_KEY: data.texts.scalars_RF[r]}) == SPACE.actions[int(chosen_R[r])]
         assert rule.select(None) == static.action
-        assert rule.sees == LIGHT
+        assert rule.sees == (LIGHT,)
