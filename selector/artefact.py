@@ -15,6 +15,7 @@ from selector.decision import Mode
 from selector.latency import number
 from selector.schema import (
     EARLY,
+    EARLY_SCALARS,
     FULL,
     HIDDEN_STATES,
     LIGHT,
@@ -72,6 +73,7 @@ def read_config(path: Path) -> dict:
                 and Action(*config["fallback"]) in SPACE.trees
                 and config["sees"] in (LIGHT, FULL)
                 and config["objective"] in ("regressor", "policy")
+                and config["features"]["early"] == len(EARLY_SCALARS)
                 and [each["name"] for each in config["features"]["scalars"]] == list(SCALAR_NAMES)
                 and set(config["features"]["hidden_states"]) == set(HIDDEN_STATES if config["sees"] == FULL else ())
                 and all(type(width) is int for width in config["features"]["hidden_states"].values())

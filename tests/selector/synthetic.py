@@ -127,7 +127,7 @@ def module(objective: str = "regressor", sees: str = LIGHT, seed: int = 0) -> Se
         learning_rate=3e-3,
         weight_decay=0.0,
     )
-    data = texts(sees=sees, repeats=0.3)
+    data = texts(sees=sees, repeats=0.1)
     made.begin_at(data, data.labels("traversal", slice(None), SPACE), (~data.first_R).nonzero()[:, 0])
     return made.eval()
 
@@ -136,7 +136,10 @@ def opinionated(objective: str = "regressor", sees: str = LIGHT, seed: int = 0) 
     """One whose choices vary from root to root, though it has learnt nothing."""
     made = module(objective, sees, seed)
     with torch.no_grad():
-        list(made.network.modules())[-1].weight.mul_(25.0 if objective == "regressor" else 8.0)
+        last = list(made.network.modules())[-1]
+        last.weight.mul_(25.0 if objective == "regressor" else 8.0)
+        if objective == "policy":
+            last.bias[len(SPACE.trees) :] += 0.7  # lookups are few: of 237 logits theirs would hardly be the highest
     return made
 
 
