@@ -63,7 +63,8 @@ def texts(
     repeats: float = 0.0,
 ) -> Texts:
     """Texts of which half the roots are easy, at random. One feature tells: a scalar, or of `full` features the first
-    entry of the draft's hidden state, which is then positive. Unless it is not `told`. Two texts make a source.
+    entry of the draft's hidden state, which is then well above 0, and elsewhere well below it. Unless it is not `told`.
+    Two texts make a source.
 
     At a share of `repeats` of the roots, at random, a lookup has some tokens right, and the match there tells.
     """
@@ -79,7 +80,7 @@ def texts(
     }
     if told and sees == FULL:
         last = hidden[HIDDEN_STATES[-1]]
-        last[:, 0] = torch.where(easy_R, last[:, 0].abs(), -last[:, 0].abs())
+        last[:, 0] = (3 + last[:, 0].abs()) * torch.where(easy_R, 1, -1)
     elif told:
         scalars_RF[:, TELLS] = scalars_RF[:, TELLS] / 2 + 0.5 * ~easy_R
     for name, values in (("context_length", length_R), ("temperature", setting[0]), ("top_p", setting[1])):

@@ -347,7 +347,7 @@ def test_only_allowed_trees_are_chosen(
     assert set(tuned.mode.allowed) == {*may, best}
     factor = float(speed_A[best] / speed_A[SPACE.index(mode.action)])
     assert tuned.mode.speed == pytest.approx(factor * mode.speed)
-    data, rows = roots_of(mode, LIGHT)
+    data, rows = roots_of(mode, LIGHT, count=2)
     roots = one_by_one(batch_of(data, rows, LIGHT))
     chosen = [in_turn(tuned.select, tuned.mode, features) for features in roots]
     assert set(chosen) <= set(can)
@@ -442,8 +442,9 @@ def test_only_times_count_and_not_the_lengths_at_which_they_were_measured(artefa
     assert [mode.speed for mode in few.modes] == pytest.approx([mode.speed for mode in many.modes], rel=1e-6)
     assert [mode.action for mode in few.modes] == [mode.action for mode in many.modes]
     data, rows = roots_of(SOME, LIGHT)
+    of_few, of_many = few.at(1.0), many.at(1.0)
     for features in one_by_one(batch_of(data, rows, LIGHT)):
-        assert few.at(1.0).select(features) == many.at(1.0).select(features)
+        assert of_few.select(features) == of_many.select(features)
         assert torch.allclose(few.scores(features), many.scores(features), atol=1e-4)
 
 
