@@ -27,7 +27,7 @@ from pipelines.train import stage as train
 from selector.actions import ActionSpace
 from selector.schema import SCALAR_NAMES, InputError, survival_column
 from tests.pipelines.runs import ROOT, SMALL, espalier
-from tests.pipelines.test_refusals import failure, refusal
+from tests.pipelines.test_refusals import contents, failure, refusal
 
 DEMO = ROOT / "configs" / "demo.yaml"
 SPACE = ActionSpace.default()
