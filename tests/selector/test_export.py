@@ -495,7 +495,7 @@ def test_the_config_says_what_an_engine_needs(artefacts: dict[tuple[str, str], P
         for name, checksum in config["checksums"].items():
             assert sha256(folder / name) == checksum
         selector = load_selector(folder)
-        assert (selector.sees, selector.fallback) == (sees, FALLBACK)
+        assert (selector.sees, selector.fallback) == ((sees,), FALLBACK)
         readme = (folder / "README.md").read_text()
         for name in (*(scalar.name for scalar in SCALARS), *config["features"]["hidden_states"]):
             assert f"`{name}`" in readme
