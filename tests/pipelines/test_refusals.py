@@ -125,7 +125,8 @@ def test_a_model_that_reads_positions_off_its_cache(
     """It loads, shares the vocabulary and would decode wrong text: refused before any work."""
     target, draft = save_pair(spoilt / "a")
     torch.manual_seed(0)
-    config = MptConfig(vocab_size=300, d_model=32, n_layers=2, n_heads=4, max_seq_len=512)
+    sizes = {"vocab_size": 300, "d_model": 32, "n_layers": 2, "n_heads": 4}
+    config = MptConfig(**sizes, max_position_embeddings=512)  # which its own config would not say
     AutoModelForCausalLM.from_config(config).save_pretrained(target)
     for stage in ("pair", "latency", "data", "quick"):
         arguments = [*SMALL, "name=other", f"pair.target={target}", f"pair.draft={draft}"]
