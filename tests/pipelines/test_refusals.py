@@ -128,6 +128,7 @@ def test_a_model_that_reads_positions_off_its_cache(
     sizes = {"vocab_size": 300, "d_model": 32, "n_layers": 2, "n_heads": 4}
     config = MptConfig(**sizes, max_position_embeddings=512)  # which its own config would not say
     AutoModelForCausalLM.from_config(config).save_pretrained(target)
+    capsys.readouterr()  # how far the saving is
     for stage in ("pair", "latency", "data", "quick"):
         arguments = [*SMALL, "name=other", f"pair.target={target}", f"pair.draft={draft}"]
         message = failure(capsys, monkeypatch, stage, *arguments, f"prompts.file={spoilt}/runs/demo/pair/prompts.jsonl")
