@@ -30,20 +30,23 @@ class Scalar:
 DECAYS = (0.5, 0.8, 0.95, 0.99)  # of the running means over the committed text: the last two tokens, five, 20, 100
 LONGEST_MATCH = 32  # tokens; longer matches, and longer runs, count as this many
 
+
+def _means(name: str, unit: str, meaning: str) -> tuple[Scalar, ...]:
+    """Running means of one number over the committed text."""
+    return tuple(
+        Scalar(f"{name}_mean_{decay:g}", unit, f"{meaning}, mean over the text so far, weights {decay:g}^age")
+        for decay in DECAYS
+    )
+
+
 # `root` is the last committed token, `prev` the one before it. `p` and `q` are the target's and the draft's
 # distributions after a token, after temperature and nucleus filtering; entropies are those at temperature 1, for at
 # temperature 0 nothing would be left of them. The history begins with the last prompt token: no engine computes logits
 # of the whole prompt. Means are running ones over the text so far, with weights decay^age.
 EARLY_SCALARS = (  # known before any pass of the draft
     Scalar("target_entropy_prev", "nats", "of the target after prev, at temperature 1"),
-    *(
-        Scalar(f"{name}_mean_{decay:g}", unit, f"{meaning}, mean over the text so far, weights {decay:g}^age")
-        for name, unit, meaning in (
-            ("target_entropy", "nats", "the target's entropy at temperature 1"),
-            ("copied", "1", "1 where a lookup foretold the text's token, 0 elsewhere"),
-        )
-        for decay in DECAYS
-    ),
+    *_means("target_entropy", "nats", "the target's entropy at temperature 1"),
+    *_means("copied", "1", "1 where a lookup foretold the text's token, 0 elsewhere"),
     Scalar("copied", "tokens", f"how many of the latest tokens in a row a lookup foretold; {LONGEST_MATCH} at most"),
     Scalar(
         "match", "tokens", f"length of the longest end of the text that stands in it before; {LONGEST_MATCH} at most"
@@ -55,14 +58,8 @@ EARLY_SCALARS = (  # known before any pass of the draft
 DRAFT_SCALARS = (  # known once the draft has passed the root token
     Scalar("draft_entropy_prev", "nats", "of the draft after prev, at temperature 1"),
     Scalar("draft_entropy_root", "nats", "of the draft after root, at temperature 1"),
-    *(
-        Scalar(f"{name}_mean_{decay:g}", unit, f"{meaning}, mean over the text so far, weights {decay:g}^age")
-        for name, unit, meaning in (
-            ("accepted", "1", "min(1, q/p) of the text's own tokens"),
-            ("draft_entropy", "nats", "the draft's entropy at temperature 1"),
-        )
-        for decay in DECAYS
-    ),
+    *_means("accepted", "1", "min(1, q/p) of the text's own tokens"),
+    *_means("draft_entropy", "nats", "the draft's entropy at temperature 1"),
     Scalar("agreed", "tokens", f"how many of the latest tokens in a row have q >= p; {LONGEST_MATCH} at most"),
 )
 SCALARS = (*EARLY_SCALARS, *DRAFT_SCALARS)
