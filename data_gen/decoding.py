@@ -178,7 +178,6 @@ class Decoder:
     def _choose(self, context: _Context, clock: Clock) -> Choice:
         """What the chooser says. The draft passes the root first where its rows are asked for."""
         knowledge, length = context.knowledge, len(context.tokens)
-        action = None
         for sees in self.chooser.sees if length > context.prompt_length else ():
             if sees in (LIGHT, FULL):
                 context.draft_root()
