@@ -20,6 +20,7 @@ from torch.nn.functional import layer_norm, logsigmoid
 from selector.actions import Action, ActionSpace, Choice, Lookup, choice_of
 from selector.artefact import Features, check_files, check_setting, checked, read_config
 from selector.decision import Mode, Rule, choice, nearest, without_draft
+from selector.hub import local_folder
 from selector.latency import Correction, LatencyProfile, StepTimes, Table, correction_counts, gpu_like
 from selector.network import survival_factors
 from selector.schema import EARLY, EARLY_SCALARS, FULL, LIGHT, MATCH, SCALAR_NAMES, SCALARS_KEY, InputError
@@ -267,21 +268,24 @@ def torchscript() -> Iterator[None]:
         yield
 
 
-def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | None = None) -> Selector:
+def load_selector(
+    folder: str | Path, latency: str | Path | LatencyProfile | None = None, revision: str | None = None
+) -> Selector:
     """Read an artefact directory.
 
     On another machine than the one it was tuned for, times, the static tree and the speed at which time is charged are
     that machine's, and any tree may be chosen; under which sampling settings decisions pay was found on the first one.
 
     Args:
-        folder: as written by the export stage.
+        folder: as written by the export stage, or the id of a repository on the hub that holds one.
         latency: another machine's profile; the one in the directory if None.
+        revision: branch, tag or commit on the hub.
 
     Raises:
-        InputError: a file is missing, its checksum does not match, the schema version is another one, or the profile
-            is of another pair or lacks the verifier.
+        InputError: a file is missing, the hub does not give it, its checksum does not match, the schema version is
+            another one, or the profile is of another pair or lacks the verifier.
     """
-    folder = Path(folder)
+    folder = local_folder(folder, revision)
     check_files(folder)
     config = read_config(folder / "config.json")
     own = LatencyProfile.load(folder / "latency.json")

@@ -27,8 +27,8 @@ from selector.artefact import CHECKSUMS, checked
 from selector.latency import LatencyProfile
 from selector.runtime import load_selector
 from selector.schema import SCALAR_NAMES, SCALARS_KEY, InputError, read_manifest, sha256
+from tests.selector.exported import export
 from tests.selector.synthetic import profile
-from tests.selector.test_export import export
 
 ROOT = Path(__file__).parents[1]
 MANY = settings(

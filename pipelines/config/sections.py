@@ -313,6 +313,12 @@ class Export(Section):
     engine: Literal["vllm", "sglang", "tensorrt-llm"] | None = Field(
         None, description="also write this engine's table of chain lengths; --engine NAME says the same"
     )
+    compiled: bool = Field(
+        False, description="also compile the selector for C++ (`selector.pt2`); needs g++ and half a minute"
+    )
+    push: str | None = Field(
+        None, pattern=r"^[\w.-]+/[\w.-]+$", description="a repository on the hub that gets a copy; needs a token"
+    )
     tiers: int | None = Field(
         None, ge=1, description="shapes of trees that the exported selector may take; null: those that training kept"
     )

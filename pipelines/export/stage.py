@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pipelines.common.files import read_json
 from pipelines.common.stage import Stage, require
 from pipelines.common.tracking import describe, mlflow_run
 from pipelines.config import Config
 from pipelines.data.traces import load_traces
 from pipelines.engines import tables
+from pipelines.export import hub
 from pipelines.export.artefact import build
 from pipelines.export.registry import register
 from pipelines.latency.profile import load_profile
@@ -43,13 +46,23 @@ def run(config: Config) -> None:
         "latency": profile.to_json(),
         "mlflow_model": config.mlflow_model,
         "tiers": config.export.tiers,
+        "compiled": config.export.compiled,
     }
+    if config.export.push is not None:
+        hub.check_token(config.export.push)
     stage = Stage("export", config, inputs, (folder,))
-    if not stage.begin():
-        return
+    if stage.begin():
+        _write(config, stage, evaluation)
+    if config.export.push is not None:
+        stage.say(hub.push(folder, config.export.push))
+
+
+def _write(config: Config, stage: Stage, evaluation: dict[str, Any] | None) -> None:
+    """The artefact, in MLflow and its registry too."""
+    folder, pair = config.folder / "selector", load_profile(config).pair
     with mlflow_run(config, "export") as mlflow:
         stage.replace()
-        selector = build(config, folder, load_traces(config, profile.pair), evaluation)
+        selector = build(config, folder, load_traces(config, pair), evaluation)
         mlflow.log_artifacts(str(folder), "selector")
         register(stage, mlflow, selector, "selector")
         compared = selector.config["metrics"]["actions_compared"]

@@ -14,7 +14,7 @@ from pipelines.config import Config
 from pipelines.pair.loading import hidden_widths
 from selector.actions import Action, ActionSpace, Choice
 from selector.decision import Mode
-from selector.export import deployed
+from selector.deployed import deployed
 from selector.module import SelectorModule
 from selector.runtime import LatencyProfile, Selector, Tuned
 from selector.schema import FULL, HIDDEN_STATES, LIGHT, SCALARS, InputError

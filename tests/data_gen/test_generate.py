@@ -17,7 +17,7 @@ from data_gen.generate import SpeculativeOutput, speculative_generate
 from data_gen.models import ModelPair
 from selector.actions import Action
 from selector.schema import InputError
-from tests.selector.test_export import export
+from tests.selector.exported import export
 
 PROMPT = torch.tensor([[5, 9, 5, 9, 7, 11]])
 TREE = Action(3, 1, 3)
@@ -144,6 +144,20 @@ class Recorder(BaseStreamer):
 
     def end(self) -> None:
         self.ended = True
+
+
+def test_the_exported_folder_is_a_custom_generate(
+    pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers loads it from a directory or the hub: nothing of ours is imported by the caller."""
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = str(tmp_path / "selector")
+    export(Path(folder))
+    ours = {"custom_generate": folder, "trust_remote_code": True, "draft_model": pair.draft, "selector": folder}
+    found = pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False, **ours)
+    assert torch.equal(found, pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False))
+    output = pair.target.generate(PROMPT, max_new_tokens=24, return_dict_in_generate=True, **ours)
+    assert isinstance(output, SpeculativeOutput)
 
 
 def test_a_streamer_gets_every_token_and_a_criterion_stops(pair: ModelPair) -> None:

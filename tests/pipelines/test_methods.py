@@ -36,7 +36,7 @@ from selector.actions import EMPTY, Action, ActionSpace
 from selector.data import Texts, Timed, to_texts
 from selector.decision import Mode
 from selector.decision import Rule as LookupRule
-from selector.export import deployed
+from selector.deployed import deployed
 from selector.rules import AcceptanceRule
 from selector.runtime import Selector, Tuned, gpu_like
 from selector.schema import EARLY, LIGHT, MATCH, SCALARS

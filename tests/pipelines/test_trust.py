@@ -6,16 +6,19 @@ import json
 import random
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pytest
 
+from data_gen.verification.base import Verdict
 from pipelines.cli import only_one, run
 from selector.schema import InputError
 from tests.pipelines import flips
 from tests.pipelines.flips import ROOT, files_of, flip
-from tests.pipelines.runs import SMALL, espalier, outcome
+from tests.pipelines.runs import SMALL, espalier, outcome, patch
 
 DEMO = ROOT / "configs" / "demo.yaml"
 KINDS = (  # `python -m tests.pipelines.flips` has all the others
@@ -160,3 +163,27 @@ def test_a_tracking_server_that_does_not_answer_is_one_line(copy: Path, monkeypa
     with pytest.raises(InputError, match=r"http://127.0.0.1:9: MLflow's store fails: ") as refused:
         stage(copy, "report", monkeypatch)
     assert "\n" not in str(refused.value)
+
+
+def wrong_token() -> None:
+    """In the process of a stage: every verifier's extra token is another one than it says."""
+
+    def spoilt(verify: Callable[..., Verdict]) -> Callable[..., Verdict]:
+        def change(*arguments: Any) -> Verdict:
+            node, token = verify(*arguments)
+            return Verdict(node, (token + 1) % 256)
+
+        return change
+
+    patch("data_gen.verification.base.Verifier.verify", spoilt)
+
+
+def test_evaluation_stops_where_greedy_text_differs(copy: Path) -> None:
+    """A lossy verifier costs exit code 2, and what was measured before stands."""
+    before = (copy / "runs" / "demo" / "evaluation.json").read_bytes()
+    again = [*SMALL, "evaluate.bootstrap=150"]
+    code, said = outcome(copy, "evaluate", *again, prepare=wrong_token)
+    assert code == 2, said
+    assert "greedy decoding with trees is not generate()'s: prompt" in said.splitlines()[-1]
+    assert (copy / "runs" / "demo" / "evaluation.json").read_bytes() == before
+    espalier(copy, "evaluate", *again)

@@ -1,0 +1,31 @@
+// Decides for roots whose scalars stand in standard input, a root a line, and prints what to draft at each.
+//
+//     T=$(python -c "import torch; print(torch.__path__[0])")
+//     g++ -std=c++17 example.cpp -I$T/include -I$T/include/torch/csrc/api/include \
+//       -L$T/lib -Wl,-rpath,$T/lib -ltorch -ltorch_cpu -lc10 -o example
+//     ./example selector.pt2 passed < scalars.txt
+#include <iostream>
+#include <sstream>
+
+#include "espalier.h"
+
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    std::cerr << "example PACKAGE early|passed < SCALARS\n";
+    return 2;
+  }
+  std::vector<float> values;
+  int64_t roots = 0;
+  for (std::string line; std::getline(std::cin, line); ++roots) {
+    std::istringstream numbers(line);
+    for (float value; numbers >> value;) values.push_back(value);
+  }
+  if (roots == 0 || values.size() % roots != 0) {
+    std::cerr << "every line holds as many numbers as the others\n";
+    return 2;
+  }
+  const at::Tensor scalars = at::from_blob(values.data(), {roots, int64_t(values.size()) / roots}, at::kFloat);
+  espalier::Selector selector(argv[1]);
+  for (const auto& action : selector.decide(scalars, std::string(argv[2]) == "passed"))
+    std::cout << action.K << " " << action.L1 << " " << action.L2 << "\n";
+}

@@ -1,0 +1,155 @@
+"""The decision in NumPy, for engines without torch: one file that reads an artefact directory.
+
+It does what `selector.pt` does, from `model.safetensors` (the network's weights and the tables that it decides with)
+and `config.json`. Where torch is at hand `selector.runtime` is faster.
+
+Legend: B roots, F scalars, D hidden width, S sampling settings, L context lengths, A actions, H outputs of the network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+READ = "model.safetensors", "config.json"
+DTYPES = {"F32": np.float32, "I64": np.int64, "BOOL": np.bool_}
+LAYER_NORM_EPSILON = 1e-5
+NEVER = np.float32(-1e9)  # the score of an action that is not to be taken, as in `selector.decision`
+
+
+class PlainSelector:
+    """An exported selector.
+
+    Args:
+        folder: as written by the export stage.
+
+    Attributes:
+        actions: `(K, L1, L2)` of a tree, `(length,)` of a lookup.
+        early: how many of the scalars are known before the draft has passed the root.
+
+    Raises:
+        ValueError: a file is missing or is not what `SHA256SUMS` says; names it.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        files = _read(Path(folder))
+        self.config = json.loads(files["config.json"])
+        self._tensors = tensors(files["model.safetensors"])
+        self.actions: list[tuple[int, ...]] = [tuple(action) for action in self.config["actions"]]
+        self.early: int = self.config["features"]["early"]
+        self.widths = [len(self.config["features"]["scalars"]), *self.config["features"]["hidden_states"].values()]
+        self._regressor = self.config["objective"] == "regressor"
+        names = [scalar["name"] for scalar in self.config["features"]["scalars"]]
+        self._match, self._length = names.index("match"), names.index("context_length")
+        self._setting = [names.index("temperature"), names.index("top_p")]
+
+    def decide(self, scalars_BF: Array, hidden_states: Sequence[Array] = ()) -> tuple[Array, Array]:
+        """Actions by their positions, int64 [B]; scores, float32 [B, A].
+
+        Args:
+            scalars_BF: float32, all of them or the early ones alone, where the draft has not passed the root: then the
+                answer is for what is known so far.
+            hidden_states: float32 [B, D] each, in the order of `config.json`, for a selector with `full` features.
+
+        Raises:
+            ValueError: an array has another shape, or holds something else than finite numbers.
+        """
+        scalars_BF = np.asarray(scalars_BF, dtype=np.float32)
+        early = scalars_BF.ndim == 2 and scalars_BF.shape[1] == self.early
+        hidden = [np.asarray(state, dtype=np.float32) for state in hidden_states]
+        self._check(scalars_BF, [] if early else hidden, early)
+        find = self._tensors
+        distance_BS = np.abs(scalars_BF[:, None, self._setting] - find["settings_S2"]).sum(-1)
+        at_B = distance_BS.argmin(-1)
+        passed_B1 = find["late_S"][at_B][:, None] * np.float32(not early)
+        outputs_BH = self._network(scalars_BF, hidden, passed_B1)
+        copies_B1 = (scalars_BF[:, self._match] >= find["least_S"][at_B])[:, None]
+        allowed_BA = np.where(copies_B1, find["copied_SA"][at_B], find["allowed_SA"][at_B])
+        scores_BA = outputs_BH
+        if self._regressor:
+            log_survivals_BS = -np.logaddexp(0, -outputs_BH) @ find["network.factors_SS"]
+            tokens_BA = 1 + np.exp(log_survivals_BS) @ find["sums_SA"]
+            table = np.where(passed_B1[:, :, None] > 0, find["late_SLA"][at_B], find["early_SLA"][at_B])
+            seconds_BA = _interpolated(table, find["lengths_L"], scalars_BF[:, self._length])
+            speed_B1, rho_B1 = find["speed_S"][at_B][:, None], find["rho_S"][at_B][:, None]
+            own_B1 = np.where(allowed_BA, tokens_BA / seconds_BA, 0).max(-1, keepdims=True)
+            scores_BA = tokens_BA - speed_B1 ** (1 - rho_B1) * own_B1**rho_B1 * seconds_BA
+        scores_BA = np.where(allowed_BA, scores_BA, NEVER)
+        return scores_BA.argmax(-1), scores_BA
+
+    def _check(self, scalars_BF: Array, hidden: list[Array], early: bool) -> None:
+        widths = [self.early] if early else self.widths
+        found = [each.shape[1:] for each in (scalars_BF, *hidden)]
+        if found != [(width,) for width in widths] or len({len(each) for each in (scalars_BF, *hidden)}) != 1:
+            raise ValueError(f"features of shapes {found} for each root; expected {[(width,) for width in widths]}")
+        if not all(np.isfinite(each).all() for each in (scalars_BF, *hidden)):
+            raise ValueError("features: a number is not finite")
+
+    def _network(self, scalars_BF: Array, hidden: list[Array], passed_B1: Array) -> Array:
+        """`selector.network.RootNetwork`."""
+        find, body = self._tensors, "network.body." if self._regressor else "network."
+        mean_F, scale_F = find[body + "mean_F"], find[body + "scale_F"]
+        scaled_BF = np.zeros((len(scalars_BF), len(mean_F)), np.float32)
+        seen = scalars_BF.shape[1]
+        scaled_BF[:, :seen] = (scalars_BF - mean_F[:seen]) / scale_F[:seen]
+        scaled_BF[:, self.early :] *= passed_B1
+        parts = [scaled_BF, passed_B1]
+        for i, width in enumerate(self.widths[1:]):
+            state_BD = hidden[i] if hidden else np.zeros((len(scalars_BF), width), np.float32)
+            parts.append(self._projected(state_BD, f"{body}blocks.{i}.") * passed_B1)
+        values = np.concatenate(parts, axis=-1)
+        layers = sorted({int(name.split(".")[-2]) for name in find if name.startswith(body + "mlp.")})
+        for i in layers:
+            values = values @ find[f"{body}mlp.{i}.weight"].T + find[f"{body}mlp.{i}.bias"]
+            if i != layers[-1]:
+                values = np.maximum(values, 0)
+        return values
+
+    def _projected(self, state_BD: Array, name: str) -> Array:
+        """A hidden state through its linear map and layer norm."""
+        find = self._tensors
+        values = state_BD @ find[name + "0.weight"].T + find[name + "0.bias"]
+        spread = np.sqrt(values.var(-1, keepdims=True) + LAYER_NORM_EPSILON)
+        return (values - values.mean(-1, keepdims=True)) / spread * find[name + "1.weight"] + find[name + "1.bias"]
+
+
+def _interpolated(table_BLA: Array, lengths_L: Array, length_B: Array) -> Array:
+    """Rows of tables at other lengths, linear in between and constant beyond; [B, A]."""
+    length_B = length_B.clip(lengths_L[0], lengths_L[-1])
+    upper_B = np.searchsorted(lengths_L, length_B).clip(1, len(lengths_L) - 1)
+    low_B, high_B = lengths_L[upper_B - 1], lengths_L[upper_B]
+    share_B1 = ((length_B - low_B) / (high_B - low_B))[:, None]
+    b = np.arange(len(length_B))
+    return table_BLA[b, upper_B - 1] * (1 - share_B1) + table_BLA[b, upper_B] * share_B1
+
+
+def _read(folder: Path) -> dict[str, bytes]:
+    """The files that are needed, which must be what the list of checksums says."""
+    try:
+        lines = (folder / "SHA256SUMS").read_text().splitlines()
+        listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+        files = {name: (folder / name).read_bytes() for name in READ}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{folder}: no selector directory, or a file of it is missing ({error})") from error
+    for name, content in files.items():
+        if hashlib.sha256(content).hexdigest() != listed.get(name):
+            raise ValueError(f"{folder / name}: its checksum does not match SHA256SUMS; export the selector again")
+    return files
+
+
+def tensors(content: bytes) -> dict[str, Array]:
+    """The tensors of a safetensors file: its header's length, the header as JSON, then the numbers."""
+    size = int.from_bytes(content[:8], "little")
+    header, body = json.loads(content[8 : 8 + size]), memoryview(content)[8 + size :]
+    header.pop("__metadata__", None)
+    return {
+        name: np.frombuffer(body[slice(*entry["data_offsets"])], DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        for name, entry in header.items()
+    }

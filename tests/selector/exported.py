@@ -1,0 +1,148 @@
+"""Artefacts of selectors that are not trained, and what they must choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from selector.actions import Action, Choice, Lookup
+from selector.artefact import Features
+from selector.data import Timed
+from selector.decision import NEVER, Mode, Rule, net_tokens, without_draft
+from selector.export import write_artefact
+from selector.module import SelectorModule
+from selector.runtime import MATCH_AT, Selector, load_selector
+from selector.schema import (
+    EARLY,
+    EARLY_SCALARS,
+    FULL,
+    HIDDEN_STATES,
+    LIGHT,
+    MATCH,
+    SCALARS_KEY,
+)
+from tests.selector.synthetic import SPACE, mode_row, opinionated, profile, survivals_of, texts, timed
+
+FALLBACK = Action(1, 3, 0)
+SHAPES = [*map(SPACE.chain, range(17)), Action(3, 0, 4), Action(2, 2, 3), Action(4, 1, 8), Lookup(4), Lookup(16)]
+LIMITED = tuple(sorted(map(SPACE.index, SHAPES)))
+STATIC = Mode(0.2, 1.0, Action(1, 4, 0), speed=180.0)
+COPIES = Mode(0.4, 1.0, Action(1, 4, 0), (MATCH,), speed=190.0, rule=Rule(5, 8))
+ANY = Mode(0.6, 1.0, Action(1, 3, 0), (LIGHT,), speed=200.0, rho=0.0)
+KNOWN_EARLY = Mode(0.8, 1.0, Action(1, 3, 0), (EARLY,), speed=210.0, rho=0.25)
+SOME = Mode(1.0, 1.0, Action(2, 2, 3), (LIGHT,), speed=220.0, rho=0.5, allowed=LIMITED)
+NUCLEUS = Mode(1.0, 0.9, Action(1, 5, 0), (LIGHT,), speed=150.0, rho=1.0, allowed=LIMITED)
+IN_TURN = Mode(1.4, 1.0, Action(2, 2, 3), (EARLY, LIGHT), speed=220.0, rho=0.5)
+SOME_IN_TURN = Mode(1.4, 0.9, Action(2, 2, 3), (EARLY, LIGHT), speed=220.0, rho=0.25, allowed=LIMITED)
+MODES = STATIC, COPIES, ANY, KNOWN_EARLY, SOME, NUCLEUS, IN_TURN, SOME_IN_TURN
+NAMES = ["static", "copies", "decided", "early", "limited", "nucleus", "in turn", "limited in turn"]
+KINDS = [(objective, sees) for objective in ("policy", "regressor") for sees in (LIGHT, FULL)]
+
+
+def efficiencies(at: int) -> Tensor:
+    """Of the static trees under a mode's sampling setting: the text is harder in one than in another."""
+    return SPACE.tree_space.efficiencies(survivals_of(torch.tensor([0.55 + 0.05 * at])))[0]
+
+
+def modes_of(sees: str) -> list[Mode]:
+    """Of a selector that sees so much."""
+    return [replace(mode, sees=tuple(sees if each == LIGHT else each for each in mode.sees)) for mode in MODES]
+
+
+def export(
+    folder: Path,
+    objective: str = "regressor",
+    sees: str = LIGHT,
+    check: Callable[[Path], None] = lambda _: None,
+    compiled: bool = False,
+    evaluation: dict | None = None,
+) -> Selector:
+    metrics = {"evaluation": evaluation}
+    facts = {"pair": {"target": "t", "draft": "d", "fingerprint": profile().pair}, "metrics": metrics, "run_id": "none"}
+    rows = [mode_row(mode, efficiencies(at)) for at, mode in enumerate(modes_of(sees))]
+    module = module_of(objective, sees)
+    return write_artefact(folder, module, profile(), "traversal", FALLBACK, rows, facts, check, compiled)
+
+
+@cache
+def module_of(objective: str, sees: str = LIGHT) -> SelectorModule:
+    return opinionated(objective, sees)
+
+
+loaded = cache(load_selector)
+
+
+def roots_of(mode: Mode, sees: str, count: int = 5) -> tuple[Timed, Tensor]:
+    """Fresh texts of a mode's setting, and their roots that have features."""
+    data = timed(texts(count, 12, seed=9, sees=sees, setting=(mode.temperature, mode.top_p), repeats=0.3))
+    return data, (~data.texts.first_R).nonzero()[:, 0]
+
+
+def batch_of(data: Timed, rows: Tensor, sees: str) -> Features:
+    scalars_BF, states = data.texts.features(rows, sees == FULL)
+    return {SCALARS_KEY: scalars_BF, **dict(zip(HIDDEN_STATES, states, strict=False))}
+
+
+def one_by_one(batch: Features) -> list[Features]:
+    return [{name: rows[b] for name, rows in batch.items()} for b in range(len(batch[SCALARS_KEY]))]
+
+
+def early_of(features: Features) -> Features:
+    """What is known before the draft has passed the root."""
+    return {SCALARS_KEY: features[SCALARS_KEY][..., : len(EARLY_SCALARS)]}
+
+
+def mask_of(mode: Mode, data: Timed) -> Tensor:
+    """What may be chosen at every root, bool [R, A]."""
+    matches = data.texts.scalars_RF[:, MATCH_AT].tolist()
+    if mode.rule is not None:
+        return torch.tensor([[action == mode.copied(match) for action in SPACE] for match in matches])
+    return mode.mask(SPACE).expand(len(matches), -1)
+
+
+def worth(made: SelectorModule, data: Timed, mode: Mode, early: bool = False) -> Tensor:
+    """What the module and the decision rule say of every action at every root, [R, A]; with all features, or with the
+    early ones alone. The others are not looked at where the mode does not ask for them."""
+    early = early or mode.sees in ((), (MATCH,), (EARLY,))
+    scores_RA = made.scores(data.texts, EARLY if early else None)
+    if not made.is_regressor:
+        return scores_RA.masked_fill(~mask_of(mode, data), NEVER)
+    g, rho = torch.tensor([[mode.speed]]), torch.tensor([[mode.rho]])
+    seconds_RA = data.seconds([sees for sees in mode.sees if sees == EARLY] if early else mode.sees)
+    return net_tokens(scores_RA, seconds_RA, g, rho, mask_of(mode, data))
+
+
+DRAFTS = torch.tensor([not without_draft(action) for action in SPACE])
+
+
+def most_lost(made: SelectorModule, data: Timed, mode: Mode, rows: Tensor, chosen: list[int]) -> float:
+    """By how many tokens the worst of some choices falls short of the best. Of a mode that is asked in turn a choice
+    without a draft may be that of the early features; any other is the one with all, where the early one would draft.
+    """
+
+    def lost(early: bool) -> tuple[Tensor, Tensor]:
+        worth_BA = worth(made, data, mode, early)[rows]
+        return worth_BA.amax(-1, keepdim=True) - worth_BA, torch.tensor(chosen).unsqueeze(-1)
+
+    lost_BA, chosen_B1 = lost(early=False)
+    late_B = lost_BA.gather(-1, chosen_B1)[:, 0]
+    if len(mode.sees) < 2:
+        return float(late_B.max())
+    early_BA, _ = lost(early=True)
+    asks_again_B = early_BA[:, DRAFTS].amin(-1)
+    early_B = early_BA.masked_fill(DRAFTS, torch.inf).gather(-1, chosen_B1)[:, 0]
+    return float(torch.minimum(early_B, torch.maximum(late_B, asks_again_B)).max())
+
+
+def in_turn(ask: Callable[[Features], Choice | None], mode: Mode, features: Features) -> int:
+    """What an engine drafts: where the early features will do, the rest is never computed."""
+    action = ask(early_of(features)) if EARLY in mode.sees else None
+    if action is None or (len(mode.sees) > 1 and not without_draft(action)):
+        action = ask(features)
+    assert action is not None
+    return SPACE.index(action)

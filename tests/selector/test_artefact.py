@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from selector.actions import choice_of
+from selector.decision import Mode
+from selector.deployed import deployed
+from selector.runtime import Selector, load_selector, torchscript
+from selector.schema import (
+    EARLY,
+    EARLY_SCALARS,
+    FULL,
+    HIDDEN_STATES,
+    SCALARS,
+    InputError,
+    sha256,
+)
+from tests.selector.exported import (
+    FALLBACK,
+    KINDS,
+    SOME,
+    batch_of,
+    early_of,
+    export,
+    loaded,
+    modes_of,
+    module_of,
+    one_by_one,
+    roots_of,
+)
+from tests.selector.synthetic import SPACE, profile
+
+
+@pytest.mark.parametrize(("objective", "sees"), KINDS)
+def test_what_is_deployed_is_what_is_exported(
+    artefacts: dict[tuple[str, str], Path], objective: str, sees: str
+) -> None:
+    """The module in this process, scripted or not, gives what the file gives."""
+    made = deployed(module_of(objective, sees), profile(), modes_of(sees), "traversal")
+    with torchscript():
+        scripted = torch.jit.script(made)
+    data, rows = roots_of(SOME, sees, count=1)
+    whole = batch_of(data, rows, sees)
+    with torch.inference_mode():
+        for batch in (whole, early_of(whole), one_by_one(whole)[3], early_of(one_by_one(whole)[3])):
+            expected = loaded(artefacts[objective, sees]).module(batch)
+            for own in (made, scripted):
+                for mine, other in zip(own(batch), expected, strict=True):
+                    assert torch.allclose(mine, other, atol=1e-5)
+
+
+def test_the_config_says_what_an_engine_needs(artefacts: dict[tuple[str, str], Path]) -> None:
+    for (objective, sees), folder in artefacts.items():
+        config = json.loads((folder / "config.json").read_text())
+        assert (config["format"], config["schema_version"]) == ("espalier-selector-4", 4)
+        assert config["features"]["early"] == len(EARLY_SCALARS)
+        assert (config["objective"], config["sees"], config["verifier"]) == (objective, sees, "traversal")
+        assert [scalar["name"] for scalar in config["features"]["scalars"]] == [scalar.name for scalar in SCALARS]
+        assert list(config["features"]["hidden_states"]) == (list(HIDDEN_STATES) if sees == FULL else [])
+        assert [choice_of(action) for action in config["actions"]] == list(SPACE)
+        assert [Mode.of(mode) for mode in config["modes"]] == modes_of(sees)
+        for name, checksum in config["checksums"].items():
+            assert sha256(folder / name) == checksum
+        selector = load_selector(folder)
+        assert (selector.sees, selector.fallback) == ((sees,), FALLBACK)
+        readme = (folder / "README.md").read_text()
+        for name in (*(scalar.name for scalar in SCALARS), *config["features"]["hidden_states"]):
+            assert f"`{name}`" in readme
+        assert not re.search(r"target_hidden", readme) or sees == FULL
+
+
+def test_a_failed_check_leaves_the_earlier_artefact(tmp_path: Path) -> None:
+    def refuse(_: Selector) -> None:
+        raise InputError("no")
+
+    export(tmp_path / "selector", "policy")
+    with pytest.raises(InputError):
+        export(tmp_path / "selector", "regressor", check=refuse)
+    assert load_selector(tmp_path / "selector").config["objective"] == "policy"
+
+
+@pytest.mark.parametrize("name", ["selector.pt", "config.json", "latency.json", "README.md", "SHA256SUMS"])
+def test_one_changed_byte_is_refused(artefact: Path, tmp_path: Path, name: str) -> None:
+    copy = tmp_path / "selector"
+    shutil.copytree(artefact, copy)
+    content = bytearray((copy / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (copy / name).write_bytes(bytes(content))
+    with pytest.raises(InputError) as error:
+        load_selector(copy)
+    assert "\n" not in str(error.value) and str(copy) in str(error.value)
+
+
+def test_a_missing_file_is_named(artefact: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "selector"
+    shutil.copytree(artefact, copy)
+    (copy / "selector.pt").unlink()
+    with pytest.raises(InputError, match=r"selector.pt: missing"):
+        load_selector(copy)
+    with pytest.raises(InputError, match="no selector directory"):
+        load_selector(tmp_path)
+
+
+def changed(artefact: Path, copy: Path, change: Callable[[dict], object]) -> Path:
+    """A copy with another config, and the checksum that goes with it."""
+    shutil.copytree(artefact, copy)
+    path, sums = copy / "config.json", copy / "SHA256SUMS"
+    old, config = sha256(path), json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+    sums.write_text(sums.read_text().replace(old, sha256(path)))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"schema_version": 7}, "espalier-selector-4 of schema version 7; this program reads"),
+        (
+            {"format": "espalier-selector-3", "schema_version": 3},
+            "espalier-selector-3 of schema version 3; this program",
+        ),
+    ],
+)
+def test_another_version_is_refused(artefact: Path, tmp_path: Path, other: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_selector(changed(artefact, tmp_path / "selector", lambda config: config.update(other)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda config: config["modes"][2].update(sees=[FULL]),  # the network has no hidden states
+        lambda config: config["modes"][6].update(sees=[EARLY, FULL]),
+        lambda config: config["modes"][1].update(rule=[5, 3]),  # no such lookup
+        lambda config: config["modes"][1].update(rule=None),
+        lambda config: config["modes"][2].update(allowed=[0, 237]),
+        lambda config: config["modes"][2].update(action=[8]),  # a lookup everywhere
+        lambda config: config["modes"][0]["mean_efficiency"].append(1.0),
+        lambda config: config.update(fallback=[8]),
+        lambda config: config["actions"].pop(),
+        lambda config: config["features"].update(early=3),
+        lambda config: config["features"].pop("early"),
+    ],
+)
+def test_a_config_whose_parts_do_not_fit_is_refused(
+    artefact: Path, tmp_path: Path, change: Callable[[dict], object]
+) -> None:
+    with pytest.raises(InputError, match=r"config.json: damaged \(\w+\); export the selector again"):
+        load_selector(changed(artefact, tmp_path / "selector", change))
+
+
+def test_an_earlier_artefact_is_replaced_whole(tmp_path: Path) -> None:
+    export(tmp_path / "selector", "policy")
+    (tmp_path / "selector" / "stray").write_text("x")
+    export(tmp_path / "selector", "regressor")
+    assert load_selector(tmp_path / "selector").config["objective"] == "regressor"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["selector"]
+    assert not (tmp_path / "selector" / "stray").exists()

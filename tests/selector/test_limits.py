@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from selector.actions import EMPTY, Action, Lookup
+from selector.data import Timed
+from selector.decision import Mode
+from selector.latency import LatencyProfile, Table
+from selector.runtime import Selector, load_selector, static_speeds
+from selector.schema import (
+    LIGHT,
+    InputError,
+)
+from tests.selector.exported import (
+    ANY,
+    IN_TURN,
+    KINDS,
+    MODES,
+    NAMES,
+    SOME,
+    batch_of,
+    early_of,
+    efficiencies,
+    in_turn,
+    loaded,
+    module_of,
+    most_lost,
+    one_by_one,
+    roots_of,
+    worth,
+)
+from tests.selector.synthetic import SPACE, profile
+
+LIMITS = [
+    (5, None),
+    (None, [(1, 2, 0), (2, 3, 2), (3, 0, 4)]),
+    (9, [(2, 2, 3), (2, 2, 8)]),
+    (None, [(4, 8, 8), (4, 8, 7)]),  # none of the limited mode's own
+    (None, [(1, 3, 0), (2, 0, 4), (8,), (16,)]),
+    (0, None),
+]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=NAMES)
+@pytest.mark.parametrize(("nodes", "shapes"), LIMITS)
+@pytest.mark.parametrize("objective", ["policy", "regressor"])
+def test_only_allowed_trees_are_chosen(
+    artefacts: dict[tuple[str, str], Path],
+    objective: str,
+    nodes: int | None,
+    shapes: list[tuple[int, ...]] | None,
+    mode: Mode,
+) -> None:
+    """The best of those that an engine can draft; the static one is the fastest tree, and time is worth less. A rule
+    whose lookup is not among them is left out."""
+    selector, made = loaded(artefacts[objective, LIGHT]), module_of(objective)
+    tuned = selector.at(mode.temperature, mode.top_p, nodes=nodes, shapes=shapes)
+    can = [
+        a
+        for a, action in enumerate(SPACE)
+        if (nodes is None or action.nodes <= nodes) and (shapes is None or action in map(tuple, shapes))
+    ]
+    speed_A = static_speeds(selector.config, MODES.index(mode), selector.latency)
+    best = max((a for a in can if a < len(SPACE.trees)), key=lambda a: float(speed_A[a]))
+    copies = mode.rule is not None and SPACE.index(Lookup(mode.rule.length)) in can
+    assert (tuned.sees, tuned.mode.rule) == ((mode.sees, mode.rule) if mode.decides or copies else ((), None))
+    assert tuned.select(None) == SPACE.actions[best]
+    own = mode.allowed or range(len(SPACE))
+    may = {a for a in can if a in own} or set(can)
+    assert set(tuned.mode.allowed) == {*may, best}
+    factor = float(speed_A[best] / speed_A[SPACE.index(mode.action)])
+    assert tuned.mode.speed == pytest.approx(factor * mode.speed)
+    data, rows = roots_of(mode, LIGHT, count=2)
+    roots = one_by_one(batch_of(data, rows, LIGHT))
+    chosen = [in_turn(tuned.select, tuned.mode, features) for features in roots]
+    assert set(chosen) <= set(can)
+    assert most_lost(made, data, tuned.mode, rows, chosen) < 1e-4
+
+
+def test_limits_that_leave_no_tree_are_refused(artefact: Path) -> None:
+    selector = load_selector(artefact)
+    with pytest.raises(InputError, match="no tree is left of those with at most 3 nodes"):
+        selector.at(1.0, nodes=3, shapes=[(4, 0, 8), (2,)])
+    for shapes in ([], [(8,), (16,)]):
+        with pytest.raises(InputError, match="no tree is left"):
+            selector.at(1.0, shapes=shapes)
+    with pytest.raises(InputError, match="shapes: lookup 3 is not among"):
+        selector.at(1.0, shapes=[(1, 3, 0), (3,)])
+    with pytest.raises(InputError, match="shapes: "):
+        selector.at(1.0, shapes=[(4, 8)])
+    with pytest.raises(InputError, match=r"shapes: action \(9, 0, 8\) is not in the space"):
+        selector.at(1.0, shapes=[(9, 0, 8)])
+
+
+def test_another_machine_has_its_own_static_trees_speeds_and_times(artefact: Path) -> None:
+    """The best static tree by that machine's times and what trees yielded; g in proportion to the speeds; any tree."""
+    slow = replace(profile(draft=8e-3), device="slow")
+    here, there = load_selector(artefact), load_selector(artefact, latency=slow)
+    assert there.latency == slow
+    for at, (mode, moved) in enumerate(zip(here.modes, there.modes, strict=True)):
+        filtered = mode.top_p < 1
+        seconds = [
+            [own.action_seconds(action, 100, "traversal", (), filtered) for action in SPACE.trees]
+            for own in (profile(), slow)
+        ]
+        before_A, speed_A = (efficiencies(at) / torch.tensor(times) for times in seconds)
+        best = int(speed_A.argmax())
+        assert moved.action == SPACE.actions[best] == there.at(mode.temperature, mode.top_p).select(None)
+        assert moved.speed == pytest.approx(mode.speed * float(speed_A[best] / before_A[SPACE.index(mode.action)]))
+        assert moved.speed < mode.speed
+        assert (moved.sees, moved.rule, moved.rho, moved.allowed) == (mode.sees, mode.rule, mode.rho, ())
+    assert here.modes[0].action != there.modes[0].action
+
+
+@pytest.mark.parametrize(("objective", "sees"), KINDS)
+def test_decisions_there_are_by_that_machines_times(
+    artefacts: dict[tuple[str, str], Path], objective: str, sees: str
+) -> None:
+    """The exported file and the fast path alike."""
+    slow = replace(profile(draft=3e-3), device="slow")
+    selector, made = load_selector(artefacts[objective, sees], latency=slow), module_of(objective, sees)
+    for moved in selector.modes:
+        data, rows = roots_of(moved, sees, count=3)
+        data = Timed(data.texts, "traversal", slow)
+        batch = batch_of(data, rows, sees)
+        assert torch.allclose(selector.scores(batch), worth(made, data, moved)[rows], atol=1e-3, rtol=1e-5)
+        tuned = selector.at(moved.temperature, moved.top_p)
+        for ask in (selector.select, tuned.select):
+            chosen = [in_turn(ask, moved, features) for features in one_by_one(batch)]
+            assert most_lost(made, data, moved, rows, chosen) < 1e-4
+
+
+def test_where_drafting_is_dear_shorter_trees_are_drafted(artefact: Path) -> None:
+    data, rows = roots_of(ANY, LIGHT)
+
+    def depth(selector: Selector) -> int:
+        chosen = [selector.select(features) for features in one_by_one(batch_of(data, rows, LIGHT))]
+        return sum(action.L1 + action.L2 for action in chosen if isinstance(action, Action))
+
+    here, there = depth(load_selector(artefact)), depth(load_selector(artefact, latency=profile(draft=8e-3)))
+    assert there < 0.5 * here
+    never = load_selector(artefact, latency=profile(draft=1.0))
+    assert never.at(0.2).select(None) == EMPTY
+    assert depth(never) <= len(rows)  # the pass over the root has been made for the decision, and gives one token
+    data, rows = roots_of(IN_TURN, LIGHT)
+    tuned = never.at(IN_TURN.temperature)
+    for features in one_by_one(batch_of(data, rows, LIGHT)):
+        assert tuned.select(early_of(features)) is not None  # it is not even to pass the root
+
+
+def test_the_same_machine_changes_nothing(artefact: Path) -> None:
+    plain = load_selector(artefact)
+    for same in (artefact / "latency.json", str(artefact / "latency.json"), profile()):
+        assert load_selector(artefact, latency=same).modes == plain.modes == list(MODES)
+
+
+def test_only_times_count_and_not_the_lengths_at_which_they_were_measured(artefact: Path) -> None:
+    def steady(lengths: list[int]) -> LatencyProfile:
+        def table(seconds: float) -> Table:
+            return Table(lengths, [1], [[seconds]] * len(lengths))
+
+        return replace(profile(), device="another", draft=table(1e-3), target=table(5e-3))
+
+    few, many = (load_selector(artefact, latency=steady(lengths)) for lengths in ([64], [8, 512, 4096]))
+    assert [mode.speed for mode in few.modes] == pytest.approx([mode.speed for mode in many.modes], rel=1e-6)
+    assert [mode.action for mode in few.modes] == [mode.action for mode in many.modes]
+    data, rows = roots_of(SOME, LIGHT)
+    of_few, of_many = few.at(1.0), many.at(1.0)
+    for features in one_by_one(batch_of(data, rows, LIGHT)):
+        assert of_few.select(features) == of_many.select(features)
+        assert torch.allclose(few.scores(features), many.scores(features), atol=1e-4)
+
+
+def test_a_profile_of_another_pair_is_refused(artefact: Path) -> None:
+    with pytest.raises(InputError, match="measured with another pair"):
+        load_selector(artefact, latency=replace(profile(), pair="another"))
+
+
+def test_a_profile_without_the_verifier_is_refused(artefact: Path) -> None:
+    other = replace(profile(), device="another", verify={"block": profile().verify["traversal"]})
+    with pytest.raises(InputError, match="the latency profile of another has no times for traversal"):
+        load_selector(artefact, latency=other)
+
+
+def test_a_profile_that_is_not_there_is_named(artefact: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none.json: no latency profile there"):
+        load_selector(artefact, latency=tmp_path / "none.json")
