@@ -63,8 +63,8 @@ docs: $(INSTALLED) ## write the pages of docs/ that are generated from the code
 mlflow: $(INSTALLED) ## open MLflow's page on http://127.0.0.1:5000
 	$(VENV)/bin/mlflow ui --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlruns/mlflow.db} --host 127.0.0.1 --port 5000
 
-test: $(INSTALLED) ## the whole test suite; no network, no GPU
-	$(VENV)/bin/python -m pytest
+test: $(INSTALLED) ## the whole test suite, on two cores; no network, no GPU
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile
 
 fuzz: $(INSTALLED) ## 10,000 damaged inputs of every kind: no traceback
 	ESPALIER_FUZZ=1250 $(VENV)/bin/python -m pytest tests/test_fuzz.py

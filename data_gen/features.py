@@ -199,7 +199,7 @@ class RootKnowledge:
             for token in self._following:
                 self.text.index.add(token)
         else:
-            self.text.add(self._following, entropies(self._target.logits_NV[self._nodes]))
+            self.text.add(self._following, entropies(_some(self._target.logits_NV, self._nodes)))
         if self._needs_draft:
             self._next += self._following
             self._p += _of_next(self._target.probs_NV, self._nodes, self._following)
@@ -213,6 +213,12 @@ class RootKnowledge:
         else:  # on the CPU single numbers are cheaper than any call of torch
             q = [row.probs_V.numpy().item(token) for row, token in zip(rows, self._next, strict=True)]
         return [min(1.0, of_draft / of_target) for of_draft, of_target in zip(q, self._p, strict=True)]
+
+
+def _some(rows_NV: Tensor, nodes: list[int]) -> Tensor:
+    """The rows of some nodes; those of a chain stand side by side, and need no copy."""
+    first, count = nodes[0], len(nodes)
+    return rows_NV[first : first + count] if nodes[-1] - first == count - 1 else rows_NV[nodes]
 
 
 def _of_next(probs_NV: Tensor, nodes: list[int], tokens: Sequence[int]) -> list[float]:

@@ -17,12 +17,14 @@ from selector.actions import ActionSpace
 class RootNetwork(nn.Module):
     """Scalars, and each hidden state through a linear map and a layer norm, joined, through an MLP (DDTE, app. E).
 
-    A light selector has no hidden states. Standardisation of the scalars is part of the module. It may also be asked
-    before the draft has passed the root: scalars that are not known then stand at their means, hidden states at
-    nothing, and one more input says so.
+    A light selector has no hidden states. Scaling of the scalars is part of the module: numbers of tokens go in by
+    their logarithm, for between no match and one token of it lies more than between 20 and 21; then all are
+    standardised. It may also be asked before the draft has passed the root: scalars that are not known then stand at
+    their means, hidden states at nothing, and one more input says so.
 
     Args:
         scalars: F.
+        counts: which of them are numbers of tokens.
         early: how many of them are known before any pass of the draft.
         hidden_widths: D of each hidden state; none for a light selector.
         outputs: how many numbers come out.
@@ -30,12 +32,14 @@ class RootNetwork(nn.Module):
         hidden: widths of the MLP's layers.
     """
 
+    count_F: Tensor
     mean_F: Tensor
     scale_F: Tensor
 
     def __init__(
         self,
         scalars: int,
+        counts: Sequence[int],
         early: int,
         hidden_widths: Sequence[int],
         outputs: int,
@@ -51,16 +55,21 @@ class RootNetwork(nn.Module):
             layers += [nn.Linear(inputs, size), nn.ReLU(), nn.Dropout(dropout)]  # the cheapest there is
         self.mlp = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
         self.early = early
+        self.register_buffer("count_F", torch.tensor([f in counts for f in range(scalars)]))
         self.register_buffer("mean_F", torch.zeros(scalars))
         self.register_buffer("scale_F", torch.ones(scalars))
 
     @torch.no_grad()
     def standardise(self, scalars_BF: Tensor) -> None:
         """Fit the scaling of the scalars on the training split; a constant one stays at 0."""
+        scalars_BF = self._logarithmic(scalars_BF)
         deviation_F = scalars_BF.std(0, unbiased=False)
         varies_F = deviation_F > 1e-6 * (1 + scalars_BF.mean(0).abs())
         self.mean_F.copy_(scalars_BF.mean(0))
         self.scale_F.copy_(torch.where(varies_F, deviation_F, 1.0))
+
+    def _logarithmic(self, scalars_BF: Tensor) -> Tensor:
+        return torch.where(self.count_F, scalars_BF.clamp(min=0).log1p(), scalars_BF)
 
     def forward(self, scalars_BF: Tensor, hidden_states: list[Tensor], passed_B1: Tensor) -> Tensor:
         """Args:
@@ -71,7 +80,7 @@ class RootNetwork(nn.Module):
         Returns:
             float32 [B, outputs].
         """
-        scaled_BF = (scalars_BF - self.mean_F) / self.scale_F
+        scaled_BF = (self._logarithmic(scalars_BF) - self.mean_F) / self.scale_F
         parts = [scaled_BF[:, : self.early], scaled_BF[:, self.early :] * passed_B1, passed_B1]
         for i, block in enumerate(self.blocks):
             parts.append(block(hidden_states[i]) * passed_B1)

@@ -95,10 +95,11 @@ class PlainSelector:
     def _network(self, scalars_BF: Array, hidden: list[Array], passed_B1: Array) -> Array:
         """`selector.network.RootNetwork`."""
         find, body = self._tensors, "network.body." if self._regressor else "network."
-        mean_F, scale_F = find[body + "mean_F"], find[body + "scale_F"]
+        mean_F, scale_F, count_F = (find[body + name] for name in ("mean_F", "scale_F", "count_F"))
         scaled_BF = np.zeros((len(scalars_BF), len(mean_F)), np.float32)
         seen = scalars_BF.shape[1]
-        scaled_BF[:, :seen] = (scalars_BF - mean_F[:seen]) / scale_F[:seen]
+        count_F, mean_F, scale_F = count_F[:seen], mean_F[:seen], scale_F[:seen]
+        scaled_BF[:, :seen] = (np.where(count_F, np.log1p(scalars_BF.clip(min=0)), scalars_BF) - mean_F) / scale_F
         scaled_BF[:, self.early :] *= passed_B1
         parts = [scaled_BF, passed_B1]
         for i, width in enumerate(self.widths[1:]):

@@ -203,6 +203,7 @@ class _OneRoot:
         self.blocks = [[weights[f"{body}blocks.{i}.{part}"] for part in parts] for i in range(len(self.hidden_names))]
         numbers = sorted({int(name.split(".")[-2]) for name in weights if name.startswith(f"{body}mlp.")})
         self.layers = [(weights[f"{body}mlp.{i}.bias"], weights[f"{body}mlp.{i}.weight"]) for i in numbers]
+        self.count_F = weights[f"{body}count_F"][: self.inputs]
         self._only_seen(weights[f"{body}scale_F"], weights[f"{body}mean_F"])
         bias, weight = self.layers[-1]
         if self.regressor:
@@ -236,13 +237,14 @@ class _OneRoot:
 
     def choose(self, features: Features) -> Choice:
         """The action at one root."""
-        scalars_F = values = features[SCALARS_KEY][: self.inputs]
+        scalars_F = features[SCALARS_KEY][: self.inputs]
+        values = torch.where(self.count_F, scalars_F.clamp(min=0).log1p(), scalars_F)
         if self.blocks:
             states = [
                 self._projected(features[name], block)
                 for name, block in zip(self.hidden_names, self.blocks, strict=True)
             ]
-            values = torch.cat([scalars_F, *states])
+            values = torch.cat([values, *states])
         for bias, weight in self.layers[:-1]:
             values = torch.addmv(bias, weight, values).relu_()
         outputs_H = torch.addmv(*self.layers[-1], values)

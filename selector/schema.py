@@ -63,6 +63,7 @@ DRAFT_SCALARS = (  # known once the draft has passed the root token
     Scalar("agreed", "tokens", f"how many of the latest tokens in a row have q >= p; {LONGEST_MATCH} at most"),
 )
 SCALARS = (*EARLY_SCALARS, *DRAFT_SCALARS)
+COUNTS = tuple(f for f, scalar in enumerate(SCALARS) if scalar.unit == "tokens")
 SCALAR_NAMES = tuple(scalar.name for scalar in SCALARS)
 SCALARS_KEY = "scalars"  # in a feature dictionary: one float vector in the order of SCALARS
 

@@ -13,7 +13,7 @@ from selector.data import Timed
 from selector.decision import Mode, Rule
 from selector.module import Batch, RootsModule, SelectorModule, learned_rows
 from selector.objective import policy_ratios, survival_loss
-from selector.schema import EARLY, EARLY_SCALARS, FULL, LIGHT, MATCH
+from selector.schema import COUNTS, EARLY, EARLY_SCALARS, FULL, LIGHT, MATCH
 from selector.tuning import StaticTable, best_static, replay_mode, tuned
 from tests.selector.synthetic import SPACE, TELLS, joined, module, opinionated, static_mode, texts, timed
 
@@ -45,7 +45,7 @@ def trained(objective: str, sees: str) -> tuple[SelectorModule, Timed, Mode]:
     for _ in range(STEPS):
         rows = torch.randint(len(batch.scalars_BF), (96,), generator=generator)
         hidden = [state[rows] for state in batch.hidden]
-        rest = (each[rows] for each in (batch.survivals_BS, batch.seconds_BA, batch.base_speed_B))
+        rest = (each[rows] for each in (batch.survivals_BS, batch.of_actions_BA, batch.of_root_B))
         optimiser.zero_grad()
         made.training_step(Batch(batch.scalars_BF[rows], hidden, *rest), 0).backward()
         optimiser.step()
@@ -152,7 +152,7 @@ def test_each_objective_has_its_own_loss() -> None:
     assert torch.equal(regressor.loss(batch), sum(parts)) and parts[0] != parts[1]
     logits_BA = policy.network(batch.scalars_BF, [], passed_B1)
     efficiency_BA = SPACE.efficiencies(batch.survivals_BS)
-    ratio_B = policy_ratios(logits_BA, efficiency_BA, batch.seconds_BA, batch.base_speed_B)
+    ratio_B = policy_ratios(logits_BA, efficiency_BA, batch.of_actions_BA, batch.of_root_B)
     worst = (1 - ratio_B).clamp(min=0).square().topk(2).values.mean()  # a twentieth of 36 roots
     assert policy.loss(batch).item() == pytest.approx((worst - ratio_B.log().mean()).item(), rel=1e-5)
 
@@ -163,7 +163,9 @@ def test_training_begins_at_the_mean_of_the_training_roots(objective: str, sees:
     rows = (~data.texts.first_R).nonzero()[:, 0]
     made = module(objective, sees)
     body = made.network.body if objective == "regressor" else made.network
-    assert torch.allclose(body.mean_F, data.texts.scalars_RF[rows].mean(0))
+    scalars_RF = data.texts.scalars_RF[rows]
+    scalars_RF[:, COUNTS] = scalars_RF[:, COUNTS].log1p()
+    assert torch.allclose(body.mean_F, scalars_RF.mean(0))
     assert len(body.blocks) == (3 if sees == FULL else 0)
     if objective == "regressor":
         mean_A = SPACE.efficiencies(data.survivals_RS[rows]).mean(0)
@@ -185,9 +187,10 @@ def test_learned_roots_are_every_nth_of_each_text(stride: int) -> None:
 
 def loader_of(seed: int, stride: int = 2, policy: bool = False) -> RootsModule:
     splits = {"train": texts(4, 10, 1, FULL), "validation": texts(3, 10, 2, FULL, repeats=0.5)}
-    seconds = {name: timed(data).seconds((FULL,)) for name, data in splits.items()} if policy else None
-    speeds = {name: torch.arange(float(len(data.length_R))) for name, data in splits.items()} if policy else None
-    return RootsModule(splits, "traversal", FULL, stride, 6, seed, seconds, speeds)
+    further = {
+        name: (timed(data).seconds((FULL,)), torch.arange(float(len(data.length_R)))) for name, data in splits.items()
+    }
+    return RootsModule(splits, "traversal", FULL, stride, 6, seed, further if policy else None)
 
 
 def rows_of(batch: Batch, data: Tensor) -> list[int]:
@@ -205,11 +208,11 @@ def test_batches_hold_the_roots_they_say() -> None:
     batch, rows = batches[1], torch.tensor(wanted[6:12])
     assert torch.equal(batch.survivals_BS, data.labels("traversal", rows, SPACE))
     assert 0 < float(batch.survivals_BS[:, SPACE.tree_survivals :].mean()) < 1
-    assert torch.equal(batch.seconds_BA, timed(data).seconds((FULL,))[rows])
-    assert batch.base_speed_B.tolist() == rows.tolist()
+    assert torch.equal(batch.of_actions_BA, timed(data).seconds((FULL,))[rows])
+    assert batch.of_root_B.tolist() == rows.tolist()
     _, states = data.features(rows, True)
     assert all(torch.equal(mine, own) for mine, own in zip(batch.hidden, states, strict=True))
-    assert next(iter(loader_of(seed=1).val_dataloader())).seconds_BA.shape == (0,)
+    assert next(iter(loader_of(seed=1).val_dataloader())).of_actions_BA.shape == (0,)
 
 
 def test_training_batches_are_shuffled_by_the_seed() -> None:

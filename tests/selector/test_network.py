@@ -17,7 +17,7 @@ PASSED = torch.ones(20, 1)
 def network(space: ActionSpace, hidden_widths: list[int] | None = None, seed: int = 0) -> SurvivalNetwork:
     torch.manual_seed(seed)
     widths = WIDTHS if hidden_widths is None else hidden_widths
-    body = RootNetwork(SCALARS, EARLY, widths, len(space.sums_SA), width=8, hidden=(16, 8), dropout=0.1)
+    body = RootNetwork(SCALARS, (), EARLY, widths, len(space.sums_SA), width=8, hidden=(16, 8), dropout=0.1)
     return SurvivalNetwork(body, space).eval()
 
 
@@ -118,7 +118,7 @@ def test_block_efficiencies_are_sums_of_predicted_survivals(space: ActionSpace) 
 
 
 def test_a_feature_that_never_varies_stays_at_zero() -> None:
-    body = RootNetwork(2, 1, WIDTHS, 3)
+    body = RootNetwork(2, (), 1, WIDTHS, 3)
     scalars = torch.tensor([[2.0, 0.3], [2.0, 0.5]])
     body.standardise(scalars)
     assert body.scale_F.tolist()[0] == 1.0
@@ -168,7 +168,21 @@ def test_every_hidden_state_counts_and_a_light_network_has_none() -> None:
     for i in range(3):
         other = [state + 1.0 * (i == j) * torch.arange(state.shape[1]) for j, state in enumerate(states)]
         assert not torch.allclose(body(scalars_BF, other, PASSED), before, atol=1e-3), i
-    light = RootNetwork(SCALARS, EARLY, [], 5)
+    light = RootNetwork(SCALARS, (), EARLY, [], 5)
     assert len(light.blocks) == 0
     assert light.mlp[0].in_features == SCALARS + 1
     assert light(scalars_BF, [], PASSED).shape == (20, 5)
+
+
+def test_numbers_of_tokens_go_in_by_their_logarithm() -> None:
+    scalars_BF = torch.rand(16, 3) * 30
+    torch.manual_seed(3)
+    counting, plain = RootNetwork(3, (0, 2), 1, [], 5), RootNetwork(3, (), 1, [], 5)
+    plain.load_state_dict({**counting.state_dict(), "count_F": plain.count_F})
+    logarithms_BF = scalars_BF.clone()
+    logarithms_BF[:, [0, 2]] = logarithms_BF[:, [0, 2]].log1p()
+    counting.standardise(scalars_BF)
+    plain.standardise(logarithms_BF)
+    outputs = counting(scalars_BF, [], torch.ones(16, 1))
+    assert torch.allclose(outputs, plain(logarithms_BF, [], torch.ones(16, 1)), atol=1e-6)
+    assert not torch.allclose(outputs, plain(scalars_BF, [], torch.ones(16, 1)), atol=0.1)
