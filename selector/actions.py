@@ -145,15 +145,6 @@ class ActionSpace:
             places_AD[a, : len(own)] = own
         return places_AD
 
-    @cached_property
-    def depth_S(self) -> Tensor:
-        """The depth t that each survival `P(tau >= t)` is of, from 1 on, int64 [S]."""
-        depth_S = torch.zeros(len(self.sums_SA), dtype=torch.int64)
-        for places_D in self.survival_of_AD:
-            kept = places_D < len(depth_S)
-            depth_S[places_D[kept]] = torch.arange(1, len(places_D) + 1)[kept]
-        return depth_S
-
     def efficiencies(self, survivals_S: Tensor) -> Tensor:
         """Block efficiencies of all actions, [..., A], in tokens, from survivals [..., S]."""
         return 1 + survivals_S @ self.sums_SA.to(survivals_S)

@@ -72,7 +72,7 @@ def read_config(path: Path) -> dict:
                 and [choice_of(action) for action in config["actions"]] == list(SPACE.actions)
                 and Action(*config["fallback"]) in SPACE.trees
                 and config["sees"] in (LIGHT, FULL)
-                and config["objective"] in ("regressor", "advantage", "policy")
+                and config["objective"] in ("regressor", "policy")
                 and config["features"]["early"] == len(EARLY_SCALARS)
                 and [each["name"] for each in config["features"]["scalars"]] == list(SCALAR_NAMES)
                 and set(config["features"]["hidden_states"]) == set(HIDDEN_STATES if config["sees"] == FULL else ())

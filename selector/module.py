@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 
 from selector.actions import ActionSpace
 from selector.data import Texts, Timed
-from selector.decision import NEVER, Mode
+from selector.decision import Mode
 from selector.network import RootNetwork, SurvivalNetwork
-from selector.objective import policy_loss, policy_ratios, saving_loss, survival_loss
+from selector.objective import policy_loss, policy_ratios, survival_loss
 from selector.schema import COUNTS, EARLY, EARLY_SCALARS, FULL, MATCH, SCALARS
 from selector.tuning import replay_mode
 
@@ -29,33 +29,26 @@ ROWS_AT_ONCE = 1 << 14
 
 @dataclass
 class Batch:
-    """Training roots: features, labels, and what the other objectives are trained with, empty for a regressor.
-
-    Attributes:
-        of_actions_BA: step times in seconds, for a policy; what actions save, in tokens, for an advantage.
-        of_root_B: the baseline's speed; how often a root is decided at.
-    """
+    """Training roots: features, labels, and what a policy is trained with, empty for a regressor."""
 
     scalars_BF: Tensor
     hidden: list[Tensor]
     survivals_BS: Tensor
-    of_actions_BA: Tensor
-    of_root_B: Tensor
+    seconds_BA: Tensor
+    base_speed_B: Tensor
 
 
 class SelectorModule(pl.LightningModule):
-    """`regressor` learns the survivals of all trees. The others learn for one machine: `policy` action probabilities
-    (DDTE eq. 12), `advantage` how much each action saves over a simpler policy (`selector.replay.savings`).
+    """`regressor` learns the survivals of all trees, `policy` action probabilities for one machine (DDTE eq. 12).
 
     A regressor knows nothing of times: they enter when it chooses (`selector.decision`).
 
     Args:
-        objective: "regressor", "policy" or "advantage".
+        objective: "regressor" or "policy".
         sees: "light", scalars alone, or "full". Either may also be asked with the early scalars.
         hidden_widths: of the hidden states, in schema order; empty for a light selector.
         network: further keyword arguments of `RootNetwork`.
         worst_weight, worst_share: lambda and alpha of DDTE eq. 12.
-        candidates: positions of the actions whose advantage is learned; all others are never to be taken.
     """
 
     def __init__(
@@ -68,7 +61,6 @@ class SelectorModule(pl.LightningModule):
         weight_decay: float,
         worst_weight: float = 1.0,
         worst_share: float = 0.05,
-        candidates: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -89,45 +81,34 @@ class SelectorModule(pl.LightningModule):
     def is_full(self) -> bool:
         return self.sees == FULL
 
-    def begin_at(self, texts: Texts, rows: Tensor, mean: Tensor | None) -> None:
-        """Scaling of the inputs, and where training begins, from the training roots alone.
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """What it may be asked with: a policy with all that it sees, a regressor with the early scalars as well."""
+        return (EARLY, self.sees) if self.is_regressor else (self.sees,)
 
-        Args:
-            mean: survivals [S] of a regressor, savings [A] of an advantage, in tokens; none of a policy.
-        """
+    def begin_at(self, texts: Texts, survivals_RS: Tensor, rows: Tensor) -> None:
+        """Scaling of the inputs, and where training begins, from the training roots alone."""
         body = self.network.body if isinstance(self.network, SurvivalNetwork) else self.network
         assert isinstance(body, RootNetwork)
         body.standardise(texts.scalars_RF[rows])
         if isinstance(self.network, SurvivalNetwork):
-            assert mean is not None
-            self.network.begin_at(mean)
-        elif mean is not None:
-            last = body.mlp[-1]
-            assert isinstance(last, torch.nn.Linear)
-            with torch.no_grad():
-                last.weight.mul_(0.1)
-                last.bias.copy_(mean)
+            self.network.begin_at(survivals_RS[rows].mean(0))
 
     def loss(self, batch: Batch) -> Tensor:
-        """Of what is said once the draft has passed the root; a regressor's, of what is said before as well, and an
-        advantage's of that alone."""
+        """Of what is said once the draft has passed the root; a regressor's, of what is said before as well."""
         passed_B1 = torch.ones(len(batch.scalars_BF), 1)
-        if self.hparams["objective"] == "advantage":
-            kept = list(self.hparams["candidates"])
-            early_BA = self.network(batch.scalars_BF, batch.hidden, 0 * passed_B1)
-            return saving_loss(early_BA[:, kept], batch.of_actions_BA[:, kept], batch.of_root_B)
         outputs = self.network(batch.scalars_BF, batch.hidden, passed_B1)
         if self.is_regressor:
             early = self.network(batch.scalars_BF, batch.hidden, 0 * passed_B1)
             return survival_loss(outputs, batch.survivals_BS, SPACE) + survival_loss(early, batch.survivals_BS, SPACE)
         efficiency_BA = SPACE.efficiencies(batch.survivals_BS)
-        ratio_B = policy_ratios(outputs, efficiency_BA, batch.of_actions_BA, batch.of_root_B)
+        ratio_B = policy_ratios(outputs, efficiency_BA, batch.seconds_BA, batch.base_speed_B)
         return policy_loss(ratio_B, self.hparams["worst_weight"], self.hparams["worst_share"])
 
     @torch.no_grad()
     def scores(self, texts: Texts, sees: str | None = None) -> Tensor:
-        """Predicted block efficiencies of all actions, in tokens, a policy's logits, or what actions save, in tokens;
-        [R, A]. Rows of first roots are without meaning.
+        """Predicted block efficiencies of all actions, in tokens, or a policy's logits; [R, A]. Rows of first roots are
+        without meaning.
 
         Args:
             sees: `early` for what it says before the draft has passed the root; all that it sees if None.
@@ -137,12 +118,7 @@ class SelectorModule(pl.LightningModule):
             passed_B1 = torch.full((len(part), 1), float(sees != EARLY))
             outputs = self.network(*texts.features(part, self.is_full), passed_B1)
             parts.append(SPACE.efficiencies(outputs.exp()) if self.is_regressor else outputs)
-        scores_RA = torch.cat(parts)
-        if self.hparams["objective"] == "advantage":
-            others_A = torch.ones(len(SPACE), dtype=torch.bool)
-            others_A[list(self.hparams["candidates"])] = False
-            scores_RA.masked_fill_(others_A, NEVER)
-        return scores_RA
+        return torch.cat(parts)
 
     def opinions(self, texts: Texts, mode: Mode) -> dict[str, Tensor]:
         """The scores at each of the times that a mode asks, [R, A] each."""
@@ -180,7 +156,7 @@ class RootsModule(pl.LightningDataModule):
     """Roots as batches: of training texts every `stride`-th, of validation texts too.
 
     Args:
-        further: `Batch.of_actions_BA` and `Batch.of_root_B` of all roots, by split; None for a regressor.
+        further: step times and the baseline's speeds of all roots, by split, for a policy; None for a regressor.
     """
 
     def __init__(

@@ -38,16 +38,6 @@ def survival_loss(log_survivals_BS: Tensor, labels_BS: Tensor, space: ActionSpac
     return cross_entropy + squared
 
 
-def saving_loss(predicted_BA: Tensor, saved_BA: Tensor, weight_B: Tensor) -> Tensor:
-    """Squared error of the savings of all actions, in the savings' unit, squared; scalar.
-
-    Args:
-        saved_BA: `selector.replay.savings`.
-        weight_B: how often a root is decided at.
-    """
-    return (weight_B.unsqueeze(-1) * (predicted_BA - saved_BA).square()).mean() / weight_B.mean()
-
-
 def policy_ratios(logits_BA: Tensor, efficiency_BA: Tensor, seconds_BA: Tensor, base_speed_B: Tensor) -> Tensor:
     """Expected tokens over expected seconds of a policy, over the baseline's speed; [B].
 

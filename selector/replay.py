@@ -128,46 +128,6 @@ def replay(survivals_RS: Tensor, action_R: Tensor, seconds_R: Tensor, layout: La
     )
 
 
-def savings(survivals_RS: Tensor, action_R: Tensor, seconds_RA: Tensor, layout: Layout, space: ActionSpace) -> Tensor:
-    """How many seconds each action saves at each root over a policy's own, if the policy decides everywhere after it.
-
-    With h(i) the expected time from root i to the end of the text under the policy a, walked backwards,
-
-        h(i) = T(a(i), i) + sum_n P(tau + 1 = n | i, a(i)) h(i + n),
-
-    an action b saves `h(i) - T(b, i) - sum_n P(tau + 1 = n | i, b) h(i + n)`. To take at every root what saves most is
-    one step of policy improvement: exact on these texts. What a step yields beyond the text's end counts: there h falls
-    by the policy's own time per token.
-
-    Args:
-        survivals_RS, action_R: as in `replay`.
-        seconds_RA: what a step with any of the actions takes at each root.
-
-    Returns:
-        float32 [R, A].
-    """
-    seconds_R = seconds_RA.gather(-1, action_R.unsqueeze(-1))[:, 0]
-    own = replay(survivals_RS, action_R, seconds_R, layout, space)
-    outcomes_RJ = outcomes(survivals_RS, action_R, space)
-    N, J = layout.row_XN.shape[1], outcomes_RJ.shape[1]
-    beyond_XN = (torch.arange(N + J) - layout.alive_XN.sum(-1, keepdim=True)).clamp(min=0)
-    ahead_XN = -beyond_XN.double() / own.speed
-    for n in reversed(range(N)):
-        row_X = layout.row_XN[:, n]
-        here_X = seconds_R[row_X] + (outcomes_RJ[row_X] * ahead_XN[:, n + 1 : n + 1 + J]).sum(-1)
-        ahead_XN[:, n] = torch.where(layout.alive_XN[:, n], here_X, ahead_XN[:, n])
-    at_XN = layout.alive_XN.nonzero(as_tuple=True)
-    rows_R = layout.row_XN[at_XN]
-    later_RJ = torch.empty(len(rows_R), J, dtype=torch.float64)
-    later_RJ[rows_R] = ahead_XN.unfold(-1, J, 1)[:, 1:][at_XN]  # h after 1, 2, .. tokens
-    ahead_R = torch.empty(len(rows_R), dtype=torch.float64)
-    ahead_R[rows_R] = ahead_XN[at_XN]
-    # a token more, in the sum over n, is what it changes h by: S_t (h(i + t + 1) - h(i + t)), summed over depths t
-    steps_RS = later_RJ.diff(dim=-1).float()[:, space.depth_S - 1]
-    changed_RA = (survivals_RS.float() * steps_RS) @ space.sums_SA
-    return (ahead_R - later_RJ[:, 0]).float().unsqueeze(-1) - seconds_RA - changed_RA
-
-
 def replay_static(
     survivals_RS: Tensor, seconds_RA: Tensor, layout: Layout, space: ActionSpace, actions: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -239,12 +239,11 @@ class Train(Section):
     """The selector's training."""
 
     verifier: str = Field("lifted_uniform", description="the one whose labels are learned; one of `verifiers`")
-    objectives: tuple[Literal["regressor", "advantage", "policy"], ...] = Field(
-        ("regressor", "advantage"),
+    objectives: tuple[Literal["policy", "regressor"], ...] = Field(
+        ("regressor", "policy"),
         min_length=1,
-        description="regressor: predicts block efficiencies, and can be moved to another machine; advantage: what each "
-        "action saves over the rule for lookups or the static tree; policy: the paper's, learns the choice itself. All "
-        "are trained, and the best by replay is kept",
+        description="regressor: predicts block efficiencies, and can be moved to another machine; policy: the paper's, "
+        "learns the choice itself. All are trained, and the best by replay is kept",
     )
     width: int = Field(32, ge=4, description="each hidden state is projected to this width")
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,9 +20,7 @@ from selector.module import RootsModule, SelectorModule
 MONITOR = "validation/replay"
 
 
-def module_of(
-    config: Config, objective: str, sees: str, hidden_widths: list[int], candidates: Sequence[int] = ()
-) -> SelectorModule:
+def module_of(config: Config, objective: str, sees: str, hidden_widths: list[int]) -> SelectorModule:
     """An untrained module as `config.train` says."""
     pl.seed_everything(config.seed, verbose=False)
     return SelectorModule(
@@ -34,7 +32,6 @@ def module_of(
         weight_decay=config.train.weight_decay,
         worst_weight=config.train.worst_weight,
         worst_share=config.train.worst_share,
-        candidates=list(candidates),
     )
 
 

@@ -21,18 +21,7 @@ from pipelines.config import Config
 from pipelines.data.traces import load_traces, settings_of, timed, traces_folder
 from pipelines.latency.profile import load_profile
 from pipelines.train.fitting import fit, module_of
-from pipelines.train.judging import (
-    Statics,
-    asked_with,
-    candidates,
-    judge,
-    judge_rules,
-    monitored,
-    saved,
-    setting_of,
-    statics,
-    step_times,
-)
+from pipelines.train.judging import Statics, judge, judge_rules, monitored, setting_of, statics, step_times
 from pipelines.train.potential import potentials
 from pipelines.train.potential import rows_of as potential_rows
 from pipelines.train.potential import table_of as potential_table
@@ -52,7 +41,7 @@ TIE = 1.0  # standard errors by which a dearer selector must be ahead of a cheap
 
 
 def kinds(config: Config) -> list[tuple[str, str]]:
-    """Objective and features of the selectors that are trained: all but regressors see what the cheaper one sees."""
+    """Objective and features of the selectors that are trained: a policy sees what the cheaper selector sees."""
     seen = (LIGHT, FULL) if config.data.features == FULL else (LIGHT,)
     return [
         (objective, sees)
@@ -99,7 +88,7 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
             name = kind_name(objective, sees)
             with mlflow.start_run(run_name=f"train-{name}", nested=True) as nested:
                 run_id = nested.info.run_id
-                module = trained(config, objective, sees, splits, bases, rules, profile, folder / name, run_id)
+                module = trained(config, objective, sees, splits, bases, profile, folder / name, run_id)
                 judged = judge(module, splits["validation"], bases, verifier, profile)
                 found[name] = row_of(name, objective, sees, judged, rules, bases, run_id)
                 mlflow.log_params({"objective": objective, "sees": sees})
@@ -133,7 +122,6 @@ def trained(
     sees: str,
     splits: dict[str, Texts],
     bases: list[Statics],
-    rules: list[Judged],
     profile: LatencyProfile,
     folder: Path,
     run_id: str,
@@ -141,12 +129,10 @@ def trained(
     """One selector, as it was at its best epoch."""
     own, verifier = {name: splits[name] for name in ("train", "validation")}, config.train.verifier
     widths = [splits["train"].hidden[name].shape[1] for name in HIDDEN_STATES] if sees == FULL else []
-    module = module_of(config, objective, sees, widths, candidates(bases) if objective == "advantage" else ())
+    module = module_of(config, objective, sees, widths)
     further = None
     if objective == "policy":
         further = {name: step_times(texts, bases, verifier, profile, sees) for name, texts in own.items()}
-    elif objective == "advantage":
-        further = {name: saved(texts, bases, rules, verifier, profile) for name, texts in own.items()}
     roots = RootsModule(
         own,
         verifier,
@@ -156,16 +142,9 @@ def trained(
         config.seed,
         further,
     )
-    rows, mean = roots.rows["train"], None
-    if objective == "regressor":
-        mean = own["train"].labels(verifier, rows, SPACE).mean(0)
-    elif objective == "advantage":
-        assert further is not None
-        saved_RA, weight_R = further["train"]
-        mean = (weight_R[rows, None] * saved_RA[rows]).sum(0) / weight_R[rows].sum()
-    module.begin_at(own["train"], rows, mean)
+    module.begin_at(own["train"], own["train"].labels(verifier, slice(None), SPACE), roots.rows["train"])
     module.judged = [
-        (timed(own["validation"], setting_of(base.mode), verifier, profile), monitored(base.mode, asked_with(module)))
+        (timed(own["validation"], setting_of(base.mode), verifier, profile), monitored(base.mode, module.asked))
         for base in bases
     ]
     return fit(config, module, roots, folder, run_id)

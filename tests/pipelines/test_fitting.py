@@ -9,16 +9,13 @@ from typing import Any
 import mlflow
 import pytest
 import torch
-from torch import Tensor
 
 from pipelines.config import Config
 from pipelines.train.fitting import MONITOR, fit, module_of
-from pipelines.train.judging import asked_with, monitored
-from selector.data import Texts
+from pipelines.train.judging import monitored
 from selector.module import RootsModule, SelectorModule
-from selector.replay import savings
-from selector.schema import EARLY, FULL, LIGHT
-from selector.tuning import decided, replay_mode
+from selector.schema import FULL, LIGHT
+from selector.tuning import replay_mode
 from tests.selector.synthetic import SPACE, WIDTHS, static_mode, texts, timed
 
 EPOCHS = 4
@@ -38,35 +35,27 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return mlflow.MlflowClient()
 
 
-def further_of(data: Texts, objective: str) -> tuple[Tensor, Tensor]:
-    """What a policy, or an advantage over the best static tree, is trained with."""
-    own = timed(data)
-    if objective == "policy":
-        return own.seconds((LIGHT,)), torch.full((len(data.length_R),), 300.0)
-    action_R = decided(own, {}, static_mode(own)).action_R
-    saved_RA = savings(own.survivals_RS, action_R, own.seconds((EARLY,)), data.layout, SPACE)
-    return 300 * saved_RA, torch.ones(len(action_R))
-
-
 def fitted(folder: Path, objective: str, sees: str) -> tuple[SelectorModule, str]:
     """What training gives back, and the run with its curves."""
     splits = {"train": texts(12, seed=1, sees=sees), "validation": texts(8, seed=2, sees=sees)}
-    module = module_of(CONFIG, objective, sees, WIDTHS if sees == FULL else [], range(len(SPACE)))
-    further = None if objective == "regressor" else {name: further_of(data, objective) for name, data in splits.items()}
+    module = module_of(CONFIG, objective, sees, WIDTHS if sees == FULL else [])
+    further = (
+        None
+        if objective == "regressor"
+        else {
+            name: (timed(data).seconds((LIGHT,)), torch.full((len(data.length_R),), 300.0))
+            for name, data in splits.items()
+        }
+    )
     roots = RootsModule(splits, "traversal", sees, 1, CONFIG.train.batch, CONFIG.seed, further)
-    rows, mean = roots.rows["train"], None
-    if objective == "regressor":
-        mean = splits["train"].labels("traversal", rows, SPACE).mean(0)
-    module.begin_at(splits["train"], rows, mean)
+    module.begin_at(splits["train"], splits["train"].labels("traversal", slice(None), SPACE), roots.rows["train"])
     validation = timed(splits["validation"])
-    module.judged = [(validation, monitored(static_mode(validation), asked_with(module)))]
+    module.judged = [(validation, monitored(static_mode(validation), module.asked))]
     with mlflow.start_run() as run:
         return fit(CONFIG, module, roots, folder, run.info.run_id), run.info.run_id
 
 
-@pytest.mark.parametrize(
-    ("objective", "sees"), [("regressor", LIGHT), ("regressor", FULL), ("policy", LIGHT), ("advantage", LIGHT)]
-)
+@pytest.mark.parametrize(("objective", "sees"), [("regressor", LIGHT), ("regressor", FULL), ("policy", LIGHT)])
 def test_all_epochs_are_trained_and_the_best_one_by_replay_is_kept(
     tmp_path: Path, client: Any, objective: str, sees: str
 ) -> None:
@@ -82,7 +71,7 @@ def test_all_epochs_are_trained_and_the_best_one_by_replay_is_kept(
     assert [file.name for file in (tmp_path / "fitted").iterdir()] == ["best.ckpt"]
     data = timed(texts(8, seed=2, sees=sees))
     static = static_mode(data)
-    mode = monitored(static, asked_with(kept))
+    mode = monitored(static, kept.asked)
     mine = replay_mode(data, kept.opinions(data.texts, mode), mode, policy=objective != "regressor")
     ratio = mine.speed / replay_mode(data, {}, static).speed
     assert ratio == pytest.approx(max(curves[MONITOR]), rel=1e-5)

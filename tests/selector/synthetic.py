@@ -129,9 +129,7 @@ def module(objective: str = "regressor", sees: str = LIGHT, seed: int = 0) -> Se
         weight_decay=0.0,
     )
     data = texts(sees=sees, repeats=0.1)
-    rows = (~data.first_R).nonzero()[:, 0]
-    mean = data.labels("traversal", rows, SPACE).mean(0) if objective == "regressor" else None
-    made.begin_at(data, rows, mean)
+    made.begin_at(data, data.labels("traversal", slice(None), SPACE), (~data.first_R).nonzero()[:, 0])
     return made.eval()
 
 

@@ -45,7 +45,7 @@ def trained(objective: str, sees: str) -> tuple[SelectorModule, Timed, Mode]:
     for _ in range(STEPS):
         rows = torch.randint(len(batch.scalars_BF), (96,), generator=generator)
         hidden = [state[rows] for state in batch.hidden]
-        rest = (each[rows] for each in (batch.survivals_BS, batch.of_actions_BA, batch.of_root_B))
+        rest = (each[rows] for each in (batch.survivals_BS, batch.seconds_BA, batch.base_speed_B))
         optimiser.zero_grad()
         made.training_step(Batch(batch.scalars_BF[rows], hidden, *rest), 0).backward()
         optimiser.step()
@@ -152,7 +152,7 @@ def test_each_objective_has_its_own_loss() -> None:
     assert torch.equal(regressor.loss(batch), sum(parts)) and parts[0] != parts[1]
     logits_BA = policy.network(batch.scalars_BF, [], passed_B1)
     efficiency_BA = SPACE.efficiencies(batch.survivals_BS)
-    ratio_B = policy_ratios(logits_BA, efficiency_BA, batch.of_actions_BA, batch.of_root_B)
+    ratio_B = policy_ratios(logits_BA, efficiency_BA, batch.seconds_BA, batch.base_speed_B)
     worst = (1 - ratio_B).clamp(min=0).square().topk(2).values.mean()  # a twentieth of 36 roots
     assert policy.loss(batch).item() == pytest.approx((worst - ratio_B.log().mean()).item(), rel=1e-5)
 
@@ -208,11 +208,11 @@ def test_batches_hold_the_roots_they_say() -> None:
     batch, rows = batches[1], torch.tensor(wanted[6:12])
     assert torch.equal(batch.survivals_BS, data.labels("traversal", rows, SPACE))
     assert 0 < float(batch.survivals_BS[:, SPACE.tree_survivals :].mean()) < 1
-    assert torch.equal(batch.of_actions_BA, timed(data).seconds((FULL,))[rows])
-    assert batch.of_root_B.tolist() == rows.tolist()
+    assert torch.equal(batch.seconds_BA, timed(data).seconds((FULL,))[rows])
+    assert batch.base_speed_B.tolist() == rows.tolist()
     _, states = data.features(rows, True)
     assert all(torch.equal(mine, own) for mine, own in zip(batch.hidden, states, strict=True))
-    assert next(iter(loader_of(seed=1).val_dataloader())).of_actions_BA.shape == (0,)
+    assert next(iter(loader_of(seed=1).val_dataloader())).seconds_BA.shape == (0,)
 
 
 def test_training_batches_are_shuffled_by_the_seed() -> None:
