@@ -26,7 +26,7 @@ from selector.schema import (
     InputError,
 )
 
-FORMAT = "espalier-selector-4"
+FORMAT = "espalier-selector-5"
 CHECKSUMS = "SHA256SUMS"
 SPACE = ActionSpace.with_lookups()
 

@@ -15,6 +15,7 @@ tr:nth-child(even) { background: #f4f4f4 } td:first-child, th:first-child { text
 img { max-width: 100% } figure { display: flex; flex-wrap: wrap; gap: 1rem; margin: 1rem 0 }
 figure img { flex: 0 1 34rem; min-width: 0; object-fit: contain } figure img:only-child { flex-basis: auto }
 pre { font-size: 12px; background: #f4f4f4; padding: 1rem; overflow: auto }
+.strip { white-space: pre-wrap; line-height: 1.7 } .lookup { background: #bfe3c0 } .draft { background: #c3d9f3 }
 @media (max-width: 500px) {
   thead { display: none } table, tbody, tr { display: block } tr { padding: .4rem 0; border-bottom: 1px solid #ccc }
   td, td:first-child { display: flex; justify-content: space-between; text-align: right }

@@ -49,7 +49,7 @@ class Assistant:
         handle = pair.target.register_forward_hook(count)
         torch.manual_seed(seed)
         try:
-            with _quiet(), without_own_settings(pair.target, pair.draft):
+            with quiet(), without_own_settings(pair.target, pair.draft):
                 self._configure(pair.draft.generation_config)
                 start = time.perf_counter()
                 output = generate(
@@ -75,7 +75,7 @@ class Assistant:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the library's remarks on how it calls itself."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()

@@ -45,6 +45,7 @@ from pipelines.evaluate.methods import (
     static_methods,
 )
 from pipelines.evaluate.replays import repeats, replays, synthetic_clocks, synthetic_methods, synthetic_summary
+from pipelines.evaluate.strips import strips
 from pipelines.export.artefact import build
 from pipelines.latency.profile import load_profile
 from pipelines.pair.loading import load_pair
@@ -55,7 +56,7 @@ from selector.rules import AcceptanceRule
 from selector.runtime import LatencyProfile, Selector
 from selector.tuning import tuned_rule
 
-FORMAT = 4  # of `evaluation.json`
+FORMAT = 5  # of `evaluation.json`
 GREEDY_PROMPTS = 20
 TUNING_PROMPTS = 3  # on which assisted generation's constant is tuned, for every sampling setting
 
@@ -96,6 +97,7 @@ def run(config: Config) -> None:
             "decisions": chosen_of(result)["modes"],
             "repeats": repeats(config, contenders, splits["test"], profile),
             "greedy": greedy,
+            "strips": strips(config, pair, prompts[0], contenders),
         }
         evaluation["summary"] |= synthetic_summary(replayed)
         stage.replace()

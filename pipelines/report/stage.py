@@ -19,6 +19,7 @@ from pipelines.evaluate import findings, losslessness
 from pipelines.evaluate.methods import AUTOREGRESSIVE
 from pipelines.latency.profile import load_profile
 from pipelines.report import plots
+from pipelines.report.strips import strip_section
 from pipelines.train.result import chosen_of, load_module, load_result
 from selector.files import atomically
 from selector.replay import Ratio
@@ -82,6 +83,7 @@ def page(config: Config, evaluation: dict[str, Any], realised_rows: list[dict[st
     training = load_result(config)
     sections = [
         *_found(evaluation),
+        strip_section(evaluation["strips"]),
         *_trees(config, profile, training),
         (
             "Do the labels describe the decoder?",

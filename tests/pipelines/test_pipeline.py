@@ -99,6 +99,11 @@ def test_every_method_has_an_entry_for_each_setting(demo: tuple[Path, str]) -> N
     assert {row["clock"] for row in evaluation["replayed"]} == {"wall"}
     assert {row["texts"].split()[0] for row in evaluation["repeats"]} <= {"with", "without"}
     assert sum(row["count"] for row in evaluation["repeats"]) <= 3 * TEXTS
+    assert len(evaluation["strips"]) == len(evaluation["summary"]["by_setting"])
+    for strip in evaluation["strips"]:
+        assert {step["source"] for step in strip["steps"]} <= {"lookup", "draft", "nothing"}
+        assert all(step["accepted"] == "" for step in strip["steps"] if step["source"] == "nothing")
+        assert all(step["extra"] for step in strip["steps"][:-1])
     assert evaluation["greedy"]["continuations"] == 9 and not evaluation["greedy"]["differing"]
 
 
