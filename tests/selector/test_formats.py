@@ -33,6 +33,7 @@ from tests.selector.exported import (
 
 CPP = Path(__file__).parents[2] / "selector" / "cpp"
 TORCH = Path(torch.__file__).parent
+COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
 @pytest.mark.parametrize(("objective", "sees"), KINDS)
@@ -78,6 +79,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@COMPILER
 @torch.no_grad()
 def test_the_compiled_package_decides_as_torchscript(compiled: Path) -> None:
     """In batches of any size."""
@@ -94,7 +96,7 @@ def test_the_compiled_package_decides_as_torchscript(compiled: Path) -> None:
             assert (found_B == index_B).float().mean() >= 0.9
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@COMPILER
 def test_cpp_prints_the_same_actions(compiled: Path, tmp_path: Path) -> None:
     program = tmp_path / "example"
     api = TORCH / "include" / "torch" / "csrc" / "api" / "include"
