@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
-from transformers.utils.hub import cached_file
+from transformers.utils.hub import cached_file, extract_commit_hash
 
 from data_gen.masks import check_attention
 from selector.files import atomically
@@ -174,6 +174,11 @@ class _Checksums:
 
 def _check(key: str, digest: str) -> str:
     return f"{zlib.crc32(f'{key} {digest}'.encode()):08x}"
+
+
+def revision(name: str) -> str | None:
+    """The commit on the hub that a model was read at; None of a directory."""
+    return None if Path(name).is_dir() else extract_commit_hash(str(cached_file(name, CONFIG)), None)
 
 
 def hidden_width(name: str, role: str) -> int:

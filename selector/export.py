@@ -112,6 +112,7 @@ def _config(module: SelectorModule, verifier: str, fallback: Action, modes: Sequ
         "objective": module.hparams["objective"],
         "sees": module.hparams["sees"],
         "verifier": verifier,
+        "style": "iid",  # how the branches of a tree are drawn
         "features": {
             "early": len(EARLY_SCALARS),
             "scalars": [asdict(scalar) for scalar in SCALARS],

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from data_gen.checkpoints import revision
 from pipelines.common.stage import provenance
 from pipelines.config import Config
 from pipelines.data.traces import timed
@@ -45,7 +46,12 @@ def build(config: Config, folder: Path, splits: dict[str, Texts], evaluation: di
     if config.export.tiers is not None:
         modes, tiers = limited_modes(config, module, texts, modes, profile)
     facts: dict[str, Any] = {
-        "pair": {"target": target, "draft": draft, "fingerprint": profile.pair},
+        "pair": {
+            "target": target,
+            "draft": draft,
+            "revisions": {"target": revision(target), "draft": revision(draft)},
+            "fingerprint": profile.pair,
+        },
         "run_id": chosen["run_id"],
         "metrics": {
             **chosen["metrics"],

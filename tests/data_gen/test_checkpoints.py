@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from data_gen.checkpoints import RANDOM, positions
+from data_gen.checkpoints import RANDOM, positions, revision
 from data_gen.models import ModelPair
 from selector.schema import InputError
 from tests.conftest import save_pair
@@ -109,3 +111,17 @@ def test_configs_alone_are_a_pair_with_random_weights(folders: tuple[Path, Path]
             if file.name != "config.json":
                 file.unlink()
     assert len(ModelPair.load(str(folders[0]), str(folders[1]), "cpu", shapes=True).tokenizer("sixty-four")[0]) == 10
+
+
+def test_the_commit_of_a_hub_model_is_known(tmp_path: Path, pair_folders: tuple[str, str]) -> None:
+    """From the library's own store, filled as a download fills it; no network."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    store = tmp_path / "hub" / "models--org--tiny"
+    shutil.copytree(pair_folders[0], store / "snapshots" / commit)
+    (store / "refs").mkdir()
+    (store / "refs" / "main").write_text(commit)
+    program = "from data_gen.checkpoints import revision; print(revision('org/tiny'))"
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == commit
+    assert revision(pair_folders[0]) is None
