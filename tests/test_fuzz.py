@@ -160,7 +160,8 @@ def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(st.data(), st.sampled_from(["config.json", "latency.json"]))
 def test_artefacts_whose_checksums_were_made_to_fit(artefact: Path, data: st.DataObject, name: str) -> None:
     """Worse than damage: a file that was edited, and the checksums with it. Then it decides, or says what is wrong."""
-    originals = {path.name: path.read_bytes() for path in artefact.iterdir()}
+    files = [path for path in artefact.rglob("*") if path.is_file()]
+    originals = {path.relative_to(artefact).as_posix(): path.read_bytes() for path in files}
     try:
         (artefact / name).write_text(json.dumps(changed(json.loads(originals[name]), data)))
         names = sorted(set(originals) - {CHECKSUMS})
