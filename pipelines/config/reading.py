@@ -73,6 +73,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
 def _one_line(error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
+    key = key if key.isprintable() else repr(key)  # a line break in it would make two lines of the message
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if first["type"] == "extra_forbidden":
         plain = ".".join(str(part) for part in first["loc"] if isinstance(part, str))

@@ -32,6 +32,7 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
         ("verifiers=[travresal]", "verifiers: unknown verifier 'travresal'; known are"),
         ("verifiers=[specinfer]", "train.verifier: 'lifted_uniform' is not among verifiers"),
         ("verifiers=[khisti,lifted_uniform]", "verifiers: khisti has no labels along a text"),
+        ('pair.embedded.target={"a\\nb": 1}', r"unknown key 'pair.embedded.target.a\nb'"),
         ("train.objectives=[judge]", "train.objectives.0: Input should be 'policy' or 'regressor'"),
         ("evaluate.gpu_like=[0]", "evaluate.gpu_like.0: Input should be greater than 0"),
         ("audit.roots=8", "audit: roots: fewer than 8 for each of 8 sampling settings"),
