@@ -120,12 +120,16 @@ class Selector:
             return Tuned(self, mode)
         allowed = _allowed(nodes, shapes)
         speed_A = static_speeds(self.config, self.modes.index(mode), self.latency)
+        own = SPACE.index(mode.action)
         best = max((a for a in allowed if a < len(SPACE.trees)), key=speed_A.__getitem__)
+        copies = mode.rule is not None and SPACE.index(Lookup(mode.rule.length)) in allowed
+        if copies and own in allowed:
+            best = own  # the tree that goes with the rule, which the fastest one alone need not be
         # with fewer trees to choose from, decoding is slower, and so time is worth less
-        speed = mode.speed * float(speed_A[best] / speed_A[SPACE.index(mode.action)])
+        speed = mode.speed * float(speed_A[best] / speed_A[own])
         kept = tuple(a for a in allowed if not mode.allowed or a in mode.allowed) or tuple(allowed)
         changed = replace(mode, action=SPACE.trees[best], speed=speed, allowed=tuple(sorted({*kept, best})))
-        if mode.rule is not None and SPACE.index(Lookup(mode.rule.length)) not in allowed:
+        if mode.rule is not None and not copies:
             changed = changed.static_only()
         return Tuned(self, changed)
 

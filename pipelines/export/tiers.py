@@ -152,7 +152,8 @@ def worth_of(setting: Setting) -> Worth:
 
 
 def _mode(setting: Setting, shapes: list[int]) -> Mode:
-    """The mode of some shapes alone, with the best static tree among them."""
+    """The mode of some shapes alone: with the tree that goes with its rule, if both are among them, or the best static
+    tree of them."""
     space = setting.timed.space
     allowed_A = torch.zeros(len(space), dtype=torch.bool)
     allowed_A[shapes] = True
@@ -160,6 +161,8 @@ def _mode(setting: Setting, shapes: list[int]) -> Mode:
     rule = setting.mode.rule
     if rule is not None and space.index(Lookup(rule.length)) not in shapes:
         return replace(setting.mode.static_only(), action=action)
+    if rule is not None and space.index(setting.mode.action) in shapes:
+        action = setting.mode.action
     return replace(setting.mode, action=action, allowed=tuple(sorted(shapes)))
 
 

@@ -41,6 +41,7 @@ LIMITS = [
     (9, [(2, 2, 3), (2, 2, 8)]),
     (None, [(4, 8, 8), (4, 8, 7)]),  # none of the limited mode's own
     (None, [(1, 3, 0), (2, 0, 4), (8,), (16,)]),
+    (None, [(1, 4, 0), (1, 3, 0), (2, 2, 3), (8,)]),  # the rule's own tree, and faster ones
     (0, None),
 ]
 
@@ -67,6 +68,8 @@ def test_only_allowed_trees_are_chosen(
     speed_A = static_speeds(selector.config, MODES.index(mode), selector.latency)
     best = max((a for a in can if a < len(SPACE.trees)), key=lambda a: float(speed_A[a]))
     copies = mode.rule is not None and SPACE.index(Lookup(mode.rule.length)) in can
+    if copies and SPACE.index(mode.action) in can:
+        best = SPACE.index(mode.action)  # the tree that goes with the rule
     assert (tuned.sees, tuned.mode.rule) == ((mode.sees, mode.rule) if mode.decides or copies else ((), None))
     assert tuned.select(None) == SPACE.actions[best]
     own = mode.allowed or range(len(SPACE))
