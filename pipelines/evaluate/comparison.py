@@ -69,7 +69,7 @@ def evaluation(config: Config, rows: Rows, replayed: Rows) -> dict[str, Any]:
         for row in rows:
             if (row["temperature"], row["top_p"]) == key:
                 by_method.setdefault(row["method"], []).append(row)
-        speeds = {name: _speed(mine, sources, weights) for name, mine in by_method.items()}
+        speeds = {name: speed(mine, sources, weights) for name, mine in by_method.items()}
         names = sorted(by_method, key=lambda name: (name == SELECTOR, name != AUTOREGRESSIVE, name))
         own = {
             row["method"]: row for row in replayed if (row["clock"], row["temperature"], row["top_p"]) == (WALL, *key)
@@ -129,7 +129,7 @@ def _total(rows: Rows, key: str) -> float:
     return sum(row[key] for row in rows)
 
 
-def _speed(rows: Rows, sources: list[str], weights: np.ndarray) -> np.ndarray:
+def speed(rows: Rows, sources: list[str], weights: np.ndarray) -> np.ndarray:
     """Tokens per second under each set of source weights: sums over sums."""
     of = [row["source"] for row in rows]
     tokens, seconds = (sums_by_source([row[key] for row in rows], of, sources) for key in ("tokens", "seconds"))

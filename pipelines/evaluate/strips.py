@@ -20,7 +20,7 @@ from selector.data import Setting
 def strips(
     config: Config, pair: ModelPair, prompt: Prompt, contenders: dict[Setting, list[Method]]
 ) -> list[dict[str, Any]]:
-    """For each sampling setting the prompt's end and the steps: `source` (lookup, draft or nothing), `drafted`, the
+    """For each sampling setting the steps: `source` (lookup, draft or nothing), `drafted`, the
     `accepted` text, and the text of the `extra` token that verification adds."""
     found = []
     tokens = encode(config, pair, prompt)

@@ -32,11 +32,18 @@ TIE = 1e-3  # tokens: the two ways to choose sum in another order
 SPACE = ActionSpace.with_lookups()
 
 
-def build(config: Config, folder: Path, splits: dict[str, Texts], evaluation: dict[str, Any] | None = None) -> Selector:
+def build(
+    config: Config,
+    folder: Path,
+    splits: dict[str, Texts],
+    evaluation: dict[str, Any] | None = None,
+    compiled: bool = False,
+) -> Selector:
     """Write the artefact of the chosen module; InputError if it does not choose as the trained module does.
 
     Args:
         evaluation: the summary of its evaluation, where there is one.
+        compiled: whether to compile it for C++, too.
     """
     result, profile = load_result(config), load_profile(config)
     module, chosen = load_module(config, result["chosen"], result), chosen_of(result)
@@ -69,7 +76,6 @@ def build(config: Config, folder: Path, splits: dict[str, Texts], evaluation: di
 
     # one answer for a root without features, whatever the sampling setting: the median static tree
     fallback = sorted((Action(*mode["action"]) for mode in modes), key=lambda action: action.nodes)[len(modes) // 2]
-    compiled = config.export.compiled
     return write_artefact(folder, module, profile, config.train.verifier, fallback, modes, facts, check, compiled)
 
 

@@ -62,7 +62,7 @@ def _write(config: Config, stage: Stage, evaluation: dict[str, Any] | None) -> N
     folder, pair = config.folder / "selector", load_profile(config).pair
     with mlflow_run(config, "export") as mlflow:
         stage.replace()
-        selector = build(config, folder, load_traces(config, pair), evaluation)
+        selector = build(config, folder, load_traces(config, pair), evaluation, config.export.compiled)
         mlflow.log_artifacts(str(folder), "selector")
         register(stage, mlflow, selector, "selector")
         compared = selector.config["metrics"]["actions_compared"]

@@ -22,9 +22,10 @@ from data_gen.models import ModelPair, without_own_settings
 from data_gen.sampling import Sampling
 from pipelines.common.console import console
 from pipelines.common.prompts import encode, prompts_of
-from pipelines.common.statistics import interval, source_weights, sums_by_source
+from pipelines.common.statistics import interval, source_weights
 from pipelines.config import Config, load_config
 from pipelines.evaluate.assisted import quiet
+from pipelines.evaluate.comparison import speed
 from pipelines.pair.loading import load_pair
 from selector.runtime import load_selector
 
@@ -37,6 +38,8 @@ def main(file: str, *overrides: str) -> None:
     torch.set_num_threads(config.pair.threads or torch.get_num_threads())
     pair, selector = load_pair(config), load_selector(config.folder / "selector")
     prompts = prompts_of(config, pair, "test", PROMPTS)
+    sources = sorted({prompt.source for prompt in prompts})
+    weights = source_weights(len(sources), config.evaluate.bootstrap, config.seed)
     methods: dict[str, dict[str, Any]] = {
         PLAIN: {},
         ASSISTED: {"assistant_model": pair.draft},
@@ -44,20 +47,19 @@ def main(file: str, *overrides: str) -> None:
     }
     table = Table("setting", *(f"{name}, tokens/s over plain" for name in methods if name != PLAIN), "same text")
     for setting in config.sampling:
-        seconds: dict[str, list[float]] = {name: [] for name in methods}
-        tokens: dict[str, list[float]] = {name: [] for name in methods}
+        rows: dict[str, list[dict[str, Any]]] = {name: [] for name in methods}
         equal = 0
         for number, prompt in enumerate(prompts):
             texts = {}
             for name, arguments in methods.items():
                 begin = time.perf_counter()
                 texts[name] = generated(config, pair, setting.build(), encode(config, pair, prompt), number, arguments)
-                seconds[name].append(time.perf_counter() - begin)
-                tokens[name].append(len(texts[name]))
+                seconds = time.perf_counter() - begin
+                rows[name].append({"source": prompt.source, "seconds": seconds, "tokens": len(texts[name])})
             equal += texts[OURS] == texts[PLAIN]
-        speed = speeds([prompt.source for prompt in prompts], tokens, seconds)
+        speeds = {name: speed(own, sources, weights) for name, own in rows.items()}
         same = f"{equal} of {len(prompts)}" if setting.temperature == 0 else ""
-        table.add_row(str(setting.build()), *(ratio(speed[n] / speed[PLAIN]) for n in methods if n != PLAIN), same)
+        table.add_row(str(setting.build()), *(ratio(speeds[n] / speeds[PLAIN]) for n in methods if n != PLAIN), same)
     console.print(table)
 
 
@@ -79,17 +81,6 @@ def generated(
             **arguments,
         )
     return output[0, len(prompt) :].tolist()
-
-
-def speeds(of: list[str], tokens: dict[str, list[float]], seconds: dict[str, list[float]]) -> dict[str, np.ndarray]:
-    """Tokens per second of each method: over all prompts, then over resamples of their sources."""
-    sources = sorted(set(of))
-    weights = source_weights(len(sources), 2000, 0)
-    return {
-        name: (weights @ sums_by_source(tokens[name], of, sources))
-        / (weights @ sums_by_source(seconds[name], of, sources))
-        for name in tokens
-    }
 
 
 def ratio(values: np.ndarray) -> str:
