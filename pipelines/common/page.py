@@ -39,6 +39,11 @@ def note(words: str) -> str:
     return f"<p class='note'>{html.escape(words)}</p>"
 
 
+def folded(title: str, text: str) -> str:
+    """A long text that opens at a click on its title."""
+    return f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(text)}</pre></details>"
+
+
 def listed(lines: Iterable[str]) -> str:
     """Lines of text as a list."""
     return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"

@@ -9,7 +9,7 @@ from typing import Any
 
 from data_gen.sampling import Sampling
 from pipelines.common.files import read_json
-from pipelines.common.page import STYLE, images, listed, note, table, text_of
+from pipelines.common.page import STYLE, folded, images, listed, note, table, text_of
 from pipelines.common.stage import Stage, provenance, verify
 from pipelines.common.tracking import describe, mlflow_run
 from pipelines.config import Config
@@ -95,7 +95,7 @@ def page(config: Config, evaluation: dict[str, Any], realised_rows: list[dict[st
         ),
         ("Is greedy text unchanged?", f"<p>{html.escape(losslessness.summary(evaluation['greedy']))}.</p>"),
         *_machine(config, profile, training),
-        ("Provenance", f"<pre>{html.escape(json.dumps(provenance(config), indent=1))}</pre>"),
+        ("Provenance", folded("config, versions and commit", json.dumps(provenance(config), indent=1))),
     ]
     body = "".join(f"<h2>{html.escape(title)}</h2>{content}" for title, content in sections if content)
     head = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Espalier: {config.name}</title>{STYLE}"

@@ -2,7 +2,8 @@
 
     python -m tests.pipelines.flips RUN_FOLDER 200 [section.key=value ...]
 
-copies the run for every flip and prints how many were refused, mended, or without effect. None may pass.
+copies the run for every flip, prints what was made of it, and how many were refused, mended, or without effect. None
+may pass.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def flip(path: Path, rng: random.Random) -> None:
     path.write_bytes(content)
 
 
-def outcome(folder: Path, original: Path, damaged: Path, overrides: list[str]) -> str:
-    """What `demo` makes of a run with one damaged file: `refused`, `mended`, `without effect`, or `passed`.
+def outcome(folder: Path, original: Path, damaged: Path, overrides: list[str]) -> tuple[str, str]:
+    """What `demo` makes of a run with one damaged file: `refused`, `mended`, `without effect`, or `passed`; and why.
 
     Args:
         folder: holds `runs/demo`, a copy of `original`.
@@ -56,15 +57,15 @@ def outcome(folder: Path, original: Path, damaged: Path, overrides: list[str]) -
         try:
             run("demo", ROOT / "configs" / "demo.yaml", overrides, plan=False)
         except InputError as error:
-            return "refused" if "\n" not in str(error) else "passed"
+            return "refused" if "\n" not in str(error) else "passed", str(error)
         finally:
             console.file = None  # whatever the output is by then
     now = folder / "runs" / "demo" / damaged
     if not now.exists() or now.read_bytes() == (original / damaged).read_bytes():
-        return "mended"
+        return "mended", "as it was, or removed"
     if "made anew" in said.getvalue():
-        return "mended"
-    return "without effect" if _means_the_same(now, original / damaged) else "passed"
+        return "mended", "made anew"
+    return ("without effect", "nothing reads it") if _means_the_same(now, original / damaged) else ("passed", "")
 
 
 def _means_the_same(one: Path, other: Path) -> bool:
@@ -98,14 +99,17 @@ def main() -> None:
     rng = random.Random(0)
     kinds = files_of(original)
     found: Counter[str] = Counter()
-    for number in range(count):
-        damaged = kinds[number % len(kinds)]
-        with tempfile.TemporaryDirectory() as temporary:
-            shutil.copytree(original, Path(temporary) / "runs" / "demo")
-            flip(Path(temporary) / "runs" / "demo" / damaged, rng)
-            result = outcome(Path(temporary), original, damaged, overrides)
-        found[result] += 1
-        print(f"{result:14} {damaged}", file=sys.stderr)
+    with tempfile.TemporaryDirectory() as store:
+        # one store for all: MLflow keeps a process's connection to it, and the folder of each flip goes
+        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{store}/mlflow.db"
+        for number in range(count):
+            damaged = kinds[number % len(kinds)]
+            with tempfile.TemporaryDirectory() as temporary:
+                shutil.copytree(original, Path(temporary) / "runs" / "demo")
+                flip(Path(temporary) / "runs" / "demo" / damaged, rng)
+                result, why = outcome(Path(temporary), original, damaged, overrides)
+            found[result] += 1
+            print(f"{result:14} {damaged}: {why}", file=sys.stderr)
     print(dict(found), file=sys.stderr)
 
 
