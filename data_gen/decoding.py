@@ -16,7 +16,7 @@ from torch import Tensor
 
 from data_gen.clock import Clock
 from data_gen.drafting import Draft, draft_lookup, draft_tree
-from data_gen.features import ModelRow, ModelRows, RootKnowledge
+from data_gen.features import Accepted, ModelRow, ModelRows, RootKnowledge
 from data_gen.lookup import LookupIndex
 from data_gen.models import CachedModel, ModelPair, Pass
 from data_gen.sampling import Sampling
@@ -267,7 +267,7 @@ class _Context:
         """Keep the accepted path in both caches and append its tokens and the extra one."""
         self.target.keep([0, *path])
         if self.knowledge is not None:
-            self.knowledge.committed(target, [0, *path], tokens)
+            self.knowledge.committed(Accepted(target, [0, *path]), tokens)
         if draft is not None:
             passed = [node for node in path if node in draft.row_of]
             self.draft.keep([draft.row_of[node] for node in passed])

@@ -41,6 +41,25 @@ class ModelRow(NamedTuple):
     hidden_D: Tensor
 
 
+class Accepted:
+    """What a step's target pass says of its root and the accepted nodes, asked for where a history needs it."""
+
+    def __init__(self, rows: ModelRows, nodes: Sequence[int]) -> None:
+        self._rows, self._nodes = rows, list(nodes)
+
+    def entropies(self) -> list[float]:
+        """Of the target after each."""
+        return entropies(_some(self._rows.logits_NV, self._nodes))
+
+    def of_next(self, tokens: Sequence[int]) -> list[float]:
+        """The probability of the token that follows each."""
+        return _of_next(self._rows.probs_NV, self._nodes, tokens)
+
+    def hidden_D(self) -> Tensor:
+        """The target's last hidden state after the last of them."""
+        return self._rows.hidden_ND[self._nodes[-1]]
+
+
 def entropies(logits_NV: Tensor) -> list[float]:
     """Of each row at temperature 1, in nats."""
     logits_NV = logits_NV.float().clamp(min=LEAST_LOGIT)
@@ -141,19 +160,17 @@ class RootKnowledge:
         self.sampling = sampling
         self._match_alone, self._needs_draft = set(sees) <= {MATCH}, LIGHT in sees or FULL in sees
         self.text, self._of_draft = TextHistory(prompt), DraftHistory()
-        self._target: ModelRows | None = None  # of the last step
-        self._nodes: list[int] = []  # its root, and the accepted nodes
-        self._following: list[int] = []  # the tokens that follow them; none once the histories have them
+        self._step: Accepted | None = None  # the last one
+        self._following: list[int] = []  # the tokens that follow its root and its accepted nodes, until they are used
         self._next: list[int] = []  # the tokens that the draft's history lacks
         self._p: list[float] = []  # their probabilities
         self._draft: list[ModelRow] = []  # the draft before each of them, and after the root token
         self._root_entropy: float | None = None  # of the draft after the first of its rows, once it is known
 
-    def committed(self, target: ModelRows, nodes: Sequence[int], tokens: Sequence[int]) -> None:
-        """A step has ended: the target's rows, which of them are the root's and the accepted nodes', and the
-        tokens that follow each."""
+    def committed(self, step: Accepted, tokens: Sequence[int]) -> None:
+        """A step has ended with these tokens, which follow its root and its accepted nodes."""
         self._digest()
-        self._target, self._nodes, self._following = target, list(nodes), list(tokens)
+        self._step, self._following = step, list(tokens)
 
     def passed(self, draft: Iterable[ModelRow]) -> None:
         """The draft's rows after further committed tokens."""
@@ -167,7 +184,7 @@ class RootKnowledge:
             sees: what they are to hold: `light` and `full` ones once the draft has passed the root token.
             length: committed tokens, the root token included.
         """
-        if self._target is None:
+        if self._step is None:
             return None
         self._digest()
         if sees == MATCH:
@@ -177,7 +194,7 @@ class RootKnowledge:
             return {SCALARS_KEY: torch.tensor(early)}
         result = {SCALARS_KEY: torch.tensor([*early, *self._draft_scalars()])}
         if sees == FULL:
-            states = self._target.hidden_ND[self._nodes[-1]], self._draft[-2].hidden_D, self._draft[-1].hidden_D
+            states = self._step.hidden_D(), self._draft[-2].hidden_D, self._draft[-1].hidden_D
             result |= {name: state.float().cpu() for name, state in zip(HIDDEN_STATES, states, strict=True)}
         self._draft = self._draft[-1:]
         return result
@@ -193,16 +210,16 @@ class RootKnowledge:
 
     def _digest(self) -> None:
         """What the last step says goes into the history: part of a decision's time, so not before one is asked for."""
-        if self._target is None or not self._following:
+        if self._step is None or not self._following:
             return
         if self._match_alone:
             for token in self._following:
                 self.text.index.add(token)
         else:
-            self.text.add(self._following, entropies(_some(self._target.logits_NV, self._nodes)))
+            self.text.add(self._following, self._step.entropies())
         if self._needs_draft:
             self._next += self._following
-            self._p += _of_next(self._target.probs_NV, self._nodes, self._following)
+            self._p += self._step.of_next(self._following)
         self._following = []
 
     def _agreements(self) -> list[float]:

@@ -75,6 +75,28 @@ class TreeMasks:
             sliding = _additive(seen_BWC & near_BWC, dtype)
         return {FULL: full, SLIDING: sliding} if self.by_kind else sliding
 
+    def static(
+        self, visible_WS: Tensor, depths_S: Tensor, positions_W: Tensor, base: Tensor, rows: int, dtype: torch.dtype
+    ) -> Tensor | dict[str, Tensor]:
+        """The same for a cache with a fixed number of rows, where slot `s` of a tree stands in row `base + s`.
+
+        Args:
+            visible_WS: which slots each token attends to. Rows before the base are visible to all, others to none.
+            depths_S: positions of the slots, counted from the base.
+            positions_W: of the tokens of the pass.
+            base: int64 [], on the device.
+        """
+        slots_C = torch.arange(rows, device=base.device) - base
+        place_C = slots_C.clamp(0, len(depths_S) - 1)
+        in_tree_C = (slots_C >= 0) & (slots_C < len(depths_S))
+        seen_WC = (visible_WS[:, place_C] & in_tree_C) | (slots_C < 0)
+        full = sliding = _additive(seen_WC.unsqueeze(0), dtype)
+        if self.window is not None and rows > self.window:
+            offsets_C = torch.where(slots_C < 0, slots_C, depths_S[place_C])
+            near_WC = base + offsets_C > positions_W.unsqueeze(1) - self.window
+            sliding = _additive((seen_WC & near_WC).unsqueeze(0), dtype)
+        return {FULL: full, SLIDING: sliding} if self.by_kind else sliding
+
 
 def _additive(seen_BWC: Tensor, dtype: torch.dtype) -> Tensor:
     mask = torch.zeros(seen_BWC.shape, dtype=dtype, device=seen_BWC.device)

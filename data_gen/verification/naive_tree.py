@@ -30,4 +30,4 @@ class NaiveTree(TopDown):
         return pull_Mk.masked_fill_(is_copy(entries_Mk), 0.0)
 
     def leftover(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
-        return profile.residual(profile.ones(), profile.ones()).scatter_(-1, entries_Mk, 0.0)
+        return profile.cleared(profile.residual(profile.ones(), profile.ones()), entries_Mk)

@@ -31,9 +31,11 @@ class FirstInRank(Rule):
         left_Mk = weights_M.unsqueeze(-1) * ranked.p_MV.gather(-1, places_Mk) - flow_MV.gather(-1, places_Mk)
         return Selection(alive_MV.gather(-1, places_Mk), flow_MV.sum(-1), left_Mk.clamp(min=0))
 
-    def remainder(self, profile: Profile, weights_M: Tensor, k: int) -> Tensor:
+    def remainder(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         ranked = profile.ranked
-        left_MV = (weights_M.unsqueeze(-1) * ranked.p_MV - scan(ranked, weights_M, k)[1]).clamp_(min=0)
+        left_MV = (weights_M.unsqueeze(-1) * ranked.p_MV - scan(ranked, weights_M, entries_Mk.shape[-1])[1]).clamp_(
+            min=0
+        )
         return left_MV.gather(-1, ranked.places_MV)
 
 

@@ -10,8 +10,9 @@ Legend: N tree nodes, M nodes taken at once, V vocabulary, k child-list entries.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -135,6 +136,26 @@ class Profile:
 
     def ones(self) -> Tensor:
         return torch.ones_like(self._p_scale_M)
+
+    # What a rule asks of a node's entries. `on_slots` answers for nodes that have fewer of them than others.
+
+    may_look: ClassVar[bool] = True  # whether a rule may read numbers back to decide what it does next
+
+    def count(self, entries_Mk: Tensor) -> float | Tensor:
+        """Entries of each node."""
+        return entries_Mk.shape[-1]
+
+    def present(self, entries_Mk: Tensor) -> Tensor:
+        """1 where there is an entry, float64 [M, k]."""
+        return torch.ones_like(entries_Mk, dtype=torch.float64)
+
+    def cleared(self, rows_MV: Tensor, entries_Mk: Tensor) -> Tensor:
+        """Rows with 0 at the entries; in place."""
+        return rows_MV.scatter_(-1, entries_Mk, 0.0)
+
+    def by_count(self, entries_Mk: Tensor, values: Callable[[int], Tensor]) -> Tensor:
+        """What `values` gives for the nodes' number of entries, [M, k]."""
+        return values(entries_Mk.shape[-1])
 
     @cached_property
     def _p_MV(self) -> Tensor:

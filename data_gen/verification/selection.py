@@ -36,7 +36,7 @@ class Rule(ABC):
     def select(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Selection: ...
 
     @abstractmethod
-    def remainder(self, profile: Profile, weights_M: Tensor, k: int) -> Tensor:
+    def remainder(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         """`m - F`, [M, V]."""
 
 
@@ -53,8 +53,8 @@ class TopDownRule(TopDown):
 
     def leftover(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
         if entries_Mk.shape[-1] == 1:
-            return profile.residual(profile.ones(), profile.ones()).scatter_(-1, entries_Mk, 0.0)
-        return self.rule.remainder(profile, profile.ones(), entries_Mk.shape[-1]).scatter_(-1, entries_Mk, 0.0)
+            return profile.cleared(profile.residual(profile.ones(), profile.ones()), entries_Mk)
+        return profile.cleared(self.rule.remainder(profile, profile.ones(), entries_Mk), entries_Mk)
 
     @abstractmethod
     def choose(self, profile: Profile, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class Lifted(BottomUp):
         return Split(entry_Mk, final_M, flow_M, order_Mk)
 
     def remainder(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        return self.rule.remainder(profile, weights_M, entries_Mk.shape[-1])
+        return self.rule.remainder(profile, weights_M, entries_Mk)
 
     @abstractmethod
     def choose(self, profile: Profile, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
@@ -103,15 +103,15 @@ def any_alive(alive_Mk: Tensor) -> Tensor:
     It is `a_i E[1 / (1 + alive others)] = a_i int_0^1 prod_{j != i} (1 - a_j + a_j t) dt`, and Gauss-Legendre
     quadrature with k/2 nodes is exact for a polynomial of degree k - 1.
     """
-    nodes_n, weights_n = _quadrature((alive_Mk.shape[-1] + 1) // 2)
+    nodes_n, weights_n = _quadrature((alive_Mk.shape[-1] + 1) // 2, alive_Mk.device)
     a_Mk1 = alive_Mk.unsqueeze(-1)
-    factors_Mkn = 1 - a_Mk1 + a_Mk1 * nodes_n.to(alive_Mk.device)
+    factors_Mkn = 1 - a_Mk1 + a_Mk1 * nodes_n
     others_Mkn = factors_Mkn.prod(1, keepdim=True) / factors_Mkn  # a factor is at least its t > 0
-    return alive_Mk * (others_Mkn @ weights_n.to(alive_Mk.device))
+    return alive_Mk * (others_Mkn @ weights_n)
 
 
 @cache
-def _quadrature(count: int) -> tuple[Tensor, Tensor]:
+def _quadrature(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Nodes and weights on [0, 1]."""
     nodes, weights = np.polynomial.legendre.leggauss(count)
-    return torch.from_numpy((nodes + 1) / 2), torch.from_numpy(weights / 2)
+    return torch.from_numpy((nodes + 1) / 2).to(device), torch.from_numpy(weights / 2).to(device)

@@ -45,7 +45,8 @@ class SpecInfer(TopDown):
             dim=1,
         )
         if self.style == IID and k <= MOST_SHUFFLED:
-            return pooled(_in_random_order(accept_Mkk), entries_Mk)
+            pull_Mk = profile.by_count(entries_Mk, lambda count: _in_random_order(accept_Mkk[:, :count, :count]))
+            return pooled(pull_Mk, entries_Mk)
         accept_Mk = accept_Mkk.diagonal(dim1=1, dim2=2)
         reached_Mk = torch.cat([torch.ones_like(accept_Mk[:, :1]), (1 - accept_Mk[:, :-1]).cumprod(-1)], dim=-1)
         return pooled(accept_Mk * reached_Mk, entries_Mk)
@@ -53,17 +54,18 @@ class SpecInfer(TopDown):
     def leftover(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
         a_Mr, b_Mr = rounds(profile, draft_steps(profile, entries_Mk, self.style))
         # a rejected token has nothing left in exact arithmetic; a rounding error must not return it as extra token
-        return profile.residual(a_Mr[:, -1], b_Mr[:, -1]).scatter_(-1, entries_Mk, 0.0)
+        return profile.cleared(profile.residual(a_Mr[:, -1], b_Mr[:, -1]), entries_Mk)
 
 
 def draft_steps(profile: Profile, entries_Mk: Tensor, style: str) -> Tensor:
     """By what factor the law of each entry exceeds `q` off the entries before it, [M, k].
 
-    1 for i.i.d. draws; without replacement `1 / (1 - q(earlier entries))`. On the earlier entries themselves both
-    laws differ, but there nothing of the target is left.
+    1 for i.i.d. draws (0 where there is no entry, and so no rejection); without replacement
+    `1 / (1 - q(earlier entries))`. On the earlier entries themselves both laws differ, but there nothing of the target
+    is left.
     """
     if style == IID:
-        return torch.ones_like(entries_Mk, dtype=torch.float64)
+        return profile.present(entries_Mk)
     return 1 / profile.draft_mass_off(entries_Mk)[:, :-1]
 
 
@@ -95,21 +97,20 @@ def _in_random_order(accept_Mkk: Tensor) -> Tensor:
     rejected_MS = accept_Mkk.new_zeros(len(accept_Mkk), 1 << k)
     rejected_MS[:, 0] = 1.0
     pull_Mk = torch.zeros_like(accept_Mkk[:, 0])
-    for round_, (from_T, entry_T, to_T) in enumerate(_rejections(k)):
-        entry_T = entry_T.to(pull_Mk.device)
-        taken_MT = rejected_MS[:, from_T.to(pull_Mk.device)] / (k - round_)
+    for round_, (from_T, entry_T, to_T) in enumerate(_rejections(k, pull_Mk.device)):
+        taken_MT = rejected_MS[:, from_T] / (k - round_)
         accept_MT = accept_Mkk[:, round_, entry_T]
         pull_Mk.index_add_(1, entry_T, taken_MT * accept_MT)
-        rejected_MS.index_add_(1, to_T.to(pull_Mk.device), taken_MT * (1 - accept_MT))
+        rejected_MS.index_add_(1, to_T, taken_MT * (1 - accept_MT))
     return pull_Mk
 
 
 @cache
-def _rejections(k: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _rejections(k: int, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
     """By round: the set rejected before, the entry taken, and the set with it, as bit masks; int64 [T] each."""
     rounds_: list[list[tuple[int, int, int]]] = [[] for _ in range(k)]
     for rejected in range(1 << k):
         for entry in range(k):
             if not rejected >> entry & 1:
                 rounds_[rejected.bit_count()].append((rejected, entry, rejected | 1 << entry))
-    return [tuple(torch.tensor(moves).unbind(-1)) for moves in rounds_]  # type: ignore[misc]
+    return [tuple(torch.tensor(moves, device=device).unbind(-1)) for moves in rounds_]  # type: ignore[misc]

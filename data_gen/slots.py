@@ -1,0 +1,117 @@
+"""Drafted trees of one shape, always in the same places: what a decoding step without host waits works on.
+
+`DraftTree` merges equal prefixes, so the number of its nodes depends on what was drawn, and Python must look at the
+tokens to build it. Here every drafted token keeps a slot of its own, and which slots are equal is worked out on the
+device. The slots of (2, 1, 2), a trunk of one token and two branches of two:
+
+    slot     0     1       2          3          4          5
+    is       root  trunk   branch 0   branch 1   branch 0   branch 1
+    depth    0     1       2          2          3          3
+
+Legend: S slots, K branches, D depth, E entries (children) of a node.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from data_gen.trees import ancestors
+from selector.actions import Choice, Lookup
+
+ABSENT = -1  # in a list of entries: there are no more
+
+
+class Layout:
+    """Where the tokens of an action stand.
+
+    Attributes:
+        K, L1, L2: branches, trunk length and branch length; a chain and a lookup are a trunk alone, with K = 1.
+        parents_S, depths_S: int64; the root's are -1 and 0.
+        ancestors_SS: bool, as `DraftTree.ancestors_NN`.
+        paths_SD: the slots from the root (left out) to each slot, filled up with 0; int64.
+        order_S: the slots as a `DraftTree` numbers its nodes, branch after branch; int64.
+        inner: the slots before this one have children, the others are leaves.
+        levels: the slots of each depth from the trunk's end on.
+    """
+
+    def __init__(self, action: Choice, device: torch.device) -> None:
+        if isinstance(action, Lookup):
+            self.K, self.L1, self.L2 = 1, action.length, 0
+        elif action.K == 1 or action.L2 == 0:
+            self.K, self.L1, self.L2 = 1, action.L1 + action.L2, 0
+        else:
+            self.K, self.L1, self.L2 = action
+        parents = [-1, *range(self.L1)]
+        for depth in range(self.L2):
+            parents += [self.slot(depth, k) if depth else self.L1 for k in range(self.K)]
+        paths: list[list[int]] = [[]]
+        for slot, parent in enumerate(parents[1:], 1):
+            paths.append([*paths[parent], slot])
+        branches = [self.slot(depth, k) for k in range(self.K) for depth in range(1, self.L2 + 1)]
+        self.size, self.depth, self.inner = len(parents), self.L1 + self.L2, len(parents) - self.K
+        ends = [self.slot(depth, 0) for depth in range(1, self.L2 + 2)]
+        self.levels = [slice(self.L1, self.L1 + 1), *map(slice, ends[:-1], ends[1:])]
+        self.parents_S = torch.tensor(parents, device=device)
+        self.depths_S = torch.tensor([len(path) for path in paths], device=device)
+        self.ancestors_SS = ancestors(parents).to(device)
+        self.paths_SD = torch.tensor(
+            [path + [0] * (self.depth - len(path)) for path in paths], dtype=torch.int64, device=device
+        )
+        self.order_S = torch.tensor([*range(self.L1 + 1), *branches], device=device)
+
+    def slot(self, depth: int, k: int) -> int:
+        """The slot of branch `k` at this depth below the trunk, 1 being its first token."""
+        return self.L1 + 1 + (depth - 1) * self.K + k
+
+
+@cache
+def layout_of(action: Choice, device: torch.device) -> Layout:
+    return Layout(action, device)
+
+
+class Merged:
+    """Which slots of a drafted tree stand for the same text, and what follows each: without looking at a token.
+
+    Attributes:
+        tokens_S: as they were drafted.
+        first_S: the first slot with the same text from the root on; int64.
+        entries_SE: drafted tokens after each text, at its first slot, in branch order with duplicates; `ABSENT` where
+            there are no more, and at all other slots; int64 [S, E], with E = K.
+        children_SE: the first slot of each entry's text; 0 where it is absent.
+        there_SE, count_S: which entries are not absent, and how many.
+        is_first_S: whether no slot before has the same text.
+    """
+
+    def __init__(self, layout: Layout, tokens_S: Tensor) -> None:
+        K, L1, L2 = layout.K, layout.L1, layout.L2
+        device = tokens_S.device
+        self.tokens_S = tokens_S
+        self.first_S = torch.arange(layout.size, device=device)
+        self.entries_SE = torch.full((layout.size, K), ABSENT, device=device)
+        self.children_SE = torch.zeros_like(self.entries_SE)
+        self.entries_SE[:L1, 0] = tokens_S[1 : L1 + 1]
+        self.children_SE[:L1, 0] = self.first_S[1 : L1 + 1]
+        if L2 > 0:
+            tokens_DK = tokens_S[L1 + 1 :].view(L2, K)
+            same_DKK = (tokens_DK.unsqueeze(-1) == tokens_DK.unsqueeze(-2)).to(torch.uint8).cumprod(0)
+            first_DK = same_DKK.argmax(-1)
+            starts_D1 = L1 + 1 + K * torch.arange(L2, device=device).unsqueeze(-1)
+            self.first_S[L1 + 1 :] = (starts_D1 + first_DK).flatten()
+            self.entries_SE[L1], self.children_SE[L1] = tokens_DK[0], starts_D1[0] + first_DK[0]
+            # below: the branches of one text at its first branch, in order; the first slots of their next tokens
+            is_first_DK = first_DK == torch.arange(K, device=device)
+            member_DKK = same_DKK[:-1].bool() & is_first_DK[:-1].unsqueeze(-1)
+            order_DKK = (~member_DKK).to(torch.uint8).argsort(dim=-1, stable=True)
+            there_DKK = member_DKK.gather(-1, order_DKK)
+            for values_SE, below_DK, none in (
+                (self.entries_SE, tokens_DK[1:], ABSENT),
+                (self.children_SE, starts_D1[1:] + first_DK[1:], 0),
+            ):
+                below_DKK = below_DK.unsqueeze(1).expand(-1, K, -1).gather(-1, order_DKK)
+                values_SE[L1 + 1 : layout.inner] = torch.where(there_DKK, below_DKK, none).flatten(0, 1)
+        self.there_SE = self.entries_SE != ABSENT
+        self.count_S = self.there_SE.sum(-1)
+        self.is_first_S = self.first_S == torch.arange(layout.size, device=device)

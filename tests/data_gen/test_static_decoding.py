@@ -1,0 +1,181 @@
+"""A decoding step without host waits writes the text of the eager one, and reads the device once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from data_gen.decoding import Chooser, Decoder, Fixed, Random
+from data_gen.models import ModelPair
+from data_gen.sampling import Sampling
+from data_gen.static_decoding import StaticDecoder
+from data_gen.verification import get_verifier
+from data_gen.verification.on_slots import ON_SLOTS
+from pipelines.studies.waits import Operators, Readings
+from selector.actions import EMPTY, Action, Choice, Lookup
+from selector.schema import EARLY, LIGHT, SCALARS_KEY, InputError
+from tests.data_gen.families import RIGHT, model_of
+
+PROMPT = [5, 17, 3, 44, 5, 17]
+ACTIONS: list[Choice] = [
+    *(Action(1, 4, 0), Action(2, 1, 3), Action(4, 0, 5), Action(3, 2, 1), Action(1, 8, 3)),
+    *(EMPTY, Lookup(4)),
+]
+
+
+def pair_of(family: str, noise: float = 0.02, dtype: torch.dtype = torch.float64) -> ModelPair:
+    """The target, and itself with noise on the weights."""
+    target, draft = model_of(family).to(dtype), model_of(family).to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weights in draft.parameters():
+            weights += noise * torch.randn(weights.shape, generator=generator, dtype=dtype)
+    names = ("target", "draft")
+    return ModelPair(target, draft, None, names, "")  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def pair() -> ModelPair:
+    return pair_of("Llama")
+
+
+def any_of_them() -> Random:
+    return Random(ACTIONS, torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("verifier", [cls.name for cls in ON_SLOTS])
+def test_the_text_is_the_eager_one(verifier: str, temperature: float, pair: ModelPair) -> None:
+    """Token for token, from the same uniform numbers, with another action at every step; a second text likewise."""
+    sampling = Sampling(temperature, draft_temperature=max(temperature, 0.3))
+    static = StaticDecoder(pair, sampling, get_verifier(verifier), any_of_them(), 80)
+    eager = Decoder(pair, sampling, get_verifier(verifier), any_of_them())
+    for prompt in (PROMPT, [7]):
+        found, expected = (each.decode(prompt, 40, torch.Generator().manual_seed(1)) for each in (static, eager))
+        assert found.tokens == expected.tokens
+        assert [step.accepted for step in found.steps] == [step.accepted for step in expected.steps]
+    assert max(step.accepted for step in expected.steps) > 1
+
+
+@pytest.mark.parametrize("family", [name for name in RIGHT if name != "Llama"])
+def test_every_family(family: str) -> None:
+    """Beyond the sliding window, where there is one."""
+    own = pair_of(family, 0.005, torch.float32)  # mixtures of experts have no float64
+    static = StaticDecoder(own, Sampling(1.0), get_verifier("traversal"), any_of_them(), 60)
+    eager = Decoder(own, Sampling(1.0), get_verifier("traversal"), any_of_them())
+    found, expected = (each.decode(PROMPT, 40, torch.Generator().manual_seed(1)) for each in (static, eager))
+    assert found.tokens == expected.tokens
+
+
+class Watching:
+    """Asks for early features and keeps them."""
+
+    sees = (EARLY,)
+
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+
+    def select(self, features: dict[str, torch.Tensor] | None) -> Choice:
+        if features is not None:
+            self.seen.append(features[SCALARS_KEY])
+        return ACTIONS[len(self.seen) % len(ACTIONS)]
+
+
+def test_early_features_are_the_eager_ones(pair: ModelPair) -> None:
+    choosers = Watching(), Watching()
+    static = StaticDecoder(pair, Sampling(0.5), get_verifier("traversal"), choosers[0], 80)
+    eager = Decoder(pair, Sampling(0.5), get_verifier("traversal"), choosers[1])
+    for each in (static, eager):
+        each.decode(PROMPT, 40, torch.Generator().manual_seed(1))
+    assert len(choosers[0].seen) == len(choosers[1].seen) > 5
+    torch.testing.assert_close(*(torch.stack(each.seen) for each in choosers), atol=1e-5, rtol=1e-5)
+
+
+def steps_of(decoder: Decoder) -> Iterator[Any]:
+    """Steps once the first, which allocates, is over."""
+    steps = decoder.steps(PROMPT, torch.Generator().manual_seed(1))
+    next(steps)
+    return steps
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=str)
+@pytest.mark.parametrize("verifier", ["specinfer", "traversal", "lifted_uniform"])
+def test_a_step_reads_the_device_once(verifier: str, action: Choice, pair: ModelPair) -> None:
+    """Every `.tolist()`, `.item()`, `bool()` or `nonzero` would wait; the eager step makes several of them."""
+    decoder = StaticDecoder(pair, Sampling(1.0), get_verifier(verifier), Fixed(action), 80)
+    steps = steps_of(decoder)
+    for _ in range(3):
+        with Readings() as readings, Operators() as operators:
+            next(steps)
+        assert (readings.count, operators.reads) == (1, 0)
+
+
+def test_what_is_counted_as_a_reading(pair: ModelPair) -> None:
+    steps = steps_of(Decoder(pair, Sampling(1.0), get_verifier("traversal"), Fixed(Action(2, 1, 3))))
+    with Readings() as readings, Operators():
+        next(steps)
+    assert readings.count > 5
+    with Readings() as readings, Operators() as operators:
+        assert bool(torch.ones(()) > 0)
+        torch.ones(3).nonzero()
+    assert (readings.count, operators.reads) == (1, 2)  # `bool` reads by way of an operator
+
+
+def test_passes_compile_whole_and_once(pair: ModelPair) -> None:
+    """One graph for each width, no break in any (`fullgraph`), and none is made anew while the texts grow."""
+    torch._dynamo.reset()
+    made: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        made.append(len(inputs))
+        return graph.forward
+
+    chooser = Fixed(Action(2, 1, 3))
+    decoder = StaticDecoder(pair, Sampling(1.0), get_verifier("traversal"), chooser, 80, compiled=True, backend=backend)
+    texts = [decoder.decode(PROMPT, 12, torch.Generator().manual_seed(0)).tokens]
+    graphs = len(made)
+    assert graphs <= 4  # the draft's root pass, its trunk and its branches; the target's tree
+    texts += [decoder.decode(prompt, 40, torch.Generator().manual_seed(0)).tokens for prompt in (PROMPT, PROMPT[:3])]
+    assert len(made) == graphs
+    plain = Decoder(pair, Sampling(1.0), get_verifier("traversal"), chooser)
+    assert texts[1] == plain.decode(PROMPT, 40, torch.Generator().manual_seed(0)).tokens
+
+
+def test_what_is_refused(pair: ModelPair) -> None:
+    def decoder(verifier: str = "traversal", chooser: Chooser | None = None, length: int = 20) -> StaticDecoder:
+        return StaticDecoder(pair, Sampling(1.0), get_verifier(verifier), chooser or Fixed(Action(1, 3, 0)), length)
+
+    with pytest.raises(ValueError, match=r"khisti .* has to look"):
+        decoder("khisti")
+    with pytest.raises(InputError, match="decides before the draft's pass"):
+        decoder(chooser=Fixed(EMPTY, (LIGHT,)))
+    with pytest.raises(InputError, match="a prompt of 21 tokens"):
+        decoder().decode([1] * 21, 5, torch.Generator())
+    with pytest.raises(InputError, match="this decoder was made for 20"):
+        decoder().decode([1] * 18, 30, torch.Generator())
+    with torch.no_grad():
+        broken = pair_of("Llama")
+        broken.target.get_output_embeddings().weight[3] = torch.nan
+    with pytest.raises(InputError, match="not finite"):
+        StaticDecoder(broken, Sampling(1.0), get_verifier("traversal"), Fixed(EMPTY), 20).decode(
+            [1], 3, torch.Generator()
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_recorded_step_is_the_same_step() -> None:
+    """The step as a CUDA graph writes what the same work writes when it is queued anew."""
+    own = pair_of("Llama", dtype=torch.float32)
+    for model in (own.target, own.draft):
+        model.cuda()
+    texts = [
+        StaticDecoder(own, Sampling(1.0), get_verifier("traversal"), any_of_them(), 80, recorded=recorded)
+        .decode(PROMPT, 60, torch.Generator(device="cuda").manual_seed(1))
+        .tokens
+        for recorded in (False, True)
+    ]
+    assert texts[0] == texts[1]
