@@ -40,7 +40,7 @@ def halving(work: Callable[[], T]) -> T:
             warnings.warn(f"blocks of rows are halved from here on: {reason}", RuntimeWarning, stacklevel=2)
         _halvings += 1  # after the failed attempt's tensors went with its traceback
         if _halvings > MOST_HALVINGS:
-            raise InputError(f"the models leave no room for one row of a text: {reason}")
+            raise InputError(f"the models leave no room for one row of a text, or for one text: {reason}")
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

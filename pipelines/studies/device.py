@@ -1,12 +1,12 @@
-"""What a device makes of big pairs: passes against the time that reading the weights takes; steps with and without waits.
+"""What a device makes of big pairs: passes beside the time of reading the weights, steps with and without waits.
 
     .venv/bin/python -m pipelines.studies.device --out device.json           # a GPU with 80 GB
     .venv/bin/python -m pipelines.studies.device --out device.json --tiny    # the same at tiny size, on a CPU
 
 Qwen2.5-32B with 0.5B and Gemma-3-27B with 270M in bf16, from their configs, with random weights: times are real. For
 each: passes over some numbers of tokens behind a context, as bytes of weights read per second and as a share of a
-measured copy's bandwidth; and whole steps of fixed trees, eager and static (compiled passes, the step recorded as a CUDA
-graph), beside the limit, which is the time in which a copy would move the weights that the step has to read: the
+measured copy's bandwidth; and whole steps of fixed trees, eager and static (compiled passes, the step recorded as a
+CUDA graph), beside the limit, which is the time in which a copy would move the weights that the step has to read: the
 target's once, and the draft's for each of its passes. Writes one JSON file.
 """
 
@@ -127,7 +127,7 @@ def bytes_read(model: PreTrainedModel) -> int:
 
 
 def passes(model: PreTrainedModel, role: str, text: list[int], weights: int, bandwidth: float) -> dict[str, Any]:
-    """Median seconds of a compiled pass by its width, and the share of the copy's bandwidth at which it reads weights."""
+    """Median seconds of a compiled pass by width, and the share of the copy's bandwidth at which it reads weights."""
     static = StaticModel(model, len(text) + 2 * max(WIDTHS), max(WIDTHS), compiled=True)
     device = model.device
     text_T = torch.tensor(text, device=device)
@@ -186,8 +186,7 @@ def _times(work: Callable[[], object], device: torch.device, warm: int, count: i
 
 
 def copied_per_second(device: torch.device) -> float:
-    """Bytes that a copy within the device's memory reads per second, and as many are written: what passes are held to
-    is the sum of both."""
+    """Bytes that a copy within the device's memory reads and writes per second, both counted; passes are held to it."""
     size = COPIED if device.type == "cuda" else COPIED >> 3
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

@@ -12,7 +12,7 @@ import torch
 from data_gen import memory
 from data_gen.models import ModelPair
 from data_gen.sampling import Sampling
-from data_gen.texts import RowBlock, Text, rows_along
+from data_gen.texts import RowBlock, Text, rows_along, written_by_target
 from selector.schema import InputError
 
 TEXT = Text([5, 17, 203, *range(40, 100)], 2)
@@ -52,6 +52,22 @@ def test_the_rows_are_the_same_in_smaller_blocks(pair: ModelPair, scarce: Any, m
     assert len(again) == len(found) > 2
     for rows in (found, again):
         assert torch.allclose(torch.cat([block.draft_probs_BV for block in rows]), whole.draft_probs_BV, atol=1e-5)
+
+
+def test_prompts_are_continued_in_smaller_batches(pair: ModelPair) -> None:
+    prompts = [TEXT.tokens[:length] for length in (3, 5, 8, 9, 12)]
+    whole = written_by_target(pair, prompts, 10, Sampling(0), seed=1)
+
+    def ask(_: object, inputs: tuple[torch.Tensor, ...], named: dict[str, Any]) -> None:
+        if len(inputs[0] if inputs else named["input_ids"]) > 2:
+            torch.empty(2**60, dtype=torch.uint8)
+
+    with (
+        pair.target.register_forward_pre_hook(ask, with_kwargs=True),
+        pytest.warns(RuntimeWarning, match="can't allocate memory"),
+    ):
+        found = written_by_target(pair, prompts, 10, Sampling(0), seed=1)
+    assert [text.tokens for text in found] == [text.tokens for text in whole]
 
 
 def test_memory_for_no_row_at_all_is_one_line(pair: ModelPair) -> None:

@@ -17,7 +17,7 @@ from tests.data_gen.worlds import KINDS, World
 
 CPU = torch.device("cpu")
 NAMES = [cls.name for cls in ON_SLOTS]
-SHAPES = [EMPTY, Action(1, 3, 0), Action(2, 0, 2), Action(2, 1, 2), Action(3, 0, 2), Action(4, 1, 1), Action(2, 0, 3)]
+SHAPES = [EMPTY, Action(1, 3, 0), Action(2, 0, 2), Action(2, 1, 2), Action(3, 0, 2), Action(4, 1, 1)]
 
 Context = tuple[int, ...]
 
