@@ -157,7 +157,13 @@ class Decoder:
     def _step(self, context: _Context, generator: torch.Generator) -> tuple[Step, list[int]]:
         clock = Clock(self.pair.device, PARTS)
         length = len(context.tokens)
-        action = self._choose(context, clock)
+
+        def pass_root(sees: str) -> None:
+            if sees in (LIGHT, FULL):
+                context.draft_root()
+                clock.lap("draft")
+
+        action = self._choose(context.knowledge, length, context.prompt_length, pass_root)
         clock.lap("select")
         draft = self._draft(context, action, generator)
         tree = DraftTree.from_paths([], [[]]) if draft is None else draft.tree
@@ -175,13 +181,12 @@ class Decoder:
         clock.lap("commit")
         return Step(length, action, len(path), len(tree), clock.seconds), tokens
 
-    def _choose(self, context: _Context, clock: Clock) -> Choice:
-        """What the chooser says. The draft passes the root first where its rows are asked for."""
-        knowledge, length = context.knowledge, len(context.tokens)
-        for sees in self.chooser.sees if length > context.prompt_length else ():
-            if sees in (LIGHT, FULL):
-                context.draft_root()
-                clock.lap("draft")
+    def _choose(
+        self, knowledge: RootKnowledge | None, length: int, prompt_length: int, before: Callable[[str], None]
+    ) -> Choice:
+        """What the chooser says; `before` is called with what it is to see, before it is asked with that."""
+        for sees in self.chooser.sees if length > prompt_length else ():
+            before(sees)
             assert knowledge is not None
             action = self.chooser.select(knowledge.features(sees, length))
             if action is not None:

@@ -49,7 +49,7 @@ WIDTHS = (
     41,
 )  # of target passes: a graph is compiled for each that is used
 WARM = 2  # steps of a shape before it is recorded as a CUDA graph
-LEAST_RUN = 2  # tokens of the draft's root pass: after a step that drafted, one or two are new to it
+LEAST_RUN, LONGEST_RUN = 2, 32  # tokens of the draft's root pass: after a step that drafted, one or two are new to it
 GRAPHS = 64  # compiled passes of a model, beyond which torch would stop; its own limit is 8
 
 
@@ -105,6 +105,8 @@ class StaticDecoder(Decoder):
             raise InputError(
                 "a step without host waits decides before the draft's pass; this selector asks for features after it"
             )
+        if len({weights.device for model in (pair.target, pair.draft) for weights in model.parameters()}) > 1:
+            raise InputError("a step without host waits needs target and draft whole on one device")
         if compiled:
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
         space = ActionSpace.with_lookups()
@@ -113,7 +115,7 @@ class StaticDecoder(Decoder):
         rows = length + 2 * most
         self._models = [StaticModel(model, rows, most, compiled, backend) for model in (pair.target, pair.draft)]
         self._plans: dict[Choice, _Plan] = {}
-        self._runs: dict[int, Window] = {}
+        self._runs = {1 << n: run_window(1 << n, most, pair.device) for n in range(LONGEST_RUN.bit_length())}
         self._text_T = torch.zeros(rows, dtype=torch.int64, device=pair.device)
         self._base = torch.zeros((), dtype=torch.int64, device=pair.device)  # the root's row: its position
         self._uniforms = torch.zeros(most + 2, dtype=torch.float64, device=pair.device)
@@ -134,7 +136,7 @@ class StaticDecoder(Decoder):
             length = len(tokens)
             if length > self.length:
                 raise InputError(f"the text has {length} tokens; this decoder was made for {self.length}")
-            action = self._chosen(knowledge, length, len(prompt))
+            action = self._choose(knowledge, length, len(prompt), lambda sees: None)
             copied: list[int] = []
             if isinstance(action, Lookup):
                 for token in tokens[len(index) :]:
@@ -150,16 +152,6 @@ class StaticDecoder(Decoder):
                 knowledge.committed(ReadBack(outcome.entropies), new)
             tokens += new
             yield Step(length, action, accepted, self._plan(drafted).layout.size, {}), new
-
-    def _chosen(self, knowledge: RootKnowledge | None, length: int, prompt_length: int) -> Choice:
-        for sees in self.chooser.sees if length > prompt_length else ():
-            assert knowledge is not None
-            action = self.chooser.select(knowledge.features(sees, length))
-            if action is not None:
-                return action
-        action = self.chooser.select(None)
-        assert action is not None
-        return action
 
     def _begin(self, tokens: list[int]) -> None:
         text_T = torch.tensor(tokens, device=self.pair.device)
@@ -186,12 +178,23 @@ class StaticDecoder(Decoder):
         # what `Decoder` draws, in its order: for each drafted token, for where the verifier ends, for its extra token
         known = 1 if action == EMPTY else plan.layout.size - 1 if isinstance(action, Lookup) else 0
         self._uniforms[known : plan.layout.size + 1].uniform_(generator=generator)
-        run = min(max(LEAST_RUN, 1 << (pending - 1).bit_length()), length)
+        run = self._caught_up(pending, length)
         if self._graphs is None:
             result = self._work(action, run)
         else:
             result = self._graphs.run((action, run), lambda: self._work(action, run))
         return Outcome.read(result, plan.layout.depth)
+
+    def _caught_up(self, pending: int, length: int) -> int:
+        """How many tokens the draft's root pass is to cover: a power of two, so that few graphs do for all. After a
+        long time without drafts the draft first passes what is too much for one."""
+        _, draft = self._models
+        most = min(LONGEST_RUN, 1 << (length.bit_length() - 1))
+        while pending > most:
+            over, begin = self._runs[most], self._base - (pending - 1)
+            draft.forward(self._text_T.gather(0, begin + over.slots_W), begin, over)
+            pending -= most
+        return min(most, max(LEAST_RUN, 1 << (pending - 1).bit_length()))
 
     def _work(self, action: Choice, run: int) -> Tensor:
         """Draft, target pass, verification, commit: what `Outcome` reads, float64 [2 + 2 (D + 1)].
@@ -235,7 +238,7 @@ class StaticDecoder(Decoder):
             q_SV[:-1].scatter_(-1, tokens_S[1:].unsqueeze(-1), 1.0)
         elif action != EMPTY:
             _, draft = self._models
-            over = self._runs.setdefault(run, run_window(run, self._room, device))
+            over = self._runs[run]
             begin = self._base - (run - 1)
             run_W = self._text_T.gather(0, begin + over.slots_W)
             root_1V = self.draft_sampling.after(_no_texts, draft.forward(run_W, begin, over)[-1:])

@@ -103,6 +103,9 @@ class StaticModel:
         self._masks = TreeMasks(model.config)
         self._pass = torch.compile(self._forward, fullgraph=True, dynamic=False, backend=backend) if compiled else None
 
+        self.fill(torch.zeros(1, dtype=torch.int64, device=model.device))  # makes the caches, which no graph is to do
+
+    @torch.inference_mode()
     def fill(self, tokens_T: Tensor) -> None:
         """Commit a text's first tokens, int64 on the device; what the cache held before is forgotten."""
         for begin in range(0, len(tokens_T), FILL):

@@ -70,6 +70,30 @@ def test_every_family(family: str) -> None:
     assert found.tokens == expected.tokens
 
 
+@pytest.mark.parametrize("prompt", [PROMPT, [7], [7, 9, 11]], ids=len)
+def test_a_draft_that_has_been_asked_for_nothing_catches_up(prompt: list[int], pair: ModelPair) -> None:
+    """It passes what was committed meanwhile, however much."""
+
+    class Seldom:
+        sees = ()
+
+        def __init__(self) -> None:
+            self.steps = 0
+
+        def select(self, features: object) -> Choice:
+            self.steps += 1
+            return Action(2, 1, 2) if self.steps in (8, 55, 56) else EMPTY
+
+    texts = [
+        decoder.decode(prompt, 70, torch.Generator().manual_seed(1)).tokens
+        for decoder in (
+            StaticDecoder(pair, Sampling(1.0), get_verifier("traversal"), Seldom(), 90),
+            Decoder(pair, Sampling(1.0), get_verifier("traversal"), Seldom()),
+        )
+    ]
+    assert texts[0] == texts[1]
+
+
 class Watching:
     """Asks for early features and keeps them."""
 
@@ -152,6 +176,10 @@ def test_what_is_refused(pair: ModelPair) -> None:
         decoder("khisti")
     with pytest.raises(InputError, match="decides before the draft's pass"):
         decoder(chooser=Fixed(EMPTY, (LIGHT,)))
+    apart = pair_of("Llama")
+    apart.draft.to("meta")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="whole on one device"):
+        StaticDecoder(apart, Sampling(1.0), get_verifier("traversal"), Fixed(EMPTY), 20)
     with pytest.raises(InputError, match="a prompt of 21 tokens"):
         decoder().decode([1] * 21, 5, torch.Generator())
     with pytest.raises(InputError, match="this decoder was made for 20"):
