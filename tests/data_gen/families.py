@@ -118,10 +118,17 @@ def config_of(family: str) -> Any:
     return getattr(transformers, f"{kind}Config")(**values)
 
 
-def model_of(family: str, attention: str | None = None) -> Any:
-    """With weights so large that a token more or less in sight shows."""
+def model_of(family: str, attention: str | None = None, **changes: Any) -> Any:
+    """With weights so large that a token more or less in sight shows.
+
+    Args:
+        changes: to the config.
+    """
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config_of(family), attn_implementation=attention).eval()
+    config = config_of(family)
+    for name, value in changes.items():
+        setattr(config.get_text_config(), name, value)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
     for weights in model.parameters():
         if weights.dim() > 1:
             torch.nn.init.normal_(weights, 0, 0.2)
