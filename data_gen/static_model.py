@@ -97,12 +97,10 @@ class StaticModel:
         self.model, self.rows, self.room = model, rows, room
         self._place: dict[str, Tensor] = {}
         self._layers = [_Layer(rows, self._place) for _ in range(model.config.get_text_config().num_hidden_layers)]
-        self._cache = Cache(
-            layers=[*self._layers]
-        )  # those with a sliding window keep all rows too: the mask hides them
+        # layers with a sliding window keep all rows too: the mask hides them
+        self._cache = Cache(layers=[*self._layers])
         self._masks = TreeMasks(model.config)
         self._pass = torch.compile(self._forward, fullgraph=True, dynamic=False, backend=backend) if compiled else None
-
         self.fill(torch.zeros(1, dtype=torch.int64, device=model.device))  # makes the caches, which no graph is to do
 
     @torch.inference_mode()
@@ -111,7 +109,7 @@ class StaticModel:
         for begin in range(0, len(tokens_T), FILL):
             part_W = tokens_T[begin : begin + FILL]
             over = run_window(len(part_W), max(self.room, len(part_W)), tokens_T.device)
-            self._forward(part_W, torch.tensor(begin, device=tokens_T.device), over)
+            self._forward(part_W, torch.tensor(begin, device=tokens_T.device), over, last=1)
 
     def forward(self, tokens_W: Tensor, base: Tensor, over: Window) -> Tensor:
         """Logits [W, V] after the tokens of a window; their rows are written.
@@ -121,7 +119,7 @@ class StaticModel:
         """
         return (self._pass or self._forward)(tokens_W, base, over)
 
-    def _forward(self, tokens_W: Tensor, base: Tensor, over: Window) -> Tensor:
+    def _forward(self, tokens_W: Tensor, base: Tensor, over: Window, last: int = 0) -> Tensor:
         self._place["rows_W"] = base + over.slots_W
         positions_W = base + over.depths_S[over.slots_W.clamp(max=self.room - 1)]
         masks = self._masks.static(over.visible_WS, over.depths_S, positions_W, base, self.rows, self.model.dtype)
@@ -131,6 +129,7 @@ class StaticModel:
             position_ids=positions_W.unsqueeze(0),
             past_key_values=self._cache,
             use_cache=True,
+            logits_to_keep=last,
         )
         return output.logits[0]
 
