@@ -63,8 +63,8 @@ def _cell(key: str, value: Any) -> str:
 
 
 def with_interval(value: float, bounds: Sequence[float]) -> str:
-    """A value with its interval behind it, as far as they say anything."""
-    return f"{value:.2f} [{bounds[0]:.2f}, {bounds[1]:.2f}]"
+    """A value with its interval behind it, as far as they say anything; alone where one source gives none."""
+    return f"{value:.2f}" if bounds[0] == bounds[1] else f"{value:.2f} [{bounds[0]:.2f}, {bounds[1]:.2f}]"
 
 
 def text_of(value: Any) -> str:

@@ -17,8 +17,9 @@ def best_of(verifiers: list[Row]) -> str:
     best = max(mean, key=lambda row: row["of traversal"])
     (low, high), name = best["interval_95"], best["verifier"]
     own = [row["of traversal"] for row in verifiers if row["verifier"] == name and row["setting"] != MEAN]
+    between = f" [{low:.3f}, {high:.3f}]" if low < high else ""  # one source has no interval
     return (
-        f"The best verifier here, {name}, yields {best['of traversal']:.3f} [{low:.3f}, {high:.3f}] times as many "
+        f"The best verifier here, {name}, yields {best['of traversal']:.3f}{between} times as many "
         f"tokens a step as traversal in the mean over {len(own)} sampling settings, {min(own):.3f} in the worst."
     )
 

@@ -133,7 +133,8 @@ def _page(config: Config, folder: Path, measured: Measured, results: dict[str, l
             + html_table(_beside_each_other(results["verifiers"], ("verifier",)))
             + note(
                 "Tokens a step (block efficiency: accepted tokens, and the one that the verifier adds) as a multiple "
-                f"of traversal's. In the chart and in brackets: 95% intervals over {len(measured.sources)} source files"
+                "of traversal's. In the chart and in brackets: 95% intervals over source files, of which there are "
+                f"{len(measured.sources)}"
                 f"{'; so few say little' if len(measured.sources) < FEW else ''}."
             ),
         ),
