@@ -75,7 +75,7 @@ class Step:
     Attributes:
         length: committed tokens before the step, the root token included.
         accepted: tau, the number of drafted tokens the verifier accepted.
-        seconds: by part of the step (`PARTS`).
+        seconds: by part of the step (`PARTS`), as Python meets them unless the decoder is `timed`.
     """
 
     length: int
@@ -99,6 +99,7 @@ class Decoder:
     Args:
         draft_sampling: of the draft; `sampling.draft` if None.
         style: how a tree's branches are drawn; the verifier must be for it.
+        timed: wait for a GPU after each part of a step, so that `Step.seconds` are its own; that costs time itself.
 
     Raises:
         ValueError: the verifier is for another style.
@@ -112,11 +113,13 @@ class Decoder:
         chooser: Chooser,
         draft_sampling: Sampling | None = None,
         style: str = IID,
+        timed: bool = False,
     ) -> None:
         if verifier.style != style:
             raise ValueError(f"{verifier.name} verifies drafts of style {verifier.style!r}, not {style!r}")
         self.pair, self.sampling, self.verifier, self.chooser = pair, sampling, verifier, chooser
         self.draft_sampling, self.style = draft_sampling or sampling.draft, style
+        self.timed = timed
 
     @torch.inference_mode()
     def decode(self, prompt: Sequence[int], max_new_tokens: int, generator: torch.Generator) -> Decoded:
@@ -155,7 +158,7 @@ class Decoder:
             context.check()
 
     def _step(self, context: _Context, generator: torch.Generator) -> tuple[Step, list[int]]:
-        clock = Clock(self.pair.device, PARTS)
+        clock = Clock(self.pair.device, PARTS, self.timed)
         length = len(context.tokens)
 
         def pass_root(sees: str) -> None:

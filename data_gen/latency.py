@@ -194,7 +194,7 @@ def real_steps(
     steps: dict[tuple[str, Action], list[Step]] = {(name, action): [] for name in verifiers for action in actions}
     for number, prompt in enumerate(prompts):
         for (name, action), taken in steps.items():
-            decoder = Decoder(pair, Sampling(), get_verifier(name), Fixed(action))
+            decoder = Decoder(pair, Sampling(), get_verifier(name), Fixed(action), timed=True)
             generator = torch.Generator(device=pair.device).manual_seed(number)
             taken += decoder.decode(prompt, tokens, generator).steps[1:]  # the first one follows the prefill
     return {key: taken for key, taken in steps.items() if taken}  # a text may end at once

@@ -55,7 +55,7 @@ def decision_seconds(
     }
     made = deployed(module, profile, [mode], verifier)
     chooser = _Timed(Tuned(Selector(made, facts, profile, [mode]), mode), space.chain(6))
-    decoder = Decoder(pair, Sampling(), get_verifier(verifier), chooser)
+    decoder = Decoder(pair, Sampling(), get_verifier(verifier), chooser, timed=True)
     generator = torch.Generator(device=pair.device).manual_seed(0)
     steps = [step for _ in range(3) for step in decoder.decode(prompt, config.data.tokens, generator).steps[2:]]
     if not steps:
