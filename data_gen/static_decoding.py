@@ -211,7 +211,7 @@ class StaticDecoder(Decoder):
         p_SV = self.sampling.after(_no_texts, logits_SV)
         ends = self._uniforms[layout.size - 1 : layout.size + 1]
         slot, extra = verify_slots(self.verifier, layout, tokens_S, p_SV, q_SV, ends)
-        path_D, accepted = layout.paths_SD[slot], layout.depths_S[slot]
+        path_D, accepted = layout.paths_SD[slot][0], layout.depths_S[slot]
         at_D = torch.arange(layout.depth + 1, device=slot.device)
         new_D = torch.where(at_D < accepted, torch.nn.functional.pad(tokens_S[path_D], (0, 1)), extra)
         if layout.K > 1:
@@ -219,12 +219,12 @@ class StaticDecoder(Decoder):
             for model in self._models:
                 model.keep(path_D, self._base)
         self._text_T.index_copy_(0, self._base + 1 + at_D, new_D)
-        self._base += accepted + 1
+        self._base += accepted[0] + 1
         rows_D = torch.nn.functional.pad(path_D, (1, 0))
         wide_DV = logits_SV[rows_D].float().clamp(min=LEAST_LOGIT)
         entropies_D = cross_entropy(wide_DV, wide_DV.softmax(-1), reduction="none")
         finite = logits_SV.amax(-1).isfinite().all() & q_SV.isfinite().all()
-        return torch.cat([accepted.view(1), finite.view(1), new_D, entropies_D.double()])
+        return torch.cat([accepted, finite.view(1), new_D, entropies_D.double()])
 
     def _drafted(self, action: Choice, plan: _Plan, run: int) -> tuple[Tensor, Tensor]:
         """The tokens of all slots, and the draft's distribution after each; zeros at leaves."""

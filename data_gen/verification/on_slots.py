@@ -80,7 +80,8 @@ class SlotRows(Rows):
 def verify_slots(
     verifier: Verifier, layout: Layout, tokens_S: Tensor, target_probs_SV: Tensor, draft_probs_SV: Tensor, u_2: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One draw from the verifier's law: the last accepted slot, the first of its text, and the extra token; int64 [].
+    """One draw from the verifier's law: the last accepted slot, the first of its text, and the extra token; int64 [1]
+    each, for to index with a tensor of no axes would read it.
 
     With the same uniform numbers as `Verifier.verify` it gives the same verdict, rounding apart.
 
@@ -93,7 +94,7 @@ def verify_slots(
     """
     stops_S, extra = law_on_slots(verifier, layout, tokens_S, target_probs_SV, draft_probs_SV)
     slot = layout.order_S[invert(stops_S[layout.order_S], u_2[:1])]
-    return slot[0], invert(extra(slot)[0], u_2[1:])[0]
+    return slot, invert(extra(slot)[0], u_2[1:])
 
 
 def law_on_slots(

@@ -95,7 +95,7 @@ def counted(decoder: Decoder, prompt: list[int]) -> tuple[str, str]:
     with Readings() as readings, Operators() as operators:
         for _ in range(COUNTED):
             next(steps)
-    return f"{operators.calls / COUNTED:.0f}", f"{max(readings.count, operators.reads) / COUNTED:.0f}"
+    return f"{operators.calls / COUNTED:.0f}", f"{(readings.count + operators.reads) / COUNTED:.0f}"
 
 
 if __name__ == "__main__":

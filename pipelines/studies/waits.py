@@ -13,17 +13,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-READERS = (  # Python methods
-    Tensor.item,
-    Tensor.tolist,
-    Tensor.numpy,
-    Tensor.cpu,
-    Tensor.__bool__,
-    Tensor.__int__,
-    Tensor.__float__,
-    Tensor.__index__,
-)
-READING = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select")  # operators
+METHODS = (Tensor.tolist, Tensor.numpy, Tensor.cpu)  # which do not show as operators
+OPERATORS = ("item", "_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select")  # `bool(x)`, `x[i]`, ..
 
 
 class Operators(TorchDispatchMode):
@@ -42,12 +33,12 @@ class Operators(TorchDispatchMode):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         self.calls += not func.is_view
-        self.reads += func.overloadpacket.__name__ in READING
+        self.reads += func.overloadpacket.__name__ in OPERATORS
         return func(*args, **(kwargs or {}))
 
 
 class Readings(TorchFunctionMode):
-    """Counts the calls of methods that read numbers back."""
+    """Counts the calls of methods that read numbers back, beside the operators that do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,5 +51,5 @@ class Readings(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        self.count += func in READERS
+        self.count += func in METHODS
         return func(*args, **(kwargs or {}))

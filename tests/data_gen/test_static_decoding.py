@@ -141,11 +141,14 @@ def test_what_is_counted_as_a_reading(pair: ModelPair) -> None:
     steps = steps_of(Decoder(pair, Sampling(1.0), get_verifier("traversal"), Fixed(Action(2, 1, 3))))
     with Readings() as readings, Operators():
         next(steps)
-    assert readings.count > 5
-    with Readings() as readings, Operators() as operators:
-        assert bool(torch.ones(()) > 0)
-        torch.ones(3).nonzero()
-    assert (readings.count, operators.reads) == (1, 2)  # `bool` reads by way of an operator
+    assert readings.count > 1
+    for inference in (False, True):
+        with torch.inference_mode(inference), Readings() as readings, Operators() as operators:
+            rows, place = torch.ones(3, 2), torch.tensor(1)
+            found = [bool(rows.sum() > 0), int(place), rows[place], rows.nonzero(), float(place), place.item()]
+            assert operators.reads == len(found)  # to index with a tensor of no axes reads it, too
+            assert rows[place.view(1)].tolist() == [[1, 1]]
+        assert (readings.count, operators.reads) == (1, len(found))
 
 
 def test_passes_compile_whole_and_once(pair: ModelPair) -> None:
