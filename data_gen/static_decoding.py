@@ -32,22 +32,8 @@ from data_gen.verification.profile import invert
 from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup
 from selector.schema import EARLY, MATCH, InputError
 
-WIDTHS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    7,
-    9,
-    11,
-    13,
-    17,
-    21,
-    25,
-    33,
-    41,
-)  # of target passes: a graph is compiled for each that is used
+# of target passes, of which a graph is compiled for each that is used
+WIDTHS = 1, 2, 3, 4, 5, 7, 9, 11, 13, 17, 21, 25, 33, 41
 WARM = 2  # steps of a shape before it is recorded as a CUDA graph
 LEAST_RUN, LONGEST_RUN = 2, 32  # tokens of the draft's root pass: after a step that drafted, one or two are new to it
 GRAPHS = 64  # compiled passes of a model, beyond which torch would stop; its own limit is 8
@@ -197,7 +183,8 @@ class StaticDecoder(Decoder):
         return min(most, max(LEAST_RUN, 1 << (pending - 1).bit_length()))
 
     def _work(self, action: Choice, run: int) -> Tensor:
-        """Draft, target pass, verification, commit: what `Outcome` reads, float64 [2 + 2 (D + 1)].
+        """Draft, target pass, verification, commit: what `Outcome` reads, float64 [2 + (D + 1)]; as many entropies
+        more where the chooser sees early features.
 
         Args:
             run: committed tokens that the draft's root pass covers; those that it has passed before change nothing.
@@ -220,11 +207,12 @@ class StaticDecoder(Decoder):
                 model.keep(path_D, self._base)
         self._text_T.index_copy_(0, self._base + 1 + at_D, new_D)
         self._base += accepted[0] + 1
-        rows_D = torch.nn.functional.pad(path_D, (1, 0))
-        wide_DV = logits_SV[rows_D].float().clamp(min=LEAST_LOGIT)
-        entropies_D = cross_entropy(wide_DV, wide_DV.softmax(-1), reduction="none")
         finite = logits_SV.amax(-1).isfinite().all() & q_SV.isfinite().all()
-        return torch.cat([accepted, finite.view(1), new_D, entropies_D.double()])
+        result = torch.cat([accepted, finite.view(1), new_D]).double()
+        if EARLY not in self.chooser.sees:
+            return result
+        wide_DV = logits_SV[torch.nn.functional.pad(path_D, (1, 0))].float().clamp(min=LEAST_LOGIT)
+        return torch.cat([result, cross_entropy(wide_DV, wide_DV.softmax(-1), reduction="none").double()])
 
     def _drafted(self, action: Choice, plan: _Plan, run: int) -> tuple[Tensor, Tensor]:
         """The tokens of all slots, and the draft's distribution after each; zeros at leaves."""
@@ -275,7 +263,7 @@ class StaticDecoder(Decoder):
 
 
 class Outcome(NamedTuple):
-    """What one reading of the device says of a step."""
+    """What one reading of the device says of a step; entropies where they were asked for."""
 
     accepted: int
     tokens: list[int]
