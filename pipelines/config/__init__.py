@@ -5,6 +5,6 @@ An unknown key is an error that names it and the nearest known one.
 
 from pipelines.config.reading import load_config
 from pipelines.config.run import Config
-from pipelines.config.sections import EmbeddedModel, SamplingSetting
+from pipelines.config.sections import Embedded, EmbeddedModel, SamplingSetting
 
-__all__ = ["Config", "EmbeddedModel", "SamplingSetting", "load_config"]
+__all__ = ["Config", "Embedded", "EmbeddedModel", "SamplingSetting", "load_config"]

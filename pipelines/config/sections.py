@@ -56,6 +56,9 @@ class Embedded(Section):
         description="task documents of each workload that are made from every file, for training and as prompts; "
         "0: prompts are pieces of the files",
     )
+    induction: bool = Field(
+        False, description="the target begins with an induction head, which copies, instead of random weights alone"
+    )
     target: EmbeddedModel = Field(
         EmbeddedModel(layers=16, hidden=128, intermediate=352, heads=4, steps=600), description="trained on the text"
     )
@@ -70,6 +73,16 @@ class Embedded(Section):
         """A shape may name only the keys that it changes."""
         default = cls.model_fields[str(info.field_name)].default
         return {**default.model_dump(), **value} if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _room_for_an_induction_head(self) -> Embedded:
+        target = self.target
+        if self.induction and (target.layers < 2 or target.heads % 2 or target.hidden % (4 * target.heads)):
+            raise ValueError(
+                "induction takes a target of two or more layers, an even number of heads, and hidden a multiple of "
+                f"4 x heads; this one has {target.layers} layers, {target.heads} heads, hidden {target.hidden}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _draft_from_target(self) -> Embedded:

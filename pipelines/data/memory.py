@@ -106,10 +106,7 @@ def shapes(config: Config) -> tuple[Shape, Shape]:
     if config.pair.target == "embedded":
         own, embedded = (config.pair.embedded.target, config.pair.embedded.draft), config.pair.embedded
         with torch.device("meta"):
-            models = [
-                language_model.build_model(shape, embedded.vocabulary, 0, config.seed, embedded.context)
-                for shape in own
-            ]
+            models = [language_model.build_model(shape, embedded.vocabulary, 0, config.seed, embedded) for shape in own]
         return _shape(models[0]), _shape(models[1])
     target, draft = pair_names(config)
     return _named(target, "target"), _named(draft, "draft")

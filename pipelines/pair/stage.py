@@ -99,6 +99,9 @@ def encoded(config: Config, files: list[corpus.SourceFile], kept: Path) -> tuple
             for part in (training, held_out)
         )
     )
+    if embedded.induction:
+        repeats = language_model.repeats(len(streams.training) // 8, embedded.vocabulary, embedded.context, config.seed)
+        streams = streams._replace(training=torch.cat((streams.training, repeats)))
     kept.parent.mkdir(parents=True, exist_ok=True)
     with atomically(kept) as partial:
         torch.save({"tokenizer": tokenizer.backend_tokenizer.to_str(), "streams": tuple(streams)}, partial)
@@ -152,7 +155,7 @@ def _trained(
     context = config.pair.embedded.context
     if (folder / role / "config.json").exists():  # finished before an interruption; the stage refuses other inputs
         return LlamaForCausalLM.from_pretrained(folder / role, attn_implementation=language_model.attention(context))
-    model = language_model.build_model(shape, len(tokenizer), tokenizer.eos_token_id, config.seed, context)
+    model = language_model.build_model(shape, len(tokenizer), tokenizer.eos_token_id, config.seed, config.pair.embedded)
     if start is not None:
         language_model.begin_with(model, start)
     checkpoint = folder / f"{role}.checkpoint"
