@@ -1,8 +1,8 @@
 """An induction head, written into a Llama before training: it finds where the text stood before, says what followed.
 
 Models learn such heads by themselves, but suddenly and late, after billions of tokens (Olsson et al., "In-context
-Learning and Induction Heads", arXiv 2209.11895). A pair that is trained in half an hour sees a few million. So that it can
-copy as real models do, its target begins with one, and training makes of it what the text asks for.
+Learning and Induction Heads", arXiv 2209.11895). A pair that is trained in half an hour sees a few million. So that it
+can copy as real models do, its target begins with one, and training makes of it what the text asks for.
 
 Two layers make the head, as in the paper:
 
@@ -30,8 +30,8 @@ def write_induction_head(model: LlamaForCausalLM) -> None:
     """Set the weights of a model of two or more layers; what is random in them follows torch's generator.
 
     A random basis of the residual stream is halved: tokens are compared on the first half, `own_RH`, and notes are
-    written to the second, `note_RH`, both [hidden / 2, hidden]. A token's embedding has parts on both, and what is on the
-    wrong one acts as noise. Layers and heads beside these write nothing at first: their output projections are zero.
+    written to the second, `note_RH`, both [hidden / 2, hidden]. A token's embedding has parts on both, and what is on
+    the wrong one acts as noise. Other layers and heads write nothing at first: their output projections are zero.
 
     Args:
         model: with biases in its attention, an even number of heads, and axes of a head divisible by 4.

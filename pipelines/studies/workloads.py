@@ -3,10 +3,10 @@
     .venv/bin/python -m pipelines.studies.workloads configs/workloads.yaml
 
 Replays the held-out texts of a run that has been trained, on this machine's clock and on synthetic ones, and prints one
-Markdown table a clock. A *fixed choice* is what an engine is set to: a tree for all steps, or prompt lookup of a fixed
-length wherever a match is long enough, nothing elsewhere; the best one of either is taken, by the training texts. Speeds are
-over the fixed choice that is best for all kinds together. What the selector gains over the choice that is best for one
-kind, it gains by looking at the text.
+Markdown table a clock. A *fixed choice* is what an engine is set to: one tree for all steps, or prompt lookup of a
+fixed length wherever a match is long enough and nothing elsewhere. The best of them is taken, by the training texts.
+Speeds are over the fixed choice that is best for all kinds together. What the selector gains over the choice that is
+best for one kind, it gains by looking at the text.
 """
 
 from __future__ import annotations

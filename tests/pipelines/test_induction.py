@@ -1,4 +1,4 @@
-"""The induction head that a target can begin with: what it looks at, what it copies, and which shapes have room for it."""
+"""The induction head that a target can begin with: what it looks at, what it copies, which shapes have room for it."""
 
 from __future__ import annotations
 
