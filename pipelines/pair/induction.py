@@ -36,8 +36,8 @@ def write_induction_head(model: LlamaForCausalLM) -> None:
     Args:
         model: with biases in its attention, an even number of heads, and axes of a head divisible by 4.
     """
-    config = model.config
-    hidden, heads, axes = config.hidden_size, config.num_attention_heads, config.head_dim
+    hidden, heads = model.config.hidden_size, model.config.num_attention_heads
+    axes = hidden // heads
     own_RH, note_RH = torch.linalg.qr(torch.randn(hidden, hidden))[0].split(hidden // 2)
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.zero_()
@@ -48,7 +48,7 @@ def write_induction_head(model: LlamaForCausalLM) -> None:
     # Rotary embedding turns a query and a key apart by `angle` for each token between them. So a constant query agrees
     # best with the key one token back if all keys are that query, turned on by the angle of one token.
     angle = ROPE_THETA ** (-torch.arange(axes // 2) / (axes // 2))
-    size = (NEXT_TO * math.sqrt(axes) / (1 - angle.cos()).sum()).sqrt()
+    size = math.sqrt(NEXT_TO * math.sqrt(axes) / float((1 - angle.cos()).sum()))
     before = model.model.layers[0].self_attn
     noting = slice(0, hidden // 2)  # the first half of the heads
     for projection, turned in ((before.q_proj, torch.zeros_like(angle)), (before.k_proj, angle)):

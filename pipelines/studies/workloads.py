@@ -63,8 +63,9 @@ def step_shaped(pair: str, config: Config) -> LatencyProfile:
     """A clock on which the target's pass costs more with every `STEP` tokens: half a pass of one token."""
     flat = gpu_like(pair, config.verifiers, 0.05)
     one = flat.target.seconds[0][0]
-    edges = [1, STEP, STEP + 1, 2 * STEP, 2 * STEP + 1, 3 * STEP, 3 * STEP + 1, 64]
-    heights = [one * (1 + 0.5 * ((edge - 1) // STEP)) for edge in edges]
+    steps = range(64 // STEP)
+    edges = [edge for n in steps for edge in (n * STEP + 1, (n + 1) * STEP)]
+    heights = [one * (1 + 0.5 * n) for n in steps for _ in range(2)]
     return replace(flat, device=f"synthetic: steps of {STEP} tokens", target=Table([1], edges, [heights]))
 
 
