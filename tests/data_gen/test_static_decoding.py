@@ -62,12 +62,21 @@ def test_the_text_is_the_eager_one(verifier: str, temperature: float, pair: Mode
 
 @pytest.mark.parametrize("family", [name for name in RIGHT if name != "Llama"])
 def test_every_family(family: str) -> None:
-    """Beyond the sliding window, where there is one."""
-    own = pair_of(family, 0.005, torch.float32)  # mixtures of experts have no float64
+    """Beyond the sliding window, where there is one.
+
+    Mixtures of experts have no float64. In float32 rounding may send a token to another expert, and then the text is
+    another one: of 30 texts of two families on one machine one was. So one or two of five may be; three would be by
+    chance in one run of 3,000.
+    """
+    experts = any(hasattr(model_of(family).config, key) for key in ("num_experts", "num_local_experts"))
+    own = pair_of(family, 0.005, torch.float32 if experts else torch.float64)
     static = StaticDecoder(own, Sampling(1.0), get_verifier("traversal"), any_of_them(), 60)
     eager = Decoder(own, Sampling(1.0), get_verifier("traversal"), any_of_them())
-    found, expected = (each.decode(PROMPT, 40, torch.Generator().manual_seed(1)) for each in (static, eager))
-    assert found.tokens == expected.tokens
+    equal = 0
+    for seed in range(5 if experts else 1):
+        found, expected = (each.decode(PROMPT, 40, torch.Generator().manual_seed(seed)) for each in (static, eager))
+        equal += found.tokens == expected.tokens
+    assert equal >= 3 if experts else equal == 1
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, [7], [7, 9, 11]], ids=len)
