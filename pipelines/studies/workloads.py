@@ -88,8 +88,11 @@ def print_table(
     module: SelectorModule,
 ) -> None:
     console.print(f"\n**{clock}**\n", highlight=False)
-    console.print("| setting | work | texts | fixed choice for it | its speed | rule | selector | over that choice |")
-    console.print("|---|---|---|---|---|---|---|---|")
+    heads = (
+        "setting | work | texts | fixed choice for it | its speed | rule | selector | over that choice | over the rule"
+    )
+    console.print(f"| {heads} |", soft_wrap=True)
+    console.print("|---|---|---|---|---|---|---|---|---|")
     for setting, mode in zip(settings_of(config), modes, strict=True):
         train, held_out = (splits[split].setting_of(setting) for split in ("train", "test"))
         for row in rows(config, setting, train, held_out, profile, mode, module):
@@ -117,10 +120,10 @@ def rows(
         own = fixed.best(of_kind(train, kind))
         base, best = (replay_mode(Timed(mine, choice.verifier, profile), {}, choice.mode) for choice in (overall, own))
         selector = replay_mode(timed, module.opinions(mine, mode), mode, not module.is_regressor)
-        found = (best, replay_mode(timed, {}, rule), selector)
-        over_base = [str(ratio_of_speeds(replayed, base, sources(mine))) for replayed in found]
-        over_own = str(ratio_of_speeds(selector, best, sources(mine)))
-        yield [f"T = {setting[0]:g}", kind, str(len(mine)), str(own), *over_base, over_own]
+        ruled = replay_mode(timed, {}, rule)
+        pairs = ((best, base), (ruled, base), (selector, base), (selector, best), (selector, ruled))
+        ratios = [str(ratio_of_speeds(a, b, sources(mine))) for a, b in pairs]
+        yield [f"T = {setting[0]:g}", kind, str(len(mine)), str(own), *ratios]
 
 
 def of_kind(texts: Texts, kind: str) -> Tensor:
