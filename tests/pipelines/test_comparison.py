@@ -154,12 +154,23 @@ def test_an_uncertain_ratio_disagrees_with_less() -> None:
     factors = {str(source): 1 + 0.2 * rng.standard_normal() for source in range(12)}
     for row in data:
         if row["method"] == SELECTOR:
-            row["seconds"] *= factors[row["source"]]
+            row["step_seconds"] *= factors[row["source"]]
     result = evaluation(CONFIG, data, replayed(SPEEDS))
     entry = next(e for e in result["methods"] if e["method"] == SELECTOR)
-    low, high = entry["ratio_interval_95"]
-    assert abs(entry["ratio_to_best_static"] - 1.25) > 2 * ERROR  # would be a disagreement of a sure ratio
+    low, high = entry["steps_ratio_interval_95"]
+    assert abs(entry["steps_ratio"] - 1.25) > 2 * ERROR  # would be a disagreement of a sure ratio
     assert low < 1.25 < high and result["disagreements"] == []
+
+
+def test_the_prompts_pass_is_no_disagreement() -> None:
+    """It takes every method the same time, and brings their ratios nearer to one; replay begins after it."""
+    data = rows(SPEEDS)
+    for row in data:
+        row["seconds"] += 0.5
+    result = evaluation(CONFIG, data, replayed(SPEEDS))
+    entry = next(e for e in result["methods"] if e["method"] == SELECTOR)
+    assert entry["ratio_to_best_static"] < 1.2 < entry["steps_ratio"] == pytest.approx(1.25)
+    assert result["disagreements"] == []
 
 
 def test_synthetic_clocks_are_averaged() -> None:
