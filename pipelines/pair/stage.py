@@ -100,7 +100,7 @@ def encoded(config: Config, files: list[corpus.SourceFile], kept: Path) -> tuple
         )
     )
     if embedded.induction:
-        repeats = language_model.repeats(len(streams.training) // 8, embedded.vocabulary, embedded.context, config.seed)
+        repeats = language_model.repeats(len(streams.training) // 8, len(tokenizer), embedded.context, config.seed)
         streams = streams._replace(training=torch.cat((streams.training, repeats)))
     kept.parent.mkdir(parents=True, exist_ok=True)
     with atomically(kept) as partial:
