@@ -158,7 +158,9 @@ class FixedChoices:
             choices += [FixedChoice(verifier, Mode(*setting, tree)) for tree in SPACE.trees]
             tokens.append(table.tokens_XA)
             seconds.append(table.seconds_XA)
-        timed = Timed(texts, verifier, profile)  # verifiers are alike on a draft of certain tokens
+        # on a draft of certain tokens verifiers differ in time alone: lookups are charged the selector's own
+        verifier = config.train.verifier
+        timed = Timed(texts, verifier, profile)
         for least, length in itertools.product(LEASTS, LENGTHS):
             mode = Mode(*setting, EMPTY, sees=(MATCH,), rule=Rule(least, length))
             replayed = replay_mode(timed, {}, mode)

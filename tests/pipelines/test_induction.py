@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -11,8 +9,9 @@ from transformers import LlamaForCausalLM
 from pipelines.config import load_config
 from pipelines.pair import language_model
 from selector.schema import InputError
+from tests.pipelines.runs import ROOT
 
-WORKLOADS = Path("configs/workloads.yaml")
+WORKLOADS = ROOT / "configs" / "workloads.yaml"
 VOCABULARY = 2048
 
 
