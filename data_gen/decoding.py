@@ -21,7 +21,7 @@ from data_gen.lookup import LookupIndex
 from data_gen.models import CachedModel, ModelPair, Pass
 from data_gen.sampling import Sampling
 from data_gen.trees import DraftTree
-from data_gen.verification import Verifier
+from data_gen.verification import COPIED, Verifier
 from data_gen.verification.base import IID
 from data_gen.verification.profile import sample
 from selector.actions import EMPTY, Choice, Lookup
@@ -94,7 +94,7 @@ class Decoded:
 
 
 class Decoder:
-    """Decodes one prompt at a time with a pair, a verifier and a chooser of actions.
+    """Decodes one prompt at a time with a pair, a verifier of drafted trees and a chooser of actions.
 
     Args:
         draft_sampling: of the draft; `sampling.draft` if None.
@@ -176,7 +176,8 @@ class Decoder:
         if draft is None:
             node, extra = 0, int(sample(target.probs_NV[0], 1, generator))
         else:
-            node, extra = self.verifier.verify(tree, target.probs_NV, draft.probs_NV, generator)
+            verifier = COPIED if isinstance(action, Lookup) else self.verifier
+            node, extra = verifier.verify(tree, target.probs_NV, draft.probs_NV, generator)
         clock.lap("verify")
         path = tree.path_to(node)
         tokens = [tree.token(n) for n in path] + [extra]

@@ -15,7 +15,7 @@ from data_gen.decoding import Decoder, Fixed, Step
 from data_gen.models import CachedModel, ModelPair
 from data_gen.sampling import Sampling
 from data_gen.trees import DraftTree
-from data_gen.verification import get_verifier
+from data_gen.verification import COPIED, get_verifier
 from data_gen.verification.profile import sample
 from selector.actions import EMPTY, Action
 from selector.runtime import Correction, LatencyProfile, Table, correction_counts
@@ -87,6 +87,7 @@ def measure(
         target=table("target", grid.lengths, grid.nodes),
         verify={name: table(name, DEPTHS, BRANCHES) for name in verifiers},
         decide={},
+        copied=table(COPIED.name, DEPTHS, BRANCHES[:1]),
         nucleus=max(0.0, (median["nucleus", 0, 1] - median["nucleus", 0, 0]) / ROWS),
         step=0.0,
     )
@@ -127,7 +128,7 @@ def _cells(pair: ModelPair, grid: Grid, verifiers: Sequence[str]) -> Iterator[tu
     logits_NV = torch.randn(ROWS, vocabulary, device=pair.device)
     for filtered, sampling in enumerate((Sampling(), Sampling(1.0, 0.9))):
         yield ("nucleus", 0, filtered), _Cell(one_target_pass, _probabilities(sampling, logits_NV))
-    for name in verifiers:
+    for name in {*verifiers, COPIED.name}:
         for depth in DEPTHS:
             for count in BRANCHES:
                 work = _verification(name, pair, branches(count, depth), generator)

@@ -26,7 +26,7 @@ from data_gen.models import ModelPair
 from data_gen.sampling import Sampling
 from data_gen.slots import Layout, layout_of
 from data_gen.static_model import StaticModel, Window, run_window, window
-from data_gen.verification import Verifier
+from data_gen.verification import COPIED, Verifier
 from data_gen.verification.on_slots import check_on_slots, verify_slots
 from data_gen.verification.profile import invert
 from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup
@@ -197,7 +197,8 @@ class StaticDecoder(Decoder):
         logits_SV = target.forward(torch.nn.functional.pad(tokens_S, (0, padding)), self._base, over)[: layout.size]
         p_SV = self.sampling.after(_no_texts, logits_SV)
         ends = self._uniforms[layout.size - 1 : layout.size + 1]
-        slot, extra = verify_slots(self.verifier, layout, tokens_S, p_SV, q_SV, ends)
+        verifier = COPIED if isinstance(action, Lookup) else self.verifier
+        slot, extra = verify_slots(verifier, layout, tokens_S, p_SV, q_SV, ends)
         path_D, accepted = layout.paths_SD[slot][0], layout.depths_S[slot]
         at_D = torch.arange(layout.depth + 1, device=slot.device)
         new_D = torch.where(at_D < accepted, torch.nn.functional.pad(tokens_S[path_D], (0, 1)), extra)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from selector.actions import EMPTY, ActionSpace, Choice, Lookup
 from selector.schema import FEATURES, FULL, LIGHT, MATCH, SCHEMA_VERSION, InputError
-from selector.tables import Batches, Table, number
+from selector.tables import FREE, Batches, Table, number
 
 MOST_TOKENS = 1 + max(action.nodes for action in ActionSpace.default())  # of a tree, the root included
 
@@ -46,6 +46,7 @@ class LatencyProfile:
         target: tp(length, nodes), one target pass over a tree of `nodes` nodes, the root included, with its
             distributions.
         verify: for each verifier, seconds by depth of the tree and number of branches.
+        copied: the same for a copied chain, by its length; one verifier checks all of them.
         decide: one decision of a selector, its features included, by what it sees (`schema.FEATURES`).
         step: the rest of a decoding step; fitted, and below 0 where passes in a step are faster than alone.
         nucleus: what one row of probabilities takes longer where top-p is below 1: a sort of the vocabulary.
@@ -67,6 +68,7 @@ class LatencyProfile:
     nucleus: float = 0.0
     corrections: dict[str, Correction] = field(default_factory=dict)
     batches: Batches | None = None
+    copied: Table = FREE
 
     @classmethod
     def load(cls, path: Path) -> LatencyProfile:
@@ -80,8 +82,16 @@ class LatencyProfile:
             corrections = {
                 name: Correction(*map(number, seconds)) for name, seconds in values.pop("corrections").items()
             }
-            batches = _batches(values.pop("batches", None))
-            profile = cls(draft=draft, target=target, verify=verify, corrections=corrections, batches=batches, **values)
+            batches, copied = _batches(values.pop("batches", None)), Table(**values.pop("copied"))
+            profile = cls(
+                draft=draft,
+                target=target,
+                verify=verify,
+                corrections=corrections,
+                batches=batches,
+                copied=copied,
+                **values,
+            )
             number(profile.step)
             times = (profile.nucleus, *profile.decide.values(), *profile.labelling.values())
             if min(map(number, times)) < 0 or not all(isinstance(x, str) for x in (profile.device, profile.pair)):
@@ -140,8 +150,10 @@ class LatencyProfile:
         nodes = 1 + action.nodes
         seconds += self.target.at(length, nodes) + self.step + sum(self.decide.get(each, 0.0) for each in sees)
         if action != EMPTY:
-            depth, width = (action.length, 1) if isinstance(action, Lookup) else (action.L1 + action.L2, action.K)
-            seconds += self.verify[verifier].at(depth, width)
+            if isinstance(action, Lookup):
+                seconds += self.copied.at(action.length, 1)
+            else:
+                seconds += self.verify[verifier].at(action.L1 + action.L2, action.K)
             counts = correction_counts(action)
             seconds += sum(map(mul, counts, self.corrections.get(verifier, Correction())))
         if filtered:
@@ -242,13 +254,12 @@ def gpu_like(pair: str, verifiers: Iterable[str], draft_share: float, target_sec
         target_seconds: of one target pass; only ratios matter.
     """
     draft, target = draft_share * target_seconds, target_seconds
-    nothing = Table([1], [1], [[0.0]])
     return LatencyProfile(
         device=f"synthetic: GPU-like, a draft pass {draft_share:g} of a target pass, 32 tokens at the price of one",
         pair=pair,
         draft=Table([1], [1, 32], [[draft, draft]]),
         target=Table([1], [1, 32, 64], [[target, target, 1.5 * target]]),
-        verify=dict.fromkeys(verifiers, nothing),
+        verify=dict.fromkeys(verifiers, FREE),
         decide=dict.fromkeys(FEATURES, 0.01 * target),
         step=0.01 * target,
     )

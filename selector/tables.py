@@ -44,6 +44,9 @@ def number(value: object) -> float:
     return value
 
 
+FREE = Table([1], [1], [[0.0]])  # what takes no time of its own
+
+
 def _interpolate(grid: Sequence[int], values: Sequence[float], x: float) -> float:
     x = min(max(x, grid[0]), grid[-1])
     if x == grid[-1]:

@@ -34,6 +34,10 @@ _IID: tuple[type[Verifier], ...] = (
 VERIFIERS: dict[str, type[Verifier]] = {cls.name: cls for cls in _IID}  # all lossless for i.i.d. drafts
 STYLED: dict[str, type[Verifier]] = {cls.name: cls for cls in (Greedy, SpecHub)}  # for other drafts only
 
+# Checks copied chains, whatever verifies the trees. A copy is certain of its tokens, and on such a chain all verifiers
+# have one law: each token is accepted with the target's own probability of it. So the one that is quickest does it.
+COPIED: Verifier = SpecInfer()
+
 
 def get_verifier(name: str, style: str = "iid") -> Verifier:
     """The verifier called `name`; ValueError where there is none, or it is not lossless for drafts of that style."""
@@ -44,6 +48,7 @@ def get_verifier(name: str, style: str = "iid") -> Verifier:
 
 
 __all__ = [
+    "COPIED",
     "STYLED",
     "STYLES",
     "VERIFIERS",

@@ -15,7 +15,7 @@ from pipelines.config import Config
 from pipelines.pair.loading import load_pair
 from selector.runtime import LatencyProfile
 from selector.schema import FEATURES, InputError, sha256
-from selector.tables import Batches, Table, along
+from selector.tables import FREE, Batches, Table, along
 
 COLUMNS = ("batch", "context", "verified", "passes", "seconds")
 
@@ -173,13 +173,12 @@ def profile_of(
         [_target_table(own, stepped) for own in cells.values()],
         stepped,
     )
-    nothing = Table([1], [1], [[0.0]])
     return LatencyProfile(
         device=f"an engine: {name}",
         pair=pair,
         draft=batches.draft[0],
         target=batches.target[0],
-        verify=dict.fromkeys(verifiers, nothing),
+        verify=dict.fromkeys(verifiers, FREE),
         decide=dict.fromkeys(FEATURES, 0.0),
         step=0.0,
         batches=batches,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,8 +14,10 @@ from data_gen.drafting import draft_lookup
 from data_gen.lookup import LookupIndex
 from data_gen.models import ModelPair
 from data_gen.sampling import Sampling
-from data_gen.verification import VERIFIERS, get_verifier
-from selector.actions import Lookup
+from data_gen.trees import DraftTree
+from data_gen.verification import VERIFIERS, Verdict, get_verifier
+from data_gen.verification.traversal import Traversal
+from selector.actions import Action, Lookup
 from tests.data_gen.worlds import KINDS, World
 
 TOKENS = st.integers(1, 4).flatmap(lambda top: st.lists(st.integers(0, top), min_size=0, max_size=40))
@@ -90,6 +94,20 @@ def test_a_lookup_is_verified_without_loss(name: str, kind: str) -> None:
                 on_path = depth < len(proposal) and token == proposal[depth]
                 expected = 0.0 if on_path else reached * float(world.target[prefix][token])
                 assert float(law_NV[node, token]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_copies_are_not_given_to_the_verifier_of_trees(pair: ModelPair) -> None:
+    """One verifier checks copies, whatever verifies the trees."""
+
+    class ForTrees(Traversal):
+        def verify(self, tree: DraftTree, *rest: Any) -> Verdict:
+            raise AssertionError("a copy")
+
+    prompt = [5, 17, 203, 44, 91, 5, 17, 203]
+    decoder = Decoder(pair, Sampling(0.0), ForTrees(), Fixed(Lookup(4)))
+    assert any(step.accepted for step in decoder.decode(prompt, 60, torch.Generator()).steps)
+    with pytest.raises(AssertionError, match="a copy"):
+        Decoder(pair, Sampling(0.0), ForTrees(), Fixed(Action(1, 2, 0))).decode(prompt, 60, torch.Generator())
 
 
 @pytest.mark.parametrize("action", [Lookup(2), Lookup(16)], ids=str)

@@ -35,6 +35,7 @@ def profile(draft: float = 1e-3, target: float = 5e-3) -> LatencyProfile:
         decide={EARLY: 5e-5, LIGHT: 1e-4, FULL: 3e-4},
         step=1e-4,
         nucleus=2e-5,
+        copied=Table([1, 16], [1], [[1e-4], [4e-4]]),
     )
 
 

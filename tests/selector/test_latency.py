@@ -30,6 +30,7 @@ FLAT = LatencyProfile(
     verify={"traversal": Table([1, 16], [1, 4], [[1000.0, 1000.0], [1000.0, 1000.0]])},
     decide={EARLY: 5000.0, LIGHT: 10_000.0, FULL: 20_000.0},
     step=0.0,
+    copied=Table([1, 16], [1], [[300.0], [300.0]]),
 )
 ACTIONS = ActionSpace.with_lookups().actions
 
@@ -48,7 +49,7 @@ ACTIONS = ActionSpace.with_lookups().actions
     ids=str,
 )
 def test_every_pass_is_charged_at_its_width(action: Choice, passes: int) -> None:
-    verification = 1000.0 if action.nodes else 0.0
+    verification = 300.0 if isinstance(action, Lookup) else 1000.0 if action.nodes else 0.0
     expected = passes + 100.0 + action.nodes + verification
     assert FLAT.action_seconds(action, 15, "traversal") == pytest.approx(expected)
 
@@ -60,7 +61,7 @@ LATE = [((LIGHT,), 10_000), ((FULL,), 20_000), ((EARLY, LIGHT), 15_000), ((EARLY
 def test_a_selector_pays_for_itself_and_for_the_root_pass(sees: tuple[str, ...], own: float) -> None:
     """For every decision that it has made, and for the pass whether or not the draft then drafts."""
     assert FLAT.action_seconds(EMPTY, 15, "traversal", sees) == pytest.approx(own + 2 + 100)
-    assert FLAT.action_seconds(Lookup(8), 15, "traversal", sees) == pytest.approx(own + 2 + 108 + 1000)
+    assert FLAT.action_seconds(Lookup(8), 15, "traversal", sees) == pytest.approx(own + 2 + 108 + 300)
     for action in (Action(1, 1, 0), Action(3, 2, 2)):  # where something is drafted the draft passes the root anyway
         base = FLAT.action_seconds(action, 15, "traversal")
         assert FLAT.action_seconds(action, 15, "traversal", sees) == pytest.approx(base + own)
@@ -70,17 +71,19 @@ def test_a_selector_pays_for_itself_and_for_the_root_pass(sees: tuple[str, ...],
 def test_what_needs_no_draft_takes_no_pass_of_it(sees: tuple[str, ...], own: float) -> None:
     """Unless its rows are looked at."""
     assert FLAT.action_seconds(EMPTY, 15, "traversal", sees) == pytest.approx(own + 100)
-    assert FLAT.action_seconds(Lookup(8), 15, "traversal", sees) == pytest.approx(own + 108 + 1000)
+    assert FLAT.action_seconds(Lookup(8), 15, "traversal", sees) == pytest.approx(own + 108 + 300)
     assert FLAT.action_seconds(Action(1, 1, 0), 15, "traversal", sees) == pytest.approx(own + 2 + 101 + 1000)
 
 
-def test_a_lookup_is_verified_as_a_chain_of_its_length() -> None:
+def test_a_lookup_takes_a_chain_s_time_without_passes_and_with_a_verification_of_its_own() -> None:
     for length in (2, 8, 16):
         chain = ActionSpace.default().chain(length)
         for own in (10, 55, 300):
             drafted, copied = (profile().action_seconds(action, own, "traversal") for action in (chain, Lookup(length)))
             passes = profile().draft.at(own, 2) + sum(profile().draft.at(own + n, 1) for n in range(1, length))
-            assert drafted - copied == pytest.approx(passes)
+            verified = profile().verify["traversal"].at(length, 1) - profile().copied.at(length, 1)
+            assert drafted - copied == pytest.approx(passes + verified)
+            assert verified > 0
 
 
 def test_tables_are_linear_between_and_constant_beyond_the_grid() -> None:
@@ -131,7 +134,7 @@ def test_a_damaged_profile_is_named(tmp_path: Path, content: str) -> None:
         LatencyProfile.load(path)
 
 
-@pytest.mark.parametrize("name", ["draft", "verify", "decide", "step", "corrections", "schema_version"])
+@pytest.mark.parametrize("name", ["draft", "verify", "copied", "decide", "step", "corrections", "schema_version"])
 def test_a_profile_without_a_part_is_named(tmp_path: Path, name: str) -> None:
     path = tmp_path / "latency.json"
     path.write_text(json.dumps({key: value for key, value in profile().to_json().items() if key != name}))
