@@ -16,13 +16,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
+from data_gen.entropies import entropies
 from data_gen.lookup import LookupIndex
 from data_gen.sampling import Sampling
 from selector.schema import DECAYS, EARLY, FULL, HIDDEN_STATES, LIGHT, LONGEST_MATCH, MATCH, SCALAR_NAMES, SCALARS_KEY
-
-LEAST_LOGIT = -1e4  # a masked token's logit is minus infinity, its probability 0
 
 
 class ModelRows(NamedTuple):
@@ -58,12 +56,6 @@ class Accepted:
     def hidden_D(self) -> Tensor:
         """The target's last hidden state after the last of them."""
         return self._rows.hidden_ND[self._nodes[-1]]
-
-
-def entropies(logits_NV: Tensor) -> list[float]:
-    """Of each row at temperature 1, in nats."""
-    logits_NV = logits_NV.float().clamp(min=LEAST_LOGIT)
-    return cross_entropy(logits_NV, logits_NV.softmax(-1), reduction="none").tolist()  # of a distribution with itself
 
 
 def agreements(target_probs_NV: Tensor, draft_probs_NV: Tensor, next_N: Tensor) -> list[float]:

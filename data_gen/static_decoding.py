@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from data_gen.decoding import Chooser, Decoder, Step
-from data_gen.features import LEAST_LOGIT, Accepted, RootKnowledge
+from data_gen.entropies import LEAST_LOGIT
+from data_gen.features import Accepted, RootKnowledge
 from data_gen.lookup import LookupIndex
 from data_gen.models import ModelPair
 from data_gen.sampling import Sampling

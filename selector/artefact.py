@@ -93,6 +93,20 @@ def read_config(path: Path) -> dict:
 
 
 def checked(features: Features, widths: dict[str, int], most_axes: int, early: int | None = None) -> Features:
+    """As `of_schema`; InputError also where a number is not finite."""
+    read = of_schema(features, widths, most_axes, early)
+    check_finite(read)
+    return read
+
+
+def check_finite(features: Features) -> None:
+    """InputError where a number is NaN or infinite; names the feature."""
+    for name, value in features.items():
+        if not math.isfinite(float(value.sum())):  # one call, and a NaN or an infinity anywhere shows in it
+            raise InputError(f"features: {name} is not finite")
+
+
+def of_schema(features: Features, widths: dict[str, int], most_axes: int, early: int | None = None) -> Features:
     """The features that are read, on the CPU.
 
     Args:
@@ -101,7 +115,7 @@ def checked(features: Features, widths: dict[str, int], most_axes: int, early: i
         early: how many scalars alone will do; None where all features are needed.
 
     Raises:
-        InputError: one is missing, of another shape or dtype than the schema's, or not finite; names it.
+        InputError: one is missing, or of another shape or dtype than the schema's; names it.
     """
     scalars = features.get(SCALARS_KEY)
     if early is not None and isinstance(scalars, Tensor) and scalars.shape[-1:] == (early,):
@@ -111,13 +125,11 @@ def checked(features: Features, widths: dict[str, int], most_axes: int, early: i
         value = features.get(name)
         if not isinstance(value, Tensor):
             raise InputError(f"features: {name} {'is missing' if value is None else 'is no tensor'}")
-        shape = tuple(value.shape)
-        if value.dtype != torch.float32 or shape[-1:] != (width,) or len(shape) > most_axes:
+        shape = value.shape
+        if value.dtype != torch.float32 or not 0 < len(shape) <= most_axes or shape[-1] != width:
             raise InputError(f"features: {name} is {value.dtype} {list(shape)}; torch.float32 [{width}] is needed")
-        if not math.isfinite(float(value.sum())):  # one call, and a NaN or an infinity anywhere shows in it
-            raise InputError(f"features: {name} is not finite")
-        read[name] = value.cpu()
-    if len({value.shape[:-1] for value in read.values()}) > 1:
+        read[name] = value if value.is_cpu else value.cpu()
+    if len(read) > 1 and len({value.shape[:-1] for value in read.values()}) > 1:
         raise InputError("features: batches of different sizes")
     return read
 

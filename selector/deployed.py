@@ -14,8 +14,8 @@ from selector.actions import ActionSpace
 from selector.decision import NEVER, Mode, net_tokens
 from selector.latency import LatencyProfile, interpolated_at
 from selector.module import SelectorModule
-from selector.runtime import LENGTH_AT, MATCH_AT, SETTING_AT, DecisionTables, decision_tables
-from selector.schema import HIDDEN_STATES, SCALARS
+from selector.runtime import MATCH_AT, SETTING_AT, DecisionTables, decision_tables
+from selector.schema import HIDDEN_STATES, LENGTH_AT, SCALARS
 
 SPACE = ActionSpace.with_lookups()
 

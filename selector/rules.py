@@ -20,8 +20,7 @@ from selector.data import Timed
 from selector.decision import RHOS, Mode, choice
 from selector.latency import StepTimes
 from selector.replay import Replayed
-from selector.runtime import LENGTH_AT
-from selector.schema import DECAYS, LIGHT, SCALAR_NAMES, SCALARS_KEY
+from selector.schema import DECAYS, LENGTH_AT, LIGHT, SCALAR_NAMES, SCALARS_KEY
 from selector.tuning import replay_mode
 
 SPACE = ActionSpace.with_lookups()

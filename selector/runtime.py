@@ -1,7 +1,6 @@
-"""Artefact directory -> decisions. Needs torch alone.
+"""Artefact directory -> decisions. Needs torch, NumPy and Numba alone.
 
-Legend: B roots, S sampling settings, A actions, K actions that may be chosen, L context lengths, F scalars, H outputs
-of the network that the chosen ones need.
+Legend: B roots, S sampling settings, A actions, L context lengths, F scalars.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm, logsigmoid
 
 from selector.actions import Action, ActionSpace, Choice, Lookup, choice_of
-from selector.artefact import Features, check_files, check_setting, checked, read_config
-from selector.decision import Mode, Rule, choice, nearest, without_draft
+from selector.artefact import Features, check_files, check_setting, checked, of_schema, read_config
+from selector.decision import Mode, Rule, nearest, without_draft
 from selector.hub import local_folder
-from selector.latency import Correction, LatencyProfile, StepTimes, Table, correction_counts, gpu_like
-from selector.network import survival_factors
+from selector.latency import Correction, LatencyProfile, Table, correction_counts, gpu_like
+from selector.one_root import OneRoot
 from selector.schema import EARLY, EARLY_SCALARS, FULL, LIGHT, MATCH, SCALAR_NAMES, SCALARS_KEY, InputError
 
 __all__ = [
@@ -38,7 +36,6 @@ __all__ = [
 ]
 
 SPACE = ActionSpace.with_lookups()
-LENGTH_AT = SCALAR_NAMES.index("context_length")
 MATCH_AT = SCALAR_NAMES.index("match")
 NO_MATCH = 1 << 20  # no match is so long
 SETTING_AT = [SCALAR_NAMES.index("temperature"), SCALAR_NAMES.index("top_p")]
@@ -158,9 +155,9 @@ class Tuned:
     def __init__(self, selector: Selector, mode: Mode) -> None:
         self.selector, self.mode, self.sees = selector, mode, mode.sees
         if mode.decides:
-            self._at_root = {sees: _OneRoot(selector, mode, sees) for sees in mode.sees}
+            weights, config = selector.module.state_dict(), selector.config
+            self._at_root = {sees: OneRoot(weights, config, selector.latency, mode, sees) for sees in mode.sees}
 
-    @torch.inference_mode()
     def select(self, features: Features | None) -> Choice | None:
         """The decision at a root; the static action where there are no features, or nothing is decided.
 
@@ -174,96 +171,16 @@ class Tuned:
         if features is None or not mode.sees:
             return mode.action
         if mode.rule is not None:
-            match = features[MATCH] if MATCH in features else self._checked(features)[SCALARS_KEY][MATCH_AT]
+            match = features[MATCH] if MATCH in features else self._read(features)[SCALARS_KEY][MATCH_AT]
             return mode.copied(float(match))
-        read = self._checked(features)
+        read = self._read(features)
         early = EARLY in mode.sees and (len(mode.sees) == 1 or read[SCALARS_KEY].shape[0] == len(EARLY_SCALARS))
         action = self._at_root[EARLY if early else mode.sees[-1]].choose(read)
         return None if early and len(mode.sees) > 1 and not without_draft(action) else action
 
-    def _checked(self, features: Features) -> Features:
+    def _read(self, features: Features) -> Features:
         asked_early = EARLY in self.mode.sees or MATCH in self.mode.sees
-        return checked(features, self.selector.widths, 1, len(EARLY_SCALARS) if asked_early else None)
-
-
-class _OneRoot:
-    """A mode's arithmetic for one root at a time.
-
-    Between two passes of a model the processor's caches hold the model, and a call of any library takes several times
-    as long as in a loop of its own. So there are few calls, of those that the model has just used itself: the scaling
-    of the scalars is part of the first layer, the last one holds only the outputs that the allowed trees need, and the
-    handful of numbers at the end are Python's.
-    """
-
-    def __init__(self, selector: Selector, mode: Mode, sees: str) -> None:
-        weights = selector.module.state_dict()
-        allowed = sorted(mode.allowed) or list(range(len(SPACE)))
-        self.mode, self.actions = mode, [SPACE.actions[a] for a in allowed]
-        self.regressor = selector.config["objective"] == "regressor"
-        self.inputs = len(EARLY_SCALARS) if sees == EARLY else len(SCALAR_NAMES)
-        self.hidden_names = [] if sees == EARLY else list(selector.config["features"]["hidden_states"])
-        body = "network.body." if self.regressor else "network."
-        parts = ("0.weight", "0.bias", "1.weight", "1.bias")
-        self.blocks = [[weights[f"{body}blocks.{i}.{part}"] for part in parts] for i in range(len(self.hidden_names))]
-        numbers = sorted({int(name.split(".")[-2]) for name in weights if name.startswith(f"{body}mlp.")})
-        self.layers = [(weights[f"{body}mlp.{i}.bias"], weights[f"{body}mlp.{i}.weight"]) for i in numbers]
-        self.count_F = weights[f"{body}count_F"][: self.inputs]
-        self._only_seen(weights[f"{body}scale_F"], weights[f"{body}mean_F"])
-        bias, weight = self.layers[-1]
-        if self.regressor:
-            self._only_needed(bias, weight, allowed)
-        else:
-            self.layers[-1] = bias[allowed], weight[allowed]
-        asked = mode.sees[: mode.sees.index(sees) + 1]
-        lengths_L, seconds_LA = selector.latency.table(SPACE.actions, selector.verifier, asked, mode.top_p < 1)
-        self.times = StepTimes(lengths_L.tolist(), seconds_LA[:, allowed].tolist())
-
-    def _only_seen(self, scale_F: Tensor, mean_F: Tensor) -> None:
-        """The first layer, with the scaling of the scalars in it, for what is seen alone."""
-        bias, weight = self.layers[0]
-        F, seen = len(scale_F), self.inputs
-        scaled = weight[:, :seen] / scale_F[:seen]
-        bias = bias - scaled @ mean_F[:seen]
-        if seen == F:
-            bias = bias + weight[:, F]  # the input that says that the draft has passed the root
-        hidden = weight[:, F + 1 :] if self.hidden_names else weight[:, :0]
-        self.layers[0] = bias, torch.cat([scaled, hidden], dim=-1).contiguous()
-
-    def _only_needed(self, bias: Tensor, weight: Tensor, allowed: list[int]) -> None:
-        """The last layer, and what makes block efficiencies of it, for some trees alone."""
-        sums_SA = SPACE.sums_SA[:, allowed]
-        survivals = sums_SA.any(1)
-        factors_SS = survival_factors(SPACE)[:, survivals]
-        outputs = factors_SS.any(1)
-        self.layers[-1] = bias[outputs], weight[outputs].contiguous()
-        self.factors = factors_SS[outputs].T.contiguous()
-        self.sums, self.one = sums_SA[survivals].T.contiguous(), torch.ones(len(allowed))
-
-    def choose(self, features: Features) -> Choice:
-        """The action at one root."""
-        scalars_F = features[SCALARS_KEY][: self.inputs]
-        values = torch.where(self.count_F, scalars_F.clamp(min=0).log1p(), scalars_F)
-        if self.blocks:
-            states = [
-                self._projected(features[name], block)
-                for name, block in zip(self.hidden_names, self.blocks, strict=True)
-            ]
-            values = torch.cat([values, *states])
-        for bias, weight in self.layers[:-1]:
-            values = torch.addmv(bias, weight, values).relu_()
-        outputs_H = torch.addmv(*self.layers[-1], values)
-        if not self.regressor:
-            return self.actions[int(outputs_H.argmax())]
-        survivals = torch.mv(self.factors, logsigmoid(outputs_H)).exp_()
-        tokens: list[float] = torch.addmv(self.one, self.sums, survivals).tolist()
-        seconds = self.times.at(float(scalars_F[LENGTH_AT]))
-        return self.actions[choice(tokens, seconds, self.mode.speed, self.mode.rho)]
-
-    @staticmethod
-    def _projected(state_D: Tensor, block: list[Tensor]) -> Tensor:
-        """A hidden state through its linear map and layer norm."""
-        weight, bias, scale, shift = block
-        return layer_norm(torch.addmv(bias, weight, state_D), scale.shape, scale, shift)
+        return of_schema(features, self.selector.widths, 1, len(EARLY_SCALARS) if asked_early else None)
 
 
 @contextmanager

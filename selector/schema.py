@@ -65,6 +65,7 @@ DRAFT_SCALARS = (  # known once the draft has passed the root token
 SCALARS = (*EARLY_SCALARS, *DRAFT_SCALARS)
 COUNTS = tuple(f for f, scalar in enumerate(SCALARS) if scalar.unit == "tokens")
 SCALAR_NAMES = tuple(scalar.name for scalar in SCALARS)
+LENGTH_AT = SCALAR_NAMES.index("context_length")
 SCALARS_KEY = "scalars"  # in a feature dictionary: one float vector in the order of SCALARS
 
 # Last hidden states (DDTE, appendix E): float vectors of the models' widths. Only selectors with `full` features read

@@ -43,7 +43,7 @@ def main(file: str, *overrides: str) -> None:
     batch = {SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}
     plain, tuned = PlainSelector(folder), selector.at(mode.temperature, mode.top_p)
     asked: dict[str, Ask] = {
-        "Tuned.select (torch)": tuned.select,
+        "Tuned.select (Numba)": tuned.select,
         "selector.pt (TorchScript)": selector.module,
         "model.safetensors (NumPy)": lambda root: plain.decide(
             root[SCALARS_KEY].numpy()[None], [root[name].numpy()[None] for name in root if name in HIDDEN_STATES]

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from data_gen.decoding import Decoded, Decoder, Features, Fixed, Random
+from data_gen.entropies import LEAST_LOGIT, entropies
 from data_gen.features import (
-    LEAST_LOGIT,
     DraftHistory,
     ModelRows,
     TextHistory,
     TextKnowledge,
     agreements,
-    entropies,
 )
 from data_gen.models import ModelPair
 from data_gen.sampling import Sampling

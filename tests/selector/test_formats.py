@@ -144,12 +144,12 @@ def link_packages(folder: Path, names: set[str]) -> None:
                 (folder / top).symlink_to(Path(str(importlib.metadata.distribution(name).locate_file(top))).resolve())
 
 
-@pytest.mark.parametrize(("needs", "program"), [(("torch", "numpy"), "runtime"), (("numpy",), "plain")])
+@pytest.mark.parametrize(("needs", "program"), [(("torch", "numpy", "numba"), "runtime"), (("numpy",), "plain")])
 @pytest.mark.parametrize("sees", [LIGHT, FULL])
 def test_an_environment_with_nothing_else_will_do(
     artefacts: dict[tuple[str, str], Path], tmp_path: Path, sees: str, needs: tuple[str, ...], program: str
 ) -> None:
-    """The runtime needs torch and NumPy, the plain file NumPy alone; each decides as it does here."""
+    """The runtime needs torch, NumPy and Numba, the plain file NumPy alone; each decides as it does here."""
     folder = artefacts["regressor", sees]
     link_packages(tmp_path / "site", closure(*needs))
     here = Path(__file__).parents[2]

@@ -11,8 +11,7 @@ from selector.data import Timed
 from selector.decision import RHOS, choices
 from selector.replay import replay
 from selector.rules import CHAINS, MOST, AcceptanceRule, chain_efficiencies
-from selector.runtime import LENGTH_AT
-from selector.schema import DECAYS, LIGHT, SCALAR_NAMES, SCALARS_KEY
+from selector.schema import DECAYS, LENGTH_AT, LIGHT, SCALAR_NAMES, SCALARS_KEY
 from selector.tuning import StaticTable, best_static
 from tests.selector.synthetic import EASY, HARD, SPACE, texts, timed
 

@@ -1,0 +1,201 @@
+"""A mode's decision at one root, in one call: the network, the times, and the choice.
+
+Legend: F scalars, D hidden states one after another, N all numbers of the network, I inputs and O outputs of a layer,
+H outputs of the network that the allowed actions need, U survivals that they need, K actions that may be chosen, L
+context lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from selector.actions import ActionSpace, Choice
+from selector.artefact import check_finite
+from selector.decision import Mode
+from selector.jit import jit
+from selector.latency import LatencyProfile
+from selector.network import survival_factors
+from selector.schema import EARLY, EARLY_SCALARS, LENGTH_AT, SCALAR_NAMES, SCALARS_KEY
+
+Array = NDArray[Any]
+
+SPACE = ActionSpace.with_lookups()
+EPSILON = torch.nn.LayerNorm(1).eps
+NOT_FINITE = -1
+
+
+class OneRoot:
+    """What a network decides at one root under one sampling setting, from early, light or full features.
+
+    The scaling of the scalars is made part of the first layer, and the last layer keeps only the outputs that the
+    allowed trees need.
+
+    Args:
+        weights: of the exported module.
+        config: the artefact's.
+        profile: of the machine that it decides on.
+        sees: which of the mode's features it is asked with.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, Tensor], config: dict[str, Any], profile: LatencyProfile, mode: Mode, sees: str
+    ) -> None:
+        allowed = sorted(mode.allowed) or list(range(len(SPACE)))
+        self.actions = [SPACE.actions[a] for a in allowed]
+        regressor = config["objective"] == "regressor"
+        body = "network.body." if regressor else "network."
+        self.inputs = len(EARLY_SCALARS) if sees == EARLY else len(SCALAR_NAMES)
+        self.hidden_names = [] if sees == EARLY else list(config["features"]["hidden_states"])
+        widths = [config["features"]["hidden_states"][name] for name in self.hidden_names]
+        parts = ("0.weight", "0.bias", "1.weight", "1.bias")
+        blocks = [[weights[f"{body}blocks.{i}.{part}"] for part in parts] for i in range(len(widths))]
+        numbers = sorted({int(name.split(".")[-2]) for name in weights if name.startswith(f"{body}mlp.")})
+        layers = [(weights[f"{body}mlp.{i}.weight"], weights[f"{body}mlp.{i}.bias"]) for i in numbers]
+        layers[0] = self._of_what_is_seen(*layers[0], weights[f"{body}mean_F"], weights[f"{body}scale_F"])
+        factors_UH, sums_KU = torch.zeros(0, 0), torch.zeros(0, 0)
+        weight_OI, bias_O = layers[-1]
+        if regressor:
+            sums_UK = SPACE.sums_SA[:, allowed]
+            survivals = sums_UK.any(1)
+            factors_HU = survival_factors(SPACE)[:, survivals]
+            outputs = factors_HU.any(1)
+            layers[-1] = weight_OI[outputs], bias_O[outputs]
+            factors_UH, sums_KU = factors_HU[outputs].T, sums_UK[survivals].T
+        else:
+            layers[-1] = weight_OI[allowed], bias_O[allowed]
+        asked = mode.sees[: mode.sees.index(sees) + 1]
+        lengths_L, seconds_LA = profile.table(SPACE.actions, config["verifier"], asked, mode.top_p < 1)
+        flat = [part.flatten() for block in blocks for part in block] + [p.flatten() for pair in layers for p in pair]
+        self._constants = (
+            weights[f"{body}count_F"][: self.inputs].numpy(),
+            np.array(widths, np.int64),
+            len(blocks[0][1]) if blocks else 0,
+            np.array([len(bias_O) for _, bias_O in layers]),
+            torch.cat(flat).numpy(),
+            _plain(factors_UH),
+            _plain(sums_KU),
+            _plain(lengths_L.double()),
+            _plain(seconds_LA[:, allowed].double()),
+            mode.speed,
+            mode.rho,
+        )
+        self._no_states = np.zeros(0, np.float32)
+
+    def _of_what_is_seen(
+        self, weight_OI: Tensor, bias_O: Tensor, mean_F: Tensor, scale_F: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The first layer, with the scaling of the scalars in it, for what is seen alone."""
+        F, seen = len(scale_F), self.inputs
+        scaled_OF = weight_OI[:, :seen] / scale_F[:seen]
+        bias_O = bias_O - scaled_OF @ mean_F[:seen]
+        if seen == F:
+            bias_O = bias_O + weight_OI[:, F]  # the input that says that the draft has passed the root
+        hidden_OI = weight_OI[:, F + 1 :] if self.hidden_names else weight_OI[:, :0]
+        return torch.cat([scaled_OF, hidden_OI], dim=-1), bias_O
+
+    def choose(self, features: dict[str, Tensor]) -> Choice:
+        """The action at one root, from float32 tensors on the CPU; InputError where one of them is not finite."""
+        scalars_F = features[SCALARS_KEY].numpy()
+        states_D = self._no_states
+        if self.hidden_names:
+            states_D = np.concatenate([features[name].numpy() for name in self.hidden_names])
+        best = _decide(scalars_F, states_D, *self._constants)
+        if best == NOT_FINITE:
+            check_finite(features)  # says which
+        return self.actions[best]
+
+
+def _plain(values: Tensor) -> Array:
+    array: Array = np.ascontiguousarray(values.numpy())
+    return array
+
+
+@jit
+def _decide(
+    scalars_F: Array,
+    states_D: Array,
+    counts_F: Array,
+    widths: Array,
+    projected: int,
+    sizes: Array,
+    network_N: Array,
+    factors_UH: Array,
+    sums_KU: Array,
+    lengths_L: Array,
+    seconds_LK: Array,
+    speed: float,
+    rho: float,
+) -> int:
+    """The position of the action to take, as `decision.choices` has it; `NOT_FINITE` where a feature is not finite.
+
+    Args:
+        counts_F: bool, the scalars that are numbers of tokens, of which the logarithm goes in; longer scalars are cut.
+        widths: of the hidden states; each is projected to `projected` numbers, which a layer norm follows.
+        sizes: O of the layers of the MLP.
+        network_N: all weights and biases in turn: of each hidden state's projection and layer norm, of each layer.
+        factors_UH, sums_KU: see `selector.network`; without them the network's outputs are the actions' logits.
+        seconds_LK: times of a step, float64.
+    """
+    if not (np.isfinite(scalars_F).all() and np.isfinite(states_D).all()):
+        return NOT_FINITE
+    F = len(counts_F)
+    values_I = np.empty(F + projected * len(widths), np.float32)
+    for f in range(F):
+        values_I[f] = np.log1p(max(scalars_F[f], np.float32(0))) if counts_F[f] else scalars_F[f]
+    at, begin = 0, 0
+    for i in range(len(widths)):
+        state = states_D[begin : begin + widths[i]]
+        block = values_I[F + i * projected : F + (i + 1) * projected]
+        at = _linear(network_N, at, state, block)
+        block -= block.mean()
+        block /= np.sqrt((block * block).mean() + np.float32(EPSILON))
+        block *= network_N[at : at + projected]
+        block += network_N[at + projected : at + 2 * projected]
+        at, begin = at + 2 * projected, begin + widths[i]
+    outputs_H = values_I
+    for layer in range(len(sizes)):
+        if layer > 0:
+            outputs_H = np.maximum(outputs_H, np.float32(0))
+        outputs_O = np.empty(sizes[layer], np.float32)
+        at = _linear(network_N, at, outputs_H, outputs_O)
+        outputs_H = outputs_O
+    if len(sums_KU) == 0:
+        return int(np.argmax(outputs_H))
+    # the logarithm of the logistic function, which must not overflow
+    log_accepted_H = np.minimum(outputs_H, np.float32(0)) - np.log1p(np.exp(-np.abs(outputs_H)))
+    survivals_U = np.empty(len(factors_UH), np.float32)
+    for u in range(len(survivals_U)):
+        survivals_U[u] = np.exp(_dot(factors_UH[u], log_accepted_H))
+    length = min(max(float(scalars_F[LENGTH_AT]), lengths_L[0]), lengths_L[-1])
+    above = max(1, np.searchsorted(lengths_L, length))
+    share = (length - lengths_L[above - 1]) / (lengths_L[above] - lengths_L[above - 1])
+    K = len(sums_KU)
+    tokens_K, seconds_K = np.empty(K), np.empty(K)
+    for k in range(K):
+        tokens_K[k] = 1 + _dot(sums_KU[k], survivals_U)
+        seconds_K[k] = seconds_LK[above - 1, k] + share * (seconds_LK[above, k] - seconds_LK[above - 1, k])
+    price = speed ** (1 - rho) * (tokens_K / seconds_K).max() ** rho
+    return int(np.argmax(tokens_K - price * seconds_K))
+
+
+@jit
+def _linear(network_N: Array, at: int, values_I: Array, outputs_O: Array) -> int:
+    """A linear layer, its weights [O, I] and then its biases from `at` on; the position after them."""
+    I, O = len(values_I), len(outputs_O)
+    for o in range(O):
+        outputs_O[o] = network_N[at + O * I + o] + _dot(network_N[at + o * I : at + (o + 1) * I], values_I)
+    return at + O * I + O
+
+
+@jit
+def _dot(one_I: Array, other_I: Array) -> np.float32:
+    total = np.float32(0)
+    for i in range(len(one_I)):
+        total += one_I[i] * other_I[i]
+    return total
