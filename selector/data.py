@@ -18,7 +18,7 @@ from torch import Tensor
 
 from selector.actions import ActionSpace
 from selector.latency import LatencyProfile, interpolated
-from selector.replay import Layout, lawful
+from selector.replay import lawful
 from selector.schema import (
     HIDDEN_STATES,
     LOOKUP_COLUMN,
@@ -75,10 +75,6 @@ class Texts:
     def first_R(self) -> Tensor:
         """Whether a root is its text's first one, bool."""
         return torch.cat([torch.ones(1, dtype=torch.bool), self.text_R[1:] != self.text_R[:-1]])
-
-    @cached_property
-    def layout(self) -> Layout:
-        return Layout.of(self.size_X)
 
     @cached_property
     def source_number_X(self) -> Tensor:

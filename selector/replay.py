@@ -14,21 +14,25 @@ sides of a comparison run on the same ones, and errors are over their sources, b
 This holds for every policy that decides at roots by what is known there: static trees, trees by kind of text, rules of
 thumb, selectors. Decisions that use drafted tokens need decoding: they also run on drafts that left the text.
 
-Legend: X texts, N roots of the longest text, R roots of all texts, A actions, S survivals, J accepted lengths + 1.
+Legend: X texts, N roots of one text, R roots of all texts, A actions, S survivals, D depth, J accepted lengths + 1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from selector.actions import ActionSpace
+from selector.jit import jit
 
-ACTIONS_AT_ONCE = 64
+Array = NDArray[Any]
 ROUNDS = 5  # of raising means and cutting off anew
 
 
@@ -50,22 +54,6 @@ class Replayed:
     def block_efficiency(self) -> float:
         """Tokens per step."""
         return float(self.tokens_X.sum() / self.steps_X.sum())
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the roots of texts stand: root n of text x is row `row_XN`, and there is one where `alive_XN`."""
-
-    row_XN: Tensor
-    alive_XN: Tensor
-
-    @classmethod
-    def of(cls, sizes_X: Tensor) -> Layout:
-        """For texts of so many roots each, whose rows follow one another."""
-        start_X1 = (sizes_X.cumsum(0) - sizes_X).unsqueeze(-1)
-        n_N = torch.arange(int(sizes_X.max()))
-        alive_XN = n_N < sizes_X.unsqueeze(-1)
-        return cls(torch.where(alive_XN, start_X1 + n_N, 0), alive_XN)
 
 
 def lawful(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
@@ -105,71 +93,65 @@ def outcomes(survivals_RS: Tensor, action_R: Tensor, space: ActionSpace) -> Tens
     return torch.cat([one_R1, reached_RD], dim=-1) - torch.cat([reached_RD, 0 * one_R1], dim=-1)
 
 
-def replay(survivals_RS: Tensor, action_R: Tensor, seconds_R: Tensor, layout: Layout, space: ActionSpace) -> Replayed:
+def replay(survivals_RS: Tensor, action_R: Tensor, seconds_R: Tensor, size_X: Tensor, space: ActionSpace) -> Replayed:
     """A policy, given as the action of every root.
 
     Args:
         survivals_RS: labels of the roots.
         action_R: int64.
         seconds_R: what a step with that action takes there.
+        size_X: how many roots each text has; their rows follow one another, int64.
     """
-    outcomes_RJ = outcomes(survivals_RS, action_R, space)
-    rows_XN = layout.row_XN
-    visits_XN = _visits(outcomes_RJ[rows_XN], layout.alive_XN)
-    n_J = torch.arange(1, outcomes_RJ.shape[-1] + 1, dtype=torch.float64)
-    tokens_R = outcomes_RJ @ n_J
-    visits_R = torch.zeros(len(action_R), dtype=torch.float64)
-    visits_R[rows_XN[layout.alive_XN]] = visits_XN[layout.alive_XN]
-    return Replayed(
-        (visits_XN * tokens_R[rows_XN]).sum(-1),
-        (visits_XN * seconds_R.double()[rows_XN]).sum(-1),
-        visits_XN.sum(-1),
-        visits_R,
+    survivals, paths, actions = (each.contiguous().numpy() for each in (survivals_RS, space.survival_of_AD, action_R))
+    sums_X3, visits_R = map(
+        torch.from_numpy, _walk(survivals, paths, actions, seconds_R.double().numpy(), size_X.numpy())
     )
+    tokens_X, seconds_X, steps_X = sums_X3.unbind(-1)
+    return Replayed(tokens_X, seconds_X, steps_X, visits_R)
 
 
 def replay_static(
-    survivals_RS: Tensor, seconds_RA: Tensor, layout: Layout, space: ActionSpace, actions: Sequence[int] | None = None
+    survivals_RS: Tensor, seconds_RA: Tensor, size_X: Tensor, space: ActionSpace, actions: Iterable[int] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Every action as a static tree: tokens, seconds and steps, float64 [X, A] each (of the given actions, if any).
 
     Args:
         seconds_RA: of all actions.
     """
-    chosen = torch.arange(len(space)) if actions is None else torch.tensor(list(actions))
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    padded_RS = torch.nn.functional.pad(survivals_RS.float(), (0, 1))
-    for action_A in chosen.split(ACTIONS_AT_ONCE):
-        columns_AD = space.survival_of_AD[action_A]
-        X, N = layout.alive_XN.shape
-        visits_XAN = torch.zeros(X, len(action_A), N + space.deepest + 1)
-        visits_XAN[:, :, 0] = 1
-        tokens_XA, seconds_XA, steps_XA = torch.zeros(3, X, len(action_A), dtype=torch.float64)
-        for n in range(N):
-            row_X = layout.row_XN[:, n]
-            here_XA = visits_XAN[:, :, n] * layout.alive_XN[:, n, None]
-            reached_XAD = padded_RS[row_X][:, columns_AD]
-            ends_XAJ = torch.nn.functional.pad(reached_XAD, (1, 0), value=1) - torch.nn.functional.pad(
-                reached_XAD, (0, 1)
-            )
-            visits_XAN[:, :, n + 1 : n + 2 + space.deepest] += here_XA.unsqueeze(-1) * ends_XAJ
-            tokens_XA += here_XA * (1 + reached_XAD.sum(-1))
-            seconds_XA += here_XA * seconds_RA[row_X][:, action_A]
-            steps_XA += here_XA
-        parts.append((tokens_XA, seconds_XA, steps_XA))
-    tokens, seconds, steps = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
-    return tokens, seconds, steps
+    everywhere = [
+        replay(survivals_RS, torch.full((len(survivals_RS),), a), seconds_RA[:, a], size_X, space)
+        for a in (range(len(space)) if actions is None else actions)
+    ]
+    tokens, seconds, steps = zip(*((each.tokens_X, each.seconds_X, each.steps_X) for each in everywhere), strict=True)
+    return torch.stack(tokens, dim=-1), torch.stack(seconds, dim=-1), torch.stack(steps, dim=-1)
 
 
-def _visits(outcomes_XNJ: Tensor, alive_XN: Tensor) -> Tensor:
-    """How many steps begin at each root, [X, N]."""
-    X, N, J = outcomes_XNJ.shape
-    visits_XN = torch.zeros(X, N + J, dtype=torch.float64)
-    visits_XN[:, 0] = 1
-    for n in range(N):
-        visits_XN[:, n] *= alive_XN[:, n]
-        visits_XN[:, n + 1 : n + 1 + J] += visits_XN[:, n, None] * outcomes_XNJ[:, n]
-    return visits_XN[:, :N]
+@jit
+def _walk(
+    survivals_RS: Array, survival_of_AD: Array, action_R: Array, seconds_R: Array, size_X: Array
+) -> tuple[Array, Array]:
+    """`replay`: tokens, seconds and steps of each text, [X, 3], and how many steps begin at each root, [R]."""
+    none, depth = survivals_RS.shape[1], survival_of_AD.shape[1]
+    sums_X3, visits_R = np.zeros((len(size_X), 3)), np.zeros(len(action_R))
+    begin = 0
+    for x in range(len(size_X)):
+        begins_N = np.zeros(size_X[x] + depth + 1)  # how many steps begin at each root, on beyond the text's end
+        begins_N[0] = 1.0
+        for n in range(size_X[x]):
+            row, here, reached = begin + n, begins_N[n], 1.0
+            visits_R[row] = here
+            sums_X3[x, 1] += here * seconds_R[row]
+            sums_X3[x, 2] += here
+            for d in range(depth + 1):
+                sums_X3[x, 0] += here * reached
+                survival = survival_of_AD[action_R[row], d] if d < depth else none
+                further = survivals_RS[row, survival] if survival < none else 0.0
+                begins_N[n + 1 + d] += here * (reached - further)  # d accepted, and no more
+                reached = further
+                if survival >= none:
+                    break
+        begin += size_X[x]
+    return sums_X3, visits_R
 
 
 @dataclass(frozen=True)

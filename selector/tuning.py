@@ -34,7 +34,7 @@ class StaticTable:
     @classmethod
     def of(cls, timed: Timed) -> StaticTable:
         trees = range(len(timed.space.trees))
-        return cls(*replay_static(timed.survivals_RS, timed.seconds(), timed.texts.layout, timed.space, trees))
+        return cls(*replay_static(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space, trees))
 
     def speeds(self, index_X: Tensor | slice = slice(None)) -> Tensor:
         """Tokens per second over all texts, or some, [A]."""
@@ -58,7 +58,7 @@ class StaticTable:
 def static_replay(timed: Timed, action: Action) -> Replayed:
     """One static tree."""
     at = timed.space.index(action)
-    tables = replay_static(timed.survivals_RS, timed.seconds(), timed.texts.layout, timed.space, [at])
+    tables = replay_static(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space, [at])
     tokens_X, seconds_X, steps_X = (table[:, 0] for table in tables)
     return Replayed(tokens_X, seconds_X, steps_X, torch.zeros(0))
 
@@ -74,7 +74,7 @@ class Decided:
     seconds_R: Tensor
 
     def replayed(self, timed: Timed) -> Replayed:
-        return replay(timed.survivals_RS, self.action_R, self.seconds_R, timed.texts.layout, timed.space)
+        return replay(timed.survivals_RS, self.action_R, self.seconds_R, timed.texts.size_X, timed.space)
 
 
 def decided(timed: Timed, opinions: Opinions, mode: Mode, policy: bool = False) -> Decided:

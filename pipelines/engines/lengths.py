@@ -91,7 +91,7 @@ class Chains:
         survivals_RS = texts.survivals[verifier][:, : SPACE.depth]  # a chain's come first
         timed = Timed(replace(texts, survivals={verifier: survivals_RS}), verifier, profile, SPACE)
         chains = range(min(longest, SPACE.depth) + 1)
-        return cls(*replay_static(timed.survivals_RS, timed.seconds(), texts.layout, SPACE, chains))
+        return cls(*replay_static(timed.survivals_RS, timed.seconds(), texts.size_X, SPACE, chains))
 
     @property
     def speeds(self) -> list[float]:

@@ -36,7 +36,7 @@ from pipelines.train.potential import halves, potentials, table_of
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.data import Setting, Timed, to_texts
 from selector.latency import LatencyProfile
-from selector.replay import Layout, lawful, replay_static
+from selector.replay import lawful, replay_static
 from selector.schema import LIGHT, InputError
 
 REPEATS = 4
@@ -75,15 +75,15 @@ def run(config: Config) -> None:
         if pair.has_random_weights:
             console.print(assumed(profile, verifiers[0]))
             return
-        survivals_VRS, layout = _labels(config, pair, lambda: bar.advance(task))
+        survivals_VRS, size_X = _labels(config, pair, lambda: bar.advance(task))
         seconds = [profile.table(SPACE.actions, verifier, filtered=setting.top_p < 1)[1][0] for verifier in verifiers]
-        found = [best_tree(*each, layout) for each in zip(verifiers, survivals_VRS, seconds, strict=True)]
+        found = [best_tree(*each, size_X) for each in zip(verifiers, survivals_VRS, seconds, strict=True)]
         plain = 1 / min(float(seconds_A[SPACE.index(EMPTY)]) for seconds_A in seconds)
         for candidate in found:
             mlflow.log_metric(f"speed over plain decoding/{candidate.verifier}", candidate.speed / plain)
         found.sort(key=lambda candidate: candidate.promise, reverse=True)
         describe(mlflow, _verdict(found[0], plain))
-    console.print(_table(f"{setting.build()}, {profile.device}; {len(layout.row_XN)} texts", found[:SHOWN], plain))
+    console.print(_table(f"{setting.build()}, {profile.device}; {len(size_X)} texts", found[:SHOWN], plain))
     console.print(f"quick: {_verdict(found[0], plain)}")
     console.print(table_of(potentials(_halves(config, pair, profile, found[0].verifier))))
 
@@ -114,8 +114,8 @@ def _profile(config: Config, pair: ModelPair, tick: Callable[[], None]) -> Laten
     return latency.measure(pair, grid, config.quick.verifiers, name, tick)
 
 
-def _labels(config: Config, pair: ModelPair, tick: Callable[[], None]) -> tuple[Tensor, Layout]:
-    """Survivals of all texts, [verifier, R, S], and where each text's roots stand among them.
+def _labels(config: Config, pair: ModelPair, tick: Callable[[], None]) -> tuple[Tensor, Tensor]:
+    """Survivals of all texts, [verifier, R, S], and how many of these roots are each text's, [X].
 
     Raises:
         InputError: there are no two texts to choose on and to judge on.
@@ -129,13 +129,13 @@ def _labels(config: Config, pair: ModelPair, tick: Callable[[], None]) -> tuple[
         raise InputError(
             f"quick: all texts but {len(labels)} end within {SPACE.depth} tokens: too few to choose and judge"
         )
-    return torch.cat(labels, dim=1), Layout.of(torch.tensor([each.shape[1] for each in labels]))
+    return torch.cat(labels, dim=1), torch.tensor([each.shape[1] for each in labels])
 
 
-def best_tree(verifier: str, survivals_RS: Tensor, seconds_A: Tensor, layout: Layout) -> Candidate:
+def best_tree(verifier: str, survivals_RS: Tensor, seconds_A: Tensor, size_X: Tensor) -> Candidate:
     """The fastest static tree on every other text, and what it does on the texts between them."""
     seconds_RA = seconds_A.expand(len(survivals_RS), -1)
-    tokens_XA, seconds_XA, steps_XA = replay_static(lawful(survivals_RS, SPACE), seconds_RA, layout, SPACE)
+    tokens_XA, seconds_XA, steps_XA = replay_static(lawful(survivals_RS, SPACE), seconds_RA, size_X, SPACE)
     promise_A = tokens_XA[::2].sum(0) / seconds_XA[::2].sum(0)
     if isinstance(get_verifier(verifier), FirstPath):  # the other branches are never accepted, whatever noise says
         promise_A = promise_A * torch.tensor([action.K == 1 for action in SPACE.trees])

@@ -13,7 +13,6 @@ import torch
 
 from pipelines.quick.stage import best_tree
 from selector.actions import ActionSpace
-from selector.replay import Layout
 from tests.pipelines.runs import ROOT, SMALL, espalier
 
 
@@ -87,7 +86,7 @@ def test_only_chains_are_recommended_to_verifiers_of_the_first_path(verifier: st
     space = ActionSpace.default()
     survivals_RS = torch.full((40, len(space.sums_SA)), 0.5, dtype=torch.float64)
     seconds_A = torch.tensor([0.01 if action.K == 1 else 0.005 for action in space])
-    found = best_tree(verifier, survivals_RS, seconds_A, Layout.of(torch.tensor([10, 10, 10, 10])))
+    found = best_tree(verifier, survivals_RS, seconds_A, torch.tensor([10, 10, 10, 10]))
     assert (found.action.K == 1) == (verifier != "traversal")
     assert found.speed == pytest.approx(found.efficiency / float(seconds_A[space.index(found.action)]), rel=1e-5)
 

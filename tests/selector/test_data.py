@@ -105,8 +105,6 @@ def test_rows_follow_texts_and_their_roots(full: bool) -> None:
     assert data.kind_X == ["prose", "code", "prose", "code"]
     assert data.source_number_X.tolist() == [0, 0, 1, 1]
     assert bool(data.hidden) == full
-    assert data.layout.row_XN[2].tolist() == [5, 6, 7, 8, 9, 10]
-    assert data.layout.row_XN[3][data.layout.alive_XN[3]].tolist() == [11, 12, 13]
 
 
 def test_settings_are_those_that_were_meant() -> None:

@@ -9,7 +9,7 @@ from selector.jit import jit
 
 
 def test_a_function_without_a_file_is_compiled_all_the_same() -> None:
-    """As it is where neither the package's folder nor the user's may be written to: Numba then has no place to keep it."""
+    """As where neither the package's folder nor the user's may be written to: Numba has no place to keep it."""
     names: dict = {}
     exec("def total(values):\n    sum = 0.0\n    for v in values:\n        sum += v\n    return sum", names)
     assert jit(names["total"])(np.arange(5.0)) == 10.0

@@ -18,7 +18,6 @@ from data_gen.verification import get_verifier
 from data_gen.verification.profile import normalised
 from selector.actions import Action, ActionSpace, Lookup
 from selector.replay import (
-    Layout,
     Ratio,
     Replayed,
     jackknifed_ratio,
@@ -109,9 +108,9 @@ def replayed(survivals_XRS: Tensor, texts: list[tuple[int, ...]], space: ActionS
     X, R, S = survivals_XRS.shape
     actions = [[action_at(n, text[n], space) for n in range(R)] for text in texts]
     seconds = [seconds_at(n, a, space) for own in actions for n, a in enumerate(own)]
-    layout = Layout.of(torch.full((X,), R))
+    size_X = torch.full((X,), R)
     action_R = torch.tensor(actions).flatten()
-    return replay(survivals_XRS.reshape(X * R, S), action_R, torch.tensor(seconds, dtype=torch.float64), layout, space)
+    return replay(survivals_XRS.reshape(X * R, S), action_R, torch.tensor(seconds, dtype=torch.float64), size_X, space)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -229,36 +228,47 @@ def some_survivals(sizes: list[int], space: ActionSpace, seed: int) -> Tensor:
     return survivals_RS
 
 
-def test_a_static_action_is_a_policy_of_one_action() -> None:
+def walked(
+    survivals_RS: Tensor, action_R: Tensor, seconds_R: Tensor, sizes: list[int], space: ActionSpace
+) -> list[tuple[float, float, float]]:
+    """Tokens, seconds and steps of each text, as the formula of `selector.replay` says it."""
+    law_RJ, found, begin = outcomes(survivals_RS, action_R, space), [], 0
+    for size in sizes:
+        begins_N, tokens, seconds, steps = torch.zeros(size + law_RJ.shape[1] + 1, dtype=torch.float64), 0.0, 0.0, 0.0
+        begins_N[0] = 1
+        for n in range(size):
+            here = float(begins_N[n])
+            for more, probability in enumerate(law_RJ[begin + n].tolist(), 1):
+                begins_N[n + more] += here * probability
+                tokens += here * probability * more
+            seconds, steps = seconds + here * float(seconds_R[begin + n]), steps + here
+        found.append((tokens, seconds, steps))
+        begin += size
+    return found
+
+
+def test_replay_is_the_walk_along_every_text() -> None:
     """Texts of different lengths, one of them without a root; a lookup may reach further than any tree."""
     sizes, space = [7, 1, 0, 12], ActionSpace(3, 2, 2, (2, 6))
-    survivals_RS = some_survivals(sizes, space, seed=6)
-    seconds_RA = torch.rand(sum(sizes), len(space), generator=torch.Generator().manual_seed(7)) + 0.5
-    layout = Layout.of(torch.tensor(sizes))
-    static = replay_static(survivals_RS, seconds_RA, layout, space)
-    chosen = [4, 0, len(space) - 1]
-    for part, whole in zip(replay_static(survivals_RS, seconds_RA, layout, space, chosen), static, strict=True):
-        assert torch.allclose(part, whole[:, chosen], rtol=1e-6)
+    size_X, survivals_RS = torch.tensor(sizes), some_survivals(sizes, space, seed=6)
+    generator = torch.Generator().manual_seed(7)
+    seconds_RA = torch.rand(sum(sizes), len(space), generator=generator) + 0.5
+    static = torch.stack(replay_static(survivals_RS, seconds_RA, size_X, space), dim=-1)
     for a in range(len(space)):
         action_R = torch.full((sum(sizes),), a)
-        mine = replay(survivals_RS, action_R, seconds_RA[:, a], layout, space)
-        for one, column in zip((mine.tokens_X, mine.seconds_X, mine.steps_X), static, strict=True):
-            assert torch.allclose(one, column[:, a], rtol=1e-5, atol=1e-12), space.actions[a]
-        assert mine.tokens_X[2] == mine.seconds_X[2] == mine.steps_X[2] == 0
-
-
-def test_many_actions_are_taken_in_parts() -> None:
-    """The default space is more than what is replayed at once."""
-    space = ActionSpace.with_lookups()
-    survivals_RS = some_survivals([6, 3], space, seed=8)
-    seconds_RA, layout = torch.ones(9, len(space)), Layout.of(torch.tensor([6, 3]))
-    tokens_XA, seconds_XA, steps_XA = replay_static(survivals_RS, seconds_RA, layout, space)
-    assert tokens_XA.shape == (2, 237)
-    assert torch.allclose(seconds_XA, steps_XA)
-    for a in (0, 63, 64, 128, 232, 236):
-        mine = replay(survivals_RS, torch.full((9,), a), seconds_RA[:, a], layout, space)
-        assert torch.allclose(mine.tokens_X, tokens_XA[:, a], rtol=1e-5)
-        assert torch.allclose(mine.steps_X, steps_XA[:, a], rtol=1e-5)
+        expected = torch.tensor(walked(survivals_RS, action_R, seconds_RA[:, a], sizes, space), dtype=torch.float64)
+        torch.testing.assert_close(static[:, a], expected, rtol=1e-6, atol=1e-12)
+    chosen = [4, 0, len(space) - 1]
+    assert torch.equal(
+        torch.stack(replay_static(survivals_RS, seconds_RA, size_X, space, chosen), -1), static[:, chosen]
+    )
+    mixed_R = torch.randint(len(space), (sum(sizes),), generator=generator)
+    seconds_R = seconds_RA.gather(-1, mixed_R.unsqueeze(-1))[:, 0]
+    mine = replay(survivals_RS, mixed_R, seconds_R, size_X, space)
+    expected = torch.tensor(walked(survivals_RS, mixed_R, seconds_R, sizes, space), dtype=torch.float64)
+    found = torch.stack([mine.tokens_X, mine.seconds_X, mine.steps_X], dim=-1)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
+    assert float(mine.visits_R.sum()) == pytest.approx(float(mine.steps_X.sum()))
 
 
 def test_outcomes_are_a_law_whose_mean_is_the_label() -> None:
@@ -299,15 +309,15 @@ def test_replay_of_a_text_worked_by_hand() -> None:
     survivals_RS = labeller.survivals()[0]
     assert torch.allclose(survivals_RS[:, 0], torch.tensor([0.8, 0.25, 1.0], dtype=torch.float64), atol=1e-15)
     nothing, chain = space.index(Action(1, 0, 0)), space.index(Action(1, 1, 0))
-    seconds_R, layout = torch.tensor([10.0, 20.0, 40.0]), Layout.of(torch.tensor([3]))
-    drafted = replay(survivals_RS, torch.full((3,), chain), seconds_R, layout, space)
+    seconds_R, size_X = torch.tensor([10.0, 20.0, 40.0]), torch.tensor([3])
+    drafted = replay(survivals_RS, torch.full((3,), chain), seconds_R, size_X, space)
     assert drafted.visits_R.tolist() == pytest.approx([1, 0.2, 0.95])
     assert drafted.tokens_X.tolist() == pytest.approx([3.95])
     assert drafted.seconds_X.tolist() == pytest.approx([52])
     assert drafted.steps_X.tolist() == pytest.approx([2.15])
     assert drafted.speed == pytest.approx(3.95 / 52)
     assert drafted.block_efficiency == pytest.approx(3.95 / 2.15)
-    late = replay(survivals_RS, torch.tensor([nothing, nothing, chain]), seconds_R, layout, space)
+    late = replay(survivals_RS, torch.tensor([nothing, nothing, chain]), seconds_R, size_X, space)
     assert late.visits_R.tolist() == pytest.approx([1, 1, 1])
     assert late.tokens_X.tolist() == pytest.approx([4])
     assert late.seconds_X.tolist() == pytest.approx([70])
@@ -320,11 +330,11 @@ def test_texts_do_not_mix() -> None:
     generator = torch.Generator().manual_seed(11)
     action_R = torch.randint(0, len(space), (15,), generator=generator)
     seconds_R = torch.rand(15, generator=generator, dtype=torch.float64)
-    together = replay(survivals_RS, action_R, seconds_R, Layout.of(torch.tensor(sizes)), space)
+    together = replay(survivals_RS, action_R, seconds_R, torch.tensor(sizes), space)
     start = 0
     for x, size in enumerate(sizes):
         own = slice(start, start + size)
-        alone = replay(survivals_RS[own], action_R[own], seconds_R[own], Layout.of(torch.tensor([size])), space)
+        alone = replay(survivals_RS[own], action_R[own], seconds_R[own], torch.tensor([size]), space)
         assert torch.allclose(alone.visits_R, together.visits_R[own], atol=1e-15)
         for name in ("tokens_X", "seconds_X", "steps_X"):
             assert float(getattr(alone, name)) == pytest.approx(float(getattr(together, name)[x]), abs=1e-14)

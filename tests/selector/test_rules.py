@@ -58,7 +58,7 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried() -> None:
             chosen_R = choices(chain_efficiencies(data.texts.scalars_RF, decay), seconds_RA, mode, SPACE)
             chosen_R[data.texts.first_R] = at
             seconds_R = seconds_RA.gather(-1, chosen_R.unsqueeze(-1))[:, 0]
-            speeds[rho, decay] = replay(data.survivals_RS, chosen_R, seconds_R, data.texts.layout, SPACE).speed
+            speeds[rho, decay] = replay(data.survivals_RS, chosen_R, seconds_R, data.texts.size_X, SPACE).speed
     assert (rule.mode.rho, rule.decay) == max(speeds, key=speeds.__getitem__)
     assert rule.replay(data).speed == pytest.approx(max(speeds.values()))
     assert rule.decay == DECAYS[0]

@@ -54,7 +54,7 @@ def true_scores(data: Timed) -> Tensor:
 def replayed(data: Timed, action_R: Tensor, sees: tuple[str, ...] = ()) -> Replayed:
     """By replay itself."""
     seconds_R = data.seconds(sees).gather(-1, action_R.unsqueeze(-1))[:, 0]
-    return replay(data.survivals_RS, action_R, seconds_R, data.texts.layout, SPACE)
+    return replay(data.survivals_RS, action_R, seconds_R, data.texts.size_X, SPACE)
 
 
 def alike(data: Timed) -> Timed:
@@ -281,7 +281,7 @@ def test_a_mode_replays_what_it_decides(data: Timed, static: Mode) -> None:
     opinions = {EARLY: noisy_scores(data, 0), LIGHT: noisy_scores(data, 1)}
     mode = replace(static, sees=(EARLY, LIGHT), rho=0.5)
     found = decided(data, opinions, mode)
-    expected = replay(data.survivals_RS, found.action_R, found.seconds_R, data.texts.layout, SPACE)
+    expected = replay(data.survivals_RS, found.action_R, found.seconds_R, data.texts.size_X, SPACE)
     mine = replay_mode(data, opinions, mode)
     assert torch.equal(mine.seconds_X, expected.seconds_X) and torch.equal(mine.tokens_X, expected.tokens_X)
 
