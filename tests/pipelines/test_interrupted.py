@@ -105,7 +105,7 @@ def test_a_training_that_is_stopped_leaves_the_earlier_one(copy: Path, signum: i
 def test_an_evaluation_goes_on(copy: Path) -> None:
     run = copy / "runs" / "demo"
     (run / "evaluation.json").unlink()
-    longer = [*SMALL, "evaluate.prompts=4", "evaluate.assisted=false"]
+    longer = [*SMALL, "evaluate.prompts=4"]
     journal = run / "evaluation.partial.jsonl"
     for signum, there in zip(SIGNALS, (2, 3), strict=True):
         stopped(copy, signum, "evaluate", *longer, at="pipelines.common.journal.Journal.add", call=2)

@@ -26,9 +26,8 @@ FIGURES = (
     "ratio_vs_static_traversal_wall",
     "ratio_vs_rule",
     "ratio_vs_autoregressive",
-    "ratio_vs_assisted_generation",
-    "ratio_vs_assisted_generation_constant",
 )
+ASSISTED = ("assisted generation", "assisted generation, constant", "prompt lookup, constant")
 
 
 def evaluation_of(folder: Path, name: str = "demo") -> dict:
@@ -88,10 +87,9 @@ def test_every_method_has_an_entry_for_each_setting(demo: tuple[Path, str]) -> N
         assert entry["prompts"] == 3 and entry["tokens"] > 0
         if entry["method"] == "autoregressive":
             assert entry["block_efficiency"] == 1
-        assert (entry["replay_ratio"] is None) == (entry["verifier"] == "transformers")
+        assert entry["replay_ratio"] is not None
     expected = {"autoregressive", "selector", "best static", "best static by kind", "static traversal at the root"}
-    expected |= {"static, branching", "recent acceptance", "assisted generation", "assisted generation, constant"}
-    expected |= {"lookup or tree", "prompt lookup, constant"}
+    expected |= {"static, branching", "recent acceptance", "lookup or tree"}
     for temperature in (0.0, 0.2, 1.0):
         names = {entry["method"] for entry in evaluation["methods"] if entry["temperature"] == temperature}
         assert expected <= names
@@ -244,14 +242,28 @@ def test_every_stage_has_a_plan_that_does_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_transformers_own_methods_are_compared_if_asked_for(demo: tuple[Path, str], tmp_path: Path) -> None:
+    shutil.copytree(demo[0] / "runs", tmp_path / "runs")
+    assert not any(
+        key.startswith(("ratio_vs_assisted", "ratio_vs_prompt")) for key in evaluation_of(tmp_path)["summary"]
+    )
+    espalier(tmp_path, "evaluate", *SMALL, "evaluate.assisted=true", "evaluate.prompts=2")
+    evaluation = evaluation_of(tmp_path)
+    for name in ASSISTED:
+        entries = [entry for entry in evaluation["methods"] if entry["method"] == name]
+        assert [entry["temperature"] for entry in entries] == [0.0, 0.2, 1.0]
+        assert all(entry["verifier"] == "transformers" and entry["replay_ratio"] is None for entry in entries)
+    for key in ("ratio_vs_assisted_generation", "ratio_vs_assisted_generation_constant", "ratio_vs_prompt_lookup"):
+        assert evaluation["summary"][key] > 0
+
+
 def test_the_full_config_runs(tmp_path: Path) -> None:
     few = ("verifiers=[traversal]", "train.verifier=traversal", "train.objectives=[regressor]", "data.texts=12")
-    less = ("evaluate.prompts=2", "evaluate.tokens=8", "evaluate.assisted=false")
+    less = ("evaluate.prompts=2", "evaluate.tokens=8")
     espalier(tmp_path, "demo", *SMALL, *few, *less, config="full.yaml")
     evaluation = evaluation_of(tmp_path, "full")
     assert len({(entry["temperature"], entry["top_p"]) for entry in evaluation["methods"]}) == 8
     assert len(evaluation["summary"]["by_setting"]) == 8
-    assert "ratio_vs_assisted_generation" not in evaluation["summary"]
 
 
 def test_the_settings_config_runs_on_the_demos_pair(demo: tuple[Path, str], tmp_path: Path) -> None:
@@ -261,7 +273,6 @@ def test_the_settings_config_runs_on_the_demos_pair(demo: tuple[Path, str], tmp_
         "sampling=[{temperature: 1.0, top_p: 0.9}]",
         "data.texts=24",
         "evaluate.prompts=2",
-        "evaluate.assisted=false",
         "verifiers=[specinfer,traversal,lifted_uniform]",
     )
     small = [option for option in SMALL if not option.startswith("pair")]
