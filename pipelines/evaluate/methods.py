@@ -89,6 +89,12 @@ class Method(ABC):
         return None
 
 
+def decodes_as(verifier: str, tree: Action, rule: Hashable = None) -> Hashable:
+    """Equal for static trees and rules that decode alike. Which verifier there is matters where a tree is drafted: one
+    verifier checks all copies."""
+    return "" if tree == EMPTY else verifier, tree, rule
+
+
 class Speculative(Method):
     """Our own loop."""
 
@@ -136,7 +142,7 @@ class StaticTrees(Speculative):
 
     @property
     def identity(self) -> Hashable:
-        return (self.verifier, self.tree) if not self.by_kind else self.name
+        return self.name if self.by_kind else decodes_as(self.verifier, self.tree)
 
     def trees(self, kind: str) -> tuple[str, Chooser]:
         verifier, action = self.by_kind.get(kind, (self.verifier, self.tree))
@@ -179,7 +185,7 @@ class Copying(Speculative):
 
     @property
     def identity(self) -> Hashable:
-        return self.verifier, self.mode.action, self.mode.rule
+        return decodes_as(self.verifier, self.mode.action, self.mode.rule)
 
     def trees(self, kind: str) -> tuple[str, Chooser]:
         return self.verifier, _Copying(self.mode)
@@ -212,11 +218,7 @@ class Selecting(Speculative):
 
     @property
     def identity(self) -> Hashable:
-        if self.mode.decides:
-            return self.name
-        return (
-            (self.verifier, self.mode.action, self.mode.rule) if self.mode.rule else (self.verifier, self.mode.action)
-        )
+        return self.name if self.mode.decides else decodes_as(self.verifier, self.mode.action, self.mode.rule)
 
     def trees(self, kind: str) -> tuple[str, Chooser]:
         assert self.tuned is not None

@@ -76,6 +76,23 @@ def test_what_the_last_step_yields_beyond_the_limit_counts(pair: ModelPair, monk
     assert ended.tokens == greedy.index(greedy[9]) + 1 <= ended.block_tokens
 
 
+def test_what_decodes_alike_is_decoded_once() -> None:
+    """A verifier makes a difference where a tree is drafted; where tokens are copied alone, it makes none."""
+    rule = LookupRule(2, 16)
+    copying = {
+        (name, tree): Copying("rule", name, Mode(0.0, 1.0, tree, (MATCH,), rule=rule))
+        for name in VERIFIERS
+        for tree in (EMPTY, Action(1, 2, 0))
+    }
+    static = {key: StaticTrees("static", *key) for key in copying}
+    for methods in (copying, static):
+        assert len({method.identity for method in methods.values()}) == 3
+        assert methods["specinfer", EMPTY].identity == methods["traversal", EMPTY].identity
+    assert {each.identity for each in copying.values()}.isdisjoint(each.identity for each in static.values())
+    selecting = Selecting("selector", "traversal", copying["traversal", EMPTY].mode, opinionated())
+    assert selecting.identity == copying["specinfer", EMPTY].identity
+
+
 def test_each_kind_of_prompts_has_its_own_tree(pair: ModelPair) -> None:
     method = StaticTrees("by kind", "traversal", ACTION, by_kind={"data": ("specinfer", Action(1, 4, 0))})
     assert method.action is None and StaticTrees("static", "traversal", ACTION).action == ACTION
