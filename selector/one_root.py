@@ -28,6 +28,7 @@ Array = NDArray[Any]
 SPACE = ActionSpace.with_lookups()
 EPSILON = torch.nn.LayerNorm(1).eps
 NOT_FINITE = -1
+PROJECTION = ("0.weight", "0.bias", "1.weight", "1.bias")  # of a hidden state: a linear map and a layer norm
 
 
 class OneRoot:
@@ -48,36 +49,31 @@ class OneRoot:
     ) -> None:
         allowed = sorted(mode.allowed) or list(range(len(SPACE)))
         self.actions = [SPACE.actions[a] for a in allowed]
+        hidden_states = {} if sees == EARLY else config["features"]["hidden_states"]
+        self.hidden_names, widths = list(hidden_states), list(hidden_states.values())
+        inputs = len(EARLY_SCALARS) if sees == EARLY else len(SCALAR_NAMES)
         regressor = config["objective"] == "regressor"
         body = "network.body." if regressor else "network."
-        self.inputs = len(EARLY_SCALARS) if sees == EARLY else len(SCALAR_NAMES)
-        self.hidden_names = [] if sees == EARLY else list(config["features"]["hidden_states"])
-        widths = [config["features"]["hidden_states"][name] for name in self.hidden_names]
-        parts = ("0.weight", "0.bias", "1.weight", "1.bias")
-        blocks = [[weights[f"{body}blocks.{i}.{part}"] for part in parts] for i in range(len(widths))]
-        numbers = sorted({int(name.split(".")[-2]) for name in weights if name.startswith(f"{body}mlp.")})
-        layers = [(weights[f"{body}mlp.{i}.weight"], weights[f"{body}mlp.{i}.bias"]) for i in numbers]
-        layers[0] = self._of_what_is_seen(*layers[0], weights[f"{body}mean_F"], weights[f"{body}scale_F"])
+        own = {name.removeprefix(body): weight for name, weight in weights.items() if name.startswith(body)}
+        projections = [own[f"blocks.{i}.{part}"] for i in range(len(widths)) for part in PROJECTION]
+        numbers = sorted({int(name.split(".")[1]) for name in own if name.startswith("mlp.")})
+        layers = [(own[f"mlp.{i}.weight"], own[f"mlp.{i}.bias"]) for i in numbers]
+        layers[0] = _of_what_is_seen(*layers[0], own["mean_F"], own["scale_F"], inputs, bool(widths))
         factors_UH, sums_KU = torch.zeros(0, 0), torch.zeros(0, 0)
-        weight_OI, bias_O = layers[-1]
         if regressor:
-            sums_UK = SPACE.sums_SA[:, allowed]
-            survivals = sums_UK.any(1)
-            factors_HU = survival_factors(SPACE)[:, survivals]
-            outputs = factors_HU.any(1)
-            layers[-1] = weight_OI[outputs], bias_O[outputs]
-            factors_UH, sums_KU = factors_HU[outputs].T, sums_UK[survivals].T
+            outputs, factors_UH, sums_KU = _of_survivals(allowed)
+            layers[-1] = layers[-1][0][outputs], layers[-1][1][outputs]
         else:
-            layers[-1] = weight_OI[allowed], bias_O[allowed]
+            layers[-1] = layers[-1][0][allowed], layers[-1][1][allowed]
         asked = mode.sees[: mode.sees.index(sees) + 1]
         lengths_L, seconds_LA = profile.table(SPACE.actions, config["verifier"], asked, mode.top_p < 1)
-        flat = [part.flatten() for block in blocks for part in block] + [p.flatten() for pair in layers for p in pair]
+        parts = [*projections, *(part for layer in layers for part in layer)]
         self._constants = (
-            weights[f"{body}count_F"][: self.inputs].numpy(),
+            own["count_F"][:inputs].numpy(),
             np.array(widths, np.int64),
-            len(blocks[0][1]) if blocks else 0,
+            len(projections[1]) if projections else 0,
             np.array([len(bias_O) for _, bias_O in layers]),
-            torch.cat(flat).numpy(),
+            torch.cat([part.flatten() for part in parts]).numpy(),
             _plain(factors_UH),
             _plain(sums_KU),
             _plain(lengths_L.double()),
@@ -86,18 +82,6 @@ class OneRoot:
             mode.rho,
         )
         self._no_states = np.zeros(0, np.float32)
-
-    def _of_what_is_seen(
-        self, weight_OI: Tensor, bias_O: Tensor, mean_F: Tensor, scale_F: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The first layer, with the scaling of the scalars in it, for what is seen alone."""
-        F, seen = len(scale_F), self.inputs
-        scaled_OF = weight_OI[:, :seen] / scale_F[:seen]
-        bias_O = bias_O - scaled_OF @ mean_F[:seen]
-        if seen == F:
-            bias_O = bias_O + weight_OI[:, F]  # the input that says that the draft has passed the root
-        hidden_OI = weight_OI[:, F + 1 :] if self.hidden_names else weight_OI[:, :0]
-        return torch.cat([scaled_OF, hidden_OI], dim=-1), bias_O
 
     def choose(self, features: dict[str, Tensor]) -> Choice:
         """The action at one root, from float32 tensors on the CPU; InputError where one of them is not finite."""
@@ -109,6 +93,29 @@ class OneRoot:
         if best == NOT_FINITE:
             check_finite(features)  # says which
         return self.actions[best]
+
+
+def _of_what_is_seen(
+    weight_OI: Tensor, bias_O: Tensor, mean_F: Tensor, scale_F: Tensor, inputs: int, hidden: bool
+) -> tuple[Tensor, Tensor]:
+    """The first layer, with the scaling of the scalars in it, for the first `inputs` of them alone."""
+    F = len(scale_F)
+    scaled_OF = weight_OI[:, :inputs] / scale_F[:inputs]
+    bias_O = bias_O - scaled_OF @ mean_F[:inputs]
+    if inputs == F:
+        bias_O = bias_O + weight_OI[:, F]  # the input that says that the draft has passed the root
+    hidden_OI = weight_OI[:, F + 1 :] if hidden else weight_OI[:, :0]
+    return torch.cat([scaled_OF, hidden_OI], dim=-1), bias_O
+
+
+def _of_survivals(allowed: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """The network's outputs that some actions need, bool; of these the factors of the survivals that they need, [U, H];
+    and which survivals each action's block efficiency is the sum of, [K, U]."""
+    sums_UK = SPACE.sums_SA[:, allowed]
+    survivals = sums_UK.any(1)
+    factors_HU = survival_factors(SPACE)[:, survivals]
+    outputs = factors_HU.any(1)
+    return outputs, factors_HU[outputs].T, sums_UK[survivals].T
 
 
 def _plain(values: Tensor) -> Array:

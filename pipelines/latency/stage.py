@@ -33,6 +33,7 @@ FITTED = [
     *((4, 0, 1), (4, 0, 4), (4, 0, 8), (4, 4, 2), (4, 4, 8), (4, 8, 4)),
 ]
 CHECKED = [(1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 2, 6)]
+FORMAT = 2  # of `latency.json`: with its keys it changes, so that a profile of an earlier program is measured anew
 REAL_TOKENS = 24  # of each text whose decoding steps the times are fitted to, and checked with
 
 
@@ -56,6 +57,7 @@ def run(config: Config) -> None:
     pair = load_pair(config, shapes=True)
     device = latency.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
     depends = {
+        "format": FORMAT,
         "device": device,
         "pair": pair.fingerprint,
         "latency": config.latency.model_dump(mode="json", exclude={"timings", "stepped"}),
