@@ -128,7 +128,7 @@ def _cells(pair: ModelPair, grid: Grid, verifiers: Sequence[str]) -> Iterator[tu
     logits_NV = torch.randn(ROWS, vocabulary, device=pair.device)
     for filtered, sampling in enumerate((Sampling(), Sampling(1.0, 0.9))):
         yield ("nucleus", 0, filtered), _Cell(one_target_pass, _probabilities(sampling, logits_NV))
-    for name in {*verifiers, COPIED.name}:
+    for name in dict.fromkeys((*verifiers, COPIED.name)):
         for depth in DEPTHS:
             for count in BRANCHES:
                 work = _verification(name, pair, branches(count, depth), generator)
