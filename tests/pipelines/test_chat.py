@@ -30,7 +30,8 @@ FAMILY = "Gemma 3"  # of the three the one with most of its own: a sliding windo
 
 
 def test_from_data_sets_to_the_report(tmp_path: Path) -> None:
-    said = run(FAMILY, tmp_path, sets(tmp_path), "prompts.tokens=80", "latency.lengths=[32,104]")
+    few = ("verifiers=[traversal]", "train.verifier=traversal", "train.objectives=[regressor]", "data.texts=24")
+    said = run(FAMILY, tmp_path, sets(tmp_path), "prompts.tokens=80", "latency.lengths=[32,104]", *few)
     assert "math500: 60 records" in said and "spec_bench: 120 records" in said and "are left out" in said
     prompts = [json.loads(line) for line in (tmp_path / "runs/chat/pair/prompts.jsonl").read_text().splitlines()]
     assert {prompt["kind"] for prompt in prompts} == {"math500", "qa", "rag", "summarization"}
