@@ -259,7 +259,7 @@ def test_transformers_own_methods_are_compared_if_asked_for(demo: tuple[Path, st
 
 def test_the_full_config_runs(tmp_path: Path) -> None:
     few = ("verifiers=[traversal]", "train.verifier=traversal", "train.objectives=[regressor]", "data.texts=12")
-    less = ("evaluate.prompts=1", "evaluate.tokens=8")
+    less = ("evaluate.prompts=2", "evaluate.tokens=8")
     espalier(tmp_path, "demo", *SMALL, *few, *less, config="full.yaml")
     evaluation = evaluation_of(tmp_path, "full")
     assert len({(entry["temperature"], entry["top_p"]) for entry in evaluation["methods"]}) == 8
