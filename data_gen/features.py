@@ -19,6 +19,7 @@ from torch import Tensor
 
 from data_gen.entropies import entropies
 from data_gen.lookup import LookupIndex
+from data_gen.precedents import Precedents
 from data_gen.sampling import Sampling
 from selector.schema import DECAYS, EARLY, FULL, HIDDEN_STATES, LIGHT, LONGEST_MATCH, MATCH, SCALAR_NAMES, SCALARS_KEY
 
@@ -91,6 +92,7 @@ class TextHistory:
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.index = LookupIndex(prompt)
+        self._precedents = Precedents(self.index)
         self._means = _Means()
         self._copied = 0
         self._newest_entropy = 0.0
@@ -98,21 +100,24 @@ class TextHistory:
     def add(self, tokens: Sequence[int], target_entropies: Sequence[float]) -> None:
         """More committed tokens, and the target's entropy before each."""
         foretold = []
-        for token in tokens:
+        for token, entropy in zip(tokens, target_entropies, strict=True):
             right = self.index.foretells(token)
             foretold.append(float(right))
             self._copied = self._copied + 1 if right else 0
             self.index.add(token)
+            self._precedents.add(entropy, right)
         self._means.add(target_entropies, foretold)
         self._newest_entropy = target_entropies[-1]
 
     def scalars(self, length: int, sampling: Sampling) -> list[float]:
         """The early scalars at the newest token. At least one token has been added."""
+        means = self._means.values()
         return [
             self._newest_entropy,
-            *self._means.values(),
+            *means,
             min(self._copied, LONGEST_MATCH),
             min(self.index.match, LONGEST_MATCH),
+            *self._precedents.scalars(usual_entropy=means[DECAYS.index(0.8)]),
             length,
             sampling.temperature,
             sampling.top_p,

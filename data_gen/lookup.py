@@ -19,29 +19,30 @@ class LookupIndex:
     """The longest earlier match of a text's end, kept up to date token by token, and what followed it.
 
     Attributes:
+        tokens: of the text so far.
         match: its length in tokens, overlaps included; 0 where the last token is new.
+        source: the position where it ends; -1 where there is none.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
-        self._tokens: list[int] = []
+        self.tokens: list[int] = []
         self._next: list[dict[int, int]] = [{}]  # by state and token
         self._link = [-1]
         self._longest = [0]
         self._end = [-1]  # by state: the position where an occurrence of its strings ends
         self._last = 0
-        self._source = -1  # where the earlier match ends
-        self.match = 0
+        self.match, self.source = 0, -1
         for token in tokens:
             self.add(token)
 
     def __len__(self) -> int:
         """Tokens so far."""
-        return len(self._tokens)
+        return len(self.tokens)
 
     def add(self, token: int) -> None:
         """The text goes on."""
-        here = len(self._tokens)
-        self._tokens.append(token)
+        here = len(self.tokens)
+        self.tokens.append(token)
         new = self._state(self._longest[self._last] + 1, {}, 0, here)
         state = self._last
         self._last = new
@@ -49,7 +50,7 @@ class LookupIndex:
             self._next[state][token] = new
             state = self._link[state]
         if state < 0:
-            self.match, self._source = 0, -1
+            self.match, self.source = 0, -1
             return
         known = self._next[state][token]
         if self._longest[known] > self._longest[state] + 1:  # some of its ends occur elsewhere, too: they split off
@@ -60,19 +61,19 @@ class LookupIndex:
             self._link[known] = copy
             known = copy
         self._link[new] = known
-        self.match, self._source = self._longest[known], self._end[known]
+        self.match, self.source = self._longest[known], self._end[known]
         self._end[known] = here
 
     def proposal(self, length: int) -> list[int]:
         """The next `length` tokens, if the text goes on as it did after the match; none where there is no match."""
         if self.match == 0:
             return []
-        begin, period = self._source + 1, len(self._tokens) - self._source - 1
-        return [self._tokens[begin + n % period] for n in range(length)]
+        begin, period = self.source + 1, len(self.tokens) - self.source - 1
+        return [self.tokens[begin + n % period] for n in range(length)]
 
     def foretells(self, token: int) -> bool:
         """Whether the proposal's first token is this one."""
-        return self.match > 0 and self._tokens[self._source + 1] == token
+        return self.match > 0 and self.tokens[self.source + 1] == token
 
     def agreement(self, following: Sequence[int]) -> int:
         """How many of the tokens that follow the proposal has right, up to the first wrong one."""

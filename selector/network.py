@@ -17,8 +17,8 @@ from selector.actions import ActionSpace
 class RootNetwork(nn.Module):
     """Scalars, and each hidden state through a linear map and a layer norm, joined, through an MLP (DDTE, app. E).
 
-    A light selector has no hidden states. Scaling of the scalars is part of the module: numbers of tokens go in by
-    their logarithm, for between no match and one token of it lies more than between 20 and 21; then all are
+    A light selector has no hidden states. Scaling of the scalars is part of the module: counts go in by
+    their logarithms, for between no match and one token of it lies more than between 20 and 21; then all are
     standardised. It may also be asked before the draft has passed the root: scalars that are not known then stand at
     their means, hidden states at nothing, and one more input says so.
 

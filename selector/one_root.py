@@ -80,6 +80,7 @@ class OneRoot:
             _plain(seconds_LA[:, allowed].double()),
             mode.speed,
             mode.rho,
+            LENGTH_AT,
         )
         self._no_states = np.zeros(0, np.float32)
 
@@ -138,6 +139,7 @@ def _decide(
     seconds_LK: Array,
     speed: float,
     rho: float,
+    length_at: int,
 ) -> int:
     """The position of the action to take, as `decision.choices` has it; `NOT_FINITE` where a feature is not finite.
 
@@ -148,6 +150,8 @@ def _decide(
         network_N: all weights and biases in turn: of each hidden state's projection and layer norm, of each layer.
         factors_UH, sums_KU: see `selector.network`; without them the network's outputs are the actions' logits.
         seconds_LK: times of a step, float64.
+        length_at: which scalar is the context length. An argument, for Numba keeps compiled code until this file
+            changes, and with it the values of globals that other files define.
     """
     if not (np.isfinite(scalars_F).all() and np.isfinite(states_D).all()):
         return NOT_FINITE
@@ -179,7 +183,7 @@ def _decide(
     survivals_U = np.empty(len(factors_UH), np.float32)
     for u in range(len(survivals_U)):
         survivals_U[u] = np.exp(_dot(factors_UH[u], log_accepted_H))
-    length = min(max(float(scalars_F[LENGTH_AT]), lengths_L[0]), lengths_L[-1])
+    length = min(max(float(scalars_F[length_at]), lengths_L[0]), lengths_L[-1])
     above = max(1, np.searchsorted(lengths_L, length))
     share = (length - lengths_L[above - 1]) / (lengths_L[above] - lengths_L[above - 1])
     K = len(sums_KU)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 class InputError(ValueError):
@@ -29,6 +29,9 @@ class Scalar:
 
 DECAYS = (0.5, 0.8, 0.95, 0.99)  # of the running means over the committed text: the last two tokens, five, 20, 100
 LONGEST_MATCH = 32  # tokens; longer matches, and longer runs, count as this many
+LONGEST_LOOKUP = 16  # tokens
+SOURCE_LENGTHS = (1, 2, 4, 8, 16)  # tokens that a lookup would copy
+PRECEDENT_LENGTHS = (1, 2, 3, 4)  # tokens at the text's end
 
 
 def _means(name: str, unit: str, meaning: str) -> tuple[Scalar, ...]:
@@ -42,7 +45,8 @@ def _means(name: str, unit: str, meaning: str) -> tuple[Scalar, ...]:
 # `root` is the last committed token, `prev` the one before it. `p` and `q` are the target's and the draft's
 # distributions after a token, after temperature and nucleus filtering; entropies are those at temperature 1, for at
 # temperature 0 nothing would be left of them. The history begins with the last prompt token: no engine computes logits
-# of the whole prompt. Means are running ones over the text so far, with weights decay^age.
+# of the whole prompt. Means are running ones over the text so far, with weights decay^age. The *source* is the place
+# that a lookup would copy from.
 EARLY_SCALARS = (  # known before any pass of the draft
     Scalar("target_entropy_prev", "nats", "of the target after prev, at temperature 1"),
     *_means("target_entropy", "nats", "the target's entropy at temperature 1"),
@@ -50,6 +54,29 @@ EARLY_SCALARS = (  # known before any pass of the draft
     Scalar("copied", "tokens", f"how many of the latest tokens in a row a lookup foretold; {LONGEST_MATCH} at most"),
     Scalar(
         "match", "tokens", f"length of the longest end of the text that stands in it before; {LONGEST_MATCH} at most"
+    ),
+    *(
+        Scalar(
+            f"source_entropy_{count}",
+            "nats",
+            f"of the target before each of the first {count} tokens that a lookup would copy, when the text was there; "
+            "mean of those that are known, or target_entropy_mean_0.8",
+        )
+        for count in SOURCE_LENGTHS
+    ),
+    Scalar("source_known", "1", f"share of the first {LONGEST_LOOKUP} that it is known of: those after the prompt"),
+    Scalar(
+        "source_foretold", "tokens", "how many of these in a row, from the first on, a lookup foretold at that time"
+    ),
+    Scalar("source_steady", "tokens", f"for how many tokens the source has moved along; {LONGEST_MATCH} at most"),
+    Scalar("source_distance", "tokens", "from the source's end to the root; 0 without a match"),
+    *(
+        scalar
+        for count in PRECEDENT_LENGTHS
+        for scalar in (
+            Scalar(f"seen_{count}", "times", f"how often the last {count} tokens stand in the text before"),
+            Scalar(f"agree_{count}", "1", "of these, the share that the token that a lookup would copy first followed"),
+        )
     ),
     Scalar("context_length", "tokens", "committed tokens, the root token included"),
     Scalar("temperature", "1", "of the target's sampling"),
@@ -63,7 +90,7 @@ DRAFT_SCALARS = (  # known once the draft has passed the root token
     Scalar("agreed", "tokens", f"how many of the latest tokens in a row have q >= p; {LONGEST_MATCH} at most"),
 )
 SCALARS = (*EARLY_SCALARS, *DRAFT_SCALARS)
-COUNTS = tuple(f for f, scalar in enumerate(SCALARS) if scalar.unit == "tokens")
+COUNTS = tuple(f for f, scalar in enumerate(SCALARS) if scalar.unit in ("tokens", "times"))
 SCALAR_NAMES = tuple(scalar.name for scalar in SCALARS)
 LENGTH_AT = SCALAR_NAMES.index("context_length")
 SCALARS_KEY = "scalars"  # in a feature dictionary: one float vector in the order of SCALARS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from data_gen.features import (
     TextKnowledge,
     agreements,
 )
+from data_gen.lookup import LookupIndex
 from data_gen.models import ModelPair
 from data_gen.sampling import Sampling
 from data_gen.texts import Text, finished, rows_along
@@ -161,6 +163,40 @@ def test_a_short_text_is_known_as_far_as_it_goes(pair: ModelPair) -> None:
     assert torch.allclose(knowledge.scalars(len(whole_RF)), whole_RF, atol=1e-6)
 
 
+def precedents_by_hand(
+    known: list[int], start: int, entropies_N: list[float], foretold: list[float], usual: float
+) -> dict[str, float]:
+    """What the text says of the place that a lookup would copy from, by searching it.
+
+    Args:
+        known: the text up to the root.
+        start: the last prompt token's position.
+        entropies_N: of the target before each token after it.
+        foretold: of these, whether a lookup had it right.
+        usual: entropy where none is known.
+    """
+    copied, source = proposed(known, 16), LookupIndex(known).source
+    match = source >= 0
+    ats = [source + 1 + i % (len(known) - 1 - source) - start - 1 for i in range(16)] if match else []
+    result = {
+        "source_known": sum(at >= 0 for at in ats) / 16,
+        "source_distance": len(known) - 1 - source if match else 0,
+    }
+    for count in (1, 2, 4, 8, 16):
+        there = [entropies_N[at] for at in ats[:count] if at >= 0]
+        result[f"source_entropy_{count}"] = sum(there) / len(there) if there else usual
+    right = [at >= 0 and foretold[at] == 1 for at in ats]
+    result["source_foretold"] = [*right, False].index(False) if right else 0
+    for count in (1, 2, 3, 4):
+        places = [i for i in range(count, len(known)) if known[i - count : i] == known[-count:]]
+        result[f"seen_{count}"] = len(places) if match else 0
+        result[f"agree_{count}"] = sum(known[i] == copied[0] for i in places) / len(places) if match and places else 0
+    earlier = [LookupIndex(known[: len(known) - back]).source for back in range(len(known) - start)]
+    moved = [now == before + 1 and before >= 0 for now, before in pairwise(earlier)]
+    result["source_steady"] = min([*moved, False].index(False), LONGEST_MATCH)
+    return result
+
+
 def by_hand(text: Text, target: ModelRows, draft: ModelRows, sampling: Sampling, n: int) -> dict[str, float]:
     """The scalars at root n of a text, from their meanings in the schema."""
     tokens = text.tokens[text.start :]
@@ -175,6 +211,13 @@ def by_hand(text: Text, target: ModelRows, draft: ModelRows, sampling: Sampling,
     foretold = [float(proposed(known[: i - n], 1) == known[i - n : i - n + 1 or None]) for i in range(n)]
     copied = next((i for i, right in enumerate(foretold[::-1]) if not right), n)
     result = {
+        **precedents_by_hand(
+            known,
+            text.start,
+            plain[0],
+            foretold,
+            sum(0.8**i * e for i, e in enumerate(plain[0][:n][::-1])) / sum(0.8**i for i in range(n)),
+        ),
         "target_entropy_prev": plain[0][n - 1],
         "draft_entropy_prev": plain[1][n - 1],
         "draft_entropy_root": plain[1][n],
@@ -264,6 +307,10 @@ def test_running_means_are_weighted_sums(
     agreed = next((i for i, share in enumerate(accepted[::-1]) if share < 1), len(known))
     assert found["agreed"] == min(agreed, LONGEST_MATCH)
     assert found["match"] == min(longest_match([*prompt, *tokens]), LONGEST_MATCH)
+    whole, start = [*prompt, *tokens], len(prompt) - 1
+    foretold = [float(proposed(whole[:n], 1) == whole[n : n + 1]) for n in range(len(prompt), len(whole))]
+    precedents = precedents_by_hand(whole, start, of_target, foretold, found["target_entropy_mean_0.8"])
+    assert {name: found[name] for name in precedents} == pytest.approx(precedents, abs=1e-9)
     assert found["draft_entropy_prev"] == of_draft_[-1]
     given_as_they_are = ("target_entropy_prev", "draft_entropy_root", "context_length", "temperature", "top_p")
     assert [found[name] for name in given_as_they_are] == [of_target[-1], 2.5, 77, 0.5, 0.75]

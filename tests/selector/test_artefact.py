@@ -59,7 +59,7 @@ def test_what_is_deployed_is_what_is_exported(
 def test_the_config_says_what_an_engine_needs(artefacts: dict[tuple[str, str], Path]) -> None:
     for (objective, sees), folder in artefacts.items():
         config = json.loads((folder / "config.json").read_text())
-        assert (config["format"], config["schema_version"]) == ("espalier-selector-5", 4)
+        assert (config["format"], config["schema_version"]) == ("espalier-selector-5", 5)
         assert config["features"]["early"] == len(EARLY_SCALARS)
         assert (config["objective"], config["sees"], config["verifier"]) == (objective, sees, "traversal")
         assert [scalar["name"] for scalar in config["features"]["scalars"]] == [scalar.name for scalar in SCALARS]
