@@ -139,9 +139,12 @@ def opinionated(objective: str = "regressor", sees: str = LIGHT, seed: int = 0) 
     made = module(objective, sees, seed)
     with torch.no_grad():
         last = list(made.network.modules())[-1]
-        last.weight.mul_(25.0 if objective == "regressor" else 8.0)
-        if objective == "policy":
-            last.bias[len(SPACE.trees) :] += 0.7  # lookups are few: of 237 logits theirs would hardly be the highest
+        if objective == "regressor":
+            last.weight.mul_(25.0)
+            last.bias[SPACE.tree_survivals :] += 0.5  # lookups are few, and would hardly ever be the best
+        else:
+            last.weight.mul_(16.0)
+            last.bias[len(SPACE.trees) :] += 2.5
     return made
 
 

@@ -17,7 +17,7 @@ from selector.schema import COUNTS, EARLY, EARLY_SCALARS, FULL, LIGHT, MATCH
 from selector.tuning import StaticTable, best_static, replay_mode, tuned
 from tests.selector.synthetic import SPACE, TELLS, joined, module, opinionated, static_mode, texts, timed
 
-STEPS = 500
+STEPS = 700
 BOTH = pytest.mark.parametrize(("objective", "sees"), [(o, s) for o in ("policy", "regressor") for s in (LIGHT, FULL)])
 
 
