@@ -56,7 +56,8 @@ def evaluation(config: Config, rows: Rows, replayed: Rows) -> dict[str, Any]:
 
     Args:
         rows: of the journal.
-        replayed: one row per clock, setting and method: its speed over the best static tree's, `ratio` and `error`.
+        replayed: one row per clock, setting and method: its speed over the best static tree's, `ratio` and `error`, and
+            over that of the rule for lookups.
     """
     sources = sorted({row["source"] for row in rows})
     weights = source_weights(len(sources), config.evaluate.bootstrap, config.seed)
@@ -80,6 +81,7 @@ def evaluation(config: Config, rows: Rows, replayed: Rows) -> dict[str, Any]:
             if rival in speeds:
                 ratios.setdefault(figure, []).append(speeds[SELECTOR] / speeds[rival])
         wall = speeds[SELECTOR] / speeds[BEST_STATIC]
+        over_rule = speeds[SELECTOR] / speeds[COPYING]
         by_setting.append(
             {
                 "temperature": key[0],
@@ -88,6 +90,9 @@ def evaluation(config: Config, rows: Rows, replayed: Rows) -> dict[str, Any]:
                 "replay_error": own[SELECTOR]["error"],
                 "wall_ratio": float(wall[0]),
                 "wall_interval_95": interval(wall),
+                "replay_over_rule": own[SELECTOR]["over_rule"],
+                "wall_over_rule": float(over_rule[0]),
+                "wall_over_rule_interval_95": interval(over_rule),
             }
         )
     summary: dict[str, Any] = {}
@@ -250,12 +255,10 @@ def summary_table(summary: dict[str, Any]) -> Table:
             low, high = summary[f"{figure}_interval_95"]
             table.add_row(figure, f"{value:.3f} [{low:.3f}, {high:.3f}]")
     for row in summary["by_setting"]:
-        low, high = row["wall_interval_95"]
-        replayed = Ratio(row["replay_ratio"], row["replay_error"])
         setting = Sampling(row["temperature"], row["top_p"])
-        table.add_row(
-            f"over the best static tree, {setting}",
-            f"{row['wall_ratio']:.3f} [{low:.3f}, {high:.3f}], replayed {replayed}",
-        )
+        over_tree = row["wall_ratio"], row["wall_interval_95"], Ratio(row["replay_ratio"], row["replay_error"])
+        over_rule = row["wall_over_rule"], row["wall_over_rule_interval_95"], Ratio(**row["replay_over_rule"])
+        for rival, (ratio, (low, high), replayed) in {"best static tree": over_tree, "rule": over_rule}.items():
+            table.add_row(f"over the {rival}, {setting}", f"{ratio:.3f} [{low:.3f}, {high:.3f}], replayed {replayed}")
     table.add_row("selector_time_share", f"{summary['selector_time_share']:.2%}")
     return table

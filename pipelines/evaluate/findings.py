@@ -38,6 +38,7 @@ def details(evaluation: dict[str, Any]) -> list[dict[str, str]]:
                 "setting": str(Sampling(row["temperature"], row["top_p"])),
                 "decides": _how(mode),
                 "replayed ± error": str(Ratio(row["replay_ratio"], row["replay_error"])),
+                "over the rule, replayed": str(Ratio(**row["replay_over_rule"])),
                 "decoded [95%]": f"{row['wall_ratio']:.3f} [{low:.3f}, {high:.3f}]",
             }
         )

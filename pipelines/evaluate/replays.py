@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from pipelines.data.traces import settings_of
 from pipelines.evaluate.methods import (
     AT_ROOT,
     BEST_STATIC,
+    COPYING,
     SELECTOR,
     SYNTHETIC,
     WALL,
@@ -57,18 +59,21 @@ def synthetic_methods(
 def replays(
     config: Config, methods: dict[Setting, list[Method]], texts: Texts, profile: LatencyProfile, clock: str
 ) -> list[dict[str, Any]]:
-    """Every method that can be replayed, on held-out texts: its speed over the best static tree's."""
+    """Every method that can be replayed, on held-out texts: its speed over the best static tree's, and over that of the
+    rule for lookups, where that is among the methods."""
     rows = []
     for setting, own in methods.items():
         mine = texts.setting_of(setting)
         found = {method.name: method.replay(mine, profile) for method in own}
         base = found[BEST_STATIC]
         assert base is not None
+        rule = found.get(COPYING)
         for method in own:
             replayed = found[method.name]
             if replayed is None:
                 continue
             ratio = ratio_of_speeds(replayed, base, sources(mine))
+            over_rule = None if rule is None else asdict(ratio_of_speeds(replayed, rule, sources(mine)))
             rows.append(
                 {
                     "clock": clock,
@@ -79,6 +84,7 @@ def replays(
                     "action": None if method.action is None else list(method.action),
                     "ratio": ratio.value,
                     "error": ratio.error,
+                    "over_rule": over_rule,
                     "tokens_per_second": replayed.speed,
                     "block_efficiency": replayed.block_efficiency,
                     "texts": len(mine),

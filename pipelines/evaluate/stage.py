@@ -56,7 +56,7 @@ from selector.rules import AcceptanceRule
 from selector.runtime import LatencyProfile, Selector
 from selector.tuning import tuned_rule
 
-FORMAT = 5  # of `evaluation.json`
+FORMAT = 6  # of `evaluation.json`
 GREEDY_PROMPTS = 20
 TUNING_PROMPTS = 3  # on which assisted generation's constant is tuned, for every sampling setting
 

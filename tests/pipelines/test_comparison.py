@@ -17,7 +17,7 @@ from pipelines.evaluate.comparison import (
     summary_table,
     synthetic_table,
 )
-from pipelines.evaluate.methods import ASSISTED, AT_ROOT, AUTOREGRESSIVE, BEST_STATIC, RULE, SELECTOR, WALL
+from pipelines.evaluate.methods import ASSISTED, AT_ROOT, AUTOREGRESSIVE, BEST_STATIC, COPYING, RULE, SELECTOR, WALL
 from pipelines.evaluate.replays import synthetic_summary
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
@@ -68,6 +68,7 @@ def replayed(speeds: dict[str, float], clock: str = WALL, shift: float = 0.0) ->
             "action": [1, 4, 0] if method == BEST_STATIC else None,
             "ratio": speed / speeds[BEST_STATIC] + (shift if method != BEST_STATIC else 0.0),
             "error": ERROR if method != BEST_STATIC else 0.0,
+            "over_rule": {"value": speed / SPEEDS[COPYING], "error": 2 * ERROR},
             "tokens_per_second": speed,
             "block_efficiency": 66 / 16,
             "texts": 8,
@@ -78,7 +79,10 @@ def replayed(speeds: dict[str, float], clock: str = WALL, shift: float = 0.0) ->
     ]
 
 
-SPEEDS = {AUTOREGRESSIVE: 50.0, ASSISTED: 80.0, BEST_STATIC: 100.0, AT_ROOT: 110.0, RULE: 104.0, SELECTOR: 125.0}
+SPEEDS = {
+    **{AUTOREGRESSIVE: 50.0, ASSISTED: 80.0, BEST_STATIC: 100.0, AT_ROOT: 110.0},
+    **{RULE: 104.0, COPYING: 120.0, SELECTOR: 125.0},
+}
 
 
 def compared(config: Config = CONFIG, shift: float = 0.0, **how: float) -> dict:
@@ -110,8 +114,11 @@ def test_every_setting_has_its_decoded_and_its_replayed_gain() -> None:
         assert row["wall_ratio"] == pytest.approx(1.25)
         assert row["wall_interval_95"] == pytest.approx([1.25, 1.25])
         assert (row["replay_ratio"], row["replay_error"]) == (pytest.approx(1.75), ERROR)
+        assert row["wall_over_rule"] == pytest.approx(125 / 120)
+        assert row["wall_over_rule_interval_95"] == pytest.approx([125 / 120] * 2)
+        assert row["replay_over_rule"] == {"value": pytest.approx(125 / 120), "error": 2 * ERROR}
     figures = [figure for figure in FIGURES if figure in summary]
-    assert summary_table(summary).row_count == len(figures) + len(TEMPERATURES) + 1
+    assert summary_table(summary).row_count == len(figures) + 2 * len(TEMPERATURES) + 1
 
 
 def test_what_decoding_alone_can_tell_has_no_replayed_ratio() -> None:
@@ -129,7 +136,7 @@ def test_decoding_and_replay_that_agree_are_not_remarked_upon() -> None:
 def test_decoding_and_replay_that_disagree_are_one_line_each() -> None:
     result = compared(shift=0.5)
     lines = result["disagreements"]
-    apart = [AUTOREGRESSIVE, AT_ROOT, RULE, SELECTOR]  # the best static tree is what both are relative to
+    apart = [AUTOREGRESSIVE, AT_ROOT, RULE, COPYING, SELECTOR]  # the best static tree is what both are relative to
     assert len(lines) == len(TEMPERATURES) * len(apart)
     for temperature in TEMPERATURES:
         for method in apart:
