@@ -64,14 +64,14 @@ class Precedents:
         counts = list(accumulate(known))
         means = [sums[n - 1] / counts[n - 1] if counts[n - 1] else usual_entropy for n in SOURCE_LENGTHS]
         foretold = next((n for n, at in enumerate(copied) if at < 0 or not self._foretold[at]), LONGEST_LOOKUP)
-        seen = []
+        seen: list[float] = []
         for n in PRECEDENT_LENGTHS:
             end = tuple(tokens[-n:])
             before = self._counts[end] - 1 if len(end) == n else 0
             agree = self._counts[(*end, tokens[source + 1])] if before > 0 else 0
-            seen += [float(before), agree / before if before > 0 else 0.0]
-        own = [counts[-1] / LONGEST_LOOKUP, float(foretold), float(min(self._steady, LONGEST_MATCH)), float(distance)]
-        return [*means, *own, *seen]
+            seen += [before, agree / before if before > 0 else 0.0]
+        place = [counts[-1] / LONGEST_LOOKUP, foretold, min(self._steady, LONGEST_MATCH), distance]
+        return [*means, *place, *seen]
 
     def _count(self) -> None:
         """Counts the runs of tokens that end at the newest tokens."""
