@@ -45,7 +45,7 @@ def test_half_of_the_precedents_speak_for_what_would_be_copied() -> None:
 
 
 def test_of_the_prompt_no_entropies_are_known() -> None:
-    """`a b c d a b`, of which the last two are generated: what is copied stands in the prompt, and runs on into them."""
+    """`a b c d a b`, the last two generated: what is copied stands in the prompt, and runs on into them."""
     found = known([A, B, C, D], [A, B], [1.0, 3.0])
     usual = found["target_entropy_mean_0.8"]
     assert usual == pytest.approx((0.8 * 1.0 + 3.0) / 1.8)
