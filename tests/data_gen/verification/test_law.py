@@ -47,13 +47,12 @@ def test_every_tree_of_a_small_world_is_lossless(name: str, style: str, kind: st
 
 
 @pytest.mark.parametrize(("name", "style"), SERVED)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["random", "zeros"])
 def test_every_tree_of_a_four_token_world_is_lossless(name: str, style: str, kind: str) -> None:
-    """The largest shape, 16,384 trees, in two kinds of worlds."""
+    """Up to 16,384 trees a shape; all kinds of worlds are above, with fewer tokens."""
     world = world_of(4, 3, kind, 3)
     for shape in shapes_of(name):
-        if shape != (3, 1, 2) or kind in ("random", "zeros"):
-            assert error_of(world, name, style, *shape) < 1e-12, shape
+        assert error_of(world, name, style, *shape) < 1e-12, shape
 
 
 @pytest.mark.parametrize("paths", [SPARSE, [[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]]], ids=["sparse", "binary"])

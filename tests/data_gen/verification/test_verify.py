@@ -11,7 +11,7 @@ from data_gen.verification import VERIFIERS, get_verifier
 from data_gen.verification.profile import ROW_BY_ROW, Rows
 from tests.data_gen.worlds import World
 
-DRAWS = 800
+DRAWS = 400
 DRAWS_KHISTI = 200  # a linear program per node and draw
 FALSE_ALARM = 1e-4
 
