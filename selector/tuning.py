@@ -19,6 +19,7 @@ from selector.schema import MATCH, SCALAR_NAMES
 
 SPEEDS = (0.85, 1.0, 1.15)  # prices of time that are tried, as multiples of the best static tree's speed
 SURE = 2.0  # standard errors that decisions must be ahead of the best static tree
+TIE = 1.0  # standard errors that what is dearer or less simple must be ahead of what is not
 MATCH_AT = SCALAR_NAMES.index("match")
 RARE = 0.002  # share of the steps that may fall to other trees than those that are kept
 
@@ -116,14 +117,27 @@ def replay_mode(timed: Timed, opinions: Opinions, mode: Mode, policy: bool = Fal
 
 @dataclass(frozen=True)
 class Judged:
-    """A mode, and its speed over the best static tree's by replay."""
+    """A mode, and its speed over the best static tree's by replay.
+
+    Attributes:
+        replayed: the mode on the texts that it was judged on.
+        source_X: the number of each text's source.
+    """
 
     mode: Mode
     ratio: Ratio
+    replayed: Replayed | None = None
+    source_X: Tensor | None = None
 
     @property
     def pays(self) -> bool:
         return self.ratio.value - SURE * self.ratio.error > 1
+
+    def is_ahead_of(self, other: Judged) -> bool:
+        """By a standard error of their ratio on the same texts, which is smaller than the errors of both."""
+        assert self.replayed is not None and other.replayed is not None and self.source_X is not None
+        ratio = ratio_of_speeds(self.replayed, other.replayed, self.source_X)
+        return ratio.value - TIE * ratio.error > 1
 
 
 def tuned(timed: Timed, opinions: Opinions, static: Mode, policy: bool = False) -> Judged:
@@ -142,7 +156,13 @@ def tuned(timed: Timed, opinions: Opinions, static: Mode, policy: bool = False) 
     best = max(modes, key=lambda mode: replay_mode(timed, opinions, mode, policy).speed)
     found = decided(timed, opinions, best, policy)
     best = replace(best, allowed=common(found.replayed(timed).visits_R, found.action_R, timed))
-    return Judged(best, ratio_of_speeds(replay_mode(timed, opinions, best, policy), base, sources(timed.texts)))
+    return judged(timed, best, replay_mode(timed, opinions, best, policy), base)
+
+
+def judged(timed: Timed, mode: Mode, replayed: Replayed, base: Replayed) -> Judged:
+    """A mode's replay against the best static tree's."""
+    source_X = sources(timed.texts)
+    return Judged(mode, ratio_of_speeds(replayed, base, source_X), replayed, source_X)
 
 
 LEASTS, LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16), (4, 8, 16)  # matches and lookups that are tried for the rule

@@ -12,9 +12,8 @@ from selector.actions import ActionSpace
 from selector.data import Setting, Texts
 from selector.decision import Mode
 from selector.module import SelectorModule
-from selector.replay import ratio_of_speeds
 from selector.runtime import LatencyProfile
-from selector.tuning import Judged, StaticTable, best_static, replay_mode, sources, static_replay, tuned, tuned_rule
+from selector.tuning import Judged, StaticTable, best_static, judged, replay_mode, static_replay, tuned, tuned_rule
 
 SPACE = ActionSpace.with_lookups()
 
@@ -84,5 +83,5 @@ def judge_rules(splits: dict[str, Texts], bases: list[Statics], verifier: str, p
         mode = tuned_rule(timed(splits["train"], setting, verifier, profile), base.mode)
         mine = timed(splits["validation"], setting, verifier, profile)
         static = static_replay(mine, base.mode.action)
-        result.append(Judged(mode, ratio_of_speeds(replay_mode(mine, {}, mode), static, sources(mine.texts))))
+        result.append(judged(mine, mode, replay_mode(mine, {}, mode), static))
     return result

@@ -34,10 +34,9 @@ from selector.module import RootsModule, SelectorModule
 from selector.replay import Ratio
 from selector.runtime import LatencyProfile
 from selector.schema import FULL, HIDDEN_STATES, LIGHT, read_manifest
-from selector.tuning import Judged
+from selector.tuning import TIE, Judged
 
 SPACE = ActionSpace.with_lookups()
-TIE = 1.0  # standard errors by which a dearer selector must be ahead of a cheaper one
 
 
 def kinds(config: Config) -> list[tuple[str, str]]:
@@ -179,9 +178,9 @@ def row_of(
 
 
 def kept(judged: Judged, rule: Judged, static: Mode) -> Judged:
-    """What is done under a setting: what the network decides where that pays and the rule for lookups is no faster;
-    else the rule where it pays; else the static tree."""
-    if judged.pays and judged.ratio.value >= rule.ratio.value:
+    """What is done under a setting: what the network decides where that pays and is ahead of the rule for lookups; else
+    the rule where it pays; else the static tree."""
+    if judged.pays and judged.is_ahead_of(rule):
         return judged
     return rule if rule.pays else Judged(static, Ratio(1.0, 0.0))
 

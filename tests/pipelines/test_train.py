@@ -12,11 +12,11 @@ import torch
 from rich.console import Console
 
 from pipelines.config import Config
-from pipelines.train.judging import Statics, judge, judge_rules, setting_of, statics, step_times
+from pipelines.train.judging import judge, judge_rules, setting_of, statics, step_times
 from pipelines.train.stage import choose, kept, kinds, row_of, table_of, trained
 from selector.data import Texts
 from selector.decision import Mode, Rule
-from selector.replay import Ratio
+from selector.replay import Ratio, Replayed
 from selector.schema import EARLY, FULL, LIGHT, MATCH
 from selector.tuning import Judged, StaticTable, replay_mode, static_replay
 from tests.selector.synthetic import SPACE, joined, opinionated, profile, texts, timed
@@ -40,9 +40,17 @@ def splits(told: tuple[bool, bool] = (True, True)) -> dict[str, Texts]:
     }
 
 
-def no_rules(bases: list[Statics]) -> list[Judged]:
-    """Rules for lookups that do not pay."""
-    return [Judged(replace(base.mode, sees=(MATCH,), rule=Rule(4, 8)), Ratio(0.9, 0.01)) for base in bases]
+def no_rules(judged: list[Judged]) -> list[Judged]:
+    """Rules for lookups that do not pay, and take half as much time again."""
+    return [
+        replace(
+            each,
+            mode=replace(each.mode.static_only(), sees=(MATCH,), rule=Rule(4, 8)),
+            ratio=Ratio(0.9, 0.01),
+            replayed=replace(each.replayed, seconds_X=1.5 * each.replayed.seconds_X),
+        )
+        for each in judged
+    ]
 
 
 @pytest.fixture
@@ -74,7 +82,7 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
     judged = judge(module, data["validation"], bases, "traversal", profile())
     assert [each.pays for each in judged] == [True, False]
     assert judged[0].ratio.value > 1.2
-    row = row_of("name", "regressor", LIGHT, judged, no_rules(bases), bases, run_id)
+    row = row_of("name", "regressor", LIGHT, judged, no_rules(judged), bases, run_id)
     hot, cold = (Mode.of(mode) for mode in row["modes"])
     assert hot.decides and not cold.decides and cold.action == bases[1].mode.action
     gated = (judged[0].ratio.value + 1) / 2  # the static tree is kept under the other setting
@@ -89,6 +97,7 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
     [
         (1.2, 1.1, "network"),
         (1.2, 1.3, "rule"),  # never slower than the rule
+        (1.2, 1.17, "rule"),  # 1.026 of it ±0.06: a tie
         (1.01, 1.1, "rule"),
         (1.01, 1.01, "static"),
         (1.2, 0.9, "network"),
@@ -96,8 +105,14 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
 )
 def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(network: float, rule: float, what: str) -> None:
     static = Mode(*HOT, SPACE.chain(3))
-    mine = Judged(replace(static, sees=(EARLY,)), Ratio(network, 0.01))
-    own = Judged(replace(static, sees=(MATCH,), rule=Rule(4, 8)), Ratio(rule, 0.01))
+
+    def judged(mode: Mode, speed: float, times: list[float]) -> Judged:
+        tokens_X = torch.full((4,), 10.0)
+        replayed = Replayed(tokens_X, tokens_X / speed * torch.tensor(times), tokens_X / 2, torch.zeros(0))
+        return Judged(mode, Ratio(speed, 0.01), replayed, torch.arange(4))
+
+    mine = judged(replace(static, sees=(EARLY,)), network, [1.1, 0.9, 1.0, 1.0])
+    own = judged(replace(static, sees=(MATCH,), rule=Rule(4, 8)), rule, [1.0, 1.0, 1.1, 0.9])
     assert kept(mine, own, static).mode == {"network": mine.mode, "rule": own.mode, "static": static}[what]
 
 
@@ -162,7 +177,7 @@ def test_the_table_marks_where_decisions_are_made() -> None:
     data = splits()
     bases = statics(data, [HOT, COLD], "traversal", profile())
     judged = judge(opinionated(), data["validation"], bases, "traversal", profile())
-    row = row_of("regressor-light", "regressor", LIGHT, judged, no_rules(bases), bases, "run")
+    row = row_of("regressor-light", "regressor", LIGHT, judged, no_rules(judged), bases, "run")
     for mode, decides in zip(row["modes"], (True, False), strict=True):
         mode["decides"] = decides
     console = Console(width=160)
