@@ -17,7 +17,7 @@ from selector.schema import LONGEST_LOOKUP, LONGEST_MATCH, PRECEDENT_LENGTHS, SO
 
 
 class Precedents:
-    """Kept up to date token by token, beside an index of lookups, which it does not change.
+    """What speaks for and against the proposals of an index of lookups, kept up to date token by token beside it.
 
     Args:
         index: of the prompt; the entropies begin after it.
