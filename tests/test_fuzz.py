@@ -168,8 +168,8 @@ def test_artefacts_whose_checksums_were_made_to_fit(artefact: Path, data: st.Dat
         (artefact / CHECKSUMS).write_text("".join(f"{sha256(artefact / each)}  {each}\n" for each in names))
         selector = load_selector(artefact)
         scalars = torch.ones(len(SCALAR_NAMES))
-        action = selector.select({SCALARS_KEY: scalars})
-        assert action in selector.actions and selector.at(1.0).select({SCALARS_KEY: scalars}).K >= 1
+        for ask in (selector.select, selector.at(1.0).select):
+            assert ask({SCALARS_KEY: scalars}) in selector.actions
     except InputError as error:
         in_one_line(error)
     finally:
