@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import platform
+import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -17,9 +21,10 @@ from data_gen.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification import COPIED, get_verifier
 from data_gen.verification.profile import sample
-from selector.actions import EMPTY, Action
+from selector.actions import EMPTY, Action, Choice, Lookup
 from selector.runtime import Correction, LatencyProfile, Table, correction_counts
 
+T = TypeVar("T")
 ROWS = 16  # of probabilities that are filtered at once
 DRAFT_PASSES = 4  # timed in a row
 DEPTHS, BRANCHES = (1, 4, 8, 16), (1, 2, 4)  # of the trees whose verification is timed
@@ -45,12 +50,27 @@ def _processor() -> str:
 
 @dataclass(frozen=True)
 class Grid:
-    """Context lengths, draft pass widths and tree sizes to time; each cell is the median of `repeats` runs."""
+    """Context lengths, draft pass widths and tree sizes to time; each cell is the `usual` time of `repeats` runs."""
 
     lengths: Sequence[int]
     widths: Sequence[int]
     nodes: Sequence[int]
     repeats: int
+
+
+def usual(seconds: Sequence[float]) -> float:
+    """The mean without the slowest tenth.
+
+    What a step costs on average is what counts. On a shared machine the same pass takes 9 ms for a while and then 14;
+    the median of two such heaps jumps from one to the other, and scatters half as much again as the mean. The slowest
+    tenth are what another program took.
+    """
+    return statistics.fmean(_quicker(seconds, float))
+
+
+def _quicker(things: Sequence[T], seconds: Callable[[T], float]) -> list[T]:
+    """All but the slowest tenth."""
+    return sorted(things, key=seconds)[: max(1, math.floor(0.9 * len(things)))]
 
 
 @torch.inference_mode()
@@ -74,10 +94,10 @@ def measure(
             cell.work()
             seconds[key].append((_now(pair) - start) / cell.passes)
         tick()
-    median = {key: statistics.median(values) for key, values in seconds.items()}
+    found = {key: usual(values) for key, values in seconds.items()}
 
     def table(kind: str, lengths: Sequence[int], sizes: Sequence[int]) -> Table:
-        rows = [[median[kind, length, size] for size in sizes] for length in lengths]
+        rows = [[found[kind, length, size] for size in sizes] for length in lengths]
         return Table(list(lengths), list(sizes), rows)
 
     return LatencyProfile(
@@ -88,7 +108,7 @@ def measure(
         verify={name: table(name, DEPTHS, BRANCHES) for name in verifiers},
         decide={},
         copied=table(COPIED.name, DEPTHS, BRANCHES[:1]),
-        nucleus=max(0.0, (median["nucleus", 0, 1] - median["nucleus", 0, 0]) / ROWS),
+        nucleus=max(0.0, (found["nucleus", 0, 1] - found["nucleus", 0, 0]) / ROWS),
         step=0.0,
     )
 
@@ -189,50 +209,113 @@ def _verification(name: str, pair: ModelPair, tree: DraftTree, generator: torch.
 
 
 def real_steps(
-    pair: ModelPair, verifiers: Sequence[str], actions: Sequence[Action], prompts: Sequence[list[int]], tokens: int
-) -> dict[tuple[str, Action], list[Step]]:
-    """Decoding steps by verifier and action, all of them interleaved prompt by prompt; those that were met."""
-    steps: dict[tuple[str, Action], list[Step]] = {(name, action): [] for name in verifiers for action in actions}
+    pair: ModelPair,
+    verifiers: Sequence[str],
+    actions: Sequence[Choice],
+    prompts: Sequence[list[int]],
+    count: int,
+    tokens: int,
+) -> dict[tuple[str, Choice], list[Step]]:
+    """Decoding steps by verifier and action: up to `count` of each text, after the one that follows its prompt's pass,
+    within `tokens` new tokens. Those that were met.
+
+    All decodings of a prompt take turns step by step, each round in another order, so that neither a slow second of the
+    machine nor what the step before has left in the caches hits some of them alone. Steps of a lookup without a match,
+    which draft nothing, are left out.
+    """
+    steps: dict[tuple[str, Choice], list[Step]] = {(name, action): [] for name in verifiers for action in actions}
+    shuffled = random.Random(0)
     for number, prompt in enumerate(prompts):
-        for (name, action), taken in steps.items():
-            decoder = Decoder(pair, Sampling(), get_verifier(name), Fixed(action), timed=True)
-            generator = torch.Generator(device=pair.device).manual_seed(number)
-            taken += decoder.decode(prompt, tokens, generator).steps[1:]  # the first one follows the prefill
+        with ExitStack() as stack:
+            running = {
+                (name, action): stack.enter_context(closing(_steps(pair, name, action, prompt, tokens, number)))
+                for name, action in steps
+            }
+            for _ in range(count):
+                for name, action in shuffled.sample(list(running), len(running)):
+                    step = next(running[name, action], None)
+                    if step is not None and (step.nodes > 1 or action == EMPTY):
+                        steps[name, action].append(step)
     return {key: taken for key, taken in steps.items() if taken}  # a text may end at once
 
 
-def times(profile: LatencyProfile, verifier: str, action: Action, steps: Sequence[Step]) -> tuple[float, float]:
-    """Predicted and measured seconds of steps with one action, the median of each."""
-    predicted = statistics.median(profile.action_seconds(action, step.length, verifier) for step in steps)
-    return predicted, statistics.median(sum(step.seconds.values()) for step in steps)
+def _steps(pair: ModelPair, verifier: str, action: Choice, prompt: list[int], limit: int, seed: int) -> Generator[Step]:
+    """Steps of one decoding after its first one, up to an end-of-sequence token or the limit."""
+    decoder = Decoder(pair, Sampling(), get_verifier(verifier), Fixed(action), timed=True)
+    generator = torch.Generator(device=pair.device).manual_seed(seed)
+    with closing(decoder.steps(prompt, generator)) as steps:
+        _, tokens = next(steps)
+        new = len(tokens)
+        while new < limit and pair.eos_ids.isdisjoint(tokens):
+            step, tokens = next(steps)
+            new += len(tokens)
+            yield step
 
 
-def fitted(profile: LatencyProfile, steps: Mapping[tuple[str, Action], Sequence[Step]]) -> LatencyProfile:
-    """The profile with `step` and `corrections` from real decoding steps, by least squares of relative errors.
+def times(profile: LatencyProfile, verifier: str, action: Choice, steps: Sequence[Step]) -> tuple[float, float]:
+    """Predicted and measured seconds of a step with one action, means without the slowest tenth."""
+    kept = _quicker(steps, _seconds)
+    predicted = statistics.fmean(profile.action_seconds(action, step.length, verifier) for step in kept)
+    return predicted, statistics.fmean(map(_seconds, kept))
+
+
+def _seconds(step: Step) -> float:
+    return sum(step.seconds.values())
+
+
+def fitted(profile: LatencyProfile, steps: Mapping[tuple[str, Choice], Sequence[Step]]) -> LatencyProfile:
+    """The profile with `step`, `copied` and `corrections` from real decoding steps.
 
     Drafting takes as long whatever verifies its tokens, so what it took beyond the tables is fitted to the steps of all
     verifiers at once; only what branching took is a verifier's own. Fitted apart, the clock's noise would make a
-    difference of several per cent between verifiers on the very same chain.
+    difference of several per cent between verifiers on the very same chain. Chains come first: they are the simplest
+    steps, and on CPUs mostly the fastest. Then trees with branches say what branching takes beyond that.
 
     Args:
-        steps: of the empty tree, and of at least four others, by verifier and action.
+        steps: by verifier and action: of the empty tree, at least two chains, at least two trees with branches, and
+            lookups if there are any.
     """
-    empty = [times(profile, name, action, taken) for (name, action), taken in steps.items() if action == EMPTY]
-    profile = replace(profile, step=statistics.median(measured - predicted for predicted, measured in empty))
     names = list(dict.fromkeys(name for name, _ in steps))
-    drafted = {key: taken for key, taken in steps.items() if key[1] != EMPTY}
-    predicted_R, measured_R = torch.tensor(
-        [times(profile, *key, taken) for key, taken in drafted.items()], dtype=torch.float64
-    ).unbind(-1)
-    counts_RC = torch.zeros(len(drafted), 3 + len(names), dtype=torch.float64)
-    for row, (name, action) in enumerate(drafted):
-        *shared, branching = correction_counts(action)
-        counts_RC[row, :3] = torch.tensor(shared)
-        counts_RC[row, 3 + names.index(name)] = branching
-    least = torch.linalg.lstsq(counts_RC / measured_R.unsqueeze(-1), 1 - (predicted_R / measured_R).unsqueeze(-1))
-    drafting, trunk_pass, branch_pass, *branching_of = least.solution[:, 0].tolist()
+    empty = [times(profile, name, EMPTY, steps[name, EMPTY]) for name in names if (name, EMPTY) in steps]
+    profile = replace(profile, step=statistics.fmean(measured - predicted for predicted, measured in empty))
+    profile = replace(profile, copied=_copied(profile, steps))
+    drafted = {(name, tree): taken for (name, tree), taken in steps.items() if isinstance(tree, Action)}
+    chains = {key: taken for key, taken in drafted.items() if key[1].K == 1 and key[1] != EMPTY}
+    drafting, trunk_pass = _least_squares(profile, chains, [correction_counts(action)[:2] for _, action in chains])
+    profile = replace(profile, corrections={name: Correction(drafting, trunk_pass) for name in names})
+    trees = {key: taken for key, taken in drafted.items() if key[1].K > 1}
+    counts = [(correction_counts(action)[2], *(float(name == own) for own in names)) for name, action in trees]
+    branch_pass, *branching = _least_squares(profile, trees, counts)
     corrections = {
-        name: Correction(drafting, trunk_pass, branch_pass, branching)
-        for name, branching in zip(names, branching_of, strict=True)
+        name: Correction(drafting, trunk_pass, branch_pass, own) for name, own in zip(names, branching, strict=True)
     }
     return replace(profile, corrections=corrections)
+
+
+def _least_squares(
+    profile: LatencyProfile,
+    steps: Mapping[tuple[str, Action], Sequence[Step]],
+    counts: Sequence[Sequence[float]],
+) -> list[float]:
+    """Seconds of each thing that is counted, so that the steps' times come out: least squares of relative errors."""
+    predicted_R, measured_R = torch.tensor(
+        [times(profile, *key, taken) for key, taken in steps.items()], dtype=torch.float64
+    ).unbind(-1)
+    counts_RC = torch.tensor(counts, dtype=torch.float64)
+    least = torch.linalg.lstsq(counts_RC / measured_R.unsqueeze(-1), 1 - (predicted_R / measured_R).unsqueeze(-1))
+    seconds: list[float] = least.solution[:, 0].tolist()
+    return seconds
+
+
+def _copied(profile: LatencyProfile, steps: Mapping[tuple[str, Choice], Sequence[Step]]) -> Table:
+    """What a copied chain takes beyond the target's pass and the rest of a step, by its length: what real steps say, or
+    what was there."""
+    met: dict[Lookup, list[Step]] = {}
+    for (_, action), taken in steps.items():
+        if isinstance(action, Lookup):  # one verifier checks all copies
+            met.setdefault(action, []).extend(taken)
+    found = {}
+    for action, taken in met.items():
+        predicted, measured = times(profile, next(iter(profile.verify)), action, taken)
+        found[action.length] = [max(0.0, profile.copied.at(action.length, 1) + measured - predicted)]
+    return Table(sorted(found), [1], [found[length] for length in sorted(found)]) if found else profile.copied

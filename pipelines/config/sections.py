@@ -282,7 +282,7 @@ class Latency(Section):
     lengths: tuple[int, ...] = Field((32, 96, 160), description="context lengths, in tokens; linear between them")
     widths: tuple[int, ...] = Field((1, 2, 4), description="branches of a draft pass")
     nodes: tuple[int, ...] = Field((1, 2, 5, 9, 17, 25, 41), description="nodes of a target pass, the root included")
-    repeats: int = Field(12, ge=3, description="of every pass; the median counts")
+    repeats: int = Field(40, ge=3, description="of every pass; the mean without the slowest tenth counts")
     prompts: int = Field(8, ge=1, description="training prompts on which real decoding steps are timed")
     timings: Path | None = Field(
         None, description="an engine's own step times (CSV), read beside this machine's; --from FILE says the same"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
-
 import torch
 
 from data_gen.decoding import Decoder, Features
+from data_gen.latency import usual
 from data_gen.models import ModelPair
 from data_gen.sampling import Sampling
 from data_gen.verification import get_verifier
@@ -34,7 +33,7 @@ class _Timed:
 def decision_seconds(
     config: Config, pair: ModelPair, profile: LatencyProfile, verifier: str, sees: str, prompt: list[int]
 ) -> float:
-    """Median time of a decision in real decoding, features included.
+    """Usual time of a decision in real decoding, features included.
 
     The weights of the network do not matter for that, so it is not trained. Chains and lookups may be chosen, as on
     most machines.
@@ -60,4 +59,4 @@ def decision_seconds(
     steps = [step for _ in range(3) for step in decoder.decode(prompt, config.data.tokens, generator).steps[2:]]
     if not steps:
         raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
-    return statistics.median(step.seconds["select"] for step in steps)
+    return usual([step.seconds["select"] for step in steps])

@@ -23,18 +23,20 @@ from pipelines.latency import timings
 from pipelines.latency.decision import decision_seconds
 from pipelines.latency.profile import profile_path
 from pipelines.pair.loading import load_pair
-from selector.actions import Action
+from selector.actions import Action, Choice, choice_of
 from selector.runtime import LatencyProfile
 from selector.schema import FEATURES, InputError
 
-FITTED = [
+FITTED: list[tuple[int, ...]] = [  # trees, and lookups of one number
     *((1, 0, 0), (1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 8, 8)),
     *((2, 0, 2), (2, 2, 4), (2, 4, 2), (2, 8, 8), (3, 0, 4), (3, 4, 4), (3, 2, 8)),
-    *((4, 0, 1), (4, 0, 4), (4, 0, 8), (4, 4, 2), (4, 4, 8), (4, 8, 4)),
+    *((4, 0, 1), (4, 0, 4), (4, 0, 8), (4, 4, 2), (4, 4, 8), (4, 8, 4), (2,), (8,), (16,)),
 ]
-CHECKED = [(1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 2, 6)]
-FORMAT = 2  # of `latency.json`: with its keys it changes, so that a profile of an earlier program is measured anew
-REAL_TOKENS = 24  # of each text whose decoding steps the times are fitted to, and checked with
+CHECKED: list[tuple[int, ...]] = [
+    *((1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 2, 6), (4,)),
+]
+FORMAT = 3  # of `latency.json`: with its keys it changes, so that a profile of an earlier program is measured anew
+REAL_STEPS = 8  # of each text and tree, that the times are fitted to, and checked with
 
 
 def plan(config: Config) -> list[str]:
@@ -63,6 +65,7 @@ def run(config: Config) -> None:
         "latency": config.latency.model_dump(mode="json", exclude={"timings", "stepped"}),
         "verifiers": list(config.verifiers),
         "labelling": {"texts_per_shard": config.data.texts_per_shard, "threads": config.data.threads},
+        "tokens": config.data.tokens,
         "selector": config.train.network,
         "prompts": prompts_depend(config, "train"),
         "checked": config.train.verifier,
@@ -81,13 +84,14 @@ def run(config: Config) -> None:
             sees: decision_seconds(config, pair, profile, config.train.verifier, sees, prompts[0]) for sees in FEATURES
         }
         profile = replace(profile, decide=decide, labelling=labelling_seconds(config, pair, texts))
-        actions = [Action(*shape) for shape in FITTED + CHECKED]
-        steps = latency.real_steps(pair, config.verifiers, actions, prompts, REAL_TOKENS)
-        if len(steps) < len(actions) * len(config.verifiers):
+        actions = [choice_of(shape) for shape in FITTED + CHECKED]
+        steps = latency.real_steps(pair, config.verifiers, actions, prompts, REAL_STEPS, config.data.tokens)
+        if any(
+            (name, action) not in steps for name in config.verifiers for action in actions if isinstance(action, Action)
+        ):
             raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
         profile = latency.fitted(profile, {key: taken for key, taken in steps.items() if key[1] in FITTED})
-        checked = config.train.verifier
-        rows = check(profile, checked, {action: steps[checked, action] for action in actions if action in CHECKED})
+        rows = check(profile, config.train.verifier, {key: taken for key, taken in steps.items() if key[1] in CHECKED})
         stage.replace()
         write_json(profile_path(config), {**profile.to_json(), "check": rows})
         mlflow.log_artifact(str(profile_path(config)))
@@ -98,11 +102,13 @@ def run(config: Config) -> None:
     stage.finish()
 
 
-def check(profile: LatencyProfile, verifier: str, steps: dict[Action, list[Step]]) -> list[dict[str, Any]]:
-    """Predicted against measured step times, of trees that nothing was fitted to."""
+def check(profile: LatencyProfile, verifier: str, steps: dict[tuple[str, Choice], list[Step]]) -> list[dict[str, Any]]:
+    """Predicted against measured step times with one verifier, of trees and lookups that nothing was fitted to."""
     rows = []
-    for action, taken in steps.items():
-        predicted, measured = latency.times(profile, verifier, action, taken)
+    for (name, action), taken in steps.items():
+        if name != verifier:
+            continue
+        predicted, measured = latency.times(profile, name, action, taken)
         ratio = predicted / measured
         row = {"action": str(action), "predicted": predicted, "measured": measured, "ratio": ratio, "steps": len(taken)}
         rows.append(row)

@@ -8,14 +8,15 @@ import pytest
 
 from data_gen.decoding import Step
 from data_gen.latency import fitted, times
-from selector.actions import EMPTY, Action
-from selector.latency import Correction
+from selector.actions import EMPTY, Action, Choice, Lookup
+from selector.latency import Correction, LatencyProfile
+from selector.tables import Table
 from tests.selector.synthetic import profile
 
 TREES = [Action(*shape) for shape in ((1, 1, 0), (1, 4, 0), (1, 8, 8), (2, 0, 2), (2, 4, 4), (4, 0, 8), (3, 8, 1))]
 
 
-def steps_of(truth: object, name: str, action: Action) -> list[Step]:
+def steps_of(truth: LatencyProfile, name: str, action: Choice) -> list[Step]:
     """Three steps of which one met a slow moment of the machine."""
     return [
         Step(length, action, 0, 1 + action.nodes, {"draft": factor * truth.action_seconds(action, length, name)})
@@ -37,3 +38,15 @@ def test_what_steps_take_beyond_the_tables_is_found_for_every_verifier() -> None
         assert predicted == pytest.approx(measured, rel=3e-3)
     unfitted = [times(base, name, action, taken) for (name, action), taken in steps.items()]
     assert max(abs(predicted / measured - 1) for predicted, measured in unfitted) > 0.05
+
+
+def test_copied_chains_take_what_real_steps_say() -> None:
+    """By length, whatever the verification of a copy alone would take."""
+    base = replace(profile(), step=0.0, copied=Table([1, 16], [1], [[1e-4], [1e-4]]))
+    truth = replace(base, copied=Table([4, 16], [1], [[8e-4], [2e-3]]))
+    steps = {("traversal", a): steps_of(truth, "traversal", a) for a in (EMPTY, *TREES, Lookup(4), Lookup(16))}
+    found = fitted(base, steps)
+    for length in (4, 10, 16):
+        assert found.copied.at(length, 1) == pytest.approx(truth.copied.at(length, 1), rel=1e-6)
+    unmet = fitted(base, {key: taken for key, taken in steps.items() if isinstance(key[1], Action)})
+    assert unmet.copied == base.copied
