@@ -54,7 +54,7 @@ class Work:
     Attributes:
         prompts: with the number of each one's text, where a prompt is continued several times.
         decoded: whether speculative decoding writes the texts.
-        logged: the texts, where an engine wrote them.
+        logged: the texts, where they are there already: an engine wrote them.
     """
 
     split: str
@@ -163,7 +163,8 @@ def _texts(config: Config, pair: ModelPair, work: Work) -> Iterator[tuple[Prompt
     if work.logged:
         for logged in work.logged:
             text = finished(pair, logged.prompt_tokens, logged.completion)
-            yield logged.prompt, text, None, f"{config.data.log}:{logged.line}"
+            where = f"{config.data.log}:{logged.line}" if config.data.log else f"prompt {logged.prompt.id}"
+            yield logged.prompt, text, None, where
         return
     prompts = [encode(config, pair, prompt) for prompt, _ in work.prompts]
     for (prompt, _), tokens in zip(work.prompts, prompts, strict=True):

@@ -44,12 +44,13 @@ FIGURES = {
     "ratio_vs_assisted_generation_constant": ASSISTED_CONSTANT,
     "ratio_vs_prompt_lookup": PROMPT_LOOKUP,
 }
-APART = 2.0  # standard errors of both by which decoding and replay may differ
+APART = 2.0  # standard errors by which the times of decoded and replayed steps may differ
+SURELY_APART = 3.0  # and their numbers, where a difference would be a mistake
 Rows = list[dict[str, Any]]
 
 
-def evaluation(config: Config, rows: Rows, replayed: Rows) -> dict[str, Any]:
-    """`summary`; `methods` with one entry per method and sampling setting; and what was replayed.
+def evaluation(config: Config, rows: Rows, replayed: Rows, own_texts: Rows) -> dict[str, Any]:
+    """`summary`; `methods` with one entry per method and sampling setting; what was replayed; and `own_texts`.
 
     The bootstrap resamples sources (files), whose prompts are not independent; one resample counts for all methods
     and settings, which saw the same prompts. A figure of the summary is a mean over sampling settings.
@@ -58,6 +59,7 @@ def evaluation(config: Config, rows: Rows, replayed: Rows) -> dict[str, Any]:
         rows: of the journal.
         replayed: one row per clock, setting and method: its speed over the best static tree's, `ratio` and `error`, and
             over that of the rule for lookups.
+        own_texts: as `own_texts.own_texts` gives them.
     """
     sources = sorted({row["source"] for row in rows})
     weights = source_weights(len(sources), config.evaluate.bootstrap, config.seed)
@@ -71,17 +73,17 @@ def evaluation(config: Config, rows: Rows, replayed: Rows) -> dict[str, Any]:
             if (row["temperature"], row["top_p"]) == key:
                 by_method.setdefault(row["method"], []).append(row)
         speeds = {name: speed(mine, sources, weights) for name, mine in by_method.items()}
-        in_steps = {name: speed(mine, sources, weights, "step_seconds") for name, mine in by_method.items()}
         names = sorted(by_method, key=lambda name: (name == SELECTOR, name != AUTOREGRESSIVE, name))
         own = {
             row["method"]: row for row in replayed if (row["clock"], row["temperature"], row["top_p"]) == (WALL, *key)
         }
-        entries += [_entry(name, by_method[name], speeds, in_steps, own.get(name)) for name in names]
+        entries += [_entry(name, by_method[name], speeds, own.get(name)) for name in names]
         for figure, rival in FIGURES.items():
             if rival in speeds:
                 ratios.setdefault(figure, []).append(speeds[SELECTOR] / speeds[rival])
         wall = speeds[SELECTOR] / speeds[BEST_STATIC]
         over_rule = speeds[SELECTOR] / speeds[COPYING]
+        steps = next((row for row in own_texts if _of(row) == (SELECTOR, *key)), None)
         by_setting.append(
             {
                 "temperature": key[0],
@@ -90,9 +92,11 @@ def evaluation(config: Config, rows: Rows, replayed: Rows) -> dict[str, Any]:
                 "replay_error": own[SELECTOR]["error"],
                 "wall_ratio": float(wall[0]),
                 "wall_interval_95": interval(wall),
+                "paced_ratio": steps and _paced(own[SELECTOR], steps["step_time"]),
                 "replay_over_rule": own[SELECTOR]["over_rule"],
                 "wall_over_rule": float(over_rule[0]),
                 "wall_over_rule_interval_95": interval(over_rule),
+                "paced_over_rule": steps and _paced(own[SELECTOR]["over_rule"], steps["over_rule"]),
             }
         )
     summary: dict[str, Any] = {}
@@ -103,50 +107,56 @@ def evaluation(config: Config, rows: Rows, replayed: Rows) -> dict[str, Any]:
     mine = [row for row in rows if row["method"] == SELECTOR]
     summary["selector_time_share"] = _total(mine, "select_seconds") / _total(mine, "step_seconds")
     summary["by_setting"] = by_setting
-    return {"summary": summary, "methods": entries, "replayed": replayed, "disagreements": disagreements(entries)}
+    return {
+        "summary": summary,
+        "methods": entries,
+        "replayed": replayed,
+        "own_texts": own_texts,
+        "disagreements": disagreements(own_texts),
+    }
 
 
-def disagreements(entries: Rows) -> list[str]:
-    """Methods whose decoded and replayed ratios to the best static tree differ by more than their errors.
+def _of(row: dict[str, Any]) -> tuple[str, float, float]:
+    return row["method"], row["temperature"], row["top_p"]
 
-    Decoded ones are of the steps' time: replay begins after the pass over the prompt, which takes all methods the same
-    time and the fastest the largest share of it.
+
+def _paced(ratio: dict[str, float], steps: dict[str, float]) -> dict[str, float]:
+    """A replayed ratio with the steps' times of decoding in place of the profile's: what decoding would give on as many
+    texts.
+
+    Args:
+        ratio: `value` (or `ratio`) and `error`.
+        steps: decoded over replayed time along the same texts, a ratio to the same rival.
     """
-    best = {(e["temperature"], e["top_p"]): _tree(e) for e in entries if e["method"] == BEST_STATIC}
+    replayed = ratio["value"] if "value" in ratio else ratio["ratio"]
+    value = replayed / steps["value"]
+    return {"value": value, "error": value * math.hypot(ratio["error"] / replayed, steps["error"] / steps["value"])}
+
+
+def disagreements(own_texts: Rows) -> list[str]:
+    """Methods that decode otherwise than replay says along the same texts, by more than the errors: in the number of
+    steps, or in their time beside that of the best static tree's."""
     found = []
-    for entry in entries:
-        # the best static tree against itself, under another name, shows the clock's noise alone
-        if entry["replay_ratio"] is None or _tree(entry) == best[entry["temperature"], entry["top_p"]]:
-            continue
-        low, high = entry["steps_ratio_interval_95"]
-        decoded = (high - low) / 3.92
-        apart = abs(entry["steps_ratio"] - entry["replay_ratio"])
-        if apart > APART * math.hypot(decoded, entry["replay_error"]):
-            setting = Sampling(entry["temperature"], entry["top_p"])
+    for row in own_texts:
+        method = f"{Sampling(row['temperature'], row['top_p'])}, {row['method']}"
+        if abs(row["z"]) > SURELY_APART:
             found.append(
-                f"{setting}, {entry['method']}: {entry['steps_ratio']:.3f} decoded, "
-                f"{Ratio(entry['replay_ratio'], entry['replay_error'])} replayed"
+                f"{method}: {row['steps']} steps decoded, {row['replayed_steps']:.1f} replayed, z = {row['z']:.1f}"
             )
+        time = Ratio(**row["step_time"])
+        if abs(time.value - 1) > APART * time.error:
+            found.append(f"{method}: beside the best static tree's, its steps take {time} of the time by the profile")
     return found
-
-
-def _tree(entry: dict[str, Any]) -> tuple[str, list[int]] | None:
-    """Verifier and tree of a method that has one tree for all steps."""
-    return (entry["verifier"], entry["action"]) if entry["action"] else None
 
 
 def _total(rows: Rows, key: str) -> float:
     return sum(row[key] for row in rows)
 
 
-def speed(rows: Rows, sources: list[str], weights: np.ndarray, seconds_in: str = "seconds") -> np.ndarray:
-    """Tokens per second under each set of source weights: sums over sums.
-
-    Args:
-        seconds_in: `seconds` of whole decodings, or `step_seconds`, without the prompt's pass.
-    """
+def speed(rows: Rows, sources: list[str], weights: np.ndarray) -> np.ndarray:
+    """Tokens per second under each set of source weights: sums over sums."""
     of = [row["source"] for row in rows]
-    tokens, seconds = (sums_by_source([row[key] for row in rows], of, sources) for key in ("tokens", seconds_in))
+    tokens, seconds = (sums_by_source([row[key] for row in rows], of, sources) for key in ("tokens", "seconds"))
     return (weights @ tokens) / (weights @ seconds)
 
 
@@ -154,7 +164,6 @@ def _entry(
     name: str,
     rows: Rows,
     speeds: dict[str, np.ndarray],
-    in_steps: dict[str, np.ndarray],
     replayed: dict[str, Any] | None,
 ) -> dict[str, Any]:
     actions: dict[str, int] = {}
@@ -162,7 +171,6 @@ def _entry(
         for action, times in row["actions"].items():
             actions[action] = actions.get(action, 0) + times
     ratio = speeds[name] / speeds[BEST_STATIC]
-    steps_ratio = in_steps[name] / in_steps[BEST_STATIC]
     return {
         "method": name,
         "verifier": rows[0]["verifier"],
@@ -174,8 +182,6 @@ def _entry(
         "block_efficiency": _total(rows, "block_tokens") / _total(rows, "steps"),
         "ratio_to_best_static": float(ratio[0]),
         "ratio_interval_95": interval(ratio),
-        "steps_ratio": float(steps_ratio[0]),  # as replay has it: without the prompt's pass
-        "steps_ratio_interval_95": interval(steps_ratio),
         "replay_ratio": None if replayed is None else replayed["ratio"],
         "replay_error": None if replayed is None else replayed["error"],
         "replay_block_efficiency": None if replayed is None else replayed["block_efficiency"],
@@ -256,9 +262,13 @@ def summary_table(summary: dict[str, Any]) -> Table:
             table.add_row(figure, f"{value:.3f} [{low:.3f}, {high:.3f}]")
     for row in summary["by_setting"]:
         setting = Sampling(row["temperature"], row["top_p"])
-        over_tree = row["wall_ratio"], row["wall_interval_95"], Ratio(row["replay_ratio"], row["replay_error"])
-        over_rule = row["wall_over_rule"], row["wall_over_rule_interval_95"], Ratio(**row["replay_over_rule"])
-        for rival, (ratio, (low, high), replayed) in {"best static tree": over_tree, "rule": over_rule}.items():
-            table.add_row(f"over the {rival}, {setting}", f"{ratio:.3f} [{low:.3f}, {high:.3f}], replayed {replayed}")
+        replayed = Ratio(row["replay_ratio"], row["replay_error"])
+        over_tree = row["wall_ratio"], row["wall_interval_95"], replayed, row["paced_ratio"]
+        over_rule = *(row[f"wall_over_rule{end}"] for end in ("", "_interval_95")), Ratio(**row["replay_over_rule"])
+        rivals = {"best static tree": over_tree, "rule": (*over_rule, row["paced_over_rule"])}
+        for rival, (ratio, (low, high), replayed, paced) in rivals.items():
+            at_pace = f", {Ratio(**paced)} at the decoded steps' times" if paced else ""
+            figures = f"{ratio:.3f} [{low:.3f}, {high:.3f}], replayed {replayed}{at_pace}"
+            table.add_row(f"over the {rival}, {setting}", figures)
     table.add_row("selector_time_share", f"{summary['selector_time_share']:.2%}")
     return table

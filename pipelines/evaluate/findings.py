@@ -38,8 +38,10 @@ def details(evaluation: dict[str, Any]) -> list[dict[str, str]]:
                 "setting": str(Sampling(row["temperature"], row["top_p"])),
                 "decides": _how(mode),
                 "replayed ± error": str(Ratio(row["replay_ratio"], row["replay_error"])),
-                "over the rule, replayed": str(Ratio(**row["replay_over_rule"])),
                 "decoded [95%]": f"{row['wall_ratio']:.3f} [{low:.3f}, {high:.3f}]",
+                "replayed at decoded times": str(Ratio(**row["paced_ratio"])) if row["paced_ratio"] else "",
+                "over the rule, replayed": str(Ratio(**row["replay_over_rule"])),
+                "at decoded times": str(Ratio(**row["paced_over_rule"])) if row["paced_over_rule"] else "",
             }
         )
     return rows

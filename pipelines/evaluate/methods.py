@@ -57,6 +57,11 @@ class Decoding:
 
     `tokens` are all that its steps yield: what the last one yields beyond the limit was paid for, and would be kept
     in a longer text.
+
+    Attributes:
+        text: the new tokens, up to the limit; empty where the method's steps are not ours to see, as is what follows.
+        step_roots: where each step began, counted from the last prompt token.
+        seconds_of_steps: what each took.
     """
 
     tokens: int
@@ -66,6 +71,9 @@ class Decoding:
     step_seconds: float
     select_seconds: float
     actions: dict[str, int] = field(default_factory=dict)
+    text: list[int] = field(default_factory=list)
+    step_roots: list[int] = field(default_factory=list)
+    seconds_of_steps: list[float] = field(default_factory=list)
 
 
 class Method(ABC):
@@ -116,14 +124,18 @@ class Speculative(Method):
             actions[str(step.action)] = actions.get(str(step.action), 0) + 1
         block_tokens = sum(step.accepted + 1 for step in decoded.steps)
         ended = decoded.tokens[-1] in pair.eos_ids
+        seconds_of_steps = [sum(step.seconds.values()) for step in decoded.steps]
         return Decoding(
             tokens=len(decoded.tokens) if ended else block_tokens,
             seconds=seconds,
             steps=len(decoded.steps),
             block_tokens=block_tokens,
-            step_seconds=sum(sum(step.seconds.values()) for step in decoded.steps),
+            step_seconds=sum(seconds_of_steps),
             select_seconds=sum(step.seconds["select"] for step in decoded.steps),
             actions=actions,
+            text=decoded.tokens,
+            step_roots=[step.length - len(task.prompt) for step in decoded.steps],
+            seconds_of_steps=seconds_of_steps,
         )
 
 

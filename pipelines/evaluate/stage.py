@@ -44,6 +44,7 @@ from pipelines.evaluate.methods import (
     row_of,
     static_methods,
 )
+from pipelines.evaluate.own_texts import own_texts
 from pipelines.evaluate.replays import repeats, replays, synthetic_clocks, synthetic_methods, synthetic_summary
 from pipelines.evaluate.strips import strips
 from pipelines.export.artefact import build
@@ -56,7 +57,7 @@ from selector.rules import AcceptanceRule
 from selector.runtime import LatencyProfile, Selector
 from selector.tuning import tuned_rule
 
-FORMAT = 6  # of `evaluation.json`
+FORMAT = 7  # of `evaluation.json`
 GREEDY_PROMPTS = 20
 TUNING_PROMPTS = 3  # on which assisted generation's constant is tuned, for every sampling setting
 
@@ -92,8 +93,9 @@ def run(config: Config) -> None:
         journal = Journal(config.folder / "evaluation.partial.jsonl", inputs)
         decode_prompts(config, pair, prompts, contenders, journal)
         decoded = [row for rows in journal.entries for row in rows]
+        own = own_texts(config, pair, prompts, contenders, decoded, profile)
         evaluation = {
-            **comparison.evaluation(config, decoded, replayed),
+            **comparison.evaluation(config, decoded, replayed, own),
             "decisions": chosen_of(result)["modes"],
             "repeats": repeats(config, contenders, splits["test"], profile),
             "greedy": greedy,

@@ -106,7 +106,11 @@ def page(config: Config, evaluation: dict[str, Any], realised_rows: list[dict[st
 def _found(evaluation: dict[str, Any]) -> list[tuple[str, str]]:
     """The gain, all methods, and where the gain comes from."""
     apart = evaluation["disagreements"]
-    disagreements = f"<p>Decoding and replay disagree by more than their errors:</p>{listed(apart)}" if apart else ""
+    disagreements = (
+        f"<p>Decoding and replay along the same texts disagree by more than their errors:</p>{listed(apart)}"
+        if apart
+        else ""
+    )
     return [
         (
             "Speed over the best fixed tree",
@@ -115,7 +119,8 @@ def _found(evaluation: dict[str, Any]) -> list[tuple[str, str]]:
             + note(
                 "Decoded (filled): real time on held-out prompts, with 95% intervals over source files. Replayed "
                 "(open): expected time on held-out texts by this machine's latency profile, ± one standard error over "
-                "source files. Neither holds the noise of the machine's clock. The best fixed tree is the fastest one "
+                "source files. At decoded times: replayed with the times that steps took in decoding, along the same "
+                "texts, in place of the profile's. None holds the noise of the machine's clock. The best fixed tree is the fastest one "
                 "of all verifiers. Trees are (K, L1, L2): K branches of L2 tokens behind a trunk of L1."
             ),
         ),

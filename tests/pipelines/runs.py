@@ -37,7 +37,7 @@ SMALL = [
     "train.width=8",
     "train.hidden=[16,8]",
     "evaluate.prompts=3",
-    "evaluate.tokens=16",
+    "evaluate.tokens=20",
     "evaluate.bootstrap=100",
     "evaluate.assisted=false",  # transformers' assistants are tuned for a third of an evaluation
 ]
