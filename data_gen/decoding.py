@@ -236,8 +236,7 @@ class _Context:
 
     def proposal(self, length: int) -> list[int]:
         """A lookup's tokens, `length` of them; none where the last token is new."""
-        for token in self.tokens[len(self._index) :]:
-            self._index.add(token)
+        self._index.extend(self.tokens[len(self._index) :])
         return self._index.proposal(length)
 
     def draft_root(self) -> Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -14,13 +16,16 @@ from selector.jit import jit
 LEAST_LOGIT = -1e4  # a masked token's logit is minus infinity, its probability 0
 
 
-def entropies(logits_NV: Tensor) -> list[float]:
-    """Of each row at temperature 1, in nats."""
-    logits_NV = logits_NV.float()
-    if not logits_NV.is_cpu:
-        logits_NV = logits_NV.clamp(min=LEAST_LOGIT)
+def entropies(logits_NV: Tensor, rows: Sequence[int] | None = None) -> list[float]:
+    """Of each row, or of some, at temperature 1, in nats."""
+    if logits_NV.is_cuda or logits_NV.dtype != torch.float32:
+        logits_NV = (logits_NV if rows is None else logits_NV[rows]).float().clamp(min=LEAST_LOGIT)
         return cross_entropy(logits_NV, logits_NV.softmax(-1), reduction="none").tolist()  # with itself
-    found: list[float] = _entropies(logits_NV.numpy()).tolist()
+    array_NV = logits_NV.numpy()
+    if rows is not None:
+        first, end = rows[0], rows[-1] + 1  # those of a chain stand side by side, and need no copy
+        array_NV = array_NV[first:end] if end - first == len(rows) else array_NV[list(rows)]
+    found: list[float] = _entropies(array_NV).tolist()
     return found
 
 

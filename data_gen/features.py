@@ -14,14 +14,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from data_gen.entropies import entropies
+from data_gen.histories import DraftHistory, TextHistory
 from data_gen.lookup import LookupIndex
-from data_gen.precedents import Precedents
 from data_gen.sampling import Sampling
-from selector.schema import DECAYS, EARLY, FULL, HIDDEN_STATES, LIGHT, LONGEST_MATCH, MATCH, SCALAR_NAMES, SCALARS_KEY
+from selector.schema import EARLY, EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, MATCH, SCALAR_NAMES, SCALARS_KEY
+
+_EARLY = len(EARLY_SCALARS)
 
 
 class ModelRows(NamedTuple):
@@ -48,7 +52,7 @@ class Accepted:
 
     def entropies(self) -> list[float]:
         """Of the target after each."""
-        return entropies(_some(self._rows.logits_NV, self._nodes))
+        return entropies(self._rows.logits_NV, self._nodes)
 
     def of_next(self, tokens: Sequence[int]) -> list[float]:
         """The probability of the token that follows each."""
@@ -63,85 +67,6 @@ def agreements(target_probs_NV: Tensor, draft_probs_NV: Tensor, next_N: Tensor) 
     """After each of some tokens `min(1, q/p)` of the text's next one."""
     p_N, q_N = (rows_NV.gather(-1, next_N.unsqueeze(-1))[:, 0] for rows_NV in (target_probs_NV, draft_probs_NV))
     return (q_N / p_N).clamp(max=1).tolist()
-
-
-class _Means:
-    """Running means of two numbers at each decay. Plain numbers: so few take less time than a call of NumPy."""
-
-    def __init__(self) -> None:
-        self._sums = [(0.0, 0.0, 0.0)] * len(DECAYS)  # of both, and of weights
-
-    def add(self, firsts: Sequence[float], seconds: Sequence[float]) -> None:
-        for number, decay in enumerate(DECAYS):
-            first, second, weight = self._sums[number]
-            for one, other in zip(firsts, seconds, strict=True):
-                first, second, weight = decay * first + one, decay * second + other, decay * weight + 1
-            self._sums[number] = first, second, weight
-
-    def values(self) -> list[float]:
-        """Of the first number at every decay, then of the second."""
-        return [first / weight for first, _, weight in self._sums] + [other / weight for _, other, weight in self._sums]
-
-
-class TextHistory:
-    """What the text and the target's rows along it say, from the last prompt token on.
-
-    Args:
-        prompt: token ids; they count for repeats alone.
-    """
-
-    def __init__(self, prompt: Sequence[int]) -> None:
-        self.index = LookupIndex(prompt)
-        self._precedents = Precedents(self.index)
-        self._means = _Means()
-        self._copied = 0
-        self._newest_entropy = 0.0
-
-    def add(self, tokens: Sequence[int], target_entropies: Sequence[float]) -> None:
-        """More committed tokens, and the target's entropy before each."""
-        foretold = []
-        for token, entropy in zip(tokens, target_entropies, strict=True):
-            right = self.index.foretells(token)
-            foretold.append(float(right))
-            self._copied = self._copied + 1 if right else 0
-            self.index.add(token)
-            self._precedents.add(entropy, right)
-        self._means.add(target_entropies, foretold)
-        self._newest_entropy = target_entropies[-1]
-
-    def scalars(self, length: int, sampling: Sampling) -> list[float]:
-        """The early scalars at the newest token. At least one token has been added."""
-        means = self._means.values()
-        return [
-            self._newest_entropy,
-            *means,
-            min(self._copied, LONGEST_MATCH),
-            min(self.index.match, LONGEST_MATCH),
-            *self._precedents.scalars(usual_entropy=means[DECAYS.index(0.8)]),
-            length,
-            sampling.temperature,
-            sampling.top_p,
-        ]
-
-
-class DraftHistory:
-    """What the draft's rows along the text say, from the last prompt token on."""
-
-    def __init__(self) -> None:
-        self._means = _Means()
-        self._agreed = 0
-        self._newest_entropy = 0.0
-
-    def add(self, accepted: Sequence[float], draft_entropies: Sequence[float]) -> None:
-        """More committed tokens: what the rows before each say, `min(1, q/p)` of it and the draft's entropy."""
-        self._means.add(accepted, draft_entropies)
-        for share in accepted:
-            self._agreed = self._agreed + 1 if share >= 1 else 0
-        self._newest_entropy = draft_entropies[-1]
-
-    def scalars(self, draft_entropy_root: float) -> list[float]:
-        """The scalars that the draft is needed for, at the newest token."""
-        return [self._newest_entropy, draft_entropy_root, *self._means.values(), min(self._agreed, LONGEST_MATCH)]
 
 
 class RootKnowledge:
@@ -163,11 +88,12 @@ class RootKnowledge:
         self._p: list[float] = []  # their probabilities
         self._draft: list[ModelRow] = []  # the draft before each of them, and after the root token
         self._root_entropy: float | None = None  # of the draft after the first of its rows, once it is known
+        self._scalars_F: NDArray[np.float32] | None = None  # at the root, once they were asked for
 
     def committed(self, step: Accepted, tokens: Sequence[int]) -> None:
         """A step has ended with these tokens, which follow its root and its accepted nodes."""
         self._digest()
-        self._step, self._following = step, list(tokens)
+        self._step, self._following, self._scalars_F = step, list(tokens), None
 
     def passed(self, draft: Iterable[ModelRow]) -> None:
         """The draft's rows after further committed tokens."""
@@ -186,10 +112,13 @@ class RootKnowledge:
         self._digest()
         if sees == MATCH:
             return {MATCH: torch.tensor(float(self.text.index.match))}
-        early = self.text.scalars(length, self.sampling)
+        if self._scalars_F is None:  # else this root was asked for before
+            self._scalars_F = np.empty(len(SCALAR_NAMES), np.float32)
+            self._scalars_F[:_EARLY] = self.text.scalars(length, self.sampling)
         if sees == EARLY:
-            return {SCALARS_KEY: torch.tensor(early)}
-        result = {SCALARS_KEY: torch.tensor([*early, *self._draft_scalars()])}
+            return {SCALARS_KEY: torch.from_numpy(self._scalars_F[:_EARLY])}
+        self._scalars_F[_EARLY:] = self._draft_scalars()
+        result = {SCALARS_KEY: torch.from_numpy(self._scalars_F)}
         if sees == FULL:
             states = self._step.hidden_D(), self._draft[-2].hidden_D, self._draft[-1].hidden_D
             result |= {name: state.float().cpu() for name, state in zip(HIDDEN_STATES, states, strict=True)}
@@ -210,8 +139,7 @@ class RootKnowledge:
         if self._step is None or not self._following:
             return
         if self._match_alone:
-            for token in self._following:
-                self.text.index.add(token)
+            self.text.index.extend(self._following)
         else:
             self.text.add(self._following, self._step.entropies())
         if self._needs_draft:
@@ -227,12 +155,6 @@ class RootKnowledge:
         else:  # on the CPU single numbers are cheaper than any call of torch
             q = [row.probs_V.numpy().item(token) for row, token in zip(rows, self._next, strict=True)]
         return [min(1.0, of_draft / of_target) for of_draft, of_target in zip(q, self._p, strict=True)]
-
-
-def _some(rows_NV: Tensor, nodes: list[int]) -> Tensor:
-    """The rows of some nodes; those of a chain stand side by side, and need no copy."""
-    first, count = nodes[0], len(nodes)
-    return rows_NV[first : first + count] if nodes[-1] - first == count - 1 else rows_NV[nodes]
 
 
 def _of_next(probs_NV: Tensor, nodes: list[int], tokens: Sequence[int]) -> list[float]:
@@ -275,13 +197,13 @@ class TextKnowledge:
     def scalars(self, roots: int) -> Tensor:
         """The scalars of the schema at the first so many roots, float32 [roots, F]; zeros at the very first."""
         text, of_draft = TextHistory(self.tokens[: self.start + 1]), DraftHistory()
-        rows = [torch.zeros(len(SCALAR_NAMES))]
+        found_RF = np.zeros((roots, len(SCALAR_NAMES)), np.float32)
         for n in range(1, roots):
             text.add([self.tokens[self.start + n]], self._target_entropies[n - 1 : n])
             of_draft.add(self._accepted[n - 1 : n], self._draft_entropies[n - 1 : n])
-            early = text.scalars(self.start + n + 1, self.sampling)
-            rows.append(torch.tensor([*early, *of_draft.scalars(self._draft_entropies[n])]))
-        return torch.stack(rows)
+            found_RF[n, :_EARLY] = text.scalars(self.start + n + 1, self.sampling)
+            found_RF[n, _EARLY:] = of_draft.scalars(self._draft_entropies[n])
+        return torch.from_numpy(found_RF)
 
     def foretold(self, roots: int, most: int) -> Tensor:
         """At the first so many roots, how many tokens of a lookup the text goes on with, `most` at most; uint8."""
@@ -289,5 +211,5 @@ class TextKnowledge:
         right = []
         for at in range(self.start + 1, self.start + 1 + roots):
             right.append(index.agreement(self.tokens[at : at + most]))
-            index.add(self.tokens[at])
+            index.extend([self.tokens[at]])
         return torch.tensor(right, dtype=torch.uint8)

@@ -126,8 +126,7 @@ class StaticDecoder(Decoder):
             action = self._choose(knowledge, length, len(prompt), lambda sees: None)
             copied: list[int] = []
             if isinstance(action, Lookup):
-                for token in tokens[len(index) :]:
-                    index.add(token)
+                index.extend(tokens[len(index) :])
                 copied = index.proposal(action.length)
             drafted = action if copied or not isinstance(action, Lookup) else EMPTY
             outcome = self._step_on_device(drafted, copied, length - passed, length, generator)

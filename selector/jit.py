@@ -2,6 +2,9 @@
 
 There the processor's caches hold the model, and a call of torch or NumPy takes some ten microseconds whatever it
 computes. One compiled function in place of two dozen calls takes as long as one of them.
+
+Numba keeps compiled code on disk until its own file changes, and in it what it took from other files. So constants of
+other files are arguments, and whoever changes `slot` removes the `__pycache__` folders.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 import numba
+import numpy as np
+from numpy.typing import NDArray
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -24,3 +29,19 @@ def jit(function: F) -> F:
     except RuntimeError:  # neither the package's folder nor the user's can be written to
         made = numba.njit(fastmath=SUMS_IN_ANY_ORDER)(function)
     return cast(F, made)
+
+
+@jit
+def slot(keys_C: NDArray[np.uint64], key: np.uint64) -> np.uint64:
+    """Where a key stands in a table, or would stand: open addressing, a power of two of slots, free where they hold 0.
+
+    Args:
+        keys_C: at least one slot is free.
+        key: not 0.
+    """
+    last = np.uint64(len(keys_C) - 1)
+    mixed = key * np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing: its upper bits depend on all of the key's
+    at = (mixed ^ (mixed >> np.uint64(32))) & last
+    while keys_C[at] != np.uint64(0) and keys_C[at] != key:
+        at = (at + np.uint64(1)) & last
+    return at

@@ -33,8 +33,7 @@ def step_seconds(text: bytes, context: int) -> list[float]:
     seconds = []
     for at in range(context - STEPS * ADDED, context, ADDED):
         begin = time.perf_counter()
-        for token in text[at : at + ADDED]:
-            index.add(token)
+        index.extend(list(text[at : at + ADDED]))
         index.proposal(PROPOSED)
         seconds.append(time.perf_counter() - begin)
     return seconds

@@ -57,7 +57,7 @@ def inside_repeats(text: Text) -> list[bool]:
     index = LookupIndex(text.tokens[: text.start + 1])
     inside = []
     for token in text.tokens[text.start + 1 :]:
-        index.add(token)
+        index.extend([token])
         inside.append(index.match >= LONG_REPEAT)
     return inside
 

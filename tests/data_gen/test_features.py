@@ -13,13 +13,8 @@ from torch import Tensor
 
 from data_gen.decoding import Decoded, Decoder, Features, Fixed, Random
 from data_gen.entropies import LEAST_LOGIT, entropies
-from data_gen.features import (
-    DraftHistory,
-    ModelRows,
-    TextHistory,
-    TextKnowledge,
-    agreements,
-)
+from data_gen.features import ModelRows, TextKnowledge, agreements
+from data_gen.histories import DraftHistory, TextHistory
 from data_gen.lookup import LookupIndex
 from data_gen.models import ModelPair
 from data_gen.sampling import Sampling

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -54,11 +55,27 @@ def test_the_longest_match_is_that_of_brute_force(tokens: list[int], given_first
             whole[n:] == whole[end : end + length] for end in earlier_ends(known, index.match)
         ), known
         if n < len(tokens):
-            assert index.foretells(tokens[n]) == (proposal[:1] == [tokens[n]])
             rest = tokens[n:][: len(proposal)]
             assert index.agreement(rest) == next((i for i, x in enumerate(rest) if x != proposal[i]), len(rest))
-            index.add(tokens[n])
+            foretold_N, sources_N = index.extend([tokens[n]])
+            assert (foretold_N.tolist(), sources_N.tolist()) == ([proposal[:1] == [tokens[n]]], [index.source])
             assert len(index) == n + 1
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.integers(1, 3), st.integers(0, 2**32), st.integers(1, 700))
+def test_tokens_may_come_one_by_one_or_many_at_once(vocabulary: int, seed: int, at_once: int) -> None:
+    """Also beyond the room that there is at first."""
+    tokens = [random.Random(seed + n).randrange(vocabulary) for n in range(1300)]
+    one, many = LookupIndex(tokens[:5]), LookupIndex(tokens[:5])
+    for begin in range(5, len(tokens), at_once):
+        chunk = tokens[begin : begin + at_once]
+        foretold_N, sources_N = many.extend(chunk)
+        singly = [one.extend([token]) for token in chunk]
+        assert foretold_N.tolist() == [int(foretold[0]) for foretold, _ in singly]
+        assert sources_N.tolist() == [int(source[0]) for _, source in singly]
+        assert (many.match, many.source, many.proposal(3)) == (one.match, one.source, one.proposal(3))
+    assert many.tokens == one.tokens == tokens
 
 
 def test_matches_and_proposals_of_known_texts() -> None:

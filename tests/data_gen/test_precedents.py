@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from data_gen.features import TextHistory
+from data_gen.histories import TextHistory
 from data_gen.sampling import Sampling
 from selector.schema import EARLY_SCALARS
 
