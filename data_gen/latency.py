@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from data_gen.decoding import Decoder, Fixed, Step
+from data_gen.memory import fewer, halving
 from data_gen.models import CachedModel, ModelPair
 from data_gen.sampling import Sampling
 from data_gen.trees import DraftTree
@@ -220,23 +222,36 @@ def real_steps(
     within `tokens` new tokens. Those that were met.
 
     All decodings of a prompt take turns step by step, each round in another order, so that neither a slow second of the
-    machine nor what the step before has left in the caches hits some of them alone. Steps of a lookup without a match,
-    which draft nothing, are left out.
+    machine nor what the step before has left in the caches hits some of them alone. Where memory is too small for so
+    many caches, fewer decode at a time. Steps of a lookup without a match, which draft nothing, are left out.
     """
     steps: dict[tuple[str, Choice], list[Step]] = {(name, action): [] for name in verifiers for action in actions}
-    shuffled = random.Random(0)
     for number, prompt in enumerate(prompts):
+        for key, step in halving(partial(_in_turns, pair, list(steps), prompt, count, tokens, number)):
+            if step.nodes > 1 or key[1] == EMPTY:
+                steps[key].append(step)
+    return {key: taken for key, taken in steps.items() if taken}  # a text may end at once
+
+
+def _in_turns(
+    pair: ModelPair, keys: list[tuple[str, Choice]], prompt: list[int], count: int, tokens: int, seed: int
+) -> list[tuple[tuple[str, Choice], Step]]:
+    """The steps of one prompt; by as many decodings at once as memory holds."""
+    shuffled, together = random.Random(seed), fewer(len(keys))
+    order = shuffled.sample(keys, len(keys))
+    taken = []
+    for begin in range(0, len(order), together):
         with ExitStack() as stack:
             running = {
-                (name, action): stack.enter_context(closing(_steps(pair, name, action, prompt, tokens, number)))
-                for name, action in steps
+                key: stack.enter_context(closing(_steps(pair, *key, prompt, tokens, seed)))
+                for key in order[begin : begin + together]
             }
             for _ in range(count):
-                for name, action in shuffled.sample(list(running), len(running)):
-                    step = next(running[name, action], None)
-                    if step is not None and (step.nodes > 1 or action == EMPTY):
-                        steps[name, action].append(step)
-    return {key: taken for key, taken in steps.items() if taken}  # a text may end at once
+                for key in shuffled.sample(list(running), len(running)):
+                    step = next(running[key], None)
+                    if step is not None:
+                        taken.append((key, step))
+    return taken
 
 
 def _steps(pair: ModelPair, verifier: str, action: Choice, prompt: list[int], limit: int, seed: int) -> Generator[Step]:

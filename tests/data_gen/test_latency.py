@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from data_gen import memory
 from data_gen.decoding import Step
-from data_gen.latency import fitted, times
+from data_gen.latency import fitted, real_steps, times
+from data_gen.models import ModelPair
 from selector.actions import EMPTY, Action, Choice, Lookup
 from selector.latency import Correction, LatencyProfile
 from selector.tables import Table
@@ -50,3 +52,29 @@ def test_copied_chains_take_what_real_steps_say() -> None:
         assert found.copied.at(length, 1) == pytest.approx(truth.copied.at(length, 1), rel=1e-6)
     unmet = fitted(base, {key: taken for key, taken in steps.items() if isinstance(key[1], Action)})
     assert unmet.copied == base.copied
+
+
+PROMPTS = [[5, 17, 203, 44, 91, 5, 17], [7, 8, 9]]
+MET = (EMPTY, Action(1, 3, 0), Action(2, 1, 2), Lookup(4))
+
+
+def test_every_tree_has_its_steps(pair: ModelPair) -> None:
+    """Of each text so many, after the first one; of lookups those that copy."""
+    steps = real_steps(pair, ("specinfer", "traversal"), MET, PROMPTS, count=5, tokens=100)
+    for (_, action), taken in steps.items():
+        assert len(taken) == 10 or (action == Lookup(4) and 0 < len(taken) <= 10)
+        assert {step.action for step in taken} == {action}
+        assert all(step.nodes == 5 for step in taken) or action != Lookup(4)
+        assert all(step.length > 3 and sum(step.seconds.values()) > 0 for step in taken)
+    short = real_steps(pair, ("traversal",), MET, PROMPTS, count=5, tokens=2)
+    assert len(short["traversal", EMPTY]) == 2  # the second token of each text
+
+
+def test_where_memory_is_short_fewer_decode_at_a_time(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen() -> dict[tuple[str, Choice], list[tuple[int, int, int]]]:
+        steps = real_steps(pair, ("specinfer", "traversal"), MET, PROMPTS, count=4, tokens=100)
+        return {key: [(step.length, step.accepted, step.nodes) for step in taken] for key, taken in steps.items()}
+
+    together = seen()
+    monkeypatch.setattr(memory, "_halvings", 2)
+    assert seen() == together
