@@ -163,12 +163,12 @@ class Decoder:
 
         def pass_root(sees: str) -> None:
             if sees in (LIGHT, FULL):
-                context.draft_root()
+                context.draft_root(clock)
                 clock.lap("draft")
 
         action = self._choose(context.knowledge, length, context.prompt_length, pass_root)
         clock.lap("select")
-        draft = self._draft(context, action, generator)
+        draft = self._draft(context, action, generator, clock)
         tree = DraftTree.from_paths([], [[]]) if draft is None else draft.tree
         clock.lap("draft")
         target = context.target_pass(tree)
@@ -199,14 +199,14 @@ class Decoder:
         assert action is not None
         return action
 
-    def _draft(self, context: _Context, action: Choice, generator: torch.Generator) -> Draft | None:
+    def _draft(self, context: _Context, action: Choice, generator: torch.Generator, clock: Clock) -> Draft | None:
         """The tree of an action; None where nothing is drafted."""
         if isinstance(action, Lookup):
             proposal = context.proposal(action.length)
             return draft_lookup(proposal, self.pair.vocabulary, self.pair.device) if proposal else None
         if action == EMPTY:
             return None
-        root_V = context.draft_root()
+        root_V = context.draft_root(clock)
         return draft_tree(context.draft, root_V, action, self.draft_sampling, generator, self.style, context.tokens)
 
 
@@ -239,12 +239,15 @@ class _Context:
         self._index.extend(self.tokens[len(self._index) :])
         return self._index.proposal(length)
 
-    def draft_root(self) -> Tensor:
-        """The draft's distribution after the root token, [V]; passes what it has not seen yet."""
+    def draft_root(self, clock: Clock) -> Tensor:
+        """The draft's distribution after the root token, [V]; passes what it has not seen yet. The prompt's pass is no
+        part of a step, as that of the target."""
         pending = self.tokens[self.draft.committed :]
         if pending:
             before = max(0, self.prompt_length - 1 - self.draft.committed)  # prompt tokens, which nothing is known of
-            self.draft.fill(pending[:before])
+            if before:
+                self.draft.fill(pending[:before])
+                clock.skip()
             first = self.draft.committed
             output = self.draft.extend(pending[before:])
             rows = _rows(

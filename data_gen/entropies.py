@@ -18,13 +18,15 @@ LEAST_LOGIT = -1e4  # a masked token's logit is minus infinity, its probability 
 
 def entropies(logits_NV: Tensor, rows: Sequence[int] | None = None) -> list[float]:
     """Of each row, or of some, at temperature 1, in nats."""
-    if logits_NV.is_cuda or logits_NV.dtype != torch.float32:
-        logits_NV = (logits_NV if rows is None else logits_NV[rows]).float().clamp(min=LEAST_LOGIT)
+    picked: slice | list[int] = slice(None)
+    if rows is not None:  # those of a chain stand side by side, and need no copy
+        first, end = rows[0], rows[-1] + 1
+        picked = slice(first, end) if end - first == len(rows) else list(rows)
+    if logits_NV.is_cuda:
+        logits_NV = logits_NV[picked].float().clamp(min=LEAST_LOGIT)
         return cross_entropy(logits_NV, logits_NV.softmax(-1), reduction="none").tolist()  # with itself
-    array_NV = logits_NV.numpy()
-    if rows is not None:
-        first, end = rows[0], rows[-1] + 1  # those of a chain stand side by side, and need no copy
-        array_NV = array_NV[first:end] if end - first == len(rows) else array_NV[list(rows)]
+    plain = logits_NV.dtype == torch.float32  # then slicing is cheaper in NumPy
+    array_NV = logits_NV.numpy()[picked] if plain else logits_NV[picked].float().numpy()
     found: list[float] = _entropies(array_NV).tolist()
     return found
 

@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from data_gen.decoding import Decoder, Fixed, Step
-from data_gen.memory import fewer, halving
 from data_gen.models import CachedModel, ModelPair
 from data_gen.sampling import Sampling
 from data_gen.trees import DraftTree
@@ -30,6 +29,7 @@ T = TypeVar("T")
 ROWS = 16  # of probabilities that are filtered at once
 DRAFT_PASSES = 4  # timed in a row
 DEPTHS, BRANCHES = (1, 4, 8, 16), (1, 2, 4)  # of the trees whose verification is timed
+TOGETHER = 24  # decodings of a prompt that take turns, each with caches of its own
 
 
 def device_name(device: str, dtype: str, threads: int | None = None) -> str:
@@ -221,41 +221,29 @@ def real_steps(
     """Decoding steps by verifier and action: up to `count` of each text, after the one that follows its prompt's pass,
     within `tokens` new tokens. Those that were met.
 
-    All decodings of a prompt take turns step by step, each round in another order, so that neither a slow second of the
-    machine nor what the step before has left in the caches hits some of them alone. Where memory is too small for so
-    many caches, fewer decode at a time. Steps of a lookup without a match, which draft nothing, are left out.
+    Decodings of a prompt take turns step by step, each round in another order, so that neither a slow second of the
+    machine nor what the step before has left in the caches hits some of them alone. Steps of a lookup without a match,
+    which draft nothing, are left out.
     """
     steps: dict[tuple[str, Choice], list[Step]] = {(name, action): [] for name in verifiers for action in actions}
     for number, prompt in enumerate(prompts):
-        for key, step in halving(partial(_in_turns, pair, list(steps), prompt, count, tokens, number)):
-            if step.nodes > 1 or key[1] == EMPTY:
-                steps[key].append(step)
+        shuffled = random.Random(number)
+        order = shuffled.sample(list(steps), len(steps))
+        for begin in range(0, len(order), TOGETHER):
+            with ExitStack() as stack:
+                running = {
+                    key: stack.enter_context(closing(_steps(pair, *key, prompt, tokens, number)))
+                    for key in order[begin : begin + TOGETHER]
+                }
+                for _ in range(count):
+                    for key in shuffled.sample(list(running), len(running)):
+                        steps[key] += islice(running[key], 1)
     return {key: taken for key, taken in steps.items() if taken}  # a text may end at once
 
 
-def _in_turns(
-    pair: ModelPair, keys: list[tuple[str, Choice]], prompt: list[int], count: int, tokens: int, seed: int
-) -> list[tuple[tuple[str, Choice], Step]]:
-    """The steps of one prompt; by as many decodings at once as memory holds."""
-    shuffled, together = random.Random(seed), fewer(len(keys))
-    order = shuffled.sample(keys, len(keys))
-    taken = []
-    for begin in range(0, len(order), together):
-        with ExitStack() as stack:
-            running = {
-                key: stack.enter_context(closing(_steps(pair, *key, prompt, tokens, seed)))
-                for key in order[begin : begin + together]
-            }
-            for _ in range(count):
-                for key in shuffled.sample(list(running), len(running)):
-                    step = next(running[key], None)
-                    if step is not None:
-                        taken.append((key, step))
-    return taken
-
-
 def _steps(pair: ModelPair, verifier: str, action: Choice, prompt: list[int], limit: int, seed: int) -> Generator[Step]:
-    """Steps of one decoding after its first one, up to an end-of-sequence token or the limit."""
+    """Steps of one decoding in which anything is drafted that is to be, after its first one, up to an end-of-sequence
+    token or the limit."""
     decoder = Decoder(pair, Sampling(), get_verifier(verifier), Fixed(action), timed=True)
     generator = torch.Generator(device=pair.device).manual_seed(seed)
     with closing(decoder.steps(prompt, generator)) as steps:
@@ -264,7 +252,8 @@ def _steps(pair: ModelPair, verifier: str, action: Choice, prompt: list[int], li
         while new < limit and pair.eos_ids.isdisjoint(tokens):
             step, tokens = next(steps)
             new += len(tokens)
-            yield step
+            if step.nodes > 1 or action == EMPTY:
+                yield step
 
 
 def times(profile: LatencyProfile, verifier: str, action: Choice, steps: Sequence[Step]) -> tuple[float, float]:
@@ -323,14 +312,15 @@ def _least_squares(
 
 
 def _copied(profile: LatencyProfile, steps: Mapping[tuple[str, Choice], Sequence[Step]]) -> Table:
-    """What a copied chain takes beyond the target's pass and the rest of a step, by its length: what real steps say, or
-    what was there."""
-    met: dict[Lookup, list[Step]] = {}
-    for (_, action), taken in steps.items():
-        if isinstance(action, Lookup):  # one verifier checks all copies
-            met.setdefault(action, []).extend(taken)
-    found = {}
-    for action, taken in met.items():
-        predicted, measured = times(profile, next(iter(profile.verify)), action, taken)
-        found[action.length] = [max(0.0, profile.copied.at(action.length, 1) + measured - predicted)]
-    return Table(sorted(found), [1], [found[length] for length in sorted(found)]) if found else profile.copied
+    """What the verification of a copied chain takes, by its length: as it was timed alone, and what real steps of all
+    lengths took beyond that on average. There are too few of a single length."""
+    beyond = [
+        (measured - predicted, len(taken))
+        for (name, action), taken in steps.items()
+        if isinstance(action, Lookup)
+        for predicted, measured in [times(profile, name, action, taken)]
+    ]
+    count = sum(number for _, number in beyond)
+    shift = sum(seconds * number for seconds, number in beyond) / count if count else 0.0
+    rows = [[max(0.0, seconds + shift) for seconds in row] for row in profile.copied.seconds]
+    return Table(profile.copied.lengths, profile.copied.sizes, rows)

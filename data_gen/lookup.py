@@ -25,6 +25,7 @@ from selector.jit import jit, slot
 Array = NDArray[Any]
 ROOM = 512  # tokens, at first
 STATES, LAST, MATCH, SOURCE = range(4)  # of `LookupIndex._now`
+_NOTHING = np.zeros(0, np.int64)
 
 
 class LookupIndex:
@@ -76,6 +77,8 @@ class LookupIndex:
         Returns:
             For each of them, whether it was the first one of the proposal before it; and the source after it.
         """
+        if not tokens:
+            return _NOTHING, _NOTHING
         begin = len(self.tokens)
         self.tokens += tokens
         if len(self.tokens) > self._most:

@@ -20,7 +20,7 @@ Legend: X texts, N roots of one text, R roots of all texts, A actions, S surviva
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,15 +176,25 @@ def ratio_of_speeds(mine: Replayed, other: Replayed, source_X: Tensor) -> Ratio:
 
 
 def jackknifed_ratio(sums_X4: Tensor, source_X: Tensor) -> Ratio:
-    """`(tokens / seconds) / (tokens / seconds)` of sums of four columns, and its standard error over sources: infinite
-    for a single source, unless the ratio is exactly 1."""
+    """`(tokens / seconds) / (tokens / seconds)` of sums of four columns."""
+    return jackknifed(sums_X4, source_X, _ratio)
+
+
+def jackknifed(sums_XC: Tensor, source_X: Tensor, ratio: Callable[[Tensor], Tensor]) -> Ratio:
+    """A ratio of sums of columns, and its standard error over sources: infinite for a single one, unless the ratio is
+    exactly 1.
+
+    Args:
+        ratio: of sums, over their last axis.
+    """
     _, group_X = source_X.unique(return_inverse=True)
-    sums_G4 = torch.zeros(int(group_X.max()) + 1, 4, dtype=torch.float64).index_add_(0, group_X, sums_X4.double())
-    total_4 = sums_G4.sum(0)
-    value = _ratio(total_4)
-    if len(sums_G4) == 1:
+    C = sums_XC.shape[1]
+    sums_GC = torch.zeros(int(group_X.max()) + 1, C, dtype=torch.float64).index_add_(0, group_X, sums_XC.double())
+    total_C = sums_GC.sum(0)
+    value = ratio(total_C)
+    if len(sums_GC) == 1:
         return Ratio(float(value), 0.0 if value == 1 else math.inf)
-    without_G = _ratio(total_4 - sums_G4)
+    without_G = ratio(total_C - sums_GC)
     G = len(without_G)
     return Ratio(float(value), float(((G - 1) / G * (without_G - without_G.mean()).square().sum()).sqrt()))
 

@@ -44,8 +44,7 @@ FIGURES = {
     "ratio_vs_assisted_generation_constant": ASSISTED_CONSTANT,
     "ratio_vs_prompt_lookup": PROMPT_LOOKUP,
 }
-APART = 2.0  # standard errors by which the times of decoded and replayed steps may differ
-SURELY_APART = 3.0  # and their numbers, where a difference would be a mistake
+APART = 3.0  # standard errors by which decoding and replay along the same texts may differ
 Rows = list[dict[str, Any]]
 
 
@@ -139,7 +138,7 @@ def disagreements(own_texts: Rows) -> list[str]:
     found = []
     for row in own_texts:
         method = f"{Sampling(row['temperature'], row['top_p'])}, {row['method']}"
-        if abs(row["z"]) > SURELY_APART:
+        if abs(row["z"]) > APART:
             found.append(
                 f"{method}: {row['steps']} steps decoded, {row['replayed_steps']:.1f} replayed, z = {row['z']:.1f}"
             )

@@ -88,6 +88,11 @@ class Method(ABC):
         """Equal for methods that decode alike."""
         return self.name
 
+    @property
+    def verifiers(self) -> tuple[str, ...]:
+        """Whose labels replay needs."""
+        return (self.verifier,)
+
     @abstractmethod
     def decode(self, pair: ModelPair, sampling: Sampling, task: Task) -> Decoding:
         """Continue one prompt."""
@@ -155,6 +160,10 @@ class StaticTrees(Speculative):
     @property
     def identity(self) -> Hashable:
         return self.name if self.by_kind else decodes_as(self.verifier, self.tree)
+
+    @property
+    def verifiers(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.verifier, *(verifier for verifier, _ in self.by_kind.values()))))
 
     def trees(self, kind: str) -> tuple[str, Chooser]:
         verifier, action = self.by_kind.get(kind, (self.verifier, self.tree))

@@ -2,8 +2,9 @@
 
 Whatever a lossless method drafts, its texts follow the target's law. So replay holds for them as for any others: given
 the text, it says how many steps the method needs on average, and how long these take by the latency profile. Decoding
-may differ from that in two ways. Another number of steps would be a mistake, in the decoder or in the labels. Another
-time of a step is the profile's error, and shows which methods a comparison by replay flatters.
+may differ from that in two ways. Another number of steps, by more than chance, would be a mistake in the decoder or in
+the labels. Another time of a step is a mistake of the latency profile, or the machine has changed since; it shows which
+methods a comparison by replay flatters.
 
 A text counts up to its last root that has the whole look-ahead; the steps that begin beyond it do not.
 """
@@ -11,7 +12,7 @@ A text counts up to its last root that has the whole look-ahead; the steps that 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -22,13 +23,15 @@ from data_gen.models import ModelPair
 from data_gen.prompts import Prompt
 from data_gen.sampling import Sampling
 from data_gen.texts import LoggedText
+from pipelines.common.console import console
 from pipelines.common.prompts import encode
 from pipelines.config import Config
 from pipelines.data.shards import Work, make_shard
-from pipelines.evaluate.methods import BEST_STATIC, COPYING, Method
-from selector.data import Setting, Texts, to_texts
-from selector.replay import Ratio, jackknifed_ratio
+from pipelines.evaluate.methods import BEST_STATIC, COPYING, Method, Selecting
+from selector.data import Setting, to_texts
+from selector.replay import Ratio, jackknifed
 from selector.runtime import LatencyProfile
+from selector.schema import LIGHT, InputError
 
 Rows = list[dict[str, Any]]
 
@@ -50,33 +53,36 @@ def own_texts(
     rows: Rows,
     profile: LatencyProfile,
 ) -> Rows:
-    """For each setting and method that can be replayed: steps decoded and replayed, and `z` of the difference over
-    sources; `step_time`, decoded over replayed time relative to that of the best static tree, and `over_rule`, relative
-    to that of the rule for lookups: 1.05 where a step takes 5% longer beside theirs than the profile says.
+    """For each setting and method that can be replayed: steps decoded and replayed, and `z`, their difference over its
+    standard deviation; `step_time`, the time of a decoded step over that of a replayed one, relative to the best static
+    tree, and `over_rule`, relative to the rule for lookups: 1.05 where a step takes 5% longer, beside theirs, than the
+    profile says.
 
     Args:
         rows: of the journal.
     """
     result: Rows = []
-    sources = torch.tensor([sorted({p.source for p in prompts}).index(prompt.source) for prompt in prompts])
+    names = sorted({prompt.source for prompt in prompts})
+    sources = torch.tensor([names.index(prompt.source) for prompt in prompts])
     for setting in config.sampling:
         key = setting.temperature, setting.top_p
-        texts: dict[Hashable, tuple[Texts | None, Rows]] = {}  # methods that decode alike have the same ones
         accounts: dict[str, list[Account]] = {}
         for method in contenders[key]:
             own = [row for row in rows if (row["method"], row["temperature"], row["top_p"]) == (method.name, *key)]
-            if own[0]["text"]:
-                if method.identity not in texts:
-                    texts[method.identity] = _labelled(config, pair, setting.build(), prompts, own)
-                accounts[method.name] = _accounts(method, *texts[method.identity], prompts, profile)
+            if not own[0]["text"]:
+                continue
+            try:
+                accounts[method.name] = _accounts(config, pair, setting.build(), prompts, method, own, profile)
+            except InputError as error:  # what was decoded is not to be lost
+                console.print(f"{setting.build()}, {method.name}: {error}: not compared with replay", soft_wrap=True)
         for name, own_X in accounts.items():
-            if not all(sum(account.replayed_steps for account in accounts[of]) for of in (name, BEST_STATIC, COPYING)):
+            if not all(sum(each.steps for each in accounts.get(of, ())) for of in (name, BEST_STATIC, COPYING)):
                 continue  # all its texts are too short
             decoded, replayed = (sum(column) for column in list(zip(*own_X, strict=True))[::2])
             result.append(
                 {
                     **{"temperature": key[0], "top_p": key[1], "method": name},
-                    **{"steps": int(decoded), "replayed_steps": replayed, "z": _z(own_X, sources)},
+                    **{"steps": int(decoded), "replayed_steps": replayed, "z": _z(own_X)},
                     "step_time": asdict(_relative(own_X, accounts[BEST_STATIC], sources)),
                     "over_rule": asdict(_relative(own_X, accounts[COPYING], sources)),
                 }
@@ -84,52 +90,61 @@ def own_texts(
     return result
 
 
-def _labelled(
-    config: Config, pair: ModelPair, sampling: Sampling, prompts: Sequence[Prompt], rows: Rows
-) -> tuple[Texts | None, Rows]:
-    """The texts of some journal rows with features and labels, and these rows. Those that end before the look-ahead of
-    their second root does are left out: nothing is decided in them."""
-    by_id = {prompt.id: prompt for prompt in prompts}
-    logged = [
-        LoggedText(number, by_id[row["prompt"]], encode(config, pair, by_id[row["prompt"]]), row["text"], sampling)
-        for number, row in enumerate(rows, 1)
-    ]
-    own = config.model_copy(update={"data": config.data.model_copy(update={"log": None})})
-    table = make_shard(own, pair, Work("test", sampling, (), logged=tuple(logged))).table
-    kept = [row for row, roots in zip(rows, table["roots"].to_pylist(), strict=True) if roots > 1]
-    return to_texts(table.filter(pc.greater(table["roots"], 1)), config.verifiers) if kept else None, kept
-
-
 def _accounts(
-    method: Method, texts: Texts | None, rows: Rows, prompts: Sequence[Prompt], profile: LatencyProfile
+    config: Config,
+    pair: ModelPair,
+    sampling: Sampling,
+    prompts: Sequence[Prompt],
+    method: Method,
+    rows: Rows,
+    profile: LatencyProfile,
 ) -> list[Account]:
-    """One for every prompt; nothing but zeros where its text holds no root."""
-    if texts is None:
-        return [Account()] * len(prompts)
-    found = {}
-    replayed = method.replay(texts, profile)
-    assert replayed is not None
-    for row, roots, *expected in zip(
-        rows, texts.size_X.tolist(), replayed.steps_X.tolist(), replayed.seconds_X.tolist(), strict=True
-    ):
-        steps = zip(row["step_roots"], row["seconds_of_steps"], strict=True)
-        counted = [seconds for root, seconds in steps if root < roots]
-        found[row["prompt"]] = Account(len(counted), sum(counted), *expected)
+    """One for every prompt; nothing but zeros where its text ends before the look-ahead of its second root: nothing is
+    decided in it."""
+    by_id = {row["prompt"]: row for row in rows}
+    logged = [
+        LoggedText(number, prompt, encode(config, pair, prompt), by_id[prompt.id]["text"], sampling)
+        for number, prompt in enumerate(prompts, 1)
+    ]
+    features = config.data.features if isinstance(method, Selecting) else LIGHT
+    data = config.data.model_copy(update={"log": None, "features": features})
+    own = config.model_copy(update={"data": data, "verifiers": method.verifiers})
+    table = make_shard(own, pair, Work("test", sampling, (), logged=tuple(logged))).table
+    table = table.filter(pc.greater(table["roots"], 1))
+    found: dict[str, Account] = {}
+    if table.num_rows > 0:
+        texts = to_texts(table, method.verifiers)
+        replayed = method.replay(texts, profile)
+        assert replayed is not None
+        for name, roots, *expected in zip(
+            texts.prompt_X, texts.size_X.tolist(), replayed.steps_X.tolist(), replayed.seconds_X.tolist(), strict=True
+        ):
+            steps = zip(by_id[name]["step_roots"], by_id[name]["seconds_of_steps"], strict=True)
+            counted = [seconds for root, seconds in steps if root < roots]
+            found[name] = Account(len(counted), sum(counted), *expected)
     return [found.get(prompt.id, Account()) for prompt in prompts]
 
 
 def _relative(mine_X: list[Account], other_X: list[Account], sources: torch.Tensor) -> Ratio:
-    """Decoded over replayed time of a method, over that of another."""
-    columns = [
-        (mine.seconds, mine.replayed_seconds, other.seconds, other.replayed_seconds)
-        for mine, other in zip(mine_X, other_X, strict=True)
-    ]
-    return jackknifed_ratio(torch.tensor(columns, dtype=torch.float64), sources)
+    """Decoded over replayed time of a method's steps, over that of another's; prompts count whose texts are long enough
+    with both."""
+    both = [(mine, other) for mine, other in zip(mine_X, other_X, strict=True) if mine.steps and other.steps]
+    if not both:
+        return Ratio(1.0, math.inf)
+    kept = torch.tensor([mine.steps > 0 and other.steps > 0 for mine, other in zip(mine_X, other_X, strict=True)])
+    return jackknifed(torch.tensor([(*mine, *other) for mine, other in both]), sources[kept], _step_times)
 
 
-def _z(own_X: list[Account], sources: torch.Tensor) -> float:
-    """Decoded less replayed steps over its standard deviation, which the differences by source show."""
-    excess_X = torch.tensor([account.steps - account.replayed_steps for account in own_X], dtype=torch.float64)
-    excess_G = torch.zeros(int(sources.max()) + 1, dtype=torch.float64).index_add_(0, sources, excess_X)
-    scale = math.sqrt(float(excess_G.square().sum()))
-    return float(excess_G.sum()) / scale if scale > 0 else 0.0
+def _step_times(sums_8: torch.Tensor) -> torch.Tensor:
+    """From sums of two accounts."""
+    steps, seconds, replayed_steps, replayed_seconds = sums_8[..., :4].unbind(-1)
+    time = (seconds / steps) / (replayed_seconds / replayed_steps)
+    return time if sums_8.shape[-1] == 4 else time / _step_times(sums_8[..., 4:])
+
+
+def _z(own_X: list[Account]) -> float:
+    """Decoded less replayed steps over its standard deviation, which the differences by prompt show: given the texts,
+    their steps are independent."""
+    excess = [account.steps - account.replayed_steps for account in own_X]
+    scale = math.hypot(*excess)
+    return sum(excess) / scale if scale > 0 else 0.0

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
+from data_gen import clock
 from data_gen.decoding import PARTS, Decoded, Decoder, Fixed, Random
 from data_gen.models import CachedModel, ModelPair, Pass
 from data_gen.sampling import Sampling
@@ -214,3 +216,24 @@ def test_greedy_decoding_equals_generate_on_a_gpu(pair_folders: tuple[str, str])
 def test_a_verifier_of_another_style_is_refused(pair: ModelPair) -> None:
     with pytest.raises(ValueError, match="traversal verifies drafts of style 'iid', not 'greedy'"):
         Decoder(pair, Sampling(), get_verifier("traversal"), Fixed(ACTIONS[0]), style="greedy")
+
+
+@pytest.mark.parametrize("sees", [None, "light"])
+def test_the_passes_over_the_prompt_are_no_part_of_a_step(
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch, sees: str | None
+) -> None:
+    """By a clock that the tokens of every pass move on. A step of a chain of two passes three nodes through the target,
+    and through the draft its first token and at most two that it lacks."""
+    now = [0.0]
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def tick(_: object, inputs: tuple[Tensor, ...]) -> None:
+        now[0] += inputs[0].shape[1]
+
+    prompt = list(range(5, 45))
+    with pair.target.register_forward_pre_hook(tick), pair.draft.register_forward_pre_hook(tick):
+        steps = decode(pair, Action(1, 2, 0), prompt=prompt, sees=sees).steps
+    for step in steps:
+        assert step.seconds["target"] == 3 and 2 <= step.seconds["draft"] <= 3
+        assert sum(step.seconds.values()) == step.seconds["target"] + step.seconds["draft"]
+    assert now[0] == sum(sum(step.seconds.values()) for step in steps) + 2 * (len(prompt) - 1)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from data_gen import memory
+from data_gen import latency
 from data_gen.decoding import Step
 from data_gen.latency import fitted, real_steps, times
 from data_gen.models import ModelPair
@@ -43,12 +43,12 @@ def test_what_steps_take_beyond_the_tables_is_found_for_every_verifier() -> None
 
 
 def test_copied_chains_take_what_real_steps_say() -> None:
-    """By length, whatever the verification of a copy alone would take."""
-    base = replace(profile(), step=0.0, copied=Table([1, 16], [1], [[1e-4], [1e-4]]))
-    truth = replace(base, copied=Table([4, 16], [1], [[8e-4], [2e-3]]))
+    """All of them longer by the same, whatever their verification took when it was timed alone."""
+    base = replace(profile(), step=0.0, copied=Table([1, 16], [1], [[1e-4], [4e-4]]))
+    truth = replace(base, copied=Table([1, 16], [1], [[8e-4], [11e-4]]))
     steps = {("traversal", a): steps_of(truth, "traversal", a) for a in (EMPTY, *TREES, Lookup(4), Lookup(16))}
     found = fitted(base, steps)
-    for length in (4, 10, 16):
+    for length in (1, 4, 10, 16):
         assert found.copied.at(length, 1) == pytest.approx(truth.copied.at(length, 1), rel=1e-6)
     unmet = fitted(base, {key: taken for key, taken in steps.items() if isinstance(key[1], Action)})
     assert unmet.copied == base.copied
@@ -70,11 +70,11 @@ def test_every_tree_has_its_steps(pair: ModelPair) -> None:
     assert len(short["traversal", EMPTY]) == 2  # the second token of each text
 
 
-def test_where_memory_is_short_fewer_decode_at_a_time(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_many_take_turns_changes_the_times_alone(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
     def seen() -> dict[tuple[str, Choice], list[tuple[int, int, int]]]:
         steps = real_steps(pair, ("specinfer", "traversal"), MET, PROMPTS, count=4, tokens=100)
         return {key: [(step.length, step.accepted, step.nodes) for step in taken] for key, taken in steps.items()}
 
     together = seen()
-    monkeypatch.setattr(memory, "_halvings", 2)
+    monkeypatch.setattr(latency, "TOGETHER", 3)
     assert seen() == together

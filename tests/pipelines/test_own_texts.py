@@ -28,8 +28,8 @@ METHODS: list[Method] = [
     Copying(COPYING, "traversal", Mode(0.8, 1.0, Action(1, 2, 0), (MATCH,), rule=Rule(1, 8))),
 ]
 SETTINGS = [SamplingSetting(temperature=t) for t in TEMPERATURES]
-OWN = CONFIG.model_copy(update={"sampling": SETTINGS, "data": CONFIG.data.model_copy(update={"siblings": 8})})
-TOKENS, PROMPTS = 28, 24
+OWN = CONFIG.model_copy(update={"sampling": SETTINGS, "data": CONFIG.data.model_copy(update={"siblings": 4})})
+TOKENS, PROMPTS = 26, 16
 
 
 @pytest.fixture(scope="module")
@@ -58,15 +58,21 @@ def _seconds(profile: LatencyProfile, method: Method, row: dict, root: int) -> f
     return profile.action_seconds(method.action or EMPTY, 10.0 + root, method.verifier)
 
 
-def compared(pair: ModelPair, prompts: list[Prompt], rows: list[dict]) -> dict[tuple[str, float], dict]:
-    contenders = {(setting.temperature, setting.top_p): METHODS for setting in SETTINGS}
-    found = own_texts(OWN, pair, prompts, contenders, rows, PROFILE)
+def compared(
+    pair: ModelPair, prompts: list[Prompt], rows: list[dict], settings: list[SamplingSetting] = SETTINGS
+) -> dict[tuple[str, float], dict]:
+    contenders = {(setting.temperature, setting.top_p): METHODS for setting in settings}
+    found = own_texts(OWN.model_copy(update={"sampling": settings}), pair, prompts, contenders, rows, PROFILE)
     return {(row["method"], row["temperature"]): row for row in found}
 
 
-def test_steps_are_as_many_as_replay_says(pair: ModelPair, prompts: list[Prompt], rows: list[dict]) -> None:
+@pytest.fixture(scope="module")
+def found(pair: ModelPair, prompts: list[Prompt], rows: list[dict]) -> dict[tuple[str, float], dict]:
+    return compared(pair, prompts, rows)
+
+
+def test_steps_are_as_many_as_replay_says(found: dict[tuple[str, float], dict]) -> None:
     """Exactly where a text leaves nothing to chance: without drafts, and for chains and lookups at temperature 0."""
-    found = compared(pair, prompts, rows)
     assert found.keys() == {(method.name, t) for method in METHODS for t in TEMPERATURES}
     certain = [(AUTOREGRESSIVE, 0.8), *((name, 0.0) for name in (AUTOREGRESSIVE, BEST_STATIC, COPYING))]
     for key, row in found.items():
@@ -76,11 +82,9 @@ def test_steps_are_as_many_as_replay_says(pair: ModelPair, prompts: list[Prompt]
             assert row["replayed_steps"] == pytest.approx(row["steps"], abs=1e-3)
 
 
-def test_steps_that_take_longer_than_the_profile_says_are_found(
-    pair: ModelPair, prompts: list[Prompt], rows: list[dict]
-) -> None:
+def test_steps_that_take_longer_than_the_profile_says_are_found(found: dict[tuple[str, float], dict]) -> None:
     """Beside the best static tree, whose steps take 1.25 times as long as predicted."""
-    for (name, temperature), row in compared(pair, prompts, rows).items():
+    for (name, temperature), row in found.items():
         if name == COPYING:
             continue
         assert row["step_time"]["value"] == pytest.approx(SLOW[name] / SLOW[BEST_STATIC], rel=0.1)
@@ -97,16 +101,17 @@ def test_a_decoder_that_needs_more_steps_than_it_should_is_found(
         for doubled in (("step_roots", "seconds_of_steps"),)
         for row in rows
     ]
-    assert all(row["z"] > 3 for (name, _), row in compared(pair, prompts, damaged).items() if name == BEST_STATIC)
+    assert compared(pair, prompts, damaged, SETTINGS[:1])[BEST_STATIC, 0.0]["z"] > 3
 
 
-def test_texts_without_a_look_ahead_are_left_out(pair: ModelPair, prompts: list[Prompt], rows: list[dict]) -> None:
+def test_texts_without_a_look_ahead_are_left_out(
+    pair: ModelPair, prompts: list[Prompt], rows: list[dict], found: dict[tuple[str, float], dict]
+) -> None:
     short = [{**row, "text": row["text"][:15]} for row in rows]
     assert compared(pair, prompts, short) == {}
     some = [{**row, "text": row["text"][: 15 if row["prompt"] == prompts[0].id else None]} for row in rows]
-    found = compared(pair, prompts, some)
-    whole = compared(pair, prompts, rows)
-    assert all(0 < row["steps"] < whole[key]["steps"] for key, row in found.items())
+    fewer = compared(pair, prompts, some, SETTINGS[:1])
+    assert len(fewer) == len(METHODS) and all(0 < row["steps"] < found[key]["steps"] for key, row in fewer.items())
 
 
 def test_transformers_own_loop_shows_no_steps(pair: ModelPair, prompts: list[Prompt], rows: list[dict]) -> None:
@@ -115,6 +120,22 @@ def test_transformers_own_loop_shows_no_steps(pair: ModelPair, prompts: list[Pro
 
     theirs = Theirs("assisted generation", VERIFIERS[0], EMPTY)
     more = [{**row, "method": theirs.name, "text": []} for row in rows if row["method"] == AUTOREGRESSIVE]
-    contenders = {(setting.temperature, setting.top_p): [*METHODS, theirs] for setting in SETTINGS}
-    found = own_texts(OWN, pair, prompts, contenders, [*rows, *more], PROFILE)
+    greedy = OWN.model_copy(update={"sampling": SETTINGS[:1]})
+    found = own_texts(greedy, pair, prompts, {(0.0, 1.0): [*METHODS, theirs]}, [*rows, *more], PROFILE)
     assert {row["method"] for row in found} == {method.name for method in METHODS}
+
+
+def test_a_text_that_cannot_be_the_targets_own_is_named_and_left_out(
+    pair: ModelPair, prompts: list[Prompt], rows: list[dict], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At temperature 0 every other token is impossible; the other methods are compared all the same."""
+    wrong = [
+        {**row, "text": [(row["text"][0] + 1) % pair.vocabulary, *row["text"][1:]]}
+        if (row["method"], row["temperature"], row["prompt"]) == (BRANCHING, 0.0, prompts[3].id)
+        else row
+        for row in rows
+    ]
+    assert compared(pair, prompts, wrong, SETTINGS[:1]).keys() == {
+        (method.name, 0.0) for method in METHODS if method.name != BRANCHING
+    }
+    assert f"{BRANCHING}: prompt {prompts[3].id}: " in " ".join(capsys.readouterr().out.split())
