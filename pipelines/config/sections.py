@@ -312,7 +312,9 @@ class Evaluate(Section):
     """Decoding of held-out prompts, methods interleaved prompt by prompt."""
 
     prompts: int = Field(30, ge=2, description="held-out prompts, for every sampling setting")
-    tokens: int = Field(128, ge=4, description="as data.tokens, where decoding and replay are to agree; 18 at least")
+    tokens: int = Field(
+        128, ge=4, description="as data.tokens, where the two are to agree; texts of fewer than 18 are not replayed"
+    )
     assisted: bool = Field(True, description="transformers' assisted generation among the methods")
     gpu_like: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
         (), description="synthetic profiles: a draft pass as a share of a target pass, 32 tokens at the price of one"

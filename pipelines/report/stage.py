@@ -121,7 +121,8 @@ def _found(evaluation: dict[str, Any]) -> list[tuple[str, str]]:
                 "(open): expected time on held-out texts by this machine's latency profile, ± one standard error over "
                 "source files. At decoded times: replayed with the times that steps took in decoding, along the same "
                 "texts, in place of the profile's. The first two do not hold the noise of the machine's clock. The "
-                "best fixed tree is the fastest one of all verifiers. Trees are (K, L1, L2): K branches of L2 tokens behind a trunk of L1."
+                "best fixed tree is the fastest one of all verifiers. Trees are (K, L1, L2): K branches of L2 tokens "
+                "behind a trunk of L1."
             ),
         ),
         (
