@@ -313,7 +313,7 @@ class Evaluate(Section):
 
     prompts: int = Field(30, ge=2, description="held-out prompts, for every sampling setting")
     tokens: int = Field(
-        128, ge=4, description="as data.tokens, where the two are to agree; texts of fewer than 18 are not replayed"
+        128, ge=4, description="of each; to be compared with replay as many as data.tokens, and 18 at least"
     )
     assisted: bool = Field(True, description="transformers' assisted generation among the methods")
     gpu_like: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
