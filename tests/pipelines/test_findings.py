@@ -15,7 +15,13 @@ def evaluation(*decides: bool) -> dict[str, Any]:
         {"temperature": 0.2, "top_p": 1.0, "replay_ratio": 1.06, "replay_error": 0.01},
         {"temperature": 1.0, "top_p": 0.9, "replay_ratio": 1.0, "replay_error": 0.0},
     ]
-    same = {"wall_ratio": 1.127, "wall_interval_95": [1.07, 1.22], "replay_over_rule": {"value": 1.04, "error": 0.008}}
+    same = {
+        "wall_ratio": 1.127,
+        "wall_interval_95": [1.07, 1.22],
+        "replay_over_rule": {"value": 1.04, "error": 0.008},
+        "paced_ratio": {"value": 1.15, "error": 0.03},
+        "paced_over_rule": None,
+    }
     settings = [{**row, **same} for row in rows]
     decisions = [
         {
@@ -57,9 +63,15 @@ def test_what_was_found_in_words(decides: tuple[bool, ...], sentence: str) -> No
 
 def test_both_measurements_of_a_gain_stand_side_by_side() -> None:
     first, _, last = details(evaluation(True, True, False))
-    over_rule = {"over the rule, replayed": "1.040 ±0.008"}
-    measured = {"replayed ± error": "1.186 ±0.020", **over_rule, "decoded [95%]": "1.127 [1.070, 1.220]"}
-    assert first == {"setting": "T=0", "decides": "yes, early then light", **measured}
+    assert first == {
+        "setting": "T=0",
+        "decides": "yes, early then light",
+        "replayed ± error": "1.186 ±0.020",
+        "decoded [95%]": "1.127 [1.070, 1.220]",
+        "replayed at decoded times": "1.150 ±0.030",
+        "over the rule, replayed": "1.040 ±0.008",
+        "at decoded times": "",
+    }
     assert last["decides"] == "no, drafts (1, 6, 0)"
 
 
