@@ -11,6 +11,7 @@ from rich.console import Console
 from pipelines.config import Config, load_config
 from pipelines.evaluate.comparison import (
     FIGURES,
+    disagreements,
     evaluation,
     method_table,
     summary_table,
@@ -173,6 +174,12 @@ def test_decoding_and_replay_that_disagree_are_one_line_each() -> None:
         assert f"T={temperature:g}, selector: 200 steps decoded, 203.1 replayed, z = -3.1" in lines
         assert any(line.startswith(f"T={temperature:g}, selector: beside") and "0.900 ±0.010" in line for line in lines)
     assert not any("\n" in line for line in lines)
+
+
+def test_few_sources_say_little_of_their_errors() -> None:
+    """Four errors are much with 24 sources, and nothing with six."""
+    assert disagreements(own_texts(1 + 4 * ERROR), 24)
+    assert not disagreements(own_texts(1 + 4 * ERROR), 6)
 
 
 def test_synthetic_clocks_are_averaged() -> None:

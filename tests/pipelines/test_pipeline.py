@@ -257,18 +257,9 @@ def test_transformers_own_methods_are_compared_if_asked_for(demo: tuple[Path, st
         assert evaluation["summary"][key] > 0
 
 
-def test_the_full_config_runs(tmp_path: Path) -> None:
-    few = ("verifiers=[traversal]", "train.verifier=traversal", "train.objectives=[regressor]", "data.texts=12")
-    less = ("evaluate.prompts=2", "evaluate.tokens=8")
-    espalier(tmp_path, "demo", *SMALL, *few, *less, config="full.yaml")
-    evaluation = evaluation_of(tmp_path, "full")
-    assert len({(entry["temperature"], entry["top_p"]) for entry in evaluation["methods"]}) == 8
-    assert len(evaluation["summary"]["by_setting"]) == 8
-
-
-def test_the_settings_config_runs_on_the_demos_pair(demo: tuple[Path, str], tmp_path: Path) -> None:
+def test_the_settings_config_runs_on_a_pair_that_is_there(demo: tuple[Path, str], tmp_path: Path) -> None:
     """Hidden states, a nucleus, and synthetic clocks."""
-    shutil.copytree(demo[0] / "runs" / "demo" / "pair", tmp_path / "runs" / "demo" / "pair")
+    shutil.copytree(demo[0] / "runs" / "demo" / "pair", tmp_path / "runs" / "results" / "pair")
     few = (
         "sampling=[{temperature: 1.0, top_p: 0.9}]",
         "data.texts=24",
