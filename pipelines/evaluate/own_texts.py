@@ -12,7 +12,7 @@ A text counts up to its last root that has the whole look-ahead; the steps that 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -67,12 +67,15 @@ def own_texts(
     for setting in config.sampling:
         key = setting.temperature, setting.top_p
         accounts: dict[str, list[Account]] = {}
+        known: dict[Hashable, list[Account]] = {}  # by what a method does: several names may stand for the same
         for method in contenders[key]:
             own = [row for row in rows if (row["method"], row["temperature"], row["top_p"]) == (method.name, *key)]
             if not own[0]["text"]:
                 continue
             try:
-                accounts[method.name] = _accounts(config, pair, setting.build(), prompts, method, own, profile)
+                if method.identity not in known:
+                    known[method.identity] = _accounts(config, pair, setting.build(), prompts, method, own, profile)
+                accounts[method.name] = known[method.identity]
             except InputError as error:  # what was decoded is not to be lost
                 console.print(f"{setting.build()}, {method.name}: {error}: not compared with replay", soft_wrap=True)
         for name, own_X in accounts.items():
