@@ -29,6 +29,7 @@ SMALL = [
     f"data.texts={TEXTS}",
     f"data.tokens={TOKENS}",
     "data.texts_per_shard=8",
+    "data.siblings=1",
     "latency.lengths=[16,48]",
     "latency.nodes=[1,5,17]",
     "latency.repeats=3",
