@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data_gen.entropies import entropies
-from data_gen.histories import DraftHistory, TextHistory
+from data_gen.histories import DraftHistory, HitHistory, TargetHistory, TextHistory
 from data_gen.lookup import LookupIndex
 from data_gen.sampling import Sampling
-from selector.schema import EARLY, EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, MATCH, SCALAR_NAMES, SCALARS_KEY
+from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, LOG, MATCH, PAIR, SCALARS_KEY, TEXT_SCALARS
+from selector.tokens import TokenStatistics
 
-_EARLY = len(EARLY_SCALARS)
+_TEXT, _EARLY = len(TEXT_SCALARS), PAIR.first
 
 
 class ModelRows(NamedTuple):
@@ -82,6 +83,7 @@ class RootKnowledge:
         self.sampling = sampling
         self._match_alone, self._needs_draft = set(sees) <= {MATCH}, LIGHT in sees or FULL in sees
         self.text, self._of_draft = TextHistory(prompt), DraftHistory()
+        self._of_target = TargetHistory(self.text)
         self._step: Accepted | None = None  # the last one
         self._following: list[int] = []  # the tokens that follow its root and its accepted nodes, until they are used
         self._next: list[int] = []  # the tokens that the draft's history lacks
@@ -113,8 +115,9 @@ class RootKnowledge:
         if sees == MATCH:
             return {MATCH: torch.tensor(float(self.text.index.match))}
         if self._scalars_F is None:  # else this root was asked for before
-            self._scalars_F = np.empty(len(SCALAR_NAMES), np.float32)
-            self._scalars_F[:_EARLY] = self.text.scalars(length, self.sampling)
+            self._scalars_F = np.empty(len(PAIR.scalars), np.float32)
+            self._scalars_F[:_TEXT] = self.text.scalars(self.sampling)
+            self._scalars_F[_TEXT:_EARLY] = self._of_target.scalars()
         if sees == EARLY:
             return {SCALARS_KEY: torch.from_numpy(self._scalars_F[:_EARLY])}
         self._scalars_F[_EARLY:] = self._draft_scalars()
@@ -141,7 +144,8 @@ class RootKnowledge:
         if self._match_alone:
             self.text.index.extend(self._following)
         else:
-            self.text.add(self._following, self._step.entropies())
+            self.text.add(self._following)
+            self._of_target.add(self._step.entropies())
         if self._needs_draft:
             self._next += self._following
             self._p += self._step.of_next(self._following)
@@ -197,19 +201,61 @@ class TextKnowledge:
     def scalars(self, roots: int) -> Tensor:
         """The scalars of the schema at the first so many roots, float32 [roots, F]; zeros at the very first."""
         text, of_draft = TextHistory(self.tokens[: self.start + 1]), DraftHistory()
-        found_RF = np.zeros((roots, len(SCALAR_NAMES)), np.float32)
+        of_target = TargetHistory(text)
+        found_RF = np.zeros((roots, len(PAIR.scalars)), np.float32)
         for n in range(1, roots):
-            text.add([self.tokens[self.start + n]], self._target_entropies[n - 1 : n])
+            text.add([self.tokens[self.start + n]])
+            of_target.add(self._target_entropies[n - 1 : n])
             of_draft.add(self._accepted[n - 1 : n], self._draft_entropies[n - 1 : n])
-            found_RF[n, :_EARLY] = text.scalars(self.start + n + 1, self.sampling)
+            found_RF[n, :_TEXT] = text.scalars(self.sampling)
+            found_RF[n, _TEXT:_EARLY] = of_target.scalars()
             found_RF[n, _EARLY:] = of_draft.scalars(self._draft_entropies[n])
         return torch.from_numpy(found_RF)
 
     def foretold(self, roots: int, most: int) -> Tensor:
         """At the first so many roots, how many tokens of a lookup the text goes on with, `most` at most; uint8."""
-        index = LookupIndex(self.tokens[: self.start + 1])
-        right = []
-        for at in range(self.start + 1, self.start + 1 + roots):
-            right.append(index.agreement(self.tokens[at : at + most]))
-            index.extend([self.tokens[at]])
-        return torch.tensor(right, dtype=torch.uint8)
+        return foretold(self.tokens, self.start, roots, most)
+
+
+def foretold(tokens: Sequence[int], start: int, roots: int, most: int) -> Tensor:
+    """At so many roots of a text from `start` on, how many tokens of a lookup it goes on with, `most` at most; uint8."""
+    index = LookupIndex(tokens[: start + 1])
+    right = []
+    for at in range(start + 1, start + 1 + roots):
+        right.append(index.agreement(tokens[at : at + most]))
+        index.extend(tokens[at : at + 1])
+    return torch.tensor(right, dtype=torch.uint8)
+
+
+class DrafterKnowledge:
+    """What an engine knows at its roots of a text that a drafter of its own continues, kept up to date step by step.
+
+    Token ids are enough for `text` features. For `drafter` features the engine also says of every committed token
+    whether the drafter's first token there was the text's, as it knows wherever its drafter runs over committed tokens.
+
+    Args:
+        prompt: token ids; the last one is the first root.
+        tokens: the selector's statistics by token, `Selector.tokens`.
+        batch: how many requests are decoded together.
+    """
+
+    def __init__(self, prompt: Sequence[int], sampling: Sampling, tokens: TokenStatistics, batch: int = 1) -> None:
+        self.sampling, self.batch, self.tokens = sampling, batch, tokens
+        self.text = TextHistory(prompt)
+        self._of_drafter = HitHistory(self.text)
+
+    def committed(self, tokens: Sequence[int], hits: Sequence[float] = ()) -> None:
+        """More tokens of the text; of each whether the drafter had it right, 1 or 0, for `drafter` features."""
+        self.text.add(tokens)
+        self._of_drafter.add(hits)
+
+    def scalars(self, level: str) -> NDArray[np.float32]:
+        """The scalars of a level of `schema.LOG` at the newest token, float32 [F]."""
+        parts = [self.text.scalars(self.sampling, self.batch), self.tokens.of(self.text.index.tokens[-1])]
+        if level == LOG.levels[1]:
+            parts.append(self._of_drafter.scalars())
+        return np.concatenate(parts).astype(np.float32)
+
+    def features(self, level: str) -> dict[str, Tensor]:
+        """The same, as a selector is asked with."""
+        return {SCALARS_KEY: torch.from_numpy(self.scalars(level))}

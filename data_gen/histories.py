@@ -1,11 +1,14 @@
-"""What the text and both models' rows along it say at a root; a decoder keeps it up to date step by step.
+"""What the text and the models' rows along it say at a root; a decoder keeps it up to date step by step.
 
 The text says most of the *source*, the place that a lookup copies from: what followed the longest earlier match of the
 text's end. Whether the text will go on so again is often written in the text itself. In `a b c . a b d . a b` the end
-`a b` was followed by `d` the last time, but by `c` the time before: half of its precedents speak for the proposal. And
-how sure was the target when it read on there? The entropies of its rows are known wherever the text was generated, so a
-proposal that runs into a place of high entropy is likely to end there. All of this is known before any pass of the
-draft, and takes no pass of any model.
+`a b` was followed by `d` the last time, but by `c` the time before: half of its precedents speak for the proposal. Were
+lookups right there when the text was read? Would the source's own source have gone on alike? All of this follows from
+token ids alone.
+
+A model's rows add more. The target's entropies are known wherever the text was generated, so a proposal that runs into
+a place of high entropy is likely to end there. A drafter that has run over the committed text shows where its first
+token was right.
 
 Legend: N tokens, F scalars, D decays of running means, C slots of a table of counts.
 """
@@ -13,7 +16,7 @@ Legend: N tokens, F scalars, D decays of running means, C slots of a table of co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,75 +24,177 @@ from numpy.typing import NDArray
 from data_gen.lookup import LookupIndex
 from data_gen.sampling import Sampling
 from selector.jit import jit, slot
-from selector.schema import DECAYS, EARLY_SCALARS, LONGEST_MATCH, PRECEDENT_LENGTHS, SOURCE_LENGTHS
+from selector.schema import (
+    DECAYS,
+    DRAFTER_SCALARS,
+    HIT_LENGTHS,
+    LONGEST_LOOKUP,
+    LONGEST_MATCH,
+    MOST_SEEN,
+    PRECEDENT_LENGTHS,
+    SOURCE_LENGTHS,
+    TARGET_SCALARS,
+    TEXT_SCALARS,
+)
 
 Array = NDArray[Any]
 
 # arguments of what is compiled: Numba keeps compiled code until this file changes, and with it other files' constants
 _DECAYS_D, _SOURCES, _PRECEDENTS = np.array(DECAYS), np.array(SOURCE_LENGTHS), np.array(PRECEDENT_LENGTHS)
+_HITS = np.array(HIT_LENGTHS)
+_CAPS = LONGEST_MATCH, LONGEST_LOOKUP, MOST_SEEN
 USUAL = DECAYS.index(0.8)  # the running mean that stands for entropies that are not known
-COUNTED, ROWS, COPIED, STEADY = range(4)  # of `TextHistory._state`
+FIRST = 4  # scalars that are not the text's: context length, requests, sampling setting
+DONE, COPIED, STEADY = range(3)  # of `_Text.state`
 ROOM = 512  # tokens, at first
 
 
+class _Text(NamedTuple):
+    """What is kept of a text, as compiled functions take it.
+
+    Attributes:
+        foretold_N: of each token, whether a lookup foretold it.
+        sources_N: the source after each token, -1 where there is none.
+        sums_2D: of what lookups foretold, and of the weights of the running means.
+        state: by `DONE` (tokens that are counted), `COPIED` (the latest in a row that lookups foretold), `STEADY` (how
+            long the source has moved along).
+        keys_C, counts_C: of all runs of a few tokens.
+    """
+
+    foretold_N: Array
+    sources_N: Array
+    sums_2D: Array
+    state: Array
+    keys_C: Array
+    counts_C: Array
+
+
 class TextHistory:
-    """What the text and the target's rows along it say, from the last prompt token on.
+    """What token ids alone say, from the prompt on.
 
     Args:
-        prompt: token ids; they count for repeats alone.
+        prompt: token ids.
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
-        self.index = LookupIndex(prompt)
-        self._rows = 0  # tokens after the prompt
-        # of each token after the prompt: the target's entropy before it, and whether a lookup had it right
-        self._entropies_N, self._foretold_N = np.zeros(0), np.zeros(0)
-        self._sources_N = np.array([self.index.source])  # the source before each of these, and after the last
-        self._means_3D = np.zeros((3, len(DECAYS)))
-        self._state = np.zeros(4, np.int64)
-        self._keys_C, self._counts_C = np.zeros(0, np.uint64), np.zeros(0, np.int32)  # of all runs of a few tokens
-
-    def add(self, tokens: Sequence[int], target_entropies: Sequence[float]) -> None:
-        """More committed tokens, and the target's entropy before each."""
-        begin, self._rows = self._rows, self._rows + len(tokens)
-        if self._rows > len(self._entropies_N):
-            self._make_room()
-        self._entropies_N[begin : self._rows] = target_entropies
-        self._foretold_N[begin : self._rows], self._sources_N[begin + 1 : self._rows + 1] = self.index.extend(tokens)
-
-    def _make_room(self) -> None:
-        """For twice as many tokens as there are; runs of tokens are then counted anew."""
-        more = self._rows + ROOM
-        for name in ("_entropies_N", "_foretold_N", "_sources_N"):
-            array = getattr(self, name)
-            setattr(self, name, np.concatenate([array, np.zeros(more, array.dtype)]))
-        runs = (1 + PRECEDENT_LENGTHS[-1]) * (len(self.index) + len(self._entropies_N))
-        slots = 1 << (2 * runs).bit_length()  # at most half of them are taken
-        self._keys_C, self._counts_C = np.zeros(slots, np.uint64), np.zeros(slots, np.int32)
-        self._state[COUNTED] = 0
-
-    def scalars(self, length: int, sampling: Sampling) -> Array:
-        """The early scalars at the newest token, float64 [F]. At least one token has been added."""
-        rows = self._rows
-        found_F = np.empty(len(EARLY_SCALARS))
-        end = _early(
-            found_F,
-            self.index.tokens_N,
-            self._entropies_N[:rows],
-            self._foretold_N[:rows],
-            self._sources_N[: rows + 1],
-            self.index.match,
-            self._means_3D,
-            self._state,
-            self._keys_C,
-            self._counts_C,
-            _DECAYS_D,
-            _SOURCES,
-            _PRECEDENTS,
-            USUAL,
-            LONGEST_MATCH,
+        self.index = LookupIndex()
+        self.start = len(prompt)
+        self._known = _Text(
+            np.zeros(0), np.zeros(0, np.int64), np.zeros((2, len(DECAYS))), np.zeros(3, np.int64), *_empty_table(0)
         )
-        found_F[end:] = length, sampling.temperature, sampling.top_p
+        self.add(prompt)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """More committed tokens."""
+        begin, end = len(self.index), len(self.index) + len(tokens)
+        if end > len(self._known.foretold_N):
+            self._make_room(end)
+        known = self._known
+        known.foretold_N[begin:end], known.sources_N[begin:end] = self.index.extend(list(tokens))
+
+    def _make_room(self, tokens: int) -> None:
+        """For twice as many tokens; runs of tokens are then counted anew."""
+        old, room = self._known, 2 * tokens + ROOM
+        grown = [np.concatenate([each, np.zeros(room - len(each), each.dtype)]) for each in old[:2]]
+        self._known = _Text(*grown, old.sums_2D, old.state, *_empty_table(room * (1 + PRECEDENT_LENGTHS[-1])))
+        count_runs(self.index.tokens_N, 0, int(old.state[DONE]), *self._known[4:], 1 + PRECEDENT_LENGTHS[-1])
+
+    def scalars(self, sampling: Sampling, batch: int = 1) -> Array:
+        """The text's scalars at the newest token, float64 [F].
+
+        Args:
+            batch: how many requests are decoded together.
+        """
+        found_F = np.empty(len(TEXT_SCALARS))
+        found_F[:FIRST] = len(self.index), batch, sampling.temperature, sampling.top_p
+        place = self.start, self.index.match, FIRST
+        _text(found_F, self.index.tokens_N, self._known, place, _DECAYS_D, _SOURCES, _PRECEDENTS, _CAPS)
+        return found_F
+
+    def foretold(self, begin: int) -> Array:
+        """Of each token from a position on, whether a lookup foretold it."""
+        return self._known.foretold_N[begin : len(self.index)]
+
+
+def _empty_table(entries: int) -> tuple[Array, Array]:
+    """Keys and counts, of which at most half are taken."""
+    slots = 1 << (2 * entries + 1).bit_length()
+    return np.zeros(slots, np.uint64), np.zeros(slots, np.int32)
+
+
+class TargetHistory:
+    """What the target's rows along the text say, from the last prompt token on."""
+
+    def __init__(self, text: TextHistory) -> None:
+        self.text = text
+        self._entropies: list[float] = []  # of the target before each token after the prompt
+        self._sums_2D, self._done = np.zeros((2, len(DECAYS))), 0
+
+    def add(self, entropies: Sequence[float]) -> None:
+        """More committed tokens: the target's entropy before each."""
+        self._entropies += entropies
+
+    def scalars(self) -> Array:
+        """The target's scalars at the newest token, float64 [F]. At least one token has been added."""
+        found_F = np.empty(len(TARGET_SCALARS))
+        new_N, self._done = np.array(self._entropies[self._done :]), len(self._entropies)
+        means_D = averaged(self._sums_2D, _DECAYS_D, new_N)
+        found_F[0], found_F[1 : 1 + len(means_D)] = self._entropies[-1], means_D
+        source, distance = self.text.index.source, len(self.text.index) - 1 - self.text.index.source
+        # the entropies before the tokens that a lookup would copy, NaN where they are not known
+        copied = [source + 1 + n % distance - self.text.start for n in range(LONGEST_LOOKUP)] if source >= 0 else []
+        before_N = np.array([self._entropies[at] if at >= 0 else np.nan for at in copied])
+        at = 1 + len(means_D)
+        for count in SOURCE_LENGTHS:
+            some_N = before_N[:count][~np.isnan(before_N[:count])]
+            found_F[at] = some_N.mean() if len(some_N) else means_D[USUAL]
+            at += 1
+        found_F[at] = (~np.isnan(before_N)).sum() / LONGEST_LOOKUP
+        return found_F
+
+
+class HitHistory:
+    """What a drafter's hits on committed tokens say: whether its first token at a root was the text's.
+
+    Args:
+        text: the same text's; hits begin behind its prompt.
+    """
+
+    def __init__(self, text: TextHistory) -> None:
+        self.text = text
+        self._hits_N = np.zeros(ROOM)
+        self._rows = 0
+        self._sums_2D, self._state = np.zeros((2, len(DECAYS))), np.zeros(2, np.int64)
+        self._table = _empty_table(ROOM)
+        self._after_C = np.zeros(len(self._table[0]), np.float64)  # hits right after a token, by the slot of its key
+
+    def add(self, hits: Sequence[float]) -> None:
+        """More committed tokens, of each whether the drafter had it right."""
+        begin, self._rows = self._rows, self._rows + len(hits)
+        if self._rows > len(self._hits_N):
+            self._hits_N = np.concatenate([self._hits_N, np.zeros(self._rows + ROOM)])
+            self._table = _empty_table(len(self._hits_N))
+            self._after_C = np.zeros(len(self._table[0]), np.float64)
+            self._state[0] = 0  # the tables are filled anew
+        self._hits_N[begin : self._rows] = hits
+
+    def scalars(self) -> Array:
+        """The drafter's scalars at the newest token, float64 [F]. Every token after the prompt has been added."""
+        found_F = np.empty(len(DRAFTER_SCALARS))
+        tables = *self._table, self._after_C
+        place = self.text.start, self.text.index.source
+        _hits(
+            found_F,
+            self.text.index.tokens_N,
+            self._hits_N[: self._rows],
+            place,
+            self._sums_2D,
+            self._state,
+            tables,
+            _DECAYS_D,
+            _HITS,
+            _CAPS,
+        )
         return found_F
 
 
@@ -97,14 +202,16 @@ class DraftHistory:
     """What the draft's rows along the text say, from the last prompt token on."""
 
     def __init__(self) -> None:
-        self._means_3D = np.zeros((3, len(DECAYS)))
+        self._sums_2D = np.zeros((2, 2, len(DECAYS)))
         self._means: list[float] = []
         self._agreed = 0
         self._newest_entropy = 0.0
 
     def add(self, accepted: Sequence[float], draft_entropies: Sequence[float]) -> None:
         """More committed tokens: what the rows before each say, `min(1, q/p)` of it and the draft's entropy."""
-        self._means = _averaged(self._means_3D, _DECAYS_D, np.array(accepted), np.array(draft_entropies)).tolist()
+        pairs = zip(self._sums_2D, (accepted, draft_entropies), strict=True)
+        means = [averaged(sums_2D, _DECAYS_D, np.array(values)) for sums_2D, values in pairs]
+        self._means = np.concatenate(means).tolist()
         for share in accepted:
             self._agreed = self._agreed + 1 if share >= 1 else 0
         self._newest_entropy = draft_entropies[-1]
@@ -115,101 +222,170 @@ class DraftHistory:
 
 
 @jit
-def _averaged(means_3D: Array, decays_D: Array, firsts_N: Array, seconds_N: Array) -> Array:
-    """Running means of two numbers: of the first one at every decay, then of the second.
+def averaged(sums_2D: Array, decays_D: Array, new_N: Array) -> Array:
+    """Running means of a number at every decay, [D]; 0 where there was none yet.
 
     Args:
-        means_3D: sums of both and of weights, brought up to date here.
-        firsts_N, seconds_N: their newest values.
+        sums_2D: its sums and those of the weights, brought up to date here.
+        new_N: its newest values.
     """
-    D = len(decays_D)
-    found = np.empty(2 * D)
-    for d in range(D):
-        for n in range(len(firsts_N)):
-            means_3D[0, d] = decays_D[d] * means_3D[0, d] + firsts_N[n]
-            means_3D[1, d] = decays_D[d] * means_3D[1, d] + seconds_N[n]
-            means_3D[2, d] = decays_D[d] * means_3D[2, d] + 1
-        found[d] = means_3D[0, d] / means_3D[2, d]
-        found[D + d] = means_3D[1, d] / means_3D[2, d]
-    return found
+    means_D = np.zeros(len(decays_D))
+    for d in range(len(decays_D)):
+        for n in range(len(new_N)):
+            sums_2D[0, d] = decays_D[d] * sums_2D[0, d] + new_N[n]
+            sums_2D[1, d] = decays_D[d] * sums_2D[1, d] + 1
+        if sums_2D[1, d] > 0:
+            means_D[d] = sums_2D[0, d] / sums_2D[1, d]
+    return means_D
 
 
 @jit
-def _early(
+def _text(
     found_F: Array,
     tokens_N: Array,
-    entropies_N: Array,
-    foretold_N: Array,
-    sources_N: Array,
-    match: int,
-    means_3D: Array,
-    state: Array,
-    keys_C: Array,
-    counts_C: Array,
+    known: _Text,
+    place: tuple[int, int, int],
     decays_D: Array,
     source_lengths: Array,
     precedent_lengths: Array,
-    usual_at: int,
-    longest_match: int,
-) -> int:
-    """The early scalars up to the precedents, in the order of the schema; the position after them.
+    caps: tuple[int, int, int],
+) -> None:
+    """The text's scalars from the match on, in the order of the schema; brings `known` up to date.
 
-    `means_3D`, `state`, `keys_C` and `counts_C` are brought up to date.
+    Args:
+        place: tokens of the prompt, length of the match, the position of the first scalar.
+        caps: of matches and runs, of what a lookup copies, of counts.
     """
-    rows = state[ROWS]
-    means = _averaged(means_3D, decays_D, entropies_N[rows:], foretold_N[rows:])
-    for n in range(rows, len(entropies_N)):
-        state[COPIED] = state[COPIED] + 1 if foretold_N[n] > 0 else 0
-        state[STEADY] = state[STEADY] + 1 if 0 <= sources_N[n] == sources_N[n + 1] - 1 else 0
-    state[ROWS] = len(entropies_N)
-    found_F[0] = entropies_N[-1]
-    found_F[1 : 1 + len(means)] = means
-    at = 1 + len(means)
+    (start, match, at), (longest_match, longest_lookup, most_seen) = place, caps
+    N, state = len(tokens_N), known.state
+    for n in range(state[DONE], N):
+        state[COPIED] = state[COPIED] + 1 if known.foretold_N[n] > 0 else 0
+        moved = n > 0 and known.sources_N[n] >= 0 and known.sources_N[n] == known.sources_N[n - 1] + 1
+        state[STEADY] = state[STEADY] + 1 if moved else 0
+    means_D = averaged(known.sums_2D, decays_D, known.foretold_N[state[DONE] : N])
+    count_runs(tokens_N, state[DONE], N, known.keys_C, known.counts_C, 1 + precedent_lengths[-1])
+    state[DONE] = N
+    source = known.sources_N[N - 1]
+    found_F[at] = min(match, longest_match)
+    found_F[at + 1 : at + 1 + len(means_D)] = means_D
+    at += 1 + len(means_D)
     found_F[at] = min(state[COPIED], longest_match)
-    found_F[at + 1] = min(match, longest_match)
-    at = _place(found_F, at + 2, tokens_N, entropies_N, foretold_N, sources_N[-1], source_lengths, means[usual_at])
-    found_F[at] = min(state[STEADY], longest_match) if match > 0 else 0
-    found_F[at + 1] = len(tokens_N) - 1 - sources_N[-1] if match > 0 else 0
-    _count(tokens_N, state, keys_C, counts_C, 1 + precedent_lengths[-1])
-    return _precedents(found_F, at + 2, tokens_N, sources_N[-1], keys_C, counts_C, precedent_lengths)
+    found_F[at + 1] = min(state[STEADY], longest_match)
+    found_F[at + 2] = 1.0 if 0 <= source < start - 1 else 0.0
+    found_F[at + 3] = _in_a_row(known.foretold_N[:N], source, longest_lookup)
+    at = _shares(found_F, at + 4, known.foretold_N[:N], source, source_lengths)
+    second = known.sources_N[source] if source >= 0 else -1
+    found_F[at] = _alike_before(tokens_N, second, longest_match)
+    found_F[at + 1] = _alike_after(tokens_N, source, second, longest_lookup)
+    _precedents(found_F, at + 2, tokens_N, source, known.keys_C, known.counts_C, precedent_lengths, most_seen)
 
 
 @jit
-def _place(
+def _in_a_row(right_N: Array, source: int, most: int) -> int:
+    """How many of the tokens after the source were right, from the first on."""
+    count = 0
+    while source >= 0 and count < most and source + 1 + count < len(right_N) and right_N[source + 1 + count] > 0:
+        count += 1
+    return count
+
+
+@jit
+def _shares(found_F: Array, at: int, right_N: Array, source: int, lengths: Array) -> int:
+    """Which share of the first few tokens after the source was right, of those that are there; the position after."""
+    for number in range(len(lengths)):
+        some_N = right_N[source + 1 : source + 1 + lengths[number]]
+        found_F[at + number] = some_N.mean() if source >= 0 and len(some_N) > 0 else 0.0
+    return at + len(lengths)
+
+
+@jit
+def _alike_before(tokens_N: Array, end: int, most: int) -> int:
+    """How many of the text's last tokens stand before and at a position, too."""
+    count, last = 0, len(tokens_N) - 1
+    while count < most and end - count >= 0 and tokens_N[end - count] == tokens_N[last - count]:
+        count += 1
+    return count
+
+
+@jit
+def _alike_after(tokens_N: Array, one: int, other: int, most: int) -> int:
+    """How many tokens two lookups from different sources have in common, from the first on."""
+    count = 0
+    if one >= 0 and other >= 0:
+        while count < most and _copied(tokens_N, one, count) == _copied(tokens_N, other, count):
+            count += 1
+    return count
+
+
+@jit
+def _copied(tokens_N: Array, source: int, n: int) -> int:
+    """The n-th token of a lookup from a source, which may run on into what it has copied itself."""
+    return tokens_N[source + 1 + n % (len(tokens_N) - 1 - source)]
+
+
+@jit
+def _hits(
     found_F: Array,
-    at: int,
     tokens_N: Array,
-    entropies_N: Array,
-    foretold_N: Array,
-    source: int,
+    hits_N: Array,
+    place: tuple[int, int],
+    sums_2D: Array,
+    state: Array,
+    tables: tuple[Array, Array, Array],
+    decays_D: Array,
     lengths: Array,
-    usual: float,
-) -> int:
-    """What is known of the tokens that a lookup would copy: mean entropies, the share that is known, and how many of
-    them in a row a lookup foretold."""
-    prompt, distance = len(tokens_N) - len(entropies_N), len(tokens_N) - 1 - source
-    total, known, foretold, in_a_row = 0.0, 0, 0, True
-    number = 0
-    for n in range(lengths[-1]):
-        copied = source + 1 + n % distance - prompt
-        is_known = source >= 0 and copied >= 0
-        if is_known:
-            total += entropies_N[copied]
-            known += 1
-        in_a_row = in_a_row and is_known and foretold_N[copied] > 0
-        foretold += in_a_row
-        if n + 1 == lengths[number]:
-            found_F[at + number] = total / known if known > 0 else usual
-            number += 1
-    found_F[at + number] = known / lengths[-1]
-    found_F[at + number + 1] = foretold
-    return at + number + 2
+    caps: tuple[int, int, int],
+) -> None:
+    """The drafter's scalars, in the order of the schema; sums, state and tables are brought up to date.
+
+    Args:
+        hits_N: of each token after the prompt.
+        place: tokens of the prompt, the source.
+        state: tokens that are in the tables; those that are in the sums.
+        tables: of each token that another one followed: its key, how often, and how often the drafter was right after it.
+    """
+    (start, source), (keys_C, counts_C, after_C) = place, tables
+    for n in range(state[0], len(hits_N)):
+        key = np.uint64(tokens_N[start + n - 1] + 1)
+        at = slot(keys_C, key)
+        keys_C[at] = key
+        counts_C[at] += 1
+        after_C[at] += hits_N[n]
+    means_D = averaged(sums_2D, decays_D, hits_N[state[1] :])
+    state[0] = state[1] = len(hits_N)
+    found_F[: len(means_D)] = means_D
+    at, hits = len(means_D), 0
+    while hits < min(caps[0], len(hits_N)) and hits_N[len(hits_N) - 1 - hits] > 0:
+        hits += 1
+    inside = source - start if source >= start - 1 else -2  # of the source among the hits; before them nothing is known
+    found_F[at] = hits
+    known = inside >= -1
+    in_a_row = 0
+    while known and in_a_row < caps[1] and inside + 1 + in_a_row < len(hits_N) and hits_N[inside + 1 + in_a_row] > 0:
+        in_a_row += 1
+    found_F[at + 1] = in_a_row
+    at += 2
+    for number in range(len(lengths)):
+        some_N = hits_N[inside + 1 : inside + 1 + lengths[number]] if known else hits_N[:0]
+        found_F[at + number] = some_N.mean() if len(some_N) > 0 else means_D[-1]
+    at += len(lengths)
+    here = slot(keys_C, np.uint64(tokens_N[-1] + 1))
+    seen = counts_C[here]
+    found_F[at] = (after_C[here] + 2 * means_D[-1]) / (seen + 2)
+    found_F[at + 1] = min(seen, caps[2])
 
 
 @jit
 def _precedents(
-    found_F: Array, at: int, tokens_N: Array, source: int, keys_C: Array, counts_C: Array, lengths: Array
-) -> int:
+    found_F: Array,
+    at: int,
+    tokens_N: Array,
+    source: int,
+    keys_C: Array,
+    counts_C: Array,
+    lengths: Array,
+    most_seen: int,
+) -> None:
     """How often the text's last tokens stood in it before, and which share of these the token followed that a lookup
     would copy first."""
     end, followed = np.uint64(0), _longer(np.uint64(0), tokens_N[source + 1])
@@ -221,23 +397,21 @@ def _precedents(
             before = counts_C[slot(keys_C, end)] - 1
             agree = counts_C[slot(keys_C, followed)]
         if n == lengths[number]:
-            found_F[at] = before
+            found_F[at] = min(before, most_seen)
             found_F[at + 1] = agree / before if before > 0 else 0.0
             at, number = at + 2, number + 1
-    return at
 
 
 @jit
-def _count(tokens_N: Array, state: Array, keys_C: Array, counts_C: Array, longest: int) -> None:
-    """Counts the runs of up to `longest` tokens that end at tokens that are not counted yet."""
-    for last in range(state[COUNTED], len(tokens_N)):
+def count_runs(tokens_N: Array, begin: int, end: int, keys_C: Array, counts_C: Array, longest: int) -> None:
+    """Counts the runs of up to `longest` tokens that end at the tokens from `begin` to `end`."""
+    for last in range(begin, end):
         run = np.uint64(0)
         for n in range(min(longest, last + 1)):
             run = _longer(run, tokens_N[last - n])
             at = slot(keys_C, run)
             keys_C[at] = run
             counts_C[at] += 1
-    state[COUNTED] = len(tokens_N)
 
 
 @jit

@@ -23,15 +23,19 @@ import typer
 from selector.schema import InputError
 
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
-APART = ("quick",)  # no part of the way to a selector
+APART = ("quick", "logs")  # no part of the way from a pair to a selector
 STUDIES = ("audit", "bench")  # questions of ours
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)  # full, or not for us to write to
 ALL = "demo"  # all stages, in order
+DEMO = Path("configs/demo.yaml")
 USAGE = "espalier STAGE [--config FILE] [section.key=value ...] [--plan]\n\nStages:"
 USAGE_OF = "espalier {stage} [--config FILE] [section.key=value ...] [--plan]\n"
 OPTIONS = """Options:
-  --config FILE  the run's YAML file (configs/demo.yaml)
+  --config FILE  the run's YAML file (configs/demo.yaml; logs: none)
+  --name NAME    of the run's folder, runs/NAME
   --plan         print what would be done, with sizes, and do nothing
+  --test FILE    logs: a held-out log; may be given several times
+  --timings FILE logs: the engine's step times by batch size, a CSV file
   --from FILE    latency: read an engine's own step times, a CSV file
   --engine NAME  export: write the table of vllm, sglang or tensorrt-llm
   --help         of a stage: what it does, and the keys that it reads, with defaults"""
@@ -43,10 +47,13 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 def espalier(
     stage: Annotated[str, typer.Argument()] = "",
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value", show_default=False)] = None,
-    config: Annotated[Path, typer.Option(help="the run's YAML file")] = Path("configs/demo.yaml"),
+    config: Annotated[Path | None, typer.Option(help="the run's YAML file")] = None,
+    name: Annotated[str, typer.Option("--name", help="of the run's folder")] = "",
     plan: Annotated[bool, typer.Option("--plan", help="print what would be done, with sizes, and do nothing")] = False,
     timings: Annotated[str, typer.Option("--from", help="latency: an engine's own step times, a CSV file")] = "",
     engine: Annotated[str, typer.Option("--engine", help="export: vllm, sglang or tensorrt-llm")] = "",
+    test: Annotated[list[str] | None, typer.Option("--test", help="logs: a held-out log")] = None,
+    step_times: Annotated[str, typer.Option("--timings", help="logs: the engine's step times")] = "",
     help_: Annotated[bool, typer.Option("--help", help="what the stage does, and the keys that it reads")] = False,
 ) -> None:
     """Learn where a speculative decoder's draft tree should branch: from a pair of models to a selector.
@@ -57,8 +64,16 @@ def espalier(
         if help_ or not stage:
             print(usage(stage))
         else:
-            flags = {"latency.timings": timings, "export.engine": engine}
-            run(stage, config, [*(overrides or []), *flagged(stage, flags)], plan)
+            given, files = parted(stage, overrides or [])
+            flags = {
+                "name": name,
+                "latency.timings": timings,
+                "export.engine": engine,
+                "logs.files": files,
+                "logs.test": test or [],
+                "logs.timings": step_times,
+            }
+            run(stage, config, [*given, *flagged(stage, flags)], plan)
     except InputError as error:
         print(f"espalier: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
@@ -74,12 +89,25 @@ def espalier(
         raise typer.Exit(130) from error
 
 
-def run(stage: str, file: Path, overrides: list[str], plan: bool) -> None:
+def parted(stage: str, words: list[str]) -> tuple[list[str], list[str]]:
+    """Overrides, and the files that the stage `logs` is given before or after them."""
+    if stage != "logs":
+        return words, []
+    files = [word for word in words if "=" not in word or Path(word).exists()]
+    return [word for word in words if word not in files], files
+
+
+def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None:
     """Resolve the config, then run or plan one stage, or all of them."""
     check_name(stage)
     from pipelines.config import load_config  # seconds to import: after what needs no torch
 
-    config = load_config(file, overrides)
+    if stage == "logs":
+        from pipelines.logs.defaults import BASE
+
+        config = load_config(file, overrides, BASE)
+    else:
+        config = load_config(file or DEMO, overrides)
     _quiet_libraries()
     modules = {name: importlib.import_module(module_of(name)) for name in (STAGES if stage == ALL else (stage,))}
     if plan:
@@ -92,12 +120,12 @@ def run(stage: str, file: Path, overrides: list[str], plan: bool) -> None:
             module.run(config)
 
 
-def flagged(stage: str, flags: dict[str, str]) -> list[str]:
+def flagged(stage: str, flags: dict[str, str | list[str]]) -> list[str]:
     """Flags as overrides of the keys that they set; InputError where they belong to another stage."""
     given = {key: value for key, value in flags.items() if value}
     for key in given:
         owner = key.partition(".")[0]
-        if stage not in (owner, ALL):
+        if "." in key and stage not in (owner, ALL):
             raise InputError(f"{key} is a key of the {owner} stage")
     return [f"{key}={json.dumps(value)}" for key, value in given.items()]
 

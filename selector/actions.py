@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ class Lookup(NamedTuple):
 Choice = Action | Lookup
 
 EMPTY = Action(1, 0, 0)  # nothing drafted: plain autoregressive decoding
+LARGEST = 256  # of each of a space's numbers: far beyond what is of use, and tables of that size are still small
 
 
 def choice_of(values: Iterable[int]) -> Choice:
@@ -74,8 +76,28 @@ class ActionSpace:
 
     @classmethod
     def with_lookups(cls) -> ActionSpace:
-        """The default space, and lookups of 2, 4, 8 and 16 tokens: what a selector chooses from."""
+        """The default space, and lookups of 2, 4, 8 and 16 tokens: what the selector of a pair chooses from."""
         return cls(4, 8, 8, (2, 4, 8, 16))
+
+    @classmethod
+    def chains(cls, longest: int, longest_lookup: int) -> ActionSpace:
+        """Chains and lookups of every length up to the given ones: what an engine has that drafts no trees."""
+        return cls(1, longest, 0, tuple(range(1, longest_lookup + 1)))
+
+    @classmethod
+    def of_json(cls, values: dict[str, Any]) -> ActionSpace:
+        """From `to_json`. KeyError, TypeError or ValueError where it is no action space."""
+        space = cls(values["max_K"], values["max_L1"], values["max_L2"], tuple(values["lookups"]))
+        sizes = (space.max_K - 1, space.max_L1, space.max_L2, *(length - 1 for length in space.lookups))
+        if not all(type(size) is int and 0 <= size < LARGEST for size in sizes):
+            raise ValueError("an action space needs K from 1 on, L1 and L2 from 0 on, lookups from 1 on")
+        if any(b <= a for a, b in pairwise(space.lookups)):
+            raise ValueError("lookups must ascend")
+        return space
+
+    def to_json(self) -> dict[str, Any]:
+        """As `config.json` holds it."""
+        return {**asdict(self), "lookups": list(self.lookups)}
 
     @cached_property
     def trees(self) -> tuple[Action, ...]:

@@ -13,23 +13,10 @@ from torch import Tensor
 from selector.actions import Action, ActionSpace, choice_of
 from selector.decision import Mode
 from selector.latency import number
-from selector.schema import (
-    EARLY,
-    EARLY_SCALARS,
-    FULL,
-    HIDDEN_STATES,
-    LIGHT,
-    MATCH,
-    SCALAR_NAMES,
-    SCALARS_KEY,
-    SCHEMA_VERSION,
-    InputError,
-)
+from selector.schema import FULL, HIDDEN_STATES, LOG, MATCH, SCALARS_KEY, SCHEMA_VERSION, SCHEMAS, InputError
 
-FORMAT = "espalier-selector-5"
+FORMAT = "espalier-selector-6"
 CHECKSUMS = "SHA256SUMS"
-SPACE = ActionSpace.with_lookups()
-
 Features = dict[str, Tensor]
 
 
@@ -60,21 +47,23 @@ def read_config(path: Path) -> dict:
         config = json.loads(path.read_text())
         version = config["format"], config["schema_version"]
         if version == (FORMAT, SCHEMA_VERSION):
+            space, schema = ActionSpace.of_json(config["space"]), SCHEMAS[config["schema"]]
             modes = [Mode.of(entry) for entry in config["modes"]]
             efficiencies = [number(e) for entry in config["modes"] for e in entry["mean_efficiency"]]
             fits = (
                 len(modes) > 0
-                and all(mode.action in SPACE.trees for mode in modes)
-                and all(mode.rule is None or mode.rule.length in SPACE.lookups for mode in modes)
-                and all(mode.sees[-1:] in ((), (MATCH,), (EARLY,), (config["sees"],)) for mode in modes)
-                and max((at for mode in modes for at in mode.allowed), default=0) < len(SPACE)
-                and len(efficiencies) == len(modes) * len(SPACE.trees)
-                and [choice_of(action) for action in config["actions"]] == list(SPACE.actions)
-                and Action(*config["fallback"]) in SPACE.trees
-                and config["sees"] in (LIGHT, FULL)
+                and all(mode.action in space.trees for mode in modes)
+                and all(mode.rule is None or mode.rule.length in space.lookups for mode in modes)
+                and all(mode.sees[-1:] in ((), (MATCH,), schema.levels[:1], (config["sees"],)) for mode in modes)
+                and all((mode.level in schema.levels) == (schema == LOG) for mode in modes)
+                and max((at for mode in modes for at in mode.allowed), default=0) < len(space)
+                and len(efficiencies) == len(modes) * len(space.trees)
+                and [choice_of(action) for action in config["actions"]] == list(space.actions)
+                and Action(*config["fallback"]) in space.trees
+                and config["sees"] in (schema.levels[1], FULL)
                 and config["objective"] in ("regressor", "policy")
-                and config["features"]["early"] == len(EARLY_SCALARS)
-                and [each["name"] for each in config["features"]["scalars"]] == list(SCALAR_NAMES)
+                and config["features"]["early"] == schema.first
+                and [each["name"] for each in config["features"]["scalars"]] == list(schema.names)
                 and set(config["features"]["hidden_states"]) == set(HIDDEN_STATES if config["sees"] == FULL else ())
                 and all(type(width) is int for width in config["features"]["hidden_states"].values())
                 and isinstance(config["verifier"], str)
@@ -134,7 +123,9 @@ def of_schema(features: Features, widths: dict[str, int], most_axes: int, early:
     return read
 
 
-def check_setting(temperature: float, top_p: float) -> None:
-    """InputError where this is no way to sample."""
+def check_setting(temperature: float, top_p: float, batch: float = 1) -> None:
+    """InputError where this is no way to sample, or no number of requests."""
     if not (0 <= temperature < math.inf and 0 < top_p <= 1):
         raise InputError(f"temperature {temperature:g}, top-p {top_p:g}: no sampling setting")
+    if not 1 <= batch < math.inf:
+        raise InputError(f"batch {batch:g}: there is at least one request")

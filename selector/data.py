@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from selector.actions import ActionSpace
-from selector.latency import LatencyProfile, interpolated
+from selector.latency import LatencyProfile, interpolated, places
 from selector.replay import lawful
 from selector.schema import (
     HIDDEN_STATES,
@@ -36,18 +36,19 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass
 class Texts:
-    """Texts of one split. The roots of a text follow one another; its first one has no features.
+    """Texts of one split. The roots of a text follow one another.
 
     Attributes:
         size_X: roots of each text.
         setting_X: sampling settings, as positions in `settings`.
         kind_X, source_X, prompt_X: names.
-        scalars_RF: float32; zeros at first roots.
+        scalars_RF: float32; zeros at first roots, if those have no features.
         length_R: committed tokens, the root token included.
         survivals: by verifier, those of trees, float16 [R, S].
         foretold_R: how many tokens of a lookup the text goes on with, uint8.
         hidden: by name, float16 [rows, D]; empty where the traces hold none.
         hidden_R: the row of `hidden` that belongs to a root, -1 where none does.
+        from_the_start: whether first roots have features. Those of token ids alone do; no model has rows there.
     """
 
     settings: list[Setting]
@@ -62,6 +63,7 @@ class Texts:
     foretold_R: Tensor
     hidden: dict[str, Tensor] = field(default_factory=dict)
     hidden_R: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    from_the_start: bool = False
 
     def __len__(self) -> int:
         return len(self.size_X)
@@ -72,8 +74,10 @@ class Texts:
         return torch.arange(len(self)).repeat_interleave(self.size_X)
 
     @cached_property
-    def first_R(self) -> Tensor:
-        """Whether a root is its text's first one, bool."""
+    def unknown_R(self) -> Tensor:
+        """Whether a root has no features, bool: a text's first one, where rows of the models are among them."""
+        if self.from_the_start:
+            return torch.zeros(len(self.text_R), dtype=torch.bool)
         return torch.cat([torch.ones(1, dtype=torch.bool), self.text_R[1:] != self.text_R[:-1]])
 
     @cached_property
@@ -109,6 +113,7 @@ class Texts:
             self.foretold_R[rows_R],
             self.hidden,
             self.hidden_R[rows_R],
+            self.from_the_start,
         )
 
     def labels(self, verifier: str, rows: Tensor | slice, space: ActionSpace) -> Tensor:
@@ -140,6 +145,12 @@ class Timed:
     def setting(self) -> Setting:
         return self.texts.settings[int(self.texts.setting_X[0])]
 
+    def on(self, profile: LatencyProfile) -> Timed:
+        """The same texts with another machine's times."""
+        moved = Timed(self.texts, self.verifier, profile, self.space)
+        moved.__dict__["survivals_RS"] = self.survivals_RS  # a cached property: the labels are the same
+        return moved
+
     @cached_property
     def survivals_RS(self) -> Tensor:
         """Labels as laws of tau, float32."""
@@ -149,12 +160,22 @@ class Timed:
 
     def seconds(self, sees: Sequence[str] = ()) -> Tensor:
         """Predicted step times, float32 [R, A]; `sees` as in `LatencyProfile.action_seconds`."""
+        lengths_L, seconds_LA = self._table(sees)
+        return interpolated(seconds_LA, lengths_L, self.texts.length_R)
+
+    def seconds_of(self, action_R: Tensor, sees: Sequence[str] = ()) -> Tensor:
+        """Of these, those of one action at each root, float32 [R]."""
+        lengths_L, seconds_LA = self._table(sees)
+        upper_R, share_R = places(lengths_L, self.texts.length_R)
+        below_R, above_R = seconds_LA[upper_R - 1, action_R], seconds_LA[upper_R, action_R]
+        return below_R * (1 - share_R) + above_R * share_R
+
+    def _table(self, sees: Sequence[str]) -> tuple[Tensor, Tensor]:
         asked = tuple(sees)
         if asked not in self._tables:  # tuning asks again and again
             filtered = self.setting[1] < 1
             self._tables[asked] = self.profile.table(self.space.actions, self.verifier, asked, filtered)
-        lengths_L, seconds_LA = self._tables[asked]
-        return interpolated(seconds_LA, lengths_L, self.texts.length_R)
+        return self._tables[asked]
 
 
 def read_texts(folder: Path, split: str, verifiers: Sequence[str]) -> Texts:

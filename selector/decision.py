@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup
-from selector.schema import EARLY, FULL, LIGHT, MATCH
+from selector.schema import DRAFTER, EARLY, FULL, LEVELS, LIGHT, MATCH, TEXT
 
-ASKED = ((), (MATCH,), (EARLY,), (LIGHT,), (FULL,), (EARLY, LIGHT), (EARLY, FULL))  # in turn, until it answers
+ASKED = ((), (MATCH,), *((level,) for level in LEVELS), (EARLY, LIGHT), (EARLY, FULL))  # in turn, until it answers
 RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 NEVER = -1e9  # the score, in tokens, of a tree that is not to be drafted
 
@@ -44,7 +44,7 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class Mode:
-    """How a selector decides under one sampling setting.
+    """How a selector decides under one sampling setting, for a number of requests that are decoded together.
 
     It is asked in turn with what each of `sees` holds, until it answers. With the early features it answers where it
     chooses a lookup or nothing, for these need no pass of the draft; where it would have the draft draft, it lets the
@@ -52,12 +52,17 @@ class Mode:
 
     Attributes:
         action: the best static tree: what is drafted where nothing is decided, and at a text's first root.
-        sees: what it is asked with, `schema.FEATURES` in order; the match alone for the rule; nothing for the static
+        sees: what it is asked with, `schema.LEVELS` in order; the match alone for the rule; nothing for the static
             tree everywhere.
         speed: g, tokens per second.
         rho: how far the price of time is a place's own, from 0 to 1.
         allowed: positions of the actions that may be chosen, ascending; all of them if empty.
         rule: what is done with the match alone.
+        batch: how many requests are decoded together, all of them with one mode's decisions.
+        level: what an engine must know of the text for this mode, of the levels of a log's selector; "" for a pair's,
+            which has one mode for whatever is known.
+        joint: the speed of the whole batch, in tokens per second, at which decisions for different requests charge time
+            when they are made together (`selector.mixed`); 0 where they are not.
     """
 
     temperature: float
@@ -68,14 +73,22 @@ class Mode:
     rho: float = 1.0
     allowed: tuple[int, ...] = ()
     rule: Rule | None = None
+    batch: int = 1
+    level: str = ""
+    joint: float = 0.0
 
     @property
     def decides(self) -> bool:
         """Whether it is a network that decides."""
         return len(self.sees) > 0 and self.sees != (MATCH,)
 
-    def distance(self, temperature: float, top_p: float) -> float:
-        return abs(self.temperature - temperature) + abs(self.top_p - top_p)
+    @property
+    def key(self) -> tuple[float, float, float]:
+        """What it is for, as `distance` compares it."""
+        return self.temperature, self.top_p, of_batch(self.batch)
+
+    def distance(self, temperature: float, top_p: float, batch: int = 1) -> float:
+        return sum(abs(a - b) for a, b in zip(self.key, (temperature, top_p, of_batch(batch)), strict=True))
 
     def mask(self, space: ActionSpace) -> Tensor:
         """Which actions may be chosen where the match does not decide, bool [A]."""
@@ -100,16 +113,19 @@ class Mode:
     @classmethod
     def of(cls, entry: dict[str, Any]) -> "Mode":
         """From JSON; further keys are left out. KeyError, TypeError or ValueError where it is no mode."""
-        numbers = {name: float(entry[name]) for name in ("temperature", "top_p", "speed", "rho")}
+        numbers = {name: float(entry[name]) for name in ("temperature", "top_p", "speed", "rho", "joint")}
         action, allowed, sees = Action(*entry["action"]), tuple(entry["allowed"]), tuple(entry["sees"])
         rule = None if entry["rule"] is None else Rule(*entry["rule"])
         if not all(type(at) is int and at >= 0 for at in (*action, *allowed, *(rule or ()))):
             raise TypeError("a tree is no tree")
         if sees not in ASKED or (sees == (MATCH,)) != (rule is not None):
             raise ValueError("what it is asked with makes no sense")
-        if not all(map(math.isfinite, numbers.values())) or numbers["speed"] <= 0:
+        if not all(map(math.isfinite, numbers.values())) or numbers["speed"] <= 0 or numbers["joint"] < 0:
             raise ValueError("a number is out of range")
-        return cls(action=action, allowed=allowed, sees=sees, rule=rule, **numbers)
+        batch, level = entry["batch"], entry["level"]
+        if type(batch) is not int or batch < 1 or level not in ("", TEXT, DRAFTER):
+            raise ValueError("batch or level is out of range")
+        return cls(action=action, allowed=allowed, sees=sees, rule=rule, batch=batch, level=level, **numbers)
 
 
 def without_draft(action: Choice) -> bool:
@@ -117,9 +133,15 @@ def without_draft(action: Choice) -> bool:
     return isinstance(action, Lookup) or action == EMPTY
 
 
-def nearest(modes: Sequence[Mode], temperature: float, top_p: float) -> Mode:
-    """The mode of the sampling setting that is nearest."""
-    return min(modes, key=lambda mode: mode.distance(temperature, top_p))
+def of_batch(batch: float) -> float:
+    """A number of requests as it counts in the distance between modes: doubling it counts as 0.001 of a temperature, so
+    that the sampling setting comes first."""
+    return 1e-3 * math.log2(batch)
+
+
+def nearest(modes: Sequence[Mode], temperature: float, top_p: float, batch: int = 1) -> Mode:
+    """The mode of the sampling setting that is nearest, and of its modes the one of the nearest number of requests."""
+    return min(modes, key=lambda mode: mode.distance(temperature, top_p, batch))
 
 
 def net_tokens(

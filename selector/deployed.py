@@ -11,24 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from selector.actions import ActionSpace
-from selector.decision import NEVER, Mode, net_tokens
+from selector.decision import NEVER, Mode, net_tokens, of_batch
 from selector.latency import LatencyProfile, interpolated_at
 from selector.module import SelectorModule
-from selector.runtime import MATCH_AT, SETTING_AT, DecisionTables, decision_tables
-from selector.schema import HIDDEN_STATES, LENGTH_AT, SCALARS
-
-SPACE = ActionSpace.with_lookups()
+from selector.runtime import ANY_LEVEL, DecisionTables, decision_tables
+from selector.schema import BATCH_AT, HIDDEN_STATES, LENGTH_AT, MATCH_AT, SETTING_AT, Schema
 
 
 class DeployedSelector(nn.Module):
-    """What an engine runs: the network and the decision, by the nearest sampling setting.
+    """What an engine runs: the network and the decision, by the nearest sampling setting and number of requests.
 
     Args:
         regressor: whether the network gives survivals; a policy's logits otherwise.
         hidden_widths: of the hidden states that it reads, in schema order.
     """
 
-    settings_S2: Tensor
+    settings_S3: Tensor
     lengths_L: Tensor
     early_SLA: Tensor
     late_SLA: Tensor
@@ -38,24 +36,35 @@ class DeployedSelector(nn.Module):
     late_S: Tensor
     least_S: Tensor
     copied_SA: Tensor
+    level_S: Tensor
     sums_SA: Tensor
     hidden_widths: list[int]
     hidden_names: list[str]
 
-    def __init__(self, network: nn.Module, regressor: bool, hidden_widths: list[int], tables: DecisionTables) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        regressor: bool,
+        hidden_widths: list[int],
+        tables: DecisionTables,
+        schema: Schema,
+        space: ActionSpace,
+    ) -> None:
         super().__init__()
         self.network, self.regressor, self.hidden_widths = network, regressor, list(hidden_widths)
         self.hidden_names = list(HIDDEN_STATES[: len(hidden_widths)])
-        self.scalars = len(SCALARS)
-        self.length_at, self.setting_at, self.match_at, self.never = LENGTH_AT, list(SETTING_AT), MATCH_AT, NEVER
+        self.scalars = len(schema.scalars)
+        self.length_at, self.setting_at, self.match_at, self.never = LENGTH_AT, list(SETTING_AT[:2]), MATCH_AT, NEVER
+        self.batch_at, self.doubling, self.any_level = BATCH_AT, of_batch(2), ANY_LEVEL
+        self.far = float("inf")
         for name, tensor in tables._asdict().items():
             self.register_buffer(name, tensor)
-        self.register_buffer("sums_SA", SPACE.sums_SA.clone())
+        self.register_buffer("sums_SA", space.sums_SA.clone())
 
     def forward(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Args:
-            features: the schema's names to float32 [F] and [D], or [B, F] and [B, D]; or the early scalars alone, where
-                the draft has not passed the root. Then the answer is for what is known so far.
+            features: the schema's names to float32 [F] and [D], or [B, F] and [B, D]; or the scalars of its first level
+                alone, where the others are not known. Then the answer is for what is known.
 
         Returns:
             action index, int64 [] or [B]; scores, float32 [A] or [B, A].
@@ -83,9 +92,13 @@ class DeployedSelector(nn.Module):
         """As `forward`, of a batch whose early roots are padded with zeros.
 
         Args:
-            passed_B1: float32, 1 where the draft has passed the root.
+            passed_B1: float32, 1 where all scalars are known.
         """
-        distance_BS = (scalars_BF[:, self.setting_at].unsqueeze(1) - self.settings_S2).abs().sum(-1)
+        batch_B1 = self.doubling * scalars_BF[:, self.batch_at].clamp(min=1).log2().unsqueeze(-1)
+        setting_B3 = torch.cat([scalars_BF[:, self.setting_at], batch_B1], dim=-1)
+        distance_BS = (setting_B3.unsqueeze(1) - self.settings_S3).abs().sum(-1)
+        of_other_level_BS = (self.level_S != self.any_level) & (self.level_S != passed_B1)
+        distance_BS = distance_BS.masked_fill(of_other_level_BS, self.far)
         at_B = distance_BS.argmin(-1)
         passed_B1 = passed_B1 * self.late_S[at_B].unsqueeze(-1)
         scores = self.network(scalars_BF, states, passed_B1)
@@ -106,6 +119,6 @@ class DeployedSelector(nn.Module):
 
 def deployed(module: SelectorModule, profile: LatencyProfile, modes: Sequence[Mode], verifier: str) -> DeployedSelector:
     """The trained module with its decisions."""
-    tables = decision_tables(profile, modes, verifier)
+    tables = decision_tables(profile, modes, verifier, module.space)
     widths = module.hparams["hidden_widths"]
-    return DeployedSelector(module.network, module.is_regressor, widths, tables).eval()
+    return DeployedSelector(module.network, module.is_regressor, widths, tables, module.schema, module.space).eval()

@@ -1,6 +1,7 @@
 """Trained module -> artefact directory.
 
 selector.pt        TorchScript: features in, action index and scores out; standardisation, times and prices inside
+tokens.safetensors statistics by token, where it was trained on a log
 model.safetensors  the same weights and tables, for engines without torch (`selector.plain`)
 selector.pt2       compiled ahead of time for C++ (`selector.compiled`), where it was asked for
 config.json        feature schema, action table, verifier, modes, pair, versions, metrics, run id, checksums
@@ -23,7 +24,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from selector.actions import Action, ActionSpace
+from selector.actions import Action
 from selector.artefact import CHECKSUMS, FORMAT
 from selector.card import model_card
 from selector.compiled import PACKAGE, compile_package
@@ -33,9 +34,9 @@ from selector.files import atomically
 from selector.latency import LatencyProfile
 from selector.module import SelectorModule
 from selector.runtime import Selector, load_selector, torchscript
-from selector.schema import EARLY_SCALARS, HIDDEN_STATES, SCALARS, SCHEMA_VERSION, sha256
+from selector.schema import HIDDEN_STATES, SCHEMA_VERSION, sha256
+from selector.tokens import FILE, TokenStatistics
 
-SPACE = ActionSpace.with_lookups()
 GENERATE = '''"""Speculative decoding with this directory's selector, in transformers' own `generate()`:
 
     target.generate(**inputs, custom_generate=folder, trust_remote_code=True, draft_model=draft, selector=folder)
@@ -59,6 +60,7 @@ def write_artefact(
     facts: dict[str, Any],
     check: Callable[[Path], None] = lambda _: None,
     compiled: bool = False,
+    tokens: TokenStatistics | None = None,
 ) -> Selector:
     """Write the directory under a temporary name, read it back and check it, then rename it over an earlier one.
 
@@ -68,6 +70,7 @@ def write_artefact(
         facts: further entries of `config.json`, among them `pair` (names and fingerprint) and `metrics`.
         check: called with the finished directory under its temporary name; what it raises leaves an earlier one be.
         compiled: whether to compile it for C++, too.
+        tokens: statistics by token, of a selector that was trained on a log.
 
     Returns:
         the selector as an engine would load it.
@@ -77,8 +80,11 @@ def write_artefact(
         partial.mkdir()
         (partial / "selector.pt").write_bytes(_scripted(made))
         (partial / "model.safetensors").write_bytes(safetensors.torch.save(made.state_dict()))
+        if tokens is not None:
+            arrays = {name: torch.from_numpy(array) for name, array in tokens.to_tensors().items()}
+            (partial / FILE).write_bytes(safetensors.torch.save(arrays))
         if compiled:
-            compile_package(made, SPACE.actions, partial / PACKAGE)
+            compile_package(made, module.space.actions, partial / PACKAGE)
         (partial / "latency.json").write_text(json.dumps(profile.to_json(), indent=1) + "\n")
         config = {
             **_config(module, verifier, fallback, modes),
@@ -109,16 +115,18 @@ def _config(module: SelectorModule, verifier: str, fallback: Action, modes: Sequ
     return {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
+        "schema": module.schema.name,
         "objective": module.hparams["objective"],
         "sees": module.hparams["sees"],
         "verifier": verifier,
         "style": "iid",  # how the branches of a tree are drawn
         "features": {
-            "early": len(EARLY_SCALARS),
-            "scalars": [asdict(scalar) for scalar in SCALARS],
+            "early": module.schema.first,
+            "scalars": [asdict(scalar) for scalar in module.schema.scalars],
             "hidden_states": dict(zip(HIDDEN_STATES, widths, strict=True)) if widths else {},
         },
-        "actions": [list(action) for action in SPACE],
+        "space": module.space.to_json(),
+        "actions": [list(action) for action in module.space],
         "fallback": list(fallback),
         "modes": list(modes),
         "versions": {name: version(name) for name in ("torch", "pytorch-lightning")},

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, ActionSpace, Choice, Lookup
+from selector.actions import EMPTY, Choice, Lookup
 from selector.schema import FEATURES, FULL, LIGHT, MATCH, SCHEMA_VERSION, InputError
 from selector.tables import FREE, Batches, Table, number
 
-MOST_TOKENS = 1 + max(action.nodes for action in ActionSpace.default())  # of a tree, the root included
+MOST_TOKENS = 64  # of an engine's step that times are wanted for, the root included
 
 
 class Correction(NamedTuple):
@@ -47,7 +47,7 @@ class LatencyProfile:
             distributions.
         verify: for each verifier, seconds by depth of the tree and number of branches.
         copied: the same for a copied chain, by its length; one verifier checks all of them.
-        decide: one decision of a selector, its features included, by what it sees (`schema.FEATURES`).
+        decide: one decision of a selector, its features included, by what it sees (`schema.LEVELS`).
         step: the rest of a decoding step; fitted, and below 0 where passes in a step are faster than alone.
         nucleus: what one row of probabilities takes longer where top-p is below 1: a sort of the vocabulary.
         labelling: of data generation, seconds per `token` of a text that the target writes, per token that is `decoded`
@@ -142,7 +142,7 @@ class LatencyProfile:
 
         Args:
             length: committed tokens before the step, the root token included.
-            sees: what was looked at to decide, `schema.FEATURES` or the match; nothing where nothing is decided.
+            sees: what was looked at to decide, `schema.LEVELS` or the match; nothing where nothing is decided.
             filtered: whether top-p is below 1.
         """
         passes = _draft_passes(action, length, LIGHT in sees or FULL in sees)
@@ -239,11 +239,18 @@ def interpolated(table_LA: Tensor, lengths_L: Tensor, length_B: Tensor) -> Tenso
 
 def interpolated_at(table_SLA: Tensor, lengths_L: Tensor, at_B: Tensor, length_B: Tensor) -> Tensor:
     """As `interpolated`, from one of several tables for each row: `at_B`, int64."""
+    upper_B, share_B = places(lengths_L, length_B)
+    share_B1 = share_B.unsqueeze(-1)
+    return table_SLA[at_B, upper_B - 1] * (1 - share_B1) + table_SLA[at_B, upper_B] * share_B1
+
+
+def places(lengths_L: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Between which of a table's lengths some lengths lie: the position of the upper one, int64 [B], and how far they are
+    from the lower one to it, from 0 to 1, [B]. Scriptable."""
     length_B = length_B.to(lengths_L.dtype).clamp(lengths_L[0], lengths_L[-1])
     upper_B = torch.searchsorted(lengths_L, length_B.contiguous()).clamp(1, lengths_L.size(0) - 1)
     low_B, high_B = lengths_L[upper_B - 1], lengths_L[upper_B]
-    share_B1 = ((length_B - low_B) / (high_B - low_B)).unsqueeze(-1)
-    return table_SLA[at_B, upper_B - 1] * (1 - share_B1) + table_SLA[at_B, upper_B] * share_B1
+    return upper_B, (length_B - low_B) / (high_B - low_B)
 
 
 def gpu_like(pair: str, verifiers: Iterable[str], draft_share: float, target_seconds: float = 20e-3) -> LatencyProfile:

@@ -5,7 +5,6 @@ Legend: B roots of a batch, R roots of a split, F scalars, D hidden width, A act
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +12,16 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from selector.actions import ActionSpace
 from selector.data import Texts, Timed
 from selector.decision import Mode
 from selector.network import RootNetwork, SurvivalNetwork
 from selector.objective import policy_loss, policy_ratios, survival_loss
-from selector.schema import COUNTS, EARLY, EARLY_SCALARS, FULL, MATCH, SCALARS
+from selector.schema import FULL, MATCH, PAIR, SCHEMAS, Schema
 from selector.tuning import replay_mode
 
-SPACE = ActionSpace.with_lookups()
 ROWS_AT_ONCE = 1 << 14
 
 
@@ -45,10 +43,13 @@ class SelectorModule(pl.LightningModule):
 
     Args:
         objective: "regressor" or "policy".
-        sees: "light", scalars alone, or "full". Either may also be asked with the early scalars.
+        sees: "light", scalars alone, or "full", of a pair's selector; "drafter" of a log's. Each may also be asked with
+            the first level of its schema.
         hidden_widths: of the hidden states, in schema order; empty for a light selector.
         network: further keyword arguments of `RootNetwork`.
         worst_weight, worst_share: lambda and alpha of DDTE eq. 12.
+        schema: the name of its scalars, of `schema.SCHEMAS`.
+        space: what it chooses from, as `ActionSpace.to_json` has it; None for the trees and lookups of a pair.
     """
 
     def __init__(
@@ -61,17 +62,29 @@ class SelectorModule(pl.LightningModule):
         weight_decay: float,
         worst_weight: float = 1.0,
         worst_share: float = 0.05,
+        schema: str = PAIR.name,
+        space: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        outputs = len(SPACE.sums_SA) if self.is_regressor else len(SPACE)
-        body = RootNetwork(len(SCALARS), COUNTS, len(EARLY_SCALARS), hidden_widths, outputs, **network)
-        self.network: SurvivalNetwork | RootNetwork = SurvivalNetwork(body, SPACE) if self.is_regressor else body
+        own = self.schema
+        outputs = len(self.space.sums_SA) if self.is_regressor else len(self.space)
+        body = RootNetwork(len(own.scalars), own.counts, own.unseen, own.first, hidden_widths, outputs, **network)
+        self.network: SurvivalNetwork | RootNetwork = SurvivalNetwork(body, self.space) if self.is_regressor else body
         self.judged: list[tuple[Timed, Mode]] = []  # validation texts by sampling setting, and how decisions are made
 
     @property
     def is_regressor(self) -> bool:
         return self.hparams["objective"] == "regressor"
+
+    @property
+    def schema(self) -> Schema:
+        return SCHEMAS[self.hparams["schema"]]
+
+    @property
+    def space(self) -> ActionSpace:
+        values = self.hparams["space"]
+        return ActionSpace.with_lookups() if values is None else ActionSpace.of_json(values)
 
     @property
     def sees(self) -> str:
@@ -83,8 +96,8 @@ class SelectorModule(pl.LightningModule):
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """What it may be asked with: a policy with all that it sees, a regressor with the early scalars as well."""
-        return (EARLY, self.sees) if self.is_regressor else (self.sees,)
+        """What it may be asked with: a policy with all that it sees, a regressor with the first level as well."""
+        return (self.schema.levels[0], self.sees) if self.is_regressor else (self.sees,)
 
     def begin_at(self, texts: Texts, survivals_RS: Tensor, rows: Tensor) -> None:
         """Scaling of the inputs, and where training begins, from the training roots alone."""
@@ -95,13 +108,13 @@ class SelectorModule(pl.LightningModule):
             self.network.begin_at(survivals_RS[rows].mean(0))
 
     def loss(self, batch: Batch) -> Tensor:
-        """Of what is said once the draft has passed the root; a regressor's, of what is said before as well."""
+        """Of what is said where all is known; a regressor's, of what is said with the first level as well."""
         passed_B1 = torch.ones(len(batch.scalars_BF), 1)
         outputs = self.network(batch.scalars_BF, batch.hidden, passed_B1)
         if self.is_regressor:
             early = self.network(batch.scalars_BF, batch.hidden, 0 * passed_B1)
-            return survival_loss(outputs, batch.survivals_BS, SPACE) + survival_loss(early, batch.survivals_BS, SPACE)
-        efficiency_BA = SPACE.efficiencies(batch.survivals_BS)
+            return sum(survival_loss(each, batch.survivals_BS, self.space) for each in (outputs, early))
+        efficiency_BA = self.space.efficiencies(batch.survivals_BS)
         ratio_B = policy_ratios(outputs, efficiency_BA, batch.seconds_BA, batch.base_speed_B)
         return policy_loss(ratio_B, self.hparams["worst_weight"], self.hparams["worst_share"])
 
@@ -111,13 +124,13 @@ class SelectorModule(pl.LightningModule):
         without meaning.
 
         Args:
-            sees: `early` for what it says before the draft has passed the root; all that it sees if None.
+            sees: the schema's first level for what it says with that; all that it sees if None.
         """
-        parts = []
+        parts, space = [], self.space
         for part in torch.arange(len(texts.length_R)).split(ROWS_AT_ONCE):
-            passed_B1 = torch.full((len(part), 1), float(sees != EARLY))
+            passed_B1 = torch.full((len(part), 1), float(sees != self.schema.levels[0]))
             outputs = self.network(*texts.features(part, self.is_full), passed_B1)
-            parts.append(SPACE.efficiencies(outputs.exp()) if self.is_regressor else outputs)
+            parts.append(space.efficiencies(outputs.exp()) if self.is_regressor else outputs)
         return torch.cat(parts)
 
     def opinions(self, texts: Texts, mode: Mode) -> dict[str, Tensor]:
@@ -157,6 +170,7 @@ class RootsModule(pl.LightningDataModule):
 
     Args:
         further: step times and the baseline's speeds of all roots, by split, for a policy; None for a regressor.
+        space: whose labels are learned; that of a pair's selector if None.
     """
 
     def __init__(
@@ -168,28 +182,30 @@ class RootsModule(pl.LightningDataModule):
         batch: int,
         seed: int,
         further: dict[str, tuple[Tensor, Tensor]] | None = None,
+        space: ActionSpace | None = None,
     ) -> None:
         super().__init__()
+        self.space = space or ActionSpace.with_lookups()
         self.splits, self.verifier, self.sees, self.batch, self.seed = splits, verifier, sees, batch, seed
         self.further = further
         self.rows = {name: learned_rows(texts, stride) for name, texts in splits.items()}
 
     def _loader(self, split: str, shuffle: bool) -> DataLoader[Batch]:
-        generator = torch.Generator().manual_seed(self.seed)
-        rows: Sequence[int] = self.rows[split]  # type: ignore[assignment]
+        """Whole batches at once: a lookup of every root by itself would take longer than learning from it."""
+        generator, rows = torch.Generator().manual_seed(self.seed), self.rows[split]
+        order = RandomSampler(range(len(rows)), generator=generator) if shuffle else SequentialSampler(range(len(rows)))
+        batches = BatchSampler(order, self.batch, drop_last=shuffle and len(rows) > self.batch)
         return DataLoader(
             rows,  # type: ignore[arg-type]
-            batch_size=self.batch,
-            shuffle=shuffle,
-            drop_last=shuffle and len(rows) > self.batch,
-            generator=generator,
-            collate_fn=lambda part: self._batch(split, torch.stack(part)),
+            sampler=batches,
+            batch_size=None,
+            collate_fn=lambda part: self._batch(split, part),
         )
 
     def _batch(self, split: str, rows: Tensor) -> Batch:
         texts = self.splits[split]
         further = (torch.zeros(0),) * 2 if self.further is None else (each[rows] for each in self.further[split])
-        return Batch(*texts.features(rows, self.sees == FULL), texts.labels(self.verifier, rows, SPACE), *further)
+        return Batch(*texts.features(rows, self.sees == FULL), texts.labels(self.verifier, rows, self.space), *further)
 
     def train_dataloader(self) -> DataLoader[Batch]:
         return self._loader("train", shuffle=True)
@@ -199,6 +215,7 @@ class RootsModule(pl.LightningDataModule):
 
 
 def learned_rows(texts: Texts, stride: int) -> Tensor:
-    """Every `stride`-th root of each text after its first, which has no features; int64."""
+    """Every `stride`-th root of each text that has features; int64."""
+    first = 0 if texts.from_the_start else 1
     number_R = torch.cat([torch.arange(size) for size in texts.size_X.tolist()])
-    return ((number_R >= 1) & ((number_R - 1) % stride == 0)).nonzero()[:, 0]
+    return ((number_R >= first) & ((number_R - first) % stride == 0)).nonzero()[:, 0]

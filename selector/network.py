@@ -19,13 +19,14 @@ class RootNetwork(nn.Module):
 
     A light selector has no hidden states. Scaling of the scalars is part of the module: counts go in by
     their logarithms, for between no match and one token of it lies more than between 20 and 21; then all are
-    standardised. It may also be asked before the draft has passed the root: scalars that are not known then stand at
-    their means, hidden states at nothing, and one more input says so.
+    standardised. It may also be asked with less, before the draft has passed the root for example: scalars that are not
+    known then stand at their means, hidden states at nothing, and one more input says so.
 
     Args:
         scalars: F.
         counts: which of them are numbers of tokens.
-        early: how many of them are known before any pass of the draft.
+        unseen: which of them are for the decision alone.
+        early: how many of them are known where less is known.
         hidden_widths: D of each hidden state; none for a light selector.
         outputs: how many numbers come out.
         width: of each projected hidden state.
@@ -40,6 +41,7 @@ class RootNetwork(nn.Module):
         self,
         scalars: int,
         counts: Sequence[int],
+        unseen: Sequence[int],
         early: int,
         hidden_widths: Sequence[int],
         outputs: int,
@@ -56,8 +58,10 @@ class RootNetwork(nn.Module):
         self.mlp = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
         self.early = early
         self.register_buffer("count_F", torch.tensor([f in counts for f in range(scalars)]))
+        self.unseen = list(unseen)
         self.register_buffer("mean_F", torch.zeros(scalars))
         self.register_buffer("scale_F", torch.ones(scalars))
+        self.scale_F[self.unseen] = torch.inf  # whatever they are, the network sees 0
 
     @torch.no_grad()
     def standardise(self, scalars_BF: Tensor) -> None:
@@ -67,6 +71,7 @@ class RootNetwork(nn.Module):
         varies_F = deviation_F > 1e-6 * (1 + scalars_BF.mean(0).abs())
         self.mean_F.copy_(scalars_BF.mean(0))
         self.scale_F.copy_(torch.where(varies_F, deviation_F, 1.0))
+        self.scale_F[self.unseen] = torch.inf
 
     def _logarithmic(self, scalars_BF: Tensor) -> Tensor:
         return torch.where(self.count_F, scalars_BF.clamp(min=0).log1p(), scalars_BF)
@@ -75,7 +80,7 @@ class RootNetwork(nn.Module):
         """Args:
             scalars_BF: float32, in the order of the schema.
             hidden_states: float32 [B, D] each, in the order of the schema.
-            passed_B1: float32, 1 where the draft has passed the root; where it is 0, the early scalars alone count.
+            passed_B1: float32, 1 where all scalars are known; where it is 0, the early ones alone count.
 
         Returns:
             float32 [B, outputs].

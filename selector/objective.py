@@ -15,7 +15,7 @@ from selector.actions import ActionSpace
 
 def survival_loss(log_survivals_BS: Tensor, labels_BS: Tensor, space: ActionSpace) -> Tensor:
     """What a regressor of survivals is trained on: their cross-entropy, in nats, and the squared error of the block
-    efficiencies that they add up to, in squared tokens; scalar.
+    efficiencies that they add up to, in squared tokens; scalar. Labels that are not known (NaN) do not count.
 
     Decisions need the sums; the cross-entropy keeps each survival a probability that means what it says. Chains and
     lookups count as much as branches do, which are far more numbers.
@@ -25,11 +25,14 @@ def survival_loss(log_survivals_BS: Tensor, labels_BS: Tensor, space: ActionSpac
         labels_BS: `P(tau >= t | text)`. Both terms have their least value at the labels' mean, so labels that are right
             on average will do, even where the draw of siblings puts one above 1.
     """
+    known_BS = ~labels_BS.isnan()
+    labels_BS = labels_BS.nan_to_num()
     log_S = log_survivals_BS.clamp(max=-1e-6)
-    loss_BS = -(labels_BS * log_S + (1 - labels_BS) * torch.log(-torch.expm1(log_S)))
+    loss_BS = -(labels_BS * log_S + (1 - labels_BS) * torch.log(-torch.expm1(log_S))) * known_BS
     sizes = [space.depth, space.tree_survivals - space.depth, loss_BS.shape[-1] - space.tree_survivals]
     cross_entropy = sum(part.mean() for part in loss_BS.split(sizes, dim=-1) if part.shape[-1])
-    error_BA = space.efficiencies(log_survivals_BS.exp()) - space.efficiencies(labels_BS)
+    known_BA = (~known_BS).to(log_S) @ space.sums_SA.to(log_S) == 0
+    error_BA = (space.efficiencies(log_survivals_BS.exp()) - space.efficiencies(labels_BS)) * known_BA
     squared = sum(
         part.square().mean()
         for part in error_BA.split([len(space.trees), len(space.lookups)], dim=-1)

@@ -21,18 +21,17 @@ from selector.decision import Mode
 from selector.jit import jit
 from selector.latency import LatencyProfile
 from selector.network import survival_factors
-from selector.schema import EARLY, EARLY_SCALARS, LENGTH_AT, SCALAR_NAMES, SCALARS_KEY
+from selector.schema import LENGTH_AT, SCALARS_KEY, SCHEMAS
 
 Array = NDArray[Any]
 
-SPACE = ActionSpace.with_lookups()
 EPSILON = torch.nn.LayerNorm(1).eps
 NOT_FINITE = -1
 PROJECTION = ("0.weight", "0.bias", "1.weight", "1.bias")  # of a hidden state: a linear map and a layer norm
 
 
 class OneRoot:
-    """What a network decides at one root under one sampling setting, from early, light or full features.
+    """What a network decides at one root under one sampling setting, from the features of one level.
 
     The scaling of the scalars is made part of the first layer, and the last layer keeps only the outputs that the
     allowed trees need.
@@ -47,11 +46,13 @@ class OneRoot:
     def __init__(
         self, weights: Mapping[str, Tensor], config: dict[str, Any], profile: LatencyProfile, mode: Mode, sees: str
     ) -> None:
-        allowed = sorted(mode.allowed) or list(range(len(SPACE)))
-        self.actions = [SPACE.actions[a] for a in allowed]
-        hidden_states = {} if sees == EARLY else config["features"]["hidden_states"]
+        space, schema = ActionSpace.of_json(config["space"]), SCHEMAS[config["schema"]]
+        allowed = sorted(mode.allowed) or list(range(len(space)))
+        self.actions = [space.actions[a] for a in allowed]
+        with_less = sees == schema.levels[0]
+        hidden_states = {} if with_less else config["features"]["hidden_states"]
         self.hidden_names, widths = list(hidden_states), list(hidden_states.values())
-        inputs = len(EARLY_SCALARS) if sees == EARLY else len(SCALAR_NAMES)
+        inputs = schema.first if with_less else len(schema.scalars)
         regressor = config["objective"] == "regressor"
         body = "network.body." if regressor else "network."
         own = {name.removeprefix(body): weight for name, weight in weights.items() if name.startswith(body)}
@@ -61,12 +62,13 @@ class OneRoot:
         layers[0] = _of_what_is_seen(*layers[0], own["mean_F"], own["scale_F"], inputs, bool(widths))
         factors_UH, sums_KU = torch.zeros(0, 0), torch.zeros(0, 0)
         if regressor:
-            outputs, factors_UH, sums_KU = _of_survivals(allowed)
+            outputs, factors_UH, sums_KU = _of_survivals(space, allowed)
             layers[-1] = layers[-1][0][outputs], layers[-1][1][outputs]
         else:
             layers[-1] = layers[-1][0][allowed], layers[-1][1][allowed]
         asked = mode.sees[: mode.sees.index(sees) + 1]
-        lengths_L, seconds_LA = profile.table(SPACE.actions, config["verifier"], asked, mode.top_p < 1)
+        times = profile.at_batch(mode.batch)
+        lengths_L, seconds_LA = times.table(space.actions, config["verifier"], asked, mode.top_p < 1)
         parts = [*projections, *(part for layer in layers for part in layer)]
         self._constants = (
             own["count_F"][:inputs].numpy(),
@@ -83,6 +85,15 @@ class OneRoot:
             LENGTH_AT,
         )
         self._no_states = np.zeros(0, np.float32)
+
+    def tokens(self, features: dict[str, Tensor]) -> Array:
+        """Predicted block efficiencies of `actions` at one root, [K]; of a regressor that sees scalars alone. InputError
+        where one of them is not finite."""
+        check_finite(features)
+        network, survivals = self._constants[:5], self._constants[5:7]
+        outputs_H = _outputs(features[SCALARS_KEY].numpy(), self._no_states, *network)
+        tokens_K: Array = _tokens(outputs_H, *survivals)
+        return tokens_K
 
     def choose(self, features: dict[str, Tensor]) -> Choice:
         """The action at one root, from float32 tensors on the CPU; InputError where one of them is not finite."""
@@ -109,12 +120,12 @@ def _of_what_is_seen(
     return torch.cat([scaled_OF, hidden_OI], dim=-1), bias_O
 
 
-def _of_survivals(allowed: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+def _of_survivals(space: ActionSpace, allowed: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """The network's outputs that some actions need, bool; of these the factors of the survivals that they need, [U, H];
     and which survivals each action's block efficiency is the sum of, [K, U]."""
-    sums_UK = SPACE.sums_SA[:, allowed]
+    sums_UK = space.sums_SA[:, allowed]
     survivals = sums_UK.any(1)
-    factors_HU = survival_factors(SPACE)[:, survivals]
+    factors_HU = survival_factors(space)[:, survivals]
     outputs = factors_HU.any(1)
     return outputs, factors_HU[outputs].T, sums_UK[survivals].T
 
@@ -155,6 +166,29 @@ def _decide(
     """
     if not (np.isfinite(scalars_F).all() and np.isfinite(states_D).all()):
         return NOT_FINITE
+    outputs_H = _outputs(scalars_F, states_D, counts_F, widths, projected, sizes, network_N)
+    if len(sums_KU) == 0:
+        return int(np.argmax(outputs_H))
+    tokens_K = _tokens(outputs_H, factors_UH, sums_KU)
+    length = min(max(float(scalars_F[length_at]), lengths_L[0]), lengths_L[-1])
+    above = max(1, np.searchsorted(lengths_L, length))
+    share = (length - lengths_L[above - 1]) / (lengths_L[above] - lengths_L[above - 1])
+    seconds_K = seconds_LK[above - 1] + share * (seconds_LK[above] - seconds_LK[above - 1])
+    price = speed ** (1 - rho) * (tokens_K / seconds_K).max() ** rho
+    return int(np.argmax(tokens_K - price * seconds_K))
+
+
+@jit
+def _outputs(
+    scalars_F: Array,
+    states_D: Array,
+    counts_F: Array,
+    widths: Array,
+    projected: int,
+    sizes: Array,
+    network_N: Array,
+) -> Array:
+    """The network's outputs, [H]; arguments as those of `_decide`."""
     F = len(counts_F)
     values_I = np.empty(F + projected * len(widths), np.float32)
     for f in range(F):
@@ -176,23 +210,21 @@ def _decide(
         outputs_O = np.empty(sizes[layer], np.float32)
         at = _linear(network_N, at, outputs_H, outputs_O)
         outputs_H = outputs_O
-    if len(sums_KU) == 0:
-        return int(np.argmax(outputs_H))
+    return outputs_H
+
+
+@jit
+def _tokens(outputs_H: Array, factors_UH: Array, sums_KU: Array) -> Array:
+    """Block efficiencies of the actions that may be chosen, [K]."""
     # the logarithm of the logistic function, which must not overflow
     log_accepted_H = np.minimum(outputs_H, np.float32(0)) - np.log1p(np.exp(-np.abs(outputs_H)))
     survivals_U = np.empty(len(factors_UH), np.float32)
     for u in range(len(survivals_U)):
         survivals_U[u] = np.exp(_dot(factors_UH[u], log_accepted_H))
-    length = min(max(float(scalars_F[length_at]), lengths_L[0]), lengths_L[-1])
-    above = max(1, np.searchsorted(lengths_L, length))
-    share = (length - lengths_L[above - 1]) / (lengths_L[above] - lengths_L[above - 1])
-    K = len(sums_KU)
-    tokens_K, seconds_K = np.empty(K), np.empty(K)
-    for k in range(K):
+    tokens_K = np.empty(len(sums_KU))
+    for k in range(len(tokens_K)):
         tokens_K[k] = 1 + _dot(sums_KU[k], survivals_U)
-        seconds_K[k] = seconds_LK[above - 1, k] + share * (seconds_LK[above, k] - seconds_LK[above - 1, k])
-    price = speed ** (1 - rho) * (tokens_K / seconds_K).max() ** rho
-    return int(np.argmax(tokens_K - price * seconds_K))
+    return tokens_K
 
 
 @jit

@@ -21,6 +21,7 @@ Array = NDArray[Any]
 READ = "model.safetensors", "config.json"
 DTYPES = {"F32": np.float32, "I64": np.int64, "BOOL": np.bool_}
 LAYER_NORM_EPSILON = 1e-5
+DOUBLING, ANY_LEVEL = np.float32(1e-3), -1.0  # how far twice the requests are; a mode for whatever is known
 NEVER = np.float32(-1e9)  # the score of an action that is not to be taken, as in `selector.decision`
 
 
@@ -32,7 +33,7 @@ class PlainSelector:
 
     Attributes:
         actions: `(K, L1, L2)` of a tree, `(length,)` of a lookup.
-        early: how many of the scalars are known before the draft has passed the root.
+        early: how many of the scalars are known where less is known: before the draft has passed the root, for example.
 
     Raises:
         ValueError: a file is missing or is not what `SHA256SUMS` says; names it.
@@ -48,7 +49,7 @@ class PlainSelector:
         self._regressor = self.config["objective"] == "regressor"
         names = [scalar["name"] for scalar in self.config["features"]["scalars"]]
         self._match, self._length = names.index("match"), names.index("context_length")
-        self._setting = [names.index("temperature"), names.index("top_p")]
+        self._setting, self._batch = [names.index("temperature"), names.index("top_p")], names.index("batch")
 
     def decide(self, scalars_BF: Array, hidden_states: Sequence[Array] = ()) -> tuple[Array, Array]:
         """Actions by their positions, int64 [B]; scores, float32 [B, A].
@@ -66,8 +67,11 @@ class PlainSelector:
         hidden = [np.asarray(state, dtype=np.float32) for state in hidden_states]
         self._check(scalars_BF, [] if early else hidden, early)
         find = self._tensors
-        distance_BS = np.abs(scalars_BF[:, None, self._setting] - find["settings_S2"]).sum(-1)
-        at_B = distance_BS.argmin(-1)
+        batch_B1 = DOUBLING * np.log2(scalars_BF[:, self._batch].clip(min=1))[:, None]
+        setting_B3 = np.concatenate([scalars_BF[:, self._setting], batch_B1], axis=-1)
+        distance_BS = np.abs(setting_B3[:, None] - find["settings_S3"]).sum(-1)
+        of_this_level_S = (find["level_S"] == ANY_LEVEL) | (find["level_S"] == float(not early))
+        at_B = np.where(of_this_level_S, distance_BS, np.inf).argmin(-1)
         passed_B1 = find["late_S"][at_B][:, None] * np.float32(not early)
         outputs_BH = self._network(scalars_BF, hidden, passed_B1)
         copies_B1 = (scalars_BF[:, self._match] >= find["least_S"][at_B])[:, None]

@@ -52,7 +52,7 @@ def potential(fitted_on: Timed, judged_on: Timed) -> Potential:
     static = _static(fitted_on)
     inputs = _Inputs(fitted_on.texts)
     labels_RA = space.efficiencies(fitted_on.survivals_RS)
-    rows_R = ~fitted_on.texts.first_R
+    rows_R = ~fitted_on.texts.unknown_R
     weights_FA = inputs.fit(fitted_on.texts, labels_RA, rows_R)
     scores = {id(timed): inputs.of(timed.texts) @ weights_FA for timed in (fitted_on, judged_on)}
     modes = [Mode(*fitted_on.setting, static.action, (LIGHT,), static.speed, rho, _chains(fitted_on)) for rho in RHOS]
@@ -63,7 +63,7 @@ def potential(fitted_on: Timed, judged_on: Timed) -> Potential:
         sources(judged_on.texts),
     )
     texts, at = judged_on.texts, space.index(EXAMPLE)
-    kept_R = ~texts.first_R
+    kept_R = ~texts.unknown_R
     truth_R = space.efficiencies(judged_on.survivals_RS)[kept_R, at]
     error_R = truth_R - scores[id(judged_on)][kept_R, at]
     explained = max(0.0, 1 - float(error_R.square().mean() / truth_R.var(unbiased=False).clamp(min=1e-12)))
@@ -87,7 +87,7 @@ class _Inputs:
     """Scalars and their squares, standardised, and a one."""
 
     def __init__(self, texts: Texts) -> None:
-        rows_RF = texts.scalars_RF[~texts.first_R]
+        rows_RF = texts.scalars_RF[~texts.unknown_R]
         self.mean_F, self.scale_F = rows_RF.mean(0), rows_RF.std(0).clamp(min=1e-6)
 
     def of(self, texts: Texts) -> Tensor:

@@ -7,9 +7,9 @@ from one walk along the text,
 
     D(first root) = 1,      D(i + n) += D(i) P(tau + 1 = n | i, a(i)),
 
-and the expected time is `sum_i D(i) T(a(i), i)`, the expected tokens `sum_i D(i) E[tau + 1 | i, a(i)]`. What the last
-step yields beyond the text's end counts, as it was paid for. There is no noise but that of which texts there are; both
-sides of a comparison run on the same ones, and errors are over their sources, by the jackknife.
+and the expected time is `sum_i D(i) T(a(i), i)`. The tokens are the text's: what the last step yields beyond its end is
+paid for and does not count. There is no noise but that of which texts there are; both sides of a comparison run on the
+same ones, and errors are over their sources, by the jackknife.
 
 This holds for every policy that decides at roots by what is known there: static trees, trees by kind of text, rules of
 thumb, selectors. Decisions that use drafted tokens need decoding: they also run on drafts that left the text.
@@ -38,7 +38,7 @@ ROUNDS = 5  # of raising means and cutting off anew
 
 @dataclass(frozen=True)
 class Replayed:
-    """Expected tokens, seconds and steps of each text, float64 [X]; and how many steps begin at each root, [R]."""
+    """Tokens of each text, expected seconds and steps, float64 [X]; and how many steps begin at each root, [R]."""
 
     tokens_X: Tensor
     seconds_X: Tensor
@@ -59,6 +59,8 @@ class Replayed:
 def lawful(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
     """Labels as laws of tau: between 0 and 1, never rising along a path; each column keeps its mean.
 
+    Those of a space without branches are laws as they are.
+
     Labels of branches carry the noise of which siblings were drawn. It leaves means as they are, yet one of 1.6
     makes a probability of -0.6, and a walk along the text multiplies such noise at every step. Cutting it off lowers
     the means, by what each column is then raised again. Chains have no noise and stay as they are.
@@ -67,6 +69,8 @@ def lawful(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
         survivals_RS: labels of many roots under one sampling setting.
     """
     survivals_RS = survivals_RS.float()
+    if space.max_K == 1:
+        return survivals_RS
     mean_S, cut_RS = survivals_RS.mean(0), _falling(survivals_RS, space)
     for _ in range(ROUNDS):
         cut_RS = _falling(cut_RS * (mean_S / cut_RS.mean(0).clamp(min=1e-9)), space)
@@ -139,11 +143,14 @@ def _walk(
         begins_N[0] = 1.0
         for n in range(size_X[x]):
             row, here, reached = begin + n, begins_N[n], 1.0
+            if here == 0.0:
+                continue
             visits_R[row] = here
             sums_X3[x, 1] += here * seconds_R[row]
             sums_X3[x, 2] += here
             for d in range(depth + 1):
-                sums_X3[x, 0] += here * reached
+                if n + d < size_X[x]:
+                    sums_X3[x, 0] += here * reached
                 survival = survival_of_AD[action_R[row], d] if d < depth else none
                 further = survivals_RS[row, survival] if survival < none else 0.0
                 begins_N[n + 1 + d] += here * (reached - further)  # d accepted, and no more
@@ -152,6 +159,45 @@ def _walk(
                     break
         begin += size_X[x]
     return sums_X3, visits_R
+
+
+def fastest_possible(survivals_RS: Tensor, seconds_RA: Tensor, size_X: Tensor, space: ActionSpace) -> Replayed:
+    """The policy that is told everything: of all choices at all roots those that take the least time for each text.
+
+    Args:
+        survivals_RS: of 0 and 1 the exact least time; of others that of the best policy that knows all labels.
+        seconds_RA: of all actions.
+    """
+    survivals, paths = (each.contiguous().numpy() for each in (survivals_RS, space.survival_of_AD))
+    action_R = torch.from_numpy(_best_ahead(survivals, paths, seconds_RA.double().numpy(), size_X.numpy()))
+    seconds_R = seconds_RA.gather(-1, action_R.unsqueeze(-1))[:, 0]
+    return replay(survivals_RS, action_R, seconds_R, size_X, space)
+
+
+@jit
+def _best_ahead(survivals_RS: Array, survival_of_AD: Array, seconds_RA: Array, size_X: Array) -> Array:
+    """From each text's end to its beginning: the action with the least expected time to the end, int64 [R]."""
+    none, depth = survivals_RS.shape[1], survival_of_AD.shape[1]
+    best_R = np.zeros(len(seconds_RA), np.int64)
+    begin = 0
+    for x in range(len(size_X)):
+        ahead_N = np.zeros(size_X[x] + depth + 1)
+        for n in range(size_X[x] - 1, -1, -1):
+            row, least = begin + n, np.inf
+            for a in range(seconds_RA.shape[1]):
+                time, reached = seconds_RA[row, a], 1.0
+                for d in range(depth + 1):
+                    survival = survival_of_AD[a, d] if d < depth else none
+                    further = survivals_RS[row, survival] if survival < none else 0.0
+                    time += (reached - further) * ahead_N[n + 1 + d]
+                    reached = further
+                    if reached == 0.0:
+                        break
+                if time < least:
+                    least, best_R[row] = time, a
+            ahead_N[n] = least
+        begin += size_X[x]
+    return best_R
 
 
 @dataclass(frozen=True)

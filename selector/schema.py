@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 
 class InputError(ValueError):
@@ -20,17 +21,26 @@ class InputError(ValueError):
 
 @dataclass(frozen=True)
 class Scalar:
-    """One scalar feature."""
+    """One scalar feature.
+
+    Attributes:
+        learned: whether the network sees it. What it does not see is there for the decision alone, which looks up step
+            times by it.
+    """
 
     name: str
     unit: str
     meaning: str
+    learned: bool = True
 
 
 DECAYS = (0.5, 0.8, 0.95, 0.99)  # of the running means over the committed text: the last two tokens, five, 20, 100
 LONGEST_MATCH = 32  # tokens; longer matches, and longer runs, count as this many
 LONGEST_LOOKUP = 16  # tokens
 SOURCE_LENGTHS = (1, 2, 4, 8, 16)  # tokens that a lookup would copy
+HIT_LENGTHS = (1, 2, 4, 8)  # tokens of the source
+MOST_SEEN = 32  # times
+LONGEST_COUNTED, MOST_COUNTED = 8, 500  # tokens and times of the statistics by token
 PRECEDENT_LENGTHS = (1, 2, 3, 4)  # tokens at the text's end
 
 
@@ -44,17 +54,69 @@ def _means(name: str, unit: str, meaning: str) -> tuple[Scalar, ...]:
 
 # `root` is the last committed token, `prev` the one before it. `p` and `q` are the target's and the draft's
 # distributions after a token, after temperature and nucleus filtering; entropies are those at temperature 1, for at
-# temperature 0 nothing would be left of them. The history begins with the last prompt token: no engine computes logits
-# of the whole prompt. Means are running ones over the text so far, with weights decay^age. The *source* is the place
-# that a lookup would copy from.
-EARLY_SCALARS = (  # known before any pass of the draft
-    Scalar("target_entropy_prev", "nats", "of the target after prev, at temperature 1"),
-    *_means("target_entropy", "nats", "the target's entropy at temperature 1"),
-    *_means("copied", "1", "1 where a lookup foretold the text's token, 0 elsewhere"),
-    Scalar("copied", "tokens", f"how many of the latest tokens in a row a lookup foretold; {LONGEST_MATCH} at most"),
+# temperature 0 nothing would be left of them. The history of a model's rows begins with the last prompt token: no engine
+# computes logits of the whole prompt. Running means have weights decay^age. The *source* is the place that a lookup
+# would copy from. Every scalar that the network sees is bounded, so that none of a longer text is far from all of those
+# that it was trained on.
+TEXT_SCALARS = (  # known from token ids alone
+    Scalar("context_length", "tokens", "committed tokens, the root token included", learned=False),
+    Scalar("batch", "requests", "how many requests the engine decodes together", learned=False),
+    Scalar("temperature", "1", "of the target's sampling"),
+    Scalar("top_p", "1", "nucleus threshold; 1 keeps everything"),
     Scalar(
         "match", "tokens", f"length of the longest end of the text that stands in it before; {LONGEST_MATCH} at most"
     ),
+    *_means("copied", "1", "1 where a lookup foretold the text's token, 0 elsewhere"),
+    Scalar("copied", "tokens", f"how many of the latest tokens in a row a lookup foretold; {LONGEST_MATCH} at most"),
+    Scalar("source_steady", "tokens", f"for how many tokens the source has moved along; {LONGEST_MATCH} at most"),
+    Scalar("source_in_prompt", "1", "1 where the source is in the prompt, 0 elsewhere"),
+    Scalar(
+        "source_foretold",
+        "tokens",
+        f"how many of the first {LONGEST_LOOKUP} tokens that a lookup would copy were foretold there, from the first on",
+    ),
+    *(
+        Scalar(
+            f"source_copied_{count}", "1", f"share of the first {count} tokens of the source that were foretold there"
+        )
+        for count in SOURCE_LENGTHS
+    ),
+    Scalar("second_match", "tokens", f"of the source's own source; {LONGEST_MATCH} at most"),
+    Scalar("second_agrees", "tokens", f"how far both go on alike; {LONGEST_LOOKUP} at most"),
+    *(
+        scalar
+        for count in PRECEDENT_LENGTHS
+        for scalar in (
+            Scalar(
+                f"seen_{count}",
+                "times",
+                f"how often the last {count} tokens stand in the text before; {MOST_SEEN} at most",
+            ),
+            Scalar(f"agree_{count}", "1", "of these, the share that the token that a lookup would copy first followed"),
+        )
+    ),
+)
+STATISTICS = ("token_hit", "token_accepted", "token_copied")  # of the training roots with the same last token
+TOKEN_SCALARS = (  # known from the last token's id, and a table of the artefact
+    Scalar("token_hit", "1", "after this token, the share of training roots where the drafter's first token was right"),
+    Scalar("token_accepted", "tokens", f"of the drafter's chain there, mean; {LONGEST_COUNTED} at most each"),
+    Scalar("token_copied", "1", "the share of these roots where a lookup's first token was right"),
+    Scalar("token_seen", "times", f"how many training roots these are; {MOST_COUNTED} at most"),
+)
+DRAFTER_SCALARS = (  # known where the drafter has run over the committed text: whether its first token was the text's
+    *_means("hit", "1", "1 where the drafter's first token was the text's, 0 elsewhere"),
+    Scalar("hits", "tokens", f"of the latest tokens in a row; {LONGEST_MATCH} at most"),
+    Scalar("source_hits", "tokens", f"of the source's tokens in a row; {LONGEST_LOOKUP} at most"),
+    *(
+        Scalar(f"source_hit_{count}", "1", f"share of the source's first {count} tokens that were hits")
+        for count in HIT_LENGTHS
+    ),
+    Scalar("hit_after", "1", "share of the hits right after the last token, where it stood before"),
+    Scalar("seen_after", "times", f"how often that was; {MOST_SEEN} at most"),
+)
+TARGET_SCALARS = (  # known from the target's rows along the text, before any pass of the draft
+    Scalar("target_entropy_prev", "nats", "of the target after prev, at temperature 1"),
+    *_means("target_entropy", "nats", "the target's entropy at temperature 1"),
     *(
         Scalar(
             f"source_entropy_{count}",
@@ -65,22 +127,6 @@ EARLY_SCALARS = (  # known before any pass of the draft
         for count in SOURCE_LENGTHS
     ),
     Scalar("source_known", "1", f"share of the first {LONGEST_LOOKUP} that it is known of: those after the prompt"),
-    Scalar(
-        "source_foretold", "tokens", "how many of these in a row, from the first on, a lookup foretold at that time"
-    ),
-    Scalar("source_steady", "tokens", f"for how many tokens the source has moved along; {LONGEST_MATCH} at most"),
-    Scalar("source_distance", "tokens", "from the source's end to the root; 0 without a match"),
-    *(
-        scalar
-        for count in PRECEDENT_LENGTHS
-        for scalar in (
-            Scalar(f"seen_{count}", "times", f"how often the last {count} tokens stand in the text before"),
-            Scalar(f"agree_{count}", "1", "of these, the share that the token that a lookup would copy first followed"),
-        )
-    ),
-    Scalar("context_length", "tokens", "committed tokens, the root token included"),
-    Scalar("temperature", "1", "of the target's sampling"),
-    Scalar("top_p", "1", "nucleus threshold; 1 keeps everything"),
 )
 DRAFT_SCALARS = (  # known once the draft has passed the root token
     Scalar("draft_entropy_prev", "nats", "of the draft after prev, at temperature 1"),
@@ -89,26 +135,62 @@ DRAFT_SCALARS = (  # known once the draft has passed the root token
     *_means("draft_entropy", "nats", "the draft's entropy at temperature 1"),
     Scalar("agreed", "tokens", f"how many of the latest tokens in a row have q >= p; {LONGEST_MATCH} at most"),
 )
-SCALARS = (*EARLY_SCALARS, *DRAFT_SCALARS)
-COUNTS = tuple(f for f, scalar in enumerate(SCALARS) if scalar.unit in ("tokens", "times"))
-SCALAR_NAMES = tuple(scalar.name for scalar in SCALARS)
-LENGTH_AT = SCALAR_NAMES.index("context_length")
-SCALARS_KEY = "scalars"  # in a feature dictionary: one float vector in the order of SCALARS
+
+# What a selector sees, each level holding the ones before it. A selector may be asked with less than it sees, and then
+# again with more. `full` has the scalars of `light`, and hidden states.
+TEXT, DRAFTER, EARLY, LIGHT, FULL = LEVELS = ("text", "drafter", "early", "light", "full")
+FEATURES = (EARLY, LIGHT, FULL)  # of these a pair's selector sees one or two
+MATCH = "match"  # what the rule for lookups sees: a dictionary with the length of the match alone
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The scalars of one kind of selector, in order.
+
+    Attributes:
+        levels: what it may be asked with, the first one with less.
+        scalars: of the last level; those of the first one are their beginning.
+        first: how many scalars belong to the first level.
+    """
+
+    name: str
+    levels: tuple[str, str]
+    scalars: tuple[Scalar, ...]
+    first: int
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Positions of the scalars that are numbers of tokens or times."""
+        return tuple(f for f, scalar in enumerate(self.scalars) if scalar.unit in ("tokens", "times"))
+
+    @cached_property
+    def unseen(self) -> tuple[int, ...]:
+        """Positions of the scalars that the network does not see."""
+        return tuple(f for f, scalar in enumerate(self.scalars) if not scalar.learned)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(scalar.name for scalar in self.scalars)
+
+
+# A selector for a pair of models: asked before the draft has passed the root, and after that. One for an engine's
+# drafter, from its log: asked with token ids alone, or with the drafter's hits as well.
+EARLY_SCALARS = (*TEXT_SCALARS, *TARGET_SCALARS)
+PAIR = Schema("pair", (EARLY, LIGHT), (*EARLY_SCALARS, *DRAFT_SCALARS), len(EARLY_SCALARS))
+ID_SCALARS = (*TEXT_SCALARS, *TOKEN_SCALARS)
+LOG = Schema("log", (TEXT, DRAFTER), (*ID_SCALARS, *DRAFTER_SCALARS), len(ID_SCALARS))
+SCHEMAS = {schema.name: schema for schema in (PAIR, LOG)}
+SCALARS, SCALAR_NAMES = PAIR.scalars, PAIR.names
+# in every schema
+LENGTH_AT, BATCH_AT, MATCH_AT = map(SCALAR_NAMES.index, ("context_length", "batch", "match"))
+SETTING_AT = [SCALAR_NAMES.index("temperature"), SCALAR_NAMES.index("top_p"), BATCH_AT]
+SCALARS_KEY = "scalars"  # in a feature dictionary: one float vector in the order of the schema
 
 # Last hidden states (DDTE, appendix E): float vectors of the models' widths. Only selectors with `full` features read
 # them. The target has not passed the root token.
 HIDDEN_STATES = ("target_hidden_prev", "draft_hidden_prev", "draft_hidden_root")
 
-# What a selector sees: the scalars that no pass of the draft is needed for; all scalars; hidden states, too. It may be
-# asked with the first and then again with more.
-EARLY, LIGHT, FULL = FEATURES = ("early", "light", "full")
-MATCH = "match"  # what the rule for lookups sees: a dictionary with the length of the match alone
 LOOKUP_COLUMN = "lookup.right"  # trace column: how many tokens of a lookup the text goes on with, by root
-
-
-def scalars_of(sees: str) -> tuple[Scalar, ...]:
-    """The scalars that a selector sees, a beginning of `SCALARS`."""
-    return EARLY_SCALARS if sees == EARLY else SCALARS
 
 
 def survival_column(verifier: str) -> str:

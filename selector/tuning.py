@@ -15,12 +15,11 @@ from selector.actions import EMPTY, Action, Lookup
 from selector.data import Texts, Timed
 from selector.decision import RHOS, Mode, Rule, choices, without_draft
 from selector.replay import Ratio, Replayed, ratio_of_speeds, replay, replay_static
-from selector.schema import MATCH, SCALAR_NAMES
+from selector.schema import MATCH, MATCH_AT
 
-SPEEDS = (0.85, 1.0, 1.15)  # prices of time that are tried, as multiples of the best static tree's speed
+SPEEDS = (0.85, 1.0, 1.15, 1.3)  # prices of time that are tried, as multiples of the speed at each root's own price
 SURE = 2.0  # standard errors that decisions must be ahead of the best static tree
 TIE = 1.0  # standard errors that what is dearer or less simple must be ahead of what is not
-MATCH_AT = SCALAR_NAMES.index("match")
 RARE = 0.002  # share of the steps that may fall to other trees than those that are kept
 
 
@@ -81,15 +80,15 @@ class Decided:
 def decided(timed: Timed, opinions: Opinions, mode: Mode, policy: bool = False) -> Decided:
     """What a mode does: the static tree at first roots and where nothing is decided; a lookup where its rule says so;
     elsewhere what its network says, asked in turn with more and more (`Mode`)."""
-    space, first_R = timed.space, timed.texts.first_R
-    static_R = torch.full((len(first_R),), space.index(mode.action))
+    space, unknown_R = timed.space, timed.texts.unknown_R
+    static_R = torch.full((len(unknown_R),), space.index(mode.action))
     if not mode.decides:
         if mode.rule is not None:
-            copies_R = (timed.texts.scalars_RF[:, MATCH_AT] >= mode.rule.least) & ~first_R
+            copies_R = (timed.texts.scalars_RF[:, MATCH_AT] >= mode.rule.least) & ~unknown_R
             static_R = torch.where(copies_R, space.index(Lookup(mode.rule.length)), static_R)
-        return _at(timed, static_R, timed.seconds(mode.sees))
-    action_R, seconds_R = static_R, torch.zeros(len(first_R))
-    open_R = torch.ones_like(first_R)
+        return Decided(static_R, timed.seconds_of(static_R, mode.sees))
+    action_R, seconds_R = static_R, torch.zeros(len(unknown_R))
+    open_R = torch.ones_like(unknown_R)
     needs_draft_A = torch.tensor([not without_draft(action) for action in space])
     for number, sees in enumerate(mode.sees, 1):
         seconds_RA = timed.seconds(mode.sees[:number])
@@ -97,17 +96,11 @@ def decided(timed: Timed, opinions: Opinions, mode: Mode, policy: bool = False) 
             chosen_R = opinions[sees].masked_fill(~mode.mask(space), -torch.inf).argmax(-1)
         else:
             chosen_R = choices(opinions[sees], seconds_RA, mode, space)
-        here = _at(timed, torch.where(first_R, static_R, chosen_R), seconds_RA)
-        action_R, seconds_R = (
-            torch.where(open_R, here.action_R, action_R),
-            torch.where(open_R, here.seconds_R, seconds_R),
-        )
-        open_R = open_R & needs_draft_A[chosen_R] & ~first_R
+        here_R = torch.where(unknown_R, static_R, chosen_R)
+        time_R = seconds_RA.gather(-1, here_R.unsqueeze(-1))[:, 0]
+        action_R, seconds_R = torch.where(open_R, here_R, action_R), torch.where(open_R, time_R, seconds_R)
+        open_R = open_R & needs_draft_A[chosen_R] & ~unknown_R
     return Decided(action_R, seconds_R)
-
-
-def _at(timed: Timed, action_R: Tensor, seconds_RA: Tensor) -> Decided:
-    return Decided(action_R, seconds_RA.gather(-1, action_R.unsqueeze(-1))[:, 0])
 
 
 def replay_mode(timed: Timed, opinions: Opinions, mode: Mode, policy: bool = False) -> Replayed:
@@ -149,11 +142,18 @@ def tuned(timed: Timed, opinions: Opinions, static: Mode, policy: bool = False) 
         static: the mode in which nothing is decided.
     """
     base = static_replay(timed, static.action)
+
+    def fastest(modes: Iterable[Mode]) -> Mode:
+        return max(modes, key=lambda mode: replay_mode(timed, opinions, mode, policy).speed)
+
     asked = [(sees,) for sees in opinions] + ([tuple(opinions)] if len(opinions) > 1 else [])
-    speeds = [static.speed * factor for factor in SPEEDS]
-    prices = [(1.0, 1.0)] if policy else [(1.0, speeds[0])] + [(rho, g) for rho in RHOS if rho < 1 for g in speeds]
-    modes = [replace(static, sees=sees, rho=rho, speed=g) for sees in asked for rho, g in prices]
-    best = max(modes, key=lambda mode: replay_mode(timed, opinions, mode, policy).speed)
+    tried = []
+    for sees in asked:
+        own = replace(static, sees=sees, rho=1.0)
+        speed = replay_mode(timed, opinions, own, policy).speed  # that of the whole is near
+        prices = [] if policy else [(rho, speed * factor) for rho in RHOS if rho < 1 for factor in SPEEDS]
+        tried.append(fastest([own, *(replace(own, rho=rho, speed=g) for rho, g in prices)]))
+    best = fastest(tried)
     found = decided(timed, opinions, best, policy)
     best = replace(best, allowed=common(found.replayed(timed).visits_R, found.action_R, timed))
     return judged(timed, best, replay_mode(timed, opinions, best, policy), base)
@@ -165,18 +165,35 @@ def judged(timed: Timed, mode: Mode, replayed: Replayed, base: Replayed) -> Judg
     return Judged(mode, ratio_of_speeds(replayed, base, source_X), replayed, source_X)
 
 
-LEASTS, LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16), (4, 8, 16)  # matches and lookups that are tried for the rule
+LEASTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # matches that are tried for the rule
 
 
 def tuned_rule(timed: Timed, static: Mode) -> Mode:
-    """The rule for lookups that is the fastest on some texts, and the tree that goes with it."""
+    """The rule for lookups that is the fastest on some texts: the least match and the lookup's length together, then
+    each of these and the tree that goes with them in turn, until none of them changes."""
+    lengths = timed.space.lookups
+    trees = (static.action, *(timed.space.chain(length) for length in range(timed.space.depth + 1)))
+    known: dict[Mode, float] = {}
 
     def fastest(modes: Iterable[Mode]) -> Mode:
-        return max(modes, key=lambda mode: replay_mode(timed, {}, mode).speed)
+        def speed(mode: Mode) -> float:
+            if mode not in known:
+                known[mode] = replay_mode(timed, {}, mode).speed
+            return known[mode]
 
-    best = fastest(replace(static, sees=(MATCH,), rule=Rule(least, length)) for least in LEASTS for length in LENGTHS)
-    trees = (static.action, EMPTY, *(timed.space.chain(length) for length in range(2, 9)))
-    return fastest(replace(best, action=tree) for tree in dict.fromkeys(trees))
+        return max(modes, key=speed)
+
+    def copying(mode: Mode, leasts: Sequence[int], lengths: Sequence[int]) -> list[Mode]:
+        return [replace(mode, sees=(MATCH,), rule=Rule(least, length)) for least in leasts for length in lengths]
+
+    best, before = fastest(copying(static, LEASTS, lengths[:: max(1, len(lengths) // 4)])), static
+    while best != before:
+        before, rule = best, best.rule
+        assert rule is not None
+        best = fastest([best, *copying(best, LEASTS, [rule.length])])
+        best = fastest([best, *copying(best, [best.rule.least if best.rule else 1], lengths)])
+        best = fastest([best, *(replace(best, action=tree) for tree in dict.fromkeys(trees))])
+    return best
 
 
 def common(visits_R: Tensor, action_R: Tensor, timed: Timed) -> tuple[int, ...]:

@@ -14,12 +14,27 @@ from pipelines.config.run import Config
 from selector.schema import InputError
 
 
-def load_config(file: Path, overrides: list[str]) -> Config:
+def load_config(file: Path | None, overrides: list[str], base: dict[str, Any] | None = None) -> Config:
     """The resolved config of a YAML file and `section.key=value` overrides.
+
+    Args:
+        file: none for what the overrides and the base say alone.
+        base: values that the file and the overrides may change.
 
     Raises:
         InputError: the file is missing or no YAML mapping, a key is unknown, or a value does not fit; one line.
     """
+    values = {} if file is None else _values(file)
+    for override in overrides:
+        _apply(values, override)
+    try:
+        return Config.model_validate(_merged(base or {}, values))
+    except ValidationError as error:
+        raise InputError(f"{_origin(file, overrides, error)}: {_one_line(error)}") from error
+
+
+def _values(file: Path) -> dict[str, Any]:
+    """The keys of a YAML file; InputError where it is missing or holds none."""
     try:
         values = yaml.safe_load(file.read_text())
     except OSError as error:
@@ -30,15 +45,19 @@ def load_config(file: Path, overrides: list[str]) -> Config:
         raise InputError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise InputError(f"{file}: expected a mapping of keys")
-    for override in overrides:
-        _apply(values, override)
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        raise InputError(f"{_origin(file, overrides, error)}: {_one_line(error)}") from error
+    return values
 
 
-def _origin(file: Path, overrides: list[str], error: ValidationError) -> str:
+def _merged(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The values, and those of the base that they do not set."""
+    merged = {**base, **values}
+    for key, own in base.items():
+        if isinstance(own, dict) and isinstance(values.get(key), dict):
+            merged[key] = _merged(own, values[key])
+    return merged
+
+
+def _origin(file: Path | None, overrides: list[str], error: ValidationError) -> str:
     """Where the first mistake stands: in an override, of which the last one counts, or in the file.
 
     Where a section does not fit together, it is those overrides of its keys that the message mentions.
@@ -49,7 +68,7 @@ def _origin(file: Path, overrides: list[str], error: ValidationError) -> str:
     exact = [override for key, override in keys.items() if f"{wrong}.".startswith(f"{key}.")]
     inside = [key for key in keys if not wrong or key.startswith(f"{wrong}.")]
     found = exact or [keys[key] for key in inside if key.rpartition(".")[2] in first["msg"]]
-    return " ".join(map(repr, found)) if found else str(file)
+    return " ".join(map(repr, found)) if found else str(file or "the command line")
 
 
 def _apply(values: dict[str, Any], override: str) -> None:

@@ -22,6 +22,7 @@ READS = {  # sections that a stage reads, beside the keys of the run itself
     "evaluate": ("pair", "prompts", "sampling", "train", "evaluate"),
     "export": ("pair", "sampling", "train", "export"),
     "report": ("sampling", "train"),
+    "logs": ("logs", "sampling", "prompts", "train"),
     "quick": ("pair", "prompts", "sampling", "data", "latency", "quick"),
     "audit": ("pair", "prompts", "data", "audit"),
     "bench": ("bench",),

@@ -11,6 +11,7 @@ from pipelines.config.sections import (
     Evaluate,
     Export,
     Latency,
+    Logs,
     Pair,
     Prompts,
     SamplingSetting,
@@ -44,6 +45,7 @@ class Config(Section):
     train: Train = Train()
     evaluate: Evaluate = Evaluate()
     export: Export = Export()
+    logs: Logs = Logs()
     quick: Quick = Quick()
     audit: Audit = Audit()
     bench: Bench = Bench()

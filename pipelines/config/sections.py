@@ -322,6 +322,27 @@ class Evaluate(Section):
     bootstrap: int = Field(2000, ge=100, description="resamples of the sources")
 
 
+class Logs(Section):
+    """An engine's logs, from which a selector is trained without any model."""
+
+    files: tuple[Path, ...] = Field((), description="JSON lines with token ids and what drafters had accepted")
+    test: tuple[Path, ...] = Field(
+        (), description="held-out logs; none: a share of the sources (prompts.test) is held out"
+    )
+    timings: Path | None = Field(
+        None, description="the engine's step times (CSV), by batch size; null: accepted lengths are all that is told"
+    )
+    drafter: str | None = Field(None, description="whose chains are chosen from; null: the only one that does not copy")
+    longest_lookup: int = Field(20, ge=1, le=64, description="lookups of 1 to so many tokens are chosen from, too")
+
+    @model_validator(mode="after")
+    def _apart(self) -> Logs:
+        both = sorted({path.resolve() for path in self.files} & {path.resolve() for path in self.test})
+        if both:
+            raise ValueError(f"test: {both[0]} is among files, too")
+        return self
+
+
 class Export(Section):
     """What is made of the selector and the labels for engines."""
 

@@ -62,7 +62,7 @@ def build(
         "run_id": chosen["run_id"],
         "metrics": {
             **chosen["metrics"],
-            "actions_compared": int((~texts.first_R).sum()),
+            "actions_compared": int((~texts.unknown_R).sum()),
             "evaluation": evaluation,
             **({} if tiers is None else {"tiers": tiers}),
         },
@@ -106,7 +106,7 @@ def count_differing(config: Config, module: SelectorModule, folder: Path, texts:
     for entry in selector.config["modes"]:
         mode = Mode.of(entry)
         mine = timed(texts, (mode.temperature, mode.top_p), config.train.verifier, profile)
-        rows = (~mine.texts.first_R).nonzero()[:, 0]
+        rows = (~mine.texts.unknown_R).nonzero()[:, 0]
         trained_R = decided(mine, module.opinions(mine.texts, mode), mode, not module.is_regressor).action_R[rows]
         scalars, hidden = mine.texts.features(rows, module.is_full)
         views = [{SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}]

@@ -148,7 +148,7 @@ def worth_of(setting: Setting) -> Worth:
         free = torch.ones(1, len(timed.space), dtype=torch.bool)
         speed, rho = (torch.tensor(value).view(1, 1) for value in (mode.speed, mode.rho))
         chosen_RA = net_tokens(scores_RA, seconds_RA, speed, rho, free)
-    return Worth(torch.where(timed.texts.first_R.unsqueeze(-1), static_A, chosen_RA), net_RA)
+    return Worth(torch.where(timed.texts.unknown_R.unsqueeze(-1), static_A, chosen_RA), net_RA)
 
 
 def _mode(setting: Setting, shapes: list[int]) -> Mode:

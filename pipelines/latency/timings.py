@@ -14,7 +14,7 @@ from pipelines.common.stage import Stage
 from pipelines.config import Config
 from pipelines.pair.loading import load_pair
 from selector.runtime import LatencyProfile
-from selector.schema import FEATURES, InputError, sha256
+from selector.schema import LEVELS, InputError, sha256
 from selector.tables import FREE, Batches, Table, along
 
 COLUMNS = ("batch", "context", "verified", "passes", "seconds")
@@ -179,7 +179,7 @@ def profile_of(
         draft=batches.draft[0],
         target=batches.target[0],
         verify=dict.fromkeys(verifiers, FREE),
-        decide=dict.fromkeys(FEATURES, 0.0),
+        decide=dict.fromkeys(LEVELS, 0.0),
         step=0.0,
         batches=batches,
     )

@@ -93,7 +93,7 @@ def efficiency_by_tree(timed: Timed) -> str:
 @torch.no_grad()
 def calibration(module: SelectorModule, timed: Timed) -> str:
     """Block efficiency of one tree, predicted against labelled, in ten groups of roots by prediction."""
-    space, rows = timed.space, (~timed.texts.first_R).nonzero()[:, 0]
+    space, rows = timed.space, (~timed.texts.unknown_R).nonzero()[:, 0]
     at = space.index(EXAMPLE)
     x = module.scores(timed.texts)[rows, at].double().numpy()
     y = space.efficiencies(timed.survivals_RS[rows])[:, at].double().numpy()

@@ -45,7 +45,7 @@ def main(file: str, *overrides: str) -> None:
     mode = next((mode for mode in selector.modes if mode.decides), selector.modes[0])
     texts = load_traces(config, profile.pair)["validation"]
     mine = timed(texts, (mode.temperature, mode.top_p), selector.verifier, profile).texts
-    rows = (~mine.first_R).nonzero()[:, 0]
+    rows = (~mine.unknown_R).nonzero()[:, 0]
     scalars, hidden = mine.features(rows, len(selector.widths) > 1)
     batch = {SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}
     plain, tuned = PlainSelector(folder), selector.at(mode.temperature, mode.top_p)

@@ -36,13 +36,15 @@ def module_of(config: Config, objective: str, sees: str, hidden_widths: list[int
 
 
 def fit(config: Config, module: SelectorModule, roots: RootsModule, folder: Path, run_id: str) -> SelectorModule:
-    """Train a module for all its epochs, and go back to the one that was the best by replay.
+    """Train a module for all its epochs, and go back to the one that was the best by replay, or by the loss where nothing
+    is replayed.
 
     Args:
         folder: for the checkpoint, `best.ckpt`.
         run_id: of the MLflow run that gets the curves.
     """
-    checkpoints = ModelCheckpoint(folder, filename="best", monitor=MONITOR, mode="max", enable_version_counter=False)
+    monitor, mode = (MONITOR, "max") if module.judged else ("validation/loss", "min")
+    checkpoints = ModelCheckpoint(folder, filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
     with _quiet():
         trainer = pl.Trainer(
             max_epochs=config.train.epochs,

@@ -287,7 +287,7 @@ def test_the_settings_config_runs_on_a_pair_that_is_there(demo: tuple[Path, str]
     texts = read_texts(tmp_path / "runs" / "settings" / "traces", "train", ["traversal"])
     assert {name: rows.shape[1] for name, rows in texts.hidden.items()} == dict.fromkeys(HIDDEN_STATES, 32)
     known = texts.hidden_R >= 0  # of training texts every second root is learned from
-    assert not known[texts.first_R].any() and float(known.float().mean()) == pytest.approx(0.48, abs=0.03)
+    assert not known[texts.unknown_R].any() and float(known.float().mean()) == pytest.approx(0.48, abs=0.03)
 
 
 def test_a_store_without_a_registry_is_one_line(

@@ -80,7 +80,7 @@ loaded = cache(load_selector)
 def roots_of(mode: Mode, sees: str, count: int = 5) -> tuple[Timed, Tensor]:
     """Fresh texts of a mode's setting, and their roots that have features."""
     data = timed(texts(count, 12, seed=9, sees=sees, setting=(mode.temperature, mode.top_p), repeats=0.3))
-    return data, (~data.texts.first_R).nonzero()[:, 0]
+    return data, (~data.texts.unknown_R).nonzero()[:, 0]
 
 
 def batch_of(data: Timed, rows: Tensor, sees: str) -> Features:

@@ -130,7 +130,7 @@ def module(objective: str = "regressor", sees: str = LIGHT, seed: int = 0) -> Se
         weight_decay=0.0,
     )
     data = texts(sees=sees, repeats=0.1)
-    made.begin_at(data, data.labels("traversal", slice(None), SPACE), (~data.first_R).nonzero()[:, 0])
+    made.begin_at(data, data.labels("traversal", slice(None), SPACE), (~data.unknown_R).nonzero()[:, 0])
     return made.eval()
 
 

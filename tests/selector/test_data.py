@@ -100,7 +100,7 @@ def test_rows_follow_texts_and_their_roots(full: bool) -> None:
     assert len(data) == 4
     assert data.size_X.tolist() == [4, 1, 6, 3]
     assert data.text_R.tolist() == [text for text, _ in PLACES]
-    assert data.first_R.tolist() == [root == 0 for _, root in PLACES]
+    assert data.unknown_R.tolist() == [root == 0 for _, root in PLACES]
     assert data.prompt_X == [f"prompt {x}" for x in range(4)]
     assert data.kind_X == ["prose", "code", "prose", "code"]
     assert data.source_number_X.tolist() == [0, 0, 1, 1]

@@ -160,7 +160,7 @@ def test_each_objective_has_its_own_loss() -> None:
 @BOTH
 def test_training_begins_at_the_mean_of_the_training_roots(objective: str, sees: str) -> None:
     data = timed(texts(sees=sees, repeats=0.1))
-    rows = (~data.texts.first_R).nonzero()[:, 0]
+    rows = (~data.texts.unknown_R).nonzero()[:, 0]
     made = module(objective, sees)
     body = made.network.body if objective == "regressor" else made.network
     scalars_RF = data.texts.scalars_RF[rows]

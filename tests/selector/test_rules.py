@@ -25,7 +25,7 @@ def told() -> Timed:
     for weight, decay in zip((0.2, 0.6, 1.2, 2.0), DECAYS, strict=True):
         own_R = torch.where(easy_R, EASY, HARD) + weight * noise_R
         scalars_RF[:, SCALAR_NAMES.index(f"accepted_mean_{decay:g}")] = own_R.clamp(0, 1)
-    scalars_RF[data.first_R] = 0
+    scalars_RF[data.unknown_R] = 0
     return timed(replace(data, scalars_RF=scalars_RF))
 
 
@@ -56,7 +56,7 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried() -> None:
         for decay in DECAYS:
             mode = replace(static, sees=(LIGHT,), rho=rho, allowed=CHAINS)
             chosen_R = choices(chain_efficiencies(data.texts.scalars_RF, decay), seconds_RA, mode, SPACE)
-            chosen_R[data.texts.first_R] = at
+            chosen_R[data.texts.unknown_R] = at
             seconds_R = seconds_RA.gather(-1, chosen_R.unsqueeze(-1))[:, 0]
             speeds[rho, decay] = replay(data.survivals_RS, chosen_R, seconds_R, data.texts.size_X, SPACE).speed
     assert (rule.mode.rho, rule.decay) == max(speeds, key=speeds.__getitem__)
@@ -73,7 +73,7 @@ def test_it_decides_one_root_at_a_time_as_it_does_in_replay() -> None:
         seconds_RA = data.seconds((LIGHT,))
         chosen_R = choices(chain_efficiencies(data.texts.scalars_RF, decay), seconds_RA, rule.mode, SPACE)
         assert set(chosen_R.tolist()) <= set(CHAINS) and len(set(chosen_R.tolist())) > 2
-        for r in (~data.texts.first_R).nonzero()[:, 0].tolist():
+        for r in (~data.texts.unknown_R).nonzero()[:, 0].tolist():
             assert data.texts.scalars_RF[r, LENGTH_AT] == data.texts.length_R[r]
             assert rule.select({SCALARS_KEY: data.texts.scalars_RF[r]}) == SPACE.actions[int(chosen_R[r])]
         assert rule.select(None) == static.action

@@ -135,7 +135,7 @@ def test_a_policys_best_is_its_own(data: Timed, static: Mode) -> None:
     chosen_R = decided(data, {LIGHT: logits_RA}, judged.mode, policy=True).action_R
     wanted_R = logits_RA[:, list(judged.mode.allowed)].argmax(-1)
     expected_R = torch.tensor(judged.mode.allowed)[wanted_R]
-    assert torch.equal(chosen_R[~data.texts.first_R], expected_R[~data.texts.first_R])
+    assert torch.equal(chosen_R[~data.texts.unknown_R], expected_R[~data.texts.unknown_R])
 
 
 @pytest.mark.parametrize(("value", "error", "pays"), [(1.05, 0.024, True), (1.05, 0.026, False), (0.99, 0.0, False)])
@@ -147,12 +147,12 @@ def test_a_gain_pays_where_it_is_two_standard_errors_ahead(
 
 def test_first_roots_draft_the_static_tree(data: Timed, static: Mode) -> None:
     mode = replace(static, sees=(LIGHT,), rho=0.5)
-    seconds_RA, scores_RA, first_R = data.seconds((LIGHT,)), true_scores(data), data.texts.first_R
+    seconds_RA, scores_RA, unknown_R = data.seconds((LIGHT,)), true_scores(data), data.texts.unknown_R
     chosen_R = decided(data, {LIGHT: scores_RA}, mode).action_R
     at = SPACE.index(static.action)
-    assert first_R.sum() == 10
-    assert (chosen_R[first_R] == at).all()
-    assert torch.equal(chosen_R[~first_R], choices(scores_RA, seconds_RA, mode, SPACE)[~first_R])
+    assert unknown_R.sum() == 10
+    assert (chosen_R[unknown_R] == at).all()
+    assert torch.equal(chosen_R[~unknown_R], choices(scores_RA, seconds_RA, mode, SPACE)[~unknown_R])
     for opinions in ({LIGHT: scores_RA}, {}):
         assert (decided(data, opinions, static).action_R == at).all()
 
@@ -204,7 +204,7 @@ def test_trees_that_are_left_out_are_not_chosen(data: Timed, static: Mode) -> No
     opinions = {LIGHT: true_scores(data)}
     judged = tuned(data, opinions, static)
     chosen_R = decided(data, opinions, judged.mode).action_R
-    assert set(chosen_R[~data.texts.first_R].tolist()) <= set(judged.mode.allowed)
+    assert set(chosen_R[~data.texts.unknown_R].tolist()) <= set(judged.mode.allowed)
     assert 2 <= len(judged.mode.allowed) < 20
 
 
@@ -229,7 +229,7 @@ def by_loop(
     may = list(mode.allowed) or list(range(len(SPACE)))
     times = [data.seconds(mode.sees[: number + 1]).tolist() for number in range(len(mode.sees))]
     actions, seconds, asked = [], [], []
-    for r, first in enumerate(data.texts.first_R.tolist()):
+    for r, first in enumerate(data.texts.unknown_R.tolist()):
         for number, sees in enumerate(mode.sees):
             own, tokens = times[number][r], opinions[sees][r].tolist()
             price = mode.speed ** (1 - mode.rho) * max(tokens[a] / own[a] for a in may) ** mode.rho
@@ -258,7 +258,7 @@ def test_roots_are_decided_one_after_the_other(
     assert found.action_R.tolist() == actions
     assert found.seconds_R.tolist() == pytest.approx(seconds, rel=1e-6)
     kinds = set()
-    for r in (~data.texts.first_R & (data.texts.length_R >= 100)).nonzero()[:, 0].tolist():  # the last time measured
+    for r in (~data.texts.unknown_R & (data.texts.length_R >= 100)).nonzero()[:, 0].tolist():  # the last time measured
         action, seen = SPACE.actions[actions[r]], sees[: asked[r]]
         free = data.profile.action_seconds(action, 100, data.verifier)
         own = sum(data.profile.decide[each] for each in seen)
@@ -320,7 +320,7 @@ def test_the_rule_copies_wherever_the_match_is_long_enough(data: Timed, static: 
     for least in (0, 3, 4, 6, 9):
         mode = replace(static, sees=(MATCH,), rule=Rule(least, 8))
         found = decided(data, {}, mode)
-        for r, first in enumerate(data.texts.first_R.tolist()):
+        for r, first in enumerate(data.texts.unknown_R.tolist()):
             copies = not first and float(data.texts.scalars_RF[r, MATCH_AT]) >= least
             action = Lookup(8) if copies else static.action
             assert SPACE.actions[int(found.action_R[r])] == action
@@ -331,7 +331,7 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static
     """It copies where the text repeats itself, as far as it does; by far the fastest here."""
 
     def speed(least: int, length: int, tree: Action) -> float:
-        copies_R = (data.texts.scalars_RF[:, MATCH_AT] >= least) & ~data.texts.first_R
+        copies_R = (data.texts.scalars_RF[:, MATCH_AT] >= least) & ~data.texts.unknown_R
         return replayed(data, torch.where(copies_R, SPACE.index(Lookup(length)), SPACE.index(tree))).speed
 
     mode = tuned_rule(data, static)
@@ -375,6 +375,6 @@ def test_where_it_is_easy_longer_trees_are_best() -> None:
     assert float(efficiency_RA[0, SPACE.index(SPACE.chain(16))]) == pytest.approx((1 - EASY**17) / (1 - EASY))
     assert float(efficiency_RA[1, SPACE.index(Action(3, 0, 1))]) == pytest.approx(2 - (1 - HARD) ** 3)
     repeating = texts(repeats=0.1)
-    match_R = repeating.scalars_RF[~repeating.first_R, MATCH_AT]
-    assert torch.equal(match_R >= REPEATED, repeating.foretold_R[~repeating.first_R] == FORETOLD)
+    match_R = repeating.scalars_RF[~repeating.unknown_R, MATCH_AT]
+    assert torch.equal(match_R >= REPEATED, repeating.foretold_R[~repeating.unknown_R] == FORETOLD)
     assert 0.05 < float((match_R >= REPEATED).float().mean()) < 0.15

@@ -1,0 +1,1 @@
+"""Stage `logs`: from an engine's logs to a selector, without a model."""

@@ -1,0 +1,120 @@
+"""One decision for each of several requests that are decoded together, all made at once.
+
+The draft passes are shared, so a step takes as many of them as its longest draft needs; every verified token is paid for.
+With `f` the time of a step in which nothing is drafted, `p` of a draft pass and `t` of one more verified token of one
+request,
+
+    T = f(contexts) + p max_b passes_b + t sum_b drafted_b.
+
+Let `g` be the speed of the whole batch, in tokens per second. Then a verified token is worth `g t` tokens, and a draft
+pass `g p` once for all requests. For each number of passes m every request takes the best of its chains of up to m
+tokens and its lookups at that price, and the m with the largest sum, less `g p m`, is taken.
+
+Legend: B requests in flight, A actions, C contexts, V verified tokens, M draft passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selector.actions import Action, Choice, Lookup
+from selector.jit import jit
+from selector.latency import MOST_TOKENS, LatencyProfile
+from selector.schema import InputError
+
+Array = NDArray[Any]
+
+
+class StepClock(NamedTuple):
+    """The times of one batch size, by context: one draft pass, [C], and the rest of a step by verified tokens of a
+    request, [C, V], in seconds; contexts [C], ascending, at least two."""
+
+    contexts_C: Array
+    draft_C: Array
+    target_CV: Array
+
+    def prices(self, context: float, batch: int) -> tuple[float, float]:
+        """Seconds of one verified token of one of so many requests, and of one draft pass of all, at a mean context."""
+        token, draft = (np.interp(context, self.contexts_C, each_C) for each_C in (self.token_C / batch, self.draft_C))
+        return float(token), float(draft)
+
+    @property
+    def token_C(self) -> Array:
+        """One more verified token of one request, where the others' stay."""
+        return (self.target_CV[:, -1] - self.target_CV[:, 0]) / (self.target_CV.shape[1] - 1)
+
+
+def step_clock(profile: LatencyProfile, batch: int) -> StepClock:
+    """From a profile with a batch axis; InputError where it has none."""
+    if profile.batches is None:
+        raise InputError(f"the latency profile of {profile.device} holds times of one request alone")
+    draft, target = profile.batches.at(batch, MOST_TOKENS)
+    lengths = target.lengths if len(target.lengths) > 1 else [*target.lengths, target.lengths[0] + 1]
+    rows = [[target.at(length, size) for size in target.sizes] for length in lengths]
+    return StepClock(np.array(lengths, float), np.array([draft.at(each, 1) for each in lengths]), np.array(rows))
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What some chains and lookups draft, by action.
+
+    Attributes:
+        drafted_A: tokens.
+        passes_A: of the drafter.
+        copies_A: whether it is a lookup.
+    """
+
+    drafted_A: Array
+    passes_A: Array
+    copies_A: Array
+
+    @classmethod
+    def of(cls, actions: Iterable[Choice]) -> Shapes:
+        """ValueError where there are branches."""
+        actions = list(actions)
+        if any(isinstance(action, Action) and action.K > 1 for action in actions):
+            raise ValueError("requests of one batch draft chains or lookups, not trees")
+        drafted = np.array([action.nodes for action in actions])
+        copies = np.array([isinstance(action, Lookup) for action in actions])
+        return cls(drafted, np.where(copies, 0, drafted), copies)
+
+
+def joint_choice(tokens_BA: Array, shapes: Shapes, speed: float, token_seconds: float, pass_seconds: float) -> Array:
+    """What each request drafts, positions of actions, int64 [B].
+
+    Args:
+        tokens_BA: predicted block efficiencies.
+        speed: g, of the whole batch, in tokens per second.
+        token_seconds, pass_seconds: of one verified token of one request, and of one draft pass of all.
+    """
+    most = int(shapes.passes_A.max())
+    token, once = speed * token_seconds, speed * pass_seconds
+    chosen: Array = joint_actions(tokens_BA, shapes.drafted_A, shapes.passes_A, most, token, once)
+    return chosen
+
+
+@jit
+def joint_actions(tokens_BA: Array, drafted_A: Array, passes_A: Array, most: int, token: float, once: float) -> Array:
+    """`joint_choice`, where a verified token costs `token` tokens and a draft pass `once`, of at most `most` passes."""
+    B, A = tokens_BA.shape
+    best_MB = np.full((most + 1, B), -np.inf)  # with up to so many passes
+    action_MB = np.zeros((most + 1, B), np.int64)
+    for b in range(B):
+        for a in range(A):
+            worth = tokens_BA[b, a] - token * drafted_A[a]
+            if worth > best_MB[passes_A[a], b]:
+                best_MB[passes_A[a], b], action_MB[passes_A[a], b] = worth, a
+        for m in range(1, most + 1):
+            if best_MB[m - 1, b] >= best_MB[m, b]:
+                best_MB[m, b], action_MB[m, b] = best_MB[m - 1, b], action_MB[m - 1, b]
+    found, top = 0, -np.inf
+    for m in range(most + 1):
+        total = best_MB[m].sum() - once * m
+        if total > top:
+            found, top = m, total
+    return action_MB[found]
