@@ -251,10 +251,14 @@ class DrafterKnowledge:
 
     def scalars(self, level: str) -> NDArray[np.float32]:
         """The scalars of a level of `schema.LOG` at the newest token, float32 [F]."""
-        parts = [self.text.scalars(self.sampling, self.batch), self.tokens.of(self.text.index.tokens[-1])]
+        parts = [self.text.scalars(self.sampling, self.batch), self.tokens.of(self.text.keys())]
         if level == LOG.levels[1]:
-            parts.append(self._of_drafter.scalars())
+            parts += [self._of_drafter.scalars(), self.tokens.of(self.keys()[-1:])]
         return np.concatenate(parts).astype(np.float32)
+
+    def keys(self) -> NDArray[np.int64]:
+        """What training roots are grouped by, int64 [J]; the last one by the drafter's hits, too."""
+        return np.append(self.text.keys(), self._of_drafter.key)
 
     def features(self, level: str) -> dict[str, Tensor]:
         """The same, as a selector is asked with."""

@@ -28,14 +28,17 @@ from selector.schema import (
     DECAYS,
     DRAFTER_SCALARS,
     HIT_LENGTHS,
+    KEYS,
     LONGEST_LOOKUP,
     LONGEST_MATCH,
+    MEANS,
     MOST_SEEN,
     PRECEDENT_LENGTHS,
     SOURCE_LENGTHS,
     TARGET_SCALARS,
     TEXT_SCALARS,
 )
+from selector.tokens import key_of
 
 Array = NDArray[Any]
 
@@ -45,6 +48,9 @@ _HITS = np.array(HIT_LENGTHS)
 _CAPS = LONGEST_MATCH, LONGEST_LOOKUP, MOST_SEEN
 USUAL = DECAYS.index(0.8)  # the running mean that stands for entropies that are not known
 FIRST = 4  # scalars that are not the text's: context length, requests, sampling setting
+MATCHES = 8  # of matches that count as alike, see `_like`
+AHEAD = 8  # tokens of a lookup that are judged
+FADING = 0.95  # of a lookup's weight among those with a match like it
 DONE, COPIED, STEADY = range(3)  # of `_Text.state`
 ROOM = 512  # tokens, at first
 
@@ -55,7 +61,10 @@ class _Text(NamedTuple):
     Attributes:
         foretold_N: of each token, whether a lookup foretold it.
         sources_N: the source after each token, -1 where there is none.
+        matches_N: the length of the match there.
         sums_2D: of what lookups foretold, and of the weights of the running means.
+        new_2D: the same of tokens that were new.
+        by_match_4M: by how long the match was, of what lookups foretold and of how far they were right, with weights.
         state: by `DONE` (tokens that are counted), `COPIED` (the latest in a row that lookups foretold), `STEADY` (how
             long the source has moved along).
         keys_C, counts_C: of all runs of a few tokens.
@@ -63,7 +72,10 @@ class _Text(NamedTuple):
 
     foretold_N: Array
     sources_N: Array
+    matches_N: Array
     sums_2D: Array
+    new_2D: Array
+    by_match_4M: Array
     state: Array
     keys_C: Array
     counts_C: Array
@@ -79,9 +91,9 @@ class TextHistory:
     def __init__(self, prompt: Sequence[int]) -> None:
         self.index = LookupIndex()
         self.start = len(prompt)
-        self._known = _Text(
-            np.zeros(0), np.zeros(0, np.int64), np.zeros((2, len(DECAYS))), np.zeros(3, np.int64), *_empty_table(0)
-        )
+        sums = np.zeros((2, len(DECAYS))), np.zeros((2, len(DECAYS))), np.zeros((4, MATCHES))
+        arrays = np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._known = _Text(*arrays, *sums, np.zeros(3, np.int64), *_empty_table(0))
         self.add(prompt)
 
     def add(self, tokens: Sequence[int]) -> None:
@@ -90,14 +102,20 @@ class TextHistory:
         if end > len(self._known.foretold_N):
             self._make_room(end)
         known = self._known
-        known.foretold_N[begin:end], known.sources_N[begin:end] = self.index.extend(list(tokens))
+        found = self.index.extend(list(tokens))
+        for array_N, new_N in zip((known.foretold_N, known.sources_N, known.matches_N), found, strict=True):
+            array_N[begin:end] = new_N
 
     def _make_room(self, tokens: int) -> None:
         """For twice as many tokens; runs of tokens are then counted anew."""
         old, room = self._known, 2 * tokens + ROOM
-        grown = [np.concatenate([each, np.zeros(room - len(each), each.dtype)]) for each in old[:2]]
-        self._known = _Text(*grown, old.sums_2D, old.state, *_empty_table(room * (1 + PRECEDENT_LENGTHS[-1])))
-        count_runs(self.index.tokens_N, 0, int(old.state[DONE]), *self._known[4:], 1 + PRECEDENT_LENGTHS[-1])
+        arrays = old.foretold_N, old.sources_N, old.matches_N
+        foretold_N, sources_N, matches_N = (np.concatenate([a, np.zeros(room - len(a), a.dtype)]) for a in arrays)
+        keys_C, counts_C = _empty_table(room * (1 + PRECEDENT_LENGTHS[-1]))
+        count_runs(self.index.tokens_N, 0, int(old.state[DONE]), keys_C, counts_C, 1 + PRECEDENT_LENGTHS[-1])
+        self._known = old._replace(
+            foretold_N=foretold_N, sources_N=sources_N, matches_N=matches_N, keys_C=keys_C, counts_C=counts_C
+        )
 
     def scalars(self, sampling: Sampling, batch: int = 1) -> Array:
         """The text's scalars at the newest token, float64 [F].
@@ -111,9 +129,15 @@ class TextHistory:
         _text(found_F, self.index.tokens_N, self._known, place, _DECAYS_D, _SOURCES, _PRECEDENTS, _CAPS)
         return found_F
 
-    def foretold(self, begin: int) -> Array:
-        """Of each token from a position on, whether a lookup foretold it."""
-        return self._known.foretold_N[begin : len(self.index)]
+    @property
+    def foretold_N(self) -> Array:
+        """Of each token, whether a lookup foretold it."""
+        return self._known.foretold_N[: len(self.index)]
+
+    def keys(self) -> Array:
+        """What training roots are grouped by, at the newest token, int64 [J], in the order of `schema.KEYS`."""
+        found: Array = _keys(self.index.tokens_N, self.index.source, self.index.match, self.foretold_N[-1] > 0)
+        return found
 
 
 def _empty_table(entries: int) -> tuple[Array, Array]:
@@ -162,39 +186,49 @@ class HitHistory:
 
     def __init__(self, text: TextHistory) -> None:
         self.text = text
-        self._hits_N = np.zeros(ROOM)
         self._rows = 0
-        self._sums_2D, self._state = np.zeros((2, len(DECAYS))), np.zeros(2, np.int64)
-        self._table = _empty_table(ROOM)
-        self._after_C = np.zeros(len(self._table[0]), np.float64)  # hits right after a token, by the slot of its key
+        self._hits_N = np.zeros(0)
+        # running means: of all hits, of those that a lookup foretold, of the others
+        self._sums_2D, self._of_copied_22 = np.zeros((2, len(DECAYS))), np.zeros((2, 2))
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """For twice as many hits; those right after some tokens are then counted anew."""
+        self._hits_N = np.concatenate([self._hits_N, np.zeros(self._rows + ROOM)])
+        keys_C, counts_C = _empty_table(len(self._hits_N) * len(PRECEDENT_LENGTHS))
+        self._after = keys_C, counts_C, np.zeros(len(keys_C))
+        self._counted = np.array([0, self._rows])  # in the table; in the running means
 
     def add(self, hits: Sequence[float]) -> None:
         """More committed tokens, of each whether the drafter had it right."""
-        begin, self._rows = self._rows, self._rows + len(hits)
-        if self._rows > len(self._hits_N):
-            self._hits_N = np.concatenate([self._hits_N, np.zeros(self._rows + ROOM)])
-            self._table = _empty_table(len(self._hits_N))
-            self._after_C = np.zeros(len(self._table[0]), np.float64)
-            self._state[0] = 0  # the tables are filled anew
-        self._hits_N[begin : self._rows] = hits
+        if self._rows + len(hits) > len(self._hits_N):
+            done = self._counted[1]
+            self._make_room()
+            self._counted[1] = done
+        self._hits_N[self._rows : self._rows + len(hits)] = hits
+        self._rows += len(hits)
+
+    @property
+    def key(self) -> int:
+        """What training roots are grouped by beside `TextHistory.keys`."""
+        hit = int(self._hits_N[self._rows - 1]) if self._rows else -1
+        return int(key_of(len(KEYS), self.text.index.tokens[-1], hit))
 
     def scalars(self) -> Array:
         """The drafter's scalars at the newest token, float64 [F]. Every token after the prompt has been added."""
-        found_F = np.empty(len(DRAFTER_SCALARS))
-        tables = *self._table, self._after_C
-        place = self.text.start, self.text.index.source
-        _hits(
-            found_F,
-            self.text.index.tokens_N,
-            self._hits_N[: self._rows],
-            place,
-            self._sums_2D,
-            self._state,
-            tables,
-            _DECAYS_D,
-            _HITS,
-            _CAPS,
+        found_F = np.empty(len(DRAFTER_SCALARS) - len(MEANS) - 1)
+        hits_N, foretold_N = self._hits_N[: self._rows], self.text.foretold_N[self.text.start :]
+        means_D = averaged(self._sums_2D, _DECAYS_D, hits_N[self._counted[1] :])
+        for n in range(self._counted[1], self._rows):
+            sums_2 = self._of_copied_22[int(foretold_N[n] == 0)]
+            sums_2 *= FADING
+            sums_2 += hits_N[n], 1
+        found_F[: len(means_D)] = means_D
+        place = self.text.start, self.text.index.source, len(means_D)
+        at = _hits(
+            found_F, self.text.index.tokens_N, hits_N, place, self._counted, self._after, _HITS, _PRECEDENTS, _CAPS
         )
+        found_F[at:] = (self._of_copied_22[:, 0] + 2 * means_D[-1]) / (self._of_copied_22[:, 1] + 2)
         return found_F
 
 
@@ -258,13 +292,8 @@ def _text(
     """
     (start, match, at), (longest_match, longest_lookup, most_seen) = place, caps
     N, state = len(tokens_N), known.state
-    for n in range(state[DONE], N):
-        state[COPIED] = state[COPIED] + 1 if known.foretold_N[n] > 0 else 0
-        moved = n > 0 and known.sources_N[n] >= 0 and known.sources_N[n] == known.sources_N[n - 1] + 1
-        state[STEADY] = state[STEADY] + 1 if moved else 0
     means_D = averaged(known.sums_2D, decays_D, known.foretold_N[state[DONE] : N])
-    count_runs(tokens_N, state[DONE], N, known.keys_C, known.counts_C, 1 + precedent_lengths[-1])
-    state[DONE] = N
+    new_D = averaged(known.new_2D, decays_D, _read_on(tokens_N, known, 1 + precedent_lengths[-1]))
     source = known.sources_N[N - 1]
     found_F[at] = min(match, longest_match)
     found_F[at + 1 : at + 1 + len(means_D)] = means_D
@@ -277,7 +306,70 @@ def _text(
     second = known.sources_N[source] if source >= 0 else -1
     found_F[at] = _alike_before(tokens_N, second, longest_match)
     found_F[at + 1] = _alike_after(tokens_N, source, second, longest_lookup)
-    _precedents(found_F, at + 2, tokens_N, source, known.keys_C, known.counts_C, precedent_lengths, most_seen)
+    third = known.sources_N[second] if second >= 0 else -1
+    found_F[at + 2] = min(found_F[at + 1], _alike_after(tokens_N, source, third, longest_lookup))
+    _precedents(found_F, at + 3, tokens_N, source, known.keys_C, known.counts_C, precedent_lengths, most_seen)
+    at += 3 + 2 * len(precedent_lengths)
+    found_F[at : at + len(new_D)] = new_D
+    at, like = at + len(new_D), _like(match)
+    for part in range(2):  # drawn to what is usual in this text
+        total, weight = known.by_match_4M[2 * part, like], known.by_match_4M[2 * part + 1, like]
+        found_F[at + part] = (total + 2 * means_D[-1]) / (weight + 2)
+
+
+@jit
+def _read_on(tokens_N: Array, known: _Text, longest: int) -> Array:
+    """Counts the tokens that are not counted yet; of each of these, whether it was new in the text."""
+    state, N = known.state, len(tokens_N)
+    new_N = np.zeros(N - state[DONE])
+    for n in range(state[DONE], N):
+        state[COPIED] = state[COPIED] + 1 if known.foretold_N[n] > 0 else 0
+        moved = n > 0 and known.sources_N[n] >= 0 and known.sources_N[n] == known.sources_N[n - 1] + 1
+        state[STEADY] = state[STEADY] + 1 if moved else 0
+        count_runs(tokens_N, n, n + 1, known.keys_C, known.counts_C, longest)
+        new_N[n - state[DONE]] = known.counts_C[slot(known.keys_C, _longer(np.uint64(0), tokens_N[n]))] == 1
+        if n > 0 and known.matches_N[n - 1] > 0:
+            _note(known.by_match_4M, 0, known.matches_N[n - 1], known.foretold_N[n])
+        before = n - AHEAD  # a lookup from there can be judged now
+        if before >= 0 and known.matches_N[before] > 0:
+            source, right = known.sources_N[before], 0
+            while right < AHEAD and _copied(tokens_N[: before + 1], source, right) == tokens_N[before + 1 + right]:
+                right += 1
+            _note(known.by_match_4M, 2, known.matches_N[before], right / AHEAD)
+    state[DONE] = N
+    return new_N
+
+
+@jit
+def _note(by_match_4M: Array, row: int, match: int, value: float) -> None:
+    """One more value of lookups with a match like this one, whose weight fades."""
+    like = _like(match)
+    by_match_4M[row, like] = FADING * by_match_4M[row, like] + value
+    by_match_4M[row + 1, like] = FADING * by_match_4M[row + 1, like] + 1
+
+
+@jit
+def _like(match: int) -> int:
+    """Which matches count as alike: 0, 1, 2, 3, up to 6, up to 11, up to 23, longer ones."""
+    if match < 4:
+        return match
+    return 4 + int(match >= 7) + int(match >= 12) + int(match >= 24)
+
+
+@jit
+def _keys(tokens_N: Array, source: int, match: int, foretold: bool) -> Array:
+    """`TextHistory.keys`."""
+    last, before = tokens_N[-1], tokens_N[-2] if len(tokens_N) > 1 else -1
+    copied = tokens_N[source + 1] if source >= 0 else -1
+    return np.array(
+        [
+            key_of(0, last, -1),
+            key_of(1, before, last),
+            key_of(2, last, 2 * min(match, 3) + int(foretold)),
+            key_of(3, last, copied),
+            key_of(4, copied, -1),
+        ]
+    )
 
 
 @jit
@@ -328,51 +420,53 @@ def _hits(
     found_F: Array,
     tokens_N: Array,
     hits_N: Array,
-    place: tuple[int, int],
-    sums_2D: Array,
-    state: Array,
-    tables: tuple[Array, Array, Array],
-    decays_D: Array,
-    lengths: Array,
+    place: tuple[int, int, int],
+    counted: Array,
+    after: tuple[Array, Array, Array],
+    source_lengths: Array,
+    precedent_lengths: Array,
     caps: tuple[int, int, int],
-) -> None:
-    """The drafter's scalars, in the order of the schema; sums, state and tables are brought up to date.
+) -> int:
+    """The drafter's scalars behind its running means, in the order of the schema; the position after them.
 
     Args:
         hits_N: of each token after the prompt.
-        place: tokens of the prompt, the source.
-        state: tokens that are in the tables; those that are in the sums.
-        tables: of each token that another one followed: its key, how often, and how often the drafter was right after it.
+        place: tokens of the prompt, the source, the position of the first scalar.
+        counted: how many hits are in the table, brought up to date here, as the table is; and in the running means.
+        after: of each run of a few tokens that a hit or a miss followed: its key, how many of them, how many hits.
     """
-    (start, source), (keys_C, counts_C, after_C) = place, tables
-    for n in range(state[0], len(hits_N)):
-        key = np.uint64(tokens_N[start + n - 1] + 1)
-        at = slot(keys_C, key)
-        keys_C[at] = key
-        counts_C[at] += 1
-        after_C[at] += hits_N[n]
-    means_D = averaged(sums_2D, decays_D, hits_N[state[1] :])
-    state[0] = state[1] = len(hits_N)
-    found_F[: len(means_D)] = means_D
-    at, hits = len(means_D), 0
+    (start, source, at), (keys_C, counts_C, hits_C), usual = place, after, found_F[place[2] - 1]
+    for n in range(counted[0], len(hits_N)):
+        run = np.uint64(0)
+        for count in range(min(precedent_lengths[-1], start + n)):
+            run = _longer(run, tokens_N[start + n - 1 - count])
+            here = slot(keys_C, run)
+            keys_C[here] = run
+            counts_C[here] += 1
+            hits_C[here] += hits_N[n]
+    counted[0] = counted[1] = len(hits_N)
+    hits = 0
     while hits < min(caps[0], len(hits_N)) and hits_N[len(hits_N) - 1 - hits] > 0:
         hits += 1
-    inside = source - start if source >= start - 1 else -2  # of the source among the hits; before them nothing is known
     found_F[at] = hits
-    known = inside >= -1
-    in_a_row = 0
-    while known and in_a_row < caps[1] and inside + 1 + in_a_row < len(hits_N) and hits_N[inside + 1 + in_a_row] > 0:
-        in_a_row += 1
-    found_F[at + 1] = in_a_row
+    inside = source - start  # of the source among the hits; nothing is known of those before them
+    found_F[at + 1] = _in_a_row(hits_N, inside, caps[1]) if inside >= 0 else 0
     at += 2
-    for number in range(len(lengths)):
-        some_N = hits_N[inside + 1 : inside + 1 + lengths[number]] if known else hits_N[:0]
-        found_F[at + number] = some_N.mean() if len(some_N) > 0 else means_D[-1]
-    at += len(lengths)
-    here = slot(keys_C, np.uint64(tokens_N[-1] + 1))
-    seen = counts_C[here]
-    found_F[at] = (after_C[here] + 2 * means_D[-1]) / (seen + 2)
-    found_F[at + 1] = min(seen, caps[2])
+    for number in range(len(source_lengths)):
+        some_N = hits_N[inside + 1 : inside + 1 + source_lengths[number]] if inside >= 0 else hits_N[:0]
+        found_F[at + number] = some_N.mean() if len(some_N) > 0 else usual
+    at += len(source_lengths)
+    run = np.uint64(0)
+    for number in range(len(precedent_lengths)):
+        seen, right = 0, 0.0
+        if number < len(tokens_N):
+            run = _longer(run, tokens_N[len(tokens_N) - 1 - number])
+            here = slot(keys_C, run)
+            seen, right = counts_C[here], hits_C[here]
+        found_F[at + number] = (right + 2 * usual) / (seen + 2)
+        if number == 0:
+            found_F[at + len(precedent_lengths)] = min(seen, caps[2])
+    return at + len(precedent_lengths) + 1
 
 
 @jit

@@ -75,7 +75,8 @@ def read_logs(paths: Sequence[Path]) -> list[LoggedText]:
         InputError: a file is missing or empty, or lines do not fit: each with its file and number. Nothing of such a log
             is used.
     """
-    texts, bad = [], []
+    texts: list[LoggedText] = []
+    bad: list[str] = []
     for path in paths:
         before = len(texts) + len(bad)
         for place, line in _lines(path):

@@ -71,14 +71,15 @@ class LookupIndex:
         """The position where it ends; -1 where there is none."""
         return int(self._now[SOURCE])
 
-    def extend(self, tokens: Sequence[int]) -> tuple[Array, Array]:
+    def extend(self, tokens: Sequence[int]) -> tuple[Array, Array, Array]:
         """The text goes on.
 
         Returns:
-            For each of them, whether it was the first one of the proposal before it; and the source after it.
+            For each of them, whether it was the first one of the proposal before it; the source and the length of the
+            match after it.
         """
         if not tokens:
-            return _NOTHING, _NOTHING
+            return _NOTHING, _NOTHING, _NOTHING
         begin = len(self.tokens)
         self.tokens += tokens
         if len(self.tokens) > self._most:
@@ -88,11 +89,11 @@ class LookupIndex:
         self._tokens_N[begin : len(self.tokens)] = tokens
         return self._grow(begin, len(self.tokens))
 
-    def _grow(self, begin: int, end: int) -> tuple[Array, Array]:
-        found_2N: Array = _grown(
+    def _grow(self, begin: int, end: int) -> tuple[Array, Array, Array]:
+        found_3N: Array = _grown(
             self._tokens_N[:end], begin, self._states_3S, *self._edges_E, self._newest_S, self._now
         )
-        return found_2N[0], found_2N[1]
+        return found_3N[0], found_3N[1], found_3N[2]
 
     def proposal(self, length: int) -> list[int]:
         """The next `length` tokens, if the text goes on as it did after the match; none where there is no match."""
@@ -121,7 +122,7 @@ def _grown(
     newest_S: Array,
     now: Array,
 ) -> Array:
-    """Adds the tokens from `begin` on to the automaton; what `extend` returns, [2, N].
+    """Adds the tokens from `begin` on to the automaton; what `extend` returns, [3, N].
 
     Args:
         states_3S: links, longest strings, ends.
@@ -130,10 +131,10 @@ def _grown(
         newest_S: each state's newest edge, where this list of its edges begins.
     """
     link_S, longest_S, end_S = states_3S
-    found_2N = np.zeros((2, len(tokens_N) - begin), np.int64)
+    found_3N = np.zeros((3, len(tokens_N) - begin), np.int64)
     for here in range(begin, len(tokens_N)):
         token = tokens_N[here]
-        found_2N[0, here - begin] = now[MATCH] > 0 and tokens_N[now[SOURCE] + 1] == token
+        found_3N[0, here - begin] = now[MATCH] > 0 and tokens_N[now[SOURCE] + 1] == token
         state, new = now[LAST], now[STATES]
         now[STATES], now[LAST], now[MATCH], now[SOURCE] = new + 1, new, 0, -1
         link_S[new], longest_S[new], end_S[new] = 0, longest_S[state] + 1, here
@@ -158,8 +159,8 @@ def _grown(
             link_S[new] = known
             now[MATCH], now[SOURCE] = longest_S[known], end_S[known]
             end_S[known] = here
-        found_2N[1, here - begin] = now[SOURCE]
-    return found_2N
+        found_3N[1, here - begin], found_3N[2, here - begin] = now[SOURCE], now[MATCH]
+    return found_3N
 
 
 @jit

@@ -65,7 +65,7 @@ def espalier(
             print(usage(stage))
         else:
             given, files = parted(stage, overrides or [])
-            flags = {
+            flags: dict[str, str | list[str]] = {
                 "name": name,
                 "latency.timings": timings,
                 "export.engine": engine,

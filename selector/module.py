@@ -113,7 +113,8 @@ class SelectorModule(pl.LightningModule):
         outputs = self.network(batch.scalars_BF, batch.hidden, passed_B1)
         if self.is_regressor:
             early = self.network(batch.scalars_BF, batch.hidden, 0 * passed_B1)
-            return sum(survival_loss(each, batch.survivals_BS, self.space) for each in (outputs, early))
+            both = [survival_loss(each, batch.survivals_BS, self.space) for each in (outputs, early)]
+            return both[0] + both[1]
         efficiency_BA = self.space.efficiencies(batch.survivals_BS)
         ratio_B = policy_ratios(outputs, efficiency_BA, batch.seconds_BA, batch.base_speed_B)
         return policy_loss(ratio_B, self.hparams["worst_weight"], self.hparams["worst_share"])
@@ -199,7 +200,7 @@ class RootsModule(pl.LightningDataModule):
             rows,  # type: ignore[arg-type]
             sampler=batches,
             batch_size=None,
-            collate_fn=lambda part: self._batch(split, part),
+            collate_fn=lambda part: self._batch(split, part),  # type: ignore[arg-type]
         )
 
     def _batch(self, split: str, rows: Tensor) -> Batch:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -83,6 +84,7 @@ TEXT_SCALARS = (  # known from token ids alone
     ),
     Scalar("second_match", "tokens", f"of the source's own source; {LONGEST_MATCH} at most"),
     Scalar("second_agrees", "tokens", f"how far both go on alike; {LONGEST_LOOKUP} at most"),
+    Scalar("third_agrees", "tokens", "how far these and the second one's own source go on alike"),
     *(
         scalar
         for count in PRECEDENT_LENGTHS
@@ -95,14 +97,31 @@ TEXT_SCALARS = (  # known from token ids alone
             Scalar(f"agree_{count}", "1", "of these, the share that the token that a lookup would copy first followed"),
         )
     ),
+    *_means("new", "1", "1 where the text's token had not stood in it before, 0 elsewhere"),
+    Scalar("right_by_match", "1", "share of this text's lookups with a match like this one that began right"),
+    Scalar("length_by_match", "1", f"share of their first {LONGEST_COUNTED} tokens that were right, from the first on"),
 )
-STATISTICS = ("token_hit", "token_accepted", "token_copied")  # of the training roots with the same last token
-TOKEN_SCALARS = (  # known from the last token's id, and a table of the artefact
-    Scalar("token_hit", "1", "after this token, the share of training roots where the drafter's first token was right"),
-    Scalar("token_accepted", "tokens", f"of the drafter's chain there, mean; {LONGEST_COUNTED} at most each"),
-    Scalar("token_copied", "1", "the share of these roots where a lookup's first token was right"),
-    Scalar("token_seen", "times", f"how many training roots these are; {MOST_COUNTED} at most"),
-)
+MEANS = ("accepted", "copied")  # of training roots with the same key: of a chain of the drafter's, of a lookup
+KEYS = {  # what training roots are grouped by, from token ids alone
+    "last": "the last token",
+    "two": "the last two tokens",
+    "match": "the last token, whether a lookup foretold it, and the match's length up to 3",
+    "next": "the last token and the first one that a lookup would copy",
+    "copy": "the first token that a lookup would copy",
+}
+HIT_KEY = {"hit": "the last token, and whether the drafter had it right"}
+
+
+def _by_key(keys: dict[str, str]) -> Iterator[Scalar]:
+    """The scalars of training roots with the same keys."""
+    for key, meaning in keys.items():
+        for mean, drafts in zip(MEANS, ("of the drafter's chain", "of a lookup"), strict=True):
+            words = f"accepted tokens {drafts}, mean over training roots with the same key: {meaning}"
+            yield Scalar(f"{key}_{mean}", "tokens", f"{words}; {LONGEST_COUNTED} at most each")
+        yield Scalar(f"{key}_known", "times", f"how many training roots have that key; {MOST_COUNTED} at most")
+
+
+TOKEN_SCALARS = tuple(_by_key(KEYS))  # known from token ids, and a table of the artefact
 DRAFTER_SCALARS = (  # known where the drafter has run over the committed text: whether its first token was the text's
     *_means("hit", "1", "1 where the drafter's first token was the text's, 0 elsewhere"),
     Scalar("hits", "tokens", f"of the latest tokens in a row; {LONGEST_MATCH} at most"),
@@ -111,8 +130,14 @@ DRAFTER_SCALARS = (  # known where the drafter has run over the committed text: 
         Scalar(f"source_hit_{count}", "1", f"share of the source's first {count} tokens that were hits")
         for count in HIT_LENGTHS
     ),
-    Scalar("hit_after", "1", "share of the hits right after the last token, where it stood before"),
-    Scalar("seen_after", "times", f"how often that was; {MOST_SEEN} at most"),
+    *(
+        Scalar(f"hit_after_{count}", "1", f"share of hits right after the last {count} tokens, where they stood before")
+        for count in PRECEDENT_LENGTHS
+    ),
+    Scalar("seen_after", "times", f"how often the last token was followed by one; {MOST_SEEN} at most"),
+    Scalar("hit_copied", "1", "share of hits among the latest tokens that a lookup foretold"),
+    Scalar("hit_not_copied", "1", "share of hits among the latest tokens that no lookup foretold"),
+    *_by_key(HIT_KEY),
 )
 TARGET_SCALARS = (  # known from the target's rows along the text, before any pass of the draft
     Scalar("target_entropy_prev", "nats", "of the target after prev, at temperature 1"),

@@ -1,101 +1,130 @@
-"""What usually follows a token: statistics of the training texts by the last token of a root.
+"""What usually follows a token: means over training texts, by what stands at a root.
 
-How well a drafter does depends on the token it goes on from: after a comma it guesses, inside a word it knows. A few
-means per token say most of what the last token's id says, and do so in texts of other kinds, where an embedding of the
-token fails. A token that was seldom seen is drawn to the mean of all tokens.
+How well a drafter does depends on the token it goes on from: after a comma it guesses, inside a word it knows. So the
+training roots are grouped by *keys*: the last token, the last two, the last token and the one that a lookup would copy,
+and so on. Means per key say most of what the tokens' ids say, and do so in texts of other kinds, where an embedding of
+the ids fails. A key that was seldom seen is drawn to the mean of all roots.
 
-Legend: N known tokens, K statistics (`STATISTICS`), R roots, X texts.
+Legend: N known keys, J keys of a root (`selector.schema.KEYS`), K means (`MEANS`), R roots.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from selector.jit import jit
 from selector.plain import tensors
-from selector.schema import MOST_COUNTED, STATISTICS
+from selector.schema import MEANS, MOST_COUNTED
 
 Array = NDArray[Any]
 FILE = "tokens.safetensors"  # in the artefact directory
-WEIGHT = 30.0  # observations that the mean of all tokens counts as
+WEIGHT = 20.0  # observations that the mean of all roots counts as
+LEAST = 2  # keys that were seen less often are not kept
 
 
 @dataclass(frozen=True)
 class TokenStatistics:
-    """Means by token.
+    """Means by key.
 
     Attributes:
-        ids_N: the known tokens, int64, ascending.
-        counts_N: how often each was the last token of a training root, float32.
-        sums_NK: of the numbers at these roots, float32.
-        means_K: of all roots.
+        keys_N: int64, ascending.
+        counts_N: how many training roots have it, float64.
+        sums_NK: of the numbers at these roots, float64.
+        means_K: of all roots, float64.
     """
 
-    ids_N: Array
+    keys_N: Array
     counts_N: Array
     sums_NK: Array
     means_K: Array
 
     @classmethod
-    def fit(cls, token_R: Array, values_RK: Array) -> TokenStatistics:
-        """Of some roots, by their last tokens."""
-        ids_N, at_R = np.unique(token_R, return_inverse=True)
-        sums_NK = np.stack([np.bincount(at_R, values_R, len(ids_N)) for values_R in values_RK.T], axis=1)
-        return cls(ids_N, np.bincount(at_R).astype(np.float32), sums_NK.astype(np.float32), values_RK.mean(0))
+    def fit(cls, keys_RJ: Array, values_RK: Array, text_R: Array) -> tuple[TokenStatistics, Array]:
+        """The statistics of some roots; and their scalars there, each without its own text's part, float64 [R, F]: what a
+        text says of itself must not be learned."""
+        (R, J), K = keys_RJ.shape, values_RK.shape[1]
+        keys_N, at_RJ = np.unique(keys_RJ, return_inverse=True)
+        at, values = at_RJ.reshape(-1), np.repeat(values_RK, J, axis=0)
+        counts_N, sums_NK = _summed(at, values, len(keys_N))
+        _, own = np.unique(np.repeat(text_R, J) * len(keys_N) + at, return_inverse=True)
+        own_counts, own_sums = _summed(own, values, int(own.max()) + 1)
+        means_K = values_RK.mean(0)
+        without = _scalars(counts_N[at] - own_counts[own], sums_NK[at] - own_sums[own], means_K)
+        often_N = counts_N >= LEAST
+        found = cls(keys_N[often_N], counts_N[often_N], sums_NK[often_N], means_K)
+        return found, without.reshape(R, J * (K + 1))
 
     @classmethod
     def empty(cls) -> TokenStatistics:
         """Of no roots."""
-        K = len(STATISTICS)
-        return cls(np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros((0, K), np.float32), np.zeros(K))
+        K = len(MEANS)
+        return cls(np.zeros(0, np.int64), np.zeros(0), np.zeros((0, K)), np.zeros(K))
 
-    def of(self, token: int) -> Array:
-        """The scalars of one token, float64 [K + 1]: its means, and how often it was seen."""
-        at = self._place.get(token)
-        return self._unseen if at is None else self._scalars_NK[at]
-
-    def without_own(self, token_R: Array, values_RK: Array, text_R: Array) -> Array:
-        """The scalars at the very roots that these statistics are of, each without its own text's part: what a text says
-        of itself must not be learned. Float64 [R, K + 1]."""
-        at_R = np.searchsorted(self.ids_N, token_R)
-        _, own_R = np.unique(np.stack([text_R, at_R]), axis=1, return_inverse=True)
-        counts_R = self.counts_N[at_R] - np.bincount(own_R)[own_R]
-        own_RK = np.stack([np.bincount(own_R, values_R)[own_R] for values_R in values_RK.T], axis=1)
-        return _scalars(counts_R, self.sums_NK[at_R] - own_RK, self.means_K)
-
-    @cached_property
-    def _place(self) -> dict[int, int]:
-        return {int(token): n for n, token in enumerate(self.ids_N)}
-
-    @cached_property
-    def _scalars_NK(self) -> Array:
-        return _scalars(self.counts_N, self.sums_NK, self.means_K)
-
-    @cached_property
-    def _unseen(self) -> Array:
-        return np.append(self.means_K, 0.0)
+    def of(self, keys_J: Array) -> Array:
+        """The scalars of some keys, float64 [F]: of each its means, and how often it was seen."""
+        found: Array = _found(keys_J, self.keys_N, self.counts_N, self.sums_NK, self.means_K, WEIGHT, MOST_COUNTED)
+        return found
 
     def to_tensors(self) -> dict[str, Array]:
         """As the artefact holds it."""
-        return {
-            "ids_N": self.ids_N,
-            "counts_N": self.counts_N.astype(np.float32),
-            "sums_NK": self.sums_NK.astype(np.float32),
-            "means_K": self.means_K.astype(np.float32),
-        }
+        numbers = {name: getattr(self, name).astype(np.float32) for name in ("counts_N", "sums_NK", "means_K")}
+        return {"keys_N": self.keys_N, **numbers}
 
     @classmethod
     def load(cls, folder: Path) -> TokenStatistics:
         """From an artefact directory; of no roots where it has none."""
         path = folder / FILE
-        return cls(**tensors(path.read_bytes())) if path.exists() else cls.empty()
+        if not path.exists():
+            return cls.empty()
+        read = tensors(path.read_bytes())
+        return cls(read["keys_N"], *(read[name].astype(np.float64) for name in ("counts_N", "sums_NK", "means_K")))
+
+
+def _summed(at: Array, values: Array, size: int) -> tuple[Array, Array]:
+    """Counts and sums of some rows by where they belong."""
+    sums = np.stack([np.bincount(at, column, size) for column in values.T], axis=1)
+    return np.bincount(at, minlength=size).astype(np.float64), sums
 
 
 def _scalars(counts_N: Array, sums_NK: Array, means_K: Array) -> Array:
+    """Means drawn to those of all roots, and counts, [N, K + 1]."""
     shares_NK = (sums_NK + WEIGHT * means_K) / (counts_N + WEIGHT)[:, None]
     return np.concatenate([shares_NK, np.minimum(counts_N, MOST_COUNTED)[:, None]], axis=1)
+
+
+@jit
+def _found(
+    keys_J: Array, keys_N: Array, counts_N: Array, sums_NK: Array, means_K: Array, weight: float, most: int
+) -> Array:
+    """`_scalars` of those keys that are known, and what stands for the others, [J (K + 1)]."""
+    K = len(means_K)
+    found_F = np.zeros(len(keys_J) * (K + 1))
+    for j in range(len(keys_J)):
+        at, count = np.searchsorted(keys_N, keys_J[j]), 0.0
+        known = at < len(keys_N) and keys_N[at] == keys_J[j]
+        if known:
+            count = counts_N[at]
+        for k in range(K):
+            total = sums_NK[at, k] if known else 0.0
+            found_F[j * (K + 1) + k] = (total + weight * means_K[k]) / (count + weight)
+        found_F[j * (K + 1) + K] = min(count, most)
+    return found_F
+
+
+@jit
+def key_of(kind: int, one: int, other: int) -> np.int64:
+    """Two small numbers of one kind as one key: 63 bits, mixed as in SplitMix64.
+
+    Two of a million keys are the same in one case of 10^7, where the means of both are mixed.
+    """
+    mixed = np.uint64(kind + 1)
+    for part in (one, other):
+        mixed = (mixed ^ np.uint64(part + 2)) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(27)
+    return np.int64(mixed >> np.uint64(1))

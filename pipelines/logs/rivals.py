@@ -142,7 +142,7 @@ class Logged:
         return replay(self.timed.survivals_RS, action_R, seconds_R, texts.size_X, self.timed.space)
 
     def speed(self, rule: Rival) -> float:
-        """Tokens per second of `replayed`, remembered; where labels are certain without following what cannot be."""
+        """Tokens per second of `replayed`, remembered. Where labels are certain, one walk along its steps suffices."""
         if rule not in self._speeds:
             if self.certain:
                 action_R = rule.actions(self).numpy()
@@ -478,11 +478,10 @@ def sglang_adaptive(train: Logged) -> Adaptive:
 def vllm_estimator(train: Logged) -> Estimated:
     """Acceptance rates estimated online, as proposed for vLLM: the length with the most expected tokens per second.
 
-    SmartSpec and TurboSpec (arXiv 2406.14066) have one rate. vLLM's pull requests 44336 and 47111, of which none was
-    merged when this was written, have a moving average for each depth, as it is here. The rates begin at those of the
-    training texts. Weight and probing are tuned. Drafting one token more now and then stands for the pull request's
-    random exploration. vLLM's own estimator (acceptance_estimator.py at 165b366) reads the drafter's logits, which no
-    log has.
+    SmartSpec and TurboSpec (arXiv 2406.14066) have one rate. vLLM's pull requests 44336 and 47111, not merged when they
+    were read, have a moving average for each depth, and so has this. The rates begin at those of the training texts.
+    Weight and probing are tuned: one token more, now and then, stands for the pull requests' random exploration. vLLM's
+    own estimator (acceptance_estimator.py at 165b366) reads the drafter's logits, which no log has.
     """
     reached_D = np.array([(train.accepted_RK[:, 0] >= d).mean() for d in range(train.depth + 1)])
     rates = tuple((reached_D[1:] / np.maximum(reached_D[:-1], 1e-9)).tolist())
@@ -552,8 +551,11 @@ def _adaptive(
 
 @jit
 def _moved(candidates_C: Array, at: int, mean: float, slack: float) -> tuple[int, float]:
-    """The next candidate's position, and the average with which it begins: from no drafting up to the next one; else
-    down past all those that the average stays half a token below, or up past those that it exceeds."""
+    """The next candidate's position, and the average that goes on with it.
+
+    From no drafting it goes up by one. Else it goes down as long as the average is at most the next smaller length less
+    half a token; where it does not go down, it goes up as long as the average exceeds its length less half a token.
+    """
     last, before = len(candidates_C) - 1, at
     if candidates_C[at] == 0:
         at = min(at + 1, last)

@@ -24,7 +24,7 @@ from pipelines.logs.judging import monitored, predictions, tune, untuned
 from pipelines.logs.lengths import accepted, fixed_lengths
 from pipelines.logs.rivals import rivals
 from pipelines.logs.table import entries, rival_rows
-from pipelines.logs.texts import VERIFIER, fit_tokens, labelled, space_of, split
+from pipelines.logs.texts import VERIFIER, Labeller, space_of, split
 from pipelines.train.fitting import fit
 from selector.actions import ActionSpace
 from selector.data import SPLITS, Texts, Timed
@@ -145,15 +145,16 @@ def _profile(config: Config, drafter: str) -> LatencyProfile | None:
 
 def _labelled(config: Config, splits: dict[str, list[LoggedText]], drafter: str, space: ActionSpace) -> Logged:
     """Features and labels of every split; statistics by token are those of the training texts."""
-    sampling, tokens, data = config.sampling[0].build(), TokenStatistics.empty(), {}
+    labeller = Labeller(drafter, space, config.sampling[0].build(), TokenStatistics.empty())
     with progress() as bar:
-        task = bar.add_task("features", total=sum(map(len, splits.values())), note="")
-        for name in SPLITS:
-            own = list(bar.track(splits[name], task_id=task))
-            data[name] = labelled(own, drafter, space, sampling, tokens)
-            if name == "train":
-                tokens = fit_tokens(own, data[name], drafter, space)
-    return Logged(drafter, space, splits, data, tokens)
+        task = bar.add_task("features", total=len(SPLITS), note="")
+        labeller, train = labeller.learn_from(splits["train"])
+        bar.advance(task)
+        data = {"train": train}
+        for name in SPLITS[1:]:
+            data[name] = labeller.label(splits[name])
+            bar.advance(task)
+    return Logged(drafter, space, splits, data, labeller.tokens)
 
 
 def _trained(config: Config, logged: Logged, profile: LatencyProfile | None, mlflow: Any) -> SelectorModule:

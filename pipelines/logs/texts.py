@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from data_gen.prompts import Prompt, split_of
 from data_gen.sampling import Sampling
 from selector.actions import ActionSpace
 from selector.data import SPLITS, Texts
-from selector.schema import LOG, LONGEST_COUNTED, TEXT_SCALARS, TOKEN_SCALARS, InputError
+from selector.schema import HIT_KEY, KEYS, LOG, LONGEST_COUNTED, TEXT_SCALARS, TOKEN_SCALARS, InputError
 from selector.tokens import TokenStatistics
 
 VERIFIER = "naive"  # on a chain at temperature 0 all verifiers are one
@@ -46,59 +47,69 @@ def split(
     return found
 
 
-def labelled(
-    texts: Iterable[LoggedText], drafter: str, space: ActionSpace, sampling: Sampling, tokens: TokenStatistics
-) -> Texts:
-    """Texts of one split with the features of both levels, and labels of chains and lookups."""
-    texts = list(texts)
-    parts = [_features(text, drafter, sampling, tokens) for text in texts]
-    return Texts(
-        settings=[(sampling.temperature, sampling.top_p)],
-        size_X=torch.tensor([text.roots for text in texts]),
-        setting_X=torch.zeros(len(texts), dtype=torch.int64),
-        kind_X=[text.kind for text in texts],
-        source_X=[text.source for text in texts],
-        prompt_X=[text.name for text in texts],
-        scalars_RF=torch.from_numpy(np.concatenate(parts)),
-        length_R=torch.cat([text.start + torch.arange(text.roots) for text in texts]),
-        survivals={VERIFIER: torch.cat([_survivals(text, drafter, space.depth) for text in texts])},
-        foretold_R=torch.cat([foretold(text.tokens, text.start - 1, text.roots, max(space.lookups)) for text in texts]),
-        hidden_R=torch.full((sum(text.roots for text in texts),), -1),
-        from_the_start=True,
-    )
+@dataclass(frozen=True)
+class Labeller:
+    """Labels texts of a log.
 
-
-def fit_tokens(texts: Sequence[LoggedText], data: Texts, drafter: str, space: ActionSpace) -> TokenStatistics:
-    """Statistics by token of the training texts; puts them among the texts' own scalars, each text's without its own
-    part.
-
-    Args:
-        data: the same texts, with the scalars of no statistics.
+    Attributes:
+        tokens: statistics by token of the training texts.
     """
-    accepted_R = data.survivals[VERIFIER][:, :LONGEST_COUNTED].float().nan_to_num().sum(-1)
-    hit_R = data.survivals[VERIFIER][:, 0].float().nan_to_num() if space.depth else torch.zeros_like(accepted_R)
-    values_RK = torch.stack([hit_R, accepted_R, (data.foretold_R > 0).float()], dim=-1).double().numpy()
-    token_R = np.concatenate([text.tokens[text.start - 1 : text.start - 1 + text.roots] for text in texts])
-    found = TokenStatistics.fit(token_R, values_RK)
-    begin = len(TEXT_SCALARS)
-    own_RK = found.without_own(token_R, values_RK, data.text_R.numpy())
-    data.scalars_RF[:, begin : begin + len(TOKEN_SCALARS)] = torch.from_numpy(own_RK).float()
-    return found
 
+    drafter: str
+    space: ActionSpace
+    sampling: Sampling
+    tokens: TokenStatistics
 
-def _features(text: LoggedText, drafter: str, sampling: Sampling, tokens: TokenStatistics) -> np.ndarray:
-    """Scalars of the schema at every root, float32 [R, F]."""
-    known = DrafterKnowledge(text.tokens[: text.start], sampling, tokens)
-    right_R1 = text.survivals[drafter][:, :1]
-    hits = np.nan_to_num(right_R1[:, 0]) if right_R1.shape[1] else np.zeros(len(right_R1))
-    found_RF = np.empty((text.roots, len(LOG.scalars)), np.float32)
-    for r in range(text.roots):
-        found_RF[r] = known.scalars(LOG.levels[1])
-        known.committed(text.tokens[text.start + r : text.start + r + 1], hits[r : r + 1])
-    return found_RF
+    def label(self, texts: Sequence[LoggedText]) -> Texts:
+        """Texts with the features of both levels, and labels of chains and lookups."""
+        return self._labelled(texts)[0]
 
+    def learn_from(self, texts: Sequence[LoggedText]) -> tuple[Labeller, Texts]:
+        """The same with the statistics of these texts, and the labelled texts, whose statistics are without each text's
+        own part."""
+        data, keys_RJ = self._labelled(texts)
+        survivals_RD = data.survivals[VERIFIER][:, :LONGEST_COUNTED].float().nan_to_num()
+        copied_R = data.foretold_R.clamp(max=LONGEST_COUNTED)
+        values_RK = torch.stack([survivals_RD.sum(-1), copied_R], dim=-1).double().numpy()
+        tokens, found_RF = TokenStatistics.fit(keys_RJ, values_RK, data.text_R.numpy())
+        found = torch.from_numpy(found_RF).float()
+        begin = len(TEXT_SCALARS)
+        data.scalars_RF[:, begin : begin + len(TOKEN_SCALARS)] = found[:, : len(TOKEN_SCALARS)]
+        data.scalars_RF[:, len(TOKEN_SCALARS) - found.shape[1] :] = found[:, len(TOKEN_SCALARS) :]
+        return replace(self, tokens=tokens), data
 
-def _survivals(text: LoggedText, drafter: str, depth: int) -> torch.Tensor:
-    """Of the drafter's chain, float16 [R, depth]. Beyond a text's own depth nothing was accepted."""
-    own_RD = torch.from_numpy(text.survivals[drafter][: text.roots])
-    return torch.nn.functional.pad(own_RD, (0, depth - own_RD.shape[1])).half()
+    def _labelled(self, texts: Sequence[LoggedText]) -> tuple[Texts, np.ndarray]:
+        """And the keys of every root, int64 [R, J]."""
+        scalars, keys = zip(*map(self._features, texts), strict=True)
+        foretold_R = [foretold(text.tokens, text.start - 1, text.roots, max(self.space.lookups)) for text in texts]
+        data = Texts(
+            settings=[(self.sampling.temperature, self.sampling.top_p)],
+            size_X=torch.tensor([text.roots for text in texts]),
+            setting_X=torch.zeros(len(texts), dtype=torch.int64),
+            kind_X=[text.kind for text in texts],
+            source_X=[text.source for text in texts],
+            prompt_X=[text.name for text in texts],
+            scalars_RF=torch.from_numpy(np.concatenate(scalars)),
+            length_R=torch.cat([text.start + torch.arange(text.roots) for text in texts]),
+            survivals={VERIFIER: torch.cat(list(map(self._survivals, texts)))},
+            foretold_R=torch.cat(foretold_R),
+            hidden_R=torch.full((sum(text.roots for text in texts),), -1),
+            from_the_start=True,
+        )
+        return data, np.concatenate(keys)
+
+    def _features(self, text: LoggedText) -> tuple[np.ndarray, np.ndarray]:
+        """Scalars and keys of every root, float32 [R, F] and int64 [R, J]."""
+        known = DrafterKnowledge(text.tokens[: text.start], self.sampling, self.tokens)
+        hits = np.nan_to_num(text.survivals[self.drafter][:, :1]).sum(1).tolist()
+        scalars_RF = np.empty((text.roots, len(LOG.scalars)), np.float32)
+        keys_RJ = np.empty((text.roots, len(KEYS) + len(HIT_KEY)), np.int64)
+        for r in range(text.roots):
+            scalars_RF[r], keys_RJ[r] = known.scalars(LOG.levels[1]), known.keys()
+            known.committed(text.tokens[text.start + r : text.start + r + 1], hits[r : r + 1])
+        return scalars_RF, keys_RJ
+
+    def _survivals(self, text: LoggedText) -> torch.Tensor:
+        """Of the drafter's chain, float16 [R, depth]. Beyond a text's own depth nothing was accepted."""
+        own_RD = torch.from_numpy(text.survivals[self.drafter][: text.roots])
+        return torch.nn.functional.pad(own_RD, (0, self.space.depth - own_RD.shape[1])).half()

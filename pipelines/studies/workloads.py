@@ -39,9 +39,10 @@ from selector.replay import ratio_of_speeds
 from selector.runtime import LatencyProfile, gpu_like
 from selector.schema import MATCH
 from selector.tables import Table
-from selector.tuning import LEASTS, LENGTHS, StaticTable, best_static, replay_mode, sources, tuned_rule
+from selector.tuning import LEASTS, StaticTable, best_static, replay_mode, sources, tuned_rule
 
 EVERYTHING = "all kinds"
+LENGTHS = (4, 8, 16)  # of lookups
 STEP = 8  # tokens that a pass of the step-shaped clock takes at the price of one
 
 

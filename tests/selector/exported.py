@@ -16,7 +16,7 @@ from selector.data import Timed
 from selector.decision import NEVER, Mode, Rule, net_tokens, without_draft
 from selector.export import write_artefact
 from selector.module import SelectorModule
-from selector.runtime import MATCH_AT, Selector, load_selector
+from selector.runtime import Selector, load_selector
 from selector.schema import (
     EARLY,
     EARLY_SCALARS,
@@ -24,6 +24,7 @@ from selector.schema import (
     HIDDEN_STATES,
     LIGHT,
     MATCH,
+    MATCH_AT,
     SCALARS_KEY,
 )
 from tests.selector.synthetic import SPACE, mode_row, opinionated, profile, survivals_of, texts, timed

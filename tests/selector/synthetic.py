@@ -84,7 +84,8 @@ def texts(
         last[:, 0] = (3 + last[:, 0].abs()) * torch.where(easy_R, 1, -1)
     elif told:
         scalars_RF[:, TELLS] = scalars_RF[:, TELLS] / 2 + 0.5 * ~easy_R
-    for name, values in (("context_length", length_R), ("temperature", setting[0]), ("top_p", setting[1])):
+    known = {"context_length": length_R, "batch": 1.0, "temperature": setting[0], "top_p": setting[1]}
+    for name, values in known.items():
         scalars_RF[:, SCALAR_NAMES.index(name)] = values if isinstance(values, Tensor) else float(values)
     repeats_R = torch.rand(R, generator=generator) < repeats
     if repeats:
@@ -144,7 +145,9 @@ def opinionated(objective: str = "regressor", sees: str = LIGHT, seed: int = 0) 
             last.bias[SPACE.tree_survivals :] += 0.5  # lookups are few, and would hardly ever be the best
         else:
             last.weight.mul_(16.0)
-            last.bias[len(SPACE.trees) :] += 2.5
+            data, trees = texts(sees=sees, repeats=0.1), len(SPACE.trees)
+            scores_RA = torch.cat([made.scores(data, each) for each in (EARLY, sees)])
+            last.bias[trees:] += (scores_RA[:, :trees].amax(-1) - scores_RA[:, trees:].amax(-1)).median()
     return made
 
 

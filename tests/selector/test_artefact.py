@@ -59,7 +59,7 @@ def test_what_is_deployed_is_what_is_exported(
 def test_the_config_says_what_an_engine_needs(artefacts: dict[tuple[str, str], Path]) -> None:
     for (objective, sees), folder in artefacts.items():
         config = json.loads((folder / "config.json").read_text())
-        assert (config["format"], config["schema_version"]) == ("espalier-selector-5", 5)
+        assert (config["format"], config["schema_version"]) == ("espalier-selector-6", 6)
         assert config["features"]["early"] == len(EARLY_SCALARS)
         assert (config["objective"], config["sees"], config["verifier"]) == (objective, sees, "traversal")
         assert [scalar["name"] for scalar in config["features"]["scalars"]] == [scalar.name for scalar in SCALARS]
@@ -122,10 +122,10 @@ def changed(artefact: Path, copy: Path, change: Callable[[dict], object]) -> Pat
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"schema_version": 7}, "espalier-selector-5 of schema version 7; this program reads"),
+        ({"schema_version": 7}, "espalier-selector-6 of schema version 7; this program reads"),
         (
-            {"format": "espalier-selector-3", "schema_version": 3},
-            "espalier-selector-3 of schema version 3; this program",
+            {"format": "espalier-selector-5", "schema_version": 5},
+            "espalier-selector-5 of schema version 5; this program",
         ),
     ],
 )

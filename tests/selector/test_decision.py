@@ -23,7 +23,7 @@ from selector.decision import (
     without_draft,
 )
 from selector.runtime import torchscript
-from selector.schema import EARLY, FULL, LIGHT, MATCH
+from selector.schema import DRAFTER, EARLY, FULL, LIGHT, MATCH, TEXT
 
 SPACE = ActionSpace(2, 1, 2, (4,))
 CHAIN = SPACE.chain(2)
@@ -174,9 +174,11 @@ def test_the_rule_is_scriptable() -> None:
         replace(DECIDED, allowed=(0, 3, 4), rho=0.25),
         DECIDED.static_only(),
         COPIES,
+        replace(DECIDED, sees=(TEXT,), batch=16, level=TEXT),
+        replace(DECIDED, sees=(DRAFTER,), batch=4, level=DRAFTER, joint=900.0),
         *(replace(DECIDED, sees=sees) for sees in ASKED[2:]),
     ],
-    ids=["plain", "decided", "limited", "static", "copies", *map(" ".join, ASKED[2:])],
+    ids=["plain", "decided", "limited", "static", "copies", "by text", "together", *map(" ".join, ASKED[2:])],
 )
 def test_a_mode_survives_json(mode: Mode) -> None:
     row = json.loads(json.dumps({**mode.row(), "mean_efficiency": [1.0], "further": None}))
@@ -206,6 +208,11 @@ def test_a_mode_survives_json(mode: Mode) -> None:
         {"speed": 0.0},
         {"rho": float("nan")},
         {"temperature": None},
+        {"batch": 0},
+        {"batch": 1.0},
+        {"level": LIGHT},
+        {"joint": -1.0},
+        {"joint": float("inf")},
     ],
     ids=str,
 )
@@ -214,7 +221,7 @@ def test_what_is_no_mode_is_refused(spoilt: dict) -> None:
         Mode.of({**DECIDED.row(), **spoilt})
 
 
-@pytest.mark.parametrize("name", ["action", "sees", "allowed", "rule", "rho"])
+@pytest.mark.parametrize("name", ["action", "sees", "allowed", "rule", "rho", "batch", "level", "joint"])
 def test_a_mode_without_a_part_is_refused(name: str) -> None:
     with pytest.raises(KeyError):
         Mode.of({key: value for key, value in DECIDED.row().items() if key != name})
@@ -224,3 +231,11 @@ def test_the_nearest_setting_is_taken() -> None:
     modes = [Mode(t, p, EMPTY) for t, p in ((0.0, 1.0), (0.6, 1.0), (1.0, 1.0), (1.0, 0.9))]
     wanted = {(0.1, 1.0): 0, (0.55, 1.0): 1, (0.9, 1.0): 2, (1.0, 0.94): 3, (1.0, 0.96): 2, (9.0, 0.1): 3}
     assert {setting: modes.index(nearest(modes, *setting)) for setting in wanted} == wanted
+
+
+def test_of_a_settings_modes_the_nearest_number_of_requests_is_taken() -> None:
+    """By how often it doubles; no number makes up for another sampling setting."""
+    modes = [Mode(t, 1.0, EMPTY, batch=batch) for t in (0.0, 0.1) for batch in (1, 4, 64)]
+    wanted = {(0.0, 1): 0, (0.0, 3): 1, (0.0, 15): 1, (0.0, 17): 2, (0.0, 512): 2, (0.06, 1): 3, (0.1, 64): 5}
+    assert {asked: modes.index(nearest(modes, asked[0], 1.0, asked[1])) for asked in wanted} == wanted
+    assert nearest(modes, 0.1, 1.0) == modes[3]

@@ -9,11 +9,12 @@ import torch
 from selector.actions import Choice, Lookup
 from selector.artefact import Features
 from selector.decision import NEVER, without_draft
-from selector.runtime import MATCH_AT, load_selector
+from selector.runtime import load_selector
 from selector.schema import (
     EARLY,
     LIGHT,
     MATCH,
+    MATCH_AT,
     SCALARS_KEY,
     InputError,
 )

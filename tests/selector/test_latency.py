@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup, choice_of
-from selector.decision import ASKED, Rule
+from selector.decision import ASKED, Rule, of_batch
 from selector.latency import (
     Correction,
     LatencyProfile,
@@ -18,8 +18,9 @@ from selector.latency import (
     interpolated,
     interpolated_at,
 )
-from selector.runtime import Mode, decision_tables
-from selector.schema import EARLY, FEATURES, FULL, LIGHT, MATCH, SCHEMA_VERSION, InputError
+from selector.runtime import ANY_LEVEL, Mode, decision_tables
+from selector.schema import DRAFTER, EARLY, FEATURES, FULL, LIGHT, MATCH, SCHEMA_VERSION, TEXT, InputError
+from selector.tables import Batches
 from tests.selector.synthetic import profile
 
 FLAT = LatencyProfile(
@@ -28,7 +29,7 @@ FLAT = LatencyProfile(
     draft=Table([10, 20], [1, 4], [[1.0, 4.0], [1.0, 4.0]]),  # seconds are the width
     target=Table([10, 20], [1, 33], [[100.0, 132.0], [100.0, 132.0]]),  # 99 + nodes
     verify={"traversal": Table([1, 16], [1, 4], [[1000.0, 1000.0], [1000.0, 1000.0]])},
-    decide={EARLY: 5000.0, LIGHT: 10_000.0, FULL: 20_000.0},
+    decide={TEXT: 3000.0, DRAFTER: 4000.0, EARLY: 5000.0, LIGHT: 10_000.0, FULL: 20_000.0},
     step=0.0,
     copied=Table([1, 16], [1], [[300.0], [300.0]]),
 )
@@ -67,7 +68,9 @@ def test_a_selector_pays_for_itself_and_for_the_root_pass(sees: tuple[str, ...],
         assert FLAT.action_seconds(action, 15, "traversal", sees) == pytest.approx(base + own)
 
 
-@pytest.mark.parametrize(("sees", "own"), [((EARLY,), 5000), ((MATCH,), 0), ((), 0)])
+@pytest.mark.parametrize(
+    ("sees", "own"), [((EARLY,), 5000), ((TEXT,), 3000), ((DRAFTER,), 4000), ((MATCH,), 0), ((), 0)]
+)
 def test_what_needs_no_draft_takes_no_pass_of_it(sees: tuple[str, ...], own: float) -> None:
     """Unless its rows are looked at."""
     assert FLAT.action_seconds(EMPTY, 15, "traversal", sees) == pytest.approx(own + 100)
@@ -214,13 +217,14 @@ def test_decisions_are_made_by_sampling_setting(sees: tuple[str, ...]) -> None:
         Mode(1.0, 1.0, tree, sees, speed=80.0, rho=0.5),
         Mode(0.0, 1.0, tree, (MATCH,), speed=60.0, rule=Rule(6, 8)),
     ]
-    tables = decision_tables(own, modes, "traversal")
-    assert tables.settings_S2.tolist() == [[0.5, 1.0], [1.0, pytest.approx(0.9)], [1.0, 1.0], [0.0, 1.0]]
+    tables = decision_tables(own, modes, "traversal", ActionSpace.with_lookups())
+    assert tables.settings_S3.tolist() == [[0.5, 1.0, 0], [1.0, pytest.approx(0.9), 0], [1.0, 1.0, 0], [0.0, 1.0, 0]]
+    assert tables.level_S.tolist() == [ANY_LEVEL] * 4
     assert tables.speed_S.tolist() == [70, 90, 80, 60]
     assert tables.rho_S.tolist() == [1.0, 0.25, 0.5, 1.0]
     may = [allowed_A.nonzero()[:, 0].tolist() for allowed_A in tables.allowed_SA]
     assert may == [[ACTIONS.index(tree)], [0, 5, 77, 235], list(range(237)), [ACTIONS.index(tree)]]
-    late = float(sees != (EARLY,))
+    late = float(sees not in ((TEXT,), (EARLY,)))
     assert tables.late_S.tolist() == [0, late, late, 0]
     assert tables.least_S[3] == 6 and float(tables.least_S[:3].min()) > 1e6  # no text is so long
     assert tables.copied_SA[3].nonzero()[:, 0].tolist() == [ACTIONS.index(Lookup(8))]
@@ -228,7 +232,31 @@ def test_decisions_are_made_by_sampling_setting(sees: tuple[str, ...]) -> None:
     for seen_all, table_SLA in ((True, tables.late_SLA), (False, tables.early_SLA)):
         times_SA = interpolated_at(table_SLA, tables.lengths_L, torch.arange(4), lengths_B)
         for mode, times_A in zip(modes, times_SA, strict=True):
-            asked = mode.sees if seen_all else tuple(each for each in mode.sees if each == EARLY)
+            asked = mode.sees if seen_all else tuple(each for each in mode.sees if each in (TEXT, EARLY))
             for action in (EMPTY, tree, Action(2, 1, 2), Lookup(4)):
                 expected = own.action_seconds(action, 15, "traversal", asked, filtered=mode.top_p < 1)
                 assert float(times_A[ACTIONS.index(action)]) == pytest.approx(expected)
+
+
+def test_decisions_are_made_by_number_of_requests_and_by_level() -> None:
+    """With the times of so many requests together; the setting has the logarithm of their number."""
+
+    def twice(table: Table) -> Table:
+        return replace(table, seconds=[[2 * each for each in row] for row in table.seconds])
+
+    drafts, targets = ([table, twice(table)] for table in (FLAT.draft, FLAT.target))
+    own, tree = replace(FLAT, batches=Batches([1, 8], drafts, targets, stepped=False)), Action(1, 3, 0)
+    modes = [
+        Mode(0.0, 1.0, tree, sees, speed=70.0, batch=batch, level=level)
+        for batch in (1, 8)
+        for level, sees in ((TEXT, (TEXT,)), (DRAFTER, (DRAFTER,)), ("", ()))
+    ]
+    tables = decision_tables(own, modes, "traversal", ActionSpace.with_lookups())
+    assert tables.settings_S3[:, 2].tolist() == pytest.approx([0, 0, 0, *[of_batch(8)] * 3])
+    assert tables.level_S.tolist() == [0, 1, ANY_LEVEL, 0, 1, ANY_LEVEL]
+    times_SA = interpolated_at(tables.late_SLA, tables.lengths_L, torch.arange(6), torch.full((6,), 15.0))
+    for mode, times_A in zip(modes, times_SA, strict=True):
+        for action in (EMPTY, tree, Lookup(4)):
+            expected = own.at_batch(mode.batch).action_seconds(action, 15, "traversal", mode.sees)
+            assert float(times_A[ACTIONS.index(action)]) == pytest.approx(expected)
+    assert float(times_SA[3].min()) > float(times_SA[0].min())

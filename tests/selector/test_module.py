@@ -13,7 +13,7 @@ from selector.data import Timed
 from selector.decision import Mode, Rule
 from selector.module import Batch, RootsModule, SelectorModule, learned_rows
 from selector.objective import policy_ratios, survival_loss
-from selector.schema import COUNTS, EARLY, EARLY_SCALARS, FULL, LIGHT, MATCH
+from selector.schema import EARLY, FULL, LIGHT, MATCH, PAIR
 from selector.tuning import StaticTable, best_static, replay_mode, tuned
 from tests.selector.synthetic import SPACE, TELLS, joined, module, opinionated, static_mode, texts, timed
 
@@ -34,7 +34,7 @@ def whole_batch(data: Timed, static: Mode, sees: str) -> Batch:
 @cache
 def trained(objective: str, sees: str) -> tuple[SelectorModule, Timed, Mode]:
     """On texts where everything there is to know follows from a feature; these, and their best static tree."""
-    data = timed(texts(48, 24, 0, sees, repeats=0.1))
+    data = timed(texts(96, 24, 0, sees, repeats=0.1))
     static = best_static(data, StaticTable.of(data), data.setting)
     made = module(objective, sees, seed=4)
     made.log = lambda *_, **__: None  # no trainer here
@@ -112,7 +112,7 @@ def test_early_scores_know_nothing_of_the_draft(objective: str, sees: str) -> No
     """Other scalars that need its pass, and other hidden states, change the scores at all features alone."""
     made, data = opinionated(objective, sees), texts(sees=sees)
     scalars_RF = data.scalars_RF.clone()
-    scalars_RF[:, len(EARLY_SCALARS) :] += 1
+    scalars_RF[:, PAIR.first :] += 1
     other = replace(data, scalars_RF=scalars_RF, hidden={name: -rows for name, rows in data.hidden.items()})
     assert torch.equal(made.scores(other, EARLY), made.scores(data, EARLY))
     assert not torch.allclose(made.scores(other, sees), made.scores(data, sees), atol=1e-2)
@@ -164,8 +164,9 @@ def test_training_begins_at_the_mean_of_the_training_roots(objective: str, sees:
     made = module(objective, sees)
     body = made.network.body if objective == "regressor" else made.network
     scalars_RF = data.texts.scalars_RF[rows]
-    scalars_RF[:, COUNTS] = scalars_RF[:, COUNTS].log1p()
+    scalars_RF[:, PAIR.counts] = scalars_RF[:, PAIR.counts].log1p()
     assert torch.allclose(body.mean_F, scalars_RF.mean(0))
+    assert body.scale_F.isinf().tolist() == [not scalar.learned for scalar in PAIR.scalars]
     assert len(body.blocks) == (3 if sees == FULL else 0)
     if objective == "regressor":
         mean_A = SPACE.efficiencies(data.survivals_RS[rows]).mean(0)

@@ -17,7 +17,7 @@ PASSED = torch.ones(20, 1)
 def network(space: ActionSpace, hidden_widths: list[int] | None = None, seed: int = 0) -> SurvivalNetwork:
     torch.manual_seed(seed)
     widths = WIDTHS if hidden_widths is None else hidden_widths
-    body = RootNetwork(SCALARS, (), EARLY, widths, len(space.sums_SA), width=8, hidden=(16, 8), dropout=0.1)
+    body = RootNetwork(SCALARS, (), (), EARLY, widths, len(space.sums_SA), width=8, hidden=(16, 8), dropout=0.1)
     return SurvivalNetwork(body, space).eval()
 
 
@@ -118,7 +118,7 @@ def test_block_efficiencies_are_sums_of_predicted_survivals(space: ActionSpace) 
 
 
 def test_a_feature_that_never_varies_stays_at_zero() -> None:
-    body = RootNetwork(2, (), 1, WIDTHS, 3)
+    body = RootNetwork(2, (), (), 1, WIDTHS, 3)
     scalars = torch.tensor([[2.0, 0.3], [2.0, 0.5]])
     body.standardise(scalars)
     assert body.scale_F.tolist()[0] == 1.0
@@ -168,16 +168,34 @@ def test_every_hidden_state_counts_and_a_light_network_has_none() -> None:
     for i in range(3):
         other = [state + 1.0 * (i == j) * torch.arange(state.shape[1]) for j, state in enumerate(states)]
         assert not torch.allclose(body(scalars_BF, other, PASSED), before, atol=1e-3), i
-    light = RootNetwork(SCALARS, (), EARLY, [], 5)
+    light = RootNetwork(SCALARS, (), (), EARLY, [], 5)
     assert len(light.blocks) == 0
     assert light.mlp[0].in_features == SCALARS + 1
     assert light(scalars_BF, [], PASSED).shape == (20, 5)
 
 
+def test_what_is_for_the_decision_alone_is_not_seen() -> None:
+    """Whatever it is, before and after scaling; what is seen stays as it is without it."""
+    torch.manual_seed(5)
+    own, all_seen = RootNetwork(3, (0,), (0, 2), 2, [], 5), RootNetwork(3, (0,), (), 2, [], 5)
+    scalars_BF = 30 * torch.rand(16, 3, generator=torch.Generator().manual_seed(6))
+    other_BF = scalars_BF.clone()
+    other_BF[:, [0, 2]] = 1e4 * torch.rand(16, 2, generator=torch.Generator().manual_seed(7))
+    passed_B1 = torch.ones(16, 1)
+    for _ in range(2):
+        assert torch.equal(own(other_BF, [], passed_B1), own(scalars_BF, [], passed_B1))
+        own.standardise(scalars_BF)
+    all_seen.load_state_dict({**own.state_dict(), "scale_F": own.scale_F.nan_to_num(posinf=1.0)})
+    at_means_BF = torch.stack([own.mean_F[0].expm1().expand(16), scalars_BF[:, 1], own.mean_F[2].expand(16)], dim=-1)
+    assert torch.allclose(own(other_BF, [], passed_B1), all_seen(at_means_BF, [], passed_B1), atol=1e-5)
+    seen_BF = scalars_BF + torch.tensor([0.0, 5.0, 0.0])
+    assert not torch.allclose(own(seen_BF, [], passed_B1), own(scalars_BF, [], passed_B1), atol=1e-3)
+
+
 def test_numbers_of_tokens_go_in_by_their_logarithm() -> None:
     scalars_BF = torch.rand(16, 3) * 30
     torch.manual_seed(3)
-    counting, plain = RootNetwork(3, (0, 2), 1, [], 5), RootNetwork(3, (), 1, [], 5)
+    counting, plain = RootNetwork(3, (0, 2), (), 1, [], 5), RootNetwork(3, (), (), 1, [], 5)
     plain.load_state_dict({**counting.state_dict(), "count_F": plain.count_F})
     logarithms_BF = scalars_BF.clone()
     logarithms_BF[:, [0, 2]] = logarithms_BF[:, [0, 2]].log1p()

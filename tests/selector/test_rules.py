@@ -18,7 +18,7 @@ from tests.selector.synthetic import EASY, HARD, SPACE, texts, timed
 
 def told() -> Timed:
     """Texts whose running means tell where it is easy: those that forget fast, best."""
-    data = texts(10, 15)
+    data = texts(10, 40)
     easy_R = data.survivals["traversal"][:, 0] > 0.5
     noise_R = torch.rand(len(easy_R), generator=torch.Generator().manual_seed(7)) - 0.5
     scalars_RF = data.scalars_RF.clone()
