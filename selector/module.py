@@ -49,6 +49,7 @@ class SelectorModule(pl.LightningModule):
         network: further keyword arguments of `RootNetwork`.
         worst_weight, worst_share: lambda and alpha of DDTE eq. 12.
         schema: the name of its scalars, of `schema.SCHEMAS`.
+        squared_weight: see `objective.survival_loss`.
         space: what it chooses from, as `ActionSpace.to_json` has it; None for the trees and lookups of a pair.
     """
 
@@ -64,6 +65,7 @@ class SelectorModule(pl.LightningModule):
         worst_share: float = 0.05,
         schema: str = PAIR.name,
         space: dict[str, Any] | None = None,
+        squared_weight: float = 1.0,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -113,7 +115,8 @@ class SelectorModule(pl.LightningModule):
         outputs = self.network(batch.scalars_BF, batch.hidden, passed_B1)
         if self.is_regressor:
             early = self.network(batch.scalars_BF, batch.hidden, 0 * passed_B1)
-            both = [survival_loss(each, batch.survivals_BS, self.space) for each in (outputs, early)]
+            weight = self.hparams["squared_weight"]
+            both = [survival_loss(each, batch.survivals_BS, self.space, weight) for each in (outputs, early)]
             return both[0] + both[1]
         efficiency_BA = self.space.efficiencies(batch.survivals_BS)
         ratio_B = policy_ratios(outputs, efficiency_BA, batch.seconds_BA, batch.base_speed_B)

@@ -13,7 +13,9 @@ from torch import Tensor
 from selector.actions import ActionSpace
 
 
-def survival_loss(log_survivals_BS: Tensor, labels_BS: Tensor, space: ActionSpace) -> Tensor:
+def survival_loss(
+    log_survivals_BS: Tensor, labels_BS: Tensor, space: ActionSpace, squared_weight: float = 1.0
+) -> Tensor:
     """What a regressor of survivals is trained on: their cross-entropy, in nats, and the squared error of the block
     efficiencies that they add up to, in squared tokens; scalar. Labels that are not known (NaN) do not count.
 
@@ -24,6 +26,7 @@ def survival_loss(log_survivals_BS: Tensor, labels_BS: Tensor, space: ActionSpac
         log_survivals_BS: predicted, at most 0.
         labels_BS: `P(tau >= t | text)`. Both terms have their least value at the labels' mean, so labels that are right
             on average will do, even where the draw of siblings puts one above 1.
+        squared_weight: of the squared error.
     """
     known_BS = ~labels_BS.isnan()
     labels_BS = labels_BS.nan_to_num()
@@ -38,7 +41,7 @@ def survival_loss(log_survivals_BS: Tensor, labels_BS: Tensor, space: ActionSpac
         for part in error_BA.split([len(space.trees), len(space.lookups)], dim=-1)
         if part.shape[-1]
     )
-    return cross_entropy + squared
+    return cross_entropy + squared_weight * squared
 
 
 def policy_ratios(logits_BA: Tensor, efficiency_BA: Tensor, seconds_BA: Tensor, base_speed_B: Tensor) -> Tensor:
