@@ -3,12 +3,13 @@
 PYTHON ?= python3
 CONFIG ?= configs/demo.yaml
 ARGS ?=
+FILES ?=
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 ESPALIER := $(VENV)/bin/espalier
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo pair latency data train evaluate export report quick audit bench worlds docs mlflow test fuzz lint clean
+.PHONY: help install demo pair latency data train evaluate export report quick logs audit bench worlds docs mlflow test fuzz lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -47,6 +48,9 @@ report: $(INSTALLED) ## write runs/<name>/report.html
 
 quick: $(INSTALLED) ## two minutes, no training: does speculation pay for this pair here, and does a selector?
 	$(ESPALIER) quick --config $(CONFIG) $(ARGS)
+
+logs: $(INSTALLED) ## from an engine's logs to a selector, without a model (FILES="a.jsonl b.jsonl --timings times.csv")
+	$(ESPALIER) logs $(FILES) $(if $(filter-out configs/demo.yaml,$(CONFIG)),--config $(CONFIG)) $(ARGS)
 
 audit: $(INSTALLED) ## a study: every verifier on one pair, beside the optimum
 	$(ESPALIER) audit --config $(CONFIG) $(ARGS)

@@ -190,11 +190,11 @@ class HitHistory:
         self._hits_N = np.zeros(0)
         # running means: of all hits, of those that a lookup foretold, of the others
         self._sums_2D, self._of_copied_22 = np.zeros((2, len(DECAYS))), np.zeros((2, 2))
-        self._make_room()
+        self._make_room(0)
 
-    def _make_room(self) -> None:
+    def _make_room(self, hits: int) -> None:
         """For twice as many hits; those right after some tokens are then counted anew."""
-        self._hits_N = np.concatenate([self._hits_N, np.zeros(self._rows + ROOM)])
+        self._hits_N = np.concatenate([self._hits_N, np.zeros(2 * hits + ROOM - len(self._hits_N))])
         keys_C, counts_C = _empty_table(len(self._hits_N) * len(PRECEDENT_LENGTHS))
         self._after = keys_C, counts_C, np.zeros(len(keys_C))
         self._counted = np.array([0, self._rows])  # in the table; in the running means
@@ -203,7 +203,7 @@ class HitHistory:
         """More committed tokens, of each whether the drafter had it right."""
         if self._rows + len(hits) > len(self._hits_N):
             done = self._counted[1]
-            self._make_room()
+            self._make_room(self._rows + len(hits))
             self._counted[1] = done
         self._hits_N[self._rows : self._rows + len(hits)] = hits
         self._rows += len(hits)

@@ -107,7 +107,7 @@ class SelectorModule(pl.LightningModule):
         assert isinstance(body, RootNetwork)
         body.standardise(texts.scalars_RF[rows])
         if isinstance(self.network, SurvivalNetwork):
-            self.network.begin_at(survivals_RS[rows].mean(0))
+            self.network.begin_at(survivals_RS[rows].nanmean(0).nan_to_num())  # NaN: what no log tells
 
     def loss(self, batch: Batch) -> Tensor:
         """Of what is said where all is known; a regressor's, of what is said with the first level as well."""

@@ -135,8 +135,8 @@ DRAFTER_SCALARS = (  # known where the drafter has run over the committed text: 
         for count in PRECEDENT_LENGTHS
     ),
     Scalar("seen_after", "times", f"how often the last token was followed by one; {MOST_SEEN} at most"),
-    Scalar("hit_copied", "1", "share of hits among the latest tokens that a lookup foretold"),
-    Scalar("hit_not_copied", "1", "share of hits among the latest tokens that no lookup foretold"),
+    Scalar("hits_of_copied", "1", "share of hits among the latest tokens that a lookup foretold"),
+    Scalar("hits_of_others", "1", "share of hits among the latest tokens that no lookup foretold"),
     *_by_key(HIT_KEY),
 )
 TARGET_SCALARS = (  # known from the target's rows along the text, before any pass of the draft

@@ -122,8 +122,8 @@ def key_of(kind: int, one: int, other: int) -> np.int64:
 
     Two of a million keys are the same in one case of 10^7, where the means of both are mixed.
     """
-    mixed = np.uint64(kind + 1)
-    for part in (one, other):
+    mixed = np.uint64(0)
+    for part in (kind, one, other):
         mixed = (mixed ^ np.uint64(part + 2)) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0x94D049BB133111EB)
         mixed ^= mixed >> np.uint64(27)

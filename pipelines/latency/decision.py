@@ -45,7 +45,8 @@ def decision_seconds(
     allowed = (*chains, *range(len(space.trees), len(space)))
     mode = Mode(1.0, 1.0, space.chain(4), sees=(sees,), speed=100.0, allowed=allowed)
     facts = {
-        "actions": space.actions,
+        "schema": module.schema.name,
+        "space": space.to_json(),
         "verifier": verifier,
         "sees": FULL if widths else LIGHT,
         "objective": "regressor",

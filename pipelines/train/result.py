@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pipelines.common.files import read_json
 from pipelines.common.stage import require
 from pipelines.config import Config
@@ -51,7 +53,11 @@ def load_module(config: Config, name: str, result: dict[str, Any]) -> SelectorMo
         module = SelectorModule.load_from_checkpoint(path, map_location="cpu").eval()
     except Exception as error:  # whatever a damaged file makes torch raise
         raise InputError(f"{path} is damaged: run the train stage again") from error
-    if not all(bool(values.isfinite().all()) for values in module.state_dict().values()):
+    unseen_F = torch.tensor([not scalar.learned for scalar in module.schema.scalars])  # scaled away, by infinity
+    for name, values in module.state_dict().items():
+        finite = values.isfinite() | unseen_F if name.endswith("scale_F") else values.isfinite()
+        if bool(finite.all()):
+            continue
         raise InputError(f"{path}: a weight is not finite: run the train stage again")
     return module
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from data_gen.decoding import Decoded, Decoder, Features, Fixed, Random
 from data_gen.entropies import LEAST_LOGIT, entropies
 from data_gen.features import ModelRows, TextKnowledge, agreements
-from data_gen.histories import DraftHistory, TextHistory
+from data_gen.histories import DraftHistory, TargetHistory, TextHistory
 from data_gen.lookup import LookupIndex
 from data_gen.models import ModelPair
 from data_gen.sampling import Sampling
@@ -23,15 +23,19 @@ from data_gen.verification import get_verifier
 from selector.actions import EMPTY, Action, Choice, Lookup
 from selector.schema import (
     DECAYS,
+    DRAFT_SCALARS,
     EARLY,
     FEATURES,
     FULL,
     HIDDEN_STATES,
     LIGHT,
+    LONGEST_LOOKUP,
     LONGEST_MATCH,
+    MOST_SEEN,
+    PAIR,
     SCALAR_NAMES,
     SCALARS_KEY,
-    scalars_of,
+    TEXT_SCALARS,
 )
 from tests.data_gen.test_lookup import longest_match, proposed
 
@@ -48,6 +52,11 @@ MIXED = [
     *(EMPTY, Action(1, 1, 0), Action(1, 4, 0), Action(1, 8, 2)),
     *(Action(3, 1, 3), Action(4, 0, 2), Action(2, 2, 1), Lookup(4)),
 ]
+
+
+def count_of(sees: str) -> int:
+    """How many scalars are known at a level."""
+    return PAIR.first if sees == EARLY else len(SCALAR_NAMES)
 
 
 class Recorder:
@@ -130,7 +139,7 @@ def test_light_features_are_the_scalars_alone(pair: ModelPair, sampling: Samplin
         assert full.tokens == result.tokens
         for whole, scalars in zip(of_full[1:], found[1:], strict=True):
             assert set(scalars) == {SCALARS_KEY}
-            assert torch.equal(scalars[SCALARS_KEY], whole[SCALARS_KEY][: len(scalars_of(sees))])
+            assert torch.equal(scalars[SCALARS_KEY], whole[SCALARS_KEY][: count_of(sees)])
             assert scalars[SCALARS_KEY].dtype == torch.float32
 
 
@@ -141,7 +150,7 @@ def test_a_prompt_of_one_token_has_no_features_at_first(pair: ModelPair, sees: s
     assert seen[0] is None
     for step, features in zip(result.steps[1:], seen[1:], strict=True):
         if step.length <= len(scalars_RF):
-            known_F = scalars_RF[step.length - 1, : len(scalars_of(sees))]
+            known_F = scalars_RF[step.length - 1, : count_of(sees)]
             assert torch.allclose(features[SCALARS_KEY], known_F, atol=2e-3, rtol=1e-4)
 
 
@@ -158,37 +167,99 @@ def test_a_short_text_is_known_as_far_as_it_goes(pair: ModelPair) -> None:
     assert torch.allclose(knowledge.scalars(len(whole_RF)), whole_RF, atol=1e-6)
 
 
-def precedents_by_hand(
-    known: list[int], start: int, entropies_N: list[float], foretold: list[float], usual: float
-) -> dict[str, float]:
-    """What the text says of the place that a lookup would copy from, by searching it.
+def common(one: list[int], other: list[int]) -> int:
+    """How many elements two lists have in common, from the first on."""
+    pairs = list(zip(one, other, strict=False))
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+
+
+def copied_from(known: list[int], source: int) -> list[int]:
+    """A lookup from a place, which may run on into what it has copied itself."""
+    whole = list(known)
+    for n in range(LONGEST_LOOKUP if source >= 0 else 0):
+        whole.append(whole[source + 1 + n])
+    return whole[len(known) :]
+
+
+def like(match: int) -> int:
+    """Which lengths of matches count as alike."""
+    return next(number for number, most in enumerate((0, 1, 2, 3, 6, 11, 23, math.inf)) if match <= most)
+
+
+def faded(values: list[float]) -> tuple[float, float]:
+    """Their sum and the sum of their weights: each is 0.95 of the next one's."""
+    weights = [0.95**age for age in range(len(values))][::-1]
+    return sum(w * v for w, v in zip(weights, values, strict=True)), sum(weights)
+
+
+def text_by_hand(known: list[int], prompt: int) -> dict[str, float]:
+    """What token ids alone say, by searching the text at every one of its tokens.
+
+    Args:
+        known: the text up to the root.
+        prompt: tokens of the prompt.
+    """
+    foretold = [float(proposed(known[:n], 1) == known[n : n + 1]) for n in range(len(known))]
+    new = [float(token not in known[:n]) for n, token in enumerate(known)]
+    sources = [LookupIndex(known[: n + 1]).source for n in range(len(known))]
+    matches = [longest_match(known[: n + 1]) for n in range(len(known))]
+    source, match = sources[-1], matches[-1]
+    copied, there = copied_from(known, source), foretold[source + 1 :] if source >= 0 else []
+    second = sources[source] if source >= 0 else -1
+    third = sources[second] if second >= 0 else -1
+    agrees = common(copied, copied_from(known, second))
+    moved = [now == before + 1 and before >= 0 for before, now in pairwise(sources)]
+    result = {
+        "context_length": len(known),
+        "match": min(match, LONGEST_MATCH),
+        "copied": min([*foretold[::-1], 0.0].index(0.0), LONGEST_MATCH),
+        "source_steady": min([*moved[::-1], False].index(False), LONGEST_MATCH),
+        "source_in_prompt": float(0 <= source < prompt - 1),
+        "source_foretold": min([*there, 0.0].index(0.0), LONGEST_LOOKUP),
+        "second_match": min(common(known[::-1], known[: second + 1][::-1]), LONGEST_MATCH),
+        "second_agrees": agrees,
+        "third_agrees": min(agrees, common(copied, copied_from(known, third))),
+    }
+    for count in (1, 2, 4, 8, 16):
+        result[f"source_copied_{count}"] = sum(there[:count]) / len(there[:count]) if there else 0.0
+    for count in (1, 2, 3, 4):
+        places = [i for i in range(count, len(known)) if known[i - count : i] == known[-count:]]
+        result[f"seen_{count}"] = min(len(places), MOST_SEEN) if copied else 0
+        result[f"agree_{count}"] = sum(known[i] == copied[0] for i in places) / len(places) if copied and places else 0
+    for decay in DECAYS:
+        weights = [decay**age for age in range(len(known))][::-1]
+        for name, values in (("copied", foretold), ("new", new)):
+            mean = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+            result[f"{name}_mean_{decay:g}"] = mean
+    usual = result[f"copied_mean_{DECAYS[-1]:g}"]  # of which as much is put in as of two lookups
+    alike = [n for n, own in enumerate(matches) if own and like(own) == like(match)]
+    began = [foretold[n + 1] for n in alike if n + 1 < len(known)]
+    lengths = [
+        common(copied_from(known[: n + 1], sources[n])[:8], known[n + 1 : n + 9]) / 8
+        for n in alike
+        if n + 8 < len(known)
+    ]
+    for name, values in (("right_by_match", began), ("length_by_match", lengths)):
+        total, weight = faded(values)
+        result[name] = (total + 2 * usual) / (weight + 2)
+    return result
+
+
+def source_by_hand(known: list[int], start: int, entropies_N: list[float], usual: float) -> dict[str, float]:
+    """What the target's rows say of the place that a lookup would copy from.
 
     Args:
         known: the text up to the root.
         start: the last prompt token's position.
         entropies_N: of the target before each token after it.
-        foretold: of these, whether a lookup had it right.
         usual: entropy where none is known.
     """
-    copied, source = proposed(known, 16), LookupIndex(known).source
-    match = source >= 0
-    ats = [source + 1 + i % (len(known) - 1 - source) - start - 1 for i in range(16)] if match else []
-    result = {
-        "source_known": sum(at >= 0 for at in ats) / 16,
-        "source_distance": len(known) - 1 - source if match else 0,
-    }
+    source = LookupIndex(known).source
+    ats = [source + 1 + i % (len(known) - 1 - source) - start - 1 for i in range(16)] if source >= 0 else []
+    result = {"source_known": sum(at >= 0 for at in ats) / 16}
     for count in (1, 2, 4, 8, 16):
         there = [entropies_N[at] for at in ats[:count] if at >= 0]
         result[f"source_entropy_{count}"] = sum(there) / len(there) if there else usual
-    right = [at >= 0 and foretold[at] == 1 for at in ats]
-    result["source_foretold"] = [*right, False].index(False) if right else 0
-    for count in (1, 2, 3, 4):
-        places = [i for i in range(count, len(known)) if known[i - count : i] == known[-count:]]
-        result[f"seen_{count}"] = len(places) if match else 0
-        result[f"agree_{count}"] = sum(known[i] == copied[0] for i in places) / len(places) if match and places else 0
-    earlier = [LookupIndex(known[: len(known) - back]).source for back in range(len(known) - start)]
-    moved = [now == before + 1 and before >= 0 for now, before in pairwise(earlier)]
-    result["source_steady"] = min([*moved, False].index(False), LONGEST_MATCH)
     return result
 
 
@@ -203,29 +274,25 @@ def by_hand(text: Text, target: ModelRows, draft: ModelRows, sampling: Sampling,
     ]
     known = text.tokens[: text.start + n + 1]
     agreed = next((i for i, share in enumerate(accepted[::-1]) if share < 1), n)
-    foretold = [float(proposed(known[: i - n], 1) == known[i - n : i - n + 1 or None]) for i in range(n)]
-    copied = next((i for i, right in enumerate(foretold[::-1]) if not right), n)
     result = {
-        **precedents_by_hand(
+        **text_by_hand(known, text.start + 1),
+        **source_by_hand(
             known,
             text.start,
             plain[0],
-            foretold,
             sum(0.8**i * e for i, e in enumerate(plain[0][:n][::-1])) / sum(0.8**i for i in range(n)),
         ),
         "target_entropy_prev": plain[0][n - 1],
         "draft_entropy_prev": plain[1][n - 1],
         "draft_entropy_root": plain[1][n],
         "agreed": min(agreed, LONGEST_MATCH),
-        "copied": min(copied, LONGEST_MATCH),
-        "match": min(longest_match(known), LONGEST_MATCH),
-        "context_length": len(known),
+        "batch": 1,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
     }
     for decay in DECAYS:
         weights = [decay ** (n - 1 - i) for i in range(n)]
-        means = ("accepted", accepted), ("draft_entropy", plain[1]), ("target_entropy", plain[0]), ("copied", foretold)
+        means = ("accepted", accepted), ("draft_entropy", plain[1]), ("target_entropy", plain[0])
         for name, values in means:
             mean = sum(w * v for w, v in zip(weights, values, strict=False)) / sum(weights)
             result[f"{name}_mean_{decay:g}"] = mean
@@ -285,43 +352,55 @@ def test_running_means_are_weighted_sums(
 ) -> None:
     """Against the sums written out, whether tokens come one by one or many at once."""
     text, of_draft = TextHistory(prompt), DraftHistory()
+    of_target = TargetHistory(text)
     for begin in range(0, len(known), at_once):
         tokens, accepted, draft_entropies, target_entropies = map(
             list, zip(*known[begin : begin + at_once], strict=True)
         )
-        text.add(tokens, target_entropies)
+        text.add(tokens)
+        of_target.add(target_entropies)
         of_draft.add(accepted, draft_entropies)
-    found = dict(zip(SCALAR_NAMES, [*text.scalars(77, Sampling(0.5, 0.75)), *of_draft.scalars(2.5)], strict=True))
-    tokens, accepted, of_draft_, of_target = map(list, zip(*known, strict=True))
+    scalars = *text.scalars(Sampling(0.5, 0.75), batch=6), *of_target.scalars(), *of_draft.scalars(2.5)
+    found = dict(zip(SCALAR_NAMES, scalars, strict=True))
+    tokens, accepted, of_draft_, of_target_ = map(list, zip(*known, strict=True))
     ages = range(len(known) - 1, -1, -1)
     for decay in DECAYS:
         weights = [decay**age for age in ages]
-        for name, values in (("accepted", accepted), ("draft_entropy", of_draft_), ("target_entropy", of_target)):
+        for name, values in (("accepted", accepted), ("draft_entropy", of_draft_), ("target_entropy", of_target_)):
             mean = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
             assert found[f"{name}_mean_{decay:g}"] == pytest.approx(mean, abs=1e-5, rel=1e-5)
     agreed = next((i for i, share in enumerate(accepted[::-1]) if share < 1), len(known))
     assert found["agreed"] == min(agreed, LONGEST_MATCH)
-    assert found["match"] == min(longest_match([*prompt, *tokens]), LONGEST_MATCH)
-    whole, start = [*prompt, *tokens], len(prompt) - 1
-    foretold = [float(proposed(whole[:n], 1) == whole[n : n + 1]) for n in range(len(prompt), len(whole))]
-    precedents = precedents_by_hand(whole, start, of_target, foretold, found["target_entropy_mean_0.8"])
-    assert {name: found[name] for name in precedents} == pytest.approx(precedents, abs=1e-9)
+    whole, usual = [*prompt, *tokens], found["target_entropy_mean_0.8"]
+    expected = {
+        **text_by_hand(whole, len(prompt)),
+        **source_by_hand(whole, len(prompt) - 1, of_target_, usual),
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-9)
     assert found["draft_entropy_prev"] == of_draft_[-1]
-    given_as_they_are = ("target_entropy_prev", "draft_entropy_root", "context_length", "temperature", "top_p")
-    assert [found[name] for name in given_as_they_are] == [of_target[-1], 2.5, 77, 0.5, 0.75]
+    given_as_they_are = ("target_entropy_prev", "draft_entropy_root", "batch", "temperature", "top_p")
+    assert [found[name] for name in given_as_they_are] == [of_target_[-1], 2.5, 6, 0.5, 0.75]
 
 
 def test_long_runs_and_matches_count_as_the_longest() -> None:
     text, of_draft = TextHistory([3, 3]), DraftHistory()
+
+    def found() -> dict[str, float]:
+        names = [scalar.name for scalar in (*TEXT_SCALARS, *DRAFT_SCALARS)]
+        return dict(zip(names, [*text.scalars(Sampling()), *of_draft.scalars(0.5)], strict=True))
+
     for _ in range(LONGEST_MATCH + 20):
-        text.add([3], [0.5])
+        text.add([3])
         of_draft.add([1.0], [0.5])
-    found = dict(zip(SCALAR_NAMES, [*text.scalars(54, Sampling()), *of_draft.scalars(0.5)], strict=True))
-    assert found["agreed"] == found["match"] == found["copied"] == LONGEST_MATCH
-    text.add([4], [0.5])
+    before = found()
+    longest = "agreed", "match", "copied", "source_steady", "second_match"
+    assert [before[name] for name in longest] == [LONGEST_MATCH] * len(longest)
+    assert before["second_agrees"] == before["third_agrees"] == LONGEST_LOOKUP
+    assert [before[f"seen_{count}"] for count in (1, 2, 3, 4)] == [MOST_SEEN] * 4
+    assert before["context_length"] == LONGEST_MATCH + 22  # which is for the decision alone
+    text.add([4])
     of_draft.add([0.5], [0.5])
-    found = dict(zip(SCALAR_NAMES, [*text.scalars(55, Sampling()), *of_draft.scalars(0.5)], strict=True))
-    assert (found["agreed"], found["copied"], found["match"]) == (0, 0, 0)
+    assert [found()[name] for name in longest] == [0] * len(longest)
 
 
 def test_whoever_needs_no_features_gets_none(pair: ModelPair) -> None:

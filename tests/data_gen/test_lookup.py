@@ -57,8 +57,9 @@ def test_the_longest_match_is_that_of_brute_force(tokens: list[int], given_first
         if n < len(tokens):
             rest = tokens[n:][: len(proposal)]
             assert index.agreement(rest) == next((i for i, x in enumerate(rest) if x != proposal[i]), len(rest))
-            foretold_N, sources_N = index.extend([tokens[n]])
-            assert (foretold_N.tolist(), sources_N.tolist()) == ([proposal[:1] == [tokens[n]]], [index.source])
+            foretold_N, sources_N, matches_N = index.extend([tokens[n]])
+            assert foretold_N.tolist() == [proposal[:1] == [tokens[n]]]
+            assert (sources_N.tolist(), matches_N.tolist()) == ([index.source], [index.match])
             assert len(index) == n + 1
 
 
@@ -70,10 +71,10 @@ def test_tokens_may_come_one_by_one_or_many_at_once(vocabulary: int, seed: int, 
     one, many = LookupIndex(tokens[:5]), LookupIndex(tokens[:5])
     for begin in range(5, len(tokens), at_once):
         chunk = tokens[begin : begin + at_once]
-        foretold_N, sources_N = many.extend(chunk)
+        together = many.extend(chunk)
         singly = [one.extend([token]) for token in chunk]
-        assert foretold_N.tolist() == [int(foretold[0]) for foretold, _ in singly]
-        assert sources_N.tolist() == [int(source[0]) for _, source in singly]
+        for number, found_N in enumerate(together):
+            assert found_N.tolist() == [int(found[number][0]) for found in singly]
         assert (many.match, many.source, many.proposal(3)) == (one.match, one.source, one.proposal(3))
     assert many.tokens == one.tokens == tokens
 

@@ -46,13 +46,18 @@ STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
 
 SERVER = multiprocessing.get_context("forkserver")  # its processes begin with everything imported: seconds saved
 SERVER.set_forkserver_preload(
-    [*(f"pipelines.{stage}.stage" for stage in (*STAGES, "quick")), "mlflow.store.tracking.sqlalchemy_store", __name__]
+    [
+        *(f"pipelines.{stage}.stage" for stage in (*STAGES, "quick", "logs")),
+        "mlflow.store.tracking.sqlalchemy_store",
+        __name__,
+    ]
 )
 Prepare = Callable[[], object]
 
 
 def command(stage: str, *arguments: str, config: str = "demo.yaml") -> list[str]:
-    return [sys.executable, "-m", "pipelines.cli", stage, "--config", str(ROOT / "configs" / config), *arguments]
+    chosen = ["--config", str(ROOT / "configs" / config)] if config else []
+    return [sys.executable, "-m", "pipelines.cli", stage, *chosen, *arguments]
 
 
 def environment() -> dict[str, str]:

@@ -30,7 +30,7 @@ from tests.selector.synthetic import SPACE, opinionated, profile, static_mode, t
 
 def setting(decides: bool = True) -> Setting:
     """A selector that knows which roots are easy, on texts of which half the roots are; or a static tree."""
-    own = timed(texts(count=6, roots=12))
+    own = timed(texts(count=6, roots=16))
     scores_RA = SPACE.efficiencies(own.survivals_RS)
     mode = best_static(own, StaticTable.of(own), own.setting)
     if decides:

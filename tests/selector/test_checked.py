@@ -82,3 +82,9 @@ def test_batches_of_different_sizes_are_refused() -> None:
 def test_what_is_no_sampling_setting_is_refused(setting: tuple[float, float]) -> None:
     with pytest.raises(InputError, match="no sampling setting"):
         check_setting(*setting)
+
+
+@pytest.mark.parametrize("batch", [0.0, 0.5, -1.0, float("inf"), float("nan")])
+def test_what_is_no_number_of_requests_is_refused(batch: float) -> None:
+    with pytest.raises(InputError, match="there is at least one request"):
+        check_setting(1.0, 1.0, batch)

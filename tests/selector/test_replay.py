@@ -198,7 +198,7 @@ def decoded(world: LastTokenWorld, name: str, roots: int, count: int, rng: rando
 @pytest.mark.parametrize("name", ["specinfer", "traversal"])
 def test_replay_of_drawn_texts_and_siblings_is_a_simulated_decoder(name: str) -> None:
     """Some 50,000 steps of a decoder against drawn texts, labelled with drawn siblings: seconds and steps agree within
-    4 standard errors, and tokens are those of the texts. A wrong alarm in 3e-4 of runs with other seeds (4 comparisons).
+    4 standard errors, and tokens are those of the texts. A wrong alarm in 3e-4 of other seeds (4 comparisons).
     """
     world, roots, rng = LastTokenWorld(seed=3), 24, random.Random(4)
     simulated_X2 = decoded(world, name, roots, 4000, rng)

@@ -1,0 +1,66 @@
+"""The rules of other projects on an engine's logs: when they copy, and how many tokens they have the drafter draft.
+
+Each rule is tuned on training texts and replayed on others, exactly and on the selector's clock (`selector.replay`).
+Constants that a project publishes stay; everything else is tuned for each clock, which is more than an engine does.
+No rule is charged for its decisions. A copy is what followed the longest earlier match (`data_gen.lookup`), whichever
+match the project itself would take.
+
+Rules that learn from their own steps are walked through each text alone: at each root they know what their earlier
+steps in that text had accepted, and nothing else. They need labels of 0 and 1, where it is certain how a step ends.
+
+Where constants were read:
+
+    SAM-Decoding    scripts/run_ablation_0.sh of hyx1999/SAM-Decoding at 5d42249, and samd/draft.py at 0be73fd
+    TensorRT-LLM    `SAEnhancerConfig` in its API reference, 1.3.0rc27; sa_enhancer.py at 1a487b3
+    ArcticInference docs/suffix-decoding.rst at 4eb0d8e, csrc/suffix_decoding/suffix_tree.cc at 0a11e6a, the comparison
+                    with the drafter's length in arctic_inference/vllm/model_runner.py at 008df6b
+    SGLang          python/sglang/srt/speculative/adaptive_spec_params.py at 015c872
+    BanditSpec      generate_utils.py of sail-sg/BanditSpec at a30f56d
+"""
+
+from __future__ import annotations
+
+from pipelines.logs.rivals.adaptive import bandit, sglang_adaptive, vllm_estimator
+from pipelines.logs.rivals.copying import (
+    arctic_inference,
+    best_rule,
+    hybrid_verified_decoding,
+    n_gram_first,
+    sam_decoding,
+    tensorrt_llm,
+)
+from pipelines.logs.rivals.rules import Rival, RivalTexts, Sequential
+from selector.data import Timed
+from selector.replay import Replayed
+
+__all__ = ["rivals", "tuned_rivals"]
+
+
+def rivals(train: Timed, test: Timed) -> dict[str, Replayed]:
+    """Every rule, tuned on training texts and replayed on held-out ones, by where it comes from.
+
+    Rules that learn from their own steps are left out unless all labels of both are 0 or 1.
+    """
+    known, held_out = RivalTexts(train), RivalTexts(test)
+    found = tuned_rivals(known)
+    kept = {name: rule for name, rule in found.items() if held_out.certain or not isinstance(rule, Sequential)}
+    return {name: held_out.replayed(rule) for name, rule in kept.items()}
+
+
+def tuned_rivals(train: RivalTexts) -> dict[str, Rival]:
+    """Every rule with the numbers that are the fastest on some texts."""
+    sam, tensorrt = sam_decoding(train), tensorrt_llm(train)
+    n_gram = n_gram_first(train, [sam, tensorrt])
+    found: dict[str, Rival] = {
+        "n-gram first": n_gram,
+        "SAM-Decoding": sam,
+        "TensorRT-LLM suffix automaton": tensorrt,
+        "the rule at its best": best_rule(train, n_gram),
+        "ArcticInference": arctic_inference(train),
+        "HVD": hybrid_verified_decoding(train),
+    }
+    if train.certain:
+        found["SGLang adaptive"] = sglang_adaptive(train)
+        found["vLLM acceptance estimator"] = vllm_estimator(train)
+        found["bandit"] = bandit(train)
+    return found

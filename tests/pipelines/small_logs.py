@@ -1,0 +1,64 @@
+"""Small logs of an engine: texts that repeat themselves, and a drafter that does better after some tokens."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+EASY = 7  # after tokens below this one the drafter is right more often
+CLOCK = "batch,context,verified,passes,seconds\n" + "".join(
+    f"{batch},{context},{verified},{passes},"
+    f"{0.007 + 2e-5 * batch * verified + 4e-8 * batch * context + 4e-4 * passes}\n"
+    for batch in (1, 8, 32)
+    for context in (16, 512)
+    for verified in (1, 21)
+    for passes in (0, 4)
+)
+
+
+def record(number: int, tokens: int = 60, kind: str = "prose", offset: int = 0) -> dict[str, Any]:
+    """One text: phrases of a few, and what the drafter would have had accepted at each position."""
+    random_ = random.Random(f"{number} {kind}")
+    phrases = [[offset + random_.randrange(40) for _ in range(random_.randrange(3, 9))] for _ in range(5)]
+    text: list[int] = []
+    while len(text) < tokens + 12:
+        text += random_.choice(phrases)
+    prompt, generated = text[:12], text[12 : 12 + tokens]
+    accepted = []
+    for at in range(tokens):
+        likely = 0.85 if (prompt + generated)[11 + at] - offset < EASY else 0.5
+        run = 0
+        while run < 8 and random_.random() < likely:
+            run += 1
+        accepted.append(run)
+    return {
+        "id": f"{kind} {number}",
+        "kind": kind,
+        "prompt_token_ids": prompt,
+        "generated_token_ids": generated,
+        "drafters": {"head": {"accepted": accepted}},
+    }
+
+
+def as_steps(entry: dict[str, Any], drafted: int = 3) -> dict[str, Any]:
+    """The same text as an engine logs it that drafted so many tokens at every step."""
+    accepted, steps, at = entry["drafters"]["head"]["accepted"], [], 0
+    while at < len(accepted):
+        steps.append([at, drafted, min(accepted[at], drafted)])
+        at += steps[-1][2] + 1
+    return {**entry, "drafters": {"head": {"steps": steps}}}
+
+
+def write(path: Path, entries: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return path
+
+
+def small(folder: Path, count: int = 40) -> tuple[Path, Path]:
+    """A log of two kinds of work, and a clock."""
+    log = write(folder / "small.jsonl", [record(n, kind="prose" if n % 2 else "code") for n in range(count)])
+    clock = folder / "clock.csv"
+    clock.write_text(CLOCK)
+    return log, clock

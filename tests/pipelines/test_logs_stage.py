@@ -1,0 +1,260 @@
+"""From a log to an artefact and a report, through the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from data_gen.features import DrafterKnowledge
+from data_gen.logs import read_logs
+from data_gen.sampling import Sampling
+from pipelines.latency.timings import profile_of, read_timings
+from pipelines.logs.texts import VERIFIER, Labeller, space_of
+from selector.actions import Lookup
+from selector.data import Timed
+from selector.replay import replay_static
+from selector.runtime import Selector, load_selector
+from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
+from selector.tokens import TokenStatistics
+from tests.pipelines.runs import ROOT, espalier, outcome
+from tests.pipelines.small_logs import as_steps, record, small, write
+
+SMALL = ["train.epochs=2", "train.hidden=[16,8]", "train.batch=128"]
+GREEDY = Sampling(0.0)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a finished run, and what it said."""
+    folder = tmp_path_factory.mktemp("logs")
+    log, clock = small(folder)
+    said = espalier(folder, "logs", str(log), "--timings", str(clock), "--name", "small", *SMALL, config="")
+    return folder, said
+
+
+@pytest.fixture(scope="module")
+def logs(run: tuple[Path, str]) -> dict[str, Any]:
+    return json.loads((run[0] / "runs/small/evaluation.json").read_text())["logs"]
+
+
+@pytest.fixture(scope="module")
+def selector(run: tuple[Path, str]) -> Selector:
+    return load_selector(run[0] / "runs/small/selector")
+
+
+def test_there_is_an_entry_for_every_batch_size_level_and_kind_of_batch(logs: dict[str, Any]) -> None:
+    found = [(entry["batch"], entry["level"], entry["mixed"]) for entry in logs["by_batch"]]
+    equal = [(batch, level, False) for batch in (1, 8, 32) for level in (TEXT, DRAFTER)]
+    mixed = [(batch, level, True) for batch in (8, 32) for level in (TEXT, DRAFTER)]
+    assert sorted(found) == sorted([*equal, *mixed])
+    for entry in logs["by_batch"]:
+        assert set(entry["by_kind"]) == {"code", "prose"}
+        for each in (entry, *entry["by_kind"].values()):
+            assert each["fixed"] > 0 and each["rule"] > 0 and each["selector"] > 0
+            for other in ("rule", "fixed"):
+                ratio = each[f"selector_over_{other}"]
+                assert ratio["value"] == pytest.approx(each["selector"] / each[other]) and ratio["error"] >= 0
+            if not entry["mixed"]:
+                assert each["oracle"] >= max(each["selector"], each["rule"], each["fixed"])
+
+
+def test_fixed_lengths_are_told_on_training_and_held_out_texts(logs: dict[str, Any]) -> None:
+    assert [row["length"] for row in logs["lengths"]] == list(range(9))
+    for split in ("train", "test"):
+        yields = [row[split]["tokens_per_step"] for row in logs["lengths"]]
+        assert yields[0] == 1 < min(yields[1:])
+
+
+def test_rivals_stand_beside_every_batch_size(logs: dict[str, Any]) -> None:
+    names = {row["rule"] for row in logs["rivals"]}
+    assert len(names) >= 9
+    assert {(row["batch"], row["rule"]) for row in logs["rivals"]} == {(b, name) for b in (1, 8, 32) for name in names}
+
+
+def test_what_is_printed_says_what_is_gained_and_where_it_is(run: tuple[Path, str]) -> None:
+    folder, said = run
+    for words in ("Batch 1, token ids alone", "Batch 32, with the drafter's hits", "of the best rule", "runs/small"):
+        assert words in said
+    page = (folder / "runs/small/report.html").read_text()
+    assert "By kind of work" in page and "HVD" in page
+    again = espalier(folder, "logs", *arguments(folder), config="")
+    assert "reusing" in again and "Batch 1, token ids alone" in again
+
+
+def arguments(folder: Path, *files: str) -> list[str]:
+    named = files or (str(folder / "small.jsonl"),)
+    return [*named, "--timings", str(folder / "clock.csv"), "--name", "small", *SMALL]
+
+
+def known(folder: Path, selector: Selector, batch: int = 1) -> DrafterKnowledge:
+    """A root in the middle of a logged text."""
+    text = read_logs([folder / "small.jsonl"])[3]
+    found = DrafterKnowledge(text.tokens[: text.start], GREEDY, selector.tokens, batch)
+    found.committed(text.tokens[text.start : text.start + 30], [1.0, 0.0] * 15)
+    return found
+
+
+@pytest.mark.parametrize("batch", [1, 8, 20, 32])
+def test_one_artefact_decides_for_every_batch_size_and_level(
+    run: tuple[Path, str], selector: Selector, batch: int
+) -> None:
+    root = known(run[0], selector, batch)
+    for level in (TEXT, DRAFTER):
+        asked = selector.at(0.0, batch=batch, level=level)
+        assert asked.mode.level == level and asked.mode.batch == min((1, 8, 32), key=lambda b: abs(np.log2(b / batch)))
+        alone = asked.select(root.features(level))
+        assert alone in selector.actions
+        features = root.features(level)
+        assert selector.select(features) == alone, "by the scalars `batch` and `temperature`"
+        scores_A = selector.scores({SCALARS_KEY: features[SCALARS_KEY]})
+        assert scores_A.shape == (len(selector.actions),)
+
+
+def test_joint_decisions_share_their_draft_passes(run: tuple[Path, str], selector: Selector) -> None:
+    asked = selector.at(0.0, batch=8, level=DRAFTER)
+    assert asked.mode.joint >= 0
+    features = [known(run[0], selector, 8).features(DRAFTER) for _ in range(8)]
+    chosen = asked.select_jointly(features)
+    assert len(chosen) == 8 and len(set(chosen)) == 1, "equal requests decide alike"
+    assert set(chosen) <= set(selector.actions)
+
+
+def test_what_makes_no_sense_is_refused(run: tuple[Path, str], selector: Selector) -> None:
+    root = known(run[0], selector)
+    with pytest.raises(InputError, match="level light"):
+        selector.at(0.0, level="light")
+    with pytest.raises(InputError, match="batch 0"):
+        selector.at(0.0, batch=0)
+    with pytest.raises(InputError, match="features: scalars"):
+        selector.at(0.0, level=DRAFTER).select({SCALARS_KEY: root.features(DRAFTER)[SCALARS_KEY][:-1]})
+
+
+def test_actions_are_chains_of_the_drafter_lookups_and_nothing(selector: Selector) -> None:
+    assert [action.nodes for action in selector.actions] == [*range(9), *range(1, 21)]
+    assert isinstance(selector.actions[-1], Lookup) and selector.schema == LOG
+    assert selector.config["pair"]["draft"] == "head"
+
+
+def test_a_held_out_file_is_the_test_split(run: tuple[Path, str], tmp_path: Path) -> None:
+    log, clock = small(tmp_path, 16)
+    other = write(tmp_path / "other.jsonl", [record(100 + n, kind="other") for n in range(5)])
+    line = [str(log), "--test", str(other), "--timings", str(clock), "--name", "held", *SMALL]
+    espalier(tmp_path, "logs", *line, config="")
+    found = json.loads((tmp_path / "runs/held/evaluation.json").read_text())["logs"]
+    assert found["texts"]["test"] == 5 and found["texts"]["train"] + found["texts"]["validation"] == 16
+    assert all(set(entry["by_kind"]) == {"other"} for entry in found["by_batch"])
+
+
+def test_a_sparse_log_trains_and_says_that_it_cannot_be_replayed(tmp_path: Path) -> None:
+    log = write(tmp_path / "sparse.jsonl", [as_steps(record(n)) for n in range(30)])
+    _, clock = small(tmp_path, 1)
+    said = espalier(tmp_path, "logs", str(log), "--timings", str(clock), "--name", "sparse", *SMALL, config="")
+    assert "no other policy can be replayed" in said
+    found = json.loads((tmp_path / "runs/sparse/evaluation.json").read_text())["logs"]
+    assert not found["dense"] and found["by_batch"] == [] and found["lengths"] == []
+    selector = load_selector(tmp_path / "runs/sparse/selector")
+    assert selector.at(0.0, batch=8).mode.decides and len(selector.tokens.keys_N) > 0
+
+
+def test_without_step_times_accepted_lengths_are_told(tmp_path: Path) -> None:
+    log, _ = small(tmp_path)
+    said = espalier(tmp_path, "logs", str(log), "--name", "timeless", *SMALL, config="")
+    assert "No step times were given" in said and "A chain of 8 is accepted" in said
+    assert not (tmp_path / "runs/timeless/selector").exists()
+    assert len(json.loads((tmp_path / "runs/timeless/evaluation.json").read_text())["logs"]["lengths"]) == 9
+
+
+def test_a_plan_says_what_would_be_done_and_does_nothing(tmp_path: Path) -> None:
+    log, clock = small(tmp_path)
+    said = espalier(tmp_path, "logs", str(log), "--timings", str(clock), "--plan", config="")
+    assert "40 texts, 2,400 positions; head of up to 8 tokens" in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_shipped_config_runs(tmp_path: Path) -> None:
+    log, _ = small(tmp_path)
+    clock = ROOT / "configs/clocks/h100_llama3.1-8b_eagle3.csv"
+    line = [f"logs.files=['{log}']", f"logs.timings={clock}", *SMALL]
+    assert "Batch 128" in espalier(tmp_path, "logs", *line, config="llama_eagle3.yaml")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ([], "logs.files: name at least one log"),
+        (["none.jsonl"], "none.jsonl: No such file"),
+        (["one.jsonl", "--timings", "clock.csv"], "too few"),
+        (["small.jsonl", "--timings", "none.csv"], "none.csv"),
+        (["small.jsonl", "--timings", "small.jsonl"], "its columns must be"),
+        (["small.jsonl", "logs.drafter=eagle"], "logs.drafter: 'eagle' is not in the log"),
+        (["small.jsonl", "--test", "small.jsonl"], "is among files, too"),
+        (["small.jsonl", "logs.longest_lookup=0"], "logs.longest_lookup"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(line: list[str], message: str, tmp_path: Path) -> None:
+    small(tmp_path)
+    write(tmp_path / "one.jsonl", [record(1)])
+    code, said = outcome(tmp_path, "logs", *line, config="")
+    assert code == 2 and message in said and len(said.strip().splitlines()) == 1, said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_earlier_result_stays_where_a_new_log_is_damaged(run: tuple[Path, str], tmp_path: Path) -> None:
+    shutil.copytree(run[0], tmp_path / "copy")
+    folder = tmp_path / "copy"
+    before = (folder / "runs/small/evaluation.json").read_bytes()
+    (folder / "small.jsonl").write_text("{}\n")
+    code, said = outcome(folder, "logs", *arguments(folder), config="")
+    assert code == 2 and "small.jsonl:1: prompt_token_ids is missing" in said
+    assert (folder / "runs/small/evaluation.json").read_bytes() == before
+
+
+def test_a_log_of_a_pair_gives_the_speeds_of_its_traces(demo: tuple[Path, str], tmp_path: Path) -> None:
+    """A pair's texts at temperature 0, written as a log from the labels, replay as the traces do."""
+    from selector.data import read_texts
+
+    folder = demo[0] / "runs/demo/traces"
+    clock = tmp_path / "clock.csv"
+    small(tmp_path, 1)
+    traces = read_texts(folder, "train", ["specinfer"]).setting_of((0.0, 1.0))
+    entries, begin = [], 0
+    tokens = tokens_of(folder)
+    for prompt, size in zip(traces.prompt_X, traces.size_X.tolist(), strict=True):
+        chain_RD = traces.survivals["specinfer"][begin : begin + size, :16].float()
+        assert bool(((chain_RD == 0) | (chain_RD == 1)).all())
+        text, start = tokens[prompt]
+        own = {"accepted": chain_RD.sum(1).long().tolist()}
+        ids = {"prompt_token_ids": text[: start + 1], "generated_token_ids": text[start + 1 :]}
+        entries.append({"id": prompt, **ids, "drafters": {"draft": own}})
+        begin += size
+    logged = read_logs([write(tmp_path / "pair.jsonl", entries)])
+    space = space_of(logged, "draft", 4)
+    data = Labeller("draft", space, GREEDY, TokenStatistics.empty()).label(logged)
+    own = profile_of(read_timings(clock), "clock", False, "log:draft", (VERIFIER, "specinfer")).at_batch(8)
+    assert torch.equal(data.size_X, traces.size_X) and torch.equal(data.length_R, traces.length_R)
+    assert torch.equal(data.foretold_R.clamp(max=4), traces.foretold_R.clamp(max=4))
+    speeds = []
+    for texts, verifier in ((data, VERIFIER), (traces, "specinfer")):
+        wide = Timed(texts, verifier, own, space) if verifier == VERIFIER else Timed(texts, verifier, own)
+        actions = [wide.space.index(space.chain(n)) for n in range(space.depth + 1)]
+        tokens_XA, seconds_XA, _ = replay_static(wide.survivals_RS, wide.seconds(), texts.size_X, wide.space, actions)
+        speeds.append(tokens_XA.sum(0) / seconds_XA.sum(0))
+    assert torch.allclose(speeds[0], speeds[1], rtol=1e-5)
+
+
+def tokens_of(folder: Path) -> dict[str, tuple[list[int], int]]:
+    """By prompt, the tokens and the first root of the texts at temperature 0."""
+    import pyarrow.parquet as pq
+
+    found = {}
+    for path in sorted(folder.glob("train/*.parquet")):
+        for row in pq.read_table(path, columns=["prompt", "temperature", "tokens", "start"]).to_pylist():
+            if row["temperature"] == 0:
+                found[row["prompt"]] = row["tokens"], row["start"]
+    return found
