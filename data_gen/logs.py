@@ -34,6 +34,7 @@ from selector.schema import InputError
 
 SIMULATOR = "acc_"  # how the simulator's names of drafters begin
 COPYING = ("ngram", "lookup", "suffix")  # names of drafters that copy: lookups are computed from the token ids instead
+NO_DRAFTER = "none"  # a drafter's name: lookups alone
 LARGEST_ID = 2**31 - 1
 LISTED = 20  # bad lines that are named
 FOREIGN = 0.2  # a file of whose tokens fewer occur in the others was probably written with another tokenizer
@@ -63,9 +64,13 @@ class LoggedText:
         """Positions for which there is an entry of every drafter: the text ends with the last of them."""
         return min(len(self.tokens) - self.start, *map(len, self.survivals.values()))
 
+    def of(self, drafter: str) -> NDArray[np.float32]:
+        """A drafter's survivals at every root, float32 [R, D]; of no depth where lookups alone are drafted."""
+        return np.zeros((self.roots, 0), np.float32) if drafter == NO_DRAFTER else self.survivals[drafter][: self.roots]
+
     def is_dense(self, drafter: str) -> bool:
         """Whether everything is known of a drafter at every root."""
-        return not bool(np.isnan(self.survivals[drafter][: self.roots]).any())
+        return not bool(np.isnan(self.of(drafter)).any())
 
 
 def read_logs(paths: Sequence[Path]) -> list[LoggedText]:
@@ -209,11 +214,13 @@ def drafter_of(texts: Sequence[LoggedText], wanted: str | None) -> str:
     """The drafter whose chains are chosen from.
 
     Args:
-        wanted: its name; None where there is only one that does not copy.
+        wanted: its name, or `NO_DRAFTER`; None where there is only one that does not copy.
 
     Raises:
         InputError: a text has no entry of it, or there are several and none is named.
     """
+    if wanted == NO_DRAFTER:
+        return wanted
     names = Counter(name for text in texts for name in text.survivals)
     drafting = [name for name in names if name not in COPYING]
     if wanted is None and len(drafting) != 1:

@@ -55,7 +55,7 @@ def read_config(path: Path) -> dict:
                 and all(mode.action in space.trees for mode in modes)
                 and all(mode.rule is None or mode.rule.length in space.lookups for mode in modes)
                 and all(mode.sees[-1:] in ((), (MATCH,), schema.levels[:1], (config["sees"],)) for mode in modes)
-                and all((mode.level in schema.levels) == (schema == LOG) for mode in modes)
+                and all(mode.level in (schema.levels if schema == LOG else ("",)) for mode in modes)
                 and max((at for mode in modes for at in mode.allowed), default=0) < len(space)
                 and len(efficiencies) == len(modes) * len(space.trees)
                 and [choice_of(action) for action in config["actions"]] == list(space.actions)

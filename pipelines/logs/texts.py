@@ -22,7 +22,7 @@ VERIFIER = "naive"  # on a chain at temperature 0 all verifiers are one
 
 def space_of(texts: Sequence[LoggedText], drafter: str, longest_lookup: int) -> ActionSpace:
     """Chains of the drafter to the log's depth, lookups, and nothing."""
-    return ActionSpace.chains(max(text.survivals[drafter].shape[1] for text in texts), longest_lookup)
+    return ActionSpace.chains(max(text.of(drafter).shape[1] for text in texts), longest_lookup)
 
 
 def split(
@@ -101,7 +101,7 @@ class Labeller:
     def _features(self, text: LoggedText) -> tuple[np.ndarray, np.ndarray]:
         """Scalars and keys of every root, float32 [R, F] and int64 [R, J]."""
         known = DrafterKnowledge(text.tokens[: text.start], self.sampling, self.tokens)
-        hits = np.nan_to_num(text.survivals[self.drafter][:, :1]).sum(1).tolist()
+        hits = np.nan_to_num(text.of(self.drafter)[:, :1]).sum(1).tolist()
         scalars_RF = np.empty((text.roots, len(LOG.scalars)), np.float32)
         keys_RJ = np.empty((text.roots, len(KEYS) + len(HIT_KEY)), np.int64)
         for r in range(text.roots):
@@ -111,5 +111,5 @@ class Labeller:
 
     def _survivals(self, text: LoggedText) -> torch.Tensor:
         """Of the drafter's chain, float16 [R, depth]. Beyond a text's own depth nothing was accepted."""
-        own_RD = torch.from_numpy(text.survivals[self.drafter][: text.roots])
+        own_RD = torch.from_numpy(text.of(self.drafter))
         return torch.nn.functional.pad(own_RD, (0, self.space.depth - own_RD.shape[1])).half()

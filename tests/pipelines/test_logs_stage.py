@@ -170,6 +170,15 @@ def test_without_step_times_accepted_lengths_are_told(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "runs/timeless/evaluation.json").read_text())["logs"]["lengths"]) == 9
 
 
+def test_lookups_alone_are_a_choice(tmp_path: Path) -> None:
+    log, clock = small(tmp_path)
+    line = [str(log), "--timings", str(clock), "--name", "copies", "logs.drafter=none", *SMALL]
+    espalier(tmp_path, "logs", *line, config="")
+    found = json.loads((tmp_path / "runs/copies/evaluation.json").read_text())["logs"]
+    assert all(entry["fixed_length"] == 0 and entry["fixed"] == 1 for entry in found["by_batch"])
+    assert [action.nodes for action in load_selector(tmp_path / "runs/copies/selector").actions] == list(range(21))
+
+
 def test_a_plan_says_what_would_be_done_and_does_nothing(tmp_path: Path) -> None:
     log, clock = small(tmp_path)
     said = espalier(tmp_path, "logs", str(log), "--timings", str(clock), "--plan", config="")
