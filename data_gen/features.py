@@ -218,7 +218,7 @@ class TextKnowledge:
 
 
 def foretold(tokens: Sequence[int], start: int, roots: int, most: int) -> Tensor:
-    """At so many roots of a text from `start` on, how many tokens of a lookup it goes on with, `most` at most; uint8."""
+    """At so many roots of a text from `start` on, how many tokens of a lookup are right, `most` at most; uint8."""
     index = LookupIndex(tokens[: start + 1])
     right = []
     for at in range(start + 1, start + 1 + roots):

@@ -3,8 +3,8 @@
 A file holds JSON lines. A line is a text:
 
     prompt_token_ids, generated_token_ids   lists of token ids
-    drafters      {name: {"accepted": [..]}}: for each position of the generated text, how many drafted tokens a step that
-                  begins there would have had accepted; or
+    drafters      {name: {"accepted": [..]}}: for each position of the generated text, how many drafted tokens a step
+                  that begins there would have had accepted; or
                   {name: {"survivals": [[..], ..]}}: there P(accepted >= t) by depth t = 1, 2, ..; or
                   {name: {"steps": [[position, drafted, accepted], ..]}}: the steps that were decoded, and no others
     id, source, kind   optional: a name, what it is not independent of (by default it stands alone), the kind of work
@@ -77,8 +77,8 @@ def read_logs(paths: Sequence[Path]) -> list[LoggedText]:
     """The texts of some files, in their order.
 
     Raises:
-        InputError: a file is missing or empty, or lines do not fit: each with its file and number. Nothing of such a log
-            is used.
+        InputError: a file is missing or empty, or lines do not fit: each with its file and number. Nothing of such a
+            log is used.
     """
     texts: list[LoggedText] = []
     bad: list[str] = []

@@ -1,8 +1,8 @@
 """One decision for each of several requests that are decoded together, all made at once.
 
-The draft passes are shared, so a step takes as many of them as its longest draft needs; every verified token is paid for.
-With `f` the time of a step in which nothing is drafted, `p` of a draft pass and `t` of one more verified token of one
-request,
+The draft passes are shared, so a step takes as many of them as its longest draft needs; every verified token is paid
+for. With `f` the time of a step in which nothing is drafted, `p` of a draft pass and `t` of one more verified token of
+one request,
 
     T = f(contexts) + p max_b passes_b + t sum_b drafted_b.
 

@@ -245,8 +245,8 @@ def interpolated_at(table_SLA: Tensor, lengths_L: Tensor, at_B: Tensor, length_B
 
 
 def places(lengths_L: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Between which of a table's lengths some lengths lie: the position of the upper one, int64 [B], and how far they are
-    from the lower one to it, from 0 to 1, [B]. Scriptable."""
+    """Between which of a table's lengths some lengths lie: the position of the upper one, int64 [B], and how far they
+    are from the lower one to it, from 0 to 1, [B]. Scriptable."""
     length_B = length_B.to(lengths_L.dtype).clamp(lengths_L[0], lengths_L[-1])
     upper_B = torch.searchsorted(lengths_L, length_B.contiguous()).clamp(1, lengths_L.size(0) - 1)
     low_B, high_B = lengths_L[upper_B - 1], lengths_L[upper_B]

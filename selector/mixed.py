@@ -3,8 +3,8 @@
 B requests are always in flight: a finished text makes room for the next one. Their decisions are made together
 (`selector.joint`), or each by itself.
 
-Legend: B requests in flight, R roots of all texts, A actions, X texts, C contexts, V verified tokens, S sources of drafts
-(chains, lookups), P parts of the texts' sources.
+Legend: B requests in flight, R roots of all texts, A actions, X texts, C contexts, V verified tokens, S sources of
+drafts (chains, lookups), P parts of the texts' sources.
 """
 
 from __future__ import annotations

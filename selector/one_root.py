@@ -87,8 +87,8 @@ class OneRoot:
         self._no_states = np.zeros(0, np.float32)
 
     def tokens(self, features: dict[str, Tensor]) -> Array:
-        """Predicted block efficiencies of `actions` at one root, [K]; of a regressor that sees scalars alone. InputError
-        where one of them is not finite."""
+        """Predicted block efficiencies of `actions` at one root, [K]; of a regressor that sees scalars alone.
+        InputError where one of them is not finite."""
         check_finite(features)
         network, survivals = self._constants[:5], self._constants[5:7]
         outputs_H = _outputs(features[SCALARS_KEY].numpy(), self._no_states, *network)

@@ -45,8 +45,8 @@ class TokenStatistics:
 
     @classmethod
     def fit(cls, keys_RJ: Array, values_RK: Array, text_R: Array) -> tuple[TokenStatistics, Array]:
-        """The statistics of some roots; and their scalars there, each without its own text's part, float64 [R, F]: what a
-        text says of itself must not be learned."""
+        """The statistics of some roots; and their scalars there, each without its own text's part, float64 [R, F]: what
+        a text says of itself must not be learned."""
         (R, J), K = keys_RJ.shape, values_RK.shape[1]
         keys_N, at_RJ = np.unique(keys_RJ, return_inverse=True)
         at, values = at_RJ.reshape(-1), np.repeat(values_RK, J, axis=0)

@@ -332,7 +332,9 @@ class Logs(Section):
     timings: Path | None = Field(
         None, description="the engine's step times (CSV), by batch size; null: accepted lengths are all that is told"
     )
-    drafter: str | None = Field(None, description="whose chains are chosen from; null: the only one that does not copy; none: lookups alone")
+    drafter: str | None = Field(
+        None, description="whose chains are chosen from; null: the only one that does not copy; none: lookups alone"
+    )
     longest_lookup: int = Field(20, ge=1, le=64, description="lookups of 1 to so many tokens are chosen from, too")
 
     @model_validator(mode="after")

@@ -30,40 +30,29 @@ def write(config: Config, evaluation: Figures) -> str:
 
 
 def in_words(logs: Figures, folder: Path) -> Iterable[str]:
-    """A line for each batch size, what kind of work gains, and where everything is."""
-    yield (
-        f"{logs['drafter']}: {sum(logs['texts'].values())} texts, {logs['texts']['test']} of them held out, "
-        f"{logs['roots']['test']:,} positions."
-    )
+    """A line for each batch size, how well accepted lengths are predicted, and where everything is."""
+    texts, roots, accepted = logs["texts"], logs["roots"], logs["accepted"]
+    yield f"{logs['drafter']}: {sum(texts.values())} texts, {texts['test']} held out, {roots['test']:,} positions."
     if not logs["dense"]:
-        yield "The log holds only what its own steps drafted: it trains a selector, and no other policy can be replayed on it."
-    accepted = logs["accepted"]
-    yield (
-        f"A chain of {accepted['test']['length']} is accepted {accepted['train']['labelled']:.2f} tokens far on training texts and "
-        f"{accepted['test']['labelled']:.2f} on held-out ones; the network says {accepted['train']['predicted']:.2f} and "
-        f"{accepted['test']['predicted']:.2f}."
-    )
-    equal = [entry for entry in logs["by_batch"] if not entry["mixed"]]
-    for entry in equal:
+        yield "The log knows only what its own steps drafted: no other policy can be replayed on it."
+    for split, words in (("train", "training"), ("test", "held-out")):
+        own = accepted[split]
         yield (
-            f"Batch {entry['batch']}, {LEVELS[entry['level']]}: {entry['selector']:.2f} times plain decoding; "
-            f"{_ratio(entry, 'fixed')} of the best fixed length ({entry['fixed_length']}), {_ratio(entry, 'rule')} of the "
-            "best rule."
+            f"A chain of {own['length']} is accepted {own['labelled']:.2f} tokens far on {words} texts; the network "
+            f"expects {own['predicted']:.2f}."
         )
-    for entry in (entry for entry in logs["by_batch"] if entry["mixed"] and entry["level"] == DRAFTER):
-        yield (
-            f"{entry['batch']} different requests, {LEVELS[DRAFTER]}: {_ratio(entry, 'fixed')} of the best fixed length, "
-            f"{_ratio(entry, 'rule')} of the best rule."
-        )
+    for entry in logs["by_batch"]:
+        place = f"{entry['batch']} different requests" if entry["mixed"] else f"Batch {entry['batch']}"
+        over = f"{_ratio(entry, 'rule')} of the best rule, {_ratio(entry, 'fixed')} of the best fixed length"
+        speed = f"{entry['selector']:.2f} times plain decoding"
+        yield f"{place}, {LEVELS[entry['level']]}: {speed}, {over} ({entry['fixed_length']})."
     if "decision_seconds" in logs:
         found = logs["decision_seconds"]
-        yield (
-            f"A decision takes {1e6 * found[TEXT]:.0f} microseconds here with token ids alone, features at "
-            f"{found['context']:,} tokens of context included. It is not in the figures above."
-        )
-    if not equal:
+        times = " and ".join(f"{1e6 * found[level]:.0f} us {words}" for level, words in LEVELS.items())
+        yield f"A decision takes {times}, features at {found['context']:,} tokens included; it is not in these figures."
+    if not logs["by_batch"] and logs["dense"]:
         yield "No step times were given: --timings FILE says what a selector gains, and exports it."
-    yield f"Written to {folder}: report.html, evaluation.json{', selector/' if equal else ''}."
+    yield f"Written to {folder}: report.html, evaluation.json{', selector/' if logs['exported'] else ''}."
 
 
 def _ratio(entry: Figures, other: str) -> str:

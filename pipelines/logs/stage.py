@@ -5,12 +5,15 @@ It says what a selector gains over the best fixed length and over the best rule 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 
 from data_gen.logs import LoggedText, distinct, drafter_of, foreign, read_logs
+from data_gen.trace_logs import read_trace_log
 from data_gen.traces import versions
 from pipelines.common.console import console, progress
 from pipelines.common.files import write_json
@@ -44,8 +47,8 @@ def plan(config: Config) -> list[str]:
     space = space_of([*texts, *tested], drafter, config.logs.longest_lookup)
     roots = sum(text.roots for text in (*texts, *tested))
     return [
-        f"{len(texts) + len(tested)} texts, {roots:,} positions; {drafter} of up to {space.depth} tokens, lookups of up "
-        f"to {max(space.lookups)}",
+        f"{len(texts) + len(tested)} texts, {roots:,} positions; {drafter} of up to {space.depth} tokens, lookups of "
+        f"up to {max(space.lookups)}",
         f"train {config.train.epochs} epochs, replay, write {config.folder / 'selector'}",
     ]
 
@@ -58,7 +61,7 @@ def run(config: Config) -> None:
     outputs = tuple(config.folder / name for name in (*OUTPUTS, *(["selector"] if profile else [])))
     stage = Stage("logs", config, _depends(config), outputs)
     for file in foreign([*texts, *tested]):
-        stage.say(f"{file}: hardly any of its tokens occur in the other files: was it written with another tokenizer?")
+        stage.say(f"{file}: hardly any of its tokens occur in the other files: is it of another tokenizer?")
     if not stage.begin():
         console.print((config.folder / "report.txt").read_text(), soft_wrap=True)
         return
@@ -107,7 +110,7 @@ def _read(config: Config) -> tuple[list[LoggedText], list[LoggedText], str]:
     """Texts, those of held-out files, and the drafter."""
     if not config.logs.files:
         raise InputError("logs.files: name at least one log: espalier logs FILES.. --timings FILE")
-    texts, tested = read_logs(config.logs.files), read_logs(config.logs.test)
+    texts, tested = (_texts(paths, config) for paths in (config.logs.files, config.logs.test))
     kept = distinct([*texts, *tested])
     twice = len(texts) + len(tested) - len(kept)
     if twice:
@@ -117,13 +120,26 @@ def _read(config: Config) -> tuple[list[LoggedText], list[LoggedText], str]:
     return texts, tested, drafter_of(kept, config.logs.drafter)
 
 
+def _texts(paths: Sequence[Path], config: Config) -> list[LoggedText]:
+    """Of files and of the trace stores of other runs."""
+    stores = [path for path in paths if (path / "manifest.json").exists()]
+    sampling = config.sampling[0].build()
+    own = [text for folder in stores for text in read_trace_log(folder, sampling)]
+    return [*read_logs([path for path in paths if path not in stores]), *own]
+
+
+def _digest(path: Path) -> str:
+    store = path / "manifest.json"
+    return sha256(store if store.exists() else path)
+
+
 def _depends(config: Config) -> dict[str, Any]:
     """Everything that the figures and the selector follow from."""
     files = [*config.logs.files, *config.logs.test, *([config.logs.timings] if config.logs.timings else [])]
     return {
         **versions(),
         "logs_version": LOGS_VERSION,
-        "files": {str(path): sha256(path) for path in files},
+        "files": {str(path): _digest(path) for path in files},
         "logs": config.logs.model_dump(mode="json"),
         "train": config.train.model_dump(mode="json"),
         "shares": [config.prompts.validation, config.prompts.test],
@@ -195,6 +211,7 @@ def _evaluated(
         "lengths": fixed_lengths(logged.data, logged.space) if logged.is_dense else [],
         "by_batch": [],
         "rivals": [],
+        "exported": profile is not None,
     }
     if profile is None:
         return found

@@ -36,8 +36,8 @@ def module_of(config: Config, objective: str, sees: str, hidden_widths: list[int
 
 
 def fit(config: Config, module: SelectorModule, roots: RootsModule, folder: Path, run_id: str) -> SelectorModule:
-    """Train a module for all its epochs, and go back to the one that was the best by replay, or by the loss where nothing
-    is replayed.
+    """Train a module for all its epochs, and go back to the one that was the best by replay, or by the loss where
+    nothing is replayed.
 
     Args:
         folder: for the checkpoint, `best.ckpt`.

@@ -14,10 +14,11 @@ import torch
 from data_gen.features import DrafterKnowledge
 from data_gen.logs import read_logs
 from data_gen.sampling import Sampling
+from data_gen.trace_logs import read_trace_log
 from pipelines.latency.timings import profile_of, read_timings
 from pipelines.logs.texts import VERIFIER, Labeller, space_of
 from selector.actions import Lookup
-from selector.data import Timed
+from selector.data import SPLITS, Timed, read_texts
 from selector.replay import replay_static
 from selector.runtime import Selector, load_selector
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
@@ -224,46 +225,31 @@ def test_an_earlier_result_stays_where_a_new_log_is_damaged(run: tuple[Path, str
     assert (folder / "runs/small/evaluation.json").read_bytes() == before
 
 
-def test_a_log_of_a_pair_gives_the_speeds_of_its_traces(demo: tuple[Path, str], tmp_path: Path) -> None:
-    """A pair's texts at temperature 0, written as a log from the labels, replay as the traces do."""
-    from selector.data import read_texts
-
+def test_a_pairs_traces_give_the_same_speeds_through_this_door(demo: tuple[Path, str], tmp_path: Path) -> None:
     folder = demo[0] / "runs/demo/traces"
-    clock = tmp_path / "clock.csv"
-    small(tmp_path, 1)
-    traces = read_texts(folder, "train", ["specinfer"]).setting_of((0.0, 1.0))
-    entries, begin = [], 0
-    tokens = tokens_of(folder)
-    for prompt, size in zip(traces.prompt_X, traces.size_X.tolist(), strict=True):
-        chain_RD = traces.survivals["specinfer"][begin : begin + size, :16].float()
-        assert bool(((chain_RD == 0) | (chain_RD == 1)).all())
-        text, start = tokens[prompt]
-        own = {"accepted": chain_RD.sum(1).long().tolist()}
-        ids = {"prompt_token_ids": text[: start + 1], "generated_token_ids": text[start + 1 :]}
-        entries.append({"id": prompt, **ids, "drafters": {"draft": own}})
-        begin += size
-    logged = read_logs([write(tmp_path / "pair.jsonl", entries)])
+    _, clock = small(tmp_path, 1)
+    logged = read_trace_log(folder, GREEDY)
     space = space_of(logged, "draft", 4)
     data = Labeller("draft", space, GREEDY, TokenStatistics.empty()).label(logged)
     own = profile_of(read_timings(clock), "clock", False, "log:draft", (VERIFIER, "specinfer")).at_batch(8)
-    assert torch.equal(data.size_X, traces.size_X) and torch.equal(data.length_R, traces.length_R)
-    assert torch.equal(data.foretold_R.clamp(max=4), traces.foretold_R.clamp(max=4))
+    parts = [read_texts(folder, split, ["specinfer"]).setting_of((0.0, 1.0)) for split in SPLITS]
+    assert sum(map(len, parts)) == len(data)
     speeds = []
-    for texts, verifier in ((data, VERIFIER), (traces, "specinfer")):
-        wide = Timed(texts, verifier, own, space) if verifier == VERIFIER else Timed(texts, verifier, own)
-        actions = [wide.space.index(space.chain(n)) for n in range(space.depth + 1)]
-        tokens_XA, seconds_XA, _ = replay_static(wide.survivals_RS, wide.seconds(), texts.size_X, wide.space, actions)
-        speeds.append(tokens_XA.sum(0) / seconds_XA.sum(0))
-    assert torch.allclose(speeds[0], speeds[1], rtol=1e-5)
+    for timed in (Timed(data, VERIFIER, own, space), *(Timed(part, "specinfer", own) for part in parts)):
+        actions = [timed.space.index(timed.space.chain(n)) for n in range(space.depth + 1)]
+        each = replay_static(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space, actions)
+        speeds.append(torch.stack([columns_XA.sum(0) for columns_XA in each]))
+    assert torch.allclose(speeds[0], sum(speeds[1:]), rtol=1e-5), "tokens, seconds and steps of every chain"
+    foretold = list(zip(data.prompt_X, data.foretold_R.split(data.size_X.tolist()), strict=True))
+    for part in parts:
+        for prompt, own_R in zip(part.prompt_X, part.foretold_R.split(part.size_X.tolist()), strict=True):
+            assert any(torch.equal(own_R.clamp(max=4), other_R) for name, other_R in foretold if name == prompt)
 
 
-def tokens_of(folder: Path) -> dict[str, tuple[list[int], int]]:
-    """By prompt, the tokens and the first root of the texts at temperature 0."""
-    import pyarrow.parquet as pq
-
-    found = {}
-    for path in sorted(folder.glob("train/*.parquet")):
-        for row in pq.read_table(path, columns=["prompt", "temperature", "tokens", "start"]).to_pylist():
-            if row["temperature"] == 0:
-                found[row["prompt"]] = row["tokens"], row["start"]
-    return found
+def test_a_trace_store_is_a_log(demo: tuple[Path, str], tmp_path: Path) -> None:
+    _, clock = small(tmp_path, 1)
+    store = str(demo[0] / "runs/demo/traces")
+    line = [store, "--timings", str(clock), "--name", "pair", "logs.longest_lookup=8", *SMALL]
+    assert "32 different requests" in espalier(tmp_path, "logs", *line, config="")
+    code, said = outcome(tmp_path, "logs", *line, "sampling=[{temperature: 0.7}]", config="")
+    assert code == 2 and "no texts of temperature 0.7" in said
