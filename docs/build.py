@@ -31,7 +31,7 @@ the product imports `pipelines.studies` (`tests/test_arrows.py`).
 Names of tensors end in their axes, which the top of each file explains: `target_probs_NV` has one row per node and one
 column per token of the vocabulary.
 
-Three walks through it:
+Four walks through it:
 
 - *A trace row, from decoding to a training tensor*: `pipelines/data/stage.py`, `pipelines/data/shards.py` (the row of a
   text), `data_gen/texts.py` (the text, and both models' rows along it), `data_gen/features.py`,
@@ -39,6 +39,8 @@ Three walks through it:
   `selector/data.py` and `selector/module.py`.
 - *A decision, from export to engine*: `pipelines/export/artefact.py`, `selector/export.py` (the artefact); in the
   engine `selector/runtime.py` and `selector/decision.py`.
+- *From a log to a decision*: `pipelines/logs/stage.py`, `data_gen/logs.py` (the file), `pipelines/logs/texts.py` and
+  `data_gen/histories.py` (features), `pipelines/logs/judging.py` and `selector/tuning.py` (prices), `selector/mixed.py`.
 - *The law of a verifier*: `data_gen/verification/base.py` (`law`, and the walk over the tree), the file of the
   verifier, and `data_gen/verification/profile.py` (arithmetic on rows).
 """

@@ -16,7 +16,6 @@ Legend: B requests in flight, A actions, C contexts, V verified tokens, M draft 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,8 +58,7 @@ def step_clock(profile: LatencyProfile, batch: int) -> StepClock:
     return StepClock(np.array(lengths, float), np.array([draft.at(each, 1) for each in lengths]), np.array(rows))
 
 
-@dataclass(frozen=True)
-class Shapes:
+class Shapes(NamedTuple):
     """What some chains and lookups draft, by action.
 
     Attributes:

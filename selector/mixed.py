@@ -18,7 +18,7 @@ from torch import Tensor
 
 from selector.data import Timed
 from selector.jit import jit
-from selector.joint import Shapes, joint_actions, step_clock
+from selector.joint import Shapes, StepClock, joint_actions, step_clock
 from selector.latency import LatencyProfile
 from selector.replay import Ratio, jackknifed_ratio
 
@@ -45,6 +45,16 @@ class MixedReplay(NamedTuple):
         return jackknifed_ratio(sums_P4, torch.arange(len(sums_P4)))
 
 
+class _Texts(NamedTuple):
+    """Where each text begins among the roots, how many roots it has; of each root its context, and how many tokens of
+    the longest chain and of the longest lookup would be accepted."""
+
+    begin_X: Array
+    size_X: Array
+    length_R: Array
+    accepted_RS: Array
+
+
 class MixedBatches:
     """Texts as streams of requests, of which B are decoded at once.
 
@@ -60,10 +70,9 @@ class MixedBatches:
     def __init__(self, timed: Timed, profile: LatencyProfile, batch: int, seed: int = 0) -> None:
         self.batch, self.clock, self.shapes = batch, step_clock(profile, batch), Shapes.of(timed.space)
         generator = np.random.default_rng(seed)
-        self._accepted_RS = _accepted(timed, generator)
-        self._size_X = timed.texts.size_X.numpy()
-        self._begin_X = np.concatenate([[0], np.cumsum(self._size_X)[:-1]])
-        self._length_R = timed.texts.length_R.numpy().astype(float)
+        size_X, length_R = timed.texts.size_X.numpy(), timed.texts.length_R.numpy().astype(float)
+        begin_X = np.concatenate([[0], np.cumsum(size_X)[:-1]])
+        self._texts = _Texts(begin_X, size_X, length_R, _accepted(timed, generator))
         number_X = timed.texts.source_number_X.numpy()
         part_of = generator.permutation(number_X.max() + 1) % PARTS
         own = [np.flatnonzero(part_of[number_X] == part) for part in range(PARTS)]
@@ -86,28 +95,9 @@ class MixedBatches:
         return max(tried, key=tried.__getitem__)
 
     def _run(self, action_R: Array, tokens_RA: Array, speed: float) -> MixedReplay:
-        shapes, clock = self.shapes, self.clock
-        rows = [
-            _stream_walk(
-                stream,
-                self.batch,
-                self._begin_X,
-                self._size_X,
-                self._length_R,
-                self._accepted_RS,
-                action_R,
-                tokens_RA,
-                speed,
-                shapes.drafted_A,
-                shapes.passes_A,
-                shapes.copies_A,
-                clock.contexts_C,
-                clock.draft_C,
-                clock.target_CV,
-                clock.token_C / self.batch,
-            )
-            for stream in self._streams
-        ]
+        clock = self.clock, self.clock.token_C / self.batch
+        decisions = action_R, tokens_RA, speed
+        rows = [_walk(stream, self.batch, self._texts, self.shapes, clock, decisions) for stream in self._streams]
         return MixedReplay(*torch.tensor(rows, dtype=torch.float64).unbind(-1))
 
 
@@ -125,64 +115,62 @@ def _accepted(timed: Timed, generator: np.random.Generator) -> Array:
 
 
 @jit
-def _stream_walk(
+def _walk(
     stream: Array,
     batch: int,
-    begin_X: Array,
-    size_X: Array,
-    length_R: Array,
-    accepted_RS: Array,
-    action_R: Array,
-    tokens_RA: Array,
-    speed: float,
-    drafted_A: Array,
-    passes_A: Array,
-    copies_A: Array,
-    contexts_C: Array,
-    draft_C: Array,
-    target_CV: Array,
-    token_C: Array,
+    texts: _Texts,
+    shapes: Shapes,
+    clocks: tuple[StepClock, Array],
+    decisions: tuple[Array, Array, float],
 ) -> tuple[float, float]:
-    """Tokens and seconds of one stream. Without predictions (`tokens_RA`) the given actions are taken."""
+    """Tokens and seconds of one stream.
+
+    Args:
+        clocks: step times, and of them one more verified token of one request, [C].
+        decisions: an action of every root, [R]; or predicted block efficiencies, [R, A], and the speed of the batch.
+    """
+    (clock, token_C), (action_R, tokens_RA, speed) = clocks, decisions
     text_B, at_B = np.empty(batch, np.int64), np.zeros(batch, np.int64)
     for b in range(batch):
         text_B[b] = stream[b % len(stream)]
-    coming, tokens, seconds = batch, 0.0, 0.0
-    row_B, chosen_B = np.empty(batch, np.int64), np.empty(batch, np.int64)
-    most = passes_A.max()
+    coming, tokens, seconds = batch, 0, 0.0
     while coming < len(stream):
-        context = 0.0
-        for b in range(batch):
-            row_B[b] = begin_X[text_B[b]] + at_B[b]
-            context += length_R[row_B[b]] / batch
-        context = min(max(context, contexts_C[0]), contexts_C[-1])
-        above = max(1, np.searchsorted(contexts_C, context))
-        share = (context - contexts_C[above - 1]) / (contexts_C[above] - contexts_C[above - 1])
-        draft = draft_C[above - 1] + share * (draft_C[above] - draft_C[above - 1])
+        row_B = texts.begin_X[text_B] + at_B
+        above, share = _place(clock.contexts_C, texts.length_R[row_B].mean())
+        draft = _between(clock.draft_C, above, share)
         if len(tokens_RA):
-            token = token_C[above - 1] + share * (token_C[above] - token_C[above - 1])
-            chosen_B = joint_actions(tokens_RA[row_B], drafted_A, passes_A, most, speed * token, speed * draft)
+            token = _between(token_C, above, share)
+            most = shapes.passes_A.max()
+            chosen_B = joint_actions(
+                tokens_RA[row_B], shapes.drafted_A, shapes.passes_A, most, speed * token, speed * draft
+            )
         else:
             chosen_B = action_R[row_B]
-        drafted, passes = 0.0, 0
+        drafted = shapes.drafted_A[chosen_B].mean()
+        row_V = clock.target_CV[above - 1] + share * (clock.target_CV[above] - clock.target_CV[above - 1])
+        seconds += np.interp(drafted, np.arange(len(row_V)), row_V) + shapes.passes_A[chosen_B].max() * draft
         for b in range(batch):
-            action = chosen_B[b]
-            drafted += drafted_A[action] / batch
-            passes = max(passes, passes_A[action])
-            right = min(accepted_RS[row_B[b], int(copies_A[action])], drafted_A[action])
-            left = size_X[text_B[b]] - at_B[b]
-            tokens += min(right + 1, left)
+            action, size = chosen_B[b], texts.size_X[text_B[b]]
+            right = min(texts.accepted_RS[row_B[b], int(shapes.copies_A[action])], shapes.drafted_A[action])
+            tokens += min(right + 1, size - at_B[b])
             at_B[b] += right + 1
-            if at_B[b] >= size_X[text_B[b]] and coming < len(stream):
-                text_B[b], at_B[b] = stream[coming], 0
+            if at_B[b] >= size:
+                at_B[b] = 0
+                if coming < len(stream):  # else the stream is over, and so is this walk
+                    text_B[b] = stream[coming]
                 coming += 1
-            elif at_B[b] >= size_X[text_B[b]]:
-                at_B[b] = 0  # the stream is over, and so is this walk
-        low, high = target_CV[above - 1], target_CV[above]
-        whole = int(drafted)
-        rest = drafted - whole
-        for part, weight in ((low, 1 - share), (high, share)):
-            between = part[whole] + rest * (part[min(whole + 1, len(part) - 1)] - part[whole])
-            seconds += weight * between
-        seconds += passes * draft
     return tokens, seconds
+
+
+@jit
+def _place(grid_C: Array, value: float) -> tuple[int, float]:
+    """Between which of a table's contexts a value lies: the position of the upper one, and the share of the way."""
+    value = min(max(value, grid_C[0]), grid_C[-1])
+    above = max(1, int(np.searchsorted(grid_C, value)))
+    return above, (value - grid_C[above - 1]) / (grid_C[above] - grid_C[above - 1])
+
+
+@jit
+def _between(values_C: Array, above: int, share: float) -> float:
+    low: float = values_C[above - 1]
+    return low + share * (values_C[above] - low)

@@ -57,8 +57,8 @@ def _means(name: str, unit: str, meaning: str) -> tuple[Scalar, ...]:
 # distributions after a token, after temperature and nucleus filtering; entropies are those at temperature 1, for at
 # temperature 0 nothing would be left of them. The history of a model's rows begins with the last prompt token: no
 # engine computes logits of the whole prompt. Running means have weights decay^age. The *source* is the place that a
-# lookup would copy from. Every scalar that the network sees is bounded, so that none of a longer text is far from all of those
-# that it was trained on.
+# lookup would copy from. Every scalar that the network sees is bounded, so that none of a longer text is far from all
+# of those that it was trained on.
 TEXT_SCALARS = (  # known from token ids alone
     Scalar("context_length", "tokens", "committed tokens, the root token included", learned=False),
     Scalar("batch", "requests", "how many requests the engine decodes together", learned=False),

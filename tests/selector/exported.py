@@ -72,7 +72,16 @@ def export(
 
 @cache
 def module_of(objective: str, sees: str = LIGHT) -> SelectorModule:
-    return opinionated(objective, sees)
+    """The first one whose choices vary under every mode, and which asks for the draft at some roots and not at others."""
+    made = (opinionated(objective, sees, seed) for seed in range(100))
+    return next(each for each in made if all(varies(each, mode, sees) for mode in modes_of(sees) if mode.decides))
+
+
+def varies(made: SelectorModule, mode: Mode, sees: str) -> bool:
+    data, rows = roots_of(mode, sees)
+    first_B, last_B = (worth(made, data, mode, early)[rows].argmax(-1) for early in (len(mode.sees) > 1, False))
+    drafts = float(DRAFTS[first_B].float().mean())
+    return len(last_B.unique()) > 3 and (len(mode.sees) < 2 or 0.1 < drafts < 0.9)
 
 
 loaded = cache(load_selector)

@@ -75,7 +75,8 @@ def texts(
     easy_R = torch.rand(R, generator=generator) < 0.5
     number_R = torch.arange(R) % roots
     length_R = 20 + number_R + 30 * (torch.arange(R) // roots % 4)
-    scalars_RF = torch.rand(R, len(SCALAR_NAMES), generator=generator)
+    own_generator = torch.Generator().manual_seed(1000 + seed)  # what else is drawn is the same with more scalars
+    scalars_RF = torch.rand(R, len(SCALAR_NAMES), generator=own_generator)
     hidden = {
         name: torch.randn(R, width, generator=generator) for name, width in zip(HIDDEN_STATES, widths, strict=True)
     }
