@@ -324,7 +324,7 @@ def _read_on(tokens_N: Array, known: _Text, longest: int) -> Array:
     new_N = np.zeros(N - state[DONE])
     for n in range(state[DONE], N):
         state[COPIED] = state[COPIED] + 1 if known.foretold_N[n] > 0 else 0
-        moved = n > 0 and known.sources_N[n] >= 0 and known.sources_N[n] == known.sources_N[n - 1] + 1
+        moved = n > 0 and 0 <= known.sources_N[n - 1] == known.sources_N[n] - 1
         state[STEADY] = state[STEADY] + 1 if moved else 0
         count_runs(tokens_N, n, n + 1, known.keys_C, known.counts_C, longest)
         new_N[n - state[DONE]] = known.counts_C[slot(known.keys_C, _longer(np.uint64(0), tokens_N[n]))] == 1

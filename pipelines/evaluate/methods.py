@@ -55,8 +55,7 @@ class Task:
 class Decoding:
     """What a method made of one prompt.
 
-    `tokens` are all that its steps yield: what the last one yields beyond the limit was paid for, and would be kept
-    in a longer text.
+    `tokens` are those up to the limit, as replay counts them; `block_tokens` are all that its steps yield.
 
     Attributes:
         text: the new tokens, up to the limit; empty where the method's steps are not ours to see, as is what follows.
@@ -128,10 +127,9 @@ class Speculative(Method):
         for step in decoded.steps:
             actions[str(step.action)] = actions.get(str(step.action), 0) + 1
         block_tokens = sum(step.accepted + 1 for step in decoded.steps)
-        ended = decoded.tokens[-1] in pair.eos_ids
         seconds_of_steps = [sum(step.seconds.values()) for step in decoded.steps]
         return Decoding(
-            tokens=len(decoded.tokens) if ended else block_tokens,
+            tokens=len(decoded.tokens),
             seconds=seconds,
             steps=len(decoded.steps),
             block_tokens=block_tokens,

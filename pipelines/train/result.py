@@ -16,7 +16,7 @@ from selector.module import SelectorModule
 from selector.runtime import LatencyProfile
 from selector.schema import InputError, read_manifest, sha256
 
-NETWORKS = 9  # bump it when the same traces train another network, or its decisions are judged otherwise
+NETWORKS = 10  # bump it when the same traces train another network, or its decisions are judged otherwise
 
 
 def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:

@@ -64,11 +64,13 @@ def test_plain_decoding_is_a_token_a_step(pair: ModelPair) -> None:
     assert 0 < found.step_seconds <= found.seconds and found.select_seconds < 0.05 * found.step_seconds
 
 
-def test_what_the_last_step_yields_beyond_the_limit_counts(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was paid for. Not so where the text has ended: nothing would ever follow."""
+def test_what_the_last_step_yields_beyond_the_limit_does_not_count(
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor in replay. Of a step's tokens all do."""
     method = StaticTrees("static", "traversal", Action(4, 0, 8))
     found = method.decode(pair, SAMPLING, task())
-    assert found.tokens == found.block_tokens > 24 and sum(found.actions.values()) == found.steps
+    assert found.tokens == 24 < found.block_tokens and sum(found.actions.values()) == found.steps
     prompt = torch.tensor([task().prompt])
     greedy = pair.target.generate(prompt, max_new_tokens=24, do_sample=False, pad_token_id=0)[0, 5:].tolist()
     monkeypatch.setattr(pair.target.generation_config, "eos_token_id", [greedy[9]])

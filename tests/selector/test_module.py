@@ -17,7 +17,7 @@ from selector.schema import EARLY, FULL, LIGHT, MATCH, PAIR
 from selector.tuning import StaticTable, best_static, replay_mode, tuned
 from tests.selector.synthetic import SPACE, TELLS, joined, module, opinionated, static_mode, texts, timed
 
-STEPS = 700
+STEPS = 1200
 BOTH = pytest.mark.parametrize(("objective", "sees"), [(o, s) for o in ("policy", "regressor") for s in (LIGHT, FULL)])
 
 
@@ -34,7 +34,7 @@ def whole_batch(data: Timed, static: Mode, sees: str) -> Batch:
 @cache
 def trained(objective: str, sees: str) -> tuple[SelectorModule, Timed, Mode]:
     """On texts where everything there is to know follows from a feature; these, and their best static tree."""
-    data = timed(texts(96, 24, 0, sees, repeats=0.1))
+    data = timed(texts(240, 24, 0, sees, repeats=0.1))
     static = best_static(data, StaticTable.of(data), data.setting)
     made = module(objective, sees, seed=4)
     made.log = lambda *_, **__: None  # no trainer here
@@ -58,7 +58,7 @@ def test_training_finds_what_a_feature_tells(objective: str, sees: str) -> None:
     """On fresh texts whose best depth follows from a feature, and whose repeats from another: at least half of what
     could be gained, and it pays."""
     made, data, static = trained(objective, sees)
-    fresh = timed(texts(16, 24, 5, sees, repeats=0.1))
+    fresh = timed(texts(48, 24, 5, sees, repeats=0.1))
     policy = objective == "policy"
 
     def asked(own: Timed) -> dict[str, Tensor]:
