@@ -68,6 +68,25 @@ class LoggedText:
         """A drafter's survivals at every root, float32 [R, D]; of no depth where lookups alone are drafted."""
         return np.zeros((self.roots, 0), np.float32) if drafter == NO_DRAFTER else self.survivals[drafter][: self.roots]
 
+    def hits(self, drafter: str) -> list[float]:
+        """Of each generated token, whether the drafter had it right where it was committed.
+
+        Where only steps were logged, accepted tokens count as hits, and the token that replaced a rejected one does
+        not; one that followed a chain that was accepted whole counts as a hit.
+        """
+        survivals_RD = self.of(drafter)
+        if not survivals_RD.shape[1]:
+            return [0.0] * self.roots
+        hits_R = survivals_RD[:, 0].copy()
+        for root in np.flatnonzero(~np.isnan(hits_R) & (hits_R > 0)):
+            accepted = int(np.nansum(survivals_RD[root]))
+            inside_R = hits_R[root : root + accepted]
+            inside_R[np.isnan(inside_R)] = 1.0
+            end = root + accepted
+            if end < self.roots and np.isnan(hits_R[end]):
+                hits_R[end] = float(np.isnan(survivals_RD[root]).any() or accepted == survivals_RD.shape[1])
+        return np.nan_to_num(hits_R, nan=1.0).tolist()
+
     def is_dense(self, drafter: str) -> bool:
         """Whether everything is known of a drafter at every root."""
         return not bool(np.isnan(self.of(drafter)).any())
@@ -127,6 +146,8 @@ def _text(place: str, file: str, line: str) -> LoggedText:
     survivals = {name: _survivals(name, entry, len(generated)) for name, entry in _entries(record)}
     if not survivals:
         raise ValueError("no drafter: drafters, or acc_<name>, is missing")
+    if not all(map(len, survivals.values())):
+        raise ValueError("a drafter has no positions")
     if not prompt or not generated:
         raise ValueError("the prompt and the generated text hold at least one token each")
     name = str(record.get("id", place))

@@ -68,7 +68,8 @@ class Labeller:
         """The same with the statistics of these texts, and the labelled texts, whose statistics are without each text's
         own part."""
         data, keys_RJ = self._labelled(texts)
-        survivals_RD = data.survivals[VERIFIER][:, :LONGEST_COUNTED].float().nan_to_num()
+        survivals_RD = data.survivals[VERIFIER][:, :LONGEST_COUNTED].float()
+        survivals_RD = torch.where(survivals_RD.isnan(), survivals_RD.nanmean(0), survivals_RD).nan_to_num()
         copied_R = data.foretold_R.clamp(max=LONGEST_COUNTED)
         values_RK = torch.stack([survivals_RD.sum(-1), copied_R], dim=-1).double().numpy()
         tokens, found_RF = TokenStatistics.fit(keys_RJ, values_RK, data.text_R.numpy())
@@ -101,7 +102,7 @@ class Labeller:
     def _features(self, text: LoggedText) -> tuple[np.ndarray, np.ndarray]:
         """Scalars and keys of every root, float32 [R, F] and int64 [R, J]."""
         known = DrafterKnowledge(text.tokens[: text.start], self.sampling, self.tokens)
-        hits = np.nan_to_num(text.of(self.drafter)[:, :1]).sum(1).tolist()
+        hits = text.hits(self.drafter)
         scalars_RF = np.empty((text.roots, len(LOG.scalars)), np.float32)
         keys_RJ = np.empty((text.roots, len(KEYS) + len(HIT_KEY)), np.int64)
         for r in range(text.roots):

@@ -56,6 +56,15 @@ def test_a_log_of_steps_says_what_the_dense_one_says_where_it_was_drafted(tmp_pa
     assert np.array_equal(all_RD[known], some_RD[known])
 
 
+def test_hits_of_steps_are_what_was_accepted(tmp_path: Path) -> None:
+    ids = {"generated_token_ids": list(range(8))}
+    dense = one(tmp_path, **ids, drafters={"head": {"accepted": [2, 0, 0, 1, 3, 0, 0, 0]}})
+    assert dense.hits("head") == [1, 0, 0, 1, 1, 0, 0, 0]
+    steps = [[0, 3, 2], [3, 1, 1], [5, 2, 0], [6, 2, 1]]
+    text = one(tmp_path, **ids, drafters={"head": {"steps": steps}})
+    assert text.hits("head") == [1, 1, 0, 1, 1, 0, 1, 0], "after 2 of 3, 1 of 1, none of 2, 1 of 2"
+
+
 BAD = {
     "not JSON": ("{", "not a JSON object"),
     "a list": ("[1]", "not a JSON object"),
@@ -68,6 +77,7 @@ BAD = {
     "empty text": ({"generated_token_ids": []}, "hold at least one token"),
     "no drafter": ({"drafters": {}}, "no drafter"),
     "drafters as a list": ({"drafters": [1]}, "drafters: an object"),
+    "no positions": ({"drafters": {"head": {"accepted": []}}}, "a drafter has no positions"),
     "two arrays": ({"drafters": {"head": {"accepted": [1], "steps": []}}}, "head: needs one of"),
     "negative length": ({"drafters": {"head": {"accepted": [1, -1, 0]}}}, "head.accepted: whole numbers from 0"),
     "fraction": ({"drafters": {"head": {"accepted": [1, 0.5, 0]}}}, "head.accepted: whole numbers from 0"),

@@ -72,7 +72,7 @@ def export(
 
 @cache
 def module_of(objective: str, sees: str = LIGHT) -> SelectorModule:
-    """The first one whose choices vary under every mode, and which asks for the draft at some roots and not at others."""
+    """The first one whose choices vary under every mode, and which asks for the draft at some roots alone."""
     made = (opinionated(objective, sees, seed) for seed in range(100))
     return next(each for each in made if all(varies(each, mode, sees) for mode in modes_of(sees) if mode.decides))
 
