@@ -30,7 +30,7 @@ from data_gen.verification import get_verifier
 from data_gen.vocabulary import scored, widened
 from selector.actions import Action, ActionSpace, Choice, choice_of
 from selector.runtime import Selector, load_selector
-from selector.schema import InputError
+from selector.schema import PAIR, InputError
 
 PADDING = 1.01  # tables of one vocabulary differ by less than this in their padding
 DEFAULT_VERIFIER = "lifted_uniform"  # of a fixed tree without one
@@ -202,6 +202,8 @@ def _choice(selector: Any, sampling: Sampling) -> tuple[str, Chooser]:
     if isinstance(selector, str | Path):
         selector = load_selector(selector)
     if isinstance(selector, Selector):
+        if selector.schema != PAIR:
+            raise InputError("selector: trained on an engine's log; generate() needs one that was trained on a pair")
         return selector.verifier, selector.at(sampling.temperature, sampling.top_p)
     verifier = DEFAULT_VERIFIER
     if isinstance(selector, tuple) and len(selector) == 2:

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from selector.schema import LOG, PAIR
+
+IN_TRANSFORMERS = """
+In transformers:
+
+```python
+folder = "this/directory"
+target.generate(**inputs, custom_generate=folder, trust_remote_code=True, draft_model=draft, selector=folder)
+```
+"""
+
 
 def model_card(config: dict[str, Any]) -> str:
     """`README.md` of an artefact directory.
@@ -11,7 +22,7 @@ def model_card(config: dict[str, Any]) -> str:
     Args:
         config: its `config.json`.
     """
-    features, pair = config["features"], config["pair"]
+    features = config["features"]
     hidden = "".join(f"\n| `{name}` | float32 [{width}] |" for name, width in features["hidden_states"].items())
     scalars = "\n".join(
         f"| {i} | `{s['name']}` | {s['unit']} | {s['meaning']} |" for i, s in enumerate(features["scalars"])
@@ -23,9 +34,7 @@ tags: [speculative-decoding, text-generation]
 
 # Selector for speculative decoding
 
-Chooses at every decoding step what to draft, for the pair `{pair["target"]}` / `{pair["draft"]}` and the verifier
-`{config["verifier"]}`: a delayed tree `(K, L1, L2)` of the draft model's, or a lookup `(length,)`, what followed the
-longest earlier match of the text's end. This is no draft model: the text's distribution stays the target's.
+{_what(config)}
 {_gains(config)}
 ```python
 from selector.runtime import load_selector
@@ -36,13 +45,8 @@ scores = selector.scores(features)                # float32 [{len(config["action
 tuned = selector.at(temperature=1.0, top_p=1.0)   # one sampling setting, one root at a time: the fastest way
 ```
 
-On another machine pass its own profile: `load_selector(directory, latency="latency.json")`. In transformers:
-
-```python
-folder = "this/directory"
-target.generate(**inputs, custom_generate=folder, trust_remote_code=True, draft_model=draft, selector=folder)
-```
-
+On another machine pass its own profile: `load_selector(directory, latency="latency.json")`.
+{IN_TRANSFORMERS if config["schema"] == PAIR.name else ""}
 | file | for |
 |---|---|
 | `selector.pt` | TorchScript: `forward(features) -> (action index, scores)`, one root or a batch |
@@ -59,11 +63,24 @@ target.generate(**inputs, custom_generate=folder, trust_remote_code=True, draft_
 |---|---|---|---|
 {scalars}
 
-`root` is the last committed token, `prev` the one before it; `p` and `q` are the target's and the draft's distributions
-after a token. The first {features["early"]} scalars are known before the draft has passed the root token, and may be
-given alone: where the answer is a lookup, or to draft nothing, no pass of the draft is needed. At a text's first root
-pass `None`: the answer is the static action `{tuple(config["fallback"])}`.
+`root` is the last committed token, `prev` the one before it; `p` and `q` are the target's and the draft's
+distributions after a token. The first {features["early"]} scalars may be given alone, where the others are not known. Without features
+(`None`) the answer is the static action `{tuple(config["fallback"])}`.
 """
+
+
+def _what(config: dict[str, Any]) -> str:
+    """What it chooses, and for whom."""
+    pair = config["pair"]
+    if config["schema"] == LOG.name:
+        batches = ", ".join(map(str, sorted({mode["batch"] for mode in config["modes"]})))
+        return f"""Chooses at every decoding step how many tokens the drafter `{pair["draft"]}` drafts, or a lookup
+`(length,)`: what followed the longest earlier match of the text's end. It was trained on an engine's log, for steps of
+{batches} requests: `selector.at(temperature, batch=32)`. `data_gen.features.DrafterKnowledge` gives its features.
+The text's distribution stays the target's."""
+    return f"""Chooses at every decoding step what to draft, for the pair `{pair["target"]}` / `{pair["draft"]}` and the
+verifier `{config["verifier"]}`: a delayed tree `(K, L1, L2)` of the draft model's, or a lookup `(length,)`, what followed
+the longest earlier match of the text's end. This is no draft model: the text's distribution stays the target's."""
 
 
 def _gains(config: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ selector.pt2       compiled ahead of time for C++ (`selector.compiled`), where i
 config.json        feature schema, action table, verifier, modes, pair, versions, metrics, run id, checksums
 latency.json       the latency profile it was tuned for
 README.md          a model card: what it gains, and how to call it
-custom_generate/   what transformers' `generate(custom_generate="<this directory>", ..)` runs
+custom_generate/   what transformers' `generate(custom_generate="<this directory>", ..)` runs, of a pair's selector
 SHA256SUMS         of all of the above
 """
 
@@ -34,7 +34,7 @@ from selector.files import atomically
 from selector.latency import LatencyProfile
 from selector.module import SelectorModule
 from selector.runtime import Selector, load_selector, torchscript
-from selector.schema import HIDDEN_STATES, SCHEMA_VERSION, sha256
+from selector.schema import HIDDEN_STATES, PAIR, SCHEMA_VERSION, sha256
 from selector.tokens import FILE, TokenStatistics
 
 GENERATE = '''"""Speculative decoding with this directory's selector, in transformers' own `generate()`:
@@ -93,8 +93,9 @@ def write_artefact(
         }
         (partial / "config.json").write_text(json.dumps(config, indent=1) + "\n")
         (partial / "README.md").write_text(model_card(config))
-        (partial / "custom_generate").mkdir()
-        (partial / "custom_generate" / "generate.py").write_text(GENERATE)
+        if module.schema == PAIR:
+            (partial / "custom_generate").mkdir()
+            (partial / "custom_generate" / "generate.py").write_text(GENERATE)
         names = sorted(path.relative_to(partial).as_posix() for path in partial.rglob("*") if path.is_file())
         (partial / CHECKSUMS).write_text("".join(f"{sha256(partial / name)}  {name}\n" for name in names))
         check(partial)

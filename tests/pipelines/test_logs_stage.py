@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from data_gen.features import DrafterKnowledge
+from data_gen.generate import _choice
 from data_gen.logs import read_logs
 from data_gen.sampling import Sampling
 from data_gen.trace_logs import read_trace_log
@@ -140,6 +141,15 @@ def test_actions_are_chains_of_the_drafter_lookups_and_nothing(selector: Selecto
     assert [action.nodes for action in selector.actions] == [*range(9), *range(1, 21)]
     assert isinstance(selector.actions[-1], Lookup) and selector.schema == LOG
     assert selector.config["pair"]["draft"] == "head"
+
+
+def test_its_card_says_what_it_is_and_generate_refuses_it(run: tuple[Path, str], selector: Selector) -> None:
+    folder = run[0] / "runs/small/selector"
+    card = (folder / "README.md").read_text()
+    assert "the drafter `head`" in card and "1, 8, 32 requests" in card and "custom_generate" not in card
+    assert not (folder / "custom_generate").exists() and (folder / "tokens.safetensors").exists()
+    with pytest.raises(InputError, match="trained on an engine's log"):
+        _choice(selector, GREEDY)
 
 
 def test_a_held_out_file_is_the_test_split(run: tuple[Path, str], tmp_path: Path) -> None:
