@@ -64,8 +64,8 @@ On another machine pass its own profile: `load_selector(directory, latency="late
 {scalars}
 
 `root` is the last committed token, `prev` the one before it; `p` and `q` are the target's and the draft's
-distributions after a token. The first {features["early"]} scalars may be given alone, where the others are not known. Without features
-(`None`) the answer is the static action `{tuple(config["fallback"])}`.
+distributions after a token. The first {features["early"]} scalars may be given alone, where the others are not known.
+Without features (`None`) the answer is the static action `{tuple(config["fallback"])}`.
 """
 
 
@@ -79,8 +79,8 @@ def _what(config: dict[str, Any]) -> str:
 {batches} requests: `selector.at(temperature, batch=32)`. `data_gen.features.DrafterKnowledge` gives its features.
 The text's distribution stays the target's."""
     return f"""Chooses at every decoding step what to draft, for the pair `{pair["target"]}` / `{pair["draft"]}` and the
-verifier `{config["verifier"]}`: a delayed tree `(K, L1, L2)` of the draft model's, or a lookup `(length,)`, what followed
-the longest earlier match of the text's end. This is no draft model: the text's distribution stays the target's."""
+verifier `{config["verifier"]}`: a delayed tree `(K, L1, L2)` of the draft model's, or a lookup `(length,)`, what
+followed the longest earlier match of the text's end. This is no draft model: the text's distribution stays the target's."""
 
 
 def _gains(config: dict[str, Any]) -> str:
