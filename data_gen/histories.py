@@ -146,34 +146,44 @@ def _empty_table(entries: int) -> tuple[Array, Array]:
     return np.zeros(slots, np.uint64), np.zeros(slots, np.int32)
 
 
+class _Numbers:
+    """Numbers that are added step by step, as one array."""
+
+    def __init__(self) -> None:
+        self._room, self._count = np.zeros(ROOM), 0
+
+    def add(self, new: Sequence[float]) -> None:
+        end = self._count + len(new)
+        if end > len(self._room):
+            self._room = np.concatenate([self._room[: self._count], np.zeros(end + ROOM)])
+        self._room[self._count : end] = new
+        self._count = end
+
+    @property
+    def array_N(self) -> Array:
+        return self._room[: self._count]
+
+
 class TargetHistory:
     """What the target's rows along the text say, from the last prompt token on."""
 
     def __init__(self, text: TextHistory) -> None:
         self.text = text
-        self._entropies: list[float] = []  # of the target before each token after the prompt
+        self._entropies = _Numbers()  # of the target before each token after the prompt
         self._sums_2D, self._done = np.zeros((2, len(DECAYS))), 0
 
     def add(self, entropies: Sequence[float]) -> None:
         """More committed tokens: the target's entropy before each."""
-        self._entropies += entropies
+        self._entropies.add(entropies)
 
     def scalars(self) -> Array:
         """The target's scalars at the newest token, float64 [F]. At least one token has been added."""
-        found_F = np.empty(len(TARGET_SCALARS))
-        new_N, self._done = np.array(self._entropies[self._done :]), len(self._entropies)
-        means_D = averaged(self._sums_2D, _DECAYS_D, new_N)
-        found_F[0], found_F[1 : 1 + len(means_D)] = self._entropies[-1], means_D
-        source, distance = self.text.index.source, len(self.text.index) - 1 - self.text.index.source
-        # the entropies before the tokens that a lookup would copy, NaN where they are not known
-        copied = [source + 1 + n % distance - self.text.start for n in range(LONGEST_LOOKUP)] if source >= 0 else []
-        before_N = np.array([self._entropies[at] if at >= 0 else np.nan for at in copied])
-        at = 1 + len(means_D)
-        for count in SOURCE_LENGTHS:
-            some_N = before_N[:count][~np.isnan(before_N[:count])]
-            found_F[at] = some_N.mean() if len(some_N) else means_D[USUAL]
-            at += 1
-        found_F[at] = (~np.isnan(before_N)).sum() / LONGEST_LOOKUP
+        found_F, entropies_N = np.empty(len(TARGET_SCALARS)), self._entropies.array_N
+        means_D = averaged(self._sums_2D, _DECAYS_D, entropies_N[self._done :])
+        self._done = len(entropies_N)
+        found_F[0], found_F[1 : 1 + len(means_D)] = entropies_N[-1], means_D
+        place = self.text.start, self.text.index.source, 1 + len(means_D)
+        _source_entropies(found_F, entropies_N, place, _SOURCES, means_D[USUAL])
         return found_F
 
 
@@ -186,48 +196,42 @@ class HitHistory:
 
     def __init__(self, text: TextHistory) -> None:
         self.text = text
-        self._rows = 0
-        self._hits_N = np.zeros(0)
+        self._hits = _Numbers()
         # running means: of all hits, of those that a lookup foretold, of the others
         self._sums_2D, self._of_copied_22 = np.zeros((2, len(DECAYS))), np.zeros((2, 2))
-        self._make_room(0)
+        self._make_table(ROOM)
+        self._done = 0  # hits that are in the running means
 
-    def _make_room(self, hits: int) -> None:
-        """For twice as many hits; those right after some tokens are then counted anew."""
-        self._hits_N = np.concatenate([self._hits_N, np.zeros(2 * hits + ROOM - len(self._hits_N))])
-        keys_C, counts_C = _empty_table(len(self._hits_N) * len(PRECEDENT_LENGTHS))
-        self._after = keys_C, counts_C, np.zeros(len(keys_C))
-        self._counted = np.array([0, self._rows])  # in the table; in the running means
+    def _make_table(self, hits: int) -> None:
+        """A table of what followed runs of a few tokens, with room for so many hits; they are counted anew."""
+        keys_C, counts_C = _empty_table(hits * len(PRECEDENT_LENGTHS))
+        self._after, self._counted, self._room = (keys_C, counts_C, np.zeros(len(keys_C))), np.zeros(1, np.int64), hits
 
     def add(self, hits: Sequence[float]) -> None:
         """More committed tokens, of each whether the drafter had it right."""
-        if self._rows + len(hits) > len(self._hits_N):
-            done = self._counted[1]
-            self._make_room(self._rows + len(hits))
-            self._counted[1] = done
-        self._hits_N[self._rows : self._rows + len(hits)] = hits
-        self._rows += len(hits)
+        self._hits.add(hits)
+        if len(self._hits.array_N) > self._room:
+            self._make_table(2 * len(self._hits.array_N))
 
     @property
     def key(self) -> int:
         """What training roots are grouped by beside `TextHistory.keys`."""
-        hit = int(self._hits_N[self._rows - 1]) if self._rows else -1
-        return int(key_of(len(KEYS), self.text.index.tokens[-1], hit))
+        hits_N = self._hits.array_N
+        return int(key_of(len(KEYS), self.text.index.tokens[-1], int(hits_N[-1]) if len(hits_N) else -1))
 
     def scalars(self) -> Array:
         """The drafter's scalars at the newest token, float64 [F]. Every token after the prompt has been added."""
         found_F = np.empty(len(DRAFTER_SCALARS) - len(MEANS) - 1)
-        hits_N, foretold_N = self._hits_N[: self._rows], self.text.foretold_N[self.text.start :]
-        means_D = averaged(self._sums_2D, _DECAYS_D, hits_N[self._counted[1] :])
-        for n in range(self._counted[1], self._rows):
+        hits_N, foretold_N = self._hits.array_N, self.text.foretold_N[self.text.start :]
+        means_D = averaged(self._sums_2D, _DECAYS_D, hits_N[self._done :])
+        for n in range(self._done, len(hits_N)):
             sums_2 = self._of_copied_22[int(foretold_N[n] == 0)]
             sums_2 *= FADING
             sums_2 += hits_N[n], 1
+        self._done = len(hits_N)
         found_F[: len(means_D)] = means_D
-        place = self.text.start, self.text.index.source, len(means_D)
-        at = _hits(
-            found_F, self.text.index.tokens_N, hits_N, place, self._counted, self._after, _HITS, _PRECEDENTS, _CAPS
-        )
+        tokens_N, place = self.text.index.tokens_N, (self.text.start, self.text.index.source, len(means_D))
+        at = _of_hits(found_F, tokens_N, hits_N, place, self._counted, self._after, _HITS, _PRECEDENTS, _CAPS)
         found_F[at:] = (self._of_copied_22[:, 0] + 2 * means_D[-1]) / (self._of_copied_22[:, 1] + 2)
         return found_F
 
@@ -416,7 +420,32 @@ def _copied(tokens_N: Array, source: int, n: int) -> int:
 
 
 @jit
-def _hits(
+def _source_entropies(
+    found_F: Array, entropies_N: Array, place: tuple[int, int, int], lengths: Array, usual: float
+) -> None:
+    """Means of the target's entropies before the first few tokens that a lookup would copy, and which share of the most
+    of them is known.
+
+    Args:
+        entropies_N: of each token after the prompt.
+        place: tokens of the prompt, the source, the position of the first scalar.
+        usual: what stands where none is known.
+    """
+    start, source, at = place
+    distance, total, known, number = start + len(entropies_N) - 1 - source, 0.0, 0, 0
+    for n in range(lengths[-1]):
+        copied = source + 1 + n % distance - start
+        if source >= 0 and copied >= 0:
+            total += entropies_N[copied]
+            known += 1
+        if n + 1 == lengths[number]:
+            found_F[at + number] = total / known if known > 0 else usual
+            number += 1
+    found_F[at + number] = known / lengths[-1]
+
+
+@jit
+def _of_hits(
     found_F: Array,
     tokens_N: Array,
     hits_N: Array,
@@ -432,7 +461,7 @@ def _hits(
     Args:
         hits_N: of each token after the prompt.
         place: tokens of the prompt, the source, the position of the first scalar.
-        counted: how many hits are in the table, brought up to date here, as the table is; and in the running means.
+        counted: how many hits are in the table, brought up to date here, as the table is.
         after: of each run of a few tokens that a hit or a miss followed: its key, how many of them, how many hits.
     """
     (start, source, at), (keys_C, counts_C, hits_C), usual = place, after, found_F[place[2] - 1]
@@ -444,7 +473,7 @@ def _hits(
             keys_C[here] = run
             counts_C[here] += 1
             hits_C[here] += hits_N[n]
-    counted[0] = counted[1] = len(hits_N)
+    counted[0] = len(hits_N)
     hits = 0
     while hits < min(caps[0], len(hits_N)) and hits_N[len(hits_N) - 1 - hits] > 0:
         hits += 1

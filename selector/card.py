@@ -80,7 +80,8 @@ def _what(config: dict[str, Any]) -> str:
 The text's distribution stays the target's."""
     return f"""Chooses at every decoding step what to draft, for the pair `{pair["target"]}` / `{pair["draft"]}` and the
 verifier `{config["verifier"]}`: a delayed tree `(K, L1, L2)` of the draft model's, or a lookup `(length,)`, what
-followed the longest earlier match of the text's end. This is no draft model: the text's distribution stays the target's."""
+followed the longest earlier match of the text's end.
+This is no draft model: the text's distribution stays the target's."""
 
 
 def _gains(config: dict[str, Any]) -> str:
