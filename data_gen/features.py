@@ -23,8 +23,8 @@ from data_gen.entropies import entropies
 from data_gen.histories import DraftHistory, HitHistory, TargetHistory, TextHistory
 from data_gen.lookup import LookupIndex
 from data_gen.sampling import Sampling
+from selector.runtime import TokenStatistics
 from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, LOG, MATCH, PAIR, SCALARS_KEY, TEXT_SCALARS
-from selector.tokens import TokenStatistics
 
 _TEXT, _EARLY = len(TEXT_SCALARS), PAIR.first
 

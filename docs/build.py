@@ -40,7 +40,7 @@ Four walks through it:
 - *A decision, from export to engine*: `pipelines/export/artefact.py`, `selector/export.py` (the artefact); in the
   engine `selector/runtime.py` and `selector/decision.py`.
 - *From a log to a decision*: `pipelines/logs/stage.py`, `data_gen/logs.py` (the file), `pipelines/logs/texts.py` and
-  `data_gen/histories.py` (features), `pipelines/logs/judging.py` (prices), `selector/mixed.py` (batches).
+  `data_gen/histories/text.py` (features), `pipelines/logs/judging.py` (prices), `selector/mixed.py` (batches).
 - *The law of a verifier*: `data_gen/verification/base.py` (`law`, and the walk over the tree), the file of the
   verifier, and `data_gen/verification/profile.py` (arithmetic on rows).
 """

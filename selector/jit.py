@@ -45,3 +45,17 @@ def slot(keys_C: NDArray[np.uint64], key: np.uint64) -> np.uint64:
     while keys_C[at] != np.uint64(0) and keys_C[at] != key:
         at = (at + np.uint64(1)) & last
     return at
+
+
+@jit
+def key_of(kind: int, one: int, other: int) -> np.int64:
+    """Two small numbers of one kind as one key: 63 bits, mixed as in SplitMix64.
+
+    Two of a million keys are the same in one case of 10^7, where the means of both are mixed.
+    """
+    mixed = np.uint64(0)
+    for part in (kind, one, other):
+        mixed = (mixed ^ np.uint64(part + 2)) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(27)
+    return np.int64(mixed >> np.uint64(1))

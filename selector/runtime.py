@@ -46,6 +46,7 @@ __all__ = [
     "Mode",
     "Selector",
     "Table",
+    "TokenStatistics",
     "Tuned",
     "correction_counts",
     "gpu_like",

@@ -114,17 +114,3 @@ def _found(
             found_F[j * (K + 1) + k] = (total + weight * means_K[k]) / (count + weight)
         found_F[j * (K + 1) + K] = min(count, most)
     return found_F
-
-
-@jit
-def key_of(kind: int, one: int, other: int) -> np.int64:
-    """Two small numbers of one kind as one key: 63 bits, mixed as in SplitMix64.
-
-    Two of a million keys are the same in one case of 10^7, where the means of both are mixed.
-    """
-    mixed = np.uint64(0)
-    for part in (kind, one, other):
-        mixed = (mixed ^ np.uint64(part + 2)) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0x94D049BB133111EB)
-        mixed ^= mixed >> np.uint64(27)
-    return np.int64(mixed >> np.uint64(1))

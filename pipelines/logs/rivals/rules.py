@@ -5,6 +5,7 @@ Legend: X texts, R roots, A actions, K kinds of drafts (chain, copy).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -98,12 +99,12 @@ class RivalTexts:
 
 
 @dataclass(frozen=True)
-class Rival:
+class Rival(ABC):
     """A rule with its numbers."""
 
+    @abstractmethod
     def actions(self, texts: RivalTexts) -> Tensor:
         """Positions of what it drafts at every root, int64 [R]."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
