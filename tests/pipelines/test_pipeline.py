@@ -17,6 +17,7 @@ from selector.actions import ActionSpace
 from selector.runtime import load_selector
 from selector.schema import HIDDEN_STATES, SCALAR_NAMES
 from tests.pipelines.runs import ROOT, SMALL, TEXTS, TOKENS, espalier
+from tests.pipelines.small_logs import small
 
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
 SURVIVALS = len(ActionSpace.default().sums_SA)
@@ -52,9 +53,16 @@ def test_the_demo_ends_with_a_table_a_report_and_a_selector(demo: tuple[Path, st
 @pytest.mark.parametrize(
     "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
 )
-def test_the_snippets_of_the_pages_run(page: Path, demo: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the demo has been run, as the pages suppose."""
+def test_the_snippets_of_the_pages_run(
+    page: Path, demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the demo has been run, and a log's selector trained, as the pages suppose."""
     monkeypatch.chdir(demo[0])
+    if page.stem == "logs":
+        log, clock = small(tmp_path)
+        line = [str(log), "--timings", str(clock), "--name", "llama_eagle3", "train.epochs=1", "train.hidden=[8]"]
+        espalier(tmp_path, "logs", *line, config="")
+        monkeypatch.chdir(tmp_path)
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
         exec(compile(block, page.name, "exec"), {})
 

@@ -32,7 +32,7 @@ def splits(told: tuple[bool, bool] = (True, True)) -> dict[str, Texts]:
     return {
         split: joined(
             [
-                texts(24, 30, seed=10 * seed + n, setting=setting, told=own)
+                texts(24, 60, seed=10 * seed + n, setting=setting, told=own)
                 for n, (setting, own) in enumerate(zip((HOT, COLD), told, strict=True))
             ]
         )
