@@ -25,6 +25,7 @@ from selector.joint import Shapes, StepClock, joint_choice, step_clock
 from selector.latency import Correction, LatencyProfile, Table, correction_counts, gpu_like
 from selector.one_root import OneRoot
 from selector.schema import (
+    DRAFTER,
     EARLY,
     FULL,
     LENGTH_AT,
@@ -136,8 +137,8 @@ class Selector:
 
         Args:
             batch: how many requests are decoded together.
-            level: `text` or `drafter`, what the engine knows, for a selector that was trained on a log; all that it
-                sees if None.
+            level: `text` or `drafter`, what the engine knows, for a selector that was trained on a log; if None, the
+                features that are given decide.
             nodes: drafted tokens at most, equal prefixes counted apart.
             shapes: the only actions that an engine has graphs for, trees `(K, L1, L2)` and lookups `(length,)`; all of
                 them if None.
@@ -147,16 +148,17 @@ class Selector:
                 action space.
         """
         check_setting(temperature, top_p, batch)
-        if self.schema == LOG:
-            level = self.sees[0] if level is None else level
-        elif level is not None:
+        less = None
+        if self.schema == LOG and level is None:
+            less, level = self.at(temperature, top_p, nodes, shapes, batch, TEXT), DRAFTER
+        elif self.schema != LOG and level is not None:
             raise InputError(f"level {level}: only a selector that was trained on a log has levels to choose from")
         modes = [mode for mode in self.modes if level is None or mode.level == level]
         if not modes:
             raise InputError(f"level {level}: this selector has {', '.join(self.schema.levels)}")
         mode = nearest(modes, temperature, top_p, batch)
         if nodes is None and shapes is None:
-            return Tuned(self, mode)
+            return Tuned(self, mode, less)
         allowed = _allowed(self.space, nodes, shapes)
         speed_A = static_speeds(self.config, self.modes.index(mode), self.latency)
         space = self.space
@@ -171,7 +173,7 @@ class Selector:
         changed = replace(mode, action=space.trees[best], speed=speed, allowed=tuple(sorted({*kept, best})))
         if mode.rule is not None and not copies:
             changed = changed.static_only()
-        return Tuned(self, changed)
+        return Tuned(self, changed, less)
 
 
 def _allowed(space: ActionSpace, nodes: int | None, shapes: Iterable[tuple[int, ...]] | None) -> list[int]:
@@ -193,10 +195,13 @@ class Tuned:
         sees: what it is to be asked with, in turn, until it answers: features of a level, or the `match` alone;
             nothing where nothing is decided.
         mode: how it decides.
+
+    Args:
+        less: asked instead where features of the schema's first level are given.
     """
 
-    def __init__(self, selector: Selector, mode: Mode) -> None:
-        self.selector, self.mode, self.sees = selector, mode, mode.sees
+    def __init__(self, selector: Selector, mode: Mode, less: Tuned | None = None) -> None:
+        self.selector, self.mode, self.sees, self._less = selector, mode, mode.sees, less
         if mode.decides:
             weights, config = selector.module.state_dict(), selector.config
             self._at_root = {sees: OneRoot(weights, config, selector.latency, mode, sees) for sees in mode.sees}
@@ -211,7 +216,11 @@ class Tuned:
             InputError: a feature is missing, of another shape or dtype, or not finite.
         """
         mode = self.mode
-        if features is None or not mode.sees:
+        if features is None:
+            return mode.action
+        if self._less is not None and len(features.get(SCALARS_KEY, ())) == self.selector.schema.first:
+            return self._less.select(features)
+        if not mode.sees:
             return mode.action
         if mode.rule is not None:
             match = features[MATCH] if MATCH in features else self._read(features)[SCALARS_KEY][MATCH_AT]
@@ -232,6 +241,8 @@ class Tuned:
             InputError: as `select`.
         """
         mode = self.mode
+        if self._less is not None and all(len(each[SCALARS_KEY]) == self.selector.schema.first for each in features):
+            return self._less.select_jointly(features)
         if not mode.joint:
             return [choice for each in features if (choice := self.select(each)) is not None]
         at_root, read = self._at_root[mode.sees[-1]], [self._read(each) for each in features]

@@ -118,6 +118,17 @@ def test_one_artefact_decides_for_every_batch_size_and_level(
         assert scores_A.shape == (len(selector.actions),)
 
 
+@pytest.mark.parametrize("batch", [1, 32])
+def test_without_a_level_the_features_decide_which_one_it_is(
+    run: tuple[Path, str], selector: Selector, batch: int
+) -> None:
+    root, asked = known(run[0], selector, batch), selector.at(0.0, batch=batch)
+    for level in (TEXT, DRAFTER):
+        own = selector.at(0.0, batch=batch, level=level)
+        assert asked.select(root.features(level)) == own.select(root.features(level))
+        assert asked.select_jointly([root.features(level)] * 3) == own.select_jointly([root.features(level)] * 3)
+
+
 def test_joint_decisions_share_their_draft_passes(run: tuple[Path, str], selector: Selector) -> None:
     asked = selector.at(0.0, batch=8, level=DRAFTER)
     assert asked.mode.joint >= 0
