@@ -245,12 +245,18 @@ class Tuned:
             return self._less.select_jointly(features)
         if not mode.joint:
             return [choice for each in features if (choice := self.select(each)) is not None]
-        at_root, read = self._at_root[mode.sees[-1]], [self._read(each) for each in features]
+        at_root, read = self._of_all, [self._read(each) for each in features]
         tokens_BK = np.stack([at_root.tokens(each) for each in read])
         context = float(np.mean([each[SCALARS_KEY][LENGTH_AT] for each in read]))
         token, one_pass = self._clock.prices(context, mode.batch)
         chosen_B = joint_choice(tokens_BK, Shapes.of(at_root.actions), mode.joint, token, one_pass)
         return [at_root.actions[k] for k in chosen_B]
+
+    @cached_property
+    def _of_all(self) -> OneRoot:
+        """For joint decisions all actions count, not only those that are worth it for a whole batch."""
+        weights, config, mode = self.selector.module.state_dict(), self.selector.config, replace(self.mode, allowed=())
+        return OneRoot(weights, config, self.selector.latency, mode, mode.sees[-1])
 
     @cached_property
     def _clock(self) -> StepClock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from selector.data import Timed
 from selector.export import write_artefact
 from selector.latency import LatencyProfile
 from selector.module import SelectorModule
-from selector.runtime import Selector
+from selector.runtime import Selector, load_selector
 from selector.schema import BATCH_AT, LOG, SCALARS_KEY, InputError
 from selector.tokens import TokenStatistics
 from selector.tuning import decided
@@ -32,22 +33,38 @@ CHECKED = 4096  # roots at which the artefact is compared with the trained netwo
 
 
 def export(
-    config: Config, module: SelectorModule, profile: LatencyProfile, tunings: Sequence[Tuning], tokens: TokenStatistics
+    config: Config,
+    module: SelectorModule,
+    profile: LatencyProfile,
+    tunings: Sequence[Tuning],
+    tokens: TokenStatistics,
+    run_id: str,
+    test: Timed | None = None,
 ) -> Selector:
-    """Write the directory, with a mode for every batch size and level."""
+    """Write the directory, with a mode for every batch size and level.
+
+    Args:
+        run_id: of the MLflow run.
+        test: texts on which the artefact must decide as the trained network does; None where none can be replayed.
+    """
+
+    def check(folder: Path) -> None:
+        if test is not None:
+            compare(load_selector(folder), module, test, tunings)
+
     middle = tunings[0].fixed.action
     facts: dict[str, Any] = {
         "pair": {"target": "of the log", "draft": profile.pair.partition(":")[2], "fingerprint": profile.pair},
-        "run_id": None,
+        "run_id": run_id,
         "metrics": {"evaluation": None},
         "provenance": provenance(config),
     }
     modes = [row for tuning in tunings for row in tuning.rows()]
     folder = config.folder / "selector"
-    return write_artefact(folder, module, profile, VERIFIER, middle, modes, facts, tokens=tokens)
+    return write_artefact(folder, module, profile, VERIFIER, middle, modes, facts, check, tokens=tokens)
 
 
-def check(selector: Selector, module: SelectorModule, test: Timed, tunings: Sequence[Tuning]) -> None:
+def compare(selector: Selector, module: SelectorModule, test: Timed, tunings: Sequence[Tuning]) -> None:
     """That the artefact decides as the trained network does, at some roots of every batch size and level.
 
     Raises:

@@ -38,24 +38,22 @@ class Tuning:
         fixed: the best fixed length, a mode in which nothing is decided.
         rule: the best rule "copy from a match of m on, else draft k".
         selector: by level, what is exported: the network's decisions where they are ahead of the rule, else the rule.
-        network: by level, the network's decisions.
         mean_efficiency: tokens per step of every chain.
-        joint: by level, the speed of the whole batch at which joint decisions charge time; 0 where the rule is as fast.
+        joint: by level, the speed of the whole batch at which joint decisions charge time; 0 where the rule is as fast,
+            or decides for a whole batch.
     """
 
     batch: int
     fixed: Mode
     rule: Mode
     selector: dict[str, Mode]
-    network: dict[str, Mode]
     mean_efficiency: list[float]
     joint: dict[str, float]
 
     def rows(self) -> Iterator[dict[str, object]]:
         """The modes as an artefact has them."""
         for level, mode in self.selector.items():
-            joint = self.joint[level] if mode.decides else 0.0
-            yield {**replace(mode, joint=joint).row(), "mean_efficiency": self.mean_efficiency}
+            yield {**replace(mode, joint=self.joint[level]).row(), "mean_efficiency": self.mean_efficiency}
 
 
 def predictions(module: SelectorModule, texts: Texts) -> Predictions:
@@ -76,19 +74,22 @@ def tune(train: Timed, validation: Timed, predicted: Predictions, profile: Laten
     rule = tuned_rule(train, fixed)
     base = static_replay(validation, fixed.action)
     by_rule = judged(validation, rule, replay_mode(validation, {}, rule), base)
-    network, selector = {}, {}
+    selector = {}
     for level, own in predicted.items():
         found = tuned(validation, {level: own}, fixed)
         # a few long texts make speeds uncertain, yet hardly their quotient on the same texts
         ahead = found.is_ahead_of(by_rule)
         chosen = found.mode if ahead else rule if by_rule.ratio.value > 1 else fixed
-        network[level], selector[level] = (replace(mode, level=level) for mode in (found.mode, chosen))
-    joint = _joint(validation, predicted, profile, rule) if batch > 1 else dict.fromkeys(predicted, 0.0)
-    return Tuning(batch, fixed, rule, selector, network, table.efficiencies().tolist(), joint)
+        selector[level] = replace(chosen, level=level)
+    deciding = {level: own for level, own in predicted.items() if batch > 1 and selector[level].decides}
+    joint = dict.fromkeys(predicted, 0.0) | _joint(validation, deciding, profile, rule)
+    return Tuning(batch, fixed, rule, selector, table.efficiencies().tolist(), joint)
 
 
 def _joint(validation: Timed, predicted: Predictions, profile: LatencyProfile, rule: Mode) -> dict[str, float]:
     """The speeds at which joint decisions of different requests charge time, where they are ahead of the rule."""
+    if not predicted:
+        return {}
     batches = MixedBatches(validation, profile, rule.batch)
     by_rule = batches.replay(decided(validation, {}, rule).action_R)
     found = {}
@@ -111,7 +112,7 @@ def untuned(module: SelectorModule, texts: Texts, profile: LatencyProfile, batch
     best = int(speeds.argmax())
     fixed = Mode(*texts.settings[0], module.space.trees[best], speed=float(speeds[best]), batch=batch)
     own = {level: replace(fixed, sees=(level,), level=level) for level in predicted}
-    return Tuning(batch, fixed, fixed, own, own, efficiency_A.tolist(), dict.fromkeys(predicted, 0.0))
+    return Tuning(batch, fixed, fixed, own, efficiency_A.tolist(), dict.fromkeys(predicted, 0.0))
 
 
 def monitored(validation: Timed, profile: LatencyProfile) -> list[tuple[Timed, Mode]]:

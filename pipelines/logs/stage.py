@@ -22,7 +22,7 @@ from pipelines.common.tracking import describe, mlflow_run
 from pipelines.config import Config
 from pipelines.latency.timings import profile_of, read_timings, remarks
 from pipelines.logs import report
-from pipelines.logs.artefact import check, decision_seconds, export
+from pipelines.logs.artefact import decision_seconds, export
 from pipelines.logs.judging import monitored, predictions, tune, untuned
 from pipelines.logs.lengths import accepted, fixed_lengths
 from pipelines.logs.rivals import rivals
@@ -69,7 +69,7 @@ def run(config: Config) -> None:
         stage.replace()
         logged = _labelled(config, splits, drafter, space)
         module = _trained(config, logged, profile, mlflow)
-        evaluation = {"logs": _evaluated(config, module, logged, profile)}
+        evaluation = {"logs": _evaluated(config, module, logged, profile, mlflow.active_run().info.run_id)}
         write_json(config.folder / "evaluation.json", evaluation)
         words = report.write(config, evaluation)
         mlflow.log_metrics(report.metrics(evaluation["logs"]))
@@ -199,7 +199,7 @@ def _trained(config: Config, logged: Logged, profile: LatencyProfile | None, mlf
 
 
 def _evaluated(
-    config: Config, module: SelectorModule, logged: Logged, profile: LatencyProfile | None
+    config: Config, module: SelectorModule, logged: Logged, profile: LatencyProfile | None, run_id: str
 ) -> dict[str, Any]:
     """What `evaluation.json` holds; writes the artefact on the way, where there are step times."""
     found: dict[str, Any] = {
@@ -218,7 +218,7 @@ def _evaluated(
     assert profile.batches is not None
     if not logged.is_dense:
         tunings = [untuned(module, logged.data["train"], profile, batch) for batch in profile.batches.sizes]
-        export(config, module, profile, tunings, logged.tokens)
+        export(config, module, profile, tunings, logged.tokens, run_id)
         return found
     timed = logged.timed(profile)
     with progress() as bar:
@@ -231,7 +231,6 @@ def _evaluated(
             found["by_batch"] += entries(timed["test"], predicted["test"], tuning, profile)
             train, test = (timed[name].on(profile.at_batch(batch)) for name in ("train", "test"))
             found["rivals"] += rival_rows(rivals(train, test), test, predicted["test"], tuning)
-    selector = export(config, module, profile, tunings, logged.tokens)
-    check(selector, module, timed["test"], tunings)
+    selector = export(config, module, profile, tunings, logged.tokens, run_id, timed["test"])
     found["decision_seconds"] = decision_seconds(selector, logged.texts["test"], config.sampling[0].build())
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from pipelines.latency.timings import profile_of, read_timings
 from pipelines.logs.texts import VERIFIER, Labeller, space_of
 from selector.actions import Lookup
 from selector.data import SPLITS, Timed, read_texts
+from selector.joint import Shapes, joint_choice, step_clock
+from selector.module import SelectorModule
 from selector.replay import replay_static
-from selector.runtime import Selector, load_selector
+from selector.runtime import Selector, Tuned, load_selector
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 from selector.tokens import TokenStatistics
 from tests.pipelines.runs import ROOT, espalier, outcome
@@ -116,6 +119,23 @@ def test_one_artefact_decides_for_every_batch_size_and_level(
         assert selector.select(features) == alone, "by the scalars `batch` and `temperature`"
         scores_A = selector.scores({SCALARS_KEY: features[SCALARS_KEY]})
         assert scores_A.shape == (len(selector.actions),)
+
+
+def test_joint_decisions_are_those_that_replay_takes_by_the_trained_network(
+    run: tuple[Path, str], selector: Selector
+) -> None:
+    module = SelectorModule.load_from_checkpoint(run[0] / "runs/small/training/best.ckpt", map_location="cpu").eval()
+    texts = read_logs([run[0] / "small.jsonl"])[:8]
+    data = Labeller("head", selector.space, GREEDY, selector.tokens).label(texts)
+    rows = [int(begin) + 7 for begin in data.size_X.cumsum(0) - data.size_X]
+    mode = selector.at(0.0, batch=8, level=DRAFTER).mode
+    for speed in (100.0, 400.0, 1600.0):
+        asked = Tuned(selector, replace(mode, sees=(DRAFTER,), rule=None, joint=speed, allowed=(0, 1)))
+        chosen = asked.select_jointly([{SCALARS_KEY: data.scalars_RF[row]} for row in rows])
+        prices = step_clock(selector.latency, 8).prices(float(data.length_R[rows].float().mean()), 8)
+        tokens_BA = module.scores(data)[rows].double().numpy()
+        expected = joint_choice(tokens_BA, Shapes.of(selector.actions), speed, *prices)
+        assert chosen == [selector.actions[a] for a in expected]
 
 
 @pytest.mark.parametrize("batch", [1, 32])
