@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from data_gen.drafting import draft_topology, draft_tree, draw_children
-from data_gen.models import CachedModel, ModelPair
-from data_gen.sampling import Sampling
-from data_gen.text_labels import TextLabeller, blocks
-from data_gen.texts import Text
+from data_gen.drafting.sampled import draft_topology, draft_tree, draw_children
+from data_gen.models.pair import CachedModel, ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.text_labels.labels import TextLabeller, blocks
+from data_gen.texts.written import Text
 from data_gen.trees import DraftTree, Topology
 from data_gen.verification import STYLED, VERIFIERS, TopDown, acceptance, get_verifier, optimal_acceptance
 from data_gen.verification.acceptance import CLOSED_FORMS

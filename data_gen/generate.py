@@ -22,14 +22,14 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.utils import ModelOutput
 
-from data_gen.decoding import Chooser, Decoder, Fixed
-from data_gen.models import ModelPair
-from data_gen.sampling import Sampling
-from data_gen.self_check import check_model
+from data_gen.decoding.decoder import Chooser, Decoder, Fixed
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.models.self_check import check_model
+from data_gen.models.vocabulary import scored, widened
 from data_gen.verification import get_verifier
-from data_gen.vocabulary import scored, widened
 from selector.actions import Action, ActionSpace, Choice, choice_of
-from selector.runtime import Selector, load_selector
+from selector.runtime.selector import Selector, load_selector
 from selector.schema import PAIR, InputError
 
 PADDING = 1.01  # tables of one vocabulary differ by less than this in their padding

@@ -34,13 +34,13 @@ column per token of the vocabulary.
 Four walks through it:
 
 - *A trace row, from decoding to a training tensor*: `pipelines/data/stage.py`, `pipelines/data/shards.py` (the row of a
-  text), `data_gen/texts.py` (the text, and both models' rows along it), `data_gen/features.py`,
-  `data_gen/text_labels.py` (with `branch_walks.py` and `verification/`), `data_gen/traces.py` (Parquet); then
-  `selector/data.py` and `selector/module.py`.
-- *A decision, from export to engine*: `pipelines/export/artefact.py`, `selector/export.py` (the artefact); in the
-  engine `selector/runtime.py` and `selector/decision.py`.
-- *From a log to a decision*: `pipelines/logs/stage.py`, `data_gen/logs.py` (the file), `pipelines/logs/texts.py` and
-  `data_gen/histories/text.py` (features), `pipelines/logs/judging.py` (prices), `selector/mixed.py` (batches).
+  text), `data_gen/texts/written.py` (the text, and both models' rows along it), `data_gen/features/root.py`,
+  `data_gen/text_labels/labels.py` (with `branch_walks.py` and `verification/`), `data_gen/traces.py` (Parquet); then
+  `selector/train/data.py` and `selector/train/module.py`.
+- *A decision, from export to engine*: `pipelines/export/packaging.py`, `selector/export/write.py` (the artefact); in
+  the engine `selector/runtime/selector.py` and `selector/decision.py`.
+- *From a log to a decision*: `pipelines/logs/stage.py`, `data_gen/texts/logs.py` (the file), `pipelines/logs/texts.py`
+  and `data_gen/features/text.py` (features), `pipelines/logs/judging.py` (prices), `selector/train/mixed.py` (batches).
 - *The law of a verifier*: `data_gen/verification/base.py` (`law`, and the walk over the tree), the file of the
   verifier, and `data_gen/verification/profile.py` (arithmetic on rows).
 """

@@ -1,4 +1,4 @@
 """The contract and the learner. Knows nothing of language models.
 
-`selector.runtime` needs torch, NumPy and Numba, `selector.plain` NumPy alone.
+`selector.runtime.selector` needs torch, NumPy and Numba, `selector.plain` NumPy alone.
 """

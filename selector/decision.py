@@ -62,7 +62,7 @@ class Mode:
         level: what an engine must know of the text for this mode, of the levels of a log's selector; "" for a pair's,
             which has one mode for whatever is known.
         joint: the speed of the whole batch, in tokens per second, at which decisions for different requests charge time
-            when they are made together (`selector.mixed`); 0 where they are not.
+            when they are made together (`selector.train.mixed`); 0 where they are not.
     """
 
     temperature: float

@@ -1,7 +1,7 @@
 """The decision in NumPy, for engines without torch: one file that reads an artefact directory.
 
 It does what `selector.pt` does, from `model.safetensors` (the network's weights and the tables that it decides with)
-and `config.json`. Where torch is at hand `selector.runtime` is faster.
+and `config.json`. Where torch is at hand `selector.runtime.selector` is faster.
 
 Legend: B roots, F scalars, D hidden width, S sampling settings, L context lengths, A actions, H outputs of the network.
 """
@@ -97,7 +97,7 @@ class PlainSelector:
             raise ValueError("features: a number is not finite")
 
     def _network(self, scalars_BF: Array, hidden: list[Array], passed_B1: Array) -> Array:
-        """`selector.network.RootNetwork`."""
+        """`selector.train.network.RootNetwork`."""
         find, body = self._tensors, "network.body." if self._regressor else "network."
         mean_F, scale_F, count_F = (find[body + name] for name in ("mean_F", "scale_F", "count_F"))
         scaled_BF = np.zeros((len(scalars_BF), len(mean_F)), np.float32)

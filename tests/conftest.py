@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from data_gen.models import ModelPair
+from data_gen.models.pair import ModelPair
 from pipelines.pair.language_model import train_tokenizer
 
 VOCABULARY = 300

@@ -61,8 +61,8 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     [
         ("selector", ("data_gen", "pipelines")),
         ("data_gen", ("pipelines",)),
-        ("pipelines.common", tuple(f"pipelines.{r}" for r in ("pair", "latency", "data", "train", "evaluate"))),
-        ("pipelines.config", ("pipelines.common", "pipelines.data", "pipelines.train", "pipelines.evaluate")),
+        ("pipelines.run", tuple(f"pipelines.{r}" for r in ("pair", "latency", "data", "train", "evaluate"))),
+        ("pipelines.config", ("pipelines.run", "pipelines.data", "pipelines.train", "pipelines.evaluate")),
     ],
 )
 def test_rooms_do_not_know_the_rooms_above_them(room: str, never: tuple[str, ...]) -> None:

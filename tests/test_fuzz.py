@@ -16,16 +16,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_gen.models import ModelPair
-from data_gen.prompts import read_prompts
-from data_gen.texts import read_log
-from pipelines.common.stage import read_record, record_path
+from data_gen.models.pair import ModelPair
+from data_gen.texts.prompts import read_prompts
+from data_gen.texts.written import read_log
 from pipelines.config import Config, load_config
 from pipelines.config.reference import known_keys
+from pipelines.run import read_record, record_path
 from selector.actions import Action
-from selector.artefact import CHECKSUMS, checked
 from selector.latency import LatencyProfile
-from selector.runtime import load_selector
+from selector.runtime.artefact import CHECKSUMS, checked
+from selector.runtime.selector import load_selector
 from selector.schema import SCALAR_NAMES, SCALARS_KEY, InputError, read_manifest, sha256
 from tests.selector.exported import export
 from tests.selector.synthetic import profile

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from data_gen.slots import ABSENT, Layout, Merged
+from data_gen.drafting.slots import ABSENT, Layout, Merged
 from data_gen.verification.base import BottomUp, TopDown, Verifier
 from data_gen.verification.lifted_uniform import LiftedUniform
 from data_gen.verification.naive_tree import NaiveTree

@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from pipelines.config.reference import known_keys
-from pipelines.config.run import Config
+from pipelines.config.whole import Config
 from selector.schema import InputError
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pipelines.config.run import Config
+from pipelines.config.whole import Config
 
 READS = {  # sections that a stage reads, beside the keys of the run itself
     "pair": ("pair", "prompts"),

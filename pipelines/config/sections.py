@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from data_gen.prompt_sets import SETS
-from data_gen.prompts import Form
-from data_gen.sampling import Sampling
+from data_gen.models.sampling import Sampling
+from data_gen.texts.prompt_sets import SETS
+from data_gen.texts.prompts import Form
 from selector.actions import Action, ActionSpace
 
 

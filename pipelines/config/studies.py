@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
-from data_gen.text_labels import labelled_verifier
+from data_gen.text_labels.labels import labelled_verifier
 from data_gen.verification import STYLES, VERIFIERS, get_verifier
 from pipelines.config.sections import ActionField, SamplingSetting, Section, distinct, in_space
 

@@ -11,8 +11,8 @@ import torch
 
 from pipelines.config import Config
 from selector.actions import ActionSpace
-from selector.replay import outcomes
 from selector.schema import read_manifest, survival_column
+from selector.train.replay import outcomes
 
 
 def realised(config: Config) -> list[dict[str, Any]]:

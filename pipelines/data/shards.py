@@ -16,14 +16,14 @@ import pyarrow as pa
 import torch
 
 from data_gen import traces
-from data_gen.decoding import Decoder, Random
-from data_gen.features import TextKnowledge
-from data_gen.memory import halving
-from data_gen.models import ModelPair
-from data_gen.prompts import Prompt, split_of
-from data_gen.sampling import Sampling
-from data_gen.text_labels import TextLabeller
-from data_gen.texts import (
+from data_gen.decoding.decoder import Decoder, Random
+from data_gen.features.root import TextKnowledge
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.text_labels.labels import TextLabeller
+from data_gen.texts.halving import halving
+from data_gen.texts.prompts import Prompt, split_of
+from data_gen.texts.written import (
     ImpossibleToken,
     LoggedText,
     Plausibility,
@@ -36,11 +36,11 @@ from data_gen.texts import (
     written_by_target,
 )
 from data_gen.verification import get_verifier
-from pipelines.common.prompts import encode, prompts_of, prompts_path
 from pipelines.config import Config
+from pipelines.pair.encoding import encode, prompts_of, prompts_path
 from selector.actions import ActionSpace
-from selector.data import SPLITS
 from selector.schema import FULL, HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_column
+from selector.train.data import SPLITS
 
 DEPTH = ActionSpace.default().depth
 BEYOND = DEPTH - 1  # tokens that follow the labelled ones: the last prompt token is a root, too

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from data_gen import traces
-from data_gen.latency import device_name
+from data_gen.timing import device_name
 from pipelines.config import Config
 from pipelines.data.shards import BEYOND, split_counts
 from pipelines.pair.loading import hidden_widths
-from selector.runtime import LatencyProfile
+from selector.runtime.selector import LatencyProfile
 from selector.schema import FULL, InputError
 
 COSTS = {"written": "token", "decoded": "decoded", "labelled": "root"}  # parts, and their price in a latency profile

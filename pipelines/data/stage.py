@@ -11,24 +11,25 @@ import psutil
 import torch
 
 from data_gen import traces
-from data_gen.texts import Plausibility
-from pipelines.common.console import progress
-from pipelines.common.stage import Stage
-from pipelines.common.tracking import describe, mlflow_run
+from data_gen.texts.written import Plausibility
 from pipelines.config import Config
-from pipelines.data import memory, workers
+from pipelines.data import workers
 from pipelines.data.realised import realised
 from pipelines.data.shards import PARTS, Shard, shards
 from pipelines.data.sizes import duration, passes_line, predicted_seconds, size_line
 from pipelines.data.traces import depends
 from pipelines.pair.loading import load_pair
+from pipelines.run import Stage, progress
+from pipelines.tracking import describe, mlflow_run
 
 COSTS = {"written": "token", "decoded": "decoded", "labelled": "root"}  # parts, and their price in a latency profile
 
+MEMORY = "memory: a pass that does not fit is done again with half as many rows; data.texts_at_once sets the first size"
+
 
 def plan(config: Config) -> list[str]:
-    """Texts, bytes, passes, memory and time; InputError where the memory is not there."""
-    lines = [size_line(config)] if config.data.log else [size_line(config), passes_line(config), memory.line(config)]
+    """Texts, bytes, passes and time."""
+    lines = [size_line(config)] if config.data.log else [size_line(config), passes_line(config), MEMORY]
     predicted = predicted_seconds(config)
     if predicted is None:
         lines.append("no latency profile with this machine's times of labelling: run the latency stage for the hours")

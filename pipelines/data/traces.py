@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from data_gen.latency import device_name
+from data_gen.timing import device_name
 from data_gen.traces import differences, versions
-from pipelines.common.prompts import prompts_depend
-from pipelines.common.stage import verify
 from pipelines.config import Config
-from selector.data import SPLITS, Setting, Texts, Timed, read_texts
-from selector.runtime import LatencyProfile
+from pipelines.pair.encoding import prompts_depend
+from pipelines.run import verify
+from selector.runtime.selector import LatencyProfile
 from selector.schema import InputError, read_manifest, sha256
+from selector.train.data import SPLITS, Setting, Texts, Timed, read_texts
 
 
 def depends(config: Config, pair: str) -> dict[str, Any]:

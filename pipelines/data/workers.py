@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from data_gen.models import ModelPair
+from data_gen.models.pair import ModelPair
 from pipelines.config import Config
 from pipelines.data.shards import Shard, Work, make_shard
 from pipelines.pair.loading import load_pair

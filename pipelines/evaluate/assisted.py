@@ -12,8 +12,8 @@ import torch
 from transformers import GenerationConfig
 from transformers.utils import logging
 
-from data_gen.models import ModelPair, without_own_settings
-from data_gen.sampling import Sampling
+from data_gen.models.pair import ModelPair, without_own_settings
+from data_gen.models.sampling import Sampling
 
 
 @dataclass(frozen=True)

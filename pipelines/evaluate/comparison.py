@@ -13,9 +13,7 @@ import numpy as np
 from rich.table import Table
 from scipy import stats
 
-from data_gen.sampling import Sampling
-from pipelines.common.console import console
-from pipelines.common.statistics import interval, source_weights, sums_by_source
+from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.evaluate.findings import headline
 from pipelines.evaluate.methods import (
@@ -31,7 +29,9 @@ from pipelines.evaluate.methods import (
     SELECTOR,
     WALL,
 )
-from selector.replay import Ratio
+from pipelines.run import console
+from pipelines.statistics import interval, source_weights, sums_by_source
+from selector.train.replay import Ratio
 
 # figures of the summary, and the methods that the selector's speed is divided by
 FIGURES = {

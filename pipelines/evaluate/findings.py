@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from data_gen.sampling import Sampling
-from selector.replay import Ratio
+from data_gen.models.sampling import Sampling
+from selector.train.replay import Ratio
 
 
 def headline(evaluation: dict[str, Any]) -> str:

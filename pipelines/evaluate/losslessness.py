@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from data_gen.decoding import Decoder, Fixed
-from data_gen.models import ModelPair, without_own_settings
-from data_gen.prompts import Prompt
-from data_gen.sampling import Sampling
+from data_gen.decoding.decoder import Decoder, Fixed
+from data_gen.models.pair import ModelPair, without_own_settings
+from data_gen.models.sampling import Sampling
+from data_gen.texts.prompts import Prompt
 from data_gen.verification import get_verifier
-from pipelines.common.prompts import encode
 from pipelines.config import Config
+from pipelines.pair.encoding import encode
 from selector.actions import Action
 from selector.schema import InputError
 

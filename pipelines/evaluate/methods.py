@@ -14,20 +14,20 @@ from typing import Any
 
 import torch
 
-from data_gen.decoding import Chooser, Decoder, Features, Fixed
-from data_gen.models import ModelPair
-from data_gen.sampling import Sampling
+from data_gen.decoding.decoder import Chooser, Decoder, Features, Fixed
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
 from pipelines.evaluate.assisted import Assistant
 from selector.actions import EMPTY, Action, ActionSpace, Choice
-from selector.data import Texts, Timed
 from selector.decision import Mode
-from selector.module import SelectorModule
-from selector.replay import Replayed
-from selector.rules import AcceptanceRule
-from selector.runtime import LatencyProfile, Tuned
+from selector.runtime.selector import LatencyProfile, Tuned
 from selector.schema import MATCH
-from selector.tuning import StaticTable, replay_mode, static_replay
+from selector.train.data import Texts, Timed
+from selector.train.module import SelectorModule
+from selector.train.replay import Replayed
+from selector.train.rules import AcceptanceRule
+from selector.train.tuning import StaticTable, replay_mode, static_replay
 
 WALL, SYNTHETIC = "wall", "gpu_like"  # further clocks are named after the profile: gpu_like_1/20
 AUTOREGRESSIVE, SELECTOR, STATIC = "autoregressive", "selector", "static"

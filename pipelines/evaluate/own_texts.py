@@ -19,19 +19,19 @@ from typing import Any, NamedTuple
 import pyarrow.compute as pc
 import torch
 
-from data_gen.models import ModelPair
-from data_gen.prompts import Prompt
-from data_gen.sampling import Sampling
-from data_gen.texts import LoggedText
-from pipelines.common.console import console
-from pipelines.common.prompts import encode
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.texts.prompts import Prompt
+from data_gen.texts.written import LoggedText
 from pipelines.config import Config
 from pipelines.data.shards import Work, make_shard
 from pipelines.evaluate.methods import BEST_STATIC, COPYING, Method, Selecting
-from selector.data import Setting, to_texts
-from selector.replay import Ratio, jackknifed
-from selector.runtime import LatencyProfile
+from pipelines.pair.encoding import encode
+from pipelines.run import console
+from selector.runtime.selector import LatencyProfile
 from selector.schema import LIGHT, InputError
+from selector.train.data import Setting, to_texts
+from selector.train.replay import Ratio, jackknifed
 
 Rows = list[dict[str, Any]]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from data_gen.models import ModelPair
+from data_gen.models.pair import ModelPair
 from pipelines.config import Config
 from pipelines.data.traces import settings_of
 from pipelines.evaluate.methods import (
@@ -23,12 +23,12 @@ from pipelines.evaluate.methods import (
 )
 from pipelines.train.judging import judge, statics
 from pipelines.train.result import load_module
-from selector.data import Setting, Texts
-from selector.potential import LONG_REPEAT
-from selector.replay import ratio_of_speeds
-from selector.runtime import LatencyProfile, gpu_like
+from selector.runtime.selector import LatencyProfile, gpu_like
 from selector.schema import SCALAR_NAMES
-from selector.tuning import sources
+from selector.train.data import Setting, Texts
+from selector.train.potential import LONG_REPEAT
+from selector.train.replay import ratio_of_speeds
+from selector.train.tuning import sources
 
 OFTEN = 0.25  # share of a text's positions inside a long repeat that makes it one of the texts with repeats
 

@@ -12,15 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from data_gen.models import ModelPair
-from data_gen.prompts import Prompt, take_evenly
-from data_gen.texts import seed_of
-from pipelines.common.console import progress
-from pipelines.common.files import read_json, write_json
-from pipelines.common.journal import Journal
-from pipelines.common.prompts import encode, prompts_depend, prompts_of
-from pipelines.common.stage import Stage
-from pipelines.common.tracking import describe, mlflow_run
+from data_gen.models.pair import ModelPair
+from data_gen.texts.prompts import Prompt, take_evenly
+from data_gen.texts.written import seed_of
 from pipelines.config import Config, SamplingSetting
 from pipelines.data.traces import load_traces, settings_of, timed
 from pipelines.evaluate import comparison, findings, losslessness
@@ -47,15 +41,18 @@ from pipelines.evaluate.methods import (
 from pipelines.evaluate.own_texts import own_texts
 from pipelines.evaluate.replays import repeats, replays, synthetic_clocks, synthetic_methods, synthetic_summary
 from pipelines.evaluate.strips import strips
-from pipelines.export.artefact import build
+from pipelines.export.packaging import build
 from pipelines.latency.profile import load_profile
+from pipelines.pair.encoding import encode, prompts_depend, prompts_of
 from pipelines.pair.loading import load_pair
+from pipelines.run import Journal, Stage, progress, read_json, write_json
+from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import chosen_of, decision_digest, load_module, load_result
-from selector.data import Setting, Texts
 from selector.decision import Mode
-from selector.rules import AcceptanceRule
-from selector.runtime import LatencyProfile, Selector
-from selector.tuning import tuned_rule
+from selector.runtime.selector import LatencyProfile, Selector
+from selector.train.data import Setting, Texts
+from selector.train.rules import AcceptanceRule
+from selector.train.tuning import tuned_rule
 
 FORMAT = 7  # of `evaluation.json`
 GREEDY_PROMPTS = 20

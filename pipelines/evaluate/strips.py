@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from data_gen.decoding import Decoder
-from data_gen.models import ModelPair
-from data_gen.prompts import Prompt
+from data_gen.decoding.decoder import Decoder
+from data_gen.models.pair import ModelPair
+from data_gen.texts.prompts import Prompt
 from data_gen.verification import get_verifier
-from pipelines.common.prompts import encode
 from pipelines.config import Config
 from pipelines.evaluate.methods import SELECTOR, Method, Selecting
+from pipelines.pair.encoding import encode
 from selector.actions import EMPTY, Choice, Lookup
-from selector.data import Setting
+from selector.train.data import Setting
 
 
 def strips(

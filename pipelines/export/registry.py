@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.common.stage import Stage
-from selector.runtime import Selector
+from pipelines.run import Stage
+from selector.runtime.selector import Selector
 
 ALREADY = "RESOURCE_ALREADY_EXISTS"
 

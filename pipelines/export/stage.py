@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.common.files import read_json
-from pipelines.common.stage import Stage, require
-from pipelines.common.tracking import describe, mlflow_run
 from pipelines.config import Config
 from pipelines.data.traces import load_traces
-from pipelines.engines import tables
 from pipelines.export import hub
-from pipelines.export.artefact import build
+from pipelines.export.engines import schedules
+from pipelines.export.packaging import build
 from pipelines.export.registry import register
 from pipelines.latency.profile import load_profile
+from pipelines.run import Stage, read_json, require
+from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import decision_digest, load_result
 from selector.schema import sha256
 
@@ -28,7 +27,7 @@ def plan(config: Config) -> list[str]:
 
 def run(config: Config) -> None:
     if config.export.engine is not None:
-        tables.run(config, config.export.engine)
+        schedules.run(config, config.export.engine)
         if not (config.folder / "training" / "result.json").exists():
             return  # an engine's table needs labels alone
     folder = config.folder / "selector"

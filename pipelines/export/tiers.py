@@ -17,17 +17,17 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from data_gen.sampling import Sampling
-from pipelines.common.console import console
+from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.data.traces import timed
+from pipelines.run import console
 from selector.actions import Lookup, choice_of
-from selector.data import Texts, Timed
 from selector.decision import Mode, net_tokens
-from selector.module import SelectorModule
-from selector.replay import Ratio, Replayed, ratio_of_speeds
-from selector.runtime import LatencyProfile
-from selector.tuning import (
+from selector.runtime.selector import LatencyProfile
+from selector.train.data import Texts, Timed
+from selector.train.module import SelectorModule
+from selector.train.replay import Ratio, Replayed, ratio_of_speeds
+from selector.train.tuning import (
     Judged,
     Opinions,
     StaticTable,

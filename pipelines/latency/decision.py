@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from data_gen.decoding import Decoder, Features
-from data_gen.latency import usual
-from data_gen.models import ModelPair
-from data_gen.sampling import Sampling
+from data_gen.decoding.decoder import Decoder, Features
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.timing import usual
 from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.pair.loading import hidden_widths
 from selector.actions import Action, ActionSpace, Choice
 from selector.decision import Mode
-from selector.deployed import deployed
-from selector.module import SelectorModule
-from selector.runtime import LatencyProfile, Selector, Tuned
+from selector.export.deployed import deployed
+from selector.runtime.selector import LatencyProfile, Selector, Tuned
 from selector.schema import FULL, HIDDEN_STATES, LIGHT, SCALARS, InputError
+from selector.train.module import SelectorModule
 
 
 class _Timed:

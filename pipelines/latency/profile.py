@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_gen.latency import device_name
-from data_gen.models import ModelPair
-from pipelines.common.stage import verify
+from data_gen.models.pair import ModelPair
+from data_gen.timing import device_name
 from pipelines.config import Config
-from selector.runtime import LatencyProfile
+from pipelines.run import verify
+from selector.runtime.selector import LatencyProfile
 from selector.schema import InputError
 
 

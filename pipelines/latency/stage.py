@@ -7,24 +7,22 @@ from typing import Any
 
 from rich.table import Table as RichTable
 
-from data_gen import latency
-from data_gen.checkpoints import RANDOM
-from data_gen.decoding import Step
-from data_gen.models import ModelPair
-from data_gen.prompts import Prompt
-from pipelines.common.console import console, progress
-from pipelines.common.files import write_json
-from pipelines.common.prompts import encode, prompts_depend, prompts_of
-from pipelines.common.stage import Stage
-from pipelines.common.tracking import describe, mlflow_run
+from data_gen import timing
+from data_gen.decoding.decoder import Step
+from data_gen.models.checkpoints import RANDOM
+from data_gen.models.pair import ModelPair
+from data_gen.texts.prompts import Prompt
 from pipelines.config import Config
 from pipelines.data.shards import PARTS, Work, make_shard
 from pipelines.latency import timings
 from pipelines.latency.decision import decision_seconds
 from pipelines.latency.profile import profile_path
+from pipelines.pair.encoding import encode, prompts_depend, prompts_of
 from pipelines.pair.loading import load_pair
+from pipelines.run import Stage, console, progress, write_json
+from pipelines.tracking import describe, mlflow_run
 from selector.actions import Action, Choice, choice_of
-from selector.runtime import LatencyProfile
+from selector.runtime.selector import LatencyProfile
 from selector.schema import FEATURES, InputError
 
 FITTED: list[tuple[int, ...]] = [  # trees, and lookups of one number
@@ -57,7 +55,7 @@ def run(config: Config) -> None:
         if reads_only(config):
             return
     pair = load_pair(config, shapes=True)
-    device = latency.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
+    device = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
     depends = {
         "format": FORMAT,
         "device": device,
@@ -73,24 +71,24 @@ def run(config: Config) -> None:
     stage = Stage("latency", config, depends, (profile_path(config),))
     if not stage.begin():
         return
-    grid = latency.Grid(config.latency.lengths, config.latency.widths, config.latency.nodes, config.latency.repeats)
+    grid = timing.Grid(config.latency.lengths, config.latency.widths, config.latency.nodes, config.latency.repeats)
     texts = prompts_of(config, pair, "train", config.latency.prompts)
     prompts = [encode(config, pair, text) for text in texts]
     with mlflow_run(config, "latency") as mlflow, progress() as bar:
         task = bar.add_task("timing passes", total=grid.repeats, note="")
-        profile = latency.measure(pair, grid, config.verifiers, device, lambda: bar.advance(task))
+        profile = timing.measure(pair, grid, config.verifiers, device, lambda: bar.advance(task))
         profile = replace(profile, decide=dict.fromkeys(FEATURES, 0.0))
         decide = {
             sees: decision_seconds(config, pair, profile, config.train.verifier, sees, prompts[0]) for sees in FEATURES
         }
         profile = replace(profile, decide=decide, labelling=labelling_seconds(config, pair, texts))
         actions = [choice_of(shape) for shape in FITTED + CHECKED]
-        steps = latency.real_steps(pair, config.verifiers, actions, prompts, REAL_STEPS, config.data.tokens)
+        steps = timing.real_steps(pair, config.verifiers, actions, prompts, REAL_STEPS, config.data.tokens)
         if any(
             (name, action) not in steps for name in config.verifiers for action in actions if isinstance(action, Action)
         ):
             raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
-        profile = latency.fitted(profile, {key: taken for key, taken in steps.items() if key[1] in FITTED})
+        profile = timing.fitted(profile, {key: taken for key, taken in steps.items() if key[1] in FITTED})
         rows = check(profile, config.train.verifier, {key: taken for key, taken in steps.items() if key[1] in CHECKED})
         stage.replace()
         write_json(profile_path(config), {**profile.to_json(), "check": rows})
@@ -108,7 +106,7 @@ def check(profile: LatencyProfile, verifier: str, steps: dict[tuple[str, Choice]
     for (name, action), taken in steps.items():
         if name != verifier:
             continue
-        predicted, measured = latency.times(profile, name, action, taken)
+        predicted, measured = timing.times(profile, name, action, taken)
         ratio = predicted / measured
         row = {"action": str(action), "predicted": predicted, "measured": measured, "ratio": ratio, "steps": len(taken)}
         rows.append(row)

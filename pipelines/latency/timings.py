@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pipelines.common.files import write_json
-from pipelines.common.stage import Stage
 from pipelines.config import Config
 from pipelines.pair.loading import load_pair
-from selector.runtime import LatencyProfile
+from pipelines.run import Stage, write_json
+from selector.runtime.selector import LatencyProfile
 from selector.schema import LEVELS, InputError, sha256
 from selector.tables import FREE, Batches, Table, along
 

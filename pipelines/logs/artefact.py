@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from data_gen.features import DrafterKnowledge
-from data_gen.logs import LoggedText
-from data_gen.sampling import Sampling
-from pipelines.common.stage import provenance
+from data_gen.features.root import DrafterKnowledge
+from data_gen.models.sampling import Sampling
+from data_gen.texts.logs import LoggedText
 from pipelines.config import Config
 from pipelines.logs.judging import Tuning
 from pipelines.logs.texts import VERIFIER
-from selector.data import Timed
-from selector.export import write_artefact
+from pipelines.run import provenance
+from selector.export.write import write_artefact
 from selector.latency import LatencyProfile
-from selector.module import SelectorModule
-from selector.runtime import Selector, load_selector
+from selector.runtime.selector import Selector, load_selector
+from selector.runtime.tokens import TokenStatistics
 from selector.schema import BATCH_AT, LOG, SCALARS_KEY, InputError
-from selector.tokens import TokenStatistics
-from selector.tuning import decided
+from selector.train.data import Timed
+from selector.train.module import SelectorModule
+from selector.train.tuning import decided
 
 TRIED = 2000  # decisions that are timed
 AT = 8000  # tokens of context at which they are

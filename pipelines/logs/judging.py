@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from pipelines.logs.texts import VERIFIER
-from selector.data import Texts, Timed
 from selector.decision import Mode
 from selector.latency import LatencyProfile
-from selector.mixed import MixedBatches
-from selector.module import SelectorModule
 from selector.schema import LOG
-from selector.tuning import (
+from selector.train.data import Texts, Timed
+from selector.train.mixed import MixedBatches
+from selector.train.module import SelectorModule
+from selector.train.tuning import (
     TIE,
     StaticTable,
     best_static,

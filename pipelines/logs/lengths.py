@@ -8,9 +8,9 @@ import torch
 
 from pipelines.logs.texts import VERIFIER
 from selector.actions import ActionSpace
-from selector.data import Texts
-from selector.module import SelectorModule
-from selector.replay import replay
+from selector.train.data import Texts
+from selector.train.module import SelectorModule
+from selector.train.replay import replay
 
 LENGTH = 8  # tokens of the chain whose predictions are compared with what was accepted
 SPLITS = ("train", "test")  # the gap between them is what is new in held-out texts

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pipelines.common.page import STYLE, folded, listed, note, table
-from pipelines.common.stage import provenance
 from pipelines.config import Config
+from pipelines.report.page import STYLE, folded, listed, note, table
+from pipelines.run import provenance
 from selector.files import atomically
-from selector.replay import Ratio
 from selector.schema import DRAFTER, TEXT
+from selector.train.replay import Ratio
 
 Figures = dict[str, Any]
 LEVELS = {TEXT: "token ids alone", DRAFTER: "with the drafter's hits"}

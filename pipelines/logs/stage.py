@@ -12,13 +12,9 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from data_gen.logs import LoggedText, distinct, drafter_of, foreign, read_logs
-from data_gen.trace_logs import read_trace_log
+from data_gen.texts.logs import LoggedText, distinct, drafter_of, foreign, read_logs
+from data_gen.texts.trace_logs import read_trace_log
 from data_gen.traces import versions
-from pipelines.common.console import console, progress
-from pipelines.common.files import write_json
-from pipelines.common.stage import Stage
-from pipelines.common.tracking import describe, mlflow_run
 from pipelines.config import Config
 from pipelines.latency.timings import profile_of, read_timings, remarks
 from pipelines.logs import report
@@ -28,14 +24,16 @@ from pipelines.logs.lengths import accepted, fixed_lengths
 from pipelines.logs.rivals import rivals
 from pipelines.logs.table import entries, rival_rows
 from pipelines.logs.texts import VERIFIER, Labeller, space_of, split
+from pipelines.run import Stage, console, progress, write_json
+from pipelines.tracking import describe, mlflow_run
 from pipelines.train.fitting import fit
 from selector.actions import ActionSpace
-from selector.data import SPLITS, Texts, Timed
 from selector.files import atomically
 from selector.latency import LatencyProfile
-from selector.module import RootsModule, SelectorModule
+from selector.runtime.tokens import TokenStatistics
 from selector.schema import LOG, InputError, sha256
-from selector.tokens import TokenStatistics
+from selector.train.data import SPLITS, Texts, Timed
+from selector.train.module import RootsModule, SelectorModule
 
 LOGS_VERSION = 1  # bump it when the same logs give other figures
 SQUARED = 0.03  # weight of the squared error: lookups of 20 tokens would else outweigh all that is said of drafts

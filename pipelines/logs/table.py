@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from pipelines.logs.judging import Predictions, Tuning
-from selector.data import Timed
 from selector.decision import Mode
 from selector.latency import LatencyProfile
-from selector.mixed import MixedBatches, MixedReplay
-from selector.replay import Ratio, Replayed, fastest_possible, ratio_of_speeds
 from selector.schema import LOG
-from selector.tuning import decided, replay_mode, sources, static_replay
+from selector.train.data import Timed
+from selector.train.mixed import MixedBatches, MixedReplay
+from selector.train.replay import Ratio, Replayed, fastest_possible, ratio_of_speeds
+from selector.train.tuning import decided, replay_mode, sources, static_replay
 
 Figures = dict[str, Any]
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from data_gen.features import DrafterKnowledge, foretold
-from data_gen.logs import LoggedText
-from data_gen.prompts import Prompt, split_of
-from data_gen.sampling import Sampling
+from data_gen.features.root import DrafterKnowledge, foretold
+from data_gen.models.sampling import Sampling
+from data_gen.texts.logs import LoggedText
+from data_gen.texts.prompts import Prompt, split_of
 from selector.actions import ActionSpace
-from selector.data import SPLITS, Texts
+from selector.runtime.tokens import TokenStatistics
 from selector.schema import HIT_KEY, KEYS, LOG, LONGEST_COUNTED, TEXT_SCALARS, TOKEN_SCALARS, InputError
-from selector.tokens import TokenStatistics
+from selector.train.data import SPLITS, Texts
 
 VERIFIER = "naive"  # on a chain at temperature 0 all verifiers are one
 

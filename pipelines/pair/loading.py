@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from data_gen.checkpoints import hidden_width
-from data_gen.models import ROLES, ModelPair
-from data_gen.self_check import check_model
-from pipelines.common.stage import require
+from data_gen.models.checkpoints import hidden_width
+from data_gen.models.pair import ROLES, ModelPair
+from data_gen.models.self_check import check_model
 from pipelines.config import Config
+from pipelines.run import require
 from selector.actions import ActionSpace
 from selector.schema import InputError
 

@@ -8,13 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from data_gen.prompt_sets import SETS, read_set
-from data_gen.prompts import Prompt, take_evenly, write_prompts
-from pipelines.common.prompts import all_prompts
-from pipelines.common.stage import Stage
+from data_gen.texts.prompt_sets import SETS, read_set
+from data_gen.texts.prompts import Prompt, take_evenly, write_prompts
 from pipelines.config import Config
 from pipelines.pair import corpus, tasks
+from pipelines.pair.encoding import all_prompts
 from pipelines.pair.loading import tokenizer_of
+from pipelines.run import Stage
 from selector.files import atomically
 from selector.schema import InputError, sha256
 

@@ -11,13 +11,11 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pipelines.common.console import console, progress
-from pipelines.common.files import write_json
-from pipelines.common.stage import Stage
-from pipelines.common.tracking import describe, mlflow_run
 from pipelines.config import Config, EmbeddedModel
 from pipelines.pair import corpus, language_model, prompts, tasks
 from pipelines.pair.loading import depends, load_pair, tokenizer_of
+from pipelines.run import Stage, console, progress, write_json
+from pipelines.tracking import describe, mlflow_run
 from selector.files import atomically
 
 

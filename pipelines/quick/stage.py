@@ -1,6 +1,6 @@
 """Stage `quick`: does speculation pay on this machine, with which verifier and which tree? Two minutes, no training.
 
-A coarse latency profile, and some texts of the target's, labelled along their whole length. Replay (`selector.replay`)
+A coarse latency profile, and some texts of the target's, labelled along their whole length. Replay
 then says how fast every static tree would have written them: tokens over seconds, sums over sums. The winner among
 thousands of candidates is chosen on one half of the texts and judged on the other.
 
@@ -19,25 +19,25 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from data_gen import latency
-from data_gen.models import ModelPair
+from data_gen import timing
+from data_gen.models.pair import ModelPair
 from data_gen.verification import get_verifier
 from data_gen.verification.one_path import FirstPath
-from pipelines.common.console import console, progress
-from pipelines.common.prompts import encode, prompts_of
-from pipelines.common.tracking import describe, mlflow_run
 from pipelines.config import Config
 from pipelines.data.shards import Work, make_shard
 from pipelines.latency.decision import decision_seconds
+from pipelines.pair.encoding import encode, prompts_of
 from pipelines.pair.loading import load_pair
 from pipelines.quick.shapes import assumed
 from pipelines.quick.texts import texts_of
+from pipelines.run import console, progress
+from pipelines.tracking import describe, mlflow_run
 from pipelines.train.potential import halves, potentials, table_of
 from selector.actions import EMPTY, Action, ActionSpace
-from selector.data import Setting, Timed, to_texts
 from selector.latency import LatencyProfile
-from selector.replay import lawful, replay_static
 from selector.schema import LIGHT, InputError
+from selector.train.data import Setting, Timed, to_texts
+from selector.train.replay import lawful, replay_static
 
 REPEATS = 4
 SHOWN = 5
@@ -108,10 +108,10 @@ def _halves(
 
 def _profile(config: Config, pair: ModelPair, tick: Callable[[], None]) -> LatencyProfile:
     """A coarse one, at a single context length: half-way through the texts."""
-    name = latency.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
+    name = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
     lengths = (config.prompts.tokens + config.data.tokens // 2,)
-    grid = latency.Grid(lengths, config.latency.widths, config.latency.nodes, REPEATS)
-    return latency.measure(pair, grid, config.quick.verifiers, name, tick)
+    grid = timing.Grid(lengths, config.latency.widths, config.latency.nodes, REPEATS)
+    return timing.measure(pair, grid, config.quick.verifiers, name, tick)
 
 
 def _labels(config: Config, pair: ModelPair, tick: Callable[[], None]) -> tuple[Tensor, Tensor]:

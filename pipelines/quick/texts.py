@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import torch
 
 from data_gen.audit import RootedText
-from data_gen.models import ModelPair
-from data_gen.sampling import Sampling
-from data_gen.texts import seed_of, written_by_target
-from pipelines.common.prompts import encode, prompts_of
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.texts.written import seed_of, written_by_target
 from pipelines.config import Config
+from pipelines.pair.encoding import encode, prompts_of
 from selector.actions import ActionSpace
 
 SPLIT = "validation"

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from data_gen.sampling import Sampling
+from data_gen.models.sampling import Sampling
 from pipelines.evaluate.methods import SELECTOR
 from selector.actions import Action, ActionSpace
-from selector.data import Timed
-from selector.module import SelectorModule
-from selector.tuning import StaticTable
+from selector.train.data import Timed
+from selector.train.module import SelectorModule
+from selector.train.tuning import StaticTable
 
 EXAMPLE = Action(1, 8, 0)  # the tree whose predicted block efficiency is compared with its labels
 

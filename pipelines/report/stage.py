@@ -7,11 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from data_gen.sampling import Sampling
-from pipelines.common.files import read_json
-from pipelines.common.page import STYLE, folded, images, listed, note, table, text_of
-from pipelines.common.stage import Stage, provenance, verify
-from pipelines.common.tracking import describe, mlflow_run
+from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.data.realised import realised
 from pipelines.data.traces import load_traces, settings_of, timed, traces_folder
@@ -19,12 +15,15 @@ from pipelines.evaluate import findings, losslessness
 from pipelines.evaluate.methods import AUTOREGRESSIVE
 from pipelines.latency.profile import load_profile
 from pipelines.report import plots
+from pipelines.report.page import STYLE, folded, images, listed, note, table, text_of
 from pipelines.report.strips import strip_section
+from pipelines.run import Stage, provenance, read_json, verify
+from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import chosen_of, load_module, load_result
 from selector.files import atomically
-from selector.replay import Ratio
-from selector.runtime import LatencyProfile
+from selector.runtime.selector import LatencyProfile
 from selector.schema import read_manifest, sha256
+from selector.train.replay import Ratio
 
 METHODS = (
     "Methods: autoregressive is plain decoding; static NAME drafts the fixed tree that is the fastest with that "

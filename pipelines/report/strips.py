@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from data_gen.sampling import Sampling
-from pipelines.common.page import note
+from data_gen.models.sampling import Sampling
+from pipelines.report.page import note
 
 LEGEND = (
     "One held-out prompt's continuation, as the selector decoded it. On green: copied by a lookup and accepted. On "

@@ -21,18 +21,17 @@ import pyarrow.parquet as pq
 import torch
 
 from data_gen.audit import RootedText, Variant, acceptances, variant_efficiencies
-from data_gen.models import ModelPair
+from data_gen.models.pair import ModelPair
 from data_gen.traces import ROWS_VERSION
 from data_gen.trees import Topology
 from data_gen.verification.base import IID
-from pipelines.common.console import console, progress
-from pipelines.common.prompts import prompts_depend, prompts_of
-from pipelines.common.stage import Stage
-from pipelines.common.tracking import describe, mlflow_run
 from pipelines.config import Config, SamplingSetting
+from pipelines.pair.encoding import prompts_depend, prompts_of
 from pipelines.pair.loading import load_pair, pair_names
 from pipelines.quick.texts import SPLIT, texts_of
+from pipelines.run import Stage, console, progress
 from pipelines.studies import audit_page
+from pipelines.tracking import describe, mlflow_run
 from selector.actions import Action, ActionSpace
 from selector.files import atomically
 from selector.schema import InputError

@@ -12,9 +12,9 @@ import pandas as pd
 import pyarrow as pa
 from rich.table import Table
 
-from pipelines.common.page import STYLE, images, listed, note, with_interval
-from pipelines.common.page import table as html_table
 from pipelines.config import Config
+from pipelines.report.page import STYLE, images, listed, note, with_interval
+from pipelines.report.page import table as html_table
 from pipelines.studies import audit_plots
 from pipelines.studies.audit_findings import best_of, find
 from pipelines.studies.audit_tables import (

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from data_gen.verification.base import IID
-from pipelines.common.statistics import interval, source_weights
 from pipelines.config import Config
+from pipelines.statistics import interval, source_weights
 from selector.actions import Action, ActionSpace
 
 BUDGETS = (4, 8, 16, 32)

@@ -17,18 +17,16 @@ from rich.table import Table
 from torch import Tensor
 from transformers.generation.utils import _speculative_sampling
 
-from data_gen.latency import device_name
-from data_gen.models import check_device
-from data_gen.sampling import Sampling
+from data_gen.models.pair import check_device
+from data_gen.models.sampling import Sampling
+from data_gen.timing import device_name
 from data_gen.trees import DraftTree
 from data_gen.verification import VERIFIERS, get_verifier
 from data_gen.verification.profile import Rows, sample
-from pipelines.common.console import console, progress
-from pipelines.common.files import write_json
-from pipelines.common.stage import Stage
-from pipelines.common.statistics import interval
-from pipelines.common.tracking import mlflow_run
 from pipelines.config import Config
+from pipelines.run import Stage, console, progress, write_json
+from pipelines.statistics import interval
+from pipelines.tracking import mlflow_run
 
 SHAPE = (4, 0, 8)
 SLOW = 8  # khisti solves linear programs: it is timed on every eighth round only

@@ -24,16 +24,15 @@ from typing import Any
 import torch
 from transformers import Gemma3TextConfig, PreTrainedModel, Qwen2Config
 
-from data_gen.decoding import Decoder, Fixed
-from data_gen.latency import device_name
-from data_gen.models import ModelPair
-from data_gen.sampling import Sampling
-from data_gen.slots import layout_of
-from data_gen.static_decoding import StaticDecoder
-from data_gen.static_model import StaticModel, run_window
+from data_gen.decoding.decoder import Decoder, Fixed
+from data_gen.decoding.graph import StaticDecoder
+from data_gen.drafting.slots import layout_of
+from data_gen.models.pair import ModelPair
+from data_gen.models.preallocated import StaticModel, run_window
+from data_gen.models.sampling import Sampling
+from data_gen.timing import device_name
 from data_gen.verification import get_verifier
-from pipelines.common.console import console
-from pipelines.common.files import write_json
+from pipelines.run import console, write_json
 from selector.actions import Action
 
 WIDTHS = (1, 2, 4, 8, 16, 32)

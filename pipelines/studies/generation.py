@@ -19,16 +19,16 @@ import torch
 from rich.table import Table
 
 from data_gen.generate import speculative_generate
-from data_gen.models import ModelPair, without_own_settings
-from data_gen.sampling import Sampling
-from pipelines.common.console import console
-from pipelines.common.prompts import encode, prompts_of
-from pipelines.common.statistics import interval, source_weights
+from data_gen.models.pair import ModelPair, without_own_settings
+from data_gen.models.sampling import Sampling
 from pipelines.config import Config, load_config
 from pipelines.evaluate.assisted import quiet
 from pipelines.evaluate.comparison import speed
+from pipelines.pair.encoding import encode, prompts_of
 from pipelines.pair.loading import load_pair
-from selector.runtime import load_selector
+from pipelines.run import console
+from pipelines.statistics import interval, source_weights
+from selector.runtime.selector import load_selector
 
 PROMPTS = 50
 PLAIN, ASSISTED, OURS = "plain", "assisted", "with the selector"

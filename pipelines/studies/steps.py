@@ -20,20 +20,20 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from data_gen.decoding import Decoder, Fixed
-from data_gen.models import ModelPair
-from data_gen.sampling import Sampling
-from data_gen.static_decoding import StaticDecoder
+from data_gen.decoding.decoder import Decoder, Fixed
+from data_gen.decoding.graph import StaticDecoder
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
-from pipelines.common.console import console
-from pipelines.common.prompts import encode, prompts_of
-from pipelines.common.statistics import source_weights
 from pipelines.config import load_config
 from pipelines.evaluate.comparison import speed
+from pipelines.pair.encoding import encode, prompts_of
 from pipelines.pair.loading import load_pair
+from pipelines.run import console
+from pipelines.statistics import source_weights
 from pipelines.studies.generation import ratio
-from pipelines.studies.waits import Operators, Readings
 from selector.actions import Action
+from tests.waits import Operators, Readings
 
 PROMPTS, COUNTED = 30, 8
 EAGER, STATIC, COMPILED = "eager", "static", "static, compiled"

@@ -21,25 +21,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pipelines.common.console import console
 from pipelines.config import Config, load_config
 from pipelines.data.traces import load_traces, settings_of
 from pipelines.evaluate.methods import SPACE
 from pipelines.evaluate.replays import synthetic_clocks
 from pipelines.latency.profile import load_profile
 from pipelines.pair.loading import load_pair
+from pipelines.run import console
 from pipelines.train.judging import Statics, judge, judge_rules, statics
 from pipelines.train.result import chosen_of, load_module, load_result
 from pipelines.train.stage import kept
 from selector.actions import EMPTY
-from selector.data import Setting, Texts, Timed
 from selector.decision import Mode, Rule
-from selector.module import SelectorModule
-from selector.replay import ratio_of_speeds
-from selector.runtime import LatencyProfile, gpu_like
+from selector.runtime.selector import LatencyProfile, gpu_like
 from selector.schema import MATCH
 from selector.tables import Table
-from selector.tuning import LEASTS, StaticTable, best_static, replay_mode, sources, tuned_rule
+from selector.train.data import Setting, Texts, Timed
+from selector.train.module import SelectorModule
+from selector.train.replay import ratio_of_speeds
+from selector.train.tuning import LEASTS, StaticTable, best_static, replay_mode, sources, tuned_rule
 
 EVERYTHING = "all kinds"
 LENGTHS = (4, 8, 16)  # of lookups

@@ -13,9 +13,9 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint, RichProgressBar
 from pytorch_lightning.loggers import MLFlowLogger
 
-from pipelines.common.tracking import tracking_uri
 from pipelines.config import Config
-from selector.module import RootsModule, SelectorModule
+from pipelines.tracking import tracking_uri
+from selector.train.module import RootsModule, SelectorModule
 
 MONITOR = "validation/replay"
 

@@ -9,11 +9,20 @@ from torch import Tensor
 
 from pipelines.data.traces import timed
 from selector.actions import ActionSpace
-from selector.data import Setting, Texts
 from selector.decision import Mode
-from selector.module import SelectorModule
-from selector.runtime import LatencyProfile
-from selector.tuning import Judged, StaticTable, best_static, judged, replay_mode, static_replay, tuned, tuned_rule
+from selector.runtime.selector import LatencyProfile
+from selector.train.data import Setting, Texts
+from selector.train.module import SelectorModule
+from selector.train.tuning import (
+    Judged,
+    StaticTable,
+    best_static,
+    judged,
+    replay_mode,
+    static_replay,
+    tuned,
+    tuned_rule,
+)
 
 SPACE = ActionSpace.with_lookups()
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from data_gen.sampling import Sampling
-from selector.data import Setting, Timed
-from selector.potential import Potential, potential
-from selector.tuning import SURE
+from data_gen.models.sampling import Sampling
+from selector.train.data import Setting, Timed
+from selector.train.potential import Potential, potential
+from selector.train.tuning import SURE
 
 
 def halves(timed: Timed) -> tuple[Timed, Timed]:

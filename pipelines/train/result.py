@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from pipelines.common.files import read_json
-from pipelines.common.stage import require
 from pipelines.config import Config
 from pipelines.data.traces import traces_folder
 from pipelines.latency.profile import load_profile
-from selector.module import SelectorModule
-from selector.runtime import LatencyProfile
+from pipelines.run import read_json, require
+from selector.runtime.selector import LatencyProfile
 from selector.schema import InputError, read_manifest, sha256
+from selector.train.module import SelectorModule
 
 NETWORKS = 10  # bump it when the same traces train another network, or its decisions are judged otherwise
 

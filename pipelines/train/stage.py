@@ -12,14 +12,12 @@ from typing import Any
 
 from rich.table import Table
 
-from data_gen.sampling import Sampling
-from pipelines.common.console import console
-from pipelines.common.files import write_json
-from pipelines.common.stage import Stage
-from pipelines.common.tracking import describe, mlflow_run
+from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.data.traces import load_traces, settings_of, timed, traces_folder
 from pipelines.latency.profile import load_profile
+from pipelines.run import Stage, console, write_json
+from pipelines.tracking import describe, mlflow_run
 from pipelines.train.fitting import fit, module_of
 from pipelines.train.judging import Statics, judge, judge_rules, monitored, setting_of, statics, step_times
 from pipelines.train.potential import potentials
@@ -27,14 +25,14 @@ from pipelines.train.potential import rows_of as potential_rows
 from pipelines.train.potential import table_of as potential_table
 from pipelines.train.result import chosen_of, inputs
 from selector.actions import ActionSpace
-from selector.data import Texts
 from selector.decision import Mode
 from selector.files import atomically
-from selector.module import RootsModule, SelectorModule
-from selector.replay import Ratio
-from selector.runtime import LatencyProfile
+from selector.runtime.selector import LatencyProfile
 from selector.schema import FULL, HIDDEN_STATES, LIGHT, read_manifest
-from selector.tuning import TIE, Judged
+from selector.train.data import Texts
+from selector.train.module import RootsModule, SelectorModule
+from selector.train.replay import Ratio
+from selector.train.tuning import TIE, Judged
 
 SPACE = ActionSpace.with_lookups()
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from data_gen.self_check import check_model
+from data_gen.models.self_check import check_model
 from selector.schema import InputError
 
 V, LONGEST, WINDOW = 64, 128, 16

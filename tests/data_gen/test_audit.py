@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from data_gen.audit import RootedText, Variant, variant_efficiencies
-from data_gen.models import ModelPair
-from data_gen.sampling import Sampling
-from data_gen.texts import Text, written_by_target
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.texts.written import Text, written_by_target
 from data_gen.trees import Topology
 from selector.actions import Action, ActionSpace
 

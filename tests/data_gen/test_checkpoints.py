@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from data_gen.checkpoints import RANDOM, positions, revision
-from data_gen.models import ModelPair
+from data_gen.models.checkpoints import RANDOM, positions, revision
+from data_gen.models.pair import ModelPair
 from selector.schema import InputError
 from tests.conftest import save_pair
 from tests.data_gen.families import LONGEST, config_of
@@ -120,7 +120,7 @@ def test_the_commit_of_a_hub_model_is_known(tmp_path: Path, pair_folders: tuple[
     shutil.copytree(pair_folders[0], store / "snapshots" / commit)
     (store / "refs").mkdir()
     (store / "refs" / "main").write_text(commit)
-    program = "from data_gen.checkpoints import revision; print(revision('org/tiny'))"
+    program = "from data_gen.models.checkpoints import revision; print(revision('org/tiny'))"
     environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == commit

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_gen import clock
-from data_gen.decoding import PARTS, Decoded, Decoder, Fixed, Random
-from data_gen.models import CachedModel, ModelPair, Pass
-from data_gen.sampling import Sampling
+from data_gen.decoding import clock
+from data_gen.decoding.decoder import PARTS, Decoded, Decoder, Fixed, Random
+from data_gen.models.pair import CachedModel, ModelPair, Pass
+from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification import VERIFIERS, Verdict, Verifier, get_verifier
 from selector.actions import EMPTY, Action

@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from data_gen.features import DrafterKnowledge
-from data_gen.lookup import LookupIndex
-from data_gen.sampling import Sampling
+from data_gen.drafting.lookup import LookupIndex
+from data_gen.features.root import DrafterKnowledge
+from data_gen.models.sampling import Sampling
+from selector.runtime.tokens import TokenStatistics
 from selector.schema import DECAYS, DRAFTER, KEYS, LOG, LONGEST_COUNTED, LONGEST_LOOKUP, MOST_SEEN, TEXT
-from selector.tokens import TokenStatistics
 
 GREEDY = Sampling(0.0)
 START = 7

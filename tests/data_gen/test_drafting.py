@@ -4,9 +4,9 @@ import pytest
 import torch
 from scipy import stats
 
-from data_gen.drafting import draft_topology, draft_tree, draw_children
-from data_gen.models import CachedModel, ModelPair
-from data_gen.sampling import Sampling
+from data_gen.drafting.sampled import draft_topology, draft_tree, draw_children
+from data_gen.models.pair import CachedModel, ModelPair
+from data_gen.models.sampling import Sampling
 from data_gen.trees import Topology
 from selector.actions import Action
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from data_gen.decoding import Decoder, Fixed
-from data_gen.models import CachedModel, ModelPair, without_own_settings
-from data_gen.sampling import Sampling
+from data_gen.decoding.decoder import Decoder, Fixed
+from data_gen.models.pair import CachedModel, ModelPair, without_own_settings
+from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier
 from selector.actions import Action
@@ -81,7 +81,7 @@ def test_long_runs_are_committed_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     """`fill` gives the cache of one pass."""
     model = model_of("Gemma 2")
     text = torch.randint(V, (50,), generator=torch.Generator().manual_seed(2)).tolist()
-    monkeypatch.setattr("data_gen.models.FILL", 7)
+    monkeypatch.setattr("data_gen.models.pair.FILL", 7)
     cached = CachedModel(model)
     cached.fill(text)
     assert cached.committed == 50 < LONGEST

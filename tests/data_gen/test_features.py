@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from data_gen.decoding import Decoded, Decoder, Features, Fixed, Random
-from data_gen.entropies import LEAST_LOGIT, entropies
-from data_gen.features import ModelRows, TextKnowledge, agreements
-from data_gen.histories import DraftHistory, TargetHistory, TextHistory
-from data_gen.lookup import LookupIndex
-from data_gen.models import ModelPair
-from data_gen.sampling import Sampling
-from data_gen.texts import Text, finished, rows_along
+from data_gen.decoding.decoder import Decoded, Decoder, Features, Fixed, Random
+from data_gen.drafting.lookup import LookupIndex
+from data_gen.features import DraftHistory, TargetHistory, TextHistory
+from data_gen.features.entropies import LEAST_LOGIT, entropies
+from data_gen.features.root import ModelRows, TextKnowledge, agreements
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.texts.written import Text, finished, rows_along
 from data_gen.verification import get_verifier
 from selector.actions import EMPTY, Action, Choice, Lookup
 from selector.schema import (

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsP
 from transformers.generation.streamers import BaseStreamer
 
 from data_gen.generate import SpeculativeOutput, speculative_generate
-from data_gen.models import ModelPair
+from data_gen.models.pair import ModelPair
 from selector.actions import Action
 from selector.schema import InputError
 from tests.selector.exported import export

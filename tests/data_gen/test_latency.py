@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from data_gen import latency
-from data_gen.decoding import Step
-from data_gen.latency import fitted, real_steps, times
-from data_gen.models import ModelPair
+from data_gen import timing
+from data_gen.decoding.decoder import Step
+from data_gen.models.pair import ModelPair
+from data_gen.timing import fitted, real_steps, times
 from selector.actions import EMPTY, Action, Choice, Lookup
 from selector.latency import Correction, LatencyProfile
 from selector.tables import Table
@@ -76,5 +76,5 @@ def test_how_many_take_turns_changes_the_times_alone(pair: ModelPair, monkeypatc
         return {key: [(step.length, step.accepted, step.nodes) for step in taken] for key, taken in steps.items()}
 
     together = seen()
-    monkeypatch.setattr(latency, "TOGETHER", 3)
+    monkeypatch.setattr(timing, "TOGETHER", 3)
     assert seen() == together

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_gen.logs import distinct, drafter_of, foreign, read_logs
+from data_gen.texts.logs import distinct, drafter_of, foreign, read_logs
 from selector.schema import InputError
 from tests.pipelines.small_logs import as_steps, record, write
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_gen.decoding import Decoder, Fixed
-from data_gen.drafting import draft_lookup
-from data_gen.lookup import LookupIndex
-from data_gen.models import ModelPair
-from data_gen.sampling import Sampling
+from data_gen.decoding.decoder import Decoder, Fixed
+from data_gen.drafting.lookup import LookupIndex
+from data_gen.drafting.sampled import draft_lookup
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification import VERIFIERS, Verdict, get_verifier
 from data_gen.verification.traversal import Traversal

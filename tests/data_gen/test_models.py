@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_gen.decoding import Decoder, Fixed
-from data_gen.models import CachedModel, ModelPair
-from data_gen.sampling import Sampling
-from data_gen.texts import Text, rows_along, written_by_target
+from data_gen.decoding.decoder import Decoder, Fixed
+from data_gen.models.pair import CachedModel, ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.texts.written import Text, rows_along, written_by_target
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier
 from selector.actions import Action

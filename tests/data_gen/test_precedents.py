@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from data_gen.histories import TargetHistory, TextHistory
-from data_gen.sampling import Sampling
+from data_gen.features import TargetHistory, TextHistory
+from data_gen.models.sampling import Sampling
 from selector.schema import EARLY_SCALARS
 
 A, B, C, D, STOP = range(5)

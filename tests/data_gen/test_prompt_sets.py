@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_gen.prompt_sets import MULTI_TURN, SETS, read_set
+from data_gen.texts.prompt_sets import MULTI_TURN, SETS, read_set
 from selector.schema import InputError
 
 TRANSLATE = "Translate from English to {}:\n\nGood day."

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from data_gen.models import ModelPair
-from data_gen.prompts import Form, Prompt, read_prompts, split_of, take_evenly, write_prompts
+from data_gen.models.pair import ModelPair
+from data_gen.texts.prompts import Form, Prompt, read_prompts, split_of, take_evenly, write_prompts
 from selector.schema import InputError
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessorList
 
-from data_gen.models import ModelPair
-from data_gen.sampling import Sampling
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
 from data_gen.verification.profile import sample
 
 
@@ -56,7 +56,7 @@ def test_rows_are_filtered_alike_whatever_their_number_and_shape(monkeypatch: py
     logits = torch.randn(3, 5, 50, generator=torch.Generator().manual_seed(1))
     sampling = Sampling(0.9, 0.8, top_k=30, min_p=0.02)
     whole = sampling.probabilities(logits)
-    monkeypatch.setattr("data_gen.sampling.ELEMENTS", 100)
+    monkeypatch.setattr("data_gen.models.sampling.ELEMENTS", 100)
     assert torch.equal(sampling.probabilities(logits), whole)
     assert torch.equal(sampling.probabilities(logits[1:, 2:4]), whole[1:, 2:4])
     assert torch.equal(sampling.probabilities(logits[2, 3]), whole[2, 3])

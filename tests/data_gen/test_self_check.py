@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from data_gen.self_check import check_model, lengths
+from data_gen.models.self_check import check_model, lengths
 from selector.schema import InputError
 from tests.data_gen.families import LONGEST, REFUSED, RIGHT, config_of, model_of
 

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from data_gen.decoding import Chooser, Decoder, Fixed, Random
-from data_gen.models import ModelPair
-from data_gen.sampling import Sampling
-from data_gen.static_decoding import StaticDecoder
+from data_gen.decoding.decoder import Chooser, Decoder, Fixed, Random
+from data_gen.decoding.graph import StaticDecoder
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
 from data_gen.verification.on_slots import ON_SLOTS
-from pipelines.studies.waits import Operators, Readings
 from selector.actions import EMPTY, Action, Choice, Lookup
 from selector.schema import EARLY, LIGHT, SCALARS_KEY, InputError
 from tests.data_gen.families import RIGHT, model_of
+from tests.waits import Operators, Readings
 
 PROMPT = [5, 17, 3, 44, 5, 17]
 ACTIONS: list[Choice] = [

@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from data_gen.text_labels import TextLabeller, label_text
+from data_gen.text_labels.labels import TextLabeller, label_text
 from data_gen.verification import VERIFIERS, get_verifier
 from data_gen.verification.profile import Rows, normalised
 from data_gen.verification.sorted_rows import SortedRows

@@ -14,11 +14,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from data_gen.features import ModelRows
-from data_gen.models import ModelPair
-from data_gen.prompts import Prompt
-from data_gen.sampling import Sampling
-from data_gen.texts import (
+from data_gen.features.root import ModelRows
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.texts.prompts import Prompt
+from data_gen.texts.written import (
     UNLIKELY,
     ImpossibleToken,
     Plausibility,
@@ -170,7 +170,7 @@ def test_rows_do_not_depend_on_the_blocks(
     """They are those of one plain pass of each model; every token from the start on has one."""
     (text,) = written_by_target(pair, [PROMPTS[0]], 30, Sampling(), seed=3)
     text.start = start
-    monkeypatch.setattr("data_gen.texts.block_rows", lambda vocabulary: size)
+    monkeypatch.setattr("data_gen.texts.written.block_rows", lambda vocabulary: size)
     blocks = list(rows_along(pair, text, sampling))
     count = len(text.tokens) - start
     sizes = [len(block.target.probs_NV) for block in blocks]
@@ -188,7 +188,7 @@ def test_rows_do_not_depend_on_the_blocks(
 
 
 def test_the_block_size_follows_the_vocabulary(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_gen.text_labels.ELEMENTS", 40 * 300)
+    monkeypatch.setattr("data_gen.text_labels.labels.ELEMENTS", 40 * 300)
     (text,) = written_by_target(pair, [PROMPTS[0]], 60, Sampling(), seed=3)
     assert [len(block.target.probs_NV) for block in rows_along(pair, text, Sampling())] == [40, 21]
 

@@ -10,8 +10,8 @@ import pytest
 
 from data_gen.traces import ROWS_VERSION, TraceStore, text_bytes, text_schema, to_table
 from selector.actions import ActionSpace
-from selector.data import read_texts
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, SCALARS, SCHEMA_VERSION, InputError, survival_column
+from selector.train.data import read_texts
 
 ROOT = Path(__file__).parents[2]
 SURVIVALS = len(ActionSpace.default().sums_SA)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from data_gen.decoding import Decoder, Fixed
+from data_gen.decoding.decoder import Decoder, Fixed
 from data_gen.generate import speculative_generate
-from data_gen.models import CachedModel, ModelPair
-from data_gen.sampling import Sampling
-from data_gen.texts import rows_along, written_by_target
+from data_gen.models.pair import CachedModel, ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.models.vocabulary import check_same_vocabulary, scored, widened
+from data_gen.texts.written import rows_along, written_by_target
 from data_gen.verification import VERIFIERS, get_verifier
-from data_gen.vocabulary import check_same_vocabulary, scored, widened
 from pipelines.evaluate.assisted import Assistant
 from selector.actions import Action
 from selector.schema import InputError

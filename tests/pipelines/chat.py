@@ -18,7 +18,7 @@ import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from data_gen.prompt_sets import read_set
+from data_gen.texts.prompt_sets import read_set
 from tests.pipelines.runs import SMALL, espalier
 
 V, CONTEXT, WINDOW = 1024, 640, 64

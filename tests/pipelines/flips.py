@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipelines.cli import run
-from pipelines.common.console import console
+from pipelines.run import console
 from selector.schema import InputError
 
 ROOT = Path(__file__).parents[2]

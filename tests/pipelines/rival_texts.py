@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from selector.actions import ActionSpace
-from selector.data import Texts, Timed
 from selector.latency import LatencyProfile
 from selector.schema import LEVELS, LOG
 from selector.tables import FREE, Table
+from selector.train.data import Texts, Timed
 
 DEPTH, LONGEST = 5, 8
 CLOCK = LatencyProfile(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from data_gen.models import ModelPair
-from data_gen.sampling import Sampling
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
 from pipelines.evaluate.assisted import CONSTANTS, LOOKUPS, Assistant, best_of
 
 PROMPT = [5, 17, 203, 44, 91]

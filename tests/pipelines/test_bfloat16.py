@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from data_gen.models import ModelPair
-from data_gen.prompts import Prompt
+from data_gen.models.pair import ModelPair
+from data_gen.texts.prompts import Prompt
 from pipelines.config import load_config
 from pipelines.evaluate.losslessness import greedy_check
 from tests.data_gen.families import RIGHT, model_of

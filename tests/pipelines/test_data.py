@@ -19,10 +19,9 @@ import psutil
 import pytest
 import torch
 
-from data_gen.latency import device_name
-from data_gen.models import ModelPair
+from data_gen.models.pair import ModelPair
+from data_gen.timing import device_name
 from data_gen.traces import TraceStore
-from pipelines.common.prompts import prompts_of
 from pipelines.config import load_config
 from pipelines.data import workers
 from pipelines.data.realised import realised
@@ -30,6 +29,7 @@ from pipelines.data.shards import Work, make_shard, shards
 from pipelines.data.sizes import duration, predicted_seconds, size_line
 from pipelines.data.stage import plan, run
 from pipelines.data.workers import devices
+from pipelines.pair.encoding import prompts_of
 from selector.latency import LatencyProfile, Table
 from selector.schema import InputError
 from tests.pipelines.runs import SERVER
@@ -322,7 +322,7 @@ def test_the_plan_says_texts_bytes_passes_memory_and_time(
     size, passes, memory, missing = plan(config)
     assert size.startswith("2 sampling settings x 100 texts (55 for train, 20 for validation, 25 for test)")
     assert re.match(r"[\d,]+ passes of the target .*, 682 tokens written by .*, 200 texts passed by both", passes)
-    assert " GB of device memory at the peak (weights " in memory
+    assert "half as many rows" in memory
     assert "run the latency stage" in missing
     one = Table([10], [1], [[0.001]])
     seconds = {"token": 0.5, "decoded": 1.0, "root": 2.0}
@@ -341,7 +341,7 @@ def test_the_plan_says_texts_bytes_passes_memory_and_time(
     assert [duration(s) for s in (50, 200, 10_000)] == ["50 seconds", "3.3 minutes", "2.8 hours"]
 
 
-def test_the_memory_config_runs(
+def test_memory_stays_flat(
     tmp_path: Path,
     pair_folders: tuple[str, str],
     monkeypatch: pytest.MonkeyPatch,
@@ -349,10 +349,8 @@ def test_the_memory_config_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    config_file(tmp_path, pair_folders)
-    overrides = [f"pair.target={pair_folders[0]}", f"pair.draft={pair_folders[1]}", "data.texts=24", "data.tokens=16"]
-    overrides += [f"prompts.file={tmp_path / 'prompts.jsonl'}", "data.texts_per_shard=2", "data.threads=1"]
-    run(load_config(ROOT / "configs" / "memory.yaml", overrides))
+    overrides = ["data.texts=24", "data.tokens=16", "data.texts_per_shard=2", "data.threads=1"]
+    run(load_config(config_file(tmp_path, pair_folders), overrides))
     said = capsys.readouterr().out
     assert re.search(r"roots/s; written \d+%, decoded \d+%, labelled \d+%, writing \d+%; resident set", said)
     first, last = (int(size) for size in re.findall(r"(\d+) MB (?:after the first shard|at the end)", said))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.common.journal import Journal
+from pipelines.run import Journal
 from selector.schema import InputError
 from tests.pipelines.runs import SMALL, espalier, outcome, patch
 
@@ -61,7 +61,7 @@ def copy(demo: tuple[Path, str], tmp_path: Path) -> Path:
         ("latency", "latency.json", "pipelines.latency.stage.write_json", 4000, "runs/demo/latency.json.tmp: "),
         # whose end Lightning, too, would like to record
         ("train", "training", "pytorch_lightning.Trainer.save_checkpoint", 30_000, "sqlite:///mlruns/mlflow.db: "),
-        ("export", "selector", "selector.export.torchscript", 4000, "runs/demo/selector.tmp: "),
+        ("export", "selector", "selector.export.write.torchscript", 4000, "runs/demo/selector.tmp: "),
         ("report", "report.html", "pipelines.report.stage.page", 4000, "runs/demo/report.html.tmp: "),
     ],
 )
@@ -78,7 +78,7 @@ def test_a_full_disk_under_the_run(copy: Path, stage: str, output: str, at: str,
 
 def test_a_full_disk_under_the_store_of_mlflow(copy: Path) -> None:
     (copy / "runs" / "demo" / "report.html").unlink()
-    line = refused(copy, "report", "pipelines.common.tracking.parameters")
+    line = refused(copy, "report", "pipelines.tracking.parameters")
     assert line.startswith("espalier: sqlite:///mlruns/mlflow.db: MLflow's store fails: ") and line.endswith(STORE)
     espalier(copy, "report", *SMALL)
 

@@ -15,16 +15,16 @@ import yaml
 
 from pipelines.cli import main
 from pipelines.config import Config, SamplingSetting
-from pipelines.engines.engine import Engine, Range, Served, ranges_of
-from pipelines.engines.lengths import Choice, best_lengths
-from pipelines.engines.sglang import ADAPTIVE, adaptive_config
-from pipelines.engines.tables import ENGINES, chain_verifiers, draws, table_of
-from pipelines.engines.tensorrt_llm import llm_args
-from pipelines.engines.vllm import speculative_config
+from pipelines.export.engines.engine import Engine, Range, Served, ranges_of
+from pipelines.export.engines.lengths import Choice, best_lengths
+from pipelines.export.engines.schedules import ENGINES, chain_verifiers, draws, table_of
+from pipelines.export.engines.sglang import ADAPTIVE, adaptive_config
+from pipelines.export.engines.tensorrt_llm import llm_args
+from pipelines.export.engines.vllm import speculative_config
 from pipelines.latency.timings import profile_of, read_timings
-from selector.data import Texts
 from selector.latency import LatencyProfile
 from selector.schema import InputError
+from selector.train.data import Texts
 from tests.pipelines.gpus import BATCHES, Seconds, flat, step, stepped, timings
 from tests.pipelines.runs import SMALL, command
 from tests.selector.synthetic import survivals_of, texts

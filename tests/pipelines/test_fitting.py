@@ -13,9 +13,9 @@ import torch
 from pipelines.config import Config
 from pipelines.train.fitting import MONITOR, fit, module_of
 from pipelines.train.judging import monitored
-from selector.module import RootsModule, SelectorModule
 from selector.schema import FULL, LIGHT
-from selector.tuning import replay_mode
+from selector.train.module import RootsModule, SelectorModule
+from selector.train.tuning import replay_mode
 from tests.selector.synthetic import SPACE, WIDTHS, static_mode, texts, timed
 
 EPOCHS = 4

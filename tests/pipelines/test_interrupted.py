@@ -108,7 +108,7 @@ def test_an_evaluation_goes_on(copy: Path) -> None:
     longer = [*SMALL, "evaluate.prompts=4"]
     journal = run / "evaluation.partial.jsonl"
     for signum, there in zip(SIGNALS, (2, 3), strict=True):
-        stopped(copy, signum, "evaluate", *longer, at="pipelines.common.journal.Journal.add", call=2)
+        stopped(copy, signum, "evaluate", *longer, at="pipelines.run.Journal.add", call=2)
         assert len(journal.read_text().splitlines()) == there  # a header, and a prompt each time
     header, first, *others = journal.read_text().splitlines()
     rows = json.loads(first)

@@ -15,14 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from data_gen.models import ModelPair
-from data_gen.sampling import Sampling
-from data_gen.text_labels import TextLabeller
-from data_gen.texts import Plausibility, Text, finished, read_log
-from pipelines.common.prompts import encode, prompts_of
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.text_labels.labels import TextLabeller
+from data_gen.texts.written import Plausibility, Text, finished, read_log
 from pipelines.config import Config, load_config
 from pipelines.data import stage as data
 from pipelines.data.shards import Work, label, make_shard
+from pipelines.pair.encoding import encode, prompts_of
 from pipelines.train import stage as train
 from selector.actions import ActionSpace
 from selector.schema import SCALAR_NAMES, InputError, survival_column

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 import torch
 
-from data_gen.features import DrafterKnowledge
+from data_gen.features.root import DrafterKnowledge
 from data_gen.generate import _choice
-from data_gen.logs import read_logs
-from data_gen.sampling import Sampling
-from data_gen.trace_logs import read_trace_log
+from data_gen.models.sampling import Sampling
+from data_gen.texts.logs import read_logs
+from data_gen.texts.trace_logs import read_trace_log
 from pipelines.latency.timings import profile_of, read_timings
 from pipelines.logs.texts import VERIFIER, Labeller, space_of
 from selector.actions import Lookup
-from selector.data import SPLITS, Timed, read_texts
-from selector.joint import Shapes, joint_choice, step_clock
-from selector.module import SelectorModule
-from selector.replay import replay_static
-from selector.runtime import Selector, Tuned, load_selector
+from selector.runtime.joint import Shapes, joint_choice, step_clock
+from selector.runtime.selector import Selector, Tuned, load_selector
+from selector.runtime.tokens import TokenStatistics
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
-from selector.tokens import TokenStatistics
+from selector.train.data import SPLITS, Timed, read_texts
+from selector.train.module import SelectorModule
+from selector.train.replay import replay_static
 from tests.pipelines.runs import ROOT, espalier, outcome
 from tests.pipelines.small_logs import as_steps, record, small, write
 

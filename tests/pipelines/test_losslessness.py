@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from data_gen.masks import TreeMasks
-from data_gen.models import ModelPair
-from data_gen.prompts import Prompt
-from data_gen.sampling import Sampling
+from data_gen.models.masks import TreeMasks
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.texts.prompts import Prompt
 from pipelines.config import load_config
 from pipelines.evaluate.assisted import Assistant
 from pipelines.evaluate.losslessness import greedy_check, tie

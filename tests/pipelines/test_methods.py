@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_gen.models import ModelPair
-from data_gen.prompts import Prompt
-from data_gen.sampling import Sampling
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.texts.prompts import Prompt
 from pipelines.config import load_config
 from pipelines.data.shards import Work, make_shard
 from pipelines.evaluate.methods import (
@@ -33,14 +33,14 @@ from pipelines.evaluate.methods import (
     static_methods,
 )
 from selector.actions import EMPTY, Action, ActionSpace
-from selector.data import Texts, Timed, to_texts
 from selector.decision import Mode
 from selector.decision import Rule as LookupRule
-from selector.deployed import deployed
-from selector.rules import AcceptanceRule
-from selector.runtime import Selector, Tuned, gpu_like
+from selector.export.deployed import deployed
+from selector.runtime.selector import Selector, Tuned, gpu_like
 from selector.schema import EARLY, LIGHT, MATCH, SCALARS
-from selector.tuning import StaticTable, best_static, static_replay
+from selector.train.data import Texts, Timed, to_texts
+from selector.train.rules import AcceptanceRule
+from selector.train.tuning import StaticTable, best_static, static_replay
 from tests.selector.synthetic import opinionated, texts
 from tests.selector.synthetic import profile as synthetic_profile
 

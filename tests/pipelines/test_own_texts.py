@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from data_gen.models import ModelPair
-from data_gen.prompts import Prompt
-from pipelines.common.prompts import encode
+from data_gen.models.pair import ModelPair
+from data_gen.texts.prompts import Prompt
 from pipelines.config import SamplingSetting
 from pipelines.evaluate.methods import AUTOREGRESSIVE, BEST_STATIC, COPYING, Copying, Method, StaticTrees, Task, row_of
 from pipelines.evaluate.own_texts import own_texts
+from pipelines.pair.encoding import encode
 from selector.actions import EMPTY, Action
 from selector.decision import Mode, Rule
 from selector.latency import LatencyProfile

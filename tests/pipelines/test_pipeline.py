@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_gen.models import ModelPair
+from data_gen.models.pair import ModelPair
 from pipelines.config import load_config
 from pipelines.data.shards import split_counts
 from selector.actions import ActionSpace
-from selector.runtime import load_selector
+from selector.runtime.selector import load_selector
 from selector.schema import HIDDEN_STATES, SCALAR_NAMES
 from tests.pipelines.runs import ROOT, SMALL, TEXTS, TOKENS, espalier
 from tests.pipelines.small_logs import small
@@ -213,8 +213,8 @@ def test_datasets_reads_the_traces(demo: tuple[Path, str], tmp_path: Path) -> No
 
 
 def test_the_exported_selector_decodes(demo: tuple[Path, str]) -> None:
-    from data_gen.decoding import Decoder
-    from data_gen.sampling import Sampling
+    from data_gen.decoding.decoder import Decoder
+    from data_gen.models.sampling import Sampling
     from data_gen.verification import get_verifier
 
     run = demo[0] / "runs" / "demo"
@@ -290,7 +290,7 @@ def test_the_settings_config_runs_on_a_pair_that_is_there(demo: tuple[Path, str]
     training = json.loads((tmp_path / "runs" / "settings" / "training" / "result.json").read_text())
     assert set(training["selectors"]) == {"regressor-light", "regressor-full", "policy-light"}
     assert training["selectors"]["regressor-full"]["sees"] == "full"
-    from selector.data import read_texts
+    from selector.train.data import read_texts
 
     texts = read_texts(tmp_path / "runs" / "settings" / "traces", "train", ["traversal"])
     assert {name: rows.shape[1] for name, rows in texts.hidden.items()} == dict.fromkeys(HIDDEN_STATES, 32)
@@ -303,9 +303,9 @@ def test_a_store_without_a_registry_is_one_line(
 ) -> None:
     import mlflow
 
-    from pipelines.common.stage import Stage
     from pipelines.config import Config
     from pipelines.export.registry import register
+    from pipelines.run import Stage
 
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", "nowhere://")
     mlflow.set_tracking_uri(f"sqlite:///{demo[0]}/mlruns/mlflow.db")

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from data_gen.models import ModelPair
-from data_gen.prompts import read_prompts
+from data_gen.models.pair import ModelPair
+from data_gen.texts.prompts import read_prompts
 from pipelines.cli import run
-from pipelines.common.prompts import encode, prompts_of
 from pipelines.config import Config, load_config
-from selector.data import SPLITS
+from pipelines.pair.encoding import encode, prompts_of
 from selector.schema import InputError
+from selector.train.data import SPLITS
 from tests.data_gen.test_prompt_sets import RECORDS
 from tests.data_gen.test_prompts import TEMPLATE
 from tests.pipelines.runs import ROOT

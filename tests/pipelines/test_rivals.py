@@ -23,10 +23,10 @@ from pipelines.logs.rivals.copying import (
     tensorrt_llm,
 )
 from pipelines.logs.rivals.rules import Rival, RivalTexts, climbed, one
-from selector.data import Timed
-from selector.replay import fastest_possible
 from selector.schema import LOG
-from selector.tuning import LEASTS
+from selector.train.data import Timed
+from selector.train.replay import fastest_possible
+from selector.train.tuning import LEASTS
 from tests.pipelines.rival_texts import CLOCK, DEPTH, LONGEST, timed
 
 LEARNING = {"SGLang adaptive", "vLLM acceptance estimator", "bandit"}  # rules that learn from their own steps

@@ -16,9 +16,9 @@ from pipelines.logs.rivals.adaptive import Adaptive, Bandit, Estimated
 from pipelines.logs.rivals.copying import PAYOFF_SCALARS, Copying, Payoff, Scored, suffix_score
 from pipelines.logs.rivals.rules import Rival, RivalTexts, Sequential
 from selector.actions import ActionSpace, Choice, Lookup
-from selector.data import Timed
-from selector.replay import Replayed
 from selector.schema import LOG
+from selector.train.data import Timed
+from selector.train.replay import Replayed
 from tests.pipelines.rival_texts import CLOCK, DEPTH, LONGEST, timed
 
 WEIGHTS = (0.3, 0.5, *(0.1 * (-1) ** f for f in range(len(PAYOFF_SCALARS) - 1)))

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from pipelines.studies.repeats import inside_repeats
 
-from data_gen.prompts import read_prompts
-from data_gen.texts import Text
+from data_gen.texts.prompts import read_prompts
+from data_gen.texts.written import Text
 from pipelines.config import load_config
 from pipelines.pair import language_model, tasks
 from pipelines.pair import stage as pair_stage
 from pipelines.pair.corpus import SourceFile, stdlib_files
 from pipelines.pair.tasks import counter
-from pipelines.studies.repeats import inside_repeats
-from selector.potential import LONG_REPEAT
 from selector.schema import InputError
+from selector.train.potential import LONG_REPEAT
 from tests.pipelines.runs import ROOT, SMALL_PAIR
 
 TOKENS, NUMBER = 200, 4

@@ -22,9 +22,9 @@ from pipelines.export.tiers import (
 )
 from selector.actions import Action
 from selector.decision import Mode
-from selector.module import SelectorModule
 from selector.schema import LIGHT
-from selector.tuning import StaticTable, best_static, tuned
+from selector.train.module import SelectorModule
+from selector.train.tuning import StaticTable, best_static, tuned
 from tests.selector.synthetic import SPACE, opinionated, profile, static_mode, texts, timed
 
 

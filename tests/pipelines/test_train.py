@@ -14,11 +14,11 @@ from rich.console import Console
 from pipelines.config import Config
 from pipelines.train.judging import judge, judge_rules, setting_of, statics, step_times
 from pipelines.train.stage import choose, kept, kinds, row_of, table_of, trained
-from selector.data import Texts
 from selector.decision import Mode, Rule
-from selector.replay import Ratio, Replayed
 from selector.schema import EARLY, FULL, LIGHT, MATCH
-from selector.tuning import Judged, StaticTable, replay_mode, static_replay
+from selector.train.data import Texts
+from selector.train.replay import Ratio, Replayed
+from selector.train.tuning import Judged, StaticTable, replay_mode, static_replay
 from tests.selector.synthetic import SPACE, joined, opinionated, profile, texts, timed
 
 TRAIN = {"verifier": "traversal", "epochs": 12, "batch": 64, "hidden": [24, 12], "learning_rate": 0.01}

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_gen.models import ModelPair
+from data_gen.models.pair import ModelPair
 from pipelines.config import Config, load_config
 from pipelines.data.traces import load_traces, settings_of
 from pipelines.latency.profile import load_profile
 from pipelines.pair.loading import load_pair
 from pipelines.studies.workloads import EVERYTHING, STEP, FixedChoices, main, of_kind, step_shaped
-from selector.data import Timed
-from selector.tuning import replay_mode
+from selector.train.data import Timed
+from selector.train.tuning import replay_mode
 from tests.pipelines.runs import ROOT, SMALL
 
 

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from selector.actions import Action, Choice, Lookup
-from selector.artefact import Features
-from selector.data import Timed
 from selector.decision import NEVER, Mode, Rule, net_tokens, without_draft
-from selector.export import write_artefact
-from selector.module import SelectorModule
-from selector.runtime import Selector, load_selector
+from selector.export.write import write_artefact
+from selector.runtime.artefact import Features
+from selector.runtime.selector import Selector, load_selector
 from selector.schema import (
     EARLY,
     EARLY_SCALARS,
@@ -27,6 +25,8 @@ from selector.schema import (
     MATCH_AT,
     SCALARS_KEY,
 )
+from selector.train.data import Timed
+from selector.train.module import SelectorModule
 from tests.selector.synthetic import SPACE, mode_row, opinionated, profile, survivals_of, texts, timed
 
 FALLBACK = Action(1, 3, 0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from selector.actions import ActionSpace
-from selector.data import Texts, Timed
 from selector.latency import LatencyProfile
 from selector.schema import LENGTH_AT, LEVELS, LOG, MATCH_AT
 from selector.tables import FREE, Batches, Table
+from selector.train.data import Texts, Timed
 
 SPACE = ActionSpace.chains(5, 6)
 SIZES = (1, 2, 4)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace
-from selector.data import Texts, Timed
 from selector.decision import Mode
 from selector.latency import LatencyProfile, Table
-from selector.module import SelectorModule
 from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, SCALAR_NAMES
-from selector.tuning import static_replay
+from selector.train.data import Texts, Timed
+from selector.train.module import SelectorModule
+from selector.train.tuning import static_replay
 
 WIDTHS = [6, 4, 4]
 SPACE = ActionSpace.with_lookups()

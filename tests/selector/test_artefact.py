@@ -11,8 +11,8 @@ import torch
 
 from selector.actions import choice_of
 from selector.decision import Mode
-from selector.deployed import deployed
-from selector.runtime import Selector, load_selector, torchscript
+from selector.export.deployed import deployed
+from selector.runtime.selector import Selector, load_selector, torchscript
 from selector.schema import (
     EARLY,
     EARLY_SCALARS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from selector.artefact import check_setting, checked
+from selector.runtime.artefact import check_setting, checked
 from selector.schema import EARLY_SCALARS, HIDDEN_STATES, SCALAR_NAMES, SCALARS_KEY, InputError
 
 F, E, D = len(SCALAR_NAMES), len(EARLY_SCALARS), 5

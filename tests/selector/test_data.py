@@ -11,9 +11,9 @@ import torch
 
 from data_gen.traces import TraceStore, text_schema, to_table
 from selector.actions import ActionSpace, Lookup
-from selector.data import Texts, Timed, read_texts, to_texts
-from selector.replay import lawful
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, SCALARS, InputError, survival_column
+from selector.train.data import Texts, Timed, read_texts, to_texts
+from selector.train.replay import lawful
 from tests.selector.synthetic import WIDTHS, profile
 
 NAMES = ["block", "lifted_uniform"]

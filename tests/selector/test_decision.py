@@ -22,7 +22,7 @@ from selector.decision import (
     net_tokens,
     without_draft,
 )
-from selector.runtime import torchscript
+from selector.runtime.selector import torchscript
 from selector.schema import DRAFTER, EARLY, FULL, LIGHT, MATCH, TEXT
 
 SPACE = ActionSpace(2, 1, 2, (4,))

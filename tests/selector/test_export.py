@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from selector.actions import Choice, Lookup
-from selector.artefact import Features
 from selector.decision import NEVER, without_draft
-from selector.runtime import load_selector
+from selector.runtime.artefact import Features
+from selector.runtime.selector import load_selector
 from selector.schema import (
     EARLY,
     LIGHT,
@@ -18,7 +18,7 @@ from selector.schema import (
     SCALARS_KEY,
     InputError,
 )
-from selector.tuning import decided
+from selector.train.tuning import decided
 from tests.selector.exported import (
     ANY,
     COPIES,

@@ -15,9 +15,9 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from selector.compiled import PACKAGE, run_package
+from selector.export.compiled import PACKAGE, run_package
 from selector.plain import PlainSelector
-from selector.runtime import load_selector
+from selector.runtime.selector import load_selector
 from selector.schema import FULL, HIDDEN_STATES, LIGHT, SCALARS_KEY
 from tests.selector.exported import (
     KINDS,
@@ -31,7 +31,7 @@ from tests.selector.exported import (
     roots_of,
 )
 
-CPP = Path(__file__).parents[2] / "selector" / "cpp"
+CPP = Path(__file__).parents[2] / "selector" / "export" / "cpp"
 TORCH = Path(torch.__file__).parent
 COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 

@@ -18,7 +18,7 @@ from selector.latency import (
     interpolated,
     interpolated_at,
 )
-from selector.runtime import ANY_LEVEL, Mode, decision_tables
+from selector.runtime.selector import ANY_LEVEL, Mode, decision_tables
 from selector.schema import DRAFTER, EARLY, FEATURES, FULL, LIGHT, MATCH, SCHEMA_VERSION, TEXT, InputError
 from selector.tables import Batches
 from tests.selector.synthetic import profile

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from selector.actions import EMPTY, Action, Lookup
-from selector.data import Timed
 from selector.decision import Mode
 from selector.latency import LatencyProfile, Table
-from selector.runtime import Selector, load_selector, static_speeds
+from selector.runtime.selector import Selector, load_selector, static_speeds
 from selector.schema import (
     LIGHT,
     InputError,
 )
+from selector.train.data import Timed
 from tests.selector.exported import (
     ANY,
     IN_TURN,

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from selector.actions import Choice, Lookup
-from selector.data import Timed
 from selector.decision import Mode
 from selector.decision import Rule as LookupRule
-from selector.replay import fastest_possible, replay
 from selector.schema import MATCH, MATCH_AT
-from selector.tuning import replay_mode
+from selector.train.data import Timed
+from selector.train.replay import fastest_possible, replay
+from selector.train.tuning import replay_mode
 from tests.selector import logged
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from selector.actions import Action, ActionSpace
-from selector.joint import Shapes, joint_choice, step_clock
-from selector.mixed import PARTS, MixedBatches
+from selector.runtime.joint import Shapes, joint_choice, step_clock
 from selector.schema import InputError
 from selector.tables import Table
+from selector.train.mixed import PARTS, MixedBatches
 from tests.selector.logged import SPACE, profile, texts, timed
 from tests.selector.synthetic import profile as alone
 

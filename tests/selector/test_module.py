@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from selector.actions import Lookup
-from selector.data import Timed
 from selector.decision import Mode, Rule
-from selector.module import Batch, RootsModule, SelectorModule, learned_rows
-from selector.objective import policy_ratios, survival_loss
 from selector.schema import EARLY, FULL, LIGHT, MATCH, PAIR
-from selector.tuning import StaticTable, best_static, replay_mode, tuned
+from selector.train.data import Timed
+from selector.train.module import Batch, RootsModule, SelectorModule, learned_rows
+from selector.train.objective import policy_ratios, survival_loss
+from selector.train.tuning import StaticTable, best_static, replay_mode, tuned
 from tests.selector.synthetic import SPACE, TELLS, joined, module, opinionated, static_mode, texts, timed
 
 STEPS = 1200
@@ -102,7 +102,7 @@ def test_scores_do_not_depend_on_what_is_asked_together(
     whole = {each: made.scores(data, each) for each in (EARLY, sees)}
     assert whole[EARLY].shape == whole[sees].shape == (240, 237)
     assert torch.equal(made.scores(data), whole[sees])
-    monkeypatch.setattr("selector.module.ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("selector.train.module.ROWS_AT_ONCE", 7)
     for each, whole_RA in whole.items():
         assert torch.allclose(made.scores(data, each), whole_RA, atol=1e-5)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from selector.actions import ActionSpace
-from selector.network import RootNetwork, SurvivalNetwork, survival_factors
+from selector.train.network import RootNetwork, SurvivalNetwork, survival_factors
 from tests.selector.test_actions import SPACES, name_of, own_survivals
 
 WIDTHS = [6, 4, 4]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace, Lookup
-from selector.objective import policy_loss, policy_ratios, survival_loss
+from selector.train.objective import policy_loss, policy_ratios, survival_loss
 
 SPACE = ActionSpace(3, 2, 2, (1, 3))
 

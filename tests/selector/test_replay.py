@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_gen.drafting import draft_lookup
-from data_gen.lookup import LookupIndex
-from data_gen.text_labels import TextLabeller
+from data_gen.drafting.lookup import LookupIndex
+from data_gen.drafting.sampled import draft_lookup
+from data_gen.text_labels.labels import TextLabeller
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier
 from data_gen.verification.profile import normalised
 from selector.actions import Action, ActionSpace, Lookup
-from selector.replay import (
+from selector.train.replay import (
     Ratio,
     Replayed,
     jackknifed_ratio,
@@ -235,7 +235,7 @@ def some_survivals(sizes: list[int], space: ActionSpace, seed: int) -> Tensor:
 def walked(
     survivals_RS: Tensor, action_R: Tensor, seconds_R: Tensor, sizes: list[int], space: ActionSpace
 ) -> list[tuple[float, float, float]]:
-    """Tokens, seconds and steps of each text, as the formula of `selector.replay` says it; tokens of the text alone."""
+    """Tokens, seconds and steps of each text, as the formula of `selector.train.replay` says it."""
     law_RJ, found, begin = outcomes(survivals_RS, action_R, space), [], 0
     for size in sizes:
         begins_N, tokens, seconds, steps = torch.zeros(size + law_RJ.shape[1] + 1, dtype=torch.float64), 0.0, 0.0, 0.0

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from selector.data import Timed
 from selector.decision import RHOS, choices
-from selector.replay import replay
-from selector.rules import CHAINS, MOST, AcceptanceRule, chain_efficiencies
 from selector.schema import DECAYS, LENGTH_AT, LIGHT, SCALAR_NAMES, SCALARS_KEY
-from selector.tuning import StaticTable, best_static
+from selector.train.data import Timed
+from selector.train.replay import replay
+from selector.train.rules import CHAINS, MOST, AcceptanceRule, chain_efficiencies
+from selector.train.tuning import StaticTable, best_static
 from tests.selector.synthetic import EASY, HARD, SPACE, texts, timed
 
 

@@ -9,8 +9,8 @@ import pytest
 import safetensors.numpy
 
 from selector.jit import key_of
+from selector.runtime.tokens import FILE, LEAST, WEIGHT, TokenStatistics
 from selector.schema import MOST_COUNTED
-from selector.tokens import FILE, LEAST, WEIGHT, TokenStatistics
 
 GENERATOR = np.random.default_rng(0)
 KEYS_RJ = GENERATOR.integers(0, 6, (300, 2)) + np.array([[0, 100]])

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from selector.actions import EMPTY, Action, Lookup
-from selector.data import Timed
 from selector.decision import RHOS, Mode, Rule, choices, without_draft
 from selector.latency import interpolated
-from selector.replay import Ratio, Replayed, replay
 from selector.schema import EARLY, FULL, LIGHT, MATCH, MATCH_AT
-from selector.tuning import (
+from selector.train.data import Timed
+from selector.train.replay import Ratio, Replayed, replay
+from selector.train.tuning import (
     LEASTS,
     RARE,
     SPEEDS,

@@ -1,8 +1,8 @@
 """The rules of other projects on an engine's logs: when they copy, and how many tokens they have the drafter draft.
 
-Each rule is tuned on training texts and replayed on others, exactly and on the selector's clock (`selector.replay`).
+Each rule is tuned on training texts and replayed on others, exactly and on the selector's clock (`train.replay`).
 Constants that a project publishes stay; everything else is tuned for each clock, which is more than an engine does.
-No rule is charged for its decisions. A copy is what followed the longest earlier match (`data_gen.lookup`), whichever
+No rule is charged for its decisions. A copy is what followed the longest earlier match, whichever
 match the project itself would take.
 
 Rules that learn from their own steps are walked through each text alone: at each root they know what their earlier
@@ -30,8 +30,8 @@ from pipelines.logs.rivals.copying import (
     tensorrt_llm,
 )
 from pipelines.logs.rivals.rules import Rival, RivalTexts, Sequential
-from selector.data import Timed
-from selector.replay import Replayed
+from selector.train.data import Timed
+from selector.train.replay import Replayed
 
 __all__ = ["rivals", "tuned_rivals"]
 

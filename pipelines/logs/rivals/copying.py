@@ -17,7 +17,7 @@ from torch import Tensor
 from pipelines.logs.rivals.rules import Array, Rival, RivalTexts, climbed, fastest, one, two
 from selector.jit import jit
 from selector.schema import PRECEDENT_LENGTHS
-from selector.tuning import LEASTS
+from selector.train.tuning import LEASTS
 
 COPIES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20)  # copied tokens that are tried
 HITS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, math.inf)  # shares of recent hits that are tried as thresholds

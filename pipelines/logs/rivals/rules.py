@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from selector.actions import ActionSpace
-from selector.data import Timed
 from selector.jit import jit
-from selector.replay import Replayed, replay
 from selector.schema import LOG
+from selector.train.data import Timed
+from selector.train.replay import Replayed, replay
 
 Array = NDArray[Any]
 Moves = Sequence[dict[str, float]]  # changes of a rule that are tried together

@@ -1,0 +1,1 @@
+"""Decoders: a step at a time, eager, or compiled on preallocated memory."""

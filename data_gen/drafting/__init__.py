@@ -1,0 +1,1 @@
+"""Drafts: trees drawn from the draft model, and tokens copied from the text."""

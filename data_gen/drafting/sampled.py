@@ -1,0 +1,213 @@
+"""Draws trees from the draft model.
+
+A delayed tree takes `L1 + L2` passes, the one over the root token included: a node's token is drawn from its parent's
+row, so leaves need no pass. Branches are drafted side by side and merged only afterwards.
+
+Legend: N tree nodes, W tokens of one pass, R rows of the draft's cache, K branches, V vocabulary, D hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from data_gen.features.root import ModelRow
+from data_gen.models.pair import CachedModel, Pass
+from data_gen.models.sampling import Sampling
+from data_gen.trees import DraftTree, Topology
+from data_gen.verification.base import GREEDY, IID
+from data_gen.verification.profile import sample
+from selector.actions import Action
+
+
+@dataclass
+class Draft:
+    """A drafted tree.
+
+    Attributes:
+        tree: equal prefixes merged.
+        probs_NV: the draft's distribution after each node; zeros at leaves.
+        row_of: for each node that the draft has passed, its row in the draft's cache; the root's is committed.
+    """
+
+    tree: DraftTree
+    probs_NV: Tensor
+    row_of: dict[int, int]
+    _passed: list[ModelRow]  # by row
+
+    def rows(self, nodes: Iterable[int]) -> list[ModelRow]:
+        """The draft after some nodes that it has passed."""
+        return [self._passed[self.row_of[node]] for node in nodes]
+
+
+def draft_tree(
+    draft: CachedModel,
+    root_probs_V: Tensor,
+    action: Action,
+    sampling: Sampling,
+    generator: torch.Generator,
+    style: str = IID,
+    text: Sequence[int] = (),
+) -> Draft:
+    """Draft a delayed tree. The draft's cache already holds the root token.
+
+    Args:
+        draft: its committed rows end with the root token; the tree's rows are appended.
+        root_probs_V: the draft's distribution after the root token.
+        generator: lives on the device of `root_probs_V`.
+        style: how the branches' first tokens are drawn; where the support is too small, there are fewer branches.
+        text: committed tokens, the root token included, for a sampling that depends on them.
+    """
+    L1, L2 = (action.L1 + action.L2, 0) if action.K == 1 else (action.L1, action.L2)  # a chain is a trunk alone
+    trunk: list[int] = []
+    passed: list[ModelRow] = []
+    while len(trunk) < L1:
+        trunk.append(int(sample(passed[-1].probs_V if passed else root_probs_V, 1, generator)))
+        if len(trunk) < L1 or L2 > 0:
+            visible = torch.ones(1, len(trunk), dtype=torch.bool)
+            output = _pass(draft, torch.tensor([[trunk[-1]]]), visible, len(trunk))
+            passed += _rows(output, sampling, lambda: [[*text, *trunk]])
+    branches_KD = torch.zeros(1, 0, dtype=torch.int64)
+    if L2 > 0:
+        ends_V = passed[-1].probs_V if passed else root_probs_V
+        branches_KD = torch.tensor(draw_children(ends_V, action.K, style, generator)).unsqueeze(-1)
+    K = len(branches_KD)
+    for depth in range(1, L2):
+        tokens_1K = branches_KD[:, -1].unsqueeze(0)
+        output = _pass(draft, tokens_1K, _visible(L1, K, depth), L1 + depth)
+        branches = branches_KD.tolist()
+        passed += _rows(output, sampling, lambda: [[*text, *trunk, *branch] for branch in branches])  # noqa: B023
+        drawn_K1 = sample(torch.stack([row.probs_V for row in passed[-K:]]), 1, generator).cpu()
+        branches_KD = torch.cat([branches_KD, drawn_K1], dim=-1)
+    tree = DraftTree.from_paths(trunk, branches_KD.tolist())
+    row_of = _rows_of(tree, L1, K)
+    probs_NV = root_probs_V.new_zeros(len(tree), len(root_probs_V))
+    probs_NV[0] = root_probs_V
+    if row_of:
+        probs_NV[list(row_of)] = torch.stack([passed[row].probs_V for row in row_of.values()])
+    return Draft(tree, probs_NV, row_of, passed)
+
+
+def draft_lookup(proposal: Sequence[int], vocabulary: int, device: torch.device) -> Draft:
+    """A chain that is copied from the text. Its tokens are certain under what drafts them, so each is accepted with the
+    probability that the target gives it.
+
+    Args:
+        proposal: token ids, from `lookup.LookupIndex.proposal`.
+    """
+    tree = DraftTree.from_paths(list(proposal), [[]])
+    probs_NV = torch.zeros(len(tree), vocabulary, device=device)
+    probs_NV[range(len(proposal)), list(proposal)] = 1
+    return Draft(tree, probs_NV, {}, [])
+
+
+def draw_children(probs_V: Tensor, count: int, style: str, generator: torch.Generator) -> list[int]:
+    """Tokens of a node's children, in order; fewer than `count` where a style without replacement runs out.
+
+    Args:
+        probs_V: the draft's distribution after the node.
+        style: "iid"; "without_replacement", one draw after another; "greedy", the `count - 1` most probable tokens and
+            one draw from the others.
+    """
+    if style == IID:
+        return sample(probs_V, count, generator).tolist()
+    left_V = probs_V.clone()
+    tokens: list[int] = []
+    if style == GREEDY:
+        top = probs_V.topk(min(count - 1, len(probs_V))).indices
+        tokens = [int(token) for token in top if probs_V[token] > 0]
+        left_V[tokens] = 0
+    while len(tokens) < count and bool((left_V > 0).any()):
+        tokens.append(int(sample(left_V, 1, generator)))
+        left_V[tokens[-1]] = 0
+    return tokens
+
+
+@torch.inference_mode()
+def draft_topology(
+    draft: CachedModel,
+    root_probs_V: Tensor,
+    topology: Topology,
+    sampling: Sampling,
+    generator: torch.Generator,
+    style: str = IID,
+) -> tuple[DraftTree, Tensor]:
+    """Draft a tree of any shape, one pass per depth; the draft's cache already holds the root token.
+
+    Returns:
+        the tree, and the draft's distribution after each of its nodes, [N, V]; zeros at leaves.
+    """
+    device = draft.model.device
+    children: list[list[int]] = [[] for _ in topology.parents]
+    for node, parent in enumerate(topology.parents):
+        if parent >= 0:
+            children[parent].append(node)
+    tokens: list[int | None] = [None] * len(topology.parents)
+    probs = {-1: root_probs_V}
+    passed: list[int] = []
+    for depth, level in enumerate(topology.levels()):
+        for parent in dict.fromkeys(topology.parents[node] for node in level):
+            if parent in probs:
+                siblings = [node for node in level if topology.parents[node] == parent]
+                drawn = draw_children(probs[parent], len(siblings), style, generator)
+                for node, token in zip(siblings, drawn, strict=False):
+                    tokens[node] = token
+        inner = [node for node in level if children[node] and tokens[node] is not None]
+        if inner:
+            passed += inner
+            above = [_ancestors(topology, node) for node in inner]
+            visible = torch.tensor([[row in seen for row in passed] for seen in above])
+            offsets_W = torch.full((len(inner),), depth, device=device)
+            output = draft.forward(torch.tensor([[tokens[n] for n in inner]], device=device), offsets_W, visible)
+            probs |= dict(zip(inner, sampling.probabilities(output.logits_BWV[0]), strict=True))
+    tree = DraftTree.from_topology(topology, tokens)
+    probs_NV = root_probs_V.new_zeros(len(tree), len(root_probs_V))
+    for node, row in probs.items():
+        path = [tokens[n] for n in sorted(_ancestors(topology, node))]  # a parent has the smaller number
+        probs_NV[tree.node_of([token for token in path if token is not None])] = row
+    return tree, probs_NV
+
+
+def _ancestors(topology: Topology, node: int) -> set[int]:
+    """A node and all above it."""
+    seen = set()
+    while node >= 0:
+        seen.add(node)
+        node = topology.parents[node]
+    return seen
+
+
+def _pass(draft: CachedModel, tokens_1W: Tensor, visible: Tensor, depth: int) -> Pass:
+    """Pass the nodes of one depth."""
+    device = draft.model.device
+    offsets_W = torch.full((tokens_1W.shape[1],), depth - 1, device=device)
+    return draft.forward(tokens_1W.to(device), offsets_W, visible)
+
+
+def _rows(output: Pass, sampling: Sampling, texts: Callable[[], list[list[int]]]) -> list[ModelRow]:
+    """What a pass gave, token by token; `texts` as in `Sampling.after`."""
+    rows = sampling.after(texts, output.logits_BWV[0]), output.logits_BWV[0], output.hidden_BWD[0]
+    return [ModelRow(*row) for row in zip(*rows, strict=True)]
+
+
+@cache
+def _visible(L1: int, K: int, depth: int) -> Tensor:
+    """[K, R + K] bool for the pass over one depth of the branches: each sees the trunk and its own earlier tokens."""
+    trunk = torch.ones(K, L1, dtype=torch.bool)
+    return torch.cat([trunk, torch.eye(K, dtype=torch.bool).repeat(1, depth)], dim=1)
+
+
+def _rows_of(tree: DraftTree, L1: int, K: int) -> dict[int, int]:
+    """Cache row of every node that was passed; merged nodes have several equal rows, of which the first is taken."""
+    trunk = tree.path_to(tree.branch_nodes[0][0])
+    rows = {node: row for row, node in enumerate(trunk)}
+    for k, nodes in enumerate(tree.branch_nodes):
+        for depth, node in enumerate(nodes[1:-1]):
+            rows.setdefault(node, L1 + depth * K + k)
+    if len(tree.branch_nodes[0]) == 1 and trunk:
+        del rows[trunk[-1]]  # a bare trunk ends in a leaf
+    return rows

@@ -1,0 +1,265 @@
+"""What a selector may know at a root, before anything is drafted. Names and meanings in `selector.schema`.
+
+Everything follows from the committed text and the two models' rows along it, so that a decoder at a root and one
+teacher-forced pass over the finished text give the same numbers. *Early* features need the target's rows alone. The
+others need the draft's, and a row of the draft exists once the draft has passed its token: not yet after a full
+acceptance, nor after steps without drafting. So before they are read the draft passes what it has not seen, the root
+token at least.
+
+Legend: N consecutive tokens, V vocabulary, D hidden width, F scalars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from data_gen.drafting.lookup import LookupIndex
+from data_gen.features import DraftHistory, HitHistory, TargetHistory, TextHistory
+from data_gen.features.entropies import entropies
+from data_gen.models.sampling import Sampling
+from selector.runtime.selector import TokenStatistics
+from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, LOG, MATCH, PAIR, SCALARS_KEY, TEXT_SCALARS
+
+_TEXT, _EARLY = len(TEXT_SCALARS), PAIR.first
+
+
+class ModelRows(NamedTuple):
+    """One model after some consecutive tokens; `probs_NV` are what is sampled from."""
+
+    probs_NV: Tensor
+    logits_NV: Tensor
+    hidden_ND: Tensor
+
+
+class ModelRow(NamedTuple):
+    """One model after one token."""
+
+    probs_V: Tensor
+    logits_V: Tensor
+    hidden_D: Tensor
+
+
+class Accepted:
+    """What a step's target pass says of its root and the accepted nodes, asked for where a history needs it."""
+
+    def __init__(self, rows: ModelRows, nodes: Sequence[int]) -> None:
+        self._rows, self._nodes = rows, list(nodes)
+
+    def entropies(self) -> list[float]:
+        """Of the target after each."""
+        return entropies(self._rows.logits_NV, self._nodes)
+
+    def of_next(self, tokens: Sequence[int]) -> list[float]:
+        """The probability of the token that follows each."""
+        return _of_next(self._rows.probs_NV, self._nodes, tokens)
+
+    def hidden_D(self) -> Tensor:
+        """The target's last hidden state after the last of them."""
+        return self._rows.hidden_ND[self._nodes[-1]]
+
+
+def agreements(target_probs_NV: Tensor, draft_probs_NV: Tensor, next_N: Tensor) -> list[float]:
+    """After each of some tokens `min(1, q/p)` of the text's next one."""
+    p_N, q_N = (rows_NV.gather(-1, next_N.unsqueeze(-1))[:, 0] for rows_NV in (target_probs_NV, draft_probs_NV))
+    return (q_N / p_N).clamp(max=1).tolist()
+
+
+class RootKnowledge:
+    """What a decoder knows at its roots, kept up to date step by step.
+
+    Args:
+        prompt: token ids; the last one is the first root.
+        sampling: the target's.
+        sees: what is asked for, `schema.FEATURES` or the match; of rows that these do not need nothing is kept.
+    """
+
+    def __init__(self, prompt: Sequence[int], sampling: Sampling, sees: Sequence[str]) -> None:
+        self.sampling = sampling
+        self._match_alone, self._needs_draft = set(sees) <= {MATCH}, LIGHT in sees or FULL in sees
+        self.text, self._of_draft = TextHistory(prompt), DraftHistory()
+        self._of_target = TargetHistory(self.text)
+        self._step: Accepted | None = None  # the last one
+        self._following: list[int] = []  # the tokens that follow its root and its accepted nodes, until they are used
+        self._next: list[int] = []  # the tokens that the draft's history lacks
+        self._p: list[float] = []  # their probabilities
+        self._draft: list[ModelRow] = []  # the draft before each of them, and after the root token
+        self._root_entropy: float | None = None  # of the draft after the first of its rows, once it is known
+        self._scalars_F: NDArray[np.float32] | None = None  # at the root, once they were asked for
+
+    def committed(self, step: Accepted, tokens: Sequence[int]) -> None:
+        """A step has ended with these tokens, which follow its root and its accepted nodes."""
+        self._digest()
+        self._step, self._following, self._scalars_F = step, list(tokens), None
+
+    def passed(self, draft: Iterable[ModelRow]) -> None:
+        """The draft's rows after further committed tokens."""
+        if self._needs_draft:
+            self._draft += draft
+
+    def features(self, sees: str, length: int) -> dict[str, Tensor] | None:
+        """The features at the root; None at the first root.
+
+        Args:
+            sees: what they are to hold: `light` and `full` ones once the draft has passed the root token.
+            length: committed tokens, the root token included.
+        """
+        if self._step is None:
+            return None
+        self._digest()
+        if sees == MATCH:
+            return {MATCH: torch.tensor(float(self.text.index.match))}
+        if self._scalars_F is None:  # else this root was asked for before
+            self._scalars_F = np.empty(len(PAIR.scalars), np.float32)
+            self._scalars_F[:_TEXT] = self.text.scalars(self.sampling)
+            self._scalars_F[_TEXT:_EARLY] = self._of_target.scalars()
+        if sees == EARLY:
+            return {SCALARS_KEY: torch.from_numpy(self._scalars_F[:_EARLY])}
+        self._scalars_F[_EARLY:] = self._draft_scalars()
+        result = {SCALARS_KEY: torch.from_numpy(self._scalars_F)}
+        if sees == FULL:
+            states = self._step.hidden_D(), self._draft[-2].hidden_D, self._draft[-1].hidden_D
+            result |= {name: state.float().cpu() for name, state in zip(HIDDEN_STATES, states, strict=True)}
+        self._draft = self._draft[-1:]
+        return result
+
+    def _draft_scalars(self) -> list[float]:
+        """Brings the draft's history up to date, and what it says at the root."""
+        new = self._draft[self._root_entropy is not None :]
+        found = entropies(torch.stack([row.logits_V for row in new]))
+        draft_entropies = [*([] if self._root_entropy is None else [self._root_entropy]), *found]
+        self._of_draft.add(self._agreements(), draft_entropies[:-1])
+        self._next, self._p, self._root_entropy = [], [], draft_entropies[-1]
+        return self._of_draft.scalars(draft_entropies[-1])
+
+    def _digest(self) -> None:
+        """What the last step says goes into the history: part of a decision's time, so not before one is asked for."""
+        if self._step is None or not self._following:
+            return
+        if self._match_alone:
+            self.text.index.extend(self._following)
+        else:
+            self.text.add(self._following)
+            self._of_target.add(self._step.entropies())
+        if self._needs_draft:
+            self._next += self._following
+            self._p += self._step.of_next(self._following)
+        self._following = []
+
+    def _agreements(self) -> list[float]:
+        """Of the tokens that the draft's history lacks."""
+        rows = self._draft[: len(self._next)]
+        if rows[0].probs_V.is_cuda:
+            q = _of_next(torch.stack([row.probs_V for row in rows]), list(range(len(rows))), self._next)
+        else:  # on the CPU single numbers are cheaper than any call of torch
+            q = [row.probs_V.numpy().item(token) for row, token in zip(rows, self._next, strict=True)]
+        return [min(1.0, of_draft / of_target) for of_draft, of_target in zip(q, self._p, strict=True)]
+
+
+def _of_next(probs_NV: Tensor, nodes: list[int], tokens: Sequence[int]) -> list[float]:
+    """The probability of the token that follows each of some nodes."""
+    if probs_NV.is_cuda:
+        return probs_NV[nodes, torch.tensor(tokens, device=probs_NV.device)].tolist()
+    rows = probs_NV.numpy()
+    return [rows.item(node, token) for node, token in zip(nodes, tokens, strict=True)]
+
+
+class TextKnowledge:
+    """The same along a finished text, from blocks of rows in the order of the text.
+
+    Args:
+        tokens: of the whole text.
+        start: the first root, the last prompt token.
+    """
+
+    def __init__(self, tokens: Sequence[int], start: int, sampling: Sampling) -> None:
+        self.tokens, self.start, self.sampling = tokens, start, sampling
+        self._target_entropies: list[float] = []
+        self._draft_entropies: list[float] = []
+        self._accepted: list[float] = []
+
+    @property
+    def seen(self) -> int:
+        """Rows so far."""
+        return len(self._target_entropies)
+
+    def add(self, target: ModelRows, draft: ModelRows) -> None:
+        """The rows after the next tokens from `start` on."""
+        begin = self.start + self.seen
+        self._target_entropies += entropies(target.logits_NV)
+        self._draft_entropies += entropies(draft.logits_NV)
+        following_N = torch.tensor(self.tokens[begin + 1 : begin + 1 + len(target.probs_NV)], dtype=torch.int64)
+        N = len(following_N)
+        following_N = following_N.to(target.probs_NV.device)
+        self._accepted += agreements(target.probs_NV[:N], draft.probs_NV[:N], following_N)
+
+    def scalars(self, roots: int) -> Tensor:
+        """The scalars of the schema at the first so many roots, float32 [roots, F]; zeros at the very first."""
+        text, of_draft = TextHistory(self.tokens[: self.start + 1]), DraftHistory()
+        of_target = TargetHistory(text)
+        found_RF = np.zeros((roots, len(PAIR.scalars)), np.float32)
+        for n in range(1, roots):
+            text.add([self.tokens[self.start + n]])
+            of_target.add(self._target_entropies[n - 1 : n])
+            of_draft.add(self._accepted[n - 1 : n], self._draft_entropies[n - 1 : n])
+            found_RF[n, :_TEXT] = text.scalars(self.sampling)
+            found_RF[n, _TEXT:_EARLY] = of_target.scalars()
+            found_RF[n, _EARLY:] = of_draft.scalars(self._draft_entropies[n])
+        return torch.from_numpy(found_RF)
+
+    def foretold(self, roots: int, most: int) -> Tensor:
+        """At the first so many roots, how many tokens of a lookup the text goes on with, `most` at most; uint8."""
+        return foretold(self.tokens, self.start, roots, most)
+
+
+def foretold(tokens: Sequence[int], start: int, roots: int, most: int) -> Tensor:
+    """At so many roots of a text from `start` on, how many tokens of a lookup are right, `most` at most; uint8."""
+    index = LookupIndex(tokens[: start + 1])
+    right = []
+    for at in range(start + 1, start + 1 + roots):
+        right.append(index.agreement(tokens[at : at + most]))
+        index.extend(tokens[at : at + 1])
+    return torch.tensor(right, dtype=torch.uint8)
+
+
+class DrafterKnowledge:
+    """What an engine knows at its roots of a text that a drafter of its own continues, kept up to date step by step.
+
+    Token ids are enough for `text` features. For `drafter` features the engine also says of every committed token
+    whether the drafter's first token there was the text's, as it knows wherever its drafter runs over committed tokens.
+
+    Args:
+        prompt: token ids; the last one is the first root.
+        tokens: the selector's statistics by token, `Selector.tokens`.
+        batch: how many requests are decoded together.
+    """
+
+    def __init__(self, prompt: Sequence[int], sampling: Sampling, tokens: TokenStatistics, batch: int = 1) -> None:
+        self.sampling, self.batch, self.tokens = sampling, batch, tokens
+        self.text = TextHistory(prompt)
+        self._of_drafter = HitHistory(self.text)
+
+    def committed(self, tokens: Sequence[int], hits: Sequence[float] = ()) -> None:
+        """More tokens of the text; of each whether the drafter had it right, 1 or 0, for `drafter` features."""
+        self.text.add(tokens)
+        self._of_drafter.add(hits)
+
+    def scalars(self, level: str) -> NDArray[np.float32]:
+        """The scalars of a level of `schema.LOG` at the newest token, float32 [F]."""
+        parts = [self.text.scalars(self.sampling, self.batch), self.tokens.of(self.text.keys())]
+        if level == LOG.levels[1]:
+            parts += [self._of_drafter.scalars(), self.tokens.of(self.keys()[-1:])]
+        return np.concatenate(parts).astype(np.float32)
+
+    def keys(self) -> NDArray[np.int64]:
+        """What training roots are grouped by, int64 [J]; the last one by the drafter's hits, too."""
+        return np.append(self.text.keys(), self._of_drafter.key)
+
+    def features(self, level: str) -> dict[str, Tensor]:
+        """The same, as a selector is asked with."""
+        return {SCALARS_KEY: torch.from_numpy(self.scalars(level))}

@@ -1,0 +1,222 @@
+"""What token ids alone say at a root.
+
+Legend: N tokens, F scalars, D decays of running means, M kinds of matches, C slots of a table of counts, J keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_gen.drafting.lookup import LookupIndex
+from data_gen.features.runs import ROOM, averaged, count_runs, empty_table, longer
+from data_gen.features.source import alike_after, alike_before, copied_token, in_a_row, precedents, shares
+from data_gen.models.sampling import Sampling
+from selector.jit import jit, key_of, slot
+from selector.schema import (
+    DECAYS,
+    LONGEST_LOOKUP,
+    LONGEST_MATCH,
+    MOST_SEEN,
+    PRECEDENT_LENGTHS,
+    SOURCE_LENGTHS,
+    TEXT_SCALARS,
+)
+
+Array = NDArray[Any]
+
+# arguments of what is compiled: Numba keeps compiled code until this file changes, and with it other files' constants
+_DECAYS_D, _SOURCES, _PRECEDENTS = np.array(DECAYS), np.array(SOURCE_LENGTHS), np.array(PRECEDENT_LENGTHS)
+_CAPS = LONGEST_MATCH, LONGEST_LOOKUP, MOST_SEEN
+FIRST = 4  # scalars that are not the text's: context length, requests, sampling setting
+MATCHES = 8  # of matches that count as alike, see `_like`
+AHEAD = 8  # tokens of a lookup that are judged
+FADING = 0.95  # of a lookup's weight among those with a match like it
+DONE, COPIED, STEADY = range(3)  # of `_Text.state`
+
+
+class _Text(NamedTuple):
+    """What is kept of a text, as compiled functions take it.
+
+    Attributes:
+        foretold_N: of each token, whether a lookup foretold it.
+        sources_N: the source after each token, -1 where there is none.
+        matches_N: the length of the match there.
+        sums_2D: of what lookups foretold, and of the weights of the running means.
+        new_2D: the same of tokens that were new.
+        by_match_4M: by how long the match was, of what lookups foretold and of how far they were right, with weights.
+        state: by `DONE` (tokens that are counted), `COPIED` (the latest in a row that lookups foretold), `STEADY` (how
+            long the source has moved along).
+        keys_C, counts_C: of all runs of a few tokens.
+    """
+
+    foretold_N: Array
+    sources_N: Array
+    matches_N: Array
+    sums_2D: Array
+    new_2D: Array
+    by_match_4M: Array
+    state: Array
+    keys_C: Array
+    counts_C: Array
+
+
+class TextHistory:
+    """What token ids alone say, from the prompt on.
+
+    Args:
+        prompt: token ids.
+    """
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.index = LookupIndex()
+        self.start = len(prompt)
+        sums = np.zeros((2, len(DECAYS))), np.zeros((2, len(DECAYS))), np.zeros((4, MATCHES))
+        arrays = np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._known = _Text(*arrays, *sums, np.zeros(3, np.int64), *empty_table(0))
+        self.add(prompt)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """More committed tokens."""
+        begin, end = len(self.index), len(self.index) + len(tokens)
+        if end > len(self._known.foretold_N):
+            self._make_room(end)
+        known = self._known
+        found = self.index.extend(list(tokens))
+        for array_N, new_N in zip((known.foretold_N, known.sources_N, known.matches_N), found, strict=True):
+            array_N[begin:end] = new_N
+
+    def _make_room(self, tokens: int) -> None:
+        """For twice as many tokens; runs of tokens are then counted anew."""
+        old, room = self._known, 2 * tokens + ROOM
+        arrays = old.foretold_N, old.sources_N, old.matches_N
+        foretold_N, sources_N, matches_N = (np.concatenate([a, np.zeros(room - len(a), a.dtype)]) for a in arrays)
+        keys_C, counts_C = empty_table(room * (1 + PRECEDENT_LENGTHS[-1]))
+        count_runs(self.index.tokens_N, 0, int(old.state[DONE]), keys_C, counts_C, 1 + PRECEDENT_LENGTHS[-1])
+        self._known = old._replace(
+            foretold_N=foretold_N, sources_N=sources_N, matches_N=matches_N, keys_C=keys_C, counts_C=counts_C
+        )
+
+    def scalars(self, sampling: Sampling, batch: int = 1) -> Array:
+        """The text's scalars at the newest token, float64 [F].
+
+        Args:
+            batch: how many requests are decoded together.
+        """
+        found_F = np.empty(len(TEXT_SCALARS))
+        found_F[:FIRST] = len(self.index), batch, sampling.temperature, sampling.top_p
+        place = self.start, self.index.match, FIRST
+        _text(found_F, self.index.tokens_N, self._known, place, _DECAYS_D, _SOURCES, _PRECEDENTS, _CAPS)
+        return found_F
+
+    @property
+    def foretold_N(self) -> Array:
+        """Of each token, whether a lookup foretold it."""
+        return self._known.foretold_N[: len(self.index)]
+
+    def keys(self) -> Array:
+        """What training roots are grouped by, at the newest token, int64 [J], in the order of `schema.KEYS`."""
+        found: Array = _keys(self.index.tokens_N, self.index.source, self.index.match, self.foretold_N[-1] > 0)
+        return found
+
+
+@jit
+def _text(
+    found_F: Array,
+    tokens_N: Array,
+    known: _Text,
+    place: tuple[int, int, int],
+    decays_D: Array,
+    source_lengths: Array,
+    precedent_lengths: Array,
+    caps: tuple[int, int, int],
+) -> None:
+    """The text's scalars from the match on, in the order of the schema; brings `known` up to date.
+
+    Args:
+        place: tokens of the prompt, length of the match, the position of the first scalar.
+        caps: of matches and runs, of what a lookup copies, of counts.
+    """
+    (start, match, at), (longest_match, longest_lookup, most_seen) = place, caps
+    N, state = len(tokens_N), known.state
+    means_D = averaged(known.sums_2D, decays_D, known.foretold_N[state[DONE] : N])
+    new_D = averaged(known.new_2D, decays_D, _read_on(tokens_N, known, 1 + precedent_lengths[-1]))
+    source = known.sources_N[N - 1]
+    found_F[at] = min(match, longest_match)
+    found_F[at + 1 : at + 1 + len(means_D)] = means_D
+    at += 1 + len(means_D)
+    found_F[at] = min(state[COPIED], longest_match)
+    found_F[at + 1] = min(state[STEADY], longest_match)
+    found_F[at + 2] = 1.0 if 0 <= source < start - 1 else 0.0
+    found_F[at + 3] = in_a_row(known.foretold_N[:N], source, longest_lookup)
+    at = shares(found_F, at + 4, known.foretold_N[:N], source, source_lengths)
+    second = known.sources_N[source] if source >= 0 else -1
+    found_F[at] = alike_before(tokens_N, second, longest_match)
+    found_F[at + 1] = alike_after(tokens_N, source, second, longest_lookup)
+    third = known.sources_N[second] if second >= 0 else -1
+    found_F[at + 2] = min(found_F[at + 1], alike_after(tokens_N, source, third, longest_lookup))
+    precedents(found_F, at + 3, tokens_N, source, known.keys_C, known.counts_C, precedent_lengths, most_seen)
+    at += 3 + 2 * len(precedent_lengths)
+    found_F[at : at + len(new_D)] = new_D
+    at, like = at + len(new_D), _like(match)
+    for part in range(2):  # drawn to what is usual in this text
+        total, weight = known.by_match_4M[2 * part, like], known.by_match_4M[2 * part + 1, like]
+        found_F[at + part] = (total + 2 * means_D[-1]) / (weight + 2)
+
+
+@jit
+def _read_on(tokens_N: Array, known: _Text, longest: int) -> Array:
+    """Counts the tokens that are not counted yet; of each of these, whether it was new in the text."""
+    state, N = known.state, len(tokens_N)
+    new_N = np.zeros(N - state[DONE])
+    for n in range(state[DONE], N):
+        state[COPIED] = state[COPIED] + 1 if known.foretold_N[n] > 0 else 0
+        moved = n > 0 and 0 <= known.sources_N[n - 1] == known.sources_N[n] - 1
+        state[STEADY] = state[STEADY] + 1 if moved else 0
+        count_runs(tokens_N, n, n + 1, known.keys_C, known.counts_C, longest)
+        new_N[n - state[DONE]] = known.counts_C[slot(known.keys_C, longer(np.uint64(0), tokens_N[n]))] == 1
+        if n > 0 and known.matches_N[n - 1] > 0:
+            _note(known.by_match_4M, 0, known.matches_N[n - 1], known.foretold_N[n])
+        before = n - AHEAD  # a lookup from there can be judged now
+        if before >= 0 and known.matches_N[before] > 0:
+            source, right = known.sources_N[before], 0
+            while right < AHEAD and copied_token(tokens_N[: before + 1], source, right) == tokens_N[before + 1 + right]:
+                right += 1
+            _note(known.by_match_4M, 2, known.matches_N[before], right / AHEAD)
+    state[DONE] = N
+    return new_N
+
+
+@jit
+def _note(by_match_4M: Array, row: int, match: int, value: float) -> None:
+    """One more value of lookups with a match like this one, whose weight fades."""
+    like = _like(match)
+    by_match_4M[row, like] = FADING * by_match_4M[row, like] + value
+    by_match_4M[row + 1, like] = FADING * by_match_4M[row + 1, like] + 1
+
+
+@jit
+def _like(match: int) -> int:
+    """Which matches count as alike: 0, 1, 2, 3, up to 6, up to 11, up to 23, longer ones."""
+    if match < 4:
+        return match
+    return 4 + int(match >= 7) + int(match >= 12) + int(match >= 24)
+
+
+@jit
+def _keys(tokens_N: Array, source: int, match: int, foretold: bool) -> Array:
+    """`TextHistory.keys`."""
+    last, before = tokens_N[-1], tokens_N[-2] if len(tokens_N) > 1 else -1
+    copied = tokens_N[source + 1] if source >= 0 else -1
+    return np.array(
+        [
+            key_of(0, last, -1),
+            key_of(1, before, last),
+            key_of(2, last, 2 * min(match, 3) + int(foretold)),
+            key_of(3, last, copied),
+            key_of(4, copied, -1),
+        ]
+    )

@@ -1,0 +1,1 @@
+"""The pair of models: loading, caches, masks, sampling."""

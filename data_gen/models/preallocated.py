@@ -1,0 +1,146 @@
+"""A model whose cache stands still in memory, so that a decoding step takes no host: nothing grows, nothing is read.
+
+`CachedModel` appends rows and slices them off again, by numbers that Python knows. Here every row has its place from
+the beginning; where a pass writes, and what it may look at, follows from one number on the device, the `base`: how many
+rows are committed before the root. The token in slot `s` of a tree is written to row `base + s`, by target and draft
+alike, and everything from `base` on that is not of the tree is hidden by the mask.
+
+Legend: W tokens of one pass, S slots of a layout, R rows of the cache, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, StaticLayer
+
+from data_gen.drafting.slots import Layout
+from data_gen.models.masks import TreeMasks
+
+FILL = 256  # tokens of a pass over a prompt
+
+
+class Window(NamedTuple):
+    """Which slots a pass covers, and what they see.
+
+    Attributes:
+        slots_W: counted from the base; int64.
+        visible_WS: bool; `S` is the same for all windows of a model, so that a graph does for each width.
+        depths_S: positions of all slots, counted from the base; int64.
+    """
+
+    slots_W: Tensor
+    visible_WS: Tensor
+    depths_S: Tensor
+
+
+def window(layout: Layout, first: int, last: int, room: int, width: int | None = None) -> Window:
+    """Over the slots from `first` up to `last`, this one left out.
+
+    Args:
+        room: slots that windows have room for.
+        width: of the pass, where it is to be wider than its slots: further ones stand behind the tree.
+    """
+    width = width or last - first
+    device = layout.depths_S.device
+    visible_WS = torch.zeros(width, room, dtype=torch.bool, device=device)
+    visible_WS[: last - first, : layout.size] = layout.ancestors_SS[first:last]
+    visible_WS[last - first :, 0] = True
+    slots_W = torch.arange(first, last, device=device)
+    behind = torch.arange(layout.size, layout.size + width - len(slots_W), device=device)
+    return Window(torch.cat([slots_W, behind]), visible_WS, pad(layout.depths_S, (0, room - layout.size)))
+
+
+def run_window(count: int, room: int, device: torch.device) -> Window:
+    """Over a run of tokens, each of which sees those before it."""
+    visible_WS = pad(torch.ones(count, count, dtype=torch.bool, device=device).tril_(), (0, room - count))
+    return Window(torch.arange(count, device=device), visible_WS, torch.arange(room, device=device))
+
+
+class _Layer(StaticLayer):
+    """Writes where it is told to; transformers' own counts what was written."""
+
+    def __init__(self, rows: int, place: dict[str, Tensor]) -> None:
+        super().__init__(max_cache_len=rows)
+        self._place = place
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        for states, new in zip(self.states, (key_states, value_states), strict=True):
+            states.index_copy_(2, self._place["rows_W"], new)
+        return self.states
+
+    @property
+    def states(self) -> tuple[Tensor, Tensor]:
+        """Keys and values, [1, heads, R, head width] each, once a pass has been made."""
+        assert self.keys is not None and self.values is not None
+        return self.keys, self.values
+
+
+class StaticModel:
+    """A causal language model over one text at a time.
+
+    Args:
+        rows: the longest text, and a tree behind it.
+        room: slots of the widest window.
+        compiled: compile a pass of each width by `torch.compile`, whole; `backend` is its.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, rows: int, room: int, compiled: bool = False, backend: str = "inductor"
+    ) -> None:
+        self.model, self.rows, self.room = model, rows, room
+        self._place: dict[str, Tensor] = {}
+        self._layers = [_Layer(rows, self._place) for _ in range(model.config.get_text_config().num_hidden_layers)]
+        # layers with a sliding window keep all rows too: the mask hides them
+        self._cache = Cache(layers=[*self._layers])
+        self._masks = TreeMasks(model.config)
+        self._pass = torch.compile(self._forward, fullgraph=True, dynamic=False, backend=backend) if compiled else None
+        self.fill(torch.zeros(1, dtype=torch.int64, device=model.device))  # makes the caches, which no graph is to do
+
+    @torch.inference_mode()
+    def fill(self, tokens_T: Tensor) -> None:
+        """Commit a text's first tokens, int64 on the device; what the cache held before is forgotten."""
+        for begin in range(0, len(tokens_T), FILL):
+            part_W = tokens_T[begin : begin + FILL]
+            over = run_window(len(part_W), max(self.room, len(part_W)), tokens_T.device)
+            self._forward(part_W, torch.tensor(begin, device=tokens_T.device), over, last=1)
+
+    def forward(self, tokens_W: Tensor, base: Tensor, over: Window) -> Tensor:
+        """Logits [W, V] after the tokens of a window; their rows are written.
+
+        Args:
+            base: int64 [], on the device.
+        """
+        return (self._pass or self._forward)(tokens_W, base, over)
+
+    def _forward(self, tokens_W: Tensor, base: Tensor, over: Window, last: int = 0) -> Tensor:
+        self._place["rows_W"] = base + over.slots_W
+        positions_W = base + over.depths_S[over.slots_W.clamp(max=self.room - 1)]
+        masks = self._masks.static(over.visible_WS, over.depths_S, positions_W, base, self.rows, self.model.dtype)
+        output = self.model(
+            tokens_W.unsqueeze(0),
+            attention_mask=masks,
+            position_ids=positions_W.unsqueeze(0),
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=last,
+        )
+        return output.logits[0]
+
+    def keep(self, path_D: Tensor, base: Tensor) -> None:
+        """Move the rows of an accepted path behind the root's.
+
+        Args:
+            path_D: for each depth from 1 on, the slot whose row is wanted there; int64.
+        """
+        from_D, to_D = base + path_D, base + torch.arange(1, len(path_D) + 1, device=path_D.device)
+        for layer in self._layers:
+            if layer.is_initialized:
+                for states in layer.states:
+                    states.index_copy_(2, to_D, states.index_select(2, from_D))

@@ -1,0 +1,5 @@
+"""Labels along a text: what every tree would have yielded at every position, without drafting one."""
+
+from data_gen.text_labels.labels import label_text
+
+__all__ = ["label_text"]

@@ -1,0 +1,242 @@
+"""Labels along a text: what every tree would have yielded at every position, without drafting one.
+
+Take a text that follows the target's law: any lossless decoder wrote it. At a *root* (a position of it) let a tree be
+drafted afresh and verified. Of all that may be drafted, accepted and appended, keep only the cases that lead to the
+very text that stands there. How likely each accepted length is, given the text, then depends on the two models' rows
+along the text alone:
+
+    S_t = P(tau >= t | text) = E over the drafts [ P(draft) P(accepted down to depth t | draft) ] / P(text),
+
+and `1 + sum_t S_t` has the mean `E[tau + 1]` over texts. Written out, with x the text's token at a depth and p, q the
+rows before it:
+
+*Chain.* It must draft x, which has the probability q(x) where the text gave it p(x). So a step multiplies by
+`q/p min(1, p/q) = min(1, q/p)` top-down; bottom-up (Block Verification) S_t is the smallest of 1 and the running
+products of q/p. For instance p(x) = 0.5, q(x) = 0.4: a chain of one token would have been accepted with S_1 = 0.8.
+
+*Branches.* k branches still stand on the text. One of their k next tokens, at a uniformly drawn place, is x; the other
+k - 1, its siblings, are drawn from q. If m of the k are x, then `k q(x) / (m p(x))` is how much more often a draft
+gives x than the text does. Top-down the solver must then yield x (`pull`). Bottom-up the siblings that are visited
+before x must reject; averaged over what stands below them, each does with one minus its entry weight, so that nothing
+below them need be drafted; then the walk goes on with x's entry weight. m branches are left on the text.
+
+A row of survivals S, 232 numbers in the default space (`ActionSpace.sums_SA`), is the law of tau of all 233 trees.
+
+Chains are written out here, branches in `data_gen.text_labels.branch_walks`.
+
+Legend: T tokens, R roots, V vocabulary, B tokens of a block, L trunk lengths, D depths, S survivals, A actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from data_gen.text_labels.branch_walks import Walks
+from data_gen.verification import BottomUp, TopDown, get_verifier
+from data_gen.verification.khisti import Khisti
+from data_gen.verification.one_path import FirstPath
+from data_gen.verification.profile import divide
+from data_gen.verification.sorted_rows import SortedRows
+from selector.actions import ActionSpace
+
+ELEMENTS = 1 << 22  # probabilities of one model that are sorted at once; 2,048 rows of a vocabulary of 2,048
+
+Rows = tuple[Tensor, Tensor]  # the target's and the draft's distributions after some tokens of a text, [B, V] each
+
+
+def label_text(
+    tokens_T: Tensor,
+    target_probs_TV: Tensor,
+    draft_probs_TV: Tensor,
+    verifiers: Sequence[str],
+    siblings: int | None = 1,
+    generator: torch.Generator | None = None,
+    space: ActionSpace | None = None,
+) -> Tensor:
+    """Block efficiency E[tau + 1 | text] of every action at every root, float64 [verifier, root, action], in tokens.
+
+    Roots are 0 .. T - 1 - (max_L1 + max_L2); root r is committed up to token r.
+
+    Args:
+        tokens_T: int64, of a text that follows the target's law.
+        target_probs_TV, draft_probs_TV: row t is the distribution after token t; float64, float32 or bf16, normalised
+            in float64, on any device.
+        siblings: how many draws of the siblings are averaged; None enumerates all of them (small vocabularies).
+        generator: of the siblings' draws; torch's own if None.
+        space: the actions; the default space if None.
+
+    Raises:
+        ValueError: the shapes do not fit, no root has its whole look-ahead, the text holds a token of probability 0
+            under the target, or a verifier is unknown or has no labels along a text.
+    """
+    space = space or ActionSpace.default()
+    if not len(tokens_T) == len(target_probs_TV) == len(draft_probs_TV):
+        raise ValueError(
+            f"{len(tokens_T)} tokens need as many rows; target has {len(target_probs_TV)}, draft {len(draft_probs_TV)}"
+        )
+    labeller = TextLabeller(tokens_T, verifiers, siblings, generator, space)
+    for rows in blocks(target_probs_TV, draft_probs_TV):
+        labeller.add(*rows)
+    return space.efficiencies(labeller.survivals())
+
+
+def blocks(target_probs_TV: Tensor, draft_probs_TV: Tensor) -> Iterator[Rows]:
+    """Rows in blocks of a size that depends on the vocabulary alone."""
+    size = block_rows(target_probs_TV.shape[-1])
+    yield from zip(target_probs_TV.split(size), draft_probs_TV.split(size), strict=True)
+
+
+def block_rows(vocabulary: int) -> int:
+    """How many rows of a text are best taken at once: memory does not grow with the text."""
+    return max(32, ELEMENTS // vocabulary)
+
+
+def labelled_verifier(name: str) -> TopDown | BottomUp:
+    """A verifier that has labels along a text; for those of the first path alone, that of chains.
+
+    Raises:
+        ValueError: it is unknown, or what it does at a node does not follow from the node and its children alone (GBV
+            compares whole paths), or takes a linear program a node (Khisti).
+    """
+    verifier = get_verifier(name)
+    if isinstance(verifier, TopDown | BottomUp) and not isinstance(verifier, Khisti):
+        return verifier
+    if isinstance(verifier, FirstPath):
+        return verifier.chain
+    raise ValueError(f"{name} has no labels along a text")
+
+
+class TextLabeller:
+    """Survivals along one text, from blocks of rows in the order of the text; see `label_text` for the arguments.
+
+    With `branching=False` chains alone are labelled, from two probabilities per token; what belongs to branches is 0.
+    """
+
+    def __init__(
+        self,
+        tokens_T: Tensor,
+        verifiers: Sequence[str],
+        siblings: int | None = 1,
+        generator: torch.Generator | None = None,
+        space: ActionSpace | None = None,
+        branching: bool = True,
+    ) -> None:
+        self.space = space or ActionSpace.default()
+        self.tokens_T = tokens_T
+        self.roots = len(tokens_T) - self.space.depth
+        if self.roots < 1:
+            raise ValueError(f"{len(tokens_T)} tokens leave no root with a look-ahead of {self.space.depth}")
+        self.verifiers = [labelled_verifier(name) for name in verifiers]
+        self.walks = Walks(self.verifiers, siblings, generator, self.space)
+        self.by_first_path = [isinstance(get_verifier(name), FirstPath) for name in verifiers]
+        self.branching = branching and self.space.max_K > 1 and self.space.max_L2 > 0
+        self._p: list[Tensor] = []  # of the text's own next tokens, block by block
+        self._q: list[Tensor] = []
+        self._pull: list[list[Tensor]] = [[] for _ in verifiers]  # top-down, of an only child that is the text's token
+        self._seen = 0
+        self._late: Rows | None = None  # rows at which a branch that began earlier may still stand
+        self._branches: list[list[Tensor]] = [[] for _ in verifiers]
+
+    def add(self, target_probs_BV: Tensor, draft_probs_BV: Tensor) -> None:
+        """The rows after the next B tokens."""
+        next_B = self.tokens_T[self._seen + 1 : self._seen + 1 + len(target_probs_BV)].to(target_probs_BV.device)
+        own = target_probs_BV[: len(next_B)], draft_probs_BV[: len(next_B)]
+        self._seen += len(target_probs_BV)
+        if len(next_B) == 0:
+            return
+        self._along(own, next_B)
+        if self.branching:
+            rows = own if self._late is None else tuple(map(torch.cat, zip(self._late, own, strict=True)))
+            begin = self._seen - len(target_probs_BV) - (len(rows[0]) - len(own[0]))
+            count = len(rows[0]) - self.space.max_L2 + 1
+            if count > 0:
+                self._branch(SortedRows(*rows), begin, count)
+                rows = rows[0][count:], rows[1][count:]
+            self._late = rows[0].clone(), rows[1].clone()  # of a view the whole block would stay in memory
+
+    def _along(self, rows: Rows, next_B: Tensor) -> None:
+        """What chains need: p and q of the text's tokens."""
+        sums = [each.sum(-1, dtype=torch.float64) for each in rows]
+        p_B, q_B = (
+            each.gather(-1, next_B.unsqueeze(-1))[:, 0].double() / total for each, total in zip(rows, sums, strict=True)
+        )
+        if bool((p_B <= 0).any()):
+            at = int((p_B <= 0).nonzero()[0]) + sum(map(len, self._p)) + 1
+            raise ValueError(f"token {at} of the text has probability 0 under the target")
+        self._p.append(p_B)
+        self._q.append(q_B)
+        for v, verifier in enumerate(self.verifiers):
+            if isinstance(verifier, TopDown):
+                self._pull[v].append(verifier.accept(p_B, q_B))
+
+    def _chain(self, since: int = 0) -> tuple[Tensor, list[Tensor]]:
+        """From every root on, the first at `since`: running products of q/p, [R, D + 1]; and for each verifier what it
+        multiplies them by: top-down the products of `pull`, bottom-up the entry weight."""
+        p_T, q_T = torch.cat(self._p)[since:], torch.cat(self._q)[since:]
+        depth = self.space.depth
+
+        def ahead(values_T: Tensor) -> Tensor:
+            padded = torch.cat([values_T, values_T.new_zeros(depth)])  # nothing is known beyond: never read
+            return padded.unfold(0, depth, 1)[: len(values_T)]
+
+        def from_one(values_TD: Tensor) -> Tensor:
+            return torch.cat([torch.ones_like(values_TD[:, :1]), values_TD], dim=-1)
+
+        drafted_TD = from_one(ahead(divide(q_T, p_T)).cumprod(-1))
+        result = []
+        for v, verifier in enumerate(self.verifiers):
+            if isinstance(verifier, TopDown):
+                result.append(from_one(ahead(torch.cat(self._pull[v])[since:]).cumprod(-1)))
+            else:
+                weights = [torch.ones_like(p_T)]
+                for ratio_T in ahead(divide(p_T, q_T)).unbind(-1):
+                    weights.append((weights[-1] * ratio_T).clamp(max=1))
+                result.append(torch.stack(weights, dim=-1))
+        return drafted_TD, result
+
+    def _branch(self, rows: SortedRows, begin: int, count: int) -> None:
+        """Branches that begin at the `count` positions from `begin` on; `rows` begin there, too."""
+        device, space = rows.device, self.space
+        tokens_B = self.tokens_T[begin + 1 : begin + 1 + len(rows.p_NV)].to(device)
+        since = max(0, begin - space.max_L1)
+        _, chain = self._chain(since)
+        trunk_L = torch.arange(space.max_L1 + 1, device=device)
+        root_BL = torch.arange(begin, begin + count, device=device).unsqueeze(-1) - trunk_L
+        weights_BL = {
+            v: chain[v][root_BL.clamp(min=since) - since, trunk_L.expand_as(root_BL)] * (root_BL >= 0)
+            for v, verifier in enumerate(self.verifiers)
+            if isinstance(verifier, BottomUp)
+        }
+        for v, below in enumerate(self.walks.down(rows, tokens_B, count, weights_BL)):
+            self._branches[v].append(below)
+
+    def survivals(self) -> Tensor:
+        """S of every root, float64 [verifier, R, S], in the order of `ActionSpace.sums_SA`, once all rows are added."""
+        if self._seen < len(self.tokens_T):
+            raise ValueError(f"{len(self.tokens_T)} tokens need as many rows; there are {self._seen}")
+        drafted_TD, chain = self._chain()
+        result = []
+        for v, verifier in enumerate(self.verifiers):
+            chain_RD = (drafted_TD * chain[v])[: self.roots]
+            branches = [chain_RD[:, 1:]]
+            if self.by_first_path[v] or not self.branching:
+                branches += self._without_branches(chain_RD, self.by_first_path[v])
+            else:
+                below = torch.cat(self._branches[v])  # [branching position, K, level(, L1)]
+                factor_TD = drafted_TD * chain[v] if isinstance(verifier, TopDown) else drafted_TD
+                for K in range(self.space.max_K - 1):
+                    for L1 in range(self.space.max_L1 + 1):
+                        own = below[L1 : L1 + self.roots, K]
+                        own = own if isinstance(verifier, TopDown) else own[..., L1]
+                        branches.append(factor_TD[: self.roots, L1, None] * own)
+            result.append(torch.cat(branches, dim=-1))
+        return torch.stack(result)
+
+    def _without_branches(self, chain_RD: Tensor, along_the_first: bool) -> list[Tensor]:
+        """Where only the first path counts, branches are the chain's continuation; where none are labelled, zeros."""
+        space = self.space
+        of_L1 = [chain_RD[:, L1 + 1 : L1 + 1 + space.max_L2] * along_the_first for L1 in range(space.max_L1 + 1)]
+        return of_L1 * (space.max_K - 1)

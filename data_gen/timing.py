@@ -1,0 +1,326 @@
+"""Measures a pair's latency profile on this machine: the program's own passes, timed as the decoder runs them."""
+
+from __future__ import annotations
+
+import math
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from data_gen.decoding.decoder import Decoder, Fixed, Step
+from data_gen.models.pair import CachedModel, ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.trees import DraftTree
+from data_gen.verification import COPIED, get_verifier
+from data_gen.verification.profile import sample
+from selector.actions import EMPTY, Action, Choice, Lookup
+from selector.runtime.selector import Correction, LatencyProfile, Table, correction_counts
+
+T = TypeVar("T")
+ROWS = 16  # of probabilities that are filtered at once
+DRAFT_PASSES = 4  # timed in a row
+DEPTHS, BRANCHES = (1, 4, 8, 16), (1, 2, 4)  # of the trees whose verification is timed
+TOGETHER = 24  # decodings of a prompt that take turns, each with caches of its own
+
+
+def device_name(device: str, dtype: str, threads: int | None = None) -> str:
+    """What times belong to: the processor, the number of CPU threads (torch's choice if None), the number format."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda"):
+        return f"{torch.cuda.get_device_name(device)}, {dtype}"
+    return f"{_processor()}, {threads or torch.get_num_threads()} threads, {dtype}"
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Context lengths, draft pass widths and tree sizes to time; each cell is the `usual` time of `repeats` runs."""
+
+    lengths: Sequence[int]
+    widths: Sequence[int]
+    nodes: Sequence[int]
+    repeats: int
+
+
+def usual(seconds: Sequence[float]) -> float:
+    """The mean without the slowest tenth.
+
+    What a step costs on average is what counts. On a shared machine the same pass takes 9 ms for a while and then 14;
+    the median of two such heaps jumps from one to the other, and scatters half as much again as the mean. The slowest
+    tenth are what another program took.
+    """
+    return statistics.fmean(_quicker(seconds, float))
+
+
+def _quicker(things: Sequence[T], seconds: Callable[[T], float]) -> list[T]:
+    """All but the slowest tenth."""
+    return sorted(things, key=seconds)[: max(1, math.floor(0.9 * len(things)))]
+
+
+@torch.inference_mode()
+def measure(
+    pair: ModelPair, grid: Grid, verifiers: Sequence[str], device: str, tick: Callable[[], None]
+) -> LatencyProfile:
+    """Time every cell of the grid, cells interleaved so that a slow moment of the machine hits all alike.
+
+    The times of a selector's decisions are left out, the rest of a step at 0.
+
+    Args:
+        device: as `device_name` gives it.
+        tick: called after each of the `repeats` rounds.
+    """
+    cells = dict(_cells(pair, grid, verifiers))
+    seconds: dict[tuple, list[float]] = {key: [] for key in cells}
+    for _ in range(grid.repeats):
+        for key, cell in cells.items():
+            cell.before()
+            start = _now(pair)
+            cell.work()
+            seconds[key].append((_now(pair) - start) / cell.passes)
+        tick()
+    found = {key: usual(values) for key, values in seconds.items()}
+
+    def table(kind: str, lengths: Sequence[int], sizes: Sequence[int]) -> Table:
+        rows = [[found[kind, length, size] for size in sizes] for length in lengths]
+        return Table(list(lengths), list(sizes), rows)
+
+    return LatencyProfile(
+        device=device,
+        pair=pair.fingerprint,
+        draft=table("draft", grid.lengths, grid.widths),
+        target=table("target", grid.lengths, grid.nodes),
+        verify={name: table(name, DEPTHS, BRANCHES) for name in verifiers},
+        decide={},
+        copied=table(COPIED.name, DEPTHS, BRANCHES[:1]),
+        nucleus=max(0.0, (found["nucleus", 0, 1] - found["nucleus", 0, 0]) / ROWS),
+        step=0.0,
+    )
+
+
+def _now(pair: ModelPair) -> float:
+    if pair.device.type == "cuda":
+        torch.cuda.synchronize(pair.device)
+    return time.perf_counter()
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """What is timed, and the untimed pass that precedes it: in decoding, the models take turns in the caches."""
+
+    before: Callable[[], None]
+    work: Callable[[], None]
+    passes: int = 1
+
+
+def _cells(pair: ModelPair, grid: Grid, verifiers: Sequence[str]) -> Iterator[tuple[tuple, _Cell]]:
+    """All cells, by (kind, length, size)."""
+    generator = torch.Generator(device=pair.device).manual_seed(0)
+    vocabulary = pair.vocabulary
+    for length in grid.lengths:
+        context = torch.randint(vocabulary, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+        draft, target = CachedModel(pair.draft), CachedModel(pair.target)
+        draft.fill(context)
+        target.fill(context[:-1])
+        one_target_pass, one_draft_pass = _target_pass(target, tree_of(1)), _draft_passes(draft, 1, 1, generator)
+        for width in grid.widths:
+            passes = _draft_passes(draft, width, DRAFT_PASSES, generator)
+            yield ("draft", length, width), _Cell(one_target_pass, passes, DRAFT_PASSES)
+        for nodes in grid.nodes:
+            tree = tree_of(nodes)
+            tree_pass = _target_pass(target, tree)
+            yield ("target", length, nodes), _Cell(one_draft_pass if nodes > 1 else tree_pass, tree_pass)
+    logits_NV = torch.randn(ROWS, vocabulary, device=pair.device)
+    for filtered, sampling in enumerate((Sampling(), Sampling(1.0, 0.9))):
+        yield ("nucleus", 0, filtered), _Cell(one_target_pass, _probabilities(sampling, logits_NV))
+    for name in dict.fromkeys((*verifiers, COPIED.name)):
+        for depth in DEPTHS:
+            for count in BRANCHES:
+                work = _verification(name, pair, branches(count, depth), generator)
+                yield (name, depth, count), _Cell(one_target_pass, work)
+
+
+def tree_of(nodes: int) -> DraftTree:
+    """A tree of `nodes` nodes, the root included: four branches where these come out even, else a chain."""
+    drafted = nodes - 1
+    if drafted >= 8 and drafted % 4 == 0:
+        return branches(4, drafted // 4)
+    return branches(1, drafted)
+
+
+def branches(count: int, depth: int) -> DraftTree:
+    """Branches of different tokens from the root."""
+    return DraftTree.from_paths([], [[b] * depth for b in range(count)])
+
+
+def _draft_passes(draft: CachedModel, width: int, count: int, generator: torch.Generator) -> Callable[[], None]:
+    """Passes in a row, each with the draw of the next tokens."""
+    device = draft.model.device
+    tokens = torch.zeros(1, width, dtype=torch.int64, device=device)
+
+    def work() -> None:
+        for depth in range(count):
+            visible = torch.eye(width, dtype=torch.bool).repeat(1, depth + 1)
+            output = draft.forward(tokens, torch.full((width,), depth, device=device), visible)
+            sample(Sampling().probabilities(output.logits_BWV[0]), 1, generator).tolist()
+        draft.keep([])
+
+    return work
+
+
+def _target_pass(target: CachedModel, tree: DraftTree) -> Callable[[], None]:
+    device = target.model.device
+    tokens = tree.tokens_N.clamp(min=0).unsqueeze(0).to(device)
+    offsets = tree.depths_N.to(device)
+
+    def work() -> None:
+        output = target.forward(tokens, offsets, tree.ancestors_NN())
+        Sampling().probabilities(output.logits_BWV[0])
+        target.keep([])
+
+    return work
+
+
+def _probabilities(sampling: Sampling, logits_NV: torch.Tensor) -> Callable[[], None]:
+    return lambda: (sampling.probabilities(logits_NV), None)[1]
+
+
+def _verification(name: str, pair: ModelPair, tree: DraftTree, generator: torch.Generator) -> Callable[[], None]:
+    shape = (2, len(tree), pair.vocabulary)
+    logits = 3 * torch.randn(shape, generator=generator, device=pair.device)
+    p_NV, q_NV = (logits[0] + logits[1]).softmax(-1), logits[1].softmax(-1)
+    verifier = get_verifier(name)
+    return lambda: (verifier.verify(tree, p_NV, q_NV, generator), None)[1]
+
+
+def real_steps(
+    pair: ModelPair,
+    verifiers: Sequence[str],
+    actions: Sequence[Choice],
+    prompts: Sequence[list[int]],
+    count: int,
+    tokens: int,
+) -> dict[tuple[str, Choice], list[Step]]:
+    """Decoding steps by verifier and action: up to `count` of each text, after the one that follows its prompt's pass,
+    within `tokens` new tokens. Those that were met.
+
+    Decodings of a prompt take turns step by step, each round in another order, so that neither a slow second of the
+    machine nor what the step before has left in the caches hits some of them alone. Steps of a lookup without a match,
+    which draft nothing, are left out.
+    """
+    steps: dict[tuple[str, Choice], list[Step]] = {(name, action): [] for name in verifiers for action in actions}
+    for number, prompt in enumerate(prompts):
+        shuffled = random.Random(number)
+        order = shuffled.sample(list(steps), len(steps))
+        for begin in range(0, len(order), TOGETHER):
+            with ExitStack() as stack:
+                running = {
+                    key: stack.enter_context(closing(_steps(pair, *key, prompt, tokens, number)))
+                    for key in order[begin : begin + TOGETHER]
+                }
+                for _ in range(count):
+                    for key in shuffled.sample(list(running), len(running)):
+                        steps[key] += islice(running[key], 1)
+    return {key: taken for key, taken in steps.items() if taken}  # a text may end at once
+
+
+def _steps(pair: ModelPair, verifier: str, action: Choice, prompt: list[int], limit: int, seed: int) -> Generator[Step]:
+    """Steps of one decoding in which anything is drafted that is to be, after its first one, up to an end-of-sequence
+    token or the limit."""
+    decoder = Decoder(pair, Sampling(), get_verifier(verifier), Fixed(action), timed=True)
+    generator = torch.Generator(device=pair.device).manual_seed(seed)
+    with closing(decoder.steps(prompt, generator)) as steps:
+        _, tokens = next(steps)
+        new = len(tokens)
+        while new < limit and pair.eos_ids.isdisjoint(tokens):
+            step, tokens = next(steps)
+            new += len(tokens)
+            if step.nodes > 1 or action == EMPTY:
+                yield step
+
+
+def times(profile: LatencyProfile, verifier: str, action: Choice, steps: Sequence[Step]) -> tuple[float, float]:
+    """Predicted and measured seconds of a step with one action, means without the slowest tenth."""
+    kept = _quicker(steps, _seconds)
+    predicted = statistics.fmean(profile.action_seconds(action, step.length, verifier) for step in kept)
+    return predicted, statistics.fmean(map(_seconds, kept))
+
+
+def _seconds(step: Step) -> float:
+    return sum(step.seconds.values())
+
+
+def fitted(profile: LatencyProfile, steps: Mapping[tuple[str, Choice], Sequence[Step]]) -> LatencyProfile:
+    """The profile with `step`, `copied` and `corrections` from real decoding steps.
+
+    Drafting takes as long whatever verifies its tokens, so what it took beyond the tables is fitted to the steps of all
+    verifiers at once; only what branching took is a verifier's own. Fitted apart, the clock's noise would make a
+    difference of several per cent between verifiers on the very same chain. Chains come first: they are the simplest
+    steps, and on CPUs mostly the fastest. Then trees with branches say what branching takes beyond that.
+
+    Args:
+        steps: by verifier and action: of the empty tree, at least two chains, at least two trees with branches, and
+            lookups if there are any.
+    """
+    names = list(dict.fromkeys(name for name, _ in steps))
+    empty = [times(profile, name, EMPTY, steps[name, EMPTY]) for name in names if (name, EMPTY) in steps]
+    profile = replace(profile, step=statistics.fmean(measured - predicted for predicted, measured in empty))
+    profile = replace(profile, copied=_copied(profile, steps))
+    drafted = {(name, tree): taken for (name, tree), taken in steps.items() if isinstance(tree, Action)}
+    chains = {key: taken for key, taken in drafted.items() if key[1].K == 1 and key[1] != EMPTY}
+    drafting, trunk_pass = _least_squares(profile, chains, [correction_counts(action)[:2] for _, action in chains])
+    profile = replace(profile, corrections={name: Correction(drafting, trunk_pass) for name in names})
+    trees = {key: taken for key, taken in drafted.items() if key[1].K > 1}
+    counts = [(correction_counts(action)[2], *(float(name == own) for own in names)) for name, action in trees]
+    branch_pass, *branching = _least_squares(profile, trees, counts)
+    corrections = {
+        name: Correction(drafting, trunk_pass, branch_pass, own) for name, own in zip(names, branching, strict=True)
+    }
+    return replace(profile, corrections=corrections)
+
+
+def _least_squares(
+    profile: LatencyProfile,
+    steps: Mapping[tuple[str, Action], Sequence[Step]],
+    counts: Sequence[Sequence[float]],
+) -> list[float]:
+    """Seconds of each thing that is counted, so that the steps' times come out: least squares of relative errors."""
+    predicted_R, measured_R = torch.tensor(
+        [times(profile, *key, taken) for key, taken in steps.items()], dtype=torch.float64
+    ).unbind(-1)
+    counts_RC = torch.tensor(counts, dtype=torch.float64)
+    least = torch.linalg.lstsq(counts_RC / measured_R.unsqueeze(-1), 1 - (predicted_R / measured_R).unsqueeze(-1))
+    seconds: list[float] = least.solution[:, 0].tolist()
+    return seconds
+
+
+def _copied(profile: LatencyProfile, steps: Mapping[tuple[str, Choice], Sequence[Step]]) -> Table:
+    """What the verification of a copied chain takes, by its length: as it was timed alone, and what real steps of all
+    lengths took beyond that on average. There are too few of a single length."""
+    beyond = [
+        (measured - predicted, len(taken))
+        for (name, action), taken in steps.items()
+        if isinstance(action, Lookup)
+        for predicted, measured in [times(profile, name, action, taken)]
+    ]
+    count = sum(number for _, number in beyond)
+    shift = sum(seconds * number for seconds, number in beyond) / count if count else 0.0
+    rows = [[max(0.0, seconds + shift) for seconds in row] for row in profile.copied.seconds]
+    return Table(profile.copied.lengths, profile.copied.sizes, rows)

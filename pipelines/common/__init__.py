@@ -1,1 +1,0 @@
-"""What all stages share: files, provenance, MLflow, the terminal, prompts, statistics."""

@@ -1,0 +1,141 @@
+"""The chosen module as an artefact directory, which must decide as the trained module does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_gen.models.checkpoints import revision
+from pipelines.config import Config
+from pipelines.data.traces import timed
+from pipelines.export.tiers import limited_modes
+from pipelines.latency.profile import load_profile
+from pipelines.pair.loading import pair_names
+from pipelines.run import provenance
+from pipelines.train.result import chosen_of, load_module, load_result
+from selector.actions import Action, ActionSpace
+from selector.decision import Mode, without_draft
+from selector.export.compiled import PACKAGE, run_package
+from selector.export.write import write_artefact
+from selector.plain import PlainSelector
+from selector.runtime.artefact import Features
+from selector.runtime.selector import LatencyProfile, Selector, Tuned, load_selector
+from selector.schema import EARLY, EARLY_SCALARS, HIDDEN_STATES, SCALARS_KEY, InputError
+from selector.train.data import Texts
+from selector.train.module import SelectorModule
+from selector.train.tuning import decided
+
+TIE = 1e-3  # tokens: the two ways to choose sum in another order
+SPACE = ActionSpace.with_lookups()
+
+
+def build(
+    config: Config,
+    folder: Path,
+    splits: dict[str, Texts],
+    evaluation: dict[str, Any] | None = None,
+    compiled: bool = False,
+) -> Selector:
+    """Write the artefact of the chosen module; InputError if it does not choose as the trained module does.
+
+    Args:
+        evaluation: the summary of its evaluation, where there is one.
+        compiled: whether to compile it for C++, too.
+    """
+    result, profile = load_result(config), load_profile(config)
+    module, chosen = load_module(config, result["chosen"], result), chosen_of(result)
+    target, draft = pair_names(config)
+    texts = splits["validation"]
+    modes, tiers = chosen["modes"], None
+    if config.export.tiers is not None:
+        modes, tiers = limited_modes(config, module, texts, modes, profile)
+    facts: dict[str, Any] = {
+        "pair": {
+            "target": target,
+            "draft": draft,
+            "revisions": {"target": revision(target), "draft": revision(draft)},
+            "fingerprint": profile.pair,
+        },
+        "run_id": chosen["run_id"],
+        "metrics": {
+            **chosen["metrics"],
+            "actions_compared": int((~texts.unknown_R).sum()),
+            "evaluation": evaluation,
+            **({} if tiers is None else {"tiers": tiers}),
+        },
+        "provenance": provenance(config),
+    }
+
+    def check(written: Path) -> None:
+        differing = count_differing(config, module, written, texts, profile)
+        if differing:
+            raise InputError(f"{folder}: {differing} of its actions are not the trained module's")
+
+    # one answer for a root without features, whatever the sampling setting: the median static tree
+    fallback = sorted((Action(*mode["action"]) for mode in modes), key=lambda action: action.nodes)[len(modes) // 2]
+    return write_artefact(folder, module, profile, config.train.verifier, fallback, modes, facts, check, compiled)
+
+
+Asked = Callable[[Features], tuple[torch.Tensor, torch.Tensor]]  # actions by position, [R], and scores, [R, A]
+
+
+def formats(folder: Path, selector: Selector) -> list[Asked]:
+    """Every file of an artefact that decides: TorchScript, NumPy and, where there is one, the compiled package."""
+    plain = PlainSelector(folder)
+
+    def numpy(view: Features) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = [view[name].numpy() for name in HIDDEN_STATES if name in view]
+        index_R, scores_RA = plain.decide(view[SCALARS_KEY].numpy(), hidden)
+        return torch.from_numpy(index_R), torch.from_numpy(scores_RA)
+
+    found: list[Asked] = [selector.module, numpy]
+    if (folder / PACKAGE).exists():
+        found.append(run_package(folder / PACKAGE, selector.widths))
+    return found
+
+
+@torch.no_grad()
+def count_differing(config: Config, module: SelectorModule, folder: Path, texts: Texts, profile: LatencyProfile) -> int:
+    """Roots at which a file of the artefact, or the fast path, chooses otherwise than the trained module; no ties."""
+    differing = 0
+    selector = load_selector(folder)
+    asked = formats(folder, selector)
+    for entry in selector.config["modes"]:
+        mode = Mode.of(entry)
+        mine = timed(texts, (mode.temperature, mode.top_p), config.train.verifier, profile)
+        rows = (~mine.texts.unknown_R).nonzero()[:, 0]
+        trained_R = decided(mine, module.opinions(mine.texts, mode), mode, not module.is_regressor).action_R[rows]
+        scalars, hidden = mine.texts.features(rows, module.is_full)
+        views = [{SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}]
+        if EARLY in mode.sees:
+            views.insert(0, {SCALARS_KEY: scalars[:, : len(EARLY_SCALARS)]})
+        answers = [_in_turn(ask, views) for ask in asked]
+        chosen = [trained_R, _one_by_one(selector.at(mode.temperature, mode.top_p), views), *(a for a, _ in answers)]
+        scores_RA = answers[0][1]
+        lost_NR = torch.stack([scores_RA.amax(-1) - scores_RA.gather(-1, a.unsqueeze(-1))[:, 0] for a in chosen])
+        differing += int((lost_NR > TIE).any(0).sum())
+    return differing
+
+
+def _one_by_one(tuned: Tuned, views: list[Features]) -> torch.Tensor:
+    """Actions of the fast path, asked with one view after the other as an engine asks."""
+    actions = []
+    for row in range(len(views[0][SCALARS_KEY])):
+        answers = (tuned.select({name: values[row] for name, values in view.items()}) for view in views)
+        actions.append(SPACE.index(next(answer for answer in answers if answer is not None)))
+    return torch.tensor(actions)
+
+
+def _in_turn(ask: Asked, views: list[Features]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Actions and scores of a file, asked with one view after the other."""
+    needs_draft_A = torch.tensor([not without_draft(action) for action in SPACE])
+    action_R, scores_RA = ask(views[0])
+    for view in views[1:]:
+        later_R, later_RA = ask(view)
+        asked_R = needs_draft_A[action_R]
+        action_R = torch.where(asked_R, later_R, action_R)
+        scores_RA = torch.where(asked_R[:, None], later_RA, scores_RA)
+    return action_R, scores_RA

@@ -1,0 +1,1 @@
+"""A trained module -> an artefact directory."""

@@ -1,0 +1,84 @@
+"""The exported selector compiled ahead of time: a `.pt2` package that engines in C++ load (`selector/export/cpp`).
+
+Legend: B roots, F scalars, D hidden width, A actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from selector.actions import Choice, Lookup
+from selector.export.deployed import DeployedSelector
+from selector.schema import HIDDEN_STATES, SCALARS_KEY, InputError
+
+PACKAGE = "selector.pt2"  # in the artefact directory
+
+
+class PackagedSelector(nn.Module):
+    """Plain tensors in and out, a batch of any size."""
+
+    shapes_A3: Tensor
+
+    def __init__(self, made: DeployedSelector, actions: tuple[Choice, ...]) -> None:
+        super().__init__()
+        self.made = made
+        self.register_buffer("shapes_A3", torch.tensor([_shape(action) for action in actions]))
+
+    def forward(self, scalars_BF: Tensor, passed_B: Tensor, states_BD: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Args:
+            scalars_BF: float32; zeros for those that are not known before the draft has passed the root.
+            passed_B: float32, 1 where it has, 0 elsewhere.
+            states_BD: hidden states, float32, in schema order, zeros where the draft has not passed the root; none for
+                a light selector.
+
+        Returns:
+            what to draft, int64 [B, 3]: (K, L1, L2) of a tree, (0, length, 0) of a lookup; its position in the action
+            table, int64 [B]; the scores of all actions, float32 [B, A].
+        """
+        index_B, scores_BA = self.made.decide(scalars_BF, states_BD, passed_B.unsqueeze(-1))
+        return self.shapes_A3[index_B], index_B, scores_BA
+
+
+def _shape(action: Choice) -> tuple[int, int, int]:
+    return (0, action.length, 0) if isinstance(action, Lookup) else (action.K, action.L1, action.L2)
+
+
+def compile_package(made: DeployedSelector, actions: tuple[Choice, ...], path: Path) -> None:
+    """Write the package. It is for this processor and this version of torch.
+
+    Raises:
+        InputError: there is no C++ compiler, or it fails.
+    """
+    packaged = PackagedSelector(made, actions).eval()
+    batch = torch.export.Dim("batch", min=1)
+    example = (torch.zeros(2, made.scalars), torch.ones(2), [torch.zeros(2, width) for width in made.hidden_widths])
+    shapes = ({0: batch}, {0: batch}, [{0: batch} for _ in made.hidden_widths])
+    program = torch.export.export(packaged, example, dynamic_shapes=shapes)
+    try:
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    except Exception as error:  # whatever the compiler makes of it
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"export.compiled: {path.name} could not be compiled ({reason}); is g++ installed?") from error
+
+
+def run_package(path: Path, widths: dict[str, int]) -> Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]:
+    """The package as `selector.pt` is called: a batch of features in, actions by position and scores out.
+
+    Args:
+        widths: of the features, by name, the scalars first.
+    """
+    package = torch._inductor.aoti_load_package(str(path))
+
+    def ask(features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        scalars_BF = features[SCALARS_KEY]
+        roots, missing = len(scalars_BF), widths[SCALARS_KEY] - scalars_BF.shape[1]
+        states = [features.get(name, torch.zeros(roots, widths[name])) for name in HIDDEN_STATES if name in widths]
+        padded_BF = torch.nn.functional.pad(scalars_BF, (0, missing))
+        _, index_B, scores_BA = package(padded_BF, torch.full((roots,), float(missing == 0)), states)
+        return index_B, scores_BA
+
+    return ask

@@ -1,0 +1,124 @@
+"""What an engine runs: the trained network and its decisions in one scriptable module.
+
+Legend: B roots, S sampling settings, L context lengths, A actions, D hidden width, F scalars.
+"""
+
+# No postponed annotations here: TorchScript reads the annotations of a module's attributes as objects.
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from selector.actions import ActionSpace
+from selector.decision import NEVER, Mode, net_tokens, of_batch
+from selector.latency import LatencyProfile, interpolated_at
+from selector.runtime.selector import ANY_LEVEL, DecisionTables, decision_tables
+from selector.schema import BATCH_AT, HIDDEN_STATES, LENGTH_AT, MATCH_AT, SETTING_AT, Schema
+from selector.train.module import SelectorModule
+
+
+class DeployedSelector(nn.Module):
+    """What an engine runs: the network and the decision, by the nearest sampling setting and number of requests.
+
+    Args:
+        regressor: whether the network gives survivals; a policy's logits otherwise.
+        hidden_widths: of the hidden states that it reads, in schema order.
+    """
+
+    settings_S3: Tensor
+    lengths_L: Tensor
+    early_SLA: Tensor
+    late_SLA: Tensor
+    speed_S: Tensor
+    rho_S: Tensor
+    allowed_SA: Tensor
+    late_S: Tensor
+    least_S: Tensor
+    copied_SA: Tensor
+    level_S: Tensor
+    sums_SA: Tensor
+    hidden_widths: list[int]
+    hidden_names: list[str]
+
+    def __init__(
+        self,
+        network: nn.Module,
+        regressor: bool,
+        hidden_widths: list[int],
+        tables: DecisionTables,
+        schema: Schema,
+        space: ActionSpace,
+    ) -> None:
+        super().__init__()
+        self.network, self.regressor, self.hidden_widths = network, regressor, list(hidden_widths)
+        self.hidden_names = list(HIDDEN_STATES[: len(hidden_widths)])
+        self.scalars = len(schema.scalars)
+        self.length_at, self.setting_at, self.match_at, self.never = LENGTH_AT, list(SETTING_AT[:2]), MATCH_AT, NEVER
+        self.batch_at, self.doubling, self.any_level = BATCH_AT, of_batch(2), ANY_LEVEL
+        self.far = float("inf")
+        for name, tensor in tables._asdict().items():
+            self.register_buffer(name, tensor)
+        self.register_buffer("sums_SA", space.sums_SA.clone())
+
+    def forward(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Args:
+            features: the schema's names to float32 [F] and [D], or [B, F] and [B, D]; or the scalars of its first level
+                alone, where the others are not known. Then the answer is for what is known.
+
+        Returns:
+            action index, int64 [] or [B]; scores, float32 [A] or [B, A].
+        """
+        scalars = features["scalars"]
+        single = scalars.dim() == 1
+        if single:
+            scalars = scalars.unsqueeze(0)
+        passed_B1 = scalars.new_ones((scalars.size(0), 1))
+        states: list[Tensor] = []
+        if scalars.size(-1) < self.scalars:
+            passed_B1 = torch.zeros_like(passed_B1)
+            padding = scalars.new_zeros((scalars.size(0), self.scalars - scalars.size(-1)))
+            scalars = torch.cat([scalars, padding], dim=-1)
+            states = [scalars.new_zeros((scalars.size(0), width)) for width in self.hidden_widths]
+        else:
+            for name in self.hidden_names:
+                states.append(features[name].unsqueeze(0) if single else features[name])
+        best, scores = self.decide(scalars, states, passed_B1)
+        if single:
+            return best[0], scores[0]
+        return best, scores
+
+    def decide(self, scalars_BF: Tensor, states: list[Tensor], passed_B1: Tensor) -> tuple[Tensor, Tensor]:
+        """As `forward`, of a batch whose early roots are padded with zeros.
+
+        Args:
+            passed_B1: float32, 1 where all scalars are known.
+        """
+        batch_B1 = self.doubling * scalars_BF[:, self.batch_at].clamp(min=1).log2().unsqueeze(-1)
+        setting_B3 = torch.cat([scalars_BF[:, self.setting_at], batch_B1], dim=-1)
+        distance_BS = (setting_B3.unsqueeze(1) - self.settings_S3).abs().sum(-1)
+        of_other_level_BS = (self.level_S != self.any_level) & (self.level_S != passed_B1)
+        distance_BS = distance_BS.masked_fill(of_other_level_BS, self.far)
+        at_B = distance_BS.argmin(-1)
+        passed_B1 = passed_B1 * self.late_S[at_B].unsqueeze(-1)
+        scores = self.network(scalars_BF, states, passed_B1)
+        copies_B1 = (scalars_BF[:, self.match_at] >= self.least_S[at_B]).unsqueeze(-1)
+        allowed_BA = torch.where(copies_B1, self.copied_SA[at_B], self.allowed_SA[at_B])
+        if self.regressor:
+            length_B = scalars_BF[:, self.length_at]
+            early_BA = interpolated_at(self.early_SLA, self.lengths_L, at_B, length_B)
+            late_BA = interpolated_at(self.late_SLA, self.lengths_L, at_B, length_B)
+            seconds_BA = torch.where(passed_B1 > 0, late_BA, early_BA)
+            speed_B1, rho_B1 = self.speed_S[at_B].unsqueeze(-1), self.rho_S[at_B].unsqueeze(-1)
+            efficiency_BA = 1 + scores.exp() @ self.sums_SA
+            scores = net_tokens(efficiency_BA, seconds_BA, speed_B1, rho_B1, allowed_BA)
+        else:
+            scores = scores.masked_fill(~allowed_BA, self.never)
+        return scores.argmax(-1), scores
+
+
+def deployed(module: SelectorModule, profile: LatencyProfile, modes: Sequence[Mode], verifier: str) -> DeployedSelector:
+    """The trained module with its decisions."""
+    tables = decision_tables(profile, modes, verifier, module.space)
+    widths = module.hparams["hidden_widths"]
+    return DeployedSelector(module.network, module.is_regressor, widths, tables, module.schema, module.space).eval()

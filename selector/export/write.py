@@ -1,0 +1,134 @@
+"""Trained module -> artefact directory.
+
+selector.pt        TorchScript: features in, action index and scores out; standardisation, times and prices inside
+tokens.safetensors statistics by token, where it was trained on a log
+model.safetensors  the same weights and tables, for engines without torch (`selector.plain`)
+selector.pt2       compiled ahead of time for C++ (`selector.export.compiled`), where it was asked for
+config.json        feature schema, action table, verifier, modes, pair, versions, metrics, run id, checksums
+latency.json       the latency profile it was tuned for
+README.md          a model card: what it gains, and how to call it
+custom_generate/   what transformers' `generate(custom_generate="<this directory>", ..)` runs, of a pair's selector
+SHA256SUMS         of all of the above
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from selector.actions import Action
+from selector.decision import Mode
+from selector.export.card import model_card
+from selector.export.compiled import PACKAGE, compile_package
+from selector.export.deployed import DeployedSelector, deployed
+from selector.files import atomically
+from selector.latency import LatencyProfile
+from selector.runtime.artefact import CHECKSUMS, FORMAT
+from selector.runtime.selector import Selector, load_selector, torchscript
+from selector.runtime.tokens import FILE, TokenStatistics
+from selector.schema import HIDDEN_STATES, PAIR, SCHEMA_VERSION, sha256
+from selector.train.module import SelectorModule
+
+GENERATE = '''"""Speculative decoding with this directory's selector, in transformers' own `generate()`:
+
+    target.generate(**inputs, custom_generate=folder, trust_remote_code=True, draft_model=draft, selector=folder)
+"""
+
+from data_gen.generate import speculative_generate
+
+
+def generate(model, inputs=None, **arguments):
+    return model.generate(inputs, custom_generate=speculative_generate, **arguments)
+'''
+
+
+def write_artefact(
+    folder: Path,
+    module: SelectorModule,
+    profile: LatencyProfile,
+    verifier: str,
+    fallback: Action,
+    modes: Sequence[dict[str, Any]],
+    facts: dict[str, Any],
+    check: Callable[[Path], None] = lambda _: None,
+    compiled: bool = False,
+    tokens: TokenStatistics | None = None,
+) -> Selector:
+    """Write the directory under a temporary name, read it back and check it, then rename it over an earlier one.
+
+    Args:
+        fallback: the action for a root without features.
+        modes: `Mode.row` of each sampling setting, with its static trees' `mean_efficiency`.
+        facts: further entries of `config.json`, among them `pair` (names and fingerprint) and `metrics`.
+        check: called with the finished directory under its temporary name; what it raises leaves an earlier one be.
+        compiled: whether to compile it for C++, too.
+        tokens: statistics by token, of a selector that was trained on a log.
+
+    Returns:
+        the selector as an engine would load it.
+    """
+    made = deployed(module, profile, [Mode.of(mode) for mode in modes], verifier)
+    with atomically(folder) as partial:
+        partial.mkdir()
+        (partial / "selector.pt").write_bytes(_scripted(made))
+        (partial / "model.safetensors").write_bytes(safetensors.torch.save(made.state_dict()))
+        if tokens is not None:
+            arrays = {name: torch.from_numpy(array) for name, array in tokens.to_tensors().items()}
+            (partial / FILE).write_bytes(safetensors.torch.save(arrays))
+        if compiled:
+            compile_package(made, module.space.actions, partial / PACKAGE)
+        (partial / "latency.json").write_text(json.dumps(profile.to_json(), indent=1) + "\n")
+        config = {
+            **_config(module, verifier, fallback, modes),
+            "checksums": {path.name: sha256(path) for path in sorted(partial.iterdir())},
+            **facts,
+        }
+        (partial / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        (partial / "README.md").write_text(model_card(config))
+        if module.schema == PAIR:
+            (partial / "custom_generate").mkdir()
+            (partial / "custom_generate" / "generate.py").write_text(GENERATE)
+        names = sorted(path.relative_to(partial).as_posix() for path in partial.rglob("*") if path.is_file())
+        (partial / CHECKSUMS).write_text("".join(f"{sha256(partial / name)}  {name}\n" for name in names))
+        check(partial)
+    return load_selector(folder)
+
+
+def _scripted(made: DeployedSelector) -> bytes:
+    """The file's bytes: libtorch itself would end the process where the disk is full."""
+    buffer = io.BytesIO()
+    with torchscript():
+        torch.jit.save(torch.jit.script(made), buffer)
+    return buffer.getvalue()
+
+
+def _config(module: SelectorModule, verifier: str, fallback: Action, modes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What `config.json` says of the network and of how it decides."""
+    widths = module.hparams["hidden_widths"]
+    return {
+        "format": FORMAT,
+        "schema_version": SCHEMA_VERSION,
+        "schema": module.schema.name,
+        "objective": module.hparams["objective"],
+        "sees": module.hparams["sees"],
+        "verifier": verifier,
+        "style": "iid",  # how the branches of a tree are drawn
+        "features": {
+            "early": module.schema.first,
+            "scalars": [asdict(scalar) for scalar in module.schema.scalars],
+            "hidden_states": dict(zip(HIDDEN_STATES, widths, strict=True)) if widths else {},
+        },
+        "space": module.space.to_json(),
+        "actions": [list(action) for action in module.space],
+        "fallback": list(fallback),
+        "modes": list(modes),
+        "versions": {name: version(name) for name in ("torch", "pytorch-lightning")},
+    }

@@ -1,0 +1,5 @@
+"""An artefact directory -> decisions."""
+
+from selector.runtime.selector import Selector, Tuned, load_selector
+
+__all__ = ["Selector", "Tuned", "load_selector"]

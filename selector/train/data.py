@@ -1,0 +1,236 @@
+"""Traces as tensors: texts with the features and the labels of all their roots. Machine-free; times come in `Timed`.
+
+Legend: X texts, R roots of all texts, F scalar features, D hidden width, S survivals, A actions, L context lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from selector.actions import ActionSpace
+from selector.latency import LatencyProfile, interpolated, places
+from selector.schema import (
+    HIDDEN_STATES,
+    LOOKUP_COLUMN,
+    SCALAR_NAMES,
+    SCHEMA_VERSION,
+    InputError,
+    check_shard,
+    read_manifest,
+    survival_column,
+)
+from selector.train.replay import lawful
+
+Setting = tuple[float, float]  # temperature and top-p
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass
+class Texts:
+    """Texts of one split. The roots of a text follow one another.
+
+    Attributes:
+        size_X: roots of each text.
+        setting_X: sampling settings, as positions in `settings`.
+        kind_X, source_X, prompt_X: names.
+        scalars_RF: float32; zeros at first roots, if those have no features.
+        length_R: committed tokens, the root token included.
+        survivals: by verifier, those of trees, float16 [R, S].
+        foretold_R: how many tokens of a lookup the text goes on with, uint8.
+        hidden: by name, float16 [rows, D]; empty where the traces hold none.
+        hidden_R: the row of `hidden` that belongs to a root, -1 where none does.
+        from_the_start: whether first roots have features. Those of token ids alone do; no model has rows there.
+    """
+
+    settings: list[Setting]
+    size_X: Tensor
+    setting_X: Tensor
+    kind_X: list[str]
+    source_X: list[str]
+    prompt_X: list[str]
+    scalars_RF: Tensor
+    length_R: Tensor
+    survivals: dict[str, Tensor]
+    foretold_R: Tensor
+    hidden: dict[str, Tensor] = field(default_factory=dict)
+    hidden_R: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    from_the_start: bool = False
+
+    def __len__(self) -> int:
+        return len(self.size_X)
+
+    @cached_property
+    def text_R(self) -> Tensor:
+        """The text of every root."""
+        return torch.arange(len(self)).repeat_interleave(self.size_X)
+
+    @cached_property
+    def unknown_R(self) -> Tensor:
+        """Whether a root has no features, bool: a text's first one, where rows of the models are among them."""
+        if self.from_the_start:
+            return torch.zeros(len(self.text_R), dtype=torch.bool)
+        return torch.cat([torch.ones(1, dtype=torch.bool), self.text_R[1:] != self.text_R[:-1]])
+
+    @cached_property
+    def source_number_X(self) -> Tensor:
+        return torch.from_numpy(np.unique(self.source_X, return_inverse=True)[1])
+
+    def setting_of(self, setting: Setting) -> Texts:
+        """The texts of one sampling setting; InputError where there are none."""
+        if setting not in self.settings:
+            raise InputError(f"the traces hold no texts of temperature {setting[0]:g}, top-p {setting[1]:g}")
+        return self.take((self.setting_X == self.settings.index(setting)).nonzero()[:, 0])
+
+    def kind_of(self, kind: str) -> Texts:
+        """The texts of one kind of prompts."""
+        return self.take(torch.tensor([x for x, own in enumerate(self.kind_X) if own == kind], dtype=torch.int64))
+
+    def take(self, index_X: Tensor) -> Texts:
+        """Some of the texts."""
+        chosen = torch.zeros(len(self), dtype=torch.bool)
+        chosen[index_X] = True
+        rows_R = chosen[self.text_R]
+        kept = chosen.nonzero()[:, 0].tolist()
+        return Texts(
+            self.settings,
+            self.size_X[chosen],
+            self.setting_X[chosen],
+            [self.kind_X[x] for x in kept],
+            [self.source_X[x] for x in kept],
+            [self.prompt_X[x] for x in kept],
+            self.scalars_RF[rows_R],
+            self.length_R[rows_R],
+            {name: rows[rows_R] for name, rows in self.survivals.items()},
+            self.foretold_R[rows_R],
+            self.hidden,
+            self.hidden_R[rows_R],
+            self.from_the_start,
+        )
+
+    def labels(self, verifier: str, rows: Tensor | slice, space: ActionSpace) -> Tensor:
+        """Survivals of a space's actions at some roots, float32 [rows, S]: of trees, and of lookups, which are certain:
+        a lookup is accepted as far as the text goes on with it."""
+        depth_D = torch.arange(1, len(space.sums_SA) - space.tree_survivals + 1)
+        copied_RD = self.foretold_R[rows].unsqueeze(-1) >= depth_D
+        return torch.cat([self.survivals[verifier][rows].float(), copied_RD.float()], dim=-1)
+
+    def features(self, rows: Tensor | slice, full: bool) -> tuple[Tensor, list[Tensor]]:
+        """Scalars and hidden states of some roots, as `RootNetwork` takes them."""
+        if not full:
+            return self.scalars_RF[rows], []
+        at_B = self.hidden_R[rows]
+        return self.scalars_RF[rows], [self.hidden[name][at_B].float() for name in HIDDEN_STATES]
+
+
+@dataclass
+class Timed:
+    """Texts of one sampling setting with a verifier's labels and a machine's times."""
+
+    texts: Texts
+    verifier: str
+    profile: LatencyProfile
+    space: ActionSpace = field(default_factory=ActionSpace.with_lookups)
+    _tables: dict[tuple[str, ...], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def setting(self) -> Setting:
+        return self.texts.settings[int(self.texts.setting_X[0])]
+
+    def on(self, profile: LatencyProfile) -> Timed:
+        """The same texts with another machine's times."""
+        moved = Timed(self.texts, self.verifier, profile, self.space)
+        moved.__dict__["survivals_RS"] = self.survivals_RS  # a cached property: the labels are the same
+        return moved
+
+    @cached_property
+    def survivals_RS(self) -> Tensor:
+        """Labels as laws of tau, float32."""
+        if self.verifier not in self.texts.survivals:
+            raise InputError(f"the traces hold no labels for {self.verifier}: add it to verifiers, make them anew")
+        return lawful(self.texts.labels(self.verifier, slice(None), self.space), self.space)
+
+    def seconds(self, sees: Sequence[str] = ()) -> Tensor:
+        """Predicted step times, float32 [R, A]; `sees` as in `LatencyProfile.action_seconds`."""
+        lengths_L, seconds_LA = self._table(sees)
+        return interpolated(seconds_LA, lengths_L, self.texts.length_R)
+
+    def seconds_of(self, action_R: Tensor, sees: Sequence[str] = ()) -> Tensor:
+        """Of these, those of one action at each root, float32 [R]."""
+        lengths_L, seconds_LA = self._table(sees)
+        upper_R, share_R = places(lengths_L, self.texts.length_R)
+        below_R, above_R = seconds_LA[upper_R - 1, action_R], seconds_LA[upper_R, action_R]
+        return below_R * (1 - share_R) + above_R * share_R
+
+    def _table(self, sees: Sequence[str]) -> tuple[Tensor, Tensor]:
+        asked = tuple(sees)
+        if asked not in self._tables:  # tuning asks again and again
+            filtered = self.setting[1] < 1
+            self._tables[asked] = self.profile.table(self.space.actions, self.verifier, asked, filtered)
+        return self._tables[asked]
+
+
+def read_texts(folder: Path, split: str, verifiers: Sequence[str]) -> Texts:
+    """A split of a trace store.
+
+    Raises:
+        InputError: it is empty, a file is damaged or of another schema version, or labels are missing; names it.
+    """
+    manifest = read_manifest(folder)
+    found = manifest["depends"].get("schema_version")
+    if found != SCHEMA_VERSION:
+        raise InputError(f"{folder}: traces of schema version {found}; this program reads {SCHEMA_VERSION}")
+    names = sorted(name for name in manifest["shards"] if name.startswith(f"{split}/"))
+    if not names:
+        raise InputError(f"{folder / split}: no traces there: run the data stage first")
+    for name in names:
+        check_shard(folder, name, manifest["shards"][name])
+    table = pa.concat_tables([pq.read_table(folder / name) for name in names])
+    table = table.filter(pa.compute.greater(table["roots"], 0))  # a text may end before its first look-ahead does
+    if table.num_rows == 0:
+        raise InputError(f"{folder / split}: its texts end before any root has its look-ahead")
+    return to_texts(table, verifiers)
+
+
+def to_texts(table: pa.Table, verifiers: Sequence[str]) -> Texts:
+    """Rows of a trace store as tensors."""
+    for verifier in verifiers:
+        if survival_column(verifier) not in table.column_names:
+            raise InputError(f"the traces hold no labels for {verifier}: add it to verifiers and make them anew")
+    size_X = torch.from_numpy(np.asarray(table["roots"]).astype(np.int64))
+    each = zip(table["temperature"].to_pylist(), table["top_p"].to_pylist(), strict=True)
+    setting_of = [(round(temperature, 6), round(top_p, 6)) for temperature, top_p in each]
+    settings = sorted(set(setting_of))
+    start_X = torch.from_numpy(np.asarray(table["start"]).astype(np.int64))
+    number_R = torch.cat([torch.arange(size) for size in size_X.tolist()])
+    hidden = {name: _flat(table, name) for name in HIDDEN_STATES if name in table.column_names}
+    stride_R = torch.from_numpy(np.asarray(table["hidden_stride"]).astype(np.int64)).repeat_interleave(size_X)
+    has_R = (number_R >= 1) & ((number_R - 1) % stride_R.clamp(min=1) == 0) & (len(hidden) > 0)
+    return Texts(
+        settings,
+        size_X,
+        torch.tensor([settings.index(setting) for setting in setting_of]),
+        table["kind"].to_pylist(),
+        table["source"].to_pylist(),
+        table["prompt"].to_pylist(),
+        _flat(table, "scalars").view(-1, len(SCALAR_NAMES)),
+        start_X.repeat_interleave(size_X) + number_R + 1,
+        {name: _flat(table, survival_column(name)).view(int(size_X.sum()), -1) for name in verifiers},
+        _flat(table, LOOKUP_COLUMN),
+        {name: rows.view(int(has_R.sum()), -1) for name, rows in hidden.items()},
+        torch.where(has_R, has_R.cumsum(0) - 1, -1),
+    )
+
+
+def _flat(table: pa.Table, column: str) -> Tensor:
+    """All lists of a column, one after the other."""
+    values = pa.concat_arrays([chunk.flatten() for chunk in table[column].chunks])
+    return torch.from_numpy(values.to_numpy(zero_copy_only=False).copy())

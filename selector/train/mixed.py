@@ -1,0 +1,176 @@
+"""Replay of batches of different requests.
+
+B requests are always in flight: a finished text makes room for the next one. Their decisions are made together
+(`selector.runtime.joint`), or each by itself.
+
+Legend: B requests in flight, R roots of all texts, A actions, X texts, C contexts, V verified tokens, S sources of
+drafts (chains, lookups), P parts of the texts' sources.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from selector.jit import jit
+from selector.latency import LatencyProfile
+from selector.runtime.joint import Shapes, StepClock, joint_actions, step_clock
+from selector.train.data import Timed
+from selector.train.replay import Ratio, jackknifed_ratio
+
+Array = NDArray[Any]
+ROUNDS = 3  # of finding the speed at which time is charged
+STREAM = 4  # how many texts a place in the batch sees at least
+PARTS = 8  # of the sources: errors are over these
+
+
+class MixedReplay(NamedTuple):
+    """Of each part of the sources the tokens and the seconds of its stream, float64 [PARTS]."""
+
+    tokens_P: Tensor
+    seconds_P: Tensor
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second of the whole batch."""
+        return float(self.tokens_P.sum() / self.seconds_P.sum())
+
+    def over(self, other: MixedReplay) -> Ratio:
+        """The quotient of speeds; its error by the jackknife over the parts."""
+        sums_P4 = torch.stack([self.tokens_P, self.seconds_P, other.tokens_P, other.seconds_P], dim=-1)
+        return jackknifed_ratio(sums_P4, torch.arange(len(sums_P4)))
+
+
+class _Texts(NamedTuple):
+    """Where each text begins among the roots, how many roots it has; of each root its context, and how many tokens of
+    the longest chain and of the longest lookup would be accepted."""
+
+    begin_X: Array
+    size_X: Array
+    length_R: Array
+    accepted_RS: Array
+
+
+class MixedBatches:
+    """Texts as streams of requests, of which B are decoded at once.
+
+    The sources fall into parts; each part's texts, in a random order and as often as it takes, are a stream of their
+    own. It ends when the last of its texts begins, so that there are always B requests.
+
+    Args:
+        timed: labels of 0 and 1; of others one draw is taken.
+        profile: with a batch axis.
+        seed: of the texts' order.
+    """
+
+    def __init__(self, timed: Timed, profile: LatencyProfile, batch: int, seed: int = 0) -> None:
+        self.batch, self.clock, self.shapes = batch, step_clock(profile, batch), Shapes.of(timed.space)
+        generator = np.random.default_rng(seed)
+        size_X, length_R = timed.texts.size_X.numpy(), timed.texts.length_R.numpy().astype(float)
+        begin_X = np.concatenate([[0], np.cumsum(size_X)[:-1]])
+        self._texts = _Texts(begin_X, size_X, length_R, _accepted(timed, generator))
+        number_X = timed.texts.source_number_X.numpy()
+        part_of = generator.permutation(number_X.max() + 1) % PARTS
+        own = [np.flatnonzero(part_of[number_X] == part) for part in range(PARTS)]
+        self._streams = [_stream(texts, STREAM * batch, generator) for texts in own if len(texts)]
+
+    def replay(self, action_R: Tensor) -> MixedReplay:
+        """A decision at every root that does not depend on the other requests."""
+        return self._run(action_R.numpy(), np.zeros((0, 0)), 0.0)
+
+    def select(self, tokens_RA: Tensor, speed: float) -> MixedReplay:
+        """Joint decisions by predicted block efficiencies, at a speed of the whole batch."""
+        return self._run(np.zeros(0, np.int64), tokens_RA.double().numpy(), speed)
+
+    def speed_of(self, tokens_RA: Tensor, begin: float) -> float:
+        """The speed at which joint decisions charge time: their own, from a first guess on."""
+        tried = {begin: self.select(tokens_RA, begin).speed}
+        for _ in range(ROUNDS):
+            last = list(tried.values())[-1]
+            tried[last] = self.select(tokens_RA, last).speed
+        return max(tried, key=tried.__getitem__)
+
+    def _run(self, action_R: Array, tokens_RA: Array, speed: float) -> MixedReplay:
+        clock = self.clock, self.clock.token_C / self.batch
+        decisions = action_R, tokens_RA, speed
+        rows = [_walk(stream, self.batch, self._texts, self.shapes, clock, decisions) for stream in self._streams]
+        return MixedReplay(*torch.tensor(rows, dtype=torch.float64).unbind(-1))
+
+
+def _stream(texts: Array, count: int, generator: np.random.Generator) -> Array:
+    """Texts in random orders, one after another, at least so many."""
+    rounds = -(-count // len(texts))
+    return np.concatenate([generator.permutation(texts) for _ in range(max(rounds, 1))])
+
+
+def _accepted(timed: Timed, generator: np.random.Generator) -> Array:
+    """How many tokens of the longest chain and of the longest lookup each root would have accepted, int64 [R, 2]."""
+    survivals_RS, depth = timed.survivals_RS.numpy(), timed.space.tree_survivals
+    drawn_R1 = generator.random((len(survivals_RS), 1))
+    return np.stack([(part > drawn_R1).sum(1) for part in np.split(survivals_RS, [depth], axis=1)], axis=1)
+
+
+@jit
+def _walk(
+    stream: Array,
+    batch: int,
+    texts: _Texts,
+    shapes: Shapes,
+    clocks: tuple[StepClock, Array],
+    decisions: tuple[Array, Array, float],
+) -> tuple[float, float]:
+    """Tokens and seconds of one stream.
+
+    Args:
+        clocks: step times, and of them one more verified token of one request, [C].
+        decisions: an action of every root, [R]; or predicted block efficiencies, [R, A], and the speed of the batch.
+    """
+    (clock, token_C), (action_R, tokens_RA, speed) = clocks, decisions
+    text_B, at_B = np.empty(batch, np.int64), np.zeros(batch, np.int64)
+    for b in range(batch):
+        text_B[b] = stream[b % len(stream)]
+    coming, tokens, seconds = batch, 0, 0.0
+    while coming < len(stream):
+        row_B = texts.begin_X[text_B] + at_B
+        above, share = _place(clock.contexts_C, texts.length_R[row_B].mean())
+        draft = _between(clock.draft_C, above, share)
+        if len(tokens_RA):
+            token = _between(token_C, above, share)
+            most = shapes.passes_A.max()
+            chosen_B = joint_actions(
+                tokens_RA[row_B], shapes.drafted_A, shapes.passes_A, most, speed * token, speed * draft
+            )
+        else:
+            chosen_B = action_R[row_B]
+        drafted = shapes.drafted_A[chosen_B].mean()
+        row_V = clock.target_CV[above - 1] + share * (clock.target_CV[above] - clock.target_CV[above - 1])
+        seconds += np.interp(drafted, np.arange(len(row_V)), row_V) + shapes.passes_A[chosen_B].max() * draft
+        for b in range(batch):
+            action, size = chosen_B[b], texts.size_X[text_B[b]]
+            right = min(texts.accepted_RS[row_B[b], int(shapes.copies_A[action])], shapes.drafted_A[action])
+            tokens += min(right + 1, size - at_B[b])
+            at_B[b] += right + 1
+            if at_B[b] >= size:
+                at_B[b] = 0
+                if coming < len(stream):  # else the stream is over, and so is this walk
+                    text_B[b] = stream[coming]
+                coming += 1
+    return tokens, seconds
+
+
+@jit
+def _place(grid_C: Array, value: float) -> tuple[int, float]:
+    """Between which of a table's contexts a value lies: the position of the upper one, and the share of the way."""
+    value = min(max(value, grid_C[0]), grid_C[-1])
+    above = max(1, int(np.searchsorted(grid_C, value)))
+    return above, (value - grid_C[above - 1]) / (grid_C[above] - grid_C[above - 1])
+
+
+@jit
+def _between(values_C: Array, above: int, share: float) -> float:
+    low: float = values_C[above - 1]
+    return low + share * (values_C[above] - low)

@@ -1,0 +1,81 @@
+"""A rule of thumb to compare with: chains as long as recent acceptance says.
+
+Leviathan et al. 2023: if every drafted token is accepted with probability a, independently, a chain of L tokens yields
+`1 + a + .. + a^L` tokens a step. The rule takes for a the running mean of `min(1, q/p)` over the text so far.
+
+Legend: B roots, F scalars, A actions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from selector.actions import Action, ActionSpace
+from selector.decision import RHOS, Mode, choice
+from selector.latency import StepTimes
+from selector.runtime.artefact import Features
+from selector.schema import DECAYS, LENGTH_AT, LIGHT, SCALAR_NAMES, SCALARS_KEY
+from selector.train.data import Timed
+from selector.train.replay import Replayed
+from selector.train.tuning import replay_mode
+
+SPACE = ActionSpace.with_lookups()
+CHAINS = tuple(SPACE.index(SPACE.chain(length)) for length in range(SPACE.depth + 1))
+MOST = 0.999  # a
+ACCEPTED = {decay: SCALAR_NAMES.index(f"accepted_mean_{decay:g}") for decay in DECAYS}  # by decay
+
+
+def chain_efficiencies(scalars_BF: Tensor, decay: float) -> Tensor:
+    """Block efficiencies by the rule, [B, A]; 1 for trees with branches."""
+    a_B1 = scalars_BF[:, ACCEPTED[decay], None].clamp(0, MOST)
+    result_BA = torch.ones(len(scalars_BF), len(SPACE))
+    length_L = torch.arange(SPACE.depth + 1)
+    result_BA[:, list(CHAINS)] = (1 - a_B1 ** (length_L + 1)) / (1 - a_B1)
+    return result_BA
+
+
+@dataclass
+class AcceptanceRule:
+    """The rule under one sampling setting, as a chooser of the decoder.
+
+    Attributes:
+        mode: its price of time; chains alone are allowed.
+        decay: of the running mean, one of `schema.DECAYS`.
+        times: of the chains.
+    """
+
+    mode: Mode
+    decay: float
+    times: StepTimes
+    sees: tuple[str, ...] = (LIGHT,)
+
+    def select(self, features: Features | None) -> Action:
+        if features is None:
+            return self.mode.action
+        scalars: list[float] = features[SCALARS_KEY].tolist()
+        a = min(scalars[ACCEPTED[self.decay]], MOST)
+        tokens = list(accumulate(range(SPACE.depth), lambda shorter, _: 1 + a * shorter, initial=1.0))
+        return SPACE.chain(choice(tokens, self.times.at(scalars[LENGTH_AT]), self.mode.speed, self.mode.rho))
+
+    def replay(self, timed: Timed) -> Replayed:
+        """The rule on labelled texts."""
+        return _replay(timed, self.mode, self.decay)
+
+    @classmethod
+    def tuned(cls, timed: Timed, static: Mode) -> AcceptanceRule:
+        """The running mean and the price of time that are the fastest on some texts."""
+        tried = [
+            (replace(static, sees=(LIGHT,), rho=rho, allowed=CHAINS), decay) for rho in RHOS[::2] for decay in DECAYS
+        ]
+        mode, decay = max(tried, key=lambda each: _replay(timed, *each).speed)
+        chains = tuple(SPACE.actions[at] for at in CHAINS)
+        lengths_L, seconds_LA = timed.profile.table(chains, timed.verifier, (LIGHT,), timed.setting[1] < 1)
+        return cls(mode, decay, StepTimes(lengths_L.tolist(), seconds_LA.tolist()))
+
+
+def _replay(timed: Timed, mode: Mode, decay: float) -> Replayed:
+    return replay_mode(timed, {LIGHT: chain_efficiencies(timed.texts.scalars_RF, decay)}, mode)

@@ -1,0 +1,215 @@
+"""What is tuned by replay: the best static tree, the price of time, which trees are ever worth drafting, what pays.
+
+Legend: X texts, R roots, A actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from selector.actions import EMPTY, Action, Lookup
+from selector.decision import RHOS, Mode, Rule, choices, without_draft
+from selector.schema import MATCH, MATCH_AT
+from selector.train.data import Texts, Timed
+from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay, replay_static
+
+SPEEDS = (0.85, 1.0, 1.15, 1.3)  # prices of time that are tried, as multiples of the speed at each root's own price
+SURE = 2.0  # standard errors that decisions must be ahead of the best static tree
+TIE = 1.0  # standard errors that what is dearer or less simple must be ahead of what is not
+RARE = 0.002  # share of the steps that may fall to other trees than those that are kept
+
+
+@dataclass(frozen=True)
+class StaticTable:
+    """Every tree of the space as a static one on some texts: expected tokens, seconds and steps, [X, A] each."""
+
+    tokens_XA: Tensor
+    seconds_XA: Tensor
+    steps_XA: Tensor
+
+    @classmethod
+    def of(cls, timed: Timed) -> StaticTable:
+        trees = range(len(timed.space.trees))
+        return cls(*replay_static(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space, trees))
+
+    def speeds(self, index_X: Tensor | slice = slice(None)) -> Tensor:
+        """Tokens per second over all texts, or some, [A]."""
+        return self.tokens_XA[index_X].sum(0) / self.seconds_XA[index_X].sum(0)
+
+    def efficiencies(self) -> Tensor:
+        """Tokens per step over all texts, [A]."""
+        return self.tokens_XA.sum(0) / self.steps_XA.sum(0)
+
+    def best(self, index_X: Tensor | slice = slice(None), allowed_A: Tensor | None = None) -> int:
+        """The fastest tree, by position."""
+        speed_A = self.speeds(index_X)
+        return int((speed_A if allowed_A is None else speed_A.where(allowed_A, 0.0)).argmax())
+
+    def replayed(self, action: int) -> Replayed:
+        """One tree everywhere; without visits."""
+        tokens_X, seconds_X, steps_X = (t[:, action] for t in (self.tokens_XA, self.seconds_XA, self.steps_XA))
+        return Replayed(tokens_X, seconds_X, steps_X, torch.zeros(0))
+
+
+def static_replay(timed: Timed, action: Action) -> Replayed:
+    """One static tree."""
+    at = timed.space.index(action)
+    tables = replay_static(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space, [at])
+    tokens_X, seconds_X, steps_X = (table[:, 0] for table in tables)
+    return Replayed(tokens_X, seconds_X, steps_X, torch.zeros(0))
+
+
+Opinions = dict[str, Tensor]  # predicted block efficiencies, or a policy's logits, [R, A], by what was seen
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What a mode does at every root: the action, int64 [R], and what a step takes, decisions included, [R]."""
+
+    action_R: Tensor
+    seconds_R: Tensor
+
+    def replayed(self, timed: Timed) -> Replayed:
+        return replay(timed.survivals_RS, self.action_R, self.seconds_R, timed.texts.size_X, timed.space)
+
+
+def decided(timed: Timed, opinions: Opinions, mode: Mode, policy: bool = False) -> Decided:
+    """What a mode does: the static tree at first roots and where nothing is decided; a lookup where its rule says so;
+    elsewhere what its network says, asked in turn with more and more (`Mode`)."""
+    space, unknown_R = timed.space, timed.texts.unknown_R
+    static_R = torch.full((len(unknown_R),), space.index(mode.action))
+    if not mode.decides:
+        if mode.rule is not None:
+            copies_R = (timed.texts.scalars_RF[:, MATCH_AT] >= mode.rule.least) & ~unknown_R
+            static_R = torch.where(copies_R, space.index(Lookup(mode.rule.length)), static_R)
+        return Decided(static_R, timed.seconds_of(static_R, mode.sees))
+    action_R, seconds_R = static_R, torch.zeros(len(unknown_R))
+    open_R = torch.ones_like(unknown_R)
+    needs_draft_A = torch.tensor([not without_draft(action) for action in space])
+    for number, sees in enumerate(mode.sees, 1):
+        seconds_RA = timed.seconds(mode.sees[:number])
+        if policy:
+            chosen_R = opinions[sees].masked_fill(~mode.mask(space), -torch.inf).argmax(-1)
+        else:
+            chosen_R = choices(opinions[sees], seconds_RA, mode, space)
+        here_R = torch.where(unknown_R, static_R, chosen_R)
+        time_R = seconds_RA.gather(-1, here_R.unsqueeze(-1))[:, 0]
+        action_R, seconds_R = torch.where(open_R, here_R, action_R), torch.where(open_R, time_R, seconds_R)
+        open_R = open_R & needs_draft_A[chosen_R] & ~unknown_R
+    return Decided(action_R, seconds_R)
+
+
+def replay_mode(timed: Timed, opinions: Opinions, mode: Mode, policy: bool = False) -> Replayed:
+    """A selector as a mode has it decide."""
+    return decided(timed, opinions, mode, policy).replayed(timed)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A mode, and its speed over the best static tree's by replay.
+
+    Attributes:
+        replayed: the mode on the texts that it was judged on.
+        source_X: the number of each text's source.
+    """
+
+    mode: Mode
+    ratio: Ratio
+    replayed: Replayed | None = None
+    source_X: Tensor | None = None
+
+    @property
+    def pays(self) -> bool:
+        return self.ratio.value - SURE * self.ratio.error > 1
+
+    def is_ahead_of(self, other: Judged) -> bool:
+        """By a standard error of their ratio on the same texts, which is smaller than the errors of both."""
+        assert self.replayed is not None and other.replayed is not None and self.source_X is not None
+        ratio = ratio_of_speeds(self.replayed, other.replayed, self.source_X)
+        return ratio.value - TIE * ratio.error > 1
+
+
+def tuned(timed: Timed, opinions: Opinions, static: Mode, policy: bool = False) -> Judged:
+    """The best way to ask and the best price of time for some predictions, and the actions that it ever takes; judged
+    on the same texts.
+
+    Args:
+        opinions: at the early features, if at all, and at all features.
+        static: the mode in which nothing is decided.
+    """
+    base = static_replay(timed, static.action)
+
+    def fastest(modes: Iterable[Mode]) -> Mode:
+        return max(modes, key=lambda mode: replay_mode(timed, opinions, mode, policy).speed)
+
+    asked = [(sees,) for sees in opinions] + ([tuple(opinions)] if len(opinions) > 1 else [])
+    tried = []
+    for sees in asked:
+        own = replace(static, sees=sees, rho=1.0)
+        speed = replay_mode(timed, opinions, own, policy).speed  # that of the whole is near
+        prices = [] if policy else [(rho, speed * factor) for rho in RHOS if rho < 1 for factor in SPEEDS]
+        tried.append(fastest([own, *(replace(own, rho=rho, speed=g) for rho, g in prices)]))
+    best = fastest(tried)
+    found = decided(timed, opinions, best, policy)
+    best = replace(best, allowed=common(found.replayed(timed).visits_R, found.action_R, timed))
+    return judged(timed, best, replay_mode(timed, opinions, best, policy), base)
+
+
+def judged(timed: Timed, mode: Mode, replayed: Replayed, base: Replayed) -> Judged:
+    """A mode's replay against the best static tree's."""
+    source_X = sources(timed.texts)
+    return Judged(mode, ratio_of_speeds(replayed, base, source_X), replayed, source_X)
+
+
+LEASTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # matches that are tried for the rule
+
+
+def tuned_rule(timed: Timed, static: Mode) -> Mode:
+    """The rule for lookups that is the fastest on some texts: the least match and the lookup's length together, then
+    each of these and the tree that goes with them in turn, until none of them changes."""
+    lengths = timed.space.lookups
+    trees = (static.action, *(timed.space.chain(length) for length in range(timed.space.depth + 1)))
+    known: dict[Mode, float] = {}
+
+    def fastest(modes: Iterable[Mode]) -> Mode:
+        def speed(mode: Mode) -> float:
+            if mode not in known:
+                known[mode] = replay_mode(timed, {}, mode).speed
+            return known[mode]
+
+        return max(modes, key=speed)
+
+    def copying(mode: Mode, leasts: Sequence[int], lengths: Sequence[int]) -> list[Mode]:
+        return [replace(mode, sees=(MATCH,), rule=Rule(least, length)) for least in leasts for length in lengths]
+
+    best, before = fastest(copying(static, LEASTS, lengths[:: max(1, len(lengths) // 4)])), static
+    while best != before:
+        before, rule = best, best.rule
+        assert rule is not None
+        best = fastest([best, *copying(best, LEASTS, [rule.length])])
+        best = fastest([best, *copying(best, [best.rule.least if best.rule else 1], lengths)])
+        best = fastest([best, *(replace(best, action=tree) for tree in dict.fromkeys(trees))])
+    return best
+
+
+def common(visits_R: Tensor, action_R: Tensor, timed: Timed) -> tuple[int, ...]:
+    """The trees that make up all but a few of the steps, ascending; the empty tree is always one of them."""
+    steps_A = torch.zeros(len(timed.space), dtype=torch.float64).index_add_(0, action_R, visits_R)
+    shares, order = (steps_A / steps_A.sum()).sort(descending=True)
+    needed = int((shares.cumsum(0) < 1 - RARE).sum()) + 1
+    return tuple(sorted({timed.space.index(EMPTY), *order[:needed].tolist()}))
+
+
+def sources(texts: Texts) -> Tensor:
+    """The number of every text's source."""
+    return texts.source_number_X
+
+
+def best_static(timed: Timed, table: StaticTable, setting: Sequence[float], allowed_A: Tensor | None = None) -> Mode:
+    """The mode in which the best static tree is drafted everywhere."""
+    at = table.best(allowed_A=allowed_A)
+    return Mode(setting[0], setting[1], timed.space.trees[at], speed=float(table.speeds()[at]))
