@@ -35,7 +35,7 @@ RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 NEVER = -1e9  # the score, in tokens, of a tree that is not to be drafted
 
 
-class Rule(NamedTuple):
+class LookupRule(NamedTuple):
     """Copy where the text repeats itself: a lookup of `length` tokens wherever the match is at least `least` tokens."""
 
     least: int
@@ -46,14 +46,14 @@ class Rule(NamedTuple):
 class Mode:
     """How a selector decides under one sampling setting, for a number of requests that are decoded together.
 
-    It is asked in turn with what each of `sees` holds, until it answers. With the early features it answers where it
-    chooses a lookup or nothing, for these need no pass of the draft; where it would have the draft draft, it lets the
-    draft pass the root first and decides again with all features, if they are among `sees`.
+    It is asked in turn with what each of `feature_levels` holds, until it answers. With the early features it answers
+    where it chooses a lookup or nothing, for these need no pass of the draft; where it would have the draft draft, it
+    lets the draft pass the root first and decides again with all features, if they are among `feature_levels`.
 
     Attributes:
         action: the best static tree: what is drafted where nothing is decided, and at a text's first root.
-        sees: what it is asked with, `schema.LEVELS` in order; the match alone for the rule; nothing for the static
-            tree everywhere.
+        feature_levels: what it is asked with, `schema.LEVELS` in order; the match alone for the rule; nothing for the
+            static tree everywhere.
         speed: g, tokens per second.
         rho: how far the price of time is a place's own, from 0 to 1.
         allowed: positions of the actions that may be chosen, ascending; all of them if empty.
@@ -68,11 +68,11 @@ class Mode:
     temperature: float
     top_p: float
     action: Action
-    sees: tuple[str, ...] = ()
+    feature_levels: tuple[str, ...] = ()
     speed: float = 1.0
     rho: float = 1.0
     allowed: tuple[int, ...] = ()
-    rule: Rule | None = None
+    rule: LookupRule | None = None
     batch: int = 1
     level: str = ""
     joint: float = 0.0
@@ -80,7 +80,7 @@ class Mode:
     @property
     def decides(self) -> bool:
         """Whether it is a network that decides."""
-        return len(self.sees) > 0 and self.sees != (MATCH,)
+        return len(self.feature_levels) > 0 and self.feature_levels != (MATCH,)
 
     @property
     def key(self) -> tuple[float, float, float]:
@@ -103,29 +103,45 @@ class Mode:
 
     def static_only(self) -> "Mode":
         """The same without decisions."""
-        return replace(self, sees=(), rule=None)
+        return replace(self, feature_levels=(), rule=None)
 
     def row(self) -> dict[str, Any]:
         """As JSON has it."""
-        listed = {"action": list(self.action), "sees": list(self.sees), "allowed": list(self.allowed)}
+        listed = {
+            "action": list(self.action),
+            "feature_levels": list(self.feature_levels),
+            "allowed": list(self.allowed),
+        }
         return {**asdict(self), **listed, "rule": self.rule and list(self.rule), "decides": self.decides}
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> "Mode":
         """From JSON; further keys are left out. KeyError, TypeError or ValueError where it is no mode."""
         numbers = {name: float(entry[name]) for name in ("temperature", "top_p", "speed", "rho", "joint")}
-        action, allowed, sees = Action(*entry["action"]), tuple(entry["allowed"]), tuple(entry["sees"])
-        rule = None if entry["rule"] is None else Rule(*entry["rule"])
+        action, allowed, feature_levels = (
+            Action(*entry["action"]),
+            tuple(entry["allowed"]),
+            tuple(entry["feature_levels"]),
+        )
+        rule = None if entry["rule"] is None else LookupRule(*entry["rule"])
         if not all(type(at) is int and at >= 0 for at in (*action, *allowed, *(rule or ()))):
             raise TypeError("a tree is no tree")
-        if sees not in ASKED or (sees == (MATCH,)) != (rule is not None):
+        if feature_levels not in ASKED or (feature_levels == (MATCH,)) != (rule is not None):
             raise ValueError("what it is asked with makes no sense")
         if not all(map(math.isfinite, numbers.values())) or numbers["speed"] <= 0 or numbers["joint"] < 0:
             raise ValueError("a number is out of range")
         batch, level = entry["batch"], entry["level"]
         if type(batch) is not int or batch < 1 or level not in ("", TEXT, DRAFTER):
             raise ValueError("batch or level is out of range")
-        return cls(action=action, allowed=allowed, sees=sees, rule=rule, batch=batch, level=level, **numbers)
+        return cls(
+            action=action,
+            allowed=allowed,
+            feature_levels=feature_levels,
+            rule=rule,
+            batch=batch,
+            level=level,
+            **numbers,
+        )
 
 
 def without_draft(action: Choice) -> bool:

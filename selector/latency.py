@@ -130,7 +130,7 @@ class LatencyProfile:
         action: Choice,
         length: float,
         verifier: str,
-        sees: Sequence[str] = (),
+        feature_levels: Sequence[str] = (),
         filtered: bool = False,
     ) -> float:
         """Predicted time of one decoding step.
@@ -142,13 +142,16 @@ class LatencyProfile:
 
         Args:
             length: committed tokens before the step, the root token included.
-            sees: what was looked at to decide, `schema.LEVELS` or the match; nothing where nothing is decided.
+            feature_levels: what was looked at to decide, `schema.LEVELS` or the match; nothing where nothing is
+                decided.
             filtered: whether top-p is below 1.
         """
-        passes = _draft_passes(action, length, LIGHT in sees or FULL in sees)
+        passes = _draft_passes(action, length, LIGHT in feature_levels or FULL in feature_levels)
         seconds = sum(self.draft.at(*size) for size in passes)
         nodes = 1 + action.nodes
-        seconds += self.target.at(length, nodes) + self.step + sum(self.decide.get(each, 0.0) for each in sees)
+        seconds += (
+            self.target.at(length, nodes) + self.step + sum(self.decide.get(each, 0.0) for each in feature_levels)
+        )
         if action != EMPTY:
             if isinstance(action, Lookup):
                 seconds += self.copied.at(action.length, 1)
@@ -161,7 +164,7 @@ class LatencyProfile:
         return seconds
 
     def table(
-        self, actions: tuple[Choice, ...], verifier: str, sees: Sequence[str] = (), filtered: bool = False
+        self, actions: tuple[Choice, ...], verifier: str, feature_levels: Sequence[str] = (), filtered: bool = False
     ) -> tuple[Tensor, Tensor]:
         """`action_seconds` at the measured lengths, for `interpolated`.
 
@@ -173,11 +176,13 @@ class LatencyProfile:
         """
         if verifier not in self.verify:
             raise InputError(f"the latency profile of {self.device} has no times for {verifier}")
-        for each in sees:
+        for each in feature_levels:
             if each != MATCH and each not in self.decide:
                 raise InputError(f"the latency profile of {self.device} has no time for a decision that sees {each}")
         lengths = self.draft.lengths if len(self.draft.lengths) > 1 else [0, *self.draft.lengths]
-        rows = [[self.action_seconds(a, length, verifier, sees, filtered) for a in actions] for length in lengths]
+        rows = [
+            [self.action_seconds(a, length, verifier, feature_levels, filtered) for a in actions] for length in lengths
+        ]
         return torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)
 
 

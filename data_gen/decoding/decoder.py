@@ -34,13 +34,13 @@ PARTS = ("draft", "select", "target", "verify", "commit")
 class Chooser(Protocol):
     """Picks the action of a step.
 
-    `sees` is what it is asked with, of `selector.schema.FEATURES` or the match alone, in turn until it answers: asked
-    with early features it may give None, so that the draft passes the root and it is asked again. At the first root,
-    where there are no features, and where `sees` is empty, `select` gets None and answers.
+    `feature_levels` is what it is asked with, of `selector.schema.FEATURES` or the match alone, in turn until it
+    answers: asked with early features it may give None, so that the draft passes the root and it is asked again. At
+    the first root, where there are no features, and where `feature_levels` is empty, `select` gets None and answers.
     """
 
     @property
-    def sees(self) -> tuple[str, ...]: ...
+    def feature_levels(self) -> tuple[str, ...]: ...
 
     def select(self, features: Features | None) -> Choice | None: ...
 
@@ -50,7 +50,7 @@ class Fixed:
     """Always the same action."""
 
     action: Choice
-    sees: tuple[str, ...] = ()
+    feature_levels: tuple[str, ...] = ()
 
     def select(self, features: Features | None) -> Choice:
         return self.action
@@ -62,7 +62,7 @@ class Random:
 
     actions: Sequence[Choice]
     generator: torch.Generator
-    sees: tuple[str, ...] = ()
+    feature_levels: tuple[str, ...] = ()
 
     def select(self, features: Features | None) -> Choice:
         return self.actions[int(torch.randint(len(self.actions), (), generator=self.generator))]
@@ -150,7 +150,7 @@ class Decoder:
     def steps(self, prompt: Sequence[int], generator: torch.Generator) -> Generator[tuple[Step, list[int]]]:
         """One step after another, without end, each with the tokens that it commits. Close it: that looks at the
         numbers that the models have given, and raises as `decode` does."""
-        context = _Context(self.pair, self.sampling, self.draft_sampling, list(prompt), self.chooser.sees)
+        context = _Context(self.pair, self.sampling, self.draft_sampling, list(prompt), self.chooser.feature_levels)
         try:
             while True:
                 yield self._step(context, generator)
@@ -161,8 +161,8 @@ class Decoder:
         clock = Clock(self.pair.device, PARTS, self.timed)
         length = len(context.tokens)
 
-        def pass_root(sees: str) -> None:
-            if sees in (LIGHT, FULL):
+        def pass_root(level: str) -> None:
+            if level in (LIGHT, FULL):
                 context.draft_root(clock)
                 clock.lap("draft")
 
@@ -189,10 +189,10 @@ class Decoder:
         self, knowledge: RootKnowledge | None, length: int, prompt_length: int, before: Callable[[str], None]
     ) -> Choice:
         """What the chooser says; `before` is called with what it is to see, before it is asked with that."""
-        for sees in self.chooser.sees if length > prompt_length else ():
-            before(sees)
+        for level in self.chooser.feature_levels if length > prompt_length else ():
+            before(level)
             assert knowledge is not None
-            action = self.chooser.select(knowledge.features(sees, length))
+            action = self.chooser.select(knowledge.features(level, length))
             if action is not None:
                 return action
         action = self.chooser.select(None)
@@ -214,17 +214,22 @@ class _Context:
     """Committed tokens and what both models know of them.
 
     Args:
-        sees: what the chooser asks for.
+        feature_levels: what the chooser asks for.
     """
 
     def __init__(
-        self, pair: ModelPair, sampling: Sampling, draft_sampling: Sampling, prompt: list[int], sees: tuple[str, ...]
+        self,
+        pair: ModelPair,
+        sampling: Sampling,
+        draft_sampling: Sampling,
+        prompt: list[int],
+        feature_levels: tuple[str, ...],
     ) -> None:
         self.tokens, self.prompt_length = prompt, len(prompt)
         self.sampling, self.draft_sampling = sampling, draft_sampling
         self.device = pair.device
         self.target, self.draft = CachedModel(pair.target), CachedModel(pair.draft)
-        self.knowledge = RootKnowledge(prompt, sampling, sees) if sees else None
+        self.knowledge = RootKnowledge(prompt, sampling, feature_levels) if feature_levels else None
         self._index = LookupIndex() if self.knowledge is None else self.knowledge.text.index
         self._root_probs_V: Tensor | None = None  # the draft's, once it has passed the root token
         if len(prompt) > 1:

@@ -25,7 +25,7 @@ from data_gen.drafting.slots import Layout, layout_of
 from data_gen.features.entropies import LEAST_LOGIT
 from data_gen.features.root import Accepted, RootKnowledge
 from data_gen.models.pair import ModelPair
-from data_gen.models.preallocated import StaticModel, Window, run_window, window
+from data_gen.models.preallocated import PreallocatedModel, Window, run_window, window
 from data_gen.models.sampling import Sampling
 from data_gen.verification import COPIED, Verifier
 from data_gen.verification.on_slots import check_on_slots, verify_slots
@@ -50,7 +50,7 @@ class ReadBack(Accepted):
         return self._entropies
 
 
-class _Plan(NamedTuple):
+class _Queue(NamedTuple):
     """What a step of one action covers."""
 
     layout: Layout
@@ -58,7 +58,7 @@ class _Plan(NamedTuple):
     target: Window
 
 
-class StaticDecoder(Decoder):
+class GraphDecoder(Decoder):
     """As `Decoder`, for one device and texts up to a given length.
 
     Steps carry no times of their parts: measuring them would take the waits that this decoder is without.
@@ -88,7 +88,7 @@ class StaticDecoder(Decoder):
     ) -> None:
         super().__init__(pair, sampling, verifier, chooser, draft_sampling)
         check_on_slots(verifier)
-        if set(chooser.sees) - {MATCH, EARLY}:
+        if set(chooser.feature_levels) - {MATCH, EARLY}:
             raise InputError(
                 "a step without host waits decides before the draft's pass; this selector asks for features after it"
             )
@@ -100,8 +100,8 @@ class StaticDecoder(Decoder):
         most = max(action.nodes for action in space.actions) + 1
         self.length, self._room = length, most
         rows = length + 2 * most
-        self._models = [StaticModel(model, rows, most, compiled, backend) for model in (pair.target, pair.draft)]
-        self._plans: dict[Choice, _Plan] = {}
+        self._models = [PreallocatedModel(model, rows, most, compiled, backend) for model in (pair.target, pair.draft)]
+        self._plans: dict[Choice, _Queue] = {}
         self._runs = {1 << n: run_window(1 << n, most, pair.device) for n in range(LONGEST_RUN.bit_length())}
         self._text_T = torch.zeros(rows, dtype=torch.int64, device=pair.device)
         self._base = torch.zeros((), dtype=torch.int64, device=pair.device)  # the root's row: its position
@@ -115,7 +115,9 @@ class StaticDecoder(Decoder):
         if len(prompt) > self.length:
             raise InputError(f"a prompt of {len(prompt)} tokens; this decoder was made for texts of {self.length}")
         tokens = list(prompt)
-        knowledge = RootKnowledge(tokens, self.sampling, self.chooser.sees) if self.chooser.sees else None
+        knowledge = (
+            RootKnowledge(tokens, self.sampling, self.chooser.feature_levels) if self.chooser.feature_levels else None
+        )
         index = LookupIndex() if knowledge is None else knowledge.text.index
         self._begin(tokens)
         passed = len(tokens) - 1  # rows of the draft's cache that hold the text
@@ -123,7 +125,7 @@ class StaticDecoder(Decoder):
             length = len(tokens)
             if length > self.length:
                 raise InputError(f"the text has {length} tokens; this decoder was made for {self.length}")
-            action = self._choose(knowledge, length, len(prompt), lambda sees: None)
+            action = self._choose(knowledge, length, len(prompt), lambda level: None)
             copied: list[int] = []
             if isinstance(action, Lookup):
                 index.extend(tokens[len(index) :])
@@ -132,12 +134,12 @@ class StaticDecoder(Decoder):
             outcome = self._step_on_device(drafted, copied, length - passed, length, generator)
             accepted, new = outcome.accepted, outcome.tokens
             if isinstance(drafted, Action) and drafted != EMPTY:
-                deepest = self._plan(drafted).layout.depth  # whose leaves the draft has not passed
+                deepest = self._verifier_law(drafted).layout.depth  # whose leaves the draft has not passed
                 passed = length + min(accepted, deepest - 1)
             if knowledge is not None:
                 knowledge.committed(ReadBack(outcome.entropies), new)
             tokens += new
-            yield Step(length, action, accepted, self._plan(drafted).layout.size, {}), new
+            yield Step(length, action, accepted, self._verifier_law(drafted).layout.size, {}), new
 
     def _begin(self, tokens: list[int]) -> None:
         text_T = torch.tensor(tokens, device=self.pair.device)
@@ -155,7 +157,7 @@ class StaticDecoder(Decoder):
             copied: a lookup's tokens.
             pending: committed tokens that the draft has not passed.
         """
-        plan = self._plan(action)
+        plan = self._verifier_law(action)
         if copied:
             host = torch.tensor(copied)
             if self._copied.is_cuda:
@@ -189,7 +191,7 @@ class StaticDecoder(Decoder):
         Args:
             run: committed tokens that the draft's root pass covers; those that it has passed before change nothing.
         """
-        plan = self._plan(action)
+        plan = self._verifier_law(action)
         layout, over = plan.layout, plan.target
         target, _ = self._models
         tokens_S, q_SV = self._drafted(action, plan, run)
@@ -210,12 +212,12 @@ class StaticDecoder(Decoder):
         self._base += accepted[0] + 1
         finite = logits_SV.amax(-1).isfinite().all() & q_SV.isfinite().all()
         result = torch.cat([accepted, finite.view(1), new_D]).double()
-        if EARLY not in self.chooser.sees:
+        if EARLY not in self.chooser.feature_levels:
             return result
         wide_DV = logits_SV[torch.nn.functional.pad(path_D, (1, 0))].float().clamp(min=LEAST_LOGIT)
         return torch.cat([result, cross_entropy(wide_DV, wide_DV.softmax(-1), reduction="none").double()])
 
-    def _drafted(self, action: Choice, plan: _Plan, run: int) -> tuple[Tensor, Tensor]:
+    def _drafted(self, action: Choice, plan: _Queue, run: int) -> tuple[Tensor, Tensor]:
         """The tokens of all slots, and the draft's distribution after each; zeros at leaves."""
         layout = plan.layout
         V, device = self.pair.vocabulary, self.pair.device
@@ -251,7 +253,7 @@ class StaticDecoder(Decoder):
             uniforms_W1 = self._uniforms[first - 1 : first - 1 + width].unsqueeze(-1)
             tokens_S[first : first + width] = invert(q_SV[slots], uniforms_W1)[:, 0]
 
-    def _plan(self, action: Choice) -> _Plan:
+    def _verifier_law(self, action: Choice) -> _Queue:
         if action not in self._plans:
             layout = layout_of(action, self.pair.device)
             trunk = [slice(n, n + 1) for n in range(1, layout.L1 + 1)]
@@ -259,7 +261,7 @@ class StaticDecoder(Decoder):
             passes = [*trunk, *branches][:-1] if layout.depth else []  # leaves need none
             drafted = [(each, window(layout, each.start, each.stop, self._room)) for each in passes]
             width = next((width for width in WIDTHS if width >= layout.size), layout.size)
-            self._plans[action] = _Plan(layout, drafted, window(layout, 0, layout.size, self._room, width))
+            self._plans[action] = _Queue(layout, drafted, window(layout, 0, layout.size, self._room, width))
         return self._plans[action]
 
 

@@ -76,12 +76,16 @@ class RootKnowledge:
     Args:
         prompt: token ids; the last one is the first root.
         sampling: the target's.
-        sees: what is asked for, `schema.FEATURES` or the match; of rows that these do not need nothing is kept.
+        feature_levels: what is asked for, `schema.FEATURES` or the match; of rows that these do not need nothing is
+            kept.
     """
 
-    def __init__(self, prompt: Sequence[int], sampling: Sampling, sees: Sequence[str]) -> None:
+    def __init__(self, prompt: Sequence[int], sampling: Sampling, feature_levels: Sequence[str]) -> None:
         self.sampling = sampling
-        self._match_alone, self._needs_draft = set(sees) <= {MATCH}, LIGHT in sees or FULL in sees
+        self._match_alone, self._needs_draft = (
+            set(feature_levels) <= {MATCH},
+            LIGHT in feature_levels or FULL in feature_levels,
+        )
         self.text, self._of_draft = TextHistory(prompt), DraftHistory()
         self._of_target = TargetHistory(self.text)
         self._step: Accepted | None = None  # the last one
@@ -102,27 +106,27 @@ class RootKnowledge:
         if self._needs_draft:
             self._draft += draft
 
-    def features(self, sees: str, length: int) -> dict[str, Tensor] | None:
+    def features(self, level: str, length: int) -> dict[str, Tensor] | None:
         """The features at the root; None at the first root.
 
         Args:
-            sees: what they are to hold: `light` and `full` ones once the draft has passed the root token.
+            level: what they are to hold: `light` and `full` ones once the draft has passed the root token.
             length: committed tokens, the root token included.
         """
         if self._step is None:
             return None
         self._digest()
-        if sees == MATCH:
+        if level == MATCH:
             return {MATCH: torch.tensor(float(self.text.index.match))}
         if self._scalars_F is None:  # else this root was asked for before
             self._scalars_F = np.empty(len(PAIR.scalars), np.float32)
             self._scalars_F[:_TEXT] = self.text.scalars(self.sampling)
             self._scalars_F[_TEXT:_EARLY] = self._of_target.scalars()
-        if sees == EARLY:
+        if level == EARLY:
             return {SCALARS_KEY: torch.from_numpy(self._scalars_F[:_EARLY])}
         self._scalars_F[_EARLY:] = self._draft_scalars()
         result = {SCALARS_KEY: torch.from_numpy(self._scalars_F)}
-        if sees == FULL:
+        if level == FULL:
             states = self._step.hidden_D(), self._draft[-2].hidden_D, self._draft[-1].hidden_D
             result |= {name: state.float().cpu() for name, state in zip(HIDDEN_STATES, states, strict=True)}
         self._draft = self._draft[-1:]

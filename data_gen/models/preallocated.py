@@ -82,7 +82,7 @@ class _Layer(StaticLayer):
         return self.keys, self.values
 
 
-class StaticModel:
+class PreallocatedModel:
     """A causal language model over one text at a time.
 
     Args:

@@ -16,7 +16,7 @@ from torch import Tensor
 from data_gen.verification.base import GREEDY, IID, STYLES, WITHOUT_REPLACEMENT
 from data_gen.verification.khisti import Khisti
 from data_gen.verification.priority import scan
-from data_gen.verification.profile import Profile, Rows, divide
+from data_gen.verification.profile import NodeDistributions, Rows, divide
 from data_gen.verification.specinfer import rounds
 from data_gen.verification.spectr import solve
 
@@ -60,7 +60,7 @@ def _selected_or_hit(left_V: Tensor, dead_V: Tensor, flow: float, k: int) -> flo
     return flow + (1 - flow) * float((left_V * (1 - (1 - dead_V) ** k)).sum())
 
 
-def _specinfer(profile: Profile, p_V: Tensor, q_V: Tensor, k: int) -> float:
+def _specinfer(profile: NodeDistributions, p_V: Tensor, q_V: Tensor, k: int) -> float:
     a_Mr, b_Mr = rounds(profile, torch.ones(1, k, dtype=torch.float64, device=p_V.device))
     rejected, missed_V = 1.0, torch.ones_like(p_V)
     p_i_V = p_V
@@ -129,6 +129,6 @@ def _prefix_sums(row_V: Tensor) -> Tensor:
     return torch.cat([row_V.new_zeros(1), row_V.cumsum(0)])
 
 
-def _profile(p_V: Tensor, q_V: Tensor) -> Profile:
+def _profile(p_V: Tensor, q_V: Tensor) -> NodeDistributions:
     rows = Rows(p_V.double().unsqueeze(0), q_V.double().unsqueeze(0))
     return rows.profile(torch.zeros(1, dtype=torch.int64, device=p_V.device))

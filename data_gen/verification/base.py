@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from data_gen.trees import DraftTree, NodeGroup
-from data_gen.verification.profile import Profile, Rows, divide, sample
+from data_gen.verification.profile import NodeDistributions, Rows, divide, sample
 
 IID, WITHOUT_REPLACEMENT, GREEDY = STYLES = ("iid", "without_replacement", "greedy")
 
@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
     token: int
 
 
-class Plan(NamedTuple):
+class VerifierLaw(NamedTuple):
     """Where a verifier ends, float64 [N], and the laws of the extra token at M given nodes, [M, V] up to a factor."""
 
     stops_N: Tensor
@@ -57,7 +57,7 @@ class Verifier(ABC):
             target_probs_NV: the target's distribution after each node, in node order; float64, float32 or bf16.
             draft_probs_NV: the draft's; rows of leaves may hold anything.
         """
-        plan = self._plan(tree, _rows(tree, target_probs_NV.double(), draft_probs_NV.double()))
+        plan = self._verifier_law(tree, _rows(tree, target_probs_NV.double(), draft_probs_NV.double()))
         extra_NV = plan.extra(range(len(tree)))
         return plan.stops_N.unsqueeze(-1) * divide(extra_NV, extra_NV.sum(-1, keepdim=True))
 
@@ -68,24 +68,24 @@ class Verifier(ABC):
 
     def stops(self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> Tensor:
         """P(accepted node) given the tree, exact; float64 [N]."""
-        return self._plan(tree, _rows(tree, target_probs_NV.double(), draft_probs_NV.double())).stops_N
+        return self._verifier_law(tree, _rows(tree, target_probs_NV.double(), draft_probs_NV.double())).stops_N
 
     def verify(
         self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor, generator: torch.Generator
     ) -> Verdict:
         """One draw from the law; the generator lives on the tensors' device. Wide sums keep the rows' precision."""
-        plan = self._plan(tree, _rows(tree, target_probs_NV, draft_probs_NV))
+        plan = self._verifier_law(tree, _rows(tree, target_probs_NV, draft_probs_NV))
         node = int(sample(plan.stops_N, 1, generator))
         return Verdict(node, int(sample(plan.extra([node])[0], 1, generator)))
 
     @abstractmethod
-    def _plan(self, tree: DraftTree, rows: Rows) -> Plan: ...
+    def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw: ...
 
 
 class TopDown(Verifier):
     """One optimal-transport solver, applied from the root down until it yields a token that is no child."""
 
-    def pull(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+    def pull(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         """P(the solver yields this child's token), [M, k]: pooled at a token's first entry, 0 at its copies.
 
         Args:
@@ -101,16 +101,16 @@ class TopDown(Verifier):
         return divide(p, q).clamp_(max=1)
 
     @abstractmethod
-    def branching(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+    def branching(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         """`pull` where k is at least 2. With one child, all solvers are speculative sampling, `min(1, p/q)`."""
 
     @abstractmethod
-    def leftover(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+    def leftover(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         """What the extra token is drawn from where no child is taken; [M, V] up to a factor, for any k."""
 
-    def _plan(self, tree: DraftTree, rows: Rows) -> Plan:
+    def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw:
         stops_N = self._chain_stops(tree, rows) if tree.is_chain else self._tree_stops(tree, rows)
-        return Plan(stops_N, lambda nodes: extra(tree, rows, nodes, self.leftover))
+        return VerifierLaw(stops_N, lambda nodes: extra(tree, rows, nodes, self.leftover))
 
     def _chain_stops(self, tree: DraftTree, rows: Rows) -> Tensor:
         """On a chain, whose few numbers are Python's: accept one token after another."""
@@ -150,7 +150,7 @@ class BottomUp(Verifier):
     """
 
     @abstractmethod
-    def split(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Split:
+    def split(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Split:
         """The rule, where k is at least 2.
 
         Args:
@@ -160,23 +160,23 @@ class BottomUp(Verifier):
         """
 
     @abstractmethod
-    def remainder(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+    def remainder(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         """What the extra token is drawn from at a node whose children are all rejected, where k is at least 2."""
 
     @staticmethod
-    def enter(profile: Profile, weights_M: Tensor, entries_M1: Tensor) -> Tensor:
+    def enter(profile: NodeDistributions, weights_M: Tensor, entries_M1: Tensor) -> Tensor:
         """The entry weight of an only child, [M, 1]."""
         p_M1, q_M1 = profile.at(entries_M1)
         return divide(weights_M.unsqueeze(-1) * p_M1, q_M1).clamp_(max=1)
 
     @staticmethod
-    def leave(profile: Profile, weights_M: Tensor) -> Tensor:
+    def leave(profile: NodeDistributions, weights_M: Tensor) -> Tensor:
         """A node's weight once its only child is rejected, [M]."""
         return left_over(weights_M, weights_M - profile.excess(weights_M, profile.ones()))
 
-    def _plan(self, tree: DraftTree, rows: Rows) -> Plan:
+    def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw:
         stops_N, weights_N = self._chain_stops(tree, rows) if tree.is_chain else self._tree_stops(tree, rows)
-        return Plan(stops_N, lambda nodes: extra(tree, rows, nodes, self._leftover(weights_N)))
+        return VerifierLaw(stops_N, lambda nodes: extra(tree, rows, nodes, self._leftover(weights_N)))
 
     def _chain_stops(self, tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
         """On a chain, whose few numbers are Python's: Block Verification, from the last node up."""
@@ -233,8 +233,8 @@ class BottomUp(Verifier):
         nodes_M = torch.tensor(nodes, dtype=torch.int64, device=rows.device)
         return [(nodes_M, self.leave(rows.profile(nodes_M), weights_N[nodes_M]))] if nodes else []
 
-    def _leftover(self, weights_N: Tensor) -> Callable[[Profile, Tensor], Tensor]:
-        def leftover(profile: Profile, entries_Mk: Tensor) -> Tensor:
+    def _leftover(self, weights_N: Tensor) -> Callable[[NodeDistributions, Tensor], Tensor]:
+        def leftover(profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
             weights_M = weights_N[profile.nodes_M]
             if entries_Mk.shape[-1] == 1:
                 return profile.residual(weights_M, profile.ones())
@@ -257,7 +257,9 @@ def left_over(weights_M: Tensor, flow_M: Tensor) -> Tensor:
     return torch.where(weights_M < 1, left_M, weights_M)
 
 
-def extra(tree: DraftTree, rows: Rows, nodes: Sequence[int], leftover: Callable[[Profile, Tensor], Tensor]) -> Tensor:
+def extra(
+    tree: DraftTree, rows: Rows, nodes: Sequence[int], leftover: Callable[[NodeDistributions, Tensor], Tensor]
+) -> Tensor:
     """The laws of the extra token at M nodes, [M, V] up to a factor."""
     extra_MV = rows.p_NV[list(nodes)]  # what a leaf adds
     places = {node: place for place, node in enumerate(nodes)}

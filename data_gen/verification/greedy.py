@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from data_gen.verification.base import GREEDY, TopDown
-from data_gen.verification.profile import Profile, divide
+from data_gen.verification.profile import NodeDistributions, divide
 
 
 class Greedy(TopDown):
@@ -18,7 +18,7 @@ class Greedy(TopDown):
     name = "greedy"
     styles = (GREEDY,)
 
-    def branching(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+    def branching(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         p_Mk, q_Mk = profile.at(entries_Mk)
         scale_M, taken_M = self._drawn(profile, entries_Mk)
         accept_M = divide(p_Mk[:, -1], scale_M * q_Mk[:, -1]).clamp(max=1)
@@ -26,12 +26,12 @@ class Greedy(TopDown):
         top_Mk[:, -1] = accept_M
         return top_Mk
 
-    def leftover(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+    def leftover(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         scale_M, _ = self._drawn(profile, entries_Mk)
         return profile.residual(profile.ones(), scale_M).scatter_(-1, entries_Mk, 0.0)
 
     @staticmethod
-    def _drawn(profile: Profile, entries_Mk: Tensor) -> tuple[Tensor, Tensor]:
+    def _drawn(profile: NodeDistributions, entries_Mk: Tensor) -> tuple[Tensor, Tensor]:
         """What `q` is multiplied by off the top tokens, and `sum_off_top min(p, q')`; [M] each."""
         scale_M = 1 / profile.draft_mass_off(entries_Mk[:, :-1])[:, -1]
         p_Mk, q_Mk = (values_Mk[:, :-1] for values_Mk in profile.at(entries_Mk))
@@ -48,7 +48,7 @@ class SpecHub(Greedy):
 
     name = "spechub"
 
-    def branching(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+    def branching(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         if entries_Mk.shape[-1] > 2:
             raise ValueError(f"spechub verifies pairs; a node has {entries_Mk.shape[-1]} children")
         p_M2, q_M2 = profile.at(entries_Mk)

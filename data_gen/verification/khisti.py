@@ -23,7 +23,7 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from data_gen.verification.base import IID, TopDown
-from data_gen.verification.profile import Profile, divide, is_copy
+from data_gen.verification.profile import NodeDistributions, divide, is_copy
 
 SOLVER = "highs-ds"  # the optimum need not be unique: the dual simplex always ends in the same vertex
 
@@ -111,7 +111,7 @@ class Khisti(TopDown):
             law = matches[-1].winner_V
         return torch.from_numpy(law.copy()).to(p_V.device), matches
 
-    def branching(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+    def branching(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         p_MV, q_MV = profile.exact()
         result = torch.zeros(entries_Mk.shape, dtype=torch.float64, device=p_MV.device)
         # nodes with equal distributions share the program
@@ -130,7 +130,7 @@ class Khisti(TopDown):
             result[row] += landed_k.masked_fill(is_copy(entries_Mk[row : row + 1])[0], 0.0)
         return result
 
-    def leftover(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+    def leftover(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         p_MV, q_MV = profile.exact()
         V = p_MV.shape[-1]
         pairs_UW, place_M = torch.cat([p_MV, q_MV], dim=-1).unique(dim=0, return_inverse=True)

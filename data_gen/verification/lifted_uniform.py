@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from data_gen.verification.profile import Profile
+from data_gen.verification.profile import NodeDistributions
 from data_gen.verification.selection import Lifted, any_alive
 from data_gen.verification.spectr import KSeq
 
@@ -24,5 +24,5 @@ class LiftedUniform(Lifted):
     name = "lifted_uniform"
     rule = KSeq()
 
-    def choose(self, profile: Profile, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
+    def choose(self, profile: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
         return any_alive(alive_Mk)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from data_gen.verification.base import IID, WITHOUT_REPLACEMENT, TopDown
-from data_gen.verification.profile import Profile, divide, is_copy
+from data_gen.verification.profile import NodeDistributions, divide, is_copy
 
 
 class NaiveTree(TopDown):
@@ -20,7 +20,7 @@ class NaiveTree(TopDown):
     name = "naive_tree"
     styles = (IID, WITHOUT_REPLACEMENT)
 
-    def branching(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+    def branching(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         p_Mk, q_Mk = profile.at(entries_Mk)
         pull_Mk = divide(p_Mk, q_Mk).clamp(max=1)
         rejected_M1 = 1 - pull_Mk[:, :1]
@@ -29,5 +29,5 @@ class NaiveTree(TopDown):
         # the residual lands on a token once, however often it was drafted
         return pull_Mk.masked_fill_(is_copy(entries_Mk), 0.0)
 
-    def leftover(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+    def leftover(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         return profile.cleared(profile.residual(profile.ones(), profile.ones()), entries_Mk)

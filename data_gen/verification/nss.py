@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from data_gen.verification.base import STYLES, TopDown
-from data_gen.verification.profile import Profile, is_copy
+from data_gen.verification.profile import NodeDistributions, is_copy
 
 
 class NSS(TopDown):
@@ -22,8 +22,8 @@ class NSS(TopDown):
     def accept(self, p: Tensor, q: Tensor) -> Tensor:
         return p
 
-    def branching(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+    def branching(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         return profile.at(entries_Mk)[0].masked_fill(is_copy(entries_Mk), 0.0)
 
-    def leftover(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+    def leftover(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         return profile.residual(profile.ones(), 0 * profile.ones()).scatter_(-1, entries_Mk, 0.0)

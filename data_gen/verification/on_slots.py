@@ -19,20 +19,20 @@ from data_gen.drafting.slots import ABSENT, Layout, Merged
 from data_gen.verification.base import BottomUp, TopDown, Verifier
 from data_gen.verification.lifted_uniform import LiftedUniform
 from data_gen.verification.naive_tree import NaiveTree
-from data_gen.verification.profile import Profile, Rows, divide, invert, is_copy
+from data_gen.verification.profile import NodeDistributions, Rows, divide, invert, is_copy
 from data_gen.verification.specinfer import SpecInfer
 from data_gen.verification.spectr import LiftedSpecTr, SpecTr
 from data_gen.verification.traversal import Traversal
 
 ON_SLOTS = (NaiveTree, SpecInfer, SpecTr, Traversal, LiftedSpecTr, LiftedUniform)  # whose rules never look
 
-Leftover = Callable[[Profile, Tensor], Tensor]
+Leftover = Callable[[NodeDistributions, Tensor], Tensor]
 
 
-class SlotProfile(Profile):
+class SlotDistributions(NodeDistributions):
     """The distributions at M slots; entries may be `ABSENT`."""
 
-    may_look = False
+    allows_host_sync = False
 
     def __init__(self, rows: Rows, nodes_M: Tensor) -> None:
         super().__init__(rows, nodes_M)
@@ -73,8 +73,8 @@ class SlotProfile(Profile):
 
 
 class SlotRows(Rows):
-    def profile(self, nodes_M: Tensor) -> SlotProfile:
-        return SlotProfile(self, nodes_M)
+    def profile(self, nodes_M: Tensor) -> SlotDistributions:
+        return SlotDistributions(self, nodes_M)
 
 
 def verify_slots(

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from data_gen.trees import DraftTree
-from data_gen.verification.base import IID, WITHOUT_REPLACEMENT, BottomUp, Plan, TopDown, Verifier
+from data_gen.verification.base import IID, WITHOUT_REPLACEMENT, BottomUp, TopDown, Verifier, VerifierLaw
 from data_gen.verification.naive_tree import NaiveTree
-from data_gen.verification.profile import Profile, Rows, powers
+from data_gen.verification.profile import NodeDistributions, Rows, powers
 from data_gen.verification.traversal import Traversal
 
 MOST_AFTER = 1e200  # beyond, the paths that come after outweigh the prefix by so much that `q~` is `q`
@@ -39,7 +39,7 @@ class OnePath(Verifier):
             root: the row of the tree's root.
         """
 
-    def _plan(self, tree: DraftTree, rows: Rows) -> Plan:
+    def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw:
         paths: list[list[int]] = []
         laws: dict[int, Tensor] = {}
         for root, member in tree.members:
@@ -50,7 +50,7 @@ class OnePath(Verifier):
             q_NV = rows.q_NV.clone()
             q_NV[list(laws)] = torch.stack(list(laws.values())).to(q_NV.dtype)
             rows = Rows(rows.p_NV, q_NV)
-        return self.chain._plan(tree.along(paths), rows)
+        return self.chain._verifier_law(tree.along(paths), rows)
 
 
 class FirstPath(OnePath):
@@ -111,7 +111,7 @@ class GreedyBlock(OnePath):
         return nodes, laws
 
 
-def _tails(profile: Profile) -> tuple[Tensor, Tensor]:
+def _tails(profile: NodeDistributions) -> tuple[Tensor, Tensor]:
     """q, and the mass of the tokens that rank after each; float64 [V]."""
     ranked = profile.ranked
     tail_V = ranked.q_MV[0].flip(0).cumsum(0).flip(0) - ranked.q_MV[0]

@@ -14,24 +14,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from data_gen.verification.profile import Profile, Ranked, by_ratio, divide, powers
-from data_gen.verification.selection import Lifted, Rule, Selection, TopDownRule, first_alive
+from data_gen.verification.profile import NodeDistributions, Ranked, by_ratio, divide, powers
+from data_gen.verification.selection import Lifted, Selection, SelectionRule, TopDownRule, first_alive
 
 NOTHING = 1e-14
 MOST_RUNS = 256
 
 
-class FirstInRank(Rule):
+class FirstInRank(SelectionRule):
     """Alive with the largest probability for which the flow of the token stays below `m`, given those before it."""
 
-    def select(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
+    def select(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
         ranked = profile.ranked
         alive_MV, flow_MV = scan(ranked, weights_M, entries_Mk.shape[-1])
         places_Mk = ranked.places_MV.gather(-1, entries_Mk)
         left_Mk = weights_M.unsqueeze(-1) * ranked.p_MV.gather(-1, places_Mk) - flow_MV.gather(-1, places_Mk)
         return Selection(alive_MV.gather(-1, places_Mk), flow_MV.sum(-1), left_Mk.clamp(min=0))
 
-    def remainder(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+    def remainder(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         ranked = profile.ranked
         left_MV = (weights_M.unsqueeze(-1) * ranked.p_MV - scan(ranked, weights_M, entries_Mk.shape[-1])[1]).clamp_(
             min=0
@@ -78,7 +78,7 @@ def scan(ranked: Ranked, weights_M: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return alive_MV * drafted_MV, flow_MV * drafted_MV
 
 
-def _first_in_rank(profile: Profile, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
+def _first_in_rank(profile: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
     order_Mk = by_ratio(profile, entries_Mk)
     return torch.zeros_like(alive_Mk).scatter_(-1, order_Mk, first_alive(alive_Mk.gather(-1, order_Mk)))
 
@@ -89,7 +89,7 @@ class Priority(TopDownRule):
     name = "priority"
     rule = FirstInRank()
 
-    def choose(self, profile: Profile, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
+    def choose(self, profile: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
         return _first_in_rank(profile, alive_Mk, entries_Mk)
 
 
@@ -99,5 +99,5 @@ class LiftedPriority(Lifted):
     name = "lifted_priority"
     rule = FirstInRank()
 
-    def choose(self, profile: Profile, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
+    def choose(self, profile: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
         return _first_in_rank(profile, alive_Mk, entries_Mk)

@@ -55,8 +55,8 @@ class Rows:
         self.p_scale_N = 1 / row_sums(self.p_NV)
         self.q_scale_N = 1 / row_sums(self.q_NV)  # NaN at leaves that hold NaN; never read
 
-    def profile(self, nodes_M: Tensor) -> Profile:
-        return Profile(self, nodes_M)
+    def profile(self, nodes_M: Tensor) -> NodeDistributions:
+        return NodeDistributions(self, nodes_M)
 
     @property
     def device(self) -> torch.device:
@@ -72,7 +72,7 @@ class Ranked(NamedTuple):
     q_MV: Tensor
 
 
-class Profile:
+class NodeDistributions:
     """The distributions at M nodes: the only way in which a rule touches the vocabulary."""
 
     def __init__(self, rows: Rows, nodes_M: Tensor) -> None:
@@ -139,7 +139,7 @@ class Profile:
 
     # What a rule asks of a node's entries. `on_slots` answers for nodes that have fewer of them than others.
 
-    may_look: ClassVar[bool] = True  # whether a rule may read numbers back to decide what it does next
+    allows_host_sync: ClassVar[bool] = True  # whether a rule may read numbers back to decide what it does next
 
     def count(self, entries_Mk: Tensor) -> float | Tensor:
         """Entries of each node."""
@@ -197,7 +197,7 @@ def is_copy(entries_Mk: Tensor) -> Tensor:
     return first_copies(entries_Mk) != torch.arange(entries_Mk.shape[-1], device=entries_Mk.device)
 
 
-def by_ratio(profile: Profile, entries_Mk: Tensor) -> Tensor:
+def by_ratio(profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
     """Positions of the entries in descending `p/q`, ties by token id; int64 [M, k]."""
     p_Mk, q_Mk = profile.at(entries_Mk)
     by_token_Mk = entries_Mk.argsort(dim=-1, stable=True)

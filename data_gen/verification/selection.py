@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from data_gen.verification.base import BottomUp, Split, TopDown, left_over
-from data_gen.verification.profile import Profile, by_ratio, divide, is_copy, pooled
+from data_gen.verification.profile import NodeDistributions, by_ratio, divide, is_copy, pooled
 
 
 class Selection(NamedTuple):
@@ -29,45 +29,45 @@ class Selection(NamedTuple):
     left_Mk: Tensor  # (m - F) at the entries
 
 
-class Rule(ABC):
+class SelectionRule(ABC):
     """Entries are alive independently, with a probability that depends on their token alone; one alive is selected."""
 
     @abstractmethod
-    def select(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Selection: ...
+    def select(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection: ...
 
     @abstractmethod
-    def remainder(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+    def remainder(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         """`m - F`, [M, V]."""
 
 
 class TopDownRule(TopDown):
     """The selected child; where none is, a draw from `p - F`, which may still land on a child."""
 
-    rule: ClassVar[Rule]
+    rule: ClassVar[SelectionRule]
 
-    def branching(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+    def branching(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         alive_Mk, flow_M, left_Mk = self.rule.select(profile, profile.ones(), entries_Mk)
         none_M1 = (1 - alive_Mk).prod(-1, keepdim=True)
         landed_Mk = none_M1 * divide(left_Mk, (1 - flow_M).unsqueeze(-1)).masked_fill(is_copy(entries_Mk), 0.0)
         return pooled(self.choose(profile, alive_Mk, entries_Mk), entries_Mk) + landed_Mk
 
-    def leftover(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+    def leftover(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         if entries_Mk.shape[-1] == 1:
             return profile.cleared(profile.residual(profile.ones(), profile.ones()), entries_Mk)
         return profile.cleared(self.rule.remainder(profile, profile.ones(), entries_Mk), entries_Mk)
 
     @abstractmethod
-    def choose(self, profile: Profile, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
+    def choose(self, profile: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
         """P(entry is selected), [M, k]."""
 
 
 class Lifted(BottomUp):
     """A rule, bottom-up: each distinct child is entered with `pi` over what the children before it have left."""
 
-    rule: ClassVar[Rule]
+    rule: ClassVar[SelectionRule]
     visits_by_ratio: ClassVar[bool] = True  # else in order of first appearance
 
-    def split(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Split:
+    def split(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Split:
         alive_Mk, flow_M, _ = self.rule.select(profile, weights_M, entries_Mk)
         pi_Mk = pooled(self.choose(profile, alive_Mk, entries_Mk), entries_Mk)
         final_M = left_over(weights_M, flow_M)
@@ -77,11 +77,11 @@ class Lifted(BottomUp):
         entry_Mk = torch.zeros_like(pi_Mk).scatter_(-1, order_Mk, _entry_weights(pi_Mk.gather(-1, order_Mk)))
         return Split(entry_Mk, final_M, flow_M, order_Mk)
 
-    def remainder(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+    def remainder(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         return self.rule.remainder(profile, weights_M, entries_Mk)
 
     @abstractmethod
-    def choose(self, profile: Profile, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
+    def choose(self, profile: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
         """P(entry is selected), [M, k]."""
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from data_gen.verification.profile import Profile, Rows
+from data_gen.verification.profile import NodeDistributions, Rows
 
 
 class SortedRows(Rows):
@@ -33,8 +33,8 @@ class SortedRows(Rows):
             for rows_PV, scale_P in ((self.p_NV, self.p_scale_N), (self.q_NV, self.q_scale_N))
         )
 
-    def profile(self, nodes_M: Tensor) -> SortedProfile:
-        return SortedProfile(self, nodes_M)
+    def profile(self, nodes_M: Tensor) -> SortedDistributions:
+        return SortedDistributions(self, nodes_M)
 
     def draw(self, nodes_M: Tensor, uniform_Mn: Tensor) -> Tensor:
         """Tokens drawn from the draft's distributions, int64 [M, n], from uniform numbers in [0, 1)."""
@@ -46,7 +46,7 @@ class SortedRows(Rows):
         return self.tokens_PV[nodes_M.unsqueeze(-1), place_Mn.clamp(max=self.tokens_PV.shape[-1] - 1)]
 
 
-class SortedProfile(Profile):
+class SortedDistributions(NodeDistributions):
     """The distributions at M of the rows; sums over the vocabulary are look-ups."""
 
     rows: SortedRows

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from data_gen.verification.base import IID, WITHOUT_REPLACEMENT, TopDown
-from data_gen.verification.profile import Profile, divide, pooled
+from data_gen.verification.profile import NodeDistributions, divide, pooled
 
 MOST_SHUFFLED = 12  # entries; beyond (copies in wide trees) they are tried in their own order, which is lossless too
 
@@ -33,7 +33,7 @@ class SpecInfer(TopDown):
     name = "specinfer"
     styles = (IID, WITHOUT_REPLACEMENT)
 
-    def branching(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+    def branching(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         k = entries_Mk.shape[-1]
         p_Mk, q_Mk = profile.at(entries_Mk)
         steps_Mk = draft_steps(profile, entries_Mk, self.style)
@@ -51,13 +51,13 @@ class SpecInfer(TopDown):
         reached_Mk = torch.cat([torch.ones_like(accept_Mk[:, :1]), (1 - accept_Mk[:, :-1]).cumprod(-1)], dim=-1)
         return pooled(accept_Mk * reached_Mk, entries_Mk)
 
-    def leftover(self, profile: Profile, entries_Mk: Tensor) -> Tensor:
+    def leftover(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         a_Mr, b_Mr = rounds(profile, draft_steps(profile, entries_Mk, self.style))
         # a rejected token has nothing left in exact arithmetic; a rounding error must not return it as extra token
         return profile.cleared(profile.residual(a_Mr[:, -1], b_Mr[:, -1]), entries_Mk)
 
 
-def draft_steps(profile: Profile, entries_Mk: Tensor, style: str) -> Tensor:
+def draft_steps(profile: NodeDistributions, entries_Mk: Tensor, style: str) -> Tensor:
     """By what factor the law of each entry exceeds `q` off the entries before it, [M, k].
 
     1 for i.i.d. draws (0 where there is no entry, and so no rejection); without replacement
@@ -69,7 +69,7 @@ def draft_steps(profile: Profile, entries_Mk: Tensor, style: str) -> Tensor:
     return 1 / profile.draft_mass_off(entries_Mk)[:, :-1]
 
 
-def rounds(profile: Profile, steps_Mk: Tensor) -> tuple[Tensor, Tensor]:
+def rounds(profile: NodeDistributions, steps_Mk: Tensor) -> tuple[Tensor, Tensor]:
     """The scalars of `p_i = (a_i p - b_i q)+` before the first and after every rejection, [M, k + 1] each."""
     a_M, b_M = profile.ones(), 0 * profile.ones()
     scalars = [(a_M, b_M)]

@@ -14,28 +14,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from data_gen.verification.profile import Profile, divide
-from data_gen.verification.selection import Lifted, Rule, Selection, TopDownRule, first_alive
+from data_gen.verification.profile import NodeDistributions, divide
+from data_gen.verification.selection import Lifted, Selection, SelectionRule, TopDownRule, first_alive
 
 NEWTON_STEPS = 12  # from the left the steps shrink quadratically; 5 to 8 are needed in practice
 UNSEEN_STEPS = 8  # where their size is not looked at
 
 
-class KSeq(Rule):
+class KSeq(SelectionRule):
     """An entry is alive with `a = min(1, m/(r q))`. With `beta` the alive mass of one draw, every alive token gets
     `f a q` of the flow, `f = (1 - (1 - beta)^k) / beta`; `r*` is the `r` at which `f = r`, so that `F = min(m, r q)`.
 
     For every `r` with `f <= r` the flow stays below `m`: what `r*` is missed by costs acceptance, not exactness.
     """
 
-    def select(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
+    def select(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
         p_Mk, q_Mk = profile.at(entries_Mk)
         r_M, f_M, alive_M = solve(profile, weights_M, profile.count(entries_Mk))
         m_Mk, r_M1, f_M1 = weights_M.unsqueeze(-1) * p_Mk, r_M.unsqueeze(-1), f_M.unsqueeze(-1)
         a_Mk = divide(m_Mk, r_M1 * q_Mk).clamp_(max=1)
         return Selection(a_Mk, f_M * alive_M, (m_Mk - f_M1 * a_Mk * q_Mk).clamp(min=0))
 
-    def remainder(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+    def remainder(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         r_M, f_M, _ = solve(profile, weights_M, profile.count(entries_Mk))
         # m - f min(m/r, q) = (m - r q)+ + (1 - f/r) min(m, r q), whose second part is what r* was missed by
         above_MV = profile.residual(weights_M, r_M)
@@ -44,7 +44,7 @@ class KSeq(Rule):
         return above_MV + missed_M.unsqueeze(-1).to(above_MV.dtype) * below_MV
 
 
-def solve(profile: Profile, weights_M: Tensor, k: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def solve(profile: NodeDistributions, weights_M: Tensor, k: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`r`, the flow per alive draft mass `f <= r`, and the alive mass `beta` of one draw; [M] each.
 
     `r*` solves `g(r) = 1 - (1 - beta)^k - r beta = 0`, where `r beta = sum min(m, r q)`; it lies between the root that
@@ -54,7 +54,7 @@ def solve(profile: Profile, weights_M: Tensor, k: float | Tensor) -> tuple[Tenso
     left_M = torch.where(weights_M > 0, divide(weights_M, beta_M), 1.0)
     r_M = left_M
     solved = 64 * torch.finfo(profile.rows.p_NV.dtype).eps
-    for _ in range(NEWTON_STEPS if profile.may_look else UNSEEN_STEPS):
+    for _ in range(NEWTON_STEPS if profile.allows_host_sync else UNSEEN_STEPS):
         excess_M, slope_M = profile.excess_and_slope(weights_M, r_M)
         taken_M = weights_M - excess_M
         beta_M = taken_M / r_M
@@ -63,7 +63,7 @@ def solve(profile: Profile, weights_M: Tensor, k: float | Tensor) -> tuple[Tenso
         step_M = torch.where(change_M < 0, -gap_M / change_M, 0.0)
         r_M = (r_M + step_M).clamp_(max=k).maximum(left_M)
         # on a GPU, looking costs more than stepping
-        if profile.may_look and not r_M.is_cuda and bool((step_M.abs() <= solved * r_M).all()):
+        if profile.allows_host_sync and not r_M.is_cuda and bool((step_M.abs() <= solved * r_M).all()):
             break
     r_M = (r_M + 2 * step_M.abs()).clamp_(max=k)  # right of the root, where f <= r
     beta_M = (weights_M - profile.excess(weights_M, r_M)).clamp(min=0) / r_M
@@ -81,7 +81,7 @@ class SpecTr(TopDownRule):
     name = "spectr"
     rule = KSeq()
 
-    def choose(self, profile: Profile, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
+    def choose(self, profile: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
         return first_alive(alive_Mk)
 
 
@@ -92,5 +92,5 @@ class LiftedSpecTr(Lifted):
     rule = KSeq()
     visits_by_ratio = False
 
-    def choose(self, profile: Profile, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
+    def choose(self, profile: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
         return first_alive(alive_Mk)

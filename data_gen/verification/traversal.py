@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from data_gen.verification.base import IID, WITHOUT_REPLACEMENT, BottomUp, Split
-from data_gen.verification.profile import Profile, divide, is_copy
+from data_gen.verification.profile import NodeDistributions, divide, is_copy
 from data_gen.verification.specinfer import draft_steps
 
 
@@ -30,7 +30,7 @@ class Traversal(BottomUp):
     name = "traversal"
     styles = (IID, WITHOUT_REPLACEMENT)
 
-    def split(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Split:
+    def split(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Split:
         steps_Mk = draft_steps(profile, entries_Mk, self.style)
         states, rejected_M = _updates(profile, weights_M, steps_Mk)
         a_Mk, b_Mk, w_Mk = (torch.stack(column[:-1], dim=-1) for column in zip(*states, strict=True))
@@ -38,13 +38,15 @@ class Traversal(BottomUp):
         entry_Mk = divide(w_Mk * (a_Mk * p_Mk - b_Mk * q_Mk).clamp(min=0), steps_Mk * q_Mk).clamp(max=1)
         return Split(entry_Mk.masked_fill_(is_copy(entries_Mk), 0.0), states[-1][2], 1 - rejected_M)
 
-    def remainder(self, profile: Profile, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+    def remainder(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         states, _ = _updates(profile, weights_M, draft_steps(profile, entries_Mk, self.style))
         a_M, b_M, _ = states[-1]
         return profile.residual(a_M, b_M)
 
 
-def _updates(profile: Profile, w_M: Tensor, steps_Mk: Tensor) -> tuple[list[tuple[Tensor, Tensor, Tensor]], Tensor]:
+def _updates(
+    profile: NodeDistributions, w_M: Tensor, steps_Mk: Tensor
+) -> tuple[list[tuple[Tensor, Tensor, Tensor]], Tensor]:
     """The node's state before the first and after every rejection: its target `(a p - b q)+`, and its weight `w`.
 
     And P(all are rejected), [M], averaged over the drawn tokens.

@@ -10,7 +10,7 @@ from selector.train.replay import Ratio
 
 def headline(evaluation: dict[str, Any]) -> str:
     """One sentence: where the selector pays on this machine, and where it does not."""
-    decides = {(mode["temperature"], mode["top_p"]): bool(mode["sees"]) for mode in evaluation["decisions"]}
+    decides = {(mode["temperature"], mode["top_p"]): bool(mode["feature_levels"]) for mode in evaluation["decisions"]}
     gains: list[str] = []
     kept: list[str] = []
     for row in evaluation["summary"]["by_setting"]:
@@ -52,4 +52,8 @@ def _how(mode: dict[str, Any]) -> str:
     if mode["rule"]:
         least, length = mode["rule"]
         return f"by rule: lookup {length} from a match of {least} on, else {tuple(mode['action'])}"
-    return f"yes, {' then '.join(mode['sees'])}" if mode["sees"] else f"no, drafts {tuple(mode['action'])}"
+    return (
+        f"yes, {' then '.join(mode['feature_levels'])}"
+        if mode["feature_levels"]
+        else f"no, drafts {tuple(mode['action'])}"
+    )

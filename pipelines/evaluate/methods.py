@@ -218,7 +218,7 @@ class _Copying:
     """The chooser of such a rule."""
 
     mode: Mode
-    sees: tuple[str, ...] = (MATCH,)
+    feature_levels: tuple[str, ...] = (MATCH,)
 
     def select(self, features: Features | None) -> Choice:
         return self.mode.copied(float(features[MATCH])) if features else self.mode.action
@@ -245,7 +245,7 @@ class Selecting(Speculative):
 
     def replay(self, texts: Texts, profile: LatencyProfile) -> Replayed:
         timed = Timed(texts, self.verifier, profile)
-        return replay_mode(timed, self.module.opinions(texts, self.mode), self.mode, not self.module.is_regressor)
+        return replay_mode(timed, self.module.predictions(texts, self.mode), self.mode, not self.module.is_regressor)
 
 
 @dataclass

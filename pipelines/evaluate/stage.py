@@ -52,7 +52,7 @@ from selector.decision import Mode
 from selector.runtime.selector import LatencyProfile, Selector
 from selector.train.data import Setting, Texts
 from selector.train.rules import AcceptanceRule
-from selector.train.tuning import tuned_rule
+from selector.train.tuning import tune_lookup_rule
 
 FORMAT = 7  # of `evaluation.json`
 GREEDY_PROMPTS = 20
@@ -132,7 +132,9 @@ def wall_methods(
         start = replace(mode.static_only(), action=static.action)
         own.append(
             Copying(
-                COPYING, static.verifier, tuned_rule(timed(splits["train"], setting, static.verifier, profile), start)
+                COPYING,
+                static.verifier,
+                tune_lookup_rule(timed(splits["train"], setting, static.verifier, profile), start),
             )
         )
         own.append(Selecting(SELECTOR, verifier, mode, module, selector.at(*setting)))

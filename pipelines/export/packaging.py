@@ -26,7 +26,7 @@ from selector.runtime.selector import LatencyProfile, Selector, Tuned, load_sele
 from selector.schema import EARLY, EARLY_SCALARS, HIDDEN_STATES, SCALARS_KEY, InputError
 from selector.train.data import Texts
 from selector.train.module import SelectorModule
-from selector.train.tuning import decided
+from selector.train.tuning import decide
 
 TIE = 1e-3  # tokens: the two ways to choose sum in another order
 SPACE = ActionSpace.with_lookups()
@@ -107,10 +107,10 @@ def count_differing(config: Config, module: SelectorModule, folder: Path, texts:
         mode = Mode.of(entry)
         mine = timed(texts, (mode.temperature, mode.top_p), config.train.verifier, profile)
         rows = (~mine.texts.unknown_R).nonzero()[:, 0]
-        trained_R = decided(mine, module.opinions(mine.texts, mode), mode, not module.is_regressor).action_R[rows]
+        trained_R = decide(mine, module.predictions(mine.texts, mode), mode, not module.is_regressor).action_R[rows]
         scalars, hidden = mine.texts.features(rows, module.is_full)
         views = [{SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}]
-        if EARLY in mode.sees:
+        if EARLY in mode.feature_levels:
             views.insert(0, {SCALARS_KEY: scalars[:, : len(EARLY_SCALARS)]})
         answers = [_in_turn(ask, views) for ask in asked]
         chosen = [trained_R, _one_by_one(selector.at(mode.temperature, mode.top_p), views), *(a for a, _ in answers)]

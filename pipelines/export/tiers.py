@@ -29,9 +29,9 @@ from selector.train.module import SelectorModule
 from selector.train.replay import Ratio, Replayed, ratio_of_speeds
 from selector.train.tuning import (
     Judged,
-    Opinions,
+    Predictions,
     StaticTable,
-    decided,
+    decide,
     replay_mode,
     sources,
 )
@@ -53,19 +53,19 @@ class Setting:
 
     mode: Mode
     timed: Timed
-    opinions: Opinions
+    predictions: Predictions
     policy: bool
     static: StaticTable
 
     @classmethod
-    def of(cls, mode: Mode, timed: Timed, opinions: Opinions, policy: bool) -> Setting:
-        return cls(mode, timed, opinions, policy, StaticTable.of(timed))
+    def of(cls, mode: Mode, timed: Timed, predictions: Predictions, policy: bool) -> Setting:
+        return cls(mode, timed, predictions, policy, StaticTable.of(timed))
 
     def replayed(self, mode: Mode) -> Replayed:
         """The texts as a mode decodes them."""
-        if not mode.sees:
+        if not mode.feature_levels:
             return self.static.replayed(self.timed.space.index(mode.action))
-        return replay_mode(self.timed, self.opinions, mode, self.policy)
+        return replay_mode(self.timed, self.predictions, mode, self.policy)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def settings_of(
     found = []
     for mode in modes:
         mine = timed(texts, (mode.temperature, mode.top_p), config.train.verifier, profile)
-        found.append(Setting.of(mode, mine, module.opinions(mine.texts, mode), not module.is_regressor))
+        found.append(Setting.of(mode, mine, module.predictions(mine.texts, mode), not module.is_regressor))
     return found
 
 
@@ -133,15 +133,15 @@ def _with(worth: Worth, chosen_R: Tensor, net_R: Tensor, at: int) -> tuple[Tenso
 def worth_of(setting: Setting) -> Worth:
     """Of every shape at every root; where nothing is decided, and at first roots, a shape is taken for its mean."""
     timed, mode = setting.timed, setting.mode
-    seconds_RA = timed.seconds(mode.sees)
-    whole = setting.replayed(mode) if mode.sees else decided(timed, {}, mode).replayed(timed)
+    seconds_RA = timed.seconds(mode.feature_levels)
+    whole = setting.replayed(mode) if mode.feature_levels else decide(timed, {}, mode).replayed(timed)
     share_R = (whole.visits_R / whole.tokens_X.sum()).float()
     net_RA = (timed.space.efficiencies(timed.survivals_RS) - mode.speed * seconds_RA) * share_R.unsqueeze(-1)
     static_A = torch.zeros(len(timed.space))
     static_A[: len(timed.space.trees)] = setting.static.speeds().float()
     if not mode.decides:
         return Worth(static_A.expand_as(net_RA), net_RA)
-    scores_RA = setting.opinions[mode.sees[-1]]
+    scores_RA = setting.predictions[mode.feature_levels[-1]]
     if setting.policy:
         chosen_RA = scores_RA
     else:

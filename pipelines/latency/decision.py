@@ -23,7 +23,7 @@ class _Timed:
     """A selector that is asked, and a tree that is drafted whatever it says."""
 
     def __init__(self, tuned: Tuned, action: Action) -> None:
-        self.tuned, self.action, self.sees = tuned, action, tuned.sees
+        self.tuned, self.action, self.feature_levels = tuned, action, tuned.feature_levels
 
     def select(self, features: Features | None) -> Choice:
         self.tuned.select(features)
@@ -31,7 +31,7 @@ class _Timed:
 
 
 def decision_seconds(
-    config: Config, pair: ModelPair, profile: LatencyProfile, verifier: str, sees: str, prompt: list[int]
+    config: Config, pair: ModelPair, profile: LatencyProfile, verifier: str, level: str, prompt: list[int]
 ) -> float:
     """Usual time of a decision in real decoding, features included.
 
@@ -39,16 +39,16 @@ def decision_seconds(
     most machines.
     """
     space = ActionSpace.with_lookups()
-    widths = hidden_widths(config) if sees == FULL else []
+    widths = hidden_widths(config) if level == FULL else []
     module = SelectorModule("regressor", FULL if widths else LIGHT, widths, config.train.network, 1.0, 0.0).eval()
     chains = [space.index(space.chain(length)) for length in range(space.depth + 1)]
     allowed = (*chains, *range(len(space.trees), len(space)))
-    mode = Mode(1.0, 1.0, space.chain(4), sees=(sees,), speed=100.0, allowed=allowed)
+    mode = Mode(1.0, 1.0, space.chain(4), feature_levels=(level,), speed=100.0, allowed=allowed)
     facts = {
         "schema": module.schema.name,
         "space": space.to_json(),
         "verifier": verifier,
-        "sees": FULL if widths else LIGHT,
+        "feature_level": FULL if widths else LIGHT,
         "objective": "regressor",
         "fallback": (1, 4, 0),
         "features": {"scalars": SCALARS, "hidden_states": dict(zip(HIDDEN_STATES, widths, strict=False))},

@@ -79,7 +79,8 @@ def run(config: Config) -> None:
         profile = timing.measure(pair, grid, config.verifiers, device, lambda: bar.advance(task))
         profile = replace(profile, decide=dict.fromkeys(FEATURES, 0.0))
         decide = {
-            sees: decision_seconds(config, pair, profile, config.train.verifier, sees, prompts[0]) for sees in FEATURES
+            level: decision_seconds(config, pair, profile, config.train.verifier, level, prompts[0])
+            for level in FEATURES
         }
         profile = replace(profile, decide=decide, labelling=labelling_seconds(config, pair, texts))
         actions = [choice_of(shape) for shape in FITTED + CHECKED]
@@ -120,7 +121,7 @@ def passes(profile: LatencyProfile) -> str:
     """What one pass of each model and a decision take."""
     length = profile.draft.lengths[len(profile.draft.lengths) // 2]
     draft, target = profile.draft.at(length, 1), profile.target.at(length, 1)
-    decisions = ", ".join(f"{1e3 * seconds:.3f} ms ({sees})" for sees, seconds in profile.decide.items())
+    decisions = ", ".join(f"{1e3 * seconds:.3f} ms ({level})" for level, seconds in profile.decide.items())
     ratio = f"1/{target / draft:.1f}"
     return f"draft pass {1e3 * draft:.2f} ms, target pass {1e3 * target:.2f} ms ({ratio});\na decision {decisions}"
 

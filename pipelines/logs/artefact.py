@@ -24,7 +24,7 @@ from selector.runtime.tokens import TokenStatistics
 from selector.schema import BATCH_AT, LOG, SCALARS_KEY, InputError
 from selector.train.data import Timed
 from selector.train.module import SelectorModule
-from selector.train.tuning import decided
+from selector.train.tuning import decide
 
 TRIED = 2000  # decisions that are timed
 AT = 8000  # tokens of context at which they are
@@ -76,7 +76,7 @@ def compare(selector: Selector, module: SelectorModule, test: Timed, tunings: Se
         for level in LOG.levels:
             mode = tuning.selector[level]
             own = {level: module.scores(timed.texts, level)}
-            expected_R = decided(timed, own, mode).action_R[rows]
+            expected_R = decide(timed, own, mode).action_R[rows]
             scalars_RF = timed.texts.scalars_RF[rows].clone()
             scalars_RF[:, BATCH_AT] = tuning.batch
             width = LOG.first if level == LOG.levels[0] else len(LOG.scalars)

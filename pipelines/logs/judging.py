@@ -19,12 +19,12 @@ from selector.train.tuning import (
     TIE,
     StaticTable,
     best_static,
-    decided,
-    judged,
+    decide,
+    judge_mode,
     replay_mode,
     static_replay,
-    tuned,
-    tuned_rule,
+    tune_lookup_rule,
+    tune_mode,
 )
 
 Predictions = dict[str, Tensor]  # block efficiencies of all actions at every root, [R, A], by level
@@ -71,12 +71,12 @@ def tune(train: Timed, validation: Timed, predicted: Predictions, profile: Laten
     train, validation = train.on(times), validation.on(times)
     table = StaticTable.of(train)
     fixed = replace(best_static(train, table, train.setting), batch=batch)
-    rule = tuned_rule(train, fixed)
+    rule = tune_lookup_rule(train, fixed)
     base = static_replay(validation, fixed.action)
-    by_rule = judged(validation, rule, replay_mode(validation, {}, rule), base)
+    by_rule = judge_mode(validation, rule, replay_mode(validation, {}, rule), base)
     selector = {}
     for level, own in predicted.items():
-        found = tuned(validation, {level: own}, fixed)
+        found = tune_mode(validation, {level: own}, fixed)
         # a few long texts make speeds uncertain, yet hardly their quotient on the same texts
         ahead = found.is_ahead_of(by_rule)
         chosen = found.mode if ahead else rule if by_rule.ratio.value > 1 else fixed
@@ -91,7 +91,7 @@ def _joint(validation: Timed, predicted: Predictions, profile: LatencyProfile, r
     if not predicted:
         return {}
     batches = MixedBatches(validation, profile, rule.batch)
-    by_rule = batches.replay(decided(validation, {}, rule).action_R)
+    by_rule = batches.replay(decide(validation, {}, rule).action_R)
     found = {}
     for level, tokens_RA in predicted.items():
         speed = batches.speed_of(tokens_RA, by_rule.speed)
@@ -111,7 +111,7 @@ def untuned(module: SelectorModule, texts: Texts, profile: LatencyProfile, batch
     speeds = efficiency_A / torch.tensor(seconds)
     best = int(speeds.argmax())
     fixed = Mode(*texts.settings[0], module.space.trees[best], speed=float(speeds[best]), batch=batch)
-    own = {level: replace(fixed, sees=(level,), level=level) for level in predicted}
+    own = {level: replace(fixed, feature_levels=(level,), level=level) for level in predicted}
     return Tuning(batch, fixed, fixed, own, efficiency_A.tolist(), dict.fromkeys(predicted, 0.0))
 
 
@@ -123,5 +123,5 @@ def monitored(validation: Timed, profile: LatencyProfile) -> list[tuple[Timed, M
     for batch in dict.fromkeys((sizes[0], sizes[len(sizes) // 2])):
         timed = validation.on(profile.at_batch(batch))
         fixed = best_static(timed, StaticTable.of(timed), timed.setting)
-        found += [(timed, replace(fixed, sees=(level,), rho=1.0)) for level in LOG.levels]
+        found += [(timed, replace(fixed, feature_levels=(level,), rho=1.0)) for level in LOG.levels]
     return found

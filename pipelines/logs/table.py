@@ -15,7 +15,7 @@ from selector.schema import LOG
 from selector.train.data import Timed
 from selector.train.mixed import MixedBatches, MixedReplay
 from selector.train.replay import Ratio, Replayed, fastest_possible, ratio_of_speeds
-from selector.train.tuning import decided, replay_mode, sources, static_replay
+from selector.train.tuning import decide, replay_mode, sources, static_replay
 
 Figures = dict[str, Any]
 
@@ -80,7 +80,7 @@ def _mixed(measured: Measured) -> dict[str, Figures]:
     batches = MixedBatches(timed, measured.profile, tuning.batch)
 
     def of(mode: Mode) -> MixedReplay:
-        return batches.replay(decided(timed, {}, mode).action_R)
+        return batches.replay(decide(timed, {}, mode).action_R)
 
     fixed, rule = of(tuning.fixed), of(tuning.rule)
     labels_RA = timed.space.efficiencies(timed.survivals_RS)

@@ -25,10 +25,10 @@ import torch
 from transformers import Gemma3TextConfig, PreTrainedModel, Qwen2Config
 
 from data_gen.decoding.decoder import Decoder, Fixed
-from data_gen.decoding.graph import StaticDecoder
+from data_gen.decoding.graph import GraphDecoder
 from data_gen.drafting.slots import layout_of
 from data_gen.models.pair import ModelPair
-from data_gen.models.preallocated import StaticModel, run_window
+from data_gen.models.preallocated import PreallocatedModel, run_window
 from data_gen.models.sampling import Sampling
 from data_gen.timing import device_name
 from data_gen.verification import get_verifier
@@ -127,7 +127,7 @@ def bytes_read(model: PreTrainedModel) -> int:
 
 def passes(model: PreTrainedModel, role: str, text: list[int], weights: int, bandwidth: float) -> dict[str, Any]:
     """Median seconds of a compiled pass by width, and the share of the copy's bandwidth at which it reads weights."""
-    static = StaticModel(model, len(text) + 2 * max(WIDTHS), max(WIDTHS), compiled=True)
+    static = PreallocatedModel(model, len(text) + 2 * max(WIDTHS), max(WIDTHS), compiled=True)
     device = model.device
     text_T = torch.tensor(text, device=device)
     static.fill(text_T)
@@ -148,7 +148,7 @@ def steps(
     longest = len(text) + 3 * STEPS * (action.nodes + 1)
     seconds = {
         "eager": step_seconds(Decoder(*arguments), text),
-        "static": step_seconds(StaticDecoder(*arguments, longest, compiled=True), text),
+        "static": step_seconds(GraphDecoder(*arguments, longest, compiled=True), text),
     }
     drafted = layout_of(action, pair.device).depth
     limit = (weights["target"] + drafted * weights["draft"]) / bandwidth

@@ -21,7 +21,7 @@ import torch
 from rich.table import Table
 
 from data_gen.decoding.decoder import Decoder, Fixed
-from data_gen.decoding.graph import StaticDecoder
+from data_gen.decoding.graph import GraphDecoder
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
@@ -83,8 +83,8 @@ def decoders(pair: ModelPair, action: Action, verifier: str, length: int) -> dic
     arguments = pair, Sampling(1.0), get_verifier(verifier), Fixed(action)
     return {
         EAGER: Decoder(*arguments),
-        STATIC: StaticDecoder(*arguments, length),
-        COMPILED: StaticDecoder(*arguments, length, compiled=True),
+        STATIC: GraphDecoder(*arguments, length),
+        COMPILED: GraphDecoder(*arguments, length, compiled=True),
     }
 
 

@@ -32,14 +32,14 @@ from pipelines.train.judging import Statics, judge, judge_rules, statics
 from pipelines.train.result import chosen_of, load_module, load_result
 from pipelines.train.stage import kept
 from selector.actions import EMPTY
-from selector.decision import Mode, Rule
+from selector.decision import LookupRule, Mode
 from selector.runtime.selector import LatencyProfile, gpu_like
 from selector.schema import MATCH
 from selector.tables import Table
 from selector.train.data import Setting, Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import ratio_of_speeds
-from selector.train.tuning import LEASTS, StaticTable, best_static, replay_mode, sources, tuned_rule
+from selector.train.tuning import LEASTS, StaticTable, best_static, replay_mode, sources, tune_lookup_rule
 
 EVERYTHING = "all kinds"
 LENGTHS = (4, 8, 16)  # of lookups
@@ -113,14 +113,14 @@ def rows(
     verifier = config.train.verifier
     fixed = FixedChoices.of(config, setting, train, profile)
     learned = Timed(train, verifier, profile)
-    rule = tuned_rule(learned, best_static(learned, StaticTable.of(learned), setting))
+    rule = tune_lookup_rule(learned, best_static(learned, StaticTable.of(learned), setting))
     overall = fixed.best(of_kind(train, EVERYTHING))
     for kind in (EVERYTHING, *sorted(set(held_out.kind_X))):
         mine = held_out.take(of_kind(held_out, kind))
         timed = Timed(mine, verifier, profile)
         own = fixed.best(of_kind(train, kind))
         base, best = (replay_mode(Timed(mine, choice.verifier, profile), {}, choice.mode) for choice in (overall, own))
-        selector = replay_mode(timed, module.opinions(mine, mode), mode, not module.is_regressor)
+        selector = replay_mode(timed, module.predictions(mine, mode), mode, not module.is_regressor)
         ruled = replay_mode(timed, {}, rule)
         pairs = ((best, base), (ruled, base), (selector, base), (selector, best), (selector, ruled))
         ratios = [str(ratio_of_speeds(a, b, sources(mine))) for a, b in pairs]
@@ -162,7 +162,7 @@ class FixedChoices:
         verifier = config.train.verifier  # any will do: copies are checked by one for all
         timed = Timed(texts, verifier, profile)
         for least, length in itertools.product(LEASTS, LENGTHS):
-            mode = Mode(*setting, EMPTY, sees=(MATCH,), rule=Rule(least, length))
+            mode = Mode(*setting, EMPTY, feature_levels=(MATCH,), rule=LookupRule(least, length))
             replayed = replay_mode(timed, {}, mode)
             choices.append(FixedChoice(verifier, mode))
             tokens.append(replayed.tokens_X[:, None])

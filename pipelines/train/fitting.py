@@ -20,12 +20,12 @@ from selector.train.module import RootsModule, SelectorModule
 MONITOR = "validation/replay"
 
 
-def module_of(config: Config, objective: str, sees: str, hidden_widths: list[int]) -> SelectorModule:
+def module_of(config: Config, objective: str, level: str, hidden_widths: list[int]) -> SelectorModule:
     """An untrained module as `config.train` says."""
     pl.seed_everything(config.seed, verbose=False)
     return SelectorModule(
         objective=objective,
-        sees=sees,
+        level=level,
         hidden_widths=hidden_widths,
         network=config.train.network,
         learning_rate=config.train.learning_rate,

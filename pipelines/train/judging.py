@@ -17,11 +17,11 @@ from selector.train.tuning import (
     Judged,
     StaticTable,
     best_static,
-    judged,
+    judge_mode,
     replay_mode,
     static_replay,
-    tuned,
-    tuned_rule,
+    tune_lookup_rule,
+    tune_mode,
 )
 
 SPACE = ActionSpace.with_lookups()
@@ -53,13 +53,13 @@ def setting_of(mode: Mode) -> Setting:
     return mode.temperature, mode.top_p
 
 
-def monitored(mode: Mode, sees: tuple[str, ...]) -> Mode:
+def monitored(mode: Mode, feature_levels: tuple[str, ...]) -> Mode:
     """How decisions are made while training goes on: in turn, each place at its own best ratio."""
-    return replace(mode, sees=sees, rho=1.0)
+    return replace(mode, feature_levels=feature_levels, rho=1.0)
 
 
 def step_times(
-    texts: Texts, bases: list[Statics], verifier: str, profile: LatencyProfile, sees: str
+    texts: Texts, bases: list[Statics], verifier: str, profile: LatencyProfile, level: str
 ) -> tuple[Tensor, Tensor]:
     """What a policy is trained with: step times of all roots [R, A], the speed of their setting's static tree [R]."""
     seconds_RA = torch.zeros(len(texts.length_R), len(SPACE))
@@ -67,7 +67,7 @@ def step_times(
     setting_R = texts.setting_X[texts.text_R]
     for base in bases:
         mine = setting_R == texts.settings.index(setting_of(base.mode))
-        seconds_RA[mine] = timed(texts, setting_of(base.mode), verifier, profile).seconds((sees,))
+        seconds_RA[mine] = timed(texts, setting_of(base.mode), verifier, profile).seconds((level,))
         speed_R[mine] = base.mode.speed
     return seconds_RA, speed_R
 
@@ -79,8 +79,8 @@ def judge(
     result = []
     for base in bases:
         mine = timed(texts, setting_of(base.mode), verifier, profile)
-        opinions = {sees: module.scores(mine.texts, sees) for sees in module.asked}
-        result.append(tuned(mine, opinions, base.mode, policy=not module.is_regressor))
+        predictions = {level: module.scores(mine.texts, level) for level in module.asked}
+        result.append(tune_mode(mine, predictions, base.mode, policy=not module.is_regressor))
     return result
 
 
@@ -89,8 +89,8 @@ def judge_rules(splits: dict[str, Texts], bases: list[Statics], verifier: str, p
     result = []
     for base in bases:
         setting = setting_of(base.mode)
-        mode = tuned_rule(timed(splits["train"], setting, verifier, profile), base.mode)
+        mode = tune_lookup_rule(timed(splits["train"], setting, verifier, profile), base.mode)
         mine = timed(splits["validation"], setting, verifier, profile)
         static = static_replay(mine, base.mode.action)
-        result.append(judged(mine, mode, replay_mode(mine, {}, mode), static))
+        result.append(judge_mode(mine, mode, replay_mode(mine, {}, mode), static))
     return result

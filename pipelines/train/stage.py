@@ -41,14 +41,14 @@ def kinds(config: Config) -> list[tuple[str, str]]:
     """Objective and features of the selectors that are trained: a policy sees what the cheaper selector sees."""
     seen = (LIGHT, FULL) if config.data.features == FULL else (LIGHT,)
     return [
-        (objective, sees)
+        (objective, level)
         for objective in config.train.objectives
-        for sees in (seen if objective == "regressor" else (LIGHT,))
+        for level in (seen if objective == "regressor" else (LIGHT,))
     ]
 
 
 def plan(config: Config) -> list[str]:
-    names = ", ".join(f"{objective} ({sees})" for objective, sees in kinds(config))
+    names = ", ".join(f"{objective} ({level})" for objective, level in kinds(config))
     return [f"{names}: {config.train.epochs} epochs each, judged by replay of the validation texts"]
 
 
@@ -81,14 +81,14 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
         bases = statics(splits, settings, verifier, profile)
         rules = judge_rules(splits, bases, verifier, profile)
         found = {}
-        for objective, sees in kinds(config):
-            name = kind_name(objective, sees)
+        for objective, level in kinds(config):
+            name = kind_name(objective, level)
             with mlflow.start_run(run_name=f"train-{name}", nested=True) as nested:
                 run_id = nested.info.run_id
-                module = trained(config, objective, sees, splits, bases, profile, folder / name, run_id)
+                module = trained(config, objective, level, splits, bases, profile, folder / name, run_id)
                 judged = judge(module, splits["validation"], bases, verifier, profile)
-                found[name] = row_of(name, objective, sees, judged, rules, bases, run_id)
-                mlflow.log_params({"objective": objective, "sees": sees})
+                found[name] = row_of(name, objective, level, judged, rules, bases, run_id)
+                mlflow.log_params({"objective": objective, "feature_level": level})
                 mlflow.log_metrics(found[name]["metrics"])
         result: dict[str, Any] = {"chosen": choose(found), "selectors": found, "potential": potential_rows(hopes)}
         mlflow.set_tag("chosen", result["chosen"])
@@ -109,14 +109,14 @@ def in_words(result: dict[str, Any]) -> str:
     return f"{result['chosen']} is kept, and decides at {decides or 'no sampling setting'}{also}"
 
 
-def kind_name(objective: str, sees: str) -> str:
-    return f"{objective}-{sees}"
+def kind_name(objective: str, level: str) -> str:
+    return f"{objective}-{level}"
 
 
 def trained(
     config: Config,
     objective: str,
-    sees: str,
+    level: str,
     splits: dict[str, Texts],
     bases: list[Statics],
     profile: LatencyProfile,
@@ -125,15 +125,15 @@ def trained(
 ) -> SelectorModule:
     """One selector, as it was at its best epoch."""
     own, verifier = {name: splits[name] for name in ("train", "validation")}, config.train.verifier
-    widths = [splits["train"].hidden[name].shape[1] for name in HIDDEN_STATES] if sees == FULL else []
-    module = module_of(config, objective, sees, widths)
+    widths = [splits["train"].hidden[name].shape[1] for name in HIDDEN_STATES] if level == FULL else []
+    module = module_of(config, objective, level, widths)
     further = None
     if objective == "policy":
-        further = {name: step_times(texts, bases, verifier, profile, sees) for name, texts in own.items()}
+        further = {name: step_times(texts, bases, verifier, profile, level) for name, texts in own.items()}
     roots = RootsModule(
         own,
         verifier,
-        sees,
+        level,
         config.data.stride,
         config.train.batch,
         config.seed,
@@ -150,7 +150,7 @@ def trained(
 def row_of(
     name: str,
     objective: str,
-    sees: str,
+    level: str,
     judged: list[Judged],
     rules: list[Judged],
     bases: list[Statics],
@@ -171,7 +171,7 @@ def row_of(
     gated = statistics.mean(ratio.value for ratio in ratios)
     metrics = {"validation/replay_gated": gated, "validation/replay_error": error}
     checkpoint = f"{name}/best.ckpt"
-    facts = {"objective": objective, "sees": sees, "checkpoint": checkpoint, "run_id": run_id}
+    facts = {"objective": objective, "feature_level": level, "checkpoint": checkpoint, "run_id": run_id}
     return {**facts, "metrics": metrics, "modes": modes}
 
 

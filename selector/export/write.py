@@ -118,7 +118,7 @@ def _config(module: SelectorModule, verifier: str, fallback: Action, modes: Sequ
         "schema_version": SCHEMA_VERSION,
         "schema": module.schema.name,
         "objective": module.hparams["objective"],
-        "sees": module.hparams["sees"],
+        "feature_level": module.hparams["level"],
         "verifier": verifier,
         "style": "iid",  # how the branches of a tree are drawn
         "features": {

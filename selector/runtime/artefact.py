@@ -15,7 +15,7 @@ from selector.decision import Mode
 from selector.latency import number
 from selector.schema import FULL, HIDDEN_STATES, LOG, MATCH, SCALARS_KEY, SCHEMA_VERSION, SCHEMAS, InputError
 
-FORMAT = "espalier-selector-6"
+FORMAT = "espalier-selector-7"
 CHECKSUMS = "SHA256SUMS"
 Features = dict[str, Tensor]
 
@@ -54,17 +54,21 @@ def read_config(path: Path) -> dict:
                 len(modes) > 0
                 and all(mode.action in space.trees for mode in modes)
                 and all(mode.rule is None or mode.rule.length in space.lookups for mode in modes)
-                and all(mode.sees[-1:] in ((), (MATCH,), schema.levels[:1], (config["sees"],)) for mode in modes)
+                and all(
+                    mode.feature_levels[-1:] in ((), (MATCH,), schema.levels[:1], (config["feature_level"],))
+                    for mode in modes
+                )
                 and all(mode.level in (schema.levels if schema == LOG else ("",)) for mode in modes)
                 and max((at for mode in modes for at in mode.allowed), default=0) < len(space)
                 and len(efficiencies) == len(modes) * len(space.trees)
                 and [choice_of(action) for action in config["actions"]] == list(space.actions)
                 and Action(*config["fallback"]) in space.trees
-                and config["sees"] in (schema.levels[1], FULL)
+                and config["feature_level"] in (schema.levels[1], FULL)
                 and config["objective"] in ("regressor", "policy")
                 and config["features"]["early"] == schema.first
                 and [each["name"] for each in config["features"]["scalars"]] == list(schema.names)
-                and set(config["features"]["hidden_states"]) == set(HIDDEN_STATES if config["sees"] == FULL else ())
+                and set(config["features"]["hidden_states"])
+                == set(HIDDEN_STATES if config["feature_level"] == FULL else ())
                 and all(type(width) is int for width in config["features"]["hidden_states"].values())
                 and isinstance(config["verifier"], str)
                 and isinstance(config["pair"]["fingerprint"], str)

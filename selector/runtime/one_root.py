@@ -40,16 +40,16 @@ class OneRoot:
         weights: of the exported module.
         config: the artefact's.
         profile: of the machine that it decides on.
-        sees: which of the mode's features it is asked with.
+        level: which of the mode's features it is asked with.
     """
 
     def __init__(
-        self, weights: Mapping[str, Tensor], config: dict[str, Any], profile: LatencyProfile, mode: Mode, sees: str
+        self, weights: Mapping[str, Tensor], config: dict[str, Any], profile: LatencyProfile, mode: Mode, level: str
     ) -> None:
         space, schema = ActionSpace.of_json(config["space"]), SCHEMAS[config["schema"]]
         allowed = sorted(mode.allowed) or list(range(len(space)))
         self.actions = [space.actions[a] for a in allowed]
-        with_less = sees == schema.levels[0]
+        with_less = level == schema.levels[0]
         hidden_states = {} if with_less else config["features"]["hidden_states"]
         self.hidden_names, widths = list(hidden_states), list(hidden_states.values())
         inputs = schema.first if with_less else len(schema.scalars)
@@ -66,7 +66,7 @@ class OneRoot:
             layers[-1] = layers[-1][0][outputs], layers[-1][1][outputs]
         else:
             layers[-1] = layers[-1][0][allowed], layers[-1][1][allowed]
-        asked = mode.sees[: mode.sees.index(sees) + 1]
+        asked = mode.feature_levels[: mode.feature_levels.index(level) + 1]
         times = profile.at_batch(mode.batch)
         lengths_L, seconds_LA = times.table(space.actions, config["verifier"], asked, mode.top_p < 1)
         parts = [*projections, *(part for layer in layers for part in layer)]

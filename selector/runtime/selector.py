@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace, Choice, Lookup, choice_of
-from selector.decision import Mode, Rule, nearest, without_draft
+from selector.decision import LookupRule, Mode, nearest, without_draft
 from selector.latency import Correction, LatencyProfile, Table, correction_counts, gpu_like
 from selector.runtime.artefact import Features, check_files, check_setting, checked, of_schema, read_config
 from selector.runtime.hub import local_folder
@@ -66,9 +66,9 @@ class Selector:
         actions: the action table; `scores` follows its order.
         schema: its scalars.
         verifier: the verifier it was trained for.
-        sees: what it is asked with where the sampling setting is not settled beforehand: `light` features, the scalars
-            alone, or `full` ones, hidden states, too; `drafter` ones where it was trained on a log. It may also be
-            asked with the scalars of its schema's first level alone.
+        feature_levels: what it is asked with where the sampling setting is not settled beforehand: `light` features,
+            the scalars alone, or `full` ones, hidden states, too; `drafter` ones where it was trained on a log. It may
+            also be asked with the scalars of its schema's first level alone.
         latency: the profile that its decisions are based on.
         fallback: the action for a root without features.
         modes: how it decides under each of its sampling settings.
@@ -88,7 +88,7 @@ class Selector:
         self.space, self.schema = ActionSpace.of_json(config["space"]), SCHEMAS[config["schema"]]
         self.actions = self.space.actions
         self.verifier: str = config["verifier"]
-        self.sees: tuple[str, ...] = (config["sees"],)
+        self.feature_levels: tuple[str, ...] = (config["feature_level"],)
         self.fallback = Action(*config["fallback"])
         self.tokens = tokens or TokenStatistics.empty()
         self.widths = {SCALARS_KEY: len(config["features"]["scalars"]), **config["features"]["hidden_states"]}
@@ -192,8 +192,8 @@ class Tuned:
     """A selector under one sampling setting: one root at a time, in as few calls as there can be.
 
     Attributes:
-        sees: what it is to be asked with, in turn, until it answers: features of a level, or the `match` alone;
-            nothing where nothing is decided.
+        feature_levels: what it is to be asked with, in turn, until it answers: features of a level, or the `match`
+            alone; nothing where nothing is decided.
         mode: how it decides.
 
     Args:
@@ -201,10 +201,12 @@ class Tuned:
     """
 
     def __init__(self, selector: Selector, mode: Mode, less: Tuned | None = None) -> None:
-        self.selector, self.mode, self.sees, self._less = selector, mode, mode.sees, less
+        self.selector, self.mode, self.feature_levels, self._less = selector, mode, mode.feature_levels, less
         if mode.decides:
             weights, config = selector.module.state_dict(), selector.config
-            self._at_root = {sees: OneRoot(weights, config, selector.latency, mode, sees) for sees in mode.sees}
+            self._at_root = {
+                level: OneRoot(weights, config, selector.latency, mode, level) for level in mode.feature_levels
+            }
 
     def select(self, features: Features | None) -> Choice | None:
         """The decision at a root; the static action where there are no features, or nothing is decided.
@@ -220,16 +222,16 @@ class Tuned:
             return mode.action
         if self._less is not None and len(features.get(SCALARS_KEY, ())) == self.selector.schema.first:
             return self._less.select(features)
-        if not mode.sees:
+        if not mode.feature_levels:
             return mode.action
         if mode.rule is not None:
             match = features[MATCH] if MATCH in features else self._read(features)[SCALARS_KEY][MATCH_AT]
             return mode.copied(float(match))
         read = self._read(features)
         first = self.selector.schema.first
-        early = self._with_less and (len(mode.sees) == 1 or read[SCALARS_KEY].shape[0] == first)
-        action = self._at_root[mode.sees[0] if early else mode.sees[-1]].choose(read)
-        return None if early and len(mode.sees) > 1 and not without_draft(action) else action
+        early = self._with_less and (len(mode.feature_levels) == 1 or read[SCALARS_KEY].shape[0] == first)
+        action = self._at_root[mode.feature_levels[0] if early else mode.feature_levels[-1]].choose(read)
+        return None if early and len(mode.feature_levels) > 1 and not without_draft(action) else action
 
     def select_jointly(self, features: Sequence[Features]) -> list[Choice]:
         """What each of several requests drafts that are decoded together, where draft passes are shared.
@@ -256,7 +258,7 @@ class Tuned:
     def _of_all(self) -> OneRoot:
         """For joint decisions all actions count, not only those that are worth it for a whole batch."""
         weights, config, mode = self.selector.module.state_dict(), self.selector.config, replace(self.mode, allowed=())
-        return OneRoot(weights, config, self.selector.latency, mode, mode.sees[-1])
+        return OneRoot(weights, config, self.selector.latency, mode, mode.feature_levels[-1])
 
     @cached_property
     def _clock(self) -> StepClock:
@@ -265,7 +267,7 @@ class Tuned:
     @cached_property
     def _with_less(self) -> bool:
         """Whether it may be asked with the schema's first level."""
-        return self.selector.schema.levels[0] in self.mode.sees or MATCH in self.mode.sees
+        return self.selector.schema.levels[0] in self.mode.feature_levels or MATCH in self.mode.feature_levels
 
     def _read(self, features: Features) -> Features:
         return of_schema(features, self.selector.widths, 1, self.selector.schema.first if self._with_less else None)
@@ -340,22 +342,22 @@ def decision_tables(
     """Those of some modes on one machine."""
     at_batch = {mode.batch: profile.at_batch(mode.batch) for mode in modes}
 
-    def times(sees: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
-        pairs = zip(modes, sees, strict=True)
+    def times(feature_levels: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
+        pairs = zip(modes, feature_levels, strict=True)
         tables = [at_batch[mode.batch].table(space.actions, verifier, own, mode.top_p < 1) for mode, own in pairs]
         return tables[0][0], torch.stack([seconds_LA for _, seconds_LA in tables])
 
-    lengths_L, early_SLA = times([[sees for sees in mode.sees if sees in (TEXT, EARLY)] for mode in modes])
-    rules = [mode.rule or Rule(NO_MATCH, 0) for mode in modes]
+    lengths_L, early_SLA = times([[level for level in mode.feature_levels if level in (TEXT, EARLY)] for mode in modes])
+    rules = [mode.rule or LookupRule(NO_MATCH, 0) for mode in modes]
     return DecisionTables(
         torch.tensor([mode.key for mode in modes]),
         lengths_L,
         early_SLA,
-        times([mode.sees for mode in modes])[1],
+        times([mode.feature_levels for mode in modes])[1],
         torch.tensor([mode.speed for mode in modes]),
         torch.tensor([mode.rho for mode in modes]),
         torch.stack([mode.mask(space) for mode in modes]),
-        torch.tensor([float(mode.sees[-1:] in ((LIGHT,), (FULL,), LOG.levels[1:])) for mode in modes]),
+        torch.tensor([float(mode.feature_levels[-1:] in ((LIGHT,), (FULL,), LOG.levels[1:])) for mode in modes]),
         torch.tensor([float(rule.least) for rule in rules]),
         torch.stack([torch.tensor([action == Lookup(rule.length) for action in space]) for rule in rules]),
         torch.tensor([float(LOG.levels.index(mode.level)) if mode.level else ANY_LEVEL for mode in modes]),

@@ -158,20 +158,20 @@ class Timed:
             raise InputError(f"the traces hold no labels for {self.verifier}: add it to verifiers, make them anew")
         return lawful(self.texts.labels(self.verifier, slice(None), self.space), self.space)
 
-    def seconds(self, sees: Sequence[str] = ()) -> Tensor:
-        """Predicted step times, float32 [R, A]; `sees` as in `LatencyProfile.action_seconds`."""
-        lengths_L, seconds_LA = self._table(sees)
+    def seconds(self, feature_levels: Sequence[str] = ()) -> Tensor:
+        """Predicted step times, float32 [R, A]; `feature_levels` as in `LatencyProfile.action_seconds`."""
+        lengths_L, seconds_LA = self._table(feature_levels)
         return interpolated(seconds_LA, lengths_L, self.texts.length_R)
 
-    def seconds_of(self, action_R: Tensor, sees: Sequence[str] = ()) -> Tensor:
+    def seconds_of(self, action_R: Tensor, feature_levels: Sequence[str] = ()) -> Tensor:
         """Of these, those of one action at each root, float32 [R]."""
-        lengths_L, seconds_LA = self._table(sees)
+        lengths_L, seconds_LA = self._table(feature_levels)
         upper_R, share_R = places(lengths_L, self.texts.length_R)
         below_R, above_R = seconds_LA[upper_R - 1, action_R], seconds_LA[upper_R, action_R]
         return below_R * (1 - share_R) + above_R * share_R
 
-    def _table(self, sees: Sequence[str]) -> tuple[Tensor, Tensor]:
-        asked = tuple(sees)
+    def _table(self, feature_levels: Sequence[str]) -> tuple[Tensor, Tensor]:
+        asked = tuple(feature_levels)
         if asked not in self._tables:  # tuning asks again and again
             filtered = self.setting[1] < 1
             self._tables[asked] = self.profile.table(self.space.actions, self.verifier, asked, filtered)

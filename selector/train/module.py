@@ -43,8 +43,8 @@ class SelectorModule(pl.LightningModule):
 
     Args:
         objective: "regressor" or "policy".
-        sees: "light", scalars alone, or "full", of a pair's selector; "drafter" of a log's. Each may also be asked with
-            the first level of its schema.
+        level: "light", scalars alone, or "full", of a pair's selector; "drafter" of a log's. Each may also be asked
+            with the first level of its schema.
         hidden_widths: of the hidden states, in schema order; empty for a light selector.
         network: further keyword arguments of `RootNetwork`.
         worst_weight, worst_share: lambda and alpha of DDTE eq. 12.
@@ -56,7 +56,7 @@ class SelectorModule(pl.LightningModule):
     def __init__(
         self,
         objective: str,
-        sees: str,
+        level: str,
         hidden_widths: list[int],
         network: dict[str, Any],
         learning_rate: float,
@@ -89,17 +89,17 @@ class SelectorModule(pl.LightningModule):
         return ActionSpace.with_lookups() if values is None else ActionSpace.of_json(values)
 
     @property
-    def sees(self) -> str:
-        return str(self.hparams["sees"])
+    def level(self) -> str:
+        return str(self.hparams["level"])
 
     @property
     def is_full(self) -> bool:
-        return self.sees == FULL
+        return self.level == FULL
 
     @property
     def asked(self) -> tuple[str, ...]:
         """What it may be asked with: a policy with all that it sees, a regressor with the first level as well."""
-        return (self.schema.levels[0], self.sees) if self.is_regressor else (self.sees,)
+        return (self.schema.levels[0], self.level) if self.is_regressor else (self.level,)
 
     def begin_at(self, texts: Texts, survivals_RS: Tensor, rows: Tensor) -> None:
         """Scaling of the inputs, and where training begins, from the training roots alone."""
@@ -123,23 +123,23 @@ class SelectorModule(pl.LightningModule):
         return policy_loss(ratio_B, self.hparams["worst_weight"], self.hparams["worst_share"])
 
     @torch.no_grad()
-    def scores(self, texts: Texts, sees: str | None = None) -> Tensor:
+    def scores(self, texts: Texts, level: str | None = None) -> Tensor:
         """Predicted block efficiencies of all actions, in tokens, or a policy's logits; [R, A]. Rows of first roots are
         without meaning.
 
         Args:
-            sees: the schema's first level for what it says with that; all that it sees if None.
+            level: the schema's first level for what it says with that; all that it sees if None.
         """
         parts, space = [], self.space
         for part in torch.arange(len(texts.length_R)).split(ROWS_AT_ONCE):
-            passed_B1 = torch.full((len(part), 1), float(sees != self.schema.levels[0]))
+            passed_B1 = torch.full((len(part), 1), float(level != self.schema.levels[0]))
             outputs = self.network(*texts.features(part, self.is_full), passed_B1)
             parts.append(space.efficiencies(outputs.exp()) if self.is_regressor else outputs)
         return torch.cat(parts)
 
-    def opinions(self, texts: Texts, mode: Mode) -> dict[str, Tensor]:
+    def predictions(self, texts: Texts, mode: Mode) -> dict[str, Tensor]:
         """The scores at each of the times that a mode asks, [R, A] each."""
-        return {sees: self.scores(texts, sees) for sees in mode.sees if sees != MATCH}
+        return {level: self.scores(texts, level) for level in mode.feature_levels if level != MATCH}
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         loss = self.loss(batch)
@@ -156,7 +156,7 @@ class SelectorModule(pl.LightningModule):
         ratios = []
         for timed, mode in self.judged:
             static = replay_mode(timed, {}, mode.static_only())
-            own = replay_mode(timed, self.opinions(timed.texts, mode), mode, policy=not self.is_regressor)
+            own = replay_mode(timed, self.predictions(timed.texts, mode), mode, policy=not self.is_regressor)
             ratios.append(own.speed / static.speed)
         self.log("validation/replay", torch.tensor(sum(ratios) / len(ratios)), rank_zero_only=True)
 
@@ -181,7 +181,7 @@ class RootsModule(pl.LightningDataModule):
         self,
         splits: dict[str, Texts],
         verifier: str,
-        sees: str,
+        level: str,
         stride: int,
         batch: int,
         seed: int,
@@ -190,7 +190,7 @@ class RootsModule(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         self.space = space or ActionSpace.with_lookups()
-        self.splits, self.verifier, self.sees, self.batch, self.seed = splits, verifier, sees, batch, seed
+        self.splits, self.verifier, self.level, self.batch, self.seed = splits, verifier, level, batch, seed
         self.further = further
         self.rows = {name: learned_rows(texts, stride) for name, texts in splits.items()}
 
@@ -209,7 +209,7 @@ class RootsModule(pl.LightningDataModule):
     def _batch(self, split: str, rows: Tensor) -> Batch:
         texts = self.splits[split]
         further = (torch.zeros(0),) * 2 if self.further is None else (each[rows] for each in self.further[split])
-        return Batch(*texts.features(rows, self.sees == FULL), texts.labels(self.verifier, rows, self.space), *further)
+        return Batch(*texts.features(rows, self.level == FULL), texts.labels(self.verifier, rows, self.space), *further)
 
     def train_dataloader(self) -> DataLoader[Batch]:
         return self._loader("train", shuffle=True)

@@ -51,7 +51,7 @@ class AcceptanceRule:
     mode: Mode
     decay: float
     times: StepTimes
-    sees: tuple[str, ...] = (LIGHT,)
+    feature_levels: tuple[str, ...] = (LIGHT,)
 
     def select(self, features: Features | None) -> Action:
         if features is None:
@@ -69,7 +69,9 @@ class AcceptanceRule:
     def tuned(cls, timed: Timed, static: Mode) -> AcceptanceRule:
         """The running mean and the price of time that are the fastest on some texts."""
         tried = [
-            (replace(static, sees=(LIGHT,), rho=rho, allowed=CHAINS), decay) for rho in RHOS[::2] for decay in DECAYS
+            (replace(static, feature_levels=(LIGHT,), rho=rho, allowed=CHAINS), decay)
+            for rho in RHOS[::2]
+            for decay in DECAYS
         ]
         mode, decay = max(tried, key=lambda each: _replay(timed, *each).speed)
         chains = tuple(SPACE.actions[at] for at in CHAINS)

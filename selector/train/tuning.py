@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from selector.actions import EMPTY, Action, Lookup
-from selector.decision import RHOS, Mode, Rule, choices, without_draft
+from selector.decision import RHOS, LookupRule, Mode, choices, without_draft
 from selector.schema import MATCH, MATCH_AT
 from selector.train.data import Texts, Timed
 from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay, replay_static
@@ -63,7 +63,7 @@ def static_replay(timed: Timed, action: Action) -> Replayed:
     return Replayed(tokens_X, seconds_X, steps_X, torch.zeros(0))
 
 
-Opinions = dict[str, Tensor]  # predicted block efficiencies, or a policy's logits, [R, A], by what was seen
+Predictions = dict[str, Tensor]  # predicted block efficiencies, or a policy's logits, [R, A], by what was seen
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Decided:
         return replay(timed.survivals_RS, self.action_R, self.seconds_R, timed.texts.size_X, timed.space)
 
 
-def decided(timed: Timed, opinions: Opinions, mode: Mode, policy: bool = False) -> Decided:
+def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = False) -> Decided:
     """What a mode does: the static tree at first roots and where nothing is decided; a lookup where its rule says so;
     elsewhere what its network says, asked in turn with more and more (`Mode`)."""
     space, unknown_R = timed.space, timed.texts.unknown_R
@@ -86,16 +86,16 @@ def decided(timed: Timed, opinions: Opinions, mode: Mode, policy: bool = False) 
         if mode.rule is not None:
             copies_R = (timed.texts.scalars_RF[:, MATCH_AT] >= mode.rule.least) & ~unknown_R
             static_R = torch.where(copies_R, space.index(Lookup(mode.rule.length)), static_R)
-        return Decided(static_R, timed.seconds_of(static_R, mode.sees))
+        return Decided(static_R, timed.seconds_of(static_R, mode.feature_levels))
     action_R, seconds_R = static_R, torch.zeros(len(unknown_R))
     open_R = torch.ones_like(unknown_R)
     needs_draft_A = torch.tensor([not without_draft(action) for action in space])
-    for number, sees in enumerate(mode.sees, 1):
-        seconds_RA = timed.seconds(mode.sees[:number])
+    for number, level in enumerate(mode.feature_levels, 1):
+        seconds_RA = timed.seconds(mode.feature_levels[:number])
         if policy:
-            chosen_R = opinions[sees].masked_fill(~mode.mask(space), -torch.inf).argmax(-1)
+            chosen_R = predictions[level].masked_fill(~mode.mask(space), -torch.inf).argmax(-1)
         else:
-            chosen_R = choices(opinions[sees], seconds_RA, mode, space)
+            chosen_R = choices(predictions[level], seconds_RA, mode, space)
         here_R = torch.where(unknown_R, static_R, chosen_R)
         time_R = seconds_RA.gather(-1, here_R.unsqueeze(-1))[:, 0]
         action_R, seconds_R = torch.where(open_R, here_R, action_R), torch.where(open_R, time_R, seconds_R)
@@ -103,9 +103,9 @@ def decided(timed: Timed, opinions: Opinions, mode: Mode, policy: bool = False) 
     return Decided(action_R, seconds_R)
 
 
-def replay_mode(timed: Timed, opinions: Opinions, mode: Mode, policy: bool = False) -> Replayed:
+def replay_mode(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = False) -> Replayed:
     """A selector as a mode has it decide."""
-    return decided(timed, opinions, mode, policy).replayed(timed)
+    return decide(timed, predictions, mode, policy).replayed(timed)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Judged:
         return ratio.value - TIE * ratio.error > 1
 
 
-def tuned(timed: Timed, opinions: Opinions, static: Mode, policy: bool = False) -> Judged:
+def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool = False) -> Judged:
     """The best way to ask and the best price of time for some predictions, and the actions that it ever takes; judged
     on the same texts.
 
@@ -144,22 +144,22 @@ def tuned(timed: Timed, opinions: Opinions, static: Mode, policy: bool = False) 
     base = static_replay(timed, static.action)
 
     def fastest(modes: Iterable[Mode]) -> Mode:
-        return max(modes, key=lambda mode: replay_mode(timed, opinions, mode, policy).speed)
+        return max(modes, key=lambda mode: replay_mode(timed, predictions, mode, policy).speed)
 
-    asked = [(sees,) for sees in opinions] + ([tuple(opinions)] if len(opinions) > 1 else [])
+    asked = [(level,) for level in predictions] + ([tuple(predictions)] if len(predictions) > 1 else [])
     tried = []
-    for sees in asked:
-        own = replace(static, sees=sees, rho=1.0)
-        speed = replay_mode(timed, opinions, own, policy).speed  # that of the whole is near
+    for level in asked:
+        own = replace(static, feature_levels=level, rho=1.0)
+        speed = replay_mode(timed, predictions, own, policy).speed  # that of the whole is near
         prices = [] if policy else [(rho, speed * factor) for rho in RHOS if rho < 1 for factor in SPEEDS]
         tried.append(fastest([own, *(replace(own, rho=rho, speed=g) for rho, g in prices)]))
     best = fastest(tried)
-    found = decided(timed, opinions, best, policy)
+    found = decide(timed, predictions, best, policy)
     best = replace(best, allowed=common(found.replayed(timed).visits_R, found.action_R, timed))
-    return judged(timed, best, replay_mode(timed, opinions, best, policy), base)
+    return judge_mode(timed, best, replay_mode(timed, predictions, best, policy), base)
 
 
-def judged(timed: Timed, mode: Mode, replayed: Replayed, base: Replayed) -> Judged:
+def judge_mode(timed: Timed, mode: Mode, replayed: Replayed, base: Replayed) -> Judged:
     """A mode's replay against the best static tree's."""
     source_X = sources(timed.texts)
     return Judged(mode, ratio_of_speeds(replayed, base, source_X), replayed, source_X)
@@ -168,7 +168,7 @@ def judged(timed: Timed, mode: Mode, replayed: Replayed, base: Replayed) -> Judg
 LEASTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # matches that are tried for the rule
 
 
-def tuned_rule(timed: Timed, static: Mode) -> Mode:
+def tune_lookup_rule(timed: Timed, static: Mode) -> Mode:
     """The rule for lookups that is the fastest on some texts: the least match and the lookup's length together, then
     each of these and the tree that goes with them in turn, until none of them changes."""
     lengths = timed.space.lookups
@@ -184,7 +184,11 @@ def tuned_rule(timed: Timed, static: Mode) -> Mode:
         return max(modes, key=speed)
 
     def copying(mode: Mode, leasts: Sequence[int], lengths: Sequence[int]) -> list[Mode]:
-        return [replace(mode, sees=(MATCH,), rule=Rule(least, length)) for least in leasts for length in lengths]
+        return [
+            replace(mode, feature_levels=(MATCH,), rule=LookupRule(least, length))
+            for least in leasts
+            for length in lengths
+        ]
 
     best, before = fastest(copying(static, LEASTS, lengths[:: max(1, len(lengths) // 4)])), static
     while best != before:

@@ -53,9 +53,9 @@ def decode(
     seed: int = 0,
     style: str = "iid",
     draft_temperature: float | None = None,
-    sees: str | None = None,
+    level: str | None = None,
 ) -> Decoded:
-    asked = (sees,) if sees else ()
+    asked = (level,) if level else ()
     chooser = Fixed(action, asked) if action else Random(ACTIONS, torch.Generator().manual_seed(seed), asked)
     sampling = Sampling(temperature, draft_temperature=draft_temperature)
     rule = get_verifier(verifier, style) if isinstance(verifier, str) else verifier
@@ -154,8 +154,8 @@ def test_the_empty_tree_makes_no_draft_pass(pair: ModelPair, monkeypatch: pytest
 def test_keeping_what_a_selector_may_know_changes_no_token(pair: ModelPair, action: Action | None) -> None:
     """Features at every root, with the draft's pass over it: the same draws, and the same text."""
     plain = decode(pair, action, tokens=40)
-    for sees in FEATURES:
-        knowing = decode(pair, action, tokens=40, sees=sees)
+    for level in FEATURES:
+        knowing = decode(pair, action, tokens=40, level=level)
         assert knowing.tokens == plain.tokens
         assert [step.action for step in knowing.steps] == [step.action for step in plain.steps]
 
@@ -172,7 +172,7 @@ def test_the_draft_passes_no_token_twice(pair: ModelPair, action: Action, monkey
         return extend(model, tokens)
 
     monkeypatch.setattr(CachedModel, "extend", recorded)
-    steps = [step for seed in range(6) for step in decode(pair, action, tokens=40, sees="light", seed=seed).steps]
+    steps = [step for seed in range(6) for step in decode(pair, action, tokens=40, level="light", seed=seed).steps]
     full = [step.accepted == action.L1 + action.L2 for step in steps]
     after_full = zip([False, *full], steps, strict=False)
     expected = [1 + (before and step.length > len(PROMPT)) for before, step in after_full]
@@ -181,7 +181,7 @@ def test_the_draft_passes_no_token_twice(pair: ModelPair, action: Action, monkey
 
 
 def test_steps_say_what_was_drafted_and_where(pair: ModelPair) -> None:
-    decoded, length = decode(pair, tokens=40, sees="light"), len(PROMPT)
+    decoded, length = decode(pair, tokens=40, level="light"), len(PROMPT)
     for step in decoded.steps:
         assert step.length == length
         assert 0 <= step.accepted <= step.action.L1 + step.action.L2
@@ -198,7 +198,7 @@ def test_the_same_seed_decodes_the_same_text(pair: ModelPair) -> None:
 def test_bfloat16_decodes(pair_folders: tuple[str, str]) -> None:
     half = ModelPair.load(*pair_folders, device="cpu", dtype="bfloat16")
     watched = Watched(get_verifier("traversal"))
-    decoded = decode(half, None, watched, sees="full")
+    decoded = decode(half, None, watched, level="full")
     assert len(decoded.tokens) == 24
     assert len(watched.laws) == sum(step.action != EMPTY for step in decoded.steps) > 0
 
@@ -218,9 +218,9 @@ def test_a_verifier_of_another_style_is_refused(pair: ModelPair) -> None:
         Decoder(pair, Sampling(), get_verifier("traversal"), Fixed(ACTIONS[0]), style="greedy")
 
 
-@pytest.mark.parametrize("sees", [None, "light"])
+@pytest.mark.parametrize("level", [None, "light"])
 def test_the_passes_over_the_prompt_are_no_part_of_a_step(
-    pair: ModelPair, monkeypatch: pytest.MonkeyPatch, sees: str | None
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch, level: str | None
 ) -> None:
     """By a clock that the tokens of every pass move on. A step of a chain of two passes three nodes through the target,
     and through the draft its first token and at most two that it lacks."""
@@ -232,7 +232,7 @@ def test_the_passes_over_the_prompt_are_no_part_of_a_step(
 
     prompt = list(range(5, 45))
     with pair.target.register_forward_pre_hook(tick), pair.draft.register_forward_pre_hook(tick):
-        steps = decode(pair, Action(1, 2, 0), prompt=prompt, sees=sees).steps
+        steps = decode(pair, Action(1, 2, 0), prompt=prompt, level=level).steps
     for step in steps:
         assert step.seconds["target"] == 3 and 2 <= step.seconds["draft"] <= 3
         assert sum(step.seconds.values()) == step.seconds["target"] + step.seconds["draft"]

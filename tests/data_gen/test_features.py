@@ -54,17 +54,17 @@ MIXED = [
 ]
 
 
-def count_of(sees: str) -> int:
+def count_of(level: str) -> int:
     """How many scalars are known at a level."""
-    return PAIR.first if sees == EARLY else len(SCALAR_NAMES)
+    return PAIR.first if level == EARLY else len(SCALAR_NAMES)
 
 
 class Recorder:
     """A chooser that keeps the features it is given."""
 
-    def __init__(self, actions: list[Choice], sees: str) -> None:
+    def __init__(self, actions: list[Choice], level: str) -> None:
         self.own = Random(actions, torch.Generator().manual_seed(1))
-        self.sees = (sees,)
+        self.feature_levels = (level,)
         self.seen: list[Features | None] = []
 
     def select(self, features: Features | None) -> Choice:
@@ -76,11 +76,11 @@ def decoded(
     pair: ModelPair,
     sampling: Sampling,
     actions: list[Choice],
-    sees: str = FULL,
+    level: str = FULL,
     prompt: list[int] = PROMPT,
     seed: int = 0,
 ) -> tuple[Decoded, list[Features | None]]:
-    recorder = Recorder(actions, sees)
+    recorder = Recorder(actions, level)
     decoder = Decoder(pair, sampling, get_verifier("lifted_uniform"), recorder)
     return decoder.decode(prompt, 60, torch.Generator().manual_seed(seed)), recorder.seen
 
@@ -134,23 +134,23 @@ def test_the_cases_above_are_all_there(pair: ModelPair) -> None:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_light_features_are_the_scalars_alone(pair: ModelPair, sampling: Sampling) -> None:
-    (full, of_full), *others = (decoded(pair, sampling, MIXED, sees) for sees in (FULL, LIGHT, EARLY))
-    for sees, (result, found) in zip((LIGHT, EARLY), others, strict=True):
+    (full, of_full), *others = (decoded(pair, sampling, MIXED, level) for level in (FULL, LIGHT, EARLY))
+    for level, (result, found) in zip((LIGHT, EARLY), others, strict=True):
         assert full.tokens == result.tokens
         for whole, scalars in zip(of_full[1:], found[1:], strict=True):
             assert set(scalars) == {SCALARS_KEY}
-            assert torch.equal(scalars[SCALARS_KEY], whole[SCALARS_KEY][: count_of(sees)])
+            assert torch.equal(scalars[SCALARS_KEY], whole[SCALARS_KEY][: count_of(level)])
             assert scalars[SCALARS_KEY].dtype == torch.float32
 
 
-@pytest.mark.parametrize("sees", FEATURES)
-def test_a_prompt_of_one_token_has_no_features_at_first(pair: ModelPair, sees: str) -> None:
-    result, seen = decoded(pair, Sampling(), MIXED, sees, prompt=[9])
+@pytest.mark.parametrize("level", FEATURES)
+def test_a_prompt_of_one_token_has_no_features_at_first(pair: ModelPair, level: str) -> None:
+    result, seen = decoded(pair, Sampling(), MIXED, level, prompt=[9])
     scalars_RF, _, _ = replayed(pair, finished(pair, [9], result.tokens), Sampling())
     assert seen[0] is None
     for step, features in zip(result.steps[1:], seen[1:], strict=True):
         if step.length <= len(scalars_RF):
-            known_F = scalars_RF[step.length - 1, : count_of(sees)]
+            known_F = scalars_RF[step.length - 1, : count_of(level)]
             assert torch.allclose(features[SCALARS_KEY], known_F, atol=2e-3, rtol=1e-4)
 
 

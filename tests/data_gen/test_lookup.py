@@ -129,14 +129,14 @@ def test_copies_are_not_given_to_the_verifier_of_trees(pair: ModelPair) -> None:
 
 
 @pytest.mark.parametrize("action", [Lookup(2), Lookup(16)], ids=str)
-@pytest.mark.parametrize("sees", [(), ("match",), ("early",), ("light",)], ids=str)
-def test_greedy_text_is_that_of_generate(pair: ModelPair, action: Lookup, sees: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("feature_levels", [(), ("match",), ("early",), ("light",)], ids=str)
+def test_greedy_text_is_that_of_generate(pair: ModelPair, action: Lookup, feature_levels: tuple[str, ...]) -> None:
     """With copies in the loop, of a text that repeats itself; whatever the chooser asks for."""
     prompt = [5, 17, 203, 44, 91, 5, 17, 203]
     expected = pair.target.generate(
         torch.tensor([prompt]), max_new_tokens=60, do_sample=False, pad_token_id=0, eos_token_id=None
     )
-    decoder = Decoder(pair, Sampling(0.0), get_verifier("traversal"), Fixed(action, sees))
+    decoder = Decoder(pair, Sampling(0.0), get_verifier("traversal"), Fixed(action, feature_levels))
     decoded = decoder.decode(prompt, 60, torch.Generator().manual_seed(0))
     assert decoded.tokens == expected[0, len(prompt) :].tolist()
     assert any(step.accepted > 1 for step in decoded.steps)

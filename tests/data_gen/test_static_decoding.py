@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from data_gen.decoding.decoder import Chooser, Decoder, Fixed, Random
-from data_gen.decoding.graph import StaticDecoder
+from data_gen.decoding.graph import GraphDecoder
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
@@ -51,7 +51,7 @@ def any_of_them() -> Random:
 def test_the_text_is_the_eager_one(verifier: str, temperature: float, pair: ModelPair) -> None:
     """Token for token, from the same uniform numbers, with another action at every step; a second text likewise."""
     sampling = Sampling(temperature, draft_temperature=max(temperature, 0.3))
-    static = StaticDecoder(pair, sampling, get_verifier(verifier), any_of_them(), 80)
+    static = GraphDecoder(pair, sampling, get_verifier(verifier), any_of_them(), 80)
     eager = Decoder(pair, sampling, get_verifier(verifier), any_of_them())
     for prompt in (PROMPT, [7]):
         found, expected = (each.decode(prompt, 40, torch.Generator().manual_seed(1)) for each in (static, eager))
@@ -70,7 +70,7 @@ def test_every_family(family: str) -> None:
     """
     experts = any(hasattr(model_of(family).config, key) for key in ("num_experts", "num_local_experts"))
     own = pair_of(family, 0.005, torch.float32 if experts else torch.float64)
-    static = StaticDecoder(own, Sampling(1.0), get_verifier("traversal"), any_of_them(), 60)
+    static = GraphDecoder(own, Sampling(1.0), get_verifier("traversal"), any_of_them(), 60)
     eager = Decoder(own, Sampling(1.0), get_verifier("traversal"), any_of_them())
     equal = 0
     for seed in range(5 if experts else 1):
@@ -84,7 +84,7 @@ def test_a_draft_that_has_been_asked_for_nothing_catches_up(prompt: list[int], p
     """It passes what was committed meanwhile, however much."""
 
     class Seldom:
-        sees = ()
+        feature_levels = ()
 
         def __init__(self) -> None:
             self.steps = 0
@@ -96,7 +96,7 @@ def test_a_draft_that_has_been_asked_for_nothing_catches_up(prompt: list[int], p
     texts = [
         decoder.decode(prompt, 70, torch.Generator().manual_seed(1)).tokens
         for decoder in (
-            StaticDecoder(pair, Sampling(1.0), get_verifier("traversal"), Seldom(), 90),
+            GraphDecoder(pair, Sampling(1.0), get_verifier("traversal"), Seldom(), 90),
             Decoder(pair, Sampling(1.0), get_verifier("traversal"), Seldom()),
         )
     ]
@@ -106,7 +106,7 @@ def test_a_draft_that_has_been_asked_for_nothing_catches_up(prompt: list[int], p
 class Watching:
     """Asks for early features and keeps them."""
 
-    sees = (EARLY,)
+    feature_levels = (EARLY,)
 
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []
@@ -119,7 +119,7 @@ class Watching:
 
 def test_early_features_are_the_eager_ones(pair: ModelPair) -> None:
     choosers = Watching(), Watching()
-    static = StaticDecoder(pair, Sampling(0.5), get_verifier("traversal"), choosers[0], 80)
+    static = GraphDecoder(pair, Sampling(0.5), get_verifier("traversal"), choosers[0], 80)
     eager = Decoder(pair, Sampling(0.5), get_verifier("traversal"), choosers[1])
     for each in (static, eager):
         each.decode(PROMPT, 40, torch.Generator().manual_seed(1))
@@ -138,7 +138,7 @@ def steps_of(decoder: Decoder) -> Iterator[Any]:
 @pytest.mark.parametrize("verifier", ["specinfer", "traversal", "lifted_uniform"])
 def test_a_step_reads_the_device_once(verifier: str, action: Choice, pair: ModelPair) -> None:
     """Every `.tolist()`, `.item()`, `bool()` or `nonzero` would wait; the eager step makes several of them."""
-    decoder = StaticDecoder(pair, Sampling(1.0), get_verifier(verifier), Fixed(action), 80)
+    decoder = GraphDecoder(pair, Sampling(1.0), get_verifier(verifier), Fixed(action), 80)
     steps = steps_of(decoder)
     for _ in range(3):
         with Readings() as readings, Operators() as operators:
@@ -170,7 +170,7 @@ def test_passes_compile_whole_and_once(pair: ModelPair) -> None:
         return graph.forward
 
     chooser = Fixed(Action(2, 1, 3))
-    decoder = StaticDecoder(pair, Sampling(1.0), get_verifier("traversal"), chooser, 80, compiled=True, backend=backend)
+    decoder = GraphDecoder(pair, Sampling(1.0), get_verifier("traversal"), chooser, 80, compiled=True, backend=backend)
     texts = [decoder.decode(PROMPT, 12, torch.Generator().manual_seed(0)).tokens]
     graphs = len(made)
     assert graphs <= 4  # the draft's root pass, its trunk and its branches; the target's tree
@@ -181,8 +181,8 @@ def test_passes_compile_whole_and_once(pair: ModelPair) -> None:
 
 
 def test_what_is_refused(pair: ModelPair) -> None:
-    def decoder(verifier: str = "traversal", chooser: Chooser | None = None, length: int = 20) -> StaticDecoder:
-        return StaticDecoder(pair, Sampling(1.0), get_verifier(verifier), chooser or Fixed(Action(1, 3, 0)), length)
+    def decoder(verifier: str = "traversal", chooser: Chooser | None = None, length: int = 20) -> GraphDecoder:
+        return GraphDecoder(pair, Sampling(1.0), get_verifier(verifier), chooser or Fixed(Action(1, 3, 0)), length)
 
     with pytest.raises(ValueError, match=r"khisti .* has to look"):
         decoder("khisti")
@@ -191,7 +191,7 @@ def test_what_is_refused(pair: ModelPair) -> None:
     apart = pair_of("Llama")
     apart.draft.to("meta")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="whole on one device"):
-        StaticDecoder(apart, Sampling(1.0), get_verifier("traversal"), Fixed(EMPTY), 20)
+        GraphDecoder(apart, Sampling(1.0), get_verifier("traversal"), Fixed(EMPTY), 20)
     with pytest.raises(InputError, match="a prompt of 21 tokens"):
         decoder().decode([1] * 21, 5, torch.Generator())
     with pytest.raises(InputError, match="this decoder was made for 20"):
@@ -200,7 +200,7 @@ def test_what_is_refused(pair: ModelPair) -> None:
         broken = pair_of("Llama")
         broken.target.get_output_embeddings().weight[3] = torch.nan
     with pytest.raises(InputError, match="not finite"):
-        StaticDecoder(broken, Sampling(1.0), get_verifier("traversal"), Fixed(EMPTY), 20).decode(
+        GraphDecoder(broken, Sampling(1.0), get_verifier("traversal"), Fixed(EMPTY), 20).decode(
             [1], 3, torch.Generator()
         )
 
@@ -213,7 +213,7 @@ def test_a_recorded_step_is_the_same_step() -> None:
     for model in (own.target, own.draft):
         model.cuda()
     texts = [
-        StaticDecoder(own, Sampling(1.0), get_verifier("traversal"), any_of_them(), 80, recorded=recorded)
+        GraphDecoder(own, Sampling(1.0), get_verifier("traversal"), any_of_them(), 80, recorded=recorded)
         .decode(PROMPT, 60, torch.Generator(device="cuda").manual_seed(1))
         .tokens
         for recorded in (False, True)

@@ -27,7 +27,7 @@ def evaluation(*decides: bool) -> dict[str, Any]:
         {
             "temperature": row["temperature"],
             "top_p": row["top_p"],
-            "sees": ["early", "light"] if does else [],
+            "feature_levels": ["early", "light"] if does else [],
             "rule": None,
             "action": [1, 6, 0],
         }
@@ -77,6 +77,6 @@ def test_both_measurements_of_a_gain_stand_side_by_side() -> None:
 
 def test_a_rule_is_said_in_words() -> None:
     found = evaluation(False, False, False)
-    found["decisions"][1] |= {"sees": ["match"], "rule": [4, 8]}
+    found["decisions"][1] |= {"feature_levels": ["match"], "rule": [4, 8]}
     assert details(found)[1]["decides"] == "by rule: lookup 8 from a match of 4 on, else (1, 6, 0)"
     assert "1.06 times as fast as the best fixed tree at T=0.2" in headline(found)

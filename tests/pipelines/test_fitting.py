@@ -35,10 +35,10 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return mlflow.MlflowClient()
 
 
-def fitted(folder: Path, objective: str, sees: str) -> tuple[SelectorModule, str]:
+def fitted(folder: Path, objective: str, level: str) -> tuple[SelectorModule, str]:
     """What training gives back, and the run with its curves."""
-    splits = {"train": texts(12, seed=1, sees=sees), "validation": texts(8, seed=2, sees=sees)}
-    module = module_of(CONFIG, objective, sees, WIDTHS if sees == FULL else [])
+    splits = {"train": texts(12, seed=1, level=level), "validation": texts(8, seed=2, level=level)}
+    module = module_of(CONFIG, objective, level, WIDTHS if level == FULL else [])
     further = (
         None
         if objective == "regressor"
@@ -47,7 +47,7 @@ def fitted(folder: Path, objective: str, sees: str) -> tuple[SelectorModule, str
             for name, data in splits.items()
         }
     )
-    roots = RootsModule(splits, "traversal", sees, 1, CONFIG.train.batch, CONFIG.seed, further)
+    roots = RootsModule(splits, "traversal", level, 1, CONFIG.train.batch, CONFIG.seed, further)
     module.begin_at(splits["train"], splits["train"].labels("traversal", slice(None), SPACE), roots.rows["train"])
     validation = timed(splits["validation"])
     module.judged = [(validation, monitored(static_mode(validation), module.asked))]
@@ -55,12 +55,12 @@ def fitted(folder: Path, objective: str, sees: str) -> tuple[SelectorModule, str
         return fit(CONFIG, module, roots, folder, run.info.run_id), run.info.run_id
 
 
-@pytest.mark.parametrize(("objective", "sees"), [("regressor", LIGHT), ("regressor", FULL), ("policy", LIGHT)])
+@pytest.mark.parametrize(("objective", "level"), [("regressor", LIGHT), ("regressor", FULL), ("policy", LIGHT)])
 def test_all_epochs_are_trained_and_the_best_one_by_replay_is_kept(
-    tmp_path: Path, client: Any, objective: str, sees: str
+    tmp_path: Path, client: Any, objective: str, level: str
 ) -> None:
     before = signal.getsignal(signal.SIGINT)
-    kept, run = fitted(tmp_path / "fitted", objective, sees)
+    kept, run = fitted(tmp_path / "fitted", objective, level)
     assert signal.getsignal(signal.SIGINT) is before
     curves = {
         name: [point.value for point in client.get_metric_history(run, name)]
@@ -69,13 +69,13 @@ def test_all_epochs_are_trained_and_the_best_one_by_replay_is_kept(
     assert [len(curve) for curve in curves.values()] == [EPOCHS] * 3
     assert curves["train/loss"][-1] < curves["train/loss"][0]
     assert [file.name for file in (tmp_path / "fitted").iterdir()] == ["best.ckpt"]
-    data = timed(texts(8, seed=2, sees=sees))
+    data = timed(texts(8, seed=2, level=level))
     static = static_mode(data)
     mode = monitored(static, kept.asked)
-    mine = replay_mode(data, kept.opinions(data.texts, mode), mode, policy=objective != "regressor")
+    mine = replay_mode(data, kept.predictions(data.texts, mode), mode, policy=objective != "regressor")
     ratio = mine.speed / replay_mode(data, {}, static).speed
     assert ratio == pytest.approx(max(curves[MONITOR]), rel=1e-5)
-    assert not kept.training and kept.hparams["sees"] == sees
+    assert not kept.training and kept.hparams["level"] == level
 
 
 def test_the_same_seed_trains_the_same_selector(tmp_path: Path, client: Any) -> None:

@@ -130,7 +130,7 @@ def test_joint_decisions_are_those_that_replay_takes_by_the_trained_network(
     rows = [int(begin) + 7 for begin in data.size_X.cumsum(0) - data.size_X]
     mode = selector.at(0.0, batch=8, level=DRAFTER).mode
     for speed in (100.0, 400.0, 1600.0):
-        asked = Tuned(selector, replace(mode, sees=(DRAFTER,), rule=None, joint=speed, allowed=(0, 1)))
+        asked = Tuned(selector, replace(mode, feature_levels=(DRAFTER,), rule=None, joint=speed, allowed=(0, 1)))
         chosen = asked.select_jointly([{SCALARS_KEY: data.scalars_RF[row]} for row in rows])
         prices = step_clock(selector.latency, 8).prices(float(data.length_R[rows].float().mean()), 8)
         tokens_BA = module.scores(data)[rows].double().numpy()

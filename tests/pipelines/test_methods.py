@@ -33,8 +33,7 @@ from pipelines.evaluate.methods import (
     static_methods,
 )
 from selector.actions import EMPTY, Action, ActionSpace
-from selector.decision import Mode
-from selector.decision import Rule as LookupRule
+from selector.decision import LookupRule, Mode
 from selector.export.deployed import deployed
 from selector.runtime.selector import Selector, Tuned, gpu_like
 from selector.schema import EARLY, LIGHT, MATCH, SCALARS
@@ -163,7 +162,7 @@ def methods_of(data: Texts) -> dict[str, Method]:
         "schema": module.schema.name,
         "space": SPACE.to_json(),
         "verifier": "traversal",
-        "sees": LIGHT,
+        "feature_level": LIGHT,
         "objective": "regressor",
         "fallback": (1, 4, 0),
         "features": {"scalars": SCALARS, "hidden_states": {}},
@@ -174,7 +173,7 @@ def methods_of(data: Texts) -> dict[str, Method]:
         "tree": StaticTrees("static", "traversal", ACTION),
         "rule": Rule("rule", "traversal", AcceptanceRule.tuned(timed, static)),
         "selector": Selecting("selector", "traversal", mode, module, tuned),
-        "lookups": Copying("lookups", "traversal", replace(static, sees=(MATCH,), rule=LookupRule(1, 8))),
+        "lookups": Copying("lookups", "traversal", replace(static, feature_levels=(MATCH,), rule=LookupRule(1, 8))),
     }
 
 

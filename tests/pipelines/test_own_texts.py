@@ -13,7 +13,7 @@ from pipelines.evaluate.methods import AUTOREGRESSIVE, BEST_STATIC, COPYING, Cop
 from pipelines.evaluate.own_texts import own_texts
 from pipelines.pair.encoding import encode
 from selector.actions import EMPTY, Action
-from selector.decision import Mode, Rule
+from selector.decision import LookupRule, Mode
 from selector.latency import LatencyProfile
 from selector.schema import MATCH
 from tests.pipelines.test_methods import CONFIG, PROFILE, VERIFIERS
@@ -25,7 +25,7 @@ METHODS: list[Method] = [
     StaticTrees(AUTOREGRESSIVE, "specinfer", EMPTY),
     StaticTrees(BEST_STATIC, "traversal", Action(1, 4, 0)),
     StaticTrees(BRANCHING, "traversal", Action(3, 1, 3)),
-    Copying(COPYING, "traversal", Mode(0.8, 1.0, Action(1, 2, 0), (MATCH,), rule=Rule(1, 8))),
+    Copying(COPYING, "traversal", Mode(0.8, 1.0, Action(1, 2, 0), (MATCH,), rule=LookupRule(1, 8))),
 ]
 SETTINGS = [SamplingSetting(temperature=t) for t in TEMPERATURES]
 OWN = CONFIG.model_copy(update={"sampling": SETTINGS, "data": CONFIG.data.model_copy(update={"siblings": 4})})

@@ -160,7 +160,7 @@ def test_mlflow_holds_parameters_curves_and_the_report(demo: tuple[Path, str]) -
     assert runs["train"].data.params["data.texts"] == str(TEXTS)
     assert int(runs["train"].data.params["texts.train"]) > 50
     policy = runs["train-policy-light"]
-    assert (policy.data.params["objective"], policy.data.params["sees"]) == ("policy", "light")
+    assert (policy.data.params["objective"], policy.data.params["feature_level"]) == ("policy", "light")
     for curve in ("train/loss", "validation/loss", "validation/replay"):
         assert len(client.get_metric_history(policy.info.run_id, curve)) == 2
     assert "validation/replay_gated" in policy.data.metrics
@@ -289,7 +289,7 @@ def test_the_settings_config_runs_on_a_pair_that_is_there(demo: tuple[Path, str]
     assert evaluation["summary"]["ratio_vs_static_traversal_gpu_like"] == pytest.approx(sum(ratios) / 2)
     training = json.loads((tmp_path / "runs" / "settings" / "training" / "result.json").read_text())
     assert set(training["selectors"]) == {"regressor-light", "regressor-full", "policy-light"}
-    assert training["selectors"]["regressor-full"]["sees"] == "full"
+    assert training["selectors"]["regressor-full"]["feature_level"] == "full"
     from selector.train.data import read_texts
 
     texts = read_texts(tmp_path / "runs" / "settings" / "traces", "train", ["traversal"])

@@ -7,17 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipelines.studies.repeats import inside_repeats
 
 from data_gen.texts.prompts import read_prompts
-from data_gen.texts.written import Text
 from pipelines.config import load_config
 from pipelines.pair import language_model, tasks
 from pipelines.pair import stage as pair_stage
 from pipelines.pair.corpus import SourceFile, stdlib_files
 from pipelines.pair.tasks import counter
 from selector.schema import InputError
-from selector.train.potential import LONG_REPEAT
 from tests.pipelines.runs import ROOT, SMALL_PAIR
 
 TOKENS, NUMBER = 200, 4
@@ -171,9 +168,3 @@ def test_the_config_gives_prompts_of_all_workloads_from_held_out_files(
     held_out = {file.path for file in stdlib_files(0.01) if file.held_out}
     assert {prompt.source for prompt in prompts} <= held_out
     assert all(prompt.text.endswith(tasks.MARK) for prompt in prompts)
-
-
-def test_positions_inside_repeats_are_those_whose_last_tokens_stood_before() -> None:
-    assert LONG_REPEAT == 8
-    text = Text([*range(10), *range(10), 50], start=9)
-    assert inside_repeats(text) == [False] * 7 + [True] * 3 + [False]

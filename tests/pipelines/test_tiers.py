@@ -24,7 +24,7 @@ from selector.actions import Action
 from selector.decision import Mode
 from selector.schema import LIGHT
 from selector.train.module import SelectorModule
-from selector.train.tuning import StaticTable, best_static, tuned
+from selector.train.tuning import StaticTable, best_static, tune_mode
 from tests.selector.synthetic import SPACE, opinionated, profile, static_mode, texts, timed
 
 
@@ -34,7 +34,7 @@ def setting(decides: bool = True) -> Setting:
     scores_RA = SPACE.efficiencies(own.survivals_RS)
     mode = best_static(own, StaticTable.of(own), own.setting)
     if decides:
-        mode = tuned(own, {LIGHT: scores_RA}, mode).mode
+        mode = tune_mode(own, {LIGHT: scores_RA}, mode).mode
     return Setting.of(mode, own, {LIGHT: scores_RA}, policy=False)
 
 
@@ -79,8 +79,8 @@ def test_more_shapes_hold_those_of_fewer(rows: list[dict]) -> None:
 
 
 def test_a_policy_takes_what_it_ranks_first(knowing: Setting) -> None:
-    worth_RA = knowing.opinions[LIGHT] - knowing.mode.speed * knowing.timed.seconds((LIGHT,))
-    policy = replace(knowing, policy=True, opinions={LIGHT: worth_RA})
+    worth_RA = knowing.predictions[LIGHT] - knowing.mode.speed * knowing.timed.seconds((LIGHT,))
+    policy = replace(knowing, policy=True, predictions={LIGHT: worth_RA})
     order = shapes_in_order([policy], candidates_of([policy], CHAINS), 2)
     assert restricted(policy, order).mode.decides
 

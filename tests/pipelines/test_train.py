@@ -14,7 +14,7 @@ from rich.console import Console
 from pipelines.config import Config
 from pipelines.train.judging import judge, judge_rules, setting_of, statics, step_times
 from pipelines.train.stage import choose, kept, kinds, row_of, table_of, trained
-from selector.decision import Mode, Rule
+from selector.decision import LookupRule, Mode
 from selector.schema import EARLY, FULL, LIGHT, MATCH
 from selector.train.data import Texts
 from selector.train.replay import Ratio, Replayed
@@ -45,7 +45,7 @@ def no_rules(judged: list[Judged]) -> list[Judged]:
     return [
         replace(
             each,
-            mode=replace(each.mode.static_only(), sees=(MATCH,), rule=Rule(4, 8)),
+            mode=replace(each.mode.static_only(), feature_levels=(MATCH,), rule=LookupRule(4, 8)),
             ratio=Ratio(0.9, 0.01),
             replayed=replace(each.replayed, seconds_X=1.5 * each.replayed.seconds_X),
         )
@@ -111,8 +111,8 @@ def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(network: float
         replayed = Replayed(tokens_X, tokens_X / speed * torch.tensor(times), tokens_X / 2, torch.zeros(0))
         return Judged(mode, Ratio(speed, 0.01), replayed, torch.arange(4))
 
-    mine = judged(replace(static, sees=(EARLY,)), network, [1.1, 0.9, 1.0, 1.0])
-    own = judged(replace(static, sees=(MATCH,), rule=Rule(4, 8)), rule, [1.0, 1.0, 1.1, 0.9])
+    mine = judged(replace(static, feature_levels=(EARLY,)), network, [1.1, 0.9, 1.0, 1.0])
+    own = judged(replace(static, feature_levels=(MATCH,), rule=LookupRule(4, 8)), rule, [1.0, 1.0, 1.1, 0.9])
     assert kept(mine, own, static).mode == {"network": mine.mode, "rule": own.mode, "static": static}[what]
 
 
@@ -121,7 +121,7 @@ def test_a_rule_is_tuned_on_the_training_texts_and_judged_on_others() -> None:
     data = splits()
     bases = statics(data, [HOT, COLD], "traversal", profile())
     for judged, base in zip(judge_rules(data, bases, "traversal", profile()), bases, strict=True):
-        assert judged.mode.rule is not None and judged.mode.sees == (MATCH,)
+        assert judged.mode.rule is not None and judged.mode.feature_levels == (MATCH,)
         assert setting_of(judged.mode) == setting_of(base.mode)
         validation = timed(data["validation"].setting_of(setting_of(base.mode)))
         static = static_replay(validation, base.mode.action).speed

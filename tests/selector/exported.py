@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from selector.actions import Action, Choice, Lookup
-from selector.decision import NEVER, Mode, Rule, net_tokens, without_draft
+from selector.decision import NEVER, LookupRule, Mode, net_tokens, without_draft
 from selector.export.write import write_artefact
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Selector, load_selector
@@ -33,7 +33,7 @@ FALLBACK = Action(1, 3, 0)
 SHAPES = [*map(SPACE.chain, range(17)), Action(3, 0, 4), Action(2, 2, 3), Action(4, 1, 8), Lookup(4), Lookup(16)]
 LIMITED = tuple(sorted(map(SPACE.index, SHAPES)))
 STATIC = Mode(0.2, 1.0, Action(1, 4, 0), speed=180.0)
-COPIES = Mode(0.4, 1.0, Action(1, 4, 0), (MATCH,), speed=190.0, rule=Rule(5, 8))
+COPIES = Mode(0.4, 1.0, Action(1, 4, 0), (MATCH,), speed=190.0, rule=LookupRule(5, 8))
 ANY = Mode(0.6, 1.0, Action(1, 3, 0), (LIGHT,), speed=200.0, rho=0.0)
 KNOWN_EARLY = Mode(0.8, 1.0, Action(1, 3, 0), (EARLY,), speed=210.0, rho=0.25)
 SOME = Mode(1.0, 1.0, Action(2, 2, 3), (LIGHT,), speed=220.0, rho=0.5, allowed=LIMITED)
@@ -42,7 +42,7 @@ IN_TURN = Mode(1.4, 1.0, Action(2, 2, 3), (EARLY, LIGHT), speed=220.0, rho=0.5)
 SOME_IN_TURN = Mode(1.4, 0.9, Action(2, 2, 3), (EARLY, LIGHT), speed=220.0, rho=0.25, allowed=LIMITED)
 MODES = STATIC, COPIES, ANY, KNOWN_EARLY, SOME, NUCLEUS, IN_TURN, SOME_IN_TURN
 NAMES = ["static", "copies", "decided", "early", "limited", "nucleus", "in turn", "limited in turn"]
-KINDS = [(objective, sees) for objective in ("policy", "regressor") for sees in (LIGHT, FULL)]
+KINDS = [(objective, level) for objective in ("policy", "regressor") for level in (LIGHT, FULL)]
 
 
 def efficiencies(at: int) -> Tensor:
@@ -50,51 +50,56 @@ def efficiencies(at: int) -> Tensor:
     return SPACE.tree_space.efficiencies(survivals_of(torch.tensor([0.55 + 0.05 * at])))[0]
 
 
-def modes_of(sees: str) -> list[Mode]:
+def modes_of(level: str) -> list[Mode]:
     """Of a selector that sees so much."""
-    return [replace(mode, sees=tuple(sees if each == LIGHT else each for each in mode.sees)) for mode in MODES]
+    return [
+        replace(mode, feature_levels=tuple(level if each == LIGHT else each for each in mode.feature_levels))
+        for mode in MODES
+    ]
 
 
 def export(
     folder: Path,
     objective: str = "regressor",
-    sees: str = LIGHT,
+    level: str = LIGHT,
     check: Callable[[Path], None] = lambda _: None,
     compiled: bool = False,
     evaluation: dict | None = None,
 ) -> Selector:
     metrics = {"evaluation": evaluation}
     facts = {"pair": {"target": "t", "draft": "d", "fingerprint": profile().pair}, "metrics": metrics, "run_id": "none"}
-    rows = [mode_row(mode, efficiencies(at)) for at, mode in enumerate(modes_of(sees))]
-    module = module_of(objective, sees)
+    rows = [mode_row(mode, efficiencies(at)) for at, mode in enumerate(modes_of(level))]
+    module = module_of(objective, level)
     return write_artefact(folder, module, profile(), "traversal", FALLBACK, rows, facts, check, compiled)
 
 
 @cache
-def module_of(objective: str, sees: str = LIGHT) -> SelectorModule:
+def module_of(objective: str, level: str = LIGHT) -> SelectorModule:
     """The first one whose choices vary under every mode, and which asks for the draft at some roots alone."""
-    made = (opinionated(objective, sees, seed) for seed in range(100))
-    return next(each for each in made if all(varies(each, mode, sees) for mode in modes_of(sees) if mode.decides))
+    made = (opinionated(objective, level, seed) for seed in range(100))
+    return next(each for each in made if all(varies(each, mode, level) for mode in modes_of(level) if mode.decides))
 
 
-def varies(made: SelectorModule, mode: Mode, sees: str) -> bool:
-    data, rows = roots_of(mode, sees)
-    first_B, last_B = (worth(made, data, mode, early)[rows].argmax(-1) for early in (len(mode.sees) > 1, False))
+def varies(made: SelectorModule, mode: Mode, level: str) -> bool:
+    data, rows = roots_of(mode, level)
+    first_B, last_B = (
+        worth(made, data, mode, early)[rows].argmax(-1) for early in (len(mode.feature_levels) > 1, False)
+    )
     drafts = float(DRAFTS[first_B].float().mean())
-    return len(last_B.unique()) > 3 and (len(mode.sees) < 2 or 0.1 < drafts < 0.9)
+    return len(last_B.unique()) > 3 and (len(mode.feature_levels) < 2 or 0.1 < drafts < 0.9)
 
 
 loaded = cache(load_selector)
 
 
-def roots_of(mode: Mode, sees: str, count: int = 5) -> tuple[Timed, Tensor]:
+def roots_of(mode: Mode, level: str, count: int = 5) -> tuple[Timed, Tensor]:
     """Fresh texts of a mode's setting, and their roots that have features."""
-    data = timed(texts(count, 12, seed=9, sees=sees, setting=(mode.temperature, mode.top_p), repeats=0.3))
+    data = timed(texts(count, 12, seed=9, level=level, setting=(mode.temperature, mode.top_p), repeats=0.3))
     return data, (~data.texts.unknown_R).nonzero()[:, 0]
 
 
-def batch_of(data: Timed, rows: Tensor, sees: str) -> Features:
-    scalars_BF, states = data.texts.features(rows, sees == FULL)
+def batch_of(data: Timed, rows: Tensor, level: str) -> Features:
+    scalars_BF, states = data.texts.features(rows, level == FULL)
     return {SCALARS_KEY: scalars_BF, **dict(zip(HIDDEN_STATES, states, strict=False))}
 
 
@@ -118,12 +123,14 @@ def mask_of(mode: Mode, data: Timed) -> Tensor:
 def worth(made: SelectorModule, data: Timed, mode: Mode, early: bool = False) -> Tensor:
     """What the module and the decision rule say of every action at every root, [R, A]; with all features, or with the
     early ones alone. The others are not looked at where the mode does not ask for them."""
-    early = early or mode.sees in ((), (MATCH,), (EARLY,))
+    early = early or mode.feature_levels in ((), (MATCH,), (EARLY,))
     scores_RA = made.scores(data.texts, EARLY if early else None)
     if not made.is_regressor:
         return scores_RA.masked_fill(~mask_of(mode, data), NEVER)
     g, rho = torch.tensor([[mode.speed]]), torch.tensor([[mode.rho]])
-    seconds_RA = data.seconds([sees for sees in mode.sees if sees == EARLY] if early else mode.sees)
+    seconds_RA = data.seconds(
+        [level for level in mode.feature_levels if level == EARLY] if early else mode.feature_levels
+    )
     return net_tokens(scores_RA, seconds_RA, g, rho, mask_of(mode, data))
 
 
@@ -141,7 +148,7 @@ def most_lost(made: SelectorModule, data: Timed, mode: Mode, rows: Tensor, chose
 
     lost_BA, chosen_B1 = lost(early=False)
     late_B = lost_BA.gather(-1, chosen_B1)[:, 0]
-    if len(mode.sees) < 2:
+    if len(mode.feature_levels) < 2:
         return float(late_B.max())
     early_BA, _ = lost(early=True)
     asks_again_B = early_BA[:, DRAFTS].amin(-1)
@@ -151,8 +158,8 @@ def most_lost(made: SelectorModule, data: Timed, mode: Mode, rows: Tensor, chose
 
 def in_turn(ask: Callable[[Features], Choice | None], mode: Mode, features: Features) -> int:
     """What an engine drafts: where the early features will do, the rest is never computed."""
-    action = ask(early_of(features)) if EARLY in mode.sees else None
-    if action is None or (len(mode.sees) > 1 and not without_draft(action)):
+    action = ask(early_of(features)) if EARLY in mode.feature_levels else None
+    if action is None or (len(mode.feature_levels) > 1 and not without_draft(action)):
         action = ask(features)
     assert action is not None
     return SPACE.index(action)

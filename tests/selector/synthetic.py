@@ -57,7 +57,7 @@ def texts(
     count: int = 12,
     roots: int = 20,
     seed: int = 0,
-    sees: str = LIGHT,
+    level: str = LIGHT,
     setting: Setting = (1.0, 1.0),
     told: bool = True,
     widths: Sequence[int] = WIDTHS,
@@ -80,7 +80,7 @@ def texts(
     hidden = {
         name: torch.randn(R, width, generator=generator) for name, width in zip(HIDDEN_STATES, widths, strict=True)
     }
-    if told and sees == FULL:
+    if told and level == FULL:
         last = hidden[HIDDEN_STATES[-1]]
         last[:, 0] = (3 + last[:, 0].abs()) * torch.where(easy_R, 1, -1)
     elif told:
@@ -105,8 +105,8 @@ def texts(
         length_R=length_R,
         survivals={"traversal": survivals_of(torch.where(easy_R, EASY, HARD)).half()},
         foretold_R=(FORETOLD * repeats_R).to(torch.uint8),
-        hidden={name: rows[known_R].half() for name, rows in hidden.items()} if sees == FULL else {},
-        hidden_R=torch.where(known_R & (sees == FULL), known_R.cumsum(0) - 1, -1),
+        hidden={name: rows[known_R].half() for name, rows in hidden.items()} if level == FULL else {},
+        hidden_R=torch.where(known_R & (level == FULL), known_R.cumsum(0) - 1, -1),
     )
 
 
@@ -120,25 +120,25 @@ def static_mode(data: Timed, action: Action | None = None) -> Mode:
     return Mode(*data.setting, action, speed=static_replay(data, action).speed)
 
 
-def module(objective: str = "regressor", sees: str = LIGHT, seed: int = 0) -> SelectorModule:
+def module(objective: str = "regressor", level: str = LIGHT, seed: int = 0) -> SelectorModule:
     """As training begins, in evaluation mode."""
     torch.manual_seed(seed)
     made = SelectorModule(
         objective,
-        sees,
-        WIDTHS if sees == FULL else [],
+        level,
+        WIDTHS if level == FULL else [],
         network={"width": 8, "hidden": [24, 12], "dropout": 0.1},
         learning_rate=3e-3,
         weight_decay=0.0,
     )
-    data = texts(sees=sees, repeats=0.1)
+    data = texts(level=level, repeats=0.1)
     made.begin_at(data, data.labels("traversal", slice(None), SPACE), (~data.unknown_R).nonzero()[:, 0])
     return made.eval()
 
 
-def opinionated(objective: str = "regressor", sees: str = LIGHT, seed: int = 0) -> SelectorModule:
+def opinionated(objective: str = "regressor", level: str = LIGHT, seed: int = 0) -> SelectorModule:
     """One whose choices vary from root to root, though it has learnt nothing."""
-    made = module(objective, sees, seed)
+    made = module(objective, level, seed)
     with torch.no_grad():
         last = list(made.network.modules())[-1]
         if objective == "regressor":
@@ -146,8 +146,8 @@ def opinionated(objective: str = "regressor", sees: str = LIGHT, seed: int = 0) 
             last.bias[SPACE.tree_survivals :] += 0.5  # lookups are few, and would hardly ever be the best
         else:
             last.weight.mul_(16.0)
-            data, trees = texts(sees=sees, repeats=0.1), len(SPACE.trees)
-            scores_RA = torch.cat([made.scores(data, each) for each in (EARLY, sees)])
+            data, trees = texts(level=level, repeats=0.1), len(SPACE.trees)
+            scores_RA = torch.cat([made.scores(data, each) for each in (EARLY, level)])
             last.bias[trees:] += (scores_RA[:, :trees].amax(-1) - scores_RA[:, trees:].amax(-1)).median()
     return made
 

@@ -38,42 +38,42 @@ from tests.selector.exported import (
 from tests.selector.synthetic import SPACE, profile
 
 
-@pytest.mark.parametrize(("objective", "sees"), KINDS)
+@pytest.mark.parametrize(("objective", "level"), KINDS)
 def test_what_is_deployed_is_what_is_exported(
-    artefacts: dict[tuple[str, str], Path], objective: str, sees: str
+    artefacts: dict[tuple[str, str], Path], objective: str, level: str
 ) -> None:
     """The module in this process, scripted or not, gives what the file gives."""
-    made = deployed(module_of(objective, sees), profile(), modes_of(sees), "traversal")
+    made = deployed(module_of(objective, level), profile(), modes_of(level), "traversal")
     with torchscript():
         scripted = torch.jit.script(made)
-    data, rows = roots_of(SOME, sees, count=1)
-    whole = batch_of(data, rows, sees)
+    data, rows = roots_of(SOME, level, count=1)
+    whole = batch_of(data, rows, level)
     with torch.inference_mode():
         for batch in (whole, early_of(whole), one_by_one(whole)[3], early_of(one_by_one(whole)[3])):
-            expected = loaded(artefacts[objective, sees]).module(batch)
+            expected = loaded(artefacts[objective, level]).module(batch)
             for own in (made, scripted):
                 for mine, other in zip(own(batch), expected, strict=True):
                     assert torch.allclose(mine, other, atol=1e-5)
 
 
 def test_the_config_says_what_an_engine_needs(artefacts: dict[tuple[str, str], Path]) -> None:
-    for (objective, sees), folder in artefacts.items():
+    for (objective, level), folder in artefacts.items():
         config = json.loads((folder / "config.json").read_text())
-        assert (config["format"], config["schema_version"]) == ("espalier-selector-6", 6)
+        assert (config["format"], config["schema_version"]) == ("espalier-selector-7", 6)
         assert config["features"]["early"] == len(EARLY_SCALARS)
-        assert (config["objective"], config["sees"], config["verifier"]) == (objective, sees, "traversal")
+        assert (config["objective"], config["feature_level"], config["verifier"]) == (objective, level, "traversal")
         assert [scalar["name"] for scalar in config["features"]["scalars"]] == [scalar.name for scalar in SCALARS]
-        assert list(config["features"]["hidden_states"]) == (list(HIDDEN_STATES) if sees == FULL else [])
+        assert list(config["features"]["hidden_states"]) == (list(HIDDEN_STATES) if level == FULL else [])
         assert [choice_of(action) for action in config["actions"]] == list(SPACE)
-        assert [Mode.of(mode) for mode in config["modes"]] == modes_of(sees)
+        assert [Mode.of(mode) for mode in config["modes"]] == modes_of(level)
         for name, checksum in config["checksums"].items():
             assert sha256(folder / name) == checksum
         selector = load_selector(folder)
-        assert (selector.sees, selector.fallback) == ((sees,), FALLBACK)
+        assert (selector.feature_levels, selector.fallback) == ((level,), FALLBACK)
         readme = (folder / "README.md").read_text()
         for name in (*(scalar.name for scalar in SCALARS), *config["features"]["hidden_states"]):
             assert f"`{name}`" in readme
-        assert not re.search(r"target_hidden", readme) or sees == FULL
+        assert not re.search(r"target_hidden", readme) or level == FULL
 
 
 def test_a_failed_check_leaves_the_earlier_artefact(tmp_path: Path) -> None:
@@ -122,10 +122,10 @@ def changed(artefact: Path, copy: Path, change: Callable[[dict], object]) -> Pat
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"schema_version": 7}, "espalier-selector-6 of schema version 7; this program reads"),
+        ({"schema_version": 7}, "espalier-selector-7 of schema version 7; this program reads"),
         (
-            {"format": "espalier-selector-5", "schema_version": 5},
-            "espalier-selector-5 of schema version 5; this program",
+            {"format": "espalier-selector-6", "schema_version": 5},
+            "espalier-selector-6 of schema version 5; this program",
         ),
     ],
 )
@@ -137,8 +137,8 @@ def test_another_version_is_refused(artefact: Path, tmp_path: Path, other: dict,
 @pytest.mark.parametrize(
     "change",
     [
-        lambda config: config["modes"][2].update(sees=[FULL]),  # the network has no hidden states
-        lambda config: config["modes"][6].update(sees=[EARLY, FULL]),
+        lambda config: config["modes"][2].update(feature_levels=[FULL]),  # the network has no hidden states
+        lambda config: config["modes"][6].update(feature_levels=[EARLY, FULL]),
         lambda config: config["modes"][1].update(rule=[5, 3]),  # no such lookup
         lambda config: config["modes"][1].update(rule=None),
         lambda config: config["modes"][2].update(allowed=[0, 237]),

@@ -14,8 +14,8 @@ from selector.decision import (
     ASKED,
     NEVER,
     RHOS,
+    LookupRule,
     Mode,
-    Rule,
     choice,
     choices,
     nearest,
@@ -28,7 +28,7 @@ from selector.schema import DRAFTER, EARLY, FULL, LIGHT, MATCH, TEXT
 SPACE = ActionSpace(2, 1, 2, (4,))
 CHAIN = SPACE.chain(2)
 DECIDED = Mode(0.7, 0.9, CHAIN, (LIGHT,), speed=120.0, rho=0.5)
-COPIES = Mode(0.7, 0.9, CHAIN, (MATCH,), rule=Rule(least=3, length=4))
+COPIES = Mode(0.7, 0.9, CHAIN, (MATCH,), rule=LookupRule(least=3, length=4))
 
 
 def places(count: int = 200, seed: int = 1) -> tuple[Tensor, Tensor]:
@@ -133,16 +133,16 @@ def test_places_may_differ_in_setting() -> None:
 def test_a_static_mode_always_drafts_its_tree() -> None:
     """Even one that is not among those that decisions may take."""
     static = replace(DECIDED, allowed=(0, 1)).static_only()
-    assert static == replace(DECIDED, sees=(), allowed=(0, 1)) and not static.decides
+    assert static == replace(DECIDED, feature_levels=(), allowed=(0, 1)) and not static.decides
     assert static.mask(SPACE).tolist() == [action == CHAIN for action in SPACE]
     assert choices(*places(), static, SPACE).tolist() == [SPACE.index(CHAIN)] * 200
 
 
 def test_it_is_a_network_that_decides_unless_nothing_or_the_match_alone_is_seen() -> None:
-    modes = [replace(COPIES if sees == (MATCH,) else DECIDED, sees=sees) for sees in ASKED]
-    assert [mode.sees for mode in modes if not mode.decides] == [(), (MATCH,)]
-    assert {sees[-1] for sees in ASKED if len(sees) == 2} == {LIGHT, FULL}
-    assert {sees[0] for sees in ASKED if len(sees) == 2} == {EARLY}
+    modes = [replace(COPIES if level == (MATCH,) else DECIDED, feature_levels=level) for level in ASKED]
+    assert [mode.feature_levels for mode in modes if not mode.decides] == [(), (MATCH,)]
+    assert {level[-1] for level in ASKED if len(level) == 2} == {LIGHT, FULL}
+    assert {level[0] for level in ASKED if len(level) == 2} == {EARLY}
 
 
 def test_the_rule_copies_from_its_least_match_on() -> None:
@@ -150,7 +150,7 @@ def test_the_rule_copies_from_its_least_match_on() -> None:
     for match, expected in ((0.0, CHAIN), (2.0, CHAIN), (3.0, Lookup(4)), (32.0, Lookup(4))):
         assert COPIES.copied(match) == expected
         assert COPIES.static_only().copied(match) == CHAIN
-    assert COPIES.static_only() == replace(COPIES, sees=(), rule=None)
+    assert COPIES.static_only() == replace(COPIES, feature_levels=(), rule=None)
     assert COPIES.mask(SPACE).tolist() == [action == CHAIN for action in SPACE]
 
 
@@ -174,9 +174,9 @@ def test_the_rule_is_scriptable() -> None:
         replace(DECIDED, allowed=(0, 3, 4), rho=0.25),
         DECIDED.static_only(),
         COPIES,
-        replace(DECIDED, sees=(TEXT,), batch=16, level=TEXT),
-        replace(DECIDED, sees=(DRAFTER,), batch=4, level=DRAFTER, joint=900.0),
-        *(replace(DECIDED, sees=sees) for sees in ASKED[2:]),
+        replace(DECIDED, feature_levels=(TEXT,), batch=16, level=TEXT),
+        replace(DECIDED, feature_levels=(DRAFTER,), batch=4, level=DRAFTER, joint=900.0),
+        *(replace(DECIDED, feature_levels=level) for level in ASKED[2:]),
     ],
     ids=["plain", "decided", "limited", "static", "copies", "by text", "together", *map(" ".join, ASKED[2:])],
 )
@@ -184,24 +184,24 @@ def test_a_mode_survives_json(mode: Mode) -> None:
     row = json.loads(json.dumps({**mode.row(), "mean_efficiency": [1.0], "further": None}))
     back = Mode.of(row)
     assert back == mode
-    assert type(back.action) is Action and type(back.allowed) is tuple and type(back.sees) is tuple
-    assert back.rule is None or type(back.rule) is Rule
+    assert type(back.action) is Action and type(back.allowed) is tuple and type(back.feature_levels) is tuple
+    assert back.rule is None or type(back.rule) is LookupRule
     assert row["decides"] == mode.decides  # said for those who read the file
 
 
 @pytest.mark.parametrize(
     "spoilt",
     [
-        {"sees": ["late"]},
-        {"sees": [LIGHT, EARLY]},
-        {"sees": [LIGHT, FULL]},
-        {"sees": [EARLY, MATCH]},
-        {"sees": LIGHT},
-        {"sees": [MATCH]},  # without a rule
+        {"feature_levels": ["late"]},
+        {"feature_levels": [LIGHT, EARLY]},
+        {"feature_levels": [LIGHT, FULL]},
+        {"feature_levels": [EARLY, MATCH]},
+        {"feature_levels": LIGHT},
+        {"feature_levels": [MATCH]},  # without a rule
         {"rule": [3, 4]},  # which is not asked for
-        {"sees": [MATCH], "rule": [3]},
-        {"sees": [MATCH], "rule": [3.5, 4]},
-        {"sees": [MATCH], "rule": [-1, 4]},
+        {"feature_levels": [MATCH], "rule": [3]},
+        {"feature_levels": [MATCH], "rule": [3.5, 4]},
+        {"feature_levels": [MATCH], "rule": [-1, 4]},
         {"action": [1, 2]},
         {"action": [1, 2, -1]},
         {"allowed": [0.5]},
@@ -221,7 +221,7 @@ def test_what_is_no_mode_is_refused(spoilt: dict) -> None:
         Mode.of({**DECIDED.row(), **spoilt})
 
 
-@pytest.mark.parametrize("name", ["action", "sees", "allowed", "rule", "rho", "batch", "level", "joint"])
+@pytest.mark.parametrize("name", ["action", "feature_levels", "allowed", "rule", "rho", "batch", "level", "joint"])
 def test_a_mode_without_a_part_is_refused(name: str) -> None:
     with pytest.raises(KeyError):
         Mode.of({key: value for key, value in DECIDED.row().items() if key != name})

@@ -18,7 +18,7 @@ from selector.schema import (
     SCALARS_KEY,
     InputError,
 )
-from selector.train.tuning import decided
+from selector.train.tuning import decide
 from tests.selector.exported import (
     ANY,
     COPIES,
@@ -49,29 +49,29 @@ from tests.selector.synthetic import SPACE
 
 
 @pytest.mark.parametrize("at", range(len(MODES)), ids=NAMES)
-@pytest.mark.parametrize(("objective", "sees"), KINDS)
+@pytest.mark.parametrize(("objective", "level"), KINDS)
 def test_all_ways_to_ask_choose_as_the_trained_module(
-    artefacts: dict[tuple[str, str], Path], objective: str, sees: str, at: int
+    artefacts: dict[tuple[str, str], Path], objective: str, level: str, at: int
 ) -> None:
     """TorchScript in batches and one root at a time, the selector, the fast path, and the module's own choices. They
     add up in other orders: an action counts as the same where it is worth the same to 1e-4 tokens."""
-    selector, made, mode = loaded(artefacts[objective, sees]), module_of(objective, sees), modes_of(sees)[at]
-    data, rows = roots_of(mode, sees)
-    batch = batch_of(data, rows, sees)
+    selector, made, mode = loaded(artefacts[objective, level]), module_of(objective, level), modes_of(level)[at]
+    data, rows = roots_of(mode, level)
+    batch = batch_of(data, rows, level)
     roots = one_by_one(batch)
-    own_R = decided(data, made.opinions(data.texts, mode), mode, objective == "policy").action_R
+    own_R = decide(data, made.predictions(data.texts, mode), mode, objective == "policy").action_R
     tuned = selector.at(mode.temperature, mode.top_p)
     assert tuned.mode == mode
-    assert tuned.sees == mode.sees
+    assert tuned.feature_levels == mode.feature_levels
 
     def script(features: Features) -> Choice:
         return SPACE.actions[int(selector.module(features)[0])]
 
     with torch.inference_mode():
         index_B, _ = selector.module(batch)
-        if EARLY in mode.sees:
+        if EARLY in mode.feature_levels:
             early_B, _ = selector.module(early_of(batch))
-            index_B = torch.where(DRAFTS[early_B] & (len(mode.sees) > 1), index_B, early_B)
+            index_B = torch.where(DRAFTS[early_B] & (len(mode.feature_levels) > 1), index_B, early_B)
         alone = [in_turn(script, mode, features) for features in roots]
     asked = {
         "module": own_R[rows].tolist(),
@@ -87,16 +87,16 @@ def test_all_ways_to_ask_choose_as_the_trained_module(
     assert kinds > 2 if mode.decides else kinds == (1 if mode.rule is None else 2)
 
 
-@pytest.mark.parametrize(("objective", "sees"), KINDS)
+@pytest.mark.parametrize(("objective", "level"), KINDS)
 def test_scores_are_what_the_trained_module_says(
-    artefacts: dict[tuple[str, str], Path], objective: str, sees: str
+    artefacts: dict[tuple[str, str], Path], objective: str, level: str
 ) -> None:
     """With all features and with the early ones alone, of a batch and of one root."""
-    selector, made = loaded(artefacts[objective, sees]), module_of(objective, sees)
-    for mode in modes_of(sees):
-        data, rows = roots_of(mode, sees, count=2)
+    selector, made = loaded(artefacts[objective, level]), module_of(objective, level)
+    for mode in modes_of(level):
+        data, rows = roots_of(mode, level, count=2)
         for early in (False, True):
-            batch = early_of(batch_of(data, rows, sees)) if early else batch_of(data, rows, sees)
+            batch = early_of(batch_of(data, rows, level)) if early else batch_of(data, rows, level)
             scores_BA = selector.scores(batch)
             assert torch.allclose(scores_BA, worth(made, data, mode, early)[rows], atol=1e-3, rtol=1e-5)
             for features, scores_A in zip(one_by_one(batch), scores_BA, strict=True):
@@ -104,14 +104,14 @@ def test_scores_are_what_the_trained_module_says(
 
 
 @pytest.mark.parametrize("at", [NAMES.index("in turn"), NAMES.index("limited in turn")], ids=["any", "limited"])
-@pytest.mark.parametrize(("objective", "sees"), KINDS)
+@pytest.mark.parametrize(("objective", "level"), KINDS)
 def test_the_draft_is_asked_for_where_the_early_choice_needs_it(
-    artefacts: dict[tuple[str, str], Path], objective: str, sees: str, at: int
+    artefacts: dict[tuple[str, str], Path], objective: str, level: str, at: int
 ) -> None:
     """And nowhere else; both happen. Who has all features may give them at once, and gets the later choice."""
-    selector, mode = loaded(artefacts[objective, sees]), modes_of(sees)[at]
-    data, rows = roots_of(mode, sees)
-    roots = one_by_one(batch_of(data, rows, sees))
+    selector, mode = loaded(artefacts[objective, level]), modes_of(level)[at]
+    data, rows = roots_of(mode, level)
+    roots = one_by_one(batch_of(data, rows, level))
     tuned = selector.at(mode.temperature, mode.top_p)
     early = [tuned.select(early_of(features)) for features in roots]
     known = [selector.select(early_of(features)) for features in roots]
@@ -129,10 +129,10 @@ def test_early_features_are_read_where_they_are_asked_for_and_refused_elsewhere(
         data, rows = roots_of(mode, LIGHT, count=1)
         features = one_by_one(batch_of(data, rows, LIGHT))[0]
         tuned = selector.at(mode.temperature, mode.top_p)
-        if mode.sees == (LIGHT,):
+        if mode.feature_levels == (LIGHT,):
             with pytest.raises(InputError, match=r"scalars is torch\.float32"):
                 tuned.select(early_of(features))
-        elif len(mode.sees) < 2:
+        elif len(mode.feature_levels) < 2:
             assert tuned.select(early_of(features)) == tuned.select(features)
 
 
@@ -149,14 +149,14 @@ def test_the_match_alone_will_do_for_the_rule(artefact: Path) -> None:
     assert chosen == {COPIES.action, Lookup(8)}
 
 
-@pytest.mark.parametrize(("objective", "sees"), KINDS)
+@pytest.mark.parametrize(("objective", "level"), KINDS)
 def test_the_highest_score_is_chosen_and_the_rest_is_never_drafted(
-    artefacts: dict[tuple[str, str], Path], objective: str, sees: str
+    artefacts: dict[tuple[str, str], Path], objective: str, level: str
 ) -> None:
-    selector = loaded(artefacts[objective, sees])
-    for mode in modes_of(sees):
-        data, rows = roots_of(mode, sees, count=2)
-        batch = batch_of(data, rows, sees)
+    selector = loaded(artefacts[objective, level])
+    for mode in modes_of(level):
+        data, rows = roots_of(mode, level, count=2)
+        batch = batch_of(data, rows, level)
         scores_BA = selector.scores(batch)
         assert scores_BA.shape == (len(rows), 237)
         may_BA = mask_of(mode, data)[rows]

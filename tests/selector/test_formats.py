@@ -36,16 +36,16 @@ TORCH = Path(torch.__file__).parent
 COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
-@pytest.mark.parametrize(("objective", "sees"), KINDS)
+@pytest.mark.parametrize(("objective", "level"), KINDS)
 @torch.no_grad()
-def test_numpy_decides_as_torchscript(artefacts: dict[tuple[str, str], Path], objective: str, sees: str) -> None:
+def test_numpy_decides_as_torchscript(artefacts: dict[tuple[str, str], Path], objective: str, level: str) -> None:
     """Under all settings at once, with all features and with the early ones alone."""
-    folder = artefacts[objective, sees]
+    folder = artefacts[objective, level]
     selector, plain = loaded(folder), PlainSelector(folder)
     assert plain.actions == [tuple(action) for action in SPACE]
-    for mode in modes_of(sees):
-        data, rows = roots_of(mode, sees, count=2)
-        for batch in (batch_of(data, rows, sees), early_of(batch_of(data, rows, sees))):
+    for mode in modes_of(level):
+        data, rows = roots_of(mode, level, count=2)
+        for batch in (batch_of(data, rows, level), early_of(batch_of(data, rows, level))):
             index_B, scores_BA = selector.module(batch)
             hidden = [batch[name].numpy() for name in HIDDEN_STATES if name in batch]
             found_B, found_BA = plain.decide(batch[SCALARS_KEY].numpy(), hidden)
@@ -145,21 +145,21 @@ def link_packages(folder: Path, names: set[str]) -> None:
 
 
 @pytest.mark.parametrize(("needs", "program"), [(("torch", "numpy", "numba"), "runtime"), (("numpy",), "plain")])
-@pytest.mark.parametrize("sees", [LIGHT, FULL])
+@pytest.mark.parametrize("level", [LIGHT, FULL])
 def test_an_environment_with_nothing_else_will_do(
-    artefacts: dict[tuple[str, str], Path], tmp_path: Path, sees: str, needs: tuple[str, ...], program: str
+    artefacts: dict[tuple[str, str], Path], tmp_path: Path, level: str, needs: tuple[str, ...], program: str
 ) -> None:
     """The runtime needs torch, NumPy and Numba, the plain file NumPy alone; each decides as it does here."""
-    folder = artefacts["regressor", sees]
+    folder = artefacts["regressor", level]
     link_packages(tmp_path / "site", closure(*needs))
     here = Path(__file__).parents[2]
     if program == "plain":  # one file, which an engine may copy
         (tmp_path / "site" / "plain.py").symlink_to(here / "selector" / "plain.py")
     else:
         (tmp_path / "site" / "selector").symlink_to(here / "selector")
-    mode = next(mode for mode in modes_of(sees) if mode.sees == (sees,))
-    data, rows = roots_of(mode, sees, count=1)
-    batch = batch_of(data, rows, sees)
+    mode = next(mode for mode in modes_of(level) if mode.feature_levels == (level,))
+    data, rows = roots_of(mode, level, count=1)
+    batch = batch_of(data, rows, level)
     np.savez(tmp_path / "batch.npz", **{name: values.numpy() for name, values in batch.items()})
     done = subprocess.run(
         [sys.executable, "-S", "-c", PROGRAMS[program], str(folder), str(tmp_path / "batch.npz")],

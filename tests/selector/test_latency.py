@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup, choice_of
-from selector.decision import ASKED, Rule, of_batch
+from selector.decision import ASKED, LookupRule, of_batch
 from selector.latency import (
     Correction,
     LatencyProfile,
@@ -58,24 +58,24 @@ def test_every_pass_is_charged_at_its_width(action: Choice, passes: int) -> None
 LATE = [((LIGHT,), 10_000), ((FULL,), 20_000), ((EARLY, LIGHT), 15_000), ((EARLY, FULL), 25_000)]
 
 
-@pytest.mark.parametrize(("sees", "own"), LATE)
-def test_a_selector_pays_for_itself_and_for_the_root_pass(sees: tuple[str, ...], own: float) -> None:
+@pytest.mark.parametrize(("feature_levels", "own"), LATE)
+def test_a_selector_pays_for_itself_and_for_the_root_pass(feature_levels: tuple[str, ...], own: float) -> None:
     """For every decision that it has made, and for the pass whether or not the draft then drafts."""
-    assert FLAT.action_seconds(EMPTY, 15, "traversal", sees) == pytest.approx(own + 2 + 100)
-    assert FLAT.action_seconds(Lookup(8), 15, "traversal", sees) == pytest.approx(own + 2 + 108 + 300)
+    assert FLAT.action_seconds(EMPTY, 15, "traversal", feature_levels) == pytest.approx(own + 2 + 100)
+    assert FLAT.action_seconds(Lookup(8), 15, "traversal", feature_levels) == pytest.approx(own + 2 + 108 + 300)
     for action in (Action(1, 1, 0), Action(3, 2, 2)):  # where something is drafted the draft passes the root anyway
         base = FLAT.action_seconds(action, 15, "traversal")
-        assert FLAT.action_seconds(action, 15, "traversal", sees) == pytest.approx(base + own)
+        assert FLAT.action_seconds(action, 15, "traversal", feature_levels) == pytest.approx(base + own)
 
 
 @pytest.mark.parametrize(
-    ("sees", "own"), [((EARLY,), 5000), ((TEXT,), 3000), ((DRAFTER,), 4000), ((MATCH,), 0), ((), 0)]
+    ("feature_levels", "own"), [((EARLY,), 5000), ((TEXT,), 3000), ((DRAFTER,), 4000), ((MATCH,), 0), ((), 0)]
 )
-def test_what_needs_no_draft_takes_no_pass_of_it(sees: tuple[str, ...], own: float) -> None:
+def test_what_needs_no_draft_takes_no_pass_of_it(feature_levels: tuple[str, ...], own: float) -> None:
     """Unless its rows are looked at."""
-    assert FLAT.action_seconds(EMPTY, 15, "traversal", sees) == pytest.approx(own + 100)
-    assert FLAT.action_seconds(Lookup(8), 15, "traversal", sees) == pytest.approx(own + 108 + 300)
-    assert FLAT.action_seconds(Action(1, 1, 0), 15, "traversal", sees) == pytest.approx(own + 2 + 101 + 1000)
+    assert FLAT.action_seconds(EMPTY, 15, "traversal", feature_levels) == pytest.approx(own + 100)
+    assert FLAT.action_seconds(Lookup(8), 15, "traversal", feature_levels) == pytest.approx(own + 108 + 300)
+    assert FLAT.action_seconds(Action(1, 1, 0), 15, "traversal", feature_levels) == pytest.approx(own + 2 + 101 + 1000)
 
 
 def test_a_lookup_takes_a_chain_s_time_without_passes_and_with_a_verification_of_its_own() -> None:
@@ -170,9 +170,9 @@ def test_a_gpu_like_profile_verifies_32_tokens_at_the_price_of_one() -> None:
 def test_a_gpu_like_profile_has_times_for_every_way_to_decide() -> None:
     made = gpu_like("pair", (name for name in ("block", "traversal")), draft_share=0.1)
     for name in ("block", "traversal"):
-        for sees in FEATURES:
-            gap = made.action_seconds(EMPTY, 100, name, (sees,)) - made.action_seconds(EMPTY, 100, name)
-            assert gap == pytest.approx((0.1 * (sees != EARLY) + 0.01) * made.target.at(100, 1))
+        for level in FEATURES:
+            gap = made.action_seconds(EMPTY, 100, name, (level,)) - made.action_seconds(EMPTY, 100, name)
+            assert gap == pytest.approx((0.1 * (level != EARLY) + 0.01) * made.target.at(100, 1))
 
 
 def test_corrections_count_passes_and_branches() -> None:
@@ -202,20 +202,20 @@ def test_every_row_is_charged_for_the_nucleus_where_there_is_one() -> None:
 
 def test_a_root_pass_of_a_selector_is_filtered_too() -> None:
     sorting = replace(FLAT, nucleus=0.5)
-    for sees, rows in (((LIGHT,), 3), ((EARLY, LIGHT), 3), ((EARLY,), 1)):
-        plain, filtered = (sorting.action_seconds(EMPTY, 15, "traversal", sees, filtered=f) for f in (False, True))
+    for level, rows in (((LIGHT,), 3), ((EARLY, LIGHT), 3), ((EARLY,), 1)):
+        plain, filtered = (sorting.action_seconds(EMPTY, 15, "traversal", level, filtered=f) for f in (False, True))
         assert filtered - plain == pytest.approx(0.5 * rows)
 
 
-@pytest.mark.parametrize("sees", ASKED[2:], ids=" ".join)
-def test_decisions_are_made_by_sampling_setting(sees: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("feature_levels", ASKED[2:], ids=" ".join)
+def test_decisions_are_made_by_sampling_setting(feature_levels: tuple[str, ...]) -> None:
     own = replace(FLAT, nucleus=0.5)
     tree = Action(1, 3, 0)
     modes = [
         Mode(0.5, 1.0, tree, speed=70.0),
-        Mode(1.0, 0.9, tree, sees, speed=90.0, rho=0.25, allowed=(0, 5, 77, 235)),
-        Mode(1.0, 1.0, tree, sees, speed=80.0, rho=0.5),
-        Mode(0.0, 1.0, tree, (MATCH,), speed=60.0, rule=Rule(6, 8)),
+        Mode(1.0, 0.9, tree, feature_levels, speed=90.0, rho=0.25, allowed=(0, 5, 77, 235)),
+        Mode(1.0, 1.0, tree, feature_levels, speed=80.0, rho=0.5),
+        Mode(0.0, 1.0, tree, (MATCH,), speed=60.0, rule=LookupRule(6, 8)),
     ]
     tables = decision_tables(own, modes, "traversal", ActionSpace.with_lookups())
     assert tables.settings_S3.tolist() == [[0.5, 1.0, 0], [1.0, pytest.approx(0.9), 0], [1.0, 1.0, 0], [0.0, 1.0, 0]]
@@ -224,7 +224,7 @@ def test_decisions_are_made_by_sampling_setting(sees: tuple[str, ...]) -> None:
     assert tables.rho_S.tolist() == [1.0, 0.25, 0.5, 1.0]
     may = [allowed_A.nonzero()[:, 0].tolist() for allowed_A in tables.allowed_SA]
     assert may == [[ACTIONS.index(tree)], [0, 5, 77, 235], list(range(237)), [ACTIONS.index(tree)]]
-    late = float(sees not in ((TEXT,), (EARLY,)))
+    late = float(feature_levels not in ((TEXT,), (EARLY,)))
     assert tables.late_S.tolist() == [0, late, late, 0]
     assert tables.least_S[3] == 6 and float(tables.least_S[:3].min()) > 1e6  # no text is so long
     assert tables.copied_SA[3].nonzero()[:, 0].tolist() == [ACTIONS.index(Lookup(8))]
@@ -232,7 +232,11 @@ def test_decisions_are_made_by_sampling_setting(sees: tuple[str, ...]) -> None:
     for seen_all, table_SLA in ((True, tables.late_SLA), (False, tables.early_SLA)):
         times_SA = interpolated_at(table_SLA, tables.lengths_L, torch.arange(4), lengths_B)
         for mode, times_A in zip(modes, times_SA, strict=True):
-            asked = mode.sees if seen_all else tuple(each for each in mode.sees if each in (TEXT, EARLY))
+            asked = (
+                mode.feature_levels
+                if seen_all
+                else tuple(each for each in mode.feature_levels if each in (TEXT, EARLY))
+            )
             for action in (EMPTY, tree, Action(2, 1, 2), Lookup(4)):
                 expected = own.action_seconds(action, 15, "traversal", asked, filtered=mode.top_p < 1)
                 assert float(times_A[ACTIONS.index(action)]) == pytest.approx(expected)
@@ -247,9 +251,9 @@ def test_decisions_are_made_by_number_of_requests_and_by_level() -> None:
     drafts, targets = ([table, twice(table)] for table in (FLAT.draft, FLAT.target))
     own, tree = replace(FLAT, batches=Batches([1, 8], drafts, targets, stepped=False)), Action(1, 3, 0)
     modes = [
-        Mode(0.0, 1.0, tree, sees, speed=70.0, batch=batch, level=level)
+        Mode(0.0, 1.0, tree, asked, speed=70.0, batch=batch, level=level)
         for batch in (1, 8)
-        for level, sees in ((TEXT, (TEXT,)), (DRAFTER, (DRAFTER,)), ("", ()))
+        for level, asked in ((TEXT, (TEXT,)), (DRAFTER, (DRAFTER,)), ("", ()))
     ]
     tables = decision_tables(own, modes, "traversal", ActionSpace.with_lookups())
     assert tables.settings_S3[:, 2].tolist() == pytest.approx([0, 0, 0, *[of_batch(8)] * 3])
@@ -257,6 +261,6 @@ def test_decisions_are_made_by_number_of_requests_and_by_level() -> None:
     times_SA = interpolated_at(tables.late_SLA, tables.lengths_L, torch.arange(6), torch.full((6,), 15.0))
     for mode, times_A in zip(modes, times_SA, strict=True):
         for action in (EMPTY, tree, Lookup(4)):
-            expected = own.at_batch(mode.batch).action_seconds(action, 15, "traversal", mode.sees)
+            expected = own.at_batch(mode.batch).action_seconds(action, 15, "traversal", mode.feature_levels)
             assert float(times_A[ACTIONS.index(action)]) == pytest.approx(expected)
     assert float(times_SA[3].min()) > float(times_SA[0].min())

@@ -70,7 +70,9 @@ def test_only_allowed_trees_are_chosen(
     copies = mode.rule is not None and SPACE.index(Lookup(mode.rule.length)) in can
     if copies and SPACE.index(mode.action) in can:
         best = SPACE.index(mode.action)  # the tree that goes with the rule
-    assert (tuned.sees, tuned.mode.rule) == ((mode.sees, mode.rule) if mode.decides or copies else ((), None))
+    assert (tuned.feature_levels, tuned.mode.rule) == (
+        (mode.feature_levels, mode.rule) if mode.decides or copies else ((), None)
+    )
     assert tuned.select(None) == SPACE.actions[best]
     own = mode.allowed or range(len(SPACE))
     may = {a for a in can if a in own} or set(can)
@@ -115,21 +117,26 @@ def test_another_machine_has_its_own_static_trees_speeds_and_times(artefact: Pat
         assert moved.action == SPACE.actions[best] == there.at(mode.temperature, mode.top_p).select(None)
         assert moved.speed == pytest.approx(mode.speed * float(speed_A[best] / before_A[SPACE.index(mode.action)]))
         assert moved.speed < mode.speed
-        assert (moved.sees, moved.rule, moved.rho, moved.allowed) == (mode.sees, mode.rule, mode.rho, ())
+        assert (moved.feature_levels, moved.rule, moved.rho, moved.allowed) == (
+            mode.feature_levels,
+            mode.rule,
+            mode.rho,
+            (),
+        )
     assert here.modes[0].action != there.modes[0].action
 
 
-@pytest.mark.parametrize(("objective", "sees"), KINDS)
+@pytest.mark.parametrize(("objective", "level"), KINDS)
 def test_decisions_there_are_by_that_machines_times(
-    artefacts: dict[tuple[str, str], Path], objective: str, sees: str
+    artefacts: dict[tuple[str, str], Path], objective: str, level: str
 ) -> None:
     """The exported file and the fast path alike."""
     slow = replace(profile(draft=3e-3), device="slow")
-    selector, made = load_selector(artefacts[objective, sees], latency=slow), module_of(objective, sees)
+    selector, made = load_selector(artefacts[objective, level], latency=slow), module_of(objective, level)
     for moved in selector.modes:
-        data, rows = roots_of(moved, sees, count=3)
+        data, rows = roots_of(moved, level, count=3)
         data = Timed(data.texts, "traversal", slow)
-        batch = batch_of(data, rows, sees)
+        batch = batch_of(data, rows, level)
         assert torch.allclose(selector.scores(batch), worth(made, data, moved)[rows], atol=1e-3, rtol=1e-5)
         tuned = selector.at(moved.temperature, moved.top_p)
         for ask in (selector.select, tuned.select):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from selector.actions import Choice, Lookup
+from selector.decision import LookupRule as LookupRule
 from selector.decision import Mode
-from selector.decision import Rule as LookupRule
 from selector.schema import MATCH, MATCH_AT
 from selector.train.data import Timed
 from selector.train.replay import fastest_possible, replay

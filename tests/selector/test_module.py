@@ -9,36 +9,36 @@ import torch
 from torch import Tensor
 
 from selector.actions import Lookup
-from selector.decision import Mode, Rule
+from selector.decision import LookupRule, Mode
 from selector.schema import EARLY, FULL, LIGHT, MATCH, PAIR
 from selector.train.data import Timed
 from selector.train.module import Batch, RootsModule, SelectorModule, learned_rows
 from selector.train.objective import policy_ratios, survival_loss
-from selector.train.tuning import StaticTable, best_static, replay_mode, tuned
+from selector.train.tuning import StaticTable, best_static, replay_mode, tune_mode
 from tests.selector.synthetic import SPACE, TELLS, joined, module, opinionated, static_mode, texts, timed
 
 STEPS = 1200
-BOTH = pytest.mark.parametrize(("objective", "sees"), [(o, s) for o in ("policy", "regressor") for s in (LIGHT, FULL)])
+BOTH = pytest.mark.parametrize(("objective", "level"), [(o, s) for o in ("policy", "regressor") for s in (LIGHT, FULL)])
 
 
-def whole_batch(data: Timed, static: Mode, sees: str) -> Batch:
+def whole_batch(data: Timed, static: Mode, level: str) -> Batch:
     rows = learned_rows(data.texts, 1)
     return Batch(
-        *data.texts.features(rows, sees == FULL),
+        *data.texts.features(rows, level == FULL),
         data.survivals_RS[rows],
-        data.seconds((sees,))[rows],
+        data.seconds((level,))[rows],
         torch.full((len(rows),), static.speed),
     )
 
 
 @cache
-def trained(objective: str, sees: str) -> tuple[SelectorModule, Timed, Mode]:
+def trained(objective: str, level: str) -> tuple[SelectorModule, Timed, Mode]:
     """On texts where everything there is to know follows from a feature; these, and their best static tree."""
-    data = timed(texts(240, 24, 0, sees, repeats=0.1))
+    data = timed(texts(240, 24, 0, level, repeats=0.1))
     static = best_static(data, StaticTable.of(data), data.setting)
-    made = module(objective, sees, seed=4)
+    made = module(objective, level, seed=4)
     made.log = lambda *_, **__: None  # no trainer here
-    optimiser, batch = torch.optim.AdamW(made.parameters()), whole_batch(data, static, sees)
+    optimiser, batch = torch.optim.AdamW(made.parameters()), whole_batch(data, static, level)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-2, total_steps=STEPS)
     generator = torch.Generator().manual_seed(0)
     made.train()
@@ -54,24 +54,24 @@ def trained(objective: str, sees: str) -> tuple[SelectorModule, Timed, Mode]:
 
 
 @BOTH
-def test_training_finds_what_a_feature_tells(objective: str, sees: str) -> None:
+def test_training_finds_what_a_feature_tells(objective: str, level: str) -> None:
     """On fresh texts whose best depth follows from a feature, and whose repeats from another: at least half of what
     could be gained, and it pays."""
-    made, data, static = trained(objective, sees)
-    fresh = timed(texts(48, 24, 5, sees, repeats=0.1))
+    made, data, static = trained(objective, level)
+    fresh = timed(texts(48, 24, 5, level, repeats=0.1))
     policy = objective == "policy"
 
     def asked(own: Timed) -> dict[str, Tensor]:
-        return {each: made.scores(own.texts, each) for each in ((sees,) if policy else (EARLY, sees))}
+        return {each: made.scores(own.texts, each) for each in ((level,) if policy else (EARLY, level))}
 
-    mode = tuned(data, asked(data), static, policy).mode
+    mode = tune_mode(data, asked(data), static, policy).mode
     base = replay_mode(fresh, {}, static).speed
     ratio = replay_mode(fresh, asked(fresh), mode, policy).speed / base
-    truth = tuned(fresh, {sees: SPACE.efficiencies(fresh.survivals_RS)}, static).ratio.value
+    truth = tune_mode(fresh, {level: SPACE.efficiencies(fresh.survivals_RS)}, static).ratio.value
     assert ratio > 1 + 0.5 * (truth - 1) > 1.1
-    assert tuned(fresh, asked(fresh), static, policy).pays
+    assert tune_mode(fresh, asked(fresh), static, policy).pays
     if not policy:
-        assert mode.sees == (EARLY, sees)  # repeats are known early, and save the pass
+        assert mode.feature_levels == (EARLY, level)  # repeats are known early, and save the pass
 
 
 def test_a_regressor_knows_what_trees_yield() -> None:
@@ -81,7 +81,7 @@ def test_a_regressor_knows_what_trees_yield() -> None:
     rows = learned_rows(fresh.texts, 1)
     clear = (fresh.texts.scalars_RF[rows, TELLS] - 0.5).abs() > 0.1  # near the edge nobody can tell
     true_RA = SPACE.efficiencies(fresh.survivals_RS[rows][clear])
-    late_RA, early_RA = (made.scores(fresh.texts, sees)[rows][clear] for sees in (LIGHT, EARLY))
+    late_RA, early_RA = (made.scores(fresh.texts, level)[rows][clear] for level in (LIGHT, EARLY))
     trees, lookups = slice(len(SPACE.trees)), slice(len(SPACE.trees), None)
 
     def off_by(predicted_RA: Tensor, part: slice) -> float:
@@ -96,37 +96,37 @@ def test_a_regressor_knows_what_trees_yield() -> None:
 
 @BOTH
 def test_scores_do_not_depend_on_what_is_asked_together(
-    objective: str, sees: str, monkeypatch: pytest.MonkeyPatch
+    objective: str, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, data = opinionated(objective, sees), texts(sees=sees)
-    whole = {each: made.scores(data, each) for each in (EARLY, sees)}
-    assert whole[EARLY].shape == whole[sees].shape == (240, 237)
-    assert torch.equal(made.scores(data), whole[sees])
+    made, data = opinionated(objective, level), texts(level=level)
+    whole = {each: made.scores(data, each) for each in (EARLY, level)}
+    assert whole[EARLY].shape == whole[level].shape == (240, 237)
+    assert torch.equal(made.scores(data), whole[level])
     monkeypatch.setattr("selector.train.module.ROWS_AT_ONCE", 7)
     for each, whole_RA in whole.items():
         assert torch.allclose(made.scores(data, each), whole_RA, atol=1e-5)
 
 
 @BOTH
-def test_early_scores_know_nothing_of_the_draft(objective: str, sees: str) -> None:
+def test_early_scores_know_nothing_of_the_draft(objective: str, level: str) -> None:
     """Other scalars that need its pass, and other hidden states, change the scores at all features alone."""
-    made, data = opinionated(objective, sees), texts(sees=sees)
+    made, data = opinionated(objective, level), texts(level=level)
     scalars_RF = data.scalars_RF.clone()
     scalars_RF[:, PAIR.first :] += 1
     other = replace(data, scalars_RF=scalars_RF, hidden={name: -rows for name, rows in data.hidden.items()})
     assert torch.equal(made.scores(other, EARLY), made.scores(data, EARLY))
-    assert not torch.allclose(made.scores(other, sees), made.scores(data, sees), atol=1e-2)
+    assert not torch.allclose(made.scores(other, level), made.scores(data, level), atol=1e-2)
 
 
 def test_opinions_are_the_scores_at_all_times_that_a_mode_asks() -> None:
     made, data = opinionated(), texts()
     static = static_mode(timed(data))
-    for sees in ((), (EARLY,), (LIGHT,), (EARLY, LIGHT)):
-        opinions = made.opinions(data, replace(static, sees=sees))
-        assert tuple(opinions) == sees
-        for each, scores_RA in opinions.items():
+    for level in ((), (EARLY,), (LIGHT,), (EARLY, LIGHT)):
+        predictions = made.predictions(data, replace(static, feature_levels=level))
+        assert tuple(predictions) == level
+        for each, scores_RA in predictions.items():
             assert torch.equal(scores_RA, made.scores(data, each))
-    assert made.opinions(data, replace(static, sees=(MATCH,), rule=Rule(4, 8))) == {}
+    assert made.predictions(data, replace(static, feature_levels=(MATCH,), rule=LookupRule(4, 8))) == {}
 
 
 def test_a_regressors_scores_are_block_efficiencies_and_know_no_times() -> None:
@@ -137,9 +137,9 @@ def test_a_regressors_scores_are_block_efficiencies_and_know_no_times() -> None:
         assert bool((scores_RA >= 1).all()) and bool((scores_RA[:, 0] == 1).all())
 
 
-def batch_of(sees: str = LIGHT) -> Batch:
-    data = timed(texts(4, 10, 1, sees))
-    return whole_batch(data, static_mode(data), sees)
+def batch_of(level: str = LIGHT) -> Batch:
+    data = timed(texts(4, 10, 1, level))
+    return whole_batch(data, static_mode(data), level)
 
 
 def test_each_objective_has_its_own_loss() -> None:
@@ -158,19 +158,19 @@ def test_each_objective_has_its_own_loss() -> None:
 
 
 @BOTH
-def test_training_begins_at_the_mean_of_the_training_roots(objective: str, sees: str) -> None:
-    data = timed(texts(sees=sees, repeats=0.1))
+def test_training_begins_at_the_mean_of_the_training_roots(objective: str, level: str) -> None:
+    data = timed(texts(level=level, repeats=0.1))
     rows = (~data.texts.unknown_R).nonzero()[:, 0]
-    made = module(objective, sees)
+    made = module(objective, level)
     body = made.network.body if objective == "regressor" else made.network
     scalars_RF = data.texts.scalars_RF[rows]
     scalars_RF[:, PAIR.counts] = scalars_RF[:, PAIR.counts].log1p()
     assert torch.allclose(body.mean_F, scalars_RF.mean(0))
     assert body.scale_F.isinf().tolist() == [not scalar.learned for scalar in PAIR.scalars]
-    assert len(body.blocks) == (3 if sees == FULL else 0)
+    assert len(body.blocks) == (3 if level == FULL else 0)
     if objective == "regressor":
         mean_A = SPACE.efficiencies(data.survivals_RS[rows]).mean(0)
-        for each in (EARLY, sees):
+        for each in (EARLY, level):
             predicted_A = made.scores(data.texts, each)[rows].mean(0)
             assert float((predicted_A / mean_A).log().abs().max()) < 0.25
             chains = torch.tensor([isinstance(action, Lookup) or action.K == 1 for action in SPACE])
@@ -246,7 +246,9 @@ def test_training_is_judged_by_replay_of_validation_texts() -> None:
         for split, seed in (("train", 10), ("validation", 20))
     }
     judged = [timed(splits["validation"].setting_of(setting)) for setting in settings]
-    modes = [replace(static_mode(data), sees=sees, rho=0.5) for data, sees in zip(judged, ways, strict=True)]
+    modes = [
+        replace(static_mode(data), feature_levels=level, rho=0.5) for data, level in zip(judged, ways, strict=True)
+    ]
     made, logs = module().train(), Logs()
     made.judged = list(zip(judged, modes, strict=True))
     trainer = pl.Trainer(
@@ -262,7 +264,8 @@ def test_training_is_judged_by_replay_of_validation_texts() -> None:
     made.eval()
     assert len(logs.seen) == 2
     ratios = [
-        replay_mode(data, made.opinions(data.texts, mode), mode).speed / replay_mode(data, {}, mode.static_only()).speed
+        replay_mode(data, made.predictions(data.texts, mode), mode).speed
+        / replay_mode(data, {}, mode.static_only()).speed
         for data, mode in made.judged
     ]
     assert logs.seen[-1]["validation/replay"] == pytest.approx(sum(ratios) / 2, rel=1e-5)
@@ -274,6 +277,6 @@ def test_a_module_survives_its_hyperparameters() -> None:
     made = opinionated("policy", FULL)
     again = SelectorModule(**made.hparams)
     again.load_state_dict(made.state_dict())
-    data = texts(sees=FULL)
+    data = texts(level=FULL)
     assert torch.equal(again.eval().scores(data), made.scores(data))
     assert again.is_full and not again.is_regressor

@@ -54,7 +54,7 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried() -> None:
     for rho in (0.0, 0.5, 1.0):
         assert rho in RHOS
         for decay in DECAYS:
-            mode = replace(static, sees=(LIGHT,), rho=rho, allowed=CHAINS)
+            mode = replace(static, feature_levels=(LIGHT,), rho=rho, allowed=CHAINS)
             chosen_R = choices(chain_efficiencies(data.texts.scalars_RF, decay), seconds_RA, mode, SPACE)
             chosen_R[data.texts.unknown_R] = at
             seconds_R = seconds_RA.gather(-1, chosen_R.unsqueeze(-1))[:, 0]
@@ -77,4 +77,4 @@ def test_it_decides_one_root_at_a_time_as_it_does_in_replay() -> None:
             assert data.texts.scalars_RF[r, LENGTH_AT] == data.texts.length_R[r]
             assert rule.select({SCALARS_KEY: data.texts.scalars_RF[r]}) == SPACE.actions[int(chosen_R[r])]
         assert rule.select(None) == static.action
-        assert rule.sees == (LIGHT,)
+        assert rule.feature_levels == (LIGHT,)

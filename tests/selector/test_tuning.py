@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from selector.actions import EMPTY, Action, Lookup
-from selector.decision import RHOS, Mode, Rule, choices, without_draft
+from selector.decision import RHOS, LookupRule, Mode, choices, without_draft
 from selector.latency import interpolated
 from selector.schema import EARLY, FULL, LIGHT, MATCH, MATCH_AT
 from selector.train.data import Timed
@@ -23,12 +23,12 @@ from selector.train.tuning import (
     StaticTable,
     best_static,
     common,
-    decided,
+    decide,
     replay_mode,
     sources,
     static_replay,
-    tuned,
-    tuned_rule,
+    tune_lookup_rule,
+    tune_mode,
 )
 from tests.selector.synthetic import EASY, FORETOLD, HARD, REPEATED, SPACE, profile, survivals_of, texts, timed
 
@@ -49,9 +49,9 @@ def true_scores(data: Timed) -> Tensor:
     return SPACE.efficiencies(data.survivals_RS)
 
 
-def replayed(data: Timed, action_R: Tensor, sees: tuple[str, ...] = ()) -> Replayed:
+def replayed(data: Timed, action_R: Tensor, feature_levels: tuple[str, ...] = ()) -> Replayed:
     """By replay itself."""
-    seconds_R = data.seconds(sees).gather(-1, action_R.unsqueeze(-1))[:, 0]
+    seconds_R = data.seconds(feature_levels).gather(-1, action_R.unsqueeze(-1))[:, 0]
     return replay(data.survivals_RS, action_R, seconds_R, data.texts.size_X, SPACE)
 
 
@@ -95,25 +95,25 @@ def test_the_best_static_tree_of_some_texts(data: Timed) -> None:
     assert table.best(index_X) == own.best()
 
 
-def priced(data: Timed, opinions: dict[str, Tensor], static: Mode, sees: tuple[str, ...]) -> list[Mode]:
+def priced(data: Timed, predictions: dict[str, Tensor], static: Mode, feature_levels: tuple[str, ...]) -> list[Mode]:
     """Every price of time that is tried for one way to ask."""
-    own = replace(static, sees=sees, rho=1.0)
-    speed = replay_mode(data, opinions, own).speed
+    own = replace(static, feature_levels=feature_levels, rho=1.0)
+    speed = replay_mode(data, predictions, own).speed
     return [replace(own, rho=rho, speed=factor * speed) for rho in RHOS for factor in SPEEDS]
 
 
 def test_a_planted_gain_is_found_and_pays(data: Timed, static: Mode) -> None:
     """With the true block efficiencies: faster than the best static tree, by more than two standard errors; and no
     price that was tried would have been better: multiples of the speed at each root's own price."""
-    opinions = {LIGHT: true_scores(data)}
-    judged = tuned(data, opinions, static)
+    predictions = {LIGHT: true_scores(data)}
+    judged = tune_mode(data, predictions, static)
     assert judged.pays
     assert judged.ratio.value > 1.15
-    assert judged.mode.sees == (LIGHT,)
+    assert judged.mode.feature_levels == (LIGHT,)
     assert judged.mode.action == static.action
-    chosen_R = decided(data, opinions, judged.mode).action_R
+    chosen_R = decide(data, predictions, judged.mode).action_R
     assert judged.ratio.value == pytest.approx(replayed(data, chosen_R, (LIGHT,)).speed / static.speed, rel=1e-5)
-    best = max(replay_mode(data, opinions, mode).speed for mode in priced(data, opinions, static, (LIGHT,)))
+    best = max(replay_mode(data, predictions, mode).speed for mode in priced(data, predictions, static, (LIGHT,)))
     assert judged.ratio.value == pytest.approx(best / static.speed, rel=5e-3)  # rare trees are left out afterwards
 
 
@@ -124,7 +124,7 @@ def test_no_gain_does_not_pay(data: Timed, policy: bool) -> None:
     noise_RA = noise_RA.log() if policy else noise_RA
     for own, scores_RA in ((data, noise_RA), (alike(data), true_scores(alike(data)))):
         static = best_static(own, StaticTable.of(own), own.setting)
-        judged = tuned(own, {LIGHT: scores_RA}, static, policy)
+        judged = tune_mode(own, {LIGHT: scores_RA}, static, policy)
         assert not judged.pays
         assert judged.ratio.value < 1
 
@@ -132,9 +132,9 @@ def test_no_gain_does_not_pay(data: Timed, policy: bool) -> None:
 def test_a_policys_best_is_its_own(data: Timed, static: Mode) -> None:
     """Logits that say what is best are followed, whatever the price of time."""
     logits_RA = true_scores(data) - static.speed * data.seconds((LIGHT,))
-    judged = tuned(data, {LIGHT: logits_RA}, static, policy=True)
+    judged = tune_mode(data, {LIGHT: logits_RA}, static, policy=True)
     assert judged.pays
-    chosen_R = decided(data, {LIGHT: logits_RA}, judged.mode, policy=True).action_R
+    chosen_R = decide(data, {LIGHT: logits_RA}, judged.mode, policy=True).action_R
     wanted_R = logits_RA[:, list(judged.mode.allowed)].argmax(-1)
     expected_R = torch.tensor(judged.mode.allowed)[wanted_R]
     assert torch.equal(chosen_R[~data.texts.unknown_R], expected_R[~data.texts.unknown_R])
@@ -148,15 +148,15 @@ def test_a_gain_pays_where_it_is_two_standard_errors_ahead(
 
 
 def test_first_roots_draft_the_static_tree(data: Timed, static: Mode) -> None:
-    mode = replace(static, sees=(LIGHT,), rho=0.5)
+    mode = replace(static, feature_levels=(LIGHT,), rho=0.5)
     seconds_RA, scores_RA, unknown_R = data.seconds((LIGHT,)), true_scores(data), data.texts.unknown_R
-    chosen_R = decided(data, {LIGHT: scores_RA}, mode).action_R
+    chosen_R = decide(data, {LIGHT: scores_RA}, mode).action_R
     at = SPACE.index(static.action)
     assert unknown_R.sum() == 10
     assert (chosen_R[unknown_R] == at).all()
     assert torch.equal(chosen_R[~unknown_R], choices(scores_RA, seconds_RA, mode, SPACE)[~unknown_R])
-    for opinions in ({LIGHT: scores_RA}, {}):
-        assert (decided(data, opinions, static).action_R == at).all()
+    for predictions in ({LIGHT: scores_RA}, {}):
+        assert (decide(data, predictions, static).action_R == at).all()
 
 
 def test_what_is_decided_is_charged_for_deciding(data: Timed, static: Mode) -> None:
@@ -164,12 +164,12 @@ def test_what_is_decided_is_charged_for_deciding(data: Timed, static: Mode) -> N
     logits_RA = torch.zeros(150, len(SPACE))
     logits_RA[:, SPACE.index(static.action)] = 1
     free = replay_mode(data, {}, static)
-    for sees in ((EARLY,), (LIGHT,), (EARLY, LIGHT)):
-        dear = replay_mode(data, dict.fromkeys(sees, logits_RA), replace(static, sees=sees), policy=True)
+    for level in ((EARLY,), (LIGHT,), (EARLY, LIGHT)):
+        dear = replay_mode(data, dict.fromkeys(level, logits_RA), replace(static, feature_levels=level), policy=True)
         assert torch.allclose(dear.tokens_X, free.tokens_X)
         assert torch.allclose(dear.steps_X, free.steps_X)
-        own = sum(profile().decide[each] for each in sees)
-        at_first = own - profile().decide[sees[0]]  # first roots ask once: the static tree is drafted there anyway
+        own = sum(profile().decide[each] for each in level)
+        at_first = own - profile().decide[level[0]]  # first roots ask once: the static tree is drafted there anyway
         more_X = dear.seconds_X - free.seconds_X
         assert torch.allclose(more_X, own * free.steps_X - at_first, rtol=1e-3)
 
@@ -203,9 +203,9 @@ def test_one_tree_for_all_steps_leaves_that_and_the_empty_one(data: Timed) -> No
 
 
 def test_trees_that_are_left_out_are_not_chosen(data: Timed, static: Mode) -> None:
-    opinions = {LIGHT: true_scores(data)}
-    judged = tuned(data, opinions, static)
-    chosen_R = decided(data, opinions, judged.mode).action_R
+    predictions = {LIGHT: true_scores(data)}
+    judged = tune_mode(data, predictions, static)
+    chosen_R = decide(data, predictions, judged.mode).action_R
     assert set(chosen_R[~data.texts.unknown_R].tolist()) <= set(judged.mode.allowed)
     assert 2 <= len(judged.mode.allowed) < 20
 
@@ -214,26 +214,26 @@ def test_the_error_is_over_sources(data: Timed, static: Mode) -> None:
     """Texts of one source move together; a single source tells no error."""
     assert sources(data.texts).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     alone = replace(data.texts, source_X=[f"{x}" for x in range(10)])
-    opinions = {LIGHT: true_scores(data)}
-    by_two, by_one = (tuned(timed(each), opinions, static) for each in (data.texts, alone))
+    predictions = {LIGHT: true_scores(data)}
+    by_two, by_one = (tune_mode(timed(each), predictions, static) for each in (data.texts, alone))
     assert by_two.mode == by_one.mode
     assert by_two.ratio.value == pytest.approx(by_one.ratio.value)
     assert by_two.ratio.error != pytest.approx(by_one.ratio.error, rel=1e-3)
-    one = tuned(timed(replace(data.texts, source_X=["one"] * 10)), opinions, static)
+    one = tune_mode(timed(replace(data.texts, source_X=["one"] * 10)), predictions, static)
     assert one.ratio.value > 1.15
     assert not one.pays
 
 
 def by_loop(
-    data: Timed, opinions: dict[str, Tensor], mode: Mode, policy: bool
+    data: Timed, predictions: dict[str, Tensor], mode: Mode, policy: bool
 ) -> tuple[list[int], list[float], list[int]]:
     """What a mode does, root by root: the action, its seconds, and how often it has been asked."""
     may = list(mode.allowed) or list(range(len(SPACE)))
-    times = [data.seconds(mode.sees[: number + 1]).tolist() for number in range(len(mode.sees))]
+    times = [data.seconds(mode.feature_levels[: number + 1]).tolist() for number in range(len(mode.feature_levels))]
     actions, seconds, asked = [], [], []
     for r, first in enumerate(data.texts.unknown_R.tolist()):
-        for number, sees in enumerate(mode.sees):
-            own, tokens = times[number][r], opinions[sees][r].tolist()
+        for number, level in enumerate(mode.feature_levels):
+            own, tokens = times[number][r], predictions[level][r].tolist()
             price = mode.speed ** (1 - mode.rho) * max(tokens[a] / own[a] for a in may) ** mode.rho
             best = max(may, key=lambda a: tokens[a] if policy else tokens[a] - price * own[a])
             action = SPACE.index(mode.action) if first else best
@@ -247,27 +247,27 @@ def by_loop(
 
 @pytest.mark.parametrize("policy", [False, True])
 @pytest.mark.parametrize("allowed", [(), (0, 1, 9, 40, 200, 234, 236)], ids=["any", "some"])
-@pytest.mark.parametrize("sees", [(EARLY,), (LIGHT,), (EARLY, LIGHT), (EARLY, FULL)], ids=" ".join)
+@pytest.mark.parametrize("feature_levels", [(EARLY,), (LIGHT,), (EARLY, LIGHT), (EARLY, FULL)], ids=" ".join)
 def test_roots_are_decided_one_after_the_other(
-    data: Timed, static: Mode, sees: tuple[str, ...], allowed: tuple[int, ...], policy: bool
+    data: Timed, static: Mode, feature_levels: tuple[str, ...], allowed: tuple[int, ...], policy: bool
 ) -> None:
     """Early answers that need no draft stand, and cost no pass of it; the others are decided again with all that is
     known then, and pay for both decisions. A lookup that is chosen only then has paid for the pass."""
-    opinions = {each: noisy_scores(data, seed) for seed, each in enumerate(sees)}
-    mode = replace(static, sees=sees, rho=0.25, allowed=allowed)
-    found = decided(data, opinions, mode, policy)
-    actions, seconds, asked = by_loop(data, opinions, mode, policy)
+    predictions = {each: noisy_scores(data, seed) for seed, each in enumerate(feature_levels)}
+    mode = replace(static, feature_levels=feature_levels, rho=0.25, allowed=allowed)
+    found = decide(data, predictions, mode, policy)
+    actions, seconds, asked = by_loop(data, predictions, mode, policy)
     assert found.action_R.tolist() == actions
     assert found.seconds_R.tolist() == pytest.approx(seconds, rel=1e-6)
     kinds = set()
     for r in (~data.texts.unknown_R & (data.texts.length_R >= 100)).nonzero()[:, 0].tolist():  # the last time measured
-        action, seen = SPACE.actions[actions[r]], sees[: asked[r]]
+        action, seen = SPACE.actions[actions[r]], feature_levels[: asked[r]]
         free = data.profile.action_seconds(action, 100, data.verifier)
         own = sum(data.profile.decide[each] for each in seen)
         own += data.profile.draft.at(100, 2) * (without_draft(action) and seen != (EARLY,))
         assert seconds[r] == pytest.approx(free + own, rel=1e-5)
         kinds.add((without_draft(action), len(seen)))
-    expected = {(True, 1), (True, 2), (False, 2)} if len(sees) == 2 else {(True, 1), (False, 1)}
+    expected = {(True, 1), (True, 2), (False, 2)} if len(feature_levels) == 2 else {(True, 1), (False, 1)}
     assert kinds == expected
 
 
@@ -280,11 +280,11 @@ def noisy_scores(data: Timed, seed: int) -> Tensor:
 
 
 def test_a_mode_replays_what_it_decides(data: Timed, static: Mode) -> None:
-    opinions = {EARLY: noisy_scores(data, 0), LIGHT: noisy_scores(data, 1)}
-    mode = replace(static, sees=(EARLY, LIGHT), rho=0.5)
-    found = decided(data, opinions, mode)
+    predictions = {EARLY: noisy_scores(data, 0), LIGHT: noisy_scores(data, 1)}
+    mode = replace(static, feature_levels=(EARLY, LIGHT), rho=0.5)
+    found = decide(data, predictions, mode)
     expected = replay(data.survivals_RS, found.action_R, found.seconds_R, data.texts.size_X, SPACE)
-    mine = replay_mode(data, opinions, mode)
+    mine = replay_mode(data, predictions, mode)
     assert torch.equal(mine.seconds_X, expected.seconds_X) and torch.equal(mine.tokens_X, expected.tokens_X)
 
 
@@ -299,25 +299,25 @@ def test_the_best_way_to_ask_is_found(data: Timed, static: Mode) -> None:
     where these tell as much; without them where they tell nothing. No way or price that was tried is better."""
     data = Timed(data.texts, data.verifier, replace(profile(), decide={EARLY: 5e-5, LIGHT: 5e-4}))
     truth, noise = true_scores(data), true_scores(data)[torch.randperm(150, generator=torch.Generator().manual_seed(3))]
-    for early, sees in ((of_lookups(data), (EARLY, LIGHT)), (truth, (EARLY,)), (noise, (LIGHT,))):
-        opinions = {EARLY: early, LIGHT: truth}
-        judged = tuned(data, opinions, static)
-        assert judged.mode.sees == sees
+    for early, level in ((of_lookups(data), (EARLY, LIGHT)), (truth, (EARLY,)), (noise, (LIGHT,))):
+        predictions = {EARLY: early, LIGHT: truth}
+        judged = tune_mode(data, predictions, static)
+        assert judged.mode.feature_levels == level
         speeds = {
-            asked: max(replay_mode(data, opinions, mode).speed for mode in priced(data, opinions, static, asked))
+            asked: max(replay_mode(data, predictions, mode).speed for mode in priced(data, predictions, static, asked))
             for asked in ((EARLY,), (LIGHT,), (EARLY, LIGHT))
         }
-        assert max(speeds, key=speeds.__getitem__) == sees
-        assert judged.ratio.value == pytest.approx(speeds[sees] / static.speed, rel=5e-3)
-        assert replay_mode(data, opinions, judged.mode).speed == pytest.approx(judged.ratio.value * static.speed)
+        assert max(speeds, key=speeds.__getitem__) == level
+        assert judged.ratio.value == pytest.approx(speeds[level] / static.speed, rel=5e-3)
+        assert replay_mode(data, predictions, judged.mode).speed == pytest.approx(judged.ratio.value * static.speed)
 
 
 def test_the_rule_copies_wherever_the_match_is_long_enough(data: Timed, static: Mode) -> None:
     """And drafts the static tree elsewhere, and at first roots even where its least match is none at all."""
     seconds_RA = data.seconds()
     for least in (0, 3, 4, 6, 9):
-        mode = replace(static, sees=(MATCH,), rule=Rule(least, 8))
-        found = decided(data, {}, mode)
+        mode = replace(static, feature_levels=(MATCH,), rule=LookupRule(least, 8))
+        found = decide(data, {}, mode)
         for r, first in enumerate(data.texts.unknown_R.tolist()):
             copies = not first and float(data.texts.scalars_RF[r, MATCH_AT]) >= least
             action = Lookup(8) if copies else static.action
@@ -332,8 +332,8 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static
         copies_R = (data.texts.scalars_RF[:, MATCH_AT] >= least) & ~data.texts.unknown_R
         return replayed(data, torch.where(copies_R, SPACE.index(Lookup(length)), SPACE.index(tree))).speed
 
-    mode = tuned_rule(data, static)
-    assert (mode.sees, mode.decides, mode.temperature, mode.top_p) == ((MATCH,), False, *data.setting)
+    mode = tune_lookup_rule(data, static)
+    assert (mode.feature_levels, mode.decides, mode.temperature, mode.top_p) == ((MATCH,), False, *data.setting)
     assert mode.rule == (REPEATED, 16)
     trees = {static.action, EMPTY, *map(SPACE.chain, range(17))}
     every = {each: speed(*each) for each in product(LEASTS, SPACE.lookups, trees)}
@@ -345,8 +345,8 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static
 def test_where_nothing_repeats_the_tuned_rule_copies_nothing() -> None:
     data = timed(texts(count=10, roots=15))
     static = best_static(data, StaticTable.of(data), data.setting)
-    mode = tuned_rule(data, static)
-    assert int(decided(data, {}, mode).action_R.max()) < TREES
+    mode = tune_lookup_rule(data, static)
+    assert int(decide(data, {}, mode).action_R.max()) < TREES
     assert replay_mode(data, {}, mode).speed == pytest.approx(static.speed, rel=1e-5)
 
 
@@ -357,9 +357,9 @@ def test_times_are_those_of_the_machine_at_every_root(data: Timed) -> None:
     far = int(data.texts.length_R.argmax())  # the last length that was measured, or beyond
     assert data.texts.length_R[far] >= 100
     for a in (0, 9, 200, 235):
-        for sees in ((), (EARLY,), (LIGHT,), (EARLY, LIGHT)):
-            expected = profile().action_seconds(SPACE.actions[a], 100, "traversal", sees)
-            assert float(data.seconds(sees)[far, a]) == pytest.approx(expected, rel=1e-5)
+        for level in ((), (EARLY,), (LIGHT,), (EARLY, LIGHT)):
+            expected = profile().action_seconds(SPACE.actions[a], 100, "traversal", level)
+            assert float(data.seconds(level)[far, a]) == pytest.approx(expected, rel=1e-5)
     filtered = timed(texts(4, 3, setting=(1.0, 0.9)))
     assert (filtered.seconds() > timed(texts(4, 3)).seconds()).all()  # a nucleus takes time, too
 

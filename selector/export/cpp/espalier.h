@@ -25,7 +25,7 @@ class Selector {
   // The action of each root.
   //   scalars: float32 [B, F] in the order of config.json; zeros for what only the draft's pass of the root would tell.
   //   passed: whether the draft has passed the root. Ask first without; where the answer is a tree that is not empty,
-  //     let the draft pass the root and ask again, if `sees` in config.json has more than the early features.
+  //     let the draft pass the root and ask again, if `feature_levels` in config.json has more than the early features.
   //   hidden: float32 [B, D] each, for a selector with full features.
   std::vector<Action> decide(const at::Tensor& scalars, bool passed, std::vector<at::Tensor> hidden = {}) {
     std::vector<at::Tensor> inputs = {scalars, at::full({scalars.size(0)}, passed ? 1.0f : 0.0f)};
