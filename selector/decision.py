@@ -20,7 +20,7 @@ Legend: B roots, A actions, L context lengths.
 # No postponed annotations here: TorchScript reads the annotations of functions as objects.
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -104,6 +104,28 @@ class Mode:
     def static_only(self) -> "Mode":
         """The same without decisions."""
         return replace(self, feature_levels=(), rule=None)
+
+    def restricted(self, space: ActionSpace, positions: Iterable[int], speed_T: Tensor) -> "Mode":
+        """The mode where only some actions can be drafted.
+
+        The static tree becomes the fastest one among them, and `speed` falls in proportion to the speeds of the static
+        trees: slower decoding makes time worth less. The rule is dropped where its lookup is not among them; where
+        the lookup and the rule's own static tree both are, that tree stays, although it need not be the fastest.
+
+        Args:
+            positions: of the actions that remain, at least one tree among them. Of these `allowed` keeps its own, or
+                all of them where none of its own remain.
+            speed_T: tokens per second of every static tree, in the order of `space.trees`.
+        """
+        left, own = sorted(positions), space.index(self.action)
+        best = max((a for a in left if a < len(space.trees)), key=speed_T.__getitem__)
+        copies = self.rule is not None and space.index(Lookup(self.rule.length)) in left
+        if copies and own in left:
+            best = own
+        kept = [a for a in left if not self.allowed or a in self.allowed] or left
+        speed = self.speed * float(speed_T[best] / speed_T[own])
+        mode = self if self.rule is None or copies else self.static_only()
+        return replace(mode, action=space.trees[best], speed=speed, allowed=tuple(sorted({*kept, best})))
 
     def row(self) -> dict[str, Any]:
         """As JSON has it."""

@@ -21,7 +21,7 @@ from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.data.traces import timed
 from pipelines.run import console
-from selector.actions import Lookup, choice_of
+from selector.actions import choice_of
 from selector.decision import Mode, net_tokens
 from selector.runtime.selector import LatencyProfile
 from selector.train.data import Texts, Timed
@@ -152,18 +152,9 @@ def worth_of(setting: Setting) -> Worth:
 
 
 def _mode(setting: Setting, shapes: list[int]) -> Mode:
-    """The mode of some shapes alone: with the tree that goes with its rule, if both are among them, or the best static
-    tree of them."""
-    space = setting.timed.space
-    allowed_A = torch.zeros(len(space), dtype=torch.bool)
-    allowed_A[shapes] = True
-    action = space.trees[setting.static.best(allowed_A=allowed_A[: len(space.trees)])]
-    rule = setting.mode.rule
-    if rule is not None and space.index(Lookup(rule.length)) not in shapes:
-        return replace(setting.mode.static_only(), action=action)
-    if rule is not None and space.index(setting.mode.action) in shapes:
-        action = setting.mode.action
-    return replace(setting.mode, action=action, allowed=tuple(sorted(shapes)))
+    """The mode of some shapes alone: all of them may be chosen, and time keeps its price."""
+    free = replace(setting.mode, allowed=())
+    return replace(free.restricted(setting.timed.space, shapes, setting.static.speeds()), speed=free.speed)
 
 
 def restricted(setting: Setting, shapes: list[int]) -> Judged:

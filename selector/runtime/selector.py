@@ -159,21 +159,8 @@ class Selector:
         mode = nearest(modes, temperature, top_p, batch)
         if nodes is None and shapes is None:
             return Tuned(self, mode, less)
-        allowed = _allowed(self.space, nodes, shapes)
-        speed_A = static_speeds(self.config, self.modes.index(mode), self.latency)
-        space = self.space
-        own = space.index(mode.action)
-        best = max((a for a in allowed if a < len(space.trees)), key=speed_A.__getitem__)
-        copies = mode.rule is not None and space.index(Lookup(mode.rule.length)) in allowed
-        if copies and own in allowed:
-            best = own  # the tree that goes with the rule, which the fastest one alone need not be
-        # with fewer trees to choose from, decoding is slower, and so time is worth less
-        speed = mode.speed * float(speed_A[best] / speed_A[own])
-        kept = tuple(a for a in allowed if not mode.allowed or a in mode.allowed) or tuple(allowed)
-        changed = replace(mode, action=space.trees[best], speed=speed, allowed=tuple(sorted({*kept, best})))
-        if mode.rule is not None and not copies:
-            changed = changed.static_only()
-        return Tuned(self, changed, less)
+        speed_T = static_speeds(self.config, self.modes.index(mode), self.latency)
+        return Tuned(self, mode.restricted(self.space, _allowed(self.space, nodes, shapes), speed_T), less)
 
 
 def _allowed(space: ActionSpace, nodes: int | None, shapes: Iterable[tuple[int, ...]] | None) -> list[int]:
