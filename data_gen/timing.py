@@ -23,7 +23,8 @@ from data_gen.trees import DraftTree
 from data_gen.verification import COPIED, get_verifier
 from data_gen.verification.profile import sample
 from selector.actions import EMPTY, Action, Choice, Lookup
-from selector.runtime.selector import Correction, LatencyProfile, Table, correction_counts
+from selector.latency import Correction, LatencyProfile, correction_counts
+from selector.tables import Table
 
 T = TypeVar("T")
 ROWS = 16  # of probabilities that are filtered at once

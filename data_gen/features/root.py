@@ -23,7 +23,7 @@ from data_gen.drafting.lookup import LookupIndex
 from data_gen.features import DraftHistory, HitHistory, TargetHistory, TextHistory
 from data_gen.features.entropies import entropies
 from data_gen.models.sampling import Sampling
-from selector.runtime.selector import TokenStatistics
+from selector.runtime.tokens import TokenStatistics
 from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, LOG, MATCH, PAIR, SCALARS_KEY, TEXT_SCALARS
 
 _TEXT, _EARLY = len(TEXT_SCALARS), PAIR.first

@@ -7,7 +7,7 @@ from data_gen.timing import device_name
 from pipelines.config import Config
 from pipelines.data.shards import BEYOND, split_counts
 from pipelines.pair.loading import hidden_widths
-from selector.runtime.selector import LatencyProfile
+from selector.latency import LatencyProfile
 from selector.schema import FULL, InputError
 
 COSTS = {"written": "token", "decoded": "decoded", "labelled": "root"}  # parts, and their price in a latency profile

@@ -10,7 +10,7 @@ from data_gen.traces import differences, versions
 from pipelines.config import Config
 from pipelines.pair.encoding import prompts_depend
 from pipelines.run import verify
-from selector.runtime.selector import LatencyProfile
+from selector.latency import LatencyProfile
 from selector.schema import InputError, read_manifest, sha256
 from selector.train.data import SPLITS, Setting, Texts, Timed, read_texts
 

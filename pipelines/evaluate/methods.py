@@ -21,7 +21,8 @@ from data_gen.verification import get_verifier
 from pipelines.evaluate.assisted import Assistant
 from selector.actions import EMPTY, Action, ActionSpace, Choice
 from selector.decision import Mode
-from selector.runtime.selector import LatencyProfile, Tuned
+from selector.latency import LatencyProfile
+from selector.runtime.selector import Tuned
 from selector.schema import MATCH
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule

@@ -28,7 +28,7 @@ from pipelines.data.shards import Work, make_shard
 from pipelines.evaluate.methods import BEST_STATIC, COPYING, Method, Selecting
 from pipelines.pair.encoding import encode
 from pipelines.run import console
-from selector.runtime.selector import LatencyProfile
+from selector.latency import LatencyProfile
 from selector.schema import LIGHT, InputError
 from selector.train.data import Setting, to_texts
 from selector.train.replay import Ratio, jackknifed

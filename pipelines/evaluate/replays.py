@@ -23,7 +23,7 @@ from pipelines.evaluate.methods import (
 )
 from pipelines.train.judging import judge, statics
 from pipelines.train.result import load_module
-from selector.runtime.selector import LatencyProfile, gpu_like
+from selector.latency import LatencyProfile, gpu_like
 from selector.schema import SCALAR_NAMES
 from selector.train.data import Setting, Texts
 from selector.train.potential import LONG_REPEAT

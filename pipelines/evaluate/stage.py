@@ -49,7 +49,8 @@ from pipelines.run import Journal, Stage, progress, read_json, write_json
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import chosen_of, decision_digest, load_module, load_result
 from selector.decision import Mode
-from selector.runtime.selector import LatencyProfile, Selector
+from selector.latency import LatencyProfile
+from selector.runtime.selector import Selector
 from selector.train.data import Setting, Texts
 from selector.train.rules import AcceptanceRule
 from selector.train.tuning import tune_lookup_rule

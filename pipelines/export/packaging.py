@@ -20,9 +20,10 @@ from selector.actions import Action, ActionSpace
 from selector.decision import Mode, without_draft
 from selector.export.compiled import PACKAGE, run_package
 from selector.export.write import write_artefact
+from selector.latency import LatencyProfile
 from selector.plain import PlainSelector
 from selector.runtime.artefact import Features
-from selector.runtime.selector import LatencyProfile, Selector, Tuned, load_selector
+from selector.runtime.selector import Selector, Tuned, load_selector
 from selector.schema import EARLY, EARLY_SCALARS, HIDDEN_STATES, SCALARS_KEY, InputError
 from selector.train.data import Texts
 from selector.train.module import SelectorModule

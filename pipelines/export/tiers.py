@@ -23,7 +23,7 @@ from pipelines.data.traces import timed
 from pipelines.run import console
 from selector.actions import choice_of
 from selector.decision import Mode, net_tokens
-from selector.runtime.selector import LatencyProfile
+from selector.latency import LatencyProfile
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio, Replayed, ratio_of_speeds

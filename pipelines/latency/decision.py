@@ -14,7 +14,8 @@ from pipelines.pair.loading import hidden_widths
 from selector.actions import Action, ActionSpace, Choice
 from selector.decision import Mode
 from selector.export.deployed import deployed
-from selector.runtime.selector import LatencyProfile, Selector, Tuned
+from selector.latency import LatencyProfile
+from selector.runtime.selector import Selector, Tuned
 from selector.schema import FULL, HIDDEN_STATES, LIGHT, SCALARS, InputError
 from selector.train.module import SelectorModule
 

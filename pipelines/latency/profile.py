@@ -8,7 +8,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.timing import device_name
 from pipelines.config import Config
 from pipelines.run import verify
-from selector.runtime.selector import LatencyProfile
+from selector.latency import LatencyProfile
 from selector.schema import InputError
 
 

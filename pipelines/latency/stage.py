@@ -22,7 +22,7 @@ from pipelines.pair.loading import load_pair
 from pipelines.run import Stage, console, progress, write_json
 from pipelines.tracking import describe, mlflow_run
 from selector.actions import Action, Choice, choice_of
-from selector.runtime.selector import LatencyProfile
+from selector.latency import LatencyProfile
 from selector.schema import FEATURES, InputError
 
 FITTED: list[tuple[int, ...]] = [  # trees, and lookups of one number

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pipelines.config import Config
 from pipelines.pair.loading import load_pair
 from pipelines.run import Stage, write_json
-from selector.runtime.selector import LatencyProfile
+from selector.latency import LatencyProfile
 from selector.schema import LEVELS, InputError, sha256
 from selector.tables import FREE, Batches, Table, along
 

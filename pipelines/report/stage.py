@@ -21,7 +21,7 @@ from pipelines.run import Stage, provenance, read_json, verify
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import chosen_of, load_module, load_result
 from selector.files import atomically
-from selector.runtime.selector import LatencyProfile
+from selector.latency import LatencyProfile
 from selector.schema import read_manifest, sha256
 from selector.train.replay import Ratio
 

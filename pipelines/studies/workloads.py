@@ -33,7 +33,7 @@ from pipelines.train.result import chosen_of, load_module, load_result
 from pipelines.train.stage import kept
 from selector.actions import EMPTY
 from selector.decision import LookupRule, Mode
-from selector.runtime.selector import LatencyProfile, gpu_like
+from selector.latency import LatencyProfile, gpu_like
 from selector.schema import MATCH
 from selector.tables import Table
 from selector.train.data import Setting, Texts, Timed

@@ -10,7 +10,7 @@ from torch import Tensor
 from pipelines.data.traces import timed
 from selector.actions import ActionSpace
 from selector.decision import Mode
-from selector.runtime.selector import LatencyProfile
+from selector.latency import LatencyProfile
 from selector.train.data import Setting, Texts
 from selector.train.module import SelectorModule
 from selector.train.tuning import (

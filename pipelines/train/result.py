@@ -11,7 +11,7 @@ from pipelines.config import Config
 from pipelines.data.traces import traces_folder
 from pipelines.latency.profile import load_profile
 from pipelines.run import read_json, require
-from selector.runtime.selector import LatencyProfile
+from selector.latency import LatencyProfile
 from selector.schema import InputError, read_manifest, sha256
 from selector.train.module import SelectorModule
 

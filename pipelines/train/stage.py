@@ -27,7 +27,7 @@ from pipelines.train.result import chosen_of, inputs
 from selector.actions import ActionSpace
 from selector.decision import Mode
 from selector.files import atomically
-from selector.runtime.selector import LatencyProfile
+from selector.latency import LatencyProfile
 from selector.schema import FULL, HIDDEN_STATES, LIGHT, read_manifest
 from selector.train.data import Texts
 from selector.train.module import RootsModule, SelectorModule

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from selector.actions import Action, ActionSpace, Choice, Lookup, choice_of
 from selector.decision import LookupRule, Mode, nearest, without_draft
-from selector.latency import Correction, LatencyProfile, Table, correction_counts, gpu_like
+from selector.latency import LatencyProfile
 from selector.runtime.artefact import Features, check_files, check_setting, checked, of_schema, read_config
 from selector.runtime.hub import local_folder
 from selector.runtime.joint import Shapes, StepClock, joint_choice, step_clock
@@ -40,19 +40,6 @@ from selector.schema import (
     TEXT,
     InputError,
 )
-
-__all__ = [
-    "Correction",
-    "LatencyProfile",
-    "Mode",
-    "Selector",
-    "Table",
-    "TokenStatistics",
-    "Tuned",
-    "correction_counts",
-    "gpu_like",
-    "load_selector",
-]
 
 NO_MATCH = 1 << 20  # no match is so long
 ANY_LEVEL = -1.0

@@ -30,8 +30,9 @@ from pipelines.data.sizes import duration, predicted_seconds, size_line
 from pipelines.data.stage import plan, run
 from pipelines.data.workers import devices
 from pipelines.pair.encoding import prompts_of
-from selector.latency import LatencyProfile, Table
+from selector.latency import LatencyProfile
 from selector.schema import InputError
+from selector.tables import Table
 from tests.pipelines.runs import SERVER
 
 ROOT = Path(__file__).parents[2]

@@ -35,7 +35,8 @@ from pipelines.evaluate.methods import (
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.deployed import deployed
-from selector.runtime.selector import Selector, Tuned, gpu_like
+from selector.latency import gpu_like
+from selector.runtime.selector import Selector, Tuned
 from selector.schema import EARLY, LIGHT, MATCH, SCALARS
 from selector.train.data import Texts, Timed, to_texts
 from selector.train.rules import AcceptanceRule

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from selector.actions import Action, ActionSpace
 from selector.decision import Mode
-from selector.latency import LatencyProfile, Table
+from selector.latency import LatencyProfile
 from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, SCALAR_NAMES
+from selector.tables import Table
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.tuning import static_replay

@@ -8,19 +8,11 @@ import pytest
 import torch
 
 from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup, choice_of
-from selector.decision import ASKED, LookupRule, of_batch
-from selector.latency import (
-    Correction,
-    LatencyProfile,
-    Table,
-    correction_counts,
-    gpu_like,
-    interpolated,
-    interpolated_at,
-)
-from selector.runtime.selector import ANY_LEVEL, Mode, decision_tables
+from selector.decision import ASKED, LookupRule, Mode, of_batch
+from selector.latency import Correction, LatencyProfile, correction_counts, gpu_like, interpolated, interpolated_at
+from selector.runtime.selector import ANY_LEVEL, decision_tables
 from selector.schema import DRAFTER, EARLY, FEATURES, FULL, LIGHT, MATCH, SCHEMA_VERSION, TEXT, InputError
-from selector.tables import Batches
+from selector.tables import Batches, Table
 from tests.selector.synthetic import profile
 
 FLAT = LatencyProfile(

@@ -8,12 +8,13 @@ import torch
 
 from selector.actions import EMPTY, Action, Lookup
 from selector.decision import Mode
-from selector.latency import LatencyProfile, Table
+from selector.latency import LatencyProfile
 from selector.runtime.selector import Selector, load_selector, static_speeds
 from selector.schema import (
     LIGHT,
     InputError,
 )
+from selector.tables import Table
 from selector.train.data import Timed
 from tests.selector.exported import (
     ANY,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from selector.actions import ActionSpace
-from selector.runtime.selector import LatencyProfile
+from selector.latency import LatencyProfile
 from selector.train.data import Texts, Timed
 from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay_static
 from selector.train.tuning import sources

@@ -19,7 +19,7 @@ from pipelines.pair.loading import pair_names
 from pipelines.run import Stage
 from pipelines.tracking import mlflow_run
 from selector.files import atomically
-from selector.runtime.selector import LatencyProfile
+from selector.latency import LatencyProfile
 from selector.schema import InputError, read_manifest, sha256
 from selector.train.data import Texts
 
