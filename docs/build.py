@@ -33,8 +33,8 @@ column per token of the vocabulary.
 
 Four walks through it:
 
-- *A trace row, from decoding to a training tensor*: `pipelines/data/stage.py`, `pipelines/data/shards.py` (the row of a
-  text), `data_gen/texts/written.py` (the text, and both models' rows along it), `data_gen/features/root.py`,
+- *A trace row, from decoding to a training tensor*: `pipelines/data/stage.py`, `data_gen/texts/labelled.py` (the row of
+  a text), `data_gen/texts/written.py` (the text, and both models' rows along it), `data_gen/features/root.py`,
   `data_gen/text_labels/labels.py` (with `branch_walks.py` and `verification/`), `data_gen/traces.py` (Parquet); then
   `selector/train/data.py` and `selector/train/module.py`.
 - *A decision, from export to engine*: `pipelines/export/packaging.py`, `selector/export/write.py` (the artefact); in

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_gen.models.pair import ModelPair
+from data_gen.texts.given import read_log
 from data_gen.texts.prompts import read_prompts
-from data_gen.texts.written import read_log
 from pipelines.config import Config, load_config
 from pipelines.config.reference import known_keys
 from pipelines.run import read_record, record_path

@@ -63,6 +63,11 @@ class Form:
                 f"prompts.{key}: the chat template of {tokenizer.name_or_path} refuses: {error}"
             ) from error
 
+    def encode(self, tokenizer: Any, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt, at most `tokens`."""
+        (ids,) = self.whole(tokenizer, [prompt])
+        return self.cut(tokenizer, ids)
+
     def keeps(self, length: int) -> bool:
         """Whether a prompt of so many tokens is kept, whole or cut."""
         return self.longer != "drop" or length <= self.tokens

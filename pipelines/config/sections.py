@@ -226,26 +226,9 @@ class Data(Section):
     features: Literal["light", "full"] = Field(
         "light", description="full: hidden states, too, for selectors of both kinds"
     )
-    threads: int | None = Field(None, ge=1, description="CPU threads of labelling; null: as pair.threads")
     texts_per_shard: int = Field(16, ge=1, description="also how many texts the target writes at once")
     engine: Literal["local", "ray"] = Field("local", description="ray: many workers, on one machine or many")
     ray: RayEngine = RayEngine()
-    behaviour: tuple[ActionField, ...] = Field(
-        ((1, 4, 0), (1, 8, 0), (1, 12, 0), (2, 2, 4), (2, 4, 6), (3, 1, 5), (4, 0, 4), (4, 4, 4)),
-        min_length=1,
-        description="actions of the texts that are decoded, one drawn at every step",
-    )
-
-    @field_validator("behaviour")
-    @classmethod
-    def _in_space(cls, value: tuple[tuple[int, int, int], ...]) -> tuple[tuple[int, int, int], ...]:
-        for action in value:
-            in_space(action)
-        return value
-
-    @property
-    def behaviour_actions(self) -> list[Action]:
-        return [in_space(value) for value in self.behaviour]
 
 
 class Train(Section):

@@ -11,18 +11,15 @@ import psutil
 import torch
 
 from data_gen import traces
-from data_gen.texts.written import Plausibility
+from data_gen.texts.labelled import PARTS, Shard
+from data_gen.texts.plausibility import Plausibility
 from pipelines.config import Config
 from pipelines.data import workers
-from pipelines.data.realised import realised
-from pipelines.data.shards import PARTS, Shard, shards
-from pipelines.data.sizes import duration, passes_line, predicted_seconds, size_line
-from pipelines.data.traces import depends
+from pipelines.data.recorded import depends, realised
+from pipelines.data.shards import duration, passes_line, predicted_seconds, shards, size_line
 from pipelines.pair.loading import load_pair
 from pipelines.run import Stage, progress
 from pipelines.tracking import describe, mlflow_run
-
-COSTS = {"written": "token", "decoded": "decoded", "labelled": "root"}  # parts, and their price in a latency profile
 
 MEMORY = "memory: a pass that does not fit is done again with half as many rows; data.texts_at_once sets the first size"
 

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 
 from data_gen.models.pair import ModelPair
+from data_gen.texts.labelled import Shard, Work, make_shard
 from pipelines.config import Config
-from pipelines.data.shards import Shard, Work, make_shard
-from pipelines.pair.loading import load_pair
+from pipelines.pair.loading import load_pair, recipe
 from selector.schema import InputError
 
 
 def local(config: Config, pair: ModelPair, work: dict[str, Work]) -> Iterator[tuple[str, Shard]]:
     """One shard after another, in this process."""
     for name, todo in work.items():
-        yield name, make_shard(config, pair, todo)
+        yield name, make_shard(pair, recipe(config), todo)
 
 
 class Worker:
@@ -39,7 +39,7 @@ class Worker:
         Raises:
             InputError: the pair is not there, or another one than the driver's.
         """
-        return name, make_shard(self.config, self._pair, todo)
+        return name, make_shard(self._pair, recipe(self.config), todo)
 
     @cached_property
     def _pair(self) -> ModelPair:
@@ -125,7 +125,7 @@ def devices(nodes: Sequence[dict[str, float]], config: Config) -> tuple[int, int
     if on_gpu:
         kind, each = "GPU", ours.gpus_per_worker
     else:  # a given number of workers may share the cores
-        threads = max(config.pair.threads or 0, config.data.threads or 0) or torch.get_num_threads()
+        threads = config.pair.threads or torch.get_num_threads()
         kind, each = "CPU", 1 if ours.workers else threads
     most = sum(int(node.get(kind, 0) // each) for node in nodes)
     if not on_gpu and not ours.workers:

@@ -15,7 +15,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.prompts import Prompt
 from data_gen.verification import get_verifier
 from pipelines.config import Config
-from pipelines.pair.encoding import encode
+from pipelines.pair.loading import encode
 from selector.actions import Action
 from selector.schema import InputError
 

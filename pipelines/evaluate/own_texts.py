@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import pyarrow.compute as pc
@@ -21,15 +21,15 @@ import torch
 
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
+from data_gen.texts.given import GivenText
+from data_gen.texts.labelled import Work, make_shard
 from data_gen.texts.prompts import Prompt
-from data_gen.texts.written import LoggedText
 from pipelines.config import Config
-from pipelines.data.shards import Work, make_shard
 from pipelines.evaluate.methods import BEST_STATIC, COPYING, Method, Selecting
-from pipelines.pair.encoding import encode
+from pipelines.pair.loading import encode, recipe
 from pipelines.run import console
 from selector.latency import LatencyProfile
-from selector.schema import LIGHT, InputError
+from selector.schema import InputError
 from selector.train.data import Setting, to_texts
 from selector.train.replay import Ratio, jackknifed
 
@@ -105,14 +105,13 @@ def _accounts(
     """One for every prompt; nothing but zeros where its text ends before the look-ahead of its second root: nothing is
     decided in it."""
     by_id = {row["prompt"]: row for row in rows}
-    logged = [
-        LoggedText(number, prompt, encode(config, pair, prompt), by_id[prompt.id]["text"], sampling)
-        for number, prompt in enumerate(prompts, 1)
-    ]
-    features = config.data.features if isinstance(method, Selecting) else LIGHT
-    data = config.data.model_copy(update={"log": None, "features": features})
-    own = config.model_copy(update={"data": data, "verifiers": method.verifiers})
-    table = make_shard(own, pair, Work("test", sampling, (), logged=tuple(logged))).table
+    given = tuple(
+        GivenText(prompt, encode(config, pair, prompt), by_id[prompt.id]["text"], sampling, f"prompt {prompt.id}")
+        for prompt in prompts
+    )
+    own = recipe(config)
+    own = replace(own, verifiers=method.verifiers, hidden=own.hidden and isinstance(method, Selecting))
+    table = make_shard(pair, own, Work("test", sampling, (), given=given)).table
     table = table.filter(pc.greater(table["roots"], 1))
     found: dict[str, Account] = {}
     if table.num_rows > 0:

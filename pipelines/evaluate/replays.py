@@ -9,7 +9,7 @@ import torch
 
 from data_gen.models.pair import ModelPair
 from pipelines.config import Config
-from pipelines.data.traces import settings_of
+from pipelines.data.recorded import settings_of
 from pipelines.evaluate.methods import (
     AT_ROOT,
     BEST_STATIC,

@@ -16,7 +16,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.texts.prompts import Prompt, take_evenly
 from data_gen.texts.written import seed_of
 from pipelines.config import Config, SamplingSetting
-from pipelines.data.traces import load_traces, settings_of, timed
+from pipelines.data.recorded import load_traces, settings_of, timed
 from pipelines.evaluate import comparison, findings, losslessness
 from pipelines.evaluate.assisted import CONSTANTS, LOOKUPS, Assistant, best_of
 from pipelines.evaluate.methods import (
@@ -43,8 +43,7 @@ from pipelines.evaluate.replays import repeats, replays, synthetic_clocks, synth
 from pipelines.evaluate.strips import strips
 from pipelines.export.packaging import build
 from pipelines.latency.profile import load_profile
-from pipelines.pair.encoding import encode, prompts_depend, prompts_of
-from pipelines.pair.loading import load_pair
+from pipelines.pair.loading import encode, load_pair, prompts_depend, prompts_of
 from pipelines.run import Journal, Stage, progress, read_json, write_json
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import chosen_of, decision_digest, load_module, load_result

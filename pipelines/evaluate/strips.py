@@ -12,7 +12,7 @@ from data_gen.texts.prompts import Prompt
 from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.evaluate.methods import SELECTOR, Method, Selecting
-from pipelines.pair.encoding import encode
+from pipelines.pair.loading import encode
 from selector.actions import EMPTY, Choice, Lookup
 from selector.train.data import Setting
 

@@ -10,7 +10,7 @@ import torch
 
 from data_gen.models.checkpoints import revision
 from pipelines.config import Config
-from pipelines.data.traces import timed
+from pipelines.data.recorded import timed
 from pipelines.export.tiers import limited_modes
 from pipelines.latency.profile import load_profile
 from pipelines.pair.loading import pair_names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.config import Config
-from pipelines.data.traces import load_traces
+from pipelines.data.recorded import load_traces
 from pipelines.export import hub
 from pipelines.export.engines import schedules
 from pipelines.export.packaging import build

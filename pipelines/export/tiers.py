@@ -19,7 +19,7 @@ from torch import Tensor
 
 from data_gen.models.sampling import Sampling
 from pipelines.config import Config
-from pipelines.data.traces import timed
+from pipelines.data.recorded import timed
 from pipelines.run import console
 from selector.actions import choice_of
 from selector.decision import Mode, net_tokens

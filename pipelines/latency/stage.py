@@ -11,14 +11,13 @@ from data_gen import timing
 from data_gen.decoding.decoder import Step
 from data_gen.models.checkpoints import RANDOM
 from data_gen.models.pair import ModelPair
+from data_gen.texts.labelled import PARTS, Work, make_shard
 from data_gen.texts.prompts import Prompt
 from pipelines.config import Config
-from pipelines.data.shards import PARTS, Work, make_shard
 from pipelines.latency import timings
 from pipelines.latency.decision import decision_seconds
 from pipelines.latency.profile import profile_path
-from pipelines.pair.encoding import encode, prompts_depend, prompts_of
-from pipelines.pair.loading import load_pair
+from pipelines.pair.loading import encode, load_pair, prompts_depend, prompts_of, recipe
 from pipelines.run import Stage, console, progress, write_json
 from pipelines.tracking import describe, mlflow_run
 from selector.actions import Action, Choice, choice_of
@@ -62,7 +61,7 @@ def run(config: Config) -> None:
         "pair": pair.fingerprint,
         "latency": config.latency.model_dump(mode="json", exclude={"timings", "stepped"}),
         "verifiers": list(config.verifiers),
-        "labelling": {"texts_per_shard": config.data.texts_per_shard, "threads": config.data.threads},
+        "labelling": {"texts_per_shard": config.data.texts_per_shard},
         "tokens": config.data.tokens,
         "selector": config.train.network,
         "prompts": prompts_depend(config, "train"),
@@ -143,11 +142,10 @@ def labelling_seconds(config: Config, pair: ModelPair, prompts: list[Prompt]) ->
     sampling = config.sampling[0].build()
     chosen = tuple((prompt, 0) for prompt in prompts)
     few = {"decoded": chosen[:2], "written": chosen[: config.data.texts_per_shard]}
-    unlogged = config.model_copy(update={"data": config.data.model_copy(update={"log": None})})
     spent = dict.fromkeys(PARTS, 0.0)
     tokens, roots = dict.fromkeys(few, 0), 0
     for part, texts in few.items():
-        shard = make_shard(unlogged, pair, Work("train", sampling, texts, decoded=part == "decoded"))
+        shard = make_shard(pair, recipe(config), Work("train", sampling, texts, decoded=part == "decoded"))
         for name, seconds in shard.seconds.items():
             spent[name] += seconds
         rows = shard.table.to_pydict()

@@ -12,8 +12,7 @@ from data_gen.texts.prompt_sets import SETS, read_set
 from data_gen.texts.prompts import Prompt, take_evenly, write_prompts
 from pipelines.config import Config
 from pipelines.pair import corpus, tasks
-from pipelines.pair.encoding import all_prompts
-from pipelines.pair.loading import tokenizer_of
+from pipelines.pair.loading import all_prompts, tokenizer_of
 from pipelines.run import Stage
 from selector.files import atomically
 from selector.schema import InputError, sha256

@@ -21,13 +21,12 @@ from torch import Tensor
 
 from data_gen import timing
 from data_gen.models.pair import ModelPair
+from data_gen.texts.labelled import Work, make_shard
 from data_gen.verification import get_verifier
 from data_gen.verification.one_path import FirstPath
 from pipelines.config import Config
-from pipelines.data.shards import Work, make_shard
 from pipelines.latency.decision import decision_seconds
-from pipelines.pair.encoding import encode, prompts_of
-from pipelines.pair.loading import load_pair
+from pipelines.pair.loading import encode, load_pair, prompts_of, recipe
 from pipelines.quick.shapes import assumed
 from pipelines.quick.texts import texts_of
 from pipelines.run import console, progress
@@ -94,14 +93,13 @@ def _halves(
     """Texts of the first sampling setting with features, labelled for one verifier: half to fit, half to judge."""
     setting = config.sampling[0].build()
     prompts = prompts_of(config, pair, "validation")[: SELECTOR_TEXTS * config.quick.texts]
-    data = config.data.model_copy(update={"features": "light", "log": None})
-    own = config.model_copy(update={"verifiers": (verifier,), "data": data})
+    own = replace(recipe(config), verifiers=(verifier,), hidden=False)
     size = config.data.texts_per_shard
     parts = [tuple((prompt, 0) for prompt in prompts[n : n + size]) for n in range(0, len(prompts), size)]
-    table = pa.concat_tables([make_shard(own, pair, Work("validation", setting, part)).table for part in parts])
+    table = pa.concat_tables([make_shard(pair, own, Work("validation", setting, part)).table for part in parts])
     first = encode(config, pair, prompts[0])
     profile = replace(profile, decide={LIGHT: 0.0})
-    profile = replace(profile, decide={LIGHT: decision_seconds(own, pair, profile, verifier, LIGHT, first)})
+    profile = replace(profile, decide={LIGHT: decision_seconds(config, pair, profile, verifier, LIGHT, first)})
     texts = to_texts(table.filter(pc.greater(table["roots"], 0)), (verifier,))
     return {texts.settings[0]: halves(Timed(texts, verifier, profile))}
 

@@ -11,7 +11,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.written import seed_of, written_by_target
 from pipelines.config import Config
-from pipelines.pair.encoding import encode, prompts_of
+from pipelines.pair.loading import encode, prompts_of
 from selector.actions import ActionSpace
 
 SPLIT = "validation"

@@ -9,8 +9,7 @@ from typing import Any
 
 from data_gen.models.sampling import Sampling
 from pipelines.config import Config
-from pipelines.data.realised import realised
-from pipelines.data.traces import load_traces, settings_of, timed, traces_folder
+from pipelines.data.recorded import load_traces, realised, settings_of, timed, traces_folder
 from pipelines.evaluate import findings, losslessness
 from pipelines.evaluate.methods import AUTOREGRESSIVE
 from pipelines.latency.profile import load_profile

@@ -26,8 +26,7 @@ from data_gen.traces import ROWS_VERSION
 from data_gen.trees import Topology
 from data_gen.verification.base import IID
 from pipelines.config import Config, SamplingSetting
-from pipelines.pair.encoding import prompts_depend, prompts_of
-from pipelines.pair.loading import load_pair, pair_names
+from pipelines.pair.loading import load_pair, pair_names, prompts_depend, prompts_of
 from pipelines.quick.texts import SPLIT, texts_of
 from pipelines.run import Stage, console, progress
 from pipelines.studies import audit_page

@@ -24,8 +24,7 @@ from data_gen.models.sampling import Sampling
 from pipelines.config import Config, load_config
 from pipelines.evaluate.assisted import quiet
 from pipelines.evaluate.comparison import speed
-from pipelines.pair.encoding import encode, prompts_of
-from pipelines.pair.loading import load_pair
+from pipelines.pair.loading import encode, load_pair, prompts_of
 from pipelines.run import console
 from pipelines.statistics import interval, source_weights
 from selector.runtime.selector import load_selector

@@ -27,8 +27,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
 from pipelines.config import load_config
 from pipelines.evaluate.comparison import speed
-from pipelines.pair.encoding import encode, prompts_of
-from pipelines.pair.loading import load_pair
+from pipelines.pair.loading import encode, load_pair, prompts_of
 from pipelines.run import console
 from pipelines.statistics import source_weights
 from pipelines.studies.generation import ratio

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pipelines.config import Config, load_config
-from pipelines.data.traces import load_traces, settings_of
+from pipelines.data.recorded import load_traces, settings_of
 from pipelines.evaluate.methods import SPACE
 from pipelines.evaluate.replays import synthetic_clocks
 from pipelines.latency.profile import load_profile

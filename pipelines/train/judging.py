@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pipelines.data.traces import timed
+from pipelines.data.recorded import timed
 from selector.actions import ActionSpace
 from selector.decision import Mode
 from selector.latency import LatencyProfile

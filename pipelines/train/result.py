@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pipelines.config import Config
-from pipelines.data.traces import traces_folder
+from pipelines.data.recorded import traces_folder
 from pipelines.latency.profile import load_profile
 from pipelines.run import read_json, require
 from selector.latency import LatencyProfile

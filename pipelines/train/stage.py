@@ -14,7 +14,7 @@ from rich.table import Table
 
 from data_gen.models.sampling import Sampling
 from pipelines.config import Config
-from pipelines.data.traces import load_traces, settings_of, timed, traces_folder
+from pipelines.data.recorded import load_traces, settings_of, timed, traces_folder
 from pipelines.latency.profile import load_profile
 from pipelines.run import Stage, console, write_json
 from pipelines.tracking import describe, mlflow_run

@@ -11,7 +11,7 @@ import torch
 
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.texts import halving
+from data_gen.texts import written
 from data_gen.texts.written import RowBlock, Text, rows_along, written_by_target
 from selector.schema import InputError
 
@@ -20,7 +20,7 @@ TEXT = Text([5, 17, 203, *range(40, 100)], 2)
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(halving, "_halvings", 0)
+    monkeypatch.setattr(written, "_halvings", 0)
 
 
 @pytest.fixture
@@ -41,13 +41,13 @@ def blocks(pair: ModelPair) -> list[RowBlock]:
 
 def test_the_rows_are_the_same_in_smaller_blocks(pair: ModelPair, scarce: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(RuntimeWarning, match="halved from here on: .*can't allocate memory") as said:
-        found = halving.halving(lambda: blocks(pair))
+        found = written.halving(lambda: blocks(pair))
     assert len(said) == 1 and max(len(block.draft_probs_BV) for block in found) <= 20
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        again = halving.halving(lambda: blocks(pair))
+        again = written.halving(lambda: blocks(pair))
     scarce.remove()
-    monkeypatch.setattr(halving, "_halvings", 0)
+    monkeypatch.setattr(written, "_halvings", 0)
     (whole,) = blocks(pair)
     assert len(again) == len(found) > 2
     for rows in (found, again):
@@ -75,10 +75,10 @@ def test_memory_for_no_row_at_all_is_one_line(pair: ModelPair) -> None:
         torch.empty(2**60, dtype=torch.uint8)
 
     with pytest.warns(RuntimeWarning), pytest.raises(InputError, match="no room for one row of a text") as refused:
-        halving.halving(work)
+        written.halving(work)
     assert "\n" not in str(refused.value)
 
 
 def test_other_errors_are_not_taken_for_it() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        halving.halving(lambda: torch.ones(2, 3) @ torch.ones(2, 3))
+        written.halving(lambda: torch.ones(2, 3) @ torch.ones(2, 3))

@@ -17,15 +17,12 @@ from torch import Tensor
 from data_gen.features.root import ModelRows
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
+from data_gen.texts.given import read_log
+from data_gen.texts.plausibility import UNLIKELY, ImpossibleToken, Plausibility
 from data_gen.texts.prompts import Prompt
 from data_gen.texts.written import (
-    UNLIKELY,
-    ImpossibleToken,
-    Plausibility,
     Text,
     finished,
-    next_tokens,
-    read_log,
     rows_along,
     seed_of,
     written_by_target,
@@ -193,13 +190,6 @@ def test_the_block_size_follows_the_vocabulary(pair: ModelPair, monkeypatch: pyt
     assert [len(block.target.probs_NV) for block in rows_along(pair, text, Sampling())] == [40, 21]
 
 
-def test_next_tokens_follow_the_rows() -> None:
-    text = Text([9, 8, 7, 6, 5, 4], 2)
-    assert next_tokens(text, 0, 2) == (3, [6, 5])
-    assert next_tokens(text, 2, 2) == (5, [4])
-    assert next_tokens(text, 3, 1) == (6, [])
-
-
 # --- an engine's log ---
 
 GOOD = {"prompt": [5, 6], "completion": [7, 8, 9], "temperature": 0.7}
@@ -212,13 +202,14 @@ def log(path: Path, *records: object) -> Path:
 
 def test_a_log_of_token_ids_is_taken_as_it_is(pair: ModelPair, tmp_path: Path) -> None:
     line = {**GOOD, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "kind": "code", "source": "file.py", "id": 17}
-    first, second = read_log(log(tmp_path / "log.jsonl", line, b"", {**GOOD, "temperature": 0}), pair, 1.3)
+    path = log(tmp_path / "log.jsonl", line, b"", {**GOOD, "temperature": 0})
+    first, second = read_log(path, pair, 1.3)
     shown = str(pair.tokenizer.decode([5, 6]))
     assert first.prompt == Prompt("17", shown, "code", "file.py")
-    assert (first.line, first.prompt_tokens, first.completion) == (1, [5, 6], [7, 8, 9])
+    assert (first.place, first.prompt_tokens, first.completion) == (f"{path}:1", [5, 6], [7, 8, 9])
     assert first.sampling == Sampling(0.7, 0.9, 1.3, 20, 0.05)
     assert second.prompt == Prompt("line-3", shown, "text", "line-3")
-    assert (second.line, second.sampling) == (3, Sampling(0.0, 1.0, 1.3))
+    assert (second.place, second.sampling) == (f"{path}:3", Sampling(0.0, 1.0, 1.3))
 
 
 class Begins:
@@ -402,7 +393,7 @@ def test_the_targets_own_texts_are_plausible(pair: ModelPair, sampling: Sampling
     for seen, other in ((own, sampling), (hot, Sampling(1.8))):
         for text in written_by_target(pair, PROMPTS * 4, 40, other, seed=5):
             (block,) = rows_along(pair, text, sampling)
-            begin, following = next_tokens(text, 0, len(block.target.probs_NV))
+            begin, following = text.start + 1, text.tokens[text.start + 1 :]
             if seen is own or sampling.temperature == 1:  # elsewhere a hotter text has impossible tokens
                 seen.add(block.target, begin, following, sampling)
     assert own.tokens == 640
@@ -424,7 +415,7 @@ def test_texts_of_another_model_are_found_out(pair: ModelPair) -> None:
     swapped = ModelPair(pair.draft, pair.draft, pair.tokenizer, pair.names, pair.fingerprint)
     for text in written_by_target(swapped, PROMPTS, 30, Sampling(0.0), seed=1):
         (block,) = rows_along(pair, text, Sampling(0.0))
-        begin, following = next_tokens(text, 0, len(block.target.probs_NV))
+        begin, following = text.start + 1, text.tokens[text.start + 1 :]
         found = first_impossible(lambda: Plausibility().add(block.target, begin, following, Sampling(0.0)))  # noqa: B023
         best = block.target.logits_NV.argmax(-1).tolist()
         differ = [n for n, token in enumerate(following) if token != best[n]]

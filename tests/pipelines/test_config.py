@@ -27,7 +27,6 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
         ("data.decoded=1.5", "data.decoded: Input should be less than or equal to 1"),
         ("data.features=some", "data.features: Input should be 'light' or 'full'"),
         ("data.stride=0", "data.stride: Input should be greater than or equal to 1"),
-        ("data.behaviour=[[5,0,1]]", "data.behaviour: action (5, 0, 1) is not in the space"),
         ("train.verifier=travresal", "train.verifier: 'travresal' is not among verifiers"),
         ("verifiers=[travresal]", "verifiers: unknown verifier 'travresal'; known are"),
         ("verifiers=[specinfer]", "train.verifier: 'lifted_uniform' is not among verifiers"),

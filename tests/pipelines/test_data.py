@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,17 @@ import pytest
 import torch
 
 from data_gen.models.pair import ModelPair
+from data_gen.texts.labelled import Work, make_shard
 from data_gen.timing import device_name
 from data_gen.traces import TraceStore
 from pipelines.config import load_config
 from pipelines.data import workers
-from pipelines.data.realised import realised
-from pipelines.data.shards import Work, make_shard, shards
-from pipelines.data.sizes import duration, predicted_seconds, size_line
+from pipelines.data.recorded import realised
+from pipelines.data.shards import duration, predicted_seconds, shards, size_line
 from pipelines.data.stage import plan, run
 from pipelines.data.workers import devices
-from pipelines.pair.encoding import prompts_of
+from pipelines.pair.loading import prompts_of, recipe
+from selector.actions import Action
 from selector.latency import LatencyProfile
 from selector.schema import InputError
 from selector.tables import Table
@@ -73,9 +75,9 @@ def break_model(part: str) -> None:
     """The target gives NaN in one pass, when the second shard is at a part of the work; or while one is decoded."""
     from transformers import LlamaForCausalLM
 
-    import pipelines.data.shards
+    import data_gen.texts.labelled
 
-    counted, forward = getattr(pipelines.data.shards, PARTS[part]), LlamaForCausalLM.forward
+    counted, forward = getattr(data_gen.texts.labelled, PARTS[part]), LlamaForCausalLM.forward
     entered = spoilt = 0
 
     def enter(*arguments: Any) -> Any:
@@ -91,7 +93,7 @@ def break_model(part: str) -> None:
             result.logits[..., 7] = float("nan")
         return result
 
-    setattr(pipelines.data.shards, PARTS[part], enter)
+    setattr(data_gen.texts.labelled, PARTS[part], enter)
     LlamaForCausalLM.forward = broken  # type: ignore[method-assign]
 
 
@@ -350,7 +352,7 @@ def test_memory_stays_flat(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    overrides = ["data.texts=24", "data.tokens=16", "data.texts_per_shard=2", "data.threads=1"]
+    overrides = ["data.texts=24", "data.tokens=16", "data.texts_per_shard=2"]
     run(load_config(config_file(tmp_path, pair_folders), overrides))
     said = capsys.readouterr().out
     assert re.search(r"roots/s; written \d+%, decoded \d+%, labelled \d+%, writing \d+%; resident set", said)
@@ -367,26 +369,32 @@ def test_the_planned_bytes_are_those_of_a_text(
     planned = re.search(r"up to (\d+) kB a text", size_line(config))
     assert planned is not None
     (prompt, *_) = prompts_of(config, pair, "test")
-    table = make_shard(config, pair, Work("test", config.sampling[0].build(), ((prompt, 0),))).table
+    table = make_shard(pair, recipe(config), Work("test", config.sampling[0].build(), ((prompt, 0),))).table
     assert table["roots"].to_pylist() == [48]
     assert table.nbytes / 1e3 == pytest.approx(int(planned[1]), rel=0.04)
 
 
-TREES = "[[2,0,4],[3,2,3],[4,1,2],[4,0,8]]"
+CHAINS = Action(1, 2, 0), Action(1, 5, 0), Action(1, 8, 8)
+TREES = Action(2, 0, 4), Action(3, 2, 3), Action(4, 1, 2), Action(4, 0, 8)
 
 
-@pytest.mark.parametrize("behaviour", ["[[1,2,0],[1,5,0],[1,8,8]]", TREES])
+@pytest.mark.parametrize("behaviour", [CHAINS, TREES])
 def test_what_decoding_accepts_is_what_the_labels_say(
-    pair: ModelPair, tmp_path: Path, pair_folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch, behaviour: str
+    pair: ModelPair,
+    tmp_path: Path,
+    pair_folders: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    behaviour: tuple[Action, ...],
 ) -> None:
     """Over a hundred steps with every verifier; a token a step more or less would be seen."""
     monkeypatch.chdir(tmp_path)
-    options = ["data.texts=70", "data.decoded=1", "data.texts_per_shard=32", f"data.behaviour={behaviour}"]
+    options = ["data.texts=70", "data.decoded=1", "data.texts_per_shard=32"]
     options += ["verifiers=[specinfer,traversal,lifted_uniform]", f"data.siblings={4 if behaviour == TREES else 1}"]
     config = load_config(config_file(tmp_path, pair_folders), options)
     store = TraceStore(config.folder / "traces", {})
-    for name, shard in workers.local(config, pair, {n: w for n, w in shards(config, pair).items() if w.decoded}):
-        store.write(name, shard.table)
+    for name, work in shards(config, pair).items():
+        if work.decoded:
+            store.write(name, make_shard(pair, replace(recipe(config), behaviour=behaviour), work).table)
     rows = realised(config)
     assert [row["verifier"] for row in rows] == ["specinfer", "traversal", "lifted_uniform"]
     for row in rows:

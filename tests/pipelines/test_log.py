@@ -18,11 +18,13 @@ import torch
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller
-from data_gen.texts.written import Plausibility, Text, finished, read_log
+from data_gen.texts.given import read_log
+from data_gen.texts.labelled import Work, label, make_shard
+from data_gen.texts.plausibility import Plausibility
+from data_gen.texts.written import Text, finished
 from pipelines.config import Config, load_config
 from pipelines.data import stage as data
-from pipelines.data.shards import Work, label, make_shard
-from pipelines.pair.encoding import encode, prompts_of
+from pipelines.pair.loading import encode, prompts_of, recipe
 from pipelines.train import stage as train
 from selector.actions import ActionSpace
 from selector.schema import SCALAR_NAMES, InputError, survival_column
@@ -336,11 +338,11 @@ def test_a_token_at_the_very_edge_of_the_nucleus_ends_the_text(logged: Path, pai
     tokens[place] = int(order[5])
     before = float(probs[:5].sum())
     text = Text(list(tokens), start)
-    columns = label(config, pair, text, Work("train", Sampling(1.0, before - 5e-4), ()), Plausibility())
+    columns = label(pair, recipe(config), text, Sampling(1.0, before - 5e-4), Plausibility())
     assert text.tokens == tokens[:place]
     assert len(columns["scalars"]) == max(0, place - start - SPACE.depth)
     with pytest.raises(InputError, match=f"^token {place} of the text \\({tokens[place]}\\) has probability 0"):
-        label(config, pair, Text(list(tokens), start), Work("train", Sampling(1.0, before - 5e-3), ()), Plausibility())
+        label(pair, recipe(config), Text(list(tokens), start), Sampling(1.0, before - 5e-3), Plausibility())
 
 
 def test_texts_of_another_temperature_are_conspicuous(logged: Path, pair: ModelPair) -> None:
@@ -348,7 +350,7 @@ def test_texts_of_another_temperature_are_conspicuous(logged: Path, pair: ModelP
     config = config_of(logged)
     texts = tuple(text for text in read_log(logged / "log.jsonl", pair) if text.sampling == Sampling(1.0))
     for setting, right in ((Sampling(1.0), True), (Sampling(0.1), False)):
-        seen = make_shard(config, pair, Work("train", setting, (), logged=texts)).plausibility
+        seen = make_shard(pair, recipe(config), Work("train", setting, (), given=texts)).plausibility
         assert 0.8 * NEW * len(texts) < seen.tokens <= NEW * len(texts)
         assert (seen.unlikely > 5 * seen.expected + 5) == (not right)
         assert f"{seen.expected / seen.tokens:.2%} are to be expected" in str(seen)

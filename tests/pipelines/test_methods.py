@@ -13,9 +13,9 @@ import torch
 
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
+from data_gen.texts.labelled import Work, make_shard
 from data_gen.texts.prompts import Prompt
 from pipelines.config import load_config
-from pipelines.data.shards import Work, make_shard
 from pipelines.evaluate.methods import (
     AT_ROOT,
     AUTOREGRESSIVE,
@@ -32,6 +32,7 @@ from pipelines.evaluate.methods import (
     row_of,
     static_methods,
 )
+from pipelines.pair.loading import recipe
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.deployed import deployed
@@ -148,7 +149,7 @@ def labelled(pair: ModelPair) -> tuple[Texts, list[Prompt]]:
     sentences = [" ".join(generator.choices(words, k=8)) for _ in range(2 * TEXTS)]
     prompts = [Prompt(f"p{n}", text, "words", f"s{n}") for n, text in enumerate(sentences)]
     works = [Work("test", SAMPLING, tuple((prompt, 0) for prompt in prompts[:TEXTS]))]
-    (table,) = (make_shard(CONFIG, pair, work).table for work in works)
+    (table,) = (make_shard(pair, recipe(CONFIG), work).table for work in works)
     return to_texts(table, VERIFIERS), prompts[TEXTS:]
 
 

@@ -11,7 +11,7 @@ from data_gen.texts.prompts import Prompt
 from pipelines.config import SamplingSetting
 from pipelines.evaluate.methods import AUTOREGRESSIVE, BEST_STATIC, COPYING, Copying, Method, StaticTrees, Task, row_of
 from pipelines.evaluate.own_texts import own_texts
-from pipelines.pair.encoding import encode
+from pipelines.pair.loading import encode
 from selector.actions import EMPTY, Action
 from selector.decision import LookupRule, Mode
 from selector.latency import LatencyProfile

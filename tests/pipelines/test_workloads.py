@@ -10,7 +10,7 @@ import torch
 
 from data_gen.models.pair import ModelPair
 from pipelines.config import Config, load_config
-from pipelines.data.traces import load_traces, settings_of
+from pipelines.data.recorded import load_traces, settings_of
 from pipelines.latency.profile import load_profile
 from pipelines.pair.loading import load_pair
 from pipelines.studies.workloads import EVERYTHING, STEP, FixedChoices, main, of_kind, step_shaped

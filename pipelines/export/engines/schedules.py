@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config import Config, SamplingSetting
-from pipelines.data.traces import load_traces, traces_folder
+from pipelines.data.recorded import load_traces, traces_folder
 from pipelines.export.engines.engine import Engine, Served, ranges_of
 from pipelines.export.engines.lengths import Choice, best_lengths
 from pipelines.export.engines.sglang import SGLANG

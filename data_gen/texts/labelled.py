@@ -1,0 +1,246 @@
+"""Trace rows: texts are written, both models pass over them, and features and labels are recorded.
+
+The rows of a shard follow from the pair, the recipe and the shard's own work, so that any worker can make any shard, in
+any order.
+
+Legend: B consecutive rows of a model, V vocabulary, N consecutive tokens, D hidden width.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from data_gen import traces
+from data_gen.decoding.decoder import Decoder, Random
+from data_gen.features.root import TextKnowledge
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.text_labels.labels import TextLabeller
+from data_gen.texts.given import GivenText
+from data_gen.texts.plausibility import ImpossibleToken, Plausibility
+from data_gen.texts.prompts import Form, Prompt
+from data_gen.texts.written import Text, finished, halving, rows_along, seed_of, written_by_target
+from data_gen.verification import get_verifier
+from selector.actions import Action, ActionSpace
+from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_column
+
+DEPTH = ActionSpace.default().depth
+BEYOND = DEPTH - 1  # tokens that follow the labelled ones: the last prompt token is a root, too
+PARTS = ("written", "decoded", "labelled", "writing")  # of the time that a run takes
+BEHAVIOUR = tuple(
+    Action(*shape)
+    for shape in ((1, 4, 0), (1, 8, 0), (1, 12, 0), (2, 2, 4), (2, 4, 6), (3, 1, 5), (4, 0, 4), (4, 4, 4))
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How texts are written and labelled.
+
+    Attributes:
+        verifiers: those whose labels are recorded, and which decode.
+        form: how prompts become tokens.
+        tokens: labelled tokens of each text.
+        siblings: draws of the siblings that labels average.
+        stride: hidden states are recorded at every so many-th root of a training text.
+        hidden: whether hidden states are recorded.
+        seed: of everything random.
+        behaviour: actions of the texts that are decoded, one drawn at every step.
+    """
+
+    verifiers: tuple[str, ...]
+    form: Form
+    tokens: int
+    siblings: int
+    stride: int
+    hidden: bool
+    seed: int
+    behaviour: tuple[Action, ...] = BEHAVIOUR
+
+
+@dataclass(frozen=True)
+class Work:
+    """A shard to make: texts of one split under one sampling setting.
+
+    Attributes:
+        prompts: with the number of each one's text, where a prompt is continued several times.
+        decoded: whether speculative decoding writes the texts.
+        given: the texts, where they exist already, because an engine wrote them.
+    """
+
+    split: str
+    sampling: Sampling
+    prompts: tuple[tuple[Prompt, int], ...]
+    decoded: bool = False
+    given: tuple[GivenText, ...] = ()
+
+
+class _Written(NamedTuple):
+    """A prompt and its text; `verifier` is the one that decoded it, if one did; errors begin with `place`."""
+
+    prompt: Prompt
+    text: Text
+    verifier: str | None
+    place: str
+
+
+@dataclass
+class Shard:
+    """The rows of a shard, the seconds that they took by part, and what was seen of the texts."""
+
+    table: pa.Table
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    plausibility: Plausibility = field(default_factory=Plausibility)
+
+
+def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
+    """The rows of a shard.
+
+    Raises:
+        InputError: a model gives something else than finite numbers, or a logged text cannot be the target's; names the
+            prompt, or the log and its line.
+    """
+    shard = Shard(pa.table({}))
+    start = time.perf_counter()
+    texts = list(_given(pair, work) if work.given else _written(pair, recipe, work))
+    between = time.perf_counter()
+    rows = [_row(pair, recipe, work, written, shard.plausibility) for written in texts]
+    shard.seconds["decoded" if work.decoded else "written"] += between - start
+    shard.seconds["labelled"] += time.perf_counter() - between
+    shard.table = traces.to_table(rows, traces.text_schema(recipe.verifiers, recipe.hidden))
+    return shard
+
+
+def _given(pair: ModelPair, work: Work) -> Iterator[_Written]:
+    for each in work.given:
+        yield _Written(each.prompt, finished(pair, each.prompt_tokens, each.completion), None, each.place)
+
+
+def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Written]:
+    """Texts that the target alone or a decoder writes now."""
+    new = recipe.tokens + BEYOND
+    prompts = [prompt for prompt, _ in work.prompts]
+    encoded = [recipe.form.encode(pair.tokenizer, prompt) for prompt in prompts]
+    for prompt, tokens in zip(prompts, encoded, strict=True):
+        if not tokens:
+            raise InputError(f"prompt {prompt.id}: the tokenizer gives no tokens")
+    seed = seed_of(recipe.seed, work.split, work.sampling, *(f"{prompt.id}#{n}" for prompt, n in work.prompts))
+    if not work.decoded:
+        more = f" and {len(prompts) - 1} more" if len(prompts) > 1 else ""
+        with _naming(f"prompt {prompts[0].id}{more}"):
+            texts = written_by_target(pair, encoded, new, work.sampling, seed)
+        yield from (
+            _Written(prompt, text, None, f"prompt {prompt.id}") for prompt, text in zip(prompts, texts, strict=True)
+        )
+        return
+    for number, (prompt, tokens) in enumerate(zip(prompts, encoded, strict=True)):
+        verifier = recipe.verifiers[number % len(recipe.verifiers)]
+        own = seed_of(seed, number)
+        chooser = Random(list(recipe.behaviour), torch.Generator().manual_seed(own))
+        decoder = Decoder(pair, work.sampling, get_verifier(verifier), chooser)
+        with _naming(f"prompt {prompt.id}"):
+            decoded = decoder.decode(tokens, new, torch.Generator(device=pair.device).manual_seed(own + 1))
+        yield _Written(prompt, finished(pair, tokens, decoded.tokens, decoded.steps), verifier, f"prompt {prompt.id}")
+
+
+@contextmanager
+def _naming(place: str) -> Iterator[None]:
+    """Errors of the input begin with where they arose."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from error
+
+
+def _row(pair: ModelPair, recipe: Recipe, work: Work, written: _Written, seen: Plausibility) -> dict[str, Any]:
+    """The trace row of a text."""
+    space, prompt, text, setting = ActionSpace.default(), written.prompt, written.text, work.sampling
+    stride = recipe.stride if work.split == "train" else 1
+    with _naming(written.place):
+        labelled = label(pair, recipe, text, setting, seen, stride)
+    roots = max(0, len(text.tokens) - text.start - DEPTH)
+    steps = [step for step in text.steps if step.length - 1 - text.start < roots]
+    return {
+        "prompt": prompt.id,
+        "kind": prompt.kind,
+        "source": prompt.source,
+        "temperature": setting.temperature,
+        "top_p": setting.top_p,
+        "top_k": setting.top_k,
+        "min_p": setting.min_p,
+        "draft_temperature": setting.draft_temperature,
+        "tokens": text.tokens,
+        "start": text.start,
+        "roots": roots,
+        **labelled,
+        "hidden_stride": stride,
+        "step_root": [step.length - 1 - text.start for step in steps],
+        "step_action": [space.index(step.action) for step in steps],
+        "step_accepted": [step.accepted for step in steps],
+        "step_verifier": written.verifier,
+    }
+
+
+def label(
+    pair: ModelPair, recipe: Recipe, text: Text, sampling: Sampling, seen: Plausibility, stride: int = 1
+) -> dict[str, Any]:
+    """Trace columns of a text's features and labels.
+
+    A token that the target's own pass gives probability 0 ends the text where rounding explains it: two logits that
+    tie.
+
+    Args:
+        seen: counts the text's tokens, too.
+        stride: hidden states are recorded at every so many-th root.
+
+    Raises:
+        InputError: the text holds a token of probability 0 that no tie explains.
+    """
+    while True:
+        try:
+            columns, own = halving(lambda: _label(pair, recipe, text, sampling, stride))
+        except ImpossibleToken as impossible:
+            if not impossible.at_a_tie:
+                raise InputError(f"{impossible}: the text is not the target's own under {sampling}") from impossible
+            text.tokens = text.tokens[: impossible.position]
+        else:
+            seen.join(own)
+            return columns
+
+
+@torch.inference_mode()
+def _label(
+    pair: ModelPair, recipe: Recipe, text: Text, sampling: Sampling, stride: int
+) -> tuple[dict[str, Any], Plausibility]:
+    seen, roots = Plausibility(), len(text.tokens) - text.start - DEPTH
+    columns = [survival_column(name) for name in recipe.verifiers]
+    if roots < 1:
+        names = ("scalars", LOOKUP_COLUMN, *columns, *(HIDDEN_STATES if recipe.hidden else ()))
+        return {name: [] for name in names}, seen
+    own = text.tokens[text.start :]
+    generator = torch.Generator().manual_seed(seed_of(recipe.seed, "siblings", *own))
+    labeller = TextLabeller(torch.tensor(own, device=pair.device), recipe.verifiers, recipe.siblings, generator)
+    knowledge = TextKnowledge(text.tokens, text.start, sampling)
+    hidden: list[tuple[Tensor, Tensor]] = []
+    for block in rows_along(pair, text, sampling):
+        begin = text.start + knowledge.seen + 1
+        seen.add(block.target, begin, text.tokens[begin : begin + len(block.target.probs_NV)], sampling)
+        knowledge.add(*block)
+        labeller.add(block.target.probs_NV, block.draft.probs_NV)
+        if recipe.hidden:
+            hidden.append((block.target.hidden_ND.half().cpu(), block.draft.hidden_ND.half().cpu()))
+    result: dict[str, Any] = {"scalars": knowledge.scalars(roots), LOOKUP_COLUMN: knowledge.foretold(roots, DEPTH)}
+    result |= dict(zip(columns, labeller.survivals().cpu(), strict=True))
+    if recipe.hidden:
+        target_ND, draft_ND = (torch.cat(parts) for parts in zip(*hidden, strict=True))
+        at = torch.arange(1, roots, stride)
+        result |= dict(zip(HIDDEN_STATES, (target_ND[at - 1], draft_ND[at - 1], draft_ND[at]), strict=True))
+    return result, seen

@@ -1,0 +1,87 @@
+"""Whether a text may be the target's own: tokens that cannot be, and how many of the tokens were unlikely.
+
+Legend: B consecutive rows of a model, V vocabulary, N consecutive tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from data_gen.features.root import ModelRows
+from data_gen.models.sampling import Sampling
+
+UNLIKELY = 1e-3  # tokens of less probability are counted: a log of another model or setting has too many of them
+
+
+class ImpossibleToken(Exception):
+    """A token of a text has probability 0 under the target.
+
+    Attributes:
+        position: in the text.
+        at_a_tie: whether rounding explains it: the token's logit, or the mass before it, lies at the very edge of what
+            may be sampled. Passes over one token, many tokens and many texts differ in their last digits.
+    """
+
+    def __init__(self, position: int, token: int, at_a_tie: bool) -> None:
+        super().__init__(f"token {position} of the text ({token}) has probability 0 under the target")
+        self.position, self.at_a_tie = position, at_a_tie
+
+
+@dataclass
+class Plausibility:
+    """Whether texts may be the target's own: how many of their tokens were unlikely, and how many should have been."""
+
+    tokens: int = 0
+    unlikely: int = 0
+    expected: float = 0.0
+
+    def add(self, target: ModelRows, begin: int, following: Sequence[int], sampling: Sampling) -> None:
+        """Some rows, and the tokens that follow them, the first at position `begin` of its text.
+
+        Raises:
+            ImpossibleToken: one has probability 0.
+        """
+        rows_BV = target.probs_NV[: len(following)]
+        next_B1 = torch.tensor(following, dtype=torch.int64, device=rows_BV.device).unsqueeze(-1)
+        own_B = rows_BV.gather(-1, next_B1)[:, 0]
+        if bool((own_B <= 0).any()):
+            at = int((own_B <= 0).nonzero()[0])
+            token = following[at]
+            raise ImpossibleToken(begin + at, token, _at_the_edge(target.logits_NV[at], token, sampling))
+        self.tokens += len(following)
+        self.unlikely += int((own_B < UNLIKELY).sum())
+        self.expected += float((rows_BV * (rows_BV < UNLIKELY)).sum())
+
+    def join(self, other: Plausibility) -> None:
+        """Count another's texts, too."""
+        self.tokens += other.tokens
+        self.unlikely += other.unlikely
+        self.expected += other.expected
+
+    def __str__(self) -> str:
+        share, expected = self.unlikely / max(1, self.tokens), self.expected / max(1, self.tokens)
+        return f"{share:.2%} of the tokens had a probability below {UNLIKELY:g}; {expected:.2%} are to be expected"
+
+
+def _at_the_edge(logits_V: Tensor, token: int, sampling: Sampling) -> bool:
+    """Whether a token of probability 0 would be possible with logits that differ by rounding."""
+    edge = 1e-3 if logits_V.dtype == torch.float32 else 32 * float(torch.finfo(logits_V.dtype).eps)
+    logits_V = logits_V.double()
+    if sampling.temperature == 0:
+        return float(logits_V.max() - logits_V[token]) <= edge
+    if sampling.cuts_nothing:
+        return False  # nothing is cut off: the probability is too small for a number
+    if sampling.top_k > 0:
+        least = float(logits_V.topk(min(sampling.top_k, len(logits_V))).values[-1])
+        if logits_V[token] < least - edge:
+            return False
+        logits_V = logits_V.masked_fill(logits_V < least - edge, -torch.inf)
+    probs_V = (logits_V / sampling.temperature).softmax(-1)
+    before, own = float(probs_V[logits_V > logits_V[token]].sum()), float(probs_V[token])
+    likely = own * math.exp(edge / sampling.temperature) >= sampling.min_p * float(probs_V.max())
+    return before <= sampling.top_p + edge and likely and own > 0
