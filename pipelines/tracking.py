@@ -1,10 +1,10 @@
-"""MLflow: one run per stage, in a store that is made when it is first needed."""
+"""MLflow: one run per stage, in a store that is created when it is first needed."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,15 @@ import yaml
 
 from data_gen.traces import flat
 from pipelines.config import Config, SamplingSetting
-from pipelines.config.reference import READS
 from pipelines.run import provenance
 from selector.schema import InputError
 
 DEFAULT_STORE = "sqlite:///mlruns/mlflow.db"
-DESCRIPTION = "mlflow.note.content"  # the tag that MLflow shows as a description, of an experiment or of a run
-WHERE_TO_LOOK = (  # MLflow opens on a page of other things
+DESCRIPTION = "mlflow.note.content"  # the tag that MLflow shows as the description of an experiment or a run
+WHERE_TO_LOOK = (  # MLflow's first page shows neither runs nor metrics
     "[One run a stage](#/experiments/{number}/runs): its description says what it found, *Columns* lists its metrics."
 )
-SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}  # else four minutes
+SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}  # default: 4 minutes
 
 
 def tracking_uri() -> str:
@@ -31,13 +30,16 @@ def tracking_uri() -> str:
 
 
 @contextmanager
-def mlflow_run(config: Config, stage: str) -> Iterator[Any]:
+def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[Any]:
     """An MLflow run of experiment `<name>` with the resolved config; yields the `mlflow` module.
 
+    Args:
+        sections: the parts of the config that become the run's parameters.
+
     Raises:
-        InputError: MLflow's store cannot be used or written; names it. What the stage itself raises comes first.
+        InputError: MLflow's store cannot be used or written; names it. An error of the stage itself takes precedence.
     """
-    import mlflow  # seconds to import: only where it is used
+    import mlflow  # takes seconds
     from sqlalchemy.exc import SQLAlchemyError
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -48,26 +50,19 @@ def mlflow_run(config: Config, stage: str) -> Iterator[Any]:
         os.environ.setdefault(name, value)
     try:
         try:
-            if uri == DEFAULT_STORE:
-                _make_store(Path(uri.removeprefix("sqlite:///")))
-            mlflow.set_tracking_uri(uri)
-            if uri == DEFAULT_STORE:
-                _own_experiment(mlflow.MlflowClient(), config.name, Path("mlruns").resolve())
-            number = mlflow.set_experiment(config.name).experiment_id
-            mlflow.set_experiment_tag(DESCRIPTION, WHERE_TO_LOOK.format(number=number))
-            mlflow.start_run(run_name=stage)
-        except OSError as error:  # a folder that cannot be made
+            _start(mlflow, uri, config.name, stage)
+        except OSError as error:  # a folder cannot be created
             raise _failure(uri, error) from error
         try:
             mlflow.set_tag("stage", stage)
-            mlflow.log_params(parameters(config, stage))
+            mlflow.log_params(parameters(config, stage, sections))
             mlflow.log_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), "config.yaml")
             mlflow.log_dict(provenance(config), "provenance.json")
             yield mlflow
         except BaseException as error:
             status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
             logging.getLogger("mlflow").setLevel(logging.CRITICAL)
-            with suppress(*failures):  # a full disk: the first error says more
+            with suppress(*failures):  # where the disk is full, the first error says more
                 mlflow.end_run(status)
             raise
         mlflow.end_run()
@@ -75,43 +70,46 @@ def mlflow_run(config: Config, stage: str) -> Iterator[Any]:
         raise _failure(uri, error) from error
 
 
+def _start(mlflow: Any, uri: str, experiment: str, run_name: str) -> None:
+    if uri == DEFAULT_STORE:
+        _create_store(Path(uri.removeprefix("sqlite:///")))
+    mlflow.set_tracking_uri(uri)
+    if uri == DEFAULT_STORE:
+        _keep_artefacts_in(Path("mlruns").resolve(), mlflow.MlflowClient(), experiment)
+    number = mlflow.set_experiment(experiment).experiment_id
+    mlflow.set_experiment_tag(DESCRIPTION, WHERE_TO_LOOK.format(number=number))
+    mlflow.start_run(run_name=run_name)
+
+
 def _failure(uri: str, error: Exception) -> InputError:
-    """One line for whatever MLflow raises; what has been recorded of the run's files stays valid."""
+    """One line for any error of MLflow. The files of the run stay valid."""
     advice = "mend that, or set MLFLOW_TRACKING_URI to another store; the same command then goes on"
     return InputError(f"{uri}: MLflow's store fails: {str(error).splitlines()[0]}; {advice}")
 
 
-def parameters(config: Config, stage: str) -> dict[str, Any]:
-    """The keys that a stage reads and that are set; the whole config is among the run's artefacts."""
-    read = READS.get(stage, ())
+def parameters(config: Config, stage: str, sections: Sequence[str]) -> dict[str, Any]:
+    """The seed and the keys of some sections that are not null, by dotted name."""
     values = config.model_dump(mode="json", exclude_none=True)
     if stage != "pair":
-        values["pair"].pop("embedded")  # what the pair was trained with stands in the run of its stage
-    if config.data.engine == "local":
+        values["pair"].pop("embedded")  # the run of the pair stage has them
+    if values["data"]["engine"] == "local":
         values["data"].pop("ray")
-    chosen = {section: values[section] for section in read if section != "sampling"} | {"seed": config.seed}
-    if {"sampling", "data"} & set(read):
-        chosen["sampling"] = _named(config.sampling)
-        chosen["verifiers"] = ", ".join(config.verifiers)
-    if stage == "audit":
-        chosen["audit"]["sampling"] = _named(config.audit.sampling)
-    return flat(chosen)
+    for section in (values, values["audit"]):
+        section["sampling"] = "; ".join(str(SamplingSetting(**each).build()) for each in section["sampling"])
+    values["verifiers"] = ", ".join(values["verifiers"])
+    return flat({name: values[name] for name in ("seed", *sections)})
 
 
 def describe(mlflow: Any, words: str) -> None:
-    """What the current run found, in words, where MLflow shows it."""
+    """Show in MLflow, in words, what the current run found."""
     mlflow.set_tag(DESCRIPTION, words)
 
 
-def _named(settings: Iterable[SamplingSetting]) -> str:
-    return "; ".join(str(setting.build()) for setting in settings)
+def _keep_artefacts_in(folder: Path, client: Any, name: str) -> None:
+    """Let the experiment write its artefacts below `folder`.
 
-
-def _own_experiment(client: Any, name: str, folder: Path) -> None:
-    """See to an experiment whose artefacts lie in the store's own folder.
-
-    One of a store that was copied here would still write into the folder that it was copied from. It keeps its runs
-    under another name, and a new one takes its place.
+    An experiment of a store that was copied here still names the folder that it was copied from. It is renamed and
+    keeps its runs, and a new experiment takes its name.
     """
     experiment = client.get_experiment_by_name(name)
     if experiment is not None:
@@ -123,8 +121,8 @@ def _own_experiment(client: Any, name: str, folder: Path) -> None:
     client.create_experiment(name, artifact_location=str(folder / name))
 
 
-def _make_store(path: Path) -> None:
-    """A new database under a temporary name: half a schema, left by a crash, would be refused ever after."""
+def _create_store(path: Path) -> None:
+    """Create the database under a temporary name, because MLflow refuses one whose schema a crash left unfinished."""
     if path.exists():
         return
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore

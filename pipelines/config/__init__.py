@@ -1,10 +1,7 @@
-"""The config of a run: what a user may say, and how it is read.
+"""The config of a run: its sections and keys, and how it is read from a file and overrides."""
 
-An unknown key is an error that names it and the nearest known one.
-"""
-
-from pipelines.config.reading import load_config
+from pipelines.config.reading import LOGS_BASE, load_config
 from pipelines.config.sections import Embedded, EmbeddedModel, SamplingSetting
 from pipelines.config.whole import Config
 
-__all__ = ["Config", "Embedded", "EmbeddedModel", "SamplingSetting", "load_config"]
+__all__ = ["LOGS_BASE", "Config", "Embedded", "EmbeddedModel", "SamplingSetting", "load_config"]

@@ -1,4 +1,4 @@
-"""From a YAML file and overrides to a config: strict, complete, and resolved before any work."""
+"""Reads the config of a run from a YAML file and overrides, and refuses what does not fit in one line."""
 
 from __future__ import annotations
 
@@ -13,12 +13,21 @@ from pipelines.config.reference import known_keys
 from pipelines.config.whole import Config
 from selector.schema import InputError
 
+Values = dict[str, Any]
+LOGS_BASE: Values = {  # the base of the stage `logs`
+    "name": "logs",
+    "sampling": [{"temperature": 0.0}],
+    "prompts": {"validation": 0.15, "test": 0.25},
+    "latency": {"stepped": False},
+    "train": {"hidden": [256, 256], "batch": 4096, "learning_rate": 0.01, "epochs": 12, "objectives": ["regressor"]},
+}
 
-def load_config(file: Path | None, overrides: list[str], base: dict[str, Any] | None = None) -> Config:
+
+def load_config(file: Path | None, overrides: list[str], base: Values | None = None) -> Config:
     """The resolved config of a YAML file and `section.key=value` overrides.
 
     Args:
-        file: none for what the overrides and the base say alone.
+        file: None where the overrides and the base are all there is.
         base: values that the file and the overrides may change.
 
     Raises:
@@ -33,8 +42,8 @@ def load_config(file: Path | None, overrides: list[str], base: dict[str, Any] | 
         raise InputError(f"{_origin(file, overrides, error)}: {_one_line(error)}") from error
 
 
-def _values(file: Path) -> dict[str, Any]:
-    """The keys of a YAML file; InputError where it is missing or holds none."""
+def _values(file: Path) -> Values:
+    """The keys of a YAML file."""
     try:
         values = yaml.safe_load(file.read_text())
     except OSError as error:
@@ -48,22 +57,38 @@ def _values(file: Path) -> dict[str, Any]:
     return values
 
 
-def _merged(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+def _apply(values: Values, override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise InputError(f"{override!r}: an override reads section.key=value")
+    *sections, last = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise InputError(f"{override!r}: {section} is not a section")
+    try:
+        values[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"{override!r}: the value is not YAML") from error
+
+
+def _merged(base: Values, values: Values) -> Values:
     """The values, and those of the base that they do not set."""
-    merged = {**base, **values}
-    for key, own in base.items():
-        if isinstance(own, dict) and isinstance(values.get(key), dict):
-            merged[key] = _merged(own, values[key])
-    return merged
+    both = {
+        key: _merged(own, values[key])
+        for key, own in base.items()
+        if isinstance(own, dict) and isinstance(values.get(key), dict)
+    }
+    return {**base, **values, **both}
 
 
 def _origin(file: Path | None, overrides: list[str], error: ValidationError) -> str:
-    """Where the first mistake stands: in an override, of which the last one counts, or in the file.
+    """Where the first mistake stands: in an override (the last one of its key counts), or in the file.
 
-    Where a section does not fit together, it is those overrides of its keys that the message mentions.
+    If the keys of a section do not fit together, these are the overrides of keys that the message mentions.
     """
     first = error.errors()[0]
-    wrong = ".".join(str(part) for part in first["loc"])
+    wrong = ".".join(map(str, first["loc"]))
     keys = {override.partition("=")[0]: override for override in overrides}
     exact = [override for key, override in keys.items() if f"{wrong}.".startswith(f"{key}.")]
     inside = [key for key in keys if not wrong or key.startswith(f"{wrong}.")]
@@ -71,33 +96,15 @@ def _origin(file: Path | None, overrides: list[str], error: ValidationError) -> 
     return " ".join(map(repr, found)) if found else str(file or "the command line")
 
 
-def _apply(values: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    if not separator or not key:
-        raise InputError(f"{override!r}: an override reads section.key=value")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"{override!r}: the value is not YAML") from error
-    *sections, last = key.split(".")
-    node = values
-    for section in sections:
-        inner = node.setdefault(section, {})
-        if not isinstance(inner, dict):
-            raise InputError(f"{override!r}: {section} is not a section")
-        node = inner
-    node[last] = value
-
-
 def _one_line(error: ValidationError) -> str:
     first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
-    key = key if key.isprintable() else repr(key)  # a line break in it would make two lines of the message
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    if first["type"] == "extra_forbidden":
-        plain = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
-        close = difflib.get_close_matches(plain, known_keys(), n=1, cutoff=0.6)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        return f"unknown key {key}{hint}{more}"
+    key = ".".join(map(str, first["loc"]))
+    key = key if key.isprintable() else repr(key)  # it may hold a line break
     message = first["msg"].removeprefix("Value error, ")
-    return f"{key}: {message}{more}" if key else f"{message}{more}"
+    if first["type"] == "extra_forbidden":
+        plain = ".".join(part for part in first["loc"] if isinstance(part, str))
+        close = difflib.get_close_matches(plain, known_keys(), n=1)
+        found = f"unknown key {key}" + (f"; did you mean {close[0]}?" if close else "")
+    else:
+        found = f"{key}: {message}" if key else message
+    return found + (f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else "")

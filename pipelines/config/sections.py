@@ -1,15 +1,17 @@
-"""Sections of the config that the stages read. Every key has one meaning, and is documented here."""
+"""Sections of the config that the stages read. The description of each key is what `--help` and the docs print."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from data_gen.models.sampling import Sampling
+from data_gen.text_labels.labels import labelled_verifier
 from data_gen.texts.prompt_sets import SETS
 from data_gen.texts.prompts import Form
+from data_gen.verification import VERIFIERS
 from selector.actions import Action, ActionSpace
 
 
@@ -181,8 +183,7 @@ class SamplingSetting(Section):
         return Sampling(self.temperature, self.top_p, self.draft_temperature, self.top_k, self.min_p)
 
 
-def distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:
-    """The settings; ValueError where two of them sample the target alike, or differ in what no selector sees."""
+def _distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:
     if len({setting.build().law for setting in settings}) < len(settings):
         raise ValueError("a setting is listed twice")
     if len({(setting.temperature, setting.top_p) for setting in settings}) < len(settings):
@@ -190,11 +191,29 @@ def distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ..
     return settings
 
 
-def in_space(value: Any) -> Action:
+def in_space(value: tuple[int, int, int]) -> Action:
+    """The canonical action of (K, L1, L2); ValueError where it is outside the default action space."""
     return ActionSpace.default().canonical(Action(*value))
 
 
-ActionField = Annotated[tuple[int, int, int], Field(description="(K, L1, L2)")]
+def _ascending(values: tuple[int, ...]) -> tuple[int, ...]:
+    if not values or values[0] < 1 or list(values) != sorted(set(values)):
+        raise ValueError("must be ascending numbers from 1 on")
+    return values
+
+
+def _known(verifiers: tuple[str, ...]) -> tuple[str, ...]:
+    for name in verifiers:
+        if name not in VERIFIERS:
+            raise ValueError(f"unknown verifier {name!r}; known are {', '.join(VERIFIERS)}")
+        labelled_verifier(name)  # its ValueError says why a verifier has no labels
+    return verifiers
+
+
+Settings = Annotated[tuple[SamplingSetting, ...], Field(min_length=1), AfterValidator(_distinct)]
+ActionField = Annotated[tuple[int, int, int], AfterValidator(in_space)]
+Ascending = Annotated[tuple[int, ...], AfterValidator(_ascending)]
+Verifiers = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_known)]
 
 
 class RayEngine(Section):
@@ -262,9 +281,9 @@ class Train(Section):
 class Latency(Section):
     """What is timed, and how often."""
 
-    lengths: tuple[int, ...] = Field((32, 96, 160), description="context lengths, in tokens; linear between them")
-    widths: tuple[int, ...] = Field((1, 2, 4), description="branches of a draft pass")
-    nodes: tuple[int, ...] = Field((1, 2, 5, 9, 17, 25, 41), description="nodes of a target pass, the root included")
+    lengths: Ascending = Field((32, 96, 160), description="context lengths, in tokens; linear between them")
+    widths: Ascending = Field((1, 2, 4), description="branches of a draft pass")
+    nodes: Ascending = Field((1, 2, 5, 9, 17, 25, 41), description="nodes of a target pass, the root included")
     repeats: int = Field(40, ge=3, description="of every pass; the mean without the slowest tenth counts")
     prompts: int = Field(8, ge=1, description="training prompts on which real decoding steps are timed")
     timings: Path | None = Field(
@@ -276,19 +295,11 @@ class Latency(Section):
         "graphs; false: linear in between",
     )
 
-    @field_validator("lengths", "widths", "nodes")
-    @classmethod
-    def _ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if not value or value[0] < 1 or list(value) != sorted(set(value)):
-            raise ValueError("must be ascending numbers from 1 on")
-        return value
-
-    @field_validator("lengths")
-    @classmethod
-    def _contexts(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if value[0] < 2:
-            raise ValueError("a context holds at least 2 tokens")
-        return value
+    @model_validator(mode="after")
+    def _contexts(self) -> Latency:
+        if self.lengths[0] < 2:
+            raise ValueError("lengths: a context holds at least 2 tokens")
+        return self
 
 
 class Evaluate(Section):
@@ -308,17 +319,17 @@ class Evaluate(Section):
 class Logs(Section):
     """An engine's logs, from which a selector is trained without any model."""
 
-    files: tuple[Path, ...] = Field((), description="JSON lines with token ids and what drafters had accepted")
+    files: tuple[Path, ...] = Field((), description="JSON lines with token ids and the lengths that were accepted")
     test: tuple[Path, ...] = Field(
-        (), description="held-out logs; none: a share of the sources (prompts.test) is held out"
+        (), description="held-out logs; empty: a share of the sources (prompts.test) is held out"
     )
     timings: Path | None = Field(
-        None, description="the engine's step times (CSV), by batch size; null: accepted lengths are all that is told"
+        None, description="the engine's step times by batch size (CSV); null: only accepted lengths are reported"
     )
     drafter: str | None = Field(
-        None, description="whose chains are chosen from; null: the only one that does not copy; none: lookups alone"
+        None, description="whose chains are candidates; null: the only drafter that is not a lookup; none: lookups only"
     )
-    longest_lookup: int = Field(20, ge=1, le=64, description="lookups of 1 to so many tokens are chosen from, too")
+    longest_lookup: int = Field(20, ge=1, le=64, description="lookups of 1 to this many tokens are candidates")
 
     @model_validator(mode="after")
     def _apart(self) -> Logs:

@@ -21,6 +21,8 @@ from pipelines.pair.loading import load_pair
 from pipelines.run import Stage, progress
 from pipelines.tracking import describe, mlflow_run
 
+SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "evaluate")
+
 MEMORY = "memory: a pass that does not fit is done again with half as many rows; data.texts_at_once sets the first size"
 
 
@@ -52,7 +54,7 @@ def run(config: Config) -> None:
         return
     stage.say(size_line(config))
     spent = _Spent()
-    with mlflow_run(config, "data") as mlflow, progress() as bar:
+    with mlflow_run(config, "data", SECTIONS) as mlflow, progress() as bar:
         task = bar.add_task("labelling texts", total=len(work), completed=len(work) - len(todo), note="")
         if config.data.engine == "ray":
             pair = None  # workers hold pairs of their own: this one leaves the device

@@ -54,6 +54,8 @@ from selector.train.data import Setting, Texts
 from selector.train.rules import AcceptanceRule
 from selector.train.tuning import tune_lookup_rule
 
+SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evaluate", "export")
+
 FORMAT = 7  # of `evaluation.json`
 GREEDY_PROMPTS = 20
 TUNING_PROMPTS = 3  # on which assisted generation's constant is tuned, for every sampling setting
@@ -79,7 +81,7 @@ def run(config: Config) -> None:
         return
     prompts = prompts_of(config, pair, "test", config.evaluate.prompts)
     splits = load_traces(config, profile.pair)
-    with tempfile.TemporaryDirectory() as temporary, mlflow_run(config, "evaluate") as mlflow:
+    with tempfile.TemporaryDirectory() as temporary, mlflow_run(config, "evaluate", SECTIONS) as mlflow:
         selector = build(config, Path(temporary) / "selector", splits)
         contenders = wall_methods(config, pair, profile, splits, result, selector)
         replayed = replays(config, contenders, splits["test"], profile, WALL)

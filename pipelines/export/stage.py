@@ -16,6 +16,8 @@ from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import decision_digest, load_result
 from selector.schema import sha256
 
+SECTIONS = ("mlflow_model", "pair", "prompts", "sampling", "verifiers", "data", "train", "export")
+
 
 def plan(config: Config) -> list[str]:
     engine = [f"write {config.folder / 'engines' / config.export.engine}"] if config.export.engine else []
@@ -59,7 +61,7 @@ def run(config: Config) -> None:
 def _write(config: Config, stage: Stage, evaluation: dict[str, Any] | None) -> None:
     """The artefact, in MLflow and its registry too."""
     folder, pair = config.folder / "selector", load_profile(config).pair
-    with mlflow_run(config, "export") as mlflow:
+    with mlflow_run(config, "export", SECTIONS) as mlflow:
         stage.replace()
         selector = build(config, folder, load_traces(config, pair), evaluation, config.export.compiled)
         mlflow.log_artifacts(str(folder), "selector")

@@ -24,6 +24,8 @@ from selector.actions import Action, Choice, choice_of
 from selector.latency import LatencyProfile
 from selector.schema import FEATURES, InputError
 
+SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "latency", "train", "evaluate")
+
 FITTED: list[tuple[int, ...]] = [  # trees, and lookups of one number
     *((1, 0, 0), (1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 8, 8)),
     *((2, 0, 2), (2, 2, 4), (2, 4, 2), (2, 8, 8), (3, 0, 4), (3, 4, 4), (3, 2, 8)),
@@ -73,7 +75,7 @@ def run(config: Config) -> None:
     grid = timing.Grid(config.latency.lengths, config.latency.widths, config.latency.nodes, config.latency.repeats)
     texts = prompts_of(config, pair, "train", config.latency.prompts)
     prompts = [encode(config, pair, text) for text in texts]
-    with mlflow_run(config, "latency") as mlflow, progress() as bar:
+    with mlflow_run(config, "latency", SECTIONS) as mlflow, progress() as bar:
         task = bar.add_task("timing passes", total=grid.repeats, note="")
         profile = timing.measure(pair, grid, config.verifiers, device, lambda: bar.advance(task))
         profile = replace(profile, decide=dict.fromkeys(FEATURES, 0.0))

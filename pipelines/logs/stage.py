@@ -35,6 +35,8 @@ from selector.schema import LOG, InputError, sha256
 from selector.train.data import SPLITS, Texts, Timed
 from selector.train.module import RootsModule, SelectorModule
 
+SECTIONS = ("prompts", "sampling", "latency", "train", "logs")
+
 LOGS_VERSION = 1  # bump it when the same logs give other figures
 SQUARED = 0.03  # weight of the squared error: lookups of 20 tokens would else outweigh all that is said of drafts
 OUTPUTS = ("evaluation.json", "report.html", "report.txt", "training")
@@ -63,7 +65,7 @@ def run(config: Config) -> None:
     if not stage.begin():
         console.print((config.folder / "report.txt").read_text(), soft_wrap=True)
         return
-    with mlflow_run(config, "logs") as mlflow:
+    with mlflow_run(config, "logs", SECTIONS) as mlflow:
         stage.replace()
         logged = _labelled(config, splits, drafter, space)
         module = _trained(config, logged, profile, mlflow)

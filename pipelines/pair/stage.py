@@ -18,6 +18,8 @@ from pipelines.run import Stage, console, progress, write_json
 from pipelines.tracking import describe, mlflow_run
 from selector.files import atomically
 
+SECTIONS = ("pair", "prompts", "data", "evaluate")
+
 
 class Streams(NamedTuple):
     """Token ids of the training files and of held-out ones, [tokens] int64 each."""
@@ -54,7 +56,7 @@ def run(config: Config) -> None:
             costly=True,
         )
         if stage.begin():
-            with mlflow_run(config, "pair") as mlflow:
+            with mlflow_run(config, "pair", SECTIONS) as mlflow:
                 train_embedded(config, files, folder, mlflow)
             stage.finish()
     else:

@@ -38,6 +38,8 @@ from selector.schema import LIGHT, InputError
 from selector.train.data import Setting, Timed, to_texts
 from selector.train.replay import lawful, replay_static
 
+SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "latency", "train", "evaluate", "quick")
+
 REPEATS = 4
 SHOWN = 5
 SELECTOR_TEXTS = 3  # times as many texts as for the static trees: a model is fitted on half of them
@@ -68,7 +70,7 @@ def run(config: Config) -> None:
     """Print the best verifiers and trees, and the verdict; times alone where the pair has no weights."""
     pair = load_pair(config, shapes=True)
     verifiers, setting = config.quick.verifiers, config.sampling[0]
-    with mlflow_run(config, "quick") as mlflow, progress() as bar:
+    with mlflow_run(config, "quick", SECTIONS) as mlflow, progress() as bar:
         task = bar.add_task("timing and labelling", total=REPEATS + config.quick.texts, note="")
         profile = _profile(config, pair, lambda: bar.advance(task))
         if pair.has_random_weights:

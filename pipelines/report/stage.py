@@ -24,6 +24,8 @@ from selector.latency import LatencyProfile
 from selector.schema import read_manifest, sha256
 from selector.train.replay import Ratio
 
+SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")
+
 METHODS = (
     "Methods: autoregressive is plain decoding; static NAME drafts the fixed tree that is the fastest with that "
     "verifier on the training texts, best static the fastest of all, best static by kind one for each kind of prompts; "
@@ -55,7 +57,7 @@ def run(config: Config) -> None:
         return
     realised_rows = realised(config)
     training = load_result(config)
-    with mlflow_run(config, "report") as mlflow:
+    with mlflow_run(config, "report", SECTIONS) as mlflow:
         stage.replace()
         with atomically(output) as partial:
             partial.write_text(page(config, evaluation, realised_rows), encoding="utf-8")

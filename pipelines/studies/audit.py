@@ -35,6 +35,8 @@ from selector.actions import Action, ActionSpace
 from selector.files import atomically
 from selector.schema import InputError
 
+SECTIONS = ("pair", "prompts", "data", "evaluate", "audit")
+
 SCHEMA = pa.schema(
     [
         ("source", pa.string()),
@@ -77,7 +79,7 @@ def run(config: Config) -> None:
     stage = Stage("audit", config, json.loads(json.dumps(depends)), (folder / "audit.html",))
     if not stage.begin():
         return
-    with mlflow_run(config, "audit") as mlflow, progress() as bar:
+    with mlflow_run(config, "audit", SECTIONS) as mlflow, progress() as bar:
         stage.replace()
         task = bar.add_task("measuring roots", total=per_setting * len(config.audit.sampling), note="")
         measured = {**stage.depends, "audit": {**stage.depends["audit"], "bootstrap": None}}

@@ -28,6 +28,8 @@ from pipelines.run import Stage, console, progress, write_json
 from pipelines.statistics import interval
 from pipelines.tracking import mlflow_run
 
+SECTIONS = ("pair", "bench")
+
 SHAPE = (4, 0, 8)
 SLOW = 8  # khisti solves linear programs: it is timed on every eighth round only
 RIVAL = "transformers, chain"
@@ -49,7 +51,7 @@ def run(config: Config) -> None:
     stage = Stage("bench", config, depends, (output,))
     if config.pair.threads:
         torch.set_num_threads(config.pair.threads)
-    with mlflow_run(config, "bench") as mlflow, progress() as bar:
+    with mlflow_run(config, "bench", SECTIONS) as mlflow, progress() as bar:
         task = bar.add_task("timing", total=len(config.bench.vocabularies) * config.bench.repeats, note="")
         rows = [
             row

@@ -34,6 +34,8 @@ from selector.train.module import RootsModule, SelectorModule
 from selector.train.replay import Ratio
 from selector.train.tuning import TIE, Judged
 
+SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")
+
 SPACE = ActionSpace.with_lookups()
 
 
@@ -69,7 +71,7 @@ def run(config: Config) -> None:
 def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, folder: Path) -> dict[str, Any]:
     """All kinds of selectors, one nested MLflow run each; what `result.json` in the folder says of them."""
     settings, verifier = settings_of(config), config.train.verifier
-    with mlflow_run(config, "train") as mlflow:
+    with mlflow_run(config, "train", SECTIONS) as mlflow:
         mlflow.log_dict(read_manifest(traces_folder(config)), "manifest.json")
         mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
         train, validation = (

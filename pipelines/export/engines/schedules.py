@@ -45,7 +45,7 @@ def run(config: Config, name: str) -> None:
     verifiers = chain_verifiers(engine, config.verifiers, name)
     if not stage.begin():
         return
-    with mlflow_run(config, f"export-{name}") as mlflow:
+    with mlflow_run(config, f"export-{name}", ("sampling", "verifiers")) as mlflow:
         stage.replace()
         with atomically(folder) as partial:
             partial.mkdir(parents=True)
