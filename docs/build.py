@@ -1,6 +1,6 @@
-"""What is generated of these pages: the reference of all keys, the map of the code, and the picture of a delayed tree.
+"""Writes the generated pages: the reference of all config keys, the map of the code, and the picture of a delayed tree.
 
-`make docs` writes them; a test fails where they are not what this script makes of the code.
+`make docs` runs this script; a test fails if a page differs from what it writes.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from pipelines.config.reference import parts
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
+PACKAGES = ("selector", "data_gen", "pipelines")
 
 CONFIGURATION = """# Configuration
 
-Every key of a run's YAML file, generated from the schema (`make docs`). On the command line a key is overridden as
-`section.key=value`, for example `espalier demo train.epochs=4 "verifiers=[specinfer,traversal]"`. An unknown key is an
-error that names the nearest known one.
+This page lists every key of a run's YAML file. It is generated from the schema (`make docs`). On the command line
+`section.key=value` overrides a key, for example `espalier demo train.epochs=4 "verifiers=[specinfer,traversal]"`. An
+unknown key is an error that names the nearest known one.
 """
 
 MAP = """# Map of the code
 
-One line per module, from its docstring (`make docs`). Arrows run `pipelines -> data_gen -> selector`: `selector` knows
-nothing of language models, and `data_gen` nothing of stages. No module imports itself by way of others, and nothing in
-the product imports `pipelines.studies` (`tests/test_arrows.py`).
+This page is generated from the code (`make docs`). It lists the imports between rooms, which are folders, and then one
+line for each module, from its docstring. Imports go from `pipelines` to `data_gen` to `selector`. `selector` knows
+nothing of language models, and `data_gen` nothing of stages. There are no import circles, and no stage imports a study
+(`tests/test_arrows.py`).
 
-Names of tensors end in their axes, which the top of each file explains: `target_probs_NV` has one row per node and one
-column per token of the vocabulary.
+The axes in a tensor's name are explained at the top of its file: `target_probs_NV` has one row per node and one column
+per token of the vocabulary.
 
-Four walks through it:
+Three walks through the code:
 
-- *A trace row, from decoding to a training tensor*: `pipelines/data/stage.py`, `data_gen/texts/labelled.py` (the row of
-  a text), `data_gen/texts/written.py` (the text, and both models' rows along it), `data_gen/features/root.py`,
-  `data_gen/text_labels/labels.py` (with `branch_walks.py` and `verification/`), `data_gen/traces.py` (Parquet); then
+- *A trace row, from a text to a training tensor*: `pipelines/data/stage.py`, `data_gen/texts/labelled.py` (one row
+  per text), `data_gen/texts/written.py` (the text and both models' rows along it), `data_gen/features/root.py`,
+  `data_gen/text_labels/labels.py`, `data_gen/text_labels/branch_walks.py`, `data_gen/traces.py` (Parquet); then
   `selector/train/data.py` and `selector/train/module.py`.
-- *A decision, from export to engine*: `pipelines/export/packaging.py`, `selector/export/write.py` (the artefact); in
-  the engine `selector/runtime/selector.py` and `selector/decision.py`.
-- *From a log to a decision*: `pipelines/logs/stage.py`, `data_gen/texts/logs.py` (the file), `pipelines/logs/texts.py`
-  and `data_gen/features/text.py` (features), `pipelines/logs/judging.py` (prices), `selector/train/mixed.py` (batches).
-- *The law of a verifier*: `data_gen/verification/base.py` (`law`, and the walk over the tree), the file of the
-  verifier, and `data_gen/verification/profile.py` (arithmetic on rows).
+- *A decision, from training to the engine*: `pipelines/export/packaging.py`, `selector/export/write.py` (the artefact),
+  `selector/runtime/selector.py`, `selector/runtime/one_root.py`, `selector/decision.py`.
+- *The law of a verifier*: `data_gen/verification/base.py` (`law`, and the walk over the tree), then the verifier's own
+  file.
 """
 
 
@@ -65,17 +65,40 @@ def _escaped(text: str) -> str:
 
 
 def code_map() -> str:
-    """One line per module, room by room."""
-    lines = [MAP]
-    for package in ("selector", "data_gen", "pipelines"):
-        for folder in sorted({path.parent for path in (ROOT / package).rglob("*.py")}):
-            lines.append(f"\n## {'/'.join(folder.relative_to(ROOT).parts)}/\n\n{_summary(folder / '__init__.py')}\n\n")
-            lines += [f"- `{path.name}`: {_summary(path)}\n" for path in sorted(folder.glob("[!_]*.py"))]
+    """The imports between rooms, then one line per module."""
+    lines = [MAP, "\n| room | imports |\n|---|---|\n"]
+    for room in rooms():
+        imported = ", ".join(f"`{each}`" for each in imports(room))
+        lines.append(f"| `{room}` | {imported} |\n")
+    for room in rooms():
+        lines.append(f"\n## {room}/\n\n{_summary(ROOT / room / '__init__.py')}\n\n")
+        lines += [f"- `{path.name}`: {_summary(path)}\n" for path in sorted((ROOT / room).glob("[!_]*.py"))]
     return "".join(lines)
 
 
+def rooms() -> list[str]:
+    """All folders of the product, package by package."""
+    return [
+        folder.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for folder in sorted({path.parent for path in (ROOT / package).rglob("*.py")})
+    ]
+
+
+def imports(room: str) -> list[str]:
+    """The rooms of the same package, and the other packages, that a room's modules import."""
+    known, package, found = set(rooms()), room.split("/")[0], set()
+    for path in (ROOT / room).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES:
+                name = node.module.replace(".", "/")
+                other = name if name in known else name.rpartition("/")[0]
+                found.add(other if other.split("/")[0] == package else other.split("/")[0])
+    return sorted(found - {room})
+
+
 def _summary(path: Path) -> str:
-    """The first sentence of a module's docstring; of a paragraph with several, the first one."""
+    """The first sentence of a module's docstring."""
     paragraph = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0].split())
     return re.split(r"(?<!\bal)(?<=[.?]) (?=[A-Z])", paragraph)[0]
 
@@ -88,7 +111,7 @@ ROOT_, TRUNK, BRANCH = "#222", "#4a78b5", "#d9822b"
 
 
 def picture() -> str:
-    """A tree `(3, 2, 3)`, and what happens to it in a step, as SVG."""
+    """A tree `(3, 2, 3)` and the parts of a decoding step, as SVG."""
     trunk = [(40 + 60 * depth, 110) for depth in range(3)]  # the root and two tokens
     branches = [[(220 + 60 * depth, 110 + 70 * side) for depth in range(3)] for side in (-1, 0, 1)]
     edges = [*itertools.pairwise(trunk)]

@@ -80,7 +80,7 @@ def test_every_stage_has_a_make_target_and_its_place_in_the_readme() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 120
+    assert len(README.splitlines()) <= 100
 
 
 @pytest.mark.parametrize("name", ["configuration.md", "map.md", "delayed-tree.svg"])
