@@ -21,16 +21,14 @@ from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller, blocks
 from data_gen.texts.written import Text
 from data_gen.trees import DraftTree, Topology
-from data_gen.verification import STYLED, VERIFIERS, TopDown, acceptance, get_verifier, optimal_acceptance
-from data_gen.verification.acceptance import CLOSED_FORMS
+from data_gen.verification import VERIFIERS, get_verifier, optimal_acceptance
 from data_gen.verification.base import GREEDY, IID, WITHOUT_REPLACEMENT
-from data_gen.verification.profile import Rows
 from selector.actions import Action, ActionSpace
 
 MOST_TOKENS = 1 << 14  # `alpha*` without replacement goes token by token: seconds a node beyond
-DRAWS = 16  # child lists per node, where acceptance has no closed form
+DRAWS = 8  # child lists per node
 SIBLINGS = 2  # draws of them per root: much of a label's noise is theirs, but rules that sort take a time for each
-WITHOUT = "specinfer", "naive_tree"  # top-down verifiers whose acceptance without replacement is estimated
+RULES = {IID: tuple(VERIFIERS), WITHOUT_REPLACEMENT: ("specinfer", "naive_tree", "traversal"), GREEDY: ("greedy",)}
 
 
 @dataclass(frozen=True)
@@ -133,27 +131,16 @@ def variant_efficiencies(
 
 
 def acceptances(p_V: Tensor, q_V: Tensor, generator: torch.Generator) -> dict[tuple[str, int, str], float]:
-    """Acceptance at one node by (style, k, rule); the rule `optimum` is `alpha*`."""
+    """Acceptance at one node by (style, k, verifier), a mean over drawn children; "optimum" is `alpha*`."""
     result: dict[tuple[str, int, str], float] = {}
-    for k in range(1, ActionSpace.default().max_K + 1):
-        result |= {(IID, k, name): acceptance(name, p_V, q_V, k) for name in CLOSED_FORMS}
-        result |= {(IID, k, "optimum"): optimal_acceptance(p_V, q_V, k)}
-        if k > 1:
-            result[GREEDY, k, "optimum"] = optimal_acceptance(p_V, q_V, k, GREEDY)
-            if int((q_V > 0).sum()) <= MOST_TOKENS:
-                result[WITHOUT_REPLACEMENT, k, "optimum"] = optimal_acceptance(p_V, q_V, k, WITHOUT_REPLACEMENT)
-            result |= {(WITHOUT_REPLACEMENT, k, name): _drawn(name, p_V, q_V, k, generator) for name in WITHOUT}
+    for style, names in RULES.items():
+        for k in range(2 if style == GREEDY else 1, ActionSpace.default().max_K + 1):
+            if style != WITHOUT_REPLACEMENT or int((q_V > 0).sum()) <= MOST_TOKENS:
+                result[style, k, "optimum"] = optimal_acceptance(p_V, q_V, k, style)
+            lists = [draw_children(q_V, k, style, generator) for _ in range(DRAWS)]
+            trees = [DraftTree.from_paths([], [[token] for token in tokens]) for tokens in lists]
+            for name in names:
+                verifier = get_verifier(name, style)
+                stops = [verifier.stops(t, p_V.expand(len(t), -1), q_V.expand(len(t), -1))[0] for t in trees]
+                result[style, k, name] = 1 - float(torch.stack(stops).mean())
     return result
-
-
-def _drawn(name: str, p_V: Tensor, q_V: Tensor, k: int, generator: torch.Generator) -> float:
-    """Mean acceptance over child lists drawn without replacement; exact given the lists."""
-    verifier = (VERIFIERS | STYLED)[name](WITHOUT_REPLACEMENT)
-    assert isinstance(verifier, TopDown)
-    node_M = torch.zeros(1, dtype=torch.int64, device=p_V.device)
-    profile = Rows(p_V.double().unsqueeze(0), q_V.double().unsqueeze(0)).profile(node_M)
-    total = 0.0
-    for _ in range(DRAWS):
-        entries = draw_children(q_V, k, WITHOUT_REPLACEMENT, generator)
-        total += float(verifier.pull(profile, torch.tensor([entries], device=p_V.device)).sum())
-    return total / DRAWS

@@ -21,7 +21,7 @@ from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification import COPIED, get_verifier
-from data_gen.verification.profile import sample
+from data_gen.verification.distributions import sample
 from selector.actions import EMPTY, Action, Choice, Lookup
 from selector.latency import Correction, LatencyProfile, correction_counts
 from selector.tables import Table

@@ -1,6 +1,6 @@
 """Draft trees.
 
-Legend: N nodes (node 0 is the root), D depth.
+Legend: N nodes (node 0 is the root), D depth, M nodes taken at once, k child-list entries.
 """
 
 from __future__ import annotations
@@ -14,33 +14,6 @@ import torch
 from torch import Tensor
 
 Path = Sequence[int]
-
-
-class _Prefixes:
-    """Numbers token sequences in order of appearance; equal prefixes get one number."""
-
-    def __init__(self) -> None:
-        self.tokens, self.parents, self.depths = [-1], [-1], [0]
-        self.child_of: list[dict[int, int]] = [{}]
-
-    def add(self, node: int, token: int) -> int:
-        """The child of `node` that holds `token`, made if it is not there."""
-        child = self.child_of[node].get(token)
-        if child is None:
-            child = len(self.tokens)
-            self.child_of[node][token] = child
-            self.child_of.append({})
-            self.tokens.append(token)
-            self.parents.append(node)
-            self.depths.append(self.depths[node] + 1)
-        return child
-
-    def add_path(self, node: int, path: Path) -> list[int]:
-        """The nodes along `path` from `node`, `node` itself first."""
-        nodes = [node]
-        for token in path:
-            nodes.append(self.add(nodes[-1], int(token)))
-        return nodes
 
 
 class Topology(NamedTuple):
@@ -70,12 +43,6 @@ class Topology(NamedTuple):
             parents.append(known[path[:-1]])
         return cls(tuple(parents))
 
-    @classmethod
-    def balanced(cls, arity: int, depth: int) -> Topology:
-        """Every node above the last depth has `arity` children."""
-        paths = [path for length in range(1, depth + 1) for path in itertools.product(range(arity), repeat=length)]
-        return cls.from_paths(paths)
-
     def levels(self) -> list[list[int]]:
         """Node numbers by depth."""
         depths: list[int] = []
@@ -88,20 +55,17 @@ class DraftTree:
     """A drafted token tree. Equal prefixes are one node; a node's child list keeps branch order and duplicates.
 
     Attributes:
-        tokens_N: int64; the root's is -1.
-        parents_N: int64; the root's is -1; a parent stands before its children.
-        depths_N: int64; the root's is 0.
         branch_nodes: for each branch, its node ids from the branching node (included) to its leaf; empty if the tree
-            is no trunk with branches.
+            is not a trunk with branches.
+        roots: the nodes without a parent. There is one; tests verify many trees side by side.
     """
 
-    def __init__(self, prefixes: _Prefixes, child_lists: list[list[int]], branch_nodes: list[list[int]]) -> None:
-        self.tokens_N = torch.tensor(prefixes.tokens)
-        self.parents_N = torch.tensor(prefixes.parents)
-        self.depths_N = torch.tensor(prefixes.depths)
-        self.branch_nodes = branch_nodes
-        self._prefixes = prefixes
-        self._child_lists = child_lists
+    def __init__(self) -> None:
+        self.branch_nodes: list[list[int]] = []
+        self.roots = [0]
+        self._tokens, self._parents, self._depths = [-1], [-1], [0]
+        self._child_lists: list[list[int]] = [[]]
+        self._child_of: list[dict[int, int]] = [{}]  # by token
 
     @classmethod
     def from_paths(cls, trunk: Path, branches: Sequence[Path]) -> DraftTree:
@@ -116,14 +80,10 @@ class DraftTree:
         """
         if len({len(branch) for branch in branches}) > 1:
             raise ValueError(f"branches differ in length: {[len(branch) for branch in branches]}")
-        prefixes = _Prefixes()
-        trunk_nodes = prefixes.add_path(0, trunk)
-        branch_nodes = [prefixes.add_path(trunk_nodes[-1], branch) for branch in branches]
-        child_lists: list[list[int]] = [[] for _ in prefixes.tokens]
-        for path in [trunk_nodes, *branch_nodes]:
-            for parent, child in itertools.pairwise(path):
-                child_lists[parent].append(child)
-        return cls(prefixes, child_lists, branch_nodes)
+        tree = cls()
+        end = tree._add_path(0, trunk)[-1]
+        tree.branch_nodes = [tree._add_path(end, branch) for branch in branches]
+        return tree
 
     @classmethod
     def from_topology(cls, topology: Topology, tokens: Sequence[int | None]) -> DraftTree:
@@ -138,27 +98,60 @@ class DraftTree:
         """
         if len(tokens) != len(topology.parents):
             raise ValueError(f"the topology has {len(topology.parents)} nodes, there are {len(tokens)} tokens")
-        prefixes = _Prefixes()
+        tree = cls()
         node_of: list[int | None] = []
         for parent, token in zip(topology.parents, tokens, strict=True):
             above = 0 if parent < 0 else node_of[parent]
-            node_of.append(None if token is None or above is None else prefixes.add(above, int(token)))
-        child_lists: list[list[int]] = [[] for _ in prefixes.tokens]
-        for node in node_of:
-            if node is not None:
-                child_lists[prefixes.parents[node]].append(node)
-        return cls(prefixes, child_lists, [])
+            node_of.append(None if token is None or above is None else tree._add(above, int(token)))
+        return tree
+
+    def _add(self, parent: int, token: int) -> int:
+        """List a child that holds `token`, which is a new node where there is none yet."""
+        child = self._child_of[parent].setdefault(token, len(self._tokens))
+        if child == len(self._tokens):
+            self._tokens.append(token)
+            self._parents.append(parent)
+            self._depths.append(self._depths[parent] + 1)
+            self._child_lists.append([])
+            self._child_of.append({})
+        self._child_lists[parent].append(child)
+        return child
+
+    def _add_path(self, node: int, path: Path) -> list[int]:
+        """The nodes along `path` from `node`, `node` itself first."""
+        nodes = [node]
+        for token in path:
+            nodes.append(self._add(nodes[-1], int(token)))
+        return nodes
 
     def along(self, paths: Sequence[Sequence[int]]) -> DraftTree:
-        """The same nodes under the same numbers, but only those of the given paths are still somebody's children."""
-        child_lists: list[list[int]] = [[] for _ in self._child_lists]
+        """The same nodes under the same numbers, but only those of the given paths are listed as children."""
+        result = DraftTree()
+        result.roots = self.roots
+        result._tokens, result._parents, result._depths = self._tokens, self._parents, self._depths
+        result._child_lists = [[] for _ in self._child_lists]
         for path in paths:
             for parent, child in itertools.pairwise(path):
-                child_lists[parent] = [child]
-        return DraftTree(self._prefixes, child_lists, [])
+                result._child_lists[parent] = [child]
+        return result
 
     def __len__(self) -> int:
-        return len(self._child_lists)
+        return len(self._tokens)
+
+    @cached_property
+    def tokens_N(self) -> Tensor:
+        """Token ids, int64; the root's is -1."""
+        return torch.tensor(self._tokens)
+
+    @cached_property
+    def parents_N(self) -> Tensor:
+        """Parents, int64; the root's is -1. A parent stands before its children."""
+        return torch.tensor(self._parents)
+
+    @cached_property
+    def depths_N(self) -> Tensor:
+        """Distances from the root, int64."""
+        return torch.tensor(self._depths)
 
     def children(self, node: int) -> list[int]:
         """Node ids, one entry per branch through `node`, in branch order and with duplicates."""
@@ -172,22 +165,22 @@ class DraftTree:
         """The node at the end of a token sequence that starts at the root; KeyError where there is none."""
         node = 0
         for token in path:
-            node = self._prefixes.child_of[node][int(token)]
+            node = self._child_of[node][int(token)]
         return node
 
     def path_to(self, node: int) -> list[int]:
         """Node ids from the root (left out) to `node` (included)."""
         path: list[int] = []
-        while self._prefixes.parents[node] >= 0:
+        while self._parents[node] >= 0:
             path.append(node)
-            node = self._prefixes.parents[node]
+            node = self._parents[node]
         return path[::-1]
 
     def token(self, node: int) -> int:
-        return self._prefixes.tokens[node]
+        return self._tokens[node]
 
     def depth(self, node: int) -> int:
-        return self._prefixes.depths[node]
+        return self._depths[node]
 
     def postorder(self, visits: Mapping[int, Sequence[int]] | None = None, root: int = 0) -> list[int]:
         """Every node after its children: the order of depth-first leaves.
@@ -205,28 +198,18 @@ class DraftTree:
         return order[::-1]
 
     @property
-    def members(self) -> list[tuple[int, DraftTree]]:
-        """The trees that stand here, each with the node id of its root: itself, unless this is a `Forest`."""
-        return [(0, self)]
-
-    @property
-    def roots(self) -> list[int]:
-        """The nodes without a parent: one, unless this is a `Forest`."""
-        return [node for node, parent in enumerate(self._prefixes.parents) if parent < 0]
-
-    @cached_property
     def is_chain(self) -> bool:
         """Whether every node but the last has one child, the next node, and nothing else is drafted."""
         return all(children == [node + 1] for node, children in enumerate(self._child_lists[:-1]))
 
     def ancestors_NN(self) -> Tensor:
         """[N, N] bool: column is row itself or one of its ancestors. What a tree pass may attend to."""
-        return ancestors(self._prefixes.parents)
+        return ancestors(self._parents)
 
     @cached_property
     def paths_ND(self) -> Tensor:
         """For each node the ids of the nodes from the root (left out) to it, filled up with 0; int64 [N, D]."""
-        depth = max(self._prefixes.depths)
+        depth = max(self._depths)
         padded = [path + [0] * (depth - len(path)) for path in map(self.path_to, range(len(self)))]
         return torch.tensor(padded, dtype=torch.int64).view(len(self), depth)
 
@@ -248,36 +231,10 @@ class DraftTree:
     @cached_property
     def levels(self) -> list[list[int]]:
         """Node ids by depth, the root's first."""
-        levels: list[list[int]] = [[] for _ in range(max(self._prefixes.depths) + 1)]
-        for node, depth in enumerate(self._prefixes.depths):
+        levels: list[list[int]] = [[] for _ in range(max(self._depths) + 1)]
+        for node, depth in enumerate(self._depths):
             levels[depth].append(node)
         return levels
-
-
-class Forest(DraftTree):
-    """Many trees side by side, to be verified at once: node ids of each are shifted by its root's."""
-
-    def __init__(self, trees: Sequence[DraftTree]) -> None:
-        offsets = list(itertools.accumulate((len(tree) for tree in trees), initial=0))
-        self._members = list(zip(offsets, trees, strict=False))
-        prefixes = _Prefixes()
-        prefixes.tokens = [token for tree in trees for token in tree._prefixes.tokens]
-        prefixes.depths = [depth for tree in trees for depth in tree._prefixes.depths]
-        prefixes.parents = [
-            parent + offset if parent >= 0 else -1
-            for offset, tree in self._members
-            for parent in tree._prefixes.parents
-        ]
-        child_lists = [
-            [child + offset for child in tree.children(node)]
-            for offset, tree in self._members
-            for node in range(len(tree))
-        ]
-        super().__init__(prefixes, child_lists, [])
-
-    @property
-    def members(self) -> list[tuple[int, DraftTree]]:
-        return self._members
 
 
 class NodeGroup(NamedTuple):

@@ -23,7 +23,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification import COPIED, Verifier
 from data_gen.verification.base import IID
-from data_gen.verification.profile import sample
+from data_gen.verification.distributions import sample
 from selector.actions import EMPTY, Choice, Lookup
 from selector.schema import FULL, LIGHT
 

@@ -28,8 +28,8 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.preallocated import PreallocatedModel, Window, run_window, window
 from data_gen.models.sampling import Sampling
 from data_gen.verification import COPIED, Verifier
+from data_gen.verification.distributions import invert
 from data_gen.verification.on_slots import check_on_slots, verify_slots
-from data_gen.verification.profile import invert
 from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup
 from selector.schema import EARLY, MATCH, InputError
 

@@ -20,7 +20,7 @@ from data_gen.models.pair import CachedModel, Pass
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree, Topology
 from data_gen.verification.base import GREEDY, IID
-from data_gen.verification.profile import sample
+from data_gen.verification.distributions import sample
 from selector.actions import Action
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from data_gen.verification import BottomUp, TopDown
-from data_gen.verification.profile import divide
+from data_gen.verification.distributions import divide
 from data_gen.verification.sorted_rows import SortedRows
 from selector.actions import ActionSpace
 
@@ -127,7 +127,7 @@ class Walks:
     def _step(self, states: States, k: int, rows: SortedRows, row_M: Tensor, tokens_B: Tensor, first: bool) -> States:
         """One token further down the text, for walks with k branches on it."""
         x_M1 = tokens_B[row_M].unsqueeze(-1)
-        p_M1, q_M1 = rows.profile(row_M).at(x_M1)
+        p_M1, q_M1 = rows.at(row_M).at(x_M1)
         ratio_M = divide(q_M1, p_M1)[:, 0]
         if k == 1:
             states.weight_M = states.weight_M * ratio_M
@@ -142,7 +142,7 @@ class Walks:
         states.k_M = is_text_mk.sum(-1)
         states.weight_M = states.weight_M * probability_m * k * ratio_M / states.k_M
         for v in states.pulled:
-            pull_mk = self.top_down[v].pull(rows.profile(row_M), entries_mk)
+            pull_mk = self.top_down[v].pull(rows.at(row_M), entries_mk)
             states.pulled[v] = states.pulled[v] * (pull_mk * is_text_mk).sum(-1)
         for v, (left_ML, entry_ML) in states.entered.items():
             states.entered[v] = self._enter(self.bottom_up[v], rows, row_M, entries_mk, is_text_mk, left_ML, entry_ML)
@@ -161,8 +161,8 @@ class Walks:
         """P(earlier siblings reject) and the entry weight, one node further down a bottom-up walk, [M, L] each."""
         lengths, k = entry_ML.shape[-1], entries_Mk.shape[-1]
         each_N, inverse_N = _distinct(entry_ML)
-        profile = rows.profile(row_M[each_N // lengths])
-        split = verifier.split(profile, entry_ML.flatten()[each_N], entries_Mk[each_N // lengths])
+        node = rows.at(row_M[each_N // lengths])
+        split = verifier.split(node, entry_ML.flatten()[each_N], entries_Mk[each_N // lengths])
         entry_Nk, text_Nk = split.entry_Mk, is_text_Mk[each_N // lengths]
         if split.order_Mk is not None:
             entry_Nk, text_Nk = entry_Nk.gather(-1, split.order_Mk), text_Nk.gather(-1, split.order_Mk)
@@ -190,7 +190,7 @@ class Walks:
             entries_mk = lists_ck.repeat(len(row_M), 1)
             drawn_mk = entries_mk >= 0
             entries_mk = torch.where(drawn_mk, entries_mk, x_M[source_m].unsqueeze(-1))
-            _, q_mk = rows.profile(row_M[source_m]).at(entries_mk)
+            _, q_mk = rows.at(row_M[source_m]).at(entries_mk)
             return source_m, entries_mk, torch.where(drawn_mk, q_mk, 1.0).prod(-1) / k
         # where the branches begin, every place is taken in turn: for rules that try children in order, the place of the
         # text's token is most of a label's noise. Further down, where several branches seldom stand, one at random

@@ -36,9 +36,9 @@ from torch import Tensor
 
 from data_gen.text_labels.branch_walks import Walks
 from data_gen.verification import BottomUp, TopDown, get_verifier
+from data_gen.verification.distributions import divide
 from data_gen.verification.khisti import Khisti
 from data_gen.verification.one_path import FirstPath
-from data_gen.verification.profile import divide
 from data_gen.verification.sorted_rows import SortedRows
 from selector.actions import ActionSpace
 

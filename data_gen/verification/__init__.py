@@ -3,17 +3,13 @@
 A new verifier is one small class and one entry in `VERIFIERS`, or in `STYLED` if it is not for i.i.d. drafts.
 """
 
-from data_gen.verification.acceptance import acceptance, optimal_acceptance
+from data_gen.verification.acceptance import optimal_acceptance
 from data_gen.verification.base import STYLES, BottomUp, TopDown, Verdict, Verifier
-from data_gen.verification.greedy import Greedy, SpecHub
 from data_gen.verification.khisti import Khisti
-from data_gen.verification.lifted_uniform import LiftedUniform
-from data_gen.verification.naive_tree import NaiveTree
-from data_gen.verification.nss import NSS
 from data_gen.verification.one_path import Block, GreedyBlock, Naive
 from data_gen.verification.priority import LiftedPriority, Priority
-from data_gen.verification.specinfer import SpecInfer
-from data_gen.verification.spectr import LiftedSpecTr, SpecTr
+from data_gen.verification.rejection import NSS, Greedy, NaiveTree, SpecHub, SpecInfer
+from data_gen.verification.spectr import LiftedSpecTr, LiftedUniform, SpecTr
 from data_gen.verification.traversal import Traversal
 
 _IID: tuple[type[Verifier], ...] = (
@@ -34,8 +30,8 @@ _IID: tuple[type[Verifier], ...] = (
 VERIFIERS: dict[str, type[Verifier]] = {cls.name: cls for cls in _IID}  # all lossless for i.i.d. drafts
 STYLED: dict[str, type[Verifier]] = {cls.name: cls for cls in (Greedy, SpecHub)}  # for other drafts only
 
-# Checks copied chains, whatever verifies the trees. A copy is certain of its tokens, and on such a chain all verifiers
-# have one law: each token is accepted with the target's own probability of it. So the one that is quickest does it.
+# Verifies copied chains, whatever verifies the trees. A copy gives its tokens probability 1, and on such a chain all
+# verifiers have one law: each token is accepted with the target's own probability of it. This one is the quickest.
 COPIED: Verifier = SpecInfer()
 
 
@@ -56,7 +52,6 @@ __all__ = [
     "TopDown",
     "Verdict",
     "Verifier",
-    "acceptance",
     "get_verifier",
     "optimal_acceptance",
 ]

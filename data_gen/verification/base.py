@@ -1,11 +1,11 @@
 """What a verifier is, and the two walks that all of them share.
 
 A verifier ends at one node of the tree (the accepted prefix) and adds one token. Its *law* is the exact joint
-distribution of both, given the tree. Sampling, block efficiency and losslessness all follow from the law's two
-factors, so that is all a verifier computes: where it ends (`stops`), and what it then adds (`extra`).
+distribution of both, given the tree. Sampling, block efficiency and losslessness follow from the law's two factors:
+where the verifier ends (`stops`), and what it then adds (`extra`).
 
 Top-down verifiers ask a solver at every node which child to move to. Bottom-up verifiers split a node's weight over
-its children and accept from the leaves up. Both meet nodes in groups with equally many children, many nodes at once.
+its children and accept from the leaves up. Both take nodes with equally many children together.
 
 Legend: N tree nodes, M nodes taken at once, V vocabulary, k child-list entries.
 """
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from data_gen.trees import DraftTree, NodeGroup
-from data_gen.verification.profile import NodeDistributions, Rows, divide, sample
+from data_gen.verification.distributions import NodeDistributions, Rows, divide, sample
 
 IID, WITHOUT_REPLACEMENT, GREEDY = STYLES = ("iid", "without_replacement", "greedy")
 
@@ -57,9 +57,9 @@ class Verifier(ABC):
             target_probs_NV: the target's distribution after each node, in node order; float64, float32 or bf16.
             draft_probs_NV: the draft's; rows of leaves may hold anything.
         """
-        plan = self._verifier_law(tree, _rows(tree, target_probs_NV.double(), draft_probs_NV.double()))
-        extra_NV = plan.extra(range(len(tree)))
-        return plan.stops_N.unsqueeze(-1) * divide(extra_NV, extra_NV.sum(-1, keepdim=True))
+        stops_N, extra_of = self._verifier_law(tree, _rows(tree, target_probs_NV.double(), draft_probs_NV.double()))
+        extra_NV = extra_of(range(len(tree)))
+        return stops_N.unsqueeze(-1) * divide(extra_NV, extra_NV.sum(-1, keepdim=True))
 
     def block_efficiency(self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> float:
         """E[tau + 1] given the tree, in tokens: accepted tokens and the extra one."""
@@ -73,39 +73,39 @@ class Verifier(ABC):
     def verify(
         self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor, generator: torch.Generator
     ) -> Verdict:
-        """One draw from the law; the generator lives on the tensors' device. Wide sums keep the rows' precision."""
-        plan = self._verifier_law(tree, _rows(tree, target_probs_NV, draft_probs_NV))
-        node = int(sample(plan.stops_N, 1, generator))
-        return Verdict(node, int(sample(plan.extra([node])[0], 1, generator)))
+        """One draw from the law, computed in the rows' own precision. The generator lives on the tensors' device."""
+        stops_N, extra_of = self._verifier_law(tree, _rows(tree, target_probs_NV, draft_probs_NV))
+        node = int(sample(stops_N, 1, generator))
+        return Verdict(node, int(sample(extra_of([node])[0], 1, generator)))
 
     @abstractmethod
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw: ...
 
 
 class TopDown(Verifier):
-    """One optimal-transport solver, applied from the root down until it yields a token that is no child."""
+    """One optimal-transport solver, applied from the root down until it yields a token that is not a child."""
 
-    def pull(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
+    def pull(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         """P(the solver yields this child's token), [M, k]: pooled at a token's first entry, 0 at its copies.
 
         Args:
-            profile: the distributions after the nodes.
+            node: the distributions after the nodes.
             entries_Mk: child tokens in branch order, duplicates included.
         """
         if entries_Mk.shape[-1] > 1:
-            return self.branching(profile, entries_Mk)
-        return self.accept(*profile.at(entries_Mk))
+            return self.branching(node, entries_Mk)
+        return self.accept(*node.at(entries_Mk))
 
     def accept(self, p: Tensor, q: Tensor) -> Tensor:
         """P(an only child is accepted), from the two probabilities of its token, in any shape."""
         return divide(p, q).clamp_(max=1)
 
     @abstractmethod
-    def branching(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
+    def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         """`pull` where k is at least 2. With one child, all solvers are speculative sampling, `min(1, p/q)`."""
 
     @abstractmethod
-    def leftover(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
+    def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         """What the extra token is drawn from where no child is taken; [M, V] up to a factor, for any k."""
 
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw:
@@ -113,7 +113,7 @@ class TopDown(Verifier):
         return VerifierLaw(stops_N, lambda nodes: extra(tree, rows, nodes, self.leftover))
 
     def _chain_stops(self, tree: DraftTree, rows: Rows) -> Tensor:
-        """On a chain, whose few numbers are Python's: accept one token after another."""
+        """On a chain: accept one token after another. The few numbers are quicker in Python than in tensors."""
         reach, stops = 1.0, []
         for accept in self.accept(*along_chain(tree, rows)).tolist():
             stops.append(reach * (1 - accept))
@@ -125,7 +125,7 @@ class TopDown(Verifier):
         steps_N[tree.roots] = 1.0
         for group in tree.groups():
             nodes_M, entries_Mk, children_Mk = group.to(rows.device)
-            pull_Mk = self.pull(rows.profile(nodes_M), entries_Mk)
+            pull_Mk = self.pull(rows.at(nodes_M), entries_Mk)
             steps_N.index_add_(0, children_Mk.flatten(), pull_Mk.flatten())
         reach_N = steps_N[tree.paths_ND.to(rows.device)].prod(-1)
         below = (tree.parents_N >= 0).to(rows.device)
@@ -137,55 +137,48 @@ class Split(NamedTuple):
 
     entry_Mk: Tensor  # entry weights, in entry order; 0 at further copies of a token
     final_M: Tensor  # the node's own weight once all children are rejected
-    flow_M: Tensor  # P(a child's subtree accepts), averaged over the children's draws
     order_Mk: Tensor | None = None  # entries in the order of visits; None: in order of first appearance
 
 
 class BottomUp(Verifier):
-    """One rule that splits a node's weight over its children; acceptance is decided from the leaves up.
+    """A rule splits a node's weight over its children, and acceptance is decided from the leaves up.
 
-    A subtree entered with weight `b` accepts with probability `b` on average over its own draws. A node whose
-    children have all been rejected is a leaf with the weight that is left (Traversal, algorithm 2). With one child
-    every rule is Block Verification: `min(1, w p/q)`.
+    A subtree that is entered with weight `b` accepts with probability `b` on average over its own draws. A node whose
+    children have all been rejected is a leaf with the weight that is left (Traversal Verification, algorithm 2). With
+    one child every rule is Block Verification: `min(1, w p/q)`.
     """
 
     @abstractmethod
-    def split(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Split:
+    def split(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Split:
         """The rule, where k is at least 2.
 
         Args:
-            profile: the distributions after the nodes.
+            node: the distributions after the nodes.
             weights_M: the nodes' own entry weights.
             entries_Mk: child tokens in branch order, duplicates included.
         """
 
     @abstractmethod
-    def remainder(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+    def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         """What the extra token is drawn from at a node whose children are all rejected, where k is at least 2."""
 
     @staticmethod
-    def enter(profile: NodeDistributions, weights_M: Tensor, entries_M1: Tensor) -> Tensor:
-        """The entry weight of an only child, [M, 1]."""
-        p_M1, q_M1 = profile.at(entries_M1)
-        return divide(weights_M.unsqueeze(-1) * p_M1, q_M1).clamp_(max=1)
-
-    @staticmethod
-    def leave(profile: NodeDistributions, weights_M: Tensor) -> Tensor:
+    def leave(node: NodeDistributions, weights_M: Tensor) -> Tensor:
         """A node's weight once its only child is rejected, [M]."""
-        return left_over(weights_M, weights_M - profile.excess(weights_M, profile.ones()))
+        return left_over(weights_M, weights_M - node.excess(weights_M, node.ones()))
 
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw:
         stops_N, weights_N = self._chain_stops(tree, rows) if tree.is_chain else self._tree_stops(tree, rows)
         return VerifierLaw(stops_N, lambda nodes: extra(tree, rows, nodes, self._leftover(weights_N)))
 
     def _chain_stops(self, tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
-        """On a chain, whose few numbers are Python's: Block Verification, from the last node up."""
+        """On a chain: Block Verification, from the last node up. As above, in Python."""
         weights = [1.0]
         for ratio in divide(*along_chain(tree, rows)).tolist():
             weights.append(min(1.0, weights[-1] * ratio))
         weights_N = torch.tensor(weights, dtype=torch.float64, device=rows.device)
         inner_M = torch.arange(len(tree) - 1, device=rows.device)
-        accepts = [*self.leave(rows.profile(inner_M), weights_N[:-1]).tolist(), weights[-1]]
+        accepts = [*self.leave(rows.at(inner_M), weights_N[:-1]).tolist(), weights[-1]]
         left, stops = 1.0, []
         for accept in reversed(accepts):
             stops.append(left * accept)
@@ -205,7 +198,7 @@ class BottomUp(Verifier):
                 if entries_Mk.shape[-1] == 1:
                     entry_Mk = (weights_N[nodes_M] * ratio_N[children_Mk[:, 0]]).clamp_(max=1)
                 else:
-                    entry_Mk, final_M, _, order_Mk = self.split(rows.profile(nodes_M), weights_N[nodes_M], entries_Mk)
+                    entry_Mk, final_M, order_Mk = self.split(rows.at(nodes_M), weights_N[nodes_M], entries_Mk)
                     finals.append((nodes_M, final_M))
                     orders += [] if order_Mk is None else [(group, order_Mk)]
                 weights_N.index_add_(0, children_Mk.flatten(), entry_Mk.flatten())
@@ -224,21 +217,21 @@ class BottomUp(Verifier):
     def _ratios(tree: DraftTree, rows: Rows) -> Tensor:
         """`p/q` of every node's token after its parent, [N]."""
         parents_N, tokens_N = tree.parents_N.to(rows.device).clamp(min=0), tree.tokens_N.to(rows.device).clamp(min=0)
-        p_N1, q_N1 = rows.profile(parents_N).at(tokens_N.unsqueeze(-1))
+        p_N1, q_N1 = rows.at(parents_N).at(tokens_N.unsqueeze(-1))
         return divide(p_N1[:, 0], q_N1[:, 0])
 
     def _left_by_only_children(self, tree: DraftTree, rows: Rows, weights_N: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Nodes with one child all at once: their wide sums wait until every weight is known."""
+        """Final weights of all nodes with one child: one pass over their rows, once every weight is known."""
         nodes = [node for node in range(len(tree)) if len(tree.children(node)) == 1]
         nodes_M = torch.tensor(nodes, dtype=torch.int64, device=rows.device)
-        return [(nodes_M, self.leave(rows.profile(nodes_M), weights_N[nodes_M]))] if nodes else []
+        return [(nodes_M, self.leave(rows.at(nodes_M), weights_N[nodes_M]))] if nodes else []
 
     def _leftover(self, weights_N: Tensor) -> Callable[[NodeDistributions, Tensor], Tensor]:
-        def leftover(profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-            weights_M = weights_N[profile.nodes_M]
+        def leftover(node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
+            weights_M = weights_N[node.nodes_M]
             if entries_Mk.shape[-1] == 1:
-                return profile.residual(weights_M, profile.ones())
-            return self.remainder(profile, weights_M, entries_Mk)
+                return node.residual(weights_M, node.ones())
+            return self.remainder(node, weights_M, entries_Mk)
 
         return leftover
 
@@ -246,12 +239,12 @@ class BottomUp(Verifier):
 def along_chain(tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
     """p and q of each token of a chain, [N - 1] each."""
     tokens_N1 = tree.tokens_N[1:].to(rows.device).unsqueeze(-1)
-    p_N1, q_N1 = rows.profile(torch.arange(len(tree) - 1, device=rows.device)).at(tokens_N1)
+    p_N1, q_N1 = rows.at(torch.arange(len(tree) - 1, device=rows.device)).at(tokens_N1)
     return p_N1[:, 0], q_N1[:, 0]
 
 
 def left_over(weights_M: Tensor, flow_M: Tensor) -> Tensor:
-    """The weight of a node whose children took `flow` of it in the mean, and were all rejected."""
+    """The weight of a node after its children, which took `flow` of it on average, were all rejected."""
     # a weight of 1 stays 1: the root must accept in the end
     left_M = divide((weights_M - flow_M).clamp(min=0), 1 - flow_M).clamp_(max=1)
     return torch.where(weights_M < 1, left_M, weights_M)
@@ -266,14 +259,14 @@ def extra(
     for group in tree.groups(nodes):
         place = [places[node] for node in group.nodes_M.tolist()]
         nodes_m, entries_mk, _ = group.to(rows.device)
-        left_mV = leftover(rows.profile(nodes_m), entries_mk).to(extra_MV.dtype)
+        left_mV = leftover(rows.at(nodes_m), entries_mk).to(extra_MV.dtype)
         # nothing left: the verifier ends here with probability 0, or 1e-17 after rounding
         extra_MV[place] = torch.where(left_mV.sum(-1, keepdim=True) > 0, left_mV, extra_MV[place])
     return extra_MV
 
 
 def _visits(orders: list[tuple[NodeGroup, Tensor]]) -> dict[int, list[int]]:
-    """The children of a node in the order of visits; one transfer from the device for the whole tree."""
+    """The children of each node in the order of visits, with one transfer from the device for the whole tree."""
     if not orders:
         return {}
     flat = iter(torch.cat([order_Mk.flatten() for _, order_Mk in orders]).tolist())

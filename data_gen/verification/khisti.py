@@ -10,7 +10,7 @@ down:
         x = x with probability b(x, X), else X;   r = r'
     go to x with probability min(1, p(x) / r(x));  else  Y ~ (p - r)+, normalised, as the extra token or another child
 
-Legend: V vocabulary, s free tokens, k child-list entries.
+Legend: M nodes taken at once, V vocabulary, s free tokens, k child-list entries, U nodes with different distributions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from data_gen.verification.base import IID, TopDown
-from data_gen.verification.profile import NodeDistributions, divide, is_copy
+from data_gen.verification.distributions import NodeDistributions, divide, is_copy, pooled
 
 SOLVER = "highs-ds"  # the optimum need not be unique: the dual simplex always ends in the same vertex
 
@@ -50,19 +50,16 @@ def match(p_V: np.ndarray, first_V: np.ndarray, second_V: np.ndarray, size: int)
     p, q1, q2 = p_V[order_V], first_V[order_V], second_V[order_V]
     q1_after, q2_after = (q[::-1].cumsum()[::-1] - q for q in (q1, q2))
     s = min(size, int(((q1 > 0) | (q2 > 0)).sum()), len(p))
-    free_ss = np.triu(np.ones((s, s)))
-    if s > 1:
-        # what the free tokens have whatever `b` is: equal pairs, and wins against all tokens beyond
-        fixed_s = (q1 * q2)[:s] + q1[:s] * q2_after[s - 1] + q2[:s] * q1_after[s - 1]
-        free_ss = _optimum(p[:s], q1[:s], q2[:s], fixed_s)
-    b_ss = free_ss.copy()
-    np.fill_diagonal(b_ss, 0.0)
+    # what the free tokens have whatever `b` is: equal pairs, and wins against all tokens beyond
+    fixed_s = (q1 * q2)[:s] + q1[:s] * q2_after[s - 1] + q2[:s] * q1_after[s - 1]
+    free_ss = _optimum(p[:s], q1[:s], q2[:s], fixed_s) if s > 1 else np.ones((s, s))
+    off_diagonal_ss = 1 - np.eye(s)
     winner = q1 * q2 + q1 * q2_after + q2 * q1_after
-    beaten_ss = 1 - free_ss
-    np.fill_diagonal(beaten_ss, 0.0)
-    inner = q1[:s] * (b_ss @ q2[:s]) + q2[:s] * (q1[:s] @ beaten_ss)
-    if s:
-        winner[:s] = (q1 * q2)[:s] + q1[:s] * q2_after[s - 1] + q2[:s] * q1_after[s - 1] + inner
+    winner[:s] = (
+        fixed_s
+        + q1[:s] * ((free_ss * off_diagonal_ss) @ q2[:s])
+        + q2[:s] * (q1[:s] @ ((1 - free_ss) * off_diagonal_ss))
+    )
     return Match(winner[rank_V], rank_V, free_ss)
 
 
@@ -101,42 +98,33 @@ class Khisti(TopDown):
         super().__init__(style)
         self.size = size
 
-    def winner(self, p_V: Tensor, q_V: Tensor, k: int) -> tuple[Tensor, list[Match]]:
-        """The law `r` of the winner among k drafts, float64 [V], and the matches that it comes from."""
-        p, q = p_V.cpu().numpy(), q_V.cpu().numpy()
-        matches: list[Match] = []
-        law = q
-        for _ in range(k - 1):
-            matches.append(match(p, law, q, self.size))
-            law = matches[-1].winner_V
-        return torch.from_numpy(law.copy()).to(p_V.device), matches
+    def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
+        (p_MV, _), (r_MV, matches_M) = node.exact(), self._winners(node, entries_Mk.shape[-1])
+        wins = [_tournament(own, matches) for own, matches in zip(entries_Mk.tolist(), matches_M, strict=True)]
+        wins_Mk = torch.tensor(wins, dtype=torch.float64, device=p_MV.device)
+        accept_Mk = divide(p_MV.gather(-1, entries_Mk), r_MV.gather(-1, entries_Mk)).clamp(max=1)
+        left_MV = (p_MV - r_MV).clamp(min=0)
+        rejected_M1 = (wins_Mk * (1 - accept_Mk)).sum(-1, keepdim=True)
+        landed_Mk = rejected_M1 * divide(left_MV.gather(-1, entries_Mk), left_MV.sum(-1, keepdim=True))
+        return pooled(wins_Mk * accept_Mk, entries_Mk) + landed_Mk.masked_fill(is_copy(entries_Mk), 0.0)
 
-    def branching(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-        p_MV, q_MV = profile.exact()
-        result = torch.zeros(entries_Mk.shape, dtype=torch.float64, device=p_MV.device)
-        # nodes with equal distributions share the program
-        V = p_MV.shape[-1]
-        pairs_UW, place_M = torch.cat([p_MV, q_MV], dim=-1).unique(dim=0, return_inverse=True)
-        solved = [self.winner(pair_W[:V], pair_W[V:], entries_Mk.shape[-1]) for pair_W in pairs_UW]
-        for row, entries in enumerate(entries_Mk.tolist()):
-            p_V, (r_V, matches) = p_MV[row], solved[int(place_M[row])]
-            wins_k = torch.tensor(_tournament(entries, matches), dtype=torch.float64, device=p_V.device)
-            accept_k = divide(p_V[entries], r_V[entries]).clamp(max=1)
-            left_V = (p_V - r_V).clamp(min=0)
-            rejected = (wins_k * (1 - accept_k)).sum()
-            landed_k = rejected * divide(left_V[entries], left_V.sum())
-            first = torch.tensor([entries.index(token) for token in entries], device=p_V.device)
-            result[row].index_add_(0, first, wins_k * accept_k)
-            result[row] += landed_k.masked_fill(is_copy(entries_Mk[row : row + 1])[0], 0.0)
-        return result
+    def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
+        r_MV, _ = self._winners(node, entries_Mk.shape[-1])
+        return (node.exact()[0] - r_MV).clamp_(min=0).scatter_(-1, entries_Mk, 0.0)
 
-    def leftover(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-        p_MV, q_MV = profile.exact()
-        V = p_MV.shape[-1]
-        pairs_UW, place_M = torch.cat([p_MV, q_MV], dim=-1).unique(dim=0, return_inverse=True)
-        laws = [self.winner(pair_W[:V], pair_W[V:], entries_Mk.shape[-1])[0] for pair_W in pairs_UW]
-        r_MV = torch.stack(laws)[place_M]
-        return (p_MV - r_MV).clamp_(min=0).scatter_(-1, entries_Mk, 0.0)
+    def _winners(self, node: NodeDistributions, k: int) -> tuple[Tensor, list[list[Match]]]:
+        """The law of the winner among k drafts, float64 [M, V], and the matches that it comes from, by node."""
+        pairs_M2V = torch.stack(node.exact(), dim=1)
+        pairs_U2V, place_M = pairs_M2V.unique(dim=0, return_inverse=True)  # nodes alike share the programs
+        laws, matches_U = [], []
+        for p_V, q_V in pairs_U2V.cpu().numpy():
+            law_V, matches = q_V, []
+            for _ in range(k - 1):
+                matches.append(match(p_V, law_V, q_V, self.size))
+                law_V = matches[-1].winner_V
+            laws.append(torch.from_numpy(law_V.copy()))
+            matches_U.append(matches)
+        return torch.stack(laws).to(place_M.device)[place_M], [matches_U[place] for place in place_M.tolist()]
 
 
 def _tournament(entries: list[int], matches: list[Match]) -> list[float]:

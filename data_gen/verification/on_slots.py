@@ -17,11 +17,9 @@ from torch.nn.functional import pad
 
 from data_gen.drafting.slots import ABSENT, Layout, Merged
 from data_gen.verification.base import BottomUp, TopDown, Verifier
-from data_gen.verification.lifted_uniform import LiftedUniform
-from data_gen.verification.naive_tree import NaiveTree
-from data_gen.verification.profile import NodeDistributions, Rows, divide, invert, is_copy
-from data_gen.verification.specinfer import SpecInfer
-from data_gen.verification.spectr import LiftedSpecTr, SpecTr
+from data_gen.verification.distributions import NodeDistributions, Rows, divide, invert, is_copy
+from data_gen.verification.rejection import NaiveTree, SpecInfer
+from data_gen.verification.spectr import LiftedSpecTr, LiftedUniform, SpecTr
 from data_gen.verification.traversal import Traversal
 
 ON_SLOTS = (NaiveTree, SpecInfer, SpecTr, Traversal, LiftedSpecTr, LiftedUniform)  # whose rules never look
@@ -73,7 +71,7 @@ class SlotDistributions(NodeDistributions):
 
 
 class SlotRows(Rows):
-    def profile(self, nodes_M: Tensor) -> SlotDistributions:
+    def at(self, nodes_M: Tensor) -> SlotDistributions:
         return SlotDistributions(self, nodes_M)
 
 
@@ -128,10 +126,10 @@ def _top_down(verifier: TopDown, layout: Layout, merged: Merged, rows: SlotRows)
         entries_ME, there_ME, count_M = (
             values[: layout.inner] for values in (merged.entries_SE, merged.there_SE, merged.count_S)
         )
-        profile = rows.profile(torch.arange(layout.inner, device=rows.device))
-        pull_ME = pad(verifier.accept(*profile.at(entries_ME[:, :1])), (0, layout.K - 1))
+        node = rows.at(torch.arange(layout.inner, device=rows.device))
+        pull_ME = pad(verifier.accept(*node.at(entries_ME[:, :1])), (0, layout.K - 1))
         if layout.K > 1:
-            pull_ME = torch.where(count_M.unsqueeze(-1) > 1, verifier.branching(profile, entries_ME), pull_ME)
+            pull_ME = torch.where(count_M.unsqueeze(-1) > 1, verifier.branching(node, entries_ME), pull_ME)
         steps_S.index_add_(0, merged.children_SE[: layout.inner].flatten(), (pull_ME * there_ME).flatten())
     reach_S = steps_S[merged.first_S[layout.paths_SD]].prod(-1) * merged.is_first_S
     return reach_S.index_add(0, merged.first_S[layout.parents_S[1:]], -reach_S[1:]).clamp_(min=0)
@@ -140,7 +138,7 @@ def _top_down(verifier: TopDown, layout: Layout, merged: Merged, rows: SlotRows)
 def _bottom_up(verifier: BottomUp, layout: Layout, merged: Merged, rows: SlotRows) -> tuple[Tensor, Leftover]:
     """P(accepted slot), and what the extra token is drawn from: weights from the root down, acceptance from below."""
     parents_S = merged.first_S[layout.parents_S.clamp(min=0)]
-    ratio_S = divide(*rows.profile(parents_S).at(merged.tokens_S.clamp(min=0).unsqueeze(-1)))[:, 0]
+    ratio_S = divide(*rows.at(parents_S).at(merged.tokens_S.clamp(min=0).unsqueeze(-1)))[:, 0]
     weights_S = torch.zeros(layout.size, dtype=torch.float64, device=rows.device)
     weights_S[0] = 1.0
     for slot in range(1, layout.L1 + 1):
@@ -150,7 +148,7 @@ def _bottom_up(verifier: BottomUp, layout: Layout, merged: Merged, rows: SlotRow
     for nodes in layout.levels[:-1]:
         entries_ME, there_ME, children_ME = merged.entries_SE[nodes], merged.there_SE[nodes], merged.children_SE[nodes]
         nodes_M = torch.arange(nodes.start, nodes.stop, device=rows.device)
-        entry_ME, finals_S[nodes], _, order_ME = verifier.split(rows.profile(nodes_M), weights_S[nodes], entries_ME)
+        entry_ME, finals_S[nodes], order_ME = verifier.split(rows.at(nodes_M), weights_S[nodes], entries_ME)
         only_ME = (weights_S[nodes].unsqueeze(-1) * ratio_S[children_ME]).clamp(max=1)
         entry_ME = torch.where(merged.count_S[nodes].unsqueeze(-1) > 1, entry_ME, only_ME)
         weights_S.index_add_(0, children_ME.flatten(), (entry_ME * there_ME).flatten())
@@ -159,7 +157,7 @@ def _bottom_up(verifier: BottomUp, layout: Layout, merged: Merged, rows: SlotRow
     finals_S[layout.inner :] = weights_S[layout.inner :]  # a leaf's weight is its entry weight
     if layout.inner > 0:  # nodes with one child all at once: their wide sums wait until every weight is known
         inner_M = torch.arange(layout.inner, device=rows.device)
-        left_M = verifier.leave(rows.profile(inner_M), weights_S[: layout.inner])
+        left_M = verifier.leave(rows.at(inner_M), weights_S[: layout.inner])
         finals_S[: layout.inner] = torch.where(merged.count_S[: layout.inner] > 1, finals_S[: layout.inner], left_M)
     stops_S = _from_below(layout, merged, finals_S * merged.is_first_S, orders)
     return stops_S, verifier._leftover(weights_S)
@@ -194,12 +192,12 @@ def _from_below(layout: Layout, merged: Merged, finals_S: Tensor, orders: list[T
 def _extra(slot_1: Tensor, merged: Merged, rows: SlotRows, leftover: Leftover) -> Tensor:
     """The law of the extra token, [1, V]: a leaf adds the target's own; the cases are all worked out, and one kept."""
     entries_1E, count = merged.entries_SE[slot_1], merged.count_S[slot_1]
-    profile = rows.profile(slot_1)
+    node = rows.at(slot_1)
     extra_1V = rows.p_NV[slot_1]
-    one_1V = leftover(profile, entries_1E[:, :1]).to(extra_1V.dtype)
+    one_1V = leftover(node, entries_1E[:, :1]).to(extra_1V.dtype)
     left_1V = one_1V
     if entries_1E.shape[-1] > 1:
-        left_1V = torch.where(count == 1, one_1V, leftover(profile, entries_1E).to(extra_1V.dtype))
+        left_1V = torch.where(count == 1, one_1V, leftover(node, entries_1E).to(extra_1V.dtype))
     # nothing left: the verifier ends here with probability 0, or 1e-17 after rounding
     takes = (count > 0) & (left_1V.sum(-1) > 0)
     return torch.where(takes, left_1V, extra_1V)

@@ -1,6 +1,6 @@
 """Verifiers that look at one path of the tree: `naive`, `block`, and `greedy_block`, which chooses the path.
 
-Block Verification (Sun et al. 2024) on a path of L tokens, from the last one up:
+Block Verification (Sun et al. 2024, arXiv 2403.10444) on a path of L tokens, from the last one up:
 
     w_0 = 1,  w_i = min(1, w_{i-1} p(x_i) / q(x_i))
     accept all L with probability w_L;  else at i = L-1, .., 0:  R = (w_i p - q)+,  S = sum R
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from data_gen.trees import DraftTree
 from data_gen.verification.base import IID, WITHOUT_REPLACEMENT, BottomUp, TopDown, Verifier, VerifierLaw
-from data_gen.verification.naive_tree import NaiveTree
-from data_gen.verification.profile import NodeDistributions, Rows, powers
+from data_gen.verification.distributions import Rows, powers
+from data_gen.verification.rejection import NaiveTree
 from data_gen.verification.traversal import Traversal
 
 MOST_AFTER = 1e200  # beyond, the paths that come after outweigh the prefix by so much that `q~` is `q`
@@ -33,33 +33,25 @@ class OnePath(Verifier):
 
     @abstractmethod
     def path(self, tree: DraftTree, root: int, rows: Rows) -> tuple[list[int], dict[int, Tensor]]:
-        """The nodes of the path, from the root (0) on; and the laws of their tokens, by node, where they are not `q`.
-
-        Args:
-            root: the row of the tree's root.
-        """
+        """The nodes of the path, the root first; and by node the next token's law, float64 [V], where it is not `q`."""
 
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw:
-        paths: list[list[int]] = []
-        laws: dict[int, Tensor] = {}
-        for root, member in tree.members:
-            nodes, replaced = self.path(member, root, rows)
-            paths.append([root + node for node in nodes])
-            laws |= {root + node: law_V for node, law_V in replaced.items()}
-        if laws:
+        paths, laws = zip(*(self.path(tree, root, rows) for root in tree.roots), strict=True)
+        replaced = {node: law_V for own in laws for node, law_V in own.items()}
+        if replaced:
             q_NV = rows.q_NV.clone()
-            q_NV[list(laws)] = torch.stack(list(laws.values())).to(q_NV.dtype)
+            q_NV[list(replaced)] = torch.stack(list(replaced.values())).to(q_NV.dtype)
             rows = Rows(rows.p_NV, q_NV)
         return self.chain._verifier_law(tree.along(paths), rows)
 
 
 class FirstPath(OnePath):
-    """The first branch, whose tokens are the draft's own draws in either style."""
+    """The first branch, whose tokens are draws of the draft in either style."""
 
     styles = (IID, WITHOUT_REPLACEMENT)
 
     def path(self, tree: DraftTree, root: int, rows: Rows) -> tuple[list[int], dict[int, Tensor]]:
-        nodes = [0]
+        nodes = [root]
         while children := tree.children(nodes[-1]):
             nodes.append(children[0])
         return nodes, {}
@@ -73,7 +65,7 @@ class Naive(FirstPath):
 
 
 class Block(FirstPath):
-    """Block Verification (Sun et al. 2024, arXiv 2403.10444)."""
+    """Block Verification."""
 
     name = "block"
     chain = Traversal()
@@ -94,25 +86,19 @@ class GreedyBlock(OnePath):
         """Raises ValueError for a tree that is not a trunk with branches."""
         if not tree.branch_nodes:
             raise ValueError("greedy_block needs a delayed tree: K paths from the end of a trunk")
-        K = len(tree.branch_nodes)
-        node = tree.branch_nodes[0][0]
-        nodes = [0, *tree.path_to(node)]
+        nodes = [root]
+        while len(tree.children(nodes[-1])) == 1:
+            nodes.append(tree.children(nodes[-1])[0])
+        K = len(tree.children(nodes[-1]))
         laws: dict[int, Tensor] = {}
         after = 0.0  # S of the prefix, in units of the prefix's own mass N - S
-        while tree.children(node):
-            profile = rows.profile(torch.tensor([root + node], device=rows.device))
-            q_V, beyond_V = _tails(profile)
+        while children := tree.distinct_children(nodes[-1]):
+            node = rows.at(torch.tensor(nodes[-1:], device=rows.device))
+            (places_V,), (ranked_q_V,), q_V = node.ranked.places_MV, node.ranked.q_MV, node.exact()[1][0]
+            beyond_V = (ranked_q_V.flip(0).cumsum(0).flip(0) - ranked_q_V).clamp(min=0)[places_V]  # mass ranked after x
             N_V, S_V = after + beyond_V + q_V, after + beyond_V
-            laws[node] = q_V * powers(N_V / (after + 1), S_V / (after + 1), K)  # N^K - S^K, up to a factor
-            places_V = profile.ranked.places_MV[0]
-            node = min(tree.distinct_children(node), key=lambda child: int(places_V[tree.token(child)]))
-            after = min(float(S_V[tree.token(node)] / q_V[tree.token(node)]), MOST_AFTER)
-            nodes.append(node)
+            laws[nodes[-1]] = q_V * powers(N_V / (after + 1), S_V / (after + 1), K)  # N^K - S^K, up to a factor
+            nodes.append(min(children, key=lambda child: int(places_V[tree.token(child)])))
+            token = tree.token(nodes[-1])
+            after = min(float(S_V[token] / q_V[token]), MOST_AFTER)
         return nodes, laws
-
-
-def _tails(profile: NodeDistributions) -> tuple[Tensor, Tensor]:
-    """q, and the mass of the tokens that rank after each; float64 [V]."""
-    ranked = profile.ranked
-    tail_V = ranked.q_MV[0].flip(0).cumsum(0).flip(0) - ranked.q_MV[0]
-    return profile.exact()[1][0], tail_V.clamp(min=0)[ranked.places_MV[0]]

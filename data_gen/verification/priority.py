@@ -1,4 +1,4 @@
-"""The priority rule: close to optimal transport in one pass over the vocabulary. Not in the papers.
+"""The priority rule: close to optimal transport in one pass over the vocabulary. It is not in the papers.
 
 The tokens are taken in descending `m/q`; the alive child that comes first is selected. At each node with k children:
 
@@ -7,6 +7,8 @@ The tokens are taken in descending `m/q`; the alive child that comes first is se
         a(x) = 1 if A^k - (A - q(x))^k <= m(x), else (A - (A^k - m(x))^(1/k)) / q(x);   A <- A - a(x) q(x)
     each child is alive with probability a(x);  the first alive one in this order is selected
     none: the extra token is drawn from m less the flow
+
+Legend: M nodes taken at once, V vocabulary in rank order, k child-list entries.
 """
 
 from __future__ import annotations
@@ -14,38 +16,44 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from data_gen.verification.profile import NodeDistributions, Ranked, by_ratio, divide, powers
+from data_gen.verification.distributions import NodeDistributions, Ranked, by_ratio, divide, powers
 from data_gen.verification.selection import Lifted, Selection, SelectionRule, TopDownRule, first_alive
 
-NOTHING = 1e-14
+NOTHING = 1e-14  # of `A^k`: below, only rounding errors are left
 MOST_RUNS = 256
 
 
 class FirstInRank(SelectionRule):
     """Alive with the largest probability for which the flow of the token stays below `m`, given those before it."""
 
-    def select(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
-        ranked = profile.ranked
+    def select(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
+        ranked = node.ranked
         alive_MV, flow_MV = scan(ranked, weights_M, entries_Mk.shape[-1])
         places_Mk = ranked.places_MV.gather(-1, entries_Mk)
         left_Mk = weights_M.unsqueeze(-1) * ranked.p_MV.gather(-1, places_Mk) - flow_MV.gather(-1, places_Mk)
         return Selection(alive_MV.gather(-1, places_Mk), flow_MV.sum(-1), left_Mk.clamp(min=0))
 
-    def remainder(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        ranked = profile.ranked
-        left_MV = (weights_M.unsqueeze(-1) * ranked.p_MV - scan(ranked, weights_M, entries_Mk.shape[-1])[1]).clamp_(
-            min=0
-        )
-        return left_MV.gather(-1, ranked.places_MV)
+    def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+        ranked = node.ranked
+        _, flow_MV = scan(ranked, weights_M, entries_Mk.shape[-1])
+        return (weights_M.unsqueeze(-1) * ranked.p_MV - flow_MV).clamp_(min=0).gather(-1, ranked.places_MV)
+
+    def choose(self, node: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
+        order_Mk = by_ratio(node, entries_Mk)
+        return torch.zeros_like(alive_Mk).scatter_(-1, order_Mk, first_alive(alive_Mk.gather(-1, order_Mk)))
 
 
 def scan(ranked: Ranked, weights_M: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """P(a draw of the token is alive) and the token's flow, in rank order; float64 [M, V] each.
 
     `A` is one minus the alive mass of the tokens so far. A token that is always alive takes `q` from `A`; one whose
-    target is the limit takes `m` from `A^k`. Tokens of one kind come in runs, whose `A` are prefix sums: a pass over
-    the vocabulary per run, of which there are few, instead of a step per token. A token that the scan does not reach is
-    never alive, which is lossless too: once `A^k` is lost in rounding, nothing is left to select.
+    target is the limit takes `m` from `A^k`. Tokens of one kind come in runs, whose `A` are prefix sums. So each run,
+    of which there are few, takes one pass over the vocabulary. A token that the scan does not reach is never alive,
+    which is lossless too: once `A^k` is lost in rounding, nothing is left to select.
+
+    Args:
+        weights_M: the nodes' weights `w`; the target measure is `m = w p`.
+        k: drafts.
     """
     m_MV, q_MV = weights_M.unsqueeze(-1) * ranked.p_MV, ranked.q_MV
     alive_MV, flow_MV = torch.zeros_like(m_MV), torch.zeros_like(m_MV)
@@ -78,19 +86,11 @@ def scan(ranked: Ranked, weights_M: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return alive_MV * drafted_MV, flow_MV * drafted_MV
 
 
-def _first_in_rank(profile: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
-    order_Mk = by_ratio(profile, entries_Mk)
-    return torch.zeros_like(alive_Mk).scatter_(-1, order_Mk, first_alive(alive_Mk.gather(-1, order_Mk)))
-
-
 class Priority(TopDownRule):
     """The priority rule at every node, from the root down."""
 
     name = "priority"
     rule = FirstInRank()
-
-    def choose(self, profile: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
-        return _first_in_rank(profile, alive_Mk, entries_Mk)
 
 
 class LiftedPriority(Lifted):
@@ -98,6 +98,3 @@ class LiftedPriority(Lifted):
 
     name = "lifted_priority"
     rule = FirstInRank()
-
-    def choose(self, profile: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
-        return _first_in_rank(profile, alive_Mk, entries_Mk)

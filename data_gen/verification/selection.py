@@ -4,7 +4,7 @@ A rule sees the target measure `m = w p` (mass `w`) and the drafted entries. It 
 `pi(x)`, in such a way that the flow `F(x) = E[pi(x)]` over the draws stays below `m(x)`. Top-down, what is not selected
 is drawn from `p - F`. Bottom-up ("lifted"), `pi` becomes the children's entry weights.
 
-Legend: M nodes taken at once, V vocabulary, k child-list entries.
+Legend: M nodes taken at once, V vocabulary, k child-list entries, n quadrature nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from data_gen.verification.base import BottomUp, Split, TopDown, left_over
-from data_gen.verification.profile import NodeDistributions, by_ratio, divide, is_copy, pooled
+from data_gen.verification.distributions import NodeDistributions, by_ratio, divide, is_copy, pooled
 
 
 class Selection(NamedTuple):
@@ -33,11 +33,15 @@ class SelectionRule(ABC):
     """Entries are alive independently, with a probability that depends on their token alone; one alive is selected."""
 
     @abstractmethod
-    def select(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection: ...
+    def select(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection: ...
 
     @abstractmethod
-    def remainder(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+    def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         """`m - F`, [M, V]."""
+
+    @abstractmethod
+    def choose(self, node: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
+        """P(entry is selected), [M, k]."""
 
 
 class TopDownRule(TopDown):
@@ -45,20 +49,16 @@ class TopDownRule(TopDown):
 
     rule: ClassVar[SelectionRule]
 
-    def branching(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-        alive_Mk, flow_M, left_Mk = self.rule.select(profile, profile.ones(), entries_Mk)
+    def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
+        alive_Mk, flow_M, left_Mk = self.rule.select(node, node.ones(), entries_Mk)
         none_M1 = (1 - alive_Mk).prod(-1, keepdim=True)
         landed_Mk = none_M1 * divide(left_Mk, (1 - flow_M).unsqueeze(-1)).masked_fill(is_copy(entries_Mk), 0.0)
-        return pooled(self.choose(profile, alive_Mk, entries_Mk), entries_Mk) + landed_Mk
+        return pooled(self.rule.choose(node, alive_Mk, entries_Mk), entries_Mk) + landed_Mk
 
-    def leftover(self, profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
+    def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         if entries_Mk.shape[-1] == 1:
-            return profile.cleared(profile.residual(profile.ones(), profile.ones()), entries_Mk)
-        return profile.cleared(self.rule.remainder(profile, profile.ones(), entries_Mk), entries_Mk)
-
-    @abstractmethod
-    def choose(self, profile: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
-        """P(entry is selected), [M, k]."""
+            return node.cleared(node.residual(node.ones(), node.ones()), entries_Mk)
+        return node.cleared(self.rule.remainder(node, node.ones(), entries_Mk), entries_Mk)
 
 
 class Lifted(BottomUp):
@@ -67,22 +67,18 @@ class Lifted(BottomUp):
     rule: ClassVar[SelectionRule]
     visits_by_ratio: ClassVar[bool] = True  # else in order of first appearance
 
-    def split(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Split:
-        alive_Mk, flow_M, _ = self.rule.select(profile, weights_M, entries_Mk)
-        pi_Mk = pooled(self.choose(profile, alive_Mk, entries_Mk), entries_Mk)
+    def split(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Split:
+        alive_Mk, flow_M, _ = self.rule.select(node, weights_M, entries_Mk)
+        pi_Mk = pooled(self.rule.choose(node, alive_Mk, entries_Mk), entries_Mk)
         final_M = left_over(weights_M, flow_M)
         if not self.visits_by_ratio:
-            return Split(_entry_weights(pi_Mk), final_M, flow_M)
-        order_Mk = by_ratio(profile, entries_Mk)
+            return Split(_entry_weights(pi_Mk), final_M)
+        order_Mk = by_ratio(node, entries_Mk)
         entry_Mk = torch.zeros_like(pi_Mk).scatter_(-1, order_Mk, _entry_weights(pi_Mk.gather(-1, order_Mk)))
-        return Split(entry_Mk, final_M, flow_M, order_Mk)
+        return Split(entry_Mk, final_M, order_Mk)
 
-    def remainder(self, profile: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        return self.rule.remainder(profile, weights_M, entries_Mk)
-
-    @abstractmethod
-    def choose(self, profile: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
-        """P(entry is selected), [M, k]."""
+    def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+        return self.rule.remainder(node, weights_M, entries_Mk)
 
 
 def _entry_weights(pi_Mk: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from data_gen.verification.profile import NodeDistributions, Rows
+from data_gen.verification.distributions import NodeDistributions, Rows
 
 
 class SortedRows(Rows):
@@ -33,7 +33,7 @@ class SortedRows(Rows):
             for rows_PV, scale_P in ((self.p_NV, self.p_scale_N), (self.q_NV, self.q_scale_N))
         )
 
-    def profile(self, nodes_M: Tensor) -> SortedDistributions:
+    def at(self, nodes_M: Tensor) -> SortedDistributions:
         return SortedDistributions(self, nodes_M)
 
     def draw(self, nodes_M: Tensor, uniform_Mn: Tensor) -> Tensor:

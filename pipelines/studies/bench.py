@@ -22,7 +22,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.timing import device_name
 from data_gen.trees import DraftTree
 from data_gen.verification import VERIFIERS, get_verifier
-from data_gen.verification.profile import Rows, sample
+from data_gen.verification.distributions import Rows, sample
 from pipelines.config import Config
 from pipelines.run import Stage, console, progress, write_json
 from pipelines.statistics import interval
@@ -121,7 +121,7 @@ def _calls(vocabulary: int, generator: torch.Generator) -> dict[str, Call]:
 
     candidates = torch.tensor([[0, *(chain.token(n) for n in range(1, L + 1))]], device=device)
     node_M = torch.zeros(1, dtype=torch.int64, device=device)
-    profile = Rows(sampling.probabilities(target_LV[:1]), q_LV[:1]).profile(node_M)
+    node = Rows(sampling.probabilities(target_LV[:1]), q_LV[:1]).at(node_M)
     return {
         RIVAL: lambda: _speculative_sampling(candidates, draft_LV[None, :L], L, target_LV[None]),
         "naive, chain": verify("naive", chain, target_LV, draft_LV),
@@ -131,8 +131,8 @@ def _calls(vocabulary: int, generator: torch.Generator) -> dict[str, Call]:
             sampling.probabilities(tree_target_NV),
             sampling.probabilities(tree_draft_NV),
         ),
-        "one pass over a row": lambda: profile.excess(profile.ones(), profile.ones()),
-        "one sort of a row": lambda: (profile.rows.p_NV / profile.rows.q_NV).sort(descending=True),
+        "one pass over a row": lambda: node.excess(node.ones(), node.ones()),
+        "one sort of a row": lambda: (node.rows.p_NV / node.rows.q_NV).sort(descending=True),
     }
 
 

@@ -6,7 +6,7 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.verification.profile import sample
+from data_gen.verification.distributions import sample
 
 
 def test_temperature_divides_logits() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from data_gen.text_labels.labels import TextLabeller, label_text
 from data_gen.verification import VERIFIERS, get_verifier
-from data_gen.verification.profile import Rows, normalised
+from data_gen.verification.distributions import Rows, normalised
 from data_gen.verification.sorted_rows import SortedRows
 from selector.actions import ActionSpace
 from tests.data_gen.worlds import KINDS, World
@@ -242,10 +242,10 @@ def test_sorted_sums_are_those_of_the_unsorted_rows(vocabulary: int) -> None:
     scaled = 4 * tied[0], tied[1] / 2
     whole = whole_a_M, whole_b_M
     for (p_PV, q_PV), (a, b) in ((smooth, (a_M, b_M)), (tied, (a_M, b_M)), (tied, whole), (scaled, whole)):
-        expected = Rows(p_PV, q_PV).profile(nodes_M)
-        profile = SortedRows(p_PV, q_PV).profile(nodes_M)
-        assert torch.allclose(profile.excess(a, b), expected.excess(a, b), rtol=0, atol=1e-12)
-        for mine, other in zip(profile.excess_and_slope(a, b), expected.excess_and_slope(a, b), strict=True):
+        expected = Rows(p_PV, q_PV).at(nodes_M)
+        node = SortedRows(p_PV, q_PV).at(nodes_M)
+        assert torch.allclose(node.excess(a, b), expected.excess(a, b), rtol=0, atol=1e-12)
+        for mine, other in zip(node.excess_and_slope(a, b), expected.excess_and_slope(a, b), strict=True):
             assert torch.allclose(mine, other, rtol=0, atol=1e-12)
 
 
@@ -254,8 +254,8 @@ def test_sorted_sums_of_short_floats(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(14)
     p_PV, q_PV = normalised(torch.rand(2, 4, 50, generator=generator) ** 4).to(dtype)
     nodes_M, (a_M, b_M) = torch.arange(4), torch.rand(2, 4, generator=generator, dtype=torch.float64)
-    expected = Rows(normalised(p_PV), normalised(q_PV)).profile(nodes_M).excess(a_M, b_M)
-    assert torch.allclose(SortedRows(p_PV, q_PV).profile(nodes_M).excess(a_M, b_M), expected, rtol=1e-5, atol=1e-6)
+    expected = Rows(normalised(p_PV), normalised(q_PV)).at(nodes_M).excess(a_M, b_M)
+    assert torch.allclose(SortedRows(p_PV, q_PV).at(nodes_M).excess(a_M, b_M), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_draws_follow_the_draft() -> None:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from data_gen.trees import DraftTree, Forest, Topology
+from data_gen.trees import DraftTree, Topology
+from tests.data_gen.worlds import Forest
 
 
 def test_equal_prefixes_are_one_node_and_child_lists_keep_duplicates_in_order() -> None:
@@ -66,15 +67,15 @@ def test_paths_that_make_no_topology_are_refused(paths: list[list[int]], message
         Topology.from_paths(paths)
 
 
-def test_a_balanced_topology_has_all_its_levels() -> None:
-    assert list(map(len, Topology.balanced(2, 3).levels())) == [2, 4, 8]
+def test_levels_of_a_topology_are_its_nodes_by_depth() -> None:
+    assert Topology.from_paths([[0], [1], [0, 0], [1, 0], [1, 1], [1, 1, 0]]).levels() == [[0, 1], [2, 3, 4], [5]]
 
 
 def test_a_forest_keeps_every_tree_as_it_is() -> None:
     trees = [DraftTree.from_paths([4], [[1, 2], [1, 3]]), DraftTree.from_paths([], [[5], [5]])]
     forest = Forest(trees)
     assert forest.roots == [0, len(trees[0])]
-    for offset, tree in forest.members:
+    for offset, tree in zip(forest.roots, trees, strict=True):
         for node in range(len(tree)):
             assert [child - offset for child in forest.children(offset + node)] == tree.children(node)
             assert [above - offset for above in forest.path_to(offset + node)] == tree.path_to(node)

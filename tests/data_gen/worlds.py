@@ -7,23 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import accumulate, islice, product
 
 import torch
 from torch import Tensor
 
-from data_gen.trees import DraftTree, Forest, NodeGroup, Topology
+from data_gen.trees import DraftTree, NodeGroup, Topology
 from data_gen.verification import Verifier
 
 TOGETHER = 4096  # trees whose laws are computed at once
 KINDS = ("random", "zeros", "equal", "one_hot", "peaked")
 
 
-class _Forest(Forest):
-    """Keeps its groups: many verifiers ask for the same ones."""
+class Forest(DraftTree):
+    """Many trees side by side, verified at once: each one's node ids are shifted by its root's.
+
+    It keeps its groups, for many verifiers ask for the same ones.
+    """
 
     def __init__(self, trees: Sequence[DraftTree]) -> None:
-        super().__init__(trees)
+        super().__init__()
+        self.roots = list(accumulate((len(tree) for tree in trees[:-1]), initial=0))
+        self._tokens = [token for tree in trees for token in tree._tokens]
+        self._depths = [depth for tree in trees for depth in tree._depths]
+        self._parents, self._child_lists = [], []
+        for root, tree in zip(self.roots, trees, strict=True):
+            self._parents += [parent + root if parent >= 0 else -1 for parent in tree._parents]
+            self._child_lists += [[child + root for child in tree.children(node)] for node in range(len(tree))]
+            self.branch_nodes += [[node + root for node in nodes] for nodes in tree.branch_nodes]
         self._groups: dict[tuple[int, ...] | None, list[NodeGroup]] = {}
 
     def groups(self, nodes: Sequence[int] | None = None) -> list[NodeGroup]:
@@ -160,7 +171,7 @@ class World:
         """Trees and their probabilities, in parts of a size that memory bears."""
         left, parts = iter(trees), []
         while part := list(islice(left, TOGETHER)):
-            forest = _Forest([tree for _, tree in part])
+            forest = Forest([tree for _, tree in part])
             sizes = torch.tensor([len(tree) for _, tree in part])
             parts.append(
                 Drafts(

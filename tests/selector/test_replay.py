@@ -15,7 +15,7 @@ from data_gen.drafting.sampled import draft_lookup
 from data_gen.text_labels.labels import TextLabeller
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier
-from data_gen.verification.profile import normalised
+from data_gen.verification.distributions import normalised
 from selector.actions import Action, ActionSpace, Lookup
 from selector.train.replay import (
     Ratio,

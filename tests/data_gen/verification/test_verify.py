@@ -8,7 +8,7 @@ from scipy import stats
 
 from data_gen.trees import DraftTree
 from data_gen.verification import VERIFIERS, get_verifier
-from data_gen.verification.profile import ROW_BY_ROW, Rows
+from data_gen.verification.distributions import ROW_BY_ROW, Rows
 from tests.data_gen.worlds import World
 
 DRAWS = 400

@@ -1,9 +1,9 @@
 """Arithmetic on rows of probabilities that every verifier shares.
 
 Every residual of Naive, SpecInfer, K-SEQ and Traversal is `(a p - b q)+` with two scalars: subtracting a multiple of
-`q` from such a residual, and scaling it, gives another one. So a rule carries `a` and `b`
-per node, and touches the vocabulary only through `excess`. Sorting 152,000 tokens takes as long as some 25 such passes
-(`make bench`), more than any rule here needs; so only the rules that need the order itself sort (`ranked`).
+`q` from such a residual, and scaling it, gives another one. So a rule carries `a` and `b` per node, and reads the
+vocabulary only through `excess`. To sort 152,000 tokens takes as long as some 25 such passes (`make bench`), so only
+the rules that need the order itself sort (`ranked`).
 
 Legend: N tree nodes, M nodes taken at once, V vocabulary, k child-list entries. Scalars are float64.
 """
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 256
-SMALL = 1 << 16  # elements: a call of torch takes as long
+SMALL = 1 << 16  # elements; below, the call of torch itself takes as long as the sum
 ROW_BY_ROW = 1 << 14  # on the CPU, rows longer than this are taken one at a time: they fill the cache
 
 
@@ -29,12 +29,12 @@ def normalised(probs_V: Tensor) -> Tensor:
 
 
 def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """The quotient of non-negative numbers, and 0 where the denominator is 0: what never happens gets weight 0."""
+    """The quotient of non-negative numbers, and 0 where the denominator is 0, for what never happens has weight 0."""
     return (numerator / denominator).nan_to_num_(nan=0.0, posinf=0.0)
 
 
 def row_sums(rows_NV: Tensor) -> Tensor:
-    """Sums over the vocabulary, [..., N] float64: short blocks in the rows' own precision, their sums in float64."""
+    """Sums over the vocabulary, [..., N] float64: blocks are summed in the rows' own precision, then in float64."""
     if rows_NV.dtype == torch.float64 or rows_NV.is_cuda or rows_NV.numel() < SMALL:
         return rows_NV.sum(-1, dtype=torch.float64)
     whole = rows_NV.shape[-1] // BLOCK * BLOCK  # on the CPU a wide sum in float64 first copies its rows
@@ -43,10 +43,10 @@ def row_sums(rows_NV: Tensor) -> Tensor:
 
 
 class Rows:
-    """The target's and the draft's distributions after all nodes, with what divides each row to sum to one.
+    """The target's and the draft's distributions after all nodes, and the factors that make each row sum to one.
 
-    Wide arithmetic is done in the rows' own precision (at least float32), sums and all scalars in float64. So float32
-    and bf16 rows, which do not sum to one exactly, are taken as proportional to the distribution that is meant.
+    Arithmetic over the vocabulary is done in the rows' own precision (at least float32), sums and scalars in float64.
+    So float32 and bf16 rows, which do not sum to one exactly, stand for the distributions they are proportional to.
     """
 
     def __init__(self, p_NV: Tensor, q_NV: Tensor) -> None:
@@ -55,7 +55,7 @@ class Rows:
         self.p_scale_N = 1 / row_sums(self.p_NV)
         self.q_scale_N = 1 / row_sums(self.q_NV)  # NaN at leaves that hold NaN; never read
 
-    def profile(self, nodes_M: Tensor) -> NodeDistributions:
+    def at(self, nodes_M: Tensor) -> NodeDistributions:
         return NodeDistributions(self, nodes_M)
 
     @property
@@ -73,7 +73,12 @@ class Ranked(NamedTuple):
 
 
 class NodeDistributions:
-    """The distributions at M nodes: the only way in which a rule touches the vocabulary."""
+    """The distributions at M nodes. Rules read the vocabulary only through these methods.
+
+    `on_slots` overrides some of them for nodes that have fewer entries than others.
+    """
+
+    allows_host_sync: ClassVar[bool] = True  # whether a rule may read numbers back to decide what it does next
 
     def __init__(self, rows: Rows, nodes_M: Tensor) -> None:
         self.rows, self.nodes_M = rows, nodes_M
@@ -98,7 +103,7 @@ class NodeDistributions:
             return row_sums(self.residual(a_M, b_M))
         # one row at a time, as a (p - b/a q)+: three passes over the row, with one temporary
         p_rate, q_rate = (a_M * self._p_scale_M).tolist(), (b_M * self._q_scale_M).tolist()
-        most = torch.finfo(self.rows.p_NV.dtype).max  # a weight may be tiny: then nothing is left of p
+        most = torch.finfo(self.rows.p_NV.dtype).max  # where a weight is tiny, nothing is left of p
         sums = [
             a * row_sums(torch.sub(self.rows.p_NV[n], self.rows.q_NV[n], alpha=min(b / a, most)).relu_())
             if a > 0
@@ -127,7 +132,7 @@ class NodeDistributions:
         return p_MV, self._q_MV.double() * self._q_scale_M.unsqueeze(-1)
 
     def draft_mass_off(self, entries_Mk: Tensor) -> Tensor:
-        """`q`'s mass off the entries before each one, and off all of them, [M, k + 1]: summed, not one minus a sum."""
+        """`q`'s mass off the entries before each one, and off all of them, [M, k + 1]; summed, to full precision."""
         q_MV = self._q_MV.clone()
         masses = [q_MV.sum(-1, dtype=torch.float64)]
         for entry_M in entries_Mk.unbind(-1):
@@ -136,10 +141,6 @@ class NodeDistributions:
 
     def ones(self) -> Tensor:
         return torch.ones_like(self._p_scale_M)
-
-    # What a rule asks of a node's entries. `on_slots` answers for nodes that have fewer of them than others.
-
-    allows_host_sync: ClassVar[bool] = True  # whether a rule may read numbers back to decide what it does next
 
     def count(self, entries_Mk: Tensor) -> float | Tensor:
         """Entries of each node."""
@@ -197,9 +198,9 @@ def is_copy(entries_Mk: Tensor) -> Tensor:
     return first_copies(entries_Mk) != torch.arange(entries_Mk.shape[-1], device=entries_Mk.device)
 
 
-def by_ratio(profile: NodeDistributions, entries_Mk: Tensor) -> Tensor:
+def by_ratio(node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
     """Positions of the entries in descending `p/q`, ties by token id; int64 [M, k]."""
-    p_Mk, q_Mk = profile.at(entries_Mk)
+    p_Mk, q_Mk = node.at(entries_Mk)
     by_token_Mk = entries_Mk.argsort(dim=-1, stable=True)
     ratio_Mk = divide(p_Mk, q_Mk).gather(-1, by_token_Mk)
     return by_token_Mk.gather(-1, ratio_Mk.argsort(dim=-1, descending=True, stable=True))
