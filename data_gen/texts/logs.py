@@ -1,4 +1,4 @@
-"""An engine's logs: for every text what a drafter would have had accepted at each of its positions.
+"""An engine's logs, and a run's own traces read as one: what a drafter would have had accepted at every position.
 
 A file holds JSON lines. A line is a text:
 
@@ -11,30 +11,34 @@ A file holds JSON lines. A line is a text:
 
 A step that begins at a position commits the accepted tokens, from the token at that position on, and one more. The logs
 of SpecDecode-Bench's simulator are read as they are: `acc_<name>: {"acc_len": [..]}` counts the tokens that a step
-commits, the additional one included.
+commits, the additional one included. A run's own traces can be read as a log, too.
 
 Legend: R positions, D depths.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from selector.actions import LARGEST
-from selector.schema import InputError
+from data_gen.models.sampling import Sampling
+from data_gen.texts.prompts import lines_of, record_of
+from selector.actions import LARGEST, ActionSpace
+from selector.schema import InputError, check_shard, read_manifest, survival_column
 
 SIMULATOR = "acc_"  # how the simulator's names of drafters begin
 COPYING = ("ngram", "lookup", "suffix")  # names of drafters that copy: lookups are computed from the token ids instead
 NO_DRAFTER = "none"  # a drafter's name: lookups alone
+DRAFTER = "draft"  # the drafter's name in traces
 LARGEST_ID = 2**31 - 1
 LISTED = 20  # bad lines that are named
 FOREIGN = 0.2  # a file of whose tokens fewer occur in the others was probably written with another tokenizer
@@ -87,10 +91,6 @@ class LoggedText:
                 hits_R[end] = float(np.isnan(survivals_RD[root]).any() or accepted == survivals_RD.shape[1])
         return np.nan_to_num(hits_R, nan=1.0).tolist()
 
-    def is_dense(self, drafter: str) -> bool:
-        """Whether everything is known of a drafter at every root."""
-        return not bool(np.isnan(self.of(drafter)).any())
-
 
 def read_logs(paths: Sequence[Path]) -> list[LoggedText]:
     """The texts of some files, in their order.
@@ -103,11 +103,11 @@ def read_logs(paths: Sequence[Path]) -> list[LoggedText]:
     bad: list[str] = []
     for path in paths:
         before = len(texts) + len(bad)
-        for place, line in _lines(path):
+        for place, line in lines_of(path):
             try:
                 texts.append(_text(place, path.stem, line))
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
-                bad.append(f"{place}: {_reason(error)}")
+            except (ValueError, TypeError) as error:
+                bad.append(f"{place}: {error}")
         if len(texts) + len(bad) == before:
             raise InputError(f"{path}: no texts there")
     if bad:
@@ -116,30 +116,9 @@ def read_logs(paths: Sequence[Path]) -> list[LoggedText]:
     return texts
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """The lines of a file that hold anything, each with its place."""
-    try:
-        with path.open(encoding="utf-8-sig", errors="strict") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield f"{path}:{number}", line
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text") from error
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"not a JSON object ({error.msg})"
-    if isinstance(error, RecursionError):
-        return "nested too deep"
-    return f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
-
-
-def _text(place: str, file: str, line: str) -> LoggedText:
-    """One line; ValueError, TypeError or KeyError where it does not fit."""
-    record = json.loads(line)
+def _text(place: str, file: str, line: bytes) -> LoggedText:
+    """One line; ValueError or TypeError where it does not fit."""
+    record = record_of(line)
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")
     prompt, generated = (_ids(record, key) for key in ("prompt_token_ids", "generated_token_ids"))
@@ -149,13 +128,15 @@ def _text(place: str, file: str, line: str) -> LoggedText:
     if not all(map(len, survivals.values())):
         raise ValueError("a drafter has no positions")
     if not prompt or not generated:
-        raise ValueError("the prompt and the generated text hold at least one token each")
+        raise ValueError("the prompt and the generated text must hold at least one token each")
     name = str(record.get("id", place))
     source, kind = (str(record.get(key, default)) for key, default in (("source", f"{file} {name}"), ("kind", file)))
     return LoggedText(name, source, kind, prompt + generated, len(prompt), survivals, place)
 
 
 def _ids(record: dict[str, Any], key: str) -> list[int]:
+    if key not in record:
+        raise ValueError(f"{key} is missing")
     ids = record[key]
     if not isinstance(ids, list) or not all(type(token) is int for token in ids):
         raise ValueError(f"{key}: token ids are whole numbers")
@@ -176,25 +157,16 @@ def _entries(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _survivals(name: str, entry: dict[str, Any], positions: int) -> NDArray[np.float32]:
     """Survivals of one drafter, float32 [R, D]."""
-    known = {key: read for key, read in READERS.items() if key in entry}
+    known = [key for key in READERS if key in entry]
     if len(known) != 1:
         raise ValueError(f"{name}: needs one of {', '.join(READERS)}")
-    key, read = next(iter(known.items()))
-    values = entry[key]
-    if not isinstance(values, list):
+    (key,) = known
+    if not isinstance(entry[key], list):
         raise ValueError(f"{name}.{key}: a list")
-    return read(f"{name}.{key}", values, positions)
+    return READERS[key](f"{name}.{key}", entry[key], positions)
 
 
-def _of_committed(name: str, values: list[Any], positions: int) -> NDArray[np.float32]:
-    return _of_counts(name, values, 1)
-
-
-def _of_accepted(name: str, values: list[Any], positions: int) -> NDArray[np.float32]:
-    return _of_counts(name, values, 0)
-
-
-def _of_counts(name: str, values: list[Any], least: int) -> NDArray[np.float32]:
+def _of_counts(name: str, values: list[Any], positions: int, least: int) -> NDArray[np.float32]:
     """Of how many tokens were accepted at each position, the additional one included if `least` is 1."""
     if not all(type(count) is int and least <= count < LARGEST for count in values):
         raise ValueError(f"{name}: whole numbers from {least} to {LARGEST - 1}")
@@ -213,7 +185,8 @@ def _of_survivals(name: str, values: list[Any], positions: int) -> NDArray[np.fl
 
 
 def _of_steps(name: str, values: list[Any], positions: int) -> NDArray[np.float32]:
-    """Only what was drafted is known: of a chain that was accepted whole not how far a longer one would have come."""
+    """Only what was drafted is known. Of a chain that was accepted whole, the log does not say how far a longer one
+    would have come."""
     for step in values:
         if not isinstance(step, list) or len(step) != 3 or not all(type(number) is int for number in step):
             raise ValueError(f"{name}: [position, drafted, accepted] for each step")
@@ -228,7 +201,39 @@ def _of_steps(name: str, values: list[Any], positions: int) -> NDArray[np.float3
     return rows
 
 
-READERS = {"accepted": _of_accepted, "acc_len": _of_committed, "survivals": _of_survivals, "steps": _of_steps}
+READERS = {
+    "accepted": partial(_of_counts, least=0),
+    "acc_len": partial(_of_counts, least=1),
+    "survivals": _of_survivals,
+    "steps": _of_steps,
+}
+
+
+def read_trace_log(folder: Path, sampling: Sampling) -> list[LoggedText]:
+    """The texts of a trace store that were sampled so, of all splits.
+
+    Raises:
+        InputError: it is not a trace store, a file is damaged, or it holds no such texts.
+    """
+    manifest = read_manifest(folder)
+    verifier, depth = manifest["depends"]["verifiers"][0], ActionSpace.default().depth
+    columns, column = (
+        ("prompt", "kind", "source", "temperature", "top_p", "tokens", "start", "roots"),
+        survival_column(verifier),
+    )
+    wanted, texts = (round(sampling.temperature, 6), round(sampling.top_p, 6)), []
+    for name, listed in sorted(manifest["shards"].items()):
+        check_shard(folder, name, listed)
+        for number, row in enumerate(pq.read_table(folder / name, columns=[*columns, column]).to_pylist()):
+            if (round(row["temperature"], 6), round(row["top_p"], 6)) != wanted or not row["roots"]:
+                continue
+            survivals_RD = np.array(row[column], np.float32).reshape(row["roots"], -1)[:, :depth]
+            place, start = f"{folder / name}:{number}", row["start"] + 1
+            facts = row["prompt"], row["source"], row["kind"], row["tokens"], start
+            texts.append(LoggedText(*facts, {DRAFTER: survivals_RD}, place))
+    if not texts:
+        raise InputError(f"{folder}: no texts of temperature {sampling.temperature:g}, top-p {sampling.top_p:g} there")
+    return texts
 
 
 def drafter_of(texts: Sequence[LoggedText], wanted: str | None) -> str:
@@ -257,7 +262,7 @@ def drafter_of(texts: Sequence[LoggedText], wanted: str | None) -> str:
 
 
 def distinct(texts: Sequence[LoggedText]) -> list[LoggedText]:
-    """The texts without those that stand there a second time: they would fall into several splits."""
+    """The texts without repeated ones, which would fall into several splits."""
     found: dict[tuple[int, ...], LoggedText] = {}
     for text in texts:
         found.setdefault((text.start, *text.tokens), text)

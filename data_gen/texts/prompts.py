@@ -1,10 +1,10 @@
-"""Prompts: where they come from, what tokens they are, and which split they belong to."""
+"""Prompts: how they are read, what tokens they are, and which split they belong to."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,12 @@ class Prompt:
     text: str
     kind: str
     source: str
+
+    @classmethod
+    def of(cls, record: dict[str, Any], text: str, place: str) -> Prompt:
+        """The prompt of a JSON record, whose `id`, `kind` and `source` are optional."""
+        identity = str(record.get("id", f"line-{place.rpartition(':')[2]}"))
+        return cls(identity, text, str(record.get("kind", "text")), str(record.get("source", identity)))
 
 
 @dataclass(frozen=True)
@@ -57,16 +63,9 @@ class Form:
         turns = [*system, {"role": "user", "content": text}]
         try:
             return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-        except Exception as error:  # a template is a program, and raises what it likes
-            key = "chat" if self.system is None else "system"
-            raise InputError(
-                f"prompts.{key}: the chat template of {tokenizer.name_or_path} refuses: {error}"
-            ) from error
-
-    def encode(self, tokenizer: Any, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt, at most `tokens`."""
-        (ids,) = self.whole(tokenizer, [prompt])
-        return self.cut(tokenizer, ids)
+        except Exception as error:  # a template is a program, and may raise anything
+            key, name = "chat" if self.system is None else "system", tokenizer.name_or_path
+            raise InputError(f"prompts.{key}: the chat template of {name} refuses: {error}") from error
 
     def keeps(self, length: int) -> bool:
         """Whether a prompt of so many tokens is kept, whole or cut."""
@@ -79,6 +78,31 @@ class Form:
         first = next((n for n, token in enumerate(ids) if token not in tokenizer.all_special_ids), 0)
         return ids[:first] + ids[len(ids) - self.tokens + first :]
 
+    def encode(self, tokenizer: Any, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt, at most `tokens`."""
+        return self.cut(tokenizer, self.whole(tokenizer, [prompt])[0])
+
+
+def lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The lines of a file that are not blank, each with its place, `file:number`; InputError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            yield from ((f"{path}:{number}", line) for number, line in enumerate(file, 1) if line.strip())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+
+
+def record_of(line: bytes) -> Any:
+    """The value of one JSON line; ValueError with the reason where it is none."""
+    try:
+        return json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError("not UTF-8 text") from error
+    except RecursionError as error:
+        raise ValueError("not JSON: nested too deep") from error
+    except ValueError as error:
+        raise ValueError(f"not JSON, and so not a JSON object ({str(error).split(':')[0]})") from error
+
 
 def read_prompts(path: Path) -> list[Prompt]:
     """Prompts from JSON lines with `text`, and optionally `kind`, `source` and `id`.
@@ -86,27 +110,16 @@ def read_prompts(path: Path) -> list[Prompt]:
     Raises:
         InputError: the file is missing or empty, or a line does not fit; names the file and the line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text") from error
     prompts = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for place, line in lines_of(path):
         try:
-            record = json.loads(line)
+            record = record_of(line)
             text = record["text"]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise InputError(f"{path}:{number}: expected a JSON object with `text`") from error
-        if not isinstance(text, str):
-            raise InputError(f"{path}:{number}: `text` is no string")
-        if not text.strip():
-            raise InputError(f"{path}:{number}: `text` is empty")
-        identity = str(record.get("id", f"line-{number}"))
-        prompts.append(Prompt(identity, text, str(record.get("kind", "text")), str(record.get("source", identity))))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{place}: expected a JSON object with `text`") from error
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(f"{place}: `text` is empty or not a string")
+        prompts.append(Prompt.of(record, text, place))
     if not prompts:
         raise InputError(f"{path}: holds no prompts")
     if len({prompt.id for prompt in prompts}) < len(prompts):
@@ -119,7 +132,7 @@ def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
 
 
 def split_of(prompt: Prompt, validation: float, test: float) -> str:
-    """The split of a prompt's source, by its hash: adding prompts moves none of the others."""
+    """The split of a prompt's source, by its hash, so that adding prompts moves none of the others."""
     digest = hashlib.sha256(f"split {prompt.source}".encode()).digest()
     share = int.from_bytes(digest[:4], "big") / 2**32
     return "test" if share < test else "validation" if share < test + validation else "train"
@@ -137,5 +150,4 @@ def take_evenly(prompts: list[Prompt], count: int) -> list[Prompt]:
     for prompt in sorted(prompts, key=lambda p: hashlib.sha256(f"order {p.id}".encode()).digest()):
         by_kind.setdefault(prompt.kind, []).append(prompt)
     ranked = [(rank, kind, prompt) for kind in by_kind for rank, prompt in enumerate(by_kind[kind])]
-    ranked.sort(key=lambda item: item[:2])
-    return [prompt for _, _, prompt in ranked[:count]]
+    return [prompt for _, _, prompt in sorted(ranked, key=lambda item: item[:2])[:count]]

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from data_gen.texts.logs import LoggedText, distinct, drafter_of, foreign, read_logs
-from data_gen.texts.trace_logs import read_trace_log
+from data_gen.texts.logs import LoggedText, distinct, drafter_of, foreign, read_logs, read_trace_log
 from data_gen.traces import versions
 from pipelines.config import Config
 from pipelines.latency.timings import profile_of, read_timings, remarks

@@ -15,8 +15,7 @@ import torch
 from data_gen.features.root import DrafterKnowledge
 from data_gen.generate import _choice
 from data_gen.models.sampling import Sampling
-from data_gen.texts.logs import read_logs
-from data_gen.texts.trace_logs import read_trace_log
+from data_gen.texts.logs import read_logs, read_trace_log
 from pipelines.latency.timings import profile_of, read_timings
 from pipelines.logs.texts import VERIFIER, Labeller, space_of
 from selector.actions import Lookup
