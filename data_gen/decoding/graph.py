@@ -22,8 +22,8 @@ from torch.nn.functional import cross_entropy
 from data_gen.decoding.decoder import Chooser, Decoder, Step
 from data_gen.drafting.lookup import LookupIndex
 from data_gen.drafting.slots import Layout, layout_of
-from data_gen.features.entropies import LEAST_LOGIT
 from data_gen.features.root import Accepted, RootKnowledge
+from data_gen.features.rows import LEAST_LOGIT
 from data_gen.models.pair import ModelPair
 from data_gen.models.preallocated import PreallocatedModel, Window, run_window, window
 from data_gen.models.sampling import Sampling

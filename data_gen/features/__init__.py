@@ -1,14 +1,13 @@
-"""What the text and the models' rows along it say at a root; a decoder keeps it up to date step by step.
+"""Features: what the text, and the models' rows along it, say at a root.
 
-The text says most of the *source*, the place that a lookup copies from: what followed the longest earlier match of the
-text's end. Whether the text will go on so again is often written in the text itself. In `a b c . a b d . a b` the end
-`a b` was followed by `d` the last time, but by `c` the time before: half of its precedents speak for the proposal. Were
-lookups right there when the text was read? Would the source's own source have gone on alike? All of this follows from
-token ids alone.
+Many features describe the *source* of a lookup, the place that it copies from: the longest earlier match of the text's
+end. The text itself often shows how reliable the source is. In `a b c . a b d . a b`, `d` followed the end `a b` the
+last time and `c` the time before, so half of the precedents support the proposal. Other features are how often lookups
+were right near the source, and whether the source's own source continues alike. Token ids alone give all of these.
 
-A model's rows add more. The target's entropies are known wherever the text was generated, so a proposal that runs into
-a place of high entropy is likely to end there. A drafter that has run over the committed text shows where its first
-token was right.
+The models' rows add more. The target's entropies are known wherever the text was generated, and a lookup that reaches a
+place of high entropy is likely to fail there. A drafter that has passed the committed text shows where its first token
+was right.
 """
 
 from data_gen.features.hits import HitHistory

@@ -1,4 +1,4 @@
-"""What a drafter's hits on committed tokens say at a root.
+"""What a drafter's hits on committed tokens say at a root. A hit is a token that the drafter had right.
 
 Legend: N tokens, F scalars, D decays of running means, C slots of a table.
 """
@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_gen.features.runs import ROOM, Numbers, averaged, empty_table, longer
-from data_gen.features.source import in_a_row
+from data_gen.features.compiled import ROOM, Numbers, averaged, empty_table, in_a_row, longer
 from data_gen.features.text import FADING, TextHistory
 from selector.jit import jit, key_of, slot
 from selector.schema import (
@@ -33,10 +32,10 @@ _CAPS = LONGEST_MATCH, LONGEST_LOOKUP, MOST_SEEN
 
 
 class HitHistory:
-    """What a drafter's hits on committed tokens say: whether its first token at a root was the text's.
+    """A drafter's hits on committed tokens: whether its first token at a root was the text's.
 
     Args:
-        text: the same text's; hits begin behind its prompt.
+        text: the same text's history; hits begin after its prompt.
     """
 
     def __init__(self, text: TextHistory) -> None:
@@ -48,19 +47,19 @@ class HitHistory:
         self._done = 0  # hits that are in the running means
 
     def _make_table(self, hits: int) -> None:
-        """A table of what followed runs of a few tokens, with room for so many hits; they are counted anew."""
+        """An empty table of what followed runs of a few tokens, with room for so many hits, which are counted anew."""
         keys_C, counts_C = empty_table(hits * len(PRECEDENT_LENGTHS))
         self._after, self._counted, self._room = (keys_C, counts_C, np.zeros(len(keys_C))), np.zeros(1, np.int64), hits
 
     def add(self, hits: Sequence[float]) -> None:
-        """More committed tokens, of each whether the drafter had it right."""
+        """Add, for each of some committed tokens, whether the drafter had it right."""
         self._hits.add(hits)
         if len(self._hits.array_N) > self._room:
             self._make_table(2 * len(self._hits.array_N))
 
     @property
     def key(self) -> int:
-        """What training roots are grouped by beside `TextHistory.keys`."""
+        """The key by which training roots are grouped in addition to `TextHistory.keys`."""
         hits_N = self._hits.array_N
         return int(key_of(len(KEYS), self.text.index.tokens[-1], int(hits_N[-1]) if len(hits_N) else -1))
 
@@ -93,13 +92,13 @@ def _of_hits(
     precedent_lengths: Array,
     caps: tuple[int, int, int],
 ) -> int:
-    """The drafter's scalars behind its running means, in the order of the schema; the position after them.
+    """The drafter's scalars after its running means, in the order of the schema; returns the position after them.
 
     Args:
         hits_N: of each token after the prompt.
         place: tokens of the prompt, the source, the position of the first scalar.
-        counted: how many hits are in the table, brought up to date here, as the table is.
-        after: of each run of a few tokens that a hit or a miss followed: its key, how many of them, how many hits.
+        counted: how many hits are in the table; updated here, as the table is.
+        after: for each run of a few tokens: its key, how often a hit or a miss followed it, how often a hit.
     """
     (start, source, at), (keys_C, counts_C, hits_C), usual = place, after, found_F[place[2] - 1]
     for n in range(counted[0], len(hits_N)):

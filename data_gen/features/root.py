@@ -1,10 +1,9 @@
-"""What a selector may know at a root, before anything is drafted. Names and meanings in `selector.schema`.
+"""The features at a root, before anything is drafted; `selector.schema` has their names and meanings.
 
-Everything follows from the committed text and the two models' rows along it, so that a decoder at a root and one
-teacher-forced pass over the finished text give the same numbers. *Early* features need the target's rows alone. The
-others need the draft's, and a row of the draft exists once the draft has passed its token: not yet after a full
-acceptance, nor after steps without drafting. So before they are read the draft passes what it has not seen, the root
-token at least.
+They follow from the committed text and both models' rows along it, so a decoder at a root and one teacher-forced pass
+over the finished text give the same numbers. *Early* features need the target's rows alone. The others need the draft's
+rows, and a row exists only once the draft has passed its token, which it has not after a full acceptance or a step
+without drafting. So the draft first passes the tokens that it has not seen, the root token at least.
 
 Legend: N consecutive tokens, V vocabulary, D hidden width, F scalars.
 """
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from data_gen.drafting.lookup import LookupIndex
 from data_gen.features import DraftHistory, HitHistory, TargetHistory, TextHistory
-from data_gen.features.entropies import entropies
+from data_gen.features.rows import entropies
 from data_gen.models.sampling import Sampling
 from selector.runtime.tokens import TokenStatistics
 from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, LOG, MATCH, PAIR, SCALARS_KEY, TEXT_SCALARS
@@ -46,13 +45,13 @@ class ModelRow(NamedTuple):
 
 
 class Accepted:
-    """What a step's target pass says of its root and the accepted nodes, asked for where a history needs it."""
+    """The target's rows at a step's root and accepted nodes, read only where a history needs them."""
 
     def __init__(self, rows: ModelRows, nodes: Sequence[int]) -> None:
         self._rows, self._nodes = rows, list(nodes)
 
     def entropies(self) -> list[float]:
-        """Of the target after each."""
+        """The target's entropy after each."""
         return entropies(self._rows.logits_NV, self._nodes)
 
     def of_next(self, tokens: Sequence[int]) -> list[float]:
@@ -60,32 +59,28 @@ class Accepted:
         return _of_next(self._rows.probs_NV, self._nodes, tokens)
 
     def hidden_D(self) -> Tensor:
-        """The target's last hidden state after the last of them."""
+        """The target's last hidden state after the last accepted node."""
         return self._rows.hidden_ND[self._nodes[-1]]
 
 
 def agreements(target_probs_NV: Tensor, draft_probs_NV: Tensor, next_N: Tensor) -> list[float]:
-    """After each of some tokens `min(1, q/p)` of the text's next one."""
+    """`min(1, q/p)` of the text's next token, after each of some tokens."""
     p_N, q_N = (rows_NV.gather(-1, next_N.unsqueeze(-1))[:, 0] for rows_NV in (target_probs_NV, draft_probs_NV))
     return (q_N / p_N).clamp(max=1).tolist()
 
 
 class RootKnowledge:
-    """What a decoder knows at its roots, kept up to date step by step.
+    """The features at a decoder's roots, updated step by step.
 
     Args:
         prompt: token ids; the last one is the first root.
         sampling: the target's.
-        feature_levels: what is asked for, `schema.FEATURES` or the match; of rows that these do not need nothing is
-            kept.
+        feature_levels: what is asked for, `schema.FEATURES` or the match. Rows that no level needs are not kept.
     """
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling, feature_levels: Sequence[str]) -> None:
         self.sampling = sampling
-        self._match_alone, self._needs_draft = (
-            set(feature_levels) <= {MATCH},
-            LIGHT in feature_levels or FULL in feature_levels,
-        )
+        self._match_alone, self._needs_draft = set(feature_levels) <= {MATCH}, bool({LIGHT, FULL} & set(feature_levels))
         self.text, self._of_draft = TextHistory(prompt), DraftHistory()
         self._of_target = TargetHistory(self.text)
         self._step: Accepted | None = None  # the last one
@@ -97,12 +92,12 @@ class RootKnowledge:
         self._scalars_F: NDArray[np.float32] | None = None  # at the root, once they were asked for
 
     def committed(self, step: Accepted, tokens: Sequence[int]) -> None:
-        """A step has ended with these tokens, which follow its root and its accepted nodes."""
+        """Add a step's tokens, which follow its root and its accepted nodes."""
         self._digest()
         self._step, self._following, self._scalars_F = step, list(tokens), None
 
     def passed(self, draft: Iterable[ModelRow]) -> None:
-        """The draft's rows after further committed tokens."""
+        """Add the draft's rows after further committed tokens."""
         if self._needs_draft:
             self._draft += draft
 
@@ -110,7 +105,7 @@ class RootKnowledge:
         """The features at the root; None at the first root.
 
         Args:
-            level: what they are to hold: `light` and `full` ones once the draft has passed the root token.
+            level: of the features; `light` and `full` ones need a draft that has passed the root token.
             length: committed tokens, the root token included.
         """
         if self._step is None:
@@ -133,7 +128,7 @@ class RootKnowledge:
         return result
 
     def _draft_scalars(self) -> list[float]:
-        """Brings the draft's history up to date, and what it says at the root."""
+        """Update the draft's history; its scalars at the root."""
         new = self._draft[self._root_entropy is not None :]
         found = entropies(torch.stack([row.logits_V for row in new]))
         draft_entropies = [*([] if self._root_entropy is None else [self._root_entropy]), *found]
@@ -142,7 +137,7 @@ class RootKnowledge:
         return self._of_draft.scalars(draft_entropies[-1])
 
     def _digest(self) -> None:
-        """What the last step says goes into the history: part of a decision's time, so not before one is asked for."""
+        """Add the last step to the histories. This counts as a decision's time, so it waits until one is asked for."""
         if self._step is None or not self._following:
             return
         if self._match_alone:
@@ -156,7 +151,7 @@ class RootKnowledge:
         self._following = []
 
     def _agreements(self) -> list[float]:
-        """Of the tokens that the draft's history lacks."""
+        """`min(1, q/p)` of the tokens that the draft's history lacks."""
         rows = self._draft[: len(self._next)]
         if rows[0].probs_V.is_cuda:
             q = _of_next(torch.stack([row.probs_V for row in rows]), list(range(len(rows))), self._next)
@@ -174,18 +169,16 @@ def _of_next(probs_NV: Tensor, nodes: list[int], tokens: Sequence[int]) -> list[
 
 
 class TextKnowledge:
-    """The same along a finished text, from blocks of rows in the order of the text.
+    """The features along a finished text, from blocks of rows in the order of the text.
 
     Args:
         tokens: of the whole text.
-        start: the first root, the last prompt token.
+        start: position of the first root, the last prompt token.
     """
 
     def __init__(self, tokens: Sequence[int], start: int, sampling: Sampling) -> None:
         self.tokens, self.start, self.sampling = tokens, start, sampling
-        self._target_entropies: list[float] = []
-        self._draft_entropies: list[float] = []
-        self._accepted: list[float] = []
+        self._target_entropies, self._draft_entropies, self._accepted = list[float](), list[float](), list[float]()
 
     @property
     def seen(self) -> int:
@@ -193,13 +186,13 @@ class TextKnowledge:
         return len(self._target_entropies)
 
     def add(self, target: ModelRows, draft: ModelRows) -> None:
-        """The rows after the next tokens from `start` on."""
+        """Add the rows after the next tokens from `start` on."""
         begin = self.start + self.seen
         self._target_entropies += entropies(target.logits_NV)
         self._draft_entropies += entropies(draft.logits_NV)
-        following_N = torch.tensor(self.tokens[begin + 1 : begin + 1 + len(target.probs_NV)], dtype=torch.int64)
-        N = len(following_N)
-        following_N = following_N.to(target.probs_NV.device)
+        following = self.tokens[begin + 1 : begin + 1 + len(target.probs_NV)]
+        following_N = torch.tensor(following, dtype=torch.int64, device=target.probs_NV.device)
+        N = len(following)
         self._accepted += agreements(target.probs_NV[:N], draft.probs_NV[:N], following_N)
 
     def scalars(self, roots: int) -> Tensor:
@@ -217,12 +210,12 @@ class TextKnowledge:
         return torch.from_numpy(found_RF)
 
     def foretold(self, roots: int, most: int) -> Tensor:
-        """At the first so many roots, how many tokens of a lookup the text goes on with, `most` at most; uint8."""
+        """How many tokens of a lookup are right at the first so many roots, `most` at most; uint8 [roots]."""
         return foretold(self.tokens, self.start, roots, most)
 
 
 def foretold(tokens: Sequence[int], start: int, roots: int, most: int) -> Tensor:
-    """At so many roots of a text from `start` on, how many tokens of a lookup are right, `most` at most; uint8."""
+    """How many tokens of a lookup are right, `most` at most, at so many roots of a text from `start` on; uint8."""
     index = LookupIndex(tokens[: start + 1])
     right = []
     for at in range(start + 1, start + 1 + roots):
@@ -232,10 +225,10 @@ def foretold(tokens: Sequence[int], start: int, roots: int, most: int) -> Tensor
 
 
 class DrafterKnowledge:
-    """What an engine knows at its roots of a text that a drafter of its own continues, kept up to date step by step.
+    """The features at the roots of an engine that has its own drafter, updated step by step.
 
     Token ids are enough for `text` features. For `drafter` features the engine also says of every committed token
-    whether the drafter's first token there was the text's, as it knows wherever its drafter runs over committed tokens.
+    whether the drafter's first token there was the text's. It knows that wherever its drafter passes committed tokens.
 
     Args:
         prompt: token ids; the last one is the first root.
@@ -249,7 +242,7 @@ class DrafterKnowledge:
         self._of_drafter = HitHistory(self.text)
 
     def committed(self, tokens: Sequence[int], hits: Sequence[float] = ()) -> None:
-        """More tokens of the text; of each whether the drafter had it right, 1 or 0, for `drafter` features."""
+        """Add tokens of the text and, for `drafter` features, whether the drafter had each right, 1 or 0."""
         self.text.add(tokens)
         self._of_drafter.add(hits)
 
@@ -265,5 +258,5 @@ class DrafterKnowledge:
         return np.append(self.text.keys(), self._of_drafter.key)
 
     def features(self, level: str) -> dict[str, Tensor]:
-        """The same, as a selector is asked with."""
+        """The scalars in the form that a selector takes."""
         return {SCALARS_KEY: torch.from_numpy(self.scalars(level))}

@@ -1,6 +1,8 @@
-"""What the models' rows along a text say at a root: the target's, and the draft's.
+"""What the models' rows along a text say at a root: entropies, and the histories of the target's and the draft's rows.
 
-Legend: N tokens, F scalars, D decays of running means.
+Entropies cost the most of all features, because each row of the vocabulary is read for them.
+
+Legend: N tokens, V vocabulary, F scalars, D decays of running means.
 """
 
 from __future__ import annotations
@@ -9,20 +11,78 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
-from data_gen.features.runs import Numbers, averaged
-from data_gen.features.source import source_entropies
+from data_gen.features.compiled import Numbers, averaged
 from data_gen.features.text import TextHistory
+from selector.jit import jit
 from selector.schema import DECAYS, LONGEST_MATCH, SOURCE_LENGTHS, TARGET_SCALARS
 
 Array = NDArray[Any]
+LEAST_LOGIT = -1e4  # a masked token's logit is minus infinity, its probability 0
 _DECAYS_D, _SOURCES = np.array(DECAYS), np.array(SOURCE_LENGTHS)
 USUAL = DECAYS.index(0.8)  # the running mean that stands for entropies that are not known
 
 
+def entropies(logits_NV: Tensor, rows: Sequence[int] | None = None) -> list[float]:
+    """The entropies of all rows or of some, at temperature 1, in nats."""
+    picked: slice | list[int] = slice(None)
+    if rows is not None:  # those of a chain stand side by side, and need no copy
+        first, end = rows[0], rows[-1] + 1
+        picked = slice(first, end) if end - first == len(rows) else list(rows)
+    if logits_NV.is_cuda:
+        logits_NV = logits_NV[picked].float().clamp(min=LEAST_LOGIT)
+        return cross_entropy(logits_NV, logits_NV.softmax(-1), reduction="none").tolist()  # with itself
+    plain = logits_NV.dtype == torch.float32  # then slicing is cheaper in NumPy
+    array_NV = logits_NV.numpy()[picked] if plain else logits_NV[picked].float().numpy()
+    found: list[float] = _entropies(array_NV).tolist()
+    return found
+
+
+@jit
+def _entropies(logits_NV: Array) -> Array:
+    """Two walks over each row: its maximum, then `sum e^x` and `sum e^x x` of what lies below it."""
+    entropies_N = np.empty(len(logits_NV))
+    for n in range(len(logits_NV)):
+        row_V = logits_NV[n]
+        most = np.float32(LEAST_LOGIT)
+        for v in range(len(row_V)):
+            most = max(most, row_V[v])
+        total, weighted = np.float32(0), np.float32(0)
+        for v in range(len(row_V)):
+            below = max(row_V[v], np.float32(LEAST_LOGIT)) - most
+            share = _exp(below)
+            total += share
+            weighted += share * below
+        entropies_N[n] = np.log(total) - weighted / total
+    return entropies_N
+
+
+@jit
+def _exp(x: np.float32) -> np.float32:
+    """e^x for x <= 0, to float32's precision, from operations that a processor vectorises; the math library's function
+    is not vectorised and takes four times as long.
+
+    e^x = 2^n e^r with n the nearest integer to x / ln 2; e^r by the polynomial of Cephes' `expf`.
+    """
+    x = max(x, np.float32(-87))
+    n = np.floor(x * np.float32(1 / np.log(2)) + np.float32(0.5))
+    r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)  # ln 2 in two parts
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    two_to_n = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return (p * r * r + r + np.float32(1)) * two_to_n
+
+
 class TargetHistory:
-    """What the target's rows along the text say, from the last prompt token on."""
+    """The target's rows along the text, from the last prompt token on."""
 
     def __init__(self, text: TextHistory) -> None:
         self.text = text
@@ -30,7 +90,7 @@ class TargetHistory:
         self._sums_2D, self._done = np.zeros((2, len(DECAYS))), 0
 
     def add(self, entropies: Sequence[float]) -> None:
-        """More committed tokens: the target's entropy before each."""
+        """Add the target's entropy before each of some committed tokens."""
         self._entropies.add(entropies)
 
     def scalars(self) -> Array:
@@ -45,16 +105,15 @@ class TargetHistory:
 
 
 class DraftHistory:
-    """What the draft's rows along the text say, from the last prompt token on."""
+    """The draft's rows along the text, from the last prompt token on."""
 
     def __init__(self) -> None:
         self._sums_2D = np.zeros((2, 2, len(DECAYS)))
         self._means: list[float] = []
-        self._agreed = 0
-        self._newest_entropy = 0.0
+        self._agreed, self._newest_entropy = 0, 0.0
 
     def add(self, accepted: Sequence[float], draft_entropies: Sequence[float]) -> None:
-        """More committed tokens: what the rows before each say, `min(1, q/p)` of it and the draft's entropy."""
+        """Add, for each of some committed tokens, `min(1, q/p)` and the draft's entropy before it."""
         pairs = zip(self._sums_2D, (accepted, draft_entropies), strict=True)
         means = [averaged(sums_2D, _DECAYS_D, np.array(values)) for sums_2D, values in pairs]
         self._means = np.concatenate(means).tolist()
@@ -65,3 +124,28 @@ class DraftHistory:
     def scalars(self, draft_entropy_root: float) -> list[float]:
         """The scalars that the draft is needed for, at the newest token."""
         return [self._newest_entropy, draft_entropy_root, *self._means, min(self._agreed, LONGEST_MATCH)]
+
+
+@jit
+def source_entropies(
+    found_F: Array, entropies_N: Array, place: tuple[int, int, int], lengths: Array, usual: float
+) -> None:
+    """Means of the target's entropies before the first few tokens that a lookup would copy, and the share of these
+    entropies that is known.
+
+    Args:
+        entropies_N: of each token after the prompt.
+        place: tokens of the prompt, the source, the position of the first scalar.
+        usual: stands where none is known.
+    """
+    start, source, at = place
+    distance, total, known, number = start + len(entropies_N) - 1 - source, 0.0, 0, 0
+    for n in range(lengths[-1]):
+        copied = source + 1 + n % distance - start
+        if source >= 0 and copied >= 0:
+            total += entropies_N[copied]
+            known += 1
+        if n + 1 == lengths[number]:
+            found_F[at + number] = total / known if known > 0 else usual
+            number += 1
+    found_F[at + number] = known / lengths[-1]

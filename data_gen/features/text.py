@@ -1,4 +1,4 @@
-"""What token ids alone say at a root.
+"""The features at a root that follow from token ids alone.
 
 Legend: N tokens, F scalars, D decays of running means, M kinds of matches, C slots of a table of counts, J keys.
 """
@@ -12,8 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_gen.drafting.lookup import LookupIndex
-from data_gen.features.runs import ROOM, averaged, count_runs, empty_table, longer
-from data_gen.features.source import alike_after, alike_before, copied_token, in_a_row, precedents, shares
+from data_gen.features.compiled import (
+    ROOM,
+    alike_after,
+    alike_before,
+    averaged,
+    copied_token,
+    count_runs,
+    empty_table,
+    in_a_row,
+    longer,
+    precedents,
+    shares,
+)
 from data_gen.models.sampling import Sampling
 from selector.jit import jit, key_of, slot
 from selector.schema import (
@@ -28,29 +39,28 @@ from selector.schema import (
 
 Array = NDArray[Any]
 
-# arguments of what is compiled: Numba keeps compiled code until this file changes, and with it other files' constants
+# Numba caches compiled code until this file changes, so constants of other files are arguments of compiled functions
 _DECAYS_D, _SOURCES, _PRECEDENTS = np.array(DECAYS), np.array(SOURCE_LENGTHS), np.array(PRECEDENT_LENGTHS)
 _CAPS = LONGEST_MATCH, LONGEST_LOOKUP, MOST_SEEN
 FIRST = 4  # scalars that are not the text's: context length, requests, sampling setting
 MATCHES = 8  # of matches that count as alike, see `_like`
 AHEAD = 8  # tokens of a lookup that are judged
-FADING = 0.95  # of a lookup's weight among those with a match like it
+FADING = 0.95  # each lookup's weight among those with a match like it, relative to the next one's
 DONE, COPIED, STEADY = range(3)  # of `_Text.state`
 
 
 class _Text(NamedTuple):
-    """What is kept of a text, as compiled functions take it.
+    """The state of a text's history, as compiled functions take it.
 
     Attributes:
-        foretold_N: of each token, whether a lookup foretold it.
+        foretold_N: for each token, whether a lookup foretold it.
         sources_N: the source after each token, -1 where there is none.
         matches_N: the length of the match there.
-        sums_2D: of what lookups foretold, and of the weights of the running means.
-        new_2D: the same of tokens that were new.
-        by_match_4M: by how long the match was, of what lookups foretold and of how far they were right, with weights.
-        state: by `DONE` (tokens that are counted), `COPIED` (the latest in a row that lookups foretold), `STEADY` (how
-            long the source has moved along).
-        keys_C, counts_C: of all runs of a few tokens.
+        sums_2D, new_2D: weighted sums and weights, for the running means of foretold and of new tokens.
+        by_match_4M: by the match's length, sums and weights of foretold tokens and of how far lookups were right.
+        state: by `DONE` (tokens that are counted), `COPIED` (how many of the latest tokens in a row were foretold),
+            `STEADY` (for how many tokens the source has moved along).
+        keys_C, counts_C: table of all runs of a few tokens.
     """
 
     foretold_N: Array
@@ -65,11 +75,7 @@ class _Text(NamedTuple):
 
 
 class TextHistory:
-    """What token ids alone say, from the prompt on.
-
-    Args:
-        prompt: token ids.
-    """
+    """The features of a text's token ids, from the prompt on."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.index = LookupIndex()
@@ -80,7 +86,7 @@ class TextHistory:
         self.add(prompt)
 
     def add(self, tokens: Sequence[int]) -> None:
-        """More committed tokens."""
+        """Add committed tokens."""
         begin, end = len(self.index), len(self.index) + len(tokens)
         if end > len(self._known.foretold_N):
             self._make_room(end)
@@ -90,7 +96,7 @@ class TextHistory:
             array_N[begin:end] = new_N
 
     def _make_room(self, tokens: int) -> None:
-        """For twice as many tokens; runs of tokens are then counted anew."""
+        """Make room for twice as many tokens, and count the runs of tokens anew."""
         old, room = self._known, 2 * tokens + ROOM
         arrays = old.foretold_N, old.sources_N, old.matches_N
         foretold_N, sources_N, matches_N = (np.concatenate([a, np.zeros(room - len(a), a.dtype)]) for a in arrays)
@@ -114,11 +120,11 @@ class TextHistory:
 
     @property
     def foretold_N(self) -> Array:
-        """Of each token, whether a lookup foretold it."""
+        """For each token, whether a lookup foretold it."""
         return self._known.foretold_N[: len(self.index)]
 
     def keys(self) -> Array:
-        """What training roots are grouped by, at the newest token, int64 [J], in the order of `schema.KEYS`."""
+        """The keys that group training roots, at the newest token, int64 [J], in the order of `schema.KEYS`."""
         found: Array = _keys(self.index.tokens_N, self.index.source, self.index.match, self.foretold_N[-1] > 0)
         return found
 
@@ -134,11 +140,11 @@ def _text(
     precedent_lengths: Array,
     caps: tuple[int, int, int],
 ) -> None:
-    """The text's scalars from the match on, in the order of the schema; brings `known` up to date.
+    """The text's scalars from the match on, in the order of the schema; updates `known`.
 
     Args:
         place: tokens of the prompt, length of the match, the position of the first scalar.
-        caps: of matches and runs, of what a lookup copies, of counts.
+        caps: the largest match or run, the longest lookup, the largest count.
     """
     (start, match, at), (longest_match, longest_lookup, most_seen) = place, caps
     N, state = len(tokens_N), known.state
@@ -169,7 +175,7 @@ def _text(
 
 @jit
 def _read_on(tokens_N: Array, known: _Text, longest: int) -> Array:
-    """Counts the tokens that are not counted yet; of each of these, whether it was new in the text."""
+    """Count the tokens that are not counted yet; for each of these, whether it was new in the text."""
     state, N = known.state, len(tokens_N)
     new_N = np.zeros(N - state[DONE])
     for n in range(state[DONE], N):
@@ -192,7 +198,7 @@ def _read_on(tokens_N: Array, known: _Text, longest: int) -> Array:
 
 @jit
 def _note(by_match_4M: Array, row: int, match: int, value: float) -> None:
-    """One more value of lookups with a match like this one, whose weight fades."""
+    """Add a value to the lookups with a match like this one, whose weights fade."""
     like = _like(match)
     by_match_4M[row, like] = FADING * by_match_4M[row, like] + value
     by_match_4M[row + 1, like] = FADING * by_match_4M[row + 1, like] + 1
@@ -200,7 +206,7 @@ def _note(by_match_4M: Array, row: int, match: int, value: float) -> None:
 
 @jit
 def _like(match: int) -> int:
-    """Which matches count as alike: 0, 1, 2, 3, up to 6, up to 11, up to 23, longer ones."""
+    """The class of a match's length: 0, 1, 2, 3, up to 6, up to 11, up to 23, longer."""
     if match < 4:
         return match
     return 4 + int(match >= 7) + int(match >= 12) + int(match >= 24)

@@ -1,4 +1,17 @@
-"""Training of the embedded pair: a byte-level BPE tokenizer, a target model, and a draft distilled from it."""
+"""Training of the embedded pair: a byte-level BPE tokenizer, a target model, and a draft distilled from it.
+
+The target may begin with an induction head: it finds where the text stood before, and predicts what followed. Models
+learn such heads by themselves, but late, after billions of tokens (Olsson et al., "In-context Learning and Induction
+Heads", arXiv 2209.11895), while this pair is trained on a few million. So the head is written into two layers, as in
+the paper, and training adapts it to the text:
+
+    layer 0   half of its heads attend to the token before, and note it at every position.
+    layer 1   all of its heads attend to the positions whose note is the present token, and predict the token there.
+
+After `a b .. a` the note at `b` says `a`, so layer 1 attends to `b` and predicts it.
+
+Legend: B texts, T tokens, H hidden width, R half of it.
+"""
 
 from __future__ import annotations
 
@@ -15,43 +28,42 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from pipelines.config import Embedded, EmbeddedModel
-from pipelines.pair.induction import ROPE_THETA, write_induction_head
 from selector.files import atomically
 from selector.schema import InputError
 
+CHARACTERS = 6_000_000  # that the tokenizer is learned from
 END = "<|end|>"  # stands between files; also the end-of-sequence token
 CHECKPOINT_SECONDS = 30
+NEXT_TO = 10.0  # logits by which the attention of layer 0 prefers the token before to the ones beside it, about
+MATCH = 12.0  # logit of a matching note in layer 1
+COPIED = 0.25  # weight of the copied token in the residual stream; the text's own token has 1 / sqrt(hidden)
+ROPE_THETA = 1e6  # turns half of a head's axes by less than half a circle over 1,000 tokens, so notes match far away
 Loss = Callable[[LlamaForCausalLM, torch.Tensor], torch.Tensor]
 
 
-def train_tokenizer(texts: list[str], vocabulary: int, characters: int = 6_000_000) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of `vocabulary` tokens, learned on about that many characters of evenly spaced texts."""
+def train_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of `vocabulary` tokens, learned on about 6 million characters of evenly spaced texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=vocabulary, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
     )
-    stride = max(1, -(-sum(map(len, texts)) // characters))
+    stride = max(1, -(-sum(map(len, texts)) // CHARACTERS))
     tokenizer.train_from_iterator(texts[::stride], trainer)
     return wrapped(tokenizer)
 
 
 def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """The tokenizer as transformers knows it."""
+    """The tokenizer in the class of transformers."""
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END)
 
 
 def encode_corpus(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> torch.Tensor:
     """All texts as one stream of token ids, [tokens] int64, each followed by the end token."""
-    stream: list[int] = []
-    for encoding in tokenizer.backend_tokenizer.encode_batch(texts):
-        stream += encoding.ids
-        stream.append(tokenizer.eos_token_id)
-    return torch.tensor(stream)
+    encodings = tokenizer.backend_tokenizer.encode_batch(texts)
+    return torch.tensor([token for encoding in encodings for token in (*encoding.ids, tokenizer.eos_token_id)])
 
 
 def repeats(tokens: int, vocabulary: int, window: int, seed: int) -> torch.Tensor:
@@ -66,36 +78,78 @@ def attention(context: int) -> str:
 
 
 def build_model(shape: EmbeddedModel, vocabulary: int, eos: int, seed: int, embedded: Embedded) -> LlamaForCausalLM:
-    """A Llama with random weights, its head tied to its embedding; with an induction head where there is to be one."""
+    """A Llama with random weights, its head tied to its embedding; with an induction head if `embedded` asks for it."""
     torch.manual_seed(seed)
     induction = {
         "attention_bias": True,
         "initializer_range": shape.hidden**-0.5,
         "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
     }
-    model = LlamaForCausalLM._from_config(
-        LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=shape.hidden,
-            intermediate_size=shape.intermediate,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.heads,
-            max_position_embeddings=2048,
-            tie_word_embeddings=True,
-            bos_token_id=eos,
-            eos_token_id=eos,
-            **(induction if embedded.induction else {}),
-        ),
-        attn_implementation=attention(embedded.context),  # not saved
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=eos,
+        eos_token_id=eos,
+        **(induction if embedded.induction else {}),
     )
+    model = LlamaForCausalLM._from_config(config, attn_implementation=attention(embedded.context))  # not saved
     if embedded.induction and shape.layers > 1:
         write_induction_head(model)
     return model
 
 
+@torch.no_grad()
+def write_induction_head(model: LlamaForCausalLM) -> None:
+    """Set the weights of a model of two or more layers; what is random in them follows torch's generator.
+
+    A random basis of the residual stream is halved: tokens are compared on the first half, `own_RH`, and notes are
+    written to the second, `note_RH`, both [hidden / 2, hidden]. A token's embedding has parts on both, and what is on
+    the wrong one acts as noise. Other layers and heads write nothing at first: their output projections are zero.
+
+    Args:
+        model: with biases in its attention, an even number of heads, and axes of a head divisible by 4.
+    """
+    hidden, heads = model.config.hidden_size, model.config.num_attention_heads
+    axes = hidden // heads
+    own_RH, note_RH = torch.linalg.qr(torch.randn(hidden, hidden))[0].split(hidden // 2)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    embedding = model.model.embed_tokens.weight
+    embedding.normal_(std=hidden**-0.5)
+
+    # Rotary embedding turns a query and a key apart by `angle` for each token between them. So a constant query agrees
+    # best with the key one token back if all keys are that query, turned on by the angle of one token.
+    angle = ROPE_THETA ** (-torch.arange(axes // 2) / (axes // 2))
+    size = math.sqrt(NEXT_TO * math.sqrt(axes) / float((1 - angle.cos()).sum()))
+    before = model.model.layers[0].self_attn
+    noting = slice(0, hidden // 2)  # the first half of the heads
+    for projection, turned in ((before.q_proj, torch.zeros_like(angle)), (before.k_proj, angle)):
+        projection.weight[noting] = 0
+        projection.bias[noting] = size * torch.cat((turned.cos(), turned.sin())).repeat(heads // 2)
+    before.v_proj.weight[noting] = own_RH
+    before.o_proj.weight[:, noting] = note_RH.T * hidden**-0.5
+
+    # The slower half of a head's axes takes part; the other half would compare tokens at short distances alone.
+    slow = torch.arange(hidden).view(heads, 2, 2, axes // 4)[:, :, 1].flatten()
+    size = math.sqrt(MATCH * math.sqrt(axes) / (axes // 4))
+    match = model.model.layers[1].self_attn
+    for projection, read_RH in ((match.q_proj, own_RH), (match.k_proj, note_RH)):
+        projection.weight.zero_()
+        projection.weight[slow] = size * read_RH
+    basis_HH = torch.linalg.qr(torch.randn(hidden, hidden))[0]  # shares the tokens out among the heads
+    match.v_proj.weight.copy_(basis_HH)
+    match.o_proj.weight.copy_(COPIED * basis_HH.T)
+
+
 def begin_with(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
-    """Give a draft the target's embedding, first layers and last norm, from which its distillation takes less."""
+    """Give a draft the target's embedding, first layers and last norm, which shortens its distillation."""
     own = draft.state_dict()
     draft.load_state_dict({name: value for name, value in target.state_dict().items() if name in own})
 
@@ -121,7 +175,7 @@ def distillation_loss(target: LlamaForCausalLM) -> Loss:
 
 
 def multiplies_faster_in_bfloat16() -> bool:
-    """Whether this CPU has instructions for bfloat16. One without them may need 25 times as long as in float32."""
+    """Whether this CPU has instructions for bfloat16. Without them it may take 25 times as long as in float32."""
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         matrix = torch.ones(256, 256, dtype=dtype)
@@ -139,9 +193,9 @@ def train(
     checkpoint: Path,
     on_step: Callable[[int, float], None],
 ) -> None:
-    """AdamW with warm-up and cosine decay, on random windows of the stream; in bfloat16 where the CPU is faster at it.
+    """AdamW with warm-up and cosine decay, on random windows of the stream; in bfloat16 where that is faster.
 
-    Interrupted, it goes on from `checkpoint`, which is written every 30 seconds and removed by the caller.
+    After an interruption it continues from `checkpoint`, which is written every 30 seconds and removed by the caller.
 
     Args:
         loss_fn: maps the model and a batch of token ids [B, T] to a scalar.
@@ -162,11 +216,12 @@ def train(
     bfloat16 = multiplies_faster_in_bfloat16()
     saved = time.monotonic()
     for step in range(done, shape.steps):
-        # one generator per step, so that a resumed run draws what an undisturbed one would have drawn
+        # one generator for each step, so that a resumed run draws the windows of an uninterrupted one
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         starts = torch.randint(len(stream) - context - 1, (shape.batch, 1), generator=generator)
         batch_BT = stream[starts + torch.arange(context + 1)]
-        rate = shape.learning_rate * min(1.0, (step + 1) / 50) * _cosine(step / shape.steps)
+        cosine = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step / shape.steps)))
+        rate = shape.learning_rate * min(1.0, (step + 1) / 50) * cosine
         for group in optimiser.param_groups:
             group["lr"] = rate
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
@@ -184,10 +239,6 @@ def train(
                 torch.save(state, partial)
             saved = time.monotonic()
     model.eval()
-
-
-def _cosine(progress: float) -> float:
-    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 @torch.no_grad()

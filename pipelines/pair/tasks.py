@@ -1,4 +1,4 @@
-"""Task documents: texts with structure, made from source files, whose outputs repeat their material in six ways.
+"""Task documents: structured texts, made from source files, whose outputs repeat their material in seven ways.
 
     edit         a function and a name in it; the whole function again, the name replaced
     table        a table of the file's definitions; the same cells, its columns reordered and perhaps its rows
@@ -9,7 +9,7 @@
     mix          several of these, short, one after the other
 
 A document is a prompt (instruction, material, mark) and an output. The prompt ends in a visible character and a line
-break follows, which no token of a byte-level BPE reaches across: the prompt's tokens are the document's first.
+break follows, which no token of a byte-level BPE reaches across. So the prompt's tokens are the document's first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 from transformers import PreTrainedTokenizerFast
 
@@ -31,7 +31,7 @@ MARK = "# Output:"
 BLANK = "NAME"
 COLUMNS = ("name", "kind", "line", "arguments")
 INSTRUCTION = 40  # tokens that instruction and mark take, or a little more
-LONGEST_TOKEN = 8  # characters of a token, on the average of a function that has more of them than any real one
+LONGEST_TOKEN = 8  # average characters of a token, above that of any real function
 TRIES = 4  # draws for each document that is asked for
 Count = Callable[[str], int]  # tokens of a text
 
@@ -60,10 +60,15 @@ class Document:
 
 
 class Parts:
-    """What documents are made from: the pieces of one source file. A file that is no Python has none."""
+    """The pieces of one source file that documents are made from; none where the file is not Python."""
 
     def __init__(self, file: SourceFile, count: Count) -> None:
         self.text, self.count = file.text, cache(count)
+        self.code_lines = file.text.split("\n")
+
+    @cached_property
+    def prose_lines(self) -> list[str]:
+        return prose_of(self.text).split("\n")
 
     @cached_property
     def _nodes(self) -> list[ast.AST]:
@@ -79,7 +84,7 @@ class Parts:
 
     @cached_property
     def _functions(self) -> list[tuple[str, list[str]]]:
-        """Source of every function, and the names that it binds and uses again."""
+        """The source of every function, and the names that it binds and uses again."""
         found = []
         for node in self._definitions:
             if not isinstance(node, ast.ClassDef):
@@ -88,29 +93,26 @@ class Parts:
                     n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
                 }
                 words = Counter(re.findall(r"\w+", source))
-                again = sorted(name for name in bound - {"self", "cls"} if words[name] > 1)
-                if again:
+                if again := sorted(name for name in bound - {"self", "cls"} if words[name] > 1):
                     found.append((source, again))
         return found
 
     def functions(self, least: int, most: int) -> list[tuple[str, list[str]]]:
-        """Sources of the functions that have so many tokens, and the names that each binds and uses again."""
-        short = [(source, names) for source, names in self._functions if len(source) <= LONGEST_TOKEN * most]
-        return [(source, names) for source, names in short if least <= self.count(source) <= most]
+        """The functions of `least` to `most` tokens."""
+        short = [each for each in self._functions if len(each[0]) <= LONGEST_TOKEN * most]
+        return [each for each in short if least <= self.count(each[0]) <= most]
 
     def fitting(self, items: Sequence[str], room: int) -> int:
         """How many of the first items, each with a line break, have at most `room` tokens together."""
-        taken = 0
-        for item in items:
+        for taken, item in enumerate(items):
             room -= self.count(item + "\n")
             if room < 0:
-                break
-            taken += 1
-        return taken
+                return taken
+        return len(items)
 
     @cached_property
     def names(self) -> list[str]:
-        """The identifiers of the file that say something."""
+        """The identifiers of the file that are long enough to have a meaning."""
         found = {node.id for node in self._nodes if isinstance(node, ast.Name)}
         found |= {node.attr for node in self._nodes if isinstance(node, ast.Attribute)}
         return sorted(name for name in found if 3 <= len(name) <= 16 and not name.startswith("_"))
@@ -118,15 +120,12 @@ class Parts:
     @cached_property
     def rows(self) -> list[tuple[str, ...]]:
         """Name, kind, line and arguments of every definition: the columns of `COLUMNS`."""
-        return [
-            (
-                node.name,
-                "class" if isinstance(node, ast.ClassDef) else "function",
-                str(node.lineno),
-                "-" if isinstance(node, ast.ClassDef) else ", ".join(a.arg for a in node.args.args) or "-",
-            )
-            for node in self._definitions
-        ]
+        found = []
+        for node in self._definitions:
+            arguments = [] if isinstance(node, ast.ClassDef) else [argument.arg for argument in node.args.args]
+            kind = "class" if isinstance(node, ast.ClassDef) else "function"
+            found.append((node.name, kind, str(node.lineno), ", ".join(arguments) or "-"))
+        return found
 
     @cached_property
     def sayings(self) -> list[tuple[str, str]]:
@@ -138,22 +137,9 @@ class Parts:
             said[node.name] = " ".join(first.split())
         return [(name, saying) for name, saying in said.items() if len(saying) > 20]
 
-    @cached_property
-    def code_lines(self) -> list[str]:
-        return self.text.split("\n")
-
-    @cached_property
-    def prose_lines(self) -> list[str]:
-        return prose_of(self.text).split("\n")
-
 
 def _word(name: str) -> re.Pattern[str]:
     return re.compile(rf"\b{re.escape(name)}\b")
-
-
-def replaced(text: str, old: str, new: str) -> str:
-    """The text with every whole word `old` replaced."""
-    return _word(old).sub(new, text)
 
 
 def _edit(parts: Parts, rng: random.Random, room: int) -> Document | None:
@@ -164,7 +150,7 @@ def _edit(parts: Parts, rng: random.Random, room: int) -> Document | None:
     old, new = rng.choice(bound), rng.choice(parts.names)
     if _word(new).search(source):
         return None
-    return Document("edit", f"Rename {old} to {new} in this function.", source, replaced(source, old, new))
+    return Document("edit", f"Rename {old} to {new} in this function.", source, _word(old).sub(new, source))
 
 
 def _table(parts: Parts, rng: random.Random, room: int) -> Document | None:
@@ -174,23 +160,23 @@ def _table(parts: Parts, rng: random.Random, room: int) -> Document | None:
     if len(rows) < 2:
         return None
     order = rng.sample(range(len(COLUMNS)), len(COLUMNS))
-    backwards = rng.random() < 0.5
+    direction, listed = ("last to the first", rows[::-1]) if rng.random() < 0.5 else ("first", rows)
     columns = ", ".join(COLUMNS[c] for c in order)
     return Document(
         "table",
-        f"Write this table with the columns {columns}, rows from the {'last to the first' if backwards else 'first'}.",
+        f"Write this table with the columns {columns}, rows from the {direction}.",
         "\n".join(" | ".join(row) for row in (COLUMNS, *rows)),
-        "\n".join(" | ".join(row[c] for c in order) for row in (reversed(rows) if backwards else rows)),
+        "\n".join(" | ".join(row[c] for c in order) for row in listed),
     )
 
 
 def _boilerplate(parts: Parts, rng: random.Random, room: int) -> Document | None:
     functions = parts.functions(1, room // 4)
     chosen = rng.sample(functions, min(len(functions), rng.choice((1, 2, 3))))
-    template = "\n\n".join(replaced(source, rng.choice(bound), BLANK) for source, bound in chosen)
+    template = "\n\n".join(_word(rng.choice(bound)).sub(BLANK, source) for source, bound in chosen)
     unused = [name for name in parts.names if not _word(name).search(template)]
     names = rng.sample(unused, min(len(unused), 8))
-    filled = [replaced(template, BLANK, name) + "\n" for name in names]
+    filled = [_word(BLANK).sub(name, template) + "\n" for name in names]
     names = names[: parts.fitting(filled, room)]
     if not template or len(names) < 2:
         return None
@@ -198,20 +184,13 @@ def _boilerplate(parts: Parts, rng: random.Random, room: int) -> Document | None
     return Document("boilerplate", f"Write this with {BLANK} as {', '.join(names)}.", template, output)
 
 
-def _continued(workload: str, parts: Parts, lines: list[str], rng: random.Random, room: int) -> Document | None:
+def _continued(workload: str, parts: Parts, rng: random.Random, room: int) -> Document | None:
+    lines = parts.code_lines if workload == "code" else parts.prose_lines
     first = rng.randrange(len(lines))
     middle = first + parts.fitting(lines[first : first + room], room)
     last = middle + parts.fitting(lines[middle : middle + room], room)
     material, output = "\n".join(lines[first:middle]).rstrip(), "\n".join(lines[middle:last]).rstrip()
     return Document(workload, f"Continue this {workload}.", material, output) if material and output else None
-
-
-def _code(parts: Parts, rng: random.Random, room: int) -> Document | None:
-    return _continued("code", parts, parts.code_lines, rng, room)
-
-
-def _prose(parts: Parts, rng: random.Random, room: int) -> Document | None:
-    return _continued("prose", parts, parts.prose_lines, rng, room)
 
 
 def _quote(parts: Parts, rng: random.Random, room: int) -> Document | None:
@@ -221,25 +200,18 @@ def _quote(parts: Parts, rng: random.Random, room: int) -> Document | None:
     if len(said) < 2:
         return None
     asked = rng.sample(said, len(said))
+    output = "\n".join(f'{name}: "{saying}"' for name, saying in asked)
     names = ", ".join(name for name, _ in asked)
-    return Document(
-        "quote",
-        f"How do {names} begin? Quote.",
-        "\n".join(lines[: len(said)]),
-        "\n".join(f'{name}: "{saying}"' for name, saying in asked),
-    )
+    return Document("quote", f"How do {names} begin? Quote.", "\n".join(lines[: len(said)]), output)
 
 
 def _mix(parts: Parts, rng: random.Random, room: int) -> Document | None:
-    """Three or four of the others, numbered: what is asked, then the outputs."""
-    makers = [maker for workload, maker in MAKERS.items() if workload != "mix"]
-    tasks = rng.sample(makers, rng.choice((3, 4)))
-    each = room // len(tasks) - INSTRUCTION // 4
-    made = [_drawn(maker, parts, rng, each) for maker in tasks]
-    documents = [document for document in made if document is not None]
-    if len(documents) < 2:
+    """Three or four of the others, numbered: all instructions and materials, then all outputs."""
+    tasks = rng.sample([maker for workload, maker in MAKERS.items() if workload != "mix"], rng.choice((3, 4)))
+    made = [_drawn(maker, parts, rng, room // len(tasks) - INSTRUCTION // 4) for maker in tasks]
+    numbered = list(enumerate([document for document in made if document is not None], 1))
+    if len(numbered) < 2:
         return None
-    numbered = list(enumerate(documents, 1))
     return Document(
         "mix",
         "Do these one after the other.",
@@ -253,8 +225,8 @@ MAKERS: dict[str, Maker] = {
     "edit": _edit,
     "table": _table,
     "boilerplate": _boilerplate,
-    "code": _code,
-    "prose": _prose,
+    "code": partial(_continued, "code"),
+    "prose": partial(_continued, "prose"),
     "quote": _quote,
     "mix": _mix,
 }
@@ -262,7 +234,7 @@ WORKLOADS = tuple(MAKERS)
 
 
 def _drawn(maker: Maker, parts: Parts, rng: random.Random, room: int) -> Document | None:
-    """One document whose material and output have at most `room` tokens each, if some draws find one."""
+    """One document whose material and output have at most `room` tokens each, if a few draws find one."""
     for _ in range(TRIES):
         document = maker(parts, rng, room)
         if document and max(parts.count(document.material), parts.count(document.output)) <= room:

@@ -14,8 +14,8 @@ from torch import Tensor
 from data_gen.decoding.decoder import Decoded, Decoder, Features, Fixed, Random
 from data_gen.drafting.lookup import LookupIndex
 from data_gen.features import DraftHistory, TargetHistory, TextHistory
-from data_gen.features.entropies import LEAST_LOGIT, entropies
 from data_gen.features.root import ModelRows, TextKnowledge, agreements
+from data_gen.features.rows import LEAST_LOGIT, entropies
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.written import Text, finished, rows_along

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pipelines.pair.corpus import kind_of, prose_of, stdlib_files
-from pipelines.pair.prompts import PROMPT_CHARACTERS, held_out_prompts
+from pipelines.pair.prompt_writing import PROMPT_CHARACTERS, held_out_prompts
 
 
 def test_kinds_follow_from_folder_and_content() -> None:

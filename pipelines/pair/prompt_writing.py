@@ -21,7 +21,7 @@ PROMPT_CHARACTERS = 1200  # more than `prompts.tokens` usually need
 
 
 def write(config: Config, tokenizer: Any, files: list[corpus.SourceFile], source: dict[str, Any]) -> None:
-    """The run's prompts, and how many of them are cut or left out.
+    """Write the run's prompts, and say how many of them are cut or left out.
 
     Args:
         files: of the standard library.
@@ -29,11 +29,11 @@ def write(config: Config, tokenizer: Any, files: list[corpus.SourceFile], source
     """
     path = config.folder / "pair" / "prompts.jsonl"
     if config.prompts.sets:
-        write_prompts_of_sets(config, tokenizer, path)
-    elif config.prompts.file is None:
-        write_held_out_prompts(config, tokenizer, files, path, source)
-    if not config.prompts.sets:
-        Stage("prompts", config, {}, ()).say(fitted(config, tokenizer, all_prompts(config))[1])
+        _write_prompts_of_sets(config, tokenizer, path)
+        return
+    if config.prompts.file is None:
+        _write_held_out_prompts(config, tokenizer, files, path, source)
+    Stage("prompts", config, {}, ()).say(fitted(config, tokenizer, all_prompts(config))[1])
 
 
 def fitted(config: Config, tokenizer: Any, prompts: list[Prompt]) -> tuple[list[Prompt], str]:
@@ -42,42 +42,41 @@ def fitted(config: Config, tokenizer: Any, prompts: list[Prompt]) -> tuple[list[
     lengths = list(map(len, form.whole(tokenizer, prompts)))
     longer = sum(length > form.tokens for length in lengths)
     what = "left out" if form.longer == "drop" else f"cut to their {form.longer}"
-    said = f"up to {max(lengths)} tokens; {longer} of more than {form.tokens} are {what}"
     kept = [prompt for prompt, length in zip(prompts, lengths, strict=True) if form.keeps(length)]
-    return kept, f"{len(prompts)} texts of {said}"
+    said = f"{len(prompts)} texts of up to {max(lengths)} tokens; {longer} of more than {form.tokens} are {what}"
+    return kept, said
 
 
 def chosen(config: Config, tokenizer: Any) -> Iterator[tuple[list[Prompt], str]]:
-    """Of each data set the prompts that are taken, and what became of its records in words."""
+    """The prompts that are taken of each data set, and what became of its records in words."""
     for own in config.prompts.sets:
         prompts, records = read_set(own.name, own.file)
         kept, said = fitted(config, tokenizer, prompts)
         if len(kept) < (own.prompts or 1):
             raise InputError(f"prompts.sets: {own.name} gives {len(kept)} prompts, not {own.prompts or 1}: {said}")
-        taken = take_evenly(kept, len(kept) if own.prompts is None else own.prompts)
+        taken = take_evenly(kept, own.prompts or len(kept))
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(p.kind for p in taken).items()))
         yield taken, f"{own.name}: {records} records, {said}; taken: {kinds}"
 
 
 def plan(config: Config) -> list[str]:
-    """What the data sets give; of those on the hub, and before there is a tokenizer, where they are read from."""
+    """What the data sets give. Where they are on the hub, or there is no tokenizer yet, where they are read from."""
     tokenizer = None
     if all(own.file is not None for own in config.prompts.sets):
-        with suppress(InputError):  # an embedded pair's is not there before the stage has run
+        with suppress(InputError):  # an embedded pair's tokenizer does not exist before the stage has run
             tokenizer = tokenizer_of(config)
     if tokenizer is not None:
         return [said for _, said in chosen(config, tokenizer)]
-    counts = {own: "all" if own.prompts is None else own.prompts for own in config.prompts.sets}
+    counts = {own: own.prompts or "all" for own in config.prompts.sets}
     return [f"{own.name}: {count} prompts from {own.file or SETS[own.name].hub}" for own, count in counts.items()]
 
 
-def write_prompts_of_sets(config: Config, tokenizer: Any, path: Path) -> None:
-    """Read anew whenever the sets, their files, or the tokenizer change; what the hub holds is taken to stay."""
+def _write_prompts_of_sets(config: Config, tokenizer: Any, path: Path) -> None:
+    """Read the sets again whenever they, their files or the tokenizer change; the hub's contents are taken as fixed."""
     paths = [own.file for own in config.prompts.sets if own.file is not None and own.file.is_file()]
-    files = {str(path): sha256(path) for path in paths}
     inputs = {
         "pair": config.pair.target,
-        "files": files,
+        "files": {str(path): sha256(path) for path in paths},
         "prompts": config.prompts.model_dump(mode="json", include={"sets", "tokens", "longer", "chat", "system"}),
     }
     stage = Stage("prompts", config, inputs, (path,))
@@ -90,23 +89,22 @@ def write_prompts_of_sets(config: Config, tokenizer: Any, path: Path) -> None:
     _replace(stage, path, list(prompts.values()))
 
 
-def write_held_out_prompts(
+def _write_held_out_prompts(
     config: Config, tokenizer: Any, files: list[corpus.SourceFile], path: Path, source: dict[str, Any]
 ) -> None:
-    """The prompts of all kinds that this Python's library has, or of all workloads that a pair was trained for; cheap,
-    so made anew whenever something changed."""
-    inputs = {"corpus": source, "per_source": config.prompts.per_source, "held_out": config.pair.embedded.held_out}
+    """The prompts of all kinds that this Python's library has, or of all workloads that a pair was trained for."""
+    number, tokens = config.prompts.per_source, config.prompts.tokens
+    inputs = {"corpus": source, "per_source": number, "held_out": config.pair.embedded.held_out}
     workloads = config.pair.target == "embedded" and config.pair.embedded.documents > 0
     if workloads:
-        kept = path.parent / "models" / "target" / "tokenizer.json"
-        inputs |= {"tokens": config.prompts.tokens, "tokenizer": sha256(kept)}
+        inputs |= {"tokens": tokens, "tokenizer": sha256(path.parent / "models" / "target" / "tokenizer.json")}
     stage = Stage("prompts", config, inputs, (path,))
     if not stage.begin():
         return
     if workloads:
-        prompts = workload_prompts(files, config.prompts.per_source, tasks.counter(tokenizer), config.prompts.tokens)
+        prompts = workload_prompts(files, number, tasks.counter(tokenizer), tokens)
     else:
-        prompts = held_out_prompts(files, config.prompts.per_source)
+        prompts = held_out_prompts(files, number)
     possible = tasks.WORKLOADS if workloads else corpus.KINDS
     for kind in sorted(set(possible) - {prompt.kind for prompt in prompts}):
         stage.say(f"this Python has no {kind} in its library: no prompts of that kind")
@@ -133,20 +131,18 @@ def held_out_prompts(files: list[corpus.SourceFile], per_source: int) -> list[Pr
         for kind, text in texts.items():
             starts = [0, *(i + 1 for i, char in enumerate(text) if char == "\n")]
             starts = [start for start in starts if start + PROMPT_CHARACTERS <= len(text)]
-            chosen = starts[:: max(1, -(-len(starts) // per_source))]
             prompts += [
                 Prompt(f"{kind}:{file.path}:{start}", text[start : start + PROMPT_CHARACTERS], kind, file.path)
-                for start in chosen
+                for start in starts[:: max(1, -(-len(starts) // per_source))]
             ]
     return prompts
 
 
 def workload_prompts(files: list[corpus.SourceFile], per_source: int, count: tasks.Count, tokens: int) -> list[Prompt]:
     """Prompts of all workloads from held-out files: at most `per_source` of each file, of `tokens` tokens at most."""
-    prompts = []
-    for file in files:
-        if file.held_out:
-            for n, document in enumerate(tasks.documents(file, per_source, count, tokens)):
-                identity = f"{document.workload}:{file.path}:{n}"
-                prompts.append(Prompt(identity, document.prompt, document.workload, file.path))
-    return prompts
+    return [
+        Prompt(f"{document.workload}:{file.path}:{n}", document.prompt, document.workload, file.path)
+        for file in files
+        if file.held_out
+        for n, document in enumerate(tasks.documents(file, per_source, count, tokens))
+    ]
