@@ -19,7 +19,7 @@ Legend: R positions, D depths.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -39,6 +39,7 @@ SIMULATOR = "acc_"  # how the simulator's names of drafters begin
 COPYING = ("ngram", "lookup", "suffix")  # names of drafters that copy: lookups are computed from the token ids instead
 NO_DRAFTER = "none"  # a drafter's name: lookups alone
 DRAFTER = "draft"  # the drafter's name in traces
+COLUMNS = ("prompt", "kind", "source", "temperature", "top_p", "tokens", "start", "roots")  # read of traces
 LARGEST_ID = 2**31 - 1
 LISTED = 20  # bad lines that are named
 FOREIGN = 0.2  # a file of whose tokens fewer occur in the others was probably written with another tokenizer
@@ -201,7 +202,8 @@ def _of_steps(name: str, values: list[Any], positions: int) -> NDArray[np.float3
     return rows
 
 
-READERS = {
+Reader = Callable[[str, list[Any], int], NDArray[np.float32]]
+READERS: dict[str, Reader] = {
     "accepted": partial(_of_counts, least=0),
     "acc_len": partial(_of_counts, least=1),
     "survivals": _of_survivals,
@@ -217,14 +219,11 @@ def read_trace_log(folder: Path, sampling: Sampling) -> list[LoggedText]:
     """
     manifest = read_manifest(folder)
     verifier, depth = manifest["depends"]["verifiers"][0], ActionSpace.default().depth
-    columns, column = (
-        ("prompt", "kind", "source", "temperature", "top_p", "tokens", "start", "roots"),
-        survival_column(verifier),
-    )
+    column = survival_column(verifier)
     wanted, texts = (round(sampling.temperature, 6), round(sampling.top_p, 6)), []
     for name, listed in sorted(manifest["shards"].items()):
         check_shard(folder, name, listed)
-        for number, row in enumerate(pq.read_table(folder / name, columns=[*columns, column]).to_pylist()):
+        for number, row in enumerate(pq.read_table(folder / name, columns=[*COLUMNS, column]).to_pylist()):
             if (round(row["temperature"], 6), round(row["top_p"], 6)) != wanted or not row["roots"]:
                 continue
             survivals_RD = np.array(row[column], np.float32).reshape(row["roots"], -1)[:, :depth]

@@ -23,7 +23,9 @@ from pipelines.tracking import describe, mlflow_run
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "evaluate")
 
-MEMORY = "memory: a pass that does not fit is done again with half as many rows; data.texts_at_once sets the first size"
+MEMORY = (
+    "memory: a pass that does not fit is done again with half as many rows; data.texts_per_shard sets the first size"
+)
 
 
 def plan(config: Config) -> list[str]:

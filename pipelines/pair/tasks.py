@@ -120,7 +120,7 @@ class Parts:
     @cached_property
     def rows(self) -> list[tuple[str, ...]]:
         """Name, kind, line and arguments of every definition: the columns of `COLUMNS`."""
-        found = []
+        found: list[tuple[str, ...]] = []
         for node in self._definitions:
             arguments = [] if isinstance(node, ast.ClassDef) else [argument.arg for argument in node.args.args]
             kind = "class" if isinstance(node, ast.ClassDef) else "function"
