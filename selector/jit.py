@@ -1,10 +1,10 @@
-"""Functions that Numba compiles: for what is asked between two passes of a model, where every call counts.
+"""Functions that Numba compiles, for what is asked between two passes of a model.
 
 There the processor's caches hold the model, and a call of torch or NumPy takes some ten microseconds whatever it
-computes. One compiled function in place of two dozen calls takes as long as one of them.
+computes. One compiled function takes as long as one of the two dozen calls that it replaces.
 
-Numba keeps compiled code on disk until its own file changes, and in it what it took from other files. So constants of
-other files are arguments, and whoever changes `slot` removes the `__pycache__` folders.
+Numba keeps compiled code on disk until its own file changes, and with it what it took from other files. So constants of
+other files are arguments, and whoever changes `slot` or `selector.tables.place` removes the `__pycache__` folders.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 F = TypeVar("F", bound=Callable[..., object])
 
-# sums may be taken in any order, which is what makes them fast; NaN and infinity keep their meaning
+# sums may be taken in any order, which makes them fast; NaN and infinity keep their meaning
 SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}
 
 
 def jit(function: F) -> F:
-    """The function, compiled when it is first called, and kept on disk where there is a place for it."""
+    """The function, compiled when it is first called, and kept on disk where that is possible."""
     try:
         made = numba.njit(cache=True, fastmath=SUMS_IN_ANY_ORDER)(function)
     except RuntimeError:  # neither the package's folder nor the user's can be written to
@@ -33,10 +33,10 @@ def jit(function: F) -> F:
 
 @jit
 def slot(keys_C: NDArray[np.uint64], key: np.uint64) -> np.uint64:
-    """Where a key stands in a table, or would stand: open addressing, a power of two of slots, free where they hold 0.
+    """Where a key stands in a hash table, or would stand: open addressing, slots that hold 0 are free.
 
     Args:
-        keys_C: at least one slot is free.
+        keys_C: C is a power of two, and at least one slot is free.
         key: not 0.
     """
     last = np.uint64(len(keys_C) - 1)
@@ -49,9 +49,9 @@ def slot(keys_C: NDArray[np.uint64], key: np.uint64) -> np.uint64:
 
 @jit
 def key_of(kind: int, one: int, other: int) -> np.int64:
-    """Two small numbers of one kind as one key: 63 bits, mixed as in SplitMix64.
+    """Two small numbers of one kind as one key of 63 bits, mixed as in SplitMix64.
 
-    Two of a million keys are the same in one case of 10^7, where the means of both are mixed.
+    With a million keys, two are equal with a probability of 10^-7; the means of both are then mixed.
     """
     mixed = np.uint64(0)
     for part in (kind, one, other):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from operator import mul
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,14 +19,14 @@ from selector.actions import EMPTY, Choice, Lookup
 from selector.schema import FEATURES, FULL, LIGHT, MATCH, SCHEMA_VERSION, InputError
 from selector.tables import FREE, Batches, Table, number
 
-MOST_TOKENS = 64  # of an engine's step that times are wanted for, the root included
+MOST_TOKENS = 64  # verified tokens of a request in an engine's step, the root included
 
 
 class Correction(NamedTuple):
     """What real decoding steps with a verifier took beyond the tables, in seconds; fitted over many trees.
 
-    Passes timed alone find other things in the caches than those of a decoding step, and a verifier's time depends on
-    the distributions that it meets.
+    Passes that are timed alone find the processor's caches in another state than those of a decoding step, and a
+    verifier's time depends on the distributions.
     """
 
     drafting: float = 0.0  # of a step in which anything is drafted
@@ -42,19 +42,18 @@ class LatencyProfile:
     Attributes:
         device: the machine: processor, threads, dtype.
         pair: fingerprint of the models.
-        draft: tq(length, width), one draft pass of `width` tokens, drawing their successors included.
-        target: tp(length, nodes), one target pass over a tree of `nodes` nodes, the root included, with its
-            distributions.
+        draft: by context length and width, one draft pass of `width` tokens and drawing their successors.
+        target: by context length and nodes, the root included, one target pass over a tree and its distributions.
         verify: for each verifier, seconds by depth of the tree and number of branches.
-        copied: the same for a copied chain, by its length; one verifier checks all of them.
+        copied: verification of a lookup, by its length; the same for all verifiers.
         decide: one decision of a selector, its features included, by what it sees (`schema.LEVELS`).
         step: the rest of a decoding step; fitted, and below 0 where passes in a step are faster than alone.
-        nucleus: what one row of probabilities takes longer where top-p is below 1: a sort of the vocabulary.
+        nucleus: additional time of one row of probabilities where top-p is below 1, for sorting the vocabulary.
         labelling: of data generation, seconds per `token` of a text that the target writes, per token that is `decoded`
             speculatively, and per `root` that is labelled; empty where it was not measured.
         corrections: by verifier; none where they were not fitted.
-        batches: the passes of several requests together, where an engine's times were read; `draft` and `target` are
-            then those of the fewest requests. A profile without it is of one request.
+        batches: passes of several requests together, of an engine; `draft` and `target` are then those of the fewest
+            requests. None where one request was timed.
     """
 
     device: str
@@ -77,25 +76,19 @@ class LatencyProfile:
             values = json.loads(Path(path).read_text())
             found = values.pop("schema_version")
             values.pop("check", None)
-            draft, target = Table(**values.pop("draft")), Table(**values.pop("target"))
-            verify = {name: Table(**table) for name, table in values.pop("verify").items()}
-            corrections = {
-                name: Correction(*map(number, seconds)) for name, seconds in values.pop("corrections").items()
-            }
-            batches, copied = _batches(values.pop("batches", None)), Table(**values.pop("copied"))
-            profile = cls(
-                draft=draft,
-                target=target,
-                verify=verify,
-                corrections=corrections,
-                batches=batches,
-                copied=copied,
-                **values,
-            )
+            for name in ("draft", "target", "copied"):
+                values[name] = Table(**values[name])
+            values["verify"] = {name: Table(**table) for name, table in values["verify"].items()}
+            fitted = values["corrections"].items()
+            values["corrections"] = {name: Correction(*map(number, seconds)) for name, seconds in fitted}
+            if (batches := values.get("batches")) is not None:
+                tables = {role: [Table(**table) for table in batches[role]] for role in ("draft", "target")}
+                values["batches"] = Batches(**{**batches, **tables})
+            profile = cls(**values)
             number(profile.step)
             times = (profile.nucleus, *profile.decide.values(), *profile.labelling.values())
             if min(map(number, times)) < 0 or not all(isinstance(x, str) for x in (profile.device, profile.pair)):
-                raise ValueError("a time is below 0, or a name is no text")
+                raise ValueError("a time is below 0, or a name is not a string")
         except OSError as error:
             raise InputError(f"{path}: no latency profile there: run the latency stage first") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -107,11 +100,11 @@ class LatencyProfile:
     def to_json(self) -> dict[str, object]:
         values = asdict(self)
         if self.batches is None:
-            del values["batches"]  # a profile of one request is the file that it has always been
+            del values["batches"]
         return {"schema_version": SCHEMA_VERSION, **values}
 
     def at_batch(self, batch: int) -> LatencyProfile:
-        """The times of a step in which so many requests are decoded together, all with one shape of tree.
+        """The times of a step in which so many requests are decoded together, all with the same action.
 
         A draft pass over several branches counts as one over a single token of each request: engines draft chains.
 
@@ -135,10 +128,10 @@ class LatencyProfile:
     ) -> float:
         """Predicted time of one decoding step.
 
-        It charges every draft pass at its width. The first one covers the root token, and after full acceptance also
+        Every draft pass is charged at its width. The first one covers the root token, and after full acceptance also
         the last accepted one: it is charged for two. A selector that sees the draft's rows needs that pass even where
-        nothing is drafted or a lookup is, and its own time. Equal prefixes are charged apart, so the time of a wide
-        tree at a low temperature is an upper bound.
+        nothing is drafted or a lookup is. Equal prefixes are charged apart, so the time of a wide tree at a low
+        temperature is an upper bound.
 
         Args:
             length: committed tokens before the step, the root token included.
@@ -149,9 +142,8 @@ class LatencyProfile:
         passes = _draft_passes(action, length, LIGHT in feature_levels or FULL in feature_levels)
         seconds = sum(self.draft.at(*size) for size in passes)
         nodes = 1 + action.nodes
-        seconds += (
-            self.target.at(length, nodes) + self.step + sum(self.decide.get(each, 0.0) for each in feature_levels)
-        )
+        decisions = sum(self.decide.get(each, 0.0) for each in feature_levels)
+        seconds += self.target.at(length, nodes) + self.step + decisions
         if action != EMPTY:
             if isinstance(action, Lookup):
                 seconds += self.copied.at(action.length, 1)
@@ -166,7 +158,7 @@ class LatencyProfile:
     def table(
         self, actions: tuple[Choice, ...], verifier: str, feature_levels: Sequence[str] = (), filtered: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """`action_seconds` at the measured lengths, for `interpolated`.
+        """`action_seconds` at the measured context lengths.
 
         Returns:
             lengths, float32 [L], at least two; seconds, float32 [L, A].
@@ -186,16 +178,8 @@ class LatencyProfile:
         return torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)
 
 
-def _batches(values: dict[str, Any] | None) -> Batches | None:
-    """The batch axis from JSON."""
-    if values is None:
-        return None
-    draft, target = ([Table(**table) for table in values.pop(role)] for role in ("draft", "target"))
-    return Batches(draft=draft, target=target, **values)
-
-
 def _draft_passes(action: Choice, length: float, root: bool) -> list[tuple[float, int]]:
-    """Context length and width of a step's draft passes; with `root` the first one is needed whatever is drafted."""
+    """Context length and width of a step's draft passes; with `root` the first one is always needed."""
     if isinstance(action, Lookup) or action == EMPTY:
         return [(length, 2)] if root else []
     K, L1, L2 = action
@@ -204,33 +188,13 @@ def _draft_passes(action: Choice, length: float, root: bool) -> list[tuple[float
 
 
 def correction_counts(action: Choice) -> tuple[int, int, int, int]:
-    """How often each part of a `Correction` counts in a step that drafts this."""
+    """How often each part of a `Correction` counts in a step with this action."""
     if isinstance(action, Lookup):
         return 0, 0, 0, 0
     K, L1, L2 = action
     if K == 1:
         return int(L1 + L2 > 0), L1 + L2, 0, 0
     return 1, L1 + 1, L2 - 1, 1
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """A table of step times in plain numbers, for one root at a time.
-
-    Attributes:
-        lengths: context lengths, ascending, at least two.
-        seconds: for each of them, the time of each action.
-    """
-
-    lengths: list[float]
-    seconds: list[list[float]]
-
-    def at(self, length: float) -> list[float]:
-        """The times at a context length, as `interpolated`."""
-        length = min(max(length, self.lengths[0]), self.lengths[-1])
-        above = next(i for i in range(1, len(self.lengths)) if length <= self.lengths[i])
-        share = (length - self.lengths[above - 1]) / (self.lengths[above] - self.lengths[above - 1])
-        return [a + share * (b - a) for a, b in zip(self.seconds[above - 1], self.seconds[above], strict=True)]
 
 
 def interpolated(table_LA: Tensor, lengths_L: Tensor, length_B: Tensor) -> Tensor:
@@ -243,15 +207,15 @@ def interpolated(table_LA: Tensor, lengths_L: Tensor, length_B: Tensor) -> Tenso
 
 
 def interpolated_at(table_SLA: Tensor, lengths_L: Tensor, at_B: Tensor, length_B: Tensor) -> Tensor:
-    """As `interpolated`, from one of several tables for each row: `at_B`, int64."""
+    """`interpolated` with a table for each row: `at_B`, int64."""
     upper_B, share_B = places(lengths_L, length_B)
     share_B1 = share_B.unsqueeze(-1)
     return table_SLA[at_B, upper_B - 1] * (1 - share_B1) + table_SLA[at_B, upper_B] * share_B1
 
 
 def places(lengths_L: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Between which of a table's lengths some lengths lie: the position of the upper one, int64 [B], and how far they
-    are from the lower one to it, from 0 to 1, [B]. Scriptable."""
+    """`selector.tables.place` of tensors: positions of the upper neighbours, int64 [B], and the shares of the way to
+    them, [B]. Scriptable."""
     length_B = length_B.to(lengths_L.dtype).clamp(lengths_L[0], lengths_L[-1])
     upper_B = torch.searchsorted(lengths_L, length_B.contiguous()).clamp(1, lengths_L.size(0) - 1)
     low_B, high_B = lengths_L[upper_B - 1], lengths_L[upper_B]

@@ -1,67 +1,64 @@
-"""Tables of seconds: on a grid of two sizes, and of the passes of several requests together."""
+"""Tables of seconds: on a grid of two sizes, and of passes over several requests together."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from math import isfinite
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selector.jit import jit
 
 
 @dataclass(frozen=True)
 class Table:
-    """Seconds on a grid of two sizes; linear in between, constant beyond: measure what you serve."""
+    """Seconds on a grid of two sizes: linear in between, constant beyond."""
 
     lengths: list[int]
     sizes: list[int]
     seconds: list[list[float]]  # [length][size]
 
     def __post_init__(self) -> None:
-        """ValueError or TypeError where this is no grid of times."""
+        """Raises ValueError or TypeError where this is no grid of times."""
         for grid in (self.lengths, self.sizes):
             check_grid(grid)
         rows = [list(map(number, row)) for row in self.seconds]
         if [len(row) for row in rows] != [len(self.sizes)] * len(self.lengths) or min(map(min, rows)) < 0:
-            raise ValueError("one time for every length and size, and none below 0")
+            raise ValueError("every length and size needs a time, and none may be below 0")
 
     def at(self, length: float, size: float) -> float:
         if (length, size) not in self._known:
-            columns = [_interpolate(self.sizes, row, size) for row in self.seconds]
-            self._known[length, size] = _interpolate(self.lengths, columns, length)
+            column = [np.interp(size, self.sizes, row) for row in self.seconds]
+            self._known[length, size] = float(np.interp(length, self.lengths, column))
         return self._known[length, size]
 
     @cached_property
     def _known(self) -> dict[tuple[float, float], float]:
-        """What was asked for before: the steps of hundreds of actions consist of the same few passes."""
+        """Earlier answers: the steps of hundreds of actions consist of the same few passes."""
         return {}
 
 
 def check_grid(grid: Sequence[int]) -> None:
     """ValueError unless the sizes ascend, from 0 on."""
     if not grid or any(b <= a for a, b in pairwise([-1, *grid])):
-        raise ValueError("sizes ascend, from 0 on")
+        raise ValueError("sizes must ascend, from 0 on")
 
 
 def number(value: object) -> float:
-    """A finite number as it is; TypeError or ValueError where it is none."""
+    """A finite number as it is; TypeError or ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is no number")
-    if not math.isfinite(value):
+        raise TypeError(f"{value!r} is not a number")
+    if not isfinite(value):
         raise ValueError(f"{value} is not finite")
     return value
 
 
-FREE = Table([1], [1], [[0.0]])  # what takes no time of its own
-
-
-def _interpolate(grid: Sequence[int], values: Sequence[float], x: float) -> float:
-    x = min(max(x, grid[0]), grid[-1])
-    if x == grid[-1]:
-        return values[-1]
-    i = next(i for i in range(len(grid)) if x < grid[i + 1])
-    share = (x - grid[i]) / (grid[i + 1] - grid[i])
-    return values[i] + share * (values[i + 1] - values[i])
+FREE = Table([1], [1], [[0.0]])  # takes no time
 
 
 def along(grid: Sequence[int], values: Sequence[float], x: float, stepped: bool) -> float:
@@ -69,22 +66,31 @@ def along(grid: Sequence[int], values: Sequence[float], x: float, stepped: bool)
 
     Engines capture a graph at a few sizes and pad to the next one, so with `stepped` a size in between costs what the
     next larger one does; otherwise it is linear in between. Beyond the largest size there is no graph, and the value
-    rises as it did last.
+    rises as it did between the last two.
     """
     if x > grid[-1]:
         rise = (values[-1] - values[-2]) / (grid[-1] - grid[-2]) if len(grid) > 1 else 0.0
         return values[-1] + max(0.0, rise) * (x - grid[-1])
     if stepped:
         return next(value for size, value in zip(grid, values, strict=True) if x <= size)
-    return _interpolate(grid, values, x)
+    return float(np.interp(x, grid, values))
+
+
+@jit
+def place(grid_L: NDArray[Any], value: float) -> tuple[int, float]:
+    """Where a value lies on an ascending grid of two or more: the position of its upper neighbour, and the share of the
+    way to it from the lower one, from 0 to 1. `selector.latency.places` does the same for tensors."""
+    value = min(max(value, grid_L[0]), grid_L[-1])
+    above = max(1, int(np.searchsorted(grid_L, value)))
+    return above, (value - grid_L[above - 1]) / (grid_L[above] - grid_L[above - 1])
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Times of passes over several requests that an engine decodes together, each with its own chain or tree.
+    """Times of passes over several requests that are decoded together, each with its own chain or tree.
 
     Attributes:
-        sizes: how many requests, ascending.
+        sizes: numbers of requests, ascending.
         draft: for each of them, one draft pass over one token of each request, by context length.
         target: for each of them, the rest of a step, by context length and verified tokens of a request, its root
             included.
@@ -97,15 +103,16 @@ class Batches:
     stepped: bool
 
     def __post_init__(self) -> None:
-        """ValueError where these are no tables of several requests."""
+        """Raises ValueError or TypeError where these are no tables of several requests."""
         check_grid(self.sizes)
         if not self.sizes[0] or not len(self.sizes) == len(self.draft) == len(self.target):
-            raise ValueError("two tables for every number of requests")
+            raise ValueError("every number of requests needs two tables")
         if not isinstance(self.stepped, bool):
-            raise TypeError("stepped is no bool")
+            raise TypeError("stepped must be true or false")
 
     def at(self, batch: int, tokens: int) -> tuple[Table, Table]:
-        """One draft pass, and the rest of a step, for a number of requests; with a time for each of so many tokens."""
+        """Draft pass and rest of a step for a number of requests, the latter for every number of tokens up to the given
+        one."""
         lengths = sorted({length for table in self.target for length in table.lengths})
         every = list(range(1, tokens + 1))
         return (

@@ -17,7 +17,7 @@ from pipelines.pair.loading import pair_names
 from pipelines.run import provenance
 from pipelines.train.result import chosen_of, load_module, load_result
 from selector.actions import Action, ActionSpace
-from selector.decision import Mode, without_draft
+from selector.decision import without_draft
 from selector.export.compiled import PACKAGE, run_package
 from selector.export.write import write_artefact
 from selector.latency import LatencyProfile
@@ -104,8 +104,7 @@ def count_differing(config: Config, module: SelectorModule, folder: Path, texts:
     differing = 0
     selector = load_selector(folder)
     asked = formats(folder, selector)
-    for entry in selector.config["modes"]:
-        mode = Mode.of(entry)
+    for mode in selector.modes:
         mine = timed(texts, (mode.temperature, mode.top_p), config.train.verifier, profile)
         rows = (~mine.texts.unknown_R).nonzero()[:, 0]
         trained_R = decide(mine, module.predictions(mine.texts, mode), mode, not module.is_regressor).action_R[rows]

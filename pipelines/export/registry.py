@@ -35,10 +35,10 @@ def register(stage: Stage, mlflow: Any, selector: Selector, artifacts: str) -> N
 def tags(selector: Selector) -> dict[str, str]:
     """What a version is found by: pair, verifier, objective, and the summary of the evaluation where there is one."""
     config = selector.config
-    summary = config["metrics"]["evaluation"] or {}
+    summary = config.metrics["evaluation"] or {}
     return {
-        "pair": config["pair"]["fingerprint"],
+        "pair": config.pair["fingerprint"],
         "verifier": selector.verifier,
-        "objective": config["objective"],
+        "objective": config.objective,
         **{figure: f"{value:.4f}" for figure, value in summary.items() if isinstance(value, float)},
     }

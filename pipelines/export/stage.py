@@ -66,7 +66,7 @@ def _write(config: Config, stage: Stage, evaluation: dict[str, Any] | None) -> N
         selector = build(config, folder, load_traces(config, pair), evaluation, config.export.compiled)
         mlflow.log_artifacts(str(folder), "selector")
         register(stage, mlflow, selector, "selector")
-        compared = selector.config["metrics"]["actions_compared"]
+        compared = selector.config.metrics["actions_compared"]
         found = f"its actions equal the trained module's at all {compared} roots of the validation texts"
         mlflow.log_metric("roots compared", compared)
         describe(mlflow, found)

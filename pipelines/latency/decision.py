@@ -13,10 +13,10 @@ from pipelines.config import Config
 from pipelines.pair.loading import hidden_widths
 from selector.actions import Action, ActionSpace, Choice
 from selector.decision import Mode
-from selector.export.deployed import deployed
+from selector.export.deployed import DeployedSelector, config_of
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Selector, Tuned
-from selector.schema import FULL, HIDDEN_STATES, LIGHT, SCALARS, InputError
+from selector.schema import FULL, LIGHT, InputError
 from selector.train.module import SelectorModule
 
 
@@ -45,17 +45,9 @@ def decision_seconds(
     chains = [space.index(space.chain(length)) for length in range(space.depth + 1)]
     allowed = (*chains, *range(len(space.trees), len(space)))
     mode = Mode(1.0, 1.0, space.chain(4), feature_levels=(level,), speed=100.0, allowed=allowed)
-    facts = {
-        "schema": module.schema.name,
-        "space": space.to_json(),
-        "verifier": verifier,
-        "feature_level": FULL if widths else LIGHT,
-        "objective": "regressor",
-        "fallback": (1, 4, 0),
-        "features": {"scalars": SCALARS, "hidden_states": dict(zip(HIDDEN_STATES, widths, strict=False))},
-    }
-    made = deployed(module, profile, [mode], verifier)
-    chooser = _Timed(Tuned(Selector(made, facts, profile, [mode]), mode), space.chain(6))
+    made = DeployedSelector(module, profile, [mode], verifier)
+    selector = Selector(made, config_of(module, verifier, mode.action, [mode]), profile, [mode])
+    chooser = _Timed(Tuned(mode, selector), space.chain(6))
     decoder = Decoder(pair, Sampling(), get_verifier(verifier), chooser, timed=True)
     generator = torch.Generator(device=pair.device).manual_seed(0)
     steps = [step for _ in range(3) for step in decoder.decode(prompt, config.data.tokens, generator).steps[2:]]

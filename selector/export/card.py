@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from selector.runtime.artefact import ArtefactConfig
 from selector.schema import LOG, PAIR
 
 IN_TRANSFORMERS = """
@@ -16,17 +17,11 @@ target.generate(**inputs, custom_generate=folder, trust_remote_code=True, draft_
 """
 
 
-def model_card(config: dict[str, Any]) -> str:
-    """`README.md` of an artefact directory.
-
-    Args:
-        config: its `config.json`.
-    """
-    features = config["features"]
-    hidden = "".join(f"\n| `{name}` | float32 [{width}] |" for name, width in features["hidden_states"].items())
-    scalars = "\n".join(
-        f"| {i} | `{s['name']}` | {s['unit']} | {s['meaning']} |" for i, s in enumerate(features["scalars"])
-    )
+def model_card(config: ArtefactConfig) -> str:
+    """`README.md` of an artefact directory."""
+    schema = config.schema
+    hidden = "".join(f"\n| `{name}` | float32 [{width}] |" for name, width in config.hidden_states.items())
+    scalars = "\n".join(f"| {i} | `{s.name}` | {s.unit} | {s.meaning} |" for i, s in enumerate(schema.scalars))
     return f"""---
 library_name: espalier
 tags: [speculative-decoding, text-generation]
@@ -41,12 +36,12 @@ from selector.runtime import load_selector
 
 selector = load_selector("this/directory")        # or a hub id; checks every file's checksum
 action = selector.select(features)                # Action(K, L1, L2) or Lookup(length)
-scores = selector.scores(features)                # float32 [{len(config["actions"])}], in the order of selector.actions
+scores = selector.scores(features)                # float32 [{len(config.space)}], in the order of selector.actions
 tuned = selector.at(temperature=1.0, top_p=1.0)   # one sampling setting, one root at a time: the fastest way
 ```
 
 On another machine pass its own profile: `load_selector(directory, latency="latency.json")`.
-{IN_TRANSFORMERS if config["schema"] == PAIR.name else ""}
+{IN_TRANSFORMERS if schema == PAIR else ""}
 | file | for |
 |---|---|
 | `selector.pt` | TorchScript: `forward(features) -> (action index, scores)`, one root or a batch |
@@ -57,54 +52,49 @@ On another machine pass its own profile: `load_selector(directory, latency="late
 
 | feature | shape |
 |---|---|
-| `scalars` | float32 [{len(features["scalars"])}] |{hidden}
+| `scalars` | float32 [{len(schema.scalars)}] |{hidden}
 
 | scalar | name | unit | meaning |
 |---|---|---|---|
 {scalars}
 
 `root` is the last committed token, `prev` the one before it; `p` and `q` are the target's and the draft's
-distributions after a token. The first {features["early"]} scalars may be given alone, where the others are not known.
-Without features (`None`) the answer is the static action `{tuple(config["fallback"])}`.
+distributions after a token. The first {schema.first} scalars may be given alone, where the others are not known.
+Without features (`None`) the answer is the static action `{tuple(config.fallback)}`.
 """
 
 
-def _what(config: dict[str, Any]) -> str:
+def _what(config: ArtefactConfig) -> str:
     """What it chooses, and for whom."""
-    pair = config["pair"]
-    if config["schema"] == LOG.name:
-        batches = ", ".join(map(str, sorted({mode["batch"] for mode in config["modes"]})))
+    pair = config.pair
+    if config.schema == LOG:
+        batches = ", ".join(map(str, sorted({mode.batch for mode in config.modes})))
         return f"""Chooses at every decoding step how many tokens the drafter `{pair["draft"]}` drafts, or a lookup
 `(length,)`: what followed the longest earlier match of the text's end. It was trained on an engine's log, for steps of
 {batches} requests: `selector.at(temperature, batch=32)`. `data_gen.features.root.DrafterKnowledge` gives its features.
 The text's distribution stays the target's."""
     return f"""Chooses at every decoding step what to draft, for the pair `{pair["target"]}` / `{pair["draft"]}` and the
-verifier `{config["verifier"]}`: a delayed tree `(K, L1, L2)` of the draft model's, or a lookup `(length,)`, what
+verifier `{config.verifier}`: a delayed tree `(K, L1, L2)` of the draft model's, or a lookup `(length,)`, what
 followed the longest earlier match of the text's end.
 This is no draft model: the text's distribution stays the target's."""
 
 
-def _gains(config: dict[str, Any]) -> str:
+def _gains(config: ArtefactConfig) -> str:
     """The measured table; nothing where it was exported without an evaluation."""
-    evaluation = config.get("metrics", {}).get("evaluation")
+    evaluation = config.metrics.get("evaluation")
     if not evaluation:
         return ""
-    rows = "".join(
-        f"| {row['temperature']:g} | {row['top_p']:g} | {_interval(row)} | {_replayed(row)} |\n"
-        for row in evaluation["by_setting"]
-    )
     return f"""
 Speed over the best static tree of the best verifier, on the machine it was tuned for:
 
 | temperature | top-p | decoded, 95% interval | replayed, ± one standard error |
 |---|---|---|---|
-{rows}"""
+{"".join(map(_gain, evaluation["by_setting"]))}"""
 
 
-def _interval(row: dict[str, Any]) -> str:
+def _gain(row: dict[str, Any]) -> str:
+    """One line of the table."""
     low, high = row["wall_interval_95"]
-    return f"{row['wall_ratio']:.3f} [{low:.3f}, {high:.3f}]"
-
-
-def _replayed(row: dict[str, Any]) -> str:
-    return f"{row['replay_ratio']:.3f} ±{row['replay_error']:.3f}"
+    decoded = f"{row['wall_ratio']:.3f} [{low:.3f}, {high:.3f}]"
+    replayed = f"{row['replay_ratio']:.3f} ±{row['replay_error']:.3f}"
+    return f"| {row['temperature']:g} | {row['top_p']:g} | {decoded} | {replayed} |\n"

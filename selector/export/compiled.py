@@ -26,14 +26,14 @@ class PackagedSelector(nn.Module):
     def __init__(self, made: DeployedSelector, actions: tuple[Choice, ...]) -> None:
         super().__init__()
         self.made = made
-        self.register_buffer("shapes_A3", torch.tensor([_shape(action) for action in actions]))
+        shapes = [(0, action.length, 0) if isinstance(action, Lookup) else tuple(action) for action in actions]
+        self.register_buffer("shapes_A3", torch.tensor(shapes))
 
     def forward(self, scalars_BF: Tensor, passed_B: Tensor, states_BD: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Args:
-            scalars_BF: float32; zeros for those that are not known before the draft has passed the root.
+            scalars_BF: float32; where the draft has not passed the root, zeros for those that are not known.
             passed_B: float32, 1 where it has, 0 elsewhere.
-            states_BD: hidden states, float32, in schema order, zeros where the draft has not passed the root; none for
-                a light selector.
+            states_BD: hidden states, float32, in schema order, zeros where it has not; none for a light selector.
 
         Returns:
             what to draft, int64 [B, 3]: (K, L1, L2) of a tree, (0, length, 0) of a lookup; its position in the action
@@ -43,12 +43,8 @@ class PackagedSelector(nn.Module):
         return self.shapes_A3[index_B], index_B, scores_BA
 
 
-def _shape(action: Choice) -> tuple[int, int, int]:
-    return (0, action.length, 0) if isinstance(action, Lookup) else (action.K, action.L1, action.L2)
-
-
 def compile_package(made: DeployedSelector, actions: tuple[Choice, ...], path: Path) -> None:
-    """Write the package. It is for this processor and this version of torch.
+    """Write the package, for this processor and this version of torch.
 
     Raises:
         InputError: there is no C++ compiler, or it fails.
@@ -60,7 +56,7 @@ def compile_package(made: DeployedSelector, actions: tuple[Choice, ...], path: P
     program = torch.export.export(packaged, example, dynamic_shapes=shapes)
     try:
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
-    except Exception as error:  # whatever the compiler makes of it
+    except Exception as error:  # of torch or of the C++ compiler, of many kinds
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"export.compiled: {path.name} could not be compiled ({reason}); is g++ installed?") from error
 

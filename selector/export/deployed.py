@@ -3,27 +3,30 @@
 Legend: B roots, S sampling settings, L context lengths, A actions, D hidden width, F scalars.
 """
 
-# No postponed annotations here: TorchScript reads the annotations of a module's attributes as objects.
+# Annotations are not postponed, because TorchScript reads those of a module's attributes as objects.
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from selector.actions import ActionSpace
+from selector.actions import Action
 from selector.decision import NEVER, Mode, net_tokens, of_batch
 from selector.latency import LatencyProfile, interpolated_at
-from selector.runtime.selector import ANY_LEVEL, DecisionTables, decision_tables
-from selector.schema import BATCH_AT, HIDDEN_STATES, LENGTH_AT, MATCH_AT, SETTING_AT, Schema
+from selector.runtime.artefact import ArtefactConfig
+from selector.runtime.decision_tables import ANY_LEVEL, decision_tables
+from selector.schema import BATCH_AT, HIDDEN_STATES, LENGTH_AT, MATCH_AT, SETTING_AT
 from selector.train.module import SelectorModule
 
 
 class DeployedSelector(nn.Module):
-    """What an engine runs: the network and the decision, by the nearest sampling setting and number of requests.
+    """The network and the decision by the nearest sampling setting and number of requests, in evaluation mode.
 
     Args:
-        regressor: whether the network gives survivals; a policy's logits otherwise.
-        hidden_widths: of the hidden states that it reads, in schema order.
+        module: trained.
+        profile: of the machine that it decides on.
+        modes: how it decides.
+        verifier: whose times count.
     """
 
     settings_S3: Tensor
@@ -41,30 +44,24 @@ class DeployedSelector(nn.Module):
     hidden_widths: list[int]
     hidden_names: list[str]
 
-    def __init__(
-        self,
-        network: nn.Module,
-        regressor: bool,
-        hidden_widths: list[int],
-        tables: DecisionTables,
-        schema: Schema,
-        space: ActionSpace,
-    ) -> None:
+    def __init__(self, module: SelectorModule, profile: LatencyProfile, modes: Sequence[Mode], verifier: str) -> None:
         super().__init__()
-        self.network, self.regressor, self.hidden_widths = network, regressor, list(hidden_widths)
-        self.hidden_names = list(HIDDEN_STATES[: len(hidden_widths)])
-        self.scalars = len(schema.scalars)
+        self.network, self.regressor = module.network, module.is_regressor
+        self.hidden_widths = list(module.hparams["hidden_widths"])
+        self.hidden_names = list(HIDDEN_STATES[: len(self.hidden_widths)])
+        self.scalars = len(module.schema.scalars)
         self.length_at, self.setting_at, self.match_at, self.never = LENGTH_AT, list(SETTING_AT[:2]), MATCH_AT, NEVER
         self.batch_at, self.doubling, self.any_level = BATCH_AT, of_batch(2), ANY_LEVEL
         self.far = float("inf")
-        for name, tensor in tables._asdict().items():
+        for name, tensor in decision_tables(profile, modes, verifier, module.space)._asdict().items():
             self.register_buffer(name, tensor)
-        self.register_buffer("sums_SA", space.sums_SA.clone())
+        self.register_buffer("sums_SA", module.space.sums_SA.clone())
+        self.eval()
 
     def forward(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Args:
             features: the schema's names to float32 [F] and [D], or [B, F] and [B, D]; or the scalars of its first level
-                alone, where the others are not known. Then the answer is for what is known.
+                alone, where the others are not known.
 
         Returns:
             action index, int64 [] or [B]; scores, float32 [A] or [B, A].
@@ -117,8 +114,16 @@ class DeployedSelector(nn.Module):
         return scores.argmax(-1), scores
 
 
-def deployed(module: SelectorModule, profile: LatencyProfile, modes: Sequence[Mode], verifier: str) -> DeployedSelector:
-    """The trained module with its decisions."""
-    tables = decision_tables(profile, modes, verifier, module.space)
+def config_of(module: SelectorModule, verifier: str, fallback: Action, modes: Sequence[Mode]) -> ArtefactConfig:
+    """What `config.json` says of a trained module; without a pair and figures."""
     widths = module.hparams["hidden_widths"]
-    return DeployedSelector(module.network, module.is_regressor, widths, tables, module.schema, module.space).eval()
+    return ArtefactConfig(
+        schema=module.schema,
+        objective=module.hparams["objective"],
+        feature_level=module.hparams["level"],
+        verifier=verifier,
+        hidden_states=dict(zip(HIDDEN_STATES, widths, strict=True)) if widths else {},
+        space=module.space,
+        fallback=fallback,
+        modes=tuple(modes),
+    )

@@ -1,6 +1,6 @@
 """Trained module -> artefact directory.
 
-selector.pt        TorchScript: features in, action index and scores out; standardisation, times and prices inside
+selector.pt        TorchScript: features in, action index and scores out; standardisation, times and prices within
 tokens.safetensors statistics by token, where it was trained on a log
 model.safetensors  the same weights and tables, for engines without torch (`selector.plain`)
 selector.pt2       compiled ahead of time for C++ (`selector.export.compiled`), where it was asked for
@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,13 @@ from selector.actions import Action
 from selector.decision import Mode
 from selector.export.card import model_card
 from selector.export.compiled import PACKAGE, compile_package
-from selector.export.deployed import DeployedSelector, deployed
+from selector.export.deployed import DeployedSelector, config_of
 from selector.files import atomically
 from selector.latency import LatencyProfile
-from selector.runtime.artefact import CHECKSUMS, FORMAT
+from selector.runtime.artefact import CHECKSUMS
 from selector.runtime.selector import Selector, load_selector, torchscript
 from selector.runtime.tokens import FILE, TokenStatistics
-from selector.schema import HIDDEN_STATES, PAIR, SCHEMA_VERSION, sha256
+from selector.schema import PAIR, sha256
 from selector.train.module import SelectorModule
 
 GENERATE = '''"""Speculative decoding with this directory's selector, in transformers' own `generate()`:
@@ -66,16 +66,18 @@ def write_artefact(
 
     Args:
         fallback: the action for a root without features.
-        modes: `Mode.row` of each sampling setting, with its static trees' `mean_efficiency`.
+        modes: `Mode.row` of each sampling setting; further entries are kept in `config.json`.
         facts: further entries of `config.json`, among them `pair` (names and fingerprint) and `metrics`.
-        check: called with the finished directory under its temporary name; what it raises leaves an earlier one be.
+        check: called with the finished directory under its temporary name; after an error of its own, an earlier
+            directory is unchanged.
         compiled: whether to compile it for C++, too.
         tokens: statistics by token, of a selector that was trained on a log.
 
     Returns:
         the selector as an engine would load it.
     """
-    made = deployed(module, profile, [Mode.of(mode) for mode in modes], verifier)
+    config = config_of(module, verifier, fallback, [Mode.of(mode) for mode in modes])
+    made = DeployedSelector(module, profile, config.modes, verifier)
     with atomically(folder) as partial:
         partial.mkdir()
         (partial / "selector.pt").write_bytes(_scripted(made))
@@ -86,12 +88,14 @@ def write_artefact(
         if compiled:
             compile_package(made, module.space.actions, partial / PACKAGE)
         (partial / "latency.json").write_text(json.dumps(profile.to_json(), indent=1) + "\n")
-        config = {
-            **_config(module, verifier, fallback, modes),
+        written = {
+            "modes": list(modes),
+            "versions": {name: version(name) for name in ("torch", "pytorch-lightning")},
             "checksums": {path.name: sha256(path) for path in sorted(partial.iterdir())},
             **facts,
         }
-        (partial / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        config = replace(config, pair=facts["pair"], facts=written)
+        (partial / "config.json").write_text(json.dumps(config.to_json(), indent=1) + "\n")
         (partial / "README.md").write_text(model_card(config))
         if module.schema == PAIR:
             (partial / "custom_generate").mkdir()
@@ -103,32 +107,8 @@ def write_artefact(
 
 
 def _scripted(made: DeployedSelector) -> bytes:
-    """The file's bytes: libtorch itself would end the process where the disk is full."""
+    """The file's bytes, because libtorch ends the process where it writes to a full disk."""
     buffer = io.BytesIO()
     with torchscript():
         torch.jit.save(torch.jit.script(made), buffer)
     return buffer.getvalue()
-
-
-def _config(module: SelectorModule, verifier: str, fallback: Action, modes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What `config.json` says of the network and of how it decides."""
-    widths = module.hparams["hidden_widths"]
-    return {
-        "format": FORMAT,
-        "schema_version": SCHEMA_VERSION,
-        "schema": module.schema.name,
-        "objective": module.hparams["objective"],
-        "feature_level": module.hparams["level"],
-        "verifier": verifier,
-        "style": "iid",  # how the branches of a tree are drawn
-        "features": {
-            "early": module.schema.first,
-            "scalars": [asdict(scalar) for scalar in module.schema.scalars],
-            "hidden_states": dict(zip(HIDDEN_STATES, widths, strict=True)) if widths else {},
-        },
-        "space": module.space.to_json(),
-        "actions": [list(action) for action in module.space],
-        "fallback": list(fallback),
-        "modes": list(modes),
-        "versions": {name: version(name) for name in ("torch", "pytorch-lightning")},
-    }

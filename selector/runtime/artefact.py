@@ -1,92 +1,215 @@
-"""What an artefact directory, and the features of a root, must be for a decision to mean anything."""
+"""An artefact directory's files and config, and the features of a root: what is read, and what is refused."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
+import re
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace, choice_of
 from selector.decision import Mode
-from selector.latency import number
-from selector.schema import FULL, HIDDEN_STATES, LOG, MATCH, SCALARS_KEY, SCHEMA_VERSION, SCHEMAS, InputError
+from selector.latency import LatencyProfile
+from selector.schema import (
+    FULL,
+    HIDDEN_STATES,
+    LOG,
+    MATCH,
+    SCALARS_KEY,
+    SCHEMA_VERSION,
+    SCHEMAS,
+    InputError,
+    Schema,
+    sha256,
+)
 
 FORMAT = "espalier-selector-7"
 CHECKSUMS = "SHA256SUMS"
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 Features = dict[str, Tensor]
 
 
+@dataclass(frozen=True)
+class ArtefactConfig:
+    """What `config.json` says.
+
+    Attributes:
+        objective: `regressor` or `policy`.
+        feature_level: what the network sees where everything is known.
+        hidden_states: width of each hidden state that it reads, in schema order; none for a light selector.
+        fallback: the action for a root without features.
+        pair: names of the models and their `fingerprint`.
+        facts: what is there for people alone: `metrics`, `run_id`, `provenance`, `versions`, `checksums`.
+    """
+
+    schema: Schema
+    objective: str
+    feature_level: str
+    verifier: str
+    hidden_states: dict[str, int]
+    space: ActionSpace
+    fallback: Action
+    modes: tuple[Mode, ...]
+    pair: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def regressor(self) -> bool:
+        """Whether the network predicts survivals; a policy's outputs are logits of the actions."""
+        return self.objective == "regressor"
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Figures of its training and evaluation."""
+        metrics: dict[str, Any] = self.facts["metrics"]
+        return metrics
+
+    def static_speeds(self, mode: Mode, latency: LatencyProfile) -> Tensor:
+        """Tokens per second of the static trees under a mode's setting, at the middle one of the measured context
+        lengths; [T], in the order of `space.trees`."""
+        latency, filtered = latency.at_batch(mode.batch), mode.top_p < 1
+        length = latency.draft.lengths[len(latency.draft.lengths) // 2]
+        seconds = [latency.action_seconds(tree, length, self.verifier, (), filtered) for tree in self.space.trees]
+        return torch.tensor(mode.mean_efficiency) / torch.tensor(seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `of_json` and engines in other languages read it."""
+        return {
+            "format": FORMAT,
+            "schema_version": SCHEMA_VERSION,
+            "schema": self.schema.name,
+            "objective": self.objective,
+            "feature_level": self.feature_level,
+            "verifier": self.verifier,
+            "style": "iid",  # how the branches of a tree are drawn
+            "features": {
+                "early": self.schema.first,
+                "scalars": [asdict(scalar) for scalar in self.schema.scalars],
+                "hidden_states": self.hidden_states,
+            },
+            "space": self.space.to_json(),
+            "actions": [list(action) for action in self.space],
+            "fallback": list(self.fallback),
+            "modes": [mode.row() for mode in self.modes],
+            "pair": self.pair,
+            **self.facts,
+        }
+
+    @classmethod
+    def of_json(cls, values: dict[str, Any]) -> ArtefactConfig:
+        """Raises ValueError, KeyError, TypeError or AttributeError where the parts make no sense together."""
+        features, schema = values["features"], SCHEMAS[values["schema"]]
+        config = cls(
+            schema=schema,
+            objective=values["objective"],
+            feature_level=values["feature_level"],
+            verifier=values["verifier"],
+            hidden_states=features["hidden_states"],
+            space=ActionSpace.of_json(values["space"]),
+            fallback=Action(*values["fallback"]),
+            modes=tuple(map(Mode.of, values["modes"])),
+            pair=values["pair"],
+        )
+        named = [scalar["name"] for scalar in features["scalars"]]
+        listed = [choice_of(action) for action in values["actions"]]
+        if not config._fits() or (features["early"], named) != (schema.first, list(schema.names)):
+            raise ValueError("its parts do not fit together")
+        if listed != list(config.space.actions):
+            raise ValueError("the actions are not those of the space")
+        further = {name: value for name, value in values.items() if name not in config.to_json()}
+        config.facts.update(further)
+        return config
+
+    def _fits(self) -> bool:
+        """Whether the parts belong together, and are of the types that they should be."""
+        space, levels = self.space, self.schema.levels
+        seen = (), (MATCH,), levels[:1], (self.feature_level,)
+        hidden_states = HIDDEN_STATES if self.feature_level == FULL else ()
+        return (
+            len(self.modes) > 0
+            and all(
+                mode.action in space.trees
+                and (mode.rule is None or mode.rule.length in space.lookups)
+                and mode.feature_levels[-1:] in seen
+                and mode.level in (levels if self.schema == LOG else ("",))
+                and max(mode.allowed, default=0) < len(space)
+                and len(mode.mean_efficiency) == len(space.trees)
+                for mode in self.modes
+            )
+            and self.fallback in space.trees
+            and self.feature_level in (levels[1], FULL)
+            and self.objective in ("regressor", "policy")
+            and set(self.hidden_states) == set(hidden_states)
+            and all(type(width) is int for width in self.hidden_states.values())
+            and isinstance(self.verifier, str)
+            and isinstance(self.pair["fingerprint"], str)
+        )
+
+
+def read_config(path: Path) -> ArtefactConfig:
+    """InputError where it is not of this program's version, or makes no sense."""
+    try:
+        values = json.loads(path.read_text())
+        version = values["format"], values["schema_version"]
+        if version == (FORMAT, SCHEMA_VERSION):
+            return ArtefactConfig.of_json(values)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise InputError(f"{path}: damaged ({type(error).__name__}); export the selector again") from error
+    raise InputError(
+        f"{path}: {version[0]} of schema version {version[1]}; this program reads {FORMAT} of schema version "
+        f"{SCHEMA_VERSION}: export the selector again"
+    )
+
+
+def local_folder(folder: str | Path, revision: str | None = None) -> Path:
+    """The directory itself, or the local copy of a repository on the hub, downloaded where there is none.
+
+    Args:
+        folder: a directory, or `organisation/name`.
+        revision: branch, tag or commit on the hub.
+
+    Raises:
+        InputError: there is no such directory, and it cannot be downloaded.
+    """
+    path = Path(folder)
+    if path.is_dir() or isinstance(folder, Path) or not HUB_ID.fullmatch(folder):
+        return path
+    try:
+        from huggingface_hub import snapshot_download
+    except ModuleNotFoundError as error:
+        raise InputError(f"{folder}: no such directory; to fetch it from the hub, install huggingface_hub") from error
+    try:
+        return Path(snapshot_download(folder, revision=revision))
+    except Exception as error:  # of the network, the hub and the cache, of many kinds
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"{folder}: no such directory, and the hub does not give it: {reason}") from error
+
+
 def check_files(folder: Path) -> None:
-    """InputError where a file is missing, or is not what the list of checksums says."""
+    """InputError where a file is missing, or does not match the list of checksums."""
     listing = folder / CHECKSUMS
     try:
         lines = listing.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{listing}: missing or unreadable; this is no selector directory") from error
-    listed = {}
-    for line in lines:
-        digest, _, name = line.partition("  ")
-        listed[name] = digest
+    listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     if not {"selector.pt", "config.json", "latency.json"} <= set(listed):
         raise InputError(f"{listing}: damaged; export the selector again")
     for name, digest in listed.items():
         path = folder / name
         if not path.is_file():
             raise InputError(f"{path}: missing; export the selector again")
-        if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        if sha256(path) != digest:
             raise InputError(f"{path}: its checksum does not match {CHECKSUMS}; export the selector again")
 
 
-def read_config(path: Path) -> dict:
-    """What the artefact says of itself; InputError where it is not of this program's version, or makes no sense."""
-    try:
-        config = json.loads(path.read_text())
-        version = config["format"], config["schema_version"]
-        if version == (FORMAT, SCHEMA_VERSION):
-            space, schema = ActionSpace.of_json(config["space"]), SCHEMAS[config["schema"]]
-            modes = [Mode.of(entry) for entry in config["modes"]]
-            efficiencies = [number(e) for entry in config["modes"] for e in entry["mean_efficiency"]]
-            fits = (
-                len(modes) > 0
-                and all(mode.action in space.trees for mode in modes)
-                and all(mode.rule is None or mode.rule.length in space.lookups for mode in modes)
-                and all(
-                    mode.feature_levels[-1:] in ((), (MATCH,), schema.levels[:1], (config["feature_level"],))
-                    for mode in modes
-                )
-                and all(mode.level in (schema.levels if schema == LOG else ("",)) for mode in modes)
-                and max((at for mode in modes for at in mode.allowed), default=0) < len(space)
-                and len(efficiencies) == len(modes) * len(space.trees)
-                and [choice_of(action) for action in config["actions"]] == list(space.actions)
-                and Action(*config["fallback"]) in space.trees
-                and config["feature_level"] in (schema.levels[1], FULL)
-                and config["objective"] in ("regressor", "policy")
-                and config["features"]["early"] == schema.first
-                and [each["name"] for each in config["features"]["scalars"]] == list(schema.names)
-                and set(config["features"]["hidden_states"])
-                == set(HIDDEN_STATES if config["feature_level"] == FULL else ())
-                and all(type(width) is int for width in config["features"]["hidden_states"].values())
-                and isinstance(config["verifier"], str)
-                and isinstance(config["pair"]["fingerprint"], str)
-            )
-            if not fits:
-                raise ValueError("its parts do not fit together")
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise InputError(f"{path}: damaged ({type(error).__name__}); export the selector again") from error
-    if version != (FORMAT, SCHEMA_VERSION):
-        raise InputError(
-            f"{path}: {version[0]} of schema version {version[1]}; this program reads {FORMAT} of schema version "
-            f"{SCHEMA_VERSION}: export the selector again"
-        )
-    return config
-
-
 def checked(features: Features, widths: dict[str, int], most_axes: int, early: int | None = None) -> Features:
-    """As `of_schema`; InputError also where a number is not finite."""
+    """`of_schema`, with an InputError also where a number is not finite."""
     read = of_schema(features, widths, most_axes, early)
     check_finite(read)
     return read
@@ -95,7 +218,7 @@ def checked(features: Features, widths: dict[str, int], most_axes: int, early: i
 def check_finite(features: Features) -> None:
     """InputError where a number is NaN or infinite; names the feature."""
     for name, value in features.items():
-        if not math.isfinite(float(value.sum())):  # one call, and a NaN or an infinity anywhere shows in it
+        if not math.isfinite(float(value.sum())):  # one call: a NaN or an infinity anywhere makes the sum one
             raise InputError(f"features: {name} is not finite")
 
 
@@ -103,9 +226,9 @@ def of_schema(features: Features, widths: dict[str, int], most_axes: int, early:
     """The features that are read, on the CPU.
 
     Args:
-        widths: by name, of the last axis.
-        most_axes: 1 for one root, 2 where a batch will do, too.
-        early: how many scalars alone will do; None where all features are needed.
+        widths: of the last axis, by name.
+        most_axes: 1 for one root, 2 where a batch is accepted, too.
+        early: how many scalars alone are accepted; None where all features are needed.
 
     Raises:
         InputError: one is missing, or of another shape or dtype than the schema's; names it.

@@ -1,14 +1,14 @@
-"""One decision for each of several requests that are decoded together, all made at once.
+"""Decisions for several requests that are decoded together, all made at once.
 
-The draft passes are shared, so a step takes as many of them as its longest draft needs; every verified token is paid
-for. With `f` the time of a step in which nothing is drafted, `p` of a draft pass and `t` of one more verified token of
-one request,
+The draft passes are shared, so a step takes as many of them as its longest draft needs; every verified token is
+charged. With `f` the time of a step in which nothing is drafted, `p` of a draft pass and `t` of one more verified token
+of one request,
 
     T = f(contexts) + p max_b passes_b + t sum_b drafted_b.
 
-Let `g` be the speed of the whole batch, in tokens per second. Then a verified token is worth `g t` tokens, and a draft
-pass `g p` once for all requests. For each number of passes m every request takes the best of its chains of up to m
-tokens and its lookups at that price, and the m with the largest sum, less `g p m`, is taken.
+Let `g` be the speed of the whole batch, in tokens per second. A verified token then costs `g t` tokens, and a draft
+pass `g p`, once for all requests. For each number of passes m every request takes the best of its chains of up to m
+tokens and its lookups at that price; then the m with the largest sum, less `g p m`, is taken.
 
 Legend: B requests in flight, A actions, C contexts, V verified tokens, M draft passes.
 """
@@ -30,21 +30,26 @@ Array = NDArray[Any]
 
 
 class StepClock(NamedTuple):
-    """The times of one batch size, by context: one draft pass, [C], and the rest of a step by verified tokens of a
-    request, [C, V], in seconds; contexts [C], ascending, at least two."""
+    """The times of steps of one number of requests, in seconds.
+
+    Attributes:
+        contexts_C: context lengths, ascending, at least two.
+        draft_C: one draft pass.
+        target_CV: the rest of a step, by verified tokens of a request.
+    """
 
     contexts_C: Array
     draft_C: Array
     target_CV: Array
 
     def prices(self, context: float, batch: int) -> tuple[float, float]:
-        """Seconds of one verified token of one of so many requests, and of one draft pass of all, at a mean context."""
+        """At a mean context, seconds of one more verified token of one request, and of one draft pass of all."""
         token, draft = (np.interp(context, self.contexts_C, each_C) for each_C in (self.token_C / batch, self.draft_C))
         return float(token), float(draft)
 
     @property
     def token_C(self) -> Array:
-        """One more verified token of one request, where the others' stay."""
+        """One more verified token of every request."""
         return (self.target_CV[:, -1] - self.target_CV[:, 0]) / (self.target_CV.shape[1] - 1)
 
 
@@ -59,13 +64,7 @@ def step_clock(profile: LatencyProfile, batch: int) -> StepClock:
 
 
 class Shapes(NamedTuple):
-    """What some chains and lookups draft, by action.
-
-    Attributes:
-        drafted_A: tokens.
-        passes_A: of the drafter.
-        copies_A: whether it is a lookup.
-    """
+    """What some chains and lookups draft: tokens, passes of the drafter, and whether it is a lookup."""
 
     drafted_A: Array
     passes_A: Array
@@ -73,7 +72,7 @@ class Shapes(NamedTuple):
 
     @classmethod
     def of(cls, actions: Iterable[Choice]) -> Shapes:
-        """ValueError where there are branches."""
+        """Raises ValueError where there are branches."""
         actions = list(actions)
         if any(isinstance(action, Action) and action.K > 1 for action in actions):
             raise ValueError("requests of one batch draft chains or lookups, not trees")
@@ -82,31 +81,24 @@ class Shapes(NamedTuple):
         return cls(drafted, np.where(copies, 0, drafted), copies)
 
 
+@jit
 def joint_choice(tokens_BA: Array, shapes: Shapes, speed: float, token_seconds: float, pass_seconds: float) -> Array:
     """What each request drafts, positions of actions, int64 [B].
 
     Args:
-        tokens_BA: predicted block efficiencies.
+        tokens_BA: predicted block efficiencies, float64.
         speed: g, of the whole batch, in tokens per second.
         token_seconds, pass_seconds: of one verified token of one request, and of one draft pass of all.
     """
-    most = int(shapes.passes_A.max())
-    token, once = speed * token_seconds, speed * pass_seconds
-    chosen: Array = joint_actions(tokens_BA, shapes.drafted_A, shapes.passes_A, most, token, once)
-    return chosen
-
-
-@jit
-def joint_actions(tokens_BA: Array, drafted_A: Array, passes_A: Array, most: int, token: float, once: float) -> Array:
-    """`joint_choice`, where a verified token costs `token` tokens and a draft pass `once`, of at most `most` passes."""
     B, A = tokens_BA.shape
+    token, once, most = speed * token_seconds, speed * pass_seconds, shapes.passes_A.max()
     best_MB = np.full((most + 1, B), -np.inf)  # with up to so many passes
     action_MB = np.zeros((most + 1, B), np.int64)
     for b in range(B):
         for a in range(A):
-            worth = tokens_BA[b, a] - token * drafted_A[a]
-            if worth > best_MB[passes_A[a], b]:
-                best_MB[passes_A[a], b], action_MB[passes_A[a], b] = worth, a
+            worth = tokens_BA[b, a] - token * shapes.drafted_A[a]
+            if worth > best_MB[shapes.passes_A[a], b]:
+                best_MB[shapes.passes_A[a], b], action_MB[shapes.passes_A[a], b] = worth, a
         for m in range(1, most + 1):
             if best_MB[m - 1, b] >= best_MB[m, b]:
                 best_MB[m, b], action_MB[m, b] = best_MB[m - 1, b], action_MB[m - 1, b]

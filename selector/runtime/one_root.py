@@ -1,4 +1,8 @@
-"""A mode's decision at one root, in one call: the network, the times, and the choice.
+"""A mode's decision at one root in one call: the network, the times and the choice.
+
+The forward pass of `selector.train.network` is written three times. The one in torch is trained, exported and run in
+batches. The one here is compiled by Numba, because a few dozen calls of torch take longer than one root's decision may.
+The one in NumPy, in `selector.plain`, is for engines without torch. `tests/selector` compares all three.
 
 Legend: F scalars, D hidden states one after another, N all numbers of the network, I inputs and O outputs of a layer,
 H outputs of the network that the allowed actions need, U survivals that they need, K actions that may be chosen, L
@@ -8,7 +12,7 @@ context lengths.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from selector.actions import ActionSpace, Choice
-from selector.decision import Mode
+from selector.decision import Costs, Mode, best_action
 from selector.jit import jit
 from selector.latency import LatencyProfile
-from selector.runtime.artefact import check_finite
-from selector.schema import LENGTH_AT, SCALARS_KEY, SCHEMAS
+from selector.runtime.artefact import ArtefactConfig, check_finite
+from selector.schema import LENGTH_AT, SCALARS_KEY
 from selector.train.network import survival_factors
 
 Array = NDArray[Any]
@@ -30,87 +34,105 @@ NOT_FINITE = -1
 PROJECTION = ("0.weight", "0.bias", "1.weight", "1.bias")  # of a hidden state: a linear map and a layer norm
 
 
+class Network(NamedTuple):
+    """The network as numbers in a row.
+
+    Attributes:
+        counts_F: bool, the scalars that are numbers of tokens, whose logarithm goes in.
+        widths: of the hidden states; each is projected to `projected` numbers, followed by a layer norm.
+        sizes: O of the layers of the MLP.
+        numbers_N: weights and biases of each hidden state's projection and layer norm, then of each layer.
+        factors_UH, sums_KU: see `_tokens`; empty for a policy, whose outputs are the actions' logits.
+    """
+
+    counts_F: Array
+    widths: Array
+    projected: int
+    sizes: Array
+    numbers_N: Array
+    factors_UH: Array
+    sums_KU: Array
+
+
 class OneRoot:
     """What a network decides at one root under one sampling setting, from the features of one level.
 
     The scaling of the scalars is made part of the first layer, and the last layer keeps only the outputs that the
-    allowed trees need.
+    allowed actions need.
 
     Args:
         weights: of the exported module.
-        config: the artefact's.
         profile: of the machine that it decides on.
         level: which of the mode's features it is asked with.
     """
 
     def __init__(
-        self, weights: Mapping[str, Tensor], config: dict[str, Any], profile: LatencyProfile, mode: Mode, level: str
+        self, weights: Mapping[str, Tensor], config: ArtefactConfig, profile: LatencyProfile, mode: Mode, level: str
     ) -> None:
-        space, schema = ActionSpace.of_json(config["space"]), SCHEMAS[config["schema"]]
+        space, schema = config.space, config.schema
         allowed = sorted(mode.allowed) or list(range(len(space)))
         self.actions = [space.actions[a] for a in allowed]
         with_less = level == schema.levels[0]
-        hidden_states = {} if with_less else config["features"]["hidden_states"]
-        self.hidden_names, widths = list(hidden_states), list(hidden_states.values())
+        self.hidden_states = {} if with_less else config.hidden_states
         inputs = schema.first if with_less else len(schema.scalars)
-        regressor = config["objective"] == "regressor"
-        body = "network.body." if regressor else "network."
-        own = {name.removeprefix(body): weight for name, weight in weights.items() if name.startswith(body)}
-        projections = [own[f"blocks.{i}.{part}"] for i in range(len(widths)) for part in PROJECTION]
-        numbers = sorted({int(name.split(".")[1]) for name in own if name.startswith("mlp.")})
-        layers = [(own[f"mlp.{i}.weight"], own[f"mlp.{i}.bias"]) for i in numbers]
-        layers[0] = _of_what_is_seen(*layers[0], own["mean_F"], own["scale_F"], inputs, bool(widths))
-        factors_UH, sums_KU = torch.zeros(0, 0), torch.zeros(0, 0)
-        if regressor:
-            outputs, factors_UH, sums_KU = _of_survivals(space, allowed)
-            layers[-1] = layers[-1][0][outputs], layers[-1][1][outputs]
-        else:
-            layers[-1] = layers[-1][0][allowed], layers[-1][1][allowed]
+        self._network = _network(weights, config, allowed, inputs, list(self.hidden_states.values()))
         asked = mode.feature_levels[: mode.feature_levels.index(level) + 1]
         times = profile.at_batch(mode.batch)
-        lengths_L, seconds_LA = times.table(space.actions, config["verifier"], asked, mode.top_p < 1)
-        parts = [*projections, *(part for layer in layers for part in layer)]
-        self._constants = (
-            own["count_F"][:inputs].numpy(),
-            np.array(widths, np.int64),
-            len(projections[1]) if projections else 0,
-            np.array([len(bias_O) for _, bias_O in layers]),
-            torch.cat([part.flatten() for part in parts]).numpy(),
-            _plain(factors_UH),
-            _plain(sums_KU),
-            _plain(lengths_L.double()),
-            _plain(seconds_LA[:, allowed].double()),
-            mode.speed,
-            mode.rho,
-            LENGTH_AT,
-        )
+        lengths_L, seconds_LA = times.table(space.actions, config.verifier, asked, mode.top_p < 1)
+        seconds_LK = _plain(seconds_LA[:, allowed].double())
+        self._costs = Costs(_plain(lengths_L.double()), seconds_LK, mode.speed, mode.rho)
         self._no_states = np.zeros(0, np.float32)
 
     def tokens(self, features: dict[str, Tensor]) -> Array:
-        """Predicted block efficiencies of `actions` at one root, [K]; of a regressor that sees scalars alone.
+        """Predicted block efficiencies of `actions` at one root, float64 [K]; of a regressor that sees scalars alone.
         InputError where one of them is not finite."""
         check_finite(features)
-        network, survivals = self._constants[:5], self._constants[5:7]
-        outputs_H = _outputs(features[SCALARS_KEY].numpy(), self._no_states, *network)
-        tokens_K: Array = _tokens(outputs_H, *survivals)
+        outputs_H = _outputs(features[SCALARS_KEY].numpy(), self._no_states, self._network)
+        tokens_K: Array = _tokens(outputs_H, self._network)
         return tokens_K
 
     def choose(self, features: dict[str, Tensor]) -> Choice:
         """The action at one root, from float32 tensors on the CPU; InputError where one of them is not finite."""
-        scalars_F = features[SCALARS_KEY].numpy()
         states_D = self._no_states
-        if self.hidden_names:
-            states_D = np.concatenate([features[name].numpy() for name in self.hidden_names])
-        best = _decide(scalars_F, states_D, *self._constants)
+        if self.hidden_states:
+            states_D = np.concatenate([features[name].numpy() for name in self.hidden_states])
+        best = _decide(features[SCALARS_KEY].numpy(), states_D, self._network, self._costs, LENGTH_AT)
         if best == NOT_FINITE:
             check_finite(features)  # says which
         return self.actions[best]
 
 
-def _of_what_is_seen(
+def _network(
+    weights: Mapping[str, Tensor], config: ArtefactConfig, allowed: list[int], inputs: int, widths: list[int]
+) -> Network:
+    """Of a module that reads so many scalars and these hidden states, for some actions."""
+    body = "network.body." if config.regressor else "network."
+    own = {name.removeprefix(body): weight for name, weight in weights.items() if name.startswith(body)}
+    projections = [own[f"blocks.{i}.{part}"] for i in range(len(widths)) for part in PROJECTION]
+    numbers = sorted({int(name.split(".")[1]) for name in own if name.startswith("mlp.")})
+    layers = [(own[f"mlp.{i}.weight"], own[f"mlp.{i}.bias"]) for i in numbers]
+    layers[0] = _first_layer(*layers[0], own["mean_F"], own["scale_F"], inputs, bool(widths))
+    outputs: Tensor | list[int] = allowed
+    factors_UH, sums_KU = torch.zeros(0, 0), torch.zeros(0, 0)
+    if config.regressor:
+        outputs, factors_UH, sums_KU = _of_survivals(config.space, allowed)
+    layers[-1] = layers[-1][0][outputs], layers[-1][1][outputs]
+    parts = [*projections, *(part for layer in layers for part in layer)]
+    return Network(
+        counts_F=own["count_F"][:inputs].numpy(),
+        widths=np.array(widths, np.int64),
+        projected=len(projections[1]) if projections else 0,
+        sizes=np.array([len(bias_O) for _, bias_O in layers]),
+        numbers_N=torch.cat([part.flatten() for part in parts]).numpy(),
+        factors_UH=_plain(factors_UH),
+        sums_KU=_plain(sums_KU),
+    )
+
+
+def _first_layer(
     weight_OI: Tensor, bias_O: Tensor, mean_F: Tensor, scale_F: Tensor, inputs: int, hidden: bool
 ) -> tuple[Tensor, Tensor]:
-    """The first layer, with the scaling of the scalars in it, for the first `inputs` of them alone."""
+    """The first layer for the first `inputs` scalars alone, with their scaling in it."""
     F = len(scale_F)
     scaled_OF = weight_OI[:, :inputs] / scale_F[:inputs]
     bias_O = bias_O - scaled_OF @ mean_F[:inputs]
@@ -136,103 +158,69 @@ def _plain(values: Tensor) -> Array:
 
 
 @jit
-def _decide(
-    scalars_F: Array,
-    states_D: Array,
-    counts_F: Array,
-    widths: Array,
-    projected: int,
-    sizes: Array,
-    network_N: Array,
-    factors_UH: Array,
-    sums_KU: Array,
-    lengths_L: Array,
-    seconds_LK: Array,
-    speed: float,
-    rho: float,
-    length_at: int,
-) -> int:
-    """The position of the action to take, as `decision.choices` has it; `NOT_FINITE` where a feature is not finite.
+def _decide(scalars_F: Array, states_D: Array, network: Network, costs: Costs, length_at: int) -> int:
+    """The position of the action to take; `NOT_FINITE` where a feature is not finite.
 
     Args:
-        counts_F: bool, the scalars that are numbers of tokens, of which the logarithm goes in; longer scalars are cut.
-        widths: of the hidden states; each is projected to `projected` numbers, which a layer norm follows.
-        sizes: O of the layers of the MLP.
-        network_N: all weights and biases in turn: of each hidden state's projection and layer norm, of each layer.
-        factors_UH, sums_KU: see `selector.train.network`; without them the network's outputs are the actions' logits.
-        seconds_LK: times of a step, float64.
-        length_at: which scalar is the context length. An argument, for Numba keeps compiled code until this file
-            changes, and with it the values of globals that other files define.
+        length_at: which scalar is the context length; an argument, because Numba keeps the values of other files'
+            globals on disk.
     """
     if not (np.isfinite(scalars_F).all() and np.isfinite(states_D).all()):
         return NOT_FINITE
-    outputs_H = _outputs(scalars_F, states_D, counts_F, widths, projected, sizes, network_N)
-    if len(sums_KU) == 0:
+    outputs_H = _outputs(scalars_F, states_D, network)
+    if len(network.sums_KU) == 0:
         return int(np.argmax(outputs_H))
-    tokens_K = _tokens(outputs_H, factors_UH, sums_KU)
-    length = min(max(float(scalars_F[length_at]), lengths_L[0]), lengths_L[-1])
-    above = max(1, np.searchsorted(lengths_L, length))
-    share = (length - lengths_L[above - 1]) / (lengths_L[above] - lengths_L[above - 1])
-    seconds_K = seconds_LK[above - 1] + share * (seconds_LK[above] - seconds_LK[above - 1])
-    price = speed ** (1 - rho) * (tokens_K / seconds_K).max() ** rho
-    return int(np.argmax(tokens_K - price * seconds_K))
+    return best_action(_tokens(outputs_H, network), float(scalars_F[length_at]), costs)
 
 
 @jit
-def _outputs(
-    scalars_F: Array,
-    states_D: Array,
-    counts_F: Array,
-    widths: Array,
-    projected: int,
-    sizes: Array,
-    network_N: Array,
-) -> Array:
-    """The network's outputs, [H]; arguments as those of `_decide`."""
-    F = len(counts_F)
-    values_I = np.empty(F + projected * len(widths), np.float32)
+def _outputs(scalars_F: Array, states_D: Array, network: Network) -> Array:
+    """The network's outputs, [H]. Scalars beyond those that it reads are ignored."""
+    F, projected, numbers_N = len(network.counts_F), network.projected, network.numbers_N
+    values_I = np.empty(F + projected * len(network.widths), np.float32)
     for f in range(F):
-        values_I[f] = np.log1p(max(scalars_F[f], np.float32(0))) if counts_F[f] else scalars_F[f]
+        values_I[f] = np.log1p(max(scalars_F[f], np.float32(0))) if network.counts_F[f] else scalars_F[f]
     at, begin = 0, 0
-    for i in range(len(widths)):
-        state = states_D[begin : begin + widths[i]]
+    for i in range(len(network.widths)):
+        state = states_D[begin : begin + network.widths[i]]
         block = values_I[F + i * projected : F + (i + 1) * projected]
-        at = _linear(network_N, at, state, block)
+        at = _linear(numbers_N, at, state, block)
         block -= block.mean()
         block /= np.sqrt((block * block).mean() + np.float32(EPSILON))
-        block *= network_N[at : at + projected]
-        block += network_N[at + projected : at + 2 * projected]
-        at, begin = at + 2 * projected, begin + widths[i]
+        block *= numbers_N[at : at + projected]
+        block += numbers_N[at + projected : at + 2 * projected]
+        at, begin = at + 2 * projected, begin + network.widths[i]
     outputs_H = values_I
-    for layer in range(len(sizes)):
+    for layer in range(len(network.sizes)):
         if layer > 0:
             outputs_H = np.maximum(outputs_H, np.float32(0))
-        outputs_O = np.empty(sizes[layer], np.float32)
-        at = _linear(network_N, at, outputs_H, outputs_O)
+        outputs_O = np.empty(network.sizes[layer], np.float32)
+        at = _linear(numbers_N, at, outputs_H, outputs_O)
         outputs_H = outputs_O
     return outputs_H
 
 
 @jit
-def _tokens(outputs_H: Array, factors_UH: Array, sums_KU: Array) -> Array:
-    """Block efficiencies of the actions that may be chosen, [K]."""
-    # the logarithm of the logistic function, which must not overflow
+def _tokens(outputs_H: Array, network: Network) -> Array:
+    """Block efficiencies of the actions that may be chosen, [K]: sums of survivals, which are products of the
+    probabilities that the outputs are the logits of (`selector.train.network.SurvivalNetwork`)."""
+    # the logarithm of the logistic function, written so that it does not overflow
     log_accepted_H = np.minimum(outputs_H, np.float32(0)) - np.log1p(np.exp(-np.abs(outputs_H)))
-    survivals_U = np.empty(len(factors_UH), np.float32)
+    survivals_U = np.empty(len(network.factors_UH), np.float32)
     for u in range(len(survivals_U)):
-        survivals_U[u] = np.exp(_dot(factors_UH[u], log_accepted_H))
-    tokens_K = np.empty(len(sums_KU))
+        survivals_U[u] = np.exp(_dot(network.factors_UH[u], log_accepted_H))
+    tokens_K = np.empty(len(network.sums_KU))
     for k in range(len(tokens_K)):
-        tokens_K[k] = 1 + _dot(sums_KU[k], survivals_U)
+        tokens_K[k] = 1 + _dot(network.sums_KU[k], survivals_U)
     return tokens_K
 
 
 @jit
-def _linear(network_N: Array, at: int, values_I: Array, outputs_O: Array) -> int:
+def _linear(numbers_N: Array, at: int, values_I: Array, outputs_O: Array) -> int:
     """A linear layer, its weights [O, I] and then its biases from `at` on; the position after them."""
     I, O = len(values_I), len(outputs_O)
     for o in range(O):
-        outputs_O[o] = network_N[at + O * I + o] + _dot(network_N[at + o * I : at + (o + 1) * I], values_I)
+        outputs_O[o] = numbers_N[at + O * I + o] + _dot(numbers_N[at + o * I : at + (o + 1) * I], values_I)
     return at + O * I + O
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from selector.jit import jit
 from selector.latency import LatencyProfile
-from selector.runtime.joint import Shapes, StepClock, joint_actions, step_clock
+from selector.runtime.joint import Shapes, StepClock, joint_choice, step_clock
+from selector.tables import place
 from selector.train.data import Timed
 from selector.train.replay import Ratio, jackknifed_ratio
 
@@ -136,14 +137,11 @@ def _walk(
     coming, tokens, seconds = batch, 0, 0.0
     while coming < len(stream):
         row_B = texts.begin_X[text_B] + at_B
-        above, share = _place(clock.contexts_C, texts.length_R[row_B].mean())
+        above, share = place(clock.contexts_C, texts.length_R[row_B].mean())
         draft = _between(clock.draft_C, above, share)
         if len(tokens_RA):
             token = _between(token_C, above, share)
-            most = shapes.passes_A.max()
-            chosen_B = joint_actions(
-                tokens_RA[row_B], shapes.drafted_A, shapes.passes_A, most, speed * token, speed * draft
-            )
+            chosen_B = joint_choice(tokens_RA[row_B], shapes, speed, token, draft)
         else:
             chosen_B = action_R[row_B]
         drafted = shapes.drafted_A[chosen_B].mean()
@@ -160,14 +158,6 @@ def _walk(
                     text_B[b] = stream[coming]
                 coming += 1
     return tokens, seconds
-
-
-@jit
-def _place(grid_C: Array, value: float) -> tuple[int, float]:
-    """Between which of a table's contexts a value lies: the position of the upper one, and the share of the way."""
-    value = min(max(value, grid_C[0]), grid_C[-1])
-    above = max(1, int(np.searchsorted(grid_C, value)))
-    return above, (value - grid_C[above - 1]) / (grid_C[above] - grid_C[above - 1])
 
 
 @jit

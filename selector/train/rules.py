@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace
-from selector.decision import RHOS, Mode, choice
-from selector.latency import StepTimes
+from selector.decision import RHOS, Costs, Mode, best_action
 from selector.runtime.artefact import Features
 from selector.schema import DECAYS, LENGTH_AT, LIGHT, SCALAR_NAMES, SCALARS_KEY
 from selector.train.data import Timed
@@ -45,12 +45,12 @@ class AcceptanceRule:
     Attributes:
         mode: its price of time; chains alone are allowed.
         decay: of the running mean, one of `schema.DECAYS`.
-        times: of the chains.
+        costs: of the chains.
     """
 
     mode: Mode
     decay: float
-    times: StepTimes
+    costs: Costs
     feature_levels: tuple[str, ...] = (LIGHT,)
 
     def select(self, features: Features | None) -> Action:
@@ -59,7 +59,7 @@ class AcceptanceRule:
         scalars: list[float] = features[SCALARS_KEY].tolist()
         a = min(scalars[ACCEPTED[self.decay]], MOST)
         tokens = list(accumulate(range(SPACE.depth), lambda shorter, _: 1 + a * shorter, initial=1.0))
-        return SPACE.chain(choice(tokens, self.times.at(scalars[LENGTH_AT]), self.mode.speed, self.mode.rho))
+        return SPACE.chain(best_action(np.array(tokens), scalars[LENGTH_AT], self.costs))
 
     def replay(self, timed: Timed) -> Replayed:
         """The rule on labelled texts."""
@@ -76,7 +76,8 @@ class AcceptanceRule:
         mode, decay = max(tried, key=lambda each: _replay(timed, *each).speed)
         chains = tuple(SPACE.actions[at] for at in CHAINS)
         lengths_L, seconds_LA = timed.profile.table(chains, timed.verifier, (LIGHT,), timed.setting[1] < 1)
-        return cls(mode, decay, StepTimes(lengths_L.tolist(), seconds_LA.tolist()))
+        costs = Costs(lengths_L.double().numpy(), seconds_LA.double().numpy(), mode.speed, mode.rho)
+        return cls(mode, decay, costs)
 
 
 def _replay(timed: Timed, mode: Mode, decay: float) -> Replayed:

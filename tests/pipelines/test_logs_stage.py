@@ -129,7 +129,7 @@ def test_joint_decisions_are_those_that_replay_takes_by_the_trained_network(
     rows = [int(begin) + 7 for begin in data.size_X.cumsum(0) - data.size_X]
     mode = selector.at(0.0, batch=8, level=DRAFTER).mode
     for speed in (100.0, 400.0, 1600.0):
-        asked = Tuned(selector, replace(mode, feature_levels=(DRAFTER,), rule=None, joint=speed, allowed=(0, 1)))
+        asked = Tuned(replace(mode, feature_levels=(DRAFTER,), rule=None, joint=speed, allowed=(0, 1)), selector)
         chosen = asked.select_jointly([{SCALARS_KEY: data.scalars_RF[row]} for row in rows])
         prices = step_clock(selector.latency, 8).prices(float(data.length_R[rows].float().mean()), 8)
         tokens_BA = module.scores(data)[rows].double().numpy()
@@ -170,7 +170,7 @@ def test_what_makes_no_sense_is_refused(run: tuple[Path, str], selector: Selecto
 def test_actions_are_chains_of_the_drafter_lookups_and_nothing(selector: Selector) -> None:
     assert [action.nodes for action in selector.actions] == [*range(9), *range(1, 21)]
     assert isinstance(selector.actions[-1], Lookup) and selector.schema == LOG
-    assert selector.config["pair"]["draft"] == "head"
+    assert selector.config.pair["draft"] == "head"
 
 
 def test_its_card_says_what_it_is_and_generate_refuses_it(run: tuple[Path, str], selector: Selector) -> None:

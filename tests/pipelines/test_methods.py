@@ -35,10 +35,10 @@ from pipelines.evaluate.methods import (
 from pipelines.pair.loading import recipe
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import LookupRule, Mode
-from selector.export.deployed import deployed
+from selector.export.deployed import DeployedSelector, config_of
 from selector.latency import gpu_like
 from selector.runtime.selector import Selector, Tuned
-from selector.schema import EARLY, LIGHT, MATCH, SCALARS
+from selector.schema import EARLY, LIGHT, MATCH
 from selector.train.data import Texts, Timed, to_texts
 from selector.train.rules import AcceptanceRule
 from selector.train.tuning import StaticTable, best_static, static_replay
@@ -160,16 +160,8 @@ def methods_of(data: Texts) -> dict[str, Method]:
     lookups = tuple(range(len(SPACE.trees), len(SPACE)))
     mode = Mode(*timed.setting, static.action, (EARLY, LIGHT), static.speed, 0.5, (*chains, *lookups))
     module = opinionated()
-    facts = {
-        "schema": module.schema.name,
-        "space": SPACE.to_json(),
-        "verifier": "traversal",
-        "feature_level": LIGHT,
-        "objective": "regressor",
-        "fallback": (1, 4, 0),
-        "features": {"scalars": SCALARS, "hidden_states": {}},
-    }
-    tuned = Tuned(Selector(deployed(module, PROFILE, [mode], "traversal"), facts, PROFILE, [mode]), mode)
+    made = DeployedSelector(module, PROFILE, [mode], "traversal")
+    tuned = Tuned(mode, Selector(made, config_of(module, "traversal", static.action, [mode]), PROFILE, [mode]))
     return {
         "chain": StaticTrees("static", "specinfer", Action(1, 5, 0)),
         "tree": StaticTrees("static", "traversal", ACTION),

@@ -182,10 +182,10 @@ def test_the_export_is_a_version_of_a_registered_model(demo: tuple[Path, str]) -
     (version,) = versions(demo[0])
     selector = load_selector(demo[0] / "runs" / "demo" / "selector")
     summary = evaluation_of(demo[0])["summary"]
-    assert selector.config["metrics"]["evaluation"] == summary
-    assert version.tags["pair"] == selector.config["pair"]["fingerprint"]
-    assert selector.config["pair"]["revisions"] == {"target": None, "draft": None}  # no commits of the hub
-    assert (version.tags["verifier"], version.tags["objective"]) == (selector.verifier, selector.config["objective"])
+    assert selector.config.metrics["evaluation"] == summary
+    assert version.tags["pair"] == selector.config.pair["fingerprint"]
+    assert selector.config.pair["revisions"] == {"target": None, "draft": None}  # no commits of the hub
+    assert (version.tags["verifier"], version.tags["objective"]) == (selector.verifier, selector.config.objective)
     assert float(version.tags["ratio_vs_autoregressive"]) == pytest.approx(summary["ratio_vs_autoregressive"], abs=1e-4)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from selector.actions import choice_of
 from selector.decision import Mode
-from selector.export.deployed import deployed
+from selector.export.deployed import DeployedSelector
 from selector.runtime.selector import Selector, load_selector, torchscript
 from selector.schema import (
     EARLY,
@@ -43,7 +43,7 @@ def test_what_is_deployed_is_what_is_exported(
     artefacts: dict[tuple[str, str], Path], objective: str, level: str
 ) -> None:
     """The module in this process, scripted or not, gives what the file gives."""
-    made = deployed(module_of(objective, level), profile(), modes_of(level), "traversal")
+    made = DeployedSelector(module_of(objective, level), profile(), modes_of(level), "traversal")
     with torchscript():
         scripted = torch.jit.script(made)
     data, rows = roots_of(SOME, level, count=1)
@@ -83,7 +83,7 @@ def test_a_failed_check_leaves_the_earlier_artefact(tmp_path: Path) -> None:
     export(tmp_path / "selector", "policy")
     with pytest.raises(InputError):
         export(tmp_path / "selector", "regressor", check=refuse)
-    assert load_selector(tmp_path / "selector").config["objective"] == "policy"
+    assert load_selector(tmp_path / "selector").config.objective == "policy"
 
 
 @pytest.mark.parametrize("name", ["selector.pt", "config.json", "latency.json", "README.md", "SHA256SUMS"])
@@ -169,6 +169,6 @@ def test_an_earlier_artefact_is_replaced_whole(tmp_path: Path) -> None:
     export(tmp_path / "selector", "policy")
     (tmp_path / "selector" / "stray").write_text("x")
     export(tmp_path / "selector", "regressor")
-    assert load_selector(tmp_path / "selector").config["objective"] == "regressor"
+    assert load_selector(tmp_path / "selector").config.objective == "regressor"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["selector"]
     assert not (tmp_path / "selector" / "stray").exists()

@@ -181,7 +181,7 @@ import sys, numpy, torch
 from selector.runtime import load_selector
 selector = load_selector(sys.argv[1])
 batch = {name: torch.from_numpy(values) for name, values in numpy.load(sys.argv[2]).items()}
-early = {"scalars": batch["scalars"][:, : selector.config["features"]["early"]]}
+early = {"scalars": batch["scalars"][:, : selector.schema.first]}
 for view in (batch, early):
     print(*selector.scores(view).argmax(-1).tolist())
 """,

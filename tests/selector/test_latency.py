@@ -10,7 +10,7 @@ import torch
 from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup, choice_of
 from selector.decision import ASKED, LookupRule, Mode, of_batch
 from selector.latency import Correction, LatencyProfile, correction_counts, gpu_like, interpolated, interpolated_at
-from selector.runtime.selector import ANY_LEVEL, decision_tables
+from selector.runtime.decision_tables import ANY_LEVEL, decision_tables
 from selector.schema import DRAFTER, EARLY, FEATURES, FULL, LIGHT, MATCH, SCHEMA_VERSION, TEXT, InputError
 from selector.tables import Batches, Table
 from tests.selector.synthetic import profile

@@ -9,7 +9,7 @@ import torch
 from selector.actions import EMPTY, Action, Lookup
 from selector.decision import Mode
 from selector.latency import LatencyProfile
-from selector.runtime.selector import Selector, load_selector, static_speeds
+from selector.runtime.selector import Selector, load_selector
 from selector.schema import (
     LIGHT,
     InputError,
@@ -66,7 +66,7 @@ def test_only_allowed_trees_are_chosen(
         for a, action in enumerate(SPACE)
         if (nodes is None or action.nodes <= nodes) and (shapes is None or action in map(tuple, shapes))
     ]
-    speed_A = static_speeds(selector.config, MODES.index(mode), selector.latency)
+    speed_A = selector.config.static_speeds(selector.modes[MODES.index(mode)], selector.latency)
     best = max((a for a in can if a < len(SPACE.trees)), key=lambda a: float(speed_A[a]))
     copies = mode.rule is not None and SPACE.index(Lookup(mode.rule.length)) in can
     if copies and SPACE.index(mode.action) in can:
