@@ -22,7 +22,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.utils import ModelOutput
 
-from data_gen.decoding.decoder import Chooser, Decoder, Fixed
+from data_gen.decoding.decoder import Decoder, FixedTree
+from data_gen.decoding.loop import Chooser
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.models.self_check import check_model
@@ -210,7 +211,7 @@ def _choice(selector: Any, sampling: Sampling) -> tuple[str, Chooser]:
         verifier, selector = selector
     try:
         space, action = ActionSpace.with_lookups(), choice_of(selector)
-        return verifier, Fixed(space.actions[space.index(action)])
+        return verifier, FixedTree(space.actions[space.index(action)])
     except (TypeError, ValueError) as error:
         raise InputError(
             "selector: neither a selector, nor its folder, nor a tree (K, L1, L2), nor a lookup (length,)"

@@ -16,7 +16,8 @@ from typing import TypeVar
 
 import torch
 
-from data_gen.decoding.decoder import Decoder, Fixed, Step
+from data_gen.decoding.decoder import Decoder, FixedTree
+from data_gen.decoding.loop import Step
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
@@ -245,7 +246,7 @@ def real_steps(
 def _steps(pair: ModelPair, verifier: str, action: Choice, prompt: list[int], limit: int, seed: int) -> Generator[Step]:
     """Steps of one decoding in which anything is drafted that is to be, after its first one, up to an end-of-sequence
     token or the limit."""
-    decoder = Decoder(pair, Sampling(), get_verifier(verifier), Fixed(action), timed=True)
+    decoder = Decoder(pair, Sampling(), get_verifier(verifier), FixedTree(action), timed=True)
     generator = torch.Generator(device=pair.device).manual_seed(seed)
     with closing(decoder.steps(prompt, generator)) as steps:
         _, tokens = next(steps)

@@ -1,28 +1,29 @@
-"""Speculative decoding without host waits: a step is one queue of work on the device, and one reading of its outcome.
+"""Speculative decoding without host synchronisation inside a step: all work of a step is queued, then read once.
 
-`Decoder` asks the device some twenty times in a step: for every drafted token, for the shape of the tree, for where the
-verifier ends. Each question waits for all work before it, which on a GPU costs as much as the passes themselves. Here
-nothing is asked before the end. Tokens are drawn on the device from uniform numbers that are drawn up front; trees
-stand in fixed slots (`slots`), the caches stand still (`static_model`), verification does not look (`on_slots`); then
-one small tensor comes back, with how many tokens were accepted and which. Given the same uniform numbers the text is
+`Decoder` reads the device some twenty times in a step: every drafted token, the shape of the tree, where the verifier
+ends. Each reading waits for all work before it, which on a GPU costs as much as the passes themselves. Here tokens are
+drawn on the device from uniform numbers that are drawn beforehand, a drafted tree has fixed slots (`drafting.slots`),
+the KV caches are preallocated (`models.preallocated`), and verification makes no host synchronisation
+(`verification.on_slots`). One small tensor is read at the end: how many tokens were accepted, and which. A selector
+that sees the draft's rows needs one more reading, before it decides. From the same uniform numbers the text is
 `Decoder`'s, token for token, rounding apart.
 
-Legend: S slots of a tree, D its depth, V vocabulary, T tokens of the text.
+Legend: S slots of a tree, D its depth, V vocabulary, T tokens of the text, W tokens of one pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
-from data_gen.decoding.decoder import Chooser, Decoder, Step
-from data_gen.drafting.lookup import LookupIndex
+from data_gen.decoding.loop import Chooser, Clock, Loop, Outcome, Text
 from data_gen.drafting.slots import Layout, layout_of
-from data_gen.features.root import Accepted, RootKnowledge
+from data_gen.features.root import Accepted, ModelRow
 from data_gen.features.rows import LEAST_LOGIT
 from data_gen.models.pair import ModelPair
 from data_gen.models.preallocated import PreallocatedModel, Window, run_window, window
@@ -31,47 +32,34 @@ from data_gen.verification import COPIED, Verifier
 from data_gen.verification.distributions import invert
 from data_gen.verification.on_slots import check_on_slots, verify_slots
 from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup
-from selector.schema import EARLY, MATCH, InputError
+from selector.schema import EARLY, LIGHT, MATCH, InputError
 
-# of target passes, of which a graph is compiled for each that is used
-WIDTHS = 1, 2, 3, 4, 5, 7, 9, 11, 13, 17, 21, 25, 33, 41
-WARM = 2  # steps of a shape before it is recorded as a CUDA graph
+ROOM = max(action.nodes for action in ActionSpace.with_lookups().actions) + 1  # slots of the largest tree
+WIDTHS = 1, 2, 3, 4, 5, 7, 9, 11, 13, 17, 21, 25, 33, 41  # of target passes: each one that is used is compiled once
+ROWS = 256  # caches have a multiple of so many rows: a compiled pass is for one number of rows
+WARM = 2  # times that work is run before it is recorded as a CUDA graph
 LEAST_RUN, LONGEST_RUN = 2, 32  # tokens of the draft's root pass: after a step that drafted, one or two are new to it
-GRAPHS = 64  # compiled passes of a model, beyond which torch would stop; its own limit is 8
+GRAPHS = 64  # compiled passes of all models; beyond its own limit, 8, torch would stop compiling
+
+_run_window = cache(run_window)
 
 
-class ReadBack(Accepted):
-    """The numbers of a step, as they came back with its outcome."""
+class GraphDecoder(Loop):
+    """As `Decoder`, for i.i.d. drafts, models on one device, and texts up to a given length.
 
-    def __init__(self, target_entropies: list[float]) -> None:
-        self._entropies = target_entropies
-
-    def entropies(self) -> list[float]:
-        return self._entropies
-
-
-class _Queue(NamedTuple):
-    """What a step of one action covers."""
-
-    layout: Layout
-    drafted: list[tuple[slice, Window]]  # the draft's passes after the root's: their slots
-    target: Window
-
-
-class GraphDecoder(Decoder):
-    """As `Decoder`, for one device and texts up to a given length.
-
-    Steps carry no times of their parts: measuring them would take the waits that this decoder is without.
+    The time of a part in `Step.seconds` is what Python spends on it. A CUDA graph runs all parts at once: "draft" then
+    is the time of the root pass alone, and "commit" holds the rest of the step.
 
     Args:
-        length: the longest text, prompt and new tokens.
+        length: of the longest text, prompt and new tokens.
         compiled: compile the models' passes (`torch.compile`; one graph for each width that is used).
         backend: of `torch.compile`.
-        recorded: on a GPU, record each shape's whole step as a CUDA graph once it has been used a few times.
+        recorded: on a GPU, record the work of a step as CUDA graphs once it has been run a few times.
 
     Raises:
-        ValueError: the verifier has to look at what was drafted.
-        InputError: the chooser asks for what only the draft's pass gives, or target and draft are on several devices.
+        ValueError: the verifier needs host synchronisation.
+        InputError: the chooser asks for hidden states, the sampling depends on the text before, or target and draft are
+            not on one device.
     """
 
     def __init__(
@@ -83,226 +71,285 @@ class GraphDecoder(Decoder):
         length: int,
         draft_sampling: Sampling | None = None,
         compiled: bool = False,
-        backend: str = "inductor",
+        backend: Any = "inductor",
         recorded: bool = True,
+        timed: bool = False,
     ) -> None:
-        super().__init__(pair, sampling, verifier, chooser, draft_sampling)
+        super().__init__(pair, sampling, verifier, chooser, draft_sampling, timed=timed)
         check_on_slots(verifier)
-        if set(chooser.feature_levels) - {MATCH, EARLY}:
-            raise InputError(
-                "a step without host waits decides before the draft's pass; this selector asks for features after it"
-            )
+        if set(chooser.feature_levels) - {MATCH, EARLY, LIGHT}:
+            raise InputError("the graph decoder has no hidden states; this selector asks for full features")
+        if type(self.sampling) is not Sampling or type(self.draft_sampling) is not Sampling:
+            raise InputError("the graph decoder needs distributions that follow from the logits alone")
         if len({weights.device for model in (pair.target, pair.draft) for weights in model.parameters()}) > 1:
-            raise InputError("a step without host waits needs target and draft whole on one device")
+            raise InputError("the graph decoder needs target and draft whole on one device")
         if compiled:
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
-        space = ActionSpace.with_lookups()
-        most = max(action.nodes for action in space.actions) + 1
-        self.length, self._room = length, most
-        rows = length + 2 * most
-        self._models = [PreallocatedModel(model, rows, most, compiled, backend) for model in (pair.target, pair.draft)]
-        self._plans: dict[Choice, _Queue] = {}
-        self._runs = {1 << n: run_window(1 << n, most, pair.device) for n in range(LONGEST_RUN.bit_length())}
-        self._text_T = torch.zeros(rows, dtype=torch.int64, device=pair.device)
-        self._base = torch.zeros((), dtype=torch.int64, device=pair.device)  # the root's row: its position
-        self._uniforms = torch.zeros(most + 2, dtype=torch.float64, device=pair.device)
-        self._copied = torch.zeros(most, dtype=torch.int64, device=pair.device)
-        self._graphs = _Graphs() if recorded and pair.device.type == "cuda" else None
+        self.length = length
+        self._memory_key = -(-length // ROWS) * ROWS + 2 * ROOM, compiled, backend, recorded
+        self._needs_rows = LIGHT in chooser.feature_levels
+        self._needs_entropies = self._needs_rows or EARLY in chooser.feature_levels
+        self._law = verifier.name, self.sampling, self.draft_sampling, self._needs_rows, self._needs_entropies
 
-    @torch.inference_mode()
-    def steps(self, prompt: Sequence[int], generator: torch.Generator) -> Generator[tuple[Step, list[int]]]:
-        """As `Decoder.steps`; InputError where the text grows beyond `length`, or numbers are not finite."""
+    def _open(self, prompt: Sequence[int], generator: torch.Generator) -> _SlotText:
         if len(prompt) > self.length:
             raise InputError(f"a prompt of {len(prompt)} tokens; this decoder was made for texts of {self.length}")
-        tokens = list(prompt)
-        knowledge = (
-            RootKnowledge(tokens, self.sampling, self.chooser.feature_levels) if self.chooser.feature_levels else None
-        )
-        index = LookupIndex() if knowledge is None else knowledge.text.index
-        self._begin(tokens)
-        passed = len(tokens) - 1  # rows of the draft's cache that hold the text
-        while True:
-            length = len(tokens)
-            if length > self.length:
-                raise InputError(f"the text has {length} tokens; this decoder was made for {self.length}")
-            action = self._choose(knowledge, length, len(prompt), lambda level: None)
-            copied: list[int] = []
-            if isinstance(action, Lookup):
-                index.extend(tokens[len(index) :])
-                copied = index.proposal(action.length)
-            drafted = action if copied or not isinstance(action, Lookup) else EMPTY
-            outcome = self._step_on_device(drafted, copied, length - passed, length, generator)
-            accepted, new = outcome.accepted, outcome.tokens
-            if isinstance(drafted, Action) and drafted != EMPTY:
-                deepest = self._verifier_law(drafted).layout.depth  # whose leaves the draft has not passed
-                passed = length + min(accepted, deepest - 1)
-            if knowledge is not None:
-                knowledge.committed(ReadBack(outcome.entropies), new)
-            tokens += new
-            yield Step(length, action, accepted, self._verifier_law(drafted).layout.size, {}), new
+        text = _SlotText(prompt, self.sampling, self.chooser.feature_levels, generator)
+        spare = self.pair.spare.setdefault(self._memory_key, [])
+        text.memory = spare.pop() if spare else _Memory(self.pair, *self._memory_key)
+        text.memory.fill(prompt)
+        text.passed = text.known = len(prompt) - 1
+        return text
 
-    def _begin(self, tokens: list[int]) -> None:
-        text_T = torch.tensor(tokens, device=self.pair.device)
-        self._text_T[: len(tokens)] = text_T
-        self._base.fill_(len(tokens) - 1)
-        for model in self._models:
-            model.fill(text_T[:-1])
+    def _close(self, text: _SlotText) -> None:
+        if text.finite:  # else the caches may hold NaN, which no mask hides
+            self.pair.spare[self._memory_key].append(text.memory)
 
-    def _step_on_device(
-        self, action: Choice, copied: list[int], pending: int, length: int, generator: torch.Generator
-    ) -> Outcome:
-        """One step; here, and nowhere else, the host waits.
+    def _show_root(self, text: _SlotText, clock: Clock) -> None:
+        self._root(text, len(text.tokens) - text.known, shown=True)
+        text.known = len(text.tokens)
+
+    def _root(self, text: _SlotText, pending: int, shown: bool = False) -> None:
+        """The draft passes the newest `pending` tokens, in several passes if they are many. Rows that it had passed
+        before are written again.
 
         Args:
-            copied: a lookup's tokens.
-            pending: committed tokens that the draft has not passed.
+            shown: whether the text's knowledge gets the draft's rows; one reading for each pass.
         """
-        plan = self._verifier_law(action)
-        if copied:
-            host = torch.tensor(copied)
-            if self._copied.is_cuda:
-                host = host.pin_memory()  # or copying it would wait
-            self._copied[: len(copied)].copy_(host, non_blocking=True)
-        # what `Decoder` draws, in its order: for each drafted token, for where the verifier ends, for its extra token
-        known = 1 if action == EMPTY else plan.layout.size - 1 if isinstance(action, Lookup) else 0
-        self._uniforms[known : plan.layout.size + 1].uniform_(generator=generator)
-        run = self._caught_up(pending, length)
-        if self._graphs is None:
-            result = self._work(action, run)
-        else:
-            result = self._graphs.run((action, run), lambda: self._work(action, run))
-        return Outcome.read(result, plan.layout.depth)
-
-    def _caught_up(self, pending: int, length: int) -> int:
-        """How many tokens the draft's root pass is to cover: a power of two, so that few graphs do for all. After a
-        long time without drafts the draft first passes what is too much for one."""
-        _, draft = self._models
+        memory, length = text.memory, len(text.tokens)
         most = min(LONGEST_RUN, 1 << (length.bit_length() - 1))
-        while pending > most:
-            over, begin = self._runs[most], self._base - (pending - 1)
-            draft.forward(self._text_T.gather(0, begin + over.slots_W), begin, over)
-            pending -= most
-        return min(most, max(LEAST_RUN, 1 << (pending - 1).bit_length()))
+        while pending > 0:
+            count = min(pending, most)
+            run = min(most, max(LEAST_RUN, 1 << (count - 1).bit_length()))  # a power of two, so that few graphs do
+            pending -= count
+            if pending:
+                rows_WX = self._root_pass(memory, run, memory.base - pending, shown)
+            else:
+                key = "root", run, shown, self.draft_sampling
+                rows_WX = memory.run(key, lambda: self._root_pass(memory, run, memory.base, shown))  # noqa: B023
+            if text.knowledge is not None and shown:
+                probs_WV, logits_WV = rows_WX[-count:].cpu().chunk(2, dim=-1)
+                text.knowledge.passed(map(ModelRow, probs_WV, logits_WV, logits_WV[:, :0]))
+        text.passed = length
 
-    def _work(self, action: Choice, run: int) -> Tensor:
-        """Draft, target pass, verification, commit: what `Outcome` reads, float64 [2 + (D + 1)]; as many entropies
-        more where the chooser sees early features.
+    def _root_pass(self, memory: _Memory, run: int, end: Tensor, shown: bool) -> Tensor:
+        """The draft passes `run` tokens up to row `end`; after each its probabilities and its logits, [run, 2 V], where
+        they are to be shown."""
+        over, begin = _run_window(run, ROOM, end.device), end - (run - 1)
+        logits_WV = memory.draft.forward(memory.text_T.gather(0, begin + over.slots_W), begin, over)
+        probs_WV = self.draft_sampling.after(_no_texts, logits_WV if shown else logits_WV[-1:])
+        memory.root_1V.copy_(probs_WV[-1:])
+        return torch.cat([probs_WV, logits_WV.to(probs_WV.dtype)], dim=-1) if shown else probs_WV
 
-        Args:
-            run: committed tokens that the draft's root pass covers; those that it has passed before change nothing.
-        """
-        plan = self._verifier_law(action)
-        layout, over = plan.layout, plan.target
-        target, _ = self._models
-        tokens_S, q_SV = self._drafted(action, plan, run)
-        padding = len(over.slots_W) - layout.size
-        logits_SV = target.forward(torch.nn.functional.pad(tokens_S, (0, padding)), self._base, over)[: layout.size]
-        p_SV = self.sampling.after(_no_texts, logits_SV)
-        ends = self._uniforms[layout.size - 1 : layout.size + 1]
-        verifier = COPIED if isinstance(action, Lookup) else self.verifier
-        slot, extra = verify_slots(verifier, layout, tokens_S, p_SV, q_SV, ends)
-        path_D, accepted = layout.paths_SD[slot][0], layout.depths_S[slot]
-        at_D = torch.arange(layout.depth + 1, device=slot.device)
-        new_D = torch.where(at_D < accepted, torch.nn.functional.pad(tokens_S[path_D], (0, 1)), extra)
-        if layout.K > 1:
-            # the trunk stands where it belongs; beyond the accepted path any row will do, as it is written again
-            for model in self._models:
-                model.keep(path_D, self._base)
-        self._text_T.index_copy_(0, self._base + 1 + at_D, new_D)
-        self._base += accepted[0] + 1
-        finite = logits_SV.amax(-1).isfinite().all() & q_SV.isfinite().all()
-        result = torch.cat([accepted, finite.view(1), new_D]).double()
-        if EARLY not in self.chooser.feature_levels:
-            return result
-        wide_DV = logits_SV[torch.nn.functional.pad(path_D, (1, 0))].float().clamp(min=LEAST_LOGIT)
-        return torch.cat([result, cross_entropy(wide_DV, wide_DV.softmax(-1), reduction="none").double()])
-
-    def _drafted(self, action: Choice, plan: _Queue, run: int) -> tuple[Tensor, Tensor]:
-        """The tokens of all slots, and the draft's distribution after each; zeros at leaves."""
-        layout = plan.layout
-        V, device = self.pair.vocabulary, self.pair.device
-        tokens_S = torch.zeros(layout.size, dtype=torch.int64, device=device)
-        tokens_S[0] = self._text_T.gather(0, self._base.view(1))[0]
-        q_SV = torch.zeros(layout.size, V, device=device)
+    def _run(self, text: _SlotText, action: Choice, clock: Clock) -> Outcome:
+        length, memory = len(text.tokens), text.memory
+        if length > self.length:
+            raise InputError(f"the text has {length} tokens; this decoder was made for {self.length}")
         if isinstance(action, Lookup):
-            tokens_S[1:] = self._copied[: action.length]
+            copied = text.proposal(action.length)
+            action = action if copied else EMPTY
+            memory.copy_in(copied)
+        drafts = isinstance(action, Action) and action != EMPTY
+        if drafts and text.passed < length:
+            self._root(text, length - text.passed)
+        layout = layout_of(action, self.pair.device)
+        # what `Decoder` draws, in its order: for each drafted token, for where the verifier ends, for its extra token
+        known = 1 if action == EMPTY else layout.size - 1 if isinstance(action, Lookup) else 0
+        memory.uniforms[known : layout.size + 1].uniform_(generator=text.generator)
+        clock.lap("draft")
+        laps = Clock(self.pair.device, waits=False) if memory.records else clock  # a recording may not wait
+        outcome = _outcome(memory.run((self._law, action), lambda: self._parts(text, action, laps)), layout)
+        if outcome is None:
+            text.finite = False
+            raise InputError("a model gives numbers that are not finite (NaN or infinity)")
+        if drafts:  # all but leaves
+            text.passed = length + min(len(outcome.tokens) - 1, layout.depth - 1)
+        return outcome
+
+    def _draft(self, text: _SlotText, action: Choice, clock: Clock) -> tuple[Tensor, Tensor]:
+        """The tokens of all slots, and the draft's distribution after each; zeros at leaves."""
+        memory, passes = text.memory, _passes(action, self.pair.device)
+        layout = passes.layout
+        tokens_S = torch.zeros(layout.size, dtype=torch.int64, device=self.pair.device)
+        tokens_S[0] = memory.text_T.gather(0, memory.base.view(1))[0]
+        q_SV = memory.root_1V.new_zeros(layout.size, self.pair.vocabulary)
+        if isinstance(action, Lookup):
+            tokens_S[1:] = memory.copied[: action.length]
             q_SV[:-1].scatter_(-1, tokens_S[1:].unsqueeze(-1), 1.0)
         elif action != EMPTY:
-            _, draft = self._models
-            over = self._runs[run]
-            begin = self._base - (run - 1)
-            run_W = self._text_T.gather(0, begin + over.slots_W)
-            root_1V = self.draft_sampling.after(_no_texts, draft.forward(run_W, begin, over)[-1:])
-            q_SV = q_SV.to(root_1V.dtype)
-            q_SV[:1] = root_1V
-            self._draw(layout, slice(0, 1), tokens_S, q_SV)
-            for slots, window_ in plan.drafted:
-                logits_WV = draft.forward(tokens_S[slots], self._base, window_)
+            q_SV[:1] = memory.root_1V
+            _draw(layout, slice(0, 1), memory.uniforms, tokens_S, q_SV)
+            for slots, over in passes.drafted:
+                logits_WV = memory.draft.forward(tokens_S[slots], memory.base, over)
                 q_SV[slots] = self.draft_sampling.after(_no_texts, logits_WV)
-                self._draw(layout, slots, tokens_S, q_SV)
+                _draw(layout, slots, memory.uniforms, tokens_S, q_SV)
         return tokens_S, q_SV
 
-    def _draw(self, layout: Layout, slots: slice, tokens_S: Tensor, q_SV: Tensor) -> None:
-        """The tokens below some slots of one depth: one for each, or all first ones of the branches."""
-        first = slots.stop  # the slots below follow
-        if slots.stop == layout.L1 + 1 and layout.L2 > 0:
-            drawn_1K = invert(q_SV[slots], self._uniforms[first - 1 : first - 1 + layout.K].unsqueeze(0))
-            tokens_S[first : first + layout.K] = drawn_1K[0]
-        else:
-            width = slots.stop - slots.start
-            uniforms_W1 = self._uniforms[first - 1 : first - 1 + width].unsqueeze(-1)
-            tokens_S[first : first + width] = invert(q_SV[slots], uniforms_W1)[:, 0]
+    def _target(self, text: _SlotText, action: Choice, drafted: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The target's logits and distributions after each slot."""
+        over, size = _passes(action, self.pair.device).target, len(drafted[0])
+        tokens_W = pad(drafted[0], (0, len(over.slots_W) - size))
+        logits_SV = text.memory.target.forward(tokens_W, text.memory.base, over)[:size]
+        return logits_SV, self.sampling.after(_no_texts, logits_SV)
 
-    def _verifier_law(self, action: Choice) -> _Queue:
-        if action not in self._plans:
-            layout = layout_of(action, self.pair.device)
-            trunk = [slice(n, n + 1) for n in range(1, layout.L1 + 1)]
-            branches = layout.levels[1:]
-            passes = [*trunk, *branches][:-1] if layout.depth else []  # leaves need none
-            drafted = [(each, window(layout, each.start, each.stop, self._room)) for each in passes]
-            width = next((width for width in WIDTHS if width >= layout.size), layout.size)
-            self._plans[action] = _Queue(layout, drafted, window(layout, 0, layout.size, self._room, width))
-        return self._plans[action]
+    def _verify(
+        self, text: _SlotText, action: Choice, drafted: tuple[Tensor, Tensor], rows: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        layout = layout_of(action, self.pair.device)
+        verifier = COPIED if isinstance(action, Lookup) else self.verifier
+        ends_2 = text.memory.uniforms[layout.size - 1 : layout.size + 1]
+        return verify_slots(verifier, layout, drafted[0], rows[1], drafted[1], ends_2)
+
+    def _commit(
+        self,
+        text: _SlotText,
+        action: Choice,
+        drafted: tuple[Tensor, Tensor],
+        rows: tuple[Tensor, Tensor],
+        verdict: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """What `_outcome` reads: tau, whether all numbers are finite, the tokens; the target's entropies after root
+        and path, and the probabilities of the tokens, where the chooser sees them. Float64 [2 + (1 to 3) (D + 1)]."""
+        memory, layout = text.memory, layout_of(action, self.pair.device)
+        (tokens_S, q_SV), (logits_SV, p_SV), (slot, extra) = drafted, rows, verdict
+        path_D, accepted = layout.paths_SD[slot][0], layout.depths_S[slot]
+        at_D = torch.arange(layout.depth + 1, device=slot.device)
+        new_D = torch.where(at_D < accepted, pad(tokens_S[path_D], (0, 1)), extra)
+        if layout.K > 1:
+            # a trunk is in its place; beyond the accepted path any row will do, as it is written again
+            for model in (memory.target, memory.draft):
+                model.keep(path_D, memory.base)
+        memory.text_T.index_copy_(0, memory.base + 1 + at_D, new_D)
+        memory.base += accepted[0] + 1
+        finite = logits_SV.amax(-1).isfinite().all() & q_SV.isfinite().all()
+        result = [accepted, finite.view(1), new_D]
+        from_D = pad(path_D, (1, 0))
+        if self._needs_entropies:
+            wide_DV = logits_SV[from_D].float().clamp(min=LEAST_LOGIT)
+            result.append(cross_entropy(wide_DV, wide_DV.softmax(-1), reduction="none"))
+        if self._needs_rows:
+            result.append(p_SV[from_D].gather(-1, new_D.unsqueeze(-1))[:, 0])
+        return torch.cat([part.double() for part in result])
 
 
-class Outcome(NamedTuple):
-    """What one reading of the device says of a step; entropies where they were asked for."""
+class _Read(Accepted):
+    """What was read of the target's rows after the root and the accepted nodes."""
 
-    accepted: int
-    tokens: list[int]
-    entropies: list[float]
+    def __init__(self, entropies: list[float], probs: list[float]) -> None:
+        self._entropies, self._probs = entropies, probs
 
-    @classmethod
-    def read(cls, result: Tensor, depth: int) -> Outcome:
-        """From what `_work` returns; this waits for the device. InputError where numbers were not finite."""
-        numbers = result.tolist()
-        accepted, finite = int(numbers[0]), numbers[1]
-        if not finite:
-            raise InputError("a model gives numbers that are not finite (NaN or infinity)")
-        tokens, entropies = numbers[2 : 3 + accepted], numbers[3 + depth : 4 + depth + accepted]
-        return cls(accepted, [int(token) for token in tokens], entropies)
+    def entropies(self) -> list[float]:
+        return self._entropies
+
+    def of_next(self, tokens: Sequence[int]) -> list[float]:
+        return self._probs
 
 
-def _no_texts() -> list[list[int]]:
-    raise InputError("a distribution that depends on the text before needs the host: it is not for this decoder")
+def _outcome(result: Tensor, layout: Layout) -> Outcome | None:
+    """From what `_commit` gives: the one reading of a step, which waits for the device. None where numbers were not
+    finite."""
+    numbers = result.tolist()
+    if not numbers[1]:
+        return None
+    count = int(numbers[0]) + 1
+    parts = [numbers[begin : begin + count] for begin in range(2, len(numbers), layout.depth + 1)]
+    tokens, entropies, probs = (*parts, [], [])[:3]
+    return Outcome([int(token) for token in tokens], layout.size, _Read(entropies, probs))
 
 
-class _Graphs:
-    """CUDA graphs of whole steps. A step is run as it is the first times, recorded then, and replayed from then on."""
+def _draw(layout: Layout, slots: slice, uniforms: Tensor, tokens_S: Tensor, q_SV: Tensor) -> None:
+    """The tokens below some slots of one depth: one for each, or all first ones of the branches."""
+    first = slots.stop  # the slots below follow
+    if slots.stop == layout.L1 + 1 and layout.L2 > 0:
+        drawn_1K = invert(q_SV[slots], uniforms[first - 1 : first - 1 + layout.K].unsqueeze(0))
+        tokens_S[first : first + layout.K] = drawn_1K[0]
+    else:
+        width = slots.stop - slots.start
+        uniforms_W1 = uniforms[first - 1 : first - 1 + width].unsqueeze(-1)
+        tokens_S[first : first + width] = invert(q_SV[slots], uniforms_W1)[:, 0]
 
-    def __init__(self) -> None:
+
+class _Passes(NamedTuple):
+    """The passes of a step with one action."""
+
+    layout: Layout
+    drafted: list[tuple[slice, Window]]  # the draft's after the root's, with their slots
+    target: Window
+
+
+@cache
+def _passes(action: Choice, device: torch.device) -> _Passes:
+    layout = layout_of(action, device)
+    trunk = [slice(n, n + 1) for n in range(1, layout.L1 + 1)]
+    slots = [*trunk, *layout.levels[1:]][:-1] if layout.depth else []  # leaves need no pass
+    drafted = [(each, window(layout, each.start, each.stop, ROOM)) for each in slots]
+    width = next((width for width in WIDTHS if width >= layout.size), layout.size)
+    return _Passes(layout, drafted, window(layout, 0, layout.size, ROOM, width))
+
+
+class _Memory:
+    """What decoding one text takes on the device: allocated once, and used again for other texts.
+
+    Args:
+        rows: of the caches.
+    """
+
+    def __init__(self, pair: ModelPair, rows: int, compiled: bool, backend: Any, recorded: bool) -> None:
+        models = (PreallocatedModel(model, rows, ROOM, compiled, backend) for model in (pair.target, pair.draft))
+        self.target, self.draft = models
+        self.text_T = torch.zeros(rows, dtype=torch.int64, device=pair.device)
+        self.base = torch.zeros((), dtype=torch.int64, device=pair.device)  # the root's row, which is its position
+        self.uniforms = torch.zeros(ROOM + 2, dtype=torch.float64, device=pair.device)
+        self.copied = torch.zeros(ROOM, dtype=torch.int64, device=pair.device)  # a lookup's tokens
+        dtype = torch.promote_types(pair.draft.dtype, torch.float32)
+        self.root_1V = torch.zeros(1, pair.vocabulary, dtype=dtype, device=pair.device)  # the draft's distribution
+        self.records = recorded and pair.device.type == "cuda"
         self._calls: dict[object, int] = {}
         self._recorded: dict[object, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
+    def fill(self, prompt: Sequence[int]) -> None:
+        text_T = torch.tensor(prompt, device=self.base.device)
+        self.text_T[: len(prompt)] = text_T
+        self.base.fill_(len(prompt) - 1)
+        for model in (self.target, self.draft):
+            model.fill(text_T[:-1])
+
+    def copy_in(self, copied: list[int]) -> None:
+        """Bring a lookup's tokens to the device."""
+        host = torch.tensor(copied, dtype=torch.int64)
+        if self.copied.is_cuda:
+            host = host.pin_memory()  # else the copy would wait
+        self.copied[: len(copied)].copy_(host, non_blocking=True)
+
     def run(self, key: object, work: Callable[[], Tensor]) -> Tensor:
+        """Do some work. On a GPU it is recorded as a CUDA graph after a few times, and replayed from then on."""
         calls = self._calls[key] = self._calls.get(key, 0) + 1
-        if calls <= WARM:
+        if not self.records or calls <= WARM:
             return work()
         if key not in self._recorded:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):  # nothing is done yet
+            with torch.cuda.graph(graph):  # this does not run the work
                 result = work()
             self._recorded[key] = graph, result
         graph, result = self._recorded[key]
         graph.replay()
         return result
+
+
+class _SlotText(Text):
+    """A text, and its memory on the device.
+
+    Attributes:
+        passed: committed tokens that the draft has passed.
+        known: committed tokens after which the text's knowledge has the draft's rows, or needs none.
+        finite: whether all numbers so far were.
+    """
+
+    memory: _Memory
+    passed: int
+    known: int
+    finite = True
+
+
+def _no_texts() -> list[list[int]]:
+    raise AssertionError("plain sampling does not ask for the text before")

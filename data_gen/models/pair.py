@@ -5,9 +5,9 @@ Legend: B sequences, W tokens of one pass, R cached rows beyond the committed on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -176,6 +176,8 @@ class ModelPair:
 
     Attributes:
         fingerprint: of both; begins with `checkpoints.RANDOM` where a model has no weights of its own.
+        decoder: the kind that `decoding.decoder_for` makes, of `decoding.KINDS`.
+        spare: the memory of graph decoders that no text uses at the moment.
     """
 
     target: PreTrainedModel
@@ -183,6 +185,8 @@ class ModelPair:
     tokenizer: PreTrainedTokenizerBase
     names: tuple[str, str]
     fingerprint: str
+    decoder: str = "eager"
+    spare: dict[Hashable, list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def load(

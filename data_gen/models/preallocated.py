@@ -68,6 +68,15 @@ class _Layer(StaticLayer):
         super().__init__(max_cache_len=rows)
         self._place = place
 
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate; transformers' own ties compiled passes to the addresses, and each new cache would compile anew."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = (
+            states.new_zeros(*states.shape[:2], self.max_cache_len, states.shape[-1])
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from data_gen.decoding.decoder import Step
+from data_gen.decoding.loop import Step
 from data_gen.features.root import ModelRows
 from data_gen.models.pair import CachedModel, ModelPair, without_own_settings
 from data_gen.models.sampling import Sampling

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from data_gen.decoding.decoder import Chooser, Decoder, Features, Fixed
+from data_gen.decoding import decoder_for
+from data_gen.decoding.loop import Chooser, Features, FixedTree
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
@@ -119,7 +120,7 @@ class Speculative(Method):
 
     def decode(self, pair: ModelPair, sampling: Sampling, task: Task) -> Decoding:
         verifier, chooser = self.trees(task.kind)
-        decoder = Decoder(pair, sampling, get_verifier(verifier), chooser)
+        decoder = decoder_for(pair, sampling, get_verifier(verifier), chooser, len(task.prompt) + task.limit)
         generator = torch.Generator(device=pair.device).manual_seed(task.seed)
         start = time.perf_counter()
         decoded = decoder.decode(task.prompt, task.limit, generator)
@@ -166,7 +167,7 @@ class StaticTrees(Speculative):
 
     def trees(self, kind: str) -> tuple[str, Chooser]:
         verifier, action = self.by_kind.get(kind, (self.verifier, self.tree))
-        return verifier, Fixed(action)
+        return verifier, FixedTree(action)
 
     def replay(self, texts: Texts, profile: LatencyProfile) -> Replayed:
         own = [self.by_kind.get(kind, (self.verifier, self.tree)) for kind in texts.kind_X]

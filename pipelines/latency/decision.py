@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from data_gen.decoding.decoder import Decoder, Features
+from data_gen.decoding.decoder import Decoder
+from data_gen.decoding.loop import Features
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.timing import usual

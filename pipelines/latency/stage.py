@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table as RichTable
 
 from data_gen import timing
-from data_gen.decoding.decoder import Step
+from data_gen.decoding.loop import Step
 from data_gen.models.checkpoints import RANDOM
 from data_gen.models.pair import ModelPair
 from data_gen.texts.labelled import PARTS, Work, make_shard

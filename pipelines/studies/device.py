@@ -24,8 +24,9 @@ from typing import Any
 import torch
 from transformers import Gemma3TextConfig, PreTrainedModel, Qwen2Config
 
-from data_gen.decoding.decoder import Decoder, Fixed
+from data_gen.decoding.decoder import Decoder, FixedTree
 from data_gen.decoding.graph import GraphDecoder
+from data_gen.decoding.loop import Loop
 from data_gen.drafting.slots import layout_of
 from data_gen.models.pair import ModelPair
 from data_gen.models.preallocated import PreallocatedModel, run_window
@@ -144,7 +145,7 @@ def steps(
     pair: ModelPair, action: Action, verifier: str, text: list[int], weights: dict[str, int], bandwidth: float
 ) -> dict[str, Any]:
     """Median seconds of a step, eager and static, beside the limit."""
-    arguments = pair, Sampling(1.0), get_verifier(verifier), Fixed(action)
+    arguments = pair, Sampling(1.0), get_verifier(verifier), FixedTree(action)
     longest = len(text) + 3 * STEPS * (action.nodes + 1)
     seconds = {
         "eager": step_seconds(Decoder(*arguments), text),
@@ -166,7 +167,7 @@ def median_seconds(work: Callable[[], object], device: torch.device) -> float:
     return statistics.median(_times(work, device, warm=3, count=REPEATS))
 
 
-def step_seconds(decoder: Decoder, text: list[int]) -> float:
+def step_seconds(decoder: Loop, text: list[int]) -> float:
     """Of a step, once graphs are compiled and recorded."""
     running = decoder.steps(text, torch.Generator(device=decoder.pair.device).manual_seed(0))
     return statistics.median(_times(lambda: next(running), decoder.pair.device, warm=6, count=STEPS))

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from data_gen.decoding.decoder import Decoder, Fixed
+from data_gen.decoding.decoder import Decoder, FixedTree
 from data_gen.decoding.graph import GraphDecoder
+from data_gen.decoding.loop import Loop
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
@@ -77,9 +78,9 @@ def main(file: str, *overrides: str) -> None:
     console.print(table)
 
 
-def decoders(pair: ModelPair, action: Action, verifier: str, length: int) -> dict[str, Decoder]:
+def decoders(pair: ModelPair, action: Action, verifier: str, length: int) -> dict[str, Loop]:
     """The three that are compared, for texts of `length` tokens."""
-    arguments = pair, Sampling(1.0), get_verifier(verifier), Fixed(action)
+    arguments = pair, Sampling(1.0), get_verifier(verifier), FixedTree(action)
     return {
         EAGER: Decoder(*arguments),
         STATIC: GraphDecoder(*arguments, length),
@@ -87,7 +88,7 @@ def decoders(pair: ModelPair, action: Action, verifier: str, length: int) -> dic
     }
 
 
-def counted(decoder: Decoder, prompt: list[int]) -> tuple[str, str]:
+def counted(decoder: Loop, prompt: list[int]) -> tuple[str, str]:
     """Operators and readings of a step, means over some steps after the first."""
     steps: Iterator[Any] = decoder.steps(prompt, torch.Generator(device=decoder.pair.device).manual_seed(0))
     next(steps)

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_gen.decoding import clock
-from data_gen.decoding.decoder import PARTS, Decoded, Decoder, Fixed, Random
+from data_gen.decoding import loop
+from data_gen.decoding.decoder import Decoder, FixedTree, Random
+from data_gen.decoding.loop import PARTS, Decoded
 from data_gen.models.pair import CachedModel, ModelPair, Pass
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
@@ -56,7 +57,7 @@ def decode(
     level: str | None = None,
 ) -> Decoded:
     asked = (level,) if level else ()
-    chooser = Fixed(action, asked) if action else Random(ACTIONS, torch.Generator().manual_seed(seed), asked)
+    chooser = FixedTree(action, asked) if action else Random(ACTIONS, torch.Generator().manual_seed(seed), asked)
     sampling = Sampling(temperature, draft_temperature=draft_temperature)
     rule = get_verifier(verifier, style) if isinstance(verifier, str) else verifier
     decoder = Decoder(pair, sampling, rule, chooser, style=style)
@@ -208,14 +209,14 @@ def test_bfloat16_decodes(pair_folders: tuple[str, str]) -> None:
 def test_greedy_decoding_equals_generate_on_a_gpu(pair_folders: tuple[str, str]) -> None:
     pair = ModelPair.load(*pair_folders, device="cuda")
     expected = pair.target.generate(torch.tensor([PROMPT]).cuda(), max_new_tokens=40, do_sample=False, pad_token_id=0)
-    decoder = Decoder(pair, Sampling(0), get_verifier("traversal"), Fixed(Action(2, 1, 3)))
+    decoder = Decoder(pair, Sampling(0), get_verifier("traversal"), FixedTree(Action(2, 1, 3)))
     decoded = decoder.decode(PROMPT, 40, torch.Generator(device="cuda").manual_seed(0))
     assert decoded.tokens == expected[0, len(PROMPT) :].tolist()
 
 
 def test_a_verifier_of_another_style_is_refused(pair: ModelPair) -> None:
     with pytest.raises(ValueError, match="traversal verifies drafts of style 'iid', not 'greedy'"):
-        Decoder(pair, Sampling(), get_verifier("traversal"), Fixed(ACTIONS[0]), style="greedy")
+        Decoder(pair, Sampling(), get_verifier("traversal"), FixedTree(ACTIONS[0]), style="greedy")
 
 
 @pytest.mark.parametrize("level", [None, "light"])
@@ -225,7 +226,7 @@ def test_the_passes_over_the_prompt_are_no_part_of_a_step(
     """By a clock that the tokens of every pass move on. A step of a chain of two passes three nodes through the target,
     and through the draft its first token and at most two that it lacks."""
     now = [0.0]
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def tick(_: object, inputs: tuple[Tensor, ...]) -> None:
         now[0] += inputs[0].shape[1]

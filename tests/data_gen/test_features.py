@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from data_gen.decoding.decoder import Decoded, Decoder, Features, Fixed, Random
+from data_gen.decoding.decoder import Decoder, FixedTree, Random
+from data_gen.decoding.loop import Decoded, Features
 from data_gen.drafting.lookup import LookupIndex
 from data_gen.features import DraftHistory, TargetHistory, TextHistory
 from data_gen.features.root import ModelRows, TextKnowledge, agreements
@@ -407,7 +408,7 @@ def test_whoever_needs_no_features_gets_none(pair: ModelPair) -> None:
     """And nothing is kept for them."""
     seen: list[Features | None] = []
 
-    class Blind(Fixed):
+    class Blind(FixedTree):
         def select(self, features: Features | None) -> Choice:
             seen.append(features)
             return self.action

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from data_gen import timing
-from data_gen.decoding.decoder import Step
+from data_gen.decoding.loop import Step
 from data_gen.models.pair import ModelPair
 from data_gen.timing import fitted, real_steps, times
 from selector.actions import EMPTY, Action, Choice, Lookup

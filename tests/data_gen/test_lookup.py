@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_gen.decoding.decoder import Decoder, Fixed
+from data_gen.decoding.decoder import Decoder, FixedTree
 from data_gen.drafting.lookup import LookupIndex
 from data_gen.drafting.sampled import draft_lookup
 from data_gen.models.pair import ModelPair
@@ -122,10 +122,10 @@ def test_copies_are_not_given_to_the_verifier_of_trees(pair: ModelPair) -> None:
             raise AssertionError("a copy")
 
     prompt = [5, 17, 203, 44, 91, 5, 17, 203]
-    decoder = Decoder(pair, Sampling(0.0), ForTrees(), Fixed(Lookup(4)))
+    decoder = Decoder(pair, Sampling(0.0), ForTrees(), FixedTree(Lookup(4)))
     assert any(step.accepted for step in decoder.decode(prompt, 60, torch.Generator()).steps)
     with pytest.raises(AssertionError, match="a copy"):
-        Decoder(pair, Sampling(0.0), ForTrees(), Fixed(Action(1, 2, 0))).decode(prompt, 60, torch.Generator())
+        Decoder(pair, Sampling(0.0), ForTrees(), FixedTree(Action(1, 2, 0))).decode(prompt, 60, torch.Generator())
 
 
 @pytest.mark.parametrize("action", [Lookup(2), Lookup(16)], ids=str)
@@ -136,7 +136,7 @@ def test_greedy_text_is_that_of_generate(pair: ModelPair, action: Lookup, featur
     expected = pair.target.generate(
         torch.tensor([prompt]), max_new_tokens=60, do_sample=False, pad_token_id=0, eos_token_id=None
     )
-    decoder = Decoder(pair, Sampling(0.0), get_verifier("traversal"), Fixed(action, feature_levels))
+    decoder = Decoder(pair, Sampling(0.0), get_verifier("traversal"), FixedTree(action, feature_levels))
     decoded = decoder.decode(prompt, 60, torch.Generator().manual_seed(0))
     assert decoded.tokens == expected[0, len(prompt) :].tolist()
     assert any(step.accepted > 1 for step in decoded.steps)

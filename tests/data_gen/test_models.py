@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_gen.decoding.decoder import Decoder, Fixed
+from data_gen.decoding.decoder import Decoder, FixedTree
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.written import Text, rows_along, written_by_target
@@ -93,7 +93,7 @@ def test_numbers_that_are_not_finite_are_refused(pair_folders: tuple[str, str], 
     getattr(broken, role).lm_head.weight.data[5, 0] = float("nan")
     for use in (
         lambda: list(rows_along(broken, Text([*CONTEXT, 3, 8], len(CONTEXT) - 1), Sampling())),
-        lambda: Decoder(broken, Sampling(), get_verifier("traversal"), Fixed(Action(2, 1, 2))).decode(
+        lambda: Decoder(broken, Sampling(), get_verifier("traversal"), FixedTree(Action(2, 1, 2))).decode(
             CONTEXT, 8, torch.Generator()
         ),
     ):
@@ -107,7 +107,7 @@ def test_a_masked_token_is_no_error(pair_folders: tuple[str, str]) -> None:
     for model in (masking.target, masking.draft):
         model.lm_head = Masking(model.lm_head)
     (text,) = written_by_target(masking, [CONTEXT], 20, Sampling(), seed=1)
-    decoder = Decoder(masking, Sampling(), get_verifier("traversal"), Fixed(Action(2, 1, 2), ("full",)))
+    decoder = Decoder(masking, Sampling(), get_verifier("traversal"), FixedTree(Action(2, 1, 2), ("full",)))
     decoded = decoder.decode(CONTEXT, 20, torch.Generator().manual_seed(1))
     (block,) = rows_along(masking, text, Sampling())
     assert not (block.target_probs_BV[:, 7].any() or block.draft_probs_BV[:, 7].any())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from data_gen.decoding.decoder import Decoder, Fixed
+from data_gen.decoding.decoder import Decoder, FixedTree
 from data_gen.generate import speculative_generate
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling
@@ -84,7 +84,7 @@ def test_a_pair_with_padded_tables_does_all_that_others_do(padded: tuple[str, st
     assert not (block.target_probs_BV if swapped else block.draft_probs_BV)[:, VOCABULARY:].any()
     for sampling in (Sampling(), Sampling(0)):
         assert Assistant(3).generate(pair, sampling, [5, 9], 12, seed=1)[0] == 12
-        decoder = Decoder(pair, sampling, get_verifier("traversal"), Fixed(Action(3, 1, 3)))
+        decoder = Decoder(pair, sampling, get_verifier("traversal"), FixedTree(Action(3, 1, 3)))
         greedy = decoder.decode([5, 9], 24, torch.Generator().manual_seed(0)).tokens
     expected = pair.target.generate(torch.tensor([[5, 9]]), max_new_tokens=24, do_sample=False)
     assert greedy == expected[0, 2:].tolist()

@@ -1,4 +1,4 @@
-"""A decoding step without host waits writes the text of the eager one, and reads the device once."""
+"""A decoding step without host synchronisation writes the text of the eager one, and reads the device once."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from data_gen.decoding.decoder import Chooser, Decoder, Fixed, Random
+from data_gen.decoding.decoder import Decoder, FixedTree, Random
 from data_gen.decoding.graph import GraphDecoder
+from data_gen.decoding.loop import PARTS, Chooser, Loop
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
 from data_gen.verification.on_slots import ON_SLOTS
 from selector.actions import EMPTY, Action, Choice, Lookup
-from selector.schema import EARLY, LIGHT, SCALARS_KEY, InputError
+from selector.schema import EARLY, FULL, LIGHT, PAIR, SCALARS_KEY, InputError
+from tests import waits
 from tests.data_gen.families import RIGHT, model_of
 from tests.waits import Operators, Readings
 
@@ -51,10 +53,10 @@ def any_of_them() -> Random:
 def test_the_text_is_the_eager_one(verifier: str, temperature: float, pair: ModelPair) -> None:
     """Token for token, from the same uniform numbers, with another action at every step; a second text likewise."""
     sampling = Sampling(temperature, draft_temperature=max(temperature, 0.3))
-    static = GraphDecoder(pair, sampling, get_verifier(verifier), any_of_them(), 80)
+    graph = GraphDecoder(pair, sampling, get_verifier(verifier), any_of_them(), 80)
     eager = Decoder(pair, sampling, get_verifier(verifier), any_of_them())
     for prompt in (PROMPT, [7]):
-        found, expected = (each.decode(prompt, 40, torch.Generator().manual_seed(1)) for each in (static, eager))
+        found, expected = (each.decode(prompt, 40, torch.Generator().manual_seed(1)) for each in (graph, eager))
         assert found.tokens == expected.tokens
         assert [step.accepted for step in found.steps] == [step.accepted for step in expected.steps]
     assert max(step.accepted for step in expected.steps) > 1
@@ -70,11 +72,11 @@ def test_every_family(family: str) -> None:
     """
     experts = any(hasattr(model_of(family).config, key) for key in ("num_experts", "num_local_experts"))
     own = pair_of(family, 0.005, torch.float32 if experts else torch.float64)
-    static = GraphDecoder(own, Sampling(1.0), get_verifier("traversal"), any_of_them(), 60)
+    graph = GraphDecoder(own, Sampling(1.0), get_verifier("traversal"), any_of_them(), 60)
     eager = Decoder(own, Sampling(1.0), get_verifier("traversal"), any_of_them())
     equal = 0
     for seed in range(5 if experts else 1):
-        found, expected = (each.decode(PROMPT, 40, torch.Generator().manual_seed(seed)) for each in (static, eager))
+        found, expected = (each.decode(PROMPT, 40, torch.Generator().manual_seed(seed)) for each in (graph, eager))
         equal += found.tokens == expected.tokens
     assert equal >= 3 if experts else equal == 1
 
@@ -104,30 +106,35 @@ def test_a_draft_that_has_been_asked_for_nothing_catches_up(prompt: list[int], p
 
 
 class Watching:
-    """Asks for early features and keeps them."""
+    """Keeps the features that it is asked with. Asked with early ones it answers only now and then where it may be
+    asked again."""
 
-    feature_levels = (EARLY,)
-
-    def __init__(self) -> None:
+    def __init__(self, levels: tuple[str, ...]) -> None:
+        self.feature_levels = levels
         self.seen: list[torch.Tensor] = []
 
-    def select(self, features: dict[str, torch.Tensor] | None) -> Choice:
+    def select(self, features: dict[str, torch.Tensor] | None) -> Choice | None:
         if features is not None:
-            self.seen.append(features[SCALARS_KEY])
-        return ACTIONS[len(self.seen) % len(ACTIONS)]
+            self.seen.append(features[SCALARS_KEY].clone())
+        asked_again = (
+            features is not None and len(features[SCALARS_KEY]) < len(PAIR.scalars) and LIGHT in self.feature_levels
+        )
+        return None if asked_again and len(self.seen) % 4 else ACTIONS[len(self.seen) % len(ACTIONS)]
 
 
-def test_early_features_are_the_eager_ones(pair: ModelPair) -> None:
-    choosers = Watching(), Watching()
-    static = GraphDecoder(pair, Sampling(0.5), get_verifier("traversal"), choosers[0], 80)
+@pytest.mark.parametrize("levels", [(EARLY,), (LIGHT,), (EARLY, LIGHT)], ids=str)
+def test_features_are_the_eager_ones(levels: tuple[str, ...], pair: ModelPair) -> None:
+    choosers = Watching(levels), Watching(levels)
+    graph = GraphDecoder(pair, Sampling(0.5), get_verifier("traversal"), choosers[0], 80)
     eager = Decoder(pair, Sampling(0.5), get_verifier("traversal"), choosers[1])
-    for each in (static, eager):
-        each.decode(PROMPT, 40, torch.Generator().manual_seed(1))
+    texts = [each.decode(PROMPT, 40, torch.Generator().manual_seed(1)).tokens for each in (graph, eager)]
+    assert texts[0] == texts[1]
     assert len(choosers[0].seen) == len(choosers[1].seen) > 5
-    torch.testing.assert_close(*(torch.stack(each.seen) for each in choosers), atol=1e-5, rtol=1e-5)
+    for found, expected in zip(*(each.seen for each in choosers), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def steps_of(decoder: Decoder) -> Iterator[Any]:
+def steps_of(decoder: Loop) -> Iterator[Any]:
     """Steps once the first, which allocates, is over."""
     steps = decoder.steps(PROMPT, torch.Generator().manual_seed(1))
     next(steps)
@@ -138,7 +145,7 @@ def steps_of(decoder: Decoder) -> Iterator[Any]:
 @pytest.mark.parametrize("verifier", ["specinfer", "traversal", "lifted_uniform"])
 def test_a_step_reads_the_device_once(verifier: str, action: Choice, pair: ModelPair) -> None:
     """Every `.tolist()`, `.item()`, `bool()` or `nonzero` would wait; the eager step makes several of them."""
-    decoder = GraphDecoder(pair, Sampling(1.0), get_verifier(verifier), Fixed(action), 80)
+    decoder = GraphDecoder(pair, Sampling(1.0), get_verifier(verifier), FixedTree(action), 80)
     steps = steps_of(decoder)
     for _ in range(3):
         with Readings() as readings, Operators() as operators:
@@ -146,8 +153,21 @@ def test_a_step_reads_the_device_once(verifier: str, action: Choice, pair: Model
         assert (readings.count, operators.reads) == (1, 0)
 
 
+def test_a_step_that_shows_the_drafts_rows_reads_twice(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the decision, and at the end. What the features are computed from is then on the host: NumPy reads it
+    without waiting."""
+    monkeypatch.setattr(waits, "METHODS", (torch.Tensor.tolist, torch.Tensor.cpu))
+    chooser = FixedTree(Action(2, 1, 3), (LIGHT,))
+    steps = steps_of(GraphDecoder(pair, Sampling(1.0), get_verifier("traversal"), chooser, 80))
+    for _ in range(3):
+        with Readings() as readings, Operators() as operators:
+            step, _ = next(steps)
+        assert (readings.count, operators.reads) == (2, 0)
+        assert set(step.seconds) == set(PARTS) and min(step.seconds.values()) > 0
+
+
 def test_what_is_counted_as_a_reading(pair: ModelPair) -> None:
-    steps = steps_of(Decoder(pair, Sampling(1.0), get_verifier("traversal"), Fixed(Action(2, 1, 3))))
+    steps = steps_of(Decoder(pair, Sampling(1.0), get_verifier("traversal"), FixedTree(Action(2, 1, 3))))
     with Readings() as readings, Operators():
         next(steps)
     assert readings.count > 1
@@ -169,7 +189,7 @@ def test_passes_compile_whole_and_once(pair: ModelPair) -> None:
         made.append(len(inputs))
         return graph.forward
 
-    chooser = Fixed(Action(2, 1, 3))
+    chooser = FixedTree(Action(2, 1, 3))
     decoder = GraphDecoder(pair, Sampling(1.0), get_verifier("traversal"), chooser, 80, compiled=True, backend=backend)
     texts = [decoder.decode(PROMPT, 12, torch.Generator().manual_seed(0)).tokens]
     graphs = len(made)
@@ -182,16 +202,16 @@ def test_passes_compile_whole_and_once(pair: ModelPair) -> None:
 
 def test_what_is_refused(pair: ModelPair) -> None:
     def decoder(verifier: str = "traversal", chooser: Chooser | None = None, length: int = 20) -> GraphDecoder:
-        return GraphDecoder(pair, Sampling(1.0), get_verifier(verifier), chooser or Fixed(Action(1, 3, 0)), length)
+        return GraphDecoder(pair, Sampling(1.0), get_verifier(verifier), chooser or FixedTree(Action(1, 3, 0)), length)
 
     with pytest.raises(ValueError, match=r"khisti .* has to look"):
         decoder("khisti")
-    with pytest.raises(InputError, match="decides before the draft's pass"):
-        decoder(chooser=Fixed(EMPTY, (LIGHT,)))
+    with pytest.raises(InputError, match="this selector asks for full features"):
+        decoder(chooser=FixedTree(EMPTY, (FULL,)))
     apart = pair_of("Llama")
     apart.draft.to("meta")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="whole on one device"):
-        GraphDecoder(apart, Sampling(1.0), get_verifier("traversal"), Fixed(EMPTY), 20)
+        GraphDecoder(apart, Sampling(1.0), get_verifier("traversal"), FixedTree(EMPTY), 20)
     with pytest.raises(InputError, match="a prompt of 21 tokens"):
         decoder().decode([1] * 21, 5, torch.Generator())
     with pytest.raises(InputError, match="this decoder was made for 20"):
@@ -200,7 +220,7 @@ def test_what_is_refused(pair: ModelPair) -> None:
         broken = pair_of("Llama")
         broken.target.get_output_embeddings().weight[3] = torch.nan
     with pytest.raises(InputError, match="not finite"):
-        GraphDecoder(broken, Sampling(1.0), get_verifier("traversal"), Fixed(EMPTY), 20).decode(
+        GraphDecoder(broken, Sampling(1.0), get_verifier("traversal"), FixedTree(EMPTY), 20).decode(
             [1], 3, torch.Generator()
         )
 

@@ -1,0 +1,281 @@
+"""The loop of speculative decoding: choose an action, draft its tree, pass it through the target, verify, commit.
+
+`decoder.Decoder` and `graph.GraphDecoder` fill in the parts.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from data_gen.drafting.lookup import LookupIndex
+from data_gen.features.root import Accepted, RootKnowledge
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.verification import Verifier
+from data_gen.verification.base import IID
+from selector.actions import Choice
+from selector.schema import FULL, LIGHT
+
+Features = dict[str, Tensor]
+PARTS = ("draft", "select", "target", "verify", "commit")
+
+
+class Chooser(Protocol):
+    """Chooses the action of a step.
+
+    `feature_levels` are the levels that it is asked with (of `selector.schema.FEATURES`, or the match alone), in turn
+    until it answers: asked with early features it may return None, and is asked again once the draft has passed the
+    root. At the first root there are no features: there, and where `feature_levels` is empty, `select` gets None and
+    must answer.
+    """
+
+    @property
+    def feature_levels(self) -> tuple[str, ...]: ...
+
+    def select(self, features: Features | None) -> Choice | None: ...
+
+
+@dataclass
+class FixedTree:
+    """The same action at every step."""
+
+    action: Choice
+    feature_levels: tuple[str, ...] = ()
+
+    def select(self, features: Features | None) -> Choice:
+        return self.action
+
+
+@dataclass
+class Random:
+    """An action drawn at every step."""
+
+    actions: Sequence[Choice]
+    generator: torch.Generator
+    feature_levels: tuple[str, ...] = ()
+
+    def select(self, features: Features | None) -> Choice:
+        return self.actions[int(torch.randint(len(self.actions), (), generator=self.generator))]
+
+
+@dataclass
+class Step:
+    """One decoding step.
+
+    Attributes:
+        length: committed tokens before the step, the root token included.
+        accepted: tau, the number of drafted tokens that the verifier accepted.
+        nodes: of the drafted tree, the root included.
+        seconds: wall-clock time by part of the step (`PARTS`). On a GPU a part that only queues work takes little
+            time, and the part that reads its result takes the rest, unless the decoder is `timed`.
+    """
+
+    length: int
+    action: Choice
+    accepted: int
+    nodes: int
+    seconds: dict[str, float]
+
+
+@dataclass
+class Decoded:
+    """New tokens (without the prompt), and the steps that wrote them."""
+
+    tokens: list[int] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+
+class Clock:
+    """Seconds by part of a step; each lap counts the time since the one before.
+
+    Args:
+        waits: whether a lap waits until a GPU has done all queued work.
+    """
+
+    def __init__(self, device: torch.device, waits: bool) -> None:
+        self._device, self._waits = device, waits and device.type == "cuda"
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self._last = self._now()
+
+    def _now(self) -> float:
+        if self._waits:
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def skip(self) -> None:
+        """Leave out the time since the last lap."""
+        self._last = self._now()
+
+    def lap(self, part: str) -> None:
+        now = self._now()
+        self.seconds[part] += now - self._last
+        self._last = now
+
+
+class Text:
+    """A text that is being decoded.
+
+    Attributes:
+        tokens: the committed ones.
+        knowledge: what a selector may see; None where the chooser asks for nothing.
+    """
+
+    def __init__(
+        self, prompt: Sequence[int], sampling: Sampling, levels: tuple[str, ...], generator: torch.Generator
+    ) -> None:
+        self.tokens, self.prompt_length, self.generator = list(prompt), len(prompt), generator
+        self.knowledge = RootKnowledge(prompt, sampling, levels) if levels else None
+        self._index = LookupIndex() if self.knowledge is None else self.knowledge.text.index
+
+    def proposal(self, length: int) -> list[int]:
+        """The tokens of a lookup, `length` of them; none where the last token is new."""
+        self._index.extend(self.tokens[len(self._index) :])
+        return self._index.proposal(length)
+
+
+class Outcome(NamedTuple):
+    """What a step commits: the accepted tokens and the extra one; the number of nodes of its tree."""
+
+    tokens: list[int]
+    nodes: int
+    accepted: Accepted
+
+
+class Loop(ABC):
+    """Decodes one prompt at a time with a pair, a verifier of drafted trees and a chooser of actions.
+
+    Args:
+        draft_sampling: of the draft; `sampling.draft` if None.
+        style: how the branches of a tree are drawn; the verifier must be for it.
+        timed: wait for a GPU after each part of a step, so that `Step.seconds` says what each part takes. Waiting
+            costs time itself.
+
+    Raises:
+        ValueError: the verifier is for another style.
+    """
+
+    def __init__(
+        self,
+        pair: ModelPair,
+        sampling: Sampling,
+        verifier: Verifier,
+        chooser: Chooser,
+        draft_sampling: Sampling | None = None,
+        style: str = IID,
+        timed: bool = False,
+    ) -> None:
+        if verifier.style != style:
+            raise ValueError(f"{verifier.name} verifies drafts of style {verifier.style!r}, not {style!r}")
+        self.pair, self.sampling, self.verifier, self.chooser = pair, sampling, verifier, chooser
+        self.draft_sampling, self.style = draft_sampling or sampling.draft, style
+        self.timed = timed
+
+    @torch.inference_mode()
+    def decode(self, prompt: Sequence[int], max_new_tokens: int, generator: torch.Generator) -> Decoded:
+        """Continue a prompt until an end-of-sequence token or `max_new_tokens` new tokens, whichever comes first.
+
+        Args:
+            prompt: token ids, at least one.
+            generator: lives on the pair's device.
+
+        Raises:
+            ValueError: an empty prompt.
+            InputError: a model gives numbers that are not finite.
+        """
+        if not prompt:
+            raise ValueError("the prompt holds no tokens")
+        result = Decoded()
+        with closing(self.steps(prompt, generator)) as steps:
+            while len(result.tokens) < max_new_tokens:
+                step, tokens = next(steps)
+                result.steps.append(step)
+                for token in tokens[: max_new_tokens - len(result.tokens)]:
+                    result.tokens.append(token)
+                    if token in self.pair.eos_ids:
+                        return result
+        return result
+
+    @torch.inference_mode()
+    def steps(self, prompt: Sequence[int], generator: torch.Generator) -> Generator[tuple[Step, list[int]]]:
+        """One step after another without end, each with the tokens that it commits. The caller closes it; closing may
+        raise as `decode` does."""
+        text = self._open(prompt, generator)
+        try:
+            while True:
+                yield self._step(text)
+        finally:
+            self._close(text)
+
+    def _step(self, text: Any) -> tuple[Step, list[int]]:
+        clock = Clock(self.pair.device, self.timed)
+        length = len(text.tokens)
+        action = self._choose(text, clock)
+        clock.lap("select")
+        outcome = self._run(text, action, clock)
+        if text.knowledge is not None:
+            text.knowledge.committed(outcome.accepted, outcome.tokens)
+        text.tokens += outcome.tokens
+        clock.lap("commit")
+        return Step(length, action, len(outcome.tokens) - 1, outcome.nodes, clock.seconds), outcome.tokens
+
+    def _choose(self, text: Any, clock: Clock) -> Choice:
+        length = len(text.tokens)
+        for level in self.chooser.feature_levels if length > text.prompt_length else ():
+            if level in (LIGHT, FULL):
+                self._show_root(text, clock)
+                clock.lap("draft")
+            action = self.chooser.select(text.knowledge.features(level, length))
+            if action is not None:
+                return action
+        action = self.chooser.select(None)
+        assert action is not None
+        return action
+
+    def _run(self, text: Any, action: Choice, clock: Clock) -> Outcome:
+        outcome: Outcome = self._parts(text, action, clock)
+        return outcome
+
+    def _parts(self, text: Any, action: Choice, clock: Clock) -> Any:
+        """Draft, target pass, verification and commit; what `_commit` returns."""
+        drafted = self._draft(text, action, clock)
+        clock.lap("draft")
+        rows = self._target(text, action, drafted)
+        clock.lap("target")
+        verdict = self._verify(text, action, drafted, rows)
+        clock.lap("verify")
+        return self._commit(text, action, drafted, rows, verdict)
+
+    @abstractmethod
+    def _open(self, prompt: Sequence[int], generator: torch.Generator) -> Text:
+        """The text, with what both models have to say on its prompt."""
+
+    @abstractmethod
+    def _close(self, text: Any) -> None: ...
+
+    @abstractmethod
+    def _show_root(self, text: Any, clock: Clock) -> None:
+        """Let the draft pass the root, and tell the text's knowledge what it gives."""
+
+    @abstractmethod
+    def _draft(self, text: Any, action: Choice, clock: Clock) -> Any:
+        """The drafted tokens and the draft's distributions."""
+
+    @abstractmethod
+    def _target(self, text: Any, action: Choice, drafted: Any) -> Any:
+        """What the target gives after each node."""
+
+    @abstractmethod
+    def _verify(self, text: Any, action: Choice, drafted: Any, rows: Any) -> Any:
+        """The accepted node and the extra token."""
+
+    @abstractmethod
+    def _commit(self, text: Any, action: Choice, drafted: Any, rows: Any, verdict: Any) -> Any:
+        """Keep the accepted path in both caches."""
