@@ -1,4 +1,4 @@
-"""What all stages share: the validity of earlier outputs, provenance, the terminal, and files of a run."""
+"""What all stages share: whether earlier output is still valid, provenance, the terminal, and JSON files."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ from selector.schema import InputError, sha256
 
 PACKAGES = ("torch", "transformers", "pytorch-lightning", "torchmetrics", "datasets", "pyarrow", "mlflow")
 
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a run: what its output depends on, and the record of what it was made from.
+    """One stage of a run, with the record of what its output was made from.
 
     Attributes:
-        depends: everything the output follows from; JSON values.
-        outputs: files or folders that exist once the stage is done.
-        costly: never made anew over an earlier output; a changed input is an error instead.
-        self_described: the output itself says what it was made from and checks its parts: the record decides nothing.
-        hashed: the files whose checksums are recorded; all files of the outputs if None.
+        depends: everything that determines the output; JSON values.
+        outputs: files or folders that exist once the stage is finished.
+        costly: earlier output is never replaced; a changed input is an error instead.
+        self_described: the output itself says what it was made from and checks its parts, so that the record decides
+            nothing.
+        hashed: the files whose checksums are recorded; None for all files of the outputs.
     """
 
     name: str
@@ -44,76 +47,78 @@ class Stage:
     self_described: bool = False
     hashed: tuple[Path, ...] | None = None
 
-    @property
-    def record(self) -> Path:
-        return record_path(self.config, self.name)
-
     def begin(self, intact: Callable[[], bool] = lambda: True) -> bool:
-        """Whether there is anything to do. Says so where earlier output is reused, or made anew, and why.
+        """Whether there is anything to do. Says where earlier output is reused, and why other output is replaced.
 
         Args:
-            intact: a closer look at outputs that are there; asked before they are reused.
+            intact: a closer check of existing outputs, called before they are reused.
 
         Raises:
-            InputError: the stage is costly, and there is output of other inputs, or output that was changed since.
+            InputError: the stage is costly, and its output exists but was made from other inputs or changed since.
         """
-        recorded = self._recorded()
-        changes = [] if recorded is None else differences(recorded["depends"], self.depends)
-        finished = recorded is not None and recorded["finished"] and not changes
-        changed = _changed_file(self.config, recorded) if recorded is not None and finished else None
-        if self.costly and not self.self_described and any(_holds_anything(path) for path in self.outputs):
-            places = " and ".join(str(path) for path in self.outputs)
-            advice = f"choose another name= or remove {'them' if len(self.outputs) > 1 else 'it'}"
-            if recorded is None:
-                raise InputError(f"{places}: there, but not known to be finished; {advice}")
-            if changes:
-                raise InputError(f"{places}: made from other inputs ({listed_changes(changes)}); {advice}")
-            if changed is not None:
-                raise InputError(f"{changed}: changed since it was written; put it back, or remove {places}")
-        if finished and changed is None and all(path.exists() for path in self.outputs) and intact():
+        record = self._recorded()
+        changes = differences(record["depends"], self.depends) if record else []
+        finished = bool(record) and record["finished"] and not changes
+        damaged = _changed_file(self.config, record) if finished else None
+        if self.costly and not self.self_described:
+            self._refuse_to_replace(bool(record), changes, damaged)
+        if finished and damaged is None and all(path.exists() for path in self.outputs) and intact():
             self.say(f"reusing {self.outputs[0]}: nothing it depends on has changed")
             return False
-        if changed is not None:
-            self.say(f"{changed} was changed or removed since it was written: made anew")
+        if damaged is not None:
+            self.say(f"{damaged} was changed or removed since it was written: made anew")
         elif changes:
             self.say(f"made anew: {listed_changes(changes)}")
         if self.costly:
             self.replace()
         return True
 
-    def _recorded(self) -> dict[str, Any] | None:
-        """The stage's record; None where there is none, or where it is damaged and nothing depends on it."""
+    def _recorded(self) -> dict[str, Any]:
+        """The stage's record; empty where there is none, or where it is damaged and the output can be made again."""
+        path = record_path(self.config, self.name)
         try:
-            return read_record(self.config, self.name) if self.record.exists() else None
+            return read_record(self.config, self.name) if path.exists() else {}
         except InputError:
             if self.costly and not self.self_described:
                 raise
-            self.say(f"{self.record} is damaged: made anew")
-            return None
+            self.say(f"{path} is damaged: made anew")
+            return {}
+
+    def _refuse_to_replace(self, recorded: bool, changes: list[str], damaged: Path | None) -> None:
+        if not any(any(path.iterdir()) if path.is_dir() else path.exists() for path in self.outputs):
+            return
+        places = " and ".join(map(str, self.outputs))
+        advice = f"choose another name= or remove {'them' if len(self.outputs) > 1 else 'it'}"
+        if not recorded:
+            raise InputError(f"{places}: there, but not known to be finished; {advice}")
+        if changes:
+            raise InputError(f"{places}: made from other inputs ({listed_changes(changes)}); {advice}")
+        if damaged is not None:
+            raise InputError(f"{damaged}: changed since it was written; put it back, or remove {places}")
 
     def replace(self) -> None:
-        """From here on the earlier output is no more: call it before the first write."""
+        """Record that the earlier output is no longer valid. To be called before the first write."""
         self._write(finished=False)
 
     def finish(self) -> None:
-        """Record that the output is complete."""
+        """Record that the output is complete, with the checksums of its files."""
         self._write(finished=True)
 
     def say(self, message: str) -> None:
+        """Print a line that begins with the stage's name."""
         console.print(f"[bold]{self.name}[/]: {message}", soft_wrap=True)
 
     def _write(self, finished: bool) -> None:
         record: dict[str, Any] = {"depends": self.depends, "finished": finished}
         if finished:
             record["files"] = {str(path.relative_to(self.config.folder)): sha256(path) for path in self._files()}
-        write_json(self.record, record | {"provenance": provenance(self.config)})
+        write_json(record_path(self.config, self.name), record | {"provenance": provenance(self.config)})
 
     def _files(self) -> list[Path]:
         if self.hashed is not None:
             return list(self.hashed)
-        folders = [path for path in self.outputs if path.is_dir()]
-        inside = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
-        return [*(path for path in self.outputs if path.is_file()), *inside]
+        inside = [path for folder in self.outputs for path in sorted(folder.rglob("*"))]
+        return [path for path in (*self.outputs, *inside) if path.is_file()]
 
 
 def record_path(config: Config, stage: str) -> Path:
@@ -121,7 +126,11 @@ def record_path(config: Config, stage: str) -> Path:
 
 
 def read_record(config: Config, stage: str) -> dict[str, Any]:
-    """What a stage has recorded of itself; InputError where the file is missing or damaged."""
+    """What a stage has recorded: `depends`, `finished` and, once finished, `files` with their checksums.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
     path = record_path(config, stage)
     record = read_json(path, stage)
     whole = isinstance(record, dict) and isinstance(record.get("depends"), dict) and "finished" in record
@@ -131,10 +140,10 @@ def read_record(config: Config, stage: str) -> dict[str, Any]:
 
 
 def verify(config: Config, stage: str, made_by: str | None = None) -> None:
-    """That the files which a stage has recorded are still those that it wrote; nothing where it has no record.
+    """Check that the files which a stage has recorded are unchanged. A stage without a record is not checked.
 
     Args:
-        made_by: the stage to run again; `stage` itself if None.
+        made_by: the stage that an error advises to run again; None for `stage` itself.
 
     Raises:
         InputError: the stage was interrupted, or a file is missing or was changed; names it.
@@ -148,20 +157,14 @@ def verify(config: Config, stage: str, made_by: str | None = None) -> None:
             raise InputError(f"{changed}: missing, or changed since it was written: run the {again} stage again")
 
 
-def _changed_file(config: Config, record: dict[str, Any]) -> Path | None:
-    """The first recorded file that is missing or has another checksum."""
-    files = ((config.folder / name, digest) for name, digest in record.get("files", {}).items())
-    return next((path for path, digest in files if not path.is_file() or sha256(path) != digest), None)
-
-
 def require(config: Config, stage: str, current: dict[str, Any]) -> None:
-    """That an earlier stage is finished, was made from the current config, and that its files are as it wrote them.
+    """Check that an earlier stage is finished, was made from the current config, and that its files are unchanged.
 
     Args:
-        current: what it depends on now; keys that are left out are not compared.
+        current: what the stage depends on now; keys that are left out are not compared.
 
     Raises:
-        InputError: it is missing, unfinished, made from something else, or a file was changed since.
+        InputError: the stage is missing, unfinished or made from other inputs, or a file was changed.
     """
     record = read_record(config, stage)
     verify(config, stage)
@@ -172,47 +175,33 @@ def require(config: Config, stage: str, current: dict[str, Any]) -> None:
         )
 
 
-def _holds_anything(path: Path) -> bool:
-    return any(path.iterdir()) if path.is_dir() else path.exists()
+def _changed_file(config: Config, record: dict[str, Any]) -> Path | None:
+    """The first recorded file that is missing or has another checksum."""
+    files = ((config.folder / name, digest) for name, digest in record.get("files", {}).items())
+    return next((path for path, digest in files if not path.is_file() or sha256(path) != digest), None)
 
 
 def provenance(config: Config) -> dict[str, Any]:
-    """Resolved config, command line, commit and package versions."""
+    """Resolved config, command line, commit and package versions; JSON values."""
+    describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "config": config.model_dump(mode="json"),
         "command": " ".join(["espalier", *sys.argv[1:]]),
-        "commit": _commit(),
+        "commit": commit or None,
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
     }
 
 
-def _commit() -> str | None:
-    here = Path(__file__).parent
-    result = subprocess.run(
-        ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return result.stdout.strip() or None
-
-
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
-
-
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """A progress bar on the terminal; plain text where there is none."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=console) as bar:
+    """A progress bar on the terminal; plain text where the output is no terminal."""
+    note = TextColumn("{task.fields[note]}")
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times, note, console=console
+    ) as bar:
         yield bar
 
 
@@ -223,7 +212,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, made_by: str) -> Any:
-    """InputError that names the file where it is missing or not JSON."""
+    """The content of a JSON file.
+
+    Raises:
+        InputError: it is missing or not JSON; names it and the stage `made_by`, which is to be run.
+    """
     try:
         return json.loads(path.read_text())
     except FileNotFoundError as error:
@@ -233,25 +226,25 @@ def read_json(path: Path, made_by: str) -> Any:
 
 
 class Journal:
-    """One JSON line per finished part, after a header that holds what the parts follow from.
+    """A file with one JSON line per finished part, so that an interrupted stage continues where it stopped.
 
-    Entries of other inputs, and a line that was not written to its end, are dropped.
+    The first line holds the inputs. If they differ, all entries are dropped; a last line that was cut short is dropped.
 
     Attributes:
-        entries: those of earlier runs, and what was added since.
+        entries: those of earlier runs, and those that were added since.
     """
 
     def __init__(self, path: Path, inputs: dict[str, Any]) -> None:
         self.path = path
         header = json.dumps(inputs, sort_keys=True)
         lines = path.read_text().splitlines() if path.exists() else []
-        finished = [line for line in lines[1:] if _complete(line)] if lines and lines[0] == header else []
+        finished = [line for line in lines[1:] if _is_json(line)] if lines[:1] == [header] else []
         self.entries: list[Any] = [json.loads(line) for line in finished]
-        with atomically(path) as partial:  # a full disk must not cost what is there
+        with atomically(path) as partial:  # a full disk must not cost the earlier entries
             partial.write_text("\n".join([header, *finished]) + "\n")
 
     def add(self, entry: Any) -> None:
-        """Raises InputError where the disk is full; a line that is cut short is dropped when the file is read."""
+        """Write an entry. Raises InputError where the disk is full."""
         try:
             with self.path.open("a") as file:
                 file.write(json.dumps(entry) + "\n")
@@ -260,8 +253,7 @@ class Journal:
         self.entries.append(entry)
 
 
-def _complete(line: str) -> bool:
-    """Whether a line was written to its end."""
+def _is_json(line: str) -> bool:
     try:
         return bool(json.loads(line))
     except json.JSONDecodeError:
