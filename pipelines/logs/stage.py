@@ -16,13 +16,11 @@ from data_gen.texts.logs import LoggedText, distinct, drafter_of, foreign, read_
 from data_gen.traces import versions
 from pipelines.config import Config
 from pipelines.latency.timings import profile_of, read_timings, remarks
-from pipelines.logs import report
-from pipelines.logs.artefact import decision_seconds, export
-from pipelines.logs.judging import monitored, predictions, tune, untuned
-from pipelines.logs.lengths import accepted, fixed_lengths
-from pipelines.logs.rivals import rivals
-from pipelines.logs.table import entries, rival_rows
-from pipelines.logs.texts import VERIFIER, Labeller, space_of, split
+from pipelines.logs import summary
+from pipelines.logs.exporting import decision_seconds, export
+from pipelines.logs.gains import Figures, HeldOut, accepted, entries, fixed_lengths, rival_rows
+from pipelines.logs.labelling import VERIFIER, Labeller, space_of, split
+from pipelines.logs.tuned import monitored, predictions, tune, untuned
 from pipelines.run import Stage, console, progress, write_json
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.fitting import fit
@@ -36,42 +34,41 @@ from selector.train.module import RootsModule, SelectorModule
 
 SECTIONS = ("prompts", "sampling", "latency", "train", "logs")
 
-LOGS_VERSION = 1  # bump it when the same logs give other figures
-SQUARED = 0.03  # weight of the squared error: lookups of 20 tokens would else outweigh all that is said of drafts
+LOGS_VERSION = 1  # to be raised when the same logs give other figures
+SQUARED = 0.03  # weight of the squared error; with 1, lookups of 20 tokens would outweigh the drafter's chains
 OUTPUTS = ("evaluation.json", "report.html", "report.txt", "training")
 
 
 def plan(config: Config) -> list[str]:
-    texts, tested, drafter = _read(config)
-    space = space_of([*texts, *tested], drafter, config.logs.longest_lookup)
-    roots = sum(text.roots for text in (*texts, *tested))
+    log = _read(config)
+    roots = sum(text.roots for text in log.texts)
     return [
-        f"{len(texts) + len(tested)} texts, {roots:,} positions; {drafter} of up to {space.depth} tokens, lookups of "
-        f"up to {max(space.lookups)}",
+        f"{len(log.texts)} texts, {roots:,} positions; {log.drafter} of up to {log.space.depth} tokens, lookups of "
+        f"up to {max(log.space.lookups)}",
         f"train {config.train.epochs} epochs, replay, write {config.folder / 'selector'}",
     ]
 
 
 def run(config: Config) -> None:
-    texts, tested, drafter = _read(config)
-    space = space_of([*texts, *tested], drafter, config.logs.longest_lookup)
-    splits = split(texts, tested, config.prompts.validation, config.prompts.test)
-    profile = _profile(config, drafter)
+    log = _read(config)
+    splits = split(log.train, log.tested, config.prompts.validation, config.prompts.test)
+    profile = _profile(config, log.drafter)
     outputs = tuple(config.folder / name for name in (*OUTPUTS, *(["selector"] if profile else [])))
     stage = Stage("logs", config, _depends(config), outputs)
-    for file in foreign([*texts, *tested]):
+    for file in foreign(log.texts):
         stage.say(f"{file}: hardly any of its tokens occur in the other files: is it of another tokenizer?")
     if not stage.begin():
         console.print((config.folder / "report.txt").read_text(), soft_wrap=True)
         return
     with mlflow_run(config, "logs", SECTIONS) as mlflow:
         stage.replace()
-        logged = _labelled(config, splits, drafter, space)
-        module = _trained(config, logged, profile, mlflow)
-        evaluation = {"logs": _evaluated(config, module, logged, profile, mlflow.active_run().info.run_id)}
-        write_json(config.folder / "evaluation.json", evaluation)
-        words = report.write(config, evaluation)
-        mlflow.log_metrics(report.metrics(evaluation["logs"]))
+        run_id = mlflow.active_run().info.run_id
+        labelled = _label(config, splits, log)
+        module = _train(config, labelled, profile, run_id)
+        found = _evaluate(config, module, labelled, profile, run_id)
+        write_json(config.folder / "evaluation.json", {"logs": found})
+        words = summary.write(config, found)
+        mlflow.log_metrics(summary.metrics(found))
         for path in outputs:
             if path.is_dir():
                 mlflow.log_artifacts(str(path), path.name)
@@ -83,8 +80,72 @@ def run(config: Config) -> None:
 
 
 @dataclass(frozen=True)
-class Logged:
-    """The texts of a run by split, as they were logged and as labelled ones.
+class Log:
+    """The texts of the files, those of held-out files, and the drafter whose chains are candidates."""
+
+    train: list[LoggedText]
+    tested: list[LoggedText]
+    drafter: str
+    space: ActionSpace
+
+    @property
+    def texts(self) -> list[LoggedText]:
+        return [*self.train, *self.tested]
+
+
+def _read(config: Config) -> Log:
+    if not config.logs.files:
+        raise InputError("logs.files: name at least one log: espalier logs FILES.. --timings FILE")
+    texts, tested = (_texts(paths, config) for paths in (config.logs.files, config.logs.test))
+    kept = distinct([*texts, *tested])
+    twice = len(texts) + len(tested) - len(kept)
+    if twice:
+        console.print(f"[bold]logs[/]: {twice} texts occur a second time; one of each counts", soft_wrap=True)
+    held_out = {text.place for text in tested}
+    texts, tested = ([text for text in kept if (text.place in held_out) == of] for of in (False, True))
+    drafter = drafter_of(kept, config.logs.drafter)
+    return Log(texts, tested, drafter, space_of(kept, drafter, config.logs.longest_lookup))
+
+
+def _texts(paths: Sequence[Path], config: Config) -> list[LoggedText]:
+    """The texts of log files, and of folders with the traces of other runs."""
+    stores = [path for path in paths if (path / "manifest.json").exists()]
+    sampling = config.sampling[0].build()
+    own = [text for folder in stores for text in read_trace_log(folder, sampling)]
+    return [*read_logs([path for path in paths if path not in stores]), *own]
+
+
+def _depends(config: Config) -> dict[str, Any]:
+    """Everything that determines the figures and the selector."""
+    files = [*config.logs.files, *config.logs.test, *([config.logs.timings] if config.logs.timings else [])]
+    manifests = {path: path / "manifest.json" for path in files}
+    return {
+        **versions(),
+        "logs_version": LOGS_VERSION,
+        "files": {str(path): sha256(own if own.exists() else path) for path, own in manifests.items()},
+        "logs": config.logs.model_dump(mode="json"),
+        "train": config.train.model_dump(mode="json"),
+        "shares": [config.prompts.validation, config.prompts.test],
+        "sampling": config.sampling[0].model_dump(mode="json"),
+        "stepped": config.latency.stepped,
+        "seed": config.seed,
+    }
+
+
+def _profile(config: Config, drafter: str) -> LatencyProfile | None:
+    """The engine's times, if there are any."""
+    path = config.logs.timings
+    if path is None:
+        return None
+    rows = read_timings(path)
+    for remark in remarks(rows):
+        console.print(f"[bold]logs[/]: {path}: {remark}", soft_wrap=True)
+    return profile_of(rows, str(path), config.latency.stepped, f"log:{drafter}", (VERIFIER,))
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The texts of a run by split, as they were logged and labelled.
 
     Attributes:
         tokens: statistics by token of the training texts.
@@ -98,116 +159,61 @@ class Logged:
 
     @property
     def is_dense(self) -> bool:
-        """Whether everything is known at every root, so that any policy can be replayed."""
+        """Whether every label is known, so that any policy can be replayed."""
         return not any(bool(texts.survivals[VERIFIER].isnan().any()) for texts in self.data.values())
 
     def timed(self, profile: LatencyProfile) -> dict[str, Timed]:
         return {name: Timed(texts, VERIFIER, profile, self.space) for name, texts in self.data.items()}
 
 
-def _read(config: Config) -> tuple[list[LoggedText], list[LoggedText], str]:
-    """Texts, those of held-out files, and the drafter."""
-    if not config.logs.files:
-        raise InputError("logs.files: name at least one log: espalier logs FILES.. --timings FILE")
-    texts, tested = (_texts(paths, config) for paths in (config.logs.files, config.logs.test))
-    kept = distinct([*texts, *tested])
-    twice = len(texts) + len(tested) - len(kept)
-    if twice:
-        console.print(f"[bold]logs[/]: {twice} texts occur a second time; one of each counts", soft_wrap=True)
-    held_out = {text.place for text in tested}
-    texts, tested = ([text for text in kept if (text.place in held_out) == of] for of in (False, True))
-    return texts, tested, drafter_of(kept, config.logs.drafter)
-
-
-def _texts(paths: Sequence[Path], config: Config) -> list[LoggedText]:
-    """Of files and of the trace stores of other runs."""
-    stores = [path for path in paths if (path / "manifest.json").exists()]
-    sampling = config.sampling[0].build()
-    own = [text for folder in stores for text in read_trace_log(folder, sampling)]
-    return [*read_logs([path for path in paths if path not in stores]), *own]
-
-
-def _digest(path: Path) -> str:
-    store = path / "manifest.json"
-    return sha256(store if store.exists() else path)
-
-
-def _depends(config: Config) -> dict[str, Any]:
-    """Everything that the figures and the selector follow from."""
-    files = [*config.logs.files, *config.logs.test, *([config.logs.timings] if config.logs.timings else [])]
-    return {
-        **versions(),
-        "logs_version": LOGS_VERSION,
-        "files": {str(path): _digest(path) for path in files},
-        "logs": config.logs.model_dump(mode="json"),
-        "train": config.train.model_dump(mode="json"),
-        "shares": [config.prompts.validation, config.prompts.test],
-        "sampling": config.sampling[0].model_dump(mode="json"),
-        "stepped": config.latency.stepped,
-        "seed": config.seed,
-    }
-
-
-def _profile(config: Config, drafter: str) -> LatencyProfile | None:
-    """The engine's times, if they are given."""
-    path = config.logs.timings
-    if path is None:
-        return None
-    rows = read_timings(path)
-    for remark in remarks(rows):
-        console.print(f"[bold]logs[/]: {path}: {remark}", soft_wrap=True)
-    return profile_of(rows, str(path), config.latency.stepped, f"log:{drafter}", (VERIFIER,))
-
-
-def _labelled(config: Config, splits: dict[str, list[LoggedText]], drafter: str, space: ActionSpace) -> Logged:
-    """Features and labels of every split; statistics by token are those of the training texts."""
-    labeller = Labeller(drafter, space, config.sampling[0].build(), TokenStatistics.empty())
+def _label(config: Config, splits: dict[str, list[LoggedText]], log: Log) -> Labelled:
+    labeller = Labeller(log.drafter, log.space, config.sampling[0].build(), TokenStatistics.empty())
+    data = {}
     with progress() as bar:
-        task = bar.add_task("features", total=len(SPLITS), note="")
-        labeller, train = labeller.learn_from(splits["train"])
-        bar.advance(task)
-        data = {"train": train}
-        for name in SPLITS[1:]:
-            data[name] = labeller.label(splits[name])
-            bar.advance(task)
-    return Logged(drafter, space, splits, data, labeller.tokens)
+        for name in bar.track(SPLITS, task_id=bar.add_task("features", total=len(SPLITS), note="")):
+            if name == "train":
+                labeller, data[name] = labeller.learn_from(splits[name])
+            else:
+                data[name] = labeller.label(splits[name])
+    return Labelled(log.drafter, log.space, splits, data, labeller.tokens)
 
 
-def _trained(config: Config, logged: Logged, profile: LatencyProfile | None, mlflow: Any) -> SelectorModule:
-    """The network at its best epoch by replay of the validation texts; by the loss where none can be replayed."""
+def _train(config: Config, labelled: Labelled, profile: LatencyProfile | None, run_id: str) -> SelectorModule:
+    """The network of the best epoch, by replay of the validation texts or, where none is possible, by the loss."""
     pl.seed_everything(config.seed, verbose=False)
-    train = config.train
+    train, space, level = config.train, labelled.space, LOG.levels[1]
     module = SelectorModule(
         "regressor",
-        LOG.levels[1],
+        level,
         [],
         train.network,
         train.learning_rate,
         train.weight_decay,
         schema=LOG.name,
-        space=logged.space.to_json(),
+        space=space.to_json(),
         squared_weight=SQUARED,
     )
-    own = {name: logged.data[name] for name in ("train", "validation")}
-    roots = RootsModule(own, VERIFIER, LOG.levels[1], 1, train.batch, config.seed, space=logged.space)
-    module.begin_at(own["train"], own["train"].labels(VERIFIER, slice(None), logged.space), roots.rows["train"])
-    if profile is not None and logged.is_dense:
-        module.judged = monitored(logged.timed(profile)["validation"], profile)
+    own = {name: labelled.data[name] for name in ("train", "validation")}
+    roots = RootsModule(own, VERIFIER, level, 1, train.batch, config.seed, space=space)
+    module.begin_at(own["train"], own["train"].labels(VERIFIER, slice(None), space), roots.rows["train"])
+    if profile is not None and labelled.is_dense:
+        module.judged = monitored(labelled.timed(profile)["validation"], profile)
     with atomically(config.folder / "training") as folder:
-        return fit(config, module, roots, folder, mlflow.active_run().info.run_id)
+        return fit(config, module, roots, folder, run_id)
 
 
-def _evaluated(
-    config: Config, module: SelectorModule, logged: Logged, profile: LatencyProfile | None, run_id: str
-) -> dict[str, Any]:
-    """What `evaluation.json` holds; writes the artefact on the way, where there are step times."""
-    found: dict[str, Any] = {
-        "drafter": logged.drafter,
-        "texts": {name: len(own) for name, own in logged.texts.items()},
-        "roots": {name: int(own.size_X.sum()) for name, own in logged.data.items()},
-        "dense": logged.is_dense,
-        "accepted": {name: accepted(module, own, logged.space) for name, own in logged.data.items()},
-        "lengths": fixed_lengths(logged.data, logged.space) if logged.is_dense else [],
+def _evaluate(
+    config: Config, module: SelectorModule, labelled: Labelled, profile: LatencyProfile | None, run_id: str
+) -> Figures:
+    """What `evaluation.json` holds. Where step times are given, the artefact is written, too."""
+    data = labelled.data
+    found: Figures = {
+        "drafter": labelled.drafter,
+        "texts": {name: len(own) for name, own in labelled.texts.items()},
+        "roots": {name: int(own.size_X.sum()) for name, own in data.items()},
+        "dense": labelled.is_dense,
+        "accepted": {name: accepted(module, own, labelled.space) for name, own in data.items()},
+        "lengths": fixed_lengths(data, labelled.space) if labelled.is_dense else [],
         "by_batch": [],
         "rivals": [],
         "exported": profile is not None,
@@ -215,21 +221,19 @@ def _evaluated(
     if profile is None:
         return found
     assert profile.batches is not None
-    if not logged.is_dense:
-        tunings = [untuned(module, logged.data["train"], profile, batch) for batch in profile.batches.sizes]
-        export(config, module, profile, tunings, logged.tokens, run_id)
+    sizes = profile.batches.sizes
+    if not labelled.is_dense:
+        tunings = [untuned(module, data["train"], profile, batch) for batch in sizes]
+        export(config, module, profile, tunings, labelled.tokens, run_id)
         return found
-    timed = logged.timed(profile)
+    timed, tunings = labelled.timed(profile), []
     with progress() as bar:
-        task = bar.add_task("replay, by batch size", total=len(profile.batches.sizes), note="")
-        predicted = {name: predictions(module, logged.data[name]) for name in ("validation", "test")}
-        tunings = []
-        for batch in bar.track(profile.batches.sizes, task_id=task):
-            tuning = tune(timed["train"], timed["validation"], predicted["validation"], profile, batch)
-            tunings.append(tuning)
-            found["by_batch"] += entries(timed["test"], predicted["test"], tuning, profile)
-            train, test = (timed[name].on(profile.at_batch(batch)) for name in ("train", "test"))
-            found["rivals"] += rival_rows(rivals(train, test), test, predicted["test"], tuning)
-    selector = export(config, module, profile, tunings, logged.tokens, run_id, timed["test"])
-    found["decision_seconds"] = decision_seconds(selector, logged.texts["test"], config.sampling[0].build())
+        predicted = {name: predictions(module, data[name]) for name in ("validation", "test")}
+        for batch in bar.track(sizes, task_id=bar.add_task("replay, by batch size", total=len(sizes), note="")):
+            tunings.append(tune(timed["train"], timed["validation"], predicted["validation"], profile, batch))
+            held_out = HeldOut.of(timed["test"], predicted["test"], tunings[-1], profile)
+            found["by_batch"] += entries(held_out)
+            found["rivals"] += rival_rows(timed["train"], held_out)
+    selector = export(config, module, profile, tunings, labelled.tokens, run_id, timed["test"])
+    found["decision_seconds"] = decision_seconds(selector, labelled.texts["test"], config.sampling[0].build())
     return found

@@ -17,7 +17,7 @@ from data_gen.generate import _choice
 from data_gen.models.sampling import Sampling
 from data_gen.texts.logs import read_logs, read_trace_log
 from pipelines.latency.timings import profile_of, read_timings
-from pipelines.logs.texts import VERIFIER, Labeller, space_of
+from pipelines.logs.labelling import VERIFIER, Labeller, space_of
 from selector.actions import Lookup
 from selector.runtime.joint import Shapes, joint_choice, step_clock
 from selector.runtime.selector import Selector, Tuned, load_selector

@@ -1,12 +1,12 @@
-"""The rules of other projects on an engine's logs: when they copy, and how many tokens they have the drafter draft.
+"""The rules of other projects on an engine's logs: when they copy, and how many tokens the drafter drafts.
 
-Each rule is tuned on training texts and replayed on others, exactly and on the selector's clock (`train.replay`).
-Constants that a project publishes stay; everything else is tuned for each clock, which is more than an engine does.
-No rule is charged for its decisions. A copy is what followed the longest earlier match, whichever
-match the project itself would take.
+Each rule is tuned on training texts and replayed on held-out ones, exactly and with the selector's step times
+(`selector.train.replay`). Constants that a project publishes stay; all others are tuned for each latency profile. The
+time of a rule's decisions is not counted. Every rule copies from the longest earlier match, whichever one the project
+itself would take.
 
-Rules that learn from their own steps are walked through each text alone: at each root they know what their earlier
-steps in that text had accepted, and nothing else. They need labels of 0 and 1, where it is certain how a step ends.
+Rules that learn from their own steps are walked through each text by itself: at each root they know what their earlier
+steps in that text had accepted, and nothing else. They need labels of 0 and 1, with which the end of a step is certain.
 
 Where constants were read:
 
@@ -37,18 +37,20 @@ __all__ = ["rivals", "tuned_rivals"]
 
 
 def rivals(train: Timed, test: Timed) -> dict[str, Replayed]:
-    """Every rule, tuned on training texts and replayed on held-out ones, by where it comes from.
+    """Every rule, tuned on training texts and replayed on held-out ones, by its project.
 
     Rules that learn from their own steps are left out unless all labels of both are 0 or 1.
     """
-    known, held_out = RivalTexts(train), RivalTexts(test)
-    found = tuned_rivals(known)
-    kept = {name: rule for name, rule in found.items() if held_out.certain or not isinstance(rule, Sequential)}
-    return {name: held_out.replayed(rule) for name, rule in kept.items()}
+    held_out = RivalTexts(test)
+    return {
+        name: held_out.replayed(rule)
+        for name, rule in tuned_rivals(RivalTexts(train)).items()
+        if held_out.certain or not isinstance(rule, Sequential)
+    }
 
 
 def tuned_rivals(train: RivalTexts) -> dict[str, Rival]:
-    """Every rule with the numbers that are the fastest on some texts."""
+    """Every rule with the parameters that are the fastest on some texts."""
     sam, tensorrt = sam_decoding(train), tensorrt_llm(train)
     n_gram = n_gram_first(train, [sam, tensorrt])
     found: dict[str, Rival] = {

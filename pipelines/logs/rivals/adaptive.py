@@ -16,18 +16,17 @@ from pipelines.logs.rivals.rules import Array, RivalTexts, Sequential, climbed, 
 from selector.jit import jit
 
 SGLANG_WEIGHT, SGLANG_PACE = 0.2, (10, 5)  # SGLang: ema_alpha; warmup_batches and update_interval
-SGLANG_STEPS = (  # SGLang: candidate_steps and down_hysteresis for 1, 8, 32 and 64 requests
-    ((1, 3, 5, 7), -0.25),
-    ((0, 1, 3), 0.0),
-    ((0, 1), 0.0),
-    ((0,), 0.0),
-)
+# SGLang: candidate_steps and down_hysteresis for 1, 8, 32 and 64 requests
+SGLANG_STEPS = (((1, 3, 5, 7), -0.25), ((0, 1, 3), 0.0), ((0, 1), 0.0), ((0,), 0.0))
 BANDIT_ARMS, BANDIT_WEIGHT = (1, 2, 3, 4), 2.0  # BanditSpec's lengths; UCB1's weight (BanditSpec's code has 6)
 
 
 @dataclass(frozen=True)
 class Adaptive(Sequential):
-    """A moving average of accepted lengths moves the drafter's length among candidates (`sglang_adaptive`).
+    """SGLang's adaptive speculative decoding (`adaptive_spec_params.py`): a moving average of accepted lengths moves
+    the drafter's length among candidates.
+
+    It averages over all requests of a batch and across them; here each text has its own average.
 
     Attributes:
         candidates: ascending.
@@ -45,20 +44,35 @@ class Adaptive(Sequential):
     interval: int
 
     def actions(self, texts: RivalTexts) -> Tensor:
-        candidates_C, accepted_R = np.array(self.candidates), texts.accepted_RK[:, 0]
-        pace = (self.warm_up, self.interval)
-        drafted_R = _adaptive(accepted_R, texts.size_X, candidates_C, self.start, self.slack, self.weight, pace)
-        return torch.from_numpy(drafted_R)
+        candidates_C, pace = np.array(self.candidates), (self.warm_up, self.interval)
+        own = candidates_C, self.start, self.slack, self.weight, pace
+        return torch.from_numpy(_adaptive(texts.accepted_RK[:, 0], texts.size_X, *own))
+
+
+def sglang_adaptive(train: RivalTexts) -> Adaptive:
+    """SGLang ties its sets of candidates to numbers of requests. Here the best set is found for each latency profile,
+    together with the first length, the weight and the pace."""
+    every = (tuple(range(train.depth + 1)), 0.0)
+    sets = {(tuple(k for k in steps if k <= train.depth), slack) for steps, slack in (*SGLANG_STEPS, every)}
+    starts = [(steps, at, slack) for steps, slack in sorted(sets) for at in range(len(steps))]
+    first = fastest(train, [Adaptive(*start, SGLANG_WEIGHT, *SGLANG_PACE) for start in starts])
+    moves = [two("warm_up", "interval", [SGLANG_PACE, (0, 5), (0, 1)]), one("weight", (0.05, 0.1, 0.2, 0.4))]
+    return climbed(train, first, [*moves, one("start", range(len(first.candidates)))])
 
 
 @dataclass(frozen=True)
 class Estimated(Sequential):
-    """The length with the most expected tokens per second, by acceptance rates of its own steps (`vllm_estimator`).
+    """Acceptance rates estimated online, as proposed for vLLM: the length with the most expected tokens per second.
+
+    SmartSpec and TurboSpec (arXiv 2406.14066) have one rate. vLLM's pull requests 44336 and 47111, which were not merged
+    when they were read, have a moving average for each depth, as here. vLLM's own estimator (acceptance_estimator.py at
+    165b366) reads the drafter's logits, which no log has.
 
     Attributes:
         rates: at the start, by depth, of tokens all of whose predecessors were accepted.
         weight: of the newest step in them.
-        probe: every so many steps one token more is drafted; 0 for never.
+        probe: at every `probe`-th step one token more is drafted; 0 for never. This replaces the random exploration
+            of the pull requests.
     """
 
     rates: tuple[float, ...]
@@ -66,14 +80,24 @@ class Estimated(Sequential):
     probe: int
 
     def actions(self, texts: RivalTexts) -> Tensor:
-        accepted_R, rates_D = texts.accepted_RK[:, 0], np.array(self.rates)
-        drafted_R = _estimated(accepted_R, texts.size_X, texts.seconds_RA, rates_D, self.weight, self.probe)
-        return torch.from_numpy(drafted_R)
+        own = np.array(self.rates), self.weight, self.probe
+        return torch.from_numpy(_estimated(texts.accepted_RK[:, 0], texts.size_X, texts.seconds_RA, *own))
+
+
+def vllm_estimator(train: RivalTexts) -> Estimated:
+    """The rates begin at those of the training texts. Weight and probing are tuned."""
+    reached_D = np.array([(train.accepted_RK[:, 0] >= d).mean() for d in range(train.depth + 1)])
+    rates = tuple((reached_D[1:] / np.maximum(reached_D[:-1], 1e-9)).tolist())
+    tried = product((0.01, 0.02, 0.05, 0.1, 0.2, 0.4), (0, 5, 10, 20))
+    return fastest(train, [Estimated(rates, weight, probe) for weight, probe in tried])
 
 
 @dataclass(frozen=True)
 class Bandit(Sequential):
-    """UCB1 over fixed lengths (`bandit`).
+    """BanditSpec (arXiv 2505.15141): UCB1 over fixed lengths, within each text.
+
+    TapOut (arXiv 2511.02017) chooses among strategies for when to stop drafting in the same way. The reward is a step's
+    tokens per second, as a share of the largest possible value.
 
     Attributes:
         arms: the lengths.
@@ -84,47 +108,12 @@ class Bandit(Sequential):
     weight: float
 
     def actions(self, texts: RivalTexts) -> Tensor:
-        accepted_R, arms_C = texts.accepted_RK[:, 0], np.array(self.arms)
-        return torch.from_numpy(_bandit(accepted_R, texts.size_X, texts.seconds_RA, arms_C, self.weight))
-
-
-def sglang_adaptive(train: RivalTexts) -> Adaptive:
-    """SGLang's adaptive speculative decoding (`adaptive_spec_params.py`): the drafter's length follows a moving average
-    of accepted lengths, among candidates.
-
-    Its sets of candidates go with numbers of requests; here the best one is found for each clock, together with the
-    first length, the weight and the pace. It averages over all requests of a batch and goes on from one to the next;
-    here each text has its own average, from its beginning on.
-    """
-    every = (tuple(range(train.depth + 1)), 0.0)
-    sets = {(tuple(k for k in steps if k <= train.depth), slack) for steps, slack in (*SGLANG_STEPS, every)}
-    starts = [(steps, at, slack) for steps, slack in sorted(sets) for at in range(len(steps))]
-    first = fastest(train, [Adaptive(*start, SGLANG_WEIGHT, *SGLANG_PACE) for start in starts])
-    moves = [two("warm_up", "interval", [SGLANG_PACE, (0, 5), (0, 1)]), one("weight", (0.05, 0.1, 0.2, 0.4))]
-    return climbed(train, first, [*moves, one("start", range(len(first.candidates)))])
-
-
-def vllm_estimator(train: RivalTexts) -> Estimated:
-    """Acceptance rates estimated online, as proposed for vLLM: the length with the most expected tokens per second.
-
-    SmartSpec and TurboSpec (arXiv 2406.14066) have one rate. vLLM's pull requests 44336 and 47111, not merged when they
-    were read, have a moving average for each depth, and so has this. The rates begin at those of the training texts.
-    Weight and probing are tuned: one token more, now and then, stands for the pull requests' random exploration. vLLM's
-    own estimator (acceptance_estimator.py at 165b366) reads the drafter's logits, which no log has.
-    """
-    reached_D = np.array([(train.accepted_RK[:, 0] >= d).mean() for d in range(train.depth + 1)])
-    rates = tuple((reached_D[1:] / np.maximum(reached_D[:-1], 1e-9)).tolist())
-    tried = product((0.01, 0.02, 0.05, 0.1, 0.2, 0.4), (0, 5, 10, 20))
-    return fastest(train, [Estimated(rates, weight, probe) for weight, probe in tried])
+        own = np.array(self.arms), self.weight
+        return torch.from_numpy(_bandit(texts.accepted_RK[:, 0], texts.size_X, texts.seconds_RA, *own))
 
 
 def bandit(train: RivalTexts) -> Bandit:
-    """BanditSpec (arXiv 2505.15141): UCB1 over fixed lengths, within each text.
-
-    TapOut (arXiv 2511.02017) chooses among strategies for when to stop drafting in the same way. The reward is a step's
-    tokens per second, as a share of the most that it could have been. Lengths and the weight of exploration are tuned;
-    BanditSpec's lengths and UCB1's weight are among them.
-    """
+    """Lengths and weight are tuned; BanditSpec's lengths and UCB1's weight are among the candidates."""
     sets = (BANDIT_ARMS, range(5), range(0, 9, 2), (2, 4), (2, 3, 4, 5, 6), (3, 6, 9))
     arms = dict.fromkeys(tuple(k for k in own if k <= train.depth) for own in sets)
     tried = product(arms, (BANDIT_WEIGHT, 0.5, 0.1, 0.02))
@@ -162,10 +151,11 @@ def _adaptive(
 
 @jit
 def _moved(candidates_C: Array, at: int, mean: float, slack: float) -> tuple[int, float]:
-    """The next candidate's position, and the average that goes on with it.
+    """The next candidate's position, and the average that belongs to it.
 
-    From no drafting it goes up by one. Else it goes down as long as the average is at most the next smaller length less
-    half a token; where it does not go down, it goes up as long as the average exceeds its length less half a token.
+    From no drafting it goes up by one candidate. Else it goes down as long as the average is at most the next smaller
+    length minus half a token. Where it does not go down, it goes up as long as the average exceeds its length minus
+    half a token.
     """
     last, before = len(candidates_C) - 1, at
     if candidates_C[at] == 0:

@@ -1,4 +1,4 @@
-"""Rules that copy what followed an earlier match, beside a drafter: when they copy, and how many tokens.
+"""Rules that use a drafter and copy what followed an earlier match: when they copy, and how many tokens.
 
 Legend: R roots, F features.
 """
@@ -19,35 +19,28 @@ from selector.jit import jit
 from selector.schema import PRECEDENT_LENGTHS
 from selector.train.tuning import LEASTS
 
-COPIES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20)  # copied tokens that are tried
-HITS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, math.inf)  # shares of recent hits that are tried as thresholds
+COPIES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20)  # candidate lengths of copies
+HITS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, math.inf)  # candidate thresholds for the share of recent hits
+PAYOFFS = (0.5, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 14, math.inf)  # candidate thresholds, in predicted tokens
 SAM_LEAST, SAM_COPIED = 5, 40  # SAM-Decoding: --samd_len_threshold, --samd_n_predicts
 TENSORRT_LEAST = 4  # TensorRT-LLM: SAEnhancerConfig.threshold
 ARCTIC_FACTOR, ARCTIC_SHARE = 1.0, 0.1  # ArcticInference: suffix_max_spec_factor, suffix_min_token_prob
-PAYOFFS = (0.5, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 14, math.inf)  # predicted accepted tokens, tried as thresholds
 PAYOFF_SCALARS = (  # what a predicted payoff is linear in
-    "match",
-    "copied",
-    "copied_mean_0.8",
-    "copied_mean_0.95",
-    "source_steady",
-    "source_in_prompt",
-    "source_foretold",
-    "second_match",
-    "second_agrees",
+    *("match", "copied", "copied_mean_0.8", "copied_mean_0.95", "source_steady", "source_in_prompt"),
+    *("source_foretold", "second_match", "second_agrees"),
     *(f"{name}_{count}" for name in ("seen", "agree") for count in PRECEDENT_LENGTHS),
 )
 
 
 @dataclass(frozen=True)
 class Copying(Rival):
-    """Copy from a match of some length on, else have the drafter draft; two lengths of either, where they differ.
+    """Copy from a match of some length on, else draft.
 
     Attributes:
         drafted: tokens of the drafter.
-        least, copied: tokens of a match from which on so many tokens are copied.
-        longer, far: the same of a longer match.
-        hits, steady: the drafter drafts `steady` tokens where the share of its recent hits is above `hits`.
+        least, copied: copy `copied` tokens from a match of `least` on.
+        longer, far: copy `far` tokens from a match of `longer` on.
+        hits, steady: draft `steady` tokens where the share of the drafter's recent hits is above `hits`.
     """
 
     drafted: int
@@ -81,7 +74,7 @@ class Payoff(Rival):
     """Copy where the predicted accepted length of the copy reaches a threshold (`hybrid_verified_decoding`).
 
     Attributes:
-        weights: of a 1 and of `PAYOFF_SCALARS`.
+        weights: of a constant 1 and of `PAYOFF_SCALARS`.
         least: the threshold, in tokens.
     """
 
@@ -95,16 +88,11 @@ class Payoff(Rival):
         return torch.where(copies_R, texts.copy(self.copied), self.drafted)
 
 
-def copies(train: RivalTexts) -> list[int]:
-    """Lengths of copies that are tried."""
-    return sorted({min(length, train.longest) for length in COPIES} | {train.longest})
-
-
 def sam_decoding(train: RivalTexts) -> Copying:
     """SAM-Decoding (arXiv 2411.10666): copy from a match of 5 tokens on, else draft.
 
-    It copies 40 tokens; here as many of them as the log's lookups have. It has automata of the text and of a corpus, of
-    which only the first can be had from a log. The drafter's length is tuned.
+    It copies 40 tokens, here as many of them as the log's lookups have. It has automata of the text and of a corpus;
+    a log has only the first. The drafter's length is tuned.
     """
     return fastest(train, [Copying(k, SAM_LEAST, SAM_COPIED) for k in range(train.depth + 1)])
 
@@ -112,33 +100,32 @@ def sam_decoding(train: RivalTexts) -> Copying:
 def tensorrt_llm(train: RivalTexts) -> Copying:
     """TensorRT-LLM's suffix automaton beside a drafter (`sa_config`): copy from a match of 4 tokens on, else draft.
 
-    It copies as many tokens as the drafter drafts; that length is tuned. There the drafter runs all the same; here a
-    copy is charged no pass of it.
+    It copies as many tokens as the drafter drafts; that length is tuned. There the drafter runs at every step; here a
+    copy takes no pass of the drafter.
     """
     lengths = range(min(train.depth, 1), train.depth + 1)
     return fastest(train, [Copying(k, TENSORRT_LEAST, max(k, 1)) for k in lengths])
 
 
 def n_gram_first(train: RivalTexts, starts: Sequence[Copying]) -> Copying:
-    """Prompt lookup beside a drafter: copy wherever the last n tokens stood before, else draft. All lengths are tuned.
-
-    Copying like that is the practice of vLLM (`ngram`) and of Hugging Face (`prompt_lookup_num_tokens`).
+    """Prompt lookup beside a drafter: copy wherever the last n tokens occurred before, else draft. All lengths are
+    tuned. This is the practice of vLLM (`ngram`) and of Hugging Face (`prompt_lookup_num_tokens`).
 
     Args:
-        starts: settings of this rule to begin with; the result is as fast as any of them.
+        starts: settings of this rule to begin with; the result is at least as fast as any of them.
     """
     together = two("least", "copied", product(LEASTS, range(1, train.longest + 1)))
     return climbed(train, fastest(train, starts), [together, one("drafted", range(train.depth + 1))])
 
 
 def best_rule(train: RivalTexts, start: Copying) -> Copying:
-    """Our own best attempt at a rule of thumb, from the practice of all of these: two lengths of copies by two lengths
-    of the match, and two lengths of the drafter by its recent hits. All numbers are tuned.
+    """Our own best rule of thumb, which combines all of these: two lengths of copies by two lengths of the match, and
+    two lengths of the drafter by its recent hits. All of them are tuned.
 
     Args:
-        start: what it begins with; the result is as fast.
+        start: the rule to begin with; the result is at least as fast.
     """
-    lengths, drafted = copies(train), range(train.depth + 1)
+    lengths, drafted = _copy_lengths(train), range(train.depth + 1)
     moves = [
         two("copied", "longer", product(lengths, LEASTS)),
         two("least", "copied", product(LEASTS, lengths)),
@@ -149,11 +136,15 @@ def best_rule(train: RivalTexts, start: Copying) -> Copying:
     return climbed(train, replace(start, far=start.copied, steady=start.drafted), moves)
 
 
-def arctic_inference(train: RivalTexts) -> Scored:
-    """ArcticInference's suffix decoding beside a drafter: copy where the copy's score, an estimate of its accepted
-    tokens, is at least the drafter's length. That length is tuned; the score is `suffix_score`.
+def _copy_lengths(train: RivalTexts) -> list[int]:
+    return sorted({min(length, train.longest) for length in COPIES} | {train.longest})
 
-    It also looks into earlier requests' texts, and a log's texts stand alone.
+
+def arctic_inference(train: RivalTexts) -> Scored:
+    """ArcticInference's suffix decoding beside a drafter: copy where `suffix_score`, an estimate of a copy's accepted
+    tokens, is at least the drafter's length. That length is tuned.
+
+    It also searches the texts of earlier requests; here each text stands alone.
     """
     return fastest(train, [Scored(k) for k in range(train.depth + 1)])
 
@@ -161,13 +152,14 @@ def arctic_inference(train: RivalTexts) -> Scored:
 def suffix_score(texts: RivalTexts) -> tuple[Tensor, Tensor]:
     """ArcticInference's score of a copy and the copy's length, [R] each, approximately.
 
-    There the score is the sum of the copied tokens' probabilities: of each the product, along the copy, of the shares
-    with which the text went on like that after the match. A copy has at most `suffix_max_spec_factor` tokens for each
-    one of the match, and none of a probability below `suffix_min_token_prob`.
+    There the score is the sum of the copied tokens' probabilities. The probability of a token is the product, along
+    the copy, of the shares with which the text continued in this way after the match. A copy has at most
+    `suffix_max_spec_factor` tokens for each token of the match, and none with a probability below
+    `suffix_min_token_prob`.
 
-    Here the share is known for the first token and the last 1 to 4 tokens of the match (`agree_k`). Every further token
-    is given the same share as the first one. A match that stood only once before has the share 1, as it has there. Only
-    the longest match counts, where they try shorter ones too.
+    Here the share is known for the first token and the last 1 to 4 tokens of the match (`agree_k`), and is used for
+    the further tokens, too. A match that occurred only once before has the share 1, as it has there. Only the longest
+    match is tried; they also try shorter ones.
     """
     match_R = texts.scalar("match").double()
     share_R = torch.zeros_like(match_R)
@@ -184,35 +176,36 @@ def suffix_score(texts: RivalTexts) -> tuple[Tensor, Tensor]:
 def hybrid_verified_decoding(train: RivalTexts) -> Payoff:
     """Hybrid Verified Decoding (HVD, arXiv 2606.01019): predict a copy's accepted length, and copy where it is large.
 
-    It follows the idea of that paper's abstract, not its predictor: here the accepted length is linear in scalars of
-    the match, by least squares over the training roots that have one. Threshold and both lengths are tuned.
+    This follows the idea of the abstract, not the paper's predictor: here the accepted length is linear in scalars of
+    the match, fitted by least squares at the training roots with a match. The threshold and both lengths are tuned.
     """
     has_R = train.scalar("match") > 0
-    own_RF = train.remembered(payoff_scalars)[has_R]
+    own_RF = train.remembered(_payoff_scalars)[has_R]
     accepted_R = train.timed.survivals_RS[has_R, train.depth :].sum(1).double()
     ridge_FF = 1e-6 * max(len(own_RF), 1) * torch.eye(own_RF.shape[1], dtype=torch.float64)
     weights_F = torch.linalg.solve(own_RF.T @ own_RF + ridge_FF, own_RF.T @ accepted_R)
-    drafted = one("drafted", range(train.depth + 1))
     start = Payoff(tuple(weights_F.tolist()), 0, math.inf, train.longest)
-    return climbed(train, start, [drafted, two("least", "copied", product(PAYOFFS, copies(train)))])
+    together = two("least", "copied", product(PAYOFFS, _copy_lengths(train)))
+    return climbed(train, start, [one("drafted", range(train.depth + 1)), together])
 
 
-def payoff_scalars(texts: RivalTexts) -> Tensor:
-    """A 1 and `PAYOFF_SCALARS` of every root, float64 [R, F]."""
+def _payoff_scalars(texts: RivalTexts) -> Tensor:
+    """A constant 1 and `PAYOFF_SCALARS` of every root, float64 [R, F]."""
     ones_R = torch.ones_like(texts.scalar("match"))
     return torch.stack([ones_R, *map(texts.scalar, PAYOFF_SCALARS)], dim=1).double()
 
 
 def payoff(texts: RivalTexts, weights: tuple[float, ...]) -> Tensor:
-    """What is linear in `PAYOFF_SCALARS` at every root, float64 [R]."""
-    return texts.remembered(payoff_scalars) @ torch.tensor(weights, dtype=torch.float64)
+    """The predicted accepted length of a copy at every root, float64 [R]."""
+    scalars_RF: Tensor = texts.remembered(_payoff_scalars)
+    return scalars_RF @ torch.tensor(weights, dtype=torch.float64)
 
 
 @jit
 def _copying(
     match_R: Array, hits_R: Array, actions: tuple[int, int, int, int], least: tuple[float, float, float]
 ) -> Array:
-    """`Copying`: the action at every root, int64 [R]; torch takes ten times as long.
+    """`Copying`: the action at every root, int64 [R]; with torch this takes ten times as long.
 
     Args:
         actions: to draft, to draft after hits, to copy, to copy after a longer match.

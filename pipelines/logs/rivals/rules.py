@@ -1,4 +1,4 @@
-"""What rules of other projects are told of labelled texts, how fast they are there, and the search for their numbers.
+"""What a rule knows of labelled texts, how fast it is on them, and the search for its parameters.
 
 Legend: X texts, R roots, A actions, K kinds of drafts (chain, copy).
 """
@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, TypeVar
 
 import torch
 from numpy.typing import NDArray
@@ -22,14 +22,12 @@ from selector.train.data import Timed
 from selector.train.replay import Replayed, replay
 
 Array = NDArray[Any]
-Moves = Sequence[dict[str, float]]  # changes of a rule that are tried together
+Moves = Sequence[dict[str, float]]  # alternative changes of a rule's parameters
 AnyRival = TypeVar("AnyRival", bound="Rival")
-Found = TypeVar("Found")
-Given = TypeVarTuple("Given")
 
 
 class RivalTexts:
-    """Labelled texts, and what rules are told of them.
+    """Labelled texts as the rules know them.
 
     Args:
         timed: in a space of `ActionSpace.chains`, with the scalars of `schema.LOG`.
@@ -38,9 +36,15 @@ class RivalTexts:
     def __init__(self, timed: Timed) -> None:
         self.timed, self.depth, self.longest = timed, timed.space.depth, max(timed.space.lookups)
         assert timed.space == ActionSpace.chains(self.depth, self.longest)
-        self._scalars: dict[str, Tensor] = {}
+        self.size_X: Array = timed.texts.size_X.numpy()
         self._remembered: dict[tuple[object, ...], Any] = {}
-        self._speeds: dict[Rival, float] = {}
+
+    def remembered(self, find: Callable[..., Any], *given: object) -> Any:
+        """`find(self, *given)`, computed once."""
+        key = (find, *given)
+        if key not in self._remembered:
+            self._remembered[key] = find(self, *given)
+        return self._remembered[key]
 
     @cached_property
     def certain(self) -> bool:
@@ -56,69 +60,63 @@ class RivalTexts:
 
     @cached_property
     def seconds_RA(self) -> Array:
-        """What a step with each action takes at each root, float32."""
+        """The time of a step with each action at each root, float32."""
         return self.timed.seconds().numpy()
-
-    @property
-    def size_X(self) -> Array:
-        return self.timed.texts.size_X.numpy()
 
     def scalar(self, name: str) -> Tensor:
         """One scalar of `schema.LOG` at every root, [R]."""
-        if name not in self._scalars:
-            self._scalars[name] = self.timed.texts.scalars_RF[:, LOG.names.index(name)].contiguous()
-        return self._scalars[name]
+        found: Tensor = self.remembered(_scalar, name)
+        return found
 
     def copy(self, length: int) -> int:
-        """The action that copies so many tokens, or as many as can be copied; a chain of k tokens is action k."""
+        """The action that copies `length` tokens, or as many as possible. Action k is the chain of k tokens."""
         return self.depth + min(length, self.longest)
 
-    def remembered(self, find: Callable[[RivalTexts, *Given], Found], *given: *Given) -> Found:
-        """What a function finds of these texts and of what else it is given, found once."""
-        key = (find, *given)
-        if key not in self._remembered:
-            self._remembered[key] = find(self, *given)
-        return self._remembered[key]
-
     def replayed(self, rule: Rival) -> Replayed:
-        """What a rule takes for these texts."""
+        """The exact replay of a rule."""
         action_R, texts = rule.actions(self), self.timed.texts
         seconds_R = self.timed.seconds_of(action_R)
         return replay(self.timed.survivals_RS, action_R, seconds_R, texts.size_X, self.timed.space)
 
     def speed(self, rule: Rival) -> float:
-        """Tokens per second of `replayed`, remembered. Where labels are certain, one walk along its steps suffices."""
-        if rule not in self._speeds:
-            if self.certain:
-                action_R = rule.actions(self).numpy()
-                seconds = _seconds(action_R, self.accepted_RK, self.seconds_RA, self.size_X, self.depth)
-                self._speeds[rule] = len(action_R) / seconds
-            else:
-                self._speeds[rule] = self.replayed(rule).speed
-        return self._speeds[rule]
+        """Tokens per second of a rule by `replayed`."""
+        found: float = self.remembered(_speed, rule)
+        return found
+
+
+def _scalar(texts: RivalTexts, name: str) -> Tensor:
+    return texts.timed.texts.scalars_RF[:, LOG.names.index(name)].contiguous()
+
+
+def _speed(texts: RivalTexts, rule: Rival) -> float:
+    if not texts.certain:
+        return texts.replayed(rule).speed
+    action_R = rule.actions(texts).numpy()  # its steps are certain, so that one walk along them is enough
+    return len(action_R) / _seconds(action_R, texts.accepted_RK, texts.seconds_RA, texts.size_X, texts.depth)
 
 
 @dataclass(frozen=True)
 class Rival(ABC):
-    """A rule with its numbers."""
+    """A rule with its parameters."""
 
     @abstractmethod
     def actions(self, texts: RivalTexts) -> Tensor:
-        """Positions of what it drafts at every root, int64 [R]."""
+        """The positions of its actions at every root, int64 [R]."""
 
 
 @dataclass(frozen=True)
 class Sequential(Rival):
-    """A rule that learns from its own steps; at roots where none of its steps begins its actions mean nothing."""
+    """A rule that learns from its own steps; at roots where none of its steps begins, its actions mean nothing."""
 
 
 def fastest(train: RivalTexts, rules: Iterable[AnyRival]) -> AnyRival:
-    """The first of the fastest rules."""
+    """The fastest rule; the first one of equals."""
     return max(rules, key=train.speed)
 
 
 def climbed(train: RivalTexts, start: AnyRival, moves: Sequence[Moves]) -> AnyRival:
-    """The fastest rule that changing some of its numbers at a time leads to; never slower than the start."""
+    """The fastest rule that a coordinate search from `start` finds: it takes the best of each list of moves in turn,
+    until none of them helps."""
     best, before = start, None
     while best != before:
         before = best
@@ -128,18 +126,18 @@ def climbed(train: RivalTexts, start: AnyRival, moves: Sequence[Moves]) -> AnyRi
 
 
 def one(name: str, values: Iterable[float]) -> Moves:
-    """Changes of one number."""
+    """Changes of one parameter."""
     return [{name: value} for value in values]
 
 
 def two(first: str, second: str, values: Iterable[tuple[float, float]]) -> Moves:
-    """Changes of two numbers together."""
+    """Changes of two parameters together."""
     return [{first: a, second: b} for a, b in values]
 
 
 @jit
 def _seconds(action_R: Array, accepted_RK: Array, seconds_RA: Array, size_X: Array, depth: int) -> float:
-    """The time of a policy's steps where labels are certain."""
+    """The time of a rule's steps where labels are certain."""
     seconds, end, n = 0.0, 0, 0
     for x in range(len(size_X)):
         n, end = end, end + size_X[x]

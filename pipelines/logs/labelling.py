@@ -1,4 +1,7 @@
-"""Logged texts as labelled texts: features of every root, and what each choice would have yielded there."""
+"""Turns logged texts into labelled ones: the features of every root, and what each action would have yielded there.
+
+Legend: R roots, D depths, F scalars, J keys, K means by key.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +20,25 @@ from selector.runtime.tokens import TokenStatistics
 from selector.schema import HIT_KEY, KEYS, LOG, LONGEST_COUNTED, TEXT_SCALARS, TOKEN_SCALARS, InputError
 from selector.train.data import SPLITS, Texts
 
-VERIFIER = "naive"  # on a chain at temperature 0 all verifiers are one
+VERIFIER = "naive"  # all verifiers agree on a chain at temperature 0
 
 
 def space_of(texts: Sequence[LoggedText], drafter: str, longest_lookup: int) -> ActionSpace:
-    """Chains of the drafter to the log's depth, lookups, and nothing."""
+    """Drafting nothing, the drafter's chains up to the log's depth, and lookups."""
     return ActionSpace.chains(max(text.of(drafter).shape[1] for text in texts), longest_lookup)
 
 
 def split(
     texts: Sequence[LoggedText], tested: Sequence[LoggedText], validation: float, test: float
 ) -> dict[str, list[LoggedText]]:
-    """Texts by split; those of one source stay together.
+    """Texts by split. All texts of one source fall into the same split.
 
     Args:
-        tested: texts of other files, which then are the test split.
+        tested: texts of held-out files. If there are any, they are the test split.
+        validation, test: shares of the sources.
 
     Raises:
-        InputError: there are too few texts for a split.
+        InputError: a split would be empty.
     """
     found: dict[str, list[LoggedText]] = {name: [] for name in SPLITS}
     for text in texts:
@@ -49,7 +53,7 @@ def split(
 
 @dataclass(frozen=True)
 class Labeller:
-    """Labels texts of a log.
+    """Labels the texts of a log.
 
     Attributes:
         tokens: statistics by token of the training texts.
@@ -61,28 +65,29 @@ class Labeller:
     tokens: TokenStatistics
 
     def label(self, texts: Sequence[LoggedText]) -> Texts:
-        """Texts with the features of both levels, and labels of chains and lookups."""
+        """Texts with the features of both levels and the labels of chains and lookups."""
         return self._labelled(texts)[0]
 
     def learn_from(self, texts: Sequence[LoggedText]) -> tuple[Labeller, Texts]:
-        """The same with the statistics of these texts, and the labelled texts, whose statistics are without each text's
-        own part."""
+        """A labeller with the statistics of these texts, and the labelled texts.
+
+        The statistics in a text's own features leave that text out.
+        """
         data, keys_RJ = self._labelled(texts)
         survivals_RD = data.survivals[VERIFIER][:, :LONGEST_COUNTED].float()
         survivals_RD = torch.where(survivals_RD.isnan(), survivals_RD.nanmean(0), survivals_RD).nan_to_num()
         copied_R = data.foretold_R.clamp(max=LONGEST_COUNTED)
         values_RK = torch.stack([survivals_RD.sum(-1), copied_R], dim=-1).double().numpy()
         tokens, found_RF = TokenStatistics.fit(keys_RJ, values_RK, data.text_R.numpy())
-        found = torch.from_numpy(found_RF).float()
-        begin = len(TEXT_SCALARS)
-        data.scalars_RF[:, begin : begin + len(TOKEN_SCALARS)] = found[:, : len(TOKEN_SCALARS)]
-        data.scalars_RF[:, len(TOKEN_SCALARS) - found.shape[1] :] = found[:, len(TOKEN_SCALARS) :]
+        found, begin, split_at = torch.from_numpy(found_RF).float(), len(TEXT_SCALARS), len(TOKEN_SCALARS)
+        data.scalars_RF[:, begin : begin + split_at] = found[:, :split_at]
+        data.scalars_RF[:, split_at - found.shape[1] :] = found[:, split_at:]
         return replace(self, tokens=tokens), data
 
     def _labelled(self, texts: Sequence[LoggedText]) -> tuple[Texts, np.ndarray]:
-        """And the keys of every root, int64 [R, J]."""
+        """The labelled texts, and the keys of every root, int64 [R, J]."""
         scalars, keys = zip(*map(self._features, texts), strict=True)
-        foretold_R = [foretold(text.tokens, text.start - 1, text.roots, max(self.space.lookups)) for text in texts]
+        longest = max(self.space.lookups)
         data = Texts(
             settings=[(self.sampling.temperature, self.sampling.top_p)],
             size_X=torch.tensor([text.roots for text in texts]),
@@ -93,7 +98,7 @@ class Labeller:
             scalars_RF=torch.from_numpy(np.concatenate(scalars)),
             length_R=torch.cat([text.start + torch.arange(text.roots) for text in texts]),
             survivals={VERIFIER: torch.cat(list(map(self._survivals, texts)))},
-            foretold_R=torch.cat(foretold_R),
+            foretold_R=torch.cat([foretold(text.tokens, text.start - 1, text.roots, longest) for text in texts]),
             hidden_R=torch.full((sum(text.roots for text in texts),), -1),
             from_the_start=True,
         )
@@ -111,6 +116,6 @@ class Labeller:
         return scalars_RF, keys_RJ
 
     def _survivals(self, text: LoggedText) -> torch.Tensor:
-        """Of the drafter's chain, float16 [R, depth]. Beyond a text's own depth nothing was accepted."""
+        """Of the drafter's chain, float16 [R, D]; 0 beyond the depth of the text's own chains."""
         own_RD = torch.from_numpy(text.of(self.drafter))
         return torch.nn.functional.pad(own_RD, (0, self.space.depth - own_RD.shape[1])).half()

@@ -1,4 +1,4 @@
-"""How a log's selector decides for every batch size and level, tuned by replay; and what may be compared with it."""
+"""Tunes, by replay, what is compared for one batch size: the best fixed length, the lookup rule and the selector."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from pipelines.logs.texts import VERIFIER
+from pipelines.logs.labelling import VERIFIER
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.schema import LOG
@@ -17,6 +16,7 @@ from selector.train.mixed import MixedBatches
 from selector.train.module import SelectorModule
 from selector.train.tuning import (
     TIE,
+    Predictions,
     StaticTable,
     best_static,
     decide,
@@ -27,20 +27,19 @@ from selector.train.tuning import (
     tune_mode,
 )
 
-Predictions = dict[str, Tensor]  # block efficiencies of all actions at every root, [R, A], by level
-
 
 @dataclass(frozen=True)
 class Tuning:
     """What was tuned for one batch size.
 
     Attributes:
-        fixed: the best fixed length, a mode in which nothing is decided.
-        rule: the best rule "copy from a match of m on, else draft k".
-        selector: by level, what is exported: the network's decisions where they are ahead of the rule, else the rule.
+        fixed: the best fixed length.
+        rule: the best rule "copy from a match of m tokens on, else draft k tokens".
+        selector: by level, what is exported: the network's decisions where they are faster than the rule, else the
+            rule, or the fixed length where that is faster.
         mean_efficiency: tokens per step of every chain.
-        joint: by level, the speed of the whole batch at which joint decisions charge time; 0 where the rule is as fast,
-            or decides for a whole batch.
+        joint: by level, the price of time in tokens per second of the whole batch, for joint decisions of different
+            requests; 0 where the rule is as fast, or where all requests share a decision.
     """
 
     batch: int
@@ -51,43 +50,48 @@ class Tuning:
     joint: dict[str, float]
 
     def rows(self) -> Iterator[dict[str, object]]:
-        """The modes as an artefact has them."""
+        """The modes as `write_artefact` takes them."""
         for level, mode in self.selector.items():
             yield {**replace(mode, joint=self.joint[level]).row(), "mean_efficiency": self.mean_efficiency}
 
 
 def predictions(module: SelectorModule, texts: Texts) -> Predictions:
-    """At every level."""
+    """Predicted block efficiencies of all actions at every root, [R, A], by level."""
     return {level: module.scores(texts, level) for level in LOG.levels}
 
 
+def fixed_length(timed: Timed, batch: int) -> tuple[Mode, StaticTable]:
+    """The best fixed length on some texts, and the table that it was taken from."""
+    table = StaticTable.of(timed)
+    return replace(best_static(timed, table, timed.setting), batch=batch), table
+
+
 def tune(train: Timed, validation: Timed, predicted: Predictions, profile: LatencyProfile, batch: int) -> Tuning:
-    """Fixed length and rule on the training texts, prices of time on the validation texts.
+    """Tune the fixed length and the rule on the training texts, and the price of time on the validation texts.
 
     Args:
-        predicted: at the validation texts' roots.
+        predicted: at the roots of the validation texts.
+        profile: with all batch sizes.
     """
     times = profile.at_batch(batch)
     train, validation = train.on(times), validation.on(times)
-    table = StaticTable.of(train)
-    fixed = replace(best_static(train, table, train.setting), batch=batch)
+    fixed, table = fixed_length(train, batch)
     rule = tune_lookup_rule(train, fixed)
     base = static_replay(validation, fixed.action)
     by_rule = judge_mode(validation, rule, replay_mode(validation, {}, rule), base)
     selector = {}
     for level, own in predicted.items():
         found = tune_mode(validation, {level: own}, fixed)
-        # a few long texts make speeds uncertain, yet hardly their quotient on the same texts
-        ahead = found.is_ahead_of(by_rule)
-        chosen = found.mode if ahead else rule if by_rule.ratio.value > 1 else fixed
+        # the ratio to the rule on the same texts is more certain than the two speeds
+        chosen = found.mode if found.is_ahead_of(by_rule) else rule if by_rule.ratio.value > 1 else fixed
         selector[level] = replace(chosen, level=level)
     deciding = {level: own for level, own in predicted.items() if batch > 1 and selector[level].decides}
-    joint = dict.fromkeys(predicted, 0.0) | _joint(validation, deciding, profile, rule)
+    joint = dict.fromkeys(predicted, 0.0) | _joint_prices(validation, deciding, profile, rule)
     return Tuning(batch, fixed, rule, selector, table.efficiencies().tolist(), joint)
 
 
-def _joint(validation: Timed, predicted: Predictions, profile: LatencyProfile, rule: Mode) -> dict[str, float]:
-    """The speeds at which joint decisions of different requests charge time, where they are ahead of the rule."""
+def _joint_prices(validation: Timed, predicted: Predictions, profile: LatencyProfile, rule: Mode) -> dict[str, float]:
+    """The prices of time for joint decisions of different requests, 0 where these are no faster than the rule."""
     if not predicted:
         return {}
     batches = MixedBatches(validation, profile, rule.batch)
@@ -101,27 +105,28 @@ def _joint(validation: Timed, predicted: Predictions, profile: LatencyProfile, r
 
 
 def untuned(module: SelectorModule, texts: Texts, profile: LatencyProfile, batch: int) -> Tuning:
-    """Where no policy can be replayed: each root at its own best ratio, and the fixed length that is the best by the
-    network's own predictions."""
+    """The tuning for a log on which nothing can be replayed.
+
+    The price of time at each root is its own best ratio (`rho` = 1). The fixed length is the best one by the network's
+    predictions.
+    """
     times = profile.at_batch(batch)
-    length = float(texts.length_R.float().mean())
-    predicted = predictions(module, texts)
-    efficiency_A = predicted[LOG.levels[-1]].mean(0)[: len(module.space.trees)]
-    seconds = [times.action_seconds(action, length, VERIFIER) for action in module.space.trees]
+    context = float(texts.length_R.float().mean())
+    efficiency_A = module.scores(texts, LOG.levels[-1]).mean(0)[: len(module.space.trees)]
+    seconds = [times.action_seconds(action, context, VERIFIER) for action in module.space.trees]
     speeds = efficiency_A / torch.tensor(seconds)
     best = int(speeds.argmax())
     fixed = Mode(*texts.settings[0], module.space.trees[best], speed=float(speeds[best]), batch=batch)
-    own = {level: replace(fixed, feature_levels=(level,), level=level) for level in predicted}
-    return Tuning(batch, fixed, fixed, own, efficiency_A.tolist(), dict.fromkeys(predicted, 0.0))
+    own = {level: replace(fixed, feature_levels=(level,), level=level) for level in LOG.levels}
+    return Tuning(batch, fixed, fixed, own, efficiency_A.tolist(), dict.fromkeys(LOG.levels, 0.0))
 
 
 def monitored(validation: Timed, profile: LatencyProfile) -> list[tuple[Timed, Mode]]:
-    """What an epoch is judged by: both levels, alone and in a larger batch, each root at its own best ratio."""
+    """What every training epoch is evaluated by: both levels, for the smallest and the middle batch size, `rho` = 1."""
     assert profile.batches is not None
-    sizes = profile.batches.sizes
-    found = []
+    sizes, found = profile.batches.sizes, []
     for batch in dict.fromkeys((sizes[0], sizes[len(sizes) // 2])):
         timed = validation.on(profile.at_batch(batch))
-        fixed = best_static(timed, StaticTable.of(timed), timed.setting)
+        fixed, _ = fixed_length(timed, 1)
         found += [(timed, replace(fixed, feature_levels=(level,), rho=1.0)) for level in LOG.levels]
     return found
