@@ -1,22 +1,19 @@
-"""What a device makes of big pairs: passes beside the time of reading the weights, steps with and without waits.
+"""Measures on a GPU how near passes and decoding steps of large pairs come to the memory bandwidth; writes JSON.
 
-    .venv/bin/python -m pipelines.studies.device --out device.json           # a GPU with 80 GB
-    .venv/bin/python -m pipelines.studies.device --out device.json --tiny    # the same at tiny size, on a CPU
+    .venv/bin/python -m pipelines.studies.device device.json           # a GPU with 80 GB
+    .venv/bin/python -m pipelines.studies.device device.json --tiny    # the same at tiny size, on a CPU
 
-Qwen2.5-32B with 0.5B and Gemma-3-27B with 270M in bf16, from their configs, with random weights: times are real. For
-each: passes over some numbers of tokens behind a context, as bytes of weights read per second and as a share of a
-measured copy's bandwidth; and whole steps of fixed trees, eager and static (compiled passes, the step recorded as a
-CUDA graph), beside the limit, which is the time in which a copy would move the weights that the step has to read: the
-target's once, and the draft's for each of its passes. Writes one JSON file.
+The pairs have random weights, which does not change their times. A pass is compared with a copy of as many bytes as
+the weights that it reads. A decoding step, eager and static (compiled, recorded as a CUDA graph), is compared with a
+copy of the target's weights and, for each draft pass, of the draft's.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
+import sys
 import tempfile
 import time
-from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,165 +35,107 @@ from selector.actions import Action
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 TREES = ((Action(1, 5, 0), "traversal"), (Action(2, 2, 4), "traversal"), (Action(4, 0, 8), "specinfer"))
-REPEATS, STEPS = 20, 30
-CONTEXT, COPIED = 1024, 1 << 30
-PAIRS: dict[str, tuple[Any, dict[str, int], dict[str, int]]] = {
+REPEATS, STEPS, CONTEXT = 20, 30, 1024
+KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+PAIRS: dict[str, tuple[Any, str, dict[str, tuple[tuple[int, ...], dict[str, Any]]]]] = {
     "Qwen2.5-32B and 0.5B": (
-        Qwen2Config,
-        {"hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 40, "intermediate_size": 27648},
-        {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "intermediate_size": 4864},
+        *(Qwen2Config, "Qwen2ForCausalLM"),
+        {
+            "target": ((5120, 64, 40, 8, 27648), {"vocab_size": 152064, "tie_word_embeddings": False}),
+            "draft": ((896, 24, 14, 2, 4864), {"vocab_size": 151936, "tie_word_embeddings": True}),
+        },
     ),
     "Gemma-3-27B and 270M": (
-        Gemma3TextConfig,
-        {"hidden_size": 5376, "num_hidden_layers": 62, "num_attention_heads": 32, "intermediate_size": 21504},
-        {"hidden_size": 640, "num_hidden_layers": 18, "num_attention_heads": 4, "intermediate_size": 2048},
+        *(Gemma3TextConfig, "Gemma3ForCausalLM"),
+        {
+            "target": ((5376, 62, 32, 16, 21504), {"head_dim": 128, "vocab_size": 262208, "sliding_window": 1024}),
+            "draft": ((640, 18, 4, 1, 2048), {"head_dim": 256, "vocab_size": 262144, "sliding_window": 512}),
+        },
     ),
 }
-REST: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "Qwen2.5-32B and 0.5B": (
-        {"num_key_value_heads": 8, "vocab_size": 152064, "tie_word_embeddings": False},
-        {"num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True},
-    ),
-    "Gemma-3-27B and 270M": (
-        {"num_key_value_heads": 16, "head_dim": 128, "vocab_size": 262208, "sliding_window": 1024},
-        {"num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144, "sliding_window": 512},
-    ),
-}
-TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-TINIER = {"intermediate_size": 96, "head_dim": 16, "vocab_size": 512}
+TINY = dict(zip(KEYS, (64, 2, 4, 2, 96), strict=True)) | {"head_dim": 16, "vocab_size": 512}
 
 
-def main() -> None:
-    parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tiny", action="store_true")
-    asked = parser.parse_args()
+def main(file: str, tiny: bool) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = "float32" if asked.tiny else "bfloat16"
-    bandwidth = copied_per_second(device)
-    found: dict[str, Any] = {
-        "device": device_name(str(device), dtype, None),
-        "torch": torch.__version__,
-        "copy_gigabytes_per_second": bandwidth / 1e9,
-        "pairs": [],
-    }
-    for name in PAIRS:
+    dtype, context = ("float32", 64) if tiny else ("bfloat16", CONTEXT)
+    source = torch.zeros(1 << (30 if device.type == "cuda" else 27), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    bandwidth = 2 * len(source) / median_seconds(lambda: target.copy_(source), device)  # read and written
+    found: dict[str, Any] = {"device": device_name(str(device), dtype, None), "torch": torch.__version__}
+    found |= {"copy_gigabytes_per_second": bandwidth / 1e9, "pairs": []}
+    for name, (kind, architecture, shapes) in PAIRS.items():
         with console.status(name), tempfile.TemporaryDirectory() as folder:
-            pair = made(name, Path(folder), device, dtype, asked.tiny)
-            found["pairs"].append({"pair": name, **measured(pair, bandwidth, 64 if asked.tiny else CONTEXT)})
-        write_json(asked.out, found)  # what is there is kept if the next one fails
-    console.print_json(json.dumps(found))
-
-
-def made(name: str, folder: Path, device: torch.device, dtype: str, tiny: bool) -> ModelPair:
-    """The pair with random weights."""
-    kind, *shapes = PAIRS[name]
-    names = []
-    for role, shape, rest in zip(("target", "draft"), shapes, REST[name], strict=True):
-        values = {**shape, **rest, **(TINY | TINIER if tiny else {})}
-        kind(max_position_embeddings=4 * CONTEXT, architectures=[_class_of(kind)], **values).save_pretrained(
-            folder / role
-        )
-        names.append(str(folder / role))
-    return ModelPair.load(names[0], names[1], str(device), dtype, shapes=True)
-
-
-def _class_of(kind: Any) -> str:
-    return "Qwen2ForCausalLM" if kind is Qwen2Config else "Gemma3ForCausalLM"
+            for role, (sizes, others) in shapes.items():
+                values = {**dict(zip(KEYS, sizes, strict=True)), **others, **(TINY if tiny else {})}
+                config = kind(max_position_embeddings=4 * CONTEXT, architectures=[architecture], **values)
+                config.save_pretrained(f"{folder}/{role}")
+            pair = ModelPair.load(f"{folder}/target", f"{folder}/draft", str(device), dtype, shapes=True)
+            found["pairs"].append({"pair": name, **measured(pair, bandwidth, context)})
+        write_json(Path(file), found)  # earlier pairs are kept if the next one fails
+    console.print_json(data=found)
 
 
 def measured(pair: ModelPair, bandwidth: float, context: int) -> dict[str, Any]:
-    """Passes of both models, and steps."""
-    weights = {role: bytes_read(model) for role, model in (("target", pair.target), ("draft", pair.draft))}
-    text = torch.randint(min(256, pair.vocabulary), (context,), generator=torch.Generator().manual_seed(0)).tolist()
-    return {
-        "weight_gigabytes": {role: size / 1e9 for role, size in weights.items()},
-        "passes": [
-            passes(model, role, text, weights[role], bandwidth)
-            for role, model in (("target", pair.target), ("draft", pair.draft))
-        ],
-        "steps": [steps(pair, action, verifier, text, weights, bandwidth) for action, verifier in TREES],
-    }
+    """Median seconds of passes by width, and of steps with some trees, behind a context of random tokens."""
+    models = {"target": pair.target, "draft": pair.draft}
+    size = {role: bytes_read(model) for role, model in models.items()}
+    text_T = torch.randint(min(256, pair.vocabulary), (context,), generator=torch.Generator().manual_seed(0))
+    passes, steps = [], []
+    for role, model in models.items():
+        seconds = pass_seconds(model, text_T.to(model.device))
+        widths = [{"tokens": w, "seconds": s, "of_copy": size[role] / s / bandwidth} for w, s in seconds.items()]
+        passes.append({"model": role, "widths": widths})
+    for action, verifier in TREES:
+        arguments = pair, Sampling(1.0), get_verifier(verifier), FixedTree(action)
+        static = GraphDecoder(*arguments, context + 3 * STEPS * (action.nodes + 1), compiled=True)
+        own = {name: step_seconds(d, text_T) for name, d in (("eager", Decoder(*arguments)), ("static", static))}
+        limit = (size["target"] + layout_of(action, pair.device).depth * size["draft"]) / bandwidth
+        row = {"tree": str(action), "verifier": verifier, "seconds": own, "limit_seconds": limit}
+        steps.append({**row, "static_over_limit": own["static"] / limit})
+    gigabytes = {role: own / 1e9 for role, own in size.items()}
+    return {"weight_gigabytes": gigabytes, "passes": passes, "steps": steps}
 
 
 def bytes_read(model: PreTrainedModel) -> int:
-    """Of weights, in a pass: all but an embedding of its own, of which a pass reads single rows."""
-    whole = sum(weights.nbytes for weights in model.parameters())  # a tied one counts once
+    """Bytes of the weights that a pass reads: of an embedding that is not tied, it reads only single rows."""
     embedding: Any = model.get_input_embeddings().weight
-    return whole if embedding is model.get_output_embeddings().weight else whole - embedding.nbytes
-
-
-def passes(model: PreTrainedModel, role: str, text: list[int], weights: int, bandwidth: float) -> dict[str, Any]:
-    """Median seconds of a compiled pass by width, and the share of the copy's bandwidth at which it reads weights."""
-    static = PreallocatedModel(model, len(text) + 2 * max(WIDTHS), max(WIDTHS), compiled=True)
-    device = model.device
-    text_T = torch.tensor(text, device=device)
-    static.fill(text_T)
-    base = torch.tensor(len(text), device=device)
-    rows = []
-    for width in WIDTHS:
-        over, tokens_W = run_window(width, max(WIDTHS), device), text_T[:width]
-        seconds = median_seconds(lambda: static.forward(tokens_W, base, over), device)  # noqa: B023
-        rows.append({"tokens": width, "seconds": seconds, "of_copy": weights / seconds / bandwidth})
-    return {"model": role, "widths": rows}
-
-
-def steps(
-    pair: ModelPair, action: Action, verifier: str, text: list[int], weights: dict[str, int], bandwidth: float
-) -> dict[str, Any]:
-    """Median seconds of a step, eager and static, beside the limit."""
-    arguments = pair, Sampling(1.0), get_verifier(verifier), FixedTree(action)
-    longest = len(text) + 3 * STEPS * (action.nodes + 1)
-    seconds = {
-        "eager": step_seconds(Decoder(*arguments), text),
-        "static": step_seconds(GraphDecoder(*arguments, longest, compiled=True), text),
-    }
-    drafted = layout_of(action, pair.device).depth
-    limit = (weights["target"] + drafted * weights["draft"]) / bandwidth
-    return {
-        "tree": str(action),
-        "verifier": verifier,
-        "seconds": seconds,
-        "limit_seconds": limit,
-        "static_over_limit": seconds["static"] / limit,
-    }
+    tied = embedding is model.get_output_embeddings().weight
+    return sum(weights.nbytes for weights in model.parameters()) - (0 if tied else embedding.nbytes)
 
 
 @torch.inference_mode()
-def median_seconds(work: Callable[[], object], device: torch.device) -> float:
-    return statistics.median(_times(work, device, warm=3, count=REPEATS))
+def pass_seconds(model: PreTrainedModel, text_T: torch.Tensor) -> dict[int, float]:
+    """Of a compiled pass, by the number of its tokens."""
+    static = PreallocatedModel(model, len(text_T) + 2 * max(WIDTHS), max(WIDTHS), compiled=True)
+    static.fill(text_T)
+    base, found = torch.tensor(len(text_T), device=model.device), {}
+    for width in WIDTHS:
+        given = text_T[:width], base, run_window(width, max(WIDTHS), model.device)
+        found[width] = median_seconds(lambda: static.forward(*given), model.device)  # noqa: B023
+    return found
 
 
-def step_seconds(decoder: Loop, text: list[int]) -> float:
-    """Of a step, once graphs are compiled and recorded."""
-    running = decoder.steps(text, torch.Generator(device=decoder.pair.device).manual_seed(0))
-    return statistics.median(_times(lambda: next(running), decoder.pair.device, warm=6, count=STEPS))
+def step_seconds(decoder: Loop, text_T: torch.Tensor) -> float:
+    running = decoder.steps(text_T.tolist(), torch.Generator(device=decoder.pair.device).manual_seed(0))
+    return median_seconds(lambda: next(running), decoder.pair.device, warm=6, count=STEPS)
 
 
-def _times(work: Callable[[], object], device: torch.device, warm: int, count: int) -> list[float]:
+def median_seconds(work: Callable[[], object], device: torch.device, warm: int = 3, count: int = REPEATS) -> float:
+    """The median time of some calls after the first ones, in which graphs are compiled and recorded."""
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
     times = []
-    for repeat in range(-warm, count):
-        _wait(device)
-        begin = time.perf_counter()
+    for _ in range(warm + count):
+        begin = now()
         work()
-        _wait(device)
-        if repeat >= 0:
-            times.append(time.perf_counter() - begin)
-    return times
-
-
-def copied_per_second(device: torch.device) -> float:
-    """Bytes that a copy within the device's memory reads and writes per second, both counted; passes are held to it."""
-    size = COPIED if device.type == "cuda" else COPIED >> 3
-    source = torch.zeros(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * size / median_seconds(lambda: target.copy_(source), device)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        times.append(now() - begin)
+    return statistics.median(times[warm:])
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], "--tiny" in sys.argv)

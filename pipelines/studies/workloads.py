@@ -1,12 +1,11 @@
-"""What a selector is worth on every kind of work, beside the best fixed choice for all of it and for that kind alone.
+"""Compares a selector on every kind of work with the best fixed choice for all kinds, and with the best for that kind.
 
     .venv/bin/python -m pipelines.studies.workloads configs/workloads.yaml
 
-Replays the held-out texts of a run that has been trained, on this machine's clock and on synthetic ones, and prints one
-Markdown table a clock. A *fixed choice* is what an engine is set to: one tree for all steps, or prompt lookup of a
-fixed length wherever a match is long enough and nothing elsewhere. The best of them is taken, by the training texts.
-Speeds are over the fixed choice that is best for all kinds together. What the selector gains over the choice that is
-best for one kind, it gains by looking at the text.
+Replays the held-out texts of a trained run with this machine's times and with synthetic ones, and prints one Markdown
+table for each of them. A *fixed choice* is one tree for all steps, or a prompt lookup of a fixed length wherever the
+match is long enough and nothing elsewhere. The best ones are chosen on the training texts. Speeds are relative to the
+fixed choice that is best for all kinds together.
 """
 
 from __future__ import annotations
@@ -23,12 +22,11 @@ from torch import Tensor
 
 from pipelines.config import Config, load_config
 from pipelines.data.recorded import load_traces, settings_of
-from pipelines.evaluate.methods import SPACE
 from pipelines.evaluate.replays import synthetic_clocks
 from pipelines.latency.profile import load_profile
 from pipelines.pair.loading import load_pair
 from pipelines.run import console
-from pipelines.train.judging import Statics, judge, judge_rules, statics
+from pipelines.train.judging import judge, judge_rules, statics
 from pipelines.train.result import chosen_of, load_module, load_result
 from pipelines.train.stage import kept
 from selector.actions import EMPTY
@@ -43,25 +41,31 @@ from selector.train.tuning import LEASTS, StaticTable, best_static, replay_mode,
 
 EVERYTHING = "all kinds"
 LENGTHS = (4, 8, 16)  # of lookups
-STEP = 8  # tokens that a pass of the step-shaped clock takes at the price of one
+STEP = 8  # tokens; a pass of the step-shaped profile costs more with every STEP tokens
+HEADS = "setting | work | texts | fixed choice for it | its speed | rule | selector | over that choice | over the rule"
 
 
 def main(config: Config) -> None:
-    result = load_result(config)
-    pair = load_pair(config)
-    profile = load_profile(config, pair)
-    splits = load_traces(config, profile.pair)
-    module = load_module(config, result["chosen"], result)
-    modes = list(map(Mode.of, chosen_of(result)["modes"]))
-    print_table(config, "this machine", splits, profile, modes, module)
+    result, pair, verifier = load_result(config), load_pair(config), config.train.verifier
+    measured = load_profile(config, pair)
+    splits, module = load_traces(config, measured.pair), load_module(config, result["chosen"], result)
     clocks = synthetic_clocks(config, pair) | {f"steps of {STEP} tokens": step_shaped(pair.fingerprint, config)}
-    for name, clock in clocks.items():
-        bases = statics(splits, settings_of(config), config.train.verifier, clock)
-        print_table(config, name, splits, clock, retuned(config, splits, bases, clock, module), module)
+    for name, profile in {"this machine": measured, **clocks}.items():
+        if profile is measured:
+            modes = list(map(Mode.of, chosen_of(result)["modes"]))
+        else:  # tuned as training does it
+            bases = statics(splits, settings_of(config), verifier, profile)
+            judged = judge(module, splits["validation"], bases, verifier, profile)
+            rules = judge_rules(splits, bases, verifier, profile)
+            modes = [kept(*each).mode for each in zip(judged, rules, [base.mode for base in bases], strict=True)]
+        console.print(f"\n**{name}**\n\n| {HEADS} |\n{'|---' * 9}|", soft_wrap=True, highlight=False)
+        for mode in modes:
+            for row in rows(config, splits, profile, mode, module):
+                console.print(f"| {' | '.join(row)} |", soft_wrap=True, highlight=False)
 
 
 def step_shaped(pair: str, config: Config) -> LatencyProfile:
-    """A clock on which the target's pass costs more with every `STEP` tokens: half a pass of one token."""
+    """A latency profile in which every `STEP` tokens add half the time of a target pass over one token."""
     flat = gpu_like(pair, config.verifiers, 0.05)
     one = flat.target.seconds[0][0]
     steps = range(64 // STEP)
@@ -70,55 +74,18 @@ def step_shaped(pair: str, config: Config) -> LatencyProfile:
     return replace(flat, device=f"synthetic: steps of {STEP} tokens", target=Table([1], edges, [heights]))
 
 
-def retuned(
-    config: Config, splits: dict[str, Texts], bases: list[Statics], clock: LatencyProfile, module: SelectorModule
-) -> list[Mode]:
-    """How the selector decides on another clock, tuned as training tunes it on this machine's."""
-    verifier = config.train.verifier
-    judged = judge(module, splits["validation"], bases, verifier, clock)
-    rules = judge_rules(splits, bases, verifier, clock)
-    return [kept(*each).mode for each in zip(judged, rules, [base.mode for base in bases], strict=True)]
-
-
-def print_table(
-    config: Config,
-    clock: str,
-    splits: dict[str, Texts],
-    profile: LatencyProfile,
-    modes: list[Mode],
-    module: SelectorModule,
-) -> None:
-    console.print(f"\n**{clock}**\n", highlight=False)
-    heads = (
-        "setting | work | texts | fixed choice for it | its speed | rule | selector | over that choice | over the rule"
-    )
-    console.print(f"| {heads} |", soft_wrap=True)
-    console.print("|---|---|---|---|---|---|---|---|---|")
-    for setting, mode in zip(settings_of(config), modes, strict=True):
-        train, held_out = (splits[split].setting_of(setting) for split in ("train", "test"))
-        for row in rows(config, setting, train, held_out, profile, mode, module):
-            console.print("| " + " | ".join(row) + " |", soft_wrap=True, highlight=False)
-
-
 def rows(
-    config: Config,
-    setting: Setting,
-    train: Texts,
-    held_out: Texts,
-    profile: LatencyProfile,
-    mode: Mode,
-    module: SelectorModule,
+    config: Config, splits: dict[str, Texts], profile: LatencyProfile, mode: Mode, module: SelectorModule
 ) -> Iterator[list[str]]:
     """One row of the table for all kinds, then one for each."""
-    verifier = config.train.verifier
-    fixed = FixedChoices.of(config, setting, train, profile)
-    learned = Timed(train, verifier, profile)
+    setting, verifier = (mode.temperature, mode.top_p), config.train.verifier
+    train, held_out = (splits[split].setting_of(setting) for split in ("train", "test"))
+    fixed, learned = FixedChoices.of(config, setting, train, profile), Timed(train, verifier, profile)
     rule = tune_lookup_rule(learned, best_static(learned, StaticTable.of(learned), setting))
     overall = fixed.best(of_kind(train, EVERYTHING))
     for kind in (EVERYTHING, *sorted(set(held_out.kind_X))):
         mine = held_out.take(of_kind(held_out, kind))
-        timed = Timed(mine, verifier, profile)
-        own = fixed.best(of_kind(train, kind))
+        timed, own = Timed(mine, verifier, profile), fixed.best(of_kind(train, kind))
         base, best = (replay_mode(Timed(mine, choice.verifier, profile), {}, choice.mode) for choice in (overall, own))
         selector = replay_mode(timed, module.predictions(mine, mode), mode, not module.is_regressor)
         ruled = replay_mode(timed, {}, rule)
@@ -138,9 +105,7 @@ class FixedChoice(NamedTuple):
 
     def __str__(self) -> str:
         rule = self.mode.rule
-        return (
-            f"{self.mode.action} {self.verifier}" if rule is None else f"lookup of {rule.length} from {rule.least} on"
-        )
+        return f"lookup of {rule.length} from {rule.least} on" if rule else f"{self.mode.action} {self.verifier}"
 
 
 @dataclass(frozen=True)
@@ -155,16 +120,16 @@ class FixedChoices:
     def of(cls, config: Config, setting: Setting, texts: Texts, profile: LatencyProfile) -> FixedChoices:
         choices, tokens, seconds = [], [], []
         for verifier in config.verifiers:
-            table = StaticTable.of(Timed(texts, verifier, profile))
-            choices += [FixedChoice(verifier, Mode(*setting, tree)) for tree in SPACE.trees]
+            timed = Timed(texts, verifier, profile)
+            table = StaticTable.of(timed)
+            choices += [FixedChoice(verifier, Mode(*setting, tree)) for tree in timed.space.trees]
             tokens.append(table.tokens_XA)
             seconds.append(table.seconds_XA)
-        verifier = config.train.verifier  # any will do: copies are checked by one for all
-        timed = Timed(texts, verifier, profile)
+        timed = Timed(texts, config.train.verifier, profile)  # all verifiers check copies alike
         for least, length in itertools.product(LEASTS, LENGTHS):
             mode = Mode(*setting, EMPTY, feature_levels=(MATCH,), rule=LookupRule(least, length))
             replayed = replay_mode(timed, {}, mode)
-            choices.append(FixedChoice(verifier, mode))
+            choices.append(FixedChoice(timed.verifier, mode))
             tokens.append(replayed.tokens_X[:, None])
             seconds.append(replayed.seconds_X[:, None])
         return cls(choices, torch.cat(tokens, dim=1), torch.cat(seconds, dim=1))

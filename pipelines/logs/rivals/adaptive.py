@@ -64,7 +64,7 @@ def sglang_adaptive(train: RivalTexts) -> Adaptive:
 class Estimated(Sequential):
     """Acceptance rates estimated online, as proposed for vLLM: the length with the most expected tokens per second.
 
-    SmartSpec and TurboSpec (arXiv 2406.14066) have one rate. vLLM's pull requests 44336 and 47111, which were not merged
+    SmartSpec and TurboSpec (arXiv 2406.14066) have one rate. vLLM's pull requests 44336 and 47111, not merged
     when they were read, have a moving average for each depth, as here. vLLM's own estimator (acceptance_estimator.py at
     165b366) reads the drafter's logits, which no log has.
 
