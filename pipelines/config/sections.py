@@ -40,9 +40,7 @@ class EmbeddedModel(Section):
 class EmbeddedDraft(EmbeddedModel):
     """The draft of the embedded pair."""
 
-    from_target: bool = Field(
-        False, description="begin with the target's embedding, first layers and last norm, not with random weights"
-    )
+    from_target: bool = Field(False, description="start from the target's embedding, first layers and last norm")
 
 
 class Embedded(Section):
@@ -53,14 +51,9 @@ class Embedded(Section):
     held_out: float = Field(0.12, gt=0, lt=1, description="share of the files kept for prompts")
     max_files: int | None = Field(None, ge=8, description="train on the first files only (for tests)")
     documents: int = Field(
-        0,
-        ge=0,
-        description="task documents of each workload that are made from every file, for training and as prompts; "
-        "0: prompts are pieces of the files",
+        0, ge=0, description="task documents per workload and file, to train on and as prompts; 0: pieces of the files"
     )
-    induction: bool = Field(
-        False, description="the target begins with an induction head, which copies, instead of random weights alone"
-    )
+    induction: bool = Field(False, description="initialise the target with an induction head, which copies")
     target: EmbeddedModel = Field(
         EmbeddedModel(layers=16, hidden=128, intermediate=352, heads=4, steps=600), description="trained on the text"
     )
@@ -77,19 +70,15 @@ class Embedded(Section):
         return {**default.model_dump(), **value} if isinstance(value, dict) else value
 
     @model_validator(mode="after")
-    def _room_for_an_induction_head(self) -> Embedded:
+    def _shapes_fit(self) -> Embedded:
         target = self.target
         if self.induction and (target.layers < 2 or target.heads % 2 or target.hidden % (4 * target.heads)):
             raise ValueError(
                 "induction takes a target of two or more layers, an even number of heads, and hidden a multiple of "
                 f"4 x heads; this one has {target.layers} layers, {target.heads} heads, hidden {target.hidden}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _draft_from_target(self) -> Embedded:
-        same = all(getattr(self.draft, key) == getattr(self.target, key) for key in ("hidden", "intermediate", "heads"))
-        if self.draft.from_target and not (same and self.draft.layers <= self.target.layers):
+        same = all(getattr(self.draft, key) == getattr(target, key) for key in ("hidden", "intermediate", "heads"))
+        if self.draft.from_target and not (same and self.draft.layers <= target.layers):
             raise ValueError(
                 "draft.from_target: the draft's layers must be the target's in hidden, intermediate and heads"
             )
@@ -97,9 +86,9 @@ class Embedded(Section):
 
 
 class Pair(Section):
-    """The two models. `embedded` trains a small pair; anything else is a Hugging Face directory or hub id."""
+    """The two models. `embedded` trains a small pair; any other name is a Hugging Face directory or hub id."""
 
-    target: str = Field("embedded", description="a directory or hub id; for times a config without weights will do")
+    target: str = Field("embedded", description="a directory or hub id; to measure times, a config.json is enough")
     draft: str = Field("embedded", description="a directory or hub id, with the target's vocabulary")
     device: str = Field("auto", description="cpu, cuda, cuda:1, ..; auto takes a GPU where there is one")
     device_map: str | None = Field(None, description="auto spreads a large target over all devices (accelerate)")
@@ -108,13 +97,9 @@ class Pair(Section):
     embedded: Embedded = Embedded()
 
     @model_validator(mode="after")
-    def _spread_over_gpus(self) -> Pair:
+    def _consistent(self) -> Pair:
         if self.device_map is not None and self.device != "auto":
             raise ValueError("device_map places the pair: leave device at auto")
-        return self
-
-    @model_validator(mode="after")
-    def _both_or_none(self) -> Pair:
         if (self.target == "embedded") != (self.draft == "embedded"):
             raise ValueError("target and draft are either both 'embedded' or both names of models")
         return self
@@ -125,7 +110,7 @@ class SetOfPrompts(Section):
 
     name: str = Field(description=f"one of {', '.join(SETS)}")
     file: Path | None = Field(None, description="read instead of the hub: JSON lines, Parquet or plain text")
-    prompts: int | None = Field(None, ge=1, description="so many are taken, its tasks in turn; null: all")
+    prompts: int | None = Field(None, ge=1, description="how many are taken, its tasks in turn; null: all")
 
     @model_validator(mode="after")
     def _known(self) -> SetOfPrompts:
@@ -137,19 +122,15 @@ class SetOfPrompts(Section):
 
 
 class Prompts(Section):
-    """Where prompts come from, what tokens they are, how they are split. Prompts of one source fall into one split."""
+    """Where prompts come from, and how they are cut and split. Prompts of one source fall into one split."""
 
     file: Path | None = Field(None, description="JSON lines with `text`, and optionally `kind` and `source`")
     sets: tuple[SetOfPrompts, ...] = Field((), description="data sets that the pair stage reads, instead of a file")
     tokens: int = Field(48, ge=2, description="the longest prompt")
-    longer: Literal["start", "end", "drop"] = Field(
-        "start", description="of a longer prompt the first or the last tokens are kept, or it is left out"
-    )
-    chat: bool = Field(
-        False, description="prompts are a user's turn in the target's chat template, the model's is next"
-    )
-    system: str | None = Field(None, description="with chat: what the system turn says; null: the template decides")
-    per_source: int = Field(3, ge=1, description="prompts taken from one file of the standard library at most")
+    longer: Literal["start", "end", "drop"] = Field("start", description="what is kept of a longer prompt")
+    chat: bool = Field(False, description="prompts are a user's turn in the target's chat template")
+    system: str | None = Field(None, description="with chat: the system turn; null: the template decides")
+    per_source: int = Field(3, ge=1, description="most prompts that are taken from one file of the standard library")
     validation: float = Field(0.2, gt=0, lt=1, description="share of the sources")
     test: float = Field(0.25, gt=0, lt=1, description="share of the sources, for `evaluate`")
 
@@ -169,14 +150,12 @@ class Prompts(Section):
 
 
 class SamplingSetting(Section):
-    """One way to sample the target. A run has one selector for all of its settings, which decides in each by itself."""
+    """One way to sample the target. A run trains one selector for all of its settings."""
 
     temperature: float = Field(1.0, ge=0, description="0 is greedy decoding")
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus threshold; 1 keeps everything")
-    top_k: int = Field(0, ge=0, description="so many most probable tokens are kept, before the nucleus; 0: all")
-    min_p: float = Field(
-        0.0, ge=0, le=1, description="least share of the most probable token's probability, after the nucleus; 0: all"
-    )
+    top_k: int = Field(0, ge=0, description="how many most probable tokens are kept, before top_p; 0: all")
+    min_p: float = Field(0.0, ge=0, le=1, description="least share of the largest probability, after top_p; 0: all")
     draft_temperature: float | None = Field(None, ge=0, description="the draft's own; null: the target's")
 
     def build(self) -> Sampling:
@@ -213,6 +192,7 @@ def _known(verifiers: tuple[str, ...]) -> tuple[str, ...]:
 Settings = Annotated[tuple[SamplingSetting, ...], Field(min_length=1), AfterValidator(_distinct)]
 ActionField = Annotated[tuple[int, int, int], AfterValidator(in_space)]
 Ascending = Annotated[tuple[int, ...], AfterValidator(_ascending)]
+Widths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
 Verifiers = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_known)]
 
 
@@ -220,7 +200,7 @@ class RayEngine(Section):
     """Workers of `data.engine=ray`: one per device."""
 
     address: str | None = Field(None, description="of a running cluster, or auto; null starts Ray on this machine")
-    workers: int | None = Field(None, ge=1, description="null: as many as the GPUs, or else the cores, allow")
+    workers: int | None = Field(None, ge=1, description="null: one per GPU, or per core where there are no GPUs")
     gpus_per_worker: int = Field(1, ge=1, description="more than 1 for a target spread by pair.device_map")
     retries: int = Field(3, ge=0, description="how often a shard may lose its worker")
 
@@ -229,22 +209,14 @@ class Data(Section):
     """Texts and the labels along them."""
 
     texts: int = Field(480, ge=8, description="texts for each sampling setting, over all splits")
-    tokens: int = Field(
-        128, ge=4, description="labelled tokens per text; it is written longer, so that the last one has its look-ahead"
-    )
-    stride: int = Field(2, ge=1, description="every so many-th position of a training text is learned from")
+    tokens: int = Field(128, ge=4, description="labelled tokens per text; the text itself is longer by a look-ahead")
+    stride: int = Field(2, ge=1, description="every stride-th position of a training text is learned from")
     decoded: float = Field(
-        0.1,
-        ge=0,
-        le=1,
-        description="share of the training texts that speculative decoding writes; the target alone "
-        "writes the others, many at a time. What was accepted is compared with the labels",
+        0.1, ge=0, le=1, description="share of training texts from speculative decoding, to compare with the labels"
     )
     log: Path | None = Field(None, description="an engine's texts instead: JSON lines with `prompt` and `completion`")
-    siblings: int = Field(2, ge=1, description="draws of the siblings of the text's tokens that labels average")
-    features: Literal["light", "full"] = Field(
-        "light", description="full: hidden states, too, for selectors of both kinds"
-    )
+    siblings: int = Field(2, ge=1, description="labels average over this many draws of the siblings of a text's tokens")
+    features: Literal["light", "full"] = Field("light", description="full: hidden states, too")
     texts_per_shard: int = Field(16, ge=1, description="also how many texts the target writes at once")
     engine: Literal["local", "ray"] = Field("local", description="ray: many workers, on one machine or many")
     ray: RayEngine = RayEngine()
@@ -257,13 +229,11 @@ class Train(Section):
     objectives: tuple[Literal["policy", "regressor"], ...] = Field(
         ("regressor", "policy"),
         min_length=1,
-        description="regressor: predicts block efficiencies, and can be moved to another machine; policy: the paper's, "
-        "learns the choice itself. All are trained, and the best by replay is kept",
+        description="regressor: predicts block efficiencies, and works with any latency profile; policy: the paper's, "
+        "learns the choice itself. The best one by replay is kept",
     )
     width: int = Field(32, ge=4, description="each hidden state is projected to this width")
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (64, 32), min_length=1, description="widths of the hidden layers"
-    )
+    hidden: Widths = Field((64, 32), description="widths of the hidden layers")
     dropout: float = Field(0.0, ge=0, lt=1, description="while training")
     learning_rate: float = Field(3e-3, gt=0, description="peak of the schedule")
     weight_decay: float = Field(0.02, ge=0, description="of AdamW")
@@ -286,13 +256,9 @@ class Latency(Section):
     nodes: Ascending = Field((1, 2, 5, 9, 17, 25, 41), description="nodes of a target pass, the root included")
     repeats: int = Field(40, ge=3, description="of every pass; the mean without the slowest tenth counts")
     prompts: int = Field(8, ge=1, description="training prompts on which real decoding steps are timed")
-    timings: Path | None = Field(
-        None, description="an engine's own step times (CSV), read beside this machine's; --from FILE says the same"
-    )
+    timings: Path | None = Field(None, description="an engine's own step times (CSV); --from FILE sets it")
     stepped: bool = Field(
-        True,
-        description="of `timings`: a size between two timed ones costs what the larger one does, as with captured "
-        "graphs; false: linear in between",
+        True, description="of `timings`: sizes in between cost as much as the next larger one; false: linear"
     )
 
     @model_validator(mode="after")
@@ -303,15 +269,15 @@ class Latency(Section):
 
 
 class Evaluate(Section):
-    """Decoding of held-out prompts, methods interleaved prompt by prompt."""
+    """Decoding of held-out prompts with every method, interleaved prompt by prompt."""
 
     prompts: int = Field(30, ge=2, description="held-out prompts, for every sampling setting")
     tokens: int = Field(
-        128, ge=4, description="of each; to be compared with replay as many as data.tokens, and 18 at least"
+        128, ge=4, description="of each; as in data.tokens, and 18 at least, to be compared with replay"
     )
-    assisted: bool = Field(True, description="transformers' assisted generation among the methods")
+    assisted: bool = Field(True, description="include transformers' assisted generation")
     gpu_like: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
-        (), description="synthetic profiles: a draft pass as a share of a target pass, 32 tokens at the price of one"
+        (), description="synthetic profiles: a draft pass as a share of a target pass; 32 tokens cost as much as one"
     )
     bootstrap: int = Field(2000, ge=100, description="resamples of the sources")
 
@@ -320,11 +286,9 @@ class Logs(Section):
     """An engine's logs, from which a selector is trained without any model."""
 
     files: tuple[Path, ...] = Field((), description="JSON lines with token ids and the lengths that were accepted")
-    test: tuple[Path, ...] = Field(
-        (), description="held-out logs; empty: a share of the sources (prompts.test) is held out"
-    )
+    test: tuple[Path, ...] = Field((), description="held-out logs; empty: prompts.test of the sources are held out")
     timings: Path | None = Field(
-        None, description="the engine's step times by batch size (CSV); null: only accepted lengths are reported"
+        None, description="the engine's step times (CSV); null: only accepted lengths are told"
     )
     drafter: str | None = Field(
         None, description="whose chains are candidates; null: the only drafter that is not a lookup; none: lookups only"
@@ -340,17 +304,13 @@ class Logs(Section):
 
 
 class Export(Section):
-    """What is made of the selector and the labels for engines."""
+    """What is written for engines."""
 
     engine: Literal["vllm", "sglang", "tensorrt-llm"] | None = Field(
-        None, description="also write this engine's table of chain lengths; --engine NAME says the same"
+        None, description="also write this engine's table of chain lengths; --engine NAME sets it"
     )
-    compiled: bool = Field(
-        False, description="also compile the selector for C++ (`selector.pt2`); needs g++ and half a minute"
-    )
+    compiled: bool = Field(False, description="also compile the selector for C++ (`selector.pt2`), with g++")
     push: str | None = Field(
         None, pattern=r"^[\w.-]+/[\w.-]+$", description="a repository on the hub that gets a copy; needs a token"
     )
-    tiers: int | None = Field(
-        None, ge=1, description="shapes of trees that the exported selector may take; null: those that training kept"
-    )
+    tiers: int | None = Field(None, ge=1, description="most shapes of trees of the exported selector; null: as trained")
