@@ -79,7 +79,7 @@ def text_bytes(tokens: int, roots: int, verifiers: int, hidden: int) -> int:
 
 
 def versions() -> dict[str, int]:
-    """What every manifest depends on beside its own inputs."""
+    """The versions that every manifest depends on, in addition to its own inputs."""
     return {"schema_version": SCHEMA_VERSION, "rows_version": ROWS_VERSION}
 
 
@@ -116,7 +116,7 @@ def _short(value: Any) -> str:
 
 
 class TraceStore:
-    """Shards below one folder, listed in `manifest.json`.
+    """The shards in one folder, listed in `manifest.json`.
 
     Args:
         depends: everything the rows follow from; JSON values.
@@ -144,7 +144,7 @@ class TraceStore:
             self._write_manifest()
 
     def holds(self, name: str) -> bool:
-        """Whether a shard is finished; one whose file was removed is not. InputError if the file has changed."""
+        """Whether a shard is finished and its file is there; InputError if the file has changed."""
         listed = self.manifest["shards"].get(name)
         if listed is None or not (self.folder / name).exists():
             return False
@@ -167,13 +167,13 @@ class TraceStore:
         self.manifest["shards"][name] = listed
         self._write_manifest()
 
-    def rows(self, prefix: str = "") -> int:
-        """Rows in finished shards whose names start with `prefix`."""
-        return sum(s["rows"] for name, s in self.manifest["shards"].items() if name.startswith(prefix))
+    def rows(self) -> int:
+        """Rows of all finished shards."""
+        return sum(shard["rows"] for shard in self.manifest["shards"].values())
 
-    def bytes(self, prefix: str = "") -> int:
-        """Bytes of finished shards whose names start with `prefix`."""
-        return sum(s["bytes"] for name, s in self.manifest["shards"].items() if name.startswith(prefix))
+    def bytes(self) -> int:
+        """Bytes of all finished shards."""
+        return sum(shard["bytes"] for shard in self.manifest["shards"].values())
 
     def _write_manifest(self) -> None:
         with atomically(self.path) as partial:
@@ -202,7 +202,5 @@ def _check_finite(name: str, table: pa.Table) -> None:
         column = table[field.name].combine_chunks()
         values = column.flatten() if pa.types.is_list(field.type) else column.drop_null()
         if pa.types.is_floating(values.type) and not np.isfinite(values.to_numpy(zero_copy_only=False)).all():
-            raise InputError(
-                f"{name}: {field.name}: a value is not finite in the column's precision; the models gave NaN or too "
-                f"large numbers"
-            )
+            reason = "a value is not finite in the column's precision; the models gave NaN or too large numbers"
+            raise InputError(f"{name}: {field.name}: {reason}")

@@ -53,17 +53,9 @@ class RowBlock(NamedTuple):
     target: ModelRows
     draft: ModelRows
 
-    @property
-    def target_probs_BV(self) -> Tensor:
-        return self.target.probs_NV
-
-    @property
-    def draft_probs_BV(self) -> Tensor:
-        return self.draft.probs_NV
-
 
 def seed_of(*parts: object) -> int:
-    """A seed that follows from the parts alone: not from the worker, nor from the order of work."""
+    """A seed that depends on the parts alone, not on the worker or the order of work."""
     digest = hashlib.sha256("|".join(str(part) for part in parts).encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
@@ -72,15 +64,14 @@ def seed_of(*parts: object) -> int:
 def written_by_target(
     pair: ModelPair, prompts: Sequence[list[int]], new_tokens: int, sampling: Sampling, seed: int
 ) -> list[Text]:
-    """Continue prompts with the target alone, all in one batch: the same law as speculative decoding, and faster.
-
-    Where memory runs out, in several batches one after another.
+    """Continue prompts with the target alone, all in one batch, or in several where memory runs out. The texts have the
+    same law as those of speculative decoding.
 
     Args:
-        seed: of the first batch; what a prompt is continued with depends on its batch.
+        seed: of the first batch; a prompt's continuation depends on its batch.
 
     Raises:
-        InputError: the target gives something else than finite numbers, or there is no memory for one text.
+        InputError: the target gives numbers that are not finite, or there is no memory for one text.
     """
 
     def attempt() -> list[Text]:
@@ -121,7 +112,7 @@ def _written(
 
 
 class _Finite(LogitsProcessor):
-    """Notes whether all logits are finite, without waiting for a GPU: to sample from NaN would be a crash."""
+    """Records whether all logits are finite, without host synchronisation: sampling from NaN would crash."""
 
     def __init__(self) -> None:
         self.so_far: Tensor | bool = True
@@ -132,7 +123,7 @@ class _Finite(LogitsProcessor):
 
 
 def finished(pair: ModelPair, prompt: Sequence[int], new: Sequence[int], steps: Sequence[Step] = ()) -> Text:
-    """A text of a prompt and its continuation, which nothing belongs to after an end-of-sequence token."""
+    """The text of a prompt and its continuation, which ends with the first end-of-sequence token."""
     end = next((n for n, token in enumerate(new, 1) if token in pair.eos_ids), None)
     return Text([*prompt, *new[:end]], len(prompt) - 1, end is not None, list(steps))
 
@@ -142,7 +133,7 @@ def rows_along(pair: ModelPair, text: Text, sampling: Sampling) -> Iterator[RowB
     """One teacher-forced pass of each model, in blocks: the rows after the text's tokens from `start` on.
 
     Raises:
-        InputError: a model gives something else than finite numbers.
+        InputError: a model gives numbers that are not finite.
     """
     models = CachedModel(pair.target), CachedModel(pair.draft)
     size = fewer(block_rows(pair.vocabulary))
@@ -151,23 +142,22 @@ def rows_along(pair: ModelPair, text: Text, sampling: Sampling) -> Iterator[RowB
             model.fill(text.tokens[: text.start])
     for begin in range(text.start, len(text.tokens), size):
         target, draft = (model.extend(text.tokens[begin : begin + size]) for model in models)
-        yield RowBlock(
-            *(
-                ModelRows(own.probabilities(each.logits_BWV[0]), each.logits_BWV[0], each.hidden_BWD[0])
-                for each, own in ((target, sampling), (draft, sampling.draft))
-            )
+        rows = (
+            ModelRows(own.probabilities(each.logits_BWV[0]), each.logits_BWV[0], each.hidden_BWD[0])
+            for each, own in ((target, sampling), (draft, sampling.draft))
         )
+        yield RowBlock(*rows)
     for model in models:
         model.check()
 
 
 def fewer(rows: int) -> int:
-    """How many rows are taken at once, where so many would be best."""
+    """How many rows are taken at once, where `rows` would be best."""
     return max(1, rows >> _halvings)
 
 
 def halving(work: Callable[[], T]) -> T:
-    """What `work` returns. It asks `fewer` how many rows it may take at once, and keeps nothing of a failed attempt.
+    """The result of `work`, which asks `fewer` how many rows it may take at once, and keeps nothing of failed attempts.
 
     Warns the first time that memory runs out.
 

@@ -26,8 +26,8 @@ from selector.train.replay import outcomes
 def depends(config: Config, pair: str) -> dict[str, Any]:
     """Everything the rows follow from.
 
-    Not: who makes them. That moves the passes' rounding, and with it now and then a token that is drawn: other rows, of
-    the same law. The same command gives the same bytes.
+    Who makes them is left out: it changes the passes' rounding, and so now and then a token that is drawn, which gives
+    other rows of the same law. The same command gives the same bytes.
 
     Args:
         pair: the pair's fingerprint.
@@ -41,10 +41,7 @@ def depends(config: Config, pair: str) -> dict[str, Any]:
         "verifiers": list(config.verifiers),
         "data": {**config.data.model_dump(mode="json", exclude={"engine", "ray"}), "behaviour": BEHAVIOUR},
         "log": _log_digest(config.data.log),
-        "prompts": {
-            "shares": [config.prompts.validation, config.prompts.test],
-            **prompts_depend(config, *SPLITS),
-        },
+        "prompts": {"shares": [config.prompts.validation, config.prompts.test], **prompts_depend(config, *SPLITS)},
     }
 
 
@@ -80,16 +77,15 @@ def timed(texts: Texts, setting: Setting, verifier: str, profile: LatencyProfile
 
 
 def realised(config: Config) -> list[dict[str, Any]]:
-    """What decoding accepted against what the labels say of the same steps, by verifier.
+    """What decoding accepted, compared with what the labels say of the same steps, by verifier.
 
-    Given the text, the accepted lengths of its steps are independent, and the labels hold their laws: `z` is the sum of
-    the differences over its standard deviation. (Labels of branching trees carry the noise of one draw of siblings,
+    Given the text, the accepted lengths of its steps are independent, and the labels hold their laws. So `z` is the sum
+    of the differences over its standard deviation. (Labels of branching trees have the noise of one draw of siblings,
     which that deviation leaves out.)
     """
-    folder = config.folder / "traces"
-    names = [name for name in read_manifest(folder)["shards"] if name.startswith("train/")]
+    folder = traces_folder(config)
     found: dict[str, list[np.ndarray]] = {}
-    for name in names:
+    for name in [name for name in read_manifest(folder)["shards"] if name.startswith("train/")]:
         table = pq.read_table(folder / name)
         for row in range(table.num_rows):
             verifier = table["step_verifier"][row].as_py()
@@ -106,7 +102,7 @@ def realised(config: Config) -> list[dict[str, Any]]:
 
 
 def _against_labels(text: pa.Table, verifier: str) -> np.ndarray:
-    """Of every step of one text: tau + 1 as realised, and its mean and variance by the labels; [steps, 3]."""
+    """For every step of one text, the realised tau + 1, and its mean and variance by the labels; [steps, 3]."""
     space = ActionSpace.default()
     root, action, accepted = (
         torch.tensor(text[name][0].as_py(), dtype=torch.int64) for name in ("step_root", "step_action", "step_accepted")

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
 from data_gen import traces
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
@@ -26,36 +31,34 @@ def split_counts(config: Config) -> dict[str, int]:
 
 
 def shards(config: Config, pair: ModelPair) -> dict[str, Work]:
-    """Shard names (without folder) and what belongs into each."""
-    return _of_log(config, pair) if config.data.log else _of_prompts(config, pair)
-
-
-def _of_prompts(config: Config, pair: ModelPair) -> dict[str, Work]:
+    """Shard names (within the folder of traces) and the work of each."""
     result: dict[str, Work] = {}
+    numbers, size = Counter[str](), config.data.texts_per_shard
+    for whole in _of_log(config, pair) if config.data.log else _of_prompts(config, pair):
+        for begin in range(0, len(whole.prompts or whole.given), size):
+            part = slice(begin, begin + size)
+            name = f"{whole.split}/part-{numbers[whole.split]:05d}.parquet"
+            result[name] = replace(whole, prompts=whole.prompts[part], given=whole.given[part])
+            numbers[whole.split] += 1
+    return result
+
+
+def _of_prompts(config: Config, pair: ModelPair) -> Iterator[Work]:
     for split, count in split_counts(config).items():
         prompts = prompts_of(config, pair, split)
         if not prompts:
             raise InputError(f"{prompts_path(config)}: no prompts for {split}; splits go by `source`")
-        number = 0
         for setting in config.sampling:
             sampling = setting.build()
-            # greedy texts of one prompt are all alike
-            texts = [(prompts[n % len(prompts)], n // len(prompts)) for n in range(count)]
-            texts = texts[: len(prompts)] if sampling.temperature == 0 else texts
+            texts = tuple((prompts[n % len(prompts)], n // len(prompts)) for n in range(count))
+            if sampling.temperature == 0:  # all greedy texts of one prompt are alike
+                texts = texts[: len(prompts)]
             decoded = round(config.data.decoded * len(texts)) if split == "train" else 0
-            for part, how in ((texts[:decoded], True), (texts[decoded:], False)):
-                for begin in range(0, len(part), config.data.texts_per_shard):
-                    chosen = tuple(part[begin : begin + config.data.texts_per_shard])
-                    result[_name(split, number)] = Work(split, sampling, chosen, decoded=how)
-                    number += 1
-    return result
+            yield Work(split, sampling, texts[:decoded], decoded=True)
+            yield Work(split, sampling, texts[decoded:])
 
 
-def _name(split: str, number: int) -> str:
-    return f"{split}/part-{number:05d}.parquet"
-
-
-def _of_log(config: Config, pair: ModelPair) -> dict[str, Work]:
+def _of_log(config: Config, pair: ModelPair) -> Iterator[Work]:
     """InputError where a line is of a setting that the run does not have, a text is longer than the pair's context, or
     a split would be empty."""
     path = config.data.log
@@ -70,17 +73,11 @@ def _of_log(config: Config, pair: ModelPair) -> dict[str, Work]:
             raise InputError(f"{text.place}: {count} tokens; the pair has {pair.max_positions} positions")
         split = split_of(text.prompt, config.prompts.validation, config.prompts.test)
         texts.setdefault((split, sampling), []).append(text)
-    for split in SPLITS:
-        for sampling in settings.values():
-            if (split, sampling) not in texts:
-                raise InputError(f"{path}: no text for {split} under {sampling}; splits go by `source`")
-    result: dict[str, Work] = {}
+    for split, sampling in product(SPLITS, settings.values()):
+        if (split, sampling) not in texts:
+            raise InputError(f"{path}: no text for {split} under {sampling}; splits go by `source`")
     for (split, sampling), part in texts.items():
-        for begin in range(0, len(part), config.data.texts_per_shard):
-            number = sum(name.startswith(f"{split}/") for name in result)
-            chosen = tuple(part[begin : begin + config.data.texts_per_shard])
-            result[_name(split, number)] = Work(split, sampling, (), given=chosen)
-    return result
+        yield Work(split, sampling, (), given=tuple(part))
 
 
 def size_line(config: Config) -> str:

@@ -15,7 +15,7 @@ from data_gen.texts.labelled import PARTS, Shard
 from data_gen.texts.plausibility import Plausibility
 from pipelines.config import Config
 from pipelines.data import workers
-from pipelines.data.recorded import depends, realised
+from pipelines.data.recorded import depends, realised, traces_folder
 from pipelines.data.shards import duration, passes_line, predicted_seconds, shards, size_line
 from pipelines.pair.loading import load_pair
 from pipelines.run import Stage, progress
@@ -23,9 +23,7 @@ from pipelines.tracking import describe, mlflow_run
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "evaluate")
 
-MEMORY = (
-    "memory: a pass that does not fit is done again with half as many rows; data.texts_per_shard sets the first size"
-)
+MEMORY = "memory: a pass that does not fit is repeated with half as many rows; at first it has data.texts_per_shard"
 
 
 def plan(config: Config) -> list[str]:
@@ -44,14 +42,13 @@ def plan(config: Config) -> list[str]:
 def run(config: Config) -> None:
     pair: Any = load_pair(config)
     fingerprint = pair.fingerprint
-    folder = config.folder / "traces"
+    folder = traces_folder(config)
     inputs = depends(config, fingerprint)
     work = shards(config, pair)
     store = traces.TraceStore(folder, inputs)  # raises where there are traces of other inputs
     todo = {name: each for name, each in work.items() if not store.holds(name)}
-    stage = Stage(
-        "data", config, inputs, (folder,), costly=True, self_described=True, hashed=(folder / "manifest.json",)
-    )
+    listed = (folder / "manifest.json",)
+    stage = Stage("data", config, inputs, (folder,), costly=True, self_described=True, hashed=listed)
     if not stage.begin(lambda: not todo):
         return
     stage.say(size_line(config))
@@ -59,7 +56,7 @@ def run(config: Config) -> None:
     with mlflow_run(config, "data", SECTIONS) as mlflow, progress() as bar:
         task = bar.add_task("labelling texts", total=len(work), completed=len(work) - len(todo), note="")
         if config.data.engine == "ray":
-            pair = None  # workers hold pairs of their own: this one leaves the device
+            pair = None  # workers have their own pairs, so this one leaves the device
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -93,25 +90,27 @@ class _Spent:
     """Roots, time by part, and memory, of one call of the stage. Workers' seconds are added up."""
 
     def __init__(self) -> None:
-        self.started = time.perf_counter()
-        self.roots = 0
+        self.started, self.roots = time.perf_counter(), 0
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.resident: list[int] = []
         self.plausibility = Plausibility()
 
     def add(self, shard: Shard, writing: float) -> None:
         self.roots += int(np.asarray(shard.table["roots"]).sum())
-        for part, seconds in shard.seconds.items():
+        for part, seconds in {**shard.seconds, "writing": writing}.items():
             self.seconds[part] += seconds
-        self.seconds["writing"] += writing
         self.resident.append(psutil.Process().memory_info().rss)
         self.plausibility.join(shard.plausibility)
 
+    @property
+    def rate(self) -> float:
+        """Roots per second."""
+        return self.roots / (time.perf_counter() - self.started)
+
     def line(self) -> str:
-        """Roots per second and the shares of the time."""
         total = sum(self.seconds.values())
-        rate = f"{self.roots / (time.perf_counter() - self.started):.0f} roots/s"
-        return f"{rate}; " + ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in self.seconds.items())
+        shares = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in self.seconds.items())
+        return f"{self.rate:.0f} roots/s; {shares}"
 
     def memory(self) -> str:
         size = self.resident
@@ -122,4 +121,4 @@ class _Spent:
         values = {f"seconds/{part}": seconds for part, seconds in self.seconds.items()}
         if self.resident:
             values |= {"resident bytes/first": self.resident[0], "resident bytes/last": self.resident[-1]}
-        return values | {"roots per second": self.roots / (time.perf_counter() - self.started)}
+        return values | {"roots per second": self.rate}

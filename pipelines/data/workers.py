@@ -1,6 +1,6 @@
-"""Who makes the shards of the `data` stage: this process, or Ray actors on one machine or many.
+"""Who makes the shards of the data stage: this process, or Ray actors on one machine or many.
 
-Both yield the same shards, byte for byte on CPUs; only the order may differ. The driver alone writes to the store.
+Both make the same shards, byte for byte on CPUs; only the order may differ. The driver alone writes to the store.
 """
 
 from __future__ import annotations
@@ -20,25 +20,23 @@ from pipelines.config import Config
 from pipelines.pair.loading import load_pair, recipe
 from selector.schema import InputError
 
+Made = Iterator[tuple[str, Shard]]  # names and shards
 
-def local(config: Config, pair: ModelPair, work: dict[str, Work]) -> Iterator[tuple[str, Shard]]:
+
+def local(config: Config, pair: ModelPair, work: dict[str, Work]) -> Made:
     """One shard after another, in this process."""
     for name, todo in work.items():
         yield name, make_shard(pair, recipe(config), todo)
 
 
 class Worker:
-    """What a Ray actor runs. It holds one pair, loaded with its first shard, and again after the actor was lost."""
+    """What a Ray actor runs. It loads its pair with its first shard, and again after the actor was lost."""
 
     def __init__(self, config: Config, fingerprint: str, folder: str, threads: int) -> None:
         self.config, self.fingerprint, self.folder, self.threads = config, fingerprint, folder, threads
 
     def make(self, name: str, todo: Work) -> tuple[str, Shard]:
-        """A shard, and its name.
-
-        Raises:
-            InputError: the pair is not there, or another one than the driver's.
-        """
+        """A shard, and its name; InputError if the pair is not there, or differs from the driver's."""
         return name, make_shard(self._pair, recipe(self.config), todo)
 
     @cached_property
@@ -52,18 +50,18 @@ class Worker:
         torch.set_num_threads(self.threads)
         pair = load_pair(self.config)
         if pair.fingerprint != self.fingerprint:
-            raise InputError(f"the pair on {here} is another than the driver's")
+            raise InputError(f"the pair on {here} is not the driver's")
         return pair
 
 
-def ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Iterator[tuple[str, Shard]]:
-    """Shards as they are finished, by one actor per device; Ray makes anew what a lost actor held.
+def ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
+    """Shards in the order in which they are finished, by one actor per device. Ray makes a lost actor's shard again.
 
     Args:
         fingerprint: of the driver's pair.
 
     Raises:
-        InputError: Ray is not installed, or has not the devices asked for; a shard lost its worker time and again.
+        InputError: Ray is not installed or lacks the devices asked for, or a shard lost its worker too often.
     """
     try:
         import ray as engine
@@ -73,30 +71,27 @@ def ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Iterator[tup
         raise InputError(f"pair.device: {config.pair.device}: Ray gives every worker devices of its own; say cuda")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = config.data.ray.address
-    settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    settings: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
         settings |= {"address": "local", "include_dashboard": False, "object_store_memory": 512 << 20}
-    else:
-        settings["address"] = address
     try:
         engine.init(**settings)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(f"data.ray.address: {address}: {str(error).splitlines()[0]}") from error
     try:
-        yield from _shards(engine, config, fingerprint, work)
+        yield from _by_actors(engine, config, fingerprint, work)
     finally:
         engine.shutdown()
 
 
-def _shards(engine: Any, config: Config, fingerprint: str, work: dict[str, Work]) -> Iterator[tuple[str, Shard]]:
-    """One actor per device, each of which takes the next shard that nobody has taken."""
+def _by_actors(engine: Any, config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
+    """One actor per device; each takes the next shard that is not taken."""
     from ray.util import ActorPool
 
     count, gpus = devices([node["Resources"] for node in engine.nodes() if node["Alive"]], config)
     retries = config.data.ray.retries
-    actor = engine.remote(
-        num_cpus=0 if gpus else 1, num_gpus=gpus, max_restarts=retries * len(work), max_task_retries=retries
-    )(Worker)
+    options = {"max_restarts": retries * len(work), "max_task_retries": retries}
+    actor = engine.remote(num_cpus=0 if gpus else 1, num_gpus=gpus, **options)(Worker)
     arguments = config, fingerprint, str(Path.cwd()), torch.get_num_threads()
     actors = [actor.remote(*arguments) for _ in range(min(count, len(work)))]
     try:
@@ -115,18 +110,16 @@ def devices(nodes: Sequence[dict[str, float]], config: Config) -> tuple[int, int
     """How many workers, and GPUs for each; without GPUs, one worker for as many cores as its passes take threads.
 
     Args:
-        nodes: the resources of each node; a worker's devices stand in one of them.
+        nodes: the resources of each node; a worker's devices are all on one node.
 
     Raises:
         InputError: fewer than `data.ray.workers` fit.
     """
-    ours = config.data.ray
-    on_gpu = config.pair.device == "cuda" or (config.pair.device == "auto" and any(n.get("GPU", 0) for n in nodes))
-    if on_gpu:
-        kind, each = "GPU", ours.gpus_per_worker
-    else:  # a given number of workers may share the cores
-        threads = config.pair.threads or torch.get_num_threads()
-        kind, each = "CPU", 1 if ours.workers else threads
+    ours, device = config.data.ray, config.pair.device
+    on_gpu = device == "cuda" or (device == "auto" and any(node.get("GPU", 0) for node in nodes))
+    kind, each = "GPU", ours.gpus_per_worker
+    if not on_gpu:  # a given number of workers may share the cores
+        kind, each = "CPU", 1 if ours.workers else config.pair.threads or torch.get_num_threads()
     most = sum(int(node.get(kind, 0) // each) for node in nodes)
     if not on_gpu and not ours.workers:
         most = max(1, most)

@@ -42,7 +42,7 @@ def blocks(pair: ModelPair) -> list[RowBlock]:
 def test_the_rows_are_the_same_in_smaller_blocks(pair: ModelPair, scarce: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(RuntimeWarning, match="halved from here on: .*can't allocate memory") as said:
         found = written.halving(lambda: blocks(pair))
-    assert len(said) == 1 and max(len(block.draft_probs_BV) for block in found) <= 20
+    assert len(said) == 1 and max(len(block.draft.probs_NV) for block in found) <= 20
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         again = written.halving(lambda: blocks(pair))
@@ -51,7 +51,7 @@ def test_the_rows_are_the_same_in_smaller_blocks(pair: ModelPair, scarce: Any, m
     (whole,) = blocks(pair)
     assert len(again) == len(found) > 2
     for rows in (found, again):
-        assert torch.allclose(torch.cat([block.draft_probs_BV for block in rows]), whole.draft_probs_BV, atol=1e-5)
+        assert torch.allclose(torch.cat([block.draft.probs_NV for block in rows]), whole.draft.probs_NV, atol=1e-5)
 
 
 def test_prompts_are_continued_in_smaller_batches(pair: ModelPair) -> None:

@@ -110,7 +110,7 @@ def test_a_masked_token_is_no_error(pair_folders: tuple[str, str]) -> None:
     decoder = Decoder(masking, Sampling(), get_verifier("traversal"), FixedTree(Action(2, 1, 2), ("full",)))
     decoded = decoder.decode(CONTEXT, 20, torch.Generator().manual_seed(1))
     (block,) = rows_along(masking, text, Sampling())
-    assert not (block.target_probs_BV[:, 7].any() or block.draft_probs_BV[:, 7].any())
+    assert not (block.target.probs_NV[:, 7].any() or block.draft.probs_NV[:, 7].any())
     assert 7 not in [*text.tokens[len(CONTEXT) :], *decoded.tokens]
 
 

@@ -80,8 +80,8 @@ def test_a_pair_with_padded_tables_does_all_that_others_do(padded: tuple[str, st
     (text,) = written_by_target(pair, [[5, 9]], 30, Sampling(), seed=1)
     text.tokens[10] = PADDED - 1 if not swapped else 7  # a token that the draft's table has no row for
     (block,) = rows_along(pair, text, Sampling())
-    assert block.target_probs_BV.shape == block.draft_probs_BV.shape == (len(text.tokens) - 1, PADDED)
-    assert not (block.target_probs_BV if swapped else block.draft_probs_BV)[:, VOCABULARY:].any()
+    assert block.target.probs_NV.shape == block.draft.probs_NV.shape == (len(text.tokens) - 1, PADDED)
+    assert not (block.target if swapped else block.draft).probs_NV[:, VOCABULARY:].any()
     for sampling in (Sampling(), Sampling(0)):
         assert Assistant(3).generate(pair, sampling, [5, 9], 12, seed=1)[0] == 12
         decoder = Decoder(pair, sampling, get_verifier("traversal"), FixedTree(Action(3, 1, 3)))
