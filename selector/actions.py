@@ -29,8 +29,7 @@ class Action(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """A chain of `length` tokens copied from the text itself: what followed the longest earlier match of its end. It
-    takes no pass of the draft."""
+    """A chain of `length` tokens that followed the longest earlier match of the text's end; needs no draft pass."""
 
     length: int
 
@@ -46,22 +45,21 @@ class Lookup(NamedTuple):
 Choice = Action | Lookup
 
 EMPTY = Action(1, 0, 0)  # nothing drafted: plain autoregressive decoding
-LARGEST = 256  # of each of a space's numbers: far beyond what is of use, and tables of that size are still small
+LARGEST = 256  # bounds each number of a space, so that its tables stay small
 
 
 def choice_of(values: Iterable[int]) -> Choice:
-    """An action from JSON: three numbers are a tree, one is a lookup. TypeError where it is neither."""
+    """An action from JSON: three numbers are a tree, one is a lookup; TypeError for any other number of them."""
     numbers = tuple(values)
     return Lookup(*numbers) if len(numbers) == 1 else Action(*numbers)
 
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """All distinct delayed trees with `K <= max_K`, `L1 <= max_L1` and `L2 <= max_L2`, in ascending order; after them
-    lookups, if any.
+    """All distinct delayed trees with `K <= max_K`, `L1 <= max_L1` and `L2 <= max_L2` in ascending order, then lookups.
 
-    `(K, L1, 0)` is the same chain for every `K`, and `(1, L1, L2)` the chain of length `L1 + L2`; a chain of length
-    `L` stands as `(1, min(L, max_L1), max(0, L - max_L1))`. The default space has 233 actions.
+    `(K, L1, 0)` is the same chain for every `K`, and `(1, L1, L2)` the chain of length `L1 + L2`; it is represented as
+    `(1, min(L, max_L1), max(0, L - max_L1))` with `L = L1 + L2`. The default space has 233 actions.
     """
 
     max_K: int
@@ -76,17 +74,17 @@ class ActionSpace:
 
     @classmethod
     def with_lookups(cls) -> ActionSpace:
-        """The default space, and lookups of 2, 4, 8 and 16 tokens: what the selector of a pair chooses from."""
+        """The default space and lookups of 2, 4, 8 and 16 tokens: the actions of a pair's selector."""
         return cls(4, 8, 8, (2, 4, 8, 16))
 
     @classmethod
     def chains(cls, longest: int, longest_lookup: int) -> ActionSpace:
-        """Chains and lookups of every length up to the given ones: what an engine has that drafts no trees."""
+        """Chains and lookups of every length up to the given ones: the actions of an engine that drafts no trees."""
         return cls(1, longest, 0, tuple(range(1, longest_lookup + 1)))
 
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> ActionSpace:
-        """From `to_json`. KeyError, TypeError or ValueError where it is no action space."""
+        """Raises KeyError, TypeError or ValueError where it is no action space."""
         space = cls(values["max_K"], values["max_L1"], values["max_L2"], tuple(values["lookups"]))
         sizes = (space.max_K - 1, space.max_L1, space.max_L2, *(length - 1 for length in space.lookups))
         if not all(type(size) is int and 0 <= size < LARGEST for size in sizes):
@@ -120,11 +118,6 @@ class ActionSpace:
         """Drafted tokens from the root to a tree's deepest leaf."""
         return self.max_L1 + self.max_L2
 
-    @cached_property
-    def tree_space(self) -> ActionSpace:
-        """The same without lookups."""
-        return ActionSpace(self.max_K, self.max_L1, self.max_L2)
-
     @property
     def deepest(self) -> int:
         """Drafted tokens of any action from the root to the deepest leaf."""
@@ -137,30 +130,29 @@ class ActionSpace:
 
     @cached_property
     def sums_SA(self) -> Tensor:
-        """Which survivals a tree's block efficiency is the sum of, zeros and ones, float32 [S, A].
+        """Which survivals an action's block efficiency is the sum of, zeros and ones, float32 [S, A].
 
-        The survivals `P(tau >= t)` of all trees are few: those of a chain, by depth (16 in the default space), and
-        those of branches, by K, trunk length L1 and depth below it (27 x 8), for they do not depend on L2.
+        The survivals `P(tau >= t)` of all trees are few. First come those of a chain, by depth (16 in the default
+        space), then those of branches, by K, trunk length L1 and depth below it (27 x 8), which do not depend on L2.
         `E[tau + 1]` of (3, 2, 4) is 1, the chain's first two, and the first four of K = 3 at L1 = 2. Those of lookups
-        follow, by depth.
+        come last, by depth.
         """
-        copied = max(self.lookups, default=0)
-        sums_SA = torch.zeros(self.tree_survivals + copied, len(self))
-        for a, length in enumerate(self.lookups, len(self.trees)):
-            sums_SA[self.tree_survivals : self.tree_survivals + length, a] = 1
-        for a, (K, L1, L2) in enumerate(self.trees):
-            if K == 1:
-                sums_SA[: L1 + L2, a] = 1
+        sums_SA = torch.zeros(self.tree_survivals + max(self.lookups, default=0), len(self))
+        for a, action in enumerate(self):
+            if isinstance(action, Lookup):
+                sums_SA[self.tree_survivals : self.tree_survivals + action.length, a] = 1
                 continue
-            sums_SA[:L1, a] = 1
-            start = self.depth + ((K - 2) * (self.max_L1 + 1) + L1) * self.max_L2
-            sums_SA[start : start + L2, a] = 1
+            K, L1, L2 = action
+            sums_SA[: L1 + L2 if K == 1 else L1, a] = 1
+            if K > 1:
+                start = self.depth + ((K - 2) * (self.max_L1 + 1) + L1) * self.max_L2
+                sums_SA[start : start + L2, a] = 1
         return sums_SA
 
     @cached_property
     def survival_of_AD(self) -> Tensor:
-        """For every action and depth 1, 2, .. the position of `P(tau >= depth)` among the survivals; beyond the tree's
-        depth the number of survivals, where a 0 is to stand; int64 [A, D]."""
+        """Position of each action's `P(tau >= depth)` among the survivals, for depth 1, 2, ..; beyond its own depth the
+        number of survivals, S; int64 [A, D]."""
         places_AD = torch.full((len(self), self.deepest), len(self.sums_SA))
         for a in range(len(self)):
             own = self.sums_SA[:, a].nonzero()[:, 0]

@@ -1,6 +1,6 @@
 """The contract between data generation, training and engines: what a selector sees, and what a trace holds.
 
-Bump `SCHEMA_VERSION` when a name, a unit or a shape changes; every reader refuses other versions.
+`SCHEMA_VERSION` rises when a name, a unit or a shape changes; every reader refuses other versions.
 """
 
 from __future__ import annotations
@@ -17,17 +17,12 @@ SCHEMA_VERSION = 6
 
 
 class InputError(ValueError):
-    """What a user got wrong: a config, a file, a model. One line that names it; the command line exits with 2."""
+    """A user's mistake in a config, a file or a model, in one line that names it; the command line exits with 2."""
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """One scalar feature.
-
-    Attributes:
-        learned: whether the network sees it. What it does not see is there for the decision alone, which looks up step
-            times by it.
-    """
+    """One scalar feature; where it is not `learned`, the network does not see it: step times are looked up by it."""
 
     name: str
     unit: str
@@ -54,62 +49,51 @@ def _means(name: str, unit: str, meaning: str) -> tuple[Scalar, ...]:
 
 
 # `root` is the last committed token, `prev` the one before it. `p` and `q` are the target's and the draft's
-# distributions after a token, after temperature and nucleus filtering; entropies are those at temperature 1, for at
-# temperature 0 nothing would be left of them. The history of a model's rows begins with the last prompt token: no
-# engine computes logits of the whole prompt. Running means have weights decay^age. The *source* is the place that a
-# lookup would copy from. Every scalar that the network sees is bounded, so that none of a longer text is far from all
-# of those that it was trained on.
+# distributions after a token, after temperature and nucleus filtering; entropies are at temperature 1, because they
+# would be 0 at temperature 0. The history of a model's rows begins with the last prompt token, because no engine
+# computes logits of the whole prompt. The *source* is the place that a lookup would copy from. Every scalar that the
+# network sees is bounded, so that those of a longer text stay in the range that it was trained on.
 TEXT_SCALARS = (  # known from token ids alone
     Scalar("context_length", "tokens", "committed tokens, the root token included", learned=False),
     Scalar("batch", "requests", "how many requests the engine decodes together", learned=False),
     Scalar("temperature", "1", "of the target's sampling"),
     Scalar("top_p", "1", "nucleus threshold; 1 keeps everything"),
-    Scalar(
-        "match", "tokens", f"length of the longest end of the text that stands in it before; {LONGEST_MATCH} at most"
-    ),
+    Scalar("match", "tokens", f"length of the longest end of the text that occurs before; {LONGEST_MATCH} at most"),
     *_means("copied", "1", "1 where a lookup foretold the text's token, 0 elsewhere"),
     Scalar("copied", "tokens", f"how many of the latest tokens in a row a lookup foretold; {LONGEST_MATCH} at most"),
     Scalar("source_steady", "tokens", f"for how many tokens the source has moved along; {LONGEST_MATCH} at most"),
     Scalar("source_in_prompt", "1", "1 where the source is in the prompt, 0 elsewhere"),
     Scalar(
-        "source_foretold",
-        "tokens",
-        f"how many of the first {LONGEST_LOOKUP} tokens that a lookup would copy were foretold there, without a gap",
+        "source_foretold", "tokens", f"foretold ones among the source's first {LONGEST_LOOKUP}, up to the first gap"
     ),
     *(
-        Scalar(
-            f"source_copied_{count}", "1", f"share of the first {count} tokens of the source that were foretold there"
-        )
+        Scalar(f"source_copied_{count}", "1", f"share of foretold ones among the source's first {count} tokens")
         for count in SOURCE_LENGTHS
     ),
-    Scalar("second_match", "tokens", f"of the source's own source; {LONGEST_MATCH} at most"),
-    Scalar("second_agrees", "tokens", f"how far both go on alike; {LONGEST_LOOKUP} at most"),
-    Scalar("third_agrees", "tokens", "how far these and the second one's own source go on alike"),
+    Scalar("second_match", "tokens", f"match of the source's own source; {LONGEST_MATCH} at most"),
+    Scalar("second_agrees", "tokens", f"how far both continue alike; {LONGEST_LOOKUP} at most"),
+    Scalar("third_agrees", "tokens", "how far these and the second one's own source continue alike"),
     *(
         scalar
         for count in PRECEDENT_LENGTHS
         for scalar in (
-            Scalar(
-                f"seen_{count}",
-                "times",
-                f"how often the last {count} tokens stand in the text before; {MOST_SEEN} at most",
-            ),
-            Scalar(f"agree_{count}", "1", "of these, the share that the token that a lookup would copy first followed"),
+            Scalar(f"seen_{count}", "times", f"earlier occurrences of the last {count} tokens; {MOST_SEEN} at most"),
+            Scalar(f"agree_{count}", "1", "share of these that the first token of a lookup followed"),
         )
     ),
-    *_means("new", "1", "1 where the text's token had not stood in it before, 0 elsewhere"),
+    *_means("new", "1", "1 where the text's token did not occur before, 0 elsewhere"),
     Scalar("right_by_match", "1", "share of this text's lookups with a match like this one that began right"),
-    Scalar("length_by_match", "1", f"share of their first {LONGEST_COUNTED} tokens that were right, from the first on"),
+    Scalar("length_by_match", "1", f"share of right ones in their first {LONGEST_COUNTED} tokens, up to a wrong one"),
 )
 MEANS = ("accepted", "copied")  # of training roots with the same key: of a chain of the drafter's, of a lookup
 KEYS = {  # what training roots are grouped by, from token ids alone
     "last": "the last token",
     "two": "the last two tokens",
     "match": "the last token, whether a lookup foretold it, and the match's length up to 3",
-    "next": "the last token and the first one that a lookup would copy",
-    "copy": "the first token that a lookup would copy",
+    "next": "the last token and the first one of a lookup",
+    "copy": "the first token of a lookup",
 }
-HIT_KEY = {"hit": "the last token, and whether the drafter had it right"}
+HIT_KEY = {"hit": "the last token, and whether the drafter foretold it"}
 
 
 def _by_key(keys: dict[str, str]) -> Iterator[Scalar]:
@@ -122,19 +106,16 @@ def _by_key(keys: dict[str, str]) -> Iterator[Scalar]:
 
 
 TOKEN_SCALARS = tuple(_by_key(KEYS))  # known from token ids, and a table of the artefact
-DRAFTER_SCALARS = (  # known where the drafter has run over the committed text: whether its first token was the text's
+DRAFTER_SCALARS = (  # known where the drafter has run over the committed text; a hit: its first token was the text's
     *_means("hit", "1", "1 where the drafter's first token was the text's, 0 elsewhere"),
-    Scalar("hits", "tokens", f"of the latest tokens in a row; {LONGEST_MATCH} at most"),
-    Scalar("source_hits", "tokens", f"of the source's tokens in a row; {LONGEST_LOOKUP} at most"),
+    Scalar("hits", "tokens", f"hits among the latest tokens in a row; {LONGEST_MATCH} at most"),
+    Scalar("source_hits", "tokens", f"hits among the source's tokens in a row; {LONGEST_LOOKUP} at most"),
+    *(Scalar(f"source_hit_{n}", "1", f"share of hits among the source's first {n} tokens") for n in HIT_LENGTHS),
     *(
-        Scalar(f"source_hit_{count}", "1", f"share of the source's first {count} tokens that were hits")
-        for count in HIT_LENGTHS
-    ),
-    *(
-        Scalar(f"hit_after_{count}", "1", f"share of hits right after the last {count} tokens, where they stood before")
+        Scalar(f"hit_after_{count}", "1", f"share of hits right after the last {count} tokens, where they occur before")
         for count in PRECEDENT_LENGTHS
     ),
-    Scalar("seen_after", "times", f"how often the last token was followed by one; {MOST_SEEN} at most"),
+    Scalar("seen_after", "times", f"how often a hit or a miss followed the last token; {MOST_SEEN} at most"),
     Scalar("hits_of_copied", "1", "share of hits among the latest tokens that a lookup foretold"),
     Scalar("hits_of_others", "1", "share of hits among the latest tokens that no lookup foretold"),
     *_by_key(HIT_KEY),
@@ -146,12 +127,16 @@ TARGET_SCALARS = (  # known from the target's rows along the text, before any pa
         Scalar(
             f"source_entropy_{count}",
             "nats",
-            f"of the target before each of the first {count} tokens that a lookup would copy, when the text was there; "
-            "mean of those that are known, or target_entropy_mean_0.8",
+            f"of the target before each of the source's first {count} tokens, when they were generated; mean of those "
+            "that are known, or target_entropy_mean_0.8",
         )
         for count in SOURCE_LENGTHS
     ),
-    Scalar("source_known", "1", f"share of the first {LONGEST_LOOKUP} that it is known of: those after the prompt"),
+    Scalar(
+        "source_known",
+        "1",
+        f"share of the source's first {LONGEST_LOOKUP} tokens of which it is known: those after the prompt",
+    ),
 )
 DRAFT_SCALARS = (  # known once the draft has passed the root token
     Scalar("draft_entropy_prev", "nats", "of the draft after prev, at temperature 1"),
@@ -161,8 +146,7 @@ DRAFT_SCALARS = (  # known once the draft has passed the root token
     Scalar("agreed", "tokens", f"how many of the latest tokens in a row have q >= p; {LONGEST_MATCH} at most"),
 )
 
-# What a selector sees, each level holding the ones before it. A selector may be asked with less than it sees, and then
-# again with more. `full` has the scalars of `light`, and hidden states.
+# What a selector sees. It may first be asked with less. `full` has the scalars of `light`, and hidden states.
 TEXT, DRAFTER, EARLY, LIGHT, FULL = LEVELS = ("text", "drafter", "early", "light", "full")
 FEATURES = (EARLY, LIGHT, FULL)  # of these a pair's selector sees one or two
 MATCH = "match"  # what the rule for lookups sees: a dictionary with the length of the match alone
@@ -170,11 +154,11 @@ MATCH = "match"  # what the rule for lookups sees: a dictionary with the length 
 
 @dataclass(frozen=True)
 class Schema:
-    """The scalars of one kind of selector, in order.
+    """The scalars of one kind of selector.
 
     Attributes:
-        levels: what it may be asked with, the first one with less.
-        scalars: of the last level; those of the first one are their beginning.
+        levels: what it may be asked with, the one with fewer scalars first.
+        scalars: of the second level, in order; those of the first one come first.
         first: how many scalars belong to the first level.
     """
 
@@ -198,8 +182,8 @@ class Schema:
         return tuple(scalar.name for scalar in self.scalars)
 
 
-# A selector for a pair of models: asked before the draft has passed the root, and after that. One for an engine's
-# drafter, from its log: asked with token ids alone, or with the drafter's hits as well.
+# A pair's selector is asked before the draft has passed the root, and after that. A log's selector, for an engine's
+# drafter, is asked with token ids alone, or with the drafter's hits as well.
 EARLY_SCALARS = (*TEXT_SCALARS, *TARGET_SCALARS)
 PAIR = Schema("pair", (EARLY, LIGHT), (*EARLY_SCALARS, *DRAFT_SCALARS), len(EARLY_SCALARS))
 ID_SCALARS = (*TEXT_SCALARS, *TOKEN_SCALARS)
@@ -211,8 +195,7 @@ LENGTH_AT, BATCH_AT, MATCH_AT = map(SCALAR_NAMES.index, ("context_length", "batc
 SETTING_AT = [SCALAR_NAMES.index("temperature"), SCALAR_NAMES.index("top_p"), BATCH_AT]
 SCALARS_KEY = "scalars"  # in a feature dictionary: one float vector in the order of the schema
 
-# Last hidden states (DDTE, appendix E): float vectors of the models' widths. Only selectors with `full` features read
-# them. The target has not passed the root token.
+# Last hidden states (DDTE, appendix E), which selectors with `full` features read. The target has not passed the root.
 HIDDEN_STATES = ("target_hidden_prev", "draft_hidden_prev", "draft_hidden_root")
 
 LOOKUP_COLUMN = "lookup.right"  # trace column: how many tokens of a lookup the text goes on with, by root

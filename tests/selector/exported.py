@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from selector.actions import Action, Choice, Lookup
+from selector.actions import Action, ActionSpace, Choice, Lookup
 from selector.decision import NEVER, LookupRule, Mode, net_tokens, without_draft
 from selector.export.write import write_artefact
 from selector.runtime.artefact import Features
@@ -47,7 +47,7 @@ KINDS = [(objective, level) for objective in ("policy", "regressor") for level i
 
 def efficiencies(at: int) -> Tensor:
     """Of the static trees under a mode's sampling setting: the text is harder in one than in another."""
-    return SPACE.tree_space.efficiencies(survivals_of(torch.tensor([0.55 + 0.05 * at])))[0]
+    return ActionSpace.default().efficiencies(survivals_of(torch.tensor([0.55 + 0.05 * at])))[0]
 
 
 def modes_of(level: str) -> list[Mode]:

@@ -29,7 +29,7 @@ def test_lookups_follow_the_trees() -> None:
     space = ActionSpace.with_lookups()
     assert space.actions == (*ActionSpace.default().actions, Lookup(2), Lookup(4), Lookup(8), Lookup(16))
     assert len(space) == len(set(space)) == 237
-    assert space.trees == space.tree_space.actions == ActionSpace.default().actions
+    assert space.trees == ActionSpace.default().actions
     assert [space.index(action) for action in space] == list(range(237))
     assert space.depth == space.deepest == 16
     assert ActionSpace(2, 1, 1, (5,)).deepest == 5

@@ -130,7 +130,7 @@ def test_labels_are_those_of_trees_and_what_a_lookup_had_right(rows: slice | tor
             assert np.array_equal(labels_S[:SURVIVALS], trees_S.astype(np.float32))
             right = foretold_of(*place)
             assert labels_S[SURVIVALS:].tolist() == [1.0] * right + [0.0] * (16 - right)
-        assert torch.equal(data.labels(verifier, rows, SPACE.tree_space), labels[:, :SURVIVALS])
+        assert torch.equal(data.labels(verifier, rows, ActionSpace.default()), labels[:, :SURVIVALS])
 
 
 def test_a_lookup_yields_what_it_had_right_and_one_more_token() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from itertools import accumulate, pairwise, product
 
 import pytest
@@ -364,7 +365,7 @@ def test_labels_become_laws(space: ActionSpace) -> None:
     wild_RS = 1.5 * torch.rand(50, len(space.sums_SA), generator=generator, dtype=torch.float64) ** 2 - 0.05
     certain_RS = (wild_RS[:, space.tree_survivals :] > 0.5).double().cumprod(-1)
     wild_RS[:, space.tree_survivals :] = certain_RS
-    drawn_RS = drawn_survivals("traversal", 1, 50, space.tree_space)
+    drawn_RS = drawn_survivals("traversal", 1, 50, replace(space, lookups=()))
     whole_RS = torch.cat([drawn_RS, certain_RS], dim=-1)
     if space.max_K == 1:
         unknown_RS = whole_RS.clone()
