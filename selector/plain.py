@@ -1,7 +1,7 @@
 """The decision in NumPy, for engines without torch: one file that reads an artefact directory.
 
 It does what `selector.pt` does, from `model.safetensors` (the network's weights and the tables that it decides with)
-and `config.json`. Where torch is at hand `selector.runtime.selector` is faster.
+and `config.json`. With torch, `selector.runtime.selector` is faster.
 
 Legend: B roots, F scalars, D hidden width, S sampling settings, L context lengths, A actions, H outputs of the network.
 """
@@ -21,22 +21,20 @@ Array = NDArray[Any]
 READ = "model.safetensors", "config.json"
 DTYPES = {"F32": np.float32, "I64": np.int64, "BOOL": np.bool_}
 LAYER_NORM_EPSILON = 1e-5
-DOUBLING, ANY_LEVEL = np.float32(1e-3), -1.0  # how far twice the requests are; a mode for whatever is known
-NEVER = np.float32(-1e9)  # the score of an action that is not to be taken, as in `selector.decision`
+DOUBLING, ANY_LEVEL = np.float32(1e-3), -1.0  # distance of twice the requests; a mode for every level
+NEVER = np.float32(-1e9)  # the score of an action that may not be chosen
 
 
 class PlainSelector:
-    """An exported selector.
-
-    Args:
-        folder: as written by the export stage.
+    """An exported selector, from a directory that the export stage wrote.
 
     Attributes:
         actions: `(K, L1, L2)` of a tree, `(length,)` of a lookup.
-        early: how many of the scalars are known where less is known: before the draft has passed the root, for example.
+        early: how many scalars are known before the draft has passed the root, or of token ids alone.
+        widths: of all scalars, and of each hidden state.
 
     Raises:
-        ValueError: a file is missing or is not what `SHA256SUMS` says; names it.
+        ValueError: a file is missing or does not match `SHA256SUMS`; names it.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -55,8 +53,7 @@ class PlainSelector:
         """Actions by their positions, int64 [B]; scores, float32 [B, A].
 
         Args:
-            scalars_BF: float32, all of them or the early ones alone, where the draft has not passed the root: then the
-                answer is for what is known so far.
+            scalars_BF: float32, all of them, or the early ones alone where no more are known.
             hidden_states: float32 [B, D] each, in the order of `config.json`, for a selector with `full` features.
 
         Raises:
@@ -65,7 +62,12 @@ class PlainSelector:
         scalars_BF = np.asarray(scalars_BF, dtype=np.float32)
         early = scalars_BF.ndim == 2 and scalars_BF.shape[1] == self.early
         hidden = [np.asarray(state, dtype=np.float32) for state in hidden_states]
-        self._check(scalars_BF, [] if early else hidden, early)
+        given = [scalars_BF] if early else [scalars_BF, *hidden]
+        expected, found = [self.early] if early else self.widths, [each.shape[1:] for each in given]
+        if found != [(width,) for width in expected] or len(set(map(len, given))) != 1:
+            raise ValueError(f"features of shapes {found} for each root; expected {[(width,) for width in expected]}")
+        if not all(np.isfinite(each).all() for each in given):
+            raise ValueError("features: a number is not finite")
         find = self._tensors
         batch_B1 = DOUBLING * np.log2(scalars_BF[:, self._batch].clip(min=1))[:, None]
         setting_B3 = np.concatenate([scalars_BF[:, self._setting], batch_B1], axis=-1)
@@ -73,7 +75,7 @@ class PlainSelector:
         of_this_level_S = (find["level_S"] == ANY_LEVEL) | (find["level_S"] == float(not early))
         at_B = np.where(of_this_level_S, distance_BS, np.inf).argmin(-1)
         passed_B1 = find["late_S"][at_B][:, None] * np.float32(not early)
-        outputs_BH = self._network(scalars_BF, hidden, passed_B1)
+        outputs_BH = self._network(given, passed_B1)
         copies_B1 = (scalars_BF[:, self._match] >= find["least_S"][at_B])[:, None]
         allowed_BA = np.where(copies_B1, find["copied_SA"][at_B], find["allowed_SA"][at_B])
         scores_BA = outputs_BH
@@ -88,26 +90,17 @@ class PlainSelector:
         scores_BA = np.where(allowed_BA, scores_BA, NEVER)
         return scores_BA.argmax(-1), scores_BA
 
-    def _check(self, scalars_BF: Array, hidden: list[Array], early: bool) -> None:
-        widths = [self.early] if early else self.widths
-        found = [each.shape[1:] for each in (scalars_BF, *hidden)]
-        if found != [(width,) for width in widths] or len({len(each) for each in (scalars_BF, *hidden)}) != 1:
-            raise ValueError(f"features of shapes {found} for each root; expected {[(width,) for width in widths]}")
-        if not all(np.isfinite(each).all() for each in (scalars_BF, *hidden)):
-            raise ValueError("features: a number is not finite")
-
-    def _network(self, scalars_BF: Array, hidden: list[Array], passed_B1: Array) -> Array:
-        """`selector.train.network.RootNetwork`."""
+    def _network(self, given: list[Array], passed_B1: Array) -> Array:
+        """`selector.train.network.RootNetwork`, from scalars and, where they are known, hidden states."""
         find, body = self._tensors, "network.body." if self._regressor else "network."
-        mean_F, scale_F, count_F = (find[body + name] for name in ("mean_F", "scale_F", "count_F"))
-        scaled_BF = np.zeros((len(scalars_BF), len(mean_F)), np.float32)
-        seen = scalars_BF.shape[1]
-        count_F, mean_F, scale_F = count_F[:seen], mean_F[:seen], scale_F[:seen]
+        scalars_BF, seen = given[0], given[0].shape[1]
+        mean_F, scale_F, count_F = (find[body + name][:seen] for name in ("mean_F", "scale_F", "count_F"))
+        scaled_BF = np.zeros((len(scalars_BF), self.widths[0]), np.float32)
         scaled_BF[:, :seen] = (np.where(count_F, np.log1p(scalars_BF.clip(min=0)), scalars_BF) - mean_F) / scale_F
         scaled_BF[:, self.early :] *= passed_B1
         parts = [scaled_BF, passed_B1]
         for i, width in enumerate(self.widths[1:]):
-            state_BD = hidden[i] if hidden else np.zeros((len(scalars_BF), width), np.float32)
+            state_BD = given[1 + i] if len(given) > 1 else np.zeros((len(scalars_BF), width), np.float32)
             parts.append(self._projected(state_BD, f"{body}blocks.{i}.") * passed_B1)
         values = np.concatenate(parts, axis=-1)
         layers = sorted({int(name.split(".")[-2]) for name in find if name.startswith(body + "mlp.")})
@@ -136,7 +129,7 @@ def _interpolated(table_BLA: Array, lengths_L: Array, length_B: Array) -> Array:
 
 
 def _read(folder: Path) -> dict[str, bytes]:
-    """The files that are needed, which must be what the list of checksums says."""
+    """The files that are needed, whose checksums must match."""
     try:
         lines = (folder / "SHA256SUMS").read_text().splitlines()
         listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
@@ -150,7 +143,7 @@ def _read(folder: Path) -> dict[str, bytes]:
 
 
 def tensors(content: bytes) -> dict[str, Array]:
-    """The tensors of a safetensors file: its header's length, the header as JSON, then the numbers."""
+    """The tensors of a safetensors file, which holds its header's length, the header as JSON, then the numbers."""
     size = int.from_bytes(content[:8], "little")
     header, body = json.loads(content[8 : 8 + size]), memoryview(content)[8 + size :]
     header.pop("__metadata__", None)

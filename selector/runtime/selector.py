@@ -74,8 +74,8 @@ class Selector:
         """The action for one root.
 
         Args:
-            features: `{name: tensor}` as in the schema, float32 [F] and [D], or the scalars of its first level alone
-                where the others are not known; None where there are none.
+            features: `{name: tensor}` as in the schema, float32 [F] and [D], or the scalars of its first level alone;
+                None where there are none.
 
         Raises:
             InputError: a feature is missing, of another shape or dtype, or not finite, or names no sampling setting.
@@ -120,7 +120,7 @@ class Selector:
                 them if None.
 
         Raises:
-            InputError: there is no such sampling setting, batch or level, no action is left, or a shape is not in the
+            InputError: there is no such sampling setting, batch or level, no tree is left, or a shape is not in the
                 action space.
         """
         check_setting(temperature, top_p, batch)
@@ -140,7 +140,7 @@ class Selector:
 
 
 def _allowed(space: ActionSpace, nodes: int | None, shapes: Iterable[tuple[int, ...]] | None) -> list[int]:
-    """Indices of the actions that remain."""
+    """Positions of the actions that remain."""
     try:
         wanted = range(len(space)) if shapes is None else sorted({space.index(choice_of(shape)) for shape in shapes})
     except (ValueError, TypeError) as error:

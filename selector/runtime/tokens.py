@@ -1,11 +1,11 @@
-"""What usually follows a token: means over training texts, by what stands at a root.
+"""What usually follows a token: means over training texts.
 
-How well a drafter does depends on the token it goes on from: after a comma it guesses, inside a word it knows. So the
-training roots are grouped by *keys*: the last token, the last two, the last token and the one that a lookup would copy,
-and so on. Means per key say most of what the tokens' ids say, and do so in texts of other kinds, where an embedding of
-the ids fails. A key that was seldom seen is drawn to the mean of all roots.
+How often a drafter is right depends on the token it continues from: seldom after a comma, often within a word. So the
+training roots are grouped by *keys*: the last token, the last two, the last token and the first one of a lookup, and so
+on. Means per key generalise to texts of other kinds, which an embedding of the token ids does not. The means of a key
+that was seen seldom are shrunk to those of all roots.
 
-Legend: N known keys, J keys of a root (`selector.schema.KEYS`), K means (`MEANS`), R roots.
+Legend: N known keys, J keys of a root (`selector.schema.KEYS`), K means (`MEANS`), R roots, F = J (K + 1) scalars.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from selector.schema import MEANS, MOST_COUNTED
 
 Array = NDArray[Any]
 FILE = "tokens.safetensors"  # in the artefact directory
-WEIGHT = 20.0  # observations that the mean of all roots counts as
+WEIGHT = 20.0  # of the mean of all roots, in observations
 LEAST = 2  # keys that were seen less often are not kept
 
 
@@ -45,8 +45,8 @@ class TokenStatistics:
 
     @classmethod
     def fit(cls, keys_RJ: Array, values_RK: Array, text_R: Array) -> tuple[TokenStatistics, Array]:
-        """The statistics of some roots; and their scalars there, each without its own text's part, float64 [R, F]: what
-        a text says of itself must not be learned."""
+        """The statistics of some roots, and the scalars of these roots, float64 [R, F]. The latter leave out the root's
+        own text, because its labels must not leak into its features."""
         (R, J), K = keys_RJ.shape, values_RK.shape[1]
         keys_N, at_RJ = np.unique(keys_RJ, return_inverse=True)
         at, values = at_RJ.reshape(-1), np.repeat(values_RK, J, axis=0)
@@ -66,7 +66,7 @@ class TokenStatistics:
         return cls(np.zeros(0, np.int64), np.zeros(0), np.zeros((0, K)), np.zeros(K))
 
     def of(self, keys_J: Array) -> Array:
-        """The scalars of some keys, float64 [F]: of each its means, and how often it was seen."""
+        """The scalars of some keys, float64 [F]: the means of each, and how often it was seen."""
         found: Array = _found(keys_J, self.keys_N, self.counts_N, self.sums_NK, self.means_K, WEIGHT, MOST_COUNTED)
         return found
 
@@ -92,7 +92,7 @@ def _summed(at: Array, values: Array, size: int) -> tuple[Array, Array]:
 
 
 def _scalars(counts_N: Array, sums_NK: Array, means_K: Array) -> Array:
-    """Means drawn to those of all roots, and counts, [N, K + 1]."""
+    """Means shrunk to those of all roots, and counts, [N, K + 1]."""
     shares_NK = (sums_NK + WEIGHT * means_K) / (counts_N + WEIGHT)[:, None]
     return np.concatenate([shares_NK, np.minimum(counts_N, MOST_COUNTED)[:, None]], axis=1)
 
@@ -101,7 +101,7 @@ def _scalars(counts_N: Array, sums_NK: Array, means_K: Array) -> Array:
 def _found(
     keys_J: Array, keys_N: Array, counts_N: Array, sums_NK: Array, means_K: Array, weight: float, most: int
 ) -> Array:
-    """`_scalars` of those keys that are known, and what stands for the others, [J (K + 1)]."""
+    """`_scalars` of some keys; the means of all roots where a key is not known."""
     K = len(means_K)
     found_F = np.zeros(len(keys_J) * (K + 1))
     for j in range(len(keys_J)):
