@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import torch
 
-from data_gen.decoding.decoder import Decoder, FixedTree
-from data_gen.decoding.loop import Step
+from data_gen.decoding import decoder_for
+from data_gen.decoding.loop import FixedTree, Step
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
@@ -220,8 +220,8 @@ def real_steps(
     count: int,
     tokens: int,
 ) -> dict[tuple[str, Choice], list[Step]]:
-    """Decoding steps by verifier and action: up to `count` of each text, after the one that follows its prompt's pass,
-    within `tokens` new tokens. Those that were met.
+    """Steps of the pair's kind of decoder, by verifier and action: up to `count` of each text, after its first steps,
+    which are slower, and within `tokens` new tokens. Keys without any step are left out.
 
     Decodings of a prompt take turns step by step, each round in another order, so that neither a slow second of the
     machine nor what the step before has left in the caches hits some of them alone. Steps of a lookup without a match,
@@ -244,17 +244,18 @@ def real_steps(
 
 
 def _steps(pair: ModelPair, verifier: str, action: Choice, prompt: list[int], limit: int, seed: int) -> Generator[Step]:
-    """Steps of one decoding in which anything is drafted that is to be, after its first one, up to an end-of-sequence
-    token or the limit."""
-    decoder = Decoder(pair, Sampling(), get_verifier(verifier), FixedTree(action), timed=True)
+    """Steps of one decoding after its slow ones, up to an end-of-sequence token or the limit; none in which a lookup
+    found no match."""
+    verify, length = get_verifier(verifier), len(prompt) + limit
+    decoder = decoder_for(pair, Sampling(), verify, FixedTree(action), length, timed=True)
     generator = torch.Generator(device=pair.device).manual_seed(seed)
     with closing(decoder.steps(prompt, generator)) as steps:
-        _, tokens = next(steps)
-        new = len(tokens)
+        tokens: list[int] = []
+        new = slow = 0
         while new < limit and pair.eos_ids.isdisjoint(tokens):
             step, tokens = next(steps)
-            new += len(tokens)
-            if step.nodes > 1 or action == EMPTY:
+            new, slow = new + len(tokens), slow + 1
+            if slow > decoder.slow_steps and (step.nodes > 1 or action == EMPTY):
                 yield step
 
 

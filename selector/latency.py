@@ -54,6 +54,7 @@ class LatencyProfile:
         corrections: by verifier; none where they were not fitted.
         batches: passes of several requests together, of an engine; `draft` and `target` are then those of the fewest
             requests. None where one request was timed.
+        decoder: the kind of decoder whose steps were timed, of `data_gen.decoding.KINDS`.
     """
 
     device: str
@@ -68,6 +69,7 @@ class LatencyProfile:
     corrections: dict[str, Correction] = field(default_factory=dict)
     batches: Batches | None = None
     copied: Table = FREE
+    decoder: str = "eager"
 
     @classmethod
     def load(cls, path: Path) -> LatencyProfile:
@@ -87,7 +89,9 @@ class LatencyProfile:
             profile = cls(**values)
             number(profile.step)
             times = (profile.nucleus, *profile.decide.values(), *profile.labelling.values())
-            if min(map(number, times)) < 0 or not all(isinstance(x, str) for x in (profile.device, profile.pair)):
+            if min(map(number, times)) < 0 or not all(
+                isinstance(x, str) for x in (profile.device, profile.pair, profile.decoder)
+            ):
                 raise ValueError("a time is below 0, or a name is not a string")
         except OSError as error:
             raise InputError(f"{path}: no latency profile there: run the latency stage first") from error

@@ -20,7 +20,7 @@ def decoder_for(
     draft_sampling: Sampling | None = None,
     timed: bool = False,
 ) -> Loop:
-    """A decoder of i.i.d. drafts; the eager one where the graph decoder cannot serve (`GraphDecoder` says when).
+    """A decoder of i.i.d. drafts: of the kind, or eager where `GraphDecoder` refuses. Its passes are compiled here.
 
     Args:
         length: of the longest text, prompt and new tokens.
@@ -32,10 +32,14 @@ def decoder_for(
     """
     kind = kind or pair.decoder
     if kind != EAGER:
+        compiled = kind == COMPILED
         try:
-            return GraphDecoder(
-                pair, sampling, verifier, chooser, length, draft_sampling, compiled=kind == COMPILED, timed=timed
+            decoder = GraphDecoder(
+                pair, sampling, verifier, chooser, length, draft_sampling, compiled=compiled, timed=timed
             )
         except ValueError:
-            pass
+            return Decoder(pair, sampling, verifier, chooser, draft_sampling, timed=timed)
+        if compiled:
+            decoder.compile_passes()
+        return decoder
     return Decoder(pair, sampling, verifier, chooser, draft_sampling, timed=timed)

@@ -86,10 +86,24 @@ class GraphDecoder(Loop):
         if compiled:
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
         self.length = length
+        self.slow_steps = WARM + 2 if recorded and pair.device.type == "cuda" else 1
         self._memory_key = -(-length // ROWS) * ROWS + 2 * ROOM, compiled, backend, recorded
         self._needs_rows = LIGHT in chooser.feature_levels
         self._needs_entropies = self._needs_rows or EARLY in chooser.feature_levels
         self._law = verifier.name, self.sampling, self.draft_sampling, self._needs_rows, self._needs_entropies
+
+    @torch.inference_mode()
+    def compile_passes(self) -> None:
+        """Compile the passes of all widths, once for a pair and a number of rows. On a CPU this takes minutes."""
+        spare = self.pair.spare.setdefault(self._memory_key, [])
+        if spare:
+            return
+        memory, device = _Memory(self.pair, *self._memory_key), self.pair.device
+        runs = {1 << n for n in range(LONGEST_RUN.bit_length())}
+        for model, widths in ((memory.target, WIDTHS), (memory.draft, sorted({3} | runs))):  # up to four branches
+            for width in widths:
+                model.forward(memory.text_T[:width], memory.base, _run_window(width, ROOM, device))
+        spare.append(memory)
 
     def _open(self, prompt: Sequence[int], generator: torch.Generator) -> _SlotText:
         if len(prompt) > self.length:

@@ -162,6 +162,8 @@ class Loop(ABC):
         ValueError: the verifier is for another style.
     """
 
+    slow_steps = 1  # of a text, at its beginning
+
     def __init__(
         self,
         pair: ModelPair,

@@ -94,6 +94,11 @@ class Pair(Section):
     device_map: str | None = Field(None, description="auto spreads a large target over all devices (accelerate)")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of weights and passes")
     threads: int | None = Field(None, ge=1, description="CPU threads for all passes; null leaves torch's choice")
+    decoder: Literal["auto", "eager", "graph"] = Field(
+        "auto",
+        description="graph: no host synchronisation inside a step, compiled passes, where verifier and features allow "
+        "it; auto: the faster one on this machine, by the latency stage",
+    )
     embedded: Embedded = Embedded()
 
     @model_validator(mode="after")

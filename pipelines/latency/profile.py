@@ -1,15 +1,32 @@
-"""The run's latency profile."""
+"""The run's latency profile, the kind of decoder that it is measured with, and the time of a selector's decision."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import torch
+
+from data_gen import timing
+from data_gen.decoding import COMPILED, EAGER, GRAPH, decoder_for
+from data_gen.decoding.loop import Features
 from data_gen.models.pair import ModelPair
-from data_gen.timing import device_name
+from data_gen.models.sampling import Sampling
+from data_gen.verification import get_verifier
 from pipelines.config import Config
+from pipelines.pair.loading import hidden_widths
 from pipelines.run import verify
+from selector.actions import Action, ActionSpace, Choice
+from selector.decision import Mode
+from selector.export.deployed import DeployedSelector, config_of
 from selector.latency import LatencyProfile
-from selector.schema import InputError
+from selector.runtime.selector import Selector, Tuned
+from selector.schema import FULL, LIGHT, InputError
+from selector.train.module import SelectorModule
+
+COMPARED = Action(1, 4, 0), Action(2, 2, 4)  # the trees on whose steps decoders are compared
+COMPARED_STEPS = 8  # of each text and tree
+COMPARED_PROMPTS = 2
 
 
 def profile_path(config: Config) -> Path:
@@ -17,13 +34,79 @@ def profile_path(config: Config) -> Path:
 
 
 def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfile:
-    """The run's profile; InputError where it was measured on another machine or with another pair."""
+    """The run's profile; the pair decodes from then on with the kind of decoder that was timed.
+
+    Raises:
+        InputError: it was measured on another machine or with another pair.
+    """
     path = profile_path(config)
     verify(config, "latency")
     profile = LatencyProfile.load(path)
-    here = device_name(config.pair.device, config.pair.dtype, config.pair.threads)
+    here = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
     if profile.device != here:
         raise InputError(f"{path} was measured on {profile.device}; this is {here}: run the latency stage again")
-    if pair is not None and profile.pair != pair.fingerprint:
-        raise InputError(f"{path} was measured with another pair: run the latency stage again")
+    if pair is not None:
+        if profile.pair != pair.fingerprint:
+            raise InputError(f"{path} was measured with another pair: run the latency stage again")
+        pair.decoder = profile.decoder
     return profile
+
+
+def faster_decoder(config: Config, pair: ModelPair, prompts: list[list[int]]) -> str:
+    """The kind of decoder with the shorter steps, among those that `pair.decoder` and the device leave.
+
+    On a CPU compiling takes minutes, so compiled passes are tried only where `pair.decoder` asks for the graph decoder.
+    """
+    if pair.device.type == "cuda":
+        kinds = [COMPILED]
+    else:
+        kinds = [GRAPH, COMPILED] if config.pair.decoder == GRAPH and shutil.which("g++") else [GRAPH]
+    if config.pair.decoder != GRAPH:
+        kinds = [EAGER] if config.pair.decoder == EAGER else [EAGER, *kinds]
+    seconds = {}
+    for kind in kinds if len(kinds) > 1 else ():
+        pair.decoder = kind
+        steps = timing.real_steps(
+            pair, [config.train.verifier], COMPARED, prompts[:COMPARED_PROMPTS], COMPARED_STEPS, config.data.tokens
+        )
+        taken = [sum(step.seconds.values()) for own in steps.values() for step in own]
+        seconds[kind] = timing.usual(taken) if taken else 0.0
+    pair.spare.clear()
+    return min(seconds, key=lambda kind: seconds[kind]) if seconds else kinds[0]
+
+
+class _Timed:
+    """A selector that is asked, and a tree that is drafted whatever it says."""
+
+    def __init__(self, tuned: Tuned, action: Action) -> None:
+        self.tuned, self.action, self.feature_levels = tuned, action, tuned.feature_levels
+
+    def select(self, features: Features | None) -> Choice:
+        self.tuned.select(features)
+        return self.action
+
+
+def decision_seconds(
+    config: Config, pair: ModelPair, profile: LatencyProfile, verifier: str, level: str, prompt: list[int]
+) -> float:
+    """Usual time of a decision in real decoding, features included.
+
+    The weights of the network do not matter for that, so it is not trained. Chains and lookups may be chosen, as on
+    most machines.
+    """
+    space = ActionSpace.with_lookups()
+    widths = hidden_widths(config) if level == FULL else []
+    module = SelectorModule("regressor", FULL if widths else LIGHT, widths, config.train.network, 1.0, 0.0).eval()
+    chains = [space.index(space.chain(length)) for length in range(space.depth + 1)]
+    allowed = (*chains, *range(len(space.trees), len(space)))
+    mode = Mode(1.0, 1.0, space.chain(4), feature_levels=(level,), speed=100.0, allowed=allowed)
+    made = DeployedSelector(module, profile, [mode], verifier)
+    selector = Selector(made, config_of(module, verifier, mode.action, [mode]), profile, [mode])
+    chooser = _Timed(Tuned(mode, selector), space.chain(6))
+    length = len(prompt) + config.data.tokens
+    decoder = decoder_for(pair, Sampling(), get_verifier(verifier), chooser, length, timed=True)
+    generator = torch.Generator(device=pair.device).manual_seed(0)
+    steps = [step for _ in range(3) for step in decoder.decode(prompt, config.data.tokens, generator).steps[2:]]
+    if not steps:
+        raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
+    return timing.usual([step.seconds["select"] for step in steps])

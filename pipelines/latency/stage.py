@@ -15,8 +15,7 @@ from data_gen.texts.labelled import PARTS, Work, make_shard
 from data_gen.texts.prompts import Prompt
 from pipelines.config import Config
 from pipelines.latency import timings
-from pipelines.latency.decision import decision_seconds
-from pipelines.latency.profile import profile_path
+from pipelines.latency.profile import decision_seconds, faster_decoder, profile_path
 from pipelines.pair.loading import encode, load_pair, prompts_depend, prompts_of, recipe
 from pipelines.run import Stage, console, progress, write_json
 from pipelines.tracking import describe, mlflow_run
@@ -34,7 +33,7 @@ FITTED: list[tuple[int, ...]] = [  # trees, and lookups of one number
 CHECKED: list[tuple[int, ...]] = [
     *((1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 2, 6), (4,)),
 ]
-FORMAT = 3  # of `latency.json`: with its keys it changes, so that a profile of an earlier program is measured anew
+FORMAT = 4  # of `latency.json`: with its keys it changes, so that a profile of an earlier program is measured anew
 REAL_STEPS = 8  # of each text and tree, that the times are fitted to, and checked with
 
 
@@ -61,6 +60,7 @@ def run(config: Config) -> None:
         "format": FORMAT,
         "device": device,
         "pair": pair.fingerprint,
+        "decoder": config.pair.decoder,
         "latency": config.latency.model_dump(mode="json", exclude={"timings", "stepped"}),
         "verifiers": list(config.verifiers),
         "labelling": {"texts_per_shard": config.data.texts_per_shard},
@@ -78,7 +78,8 @@ def run(config: Config) -> None:
     with mlflow_run(config, "latency", SECTIONS) as mlflow, progress() as bar:
         task = bar.add_task("timing passes", total=grid.repeats, note="")
         profile = timing.measure(pair, grid, config.verifiers, device, lambda: bar.advance(task))
-        profile = replace(profile, decide=dict.fromkeys(FEATURES, 0.0))
+        pair.decoder = faster_decoder(config, pair, prompts)
+        profile = replace(profile, decide=dict.fromkeys(FEATURES, 0.0), decoder=pair.decoder)
         decide = {
             level: decision_seconds(config, pair, profile, config.train.verifier, level, prompts[0])
             for level in FEATURES

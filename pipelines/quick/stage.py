@@ -25,7 +25,7 @@ from data_gen.texts.labelled import Work, make_shard
 from data_gen.verification import get_verifier
 from data_gen.verification.one_path import FirstPath
 from pipelines.config import Config
-from pipelines.latency.decision import decision_seconds
+from pipelines.latency.profile import decision_seconds
 from pipelines.pair.loading import encode, load_pair, prompts_of, recipe
 from pipelines.quick.shapes import assumed
 from pipelines.quick.texts import texts_of
