@@ -209,10 +209,6 @@ class TextKnowledge:
             found_RF[n, _EARLY:] = of_draft.scalars(self._draft_entropies[n])
         return torch.from_numpy(found_RF)
 
-    def foretold(self, roots: int, most: int) -> Tensor:
-        """How many tokens of a lookup are right at the first so many roots, `most` at most; uint8 [roots]."""
-        return foretold(self.tokens, self.start, roots, most)
-
 
 def foretold(tokens: Sequence[int], start: int, roots: int, most: int) -> Tensor:
     """How many tokens of a lookup are right, `most` at most, at so many roots of a text from `start` on; uint8."""

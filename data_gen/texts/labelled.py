@@ -20,7 +20,7 @@ from torch import Tensor
 
 from data_gen import traces
 from data_gen.decoding.decoder import Decoder, Random
-from data_gen.features.root import TextKnowledge
+from data_gen.features.root import TextKnowledge, foretold
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller
@@ -71,9 +71,9 @@ class Work:
     """A shard to make: texts of one split under one sampling setting.
 
     Attributes:
-        prompts: with the number of each one's text, where a prompt is continued several times.
+        prompts: each with the number of its text, for a prompt may be continued several times.
         decoded: whether speculative decoding writes the texts.
-        given: the texts, where they exist already, because an engine wrote them.
+        given: the texts, if an engine has written them.
     """
 
     split: str
@@ -84,7 +84,7 @@ class Work:
 
 
 class _Written(NamedTuple):
-    """A prompt and its text; `verifier` is the one that decoded it, if one did; errors begin with `place`."""
+    """A prompt and its text; `verifier` is None unless the text was decoded; errors begin with `place`."""
 
     prompt: Prompt
     text: Text
@@ -94,7 +94,7 @@ class _Written(NamedTuple):
 
 @dataclass
 class Shard:
-    """The rows of a shard, the seconds that they took by part, and what was seen of the texts."""
+    """The rows of a shard, the seconds that they took by part, and how plausible the texts are."""
 
     table: pa.Table
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
@@ -105,8 +105,8 @@ def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
     """The rows of a shard.
 
     Raises:
-        InputError: a model gives something else than finite numbers, or a logged text cannot be the target's; names the
-            prompt, or the log and its line.
+        InputError: a model gives numbers that are not finite, or a given text cannot be the target's; names the prompt,
+            or the log and its line.
     """
     shard = Shard(pa.table({}))
     start = time.perf_counter()
@@ -153,7 +153,7 @@ def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Written]:
 
 @contextmanager
 def _naming(place: str) -> Iterator[None]:
-    """Errors of the input begin with where they arose."""
+    """Prefix errors of the input with their place."""
     try:
         yield
     except InputError as error:
@@ -194,15 +194,14 @@ def label(
 ) -> dict[str, Any]:
     """Trace columns of a text's features and labels.
 
-    A token that the target's own pass gives probability 0 ends the text where rounding explains it: two logits that
-    tie.
+    If the target's own pass gives a token probability 0 and rounding explains that, the text is cut before the token.
 
     Args:
-        seen: counts the text's tokens, too.
+        seen: the text's tokens are added to it.
         stride: hidden states are recorded at every so many-th root.
 
     Raises:
-        InputError: the text holds a token of probability 0 that no tie explains.
+        InputError: the text holds a token of probability 0 that rounding does not explain.
     """
     while True:
         try:
@@ -237,7 +236,8 @@ def _label(
         labeller.add(block.target.probs_NV, block.draft.probs_NV)
         if recipe.hidden:
             hidden.append((block.target.hidden_ND.half().cpu(), block.draft.hidden_ND.half().cpu()))
-    result: dict[str, Any] = {"scalars": knowledge.scalars(roots), LOOKUP_COLUMN: knowledge.foretold(roots, DEPTH)}
+    right_R = foretold(text.tokens, text.start, roots, DEPTH)
+    result: dict[str, Any] = {"scalars": knowledge.scalars(roots), LOOKUP_COLUMN: right_R}
     result |= dict(zip(columns, labeller.survivals().cpu(), strict=True))
     if recipe.hidden:
         target_ND, draft_ND = (torch.cat(parts) for parts in zip(*hidden, strict=True))

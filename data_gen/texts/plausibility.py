@@ -1,4 +1,4 @@
-"""Whether a text may be the target's own: tokens that cannot be, and how many of the tokens were unlikely.
+"""Whether a text may be the target's own: impossible tokens, and the number of unlikely ones.
 
 Legend: B consecutive rows of a model, V vocabulary, N consecutive tokens.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 from data_gen.features.root import ModelRows
 from data_gen.models.sampling import Sampling
 
-UNLIKELY = 1e-3  # tokens of less probability are counted: a log of another model or setting has too many of them
+UNLIKELY = 1e-3  # less probable tokens are counted; a log of another model or setting has too many of them
 
 
 class ImpossibleToken(Exception):
@@ -23,8 +23,8 @@ class ImpossibleToken(Exception):
 
     Attributes:
         position: in the text.
-        at_a_tie: whether rounding explains it: the token's logit, or the mass before it, lies at the very edge of what
-            may be sampled. Passes over one token, many tokens and many texts differ in their last digits.
+        at_a_tie: whether rounding explains it, because the token's logit, or the mass before it, is at the very edge of
+            what may be sampled. Passes over one token, many tokens and many texts differ in their last digits.
     """
 
     def __init__(self, position: int, token: int, at_a_tie: bool) -> None:
@@ -34,14 +34,14 @@ class ImpossibleToken(Exception):
 
 @dataclass
 class Plausibility:
-    """Whether texts may be the target's own: how many of their tokens were unlikely, and how many should have been."""
+    """How many tokens of some texts were unlikely, and how many are expected to be."""
 
     tokens: int = 0
     unlikely: int = 0
     expected: float = 0.0
 
     def add(self, target: ModelRows, begin: int, following: Sequence[int], sampling: Sampling) -> None:
-        """Some rows, and the tokens that follow them, the first at position `begin` of its text.
+        """Add some rows, and the tokens that follow them, the first at position `begin` of its text.
 
         Raises:
             ImpossibleToken: one has probability 0.
@@ -58,7 +58,7 @@ class Plausibility:
         self.expected += float((rows_BV * (rows_BV < UNLIKELY)).sum())
 
     def join(self, other: Plausibility) -> None:
-        """Count another's texts, too."""
+        """Add the texts of another count."""
         self.tokens += other.tokens
         self.unlikely += other.unlikely
         self.expected += other.expected
@@ -75,7 +75,7 @@ def _at_the_edge(logits_V: Tensor, token: int, sampling: Sampling) -> bool:
     if sampling.temperature == 0:
         return float(logits_V.max() - logits_V[token]) <= edge
     if sampling.cuts_nothing:
-        return False  # nothing is cut off: the probability is too small for a number
+        return False  # no token is cut off, so the probability is smaller than the smallest number
     if sampling.top_k > 0:
         least = float(logits_V.topk(min(sampling.top_k, len(logits_V))).values[-1])
         if logits_V[token] < least - edge:

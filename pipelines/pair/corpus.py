@@ -1,7 +1,7 @@
-"""Text that every machine with Python already has: the standard library of the running interpreter.
+"""The corpus of the embedded pair: the standard library of the running Python, which every machine already has.
 
 Files are read in sorted order and held out by a hash of their path, so the same installation always gives the same
-corpus. Each held-out file yields prompts of one kind:
+corpus. Held-out files yield prompts of these kinds:
 
     code    modules of the library            tests   modules below `test/` or `tests/`
     prose   docstrings and comments of code   data    tables: character maps, entity names, topics

@@ -32,7 +32,7 @@ def pair_names(config: Config) -> tuple[str, str]:
 
 
 def depends(config: Config) -> dict[str, Any]:
-    """What the pair follows from, the corpus apart."""
+    """What the pair follows from, except the corpus."""
     if config.pair.target != "embedded":
         return {"pair": {"target": config.pair.target, "draft": config.pair.draft}}
     return {"pair": config.pair.model_dump(mode="json", include={"target", "draft", "embedded"}), "seed": config.seed}
@@ -42,25 +42,20 @@ def load_pair(config: Config, shapes: bool = False) -> ModelPair:
     """The run's pair on the configured device, with the configured number of threads.
 
     Args:
-        shapes: whether configs without weights will do, where times alone are wanted.
+        shapes: whether configs without weights are enough, because only times are measured.
 
     Raises:
-        InputError: it is not there, was trained with another config, does not load, its context is too short, or a
-            model gives wrong numbers when it is passed over token trees.
+        InputError: the pair is missing, was trained with another config, does not load, has too short a context, or
+            computes token trees wrongly.
     """
-    if config.pair.target == "embedded":
-        require(config, "pair", depends(config))
-    if config.pair.threads:
-        torch.set_num_threads(config.pair.threads)
-    embedded = config.pair.target == "embedded"  # small, and read whole by `require` in any case
-    pair = ModelPair.load(
-        *pair_names(config),
-        config.pair.device,
-        config.pair.dtype,
-        config.pair.device_map,
-        shapes,
-        checksums=None if embedded else config.folder / "pair" / "checksums.json",
-    )
+    checksums: Path | None = config.folder / "pair" / "checksums.json"
+    own = config.pair
+    if own.target == "embedded":
+        require(config, "pair", depends(config))  # this reads the small files in any case
+        checksums = None
+    if own.threads:
+        torch.set_num_threads(own.threads)
+    pair = ModelPair.load(*pair_names(config), own.device, own.dtype, own.device_map, shapes, checksums=checksums)
     needed = config.prompts.tokens + max(config.data.tokens, config.evaluate.tokens) + DEEPEST_TREE
     if needed > pair.max_positions:
         raise InputError(
@@ -98,16 +93,16 @@ def recipe(config: Config) -> Recipe:
 
 
 def prompts_path(config: Config) -> Path:
-    """The user's file, or the one that the pair stage wrote."""
+    """The user's file, or the file of the pair stage."""
     return config.prompts.file or config.folder / "pair" / "prompts.jsonl"
 
 
 def all_prompts(config: Config) -> list[Prompt]:
-    """Of all splits; InputError where they are missing, or are not those that the pair stage wrote."""
+    """The prompts of all splits; InputError if they are missing, or not those that the pair stage wrote."""
     path = prompts_path(config)
-    if config.prompts.file is None and not path.exists():
-        raise InputError(f"{path} does not exist: run the pair stage first")
     if config.prompts.file is None:
+        if not path.exists():
+            raise InputError(f"{path} does not exist: run the pair stage first")
         verify(config, "prompts", made_by="pair")
     return read_prompts(path)
 
@@ -134,7 +129,7 @@ def encode(config: Config, pair: ModelPair, prompt: Prompt) -> list[int]:
 
 
 def prompts_depend(config: Config, *splits: str) -> dict[str, Any]:
-    """What the prompts' tokens of some splits follow from, the pair apart: how they are encoded, and a hash of all."""
+    """What the prompts' tokens of some splits follow from, except the pair: their form, and a hash of all texts."""
     prompts = [prompt for split in splits for prompt in sorted(_of_split(config, split), key=lambda p: p.id)]
     lines = "\0".join(f"{p.id}\0{p.kind}\0{p.source}\0{p.text}" for p in prompts)
     return {**asdict(config.prompts.form), "texts": hashlib.sha256(lines.encode()).hexdigest()[:16]}
