@@ -71,6 +71,28 @@ def test_rooms_do_not_know_the_rooms_above_them(room: str, never: tuple[str, ...
             assert not [each for each in imports(name) if each.startswith(never)], name
 
 
+STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
+BELOW = tuple(f"pipelines.{room}" for room in ("run", "tracking", "config", "statistics"))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_imports_only_itself_earlier_stages_and_what_all_share(stage: str) -> None:
+    allowed = (*BELOW, *(f"pipelines.{earlier}" for earlier in STAGES[: STAGES.index(stage) + 1]))
+    own = [name for name in MODULES if name.startswith(f"pipelines.{stage}.")]
+    assert own
+    for name in own:
+        above = [each for each in imports(name) if each.startswith("pipelines") and not each.startswith(allowed)]
+        assert not above, name
+
+
+@pytest.mark.parametrize("room", BELOW)
+def test_what_all_stages_share_imports_none_of_them(room: str) -> None:
+    for name in MODULES:
+        if name == room or name.startswith(f"{room}."):
+            found = [each for each in imports(name) if each.startswith("pipelines") and not each.startswith(BELOW)]
+            assert not found, name
+
+
 def test_nothing_in_the_product_imports_a_study() -> None:
     for name in MODULES:
         if not name.startswith("pipelines.studies"):

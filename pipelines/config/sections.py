@@ -284,7 +284,6 @@ class Evaluate(Section):
     gpu_like: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
         (), description="synthetic profiles: a draft pass as a share of a target pass; 32 tokens cost as much as one"
     )
-    bootstrap: int = Field(2000, ge=100, description="resamples of the sources")
 
 
 class Logs(Section):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import GenerationConfig
@@ -14,19 +14,40 @@ from transformers.utils import logging
 
 from data_gen.models.pair import ModelPair, without_own_settings
 from data_gen.models.sampling import Sampling
+from pipelines.evaluate.methods import Decoding, Task
+
+ASSISTED, ASSISTED_CONSTANT = "assisted generation", "assisted generation, constant"
+PROMPT_LOOKUP = "prompt lookup, constant"
 
 
 @dataclass(frozen=True)
 class Assistant:
-    """What drafts, and how many tokens.
+    """One way to draft in `generate(assistant_model=..)`; a method to compare with, which replay cannot follow.
 
     Attributes:
-        constant: always so many; None for the library's default, which stops where the draft is unsure.
-        lookup: whether they are copied from the text (`prompt_lookup_num_tokens`); else the draft model's.
+        constant: drafted tokens of every step; None for the library's default, which stops where the draft is unsure.
+        lookup: whether they are copied from the text (`prompt_lookup_num_tokens`), without the draft model.
     """
 
     constant: int | None = None
     lookup: bool = False
+    verifier: ClassVar[str] = "transformers"
+    action: ClassVar[None] = None
+
+    @property
+    def name(self) -> str:
+        if self.lookup:
+            return PROMPT_LOOKUP
+        return ASSISTED if self.constant is None else ASSISTED_CONSTANT
+
+    @property
+    def identity(self) -> str:
+        return self.name
+
+    def decode(self, pair: ModelPair, sampling: Sampling, task: Task) -> Decoding:
+        """As `Method.decode`; the steps are hidden in the library."""
+        new, passes, seconds = self.generate(pair, sampling, task.prompt, task.limit, task.seed)
+        return Decoding(new, seconds, passes, new, seconds, 0.0)
 
     def generate(
         self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, seed: int
@@ -44,19 +65,20 @@ class Assistant:
             pad_token_id=next(iter(pair.eos_ids), 0),
             **sampling.generation,
         )
-        input_ids = torch.tensor([prompt], device=pair.device)
+        drafts = {"prompt_lookup_num_tokens": self.constant} if self.lookup else {"assistant_model": pair.draft}
+        inputs = torch.tensor([prompt], device=pair.device)
         generate: Any = pair.target.generate
         handle = pair.target.register_forward_hook(count)
         torch.manual_seed(seed)
         try:
             with quiet(), without_own_settings(pair.target, pair.draft):
-                self._configure(pair.draft.generation_config)
+                if self.constant is not None:  # the assistant's own generation config says how much it drafts
+                    own = pair.draft.generation_config
+                    own.num_assistant_tokens, own.num_assistant_tokens_schedule = self.constant, "constant"
+                    own.assistant_confidence_threshold = 0.0
                 start = time.perf_counter()
                 output = generate(
-                    input_ids,
-                    attention_mask=torch.ones_like(input_ids),
-                    generation_config=generation,
-                    **({"prompt_lookup_num_tokens": self.constant} if self.lookup else {"assistant_model": pair.draft}),
+                    inputs, attention_mask=torch.ones_like(inputs), generation_config=generation, **drafts
                 )
                 new = output.shape[1] - len(prompt)
                 if output.is_cuda:
@@ -66,17 +88,10 @@ class Assistant:
             handle.remove()
         return new, passes, seconds
 
-    def _configure(self, config: GenerationConfig) -> None:
-        """The assistant's own generation config says how much it drafts."""
-        if self.constant is not None:
-            config.num_assistant_tokens = self.constant
-            config.num_assistant_tokens_schedule = "constant"
-            config.assistant_confidence_threshold = 0.0
-
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the library's remarks on how it calls itself."""
+    """Without the library's warnings about its own calls."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -97,7 +112,7 @@ def best_of(
     limit: int,
     seed: int,
 ) -> Assistant:
-    """The one with the most tokens per second on some training prompts, taken in turn."""
+    """The one with the most tokens per second on some training prompts; their order changes from prompt to prompt."""
     totals = {assistant: [0, 0.0] for assistant in assistants}
     assistants[0].generate(pair, sampling, prompts[0], limit, seed)  # the first call is slow
     for number, prompt in enumerate(prompts):

@@ -20,17 +20,17 @@ from selector.actions import Action
 from selector.schema import InputError
 
 ACTIONS = (Action(1, 4, 0), Action(2, 2, 3), Action(4, 0, 6))
-SUMS = 1e-4  # by so much may logits of two passes differ that add the same numbers in another order, in float32
-SPACINGS = 4  # of neighbouring numbers at the best logit: each of two logits may be rounded to the next but one
+SUMS = 1e-4  # the logits of two passes that add the same numbers in another order may differ by so much, in float32
+SPACINGS = 4  # of neighbouring numbers at the best logit: rounding may move each of two logits by two of them
 
 
 def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict[str, Any]:
-    """Compare on every prompt with three actions, verifiers in turn; the draft samples, so that trees do branch.
+    """Compare three actions on every prompt, verifiers in turn; the draft samples, so that trees do branch.
 
     At every other prompt the target drafts for itself, so that deep branches are accepted however weak the draft is.
 
     Returns:
-        how many continuations were compared, and the prompts, actions and positions of those that part: `ties` where
+        the number of continuations compared, and the prompts, actions and positions of those that differ: `ties` where
         the logits of both tokens lie within `tie` of each other, `differing` elsewhere.
     """
     result: dict[str, Any] = {"prompts": len(prompts), "continuations": 0, "tokens": 0, "ties": [], "differing": []}
@@ -70,7 +70,7 @@ def _generate(pair: ModelPair, tokens: list[int], count: int) -> list[int]:
 
 @torch.inference_mode()
 def _gap(pair: ModelPair, context: list[int], found: list[int], expected: list[int]) -> tuple[float, float]:
-    """How far the target's logits of two tokens lie apart after a context, and at what distance rounding decides.
+    """The distance of the target's logits of two tokens after a context, and the distance that rounding explains.
 
     Args:
         found, expected: one token each, or none where a text has ended.
@@ -82,16 +82,16 @@ def _gap(pair: ModelPair, context: list[int], found: list[int], expected: list[i
 
 
 def tie(best: float, dtype: torch.dtype) -> float:
-    """By how much two logits may differ whose order is rounding, given the best one and the dtype of the passes.
+    """The largest difference of two logits that rounding explains, given the best logit and the dtype of the passes.
 
-    Numbers between 16 and 32 lie 0.125 apart in bfloat16, so that 0.5 are a tie there.
+    Numbers between 16 and 32 lie 0.125 apart in bfloat16, so a difference of 0.5 is a tie there.
     """
     spacing = torch.finfo(dtype).eps * 2.0 ** (math.frexp(best)[1] - 1)
     return max(SUMS, SPACINGS * spacing)
 
 
 def require_equal(greedy: dict[str, Any]) -> None:
-    """InputError where a continuation differs and no tie explains it: nothing that was measured would mean anything."""
+    """InputError where a continuation differs and no tie explains it: the other figures would mean nothing."""
     if greedy["differing"]:
         first = greedy["differing"][0]
         raise InputError(

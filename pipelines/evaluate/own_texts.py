@@ -1,12 +1,11 @@
-"""Every method replayed along the very texts that it has decoded, so that no luck of the texts is left.
+"""Every method replayed along the same texts that it decoded: this removes the variance between texts.
 
-Whatever a lossless method drafts, its texts follow the target's law. So replay holds for them as for any others: given
-the text, it says how many steps the method needs on average, and how long these take by the latency profile. Decoding
-may differ from that in two ways. Another number of steps, by more than chance, would be a mistake in the decoder or in
-the labels. Another time of a step is a mistake of the latency profile, or the machine has changed since; it shows which
-methods a comparison by replay flatters.
+A lossless method's texts follow the target's law, whatever it drafts, so replay holds for them as for any others: given
+the text, it predicts the number of steps and, by the latency profile, their time. Decoding may differ in two ways.
+Another number of steps, beyond chance, is a mistake in the decoder or in the labels. Another time of a step is an error
+of the latency profile, or the machine has changed since it was measured.
 
-A text counts up to its last root that has the whole look-ahead; the steps that begin beyond it do not.
+Each text counts up to its last root with a whole look-ahead; steps that begin later do not count.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow.compute as pc
 import torch
@@ -25,19 +24,18 @@ from data_gen.texts.given import GivenText
 from data_gen.texts.labelled import Work, make_shard
 from data_gen.texts.prompts import Prompt
 from pipelines.config import Config
-from pipelines.evaluate.methods import BEST_STATIC, COPYING, Method, Selecting
+from pipelines.evaluate.methods import BEST_STATIC, Method
+from pipelines.evaluate.replays import Contenders, Rows
 from pipelines.pair.loading import encode, recipe
 from pipelines.run import console
 from selector.latency import LatencyProfile
 from selector.schema import InputError
-from selector.train.data import Setting, to_texts
+from selector.train.data import to_texts
 from selector.train.replay import Ratio, jackknifed
-
-Rows = list[dict[str, Any]]
 
 
 class Account(NamedTuple):
-    """One decoding of a prompt beside the replay of its method along the same text."""
+    """One decoding of a prompt, and the replay of its method along the same text."""
 
     steps: float = 0.0
     seconds: float = 0.0
@@ -49,17 +47,19 @@ def own_texts(
     config: Config,
     pair: ModelPair,
     prompts: Sequence[Prompt],
-    contenders: dict[Setting, list[Method]],
+    contenders: Contenders,
     rows: Rows,
     profile: LatencyProfile,
 ) -> Rows:
-    """For each setting and method that can be replayed: steps decoded and replayed, and `z`, their difference over its
-    standard deviation; `step_time`, the time of a decoded step over that of a replayed one, relative to the best static
-    tree, and `over_rule`, relative to the rule for lookups: 1.05 where a step takes 5% longer, beside theirs, than the
-    profile says.
+    """Decoding against replay, for each setting and method that can be replayed.
 
     Args:
         rows: of the journal.
+
+    Returns:
+        rows with the numbers of steps decoded and replayed; `z`, their difference over its standard deviation; and
+        `step_time`, the time of a decoded step over that of a replayed one, relative to the best static tree: 1.05
+        where a step takes 5% longer, compared with that tree's, than the profile predicts.
     """
     result: Rows = []
     names = sorted({prompt.source for prompt in prompts})
@@ -67,27 +67,29 @@ def own_texts(
     for setting in config.sampling:
         key = setting.temperature, setting.top_p
         accounts: dict[str, list[Account]] = {}
-        known: dict[Hashable, list[Account]] = {}  # by what a method does: several names may stand for the same
+        known: dict[Hashable, list[Account]] = {}  # by identity: several methods may decode alike
         for method in contenders[key]:
             own = [row for row in rows if (row["method"], row["temperature"], row["top_p"]) == (method.name, *key)]
-            if not own[0]["text"]:
+            if not isinstance(method, Method):
                 continue
             try:
                 if method.identity not in known:
                     known[method.identity] = _accounts(config, pair, setting.build(), prompts, method, own, profile)
                 accounts[method.name] = known[method.identity]
-            except InputError as error:  # what was decoded is not to be lost
+            except InputError as error:  # the decoded prompts must not be lost
                 console.print(f"{setting.build()}, {method.name}: {error}: not compared with replay", soft_wrap=True)
         for name, own_X in accounts.items():
-            if not all(sum(each.steps for each in accounts.get(of, ())) for of in (name, BEST_STATIC, COPYING)):
+            if not all(sum(each.steps for each in accounts.get(of, ())) for of in (name, BEST_STATIC)):
                 continue  # all its texts are too short
-            decoded, replayed = (sum(column) for column in list(zip(*own_X, strict=True))[::2])
             result.append(
                 {
-                    **{"temperature": key[0], "top_p": key[1], "method": name},
-                    **{"steps": int(decoded), "replayed_steps": replayed, "z": _z(own_X)},
+                    "temperature": key[0],
+                    "top_p": key[1],
+                    "method": name,
+                    "steps": int(sum(each.steps for each in own_X)),
+                    "replayed_steps": sum(each.replayed_steps for each in own_X),
+                    "z": _z(own_X),
                     "step_time": asdict(_relative(own_X, accounts[BEST_STATIC], sources)),
-                    "over_rule": asdict(_relative(own_X, accounts[COPYING], sources)),
                 }
             )
     return result
@@ -102,7 +104,7 @@ def _accounts(
     rows: Rows,
     profile: LatencyProfile,
 ) -> list[Account]:
-    """One for every prompt; nothing but zeros where its text ends before the look-ahead of its second root: nothing is
+    """One for every prompt; zeros where its text ends before the look-ahead of its second root, so that nothing is
     decided in it."""
     by_id = {row["prompt"]: row for row in rows}
     given = tuple(
@@ -110,14 +112,13 @@ def _accounts(
         for prompt in prompts
     )
     own = recipe(config)
-    own = replace(own, verifiers=method.verifiers, hidden=own.hidden and isinstance(method, Selecting))
+    own = replace(own, verifiers=method.verifiers, hidden=own.hidden and method.network is not None)
     table = make_shard(pair, own, Work("test", sampling, (), given=given)).table
     table = table.filter(pc.greater(table["roots"], 1))
     found: dict[str, Account] = {}
     if table.num_rows > 0:
         texts = to_texts(table, method.verifiers)
         replayed = method.replay(texts, profile)
-        assert replayed is not None
         for name, roots, *expected in zip(
             texts.prompt_X, texts.size_X.tolist(), replayed.steps_X.tolist(), replayed.seconds_X.tolist(), strict=True
         ):
@@ -128,25 +129,25 @@ def _accounts(
 
 
 def _relative(mine_X: list[Account], other_X: list[Account], sources: torch.Tensor) -> Ratio:
-    """Decoded over replayed time of a method's steps, over that of another's; prompts count whose texts are long enough
-    with both."""
-    both = [(mine, other) for mine, other in zip(mine_X, other_X, strict=True) if mine.steps and other.steps]
-    if not both:
+    """The time of a decoded step over that of a replayed one, over the same of another method, on the prompts whose
+    texts are long enough with both."""
+    both = torch.tensor([(*mine, *other) for mine, other in zip(mine_X, other_X, strict=True)])
+    kept = (both[:, 0] > 0) & (both[:, 4] > 0)
+    if not kept.any():
         return Ratio(1.0, math.inf)
-    kept = torch.tensor([mine.steps > 0 and other.steps > 0 for mine, other in zip(mine_X, other_X, strict=True)])
-    return jackknifed(torch.tensor([(*mine, *other) for mine, other in both]), sources[kept], _step_times)
+    return jackknifed(both[kept], sources[kept], _step_times)
 
 
 def _step_times(sums_8: torch.Tensor) -> torch.Tensor:
-    """From sums of two accounts."""
-    steps, seconds, replayed_steps, replayed_seconds = sums_8[..., :4].unbind(-1)
-    time = (seconds / steps) / (replayed_seconds / replayed_steps)
-    return time if sums_8.shape[-1] == 4 else time / _step_times(sums_8[..., 4:])
+    """The ratio of `_relative`, from sums of two accounts."""
+    steps, seconds, replayed_steps, replayed_seconds = sums_8.unflatten(-1, (2, 4)).unbind(-1)
+    mine, other = ((seconds / steps) / (replayed_seconds / replayed_steps)).unbind(-1)
+    return mine / other
 
 
 def _z(own_X: list[Account]) -> float:
-    """Decoded less replayed steps over its standard deviation, which the differences by prompt show: given the texts,
-    their steps are independent."""
+    """Decoded less replayed steps over its standard deviation, which is estimated from the differences by prompt: given
+    the texts, these are independent."""
     excess = [account.steps - account.replayed_steps for account in own_X]
     scale = math.hypot(*excess)
     return sum(excess) / scale if scale > 0 else 0.0

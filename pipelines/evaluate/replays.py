@@ -1,4 +1,8 @@
-"""Methods replayed on held-out texts: on this machine's clock, on synthetic ones, with and without long repeats."""
+"""Methods replayed on held-out texts: with this machine's latency profile, and with synthetic ones.
+
+A *clock* says what a method's time is: `wall` is this machine's; the others are named after synthetic profiles, with
+which methods are only replayed.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +14,20 @@ import torch
 from data_gen.models.pair import ModelPair
 from pipelines.config import Config
 from pipelines.data.recorded import settings_of
-from pipelines.evaluate.methods import (
-    AT_ROOT,
-    BEST_STATIC,
-    COPYING,
-    SELECTOR,
-    SYNTHETIC,
-    WALL,
-    Method,
-    Selecting,
-    static_methods,
-)
+from pipelines.evaluate.assisted import Assistant
+from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, SELECTOR, Method, static_methods
 from pipelines.train.judging import judge, statics
-from pipelines.train.result import load_module
 from selector.latency import LatencyProfile, gpu_like
-from selector.schema import SCALAR_NAMES
+from selector.schema import MATCH_AT
 from selector.train.data import Setting, Texts
+from selector.train.module import SelectorModule
 from selector.train.potential import LONG_REPEAT
 from selector.train.replay import ratio_of_speeds
-from selector.train.tuning import sources
 
+WALL, SYNTHETIC = "wall", "gpu_like"  # a synthetic clock adds its draft's share: gpu_like_1/20
 OFTEN = 0.25  # share of a text's positions inside a long repeat that makes it one of the texts with repeats
+Rows = list[dict[str, Any]]
+Contenders = dict[Setting, list[Method | Assistant]]  # by sampling setting
 
 
 def synthetic_clocks(config: Config, pair: ModelPair) -> dict[str, LatencyProfile]:
@@ -41,39 +38,32 @@ def synthetic_clocks(config: Config, pair: ModelPair) -> dict[str, LatencyProfil
 
 
 def synthetic_methods(
-    config: Config, profile: LatencyProfile, splits: dict[str, Texts], result: dict[str, Any]
-) -> dict[Setting, list[Method]]:
-    """The same selector on another clock: static trees and prices of its own, and what pays there."""
-    module = load_module(config, result["chosen"], result)
+    config: Config, profile: LatencyProfile, splits: dict[str, Texts], module: SelectorModule
+) -> Contenders:
+    """The same network on another clock: with static trees and prices of its own, and where its decisions pay there."""
     verifier, settings = config.train.verifier, settings_of(config)
-    bases = statics(splits, settings, verifier, profile)
-    judged = judge(module, splits["validation"], bases, verifier, profile)
-    methods: dict[Setting, list[Method]] = {}
+    judged = judge(module, splits["validation"], statics(splits, settings, verifier, profile), verifier, profile)
+    methods: Contenders = {}
     for setting, each in zip(settings, judged, strict=True):
-        own = static_methods(splits["train"].setting_of(setting), config.verifiers, profile)
         mode = each.mode if each.pays and module.is_regressor else each.mode.static_only()
-        methods[setting] = [*own, Selecting(SELECTOR, verifier, mode, module)]
+        own = static_methods(splits["train"].setting_of(setting), config.verifiers, profile)
+        methods[setting] = [*own, Method(SELECTOR, verifier, mode, module)]
     return methods
 
 
-def replays(
-    config: Config, methods: dict[Setting, list[Method]], texts: Texts, profile: LatencyProfile, clock: str
-) -> list[dict[str, Any]]:
-    """Every method that can be replayed, on held-out texts: its speed over the best static tree's, and over that of the
-    rule for lookups, where that is among the methods."""
+def replays(contenders: Contenders, texts: Texts, profile: LatencyProfile, clock: str) -> Rows:
+    """Every method that can be replayed, on held-out texts: its speed over that of the best static tree, and over that
+    of the lookup rule where it is among the methods."""
     rows = []
-    for setting, own in methods.items():
+    for setting, own in contenders.items():
         mine = texts.setting_of(setting)
-        found = {method.name: method.replay(mine, profile) for method in own}
-        base = found[BEST_STATIC]
-        assert base is not None
+        methods = [method for method in own if isinstance(method, Method)]
+        found = {method.name: method.replay(mine, profile) for method in methods}
         rule = found.get(COPYING)
-        for method in own:
+        for method in methods:
             replayed = found[method.name]
-            if replayed is None:
-                continue
-            ratio = ratio_of_speeds(replayed, base, sources(mine))
-            over_rule = None if rule is None else asdict(ratio_of_speeds(replayed, rule, sources(mine)))
+            ratio = ratio_of_speeds(replayed, found[BEST_STATIC], mine.source_number_X)
+            over_rule = None if rule is None else asdict(ratio_of_speeds(replayed, rule, mine.source_number_X))
             rows.append(
                 {
                     "clock": clock,
@@ -93,8 +83,8 @@ def replays(
     return rows
 
 
-def synthetic_summary(replayed: list[dict[str, Any]]) -> dict[str, float]:
-    """The selector over Traversal's best tree at the root on synthetic clocks, mean over clocks and settings."""
+def synthetic_summary(replayed: Rows) -> dict[str, float]:
+    """The selector over Traversal's best tree at the root on synthetic clocks: the mean over clocks and settings."""
     found: dict[tuple, dict[str, float]] = {}
     for row in replayed:
         if row["clock"] != WALL:
@@ -104,24 +94,20 @@ def synthetic_summary(replayed: list[dict[str, Any]]) -> dict[str, float]:
     return {"ratio_vs_static_traversal_gpu_like": sum(ratios) / len(ratios)} if ratios else {}
 
 
-def repeats(
-    config: Config, methods: dict[Setting, list[Method]], texts: Texts, profile: LatencyProfile
-) -> list[dict[str, Any]]:
-    """The selector's gain on held-out texts with and without long repeats, by replay."""
+def repeats(contenders: Contenders, texts: Texts, profile: LatencyProfile) -> Rows:
+    """The selector's replayed gain on held-out texts with and without long repeats."""
     rows = []
-    for setting, own in methods.items():
+    for setting, own in contenders.items():
         mine = texts.setting_of(setting)
-        inside_R = (mine.scalars_RF[:, SCALAR_NAMES.index("match")] >= LONG_REPEAT).double()
+        inside_R = (mine.scalars_RF[:, MATCH_AT] >= LONG_REPEAT).double()
         share_X = torch.zeros(len(mine), dtype=torch.float64).index_add_(0, mine.text_R, inside_R) / mine.size_X
-        by_name = {method.name: method for method in own}
+        methods = {method.name: method for method in own if isinstance(method, Method)}
         for name, chosen_X in (("with", share_X >= OFTEN), ("without", share_X < OFTEN)):
             part = mine.take(chosen_X.nonzero()[:, 0])
             if len(part) == 0:
                 continue
-            selector, base = (by_name[each].replay(part, profile) for each in (SELECTOR, BEST_STATIC))
-            assert selector is not None and base is not None
-            ratio = ratio_of_speeds(selector, base, sources(part))
-            saved = float(selector.tokens_X.sum()) / base.speed - float(selector.seconds_X.sum())
+            selector, base = (methods[each].replay(part, profile) for each in (SELECTOR, BEST_STATIC))
+            ratio = ratio_of_speeds(selector, base, part.source_number_X)
             rows.append(
                 {
                     "temperature": setting[0],
@@ -130,7 +116,7 @@ def repeats(
                     "count": len(part),
                     "ratio": ratio.value,
                     "error": ratio.error,
-                    "seconds_saved": saved,
+                    "seconds_saved": float(selector.tokens_X.sum()) / base.speed - float(selector.seconds_X.sum()),
                 }
             )
     return rows

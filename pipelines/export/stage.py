@@ -6,14 +6,14 @@ from typing import Any
 
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces
-from pipelines.export import hub
-from pipelines.export.engines import schedules
-from pipelines.export.packaging import build
-from pipelines.export.registry import register
+from pipelines.export import chains
+from pipelines.export.publish import check_token, push, register
+from pipelines.export.tiers import limited_modes
 from pipelines.latency.profile import load_profile
 from pipelines.run import Stage, read_json, require
 from pipelines.tracking import describe, mlflow_run
-from pipelines.train.result import decision_digest, load_result
+from pipelines.train.packaging import build
+from pipelines.train.result import chosen_of, decision_digest, load_module, load_result
 from selector.schema import sha256
 
 SECTIONS = ("mlflow_model", "pair", "prompts", "sampling", "verifiers", "data", "train", "export")
@@ -29,7 +29,7 @@ def plan(config: Config) -> list[str]:
 
 def run(config: Config) -> None:
     if config.export.engine is not None:
-        schedules.run(config, config.export.engine)
+        chains.run(config, config.export.engine)
         if not (config.folder / "training" / "result.json").exists():
             return  # an engine's table needs labels alone
     folder = config.folder / "selector"
@@ -38,7 +38,7 @@ def run(config: Config) -> None:
     path = config.folder / "evaluation.json"
     evaluation = None
     if path.exists():
-        require(config, "evaluate", decides)  # another selector's figures would be sold as this one's
+        require(config, "evaluate", decides)  # the figures must be this selector's
         evaluation = read_json(path, "evaluate")["summary"]
     profile = load_profile(config)
     inputs = {
@@ -50,20 +50,25 @@ def run(config: Config) -> None:
         "compiled": config.export.compiled,
     }
     if config.export.push is not None:
-        hub.check_token(config.export.push)
+        check_token(config.export.push)
     stage = Stage("export", config, inputs, (folder,))
     if stage.begin():
-        _write(config, stage, evaluation)
+        _write(config, stage, result, evaluation)
     if config.export.push is not None:
-        stage.say(hub.push(folder, config.export.push))
+        stage.say(push(folder, config.export.push))
 
 
-def _write(config: Config, stage: Stage, evaluation: dict[str, Any] | None) -> None:
-    """The artefact, in MLflow and its registry too."""
-    folder, pair = config.folder / "selector", load_profile(config).pair
+def _write(config: Config, stage: Stage, result: dict[str, Any], evaluation: dict[str, Any] | None) -> None:
+    """The artefact, also in MLflow and its registry."""
+    folder, profile = config.folder / "selector", load_profile(config)
     with mlflow_run(config, "export", SECTIONS) as mlflow:
         stage.replace()
-        selector = build(config, folder, load_traces(config, pair), evaluation, config.export.compiled)
+        splits, modes = load_traces(config, profile.pair), chosen_of(result)["modes"]
+        metrics: dict[str, Any] = {"evaluation": evaluation}
+        if config.export.tiers is not None:
+            module = load_module(config, result["chosen"], result)
+            modes, metrics["tiers"] = limited_modes(config, module, splits["validation"], modes, profile)
+        selector = build(config, folder, splits, modes, metrics, config.export.compiled)
         mlflow.log_artifacts(str(folder), "selector")
         register(stage, mlflow, selector, "selector")
         compared = selector.config.metrics["actions_compared"]

@@ -1,8 +1,8 @@
-"""Stage `quick`: does speculation pay on this machine, with which verifier and which tree? Two minutes, no training.
+"""Stage `quick`: does speculation pay on this machine, with which verifier and tree; does a selector? Two minutes.
 
-A coarse latency profile, and some texts of the target's, labelled along their whole length. Replay
-then says how fast every static tree would have written them: tokens over seconds, sums over sums. The winner among
-thousands of candidates is chosen on one half of the texts and judged on the other.
+It measures a coarse latency profile, and labels some texts that the target writes. Replay then says how fast every
+static tree would have written them: tokens over seconds, sums over sums. The fastest of thousands of candidates is
+chosen on one half of the texts and judged on the other. Nothing is trained.
 
 Legend: X texts, R roots of all texts, S survivals, A actions.
 """
@@ -27,7 +27,6 @@ from data_gen.verification.one_path import FirstPath
 from pipelines.config import Config
 from pipelines.latency.profile import decision_seconds
 from pipelines.pair.loading import encode, load_pair, prompts_of, recipe
-from pipelines.quick.shapes import assumed
 from pipelines.quick.texts import texts_of
 from pipelines.run import console, progress
 from pipelines.tracking import describe, mlflow_run
@@ -43,6 +42,7 @@ SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "latency", "trai
 REPEATS = 4
 SHOWN = 5
 SELECTOR_TEXTS = 3  # times as many texts as for the static trees: a model is fitted on half of them
+ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)  # assumed where the pair has no weights
 SPACE = ActionSpace.default()
 
 
@@ -67,7 +67,7 @@ def plan(config: Config) -> list[str]:
 
 
 def run(config: Config) -> None:
-    """Print the best verifiers and trees, and the verdict; times alone where the pair has no weights."""
+    """Print the best verifiers and trees, and the verdict; where the pair has no weights, what its times allow."""
     pair = load_pair(config, shapes=True)
     verifiers, setting = config.quick.verifiers, config.sampling[0]
     with mlflow_run(config, "quick", SECTIONS) as mlflow, progress() as bar:
@@ -84,9 +84,34 @@ def run(config: Config) -> None:
             mlflow.log_metric(f"speed over plain decoding/{candidate.verifier}", candidate.speed / plain)
         found.sort(key=lambda candidate: candidate.promise, reverse=True)
         describe(mlflow, _verdict(found[0], plain))
-    console.print(_table(f"{setting.build()}, {profile.device}; {len(size_X)} texts", found[:SHOWN], plain))
+    rows = [
+        [each.verifier, str(tuple(each.action)), f"{each.efficiency:.2f}", f"{each.speed / plain:.2f}"]
+        for each in found[:SHOWN]
+    ]
+    title = f"{setting.build()}, {profile.device}; {len(size_X)} texts"
+    console.print(_table(title, ["verifier", "best tree"], rows))
     console.print(f"quick: {_verdict(found[0], plain)}")
     console.print(table_of(potentials(_halves(config, pair, profile, found[0].verifier))))
+
+
+def assumed(profile: LatencyProfile, verifier: str) -> Table:
+    """For some acceptance probabilities the chain with the most tokens per second, and its speed over plain decoding.
+
+    A chain of L tokens, each accepted with probability a if those before it are, yields `1 + a + .. + a^L` tokens.
+    """
+    length = profile.target.lengths[-1]
+    plain = 1 / profile.action_seconds(EMPTY, length, verifier)
+    rows = []
+    for acceptance in ACCEPTANCES:
+        chains = [(plain, 1.0, 0)]
+        for drafted in range(1, SPACE.depth + 1):
+            tokens = chains[-1][1] + acceptance**drafted
+            seconds = profile.action_seconds(SPACE.chain(drafted), length, verifier)
+            chains.append((tokens / seconds, tokens, drafted))
+        speed, tokens, drafted = max(chains)
+        rows.append([f"{acceptance:g}", str(drafted), f"{tokens:.2f}", f"{speed / plain:.2f}"])
+    title = f"{profile.device}, random weights: times are real, acceptance is assumed"
+    return _table(title, ["acceptance", "best chain"], rows)
 
 
 def _halves(
@@ -107,7 +132,7 @@ def _halves(
 
 
 def _profile(config: Config, pair: ModelPair, tick: Callable[[], None]) -> LatencyProfile:
-    """A coarse one, at a single context length: half-way through the texts."""
+    """A coarse profile at a single context length, half-way through the texts."""
     name = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
     lengths = (config.prompts.tokens + config.data.tokens // 2,)
     grid = timing.Grid(lengths, config.latency.widths, config.latency.nodes, REPEATS)
@@ -115,10 +140,10 @@ def _profile(config: Config, pair: ModelPair, tick: Callable[[], None]) -> Laten
 
 
 def _labels(config: Config, pair: ModelPair, tick: Callable[[], None]) -> tuple[Tensor, Tensor]:
-    """Survivals of all texts, [verifier, R, S], and how many of these roots are each text's, [X].
+    """Survivals of all texts [verifier, R, S], and the number of roots of each text [X].
 
     Raises:
-        InputError: there are no two texts to choose on and to judge on.
+        InputError: there are fewer than two texts, one to choose on and one to judge on.
     """
     labels = []
     texts = texts_of(config, pair, config.sampling[0].build())
@@ -133,23 +158,23 @@ def _labels(config: Config, pair: ModelPair, tick: Callable[[], None]) -> tuple[
 
 
 def best_tree(verifier: str, survivals_RS: Tensor, seconds_A: Tensor, size_X: Tensor) -> Candidate:
-    """The fastest static tree on every other text, and what it does on the texts between them."""
+    """The fastest static tree on every other text, judged on the texts between them."""
     seconds_RA = seconds_A.expand(len(survivals_RS), -1)
     tokens_XA, seconds_XA, steps_XA = replay_static(lawful(survivals_RS, SPACE), seconds_RA, size_X, SPACE)
     promise_A = tokens_XA[::2].sum(0) / seconds_XA[::2].sum(0)
-    if isinstance(get_verifier(verifier), FirstPath):  # the other branches are never accepted, whatever noise says
+    if isinstance(get_verifier(verifier), FirstPath):  # it never accepts the other branches, whatever noisy labels say
         promise_A = promise_A * torch.tensor([action.K == 1 for action in SPACE.trees])
     best = int(promise_A.argmax())
     tokens, seconds, steps = (float(each_XA[1::2, best].sum()) for each_XA in (tokens_XA, seconds_XA, steps_XA))
     return Candidate(verifier, SPACE.trees[best], float(promise_A[best]), tokens / seconds, tokens / steps)
 
 
-def _table(title: str, candidates: list[Candidate], plain: float) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in ("verifier", "best tree", "block eff.", "predicted x autoregressive"):
-        table.add_column(column, justify="left" if column == "verifier" else "right")
-    for each in candidates:
-        table.add_row(each.verifier, str(tuple(each.action)), f"{each.efficiency:.2f}", f"{each.speed / plain:.2f}")
+def _table(title: str, first: list[str], rows: list[list[str]]) -> Table:
+    table = Table(*first, title=title, title_justify="left")
+    for column in ("block eff.", "predicted x autoregressive"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -1,4 +1,4 @@
-"""Pieces of a page of results: tables that fold on a narrow screen, pictures that also say in words what they show."""
+"""Pieces of a page of results: tables that fold on a narrow screen, and pictures with a description in words."""
 
 from __future__ import annotations
 
@@ -25,8 +25,20 @@ pre { font-size: 12px; background: #f4f4f4; padding: 1rem; overflow: auto }
 </style>"""
 
 
+def document(title: str, lead: str, sections: Iterable[tuple[str, str]]) -> str:
+    """A self-contained page.
+
+    Args:
+        title, lead: plain text; `lead` is the first paragraph.
+        sections: title in plain text, and content in HTML; sections without content are left out.
+    """
+    body = "".join(f"<h2>{html.escape(title)}</h2>{content}" for title, content in sections if content)
+    head = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Espalier: {html.escape(title)}</title>{STYLE}"
+    return f"{head}<h1>{html.escape(title)}</h1><p class='lead'>{html.escape(lead)}</p>{body}</html>"
+
+
 def images(pictures: Mapping[str, str]) -> str:
-    """PNGs in base64, each by what it shows in words: beside each other, or one below the other where it is narrow."""
+    """PNGs in base64 by their descriptions: beside each other, or one below the other on a narrow screen."""
     tags = (
         f"<img alt='{html.escape(words, quote=True)}' src='data:image/png;base64,{png}'>"
         for words, png in pictures.items()
@@ -35,7 +47,7 @@ def images(pictures: Mapping[str, str]) -> str:
 
 
 def note(words: str) -> str:
-    """What a table's columns or a picture's marks mean."""
+    """An explanation of a table's columns or a picture's marks."""
     return f"<p class='note'>{html.escape(words)}</p>"
 
 
@@ -47,6 +59,16 @@ def folded(title: str, text: str) -> str:
 def listed(lines: Iterable[str]) -> str:
     """Lines of text as a list."""
     return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"
+
+
+def strip(steps: Iterable[dict[str, Any]]) -> str:
+    """Decoded text, its tokens coloured by where they come from; `steps` as in `comparison.traced_steps`."""
+    parts = (
+        f"<span title='{html.escape(step['drafted'], quote=True)}'><span class='{step['source']}'>"
+        f"{html.escape(step['accepted'])}</span><b>{html.escape(step['extra'])}</b></span>"
+        for step in steps
+    )
+    return f"<pre class='strip'>{''.join(parts)}</pre>"
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -63,12 +85,12 @@ def _cell(key: str, value: Any) -> str:
 
 
 def with_interval(value: float, bounds: Sequence[float]) -> str:
-    """A value with its interval behind it, as far as they say anything; alone where one source gives none."""
+    """A value and its interval; the value alone where a single source gives no interval."""
     return f"{value:.2f}" if bounds[0] == bounds[1] else f"{value:.2f} [{bounds[0]:.2f}, {bounds[1]:.2f}]"
 
 
 def text_of(value: Any) -> str:
-    """A value as a cell shows it: floats with three digits behind the point, as far as they say anything."""
+    """A value as a cell shows it: floats with three decimals, or none from 100 on."""
     if isinstance(value, float):
         return f"{value:z.3f}" if abs(value) < 100 else f"{value:.0f}"
     if isinstance(value, list | tuple):

@@ -34,7 +34,7 @@ class Measured:
         self.verifiers = list(config.audit.verifiers)
         self.actions = ActionSpace.default().trees
         self.sources = sorted({source for table in tables for source in table["source"].to_pylist()})
-        self.weights = source_weights(len(self.sources), config.audit.bootstrap, config.seed)
+        self.weights = source_weights(len(self.sources), config.seed, resamples=config.audit.bootstrap)
 
     @cached_property
     def efficiency(self) -> list[np.ndarray]:

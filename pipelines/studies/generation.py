@@ -40,7 +40,7 @@ def main(file: str, *overrides: str) -> None:
     prompts = prompts_of(config, pair, "test", PROMPTS)
     texts = [encode(config, pair, prompt) for prompt in prompts]
     sources = sorted({prompt.source for prompt in prompts})
-    weights = source_weights(len(sources), config.evaluate.bootstrap, config.seed)
+    weights = source_weights(len(sources), config.seed)
     methods: dict[str, dict[str, Any]] = {
         PLAIN: {},
         ASSISTED: {"assistant_model": pair.draft},

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-from pipelines.export.engines.sglang import ADAPTIVE
+from pipelines.export.engines import ADAPTIVE
 
 GOLDEN = Path(__file__).parent / "golden"
 BATCHES = range(1, 65)

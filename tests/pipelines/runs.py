@@ -39,7 +39,6 @@ SMALL = [
     "train.hidden=[16,8]",
     "evaluate.prompts=3",
     "evaluate.tokens=20",
-    "evaluate.bootstrap=100",
     "evaluate.assisted=false",  # transformers' assistants are tuned for a third of an evaluation
 ]
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")

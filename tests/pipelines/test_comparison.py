@@ -9,16 +9,13 @@ import pytest
 from rich.console import Console
 
 from pipelines.config import Config, load_config
-from pipelines.evaluate.comparison import (
-    FIGURES,
-    disagreements,
-    evaluation,
-    method_table,
-    summary_table,
-    synthetic_table,
-)
-from pipelines.evaluate.methods import ASSISTED, AT_ROOT, AUTOREGRESSIVE, BEST_STATIC, COPYING, RULE, SELECTOR, WALL
-from pipelines.evaluate.replays import synthetic_summary
+from pipelines.evaluate.assisted import ASSISTED
+from pipelines.evaluate.comparison import FIGURES, disagreements, evaluation, traced_steps
+from pipelines.evaluate.findings import averages, gains, methods, show, synthetic
+from pipelines.evaluate.methods import AT_ROOT, AUTOREGRESSIVE, BEST_STATIC, COPYING, RULE, SELECTOR
+from pipelines.evaluate.replays import WALL, synthetic_summary
+from selector.actions import Action
+from selector.decision import Mode
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 TEMPERATURES = (1.0, 0.2)
@@ -50,7 +47,7 @@ def rows(speeds: dict[str, float], sources: int = 6, spread: float = 0.0, seed: 
                             "block_tokens": 66,
                             "step_seconds": 60 / (speed * factor),
                             "select_seconds": 0.6 / (speed * factor) if method == SELECTOR else 0.0,
-                            "actions": {"(1, 4, 0)": 16},
+                            "drafted": ["(1, 4, 0)"] * 16,
                         }
                     )
     return result
@@ -96,7 +93,6 @@ def own_texts(step_time: float = 1.0, z: float = 0.0) -> list[dict]:
             "replayed_steps": 200.0 - z,
             "z": z if method == SELECTOR else 0.0,
             "step_time": {"value": step_time if method == SELECTOR else 1.0, "error": ERROR},
-            "over_rule": {"value": 1.1 * step_time if method == SELECTOR else 1.0, "error": ERROR},
         }
         for temperature in TEMPERATURES
         for method in SPEEDS
@@ -123,7 +119,8 @@ def test_ratios_are_to_the_tree_that_training_texts_promise_the_most_of() -> Non
     assert result["methods"][0]["method"] == AUTOREGRESSIVE
     assert result["methods"][0]["block_efficiency"] == pytest.approx(66 / 16)
     assert (result["methods"][0]["prompts"], result["methods"][0]["tokens"]) == (12, 12 * 64)
-    assert method_table(result).row_count == 2 * len(SPEEDS)
+    assert result["methods"][0]["actions"] == {"(1, 4, 0)": 12 * 16}
+    assert len(methods(result)) == 2 * len(SPEEDS)
 
 
 def test_every_setting_has_its_decoded_and_its_replayed_gain() -> None:
@@ -137,22 +134,8 @@ def test_every_setting_has_its_decoded_and_its_replayed_gain() -> None:
         assert row["wall_over_rule_interval_95"] == pytest.approx([125 / 120] * 2)
         assert row["replay_over_rule"] == {"value": pytest.approx(125 / 120), "error": 2 * ERROR}
     figures = [figure for figure in FIGURES if figure in summary]
-    assert summary_table(summary).row_count == len(figures) + 2 * len(TEMPERATURES) + 1
-
-
-def test_a_replayed_gain_is_also_told_with_the_steps_times_of_decoding() -> None:
-    """The selector's steps take 4% longer beside the static tree's than the profile says, 14.4% beside the rule's."""
-    for row in compared(own=own_texts(1.04))["summary"]["by_setting"]:
-        assert row["paced_ratio"]["value"] == pytest.approx(1.25 / 1.04)
-        assert row["paced_ratio"]["error"] == pytest.approx(1.25 / 1.04 * np.hypot(ERROR / 1.25, ERROR / 1.04))
-        assert row["paced_over_rule"]["value"] == pytest.approx(125 / 120 / 1.144)
-
-
-def test_texts_that_end_too_early_for_replay_leave_that_out() -> None:
-    result = compared(own=[])
-    assert all(row["paced_ratio"] is row["paced_over_rule"] is None for row in result["summary"]["by_setting"])
-    assert result["disagreements"] == []
-    assert summary_table(result["summary"]).row_count > 0
+    assert [row["figure"] for row in averages(summary)] == [*figures, "selector_time_share"]
+    assert [row["setting"] for row in gains(summary)] == [f"T={temperature:g}" for temperature in TEMPERATURES]
 
 
 def test_what_decoding_alone_can_tell_has_no_replayed_ratio() -> None:
@@ -172,7 +155,7 @@ def test_decoding_and_replay_that_disagree_are_one_line_each() -> None:
     assert len(lines) == 2 * len(TEMPERATURES)  # of the selector alone
     for temperature in TEMPERATURES:
         assert f"T={temperature:g}, selector: 200 steps decoded, 203.1 replayed, z = -3.1" in lines
-        assert any(line.startswith(f"T={temperature:g}, selector: beside") and "0.900 ±0.010" in line for line in lines)
+        assert any(line.startswith(f"T={temperature:g}, selector: its steps take 0.900 ±0.010") for line in lines)
     assert not any("\n" in line for line in lines)
 
 
@@ -190,18 +173,40 @@ def test_synthetic_clocks_are_averaged() -> None:
     wall = replayed(SPEEDS)
     assert synthetic_summary([*wall, *found]) == {"ratio_vs_static_traversal_gpu_like": pytest.approx(mean)}
     assert synthetic_summary(wall) == {}
-    assert synthetic_table(found).row_count == len(found)
+    assert len(synthetic([*wall, *found])) == len(found)
 
 
-def test_the_tables_say_what_was_replayed() -> None:
+def test_the_tables_say_what_was_decoded_and_what_was_replayed() -> None:
     console = Console(width=200)
     result = compared(shift=0.5)
-    with console.capture() as captured:
-        console.print(method_table(result))
-        console.print(summary_table(result["summary"]))
+    modes = [Mode(temperature, 1.0, Action(1, 4, 0)).row() for temperature in TEMPERATURES]
+    with pytest.MonkeyPatch.context() as patched, console.capture() as captured:
+        patched.setattr("pipelines.evaluate.findings.console", console)
+        show(result | {"decisions": modes})
     text = captured.get()
     assert "1.250 [1.250, 1.250]" in text and "1.750 ±0.010" in text
-    assert "over the best static tree, T=0.2" in text and "replayed 1.750 ±0.010, 1.750" in text
+    assert "T=0.2: Neither the network nor the lookup rule" in text
+    row = gains(result["summary"])[1]
+    assert row["over the best fixed tree, decoded"] == "1.250 [1.250, 1.250]"
+    assert row["over the best fixed tree, replayed"] == "1.750 ±0.010"
+    assert row["over the lookup rule, replayed"] == "1.042 ±0.020"
+
+
+def test_a_decoded_text_is_told_step_by_step() -> None:
+    """Its last step was cut at the limit."""
+
+    class Tokenizer:
+        def decode(self, tokens: list[int]) -> str:
+            return " ".join(map(str, tokens))
+
+    row = {"text": [1, 2, 3, 4, 5, 6], "drafted": ["(1, 4, 0)", "lookup 4", "(1, 0, 0)", "(2, 0, 4)"]}
+    row |= {"step_roots": [0, 2, 3, 4], "block_tokens": 8}
+    assert [tuple(step.values()) for step in traced_steps(row, Tokenizer())] == [
+        ("draft", "(1, 4, 0)", "1", "2"),
+        ("lookup", "lookup 4", "", "3"),
+        ("nothing", "(1, 0, 0)", "", "4"),
+        ("draft", "(2, 0, 4)", "5 6", ""),
+    ]
 
 
 def test_the_bootstrap_is_paired() -> None:

@@ -15,12 +15,8 @@ import yaml
 
 from pipelines.cli import main
 from pipelines.config import Config, SamplingSetting
-from pipelines.export.engines.engine import Engine, Range, Served, ranges_of
-from pipelines.export.engines.lengths import Choice, best_lengths
-from pipelines.export.engines.schedules import ENGINES, chain_verifiers, draws, table_of
-from pipelines.export.engines.sglang import ADAPTIVE, adaptive_config
-from pipelines.export.engines.tensorrt_llm import llm_args
-from pipelines.export.engines.vllm import speculative_config
+from pipelines.export.chains import BestLength, best_lengths, chain_verifiers, draws, ranges_of, table_of
+from pipelines.export.engines import ADAPTIVE, ENGINES, Engine, Range, Served
 from pipelines.latency.timings import profile_of, read_timings
 from selector.latency import LatencyProfile
 from selector.schema import InputError
@@ -56,7 +52,7 @@ def speed(seconds: Seconds, batch: int, length: int, accepted: float = ACCEPTED)
 
 def planned(
     seconds: Seconds, folder: Path, engine: Engine = ENGINES["vllm"], accepted: float = ACCEPTED
-) -> list[Choice]:
+) -> list[BestLength]:
     own = profile(seconds, folder)
     return best_lengths(even(accepted), "traversal", own, engine.defaults, "specinfer", engine.first_is_longest)
 
@@ -114,7 +110,7 @@ def test_larger_batches_draft_no_longer_chains_where_an_engine_forbids_it(tmp_pa
 
 
 def test_sizes_between_timed_ones_take_the_length_of_the_larger_one() -> None:
-    choices = [Choice(batch, length, 1.0, 1.0, {}) for batch, length in ((1, 5), (4, 5), (8, 3), (64, 0))]
+    choices = [BestLength(batch, length, 1.0, 1.0, {}) for batch, length in ((1, 5), (4, 5), (8, 3), (64, 0))]
     assert ranges_of(choices) == [Range(1, 4, 5), Range(5, 8, 3), Range(9, 64, 0)]
 
 
@@ -122,11 +118,11 @@ SERVED = Served("target", "draft", True, True, [Range(1, 4, 5), Range(5, 8, 3), 
 
 
 def test_what_vllm_reads() -> None:
-    written = speculative_config(SERVED)
+    written = ENGINES["vllm"].settings(SERVED)
     assert written["num_speculative_tokens_per_batch_size"] == [[1, 4, 5], [5, 8, 3], [9, 64, 0]]
     assert (written["num_speculative_tokens"], written["method"]) == (5, "draft_model")
     assert (written["rejection_sample_method"], written["draft_sample_method"]) == ("block", "probabilistic")
-    plain = speculative_config(replace(SERVED, block=False, sampled=False))
+    plain = ENGINES["vllm"].settings(replace(SERVED, block=False, sampled=False))
     assert (plain["rejection_sample_method"], plain["draft_sample_method"]) == ("standard", "greedy")
     assert ENGINES["vllm"].command(SERVED, "a.json") == (
         'vllm serve target --max-num-seqs 64 --speculative-config "$(cat a.json)"'
@@ -134,7 +130,7 @@ def test_what_vllm_reads() -> None:
 
 
 def test_what_sglang_reads() -> None:
-    assert adaptive_config(SERVED) == {str(b): {"candidate_steps": [n]} for b, n in ((1, 5), (5, 3), (9, 0))}
+    assert ENGINES["sglang"].settings(SERVED) == {str(b): {"candidate_steps": [n]} for b, n in ((1, 5), (5, 3), (9, 0))}
     line = ENGINES["sglang"].command(SERVED, "a.json")
     for part in ("--speculative-eagle-topk 1", "--speculative-num-steps 5", "--speculative-num-draft-tokens 6"):
         assert part in line
@@ -143,7 +139,7 @@ def test_what_sglang_reads() -> None:
 
 
 def test_what_tensorrt_llm_reads_means_the_same_in_both_of_its_versions() -> None:
-    config = llm_args(SERVED)["speculative_config"]
+    config = ENGINES["tensorrt-llm"].settings(SERVED)["speculative_config"]
     schedule = config["draft_len_schedule"]
     assert schedule[min(schedule)] == config["max_draft_len"] == max(schedule.values()) and 1 in schedule
     for batch in range(1, 65):
@@ -152,7 +148,8 @@ def test_what_tensorrt_llm_reads_means_the_same_in_both_of_its_versions() -> Non
         largest = schedule[min(size for size in schedule if size >= batch)]  # 1.3: upper ends
         assert smallest == largest == wanted
     assert config["use_rejection_sampling"]
-    assert "use_rejection_sampling" not in llm_args(replace(SERVED, sampled=False))["speculative_config"]
+    greedy = ENGINES["tensorrt-llm"].settings(replace(SERVED, sampled=False))
+    assert "use_rejection_sampling" not in greedy["speculative_config"]
 
 
 @pytest.mark.parametrize(("gpu", "name"), list(itertools.product(GPUS, ENGINES)))

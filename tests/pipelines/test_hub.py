@@ -12,10 +12,10 @@ import pytest
 PROGRAM = """
 import sys
 from pathlib import Path
-from pipelines.export import hub
+from pipelines.export import publish
 try:
-    hub.check_token("org/selector")
-    hub.push(Path(sys.argv[1]), "org/selector")
+    publish.check_token("org/selector")
+    publish.push(Path(sys.argv[1]), "org/selector")
 except ValueError as error:
     print(error)
 """

@@ -22,12 +22,8 @@ from pipelines.evaluate.methods import (
     BEST_BY_KIND,
     BEST_STATIC,
     BRANCHING,
-    Copying,
     Decoding,
     Method,
-    Rule,
-    Selecting,
-    StaticTrees,
     Task,
     row_of,
     static_methods,
@@ -54,12 +50,16 @@ CONFIG = load_config(DEMO, [f"verifiers=[{','.join(VERIFIERS)}]", "train.verifie
 PROFILE = gpu_like("pair", VERIFIERS, 0.2)
 
 
+def static(name: str, verifier: str, tree: Action, by_kind: dict[str, tuple[str, Action]] | None = None) -> Method:
+    return Method(name, verifier, Mode(0.8, 1.0, tree), by_kind=by_kind or {})
+
+
 def task(kind: str = "code") -> Task:
     return Task([5, 17, 203, 44, 91], kind, 24, seed=3)
 
 
 def test_plain_decoding_is_a_token_a_step(pair: ModelPair) -> None:
-    found = StaticTrees(AUTOREGRESSIVE, "traversal", EMPTY).decode(pair, SAMPLING, task())
+    found = static(AUTOREGRESSIVE, "traversal", EMPTY).decode(pair, SAMPLING, task())
     assert (found.tokens, found.steps, found.block_tokens) == (24, 24, 24)
     assert found.actions == {"(1, 0, 0)": 24}
     assert 0 < found.step_seconds <= found.seconds and found.select_seconds < 0.05 * found.step_seconds
@@ -69,7 +69,7 @@ def test_what_the_last_step_yields_beyond_the_limit_does_not_count(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor in replay. Of a step's tokens all do."""
-    method = StaticTrees("static", "traversal", Action(4, 0, 8))
+    method = static("static", "traversal", Action(4, 0, 8))
     found = method.decode(pair, SAMPLING, task())
     assert found.tokens == 24 < found.block_tokens and sum(found.actions.values()) == found.steps
     prompt = torch.tensor([task().prompt])
@@ -83,35 +83,39 @@ def test_what_decodes_alike_is_decoded_once() -> None:
     """A verifier makes a difference where a tree is drafted; where tokens are copied alone, it makes none."""
     rule = LookupRule(2, 16)
     copying = {
-        (name, tree): Copying("rule", name, Mode(0.0, 1.0, tree, (MATCH,), rule=rule))
+        (name, tree): Method("rule", name, Mode(0.0, 1.0, tree, (MATCH,), rule=rule))
         for name in VERIFIERS
         for tree in (EMPTY, Action(1, 2, 0))
     }
-    static = {key: StaticTrees("static", *key) for key in copying}
-    for methods in (copying, static):
+    fixed = {key: static("static", *key) for key in copying}
+    for methods in (copying, fixed):
         assert len({method.identity for method in methods.values()}) == 3
         assert methods["specinfer", EMPTY].identity == methods["traversal", EMPTY].identity
-    assert {each.identity for each in copying.values()}.isdisjoint(each.identity for each in static.values())
-    selecting = Selecting("selector", "traversal", copying["traversal", EMPTY].mode, opinionated())
+    assert {each.identity for each in copying.values()}.isdisjoint(each.identity for each in fixed.values())
+    selecting = Method("selector", "traversal", copying["traversal", EMPTY].mode, opinionated())
     assert selecting.identity == copying["specinfer", EMPTY].identity
 
 
 def test_each_kind_of_prompts_has_its_own_tree(pair: ModelPair) -> None:
-    method = StaticTrees("by kind", "traversal", ACTION, by_kind={"data": ("specinfer", Action(1, 4, 0))})
-    assert method.action is None and StaticTrees("static", "traversal", ACTION).action == ACTION
+    method = static("by kind", "traversal", ACTION, by_kind={"data": ("specinfer", Action(1, 4, 0))})
+    assert method.action is None and static("static", "traversal", ACTION).action == ACTION
     assert method.decode(pair, SAMPLING, task("code")).actions.keys() == {str(ACTION)}
     assert method.decode(pair, SAMPLING, task("data")).actions.keys() == {"(1, 4, 0)"}
-    own = StaticTrees("static", "specinfer", Action(1, 4, 0)).decode(pair, SAMPLING, task())
+    own = static("static", "specinfer", Action(1, 4, 0)).decode(pair, SAMPLING, task())
     assert method.decode(pair, SAMPLING, task("data")).block_tokens == own.block_tokens
+
+
+def of_kind(data: Texts, kind: str) -> Texts:
+    return data.take(torch.tensor([x for x, own in enumerate(data.kind_X) if own == kind]))
 
 
 def test_trees_by_kind_are_replayed_by_kind() -> None:
     data = texts(10, seed=3)
     times = synthetic_profile()
-    method = StaticTrees("by kind", "traversal", ACTION, by_kind={"prose": ("traversal", Action(1, 8, 0))})
+    method = static("by kind", "traversal", ACTION, by_kind={"prose": ("traversal", Action(1, 8, 0))})
     found = method.replay(data, times)
     for kind, action in (("code", ACTION), ("prose", Action(1, 8, 0))):
-        alone = static_replay(Timed(data.kind_of(kind), "traversal", times), action)
+        alone = static_replay(Timed(of_kind(data, kind), "traversal", times), action)
         mine = torch.tensor([x for x, own in enumerate(data.kind_X) if own == kind])
         for name in ("tokens_X", "seconds_X", "steps_X"):
             assert torch.allclose(getattr(found, name)[mine], getattr(alone, name))
@@ -137,8 +141,8 @@ def test_static_trees_are_the_fastest_of_their_kind() -> None:
     root = max(float(speed_A[a]) for a, action in enumerate(SPACE.trees) if action.L1 == 0 or action.K == 1)
     assert (fastest(BRANCHING), fastest(AT_ROOT)) == (branching, root)
     for kind in ("code", "prose"):
-        own_A = StaticTable.of(Timed(data.kind_of(kind), "traversal", times)).speeds()
-        tree = methods[BEST_BY_KIND].by_kind[kind]  # type: ignore[attr-defined]
+        own_A = StaticTable.of(Timed(of_kind(data, kind), "traversal", times)).speeds()
+        tree = methods[BEST_BY_KIND].by_kind[kind]
         assert tree == ("traversal", SPACE.actions[int(own_A.argmax())])
 
 
@@ -155,19 +159,20 @@ def labelled(pair: ModelPair) -> tuple[Texts, list[Prompt]]:
 
 def methods_of(data: Texts) -> dict[str, Method]:
     timed = Timed(data, "traversal", PROFILE)
-    static = best_static(timed, StaticTable.of(timed), timed.setting)
+    best = best_static(timed, StaticTable.of(timed), timed.setting)
     chains = tuple(SPACE.index(SPACE.chain(length)) for length in range(0, 17, 2))
     lookups = tuple(range(len(SPACE.trees), len(SPACE)))
-    mode = Mode(*timed.setting, static.action, (EARLY, LIGHT), static.speed, 0.5, (*chains, *lookups))
+    mode = Mode(*timed.setting, best.action, (EARLY, LIGHT), best.speed, 0.5, (*chains, *lookups))
     module = opinionated()
     made = DeployedSelector(module, PROFILE, [mode], "traversal")
-    tuned = Tuned(mode, Selector(made, config_of(module, "traversal", static.action, [mode]), PROFILE, [mode]))
+    tuned = Tuned(mode, Selector(made, config_of(module, "traversal", best.action, [mode]), PROFILE, [mode]))
+    rule = AcceptanceRule.tuned(timed, best)
     return {
-        "chain": StaticTrees("static", "specinfer", Action(1, 5, 0)),
-        "tree": StaticTrees("static", "traversal", ACTION),
-        "rule": Rule("rule", "traversal", AcceptanceRule.tuned(timed, static)),
-        "selector": Selecting("selector", "traversal", mode, module, tuned),
-        "lookups": Copying("lookups", "traversal", replace(static, feature_levels=(MATCH,), rule=LookupRule(1, 8))),
+        "chain": static("static", "specinfer", Action(1, 5, 0)),
+        "tree": static("static", "traversal", ACTION),
+        "rule": Method("rule", "traversal", rule.mode, chooser=rule),
+        "selector": Method("selector", "traversal", mode, module, tuned),
+        "lookups": Method("lookups", "traversal", replace(best, feature_levels=(MATCH,), rule=LookupRule(1, 8))),
     }
 
 
@@ -188,7 +193,6 @@ def test_replay_says_what_decoding_does(pair: ModelPair, labelled: tuple[Texts, 
         tokens = pair.tokenizer(prompt.text)["input_ids"][: CONFIG.prompts.tokens]
         decoded.append(method.decode(pair, SAMPLING, Task(tokens, prompt.kind, TOKENS, seed=number)))
     replayed = method.replay(data, PROFILE)
-    assert replayed is not None
     own = [
         min(each.block_tokens, TOKENS) for each in decoded
     ]  # what the last step yields beyond the end does not count
@@ -198,11 +202,11 @@ def test_replay_says_what_decoding_does(pair: ModelPair, labelled: tuple[Texts, 
     assert abs(found[0] - said[0]) < 4 * math.hypot(found[1], said[1])
     assert math.hypot(found[1], said[1]) < 0.1 * found[0]  # or else the comparison says nothing
     actions = {action for each in decoded for action in each.actions}
-    assert (len(actions) == 1) == isinstance(method, StaticTrees)
+    assert (len(actions) == 1) == (method.action is not None)
 
 
 def test_a_row_holds_the_method_and_what_it_decoded(pair: ModelPair) -> None:
-    method = StaticTrees("static", "traversal", ACTION)
+    method = static("static", "traversal", ACTION)
     decoding = method.decode(pair, SAMPLING, task())
     row = row_of(method, decoding)
     assert (row["method"], row["verifier"], row["action"]) == ("static", "traversal", [2, 1, 3])

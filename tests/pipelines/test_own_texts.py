@@ -9,23 +9,23 @@ import pytest
 from data_gen.models.pair import ModelPair
 from data_gen.texts.prompts import Prompt
 from pipelines.config import SamplingSetting
-from pipelines.evaluate.methods import AUTOREGRESSIVE, BEST_STATIC, COPYING, Copying, Method, StaticTrees, Task, row_of
+from pipelines.evaluate.assisted import Assistant
+from pipelines.evaluate.methods import AUTOREGRESSIVE, BEST_STATIC, BRANCHING, COPYING, Method, Task, row_of
 from pipelines.evaluate.own_texts import own_texts
 from pipelines.pair.loading import encode
 from selector.actions import EMPTY, Action
 from selector.decision import LookupRule, Mode
 from selector.latency import LatencyProfile
 from selector.schema import MATCH
-from tests.pipelines.test_methods import CONFIG, PROFILE, VERIFIERS
+from tests.pipelines.test_methods import CONFIG, PROFILE, static
 
-BRANCHING = "static, branching"
 TEMPERATURES = (0.0, 0.8)
 SLOW = {AUTOREGRESSIVE: 1.0, BEST_STATIC: 1.25, BRANCHING: 1.5, COPYING: 1.0}  # steps decoded over steps by the profile
 METHODS: list[Method] = [
-    StaticTrees(AUTOREGRESSIVE, "specinfer", EMPTY),
-    StaticTrees(BEST_STATIC, "traversal", Action(1, 4, 0)),
-    StaticTrees(BRANCHING, "traversal", Action(3, 1, 3)),
-    Copying(COPYING, "traversal", Mode(0.8, 1.0, Action(1, 2, 0), (MATCH,), rule=LookupRule(1, 8))),
+    static(AUTOREGRESSIVE, "specinfer", EMPTY),
+    static(BEST_STATIC, "traversal", Action(1, 4, 0)),
+    static(BRANCHING, "traversal", Action(3, 1, 3)),
+    Method(COPYING, "traversal", Mode(0.8, 1.0, Action(1, 2, 0), (MATCH,), rule=LookupRule(1, 8))),
 ]
 SETTINGS = [SamplingSetting(temperature=t) for t in TEMPERATURES]
 OWN = CONFIG.model_copy(update={"sampling": SETTINGS, "data": CONFIG.data.model_copy(update={"siblings": 4})})
@@ -115,10 +115,7 @@ def test_texts_without_a_look_ahead_are_left_out(
 
 
 def test_transformers_own_loop_shows_no_steps(pair: ModelPair, prompts: list[Prompt], rows: list[dict]) -> None:
-    class Theirs(StaticTrees):
-        """A method whose rows hold no text."""
-
-    theirs = Theirs("assisted generation", VERIFIERS[0], EMPTY)
+    theirs = Assistant()
     more = [{**row, "method": theirs.name, "text": []} for row in rows if row["method"] == AUTOREGRESSIVE]
     greedy = OWN.model_copy(update={"sampling": SETTINGS[:1]})
     found = own_texts(greedy, pair, prompts, {(0.0, 1.0): [*METHODS, theirs]}, [*rows, *more], PROFILE)

@@ -12,8 +12,8 @@ from pipelines.cli import run
 from pipelines.config import load_config
 from pipelines.latency.stage import summary
 from pipelines.pair.loading import load_pair
-from pipelines.quick.shapes import assumed
 from pipelines.quick.stage import _profile as coarse
+from pipelines.quick.stage import assumed
 from selector.latency import gpu_like
 from selector.schema import InputError
 from tests.pipelines.runs import ROOT

@@ -13,7 +13,7 @@ from pipelines.export.tiers import (
     CHAINS,
     COUNTS,
     TREES,
-    Setting,
+    Unrestricted,
     candidates_of,
     limited_modes,
     restricted,
@@ -28,27 +28,27 @@ from selector.train.tuning import StaticTable, best_static, tune_mode
 from tests.selector.synthetic import SPACE, opinionated, profile, static_mode, texts, timed
 
 
-def setting(decides: bool = True) -> Setting:
+def setting(decides: bool = True) -> Unrestricted:
     """A selector that knows which roots are easy, on texts of which half the roots are; or a static tree."""
     own = timed(texts(count=6, roots=16))
     scores_RA = SPACE.efficiencies(own.survivals_RS)
     mode = best_static(own, StaticTable.of(own), own.setting)
     if decides:
         mode = tune_mode(own, {LIGHT: scores_RA}, mode).mode
-    return Setting.of(mode, own, {LIGHT: scores_RA}, policy=False)
+    return Unrestricted(mode, own, {LIGHT: scores_RA}, policy=False)
 
 
 @pytest.fixture(scope="module")
-def knowing() -> Setting:
+def knowing() -> Unrestricted:
     return setting()
 
 
 @pytest.fixture(scope="module")
-def rows(knowing: Setting) -> list[dict]:
+def rows(knowing: Unrestricted) -> list[dict]:
     return tiers([knowing])
 
 
-def test_two_shapes_are_those_of_a_search_over_all_pairs(knowing: Setting) -> None:
+def test_two_shapes_are_those_of_a_search_over_all_pairs(knowing: Unrestricted) -> None:
     """Of easy and of hard roots."""
     chains = [SPACE.index(SPACE.chain(length)) for length in range(0, 17, 2)]
     order = shapes_in_order([knowing], chains, 2)
@@ -60,7 +60,7 @@ def test_two_shapes_are_those_of_a_search_over_all_pairs(knowing: Setting) -> No
     assert max(speeds.values()) > 1.02 * max(knowing.static.speeds()[chains])
 
 
-def test_one_shape_is_the_best_static_tree(knowing: Setting) -> None:
+def test_one_shape_is_the_best_static_tree(knowing: Unrestricted) -> None:
     for kind in (CHAINS, TREES):
         candidates = candidates_of([knowing], kind)
         trees = [at for at in candidates if at < len(SPACE.trees)]
@@ -78,7 +78,7 @@ def test_more_shapes_hold_those_of_fewer(rows: list[dict]) -> None:
     assert ratios[0] < ratios[-1] and ratios[-1] > 0.98
 
 
-def test_a_policy_takes_what_it_ranks_first(knowing: Setting) -> None:
+def test_a_policy_takes_what_it_ranks_first(knowing: Unrestricted) -> None:
     worth_RA = knowing.predictions[LIGHT] - knowing.mode.speed * knowing.timed.seconds((LIGHT,))
     policy = replace(knowing, policy=True, predictions={LIGHT: worth_RA})
     order = shapes_in_order([policy], candidates_of([policy], CHAINS), 2)
@@ -93,7 +93,7 @@ def test_where_nothing_is_decided_shapes_are_static_trees() -> None:
     assert not judged.mode.decides and judged.ratio.value == 1
 
 
-def test_settings_share_the_shapes(knowing: Setting) -> None:
+def test_settings_share_the_shapes(knowing: Unrestricted) -> None:
     """One that decides, and one that does not: the static tree of the latter is among the first few."""
     other = setting(decides=False)
     order = shapes_in_order([knowing, other], candidates_of([knowing], TREES), 4)
@@ -114,7 +114,7 @@ def test_the_modes_of_an_artefact_are_restricted_to_so_many(capsys: pytest.Captu
     assert {row["kind"] for row in rows} == {CHAINS, TREES} and set(rows[0]["ratios"][0]) == {"value", "error"}
 
 
-def test_decisions_that_no_longer_pay_are_left_out(knowing: Setting) -> None:
+def test_decisions_that_no_longer_pay_are_left_out(knowing: Unrestricted) -> None:
     assert knowing.mode.decides
     judged = restricted(knowing, [SPACE.index(SPACE.chain(3))])
     assert not judged.mode.decides and judged.mode.action == SPACE.chain(3)

@@ -178,7 +178,7 @@ def wrong_token() -> None:
 def test_evaluation_stops_where_greedy_text_differs(copy: Path) -> None:
     """A lossy verifier costs exit code 2, and what was measured before stands."""
     before = (copy / "runs" / "demo" / "evaluation.json").read_bytes()
-    again = [*SMALL, "evaluate.bootstrap=150"]
+    again = [*SMALL, "evaluate.prompts=2"]
     code, said = outcome(copy, "evaluate", *again, prepare=wrong_token)
     assert code == 2, said
     assert "greedy decoding with trees is not generate()'s: prompt" in said.splitlines()[-1]

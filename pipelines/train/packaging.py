@@ -11,7 +11,6 @@ import torch
 from data_gen.models.checkpoints import revision
 from pipelines.config import Config
 from pipelines.data.recorded import timed
-from pipelines.export.tiers import limited_modes
 from pipelines.latency.profile import load_profile
 from pipelines.pair.loading import pair_names
 from pipelines.run import provenance
@@ -29,7 +28,7 @@ from selector.train.data import Texts
 from selector.train.module import SelectorModule
 from selector.train.tuning import decide
 
-TIE = 1e-3  # tokens: the two ways to choose sum in another order
+TIE = 1e-3  # tokens: the ways to choose sum in another order
 SPACE = ActionSpace.with_lookups()
 
 
@@ -37,22 +36,21 @@ def build(
     config: Config,
     folder: Path,
     splits: dict[str, Texts],
-    evaluation: dict[str, Any] | None = None,
+    modes: list[dict[str, Any]] | None = None,
+    metrics: dict[str, Any] | None = None,
     compiled: bool = False,
 ) -> Selector:
     """Write the artefact of the chosen module; InputError if it does not choose as the trained module does.
 
     Args:
-        evaluation: the summary of its evaluation, where there is one.
+        modes: how it decides under each sampling setting; as training found if None.
+        metrics: further entries of the metrics in `config.json`.
         compiled: whether to compile it for C++, too.
     """
     result, profile = load_result(config), load_profile(config)
     module, chosen = load_module(config, result["chosen"], result), chosen_of(result)
     target, draft = pair_names(config)
-    texts = splits["validation"]
-    modes, tiers = chosen["modes"], None
-    if config.export.tiers is not None:
-        modes, tiers = limited_modes(config, module, texts, modes, profile)
+    texts, modes = splits["validation"], modes or chosen["modes"]
     facts: dict[str, Any] = {
         "pair": {
             "target": target,
@@ -64,8 +62,8 @@ def build(
         "metrics": {
             **chosen["metrics"],
             "actions_compared": int((~texts.unknown_R).sum()),
-            "evaluation": evaluation,
-            **({} if tiers is None else {"tiers": tiers}),
+            "evaluation": None,
+            **(metrics or {}),
         },
         "provenance": provenance(config),
     }
@@ -80,7 +78,7 @@ def build(
     return write_artefact(folder, module, profile, config.train.verifier, fallback, modes, facts, check, compiled)
 
 
-Asked = Callable[[Features], tuple[torch.Tensor, torch.Tensor]]  # actions by position, [R], and scores, [R, A]
+Asked = Callable[[Features], tuple[torch.Tensor, torch.Tensor]]  # actions by position [R], and scores [R, A]
 
 
 def formats(folder: Path, selector: Selector) -> list[Asked]:
@@ -100,7 +98,8 @@ def formats(folder: Path, selector: Selector) -> list[Asked]:
 
 @torch.no_grad()
 def count_differing(config: Config, module: SelectorModule, folder: Path, texts: Texts, profile: LatencyProfile) -> int:
-    """Roots at which a file of the artefact, or the fast path, chooses otherwise than the trained module; no ties."""
+    """The number of roots at which a file of the artefact, or its path for one root, chooses another action than the
+    trained module, and one that is not as good."""
     differing = 0
     selector = load_selector(folder)
     asked = formats(folder, selector)
@@ -121,7 +120,7 @@ def count_differing(config: Config, module: SelectorModule, folder: Path, texts:
 
 
 def _one_by_one(tuned: Tuned, views: list[Features]) -> torch.Tensor:
-    """Actions of the fast path, asked with one view after the other as an engine asks."""
+    """Actions of the path for one root, asked with one view after the other as an engine asks."""
     actions = []
     for row in range(len(views[0][SCALARS_KEY])):
         answers = (tuned.select({name: values[row] for name, values in view.items()}) for view in views)
