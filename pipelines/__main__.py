@@ -1,4 +1,4 @@
-"""`python -m pipelines`, and the console script: the command line, where more than the runtime is installed."""
+"""The console script and `python -m pipelines`. If a package of the pipeline is missing, one line names it."""
 
 from __future__ import annotations
 

@@ -150,7 +150,6 @@ def test_without_a_level_the_features_decide_which_one_it_is(
 
 def test_joint_decisions_share_their_draft_passes(run: tuple[Path, str], selector: Selector) -> None:
     asked = selector.at(0.0, batch=8, level=DRAFTER)
-    assert asked.mode.joint >= 0
     features = [known(run[0], selector, 8).features(DRAFTER) for _ in range(8)]
     chosen = asked.select_jointly(features)
     assert len(chosen) == 8 and len(set(chosen)) == 1, "equal requests decide alike"
