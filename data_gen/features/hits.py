@@ -95,8 +95,7 @@ def _of_hits(
     """The drafter's scalars after its running means, in the order of the schema; returns the position after them.
 
     Args:
-        hits_N: of each token after the prompt.
-        place: tokens of the prompt, the source, the position of the first scalar.
+        hits_N, place: the hits after the prompt; the prompt's tokens, the source, the position of the first scalar.
         counted: how many hits are in the table; updated here, as the table is.
         after: for each run of a few tokens: its key, how often a hit or a miss followed it, how often a hit.
     """

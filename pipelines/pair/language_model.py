@@ -206,12 +206,7 @@ def train(
         InputError: training diverges.
     """
     optimiser = torch.optim.AdamW(model.parameters(), lr=shape.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
-    done = 0
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimiser.load_state_dict(state["optimiser"])
-        done = state["step"]
+    done = _resumed(model, optimiser, checkpoint)
     model.train()
     bfloat16 = multiplies_faster_in_bfloat16()
     saved = time.monotonic()
@@ -239,6 +234,16 @@ def train(
                 torch.save(state, partial)
             saved = time.monotonic()
     model.eval()
+
+
+def _resumed(model: LlamaForCausalLM, optimiser: torch.optim.Optimizer, checkpoint: Path) -> int:
+    """The steps that an interrupted run has done; its weights and its optimiser's state are loaded."""
+    if not checkpoint.exists():
+        return 0
+    state = torch.load(checkpoint, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimiser.load_state_dict(state["optimiser"])
+    return int(state["step"])
 
 
 @torch.no_grad()
