@@ -211,14 +211,17 @@ class Tuned:
         at_root, read = self._of_all, [self._read(each) for each in features]
         tokens_BK = np.stack([at_root.tokens(each) for each in read])
         context = float(np.mean([each[SCALARS_KEY][LENGTH_AT] for each in read]))
-        chosen_B = joint_choice(tokens_BK, self._shapes, mode.joint, *self._clock.prices(context, mode.batch))
+        shapes, prices = Shapes.of(at_root.actions), self._clock.prices(context, mode.batch)
+        chosen_B = joint_choice(tokens_BK, shapes, mode.joint, *prices)
         return [at_root.actions[k] for k in chosen_B]
 
     @property
     def _own(self) -> Selector:
-        """InputError where there is none: a mode without a network reads the match alone."""
+        """InputError where there is none: the lookup rule then reads the match alone."""
         if self._selector is None:
-            raise InputError(f"features: {MATCH} is missing")
+            raise InputError(
+                "a network's decisions need its selector" if self.mode.decides else "features: match is missing"
+            )
         return self._selector
 
     def _one_root(self, mode: Mode, level: str) -> OneRoot:
@@ -229,10 +232,6 @@ class Tuned:
     def _of_all(self) -> OneRoot:
         """For joint decisions all actions count, also those that do not pay for a whole batch."""
         return self._one_root(replace(self.mode, allowed=()), self.mode.feature_levels[-1])
-
-    @cached_property
-    def _shapes(self) -> Shapes:
-        return Shapes.of(self._of_all.actions)
 
     @cached_property
     def _clock(self) -> StepClock:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, Action, Lookup
+from selector.actions import EMPTY, Action
 from selector.decision import RHOS, LookupRule, Mode, choices, without_draft
 from selector.schema import MATCH, MATCH_AT
 from selector.train.data import Texts, Timed
@@ -84,8 +84,8 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
     static_R = torch.full((len(unknown_R),), space.index(mode.action))
     if not mode.decides:
         if mode.rule is not None:
-            copies_R = (timed.texts.scalars_RF[:, MATCH_AT] >= mode.rule.least) & ~unknown_R
-            static_R = torch.where(copies_R, space.index(Lookup(mode.rule.length)), static_R)
+            copies_R = mode.rule.copies(timed.texts.scalars_RF[:, MATCH_AT]) & ~unknown_R
+            static_R = torch.where(copies_R, space.index(mode.rule.lookup), static_R)
         return Decided(static_R, timed.seconds_of(static_R, mode.feature_levels))
     action_R, seconds_R = static_R, torch.zeros(len(unknown_R))
     open_R = torch.ones_like(unknown_R)

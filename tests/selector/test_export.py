@@ -9,7 +9,7 @@ import torch
 from selector.actions import Choice, Lookup
 from selector.decision import NEVER, without_draft
 from selector.runtime.artefact import Features
-from selector.runtime.selector import load_selector
+from selector.runtime.selector import Tuned, load_selector
 from selector.schema import (
     EARLY,
     LIGHT,
@@ -145,8 +145,18 @@ def test_the_match_alone_will_do_for_the_rule(artefact: Path) -> None:
         match = features[SCALARS_KEY][MATCH_AT]
         action = tuned.select({MATCH: match})
         assert action == tuned.select(early_of(features)) == selector.select(features) == COPIES.copied(float(match))
+        assert Tuned(COPIES).select({MATCH: match}) == action
         chosen.add(action)
     assert chosen == {COPIES.action, Lookup(8)}
+
+
+def test_a_mode_without_a_network_needs_no_selector() -> None:
+    assert Tuned(STATIC).select(None) == Tuned(STATIC).select({}) == STATIC.action
+    assert Tuned(COPIES).select(None) == COPIES.action
+    with pytest.raises(InputError, match="match is missing"):
+        Tuned(COPIES).select({})
+    with pytest.raises(InputError):
+        Tuned(SOME)
 
 
 @pytest.mark.parametrize(("objective", "level"), KINDS)
