@@ -13,7 +13,7 @@ import psutil
 import yaml
 
 from data_gen.traces import flat
-from pipelines.config import Config, SamplingSetting
+from pipelines.config import Config
 from pipelines.run import provenance
 from selector.schema import InputError
 
@@ -94,8 +94,7 @@ def parameters(config: Config, stage: str, sections: Sequence[str]) -> dict[str,
         values["pair"].pop("embedded")  # the run of the pair stage has them
     if values["data"]["engine"] == "local":
         values["data"].pop("ray")
-    for section in (values, values["audit"]):
-        section["sampling"] = "; ".join(str(SamplingSetting(**each).build()) for each in section["sampling"])
+    values["sampling"] = "; ".join(str(setting.build()) for setting in config.sampling)
     values["verifiers"] = ", ".join(values["verifiers"])
     return flat({name: values[name] for name in ("seed", *sections)})
 

@@ -15,8 +15,8 @@ child-list entries, N questions put to a bottom-up rule.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,48 +26,13 @@ from data_gen.verification.distributions import divide
 from data_gen.verification.sorted_rows import SortedRows
 from selector.actions import ActionSpace
 
-
-@dataclass
-class States:
-    """What is known of M walks: one for every *cell* (a branching position and a K) and draw of its siblings.
-
-    Attributes:
-        cell_M: the walk's cell.
-        k_M: its branches that are still on the text.
-        weight_M: its probability among the walks of its cell, times `k q / (m p)` of all levels so far.
-        pulled: by top-down verifier, P(it accepts down to here), [M].
-        entered: by bottom-up verifier, P(earlier siblings reject) and the entry weight, [M, L] each: the weight at the
-            branching node depends on the trunk.
-    """
-
-    cell_M: Tensor
-    k_M: Tensor
-    weight_M: Tensor
-    pulled: dict[int, Tensor]
-    entered: dict[int, tuple[Tensor, Tensor]]
-
-    def take(self, index_M: Tensor) -> States:
-        return States(
-            self.cell_M[index_M],
-            self.k_M[index_M],
-            self.weight_M[index_M],
-            {v: values[index_M] for v, values in self.pulled.items()},
-            {v: (left[index_M], entry[index_M]) for v, (left, entry) in self.entered.items()},
-        )
-
-    @staticmethod
-    def joined(parts: Sequence[States]) -> States:
-        first = parts[0]
-        return States(
-            torch.cat([part.cell_M for part in parts]),
-            torch.cat([part.k_M for part in parts]),
-            torch.cat([part.weight_M for part in parts]),
-            {v: torch.cat([part.pulled[v] for part in parts]) for v in first.pulled},
-            {
-                v: (torch.cat([p.entered[v][0] for p in parts]), torch.cat([p.entered[v][1] for p in parts]))
-                for v in first.entered
-            },
-        )
+# What is known of M walks, one for every *cell* (a branching position and a K) and draw of its siblings:
+#   "cell", "k"   the walk's cell, and its branches that are still on the text, int64 [M];
+#   "weight"      its probability among the walks of its cell, times `k q / (m p)` of all levels so far, [M];
+#   "pulled", v   of a top-down verifier, P(it accepts down to here), [M];
+#   "left", v     of a bottom-up one, P(earlier siblings reject), [M, L], for the weight depends on the trunk;
+#   "entry", v    and its entry weight, [M, L].
+State = dict[Any, Tensor]
 
 
 class Walks:
@@ -97,79 +62,52 @@ class Walks:
             P(at least that deep, along the text) / P(text), float64 [count, max_K - 1, max_L2] for top-down verifiers;
             for bottom-up ones, whose weight depends on the trunk, [count, max_K - 1, max_L2, L].
         """
-        widths, device = self.space.max_K - 1, rows.device
-        cell_M = torch.arange(count * widths, device=device)
-        one_M = torch.ones(len(cell_M), dtype=torch.float64, device=device)
-        pulled = dict.fromkeys(self.top_down, one_M)
-        entered = {}
-        for v, weight_BL in weights_BL.items():
-            weight_ML = weight_BL.repeat_interleave(widths, dim=0)
-            entered[v] = torch.ones_like(weight_ML), weight_ML
-        states = States(cell_M, 2 + cell_M % widths, one_M, pulled, entered)
-        levels: dict[int, list[Tensor]] = {v: [] for v in (*pulled, *entered)}
+        widths = self.space.max_K - 1
+        cell_M = torch.arange(count * widths, device=rows.device)
+        one_M = torch.ones(len(cell_M), dtype=torch.float64, device=rows.device)
+        state: State = {"cell": cell_M, "k": 2 + cell_M % widths, "weight": one_M}
+        state |= {("pulled", v): one_M for v in self.top_down}
+        for v in self.bottom_up:
+            state["entry", v] = weights_BL[v].repeat_interleave(widths, dim=0)
+            state["left", v] = torch.ones_like(state["entry", v])
+        levels: dict[int, list[Tensor]] = {v: [] for v in range(len(self.top_down) + len(self.bottom_up))}
         for level in range(self.space.max_L2):
-            row_M = states.cell_M.div(widths, rounding_mode="floor") + level
-            parts = [
-                self._step(states.take(index_m), int(k), rows, row_M[index_m], tokens_B, first=level == 0)
-                for k in states.k_M.unique().tolist()
-                for index_m in ((states.k_M == k).nonzero()[:, 0],)
-            ]
-            states = States.joined(parts)
-            for v, pulled_M in states.pulled.items():
-                total_M = torch.zeros_like(one_M).index_add_(0, states.cell_M, states.weight_M * pulled_M)
-                levels[v].append(total_M)
-            for v, (left_ML, entry_ML) in states.entered.items():
-                total_ML = torch.zeros(len(one_M), entry_ML.shape[-1], dtype=torch.float64, device=device)
-                own_ML = states.weight_M.unsqueeze(-1) * left_ML * entry_ML
-                levels[v].append(total_ML.index_add_(0, states.cell_M, own_ML))
-        return [torch.stack(levels[v], dim=1).unflatten(0, (count, widths)) for v in sorted(levels)]
+            parts = []
+            for k in state["k"].unique().tolist():
+                walks_m = (state["k"] == k).nonzero()[:, 0]
+                parts.append(self._step(_take(state, walks_m), k, rows, level, tokens_B))
+            state = {key: torch.cat([part[key] for part in parts]) for key in state}
+            for v, totals in levels.items():
+                of_M = state["pulled", v] if v in self.top_down else state["left", v] * state["entry", v]
+                own_M = (state["weight"] if of_M.ndim == 1 else state["weight"].unsqueeze(-1)) * of_M
+                totals.append(own_M.new_zeros(len(one_M), *own_M.shape[1:]).index_add_(0, state["cell"], own_M))
+        return [torch.stack(totals, dim=1).unflatten(0, (count, widths)) for totals in levels.values()]
 
-    def _step(self, states: States, k: int, rows: SortedRows, row_M: Tensor, tokens_B: Tensor, first: bool) -> States:
+    def _step(self, state: State, k: int, rows: SortedRows, level: int, tokens_B: Tensor) -> State:
         """One token further down the text, for walks with k branches on it."""
+        row_M = state["cell"].div(self.space.max_K - 1, rounding_mode="floor") + level
         x_M1 = tokens_B[row_M].unsqueeze(-1)
         p_M1, q_M1 = rows.at(row_M).at(x_M1)
-        ratio_M = divide(q_M1, p_M1)[:, 0]
         if k == 1:
-            states.weight_M = states.weight_M * ratio_M
-            for v in states.pulled:
-                states.pulled[v] = states.pulled[v] * self.top_down[v].accept(p_M1, q_M1)[:, 0]
-            for v, (left_ML, entry_ML) in states.entered.items():
-                states.entered[v] = left_ML, (entry_ML * divide(p_M1, q_M1)).clamp(max=1)
-            return states
-        source_m, entries_mk, probability_m = self._entries(rows, row_M, x_M1[:, 0], k, first)
-        states, row_M, ratio_M = states.take(source_m), row_M[source_m], ratio_M[source_m]
+            state["weight"] = state["weight"] * divide(q_M1, p_M1)[:, 0]
+            for v, top_down in self.top_down.items():
+                state["pulled", v] = state["pulled", v] * top_down.accept(p_M1, q_M1)[:, 0]
+            for v in self.bottom_up:
+                state["entry", v] = (state["entry", v] * divide(p_M1, q_M1)).clamp(max=1)
+            return state
+        source_m, entries_mk, probability_m = self._entries(rows, row_M, x_M1[:, 0], k, first=level == 0)
+        state, row_m = _take(state, source_m), row_M[source_m]
         is_text_mk = entries_mk == x_M1[source_m]
-        states.k_M = is_text_mk.sum(-1)
-        states.weight_M = states.weight_M * probability_m * k * ratio_M / states.k_M
-        for v in states.pulled:
-            pull_mk = self.top_down[v].pull(rows.at(row_M), entries_mk)
-            states.pulled[v] = states.pulled[v] * (pull_mk * is_text_mk).sum(-1)
-        for v, (left_ML, entry_ML) in states.entered.items():
-            states.entered[v] = self._enter(self.bottom_up[v], rows, row_M, entries_mk, is_text_mk, left_ML, entry_ML)
-        return states
-
-    def _enter(
-        self,
-        verifier: BottomUp,
-        rows: SortedRows,
-        row_M: Tensor,
-        entries_Mk: Tensor,
-        is_text_Mk: Tensor,
-        left_ML: Tensor,
-        entry_ML: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """P(earlier siblings reject) and the entry weight, one node further down a bottom-up walk, [M, L] each."""
-        lengths, k = entry_ML.shape[-1], entries_Mk.shape[-1]
-        each_N, inverse_N = _distinct(entry_ML)
-        node = rows.at(row_M[each_N // lengths])
-        split = verifier.split(node, entry_ML.flatten()[each_N], entries_Mk[each_N // lengths])
-        entry_Nk, text_Nk = split.entry_Mk, is_text_Mk[each_N // lengths]
-        if split.order_Mk is not None:
-            entry_Nk, text_Nk = entry_Nk.gather(-1, split.order_Mk), text_Nk.gather(-1, split.order_Mk)
-        before_Nk = torch.arange(k, device=entry_Nk.device) < text_Nk.to(torch.uint8).argmax(-1, keepdim=True)
-        reject_N = torch.where(before_Nk, 1 - entry_Nk, 1.0).prod(-1)
-        own_N = (entry_Nk * text_Nk).sum(-1)  # copies of a token have no weight of their own
-        return left_ML * reject_N[inverse_N].view_as(left_ML), own_N[inverse_N].view_as(entry_ML)
+        state["k"] = is_text_mk.sum(-1)
+        ratio_m = divide(q_M1, p_M1)[source_m, 0]
+        state["weight"] = state["weight"] * probability_m * k * ratio_m / state["k"]
+        for v, top_down in self.top_down.items():
+            pull_mk = top_down.pull(rows.at(row_m), entries_mk)
+            state["pulled", v] = state["pulled", v] * (pull_mk * is_text_mk).sum(-1)
+        for v, bottom_up in self.bottom_up.items():
+            reject_mL, entry_mL = _enter(bottom_up, rows, row_m, entries_mk, is_text_mk, state["entry", v])
+            state["left", v], state["entry", v] = state["left", v] * reject_mL, entry_mL
+        return state
 
     def _entries(
         self, rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int, first: bool
@@ -179,44 +117,60 @@ class Walks:
         Returns:
             m walks for the M: which each comes from, its child list [m, k], and its probability.
         """
-        device = rows.device
         if self.siblings is None:
-            V = rows.p_NV.shape[-1]
-            lists = [
-                (*rest[:place], -1, *rest[place:]) for place in range(k) for rest in product(range(V), repeat=k - 1)
-            ]
-            lists_ck = torch.tensor(lists, device=device)
-            source_m = torch.arange(len(row_M), device=device).repeat_interleave(len(lists))
-            entries_mk = lists_ck.repeat(len(row_M), 1)
-            drawn_mk = entries_mk >= 0
-            entries_mk = torch.where(drawn_mk, entries_mk, x_M[source_m].unsqueeze(-1))
-            _, q_mk = rows.at(row_M[source_m]).at(entries_mk)
-            return source_m, entries_mk, torch.where(drawn_mk, q_mk, 1.0).prod(-1) / k
-        # where the branches begin, every place is taken in turn: for rules that try children in order, the place of the
-        # text's token is most of a label's noise. Further down, where several branches seldom stand, one at random
+            return _all_entries(rows, row_M, x_M, k)
+        # Where the branches begin, every place is taken in turn: for rules that try children in order, the place of the
+        # text's token is most of a label's noise. Further down, where several branches are rare, one place is drawn.
         times, places = (self.siblings, k) if first else (1, 1)
-        drawn_m = torch.arange(len(row_M), device=device).repeat_interleave(times)
-        siblings_mk = rows.draw(row_M[drawn_m], self._uniform(len(drawn_m), k - 1).to(device))
+        drawn_m = torch.arange(len(row_M), device=rows.device).repeat_interleave(times)
+        siblings_mk = rows.draw(row_M[drawn_m], self._uniform(len(drawn_m), k - 1).to(rows.device))
         source_m, siblings_mk = drawn_m.repeat_interleave(places), siblings_mk.repeat_interleave(places, dim=0)
         if first:
-            place_m1 = torch.arange(k, device=device).repeat(len(drawn_m)).unsqueeze(-1)
+            place_m1 = torch.arange(k, device=rows.device).repeat(len(drawn_m)).unsqueeze(-1)
         else:
-            place_m1 = (self._uniform(len(drawn_m), 1) * k).long().to(device)
+            place_m1 = (self._uniform(len(drawn_m), 1) * k).long().to(rows.device)
         x_m1 = x_M[source_m].unsqueeze(-1)
-        entries_mk = torch.cat([x_m1, siblings_mk], dim=-1)  # the text's token first: it changes places
+        entries_mk = torch.cat([x_m1, siblings_mk], dim=-1)  # the text's token comes first, then changes places
         entries_mk[:, :1] = entries_mk.gather(-1, place_m1)
         entries_mk.scatter_(-1, place_m1, x_m1)
-        share = 1 / (times * places)
-        return source_m, entries_mk, torch.full((len(source_m),), share, dtype=torch.float64, device=device)
+        return source_m, entries_mk, torch.full_like(source_m, 1 / (times * places), dtype=torch.float64)
 
     def _uniform(self, *shape: int) -> Tensor:
         place = self.generator.device if self.generator is not None else "cpu"
         return torch.rand(shape, generator=self.generator, dtype=torch.float64, device=place)
 
 
-def _distinct(entry_ML: Tensor) -> tuple[Tensor, Tensor]:
-    """Of M x L entry weights, the positions of those that differ from their left neighbour, and which of these each
-    equals: trunks of several lengths often bring the same weight, and then ask the same question."""
+def _take(state: State, walks_m: Tensor) -> State:
+    return {key: values_M[walks_m] for key, values_M in state.items()}
+
+
+def _all_entries(rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As `Walks._entries`, with every list of siblings."""
+    vocabulary = range(rows.p_NV.shape[-1])
+    lists = [(*rest[:place], -1, *rest[place:]) for place in range(k) for rest in product(vocabulary, repeat=k - 1)]
+    source_m = torch.arange(len(row_M), device=rows.device).repeat_interleave(len(lists))
+    entries_mk = torch.tensor(lists, device=rows.device).repeat(len(row_M), 1)
+    drawn_mk = entries_mk >= 0
+    entries_mk = torch.where(drawn_mk, entries_mk, x_M[source_m].unsqueeze(-1))
+    _, q_mk = rows.at(row_M[source_m]).at(entries_mk)
+    return source_m, entries_mk, torch.where(drawn_mk, q_mk, 1.0).prod(-1) / k
+
+
+def _enter(
+    verifier: BottomUp, rows: SortedRows, row_M: Tensor, entries_Mk: Tensor, is_text_Mk: Tensor, entry_ML: Tensor
+) -> tuple[Tensor, Tensor]:
+    """P(siblings visited before the text's token reject) and its entry weight, one node further down, [M, L] each."""
+    lengths, k = entry_ML.shape[-1], entries_Mk.shape[-1]
+    # trunks of several lengths often bring the same weight: each question is asked once
     new_ML = torch.ones_like(entry_ML, dtype=torch.bool)
     new_ML[:, 1:] = entry_ML[:, 1:] != entry_ML[:, :-1]
-    return new_ML.flatten().nonzero()[:, 0], new_ML.flatten().cumsum(0) - 1
+    each_N, inverse_ML = new_ML.flatten().nonzero()[:, 0], (new_ML.flatten().cumsum(0) - 1).view_as(entry_ML)
+    walk_N = each_N // lengths
+    entry_Nk, _, order_Nk = verifier.split(rows.at(row_M[walk_N]), entry_ML.flatten()[each_N], entries_Mk[walk_N])
+    text_Nk = is_text_Mk[walk_N]
+    if order_Nk is not None:
+        entry_Nk, text_Nk = entry_Nk.gather(-1, order_Nk), text_Nk.gather(-1, order_Nk)
+    before_Nk = torch.arange(k, device=entry_Nk.device) < text_Nk.to(torch.uint8).argmax(-1, keepdim=True)
+    reject_N = torch.where(before_Nk, 1 - entry_Nk, 1.0).prod(-1)
+    own_N = (entry_Nk * text_Nk).sum(-1)  # copies of a token have no weight of their own
+    return reject_N[inverse_ML], own_N[inverse_ML]

@@ -1,8 +1,8 @@
 """Labels along a text: what every tree would have yielded at every position, without drafting one.
 
-Take a text that follows the target's law: any lossless decoder wrote it. At a *root* (a position of it) let a tree be
-drafted afresh and verified. Of all that may be drafted, accepted and appended, keep only the cases that lead to the
-very text that stands there. How likely each accepted length is, given the text, then depends on the two models' rows
+The text follows the target's law, as a text of any lossless decoder does. At a *root* (one of its positions) let a tree
+be drafted afresh and verified. Of all that may be drafted, accepted and appended, keep only the cases that lead to the
+text that stands there. The probability of each accepted length, given the text, then depends on the two models' rows
 along the text alone:
 
     S_t = P(tau >= t | text) = E over the drafts [ P(draft) P(accepted down to depth t | draft) ] / P(text),
@@ -10,19 +10,19 @@ along the text alone:
 and `1 + sum_t S_t` has the mean `E[tau + 1]` over texts. Written out, with x the text's token at a depth and p, q the
 rows before it:
 
-*Chain.* It must draft x, which has the probability q(x) where the text gave it p(x). So a step multiplies by
+*Chain.* The draft must be x, which has probability q(x), where the text gave it p(x). So a step multiplies by
 `q/p min(1, p/q) = min(1, q/p)` top-down; bottom-up (Block Verification) S_t is the smallest of 1 and the running
 products of q/p. For instance p(x) = 0.5, q(x) = 0.4: a chain of one token would have been accepted with S_1 = 0.8.
 
 *Branches.* k branches still stand on the text. One of their k next tokens, at a uniformly drawn place, is x; the other
 k - 1, its siblings, are drawn from q. If m of the k are x, then `k q(x) / (m p(x))` is how much more often a draft
 gives x than the text does. Top-down the solver must then yield x (`pull`). Bottom-up the siblings that are visited
-before x must reject; averaged over what stands below them, each does with one minus its entry weight, so that nothing
-below them need be drafted; then the walk goes on with x's entry weight. m branches are left on the text.
+before x must reject. Averaged over what stands below it, each does so with one minus its entry weight, so nothing below
+it needs a draft. Then the walk goes on with x's entry weight. m branches are left on the text.
 
 A row of survivals S, 232 numbers in the default space (`ActionSpace.sums_SA`), is the law of tau of all 233 trees.
 
-Chains are written out here, branches in `data_gen.text_labels.branch_walks`.
+This module computes chains, and `data_gen.text_labels.branch_walks` branches.
 
 Legend: T tokens, R roots, V vocabulary, B tokens of a block, L trunk lengths, D depths, S survivals, A actions.
 """
@@ -110,10 +110,7 @@ def labelled_verifier(name: str) -> TopDown | BottomUp:
 
 
 class TextLabeller:
-    """Survivals along one text, from blocks of rows in the order of the text; see `label_text` for the arguments.
-
-    With `branching=False` chains alone are labelled, from two probabilities per token; what belongs to branches is 0.
-    """
+    """Survivals along one text, from blocks of rows in the order of the text; see `label_text` for the arguments."""
 
     def __init__(
         self,
@@ -122,7 +119,6 @@ class TextLabeller:
         siblings: int | None = 1,
         generator: torch.Generator | None = None,
         space: ActionSpace | None = None,
-        branching: bool = True,
     ) -> None:
         self.space = space or ActionSpace.default()
         self.tokens_T = tokens_T
@@ -132,10 +128,9 @@ class TextLabeller:
         self.verifiers = [labelled_verifier(name) for name in verifiers]
         self.walks = Walks(self.verifiers, siblings, generator, self.space)
         self.by_first_path = [isinstance(get_verifier(name), FirstPath) for name in verifiers]
-        self.branching = branching and self.space.max_K > 1 and self.space.max_L2 > 0
+        self.branching = self.space.max_K > 1 and self.space.max_L2 > 0
         self._p: list[Tensor] = []  # of the text's own next tokens, block by block
         self._q: list[Tensor] = []
-        self._pull: list[list[Tensor]] = [[] for _ in verifiers]  # top-down, of an only child that is the text's token
         self._seen = 0
         self._late: Rows | None = None  # rows at which a branch that began earlier may still stand
         self._branches: list[list[Tensor]] = [[] for _ in verifiers]
@@ -168,34 +163,30 @@ class TextLabeller:
             raise ValueError(f"token {at} of the text has probability 0 under the target")
         self._p.append(p_B)
         self._q.append(q_B)
-        for v, verifier in enumerate(self.verifiers):
-            if isinstance(verifier, TopDown):
-                self._pull[v].append(verifier.accept(p_B, q_B))
 
     def _chain(self, since: int = 0) -> tuple[Tensor, list[Tensor]]:
-        """From every root on, the first at `since`: running products of q/p, [R, D + 1]; and for each verifier what it
-        multiplies them by: top-down the products of `pull`, bottom-up the entry weight."""
+        """Chains from every root on, the first at `since`: running products of q/p, [R, D + 1]; and what each verifier
+        multiplies them by, [R, D + 1]: top-down the products of `accept`, bottom-up the entry weight."""
         p_T, q_T = torch.cat(self._p)[since:], torch.cat(self._q)[since:]
         depth = self.space.depth
 
         def ahead(values_T: Tensor) -> Tensor:
-            padded = torch.cat([values_T, values_T.new_zeros(depth)])  # nothing is known beyond: never read
+            padded = torch.cat([values_T, values_T.new_zeros(depth)])  # nothing is known beyond, and this is never read
             return padded.unfold(0, depth, 1)[: len(values_T)]
 
-        def from_one(values_TD: Tensor) -> Tensor:
+        def products(values_T: Tensor) -> Tensor:
+            values_TD = ahead(values_T).cumprod(-1)
             return torch.cat([torch.ones_like(values_TD[:, :1]), values_TD], dim=-1)
 
-        drafted_TD = from_one(ahead(divide(q_T, p_T)).cumprod(-1))
-        result = []
-        for v, verifier in enumerate(self.verifiers):
-            if isinstance(verifier, TopDown):
-                result.append(from_one(ahead(torch.cat(self._pull[v])[since:]).cumprod(-1)))
-            else:
-                weights = [torch.ones_like(p_T)]
-                for ratio_T in ahead(divide(p_T, q_T)).unbind(-1):
-                    weights.append((weights[-1] * ratio_T).clamp(max=1))
-                result.append(torch.stack(weights, dim=-1))
-        return drafted_TD, result
+        weights = [torch.ones_like(p_T)]
+        for ratio_T in ahead(divide(p_T, q_T)).unbind(-1):
+            weights.append((weights[-1] * ratio_T).clamp(max=1))
+        entry_TD = torch.stack(weights, dim=-1)
+        factors = [
+            products(verifier.accept(p_T, q_T)) if isinstance(verifier, TopDown) else entry_TD
+            for verifier in self.verifiers
+        ]
+        return products(divide(q_T, p_T)), factors
 
     def _branch(self, rows: SortedRows, begin: int, count: int) -> None:
         """Branches that begin at the `count` positions from `begin` on; `rows` begin there, too."""
@@ -218,25 +209,20 @@ class TextLabeller:
         if self._seen < len(self.tokens_T):
             raise ValueError(f"{len(self.tokens_T)} tokens need as many rows; there are {self._seen}")
         drafted_TD, chain = self._chain()
-        result = []
+        max_L2, result = self.space.max_L2, []
         for v, verifier in enumerate(self.verifiers):
             chain_RD = (drafted_TD * chain[v])[: self.roots]
-            branches = [chain_RD[:, 1:]]
-            if self.by_first_path[v] or not self.branching:
-                branches += self._without_branches(chain_RD, self.by_first_path[v])
-            else:
-                below = torch.cat(self._branches[v])  # [branching position, K, level(, L1)]
-                factor_TD = drafted_TD * chain[v] if isinstance(verifier, TopDown) else drafted_TD
-                for K in range(self.space.max_K - 1):
-                    for L1 in range(self.space.max_L1 + 1):
-                        own = below[L1 : L1 + self.roots, K]
-                        own = own if isinstance(verifier, TopDown) else own[..., L1]
-                        branches.append(factor_TD[: self.roots, L1, None] * own)
-            result.append(torch.cat(branches, dim=-1))
+            factor_TD = drafted_TD * chain[v] if isinstance(verifier, TopDown) else drafted_TD
+            survivals = [chain_RD[:, 1:]]
+            with_branches = self.branching and not self.by_first_path[v]
+            below = torch.cat(self._branches[v]) if with_branches else None  # [branching position, K, level(, L1)]
+            for K in range(self.space.max_K - 1):
+                for L1 in range(self.space.max_L1 + 1):
+                    if below is None:  # of the first path alone, a branch is the chain's continuation
+                        survivals.append(chain_RD[:, L1 + 1 : L1 + 1 + max_L2])
+                        continue
+                    own = below[L1 : L1 + self.roots, K]
+                    own = own if isinstance(verifier, TopDown) else own[..., L1]
+                    survivals.append(factor_TD[: self.roots, L1, None] * own)
+            result.append(torch.cat(survivals, dim=-1))
         return torch.stack(result)
-
-    def _without_branches(self, chain_RD: Tensor, along_the_first: bool) -> list[Tensor]:
-        """Where only the first path counts, branches are the chain's continuation; where none are labelled, zeros."""
-        space = self.space
-        of_L1 = [chain_RD[:, L1 + 1 : L1 + 1 + space.max_L2] * along_the_first for L1 in range(space.max_L1 + 1)]
-        return of_L1 * (space.max_K - 1)

@@ -27,7 +27,7 @@ from data_gen.verification.one_path import FirstPath
 from pipelines.config import Config
 from pipelines.latency.profile import decision_seconds
 from pipelines.pair.loading import encode, load_pair, prompts_of, recipe
-from pipelines.quick.texts import texts_of
+from pipelines.quick.texts import labels_of
 from pipelines.run import console, progress
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.potential import halves, potentials, table_of
@@ -146,9 +146,9 @@ def _labels(config: Config, pair: ModelPair, tick: Callable[[], None]) -> tuple[
         InputError: there are fewer than two texts, one to choose on and one to judge on.
     """
     labels = []
-    texts = texts_of(config, pair, config.sampling[0].build())
-    for _, text, generator in islice(texts, config.quick.texts):
-        labels.append(text.survivals(config.quick.verifiers, generator))
+    texts = labels_of(config, pair, config.sampling[0].build(), config.quick.verifiers)
+    for survivals_VRS in islice(texts, config.quick.texts):
+        labels.append(survivals_VRS)
         tick()
     if len(labels) < 2:
         raise InputError(

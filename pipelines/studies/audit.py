@@ -1,146 +1,123 @@
 """Stage `audit`: every verifier on one pair, beside the optimum, without any training.
 
-Texts that the target has written are cut into stretches of `data.stride` tokens. All tokens of a stretch are labelled;
-the other kinds of trees, which have no labels, are drafted at one root, in its middle. Each of `audit.sampling` has a
-file of its own, so that an interruption loses one setting at most. Then come tables (CSV), plots (PNG) and a page in
-`runs/<name>/audit/`.
+Texts that the target has written are cut into stretches of `data.stride` tokens. At one root in the middle of each, a
+tree of every kind is drafted, and the block efficiency of each verifier on it is computed exactly. At every eighth root
+the acceptance with one to four children is measured, too. All intervals are 95% bootstrap over sources, whose roots are
+not independent; one resample counts for all settings and verifiers.
 
-Legend: R roots of a text, D depths, A actions.
+Legend: B the estimate and its bootstrap resamples.
 """
 
 from __future__ import annotations
 
-import hashlib
+import html
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
+import numpy as np
+from rich.table import Table
 
-from data_gen.audit import RootedText, Variant, acceptances, variant_efficiencies
 from data_gen.models.pair import ModelPair
 from data_gen.traces import ROWS_VERSION
 from data_gen.trees import Topology
 from data_gen.verification.base import IID
 from pipelines.config import Config, SamplingSetting
 from pipelines.pair.loading import load_pair, pair_names, prompts_depend, prompts_of
-from pipelines.quick.texts import SPLIT, texts_of
-from pipelines.run import Stage, console, progress
-from pipelines.studies import audit_page
+from pipelines.quick.texts import DEPTH, SPLIT, texts_of
+from pipelines.report.page import STYLE, note, with_interval
+from pipelines.report.page import table as html_table
+from pipelines.run import Journal, Stage, console, progress, write_json
+from pipelines.statistics import interval, source_weights, sums_by_source
+from pipelines.studies.audit_trees import STYLED, TREE, Drafts, RootedText, acceptances
 from pipelines.tracking import describe, mlflow_run
-from selector.actions import Action, ActionSpace
 from selector.files import atomically
 from selector.schema import InputError
 
-SECTIONS = ("pair", "prompts", "data", "evaluate", "audit")
-
-SCHEMA = pa.schema(
-    [
-        ("source", pa.string()),
-        ("efficiency", pa.list_(pa.float32())),  # verifier x action, mean over the stretch
-        ("overlap", pa.list_(pa.float32())),  # by depth along the text, mean over the stretch
-        ("distance", pa.list_(pa.float32())),
-        ("variants", pa.string()),  # JSON, at the root
-        ("acceptance", pa.string()),  # JSON, null at most roots
-    ]
-)
-
-
-def folder_of(config: Config) -> Path:
-    return config.folder / "audit"
+SECTIONS = ("pair", "prompts", "sampling", "data", "audit")
+MIN_ROOTS = 8  # under each sampling setting
+ACCEPTANCE_EVERY = 8  # roots
+ON_OTHER_DRAFTS = ("specinfer", "traversal", "lifted_uniform")  # compared on other temperatures and shapes
+MEAN = "mean"
+NOTES = {
+    f"Verifiers on trees of {TREE.K} branches of {TREE.L2} tokens": "Tokens per step (block efficiency: accepted "
+    "tokens and the one that the verifier adds) as a multiple of traversal's, by sampling setting and on average. "
+    "In brackets: 95% intervals over source files.",
+    "Other ways to draft": "As above, relative to traversal on the independent drafts of the same roots.",
+    "Acceptance at one node": "The probability that one of k drafted children is accepted, mean over sampling "
+    "settings. The optimum is the most that any verifier can reach (MDSD).",
+}
+Row = dict[str, Any]
 
 
 def plan(config: Config) -> list[str]:
     audit = config.audit
     return [
-        f"{audit.roots} roots over {len(audit.sampling)} sampling settings, {len(audit.verifiers)} verifiers, "
-        f"{len(variants(config))} kinds of drafted trees; tables, plots and a page in {folder_of(config)}"
+        f"{audit.roots} roots over {len(config.sampling)} sampling settings, {len(audit.verifiers)} verifiers, "
+        f"{len(kinds(config))} kinds of drafted trees; tables in {config.folder / 'audit.json'} and audit.html"
     ]
 
 
 def run(config: Config) -> None:
-    pair = load_pair(config)
-    ways = variants(config)
+    pair, drafts = load_pair(config), kinds(config)
+    per_setting = roots_per_setting(config, pair)
     depends = {
         "pair": pair.fingerprint,
         "rows_version": ROWS_VERSION,
         "seed": config.seed,
         "dtype": config.pair.dtype,
+        "sampling": [setting.model_dump(mode="json") for setting in config.sampling],
         "audit": config.audit.model_dump(mode="json"),
-        "topologies": {way.name: way.topology.parents for way in ways if way.topology is not None},
+        "topologies": {each.name: each.topology.parents for each in drafts if each.topology is not None},
         "data": {"tokens": config.data.tokens, "stride": config.data.stride},
         "prompts": prompts_depend(config, SPLIT),
     }
-    per_setting = roots_per_setting(config, pair)
-    folder = folder_of(config)
-    stage = Stage("audit", config, json.loads(json.dumps(depends)), (folder / "audit.html",))
+    outputs = config.folder / "audit.json", config.folder / "audit.html"
+    stage = Stage("audit", config, json.loads(json.dumps(depends)), outputs)
     if not stage.begin():
         return
     with mlflow_run(config, "audit", SECTIONS) as mlflow, progress() as bar:
         stage.replace()
-        task = bar.add_task("measuring roots", total=per_setting * len(config.audit.sampling), note="")
-        measured = {**stage.depends, "audit": {**stage.depends["audit"], "bootstrap": None}}
-        identity = hashlib.sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()
-        for number, setting in enumerate(config.audit.sampling):
-            path = folder / f"roots-{number}.parquet"
-            if not _holds(path, identity):
-                rows = list(measure(config, pair, setting, ways, per_setting, lambda: bar.advance(task)))
-                _write(path, rows, identity)
-            bar.update(task, completed=(number + 1) * per_setting)
-        tables = [pq.read_table(folder / f"roots-{number}.parquet") for number in range(len(config.audit.sampling))]
-        results = audit_page.write(config, folder, tables)
-        mlflow.log_artifacts(str(folder))
-        mlflow.log_metrics(results.metrics)
-        describe(mlflow, results.findings[0])
+        task = bar.add_task("measuring roots", total=per_setting * len(config.sampling), note="")
+        journal = Journal(config.folder / "audit-roots.jsonl", stage.depends)
+        bar.update(task, completed=per_setting * len(journal.entries))
+        for setting in config.sampling[len(journal.entries) :]:
+            journal.add(list(measure(config, pair, setting, drafts, per_setting, lambda: bar.advance(task))))
+        rows = tabulate(config, journal.entries)
+        found, tables = best_of(rows), dict(zip(NOTES, shown(rows), strict=True))
+        write_json(outputs[0], {"found": found, **rows})
+        with atomically(outputs[1]) as partial:
+            partial.write_text(_page(config.name, found, tables), encoding="utf-8")
+        for path in outputs:
+            mlflow.log_artifact(str(path))
+        means = (row for row in rows["block_efficiency"] if row["setting"] == MEAN and row["drafts"] == IID)
+        mlflow.log_metrics({f"of traversal/{row['verifier']}": row["of_traversal"] for row in means})
+        describe(mlflow, found)
     stage.finish()
-    for table in results.console:
-        console.print(table)
-    for line in results.findings:
-        stage.say(line)
-    stage.say(f"{(folder / 'audit.html').resolve()}")
+    for title, table in tables.items():
+        console.print(_printed(title, table))
+    stage.say(found)
+    stage.say(f"{outputs[1].resolve()}")
 
 
-def variants(config: Config) -> list[Variant]:
-    """The kinds of trees that are drafted at every root; i.i.d. ones among them, which the others are compared with.
+def kinds(config: Config) -> list[Drafts]:
+    """The kinds of trees that are drafted at every root; independent drafts, which others are compared with, first.
 
     Raises:
-        InputError: a topology's file is missing, or holds no tree.
+        InputError: a topology's file is missing or does not hold a tree, or two kinds share a name.
     """
-    rivals = tuple(name for name in ("traversal", "lifted_uniform") if name in config.audit.verifiers)
-    shaped = tuple(name for name in ("specinfer", *rivals) if name in config.audit.verifiers)
-    styles: dict[str, tuple[str, ...]] = {IID: shaped}
-    for entry in config.audit.styled:
-        verifier, _, style = entry.partition(":")
-        styles[style] = tuple(dict.fromkeys((*styles.get(style, ()), verifier)))
-    shapes = [path.stem for path in config.audit.topologies]
-    if len({*shapes, *styles}) < len(shapes) + len(styles):
-        raise InputError(f"audit.topologies: two files, or a file and a style, share a name: {', '.join(shapes)}")
-    return [
-        *(Variant(style, verifiers, style=style) for style, verifiers in styles.items()),
-        *(Variant(f"draft {heat:g}x as hot", rivals, heat=heat) for heat in config.audit.draft_temperatures),
-        *(Variant(path.stem, shaped, topology=_topology(path)) for path in config.audit.topologies),
+    others = tuple(name for name in ON_OTHER_DRAFTS if name in config.audit.verifiers)
+    result = [
+        Drafts(IID, config.audit.verifiers),
+        *(Drafts(style, verifiers, style) for style, verifiers in STYLED.items()),
+        *(Drafts(f"draft {heat:g}x as hot", others, heat=heat) for heat in config.audit.draft_temperatures),
+        *(Drafts(path.stem, others, topology=_topology(path)) for path in config.audit.topologies),
     ]
-
-
-def roots_per_setting(config: Config, pair: ModelPair) -> int:
-    """InputError where the prompts cannot give as many, before anything is measured."""
-    wanted = config.audit.roots // len(config.audit.sampling)
-    most = len(prompts_of(config, pair, SPLIT)) * len(stretches(config, config.data.tokens))
-    if wanted > most:
-        names = " and ".join(pair_names(config))
-        raise InputError(
-            f"audit.roots: the {SPLIT} prompts of {names} give at most {most} roots a setting, not {wanted}"
-        )
-    return wanted
-
-
-def stretches(config: Config, roots: int) -> list[slice]:
-    """The stretches of a text with so many roots."""
-    end, stride = min(roots, config.data.tokens), config.data.stride
-    return [slice(begin, min(begin + stride, end)) for begin in range(0, end, stride)]
+    names = [drafts.name for drafts in result]
+    if len(set(names)) < len(names):
+        raise InputError(f"audit.topologies: two kinds of trees share a name: {', '.join(names)}")
+    return result
 
 
 def _topology(path: Path) -> Topology:
@@ -152,31 +129,45 @@ def _topology(path: Path) -> Topology:
         raise InputError(f"audit.topologies: {path}: not a list of child-rank paths: {error}") from error
 
 
+def roots_per_setting(config: Config, pair: ModelPair) -> int:
+    """InputError where these are too few, or more than the prompts give, before anything is measured."""
+    wanted, settings = config.audit.roots // len(config.sampling), len(config.sampling)
+    if wanted < MIN_ROOTS:
+        raise InputError(f"audit.roots: fewer than {MIN_ROOTS} for each of {settings} sampling settings")
+    most = len(prompts_of(config, pair, SPLIT)) * len(_middles(config, config.data.tokens))
+    if wanted > most:
+        names = " and ".join(pair_names(config))
+        raise InputError(
+            f"audit.roots: the {SPLIT} prompts of {names} give at most {most} roots a setting, not {wanted}"
+        )
+    return wanted
+
+
+def _middles(config: Config, roots: int) -> list[int]:
+    """The middle root of every stretch of a text with so many roots."""
+    end, stride = min(roots, config.data.tokens), config.data.stride
+    return [(begin + min(begin + stride, end)) // 2 for begin in range(0, end, stride)]
+
+
 def measure(
     config: Config,
     pair: ModelPair,
     setting: SamplingSetting,
-    ways: list[Variant],
+    drafts: list[Drafts],
     count: int,
     done: Callable[[], None],
-) -> Iterator[dict[str, Any]]:
-    """Rows of one sampling setting, one for each of `count` stretches; fewer if texts end early."""
-    action, number = Action(*config.audit.tree), 0
-    closely = config.audit.acceptance_roots // len(config.audit.sampling)
-    for source, text, generator in texts_of(config, pair, setting.build()):
-        efficiency_VRA = ActionSpace.default().efficiencies(text.survivals(config.audit.verifiers, generator))
-        distance_RD = text.distances()
-        for own in stretches(config, text.roots)[: count - number]:
-            root, distance_D = (own.start + own.stop) // 2, distance_RD[own].mean(0)
-            asked = number * closely // count != (number + 1) * closely // count  # `closely` of them, evenly spread
-            other = {way.name: variant_efficiencies(text, root, way, action, generator) for way in ways}
+) -> Iterator[Row]:
+    """What is found at each of `count` roots of one sampling setting, as JSON values; fewer if texts end early."""
+    sampling, number = setting.build(), 0
+    for source, written, generator in texts_of(config, pair, sampling):
+        text = RootedText(pair, written, sampling)
+        for root in _middles(config, len(written.tokens) - written.start - DEPTH)[: count - number]:
+            closely = number % ACCEPTANCE_EVERY == 0
+            p_V, q_V = text.target_probs_TV[root], text.draft_probs_TV[root]
             yield {
                 "source": source,
-                "efficiency": efficiency_VRA[:, own].mean(1).flatten().tolist(),
-                "overlap": (1 - distance_D / 2).tolist(),
-                "distance": distance_D.tolist(),
-                "variants": json.dumps(other),
-                "acceptance": _acceptances(text, root, generator) if asked else None,
+                "efficiency": {each.name: text.efficiencies(root, each, generator) for each in drafts},
+                "acceptance": acceptances(p_V, q_V, config.audit.verifiers, generator) if closely else [],
             }
             number += 1
             done()
@@ -184,19 +175,98 @@ def measure(
             return
 
 
-def _acceptances(text: RootedText, root: int, generator: torch.Generator) -> str:
-    found = acceptances(text.target_probs_TV[root], text.draft_probs_TV[root], generator)
-    return json.dumps([[*key, value] for key, value in found.items()])
+def tabulate(config: Config, measured: list[list[Row]]) -> dict[str, list[Row]]:
+    """The rows of each question: by sampling setting, and in their mean."""
+    settings = [*(str(setting.build()) for setting in config.sampling), MEAN]
+    means = _means(config, measured)
+    base = means[IID, None, "traversal"]
+    efficiencies, accepted = [], []
+    for (drafts, k, verifier), own in means.items():
+        if k is None:
+            ratios = _with_mean([mine_B / base_B for mine_B, base_B in zip(own, base, strict=True)])
+            for setting, mine_B, ratio_B in zip(settings, _with_mean(own), ratios, strict=True):
+                row: Row = {"drafts": drafts, "verifier": verifier, "setting": setting}
+                row |= {"block_efficiency": float(mine_B[0]), "of_traversal": float(ratio_B[0])}
+                efficiencies.append(row | {"interval_95": interval(ratio_B)})
+        else:
+            for setting, mine_B in zip(settings, _with_mean(own), strict=True):
+                row = {"drafts": drafts, "verifier": verifier, "k": k, "setting": setting}
+                accepted.append(row | {"acceptance": float(mine_B[0]), "interval_95": interval(mine_B)})
+    return {"block_efficiency": efficiencies, "acceptance": accepted}
 
 
-def _holds(path: Path, identity: str) -> bool:
-    """Whether a file is whole and of these inputs."""
-    try:
-        return (pq.read_schema(path).metadata or {}).get(b"identity") == identity.encode()
-    except (OSError, pa.ArrowInvalid):
-        return False
+def _means(config: Config, measured: list[list[Row]]) -> dict[tuple[str, int | None, str], list[np.ndarray]]:
+    """The mean over roots, [B], of each sampling setting, by drafts, number of children and verifier.
+
+    The number is None for a block efficiency.
+    """
+    sources = sorted({root["source"] for roots in measured for root in roots})
+    weights = source_weights(len(sources), config.seed)
+    result: dict[tuple[str, int | None, str], list[np.ndarray]] = {}
+    for roots in measured:
+        values: dict[tuple[str, int | None, str], dict[str, list[Any]]] = {}
+        for root in roots:
+            found = [(drafts, None, *each) for drafts, own in root["efficiency"].items() for each in own.items()]
+            for drafts, k, verifier, value in (*found, *root["acceptance"]):
+                own = values.setdefault((drafts, k, verifier), {"of": [], "value": []})
+                own["of"].append(root["source"])
+                own["value"].append(value)
+        for key, own in values.items():
+            totals, counts = (
+                weights @ sums_by_source(each, own["of"], sources) for each in (own["value"], [1.0] * len(own["of"]))
+            )
+            with np.errstate(invalid="ignore"):  # a resample may hold none of these sources
+                result.setdefault(key, []).append(totals / counts)
+    return result
 
 
-def _write(path: Path, rows: list[dict[str, Any]], identity: str) -> None:
-    with atomically(path) as partial:
-        pq.write_table(pa.Table.from_pylist(rows, SCHEMA.with_metadata({"identity": identity})), partial)
+def _with_mean(values: list[np.ndarray]) -> list[np.ndarray]:
+    return [*values, np.mean(values, axis=0)]
+
+
+def best_of(rows: dict[str, list[Row]]) -> str:
+    """The verifier that accepts the most, and how much, in one sentence."""
+    means = [row for row in rows["block_efficiency"] if (row["setting"], row["drafts"]) == (MEAN, IID)]
+    best = max(means, key=lambda row: row["of_traversal"])
+    more = with_interval(best["of_traversal"], best["interval_95"])
+    return (
+        f"The best verifier here, {best['verifier']}, yields {more} times as many tokens per step as traversal in the "
+        "mean over the sampling settings."
+    )
+
+
+def shown(rows: dict[str, list[Row]]) -> list[list[Row]]:
+    """The tables as they are read: settings, or numbers of children, beside each other."""
+    efficiency = rows["block_efficiency"]
+    acceptance = [{**row, "k": f"k = {row['k']}"} for row in rows["acceptance"] if row["setting"] == MEAN]
+    return [
+        _beside([row for row in efficiency if row["drafts"] == IID], ("verifier",), "setting", "of_traversal"),
+        _beside([row for row in efficiency if row["drafts"] != IID], ("drafts", "verifier"), "setting", "of_traversal"),
+        _beside(acceptance, ("drafts", "verifier"), "k", "acceptance"),
+    ]
+
+
+def _beside(rows: list[Row], keys: tuple[str, ...], column: str, value: str) -> list[Row]:
+    """One row for each value of some keys, with a cell for each value of another one."""
+    columns = list(dict.fromkeys(row[column] for row in rows))
+    table: dict[tuple[str, ...], Row] = {}
+    for row in rows:
+        empty = {**{key: row[key] for key in keys}, **dict.fromkeys(columns)}
+        own = table.setdefault(tuple(row[key] for key in keys), empty)
+        own[row[column]] = with_interval(row[value], row["interval_95"])
+    return list(table.values())
+
+
+def _printed(title: str, rows: list[Row]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in rows[0]:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(cell or "" for cell in row.values()))
+    return table
+
+
+def _page(name: str, found: str, tables: dict[str, list[Row]]) -> str:
+    body = "".join(f"<h2>{title}</h2>{html_table(rows)}{note(NOTES[title])}" for title, rows in tables.items())
+    head = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Espalier: audit of {name}</title>{STYLE}"
+    return f"{head}<h1>Audit of {name}</h1><p class='lead'>{html.escape(found)}</p>{body}</html>"

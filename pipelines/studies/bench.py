@@ -2,13 +2,14 @@
 
 Every verifier verifies the same (4, 0, 8) trees; `naive` and `block` also verify chains of 8, beside transformers' own
 `_speculative_sampling` on the same logits. All are interleaved, one call each in turn; times are medians.
+
+Legend: L depths, N tree nodes, V vocabulary.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,8 @@ from pipelines.tracking import mlflow_run
 
 SECTIONS = ("pair", "bench")
 
-SHAPE = (4, 0, 8)
-SLOW = 8  # khisti solves linear programs: it is timed on every eighth round only
+K, L = 4, 8  # branches of so many tokens
+SLOW = 8  # khisti solves linear programs: it is timed in every eighth round only
 RIVAL = "transformers, chain"
 Call = Callable[[], object]
 
@@ -44,11 +45,11 @@ def plan(config: Config) -> list[str]:
 def run(config: Config) -> None:
     output = config.folder / "bench.json"
     check_device(config.pair.device)
-    device = "cuda" if config.pair.device == "auto" and torch.cuda.is_available() else config.pair.device
-    device = "cpu" if device == "auto" else device
+    device = config.pair.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     name = device_name(device, config.pair.dtype, config.pair.threads)
-    depends = {"device": name, "bench": config.bench.model_dump(mode="json")}
-    stage = Stage("bench", config, depends, (output,))
+    stage = Stage("bench", config, {"device": name, "bench": config.bench.model_dump(mode="json")}, (output,))
     if config.pair.threads:
         torch.set_num_threads(config.pair.threads)
     with mlflow_run(config, "bench", SECTIONS) as mlflow, progress() as bar:
@@ -64,97 +65,80 @@ def run(config: Config) -> None:
         for row in rows:
             mlflow.log_metric(f"milliseconds/{row['vocabulary']}/{row['what'].replace(', ', '_')}", row["milliseconds"])
     stage.finish()
-    console.print(table(name, rows))
-    stage.say(f"{Path(output).resolve()}")
+    console.print(_table(name, rows))
+    stage.say(f"{output.resolve()}")
 
 
 def measure(vocabulary: int, repeats: int, device: torch.device, done: Callable[[], None]) -> list[dict[str, Any]]:
-    """Median milliseconds of every call, and its ratio to transformers' on the same chain."""
+    """Median milliseconds of every call; for those on a chain also the ratio to transformers'."""
     generator = torch.Generator(device=device).manual_seed(1)
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     seconds: dict[str, list[float]] = {}
     for repeat in range(-1, repeats):  # the first round warms up
         for name, call in _calls(vocabulary, generator).items():
             if name == "khisti" and repeat % SLOW:
                 continue
-            _wait(device)
+            wait()
             start = time.perf_counter()
             call()
-            _wait(device)
+            wait()
             if repeat >= 0:
                 seconds.setdefault(name, []).append(time.perf_counter() - start)
         if repeat >= 0:
             done()
-    rival = np.array(seconds[RIVAL])
-    rng = np.random.default_rng(0)
+    rng, rival = np.random.default_rng(0), np.array(seconds[RIVAL])
     rows = []
-    for name, values in seconds.items():
-        row: dict[str, Any] = {"vocabulary": vocabulary, "what": name, "milliseconds": 1e3 * float(np.median(values))}
+    for name, mine in ((name, np.array(values)) for name, values in seconds.items()):
+        row: dict[str, Any] = {"vocabulary": vocabulary, "what": name, "milliseconds": 1e3 * float(np.median(mine))}
         if name.endswith("chain"):
-            mine = np.array(values)
-            picks = rng.integers(len(mine), size=(2000, len(mine)))
-            ratios = np.median(mine[picks], axis=1) / np.median(rival[picks], axis=1)
-            ratio = float(np.median(mine) / np.median(rival))
-            row |= {"ratio": ratio, "interval_95": interval(np.array([ratio, *ratios]))}
+            picks = np.vstack([np.arange(len(mine)), rng.integers(len(mine), size=(2000, len(mine)))])
+            ratio_B = np.median(mine[picks], axis=1) / np.median(rival[picks], axis=1)
+            row |= {"ratio": float(ratio_B[0]), "interval_95": interval(ratio_B)}
         rows.append(row)
     return rows
 
 
 def _calls(vocabulary: int, generator: torch.Generator) -> dict[str, Call]:
-    """The calls of one round, all on the same logits: random rows of the sharpness of a language model's."""
+    """The calls of one round, all on the same logits: random rows about as peaked as a language model's."""
     device = generator.device
-    K, _, L = SHAPE
     draft_LV, noise_LV = (torch.randn(L + 1, vocabulary, generator=generator, device=device) for _ in range(2))
     draft_LV *= 2.5
     target_LV = draft_LV + 0.6 * noise_LV
-    sampling = Sampling()
-    q_LV = sampling.probabilities(draft_LV)
+    softmax = Sampling().probabilities
+    q_LV = softmax(draft_LV)
     chain = DraftTree.from_paths(sample(q_LV[:L], 1, generator)[:, 0].tolist(), [[]])
     tree = DraftTree.from_paths([], sample(q_LV[:L], K, generator).T.tolist())
-    # rows by depth are as good as rows by node here: what counts is how many there are
+    # nodes of one depth share a row: the time depends on the number of rows, not on what they hold
     tree_target_NV, tree_draft_NV = target_LV[tree.depths_N.to(device)], draft_LV[tree.depths_N.to(device)]
 
     def verify(name: str, tree: DraftTree, target_NV: Tensor, draft_NV: Tensor) -> Call:
         verifier = get_verifier(name)
-        return lambda: verifier.verify(
-            tree, sampling.probabilities(target_NV), sampling.probabilities(draft_NV), generator
-        )
+        return lambda: verifier.verify(tree, softmax(target_NV), softmax(draft_NV), generator)
 
     candidates = torch.tensor([[0, *(chain.token(n) for n in range(1, L + 1))]], device=device)
-    node_M = torch.zeros(1, dtype=torch.int64, device=device)
-    node = Rows(sampling.probabilities(target_LV[:1]), q_LV[:1]).at(node_M)
+    row = Rows(softmax(target_LV[:1]), q_LV[:1]).at(torch.zeros(1, dtype=torch.int64, device=device))
     return {
         RIVAL: lambda: _speculative_sampling(candidates, draft_LV[None, :L], L, target_LV[None]),
         "naive, chain": verify("naive", chain, target_LV, draft_LV),
         "block, chain": verify("block", chain, target_LV, draft_LV),
         **{name: verify(name, tree, tree_target_NV, tree_draft_NV) for name in VERIFIERS},
-        "softmax of all rows": lambda: (
-            sampling.probabilities(tree_target_NV),
-            sampling.probabilities(tree_draft_NV),
-        ),
-        "one pass over a row": lambda: node.excess(node.ones(), node.ones()),
-        "one sort of a row": lambda: (node.rows.p_NV / node.rows.q_NV).sort(descending=True),
+        "softmax of all rows": lambda: (softmax(tree_target_NV), softmax(tree_draft_NV)),
+        "one pass over a row": lambda: row.excess(row.ones(), row.ones()),
+        "one sort of a row": lambda: (row.rows.p_NV / row.rows.q_NV).sort(descending=True),
     }
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def table(device: str, rows: list[dict[str, Any]]) -> Table:
+def _table(device: str, rows: list[dict[str, Any]]) -> Table:
     """Milliseconds by what is called and vocabulary."""
     result = Table(title=f"Verification, softmax included, {device}: median milliseconds", title_justify="left")
-    vocabularies = sorted({row["vocabulary"] for row in rows})
+    cells: dict[str, list[str]] = {}
     result.add_column("")
-    for size in vocabularies:
+    for size in dict.fromkeys(row["vocabulary"] for row in rows):
         result.add_column(f"V = {size:,}", justify="right")
         result.add_column("of transformers'", justify="right")
-    for name in dict.fromkeys(row["what"] for row in rows):
-        cells = [name]
-        for size in vocabularies:
-            row = next(row for row in rows if (row["what"], row["vocabulary"]) == (name, size))
-            ratio = row.get("ratio")
-            cells.append(f"{row['milliseconds']:.3f}")
-            cells.append("" if ratio is None else "{:.2f} [{:.2f}, {:.2f}]".format(ratio, *row["interval_95"]))
-        result.add_row(*cells)
+    for row in rows:
+        ratio = "{:.2f} [{:.2f}, {:.2f}]".format(row["ratio"], *row["interval_95"]) if "ratio" in row else ""
+        cells.setdefault(row["what"], []).extend([f"{row['milliseconds']:.3f}", ratio])
+    for name, values in cells.items():
+        result.add_row(name, *values)
     return result

@@ -163,7 +163,7 @@ def test_labels_are_those_of_plain_passes(labelled: tuple[pa.Table, str], pair: 
         )
         tokens = torch.tensor([row["tokens"]])
         rows = [setting.probabilities(model(tokens).logits[0, row["start"] :]) for model in (pair.target, pair.draft)]
-        labeller = TextLabeller(tokens[0, row["start"] :], VERIFIERS, branching=False)
+        labeller = TextLabeller(tokens[0, row["start"] :], VERIFIERS)
         labeller.add(*rows)
         chains = labeller.survivals()[:, :, : SPACE.depth].numpy()
         for verifier, expected in zip(VERIFIERS, chains, strict=True):
