@@ -2,8 +2,8 @@
 
 Every rule here touches the vocabulary through sums of `(a p - b q)+`, over the tokens with `q/p < a/b`. With the tokens
 in ascending `q/p` these are the first so many, and the sum is `a P - b Q` with two prefix sums. Along a text, hundreds
-of trees meet at one position and ask for different `a` and `b`: one sort serves them all. (While decoding, a node is
-asked a few times only, and `Profile`, which sums anew each time, is faster.)
+of trees meet at one position and ask for different `a` and `b`, and share one sort. While decoding, a node is asked a
+few times only, and `NodeDistributions`, which sums anew each time, is faster.
 
 Legend: P rows, V vocabulary, M questions, n numbers asked of each.
 """
