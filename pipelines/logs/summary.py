@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Iterable
 from typing import Any
 
 from pipelines.config import Config
-from pipelines.report.page import STYLE, folded, listed, note, table
+from pipelines.report.page import document, folded, listed, note, table
 from pipelines.run import provenance
 from selector.files import atomically
 from selector.schema import DRAFTER, TEXT
@@ -80,14 +79,10 @@ def _page(config: Config, logs: Figures, words: str) -> str:
         "By kind of work": table([row for entry in logs["by_batch"] for row in _kinds(entry)]),
         "Rules of other projects": table(list(map(_rival, logs["rivals"]))),
         "Every fixed length": table(list(map(_length, logs["lengths"]))),
+        "Provenance": folded("Where this comes from", json.dumps(provenance(config), indent=1)),
     }
-    body = "".join(f"<h2>{html.escape(title)}</h2>{content}" for title, content in sections.items() if content)
-    title = html.escape(f"{config.name}: what a selector gains on logs of {logs['drafter']}")
-    made = folded("Where this comes from", json.dumps(provenance(config), indent=1))
-    return (
-        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title>{STYLE}</head>"
-        f"<body><h1>{title}</h1>{listed(words.splitlines())}{body}{made}</body></html>\n"
-    )
+    title = f"{config.name}: what a selector gains on logs of {logs['drafter']}"
+    return document(title, listed(words.splitlines()), sections.items())
 
 
 def _batches(logs: Figures, mixed: bool) -> str:

@@ -29,12 +29,18 @@ def document(title: str, lead: str, sections: Iterable[tuple[str, str]]) -> str:
     """A self-contained page.
 
     Args:
-        title, lead: plain text; `lead` is the first paragraph.
-        sections: title in plain text, and content in HTML; sections without content are left out.
+        title: plain text.
+        lead: HTML of what stands first.
+        sections: titles in plain text, and contents in HTML; sections without content are left out.
     """
-    body = "".join(f"<h2>{html.escape(title)}</h2>{content}" for title, content in sections if content)
+    body = "".join(f"<h2>{html.escape(name)}</h2>{content}" for name, content in sections if content)
     head = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Espalier: {html.escape(title)}</title>{STYLE}"
-    return f"{head}<h1>{html.escape(title)}</h1><p class='lead'>{html.escape(lead)}</p>{body}</html>"
+    return f"{head}<h1>{html.escape(title)}</h1>{lead}{body}</html>\n"
+
+
+def sentence(words: str) -> str:
+    """The sentence that a page begins with."""
+    return f"<p class='lead'>{html.escape(words)}</p>"
 
 
 def images(pictures: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ from pipelines.data.recorded import load_traces, realised, settings_of, timed, t
 from pipelines.evaluate import findings, losslessness
 from pipelines.latency.profile import load_profile
 from pipelines.report import plots
-from pipelines.report.page import document, folded, images, listed, note, strip, table, text_of
+from pipelines.report.page import document, folded, images, listed, note, sentence, strip, table, text_of
 from pipelines.run import Stage, provenance, read_json, verify
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import chosen_of, load_module, load_result
@@ -107,7 +107,7 @@ def page(config: Config, evaluation: dict[str, Any], training: dict[str, Any]) -
         *_machine(config, profile, training),
         ("Provenance", folded("config, versions and commit", json.dumps(provenance(config), indent=1))),
     ]
-    return document(config.name, findings.headline(evaluation), sections)
+    return document(config.name, sentence(findings.headline(evaluation)), sections)
 
 
 def _setting(row: dict[str, Any]) -> str:
