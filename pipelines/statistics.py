@@ -14,9 +14,9 @@ import numpy as np
 RESAMPLES = 2000  # the bounds of a 95% interval then vary by a few per cent of its width
 
 
-def source_weights(sources: int, seed: int, *, resamples: int = RESAMPLES) -> np.ndarray:
-    """How often each source counts in each resample, [1 + resamples, sources]; in the first row, every one once."""
-    drawn = np.random.default_rng(seed).multinomial(sources, np.full(sources, 1 / sources), resamples)
+def source_weights(sources: int, seed: int) -> np.ndarray:
+    """How often each source counts in each resample, [1 + RESAMPLES, sources]; in the first row, every one once."""
+    drawn = np.random.default_rng(seed).multinomial(sources, np.full(sources, 1 / sources), RESAMPLES)
     return np.vstack([np.ones(sources), drawn])
 
 

@@ -10,7 +10,6 @@ Legend: B the estimate and its bootstrap resamples.
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +25,7 @@ from data_gen.verification.base import IID
 from pipelines.config import Config, SamplingSetting
 from pipelines.pair.loading import load_pair, pair_names, prompts_depend, prompts_of
 from pipelines.quick.texts import DEPTH, SPLIT, texts_of
-from pipelines.report.page import STYLE, note, with_interval
+from pipelines.report.page import document, note, sentence, with_interval
 from pipelines.report.page import table as html_table
 from pipelines.run import Journal, Stage, console, progress, write_json
 from pipelines.statistics import interval, source_weights, sums_by_source
@@ -267,6 +266,5 @@ def _printed(title: str, rows: list[Row]) -> Table:
 
 
 def _page(name: str, found: str, tables: dict[str, list[Row]]) -> str:
-    body = "".join(f"<h2>{title}</h2>{html_table(rows)}{note(NOTES[title])}" for title, rows in tables.items())
-    head = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Espalier: audit of {name}</title>{STYLE}"
-    return f"{head}<h1>Audit of {name}</h1><p class='lead'>{html.escape(found)}</p>{body}</html>"
+    sections = ((title, html_table(rows) + note(NOTES[title])) for title, rows in tables.items())
+    return document(f"Audit of {name}", sentence(found), sections)
