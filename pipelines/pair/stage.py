@@ -18,7 +18,7 @@ from pipelines.run import Stage, console, progress, write_json
 from pipelines.tracking import describe, mlflow_run
 from selector.files import atomically
 
-SECTIONS = ("pair", "prompts", "data", "evaluate")
+SECTIONS = ("pair", "prompts", "sampling", "data", "evaluate")
 
 
 class Corpus(NamedTuple):

@@ -34,7 +34,7 @@ from pipelines.tracking import describe, mlflow_run
 from selector.files import atomically
 from selector.schema import InputError
 
-SECTIONS = ("pair", "prompts", "sampling", "data", "audit")
+SECTIONS = ("pair", "prompts", "sampling", "data", "evaluate", "audit")
 MIN_ROOTS = 8  # under each sampling setting
 ACCEPTANCE_EVERY = 8  # roots
 ON_OTHER_DRAFTS = ("specinfer", "traversal", "lifted_uniform")  # compared on other temperatures and shapes

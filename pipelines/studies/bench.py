@@ -29,7 +29,7 @@ from pipelines.run import Stage, console, progress, write_json
 from pipelines.statistics import interval
 from pipelines.tracking import mlflow_run
 
-SECTIONS = ("pair", "bench")
+SECTIONS = ("pair", "sampling", "bench")
 
 K, L = 4, 8  # branches of so many tokens
 SLOW = 8  # khisti solves linear programs: it is timed in every eighth round only
