@@ -65,9 +65,9 @@ class Grid:
 def usual(seconds: Sequence[float]) -> float:
     """The mean without the slowest tenth.
 
-    What a step costs on average is what counts. On a shared machine the same pass takes 9 ms for a while and then 14;
-    the median of two such heaps jumps from one to the other, and scatters half as much again as the mean. The slowest
-    tenth are what another program took.
+    Decoding speed follows from the average time of a step. On a shared machine the same pass takes 9 ms for a while and
+    then 14; the median jumps between the two, and its variance is larger than that of the mean. The slowest tenth is
+    left out because other programs cause it.
     """
     return statistics.fmean(_quicker(seconds, float))
 

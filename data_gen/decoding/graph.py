@@ -13,35 +13,29 @@ Legend: S slots of a tree, D its depth, V vocabulary, T tokens of the text, W to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
 from data_gen.decoding.loop import Chooser, Clock, Loop, Outcome, Text
+from data_gen.decoding.memory import ROOM, WARM, WIDTHS, Memory, passes_of, run_of
 from data_gen.drafting.slots import Layout, layout_of
 from data_gen.features.root import Accepted, ModelRow
 from data_gen.features.rows import LEAST_LOGIT
 from data_gen.models.pair import ModelPair
-from data_gen.models.preallocated import PreallocatedModel, Window, run_window, window
 from data_gen.models.sampling import Sampling
 from data_gen.verification import COPIED, Verifier
 from data_gen.verification.distributions import invert
 from data_gen.verification.on_slots import check_on_slots, verify_slots
-from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup
+from selector.actions import EMPTY, Action, Choice, Lookup
 from selector.schema import EARLY, LIGHT, MATCH, InputError
 
-ROOM = max(action.nodes for action in ActionSpace.with_lookups().actions) + 1  # slots of the largest tree
-WIDTHS = 1, 2, 3, 4, 5, 7, 9, 11, 13, 17, 21, 25, 33, 41  # of target passes: each one that is used is compiled once
 ROWS = 256  # caches have a multiple of so many rows: a compiled pass is for one number of rows
-WARM = 2  # times that work is run before it is recorded as a CUDA graph
 LEAST_RUN, LONGEST_RUN = 2, 32  # tokens of the draft's root pass: after a step that drafted, one or two are new to it
 GRAPHS = 64  # compiled passes of all models; beyond its own limit, 8, torch would stop compiling
-
-_run_window = cache(run_window)
 
 
 class GraphDecoder(Loop):
@@ -98,11 +92,11 @@ class GraphDecoder(Loop):
         spare = self.pair.spare.setdefault(self._memory_key, [])
         if spare:
             return
-        memory, device = _Memory(self.pair, *self._memory_key), self.pair.device
+        memory, device = Memory(self.pair, *self._memory_key), self.pair.device
         runs = {1 << n for n in range(LONGEST_RUN.bit_length())}
         for model, widths in ((memory.target, WIDTHS), (memory.draft, sorted({3} | runs))):  # up to four branches
             for width in widths:
-                model.forward(memory.text_T[:width], memory.base, _run_window(width, ROOM, device))
+                model.forward(memory.text_T[:width], memory.base, run_of(width, ROOM, device))
         spare.append(memory)
 
     def _open(self, prompt: Sequence[int], generator: torch.Generator) -> _SlotText:
@@ -110,7 +104,7 @@ class GraphDecoder(Loop):
             raise InputError(f"a prompt of {len(prompt)} tokens; this decoder was made for texts of {self.length}")
         text = _SlotText(prompt, self.sampling, self.chooser.feature_levels, generator)
         spare = self.pair.spare.setdefault(self._memory_key, [])
-        text.memory = spare.pop() if spare else _Memory(self.pair, *self._memory_key)
+        text.memory = spare.pop() if spare else Memory(self.pair, *self._memory_key)
         text.memory.fill(prompt)
         text.passed = text.known = len(prompt) - 1
         return text
@@ -146,10 +140,10 @@ class GraphDecoder(Loop):
                 text.knowledge.passed(map(ModelRow, probs_WV, logits_WV, logits_WV[:, :0]))
         text.passed = length
 
-    def _root_pass(self, memory: _Memory, run: int, end: Tensor, shown: bool) -> Tensor:
+    def _root_pass(self, memory: Memory, run: int, end: Tensor, shown: bool) -> Tensor:
         """The draft passes `run` tokens up to row `end`; after each its probabilities and its logits, [run, 2 V], where
         they are to be shown."""
-        over, begin = _run_window(run, ROOM, end.device), end - (run - 1)
+        over, begin = run_of(run, ROOM, end.device), end - (run - 1)
         logits_WV = memory.draft.forward(memory.text_T.gather(0, begin + over.slots_W), begin, over)
         probs_WV = self.draft_sampling.after(_no_texts, logits_WV if shown else logits_WV[-1:])
         memory.root_1V.copy_(probs_WV[-1:])
@@ -182,7 +176,7 @@ class GraphDecoder(Loop):
 
     def _draft(self, text: _SlotText, action: Choice, clock: Clock) -> tuple[Tensor, Tensor]:
         """The tokens of all slots, and the draft's distribution after each; zeros at leaves."""
-        memory, passes = text.memory, _passes(action, self.pair.device)
+        memory, passes = text.memory, passes_of(action, self.pair.device)
         layout = passes.layout
         tokens_S = torch.zeros(layout.size, dtype=torch.int64, device=self.pair.device)
         tokens_S[0] = memory.text_T.gather(0, memory.base.view(1))[0]
@@ -201,7 +195,7 @@ class GraphDecoder(Loop):
 
     def _target(self, text: _SlotText, action: Choice, drafted: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """The target's logits and distributions after each slot."""
-        over, size = _passes(action, self.pair.device).target, len(drafted[0])
+        over, size = passes_of(action, self.pair.device).target, len(drafted[0])
         tokens_W = pad(drafted[0], (0, len(over.slots_W) - size))
         logits_SV = text.memory.target.forward(tokens_W, text.memory.base, over)[:size]
         return logits_SV, self.sampling.after(_no_texts, logits_SV)
@@ -283,73 +277,6 @@ def _draw(layout: Layout, slots: slice, uniforms: Tensor, tokens_S: Tensor, q_SV
         tokens_S[first : first + width] = invert(q_SV[slots], uniforms_W1)[:, 0]
 
 
-class _Passes(NamedTuple):
-    """The passes of a step with one action."""
-
-    layout: Layout
-    drafted: list[tuple[slice, Window]]  # the draft's after the root's, with their slots
-    target: Window
-
-
-@cache
-def _passes(action: Choice, device: torch.device) -> _Passes:
-    layout = layout_of(action, device)
-    trunk = [slice(n, n + 1) for n in range(1, layout.L1 + 1)]
-    slots = [*trunk, *layout.levels[1:]][:-1] if layout.depth else []  # leaves need no pass
-    drafted = [(each, window(layout, each.start, each.stop, ROOM)) for each in slots]
-    width = next((width for width in WIDTHS if width >= layout.size), layout.size)
-    return _Passes(layout, drafted, window(layout, 0, layout.size, ROOM, width))
-
-
-class _Memory:
-    """What decoding one text takes on the device: allocated once, and used again for other texts.
-
-    Args:
-        rows: of the caches.
-    """
-
-    def __init__(self, pair: ModelPair, rows: int, compiled: bool, backend: Any, recorded: bool) -> None:
-        models = (PreallocatedModel(model, rows, ROOM, compiled, backend) for model in (pair.target, pair.draft))
-        self.target, self.draft = models
-        self.text_T = torch.zeros(rows, dtype=torch.int64, device=pair.device)
-        self.base = torch.zeros((), dtype=torch.int64, device=pair.device)  # the root's row, which is its position
-        self.uniforms = torch.zeros(ROOM + 2, dtype=torch.float64, device=pair.device)
-        self.copied = torch.zeros(ROOM, dtype=torch.int64, device=pair.device)  # a lookup's tokens
-        dtype = torch.promote_types(pair.draft.dtype, torch.float32)
-        self.root_1V = torch.zeros(1, pair.vocabulary, dtype=dtype, device=pair.device)  # the draft's distribution
-        self.records = recorded and pair.device.type == "cuda"
-        self._calls: dict[object, int] = {}
-        self._recorded: dict[object, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-
-    def fill(self, prompt: Sequence[int]) -> None:
-        text_T = torch.tensor(prompt, device=self.base.device)
-        self.text_T[: len(prompt)] = text_T
-        self.base.fill_(len(prompt) - 1)
-        for model in (self.target, self.draft):
-            model.fill(text_T[:-1])
-
-    def copy_in(self, copied: list[int]) -> None:
-        """Bring a lookup's tokens to the device."""
-        host = torch.tensor(copied, dtype=torch.int64)
-        if self.copied.is_cuda:
-            host = host.pin_memory()  # else the copy would wait
-        self.copied[: len(copied)].copy_(host, non_blocking=True)
-
-    def run(self, key: object, work: Callable[[], Tensor]) -> Tensor:
-        """Do some work. On a GPU it is recorded as a CUDA graph after a few times, and replayed from then on."""
-        calls = self._calls[key] = self._calls.get(key, 0) + 1
-        if not self.records or calls <= WARM:
-            return work()
-        if key not in self._recorded:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):  # this does not run the work
-                result = work()
-            self._recorded[key] = graph, result
-        graph, result = self._recorded[key]
-        graph.replay()
-        return result
-
-
 class _SlotText(Text):
     """A text, and its memory on the device.
 
@@ -359,7 +286,7 @@ class _SlotText(Text):
         finite: whether all numbers so far were.
     """
 
-    memory: _Memory
+    memory: Memory
     passed: int
     known: int
     finite = True

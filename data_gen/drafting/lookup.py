@@ -1,8 +1,8 @@
 """Drafts copied from the text itself: what followed the longest earlier match of its end.
 
-In `a b c a b` the longest end that stands in the text before is `a b`, of length 2; a `c` followed it there, so the
-proposal is `c a b c ..`: it may run on into what it has copied itself. Engines call this prompt lookup or n-gram
-speculation; here any length of match counts, in prompt and output alike.
+In `a b c a b` the longest end that occurs earlier is `a b`, of length 2. A `c` followed it there, so the proposal is
+`c a b c ..`, which may continue into its own copy. Engines call this prompt lookup or n-gram speculation; here matches
+of all lengths count, in prompt and output.
 
 A suffix automaton (Blumer et al. 1985) knows all substrings of the text so far; it grows by one token in amortised
 constant time. After a token has been added, the longest end of the text that occurred earlier is what the newest

@@ -1,8 +1,8 @@
-"""Drafted trees of one shape, always in the same places: what a decoding step without host waits works on.
+"""Drafted trees with fixed slots, for decoding steps without host synchronisation.
 
-`DraftTree` merges equal prefixes, so the number of its nodes depends on what was drawn, and Python must look at the
-tokens to build it. Here every drafted token keeps a slot of its own, and which slots are equal is worked out on the
-device. The slots of (2, 1, 2), a trunk of one token and two branches of two:
+`DraftTree` merges equal prefixes. The number of its nodes then depends on what was drawn, and Python has to read the
+tokens to build it. Here every drafted token has a slot of its own, and the device finds out which slots are equal. The
+slots of (2, 1, 2), a trunk of one token and two branches of two:
 
     slot     0     1       2          3          4          5
     is       root  trunk   branch 0   branch 1   branch 0   branch 1
@@ -25,7 +25,7 @@ ABSENT = -1  # in a list of entries: there are no more
 
 
 class Layout:
-    """Where the tokens of an action stand.
+    """The slots of the tokens of an action.
 
     Attributes:
         K, L1, L2: branches, trunk length and branch length; a chain and a lookup are a trunk alone, with K = 1.
@@ -73,7 +73,7 @@ def layout_of(action: Choice, device: torch.device) -> Layout:
 
 
 class Merged:
-    """Which slots of a drafted tree stand for the same text, and what follows each: without looking at a token.
+    """Which slots of a drafted tree stand for the same text, and what follows each, without host synchronisation.
 
     Attributes:
         tokens_S: as they were drafted.

@@ -1,8 +1,7 @@
 """Attention masks for passes over token trees: one for each kind of layer that a model has.
 
-A layer of full attention looks at all committed tokens and at a node's ancestors. One with a sliding window looks at
-the last of these alone, and which are the last is a question of positions: nodes of one depth share theirs, though they
-stand in different rows of the cache.
+A layer of full attention attends to all committed tokens and to a node's ancestors. A layer with a sliding window
+attends only to those of them whose positions are near: nodes of one depth share a position, though not a cache row.
 
 Legend: B sequences, W tokens of one pass, R tree rows that are cached, those of the pass included, C all cached rows.
 """
@@ -20,12 +19,12 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from selector.schema import InputError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-NO_CACHE = "dummy"  # transformers' word for layers that cache nothing of their own: shared keys, or no attention
+NO_CACHE = "dummy"  # in transformers a layer without a cache of its own: shared keys, or no attention
 HONOURED = ("eager", "sdpa")  # attention implementations that take any mask of four axes
 
 
 def check_attention(config: Any, name: str) -> None:
-    """InputError, with the name, where token trees cannot be passed: by the layers' kind, or the implementation's."""
+    """InputError with the model's name if its layers or its attention implementation cannot pass token trees."""
     kinds = set(get_layer_types_and_kwargs(config.get_text_config())[0])
     others = sorted(kinds - {FULL, SLIDING, NO_CACHE})
     if others:
@@ -42,7 +41,7 @@ def check_attention(config: Any, name: str) -> None:
 
 
 class TreeMasks:
-    """Builds a model's masks; follows transformers' own `create_masks_for_generate` in what a model is given."""
+    """Builds the masks of a model, in the form of transformers' `create_masks_for_generate`."""
 
     def __init__(self, config: Any) -> None:
         text = config.get_text_config()
@@ -75,10 +74,10 @@ class TreeMasks:
             sliding = _additive(seen_BWC & near_BWC, dtype)
         return {FULL: full, SLIDING: sliding} if self.by_kind else sliding
 
-    def static(
+    def preallocated(
         self, visible_WS: Tensor, depths_S: Tensor, positions_W: Tensor, base: Tensor, rows: int, dtype: torch.dtype
     ) -> Tensor | dict[str, Tensor]:
-        """The same for a cache with a fixed number of rows, where slot `s` of a tree stands in row `base + s`.
+        """As `build`, for a preallocated cache, where slot `s` of a tree is in row `base + s`.
 
         Args:
             visible_WS: which slots each token attends to. Rows before the base are visible to all, others to none.

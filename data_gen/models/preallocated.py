@@ -1,9 +1,9 @@
-"""A model whose cache stands still in memory, so that a decoding step takes no host: nothing grows, nothing is read.
+"""A model with a preallocated KV cache, so that a decoding step needs no host work between its passes.
 
-`CachedModel` appends rows and slices them off again, by numbers that Python knows. Here every row has its place from
-the beginning; where a pass writes, and what it may look at, follows from one number on the device, the `base`: how many
-rows are committed before the root. The token in slot `s` of a tree is written to row `base + s`, by target and draft
-alike, and everything from `base` on that is not of the tree is hidden by the mask.
+`CachedModel` appends rows and cuts them off again, by numbers that Python knows. Here the cache has a fixed number of
+rows. Where a pass writes and what it attends to follow from one number on the device, the `base`: how many rows are
+committed before the root. The token in slot `s` of a tree is written to row `base + s`, in target and draft alike; the
+mask hides all rows from `base` on that do not belong to the tree.
 
 Legend: W tokens of one pass, S slots of a layout, R rows of the cache, V vocabulary.
 """
@@ -29,7 +29,7 @@ class Window(NamedTuple):
 
     Attributes:
         slots_W: counted from the base; int64.
-        visible_WS: bool; `S` is the same for all windows of a model, so that a graph does for each width.
+        visible_WS: bool; `S` is the same for all windows of a model, so that one compiled graph serves each width.
         depths_S: positions of all slots, counted from the base; int64.
     """
 
@@ -39,11 +39,11 @@ class Window(NamedTuple):
 
 
 def window(layout: Layout, first: int, last: int, room: int, width: int | None = None) -> Window:
-    """Over the slots from `first` up to `last`, this one left out.
+    """The window over the slots from `first` up to, but not including, `last`.
 
     Args:
-        room: slots that windows have room for.
-        width: of the pass, where it is to be wider than its slots: further ones stand behind the tree.
+        room: the S of the window.
+        width: of the pass, if it is wider than its slots; the others are behind the tree, and see the root alone.
     """
     width = width or last - first
     device = layout.depths_S.device
@@ -56,13 +56,13 @@ def window(layout: Layout, first: int, last: int, room: int, width: int | None =
 
 
 def run_window(count: int, room: int, device: torch.device) -> Window:
-    """Over a run of tokens, each of which sees those before it."""
+    """The window over a run of tokens, each of which sees those before it."""
     visible_WS = pad(torch.ones(count, count, dtype=torch.bool, device=device).tril_(), (0, room - count))
     return Window(torch.arange(count, device=device), visible_WS, torch.arange(room, device=device))
 
 
 class _Layer(StaticLayer):
-    """Writes where it is told to; transformers' own counts what was written."""
+    """Writes the rows that it is given. Transformers' own layer appends."""
 
     def __init__(self, rows: int, place: dict[str, Tensor]) -> None:
         super().__init__(max_cache_len=rows)
@@ -95,9 +95,9 @@ class PreallocatedModel:
     """A causal language model over one text at a time.
 
     Args:
-        rows: the longest text, and a tree behind it.
+        rows: of the cache; it must hold the longest text and a tree behind it.
         room: slots of the widest window.
-        compiled: compile a pass of each width by `torch.compile`, whole; `backend` is its.
+        compiled: compile the pass of each width by `torch.compile` with this `backend`, without graph breaks.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class PreallocatedModel:
         self._cache = Cache(layers=[*self._layers])
         self._masks = TreeMasks(model.config)
         self._pass = torch.compile(self._forward, fullgraph=True, dynamic=False, backend=backend) if compiled else None
-        self.fill(torch.zeros(1, dtype=torch.int64, device=model.device))  # makes the caches, which no graph is to do
+        self.fill(torch.zeros(1, dtype=torch.int64, device=model.device))  # allocates the caches
 
     @torch.inference_mode()
     def fill(self, tokens_T: Tensor) -> None:
-        """Commit a text's first tokens, int64 on the device; what the cache held before is forgotten."""
+        """Start a text with these tokens, int64 on the device."""
         for begin in range(0, len(tokens_T), FILL):
             part_W = tokens_T[begin : begin + FILL]
             over = run_window(len(part_W), max(self.room, len(part_W)), tokens_T.device)
@@ -131,7 +131,7 @@ class PreallocatedModel:
     def _forward(self, tokens_W: Tensor, base: Tensor, over: Window, last: int = 0) -> Tensor:
         self._place["rows_W"] = base + over.slots_W
         positions_W = base + over.depths_S[over.slots_W.clamp(max=self.room - 1)]
-        masks = self._masks.static(over.visible_WS, over.depths_S, positions_W, base, self.rows, self.model.dtype)
+        masks = self._masks.preallocated(over.visible_WS, over.depths_S, positions_W, base, self.rows, self.model.dtype)
         output = self.model(
             tokens_W.unsqueeze(0),
             attention_mask=masks,
