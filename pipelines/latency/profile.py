@@ -27,6 +27,7 @@ from selector.train.module import SelectorModule
 COMPARED = Action(1, 4, 0), Action(2, 2, 4)  # the trees on whose steps decoders are compared
 COMPARED_STEPS = 8  # of each text and tree
 COMPARED_PROMPTS = 2
+CLEARLY = 0.9  # of the time of a step: a smaller gain may be noise, and the eager decoder serves every verifier
 
 
 def profile_path(config: Config) -> Path:
@@ -53,7 +54,8 @@ def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfil
 
 
 def faster_decoder(config: Config, pair: ModelPair, prompts: list[list[int]]) -> str:
-    """The kind of decoder with the shorter steps, among those that `pair.decoder` and the device leave.
+    """The kind of decoder for the run, of those that `pair.decoder` and the device allow: the first of eager, graph and
+    compiled graph, unless a later one has clearly shorter steps.
 
     On a CPU compiling takes minutes, so compiled passes are tried only where `pair.decoder` asks for the graph decoder.
     """
@@ -72,7 +74,9 @@ def faster_decoder(config: Config, pair: ModelPair, prompts: list[list[int]]) ->
         taken = [sum(step.seconds.values()) for own in steps.values() for step in own]
         seconds[kind] = timing.usual(taken) if taken else 0.0
     pair.spare.clear()
-    return min(seconds, key=lambda kind: seconds[kind]) if seconds else kinds[0]
+    if not seconds:
+        return kinds[0]
+    return min(kinds, key=lambda kind: seconds[kind] * (CLEARLY if kind == kinds[0] else 1))
 
 
 class _Timed:
