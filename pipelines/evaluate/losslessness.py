@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from data_gen.decoding.decoder import Decoder, FixedTree
+from data_gen.decoding import decoder_for
+from data_gen.decoding.loop import FixedTree
 from data_gen.models.pair import ModelPair, without_own_settings
 from data_gen.models.sampling import Sampling
 from data_gen.texts.prompts import Prompt
@@ -40,7 +41,10 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
         verifier = get_verifier(config.verifiers[number % len(config.verifiers)])
         drafting = pair if number % 2 else replace(pair, draft=pair.target)
         for action in ACTIONS:
-            decoder = Decoder(drafting, Sampling(0), verifier, FixedTree(action), draft_sampling=Sampling(1))
+            length = len(tokens) + config.evaluate.tokens
+            decoder = decoder_for(
+                drafting, Sampling(0), verifier, FixedTree(action), length, draft_sampling=Sampling(1)
+            )
             generator = torch.Generator(device=pair.device).manual_seed(0)
             found = decoder.decode(tokens, config.evaluate.tokens, generator).tokens
             result["continuations"] += 1
