@@ -239,18 +239,14 @@ class Train(Section):
     )
     width: int = Field(32, ge=4, description="each hidden state is projected to this width")
     hidden: Widths = Field((64, 32), description="widths of the hidden layers")
-    dropout: float = Field(0.0, ge=0, lt=1, description="while training")
     learning_rate: float = Field(3e-3, gt=0, description="peak of the schedule")
-    weight_decay: float = Field(0.02, ge=0, description="of AdamW")
     batch: int = Field(256, ge=2, description="roots")
     epochs: int = Field(12, ge=1, description="all of them are run; the best one by replay is kept")
-    worst_weight: float = Field(1.0, ge=0, description="lambda of DDTE eq. 12")
-    worst_share: float = Field(0.05, gt=0, le=1, description="alpha of DDTE eq. 12")
 
     @property
     def network(self) -> dict[str, Any]:
         """Keyword arguments of `RootNetwork`."""
-        return {"width": self.width, "hidden": list(self.hidden), "dropout": self.dropout}
+        return {"width": self.width, "hidden": list(self.hidden)}
 
 
 class Latency(Section):

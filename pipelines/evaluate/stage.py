@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +46,13 @@ from pipelines.pair.loading import encode, load_pair, prompts_depend, prompts_of
 from pipelines.run import Journal, Stage, progress, read_json, write_json
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.packaging import build
-from pipelines.train.result import chosen_of, decision_digest, load_module, load_result
+from pipelines.train.result import chosen_of, decision_digest, load_module, load_result, rule_of
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Selector
 from selector.train.data import Setting, Texts
 from selector.train.module import SelectorModule
 from selector.train.rules import AcceptanceRule
-from selector.train.tuning import tune_lookup_rule
 
 FORMAT = 8  # of `evaluation.json`
 GREEDY_PROMPTS = 20
@@ -162,12 +160,10 @@ def wall_methods(
         mode, static = Mode.of(entry), static_methods(splits["train"].setting_of(setting), config.verifiers, profile)
         rule = AcceptanceRule.tuned(timed(splits["train"], setting, verifier, profile), mode)
         best = next(method for method in static if method.name == BEST_STATIC)
-        start = replace(mode.static_only(), action=best.mode.action)
-        copying = tune_lookup_rule(timed(splits["train"], setting, best.verifier, profile), start)
         methods[setting] = [
             *static,
             Method(RULE, verifier, rule.mode, chooser=rule),
-            Method(COPYING, best.verifier, copying),
+            Method(COPYING, best.verifier, rule_of(result, setting, best.verifier)),
             Method(SELECTOR, verifier, mode, module, selector.at(*setting)),
         ]
     return methods

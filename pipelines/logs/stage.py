@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
-
 from data_gen.texts.logs import LoggedText, distinct, drafter_of, foreign, read_logs, read_trace_log
 from data_gen.traces import versions
 from pipelines.config import Config
@@ -23,7 +21,7 @@ from pipelines.logs.labelling import VERIFIER, Labeller, space_of, split
 from pipelines.logs.tuned import monitored, predictions, tune, untuned
 from pipelines.run import Stage, console, progress, write_json
 from pipelines.tracking import describe, mlflow_run
-from pipelines.train.fitting import fit
+from pipelines.train.fitting import fit, module_of
 from selector.actions import ActionSpace
 from selector.files import atomically
 from selector.latency import LatencyProfile
@@ -180,22 +178,13 @@ def _label(config: Config, splits: dict[str, list[LoggedText]], log: Log) -> Lab
 
 def _train(config: Config, labelled: Labelled, profile: LatencyProfile | None, run_id: str) -> SelectorModule:
     """The network of the best epoch, by replay of the validation texts or, where none is possible, by the loss."""
-    pl.seed_everything(config.seed, verbose=False)
-    train, space, level = config.train, labelled.space, LOG.levels[1]
-    module = SelectorModule(
-        "regressor",
-        level,
-        [],
-        train.network,
-        train.learning_rate,
-        train.weight_decay,
-        schema=LOG.name,
-        space=space.to_json(),
-        squared_weight=SQUARED,
+    space = labelled.space
+    module = module_of(
+        config, "regressor", LOG.levels[1], [], schema=LOG.name, space=space.to_json(), squared_weight=SQUARED
     )
     own = {name: labelled.data[name] for name in ("train", "validation")}
-    roots = RootsModule(own, VERIFIER, level, 1, train.batch, config.seed, space=space)
-    module.begin_at(own["train"], own["train"].labels(VERIFIER, slice(None), space), roots.rows["train"])
+    roots = RootsModule(module, own, VERIFIER, config.train.batch, config.seed)
+    module.begin_at(own["train"], VERIFIER, roots.rows["train"])
     if profile is not None and labelled.is_dense:
         module.judged = monitored(labelled.timed(profile)["validation"], profile)
     with atomically(config.folder / "training") as folder:

@@ -26,9 +26,9 @@ from pipelines.evaluate.replays import synthetic_clocks
 from pipelines.latency.profile import load_profile
 from pipelines.pair.loading import load_pair
 from pipelines.run import console
-from pipelines.train.judging import judge, judge_rules, statics
-from pipelines.train.result import chosen_of, load_module, load_result
-from pipelines.train.stage import kept
+from pipelines.train.judging import judge, judge_rules, statics, tune_rules
+from pipelines.train.result import chosen_of, load_module, load_result, rule_of
+from pipelines.train.stage import keep_if_ahead
 from selector.actions import EMPTY
 from selector.decision import LookupRule, Mode
 from selector.latency import LatencyProfile, gpu_like
@@ -37,7 +37,7 @@ from selector.tables import Table
 from selector.train.data import Setting, Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import ratio_of_speeds
-from selector.train.tuning import LEASTS, StaticTable, best_static, replay_mode, sources, tune_lookup_rule
+from selector.train.tuning import LEASTS, StaticTable, replay_mode, sources
 
 EVERYTHING = "all kinds"
 LENGTHS = (4, 8, 16)  # of lookups
@@ -53,14 +53,18 @@ def main(config: Config) -> None:
     for name, profile in {"this machine": measured, **clocks}.items():
         if profile is measured:
             modes = list(map(Mode.of, chosen_of(result)["modes"]))
+            rules = [rule_of(result, setting, verifier) for setting in settings_of(config)]
         else:  # tuned as training does it
             bases = statics(splits, settings_of(config), verifier, profile)
             judged = judge(module, splits["validation"], bases, verifier, profile)
-            rules = judge_rules(splits, bases, verifier, profile)
-            modes = [kept(*each).mode for each in zip(judged, rules, [base.mode for base in bases], strict=True)]
+            tuned = tune_rules(splits, {verifier: bases}, verifier, profile)
+            rules = [rule[verifier] for rule in tuned]
+            judged_rules = judge_rules(tuned, splits["validation"], bases, verifier, profile)
+            each = zip(judged, judged_rules, bases, strict=True)
+            modes = [keep_if_ahead(own, rule, base.mode).mode for own, rule, base in each]
         console.print(f"\n**{name}**\n\n| {HEADS} |\n{'|---' * 9}|", soft_wrap=True, highlight=False)
-        for mode in modes:
-            for row in rows(config, splits, profile, mode, module):
+        for mode, rule in zip(modes, rules, strict=True):
+            for row in rows(config, splits, profile, mode, rule, module):
                 console.print(f"| {' | '.join(row)} |", soft_wrap=True, highlight=False)
 
 
@@ -75,13 +79,12 @@ def step_shaped(pair: str, config: Config) -> LatencyProfile:
 
 
 def rows(
-    config: Config, splits: dict[str, Texts], profile: LatencyProfile, mode: Mode, module: SelectorModule
+    config: Config, splits: dict[str, Texts], profile: LatencyProfile, mode: Mode, rule: Mode, module: SelectorModule
 ) -> Iterator[list[str]]:
     """One row of the table for all kinds, then one for each."""
     setting, verifier = (mode.temperature, mode.top_p), config.train.verifier
     train, held_out = (splits[split].setting_of(setting) for split in ("train", "test"))
-    fixed, learned = FixedChoices.of(config, setting, train, profile), Timed(train, verifier, profile)
-    rule = tune_lookup_rule(learned, best_static(learned, StaticTable.of(learned), setting))
+    fixed = FixedChoices.of(config, setting, train, profile)
     overall = fixed.best(of_kind(train, EVERYTHING))
     for kind in (EVERYTHING, *sorted(set(held_out.kind_X))):
         mine = held_out.take(of_kind(held_out, kind))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint, RichProgressBar
@@ -18,25 +17,23 @@ from pipelines.tracking import tracking_uri
 from selector.train.module import RootsModule, SelectorModule
 
 MONITOR = "validation/replay"
+REMARKS = (  # Lightning's warnings that do not apply to data in memory and a folder of our own
+    ".*does not have many workers.*",
+    ".*Checkpoint directory .* exists and is not empty.*",
+    ".*treespec, LeafSpec.*",
+    ".*smaller than the logging interval.*",
+)
 
 
-def module_of(config: Config, objective: str, level: str, hidden_widths: list[int]) -> SelectorModule:
-    """An untrained module as `config.train` says."""
+def module_of(config: Config, objective: str, level: str, hidden_widths: list[int], **further: Any) -> SelectorModule:
+    """An untrained module as `config.train` says; `further` arguments are those of `SelectorModule`."""
     pl.seed_everything(config.seed, verbose=False)
-    return SelectorModule(
-        objective=objective,
-        level=level,
-        hidden_widths=hidden_widths,
-        network=config.train.network,
-        learning_rate=config.train.learning_rate,
-        weight_decay=config.train.weight_decay,
-        worst_weight=config.train.worst_weight,
-        worst_share=config.train.worst_share,
-    )
+    train = config.train
+    return SelectorModule(objective, level, hidden_widths, train.network, train.learning_rate, **further)
 
 
 def fit(config: Config, module: SelectorModule, roots: RootsModule, folder: Path, run_id: str) -> SelectorModule:
-    """Train a module for all its epochs, and go back to the one that was the best by replay, or by the loss where
+    """Train a module for all its epochs, and return it as it was at the best one: by replay, or by the loss where
     nothing is replayed.
 
     Args:
@@ -45,10 +42,14 @@ def fit(config: Config, module: SelectorModule, roots: RootsModule, folder: Path
     """
     monitor, mode = (MONITOR, "max") if module.judged else ("validation/loss", "min")
     checkpoints = ModelCheckpoint(folder, filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
-    with _quiet():
+    for name in ("utilities.rank_zero", "accelerators.cuda"):  # remarks on the hardware
+        logging.getLogger(f"pytorch_lightning.{name}").setLevel(logging.WARNING)
+    with warnings.catch_warnings():
+        for remark in REMARKS:
+            warnings.filterwarnings("ignore", message=remark)
         trainer = pl.Trainer(
             max_epochs=config.train.epochs,
-            accelerator="cpu",  # the network is small: no GPU is worth the copies
+            accelerator="cpu",  # the network is so small that copies to a GPU would take longer
             devices=1,
             logger=MLFlowLogger(run_id=run_id, tracking_uri=tracking_uri(), log_model=False),
             callbacks=[checkpoints, RichProgressBar(), _StopBetweenBatches()],
@@ -64,7 +65,7 @@ def fit(config: Config, module: SelectorModule, roots: RootsModule, folder: Path
 
 
 class _StopBetweenBatches(Callback):
-    """Ctrl-C takes effect at the next batch: in the middle of a write it would leave MLflow's database locked."""
+    """Lets Ctrl-C take effect at the next batch: in the middle of a write it would leave MLflow's database locked."""
 
     def __init__(self) -> None:
         self.pressed = False
@@ -85,22 +86,3 @@ class _StopBetweenBatches(Callback):
         signal.signal(signal.SIGINT, self.before)
         if self.pressed and not trainer.interrupted:
             raise KeyboardInterrupt
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Leaves out Lightning's remarks on workers, which do not apply to data in memory, and on the hardware."""
-    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
-    for name in _LOGGERS:
-        logging.getLogger(name).setLevel(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-        warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
-        warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")
-        warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
-        yield
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
-
-
-_LOGGERS = ("pytorch_lightning.utilities.rank_zero", "pytorch_lightning.accelerators.cuda")

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from pipelines.data.recorded import timed
-from selector.actions import ActionSpace
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.train.data import Setting, Texts
@@ -24,12 +23,10 @@ from selector.train.tuning import (
     tune_mode,
 )
 
-SPACE = ActionSpace.with_lookups()
-
 
 @dataclass(frozen=True)
 class Statics:
-    """The best static tree of the trained verifier under one sampling setting, by the training texts.
+    """The best static tree of one verifier under one sampling setting, by the training texts.
 
     Attributes:
         mean_efficiency: tokens per step of every tree.
@@ -54,20 +51,21 @@ def setting_of(mode: Mode) -> Setting:
 
 
 def monitored(mode: Mode, feature_levels: tuple[str, ...]) -> Mode:
-    """How decisions are made while training goes on: in turn, each place at its own best ratio."""
+    """How decisions are made during training: with one feature level after another, each root at its own best ratio."""
     return replace(mode, feature_levels=feature_levels, rho=1.0)
 
 
 def step_times(
-    texts: Texts, bases: list[Statics], verifier: str, profile: LatencyProfile, level: str
+    module: SelectorModule, texts: Texts, bases: list[Statics], verifier: str, profile: LatencyProfile
 ) -> tuple[Tensor, Tensor]:
-    """What a policy is trained with: step times of all roots [R, A], the speed of their setting's static tree [R]."""
-    seconds_RA = torch.zeros(len(texts.length_R), len(SPACE))
+    """What a policy is trained with: step times of all roots [R, A], and the speed of their setting's static tree [R],
+    in tokens per second."""
+    seconds_RA = torch.zeros(len(texts.length_R), len(module.space))
     speed_R = torch.zeros(len(texts.length_R))
     setting_R = texts.setting_X[texts.text_R]
     for base in bases:
         mine = setting_R == texts.settings.index(setting_of(base.mode))
-        seconds_RA[mine] = timed(texts, setting_of(base.mode), verifier, profile).seconds((level,))
+        seconds_RA[mine] = timed(texts, setting_of(base.mode), verifier, profile).seconds((module.level,))
         speed_R[mine] = base.mode.speed
     return seconds_RA, speed_R
 
@@ -75,7 +73,7 @@ def step_times(
 def judge(
     module: SelectorModule, texts: Texts, bases: list[Statics], verifier: str, profile: LatencyProfile
 ) -> list[Judged]:
-    """The best price of time under every setting, and what decisions are worth there, by replay of whole texts."""
+    """A module's best mode under every setting, and its speed over the best static tree, by replay of whole texts."""
     result = []
     for base in bases:
         mine = timed(texts, setting_of(base.mode), verifier, profile)
@@ -84,13 +82,32 @@ def judge(
     return result
 
 
-def judge_rules(splits: dict[str, Texts], bases: list[Statics], verifier: str, profile: LatencyProfile) -> list[Judged]:
-    """The rule for lookups, tuned on the training texts, on the validation texts under every setting."""
+def tune_rules(
+    splits: dict[str, Texts], bases: dict[str, list[Statics]], verifier: str, profile: LatencyProfile
+) -> list[dict[str, Mode]]:
+    """The rules for lookups, tuned on the training texts; for each sampling setting, by verifier: with the trained
+    verifier, and with that of the fastest static tree of all verifiers, which evaluation compares with.
+
+    Args:
+        bases: by verifier.
+        verifier: the trained one.
+    """
     result = []
-    for base in bases:
-        setting = setting_of(base.mode)
-        mode = tune_lookup_rule(timed(splits["train"], setting, verifier, profile), base.mode)
-        mine = timed(splits["validation"], setting, verifier, profile)
-        static = static_replay(mine, base.mode.action)
-        result.append(judge_mode(mine, mode, replay_mode(mine, {}, mode), static))
+    for each in zip(*bases.values(), strict=True):
+        modes = {name: base.mode for name, base in zip(bases, each, strict=True)}
+        fastest = max(modes, key=lambda name: modes[name].speed)
+        own = {name: timed(splits["train"], setting_of(mode), name, profile) for name, mode in modes.items()}
+        both = dict.fromkeys((verifier, fastest))
+        result.append({name: tune_lookup_rule(own[name], modes[name]) for name in both})
+    return result
+
+
+def judge_rules(
+    rules: list[dict[str, Mode]], texts: Texts, bases: list[Statics], verifier: str, profile: LatencyProfile
+) -> list[Judged]:
+    """The rules of the trained verifier, on other texts than they were tuned on, under every setting."""
+    result = []
+    for rule, base in zip(rules, bases, strict=True):
+        mine, mode = timed(texts, setting_of(base.mode), verifier, profile), rule[verifier]
+        result.append(judge_mode(mine, mode, replay_mode(mine, {}, mode), static_replay(mine, base.mode.action)))
     return result

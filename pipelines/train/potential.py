@@ -1,10 +1,10 @@
-"""The table that answers, before any training, whether a selector pays."""
+"""The table that says, before any training, whether a selector pays."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-import torch
 from rich.table import Table
 
 from data_gen.models.sampling import Sampling
@@ -14,35 +14,27 @@ from selector.train.tuning import SURE
 
 
 def halves(timed: Timed) -> tuple[Timed, Timed]:
-    """Texts of every other source, and of those between: where there is no split yet."""
+    """Texts of every other source, and the others: where there is no split yet."""
     number_X = timed.texts.source_number_X
     parts = [(number_X % 2 == parity).nonzero()[:, 0] for parity in (0, 1)]
-    first, second = (Timed(timed.texts.take(part), timed.verifier, timed.profile) for part in parts)
+    first, second = (Timed(timed.texts.take(part), timed.verifier, timed.profile, timed.space) for part in parts)
     return first, second
 
 
 def potentials(pairs: dict[Setting, tuple[Timed, Timed]]) -> dict[Setting, Potential]:
     """For each sampling setting, of texts to fit on and texts to judge on."""
-    with torch.no_grad():
-        return {setting: potential(*pair) for setting, pair in pairs.items()}
+    return {setting: potential(*pair) for setting, pair in pairs.items()}
 
 
 def table_of(found: dict[Setting, Potential]) -> Table:
     """One line a setting."""
-    table = Table(
-        title="Does a selector pay here? A quick linear model, on sources it has not seen", title_justify="left"
-    )
+    table = Table(title="Does a selector pay here? A quick linear model, on sources it has not seen")
+    table.title_justify = "left"
     for column in ("setting", "explained variance", "autocorrelation", "in long repeats", "gain", "verdict"):
         table.add_column(column, justify="left" if column in ("setting", "verdict") else "right")
     for setting, each in found.items():
-        table.add_row(
-            str(Sampling(*setting)),
-            f"{each.explained:.0%}",
-            f"{each.autocorrelation:.2f}",
-            f"{each.repeats:.0%}",
-            str(each.gain),
-            verdict(each),
-        )
+        shares = f"{each.explained:.0%}", f"{each.autocorrelation:.2f}", f"{each.repeats:.0%}"
+        table.add_row(str(Sampling(*setting)), *shares, str(each.gain), _verdict(each))
     table.caption = (
         "explained variance: of the labels of a chain of 8; autocorrelation: of acceptance, 4 tokens apart; "
         "gain: replayed speed over the best static tree, decisions paid for, ± one standard error over sources"
@@ -50,8 +42,7 @@ def table_of(found: dict[Setting, Potential]) -> Table:
     return table
 
 
-def verdict(found: Potential) -> str:
-    """In words."""
+def _verdict(found: Potential) -> str:
     low, high = (found.gain.value + sign * SURE * found.gain.error for sign in (-1, 1))
     return "yes" if low > 1 else "no" if high < 1.01 else "perhaps: train one"
 
@@ -60,13 +51,11 @@ def rows_of(found: dict[Setting, Potential]) -> list[dict[str, Any]]:
     """As JSON has it."""
     return [
         {
-            "temperature": setting[0],
-            "top_p": setting[1],
-            "explained": each.explained,
-            "autocorrelation": each.autocorrelation,
-            "repeats": each.repeats,
+            "temperature": temperature,
+            "top_p": top_p,
+            **asdict(each),
             "gain": each.gain.value,
             "gain_error": each.gain.error,
         }
-        for setting, each in found.items()
+        for (temperature, top_p), each in found.items()
     ]

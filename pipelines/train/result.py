@@ -11,15 +11,17 @@ from pipelines.config import Config
 from pipelines.data.recorded import traces_folder
 from pipelines.latency.profile import load_profile
 from pipelines.run import read_json, require
+from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.schema import InputError, read_manifest, sha256
+from selector.train.data import Setting
 from selector.train.module import SelectorModule
 
-NETWORKS = 10  # bump it when the same traces train another network, or its decisions are judged otherwise
+NETWORKS = 11  # bump it when the same traces train another network, or the result holds something else
 
 
 def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
-    """Everything the trained selector follows from."""
+    """Everything that the trained selector follows from."""
     return {
         "train": config.train.model_dump(mode="json"),
         "seed": config.seed,
@@ -29,16 +31,24 @@ def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
     }
 
 
+def load_result(config: Config) -> dict[str, Any]:
+    """What training found; InputError unless the stage is finished and was run with this config."""
+    require(config, "train", inputs(config, load_profile(config)))
+    return read_json(config.folder / "training" / "result.json", "train")
+
+
 def chosen_of(result: dict[str, Any]) -> dict[str, Any]:
     """The selector that was kept."""
     return result["selectors"][result["chosen"]]
 
 
-def load_result(config: Config) -> dict[str, Any]:
-    """What training found; InputError unless the stage is finished and was run with this config."""
-    profile = load_profile(config)
-    require(config, "train", inputs(config, profile))
-    return read_json(config.folder / "training" / "result.json", "train")
+def rule_of(result: dict[str, Any], setting: Setting, verifier: str) -> Mode:
+    """The rule for lookups that was tuned on the training texts for a sampling setting: with the trained verifier, or
+    with that of the fastest static tree of all verifiers. InputError for another verifier."""
+    for entry in result["rules"]:
+        if (entry["temperature"], entry["top_p"], entry["verifier"]) == (*setting, verifier):
+            return Mode.of(entry)
+    raise InputError(f"training tuned no rule for lookups with {verifier}: run the train stage again")
 
 
 def checkpoint_of(config: Config, name: str, result: dict[str, Any]) -> Path:
@@ -52,12 +62,10 @@ def load_module(config: Config, name: str, result: dict[str, Any]) -> SelectorMo
         module = SelectorModule.load_from_checkpoint(path, map_location="cpu").eval()
     except Exception as error:  # whatever a damaged file makes torch raise
         raise InputError(f"{path} is damaged: run the train stage again") from error
-    unseen_F = torch.tensor([not scalar.learned for scalar in module.schema.scalars])  # scaled away, by infinity
-    for name, values in module.state_dict().items():
-        finite = values.isfinite() | unseen_F if name.endswith("scale_F") else values.isfinite()
-        if bool(finite.all()):
-            continue
-        raise InputError(f"{path}: a weight is not finite: run the train stage again")
+    unseen_F = torch.tensor([not scalar.learned for scalar in module.schema.scalars])  # their scale is infinite
+    for key, values in module.state_dict().items():
+        if not bool((values.isfinite() | (unseen_F if key.endswith("scale_F") else False)).all()):
+            raise InputError(f"{path}: a weight is not finite: run the train stage again")
     return module
 
 

@@ -19,12 +19,20 @@ from pipelines.latency.profile import load_profile
 from pipelines.run import Stage, console, write_json
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.fitting import fit, module_of
-from pipelines.train.judging import Statics, judge, judge_rules, monitored, setting_of, statics, step_times
+from pipelines.train.judging import (
+    Statics,
+    judge,
+    judge_rules,
+    monitored,
+    setting_of,
+    statics,
+    step_times,
+    tune_rules,
+)
 from pipelines.train.potential import potentials
 from pipelines.train.potential import rows_of as potential_rows
 from pipelines.train.potential import table_of as potential_table
 from pipelines.train.result import chosen_of, inputs
-from selector.actions import ActionSpace
 from selector.decision import Mode
 from selector.files import atomically
 from selector.latency import LatencyProfile
@@ -36,17 +44,14 @@ from selector.train.tuning import TIE, Judged
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")
 
-SPACE = ActionSpace.with_lookups()
-
 
 def kinds(config: Config) -> list[tuple[str, str]]:
-    """Objective and features of the selectors that are trained: a policy sees what the cheaper selector sees."""
-    seen = (LIGHT, FULL) if config.data.features == FULL else (LIGHT,)
-    return [
-        (objective, level)
-        for objective in config.train.objectives
-        for level in (seen if objective == "regressor" else (LIGHT,))
-    ]
+    """Objective and feature level of the selectors that are trained: policies see light features alone."""
+    full = [("regressor", FULL)] if config.data.features == FULL else []
+    found = []
+    for objective in config.train.objectives:
+        found += [(objective, LIGHT), *(full if objective == "regressor" else [])]
+    return found
 
 
 def plan(config: Config) -> list[str]:
@@ -75,13 +80,15 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
         mlflow.log_dict(read_manifest(traces_folder(config)), "manifest.json")
         mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
         train, validation = (
-            {setting: timed(splits[split], setting, verifier, profile) for setting in settings}
-            for split in ("train", "validation")
+            {each: timed(splits[name], each, verifier, profile) for each in settings}
+            for name in ("train", "validation")
         )
-        hopes = potentials({setting: (train[setting], validation[setting]) for setting in train})
-        console.print(potential_table(hopes))
-        bases = statics(splits, settings, verifier, profile)
-        rules = judge_rules(splits, bases, verifier, profile)
+        estimates = potentials({each: (train[each], validation[each]) for each in settings})
+        console.print(potential_table(estimates))
+        by_verifier = {name: statics(splits, settings, name, profile) for name in config.verifiers}
+        bases = by_verifier[verifier]
+        rules = tune_rules(splits, by_verifier, verifier, profile)
+        judged_rules = judge_rules(rules, splits["validation"], bases, verifier, profile)
         found = {}
         for objective, level in kinds(config):
             name = kind_name(objective, level)
@@ -89,10 +96,21 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
                 run_id = nested.info.run_id
                 module = trained(config, objective, level, splits, bases, profile, folder / name, run_id)
                 judged = judge(module, splits["validation"], bases, verifier, profile)
-                found[name] = row_of(name, objective, level, judged, rules, bases, run_id)
-                mlflow.log_params({"objective": objective, "feature_level": level})
+                facts = {"objective": objective, "feature_level": level}
+                mlflow.log_params(facts)
+                found[name] = {
+                    **facts,
+                    "checkpoint": f"{name}/best.ckpt",
+                    "run_id": run_id,
+                    **row_of(judged, judged_rules, bases),
+                }
                 mlflow.log_metrics(found[name]["metrics"])
-        result: dict[str, Any] = {"chosen": choose(found), "selectors": found, "potential": potential_rows(hopes)}
+        result: dict[str, Any] = {
+            "chosen": choose(found),
+            "selectors": found,
+            "rules": [{"verifier": name, **mode.row()} for own in rules for name, mode in own.items()],
+            "potential": potential_rows(estimates),
+        }
         mlflow.set_tag("chosen", result["chosen"])
         mlflow.log_metrics(found[result["chosen"]]["metrics"])  # so that the list of runs shows them
         describe(mlflow, in_words(result))
@@ -101,7 +119,7 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
 
 
 def in_words(result: dict[str, Any]) -> str:
-    """What was kept, and where it decides."""
+    """Which selector was kept, and where it decides."""
     modes = list(map(Mode.of, chosen_of(result)["modes"]))
     decides, copies = (
         ", ".join(str(Sampling(mode.temperature, mode.top_p)) for mode in modes if of(mode))
@@ -131,17 +149,9 @@ def trained(
     module = module_of(config, objective, level, widths)
     further = None
     if objective == "policy":
-        further = {name: step_times(texts, bases, verifier, profile, level) for name, texts in own.items()}
-    roots = RootsModule(
-        own,
-        verifier,
-        level,
-        config.data.stride,
-        config.train.batch,
-        config.seed,
-        further,
-    )
-    module.begin_at(own["train"], own["train"].labels(verifier, slice(None), SPACE), roots.rows["train"])
+        further = {name: step_times(module, texts, bases, verifier, profile) for name, texts in own.items()}
+    roots = RootsModule(module, own, verifier, config.train.batch, config.seed, config.data.stride, further)
+    module.begin_at(own["train"], verifier, roots.rows["train"])
     module.judged = [
         (timed(own["validation"], setting_of(base.mode), verifier, profile), monitored(base.mode, module.asked))
         for base in bases
@@ -149,37 +159,22 @@ def trained(
     return fit(config, module, roots, folder, run_id)
 
 
-def row_of(
-    name: str,
-    objective: str,
-    level: str,
-    judged: list[Judged],
-    rules: list[Judged],
-    bases: list[Statics],
-    run_id: str,
-) -> dict[str, Any]:
-    """What `result.json` holds of a selector."""
-    modes = [
-        {
-            **kept(each, rule, base.mode).mode.row(),
-            "replay": asdict(each.ratio),
-            "replay_rule": asdict(rule.ratio),
-            "mean_efficiency": base.mean_efficiency,
-        }
-        for each, rule, base in zip(judged, rules, bases, strict=True)
-    ]
-    ratios = [kept(each, rule, base.mode).ratio for each, rule, base in zip(judged, rules, bases, strict=True)]
+def row_of(judged: list[Judged], rules: list[Judged], bases: list[Statics]) -> dict[str, Any]:
+    """What `result.json` holds of a selector's decisions: metrics over all settings, and a mode for each."""
+    modes, ratios = [], []
+    for each, rule, base in zip(judged, rules, bases, strict=True):
+        best = keep_if_ahead(each, rule, base.mode)
+        replays = {"replay": asdict(each.ratio), "replay_rule": asdict(rule.ratio)}
+        modes.append({**best.mode.row(), **replays, "mean_efficiency": base.mean_efficiency})
+        ratios.append(best.ratio)
     error = sum(ratio.error**2 for ratio in ratios) ** 0.5 / len(ratios)
     gated = statistics.mean(ratio.value for ratio in ratios)
-    metrics = {"validation/replay_gated": gated, "validation/replay_error": error}
-    checkpoint = f"{name}/best.ckpt"
-    facts = {"objective": objective, "feature_level": level, "checkpoint": checkpoint, "run_id": run_id}
-    return {**facts, "metrics": metrics, "modes": modes}
+    return {"metrics": {"validation/replay_gated": gated, "validation/replay_error": error}, "modes": modes}
 
 
-def kept(judged: Judged, rule: Judged, static: Mode) -> Judged:
-    """What is done under a setting: what the network decides where that pays and is ahead of the rule for lookups; else
-    the rule where it pays; else the static tree."""
+def keep_if_ahead(judged: Judged, rule: Judged, static: Mode) -> Judged:
+    """The network's decisions where they pay and are ahead of the rule for lookups; else the rule where it pays; else
+    the static tree."""
     if judged.pays and judged.is_ahead_of(rule):
         return judged
     return rule if rule.pays else Judged(static, Ratio(1.0, 0.0))
@@ -188,17 +183,10 @@ def kept(judged: Judged, rule: Judged, static: Mode) -> Judged:
 def choose(found: dict[str, dict[str, Any]]) -> str:
     """The fastest selector on the validation texts. One that sees more, or that is tied to this machine, must be ahead
     of the light regressor by a standard error."""
-    plain = kind_name("regressor", LIGHT)
-
-    def speed(name: str) -> float:
-        return float(found[name]["metrics"]["validation/replay_gated"])
-
-    best = max(found, key=speed)
-    if plain in found:
-        error = found[best]["metrics"]["validation/replay_error"]
-        if speed(best) - TIE * error <= speed(plain):
-            return plain
-    return best
+    speeds = {name: float(row["metrics"]["validation/replay_gated"]) for name, row in found.items()}
+    best, plain = max(speeds, key=speeds.__getitem__), kind_name("regressor", LIGHT)
+    error = found[best]["metrics"]["validation/replay_error"]
+    return plain if plain in found and speeds[best] - TIE * error <= speeds[plain] else best
 
 
 def table_of(found: dict[str, dict[str, Any]], chosen: str) -> Table:
@@ -211,12 +199,9 @@ def table_of(found: dict[str, dict[str, Any]], chosen: str) -> Table:
     for name in found:
         table.add_column(f"{name}{' (kept)' if name == chosen else ''}", justify="right")
     for number, mode in enumerate(found[chosen]["modes"]):
-        cells = []
-        for own in found.values():
-            replayed = own["modes"][number]["replay"]
-            mark = " *" if own["modes"][number]["decides"] else ""
-            cells.append(f"{Ratio(**replayed)}{mark}")
-        own_rule = f"{Ratio(**mode['replay_rule'])}{' *' if mode['rule'] else ''}"
-        table.add_row(str(Sampling(mode["temperature"], mode["top_p"])), str(tuple(mode["action"])), own_rule, *cells)
+        own = [row["modes"][number] for row in found.values()]
+        cells = [f"{Ratio(**each['replay'])}{' *' if each['decides'] else ''}" for each in own]
+        rule = f"{Ratio(**mode['replay_rule'])}{' *' if mode['rule'] else ''}"
+        table.add_row(str(Sampling(mode["temperature"], mode["top_p"])), str(tuple(mode["action"])), rule, *cells)
     table.caption = "* decides there: ahead by two standard errors, and of the rule; elsewhere the static tree is kept"
     return table

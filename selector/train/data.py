@@ -1,4 +1,4 @@
-"""Traces as tensors: texts with the features and the labels of all their roots. Machine-free; times come in `Timed`.
+"""Traces as tensors: texts with the features and labels of all their roots. A machine's times are added by `Timed`.
 
 Legend: X texts, R roots of all texts, F scalar features, D hidden width, S survivals, A actions, L context lengths.
 """
@@ -6,9 +6,11 @@ Legend: X texts, R roots of all texts, F scalar features, D hidden width, S surv
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,16 +41,16 @@ class Texts:
     """Texts of one split. The roots of a text follow one another.
 
     Attributes:
-        size_X: roots of each text.
-        setting_X: sampling settings, as positions in `settings`.
+        size_X: the number of roots of each text, int64.
+        setting_X: the sampling setting of each text, as a position in `settings`, int64.
         kind_X, source_X, prompt_X: names.
-        scalars_RF: float32; zeros at first roots, if those have no features.
-        length_R: committed tokens, the root token included.
+        scalars_RF: float32; zeros at first roots, unless `from_the_start`.
+        length_R: committed tokens, the root token included, int64.
         survivals: by verifier, those of trees, float16 [R, S].
-        foretold_R: how many tokens of a lookup the text goes on with, uint8.
+        foretold_R: how many tokens of a lookup the text continues with, uint8.
         hidden: by name, float16 [rows, D]; empty where the traces hold none.
-        hidden_R: the row of `hidden` that belongs to a root, -1 where none does.
-        from_the_start: whether first roots have features. Those of token ids alone do; no model has rows there.
+        hidden_R: the row of `hidden` that belongs to a root, int64, -1 where none does.
+        from_the_start: whether first roots have features, as those of token ids do. The models' rows begin later.
     """
 
     settings: list[Setting]
@@ -75,7 +77,7 @@ class Texts:
 
     @cached_property
     def unknown_R(self) -> Tensor:
-        """Whether a root has no features, bool: a text's first one, where rows of the models are among them."""
+        """Whether a root has no features, bool: the first one of a text, unless `from_the_start`."""
         if self.from_the_start:
             return torch.zeros(len(self.text_R), dtype=torch.bool)
         return torch.cat([torch.ones(1, dtype=torch.bool), self.text_R[1:] != self.text_R[:-1]])
@@ -90,35 +92,23 @@ class Texts:
             raise InputError(f"the traces hold no texts of temperature {setting[0]:g}, top-p {setting[1]:g}")
         return self.take((self.setting_X == self.settings.index(setting)).nonzero()[:, 0])
 
-    def kind_of(self, kind: str) -> Texts:
-        """The texts of one kind of prompts."""
-        return self.take(torch.tensor([x for x, own in enumerate(self.kind_X) if own == kind], dtype=torch.int64))
-
     def take(self, index_X: Tensor) -> Texts:
-        """Some of the texts."""
+        """Some of the texts, in the order of the whole."""
         chosen = torch.zeros(len(self), dtype=torch.bool)
         chosen[index_X] = True
         rows_R = chosen[self.text_R]
-        kept = chosen.nonzero()[:, 0].tolist()
-        return Texts(
-            self.settings,
-            self.size_X[chosen],
-            self.setting_X[chosen],
-            [self.kind_X[x] for x in kept],
-            [self.source_X[x] for x in kept],
-            [self.prompt_X[x] for x in kept],
-            self.scalars_RF[rows_R],
-            self.length_R[rows_R],
-            {name: rows[rows_R] for name, rows in self.survivals.items()},
-            self.foretold_R[rows_R],
-            self.hidden,
-            self.hidden_R[rows_R],
-            self.from_the_start,
-        )
+        taken: dict[str, Any] = {"survivals": {name: rows[rows_R] for name, rows in self.survivals.items()}}
+        for name in (each.name for each in fields(self) if each.name.endswith(("_X", "_R", "_RF"))):
+            values = getattr(self, name)
+            if isinstance(values, list):
+                taken[name] = list(compress(values, chosen.tolist()))
+            else:
+                taken[name] = values[chosen if name.endswith("_X") else rows_R]
+        return replace(self, **taken)
 
     def labels(self, verifier: str, rows: Tensor | slice, space: ActionSpace) -> Tensor:
-        """Survivals of a space's actions at some roots, float32 [rows, S]: of trees, and of lookups, which are certain:
-        a lookup is accepted as far as the text goes on with it."""
+        """Survivals of a space's actions at some roots, float32 [rows, S]. Those of lookups are 0 or 1: a lookup is
+        accepted as far as the text continues with it."""
         depth_D = torch.arange(1, len(space.sums_SA) - space.tree_survivals + 1)
         copied_RD = self.foretold_R[rows].unsqueeze(-1) >= depth_D
         return torch.cat([self.survivals[verifier][rows].float(), copied_RD.float()], dim=-1)
@@ -147,42 +137,41 @@ class Timed:
 
     def on(self, profile: LatencyProfile) -> Timed:
         """The same texts with another machine's times."""
-        moved = Timed(self.texts, self.verifier, profile, self.space)
-        moved.__dict__["survivals_RS"] = self.survivals_RS  # a cached property: the labels are the same
+        moved = replace(self, profile=profile)
+        moved.__dict__["survivals_RS"] = self.survivals_RS  # the labels are the same, so they are not computed again
         return moved
 
     @cached_property
     def survivals_RS(self) -> Tensor:
-        """Labels as laws of tau, float32."""
+        """Labels as laws of tau, float32; InputError where the traces hold none for the verifier."""
         if self.verifier not in self.texts.survivals:
-            raise InputError(f"the traces hold no labels for {self.verifier}: add it to verifiers, make them anew")
+            raise InputError(f"the traces hold no labels for {self.verifier}: add it to verifiers, make them again")
         return lawful(self.texts.labels(self.verifier, slice(None), self.space), self.space)
 
     def seconds(self, feature_levels: Sequence[str] = ()) -> Tensor:
-        """Predicted step times, float32 [R, A]; `feature_levels` as in `LatencyProfile.action_seconds`."""
+        """Predicted step times in seconds, float32 [R, A]; `feature_levels` as in `LatencyProfile.action_seconds`."""
         lengths_L, seconds_LA = self._table(feature_levels)
         return interpolated(seconds_LA, lengths_L, self.texts.length_R)
 
     def seconds_of(self, action_R: Tensor, feature_levels: Sequence[str] = ()) -> Tensor:
-        """Of these, those of one action at each root, float32 [R]."""
+        """Of these the time of one action at each root, float32 [R]."""
         lengths_L, seconds_LA = self._table(feature_levels)
         upper_R, share_R = places(lengths_L, self.texts.length_R)
         below_R, above_R = seconds_LA[upper_R - 1, action_R], seconds_LA[upper_R, action_R]
         return below_R * (1 - share_R) + above_R * share_R
 
     def _table(self, feature_levels: Sequence[str]) -> tuple[Tensor, Tensor]:
-        asked = tuple(feature_levels)
-        if asked not in self._tables:  # tuning asks again and again
-            filtered = self.setting[1] < 1
-            self._tables[asked] = self.profile.table(self.space.actions, self.verifier, asked, filtered)
-        return self._tables[asked]
+        levels = tuple(feature_levels)
+        if levels not in self._tables:  # tuning asks for the same tables many times
+            self._tables[levels] = self.profile.table(self.space.actions, self.verifier, levels, self.setting[1] < 1)
+        return self._tables[levels]
 
 
 def read_texts(folder: Path, split: str, verifiers: Sequence[str]) -> Texts:
     """A split of a trace store.
 
     Raises:
-        InputError: it is empty, a file is damaged or of another schema version, or labels are missing; names it.
+        InputError: the split is empty, a file is damaged or of another schema version, or labels are missing.
     """
     manifest = read_manifest(folder)
     found = manifest["depends"].get("schema_version")
@@ -201,10 +190,10 @@ def read_texts(folder: Path, split: str, verifiers: Sequence[str]) -> Texts:
 
 
 def to_texts(table: pa.Table, verifiers: Sequence[str]) -> Texts:
-    """Rows of a trace store as tensors."""
+    """Rows of a trace store as tensors; InputError where labels are missing."""
     for verifier in verifiers:
         if survival_column(verifier) not in table.column_names:
-            raise InputError(f"the traces hold no labels for {verifier}: add it to verifiers and make them anew")
+            raise InputError(f"the traces hold no labels for {verifier}: add it to verifiers and make them again")
     size_X = torch.from_numpy(np.asarray(table["roots"]).astype(np.int64))
     each = zip(table["temperature"].to_pylist(), table["top_p"].to_pylist(), strict=True)
     setting_of = [(round(temperature, 6), round(top_p, 6)) for temperature, top_p in each]
@@ -231,6 +220,6 @@ def to_texts(table: pa.Table, verifiers: Sequence[str]) -> Texts:
 
 
 def _flat(table: pa.Table, column: str) -> Tensor:
-    """All lists of a column, one after the other."""
+    """All lists of a column, concatenated."""
     values = pa.concat_arrays([chunk.flatten() for chunk in table[column].chunks])
     return torch.from_numpy(values.to_numpy(zero_copy_only=False).copy())

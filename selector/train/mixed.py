@@ -1,10 +1,10 @@
 """Replay of batches of different requests.
 
-B requests are always in flight: a finished text makes room for the next one. Their decisions are made together
-(`selector.runtime.joint`), or each by itself.
+B requests are always in flight: when a text is finished, the next one takes its place. Their decisions are made
+together (`selector.runtime.joint`), or each by itself.
 
-Legend: B requests in flight, R roots of all texts, A actions, X texts, C contexts, V verified tokens, S sources of
-drafts (chains, lookups), P parts of the texts' sources.
+Legend: B requests in flight, R roots of all texts, A actions, X texts, C contexts, V verified tokens, S kinds of drafts
+(chains, lookups), P parts of the texts' sources.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from selector.latency import LatencyProfile
 from selector.runtime.joint import Shapes, StepClock, joint_choice, step_clock
 from selector.tables import place
 from selector.train.data import Timed
-from selector.train.replay import Ratio, jackknifed_ratio
+from selector.train.replay import Ratio, jackknifed
 
 Array = NDArray[Any]
 ROUNDS = 3  # of finding the speed at which time is charged
-STREAM = 4  # how many texts a place in the batch sees at least
+STREAM = 4  # texts that a place in the batch sees at least
 PARTS = 8  # of the sources: errors are over these
 
 
 class MixedReplay(NamedTuple):
-    """Of each part of the sources the tokens and the seconds of its stream, float64 [PARTS]."""
+    """The tokens and the seconds of the stream of each part of the sources, float64 [PARTS]."""
 
     tokens_P: Tensor
     seconds_P: Tensor
@@ -42,13 +42,12 @@ class MixedReplay(NamedTuple):
 
     def over(self, other: MixedReplay) -> Ratio:
         """The quotient of speeds; its error by the jackknife over the parts."""
-        sums_P4 = torch.stack([self.tokens_P, self.seconds_P, other.tokens_P, other.seconds_P], dim=-1)
-        return jackknifed_ratio(sums_P4, torch.arange(len(sums_P4)))
+        return jackknifed(torch.stack([*self, *other], dim=-1), torch.arange(len(self.tokens_P)))
 
 
 class _Texts(NamedTuple):
-    """Where each text begins among the roots, how many roots it has; of each root its context, and how many tokens of
-    the longest chain and of the longest lookup would be accepted."""
+    """Each text's first root and number of roots; each root's context, and how many tokens of the longest chain and of
+    the longest lookup would be accepted."""
 
     begin_X: Array
     size_X: Array
@@ -59,11 +58,11 @@ class _Texts(NamedTuple):
 class MixedBatches:
     """Texts as streams of requests, of which B are decoded at once.
 
-    The sources fall into parts; each part's texts, in a random order and as often as it takes, are a stream of their
-    own. It ends when the last of its texts begins, so that there are always B requests.
+    The sources fall into parts; the texts of each part, in a random order and as often as it takes, are a stream of
+    their own. A stream ends when its last text begins, so that there are always B requests.
 
     Args:
-        timed: labels of 0 and 1; of others one draw is taken.
+        timed: labels of 0 and 1; of other labels one draw is taken.
         profile: with a batch axis.
         seed: of the texts' order.
     """
@@ -72,8 +71,10 @@ class MixedBatches:
         self.batch, self.clock, self.shapes = batch, step_clock(profile, batch), Shapes.of(timed.space)
         generator = np.random.default_rng(seed)
         size_X, length_R = timed.texts.size_X.numpy(), timed.texts.length_R.numpy().astype(float)
-        begin_X = np.concatenate([[0], np.cumsum(size_X)[:-1]])
-        self._texts = _Texts(begin_X, size_X, length_R, _accepted(timed, generator))
+        drawn_R1 = generator.random((len(length_R), 1))
+        kinds = np.split(timed.survivals_RS.numpy(), [timed.space.tree_survivals], axis=1)
+        accepted_RS = np.stack([(part > drawn_R1).sum(1) for part in kinds], axis=1)
+        self._texts = _Texts(np.cumsum(size_X) - size_X, size_X, length_R, accepted_RS)
         number_X = timed.texts.source_number_X.numpy()
         part_of = generator.permutation(number_X.max() + 1) % PARTS
         own = [np.flatnonzero(part_of[number_X] == part) for part in range(PARTS)]
@@ -84,15 +85,15 @@ class MixedBatches:
         return self._run(action_R.numpy(), np.zeros((0, 0)), 0.0)
 
     def select(self, tokens_RA: Tensor, speed: float) -> MixedReplay:
-        """Joint decisions by predicted block efficiencies, at a speed of the whole batch."""
+        """Joint decisions by predicted block efficiencies, at a speed of the whole batch in tokens per second."""
         return self._run(np.zeros(0, np.int64), tokens_RA.double().numpy(), speed)
 
     def speed_of(self, tokens_RA: Tensor, begin: float) -> float:
-        """The speed at which joint decisions charge time: their own, from a first guess on."""
-        tried = {begin: self.select(tokens_RA, begin).speed}
-        for _ in range(ROUNDS):
-            last = list(tried.values())[-1]
+        """The speed at which joint decisions charge time: the one that they reach, from a first guess on."""
+        tried, last = {}, begin
+        for _ in range(ROUNDS + 1):
             tried[last] = self.select(tokens_RA, last).speed
+            last = tried[last]
         return max(tried, key=tried.__getitem__)
 
     def _run(self, action_R: Array, tokens_RA: Array, speed: float) -> MixedReplay:
@@ -104,15 +105,7 @@ class MixedBatches:
 
 def _stream(texts: Array, count: int, generator: np.random.Generator) -> Array:
     """Texts in random orders, one after another, at least so many."""
-    rounds = -(-count // len(texts))
-    return np.concatenate([generator.permutation(texts) for _ in range(max(rounds, 1))])
-
-
-def _accepted(timed: Timed, generator: np.random.Generator) -> Array:
-    """How many tokens of the longest chain and of the longest lookup each root would have accepted, int64 [R, 2]."""
-    survivals_RS, depth = timed.survivals_RS.numpy(), timed.space.tree_survivals
-    drawn_R1 = generator.random((len(survivals_RS), 1))
-    return np.stack([(part > drawn_R1).sum(1) for part in np.split(survivals_RS, [depth], axis=1)], axis=1)
+    return np.concatenate([generator.permutation(texts) for _ in range(max(1, -(-count // len(texts))))])
 
 
 @jit
@@ -127,7 +120,7 @@ def _walk(
     """Tokens and seconds of one stream.
 
     Args:
-        clocks: step times, and of them one more verified token of one request, [C].
+        clocks: step times, and the time of one more verified token of one request, [C].
         decisions: an action of every root, [R]; or predicted block efficiencies, [R, A], and the speed of the batch.
     """
     (clock, token_C), (action_R, tokens_RA, speed) = clocks, decisions

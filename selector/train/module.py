@@ -1,4 +1,4 @@
-"""The Lightning module: a network under one of two objectives, judged by replay.
+"""The Lightning module: a network under one of two objectives, and the batches that it learns from.
 
 Legend: B roots of a batch, R roots of a split, F scalars, D hidden width, A actions, S survivals.
 """
@@ -6,6 +6,7 @@ Legend: B roots of a batch, R roots of a split, F scalars, D hidden width, A act
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -13,6 +14,8 @@ import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torchmetrics.functional import explained_variance, spearman_corrcoef
+from torchmetrics.functional.classification import binary_calibration_error
 
 from selector.actions import ActionSpace
 from selector.decision import Mode
@@ -23,11 +26,13 @@ from selector.train.objective import policy_loss, policy_ratios, survival_loss
 from selector.train.tuning import replay_mode
 
 ROWS_AT_ONCE = 1 << 14
+MEASURED = 4096  # roots of a sampling setting at most that the metrics of an epoch are measured on
+WEIGHT_DECAY = 0.02  # of AdamW
 
 
 @dataclass
 class Batch:
-    """Training roots: features, labels, and what a policy is trained with, empty for a regressor."""
+    """Training roots: features and labels; for a policy also step times and the static tree's speed, else empty."""
 
     scalars_BF: Tensor
     hidden: list[Tensor]
@@ -37,20 +42,20 @@ class Batch:
 
 
 class SelectorModule(pl.LightningModule):
-    """`regressor` learns the survivals of all trees, `policy` action probabilities for one machine (DDTE eq. 12).
+    """`regressor` learns the survivals of all actions, `policy` action probabilities for one machine (DDTE eq. 12).
 
-    A regressor knows nothing of times: they enter when it chooses (`selector.decision`).
+    A regressor does not depend on times: they enter when it chooses (`selector.decision`).
 
     Args:
         objective: "regressor" or "policy".
-        level: "light", scalars alone, or "full", of a pair's selector; "drafter" of a log's. Each may also be asked
+        level: "light", scalars alone, or "full", of a pair's selector; "drafter" of a log's. Either may also be asked
             with the first level of its schema.
         hidden_widths: of the hidden states, in schema order; empty for a light selector.
         network: further keyword arguments of `RootNetwork`.
-        worst_weight, worst_share: lambda and alpha of DDTE eq. 12.
+        learning_rate: the peak of the schedule.
         schema: the name of its scalars, of `schema.SCHEMAS`.
+        space: the actions, as `ActionSpace.to_json` gives them; None for the trees and lookups of a pair.
         squared_weight: see `objective.survival_loss`.
-        space: what it chooses from, as `ActionSpace.to_json` has it; None for the trees and lookups of a pair.
     """
 
     def __init__(
@@ -59,59 +64,41 @@ class SelectorModule(pl.LightningModule):
         level: str,
         hidden_widths: list[int],
         network: dict[str, Any],
-        learning_rate: float,
-        weight_decay: float,
-        worst_weight: float = 1.0,
-        worst_share: float = 0.05,
+        learning_rate: float = 3e-3,
         schema: str = PAIR.name,
         space: dict[str, Any] | None = None,
         squared_weight: float = 1.0,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        own = self.schema
+        self.level, self.schema = level, SCHEMAS[schema]
+        self.is_regressor, self.is_full = objective == "regressor", level == FULL
+        self.space = ActionSpace.with_lookups() if space is None else ActionSpace.of_json(space)
+        own: Schema = self.schema
         outputs = len(self.space.sums_SA) if self.is_regressor else len(self.space)
         body = RootNetwork(len(own.scalars), own.counts, own.unseen, own.first, hidden_widths, outputs, **network)
         self.network: SurvivalNetwork | RootNetwork = SurvivalNetwork(body, self.space) if self.is_regressor else body
         self.judged: list[tuple[Timed, Mode]] = []  # validation texts by sampling setting, and how decisions are made
 
     @property
-    def is_regressor(self) -> bool:
-        return self.hparams["objective"] == "regressor"
-
-    @property
-    def schema(self) -> Schema:
-        return SCHEMAS[self.hparams["schema"]]
-
-    @property
-    def space(self) -> ActionSpace:
-        values = self.hparams["space"]
-        return ActionSpace.with_lookups() if values is None else ActionSpace.of_json(values)
-
-    @property
-    def level(self) -> str:
-        return str(self.hparams["level"])
-
-    @property
-    def is_full(self) -> bool:
-        return self.level == FULL
-
-    @property
     def asked(self) -> tuple[str, ...]:
-        """What it may be asked with: a policy with all that it sees, a regressor with the first level as well."""
+        """The feature levels that it may be asked with: a policy's own, a regressor's own and the schema's first."""
         return (self.schema.levels[0], self.level) if self.is_regressor else (self.level,)
 
-    def begin_at(self, texts: Texts, survivals_RS: Tensor, rows: Tensor) -> None:
-        """Scaling of the inputs, and where training begins, from the training roots alone."""
+    def begin_at(self, texts: Texts, verifier: str, rows: Tensor) -> None:
+        """Fit the scaling of the scalars, and set the mean survivals from which a regressor's training begins.
+
+        Args:
+            rows: the training roots.
+        """
         body = self.network.body if isinstance(self.network, SurvivalNetwork) else self.network
-        assert isinstance(body, RootNetwork)
         body.standardise(texts.scalars_RF[rows])
-        if isinstance(self.network, SurvivalNetwork):
-            self.network.begin_at(survivals_RS[rows].nanmean(0).nan_to_num())  # NaN: what no log tells
+        if isinstance(self.network, SurvivalNetwork):  # labels that a log does not tell are NaN
+            self.network.begin_at(texts.labels(verifier, rows, self.space).nanmean(0).nan_to_num())
 
     def loss(self, batch: Batch) -> Tensor:
-        """Of what is said where all is known; a regressor's, of what is said with the first level as well."""
-        passed_B1 = torch.ones(len(batch.scalars_BF), 1)
+        """A policy's loss with all features; a regressor's with all features plus that with the early ones."""
+        passed_B1 = torch.ones_like(batch.scalars_BF[:, :1])
         outputs = self.network(batch.scalars_BF, batch.hidden, passed_B1)
         if self.is_regressor:
             early = self.network(batch.scalars_BF, batch.hidden, 0 * passed_B1)
@@ -119,26 +106,25 @@ class SelectorModule(pl.LightningModule):
             both = [survival_loss(each, batch.survivals_BS, self.space, weight) for each in (outputs, early)]
             return both[0] + both[1]
         efficiency_BA = self.space.efficiencies(batch.survivals_BS)
-        ratio_B = policy_ratios(outputs, efficiency_BA, batch.seconds_BA, batch.base_speed_B)
-        return policy_loss(ratio_B, self.hparams["worst_weight"], self.hparams["worst_share"])
+        return policy_loss(policy_ratios(outputs, efficiency_BA, batch.seconds_BA, batch.base_speed_B))
 
     @torch.no_grad()
     def scores(self, texts: Texts, level: str | None = None) -> Tensor:
-        """Predicted block efficiencies of all actions, in tokens, or a policy's logits; [R, A]. Rows of first roots are
-        without meaning.
+        """Predicted block efficiencies of all actions, in tokens, or a policy's logits; float32 [R, A]. Rows of roots
+        without features mean nothing.
 
         Args:
-            level: the schema's first level for what it says with that; all that it sees if None.
+            level: the features that it is asked with; all that it sees if None.
         """
-        parts, space = [], self.space
+        parts = []
         for part in torch.arange(len(texts.length_R)).split(ROWS_AT_ONCE):
             passed_B1 = torch.full((len(part), 1), float(level != self.schema.levels[0]))
             outputs = self.network(*texts.features(part, self.is_full), passed_B1)
-            parts.append(space.efficiencies(outputs.exp()) if self.is_regressor else outputs)
+            parts.append(self.space.efficiencies(outputs.exp()) if self.is_regressor else outputs)
         return torch.cat(parts)
 
     def predictions(self, texts: Texts, mode: Mode) -> dict[str, Tensor]:
-        """The scores at each of the times that a mode asks, [R, A] each."""
+        """The scores with each of the feature levels that a mode asks with, [R, A] each."""
         return {level: self.scores(texts, level) for level in mode.feature_levels if level != MATCH}
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
@@ -150,7 +136,8 @@ class SelectorModule(pl.LightningModule):
         self.log("validation/loss", self.loss(batch), batch_size=len(batch.scalars_BF), sync_dist=True)
 
     def on_validation_epoch_end(self) -> None:
-        """Speed over the best static tree by replay of the validation texts, mean over the sampling settings."""
+        """Log, by replay of the validation texts, the speed over the best static tree, mean over the sampling settings;
+        and for each setting the metrics of a regressor's predictions."""
         if not self.judged or self.trainer.sanity_checking:
             return
         ratios = []
@@ -159,57 +146,80 @@ class SelectorModule(pl.LightningModule):
             own = replay_mode(timed, self.predictions(timed.texts, mode), mode, policy=not self.is_regressor)
             ratios.append(own.speed / static.speed)
         self.log("validation/replay", torch.tensor(sum(ratios) / len(ratios)), rank_zero_only=True)
+        for (temperature, top_p), timed in {timed.setting: timed for timed, _ in self.judged}.items():
+            for name, value in self.metrics(timed).items():
+                self.log(f"validation/{name}/T {temperature:g} top-p {top_p:g}", value, rank_zero_only=True)
+
+    @torch.no_grad()
+    def metrics(self, timed: Timed) -> dict[str, Tensor]:
+        """How well a regressor predicts, with all its features, at up to `MEASURED` roots; nothing for a policy.
+
+        Returns:
+            `explained_variance`: the share of the variance between roots of all actions' labelled block efficiencies.
+            `rank_correlation`: Spearman's, over roots, of the predicted and the labelled mean block efficiency of all
+            actions. `calibration_error`: the mean distance of predicted and labelled survivals, over 15 bins of the
+            predicted ones, weighted by their sizes.
+        """
+        if not self.is_regressor:
+            return {}
+        known_R = (~timed.texts.unknown_R).nonzero()[:, 0]
+        rows = known_R[:: -(-len(known_R) // MEASURED)]
+        survivals = self.network(*timed.texts.features(rows, self.is_full), torch.ones(len(rows), 1)).exp()
+        labels = timed.survivals_RS[rows]
+        predicted, labelled = map(self.space.efficiencies, (survivals, labels))
+        return {
+            "explained_variance": torch.as_tensor(
+                explained_variance(predicted, labelled, multioutput="variance_weighted")
+            ),
+            "rank_correlation": spearman_corrcoef(predicted.mean(-1), labelled.mean(-1)),
+            # without its check, for which targets are 0 or 1: labels are probabilities, and its bins take their means
+            "calibration_error": binary_calibration_error(survivals, labels, validate_args=False),
+        }
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW in one cycle of the learning rate over the whole training."""
-        rate, decay = self.hparams["learning_rate"], self.hparams["weight_decay"]
-        optimiser = torch.optim.AdamW(self.parameters(), lr=rate, weight_decay=decay)
+        rate = self.hparams["learning_rate"]
+        optimiser = torch.optim.AdamW(self.parameters(), lr=rate, weight_decay=WEIGHT_DECAY)
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)
         return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 class RootsModule(pl.LightningDataModule):
-    """Roots as batches: of training texts every `stride`-th, of validation texts too.
+    """Roots of the training and of the validation texts as batches for a module.
 
     Args:
-        further: step times and the baseline's speeds of all roots, by split, for a policy; None for a regressor.
-        space: whose labels are learned; that of a pair's selector if None.
+        stride: every `stride`-th root of a text is taken.
+        further: step times [R, A] and the best static tree's speeds [R], by split, for a policy.
     """
 
     def __init__(
         self,
+        module: SelectorModule,
         splits: dict[str, Texts],
         verifier: str,
-        level: str,
-        stride: int,
         batch: int,
         seed: int,
+        stride: int = 1,
         further: dict[str, tuple[Tensor, Tensor]] | None = None,
-        space: ActionSpace | None = None,
     ) -> None:
         super().__init__()
-        self.space = space or ActionSpace.with_lookups()
-        self.splits, self.verifier, self.level, self.batch, self.seed = splits, verifier, level, batch, seed
-        self.further = further
+        self.space, self.is_full = module.space, module.is_full
+        self.splits, self.verifier, self.batch, self.seed, self.further = splits, verifier, batch, seed, further
         self.rows = {name: learned_rows(texts, stride) for name, texts in splits.items()}
 
     def _loader(self, split: str, shuffle: bool) -> DataLoader[Batch]:
-        """Whole batches at once: a lookup of every root by itself would take longer than learning from it."""
+        """Takes whole batches at once: to fetch each root by itself would take longer than to learn from it."""
         generator, rows = torch.Generator().manual_seed(self.seed), self.rows[split]
         order = RandomSampler(range(len(rows)), generator=generator) if shuffle else SequentialSampler(range(len(rows)))
         batches = BatchSampler(order, self.batch, drop_last=shuffle and len(rows) > self.batch)
-        return DataLoader(
-            rows,  # type: ignore[arg-type]
-            sampler=batches,
-            batch_size=None,
-            collate_fn=lambda part: self._batch(split, part),  # type: ignore[arg-type]
-        )
+        collate = partial(self._batch, split)
+        return DataLoader(rows, sampler=batches, batch_size=None, collate_fn=collate)  # type: ignore[arg-type]
 
     def _batch(self, split: str, rows: Tensor) -> Batch:
         texts = self.splits[split]
         further = (torch.zeros(0),) * 2 if self.further is None else (each[rows] for each in self.further[split])
-        return Batch(*texts.features(rows, self.level == FULL), texts.labels(self.verifier, rows, self.space), *further)
+        return Batch(*texts.features(rows, self.is_full), texts.labels(self.verifier, rows, self.space), *further)
 
     def train_dataloader(self) -> DataLoader[Batch]:
         return self._loader("train", shuffle=True)

@@ -1,6 +1,6 @@
-"""The networks: what is known at a root in, and out of it the survival of every tree, or a policy's logits.
+"""The networks: features of a root in; the survivals of all actions, or a policy's logits, out.
 
-Legend: B roots, D hidden width of a model, F scalar features, A actions, S survivals, I inputs of the MLP.
+Legend: B roots, D hidden width of a model, F scalar features, A actions, S survivals.
 """
 
 # No postponed annotations here: TorchScript reads the annotations of a module's attributes as objects.
@@ -15,20 +15,20 @@ from selector.actions import ActionSpace
 
 
 class RootNetwork(nn.Module):
-    """Scalars, and each hidden state through a linear map and a layer norm, joined, through an MLP (DDTE, app. E).
+    """Scalars, and each hidden state through a linear map and a layer norm, concatenated, through an MLP (DDTE, app.
+    E).
 
-    A light selector has no hidden states. Scaling of the scalars is part of the module: counts go in by
-    their logarithms, for between no match and one token of it lies more than between 20 and 21; then all are
-    standardised. It may also be asked with less, before the draft has passed the root for example: scalars that are not
-    known then stand at their means, hidden states at nothing, and one more input says so.
+    The module scales the scalars itself: of numbers of tokens it takes the logarithm, since 0 and 1 differ more than 20
+    and 21; then it standardises all of them. It may be asked before the draft has passed the root: later scalars then
+    stand at their means and hidden states at 0, and one more input says so.
 
     Args:
         scalars: F.
         counts: which of them are numbers of tokens.
-        unseen: which of them are for the decision alone.
-        early: how many of them are known where less is known.
+        unseen: which of them are for the decision alone; the network does not see them.
+        early: how many of them are known before the draft has passed the root; they come first.
         hidden_widths: D of each hidden state; none for a light selector.
-        outputs: how many numbers come out.
+        outputs: number of outputs.
         width: of each projected hidden state.
         hidden: widths of the MLP's layers.
     """
@@ -47,25 +47,24 @@ class RootNetwork(nn.Module):
         outputs: int,
         width: int = 32,
         hidden: Sequence[int] = (64, 32),
-        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(d, width), nn.LayerNorm(width)) for d in hidden_widths)
         sizes = [scalars + 1 + width * len(hidden_widths), *hidden]
         layers: list[nn.Module] = []
         for inputs, size in pairwise(sizes):
-            layers += [nn.Linear(inputs, size), nn.ReLU(), nn.Dropout(dropout)]  # the cheapest there is
+            layers += [nn.Linear(inputs, size), nn.ReLU()]  # the activation that costs least
         self.mlp = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
         self.early = early
         self.register_buffer("count_F", torch.tensor([f in counts for f in range(scalars)]))
         self.unseen = list(unseen)
         self.register_buffer("mean_F", torch.zeros(scalars))
         self.register_buffer("scale_F", torch.ones(scalars))
-        self.scale_F[self.unseen] = torch.inf  # whatever they are, the network sees 0
+        self.scale_F[self.unseen] = torch.inf  # the network sees 0
 
     @torch.no_grad()
     def standardise(self, scalars_BF: Tensor) -> None:
-        """Fit the scaling of the scalars on the training split; a constant one stays at 0."""
+        """Fit the scaling of the scalars on training roots; a constant scalar is scaled to 0."""
         scalars_BF = self._logarithmic(scalars_BF)
         deviation_F = scalars_BF.std(0, unbiased=False)
         varies_F = deviation_F > 1e-6 * (1 + scalars_BF.mean(0).abs())
@@ -80,7 +79,7 @@ class RootNetwork(nn.Module):
         """Args:
             scalars_BF: float32, in the order of the schema.
             hidden_states: float32 [B, D] each, in the order of the schema.
-            passed_B1: float32, 1 where all scalars are known; where it is 0, the early ones alone count.
+            passed_B1: float32, 1 where all features are known, 0 where only the early scalars are.
 
         Returns:
             float32 [B, outputs].
@@ -93,13 +92,10 @@ class RootNetwork(nn.Module):
 
 
 class SurvivalNetwork(nn.Module):
-    """Survivals `P(tau >= t)` of all trees: products of the probabilities that one more token is accepted.
+    """Survivals `P(tau >= t)` of all actions: products of the probabilities that one more token is accepted.
 
-    So they never rise along a path, and a branch begins where its trunk has got to. The body's outputs are the logits
-    of those probabilities, one for each survival.
-
-    Args:
-        body: with as many outputs as there are survivals.
+    So survivals never rise along a path, and a branch starts from the survival of its trunk. The body's outputs are the
+    logits of those probabilities, one for each survival.
     """
 
     factors_SS: Tensor
@@ -111,7 +107,7 @@ class SurvivalNetwork(nn.Module):
 
     @torch.no_grad()
     def begin_at(self, mean_S: Tensor) -> None:
-        """Begin training at the mean survivals of the training split."""
+        """Set the biases so that training begins at the mean survivals of the training roots."""
         log_S = mean_S.double().clamp(1e-4, 1 - 1e-6).log()
         log_factor_S = torch.linalg.solve(self.factors_SS.double().T, log_S).clamp(-9, -1e-4)
         last = self.body.mlp[-1]

@@ -1,4 +1,4 @@
-"""What a selector is trained on.
+"""Training objectives.
 
 Legend: B roots, S survivals, A actions. Block efficiencies are in tokens, times in seconds.
 """
@@ -16,16 +16,16 @@ from selector.actions import ActionSpace
 def survival_loss(
     log_survivals_BS: Tensor, labels_BS: Tensor, space: ActionSpace, squared_weight: float = 1.0
 ) -> Tensor:
-    """What a regressor of survivals is trained on: their cross-entropy, in nats, and the squared error of the block
-    efficiencies that they add up to, in squared tokens; scalar. Labels that are not known (NaN) do not count.
+    """A regressor's loss, scalar: the cross-entropy of survivals, in nats, and the squared error of the block
+    efficiencies that they sum to, in squared tokens. Unknown labels (NaN) do not count.
 
-    Decisions need the sums; the cross-entropy keeps each survival a probability that means what it says. Chains and
-    lookups count as much as branches do, which are far more numbers.
+    Decisions need the sums; the cross-entropy keeps each survival calibrated. Chains, branches and lookups have equal
+    weights, although there are far more branches.
 
     Args:
         log_survivals_BS: predicted, at most 0.
-        labels_BS: `P(tau >= t | text)`. Both terms have their least value at the labels' mean, so labels that are right
-            on average will do, even where the draw of siblings puts one above 1.
+        labels_BS: `P(tau >= t | text)`. Both terms are least at the labels' mean, so unbiased labels suffice, even
+            where the draw of siblings puts one above 1.
         squared_weight: of the squared error.
     """
     known_BS = ~labels_BS.isnan()
@@ -36,26 +36,22 @@ def survival_loss(
     cross_entropy = sum(part.mean() for part in loss_BS.split(sizes, dim=-1) if part.shape[-1])
     known_BA = (~known_BS).to(log_S) @ space.sums_SA.to(log_S) == 0
     error_BA = (space.efficiencies(log_survivals_BS.exp()) - space.efficiencies(labels_BS)) * known_BA
-    squared = sum(
-        part.square().mean()
-        for part in error_BA.split([len(space.trees), len(space.lookups)], dim=-1)
-        if part.shape[-1]
-    )
-    return cross_entropy + squared_weight * squared
+    parts = error_BA.split([len(space.trees), len(space.lookups)], dim=-1)
+    return cross_entropy + squared_weight * sum(part.square().mean() for part in parts if part.shape[-1])
 
 
 def policy_ratios(logits_BA: Tensor, efficiency_BA: Tensor, seconds_BA: Tensor, base_speed_B: Tensor) -> Tensor:
     """Expected tokens over expected seconds of a policy, over the baseline's speed; [B].
 
     Args:
-        base_speed_B: tokens per second of the static action tuned for the root's sampling setting.
+        base_speed_B: tokens per second of the best static tree under the root's sampling setting.
     """
     policy_BA = logits_BA.softmax(-1)
     speed_B = (policy_BA * efficiency_BA).sum(-1) / (policy_BA * seconds_BA).sum(-1)
     return speed_B / base_speed_B
 
 
-def policy_loss(ratio_B: Tensor, worst_weight: float, worst_share: float) -> Tensor:
+def policy_loss(ratio_B: Tensor, worst_weight: float = 1.0, worst_share: float = 0.05) -> Tensor:
     """DDTE eq. 12: mean log-ratio to the baseline's speed, and the squared loss of the worst roots; scalar.
 
     Args:

@@ -1,4 +1,4 @@
-"""Replay: the time that any way of choosing trees at roots takes for texts that are there, exactly.
+"""Replay: the exact expected time that any way of choosing trees at roots takes for given texts.
 
 The text does not depend on the trees: a policy only decides where its steps begin. Given the text, a step that begins
 at root i with the tree a(i) ends at root i + n with the probability `P(tau + 1 = n | text)`, which the labels hold
@@ -7,12 +7,12 @@ from one walk along the text,
 
     D(first root) = 1,      D(i + n) += D(i) P(tau + 1 = n | i, a(i)),
 
-and the expected time is `sum_i D(i) T(a(i), i)`. The tokens are the text's: what the last step yields beyond its end is
-paid for and does not count. There is no noise but that of which texts there are; both sides of a comparison run on the
-same ones, and errors are over their sources, by the jackknife.
+and the expected time is `sum_i D(i) T(a(i), i)`. Tokens that the last step yields beyond the text's end are paid for
+and do not count. The only variance is that between texts: both sides of a comparison run on the same ones, and errors
+are over their sources, by the jackknife.
 
-This holds for every policy that decides at roots by what is known there: static trees, trees by kind of text, rules of
-thumb, selectors. Decisions that use drafted tokens need decoding: they also run on drafts that left the text.
+This holds for every policy that decides at roots by what is known there. Decisions that use drafted tokens need
+decoding, since they also depend on drafts that are not in the text.
 
 Legend: X texts, N roots of one text, R roots of all texts, A actions, S survivals, D depth, J accepted lengths + 1.
 """
@@ -33,7 +33,7 @@ from selector.actions import ActionSpace
 from selector.jit import jit
 
 Array = NDArray[Any]
-ROUNDS = 5  # of raising means and cutting off anew
+ROUNDS = 5  # of restoring the means and clipping again
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,11 @@ class Replayed:
 
 
 def lawful(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
-    """Labels as laws of tau: between 0 and 1, never rising along a path; each column keeps its mean.
+    """Labels as laws of tau: between 0 and 1, never rising along a path; each column keeps its mean; float32 [R, S].
 
-    Those of a space without branches are laws as they are.
-
-    Labels of branches carry the noise of which siblings were drawn. It leaves means as they are, yet one of 1.6
-    makes a probability of -0.6, and a walk along the text multiplies such noise at every step. Cutting it off lowers
-    the means, by what each column is then raised again. Chains have no noise and stay as they are.
+    Labels of branches carry the noise of which siblings were drawn. They are right on average, yet one of 1.6 makes a
+    probability of -0.6, and a walk along the text multiplies such noise at every step. Clipping lowers the means, so
+    each column is then scaled back to its mean. Labels of chains and lookups have no such noise and do not change.
 
     Args:
         survivals_RS: labels of many roots under one sampling setting.
@@ -78,7 +76,7 @@ def lawful(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
 
 
 def _falling(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
-    """The running minimum along each path, a branch's from where its trunk has got to."""
+    """The running minimum along each path; that of a branch begins with its trunk's last survival."""
     branching = space.tree_survivals - space.depth
     sizes = [space.depth, branching, survivals_RS.shape[1] - space.tree_survivals]
     chain_RD, branches_RS, copied_RS = survivals_RS.clamp(0, 1).split(sizes, dim=1)
@@ -91,43 +89,35 @@ def _falling(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
 
 def outcomes(survivals_RS: Tensor, action_R: Tensor, space: ActionSpace) -> Tensor:
     """`P(tau + 1 = n)` of the given actions, n = 1 .. depth + 1, float64 [R, J]."""
-    padded_RS = torch.nn.functional.pad(survivals_RS.double(), (0, 1))  # the position of what cannot be
+    padded_RS = torch.nn.functional.pad(survivals_RS.double(), (0, 1))  # the 0 beyond a tree's depth
     reached_RD = padded_RS.gather(-1, space.survival_of_AD[action_R])
     one_R1 = torch.ones_like(reached_RD[:, :1])
     return torch.cat([one_R1, reached_RD], dim=-1) - torch.cat([reached_RD, 0 * one_R1], dim=-1)
 
 
 def replay(survivals_RS: Tensor, action_R: Tensor, seconds_R: Tensor, size_X: Tensor, space: ActionSpace) -> Replayed:
-    """A policy, given as the action of every root.
+    """A policy, given as the action of every root, int64 [R].
 
     Args:
-        survivals_RS: labels of the roots.
-        action_R: int64.
-        seconds_R: what a step with that action takes there.
-        size_X: how many roots each text has; their rows follow one another, int64.
+        seconds_R: of a step with that action.
+        size_X: the number of roots of each text, int64; their rows follow one another.
     """
     survivals, paths, actions = (each.contiguous().numpy() for each in (survivals_RS, space.survival_of_AD, action_R))
-    sums_X3, visits_R = map(
-        torch.from_numpy, _walk(survivals, paths, actions, seconds_R.double().numpy(), size_X.numpy())
-    )
-    tokens_X, seconds_X, steps_X = sums_X3.unbind(-1)
-    return Replayed(tokens_X, seconds_X, steps_X, visits_R)
+    sums_X3, visits_R = _walk(survivals, paths, actions, seconds_R.double().numpy(), size_X.numpy())
+    tokens_X, seconds_X, steps_X = torch.from_numpy(sums_X3).unbind(-1)
+    return Replayed(tokens_X, seconds_X, steps_X, torch.from_numpy(visits_R))
 
 
 def replay_static(
     survivals_RS: Tensor, seconds_RA: Tensor, size_X: Tensor, space: ActionSpace, actions: Iterable[int] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Every action as a static tree: tokens, seconds and steps, float64 [X, A] each (of the given actions, if any).
-
-    Args:
-        seconds_RA: of all actions.
-    """
-    everywhere = [
-        replay(survivals_RS, torch.full((len(survivals_RS),), a), seconds_RA[:, a], size_X, space)
-        for a in (range(len(space)) if actions is None else actions)
-    ]
-    tokens, seconds, steps = zip(*((each.tokens_X, each.seconds_X, each.steps_X) for each in everywhere), strict=True)
-    return torch.stack(tokens, dim=-1), torch.stack(seconds, dim=-1), torch.stack(steps, dim=-1)
+    """Every action, or each of the given ones, at all roots: tokens, seconds and steps, float64 [X, A] each."""
+    found = []
+    for a in range(len(space)) if actions is None else actions:
+        each = replay(survivals_RS, torch.full((len(survivals_RS),), a), seconds_RA[:, a], size_X, space)
+        found.append(torch.stack([each.tokens_X, each.seconds_X, each.steps_X]))
+    tokens_XA, seconds_XA, steps_XA = torch.stack(found, dim=-1)
+    return tokens_XA, seconds_XA, steps_XA
 
 
 @jit
@@ -162,12 +152,7 @@ def _walk(
 
 
 def fastest_possible(survivals_RS: Tensor, seconds_RA: Tensor, size_X: Tensor, space: ActionSpace) -> Replayed:
-    """The policy that is told everything: of all choices at all roots those that take the least time for each text.
-
-    Args:
-        survivals_RS: of 0 and 1 the exact least time; of others that of the best policy that knows all labels.
-        seconds_RA: of all actions.
-    """
+    """The policy with the least expected time for each text, among all that know all labels."""
     survivals, paths = (each.contiguous().numpy() for each in (survivals_RS, space.survival_of_AD))
     action_R = torch.from_numpy(_best_ahead(survivals, paths, seconds_RA.double().numpy(), size_X.numpy()))
     seconds_R = seconds_RA.gather(-1, action_R.unsqueeze(-1))[:, 0]
@@ -215,35 +200,27 @@ def ratio_of_speeds(mine: Replayed, other: Replayed, source_X: Tensor) -> Ratio:
     """Speed over another's on the same texts; the error by the jackknife over sources.
 
     Args:
-        source_X: number of each text's source: texts of one source are not independent.
+        source_X: the number of each text's source: texts of one source are not independent.
     """
-    sums_X4 = torch.stack([mine.tokens_X, mine.seconds_X, other.tokens_X, other.seconds_X], dim=-1)
-    return jackknifed_ratio(sums_X4, source_X)
+    return jackknifed(torch.stack([mine.tokens_X, mine.seconds_X, other.tokens_X, other.seconds_X], dim=-1), source_X)
 
 
-def jackknifed_ratio(sums_X4: Tensor, source_X: Tensor) -> Ratio:
-    """`(tokens / seconds) / (tokens / seconds)` of sums of four columns."""
-    return jackknifed(sums_X4, source_X, _ratio)
+def _of_speeds(sums_4: Tensor) -> Tensor:
+    return (sums_4[..., 0] / sums_4[..., 1]) / (sums_4[..., 2] / sums_4[..., 3])
 
 
-def jackknifed(sums_XC: Tensor, source_X: Tensor, ratio: Callable[[Tensor], Tensor]) -> Ratio:
+def jackknifed(sums_XC: Tensor, source_X: Tensor, ratio: Callable[[Tensor], Tensor] = _of_speeds) -> Ratio:
     """A ratio of sums of columns, and its standard error over sources: infinite for a single one, unless the ratio is
     exactly 1.
 
     Args:
-        ratio: of sums, over their last axis.
+        ratio: of sums, over their last axis; by default `(tokens / seconds) / (tokens / seconds)` of four columns.
     """
     _, group_X = source_X.unique(return_inverse=True)
-    C = sums_XC.shape[1]
-    sums_GC = torch.zeros(int(group_X.max()) + 1, C, dtype=torch.float64).index_add_(0, group_X, sums_XC.double())
-    total_C = sums_GC.sum(0)
-    value = ratio(total_C)
-    if len(sums_GC) == 1:
+    G, C = int(group_X.max()) + 1, sums_XC.shape[1]
+    sums_GC = torch.zeros(G, C, dtype=torch.float64).index_add_(0, group_X, sums_XC.double())
+    value = ratio(sums_GC.sum(0))
+    if G == 1:
         return Ratio(float(value), 0.0 if value == 1 else math.inf)
-    without_G = ratio(total_C - sums_GC)
-    G = len(without_G)
+    without_G = ratio(sums_GC.sum(0) - sums_GC)
     return Ratio(float(value), float(((G - 1) / G * (without_G - without_G.mean()).square().sum()).sqrt()))
-
-
-def _ratio(sums_4: Tensor) -> Tensor:
-    return (sums_4[..., 0] / sums_4[..., 1]) / (sums_4[..., 2] / sums_4[..., 3])

@@ -9,7 +9,7 @@ Legend: B roots, F scalars, A actions.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, product
 
 import numpy as np
 import torch
@@ -21,20 +21,17 @@ from selector.runtime.artefact import Features
 from selector.schema import DECAYS, LENGTH_AT, LIGHT, SCALAR_NAMES, SCALARS_KEY
 from selector.train.data import Timed
 from selector.train.replay import Replayed
-from selector.train.tuning import replay_mode
+from selector.train.tuning import chains_of, replay_mode
 
-SPACE = ActionSpace.with_lookups()
-CHAINS = tuple(SPACE.index(SPACE.chain(length)) for length in range(SPACE.depth + 1))
 MOST = 0.999  # a
 ACCEPTED = {decay: SCALAR_NAMES.index(f"accepted_mean_{decay:g}") for decay in DECAYS}  # by decay
 
 
-def chain_efficiencies(scalars_BF: Tensor, decay: float) -> Tensor:
-    """Block efficiencies by the rule, [B, A]; 1 for trees with branches."""
+def chain_efficiencies(scalars_BF: Tensor, decay: float, space: ActionSpace) -> Tensor:
+    """Block efficiencies by the rule, [B, A]; 1 for actions that are not chains."""
     a_B1 = scalars_BF[:, ACCEPTED[decay], None].clamp(0, MOST)
-    result_BA = torch.ones(len(scalars_BF), len(SPACE))
-    length_L = torch.arange(SPACE.depth + 1)
-    result_BA[:, list(CHAINS)] = (1 - a_B1 ** (length_L + 1)) / (1 - a_B1)
+    result_BA = torch.ones(len(scalars_BF), len(space))
+    result_BA[:, list(chains_of(space))] = (1 - a_B1 ** (torch.arange(space.depth + 1) + 1)) / (1 - a_B1)
     return result_BA
 
 
@@ -43,14 +40,16 @@ class AcceptanceRule:
     """The rule under one sampling setting, as a chooser of the decoder.
 
     Attributes:
-        mode: its price of time; chains alone are allowed.
+        mode: its price of time; only chains are allowed.
         decay: of the running mean, one of `schema.DECAYS`.
         costs: of the chains.
+        space: the actions that `mode.allowed` counts.
     """
 
     mode: Mode
     decay: float
     costs: Costs
+    space: ActionSpace
     feature_levels: tuple[str, ...] = (LIGHT,)
 
     def select(self, features: Features | None) -> Action:
@@ -58,8 +57,8 @@ class AcceptanceRule:
             return self.mode.action
         scalars: list[float] = features[SCALARS_KEY].tolist()
         a = min(scalars[ACCEPTED[self.decay]], MOST)
-        tokens = list(accumulate(range(SPACE.depth), lambda shorter, _: 1 + a * shorter, initial=1.0))
-        return SPACE.chain(best_action(np.array(tokens), scalars[LENGTH_AT], self.costs))
+        tokens = list(accumulate(range(self.space.depth), lambda shorter, _: 1 + a * shorter, initial=1.0))
+        return self.space.chain(best_action(np.array(tokens), scalars[LENGTH_AT], self.costs))
 
     def replay(self, timed: Timed) -> Replayed:
         """The rule on labelled texts."""
@@ -67,18 +66,15 @@ class AcceptanceRule:
 
     @classmethod
     def tuned(cls, timed: Timed, static: Mode) -> AcceptanceRule:
-        """The running mean and the price of time that are the fastest on some texts."""
-        tried = [
-            (replace(static, feature_levels=(LIGHT,), rho=rho, allowed=CHAINS), decay)
-            for rho in RHOS[::2]
-            for decay in DECAYS
-        ]
-        mode, decay = max(tried, key=lambda each: _replay(timed, *each).speed)
-        chains = tuple(SPACE.actions[at] for at in CHAINS)
-        lengths_L, seconds_LA = timed.profile.table(chains, timed.verifier, (LIGHT,), timed.setting[1] < 1)
+        """The rule with the running mean and the price of time that are the fastest on some texts."""
+        chains = chains_of(timed.space)
+        modes = [replace(static, feature_levels=(LIGHT,), rho=rho, allowed=chains) for rho in RHOS[::2]]
+        mode, decay = max(product(modes, DECAYS), key=lambda each: _replay(timed, *each).speed)
+        actions = tuple(timed.space.actions[at] for at in chains)
+        lengths_L, seconds_LA = timed.profile.table(actions, timed.verifier, (LIGHT,), timed.setting[1] < 1)
         costs = Costs(lengths_L.double().numpy(), seconds_LA.double().numpy(), mode.speed, mode.rho)
-        return cls(mode, decay, costs)
+        return cls(mode, decay, costs, timed.space)
 
 
 def _replay(timed: Timed, mode: Mode, decay: float) -> Replayed:
-    return replay_mode(timed, {LIGHT: chain_efficiencies(timed.texts.scalars_RF, decay)}, mode)
+    return replay_mode(timed, {LIGHT: chain_efficiencies(timed.texts.scalars_RF, decay, timed.space)}, mode)

@@ -1,4 +1,4 @@
-"""What is tuned by replay: the best static tree, the price of time, which trees are ever worth drafting, what pays.
+"""What is tuned by replay: the best static tree, the rule for lookups, the price of time, and which actions are kept.
 
 Legend: X texts, R roots, A actions.
 """
@@ -7,20 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, Action
+from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import RHOS, LookupRule, Mode, choices, without_draft
 from selector.schema import MATCH, MATCH_AT
 from selector.train.data import Texts, Timed
 from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay, replay_static
 
 SPEEDS = (0.85, 1.0, 1.15, 1.3)  # prices of time that are tried, as multiples of the speed at each root's own price
-SURE = 2.0  # standard errors that decisions must be ahead of the best static tree
-TIE = 1.0  # standard errors that what is dearer or less simple must be ahead of what is not
-RARE = 0.002  # share of the steps that may fall to other trees than those that are kept
+SURE = 2.0  # standard errors by which decisions must be ahead of the best static tree
+TIE = 1.0  # standard errors by which what is dearer or less simple must be ahead of what is not
+RARE = 0.002  # share of the steps that may fall to actions that are not kept
+LEASTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # least matches that are tried for the rule for lookups
+
+Predictions = dict[str, Tensor]  # by feature level: predicted block efficiencies, or a policy's logits, [R, A]
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class StaticTable:
         return self.tokens_XA.sum(0) / self.steps_XA.sum(0)
 
     def best(self, index_X: Tensor | slice = slice(None), allowed_A: Tensor | None = None) -> int:
-        """The fastest tree, by position."""
+        """The position of the fastest tree."""
         speed_A = self.speeds(index_X)
         return int((speed_A if allowed_A is None else speed_A.where(allowed_A, 0.0)).argmax())
 
@@ -55,20 +61,22 @@ class StaticTable:
         return Replayed(tokens_X, seconds_X, steps_X, torch.zeros(0))
 
 
+def best_static(timed: Timed, table: StaticTable, setting: Sequence[float], allowed_A: Tensor | None = None) -> Mode:
+    """The mode in which the best static tree is drafted everywhere."""
+    at = table.best(allowed_A=allowed_A)
+    return Mode(setting[0], setting[1], timed.space.trees[at], speed=float(table.speeds()[at]))
+
+
 def static_replay(timed: Timed, action: Action) -> Replayed:
-    """One static tree."""
+    """One tree everywhere."""
     at = timed.space.index(action)
-    tables = replay_static(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space, [at])
-    tokens_X, seconds_X, steps_X = (table[:, 0] for table in tables)
-    return Replayed(tokens_X, seconds_X, steps_X, torch.zeros(0))
-
-
-Predictions = dict[str, Tensor]  # predicted block efficiencies, or a policy's logits, [R, A], by what was seen
+    action_R = torch.full((len(timed.texts.length_R),), at)
+    return replay(timed.survivals_RS, action_R, timed.seconds()[:, at], timed.texts.size_X, timed.space)
 
 
 @dataclass(frozen=True)
 class Decided:
-    """What a mode does at every root: the action, int64 [R], and what a step takes, decisions included, [R]."""
+    """What a mode does at every root: the action, int64 [R], and the seconds of a step, decisions included, [R]."""
 
     action_R: Tensor
     seconds_R: Tensor
@@ -78,8 +86,8 @@ class Decided:
 
 
 def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = False) -> Decided:
-    """What a mode does: the static tree at first roots and where nothing is decided; a lookup where its rule says so;
-    elsewhere what its network says, asked in turn with more and more (`Mode`)."""
+    """What a mode does: the static tree at roots without features and where nothing is decided; a lookup where its rule
+    says so; elsewhere what its network says, asked with one feature level after another (`Mode`)."""
     space, unknown_R = timed.space, timed.texts.unknown_R
     static_R = torch.full((len(unknown_R),), space.index(mode.action))
     if not mode.decides:
@@ -104,7 +112,7 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
 
 
 def replay_mode(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = False) -> Replayed:
-    """A selector as a mode has it decide."""
+    """The texts as a mode decodes them."""
     return decide(timed, predictions, mode, policy).replayed(timed)
 
 
@@ -133,87 +141,71 @@ class Judged:
         return ratio.value - TIE * ratio.error > 1
 
 
-def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool = False) -> Judged:
-    """The best way to ask and the best price of time for some predictions, and the actions that it ever takes; judged
-    on the same texts.
-
-    Args:
-        opinions: at the early features, if at all, and at all features.
-        static: the mode in which nothing is decided.
-    """
-    base = static_replay(timed, static.action)
-
-    def fastest(modes: Iterable[Mode]) -> Mode:
-        return max(modes, key=lambda mode: replay_mode(timed, predictions, mode, policy).speed)
-
-    asked = [(level,) for level in predictions] + ([tuple(predictions)] if len(predictions) > 1 else [])
-    tried = []
-    for level in asked:
-        own = replace(static, feature_levels=level, rho=1.0)
-        speed = replay_mode(timed, predictions, own, policy).speed  # that of the whole is near
-        prices = [] if policy else [(rho, speed * factor) for rho in RHOS if rho < 1 for factor in SPEEDS]
-        tried.append(fastest([own, *(replace(own, rho=rho, speed=g) for rho, g in prices)]))
-    best = fastest(tried)
-    found = decide(timed, predictions, best, policy)
-    best = replace(best, allowed=common(found.replayed(timed).visits_R, found.action_R, timed))
-    return judge_mode(timed, best, replay_mode(timed, predictions, best, policy), base)
-
-
 def judge_mode(timed: Timed, mode: Mode, replayed: Replayed, base: Replayed) -> Judged:
     """A mode's replay against the best static tree's."""
     source_X = sources(timed.texts)
     return Judged(mode, ratio_of_speeds(replayed, base, source_X), replayed, source_X)
 
 
-LEASTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # matches that are tried for the rule
+def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool = False) -> Judged:
+    """The feature levels, the price of time and the actions that are the fastest for some predictions; judged on the
+    same texts.
+
+    Args:
+        predictions: with one feature level, or with the early one and all features.
+        static: the mode in which nothing is decided.
+    """
+
+    def fastest(modes: Iterable[Mode]) -> Mode:
+        return max(modes, key=lambda mode: replay_mode(timed, predictions, mode, policy).speed)
+
+    tried = []
+    for levels in dict.fromkeys([*((level,) for level in predictions), tuple(predictions)]):
+        own = replace(static, feature_levels=levels, rho=1.0)
+        speed = replay_mode(timed, predictions, own, policy).speed  # the best price is near it
+        prices = [] if policy else [(rho, speed * factor) for rho in RHOS if rho < 1 for factor in SPEEDS]
+        tried.append(fastest([own, *(replace(own, rho=rho, speed=g) for rho, g in prices)]))
+    best = fastest(tried)
+    found = decide(timed, predictions, best, policy)
+    best = replace(best, allowed=common(found.replayed(timed).visits_R, found.action_R, timed))
+    return judge_mode(timed, best, replay_mode(timed, predictions, best, policy), static_replay(timed, static.action))
 
 
 def tune_lookup_rule(timed: Timed, static: Mode) -> Mode:
     """The rule for lookups that is the fastest on some texts: the least match and the lookup's length together, then
-    each of these and the tree that goes with them in turn, until none of them changes."""
+    each of these and the tree that is drafted elsewhere in turn, until none of them changes."""
     lengths = timed.space.lookups
-    trees = (static.action, *(timed.space.chain(length) for length in range(timed.space.depth + 1)))
-    known: dict[Mode, float] = {}
+    trees = dict.fromkeys([static.action, *(timed.space.trees[at] for at in chains_of(timed.space))])
 
-    def fastest(modes: Iterable[Mode]) -> Mode:
-        def speed(mode: Mode) -> float:
-            if mode not in known:
-                known[mode] = replay_mode(timed, {}, mode).speed
-            return known[mode]
+    def mode_of(least: int, length: int, tree: Action) -> Mode:
+        return replace(static, action=tree, feature_levels=(MATCH,), rule=LookupRule(least, length))
 
-        return max(modes, key=speed)
+    @cache
+    def speed(tried: tuple[Any, ...]) -> float:
+        return replay_mode(timed, {}, mode_of(*tried)).speed
 
-    def copying(mode: Mode, leasts: Sequence[int], lengths: Sequence[int]) -> list[Mode]:
-        return [
-            replace(mode, feature_levels=(MATCH,), rule=LookupRule(least, length))
-            for least in leasts
-            for length in lengths
-        ]
-
-    best, before = fastest(copying(static, LEASTS, lengths[:: max(1, len(lengths) // 4)])), static
+    best: tuple[Any, ...] = max(product(LEASTS, lengths[:: max(1, len(lengths) // 4)], [static.action]), key=speed)
+    before = None
     while best != before:
-        before, rule = best, best.rule
-        assert rule is not None
-        best = fastest([best, *copying(best, LEASTS, [rule.length])])
-        best = fastest([best, *copying(best, [best.rule.least if best.rule else 1], lengths)])
-        best = fastest([best, *(replace(best, action=tree) for tree in dict.fromkeys(trees))])
-    return best
+        before = best
+        for at, values in enumerate((LEASTS, lengths, trees)):
+            best = max([best, *((*best[:at], value, *best[at + 1 :]) for value in values)], key=speed)
+    return mode_of(*best)
 
 
 def common(visits_R: Tensor, action_R: Tensor, timed: Timed) -> tuple[int, ...]:
-    """The trees that make up all but a few of the steps, ascending; the empty tree is always one of them."""
+    """The actions that make up all but a few of the steps, ascending; the empty tree is always one of them."""
     steps_A = torch.zeros(len(timed.space), dtype=torch.float64).index_add_(0, action_R, visits_R)
     shares, order = (steps_A / steps_A.sum()).sort(descending=True)
     needed = int((shares.cumsum(0) < 1 - RARE).sum()) + 1
     return tuple(sorted({timed.space.index(EMPTY), *order[:needed].tolist()}))
 
 
+def chains_of(space: ActionSpace) -> tuple[int, ...]:
+    """The positions of all chains, by length."""
+    return tuple(space.index(space.chain(length)) for length in range(space.depth + 1))
+
+
 def sources(texts: Texts) -> Tensor:
     """The number of every text's source."""
     return texts.source_number_X
-
-
-def best_static(timed: Timed, table: StaticTable, setting: Sequence[float], allowed_A: Tensor | None = None) -> Mode:
-    """The mode in which the best static tree is drafted everywhere."""
-    at = table.best(allowed_A=allowed_A)
-    return Mode(setting[0], setting[1], timed.space.trees[at], speed=float(table.speeds()[at]))

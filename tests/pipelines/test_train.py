@@ -12,13 +12,14 @@ import torch
 from rich.console import Console
 
 from pipelines.config import Config
-from pipelines.train.judging import judge, judge_rules, setting_of, statics, step_times
-from pipelines.train.stage import choose, kept, kinds, row_of, table_of, trained
+from pipelines.train.judging import judge, judge_rules, setting_of, statics, step_times, tune_rules
+from pipelines.train.result import rule_of
+from pipelines.train.stage import choose, keep_if_ahead, kinds, row_of, table_of, trained
 from selector.decision import LookupRule, Mode
-from selector.schema import EARLY, FULL, LIGHT, MATCH
-from selector.train.data import Texts
+from selector.schema import EARLY, FULL, LIGHT, MATCH, InputError
+from selector.train.data import Texts, Timed
 from selector.train.replay import Ratio, Replayed
-from selector.train.tuning import Judged, StaticTable, replay_mode, static_replay
+from selector.train.tuning import Judged, StaticTable, replay_mode, static_replay, tune_lookup_rule
 from tests.selector.synthetic import SPACE, joined, opinionated, profile, texts, timed
 
 TRAIN = {"verifier": "traversal", "epochs": 12, "batch": 64, "hidden": [24, 12], "learning_rate": 0.01}
@@ -82,7 +83,7 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
     judged = judge(module, data["validation"], bases, "traversal", profile())
     assert [each.pays for each in judged] == [True, False]
     assert judged[0].ratio.value > 1.2
-    row = row_of("name", "regressor", LIGHT, judged, no_rules(judged), bases, run_id)
+    row = row_of(judged, no_rules(judged), bases)
     hot, cold = (Mode.of(mode) for mode in row["modes"])
     assert hot.decides and not cold.decides and cold.action == bases[1].mode.action
     gated = (judged[0].ratio.value + 1) / 2  # the static tree is kept under the other setting
@@ -113,19 +114,41 @@ def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(network: float
 
     mine = judged(replace(static, feature_levels=(EARLY,)), network, [1.1, 0.9, 1.0, 1.0])
     own = judged(replace(static, feature_levels=(MATCH,), rule=LookupRule(4, 8)), rule, [1.0, 1.0, 1.1, 0.9])
-    assert kept(mine, own, static).mode == {"network": mine.mode, "rule": own.mode, "static": static}[what]
+    assert keep_if_ahead(mine, own, static).mode == {"network": mine.mode, "rule": own.mode, "static": static}[what]
 
 
 def test_a_rule_is_tuned_on_the_training_texts_and_judged_on_others() -> None:
     """Where the texts go on as they did before, copying is the fastest; the rule finds from which match on."""
     data = splits()
     bases = statics(data, [HOT, COLD], "traversal", profile())
-    for judged, base in zip(judge_rules(data, bases, "traversal", profile()), bases, strict=True):
+    rules = tune_rules(data, {"traversal": bases}, "traversal", profile())
+    found = judge_rules(rules, data["validation"], bases, "traversal", profile())
+    for judged, base in zip(found, bases, strict=True):
         assert judged.mode.rule is not None and judged.mode.feature_levels == (MATCH,)
         assert setting_of(judged.mode) == setting_of(base.mode)
         validation = timed(data["validation"].setting_of(setting_of(base.mode)))
         static = static_replay(validation, base.mode.action).speed
         assert judged.ratio.value == pytest.approx(replay_mode(validation, {}, judged.mode).speed / static)
+
+
+def test_rules_are_tuned_with_the_trained_and_with_the_fastest_verifier() -> None:
+    """Here with one of which fewer tokens are accepted, and the fastest; as later stages read them."""
+    data = {"train": splits()["train"]}
+    survivals = data["train"].survivals
+    data["train"] = replace(data["train"], survivals={**survivals, "block": survivals["traversal"] / 2})
+    clock = replace(profile(), verify=dict.fromkeys(("traversal", "block"), profile().verify["traversal"]))
+    bases = {name: statics(data, [HOT, COLD], name, clock) for name in ("traversal", "block")}
+    for trained_one, names in (("block", ["block", "traversal"]), ("traversal", ["traversal"])):
+        rules = tune_rules(data, bases, trained_one, clock)
+        assert [list(own) for own in rules] == [names, names]
+        result = {"rules": [{"verifier": name, **mode.row()} for own in rules for name, mode in own.items()]}
+        for setting, own in zip((HOT, COLD), rules, strict=True):
+            for name, mode in own.items():
+                mine = Timed(data["train"].setting_of(setting), name, clock)
+                static = next(base.mode for base in bases[name] if setting_of(base.mode) == setting)
+                assert mode == rule_of(result, setting, name) == tune_lookup_rule(mine, static)
+    with pytest.raises(InputError, match="no rule for lookups with block: run the train stage again"):
+        rule_of(result, HOT, "block")
 
 
 def test_a_policy_learns_trees_that_pay(tmp_path: Path, run_id: str) -> None:
@@ -140,7 +163,7 @@ def test_a_policy_learns_trees_that_pay(tmp_path: Path, run_id: str) -> None:
 def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:
     data = splits()["train"]
     bases = statics({"train": data}, [HOT, COLD], "traversal", profile())
-    seconds_RA, speed_R = step_times(data, bases, "traversal", profile(), LIGHT)
+    seconds_RA, speed_R = step_times(opinionated("policy"), data, bases, "traversal", profile())
     for base in bases:
         mine = data.setting_X[data.text_R] == data.settings.index(setting_of(base.mode))
         own = timed(data.setting_of(setting_of(base.mode)))
@@ -177,7 +200,7 @@ def test_the_table_marks_where_decisions_are_made() -> None:
     data = splits()
     bases = statics(data, [HOT, COLD], "traversal", profile())
     judged = judge(opinionated(), data["validation"], bases, "traversal", profile())
-    row = row_of("regressor-light", "regressor", LIGHT, judged, no_rules(judged), bases, "run")
+    row = row_of(judged, no_rules(judged), bases)
     for mode, decides in zip(row["modes"], (True, False), strict=True):
         mode["decides"] = decides
     console = Console(width=160)

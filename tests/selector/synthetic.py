@@ -128,12 +128,10 @@ def module(objective: str = "regressor", level: str = LIGHT, seed: int = 0) -> S
         objective,
         level,
         WIDTHS if level == FULL else [],
-        network={"width": 8, "hidden": [24, 12], "dropout": 0.1},
-        learning_rate=3e-3,
-        weight_decay=0.0,
+        network={"width": 8, "hidden": [24, 12]},
     )
     data = texts(level=level, repeats=0.1)
-    made.begin_at(data, data.labels("traversal", slice(None), SPACE), (~data.unknown_R).nonzero()[:, 0])
+    made.begin_at(data, "traversal", (~data.unknown_R).nonzero()[:, 0])
     return made.eval()
 
 

@@ -118,7 +118,7 @@ def test_early_scores_know_nothing_of_the_draft(objective: str, level: str) -> N
     assert not torch.allclose(made.scores(other, level), made.scores(data, level), atol=1e-2)
 
 
-def test_opinions_are_the_scores_at_all_times_that_a_mode_asks() -> None:
+def test_predictions_are_the_scores_with_all_feature_levels_of_a_mode() -> None:
     made, data = opinionated(), texts()
     static = static_mode(timed(data))
     for level in ((), (EARLY,), (LIGHT,), (EARLY, LIGHT)):
@@ -191,7 +191,8 @@ def loader_of(seed: int, stride: int = 2, policy: bool = False) -> RootsModule:
     further = {
         name: (timed(data).seconds((FULL,)), torch.arange(float(len(data.length_R)))) for name, data in splits.items()
     }
-    return RootsModule(splits, "traversal", FULL, stride, 6, seed, further if policy else None)
+    made = module("policy" if policy else "regressor", FULL)
+    return RootsModule(made, splits, "traversal", 6, seed, stride, further if policy else None)
 
 
 def rows_of(batch: Batch, data: Tensor) -> list[int]:
@@ -260,7 +261,7 @@ def test_training_is_judged_by_replay_of_validation_texts() -> None:
         enable_model_summary=False,
         callbacks=[logs],
     )
-    trainer.fit(made, RootsModule(splits, "traversal", LIGHT, 1, 32, 0))
+    trainer.fit(made, RootsModule(made, splits, "traversal", 32, 0))
     made.eval()
     assert len(logs.seen) == 2
     ratios = [

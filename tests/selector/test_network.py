@@ -17,7 +17,7 @@ PASSED = torch.ones(20, 1)
 def network(space: ActionSpace, hidden_widths: list[int] | None = None, seed: int = 0) -> SurvivalNetwork:
     torch.manual_seed(seed)
     widths = WIDTHS if hidden_widths is None else hidden_widths
-    body = RootNetwork(SCALARS, (), (), EARLY, widths, len(space.sums_SA), width=8, hidden=(16, 8), dropout=0.1)
+    body = RootNetwork(SCALARS, (), (), EARLY, widths, len(space.sums_SA), width=8, hidden=(16, 8))
     return SurvivalNetwork(body, space).eval()
 
 

@@ -11,9 +11,11 @@ from selector.decision import RHOS, choices
 from selector.schema import DECAYS, LENGTH_AT, LIGHT, SCALAR_NAMES, SCALARS_KEY
 from selector.train.data import Timed
 from selector.train.replay import replay
-from selector.train.rules import CHAINS, MOST, AcceptanceRule, chain_efficiencies
-from selector.train.tuning import StaticTable, best_static
+from selector.train.rules import MOST, AcceptanceRule, chain_efficiencies
+from selector.train.tuning import StaticTable, best_static, chains_of
 from tests.selector.synthetic import EASY, HARD, SPACE, texts, timed
+
+CHAINS = chains_of(SPACE)
 
 
 def told() -> Timed:
@@ -34,7 +36,7 @@ def test_chains_yield_a_geometric_sum(decay: float) -> None:
     a_B = torch.tensor([0.0, 0.25, 0.5, 0.9, 1.0])
     scalars_BF = torch.rand(5, len(SCALAR_NAMES), generator=torch.Generator().manual_seed(1))
     scalars_BF[:, SCALAR_NAMES.index(f"accepted_mean_{decay:g}")] = a_B
-    efficiency_BA = chain_efficiencies(scalars_BF, decay)
+    efficiency_BA = chain_efficiencies(scalars_BF, decay, SPACE)
     assert len(CHAINS) == 17
     for length, at in enumerate(CHAINS):
         assert SPACE.actions[at] == SPACE.chain(length)
@@ -55,7 +57,7 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried() -> None:
         assert rho in RHOS
         for decay in DECAYS:
             mode = replace(static, feature_levels=(LIGHT,), rho=rho, allowed=CHAINS)
-            chosen_R = choices(chain_efficiencies(data.texts.scalars_RF, decay), seconds_RA, mode, SPACE)
+            chosen_R = choices(chain_efficiencies(data.texts.scalars_RF, decay, SPACE), seconds_RA, mode, SPACE)
             chosen_R[data.texts.unknown_R] = at
             seconds_R = seconds_RA.gather(-1, chosen_R.unsqueeze(-1))[:, 0]
             speeds[rho, decay] = replay(data.survivals_RS, chosen_R, seconds_R, data.texts.size_X, SPACE).speed
@@ -71,7 +73,7 @@ def test_it_decides_one_root_at_a_time_as_it_does_in_replay() -> None:
     for decay in (DECAYS[0], DECAYS[2]):
         rule = replace(AcceptanceRule.tuned(data, static), decay=decay)
         seconds_RA = data.seconds((LIGHT,))
-        chosen_R = choices(chain_efficiencies(data.texts.scalars_RF, decay), seconds_RA, rule.mode, SPACE)
+        chosen_R = choices(chain_efficiencies(data.texts.scalars_RF, decay, SPACE), seconds_RA, rule.mode, SPACE)
         assert set(chosen_R.tolist()) <= set(CHAINS) and len(set(chosen_R.tolist())) > 2
         for r in (~data.texts.unknown_R).nonzero()[:, 0].tolist():
             assert data.texts.scalars_RF[r, LENGTH_AT] == data.texts.length_R[r]
