@@ -13,8 +13,8 @@ from torch import Tensor
 
 from data_gen.decoding.loop import Clock, FixedTree, Loop, Outcome, Random, Text
 from data_gen.drafting.sampled import Draft, draft_lookup, draft_tree
-from data_gen.features.root import Accepted, ModelRow, ModelRows
-from data_gen.models.pair import CachedModel, Pass
+from data_gen.features.root import Accepted
+from data_gen.models.pair import CachedModel, ModelRow, ModelRows, Pass
 from data_gen.models.sampling import Sampling
 from data_gen.verification import COPIED, Verdict
 from data_gen.verification.distributions import sample

@@ -2,7 +2,7 @@
 
 `Decoder` reads the device some twenty times in a step: every drafted token, the shape of the tree, where the verifier
 ends. Each reading waits for all work before it, which on a GPU costs as much as the passes themselves. Here tokens are
-drawn on the device from uniform numbers that are drawn beforehand, a drafted tree has fixed slots (`drafting.slots`),
+drawn on the device from uniform numbers that are drawn beforehand, a drafted tree has fixed slots (`slots`),
 the KV caches are preallocated (`models.preallocated`), and verification makes no host synchronisation
 (`verification.on_slots`). One small tensor is read at the end: how many tokens were accepted, and which. A selector
 that sees the draft's rows needs one more reading, before it decides. From the same uniform numbers the text is
@@ -22,11 +22,11 @@ from torch.nn.functional import cross_entropy, pad
 
 from data_gen.decoding.loop import Chooser, Clock, Loop, Outcome, Text
 from data_gen.decoding.memory import ROOM, WARM, WIDTHS, Memory, passes_of, run_of
-from data_gen.drafting.slots import Layout, layout_of
-from data_gen.features.root import Accepted, ModelRow
+from data_gen.features.root import Accepted
 from data_gen.features.rows import LEAST_LOGIT
-from data_gen.models.pair import ModelPair
+from data_gen.models.pair import ModelPair, ModelRow
 from data_gen.models.sampling import Sampling
+from data_gen.slots import Layout, layout_of
 from data_gen.verification import COPIED, Verifier
 from data_gen.verification.distributions import invert
 from data_gen.verification.on_slots import check_on_slots, verify_slots

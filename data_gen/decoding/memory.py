@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from data_gen.drafting.slots import Layout, layout_of
 from data_gen.models.pair import ModelPair
 from data_gen.models.preallocated import PreallocatedModel, Window, run_window, window
+from data_gen.slots import Layout, layout_of
 from selector.actions import ActionSpace, Choice
 
 ROOM = max(action.nodes for action in ActionSpace.with_lookups().actions) + 1  # slots of the largest tree

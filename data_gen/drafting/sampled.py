@@ -15,8 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from data_gen.features.root import ModelRow
-from data_gen.models.pair import CachedModel, Pass
+from data_gen.models.pair import CachedModel, ModelRow, Pass
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree, Topology
 from data_gen.verification.base import GREEDY, IID

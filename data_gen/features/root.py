@@ -11,7 +11,6 @@ Legend: N consecutive tokens, V vocabulary, D hidden width, F scalars.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,27 +20,12 @@ from torch import Tensor
 from data_gen.drafting.lookup import LookupIndex
 from data_gen.features import DraftHistory, HitHistory, TargetHistory, TextHistory
 from data_gen.features.rows import entropies
+from data_gen.models.pair import ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
 from selector.runtime.tokens import TokenStatistics
 from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, LOG, MATCH, PAIR, SCALARS_KEY, TEXT_SCALARS
 
 _TEXT, _EARLY = len(TEXT_SCALARS), PAIR.first
-
-
-class ModelRows(NamedTuple):
-    """One model after some consecutive tokens; `probs_NV` are what is sampled from."""
-
-    probs_NV: Tensor
-    logits_NV: Tensor
-    hidden_ND: Tensor
-
-
-class ModelRow(NamedTuple):
-    """One model after one token."""
-
-    probs_V: Tensor
-    logits_V: Tensor
-    hidden_D: Tensor
 
 
 class Accepted:

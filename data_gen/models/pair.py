@@ -33,6 +33,22 @@ class Pass(NamedTuple):
     hidden_BWD: Tensor  # after the last layer's norm
 
 
+class ModelRows(NamedTuple):
+    """One model after some consecutive tokens; `probs_NV` are what is sampled from."""
+
+    probs_NV: Tensor
+    logits_NV: Tensor
+    hidden_ND: Tensor
+
+
+class ModelRow(NamedTuple):
+    """One model after one token."""
+
+    probs_V: Tensor
+    logits_V: Tensor
+    hidden_D: Tensor
+
+
 class CachedModel:
     """A causal language model and its KV cache over one context.
 

@@ -18,8 +18,8 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, StaticLayer
 
-from data_gen.drafting.slots import Layout
 from data_gen.models.masks import TreeMasks
+from data_gen.slots import Layout
 
 FILL = 256  # tokens of a pass over a prompt
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from data_gen.features.root import ModelRows
+from data_gen.models.pair import ModelRows
 from data_gen.models.sampling import Sampling
 
 UNLIKELY = 1e-3  # less probable tokens are counted; a log of another model or setting has too many of them

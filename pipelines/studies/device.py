@@ -24,10 +24,10 @@ from transformers import Gemma3TextConfig, PreTrainedModel, Qwen2Config
 from data_gen.decoding.decoder import Decoder, FixedTree
 from data_gen.decoding.graph import GraphDecoder
 from data_gen.decoding.loop import Loop
-from data_gen.drafting.slots import layout_of
 from data_gen.models.pair import ModelPair
 from data_gen.models.preallocated import PreallocatedModel, run_window
 from data_gen.models.sampling import Sampling
+from data_gen.slots import layout_of
 from data_gen.timing import device_name
 from data_gen.verification import get_verifier
 from pipelines.run import console, write_json

@@ -15,9 +15,9 @@ from data_gen.decoding.decoder import Decoder, FixedTree, Random
 from data_gen.decoding.loop import Decoded, Features
 from data_gen.drafting.lookup import LookupIndex
 from data_gen.features import DraftHistory, TargetHistory, TextHistory
-from data_gen.features.root import ModelRows, TextKnowledge, agreements
+from data_gen.features.root import TextKnowledge, agreements
 from data_gen.features.rows import LEAST_LOGIT, entropies
-from data_gen.models.pair import ModelPair
+from data_gen.models.pair import ModelPair, ModelRows
 from data_gen.models.sampling import Sampling
 from data_gen.texts.written import Text, finished, rows_along
 from data_gen.verification import get_verifier

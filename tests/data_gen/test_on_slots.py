@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 
-from data_gen.drafting.slots import ABSENT, Layout, Merged
+from data_gen.slots import ABSENT, Layout, Merged
 from data_gen.trees import DraftTree
 from data_gen.verification import VERIFIERS, get_verifier
 from data_gen.verification.on_slots import ON_SLOTS, law_on_slots, verify_slots

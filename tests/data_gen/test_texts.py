@@ -14,8 +14,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from data_gen.features.root import ModelRows
-from data_gen.models.pair import ModelPair
+from data_gen.models.pair import ModelPair, ModelRows
 from data_gen.models.sampling import Sampling
 from data_gen.texts.given import read_log
 from data_gen.texts.plausibility import UNLIKELY, ImpossibleToken, Plausibility
