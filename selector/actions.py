@@ -149,6 +149,18 @@ class ActionSpace:
                 sums_SA[start : start + L2, a] = 1
         return sums_SA
 
+    def survival_factors(self) -> Tensor:
+        """Of which probabilities that one more token is accepted each survival is the product, zeros and ones, float32
+        [S, S]: row s is a factor of survival t where the entry is 1. Both stand in the order of `sums_SA`."""
+        factors_SS = torch.zeros(len(self.sums_SA), len(self.sums_SA))
+        factors_SS[: self.depth, : self.depth] = 1
+        for at in range(self.depth, self.tree_survivals, max(1, self.max_L2)):
+            L1 = (at - self.depth) // self.max_L2 % (self.max_L1 + 1)
+            factors_SS[:L1, at : at + self.max_L2] = 1
+            factors_SS[at : at + self.max_L2, at : at + self.max_L2] = 1
+        factors_SS[self.tree_survivals :, self.tree_survivals :] = 1
+        return factors_SS.triu()
+
     @cached_property
     def survival_of_AD(self) -> Tensor:
         """Position of each action's `P(tau >= depth)` among the survivals, for depth 1, 2, ..; beyond its own depth the

@@ -19,7 +19,7 @@ from selector.train.data import Texts, Timed
 from selector.train.mixed import MixedBatches, MixedReplay
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio, Replayed, fastest_possible, ratio_of_speeds, replay
-from selector.train.tuning import Predictions, decide, replay_mode, sources, static_replay
+from selector.train.tuning import Predictions, decide, replay_mode, static_replay
 
 Figures = dict[str, Any]
 LENGTH = 8  # tokens of the chain whose predictions are compared with what was accepted
@@ -52,7 +52,7 @@ class HeldOut:
         return HeldOut(part, {name: own[rows_R] for name, own in self.predicted.items()}, self.tuning, self.profile)
 
     def ratio(self, mine: Replayed, other: Replayed) -> Ratio:
-        return ratio_of_speeds(mine, other, sources(self.timed.texts))
+        return ratio_of_speeds(mine, other, self.timed.texts.source_number_X)
 
     def by_level(self) -> dict[str, Replayed]:
         """The selector's replays where all requests of a batch share a decision."""

@@ -30,12 +30,13 @@ from pipelines.pair.loading import encode, load_pair, prompts_of, recipe
 from pipelines.quick.texts import labels_of
 from pipelines.run import console, progress
 from pipelines.tracking import describe, mlflow_run
-from pipelines.train.potential import halves, potentials, table_of
+from pipelines.train.potential import potentials, table_of
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.latency import LatencyProfile
 from selector.schema import LIGHT, InputError
 from selector.train.data import Setting, Timed, to_texts
-from selector.train.replay import lawful, replay_static
+from selector.train.replay import lawful
+from selector.train.tuning import StaticTable
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "latency", "train", "evaluate", "quick")
 
@@ -128,7 +129,11 @@ def _halves(
     profile = replace(profile, decide={LIGHT: 0.0})
     profile = replace(profile, decide={LIGHT: decision_seconds(config, pair, profile, verifier, LIGHT, first)})
     texts = to_texts(table.filter(pc.greater(table["roots"], 0)), (verifier,))
-    return {texts.settings[0]: halves(Timed(texts, verifier, profile))}
+    number_X = texts.source_number_X
+    fitted_on, judged_on = (
+        Timed(texts.take((number_X % 2 == parity).nonzero()[:, 0]), verifier, profile) for parity in (0, 1)
+    )
+    return {texts.settings[0]: (fitted_on, judged_on)}
 
 
 def _profile(config: Config, pair: ModelPair, tick: Callable[[], None]) -> LatencyProfile:
@@ -160,12 +165,12 @@ def _labels(config: Config, pair: ModelPair, tick: Callable[[], None]) -> tuple[
 def best_tree(verifier: str, survivals_RS: Tensor, seconds_A: Tensor, size_X: Tensor) -> Candidate:
     """The fastest static tree on every other text, judged on the texts between them."""
     seconds_RA = seconds_A.expand(len(survivals_RS), -1)
-    tokens_XA, seconds_XA, steps_XA = replay_static(lawful(survivals_RS, SPACE), seconds_RA, size_X, SPACE)
-    promise_A = tokens_XA[::2].sum(0) / seconds_XA[::2].sum(0)
+    table = StaticTable.of_labels(lawful(survivals_RS, SPACE), seconds_RA, size_X, SPACE, range(len(SPACE)))
+    promise_A = table.speeds(slice(None, None, 2))
     if isinstance(get_verifier(verifier), FirstPath):  # it never accepts the other branches, whatever noisy labels say
         promise_A = promise_A * torch.tensor([action.K == 1 for action in SPACE.trees])
     best = int(promise_A.argmax())
-    tokens, seconds, steps = (float(each_XA[1::2, best].sum()) for each_XA in (tokens_XA, seconds_XA, steps_XA))
+    tokens, seconds, steps = (float(each_XA[1::2, best].sum()) for each_XA in table)
     return Candidate(verifier, SPACE.trees[best], float(promise_A[best]), tokens / seconds, tokens / steps)
 
 

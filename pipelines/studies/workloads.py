@@ -37,7 +37,7 @@ from selector.tables import Table
 from selector.train.data import Setting, Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import ratio_of_speeds
-from selector.train.tuning import LEASTS, StaticTable, replay_mode, sources
+from selector.train.tuning import LEASTS, StaticTable, replay_mode
 
 EVERYTHING = "all kinds"
 LENGTHS = (4, 8, 16)  # of lookups
@@ -93,7 +93,7 @@ def rows(
         selector = replay_mode(timed, module.predictions(mine, mode), mode, not module.is_regressor)
         ruled = replay_mode(timed, {}, rule)
         pairs = ((best, base), (ruled, base), (selector, base), (selector, best), (selector, ruled))
-        ratios = [str(ratio_of_speeds(a, b, sources(mine))) for a, b in pairs]
+        ratios = [str(ratio_of_speeds(a, b, mine.source_number_X)) for a, b in pairs]
         yield [f"T = {setting[0]:g}", kind, str(len(mine)), str(own), *ratios]
 
 

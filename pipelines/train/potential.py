@@ -13,14 +13,6 @@ from selector.train.potential import Potential, potential
 from selector.train.tuning import SURE
 
 
-def halves(timed: Timed) -> tuple[Timed, Timed]:
-    """Texts of every other source, and the others: where there is no split yet."""
-    number_X = timed.texts.source_number_X
-    parts = [(number_X % 2 == parity).nonzero()[:, 0] for parity in (0, 1)]
-    first, second = (Timed(timed.texts.take(part), timed.verifier, timed.profile, timed.space) for part in parts)
-    return first, second
-
-
 def potentials(pairs: dict[Setting, tuple[Timed, Timed]]) -> dict[Setting, Potential]:
     """For each sampling setting, of texts to fit on and texts to judge on."""
     return {setting: potential(*pair) for setting, pair in pairs.items()}

@@ -25,7 +25,6 @@ from selector.jit import jit
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import ArtefactConfig, check_finite
 from selector.schema import LENGTH_AT, SCALARS_KEY
-from selector.train.network import survival_factors
 
 Array = NDArray[Any]
 
@@ -147,7 +146,7 @@ def _of_survivals(space: ActionSpace, allowed: list[int]) -> tuple[Tensor, Tenso
     and which survivals each action's block efficiency is the sum of, [K, U]."""
     sums_UK = space.sums_SA[:, allowed]
     survivals = sums_UK.any(1)
-    factors_HU = survival_factors(space)[:, survivals]
+    factors_HU = space.survival_factors()[:, survivals]
     outputs = factors_HU.any(1)
     return outputs, factors_HU[outputs].T, sums_UK[survivals].T
 

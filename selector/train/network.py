@@ -103,7 +103,7 @@ class SurvivalNetwork(nn.Module):
     def __init__(self, body: RootNetwork, space: ActionSpace) -> None:
         super().__init__()
         self.body = body
-        self.register_buffer("factors_SS", survival_factors(space))
+        self.register_buffer("factors_SS", space.survival_factors())
 
     @torch.no_grad()
     def begin_at(self, mean_S: Tensor) -> None:
@@ -118,20 +118,3 @@ class SurvivalNetwork(nn.Module):
     def forward(self, scalars_BF: Tensor, hidden_states: list[Tensor], passed_B1: Tensor) -> Tensor:
         """Log survivals, float32 [B, S]; arguments as `RootNetwork`'s."""
         return nn.functional.logsigmoid(self.body(scalars_BF, hidden_states, passed_B1)) @ self.factors_SS
-
-
-def survival_factors(space: ActionSpace) -> Tensor:
-    """Which probabilities a survival is the product of: row s counts in column t, zeros and ones, float32 [S, S]."""
-    count = len(space.sums_SA)
-    factors_SS = torch.zeros(count, count)
-    for d in range(space.depth):
-        factors_SS[: d + 1, d] = 1
-    for K in range(2, space.max_K + 1):
-        for L1 in range(space.max_L1 + 1):
-            start = space.depth + ((K - 2) * (space.max_L1 + 1) + L1) * space.max_L2
-            for j in range(space.max_L2):
-                factors_SS[:L1, start + j] = 1
-                factors_SS[start : start + j + 1, start + j] = 1
-    for j in range(space.tree_survivals, count):
-        factors_SS[space.tree_survivals : j + 1, j] = 1
-    return factors_SS

@@ -20,7 +20,7 @@ Legend: X texts, N roots of one text, R roots of all texts, A actions, S surviva
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,18 +106,6 @@ def replay(survivals_RS: Tensor, action_R: Tensor, seconds_R: Tensor, size_X: Te
     sums_X3, visits_R = _walk(survivals, paths, actions, seconds_R.double().numpy(), size_X.numpy())
     tokens_X, seconds_X, steps_X = torch.from_numpy(sums_X3).unbind(-1)
     return Replayed(tokens_X, seconds_X, steps_X, torch.from_numpy(visits_R))
-
-
-def replay_static(
-    survivals_RS: Tensor, seconds_RA: Tensor, size_X: Tensor, space: ActionSpace, actions: Iterable[int] | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Every action, or each of the given ones, at all roots: tokens, seconds and steps, float64 [X, A] each."""
-    found = []
-    for a in range(len(space)) if actions is None else actions:
-        each = replay(survivals_RS, torch.full((len(survivals_RS),), a), seconds_RA[:, a], size_X, space)
-        found.append(torch.stack([each.tokens_X, each.seconds_X, each.steps_X]))
-    tokens_XA, seconds_XA, steps_XA = torch.stack(found, dim=-1)
-    return tokens_XA, seconds_XA, steps_XA
 
 
 @jit

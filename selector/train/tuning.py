@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from torch import Tensor
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import RHOS, LookupRule, Mode, choices, without_draft
 from selector.schema import MATCH, MATCH_AT
-from selector.train.data import Texts, Timed
-from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay, replay_static
+from selector.train.data import Timed
+from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay
 
 SPEEDS = (0.85, 1.0, 1.15, 1.3)  # prices of time that are tried, as multiples of the speed at each root's own price
 SURE = 2.0  # standard errors by which decisions must be ahead of the best static tree
@@ -29,9 +29,8 @@ LEASTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # least matches that are tri
 Predictions = dict[str, Tensor]  # by feature level: predicted block efficiencies, or a policy's logits, [R, A]
 
 
-@dataclass(frozen=True)
-class StaticTable:
-    """Every tree of the space as a static one on some texts: expected tokens, seconds and steps, [X, A] each."""
+class StaticTable(NamedTuple):
+    """Actions as static ones on some texts: expected tokens, seconds and steps, float64 [X, A] each."""
 
     tokens_XA: Tensor
     seconds_XA: Tensor
@@ -39,8 +38,20 @@ class StaticTable:
 
     @classmethod
     def of(cls, timed: Timed) -> StaticTable:
+        """All trees of the space."""
         trees = range(len(timed.space.trees))
-        return cls(*replay_static(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space, trees))
+        return cls.of_labels(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space, trees)
+
+    @classmethod
+    def of_labels(
+        cls, survivals_RS: Tensor, seconds_RA: Tensor, size_X: Tensor, space: ActionSpace, actions: Iterable[int]
+    ) -> StaticTable:
+        """The actions of these positions; arguments as `replay`'s."""
+        found = []
+        for a in actions:
+            each = replay(survivals_RS, torch.full((len(survivals_RS),), a), seconds_RA[:, a], size_X, space)
+            found.append(torch.stack([each.tokens_X, each.seconds_X, each.steps_X]))
+        return cls(*torch.stack(found, dim=-1))
 
     def speeds(self, index_X: Tensor | slice = slice(None)) -> Tensor:
         """Tokens per second over all texts, or some, [A]."""
@@ -143,7 +154,7 @@ class Judged:
 
 def judge_mode(timed: Timed, mode: Mode, replayed: Replayed, base: Replayed) -> Judged:
     """A mode's replay against the best static tree's."""
-    source_X = sources(timed.texts)
+    source_X = timed.texts.source_number_X
     return Judged(mode, ratio_of_speeds(replayed, base, source_X), replayed, source_X)
 
 
@@ -204,8 +215,3 @@ def common(visits_R: Tensor, action_R: Tensor, timed: Timed) -> tuple[int, ...]:
 def chains_of(space: ActionSpace) -> tuple[int, ...]:
     """The positions of all chains, by length."""
     return tuple(space.index(space.chain(length)) for length in range(space.depth + 1))
-
-
-def sources(texts: Texts) -> Tensor:
-    """The number of every text's source."""
-    return texts.source_number_X

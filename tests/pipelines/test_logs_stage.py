@@ -25,7 +25,7 @@ from selector.runtime.tokens import TokenStatistics
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 from selector.train.data import SPLITS, Timed, read_texts
 from selector.train.module import SelectorModule
-from selector.train.replay import replay_static
+from selector.train.tuning import StaticTable
 from tests.pipelines.runs import ROOT, espalier, outcome
 from tests.pipelines.small_logs import as_steps, record, small, write
 
@@ -276,7 +276,7 @@ def test_a_pairs_traces_give_the_same_speeds_through_this_door(demo: tuple[Path,
     speeds = []
     for timed in (Timed(data, VERIFIER, own, space), *(Timed(part, "specinfer", own) for part in parts)):
         actions = [timed.space.index(timed.space.chain(n)) for n in range(space.depth + 1)]
-        each = replay_static(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space, actions)
+        each = StaticTable.of_labels(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space, actions)
         speeds.append(torch.stack([columns_XA.sum(0) for columns_XA in each]))
     assert torch.allclose(speeds[0], sum(speeds[1:]), rtol=1e-5), "tokens, seconds and steps of every chain"
     foretold = list(zip(data.prompt_X, data.foretold_R.split(data.size_X.tolist()), strict=True))

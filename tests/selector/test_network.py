@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from selector.actions import ActionSpace
-from selector.train.network import RootNetwork, SurvivalNetwork, survival_factors
+from selector.train.network import RootNetwork, SurvivalNetwork
 from tests.selector.test_actions import SPACES, name_of, own_survivals
 
 WIDTHS = [6, 4, 4]
@@ -30,7 +30,7 @@ def inputs(count: int = 20, widths: list[int] | None = None, seed: int = 1) -> t
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_a_survival_is_the_product_of_the_factors_above_it(space: ActionSpace) -> None:
     """By name: the chain's own down to the branching node, then the branch's own."""
-    factors_SS = survival_factors(space)
+    factors_SS = space.survival_factors()
     names = [name_of(space, s) for s in range(len(space.sums_SA))]
     assert factors_SS.shape == (len(names), len(names))
     assert factors_SS.unique().tolist() in ([0, 1], [1])
@@ -61,7 +61,7 @@ def test_survivals_never_rise_along_a_path(space: ActionSpace, widths: list[int]
 def test_training_begins_at_the_given_means(space: ActionSpace) -> None:
     """Exactly, but for what the last layer's weights, a tenth of what they were, make of the features."""
     factor_S = 0.7 + 0.29 * torch.rand(len(space.sums_SA), generator=torch.Generator().manual_seed(2))
-    mean_S = (factor_S.log() @ survival_factors(space)).exp()
+    mean_S = (factor_S.log() @ space.survival_factors()).exp()
     own = network(space)
     last = own.body.mlp[-1]
     before = last.weight.detach().clone()

@@ -26,8 +26,8 @@ from selector.train.replay import (
     outcomes,
     ratio_of_speeds,
     replay,
-    replay_static,
 )
+from selector.train.tuning import StaticTable
 
 SPACE = ActionSpace(2, 1, 2)
 COPYING = ActionSpace(2, 1, 2, (1, 3))
@@ -258,14 +258,14 @@ def test_replay_is_the_walk_along_every_text() -> None:
     size_X, survivals_RS = torch.tensor(sizes), some_survivals(sizes, space, seed=6)
     generator = torch.Generator().manual_seed(7)
     seconds_RA = torch.rand(sum(sizes), len(space), generator=generator) + 0.5
-    static = torch.stack(replay_static(survivals_RS, seconds_RA, size_X, space), dim=-1)
+    static = torch.stack(StaticTable.of_labels(survivals_RS, seconds_RA, size_X, space, range(len(space))), dim=-1)
     for a in range(len(space)):
         action_R = torch.full((sum(sizes),), a)
         expected = torch.tensor(walked(survivals_RS, action_R, seconds_RA[:, a], sizes, space), dtype=torch.float64)
         torch.testing.assert_close(static[:, a], expected, rtol=1e-6, atol=1e-12)
     chosen = [4, 0, len(space) - 1]
     assert torch.equal(
-        torch.stack(replay_static(survivals_RS, seconds_RA, size_X, space, chosen), -1), static[:, chosen]
+        torch.stack(StaticTable.of_labels(survivals_RS, seconds_RA, size_X, space, chosen), -1), static[:, chosen]
     )
     mixed_R = torch.randint(len(space), (sum(sizes),), generator=generator)
     seconds_R = seconds_RA.gather(-1, mixed_R.unsqueeze(-1))[:, 0]

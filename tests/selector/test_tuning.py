@@ -25,7 +25,6 @@ from selector.train.tuning import (
     common,
     decide,
     replay_mode,
-    sources,
     static_replay,
     tune_lookup_rule,
     tune_mode,
@@ -212,7 +211,7 @@ def test_trees_that_are_left_out_are_not_chosen(data: Timed, static: Mode) -> No
 
 def test_the_error_is_over_sources(data: Timed, static: Mode) -> None:
     """Texts of one source move together; a single source tells no error."""
-    assert sources(data.texts).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert data.texts.source_number_X.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     alone = replace(data.texts, source_X=[f"{x}" for x in range(10)])
     predictions = {LIGHT: true_scores(data)}
     by_two, by_one = (tune_mode(timed(each), predictions, static) for each in (data.texts, alone))
