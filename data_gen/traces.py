@@ -1,12 +1,9 @@
-"""The trace store: Parquet shards, one folder per split, and a manifest that says what they were made from.
-
-A shard is written under a temporary name, read back, and renamed; the manifest then lists its checksum. A shard that
-the manifest lists and that has changed since is an error, never silently used or made again.
+"""The trace store: Parquet shards, one folder per split, and a manifest with their checksums and what they depend on.
 
 A row is a text (schema version in `selector.schema`):
 
     prompt, kind, source     string    the prompt's id, kind and source
-    temperature, top_p, min_p, draft_temperature   float32   what it was sampled with; the draft's own, or null
+    temperature, top_p, min_p, draft_temperature   float32   its sampling setting; the draft's temperature may be null
     top_k                    int32     likewise; 0 keeps the whole vocabulary
     tokens                   int32 list    prompt and continuation
     start                    int32     position of the last prompt token, the first root
@@ -14,8 +11,8 @@ A row is a text (schema version in `selector.schema`):
     scalars                  float32 list  roots x `selector.schema.SCALARS`; zeros at the first root
     lookup.right             uint8 list    roots: how many tokens of a lookup the text goes on with
     <verifier>.survivals     float16 list  roots x `ActionSpace.sums_SA`'s survivals, P(tau >= t | text)
-    target_hidden_prev, ..   float16 list  rows x width, at every `hidden_stride`-th root from the second on; if
-    recorded hidden_stride            int32
+    target_hidden_prev, ..   float16 list  rows x width, if recorded; every `hidden_stride`-th root from the second on
+    hidden_stride            int32
     step_root, step_action, step_accepted   int32 lists   of the decoding steps that wrote it; empty if the target did
     step_verifier            string    null if the target did
 """
@@ -45,12 +42,12 @@ from selector.schema import (
     survival_column,
 )
 
-ROWS_VERSION = 6  # bump it when this program gives other rows for the same inputs: a store never holds both
-METADATA = {"espalier_schema_version": str(SCHEMA_VERSION)}
+ROWS_VERSION = 6  # raise it when the program gives other rows for the same inputs, so that no store holds both
 
 
 def text_schema(verifiers: Sequence[str], hidden: bool) -> pa.Schema:
     """Schema of a trace row."""
+    halves = [*map(survival_column, verifiers), *(HIDDEN_STATES if hidden else ())]
     fields = [
         *((name, pa.string()) for name in ("prompt", "kind", "source")),
         *((name, pa.float32()) for name in ("temperature", "top_p", "min_p", "draft_temperature")),
@@ -59,21 +56,16 @@ def text_schema(verifiers: Sequence[str], hidden: bool) -> pa.Schema:
         *((name, pa.int32()) for name in ("start", "roots")),
         ("scalars", pa.list_(pa.float32())),
         (LOOKUP_COLUMN, pa.list_(pa.uint8())),
-        *((survival_column(verifier), pa.list_(pa.float16())) for verifier in verifiers),
-        *((name, pa.list_(pa.float16())) for name in HIDDEN_STATES if hidden),
+        *((name, pa.list_(pa.float16())) for name in halves),
         ("hidden_stride", pa.int32()),
         *((name, pa.list_(pa.int32())) for name in ("step_root", "step_action", "step_accepted")),
         ("step_verifier", pa.string()),
     ]
-    return pa.schema(fields, metadata=METADATA)
+    return pa.schema(fields, metadata={"espalier_schema_version": str(SCHEMA_VERSION)})
 
 
 def text_bytes(tokens: int, roots: int, verifiers: int, hidden: int) -> int:
-    """Bytes of one row before compression.
-
-    Args:
-        hidden: numbers of hidden states that are recorded.
-    """
+    """Bytes of one row before compression; `hidden` counts the recorded numbers of hidden states."""
     per_root = 1 + 4 * len(SCALARS) + 2 * verifiers * len(ActionSpace.default().sums_SA)
     return 4 * tokens + roots * per_root + 2 * hidden
 
@@ -86,27 +78,20 @@ def versions() -> dict[str, int]:
 def differences(recorded: dict[str, Any], current: dict[str, Any]) -> list[str]:
     """`key: old -> new` for every dotted key whose value differs."""
     old, new = flat(recorded), flat(json.loads(json.dumps(current)))
-    return [
-        f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}"
-        for key in sorted({*old, *new})
-        if old.get(key) != new.get(key)
-    ]
+    changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+    return [f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}" for key in changed]
 
 
 def listed_changes(changes: list[str]) -> str:
-    """The first of them in one line."""
-    more = f"; and {len(changes) - 2} more" if len(changes) > 2 else ""
-    return "; ".join(changes[:2]) + more
+    """The first two changes in one line, and how many more there are."""
+    return "; ".join(changes[:2]) + (f"; and {len(changes) - 2} more" if len(changes) > 2 else "")
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested sections as dotted keys."""
     result: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, dict):
-            result |= flat(value, f"{prefix}{key}.")
-        else:
-            result[f"{prefix}{key}"] = value
+        result |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return result
 
 
@@ -119,10 +104,10 @@ class TraceStore:
     """The shards in one folder, listed in `manifest.json`.
 
     Args:
-        depends: everything the rows follow from; JSON values.
+        depends: everything that the rows depend on, as JSON values.
 
     Raises:
-        InputError: the folder's manifest was made from something else; says what differs.
+        InputError: the folder's traces were made from other inputs; says what differs.
     """
 
     def __init__(self, folder: Path, depends: dict[str, Any]) -> None:
@@ -131,9 +116,7 @@ class TraceStore:
         depends = json.loads(json.dumps({**versions(), **depends}))
         if self.path.exists():
             self.manifest = read_manifest(folder)
-            recorded = self.manifest["depends"]
-            changes = differences(recorded, depends)
-            if changes:
+            if changes := differences(self.manifest["depends"], depends):
                 what = listed_changes(changes)
                 raise InputError(f"{folder}: made from other inputs ({what}); choose another name= or remove it")
         elif any(folder.rglob("*.parquet")):
@@ -144,7 +127,7 @@ class TraceStore:
             self._write_manifest()
 
     def holds(self, name: str) -> bool:
-        """Whether a shard is finished and its file is there; InputError if the file has changed."""
+        """Whether a shard is finished and its file exists; InputError if the file has changed."""
         listed = self.manifest["shards"].get(name)
         if listed is None or not (self.folder / name).exists():
             return False
@@ -163,17 +146,13 @@ class TraceStore:
             back = pq.read_table(partial)
             if back.schema.metadata != table.schema.metadata or not back.equals(table):
                 raise InputError(f"{partial}: reads back differently from what was written")
-            listed = {"rows": table.num_rows, "bytes": partial.stat().st_size, "sha256": sha256(partial)}
-        self.manifest["shards"][name] = listed
+            size, digest = partial.stat().st_size, sha256(partial)
+        self.manifest["shards"][name] = {"rows": table.num_rows, "bytes": size, "sha256": digest}
         self._write_manifest()
 
-    def rows(self) -> int:
-        """Rows of all finished shards."""
-        return sum(shard["rows"] for shard in self.manifest["shards"].values())
-
-    def bytes(self) -> int:
-        """Bytes of all finished shards."""
-        return sum(shard["bytes"] for shard in self.manifest["shards"].values())
+    def total(self, what: str) -> int:
+        """The `rows` or the `bytes` of all finished shards."""
+        return sum(shard[what] for shard in self.manifest["shards"].values())
 
     def _write_manifest(self) -> None:
         with atomically(self.path) as partial:
@@ -181,7 +160,7 @@ class TraceStore:
 
 
 def to_table(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Rows by column name as a table."""
+    """Rows, each a dictionary by column name, as a table."""
     return pa.table([_column(rows, field) for field in schema], schema=schema)
 
 

@@ -229,12 +229,11 @@ class Loop(ABC):
         return Step(length, action, len(outcome.tokens) - 1, outcome.nodes, clock.seconds), outcome.tokens
 
     def _choose(self, text: Any, clock: Clock) -> Choice:
-        length = len(text.tokens)
-        for level in self.chooser.feature_levels if length > text.prompt_length else ():
+        for level in self.chooser.feature_levels if len(text.tokens) > text.prompt_length else ():
             if level in (LIGHT, FULL):
                 self._show_root(text, clock)
                 clock.lap("draft")
-            action = self.chooser.select(text.knowledge.features(level, length))
+            action = self.chooser.select(text.knowledge.features(level))
             if action is not None:
                 return action
         action = self.chooser.select(None)

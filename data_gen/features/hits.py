@@ -1,4 +1,4 @@
-"""What a drafter's hits on committed tokens say at a root. A hit is a token that the drafter had right.
+"""Features of a drafter's hits: committed tokens that the drafter predicted.
 
 Legend: N tokens, F scalars, D decays of running means, C slots of a table.
 """
@@ -6,68 +6,61 @@ Legend: N tokens, F scalars, D decays of running means, C slots of a table.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from data_gen.features.compiled import ROOM, Numbers, averaged, empty_table, in_a_row, longer
+from data_gen.features.compiled import (
+    CAPS,
+    DECAYS_D,
+    PRECEDENTS,
+    ROOM,
+    Array,
+    Numbers,
+    averaged,
+    empty_table,
+    in_a_row,
+    longer,
+)
 from data_gen.features.text import FADING, TextHistory
 from selector.jit import jit, key_of, slot
-from selector.schema import (
-    DECAYS,
-    DRAFTER_SCALARS,
-    HIT_LENGTHS,
-    KEYS,
-    LONGEST_LOOKUP,
-    LONGEST_MATCH,
-    MEANS,
-    MOST_SEEN,
-    PRECEDENT_LENGTHS,
-)
+from selector.schema import DRAFTER_SCALARS, HIT_LENGTHS, KEYS, MEANS
 
-Array = NDArray[Any]
-_DECAYS_D, _HITS, _PRECEDENTS = np.array(DECAYS), np.array(HIT_LENGTHS), np.array(PRECEDENT_LENGTHS)
-_CAPS = LONGEST_MATCH, LONGEST_LOOKUP, MOST_SEEN
+_HITS = np.array(HIT_LENGTHS)
 
 
 class HitHistory:
-    """A drafter's hits on committed tokens: whether its first token at a root was the text's.
-
-    Args:
-        text: the same text's history; hits begin after its prompt.
-    """
+    """A drafter's hits on the committed tokens after the prompt of `text`."""
 
     def __init__(self, text: TextHistory) -> None:
         self.text = text
         self._hits = Numbers()
-        # running means: of all hits, of those that a lookup foretold, of the others
-        self._sums_2D, self._of_copied_22 = np.zeros((2, len(DECAYS))), np.zeros((2, 2))
+        # running means of all hits, and of those that a lookup foretold and the others
+        self._sums_2D, self._of_copied_22 = np.zeros((2, len(DECAYS_D))), np.zeros((2, 2))
         self._make_table(ROOM)
         self._done = 0  # hits that are in the running means
 
     def _make_table(self, hits: int) -> None:
-        """An empty table of what followed runs of a few tokens, with room for so many hits, which are counted anew."""
-        keys_C, counts_C = empty_table(hits * len(PRECEDENT_LENGTHS))
+        """Begin a table of what followed runs of a few tokens, for so many hits, which are counted anew."""
+        keys_C, counts_C = empty_table(hits * len(PRECEDENTS))
         self._after, self._counted, self._room = (keys_C, counts_C, np.zeros(len(keys_C))), np.zeros(1, np.int64), hits
 
     def add(self, hits: Sequence[float]) -> None:
-        """Add, for each of some committed tokens, whether the drafter had it right."""
+        """Add, for each new committed token, whether the drafter predicted it."""
         self._hits.add(hits)
         if len(self._hits.array_N) > self._room:
             self._make_table(2 * len(self._hits.array_N))
 
     @property
     def key(self) -> int:
-        """The key by which training roots are grouped in addition to `TextHistory.keys`."""
+        """The key that groups training roots in addition to `TextHistory.keys`."""
         hits_N = self._hits.array_N
         return int(key_of(len(KEYS), self.text.index.tokens[-1], int(hits_N[-1]) if len(hits_N) else -1))
 
     def scalars(self) -> Array:
-        """The drafter's scalars at the newest token, float64 [F]. Every token after the prompt has been added."""
+        """The drafter's scalars at the newest token, float64 [F]. All tokens after the prompt must have been added."""
         found_F = np.empty(len(DRAFTER_SCALARS) - len(MEANS) - 1)
         hits_N, foretold_N = self._hits.array_N, self.text.foretold_N[self.text.start :]
-        means_D = averaged(self._sums_2D, _DECAYS_D, hits_N[self._done :])
+        means_D = averaged(self._sums_2D, DECAYS_D, hits_N[self._done :])
         for n in range(self._done, len(hits_N)):
             sums_2 = self._of_copied_22[int(foretold_N[n] == 0)]
             sums_2 *= FADING
@@ -75,7 +68,7 @@ class HitHistory:
         self._done = len(hits_N)
         found_F[: len(means_D)] = means_D
         tokens_N, place = self.text.index.tokens_N, (self.text.start, self.text.index.source, len(means_D))
-        at = _of_hits(found_F, tokens_N, hits_N, place, self._counted, self._after, _HITS, _PRECEDENTS, _CAPS)
+        at = _of_hits(found_F, tokens_N, hits_N, place, self._counted, self._after, _HITS, PRECEDENTS, CAPS)
         found_F[at:] = (self._of_copied_22[:, 0] + 2 * means_D[-1]) / (self._of_copied_22[:, 1] + 2)
         return found_F
 
@@ -92,12 +85,13 @@ def _of_hits(
     precedent_lengths: Array,
     caps: tuple[int, int, int],
 ) -> int:
-    """The drafter's scalars after its running means, in the order of the schema; returns the position after them.
+    """Write the drafter's scalars after its running means, in the schema's order; returns the position after them.
 
     Args:
-        hits_N, place: the hits after the prompt; the prompt's tokens, the source, the position of the first scalar.
-        counted: how many hits are in the table; updated here, as the table is.
-        after: for each run of a few tokens: its key, how often a hit or a miss followed it, how often a hit.
+        hits_N: the hits after the prompt.
+        place: the prompt's tokens, the source, the position of the first scalar.
+        counted: how many hits the table has; both are updated here.
+        after: the table: runs' keys, how often a hit or a miss followed them, how often a hit.
     """
     (start, source, at), (keys_C, counts_C, hits_C), usual = place, after, found_F[place[2] - 1]
     for n in range(counted[0], len(hits_N)):
@@ -113,7 +107,7 @@ def _of_hits(
     while hits < min(caps[0], len(hits_N)) and hits_N[len(hits_N) - 1 - hits] > 0:
         hits += 1
     found_F[at] = hits
-    inside = source - start  # of the source among the hits; nothing is known of those before them
+    inside = source - start  # the source's position among the hits; negative if it is in the prompt
     found_F[at + 1] = in_a_row(hits_N, inside, caps[1]) if inside >= 0 else 0
     at += 2
     for number in range(len(source_lengths)):

@@ -1,9 +1,8 @@
 """The features at a root, before anything is drafted; `selector.schema` has their names and meanings.
 
-They follow from the committed text and both models' rows along it, so a decoder at a root and one teacher-forced pass
-over the finished text give the same numbers. *Early* features need the target's rows alone. The others need the draft's
-rows, and a row exists only once the draft has passed its token, which it has not after a full acceptance or a step
-without drafting. So the draft first passes the tokens that it has not seen, the root token at least.
+They depend on the committed text and both models' rows along it, so decoding and one teacher-forced pass over the
+finished text give the same numbers. *Early* features need the target's rows alone. For the others the draft first
+passes the committed tokens that it has not seen, at least the root token.
 
 Legend: N consecutive tokens, V vocabulary, D hidden width, F scalars.
 """
@@ -18,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data_gen.drafting.lookup import LookupIndex
-from data_gen.features import DraftHistory, HitHistory, TargetHistory, TextHistory
-from data_gen.features.rows import entropies
+from data_gen.features.hits import HitHistory
+from data_gen.features.rows import DraftHistory, TargetHistory, entropies
+from data_gen.features.text import TextHistory
 from data_gen.models.pair import ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
 from selector.runtime.tokens import TokenStatistics
@@ -29,17 +29,17 @@ _TEXT, _EARLY = len(TEXT_SCALARS), PAIR.first
 
 
 class Accepted:
-    """The target's rows at a step's root and accepted nodes, read only where a history needs them."""
+    """The target's rows at a step's root and accepted nodes, read only when a history needs them."""
 
     def __init__(self, rows: ModelRows, nodes: Sequence[int]) -> None:
         self._rows, self._nodes = rows, list(nodes)
 
     def entropies(self) -> list[float]:
-        """The target's entropy after each."""
+        """The target's entropy after each node."""
         return entropies(self._rows.logits_NV, self._nodes)
 
     def of_next(self, tokens: Sequence[int]) -> list[float]:
-        """The probability of the token that follows each."""
+        """The probability of the token that follows each node."""
         return _of_next(self._rows.probs_NV, self._nodes, tokens)
 
     def hidden_D(self) -> Tensor:
@@ -48,7 +48,7 @@ class Accepted:
 
 
 def agreements(target_probs_NV: Tensor, draft_probs_NV: Tensor, next_N: Tensor) -> list[float]:
-    """`min(1, q/p)` of the text's next token, after each of some tokens."""
+    """`min(1, q/p)` of the text's next token at each row."""
     p_N, q_N = (rows_NV.gather(-1, next_N.unsqueeze(-1))[:, 0] for rows_NV in (target_probs_NV, draft_probs_NV))
     return (q_N / p_N).clamp(max=1).tolist()
 
@@ -59,7 +59,7 @@ class RootKnowledge:
     Args:
         prompt: token ids; the last one is the first root.
         sampling: the target's.
-        feature_levels: what is asked for, `schema.FEATURES` or the match. Rows that no level needs are not kept.
+        feature_levels: those of `schema.FEATURES`, or the match, that are needed.
     """
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling, feature_levels: Sequence[str]) -> None:
@@ -68,12 +68,12 @@ class RootKnowledge:
         self.text, self._of_draft = TextHistory(prompt), DraftHistory()
         self._of_target = TargetHistory(self.text)
         self._step: Accepted | None = None  # the last one
-        self._following: list[int] = []  # the tokens that follow its root and its accepted nodes, until they are used
+        self._following: list[int] = []  # the last step's tokens that are not in the histories yet
         self._next: list[int] = []  # the tokens that the draft's history lacks
         self._p: list[float] = []  # their probabilities
         self._draft: list[ModelRow] = []  # the draft before each of them, and after the root token
-        self._root_entropy: float | None = None  # of the draft after the first of its rows, once it is known
-        self._scalars_F: NDArray[np.float32] | None = None  # at the root, once they were asked for
+        self._root_entropy: float | None = None  # the entropy of the first of these rows, once it is known
+        self._scalars_F: NDArray[np.float32] | None = None  # at the root, once they are computed
 
     def committed(self, step: Accepted, tokens: Sequence[int]) -> None:
         """Add a step's tokens, which follow its root and its accepted nodes."""
@@ -85,19 +85,14 @@ class RootKnowledge:
         if self._needs_draft:
             self._draft += draft
 
-    def features(self, level: str, length: int) -> dict[str, Tensor] | None:
-        """The features at the root; None at the first root.
-
-        Args:
-            level: of the features; `light` and `full` ones need a draft that has passed the root token.
-            length: committed tokens, the root token included.
-        """
+    def features(self, level: str) -> dict[str, Tensor] | None:
+        """The features of a level at the root, where the draft has passed if they need it; None at the first root."""
         if self._step is None:
             return None
         self._digest()
         if level == MATCH:
             return {MATCH: torch.tensor(float(self.text.index.match))}
-        if self._scalars_F is None:  # else this root was asked for before
+        if self._scalars_F is None:
             self._scalars_F = np.empty(len(PAIR.scalars), np.float32)
             self._scalars_F[:_TEXT] = self.text.scalars(self.sampling)
             self._scalars_F[_TEXT:_EARLY] = self._of_target.scalars()
@@ -112,16 +107,15 @@ class RootKnowledge:
         return result
 
     def _draft_scalars(self) -> list[float]:
-        """Update the draft's history; its scalars at the root."""
-        new = self._draft[self._root_entropy is not None :]
-        found = entropies(torch.stack([row.logits_V for row in new]))
-        draft_entropies = [*([] if self._root_entropy is None else [self._root_entropy]), *found]
+        """Update the draft's history; returns its scalars at the root."""
+        known = [] if self._root_entropy is None else [self._root_entropy]
+        draft_entropies = known + entropies(torch.stack([row.logits_V for row in self._draft[len(known) :]]))
         self._of_draft.add(self._agreements(), draft_entropies[:-1])
         self._next, self._p, self._root_entropy = [], [], draft_entropies[-1]
         return self._of_draft.scalars(draft_entropies[-1])
 
     def _digest(self) -> None:
-        """Add the last step to the histories. This counts as a decision's time, so it waits until one is asked for."""
+        """Add the last step to the histories. Its time counts as the decision's, so it waits for a decision."""
         if self._step is None or not self._following:
             return
         if self._match_alone:
@@ -139,7 +133,7 @@ class RootKnowledge:
         rows = self._draft[: len(self._next)]
         if rows[0].probs_V.is_cuda:
             q = _of_next(torch.stack([row.probs_V for row in rows]), list(range(len(rows))), self._next)
-        else:  # on the CPU single numbers are cheaper than any call of torch
+        else:  # on a CPU, reading single numbers takes less time than a call of torch
             q = [row.probs_V.numpy().item(token) for row, token in zip(rows, self._next, strict=True)]
         return [min(1.0, of_draft / of_target) for of_draft, of_target in zip(q, self._p, strict=True)]
 
@@ -153,12 +147,7 @@ def _of_next(probs_NV: Tensor, nodes: list[int], tokens: Sequence[int]) -> list[
 
 
 class TextKnowledge:
-    """The features along a finished text, from blocks of rows in the order of the text.
-
-    Args:
-        tokens: of the whole text.
-        start: position of the first root, the last prompt token.
-    """
+    """The features along a finished text, from its rows in their order; `start` is the last prompt token's position."""
 
     def __init__(self, tokens: Sequence[int], start: int, sampling: Sampling) -> None:
         self.tokens, self.start, self.sampling = tokens, start, sampling
@@ -166,11 +155,11 @@ class TextKnowledge:
 
     @property
     def seen(self) -> int:
-        """Rows so far."""
+        """How many rows were added."""
         return len(self._target_entropies)
 
     def add(self, target: ModelRows, draft: ModelRows) -> None:
-        """Add the rows after the next tokens from `start` on."""
+        """Add the rows after the next tokens, the first one being at `start`."""
         begin = self.start + self.seen
         self._target_entropies += entropies(target.logits_NV)
         self._draft_entropies += entropies(draft.logits_NV)
@@ -180,7 +169,7 @@ class TextKnowledge:
         self._accepted += agreements(target.probs_NV[:N], draft.probs_NV[:N], following_N)
 
     def scalars(self, roots: int) -> Tensor:
-        """The scalars of the schema at the first so many roots, float32 [roots, F]; zeros at the very first."""
+        """The schema's scalars at the first `roots` roots, float32 [roots, F]; zeros at the first one."""
         text, of_draft = TextHistory(self.tokens[: self.start + 1]), DraftHistory()
         of_target = TargetHistory(text)
         found_RF = np.zeros((roots, len(PAIR.scalars)), np.float32)
@@ -195,7 +184,7 @@ class TextKnowledge:
 
 
 def foretold(tokens: Sequence[int], start: int, roots: int, most: int) -> Tensor:
-    """How many tokens of a lookup are right, `most` at most, at so many roots of a text from `start` on; uint8."""
+    """How many tokens of a lookup are right, at most `most`, at each root of a text from `start` on; uint8 [roots]."""
     index = LookupIndex(tokens[: start + 1])
     right = []
     for at in range(start + 1, start + 1 + roots):
@@ -207,8 +196,8 @@ def foretold(tokens: Sequence[int], start: int, roots: int, most: int) -> Tensor
 class DrafterKnowledge:
     """The features at the roots of an engine that has its own drafter, updated step by step.
 
-    Token ids are enough for `text` features. For `drafter` features the engine also says of every committed token
-    whether the drafter's first token there was the text's. It knows that wherever its drafter passes committed tokens.
+    `text` features need only token ids. `drafter` features also need, for every committed token, whether the drafter's
+    first token there was the text's.
 
     Args:
         prompt: token ids; the last one is the first root.
@@ -222,7 +211,7 @@ class DrafterKnowledge:
         self._of_drafter = HitHistory(self.text)
 
     def committed(self, tokens: Sequence[int], hits: Sequence[float] = ()) -> None:
-        """Add tokens of the text and, for `drafter` features, whether the drafter had each right, 1 or 0."""
+        """Add tokens of the text and, for `drafter` features, whether the drafter predicted each, 1 or 0."""
         self.text.add(tokens)
         self._of_drafter.add(hits)
 
@@ -234,9 +223,9 @@ class DrafterKnowledge:
         return np.concatenate(parts).astype(np.float32)
 
     def keys(self) -> NDArray[np.int64]:
-        """What training roots are grouped by, int64 [J]; the last one by the drafter's hits, too."""
+        """The keys that group training roots, int64 [J]; the last one also depends on the drafter's hits."""
         return np.append(self.text.keys(), self._of_drafter.key)
 
     def features(self, level: str) -> dict[str, Tensor]:
-        """The scalars in the form that a selector takes."""
+        """The scalars as a selector's input."""
         return {SCALARS_KEY: torch.from_numpy(self.scalars(level))}

@@ -6,14 +6,18 @@ Legend: N tokens, F scalars, D decays of running means, M kinds of matches, C sl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_gen.drafting.lookup import LookupIndex
 from data_gen.features.compiled import (
+    CAPS,
+    DECAYS_D,
+    PRECEDENTS,
     ROOM,
+    SOURCES,
+    Array,
     alike_after,
     alike_before,
     averaged,
@@ -27,26 +31,14 @@ from data_gen.features.compiled import (
 )
 from data_gen.models.sampling import Sampling
 from selector.jit import jit, key_of, slot
-from selector.schema import (
-    DECAYS,
-    LONGEST_LOOKUP,
-    LONGEST_MATCH,
-    MOST_SEEN,
-    PRECEDENT_LENGTHS,
-    SOURCE_LENGTHS,
-    TEXT_SCALARS,
-)
+from selector.schema import PRECEDENT_LENGTHS, TEXT_SCALARS
 
-Array = NDArray[Any]
-
-# Numba caches compiled code until this file changes, so constants of other files are arguments of compiled functions
-_DECAYS_D, _SOURCES, _PRECEDENTS = np.array(DECAYS), np.array(SOURCE_LENGTHS), np.array(PRECEDENT_LENGTHS)
-_CAPS = LONGEST_MATCH, LONGEST_LOOKUP, MOST_SEEN
-FIRST = 4  # scalars that are not the text's: context length, requests, sampling setting
-MATCHES = 8  # of matches that count as alike, see `_like`
+FIRST = 4  # scalars before the match: context length, requests, sampling setting
+MATCHES = 8  # classes of matches, see `_like`
 AHEAD = 8  # tokens of a lookup that are judged
-FADING = 0.95  # each lookup's weight among those with a match like it, relative to the next one's
+FADING = 0.95  # weight of a lookup relative to the next one with a match of its class
 DONE, COPIED, STEADY = range(3)  # of `_Text.state`
+LONGEST = 1 + PRECEDENT_LENGTHS[-1]  # tokens of a run that is counted
 
 
 class _Text(NamedTuple):
@@ -57,9 +49,8 @@ class _Text(NamedTuple):
         sources_N: the source after each token, -1 where there is none.
         matches_N: the length of the match there.
         sums_2D, new_2D: weighted sums and weights, for the running means of foretold and of new tokens.
-        by_match_4M: by the match's length, sums and weights of foretold tokens and of how far lookups were right.
-        state: by `DONE` (tokens that are counted), `COPIED` (how many of the latest tokens in a row were foretold),
-            `STEADY` (for how many tokens the source has moved along).
+        by_match_4M: by class of match, sums and weights of foretold tokens and of how far lookups were right.
+        state: how many tokens are counted (`DONE`), were foretold in a row (`COPIED`), had moving sources (`STEADY`).
         keys_C, counts_C: table of all runs of a few tokens.
     """
 
@@ -80,7 +71,7 @@ class TextHistory:
     def __init__(self, prompt: Sequence[int]) -> None:
         self.index = LookupIndex()
         self.start = len(prompt)
-        sums = np.zeros((2, len(DECAYS))), np.zeros((2, len(DECAYS))), np.zeros((4, MATCHES))
+        sums = np.zeros((2, len(DECAYS_D))), np.zeros((2, len(DECAYS_D))), np.zeros((4, MATCHES))
         arrays = np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._known = _Text(*arrays, *sums, np.zeros(3, np.int64), *empty_table(0))
         self.add(prompt)
@@ -90,32 +81,23 @@ class TextHistory:
         begin, end = len(self.index), len(self.index) + len(tokens)
         if end > len(self._known.foretold_N):
             self._make_room(end)
-        known = self._known
-        found = self.index.extend(list(tokens))
-        for array_N, new_N in zip((known.foretold_N, known.sources_N, known.matches_N), found, strict=True):
+        for array_N, new_N in zip(self._known[:3], self.index.extend(list(tokens)), strict=True):
             array_N[begin:end] = new_N
 
     def _make_room(self, tokens: int) -> None:
         """Make room for twice as many tokens, and count the runs of tokens anew."""
         old, room = self._known, 2 * tokens + ROOM
-        arrays = old.foretold_N, old.sources_N, old.matches_N
-        foretold_N, sources_N, matches_N = (np.concatenate([a, np.zeros(room - len(a), a.dtype)]) for a in arrays)
-        keys_C, counts_C = empty_table(room * (1 + PRECEDENT_LENGTHS[-1]))
-        count_runs(self.index.tokens_N, 0, int(old.state[DONE]), keys_C, counts_C, 1 + PRECEDENT_LENGTHS[-1])
-        self._known = old._replace(
-            foretold_N=foretold_N, sources_N=sources_N, matches_N=matches_N, keys_C=keys_C, counts_C=counts_C
-        )
+        arrays = (np.concatenate([a, np.zeros(room - len(a), a.dtype)]) for a in old[:3])
+        table = empty_table(room * LONGEST)
+        count_runs(self.index.tokens_N, 0, int(old.state[DONE]), *table, LONGEST)
+        self._known = _Text._make((*arrays, *old[3:7], *table))
 
     def scalars(self, sampling: Sampling, batch: int = 1) -> Array:
-        """The text's scalars at the newest token, float64 [F].
-
-        Args:
-            batch: how many requests are decoded together.
-        """
+        """The text's scalars at the newest token, float64 [F]; `batch` requests are decoded together."""
         found_F = np.empty(len(TEXT_SCALARS))
         found_F[:FIRST] = len(self.index), batch, sampling.temperature, sampling.top_p
         place = self.start, self.index.match, FIRST
-        _text(found_F, self.index.tokens_N, self._known, place, _DECAYS_D, _SOURCES, _PRECEDENTS, _CAPS)
+        _text(found_F, self.index.tokens_N, self._known, place, DECAYS_D, SOURCES, PRECEDENTS, CAPS)
         return found_F
 
     @property
@@ -124,7 +106,7 @@ class TextHistory:
         return self._known.foretold_N[: len(self.index)]
 
     def keys(self) -> Array:
-        """The keys that group training roots, at the newest token, int64 [J], in the order of `schema.KEYS`."""
+        """The keys that group training roots at the newest token, int64 [J], in the order of `schema.KEYS`."""
         found: Array = _keys(self.index.tokens_N, self.index.source, self.index.match, self.foretold_N[-1] > 0)
         return found
 
@@ -140,7 +122,7 @@ def _text(
     precedent_lengths: Array,
     caps: tuple[int, int, int],
 ) -> None:
-    """The text's scalars from the match on, in the order of the schema; updates `known`.
+    """Write the text's scalars from the match on, in the schema's order, and update `known`.
 
     Args:
         place: tokens of the prompt, length of the match, the position of the first scalar.
@@ -168,14 +150,14 @@ def _text(
     at += 3 + 2 * len(precedent_lengths)
     found_F[at : at + len(new_D)] = new_D
     at, like = at + len(new_D), _like(match)
-    for part in range(2):  # drawn to what is usual in this text
+    for part in range(2):  # shrunk to what is usual in this text
         total, weight = known.by_match_4M[2 * part, like], known.by_match_4M[2 * part + 1, like]
         found_F[at + part] = (total + 2 * means_D[-1]) / (weight + 2)
 
 
 @jit
 def _read_on(tokens_N: Array, known: _Text, longest: int) -> Array:
-    """Count the tokens that are not counted yet; for each of these, whether it was new in the text."""
+    """Count the tokens that are not counted yet; returns for each of these whether it was new in the text."""
     state, N = known.state, len(tokens_N)
     new_N = np.zeros(N - state[DONE])
     for n in range(state[DONE], N):
@@ -186,7 +168,7 @@ def _read_on(tokens_N: Array, known: _Text, longest: int) -> Array:
         new_N[n - state[DONE]] = known.counts_C[slot(known.keys_C, longer(np.uint64(0), tokens_N[n]))] == 1
         if n > 0 and known.matches_N[n - 1] > 0:
             _note(known.by_match_4M, 0, known.matches_N[n - 1], known.foretold_N[n])
-        before = n - AHEAD  # a lookup from there can be judged now
+        before = n - AHEAD  # the lookup at this position can be judged now
         if before >= 0 and known.matches_N[before] > 0:
             source, right = known.sources_N[before], 0
             while right < AHEAD and copied_token(tokens_N[: before + 1], source, right) == tokens_N[before + 1 + right]:
@@ -198,7 +180,7 @@ def _read_on(tokens_N: Array, known: _Text, longest: int) -> Array:
 
 @jit
 def _note(by_match_4M: Array, row: int, match: int, value: float) -> None:
-    """Add a value to the lookups with a match like this one, whose weights fade."""
+    """Add a value to the fading sums of a class of matches."""
     like = _like(match)
     by_match_4M[row, like] = FADING * by_match_4M[row, like] + value
     by_match_4M[row + 1, like] = FADING * by_match_4M[row + 1, like] + 1
@@ -217,12 +199,7 @@ def _keys(tokens_N: Array, source: int, match: int, foretold: bool) -> Array:
     """`TextHistory.keys`."""
     last, before = tokens_N[-1], tokens_N[-2] if len(tokens_N) > 1 else -1
     copied = tokens_N[source + 1] if source >= 0 else -1
+    seen = key_of(2, last, 2 * min(match, 3) + int(foretold))
     return np.array(
-        [
-            key_of(0, last, -1),
-            key_of(1, before, last),
-            key_of(2, last, 2 * min(match, 3) + int(foretold)),
-            key_of(3, last, copied),
-            key_of(4, copied, -1),
-        ]
+        [key_of(0, last, -1), key_of(1, before, last), seen, key_of(3, last, copied), key_of(4, copied, -1)]
     )

@@ -8,13 +8,12 @@ from typing import Any
 
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.texts.prompts import Prompt, lines_of, record_of
-from selector.schema import InputError
+from data_gen.texts.prompts import Prompt, read_lines, record_of
 
 
 @dataclass(frozen=True)
 class GivenText:
-    """A text that exists already, with the sampling setting it was written under; errors begin with `place`."""
+    """A text and the sampling setting that it was written under. Error messages about it begin with `place`."""
 
     prompt: Prompt
     prompt_tokens: list[int]
@@ -30,34 +29,26 @@ def read_log(path: Path, pair: ModelPair, draft_temperature: float | None = None
     Token ids are safer than text: a tokenizer need not give back the tokens that were sampled.
 
     Args:
-        draft_temperature: of the draft, which the log does not name; the target's if None.
+        draft_temperature: the draft's, which the log does not contain; the target's if None.
 
     Raises:
         InputError: the file is missing or empty, or a line does not fit; names the file and the line.
     """
-    texts = []
-    for place, line in lines_of(path):
-        try:
-            texts.append(_text(place, line, pair, draft_temperature))
-        except ValueError as error:
-            raise InputError(f"{place}: {error}") from error
-    if not texts:
-        raise InputError(f"{path}: holds no texts")
-    if len({text.prompt.id for text in texts}) < len(texts):
-        raise InputError(f"{path}: two texts have the same id")
-    return texts
+    return read_lines(
+        path, "texts", lambda place, line: _text(place, line, pair, draft_temperature), lambda text: text.prompt.id
+    )
 
 
 def _text(place: str, line: bytes, pair: ModelPair, draft_temperature: float | None) -> GivenText:
-    """One line; ValueError where it does not fit."""
-    record = record_of(line)
-    if not isinstance(record, dict):
-        raise ValueError("expected a JSON object with `prompt` and `completion`")
+    """The text of one line; ValueError where the line does not fit."""
+    record = record_of(line, "`prompt` and `completion`")
     prompt, completion = (_token_ids(record, key, pair) for key in ("prompt", "completion"))
-    given = {
-        key: _number(record, key, default)
-        for key, default in (("temperature", None), ("top_p", 1.0), ("top_k", 0), ("min_p", 0.0))
-    }
+    given: dict[str, float] = {}
+    for key, default in (("temperature", None), ("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+        value = record.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e9:
+            raise ValueError(f"`{key}` is missing or no number")
+        given[key] = float(value)
     temperature, top_p, top_k, min_p = given.values()
     if temperature < 0 or not 0 < top_p <= 1 or top_k < 0 or top_k % 1 or not 0 <= min_p <= 1:
         raise ValueError(", ".join(f"{key} {value:g}" for key, value in given.items()) + " is no sampling setting")
@@ -75,10 +66,3 @@ def _token_ids(record: dict[str, Any], key: str, pair: ModelPair) -> list[int]:
     if not all(0 <= token < pair.vocabulary for token in value):
         raise ValueError(f"`{key}` holds a token id beyond the vocabulary of {pair.vocabulary}")
     return value
-
-
-def _number(record: dict[str, Any], key: str, default: float | None) -> float:
-    value = record.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e9:
-        raise ValueError(f"`{key}` is missing or no number")
-    return float(value)

@@ -1,9 +1,8 @@
 """Trace rows: texts are written, both models pass over them, and features and labels are recorded.
 
-The rows of a shard follow from the pair, the recipe and the shard's own work, so that any worker can make any shard, in
-any order.
+The rows of a shard depend only on the pair, the recipe and the shard's work, so the order of shards does not matter.
 
-Legend: B consecutive rows of a model, V vocabulary, N consecutive tokens, D hidden width.
+Legend: V vocabulary, N consecutive tokens, D hidden width, R roots.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -33,8 +32,8 @@ from selector.actions import Action, ActionSpace
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_column
 
 DEPTH = ActionSpace.default().depth
-BEYOND = DEPTH - 1  # tokens that follow the labelled ones: the last prompt token is a root, too
-PARTS = ("written", "decoded", "labelled", "writing")  # of the time that a run takes
+BEYOND = DEPTH - 1  # tokens after the labelled ones; the last prompt token is a root, too
+PARTS = ("written", "decoded", "labelled", "writing")  # of a run's time
 BEHAVIOUR = tuple(
     Action(*shape)
     for shape in ((1, 4, 0), (1, 8, 0), (1, 12, 0), (2, 2, 4), (2, 4, 6), (3, 1, 5), (4, 0, 4), (4, 4, 4))
@@ -46,14 +45,12 @@ class Recipe:
     """How texts are written and labelled.
 
     Attributes:
-        verifiers: those whose labels are recorded, and which decode.
-        form: how prompts become tokens.
+        verifiers: their labels are recorded, and they write the decoded texts.
         tokens: labelled tokens of each text.
-        siblings: draws of the siblings that labels average.
-        stride: hidden states are recorded at every so many-th root of a training text.
+        siblings: number of draws of the siblings over which labels are averaged.
+        stride: hidden states are recorded at every `stride`-th root of a training text.
         hidden: whether hidden states are recorded.
-        seed: of everything random.
-        behaviour: actions of the texts that are decoded, one drawn at every step.
+        behaviour: the actions of decoded texts; one is drawn at every step.
     """
 
     verifiers: tuple[str, ...]
@@ -71,9 +68,9 @@ class Work:
     """A shard to make: texts of one split under one sampling setting.
 
     Attributes:
-        prompts: each with the number of its text, for a prompt may be continued several times.
+        prompts: each with the number of its text, because a prompt may be continued several times.
         decoded: whether speculative decoding writes the texts.
-        given: the texts, if an engine has written them.
+        given: the texts, if an engine wrote them.
     """
 
     split: str
@@ -84,7 +81,7 @@ class Work:
 
 
 class _Written(NamedTuple):
-    """A prompt and its text; `verifier` is None unless the text was decoded; errors begin with `place`."""
+    """A prompt and its text; `verifier` is None unless the text was decoded; error messages begin with `place`."""
 
     prompt: Prompt
     text: Text
@@ -94,7 +91,7 @@ class _Written(NamedTuple):
 
 @dataclass
 class Shard:
-    """The rows of a shard, the seconds that they took by part, and how plausible the texts are."""
+    """The rows of a shard, the seconds that they took by part of `PARTS`, and how plausible the texts are."""
 
     table: pa.Table
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
@@ -102,7 +99,7 @@ class Shard:
 
 
 def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
-    """The rows of a shard.
+    """Make a shard.
 
     Raises:
         InputError: a model gives numbers that are not finite, or a given text cannot be the target's; names the prompt,
@@ -110,7 +107,10 @@ def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
     """
     shard = Shard(pa.table({}))
     start = time.perf_counter()
-    texts = list(_given(pair, work) if work.given else _written(pair, recipe, work))
+    texts = [
+        _Written(own.prompt, finished(pair, own.prompt_tokens, own.completion), None, own.place) for own in work.given
+    ]
+    texts = texts or list(_written(pair, recipe, work))
     between = time.perf_counter()
     rows = [_row(pair, recipe, work, written, shard.plausibility) for written in texts]
     shard.seconds["decoded" if work.decoded else "written"] += between - start
@@ -119,13 +119,8 @@ def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
     return shard
 
 
-def _given(pair: ModelPair, work: Work) -> Iterator[_Written]:
-    for each in work.given:
-        yield _Written(each.prompt, finished(pair, each.prompt_tokens, each.completion), None, each.place)
-
-
 def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Written]:
-    """Texts that the target alone or a decoder writes now."""
+    """The texts that the target alone or a decoder writes."""
     new = recipe.tokens + BEYOND
     prompts = [prompt for prompt, _ in work.prompts]
     encoded = [recipe.form.encode(pair.tokenizer, prompt) for prompt in prompts]
@@ -153,7 +148,7 @@ def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Written]:
 
 @contextmanager
 def _naming(place: str) -> Iterator[None]:
-    """Prefix errors of the input with their place."""
+    """Begins the messages of input errors with their place."""
     try:
         yield
     except InputError as error:
@@ -162,28 +157,23 @@ def _naming(place: str) -> Iterator[None]:
 
 def _row(pair: ModelPair, recipe: Recipe, work: Work, written: _Written, seen: Plausibility) -> dict[str, Any]:
     """The trace row of a text."""
-    space, prompt, text, setting = ActionSpace.default(), written.prompt, written.text, work.sampling
-    stride = recipe.stride if work.split == "train" else 1
+    prompt, text, stride = written.prompt, written.text, recipe.stride if work.split == "train" else 1
     with _naming(written.place):
-        labelled = label(pair, recipe, text, setting, seen, stride)
+        labelled = label(pair, recipe, text, work.sampling, seen, stride)
     roots = max(0, len(text.tokens) - text.start - DEPTH)
     steps = [step for step in text.steps if step.length - 1 - text.start < roots]
     return {
         "prompt": prompt.id,
         "kind": prompt.kind,
         "source": prompt.source,
-        "temperature": setting.temperature,
-        "top_p": setting.top_p,
-        "top_k": setting.top_k,
-        "min_p": setting.min_p,
-        "draft_temperature": setting.draft_temperature,
+        **asdict(work.sampling),
         "tokens": text.tokens,
         "start": text.start,
         "roots": roots,
         **labelled,
         "hidden_stride": stride,
         "step_root": [step.length - 1 - text.start for step in steps],
-        "step_action": [space.index(step.action) for step in steps],
+        "step_action": [ActionSpace.default().index(step.action) for step in steps],
         "step_accepted": [step.accepted for step in steps],
         "step_verifier": written.verifier,
     }
@@ -192,16 +182,13 @@ def _row(pair: ModelPair, recipe: Recipe, work: Work, written: _Written, seen: P
 def label(
     pair: ModelPair, recipe: Recipe, text: Text, sampling: Sampling, seen: Plausibility, stride: int = 1
 ) -> dict[str, Any]:
-    """Trace columns of a text's features and labels.
+    """Trace columns of a text's features and labels, with hidden states at every `stride`-th root.
 
-    If the target's own pass gives a token probability 0 and rounding explains that, the text is cut before the token.
-
-    Args:
-        seen: the text's tokens are added to it.
-        stride: hidden states are recorded at every so many-th root.
+    The text's tokens are added to `seen`. The text is cut before a token to which the target's pass gives probability 0
+    if rounding explains that.
 
     Raises:
-        InputError: the text holds a token of probability 0 that rounding does not explain.
+        InputError: the text has a token of probability 0 that rounding does not explain.
     """
     while True:
         try:
@@ -222,8 +209,7 @@ def _label(
     seen, roots = Plausibility(), len(text.tokens) - text.start - DEPTH
     columns = [survival_column(name) for name in recipe.verifiers]
     if roots < 1:
-        names = ("scalars", LOOKUP_COLUMN, *columns, *(HIDDEN_STATES if recipe.hidden else ()))
-        return {name: [] for name in names}, seen
+        return dict.fromkeys(("scalars", LOOKUP_COLUMN, *columns, *HIDDEN_STATES), ()), seen
     own = text.tokens[text.start :]
     generator = torch.Generator().manual_seed(seed_of(recipe.seed, "siblings", *own))
     labeller = TextLabeller(torch.tensor(own, device=pair.device), recipe.verifiers, recipe.siblings, generator)
@@ -236,8 +222,8 @@ def _label(
         labeller.add(block.target.probs_NV, block.draft.probs_NV)
         if recipe.hidden:
             hidden.append((block.target.hidden_ND.half().cpu(), block.draft.hidden_ND.half().cpu()))
-    right_R = foretold(text.tokens, text.start, roots, DEPTH)
-    result: dict[str, Any] = {"scalars": knowledge.scalars(roots), LOOKUP_COLUMN: right_R}
+    result: dict[str, Any] = {"scalars": knowledge.scalars(roots)}
+    result[LOOKUP_COLUMN] = foretold(text.tokens, text.start, roots, DEPTH)
     result |= dict(zip(columns, labeller.survivals().cpu(), strict=True))
     if recipe.hidden:
         target_ND, draft_ND = (torch.cat(parts) for parts in zip(*hidden, strict=True))

@@ -1,17 +1,16 @@
-"""An engine's logs, and a run's own traces read as one: what a drafter would have had accepted at every position.
+"""Logs of engines, and a run's own traces read as a log: how many of a drafter's tokens are accepted at each position.
 
-A file holds JSON lines. A line is a text:
+A log has JSON lines. A line is a text:
 
     prompt_token_ids, generated_token_ids   lists of token ids
-    drafters      {name: {"accepted": [..]}}: for each position of the generated text, how many drafted tokens a step
-                  that begins there would have had accepted; or
-                  {name: {"survivals": [[..], ..]}}: there P(accepted >= t) by depth t = 1, 2, ..; or
-                  {name: {"steps": [[position, drafted, accepted], ..]}}: the steps that were decoded, and no others
-    id, source, kind   optional: a name, what it is not independent of (by default it stands alone), the kind of work
+    drafters      {name: {"accepted": [..]}}: for each position of the generated text, how many drafted tokens of a
+                  step that begins there are accepted; or
+                  {name: {"survivals": [[..], ..]}}: for each position, P(accepted >= t) for t = 1, 2, ..; or
+                  {name: {"steps": [[position, drafted, accepted], ..]}}: the steps that were decoded
+    id, source, kind   optional: a name; texts of one source are not independent; the kind of work
 
-A step that begins at a position commits the accepted tokens, from the token at that position on, and one more. The logs
-of SpecDecode-Bench's simulator are read as they are: `acc_<name>: {"acc_len": [..]}` counts the tokens that a step
-commits, the additional one included. A run's own traces can be read as a log, too.
+A step commits the accepted tokens, the first one at the step's position, and one more token. Logs of SpecDecode-Bench's
+simulator have `acc_<name>: {"acc_len": [..]}` instead, the number of tokens that a step commits.
 
 Legend: R positions, D depths.
 """
@@ -35,14 +34,14 @@ from data_gen.texts.prompts import lines_of, record_of
 from selector.actions import LARGEST, ActionSpace
 from selector.schema import InputError, check_shard, read_manifest, survival_column
 
-SIMULATOR = "acc_"  # how the simulator's names of drafters begin
-COPYING = ("ngram", "lookup", "suffix")  # names of drafters that copy: lookups are computed from the token ids instead
+SIMULATOR = "acc_"  # prefix of drafters' names in the simulator's logs
+COPYING = ("ngram", "lookup", "suffix")  # drafters that copy; their tokens are computed from the token ids instead
 NO_DRAFTER = "none"  # a drafter's name: lookups alone
 DRAFTER = "draft"  # the drafter's name in traces
-COLUMNS = ("prompt", "kind", "source", "temperature", "top_p", "tokens", "start", "roots")  # read of traces
+COLUMNS = ("prompt", "kind", "source", "temperature", "top_p", "tokens", "start", "roots")  # of traces
 LARGEST_ID = 2**31 - 1
 LISTED = 20  # bad lines that are named
-FOREIGN = 0.2  # a file of whose tokens fewer occur in the others was probably written with another tokenizer
+FOREIGN = 0.2  # share of a file's tokens that others have; below it, another tokenizer probably wrote the file
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class LoggedText:
     Attributes:
         tokens: prompt and generated text.
         start: tokens of the prompt; position r of the generated text is token `start + r`.
-        survivals: by drafter, P(accepted >= t) at each position, float32 [R, D]; NaN where that is not known.
+        survivals: by drafter, P(accepted >= t) at each position, float32 [R, D]; NaN where it is not known.
         place: file and line.
     """
 
@@ -66,18 +65,18 @@ class LoggedText:
 
     @property
     def roots(self) -> int:
-        """Positions for which there is an entry of every drafter: the text ends with the last of them."""
+        """Positions at which every drafter has an entry; the text is cut after the last of them."""
         return min(len(self.tokens) - self.start, *map(len, self.survivals.values()))
 
     def of(self, drafter: str) -> NDArray[np.float32]:
-        """A drafter's survivals at every root, float32 [R, D]; of no depth where lookups alone are drafted."""
+        """A drafter's survivals at every root, float32 [R, D]; D is 0 for `NO_DRAFTER`."""
         return np.zeros((self.roots, 0), np.float32) if drafter == NO_DRAFTER else self.survivals[drafter][: self.roots]
 
     def hits(self, drafter: str) -> list[float]:
-        """Of each generated token, whether the drafter had it right where it was committed.
+        """Whether the drafter predicted each generated token, 1 or 0.
 
-        Where only steps were logged, accepted tokens count as hits, and the token that replaced a rejected one does
-        not; one that followed a chain that was accepted whole counts as a hit.
+        Where only steps were logged, accepted tokens count as hits. A step's additional token counts as a hit only if
+        the whole chain was accepted.
         """
         survivals_RD = self.of(drafter)
         if not survivals_RD.shape[1]:
@@ -85,9 +84,8 @@ class LoggedText:
         hits_R = survivals_RD[:, 0].copy()
         for root in np.flatnonzero(~np.isnan(hits_R) & (hits_R > 0)):
             accepted = int(np.nansum(survivals_RD[root]))
-            inside_R = hits_R[root : root + accepted]
-            inside_R[np.isnan(inside_R)] = 1.0
             end = root + accepted
+            hits_R[root:end] = np.nan_to_num(hits_R[root:end], nan=1.0)
             if end < self.roots and np.isnan(hits_R[end]):
                 hits_R[end] = float(np.isnan(survivals_RD[root]).any() or accepted == survivals_RD.shape[1])
         return np.nan_to_num(hits_R, nan=1.0).tolist()
@@ -97,8 +95,7 @@ def read_logs(paths: Sequence[Path]) -> list[LoggedText]:
     """The texts of some files, in their order.
 
     Raises:
-        InputError: a file is missing or empty, or lines do not fit: each with its file and number. Nothing of such a
-            log is used.
+        InputError: a file is missing or empty, or lines do not fit; names each file and line.
     """
     texts: list[LoggedText] = []
     bad: list[str] = []
@@ -118,10 +115,8 @@ def read_logs(paths: Sequence[Path]) -> list[LoggedText]:
 
 
 def _text(place: str, file: str, line: bytes) -> LoggedText:
-    """One line; ValueError or TypeError where it does not fit."""
-    record = record_of(line)
-    if not isinstance(record, dict):
-        raise ValueError("not a JSON object")
+    """The text of one line; ValueError or TypeError where the line does not fit."""
+    record = record_of(line, "prompt_token_ids and generated_token_ids")
     prompt, generated = (_ids(record, key) for key in ("prompt_token_ids", "generated_token_ids"))
     survivals = {name: _survivals(name, entry, len(generated)) for name, entry in _entries(record)}
     if not survivals:
@@ -147,7 +142,7 @@ def _ids(record: dict[str, Any], key: str) -> list[int]:
 
 
 def _entries(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Drafters by name, in either format."""
+    """Drafters by name, in both formats."""
     named = record.get("drafters", {})
     simulated = {key.removeprefix(SIMULATOR): value for key, value in record.items() if key.startswith(SIMULATOR)}
     for entries in (named, simulated):
@@ -161,14 +156,14 @@ def _survivals(name: str, entry: dict[str, Any], positions: int) -> NDArray[np.f
     known = [key for key in READERS if key in entry]
     if len(known) != 1:
         raise ValueError(f"{name}: needs one of {', '.join(READERS)}")
-    (key,) = known
+    key = known[0]
     if not isinstance(entry[key], list):
         raise ValueError(f"{name}.{key}: a list")
     return READERS[key](f"{name}.{key}", entry[key], positions)
 
 
 def _of_counts(name: str, values: list[Any], positions: int, least: int) -> NDArray[np.float32]:
-    """Of how many tokens were accepted at each position, the additional one included if `least` is 1."""
+    """From accepted tokens at each position; if `least` is 1, they include the additional one."""
     if not all(type(count) is int and least <= count < LARGEST for count in values):
         raise ValueError(f"{name}: whole numbers from {least} to {LARGEST - 1}")
     accepted_R = np.array(values, np.int64) - least
@@ -186,8 +181,7 @@ def _of_survivals(name: str, values: list[Any], positions: int) -> NDArray[np.fl
 
 
 def _of_steps(name: str, values: list[Any], positions: int) -> NDArray[np.float32]:
-    """Only what was drafted is known. Of a chain that was accepted whole, the log does not say how far a longer one
-    would have come."""
+    """From decoded steps. Where a whole chain was accepted, it is not known whether more tokens would have been."""
     for step in values:
         if not isinstance(step, list) or len(step) != 3 or not all(type(number) is int for number in step):
             raise ValueError(f"{name}: [position, drafted, accepted] for each step")
@@ -212,14 +206,13 @@ READERS: dict[str, Reader] = {
 
 
 def read_trace_log(folder: Path, sampling: Sampling) -> list[LoggedText]:
-    """The texts of a trace store that were sampled so, of all splits.
+    """The texts of a trace store under one sampling setting, of all splits.
 
     Raises:
-        InputError: it is not a trace store, a file is damaged, or it holds no such texts.
+        InputError: it is not a trace store, a file is damaged, or it has no such texts.
     """
-    manifest = read_manifest(folder)
-    verifier, depth = manifest["depends"]["verifiers"][0], ActionSpace.default().depth
-    column = survival_column(verifier)
+    manifest, depth = read_manifest(folder), ActionSpace.default().depth
+    column = survival_column(manifest["depends"]["verifiers"][0])
     wanted, texts = (round(sampling.temperature, 6), round(sampling.top_p, 6)), []
     for name, listed in sorted(manifest["shards"].items()):
         check_shard(folder, name, listed)
@@ -227,19 +220,18 @@ def read_trace_log(folder: Path, sampling: Sampling) -> list[LoggedText]:
             if (round(row["temperature"], 6), round(row["top_p"], 6)) != wanted or not row["roots"]:
                 continue
             survivals_RD = np.array(row[column], np.float32).reshape(row["roots"], -1)[:, :depth]
-            place, start = f"{folder / name}:{number}", row["start"] + 1
-            facts = row["prompt"], row["source"], row["kind"], row["tokens"], start
-            texts.append(LoggedText(*facts, {DRAFTER: survivals_RD}, place))
+            facts = row["prompt"], row["source"], row["kind"], row["tokens"], row["start"] + 1
+            texts.append(LoggedText(*facts, {DRAFTER: survivals_RD}, f"{folder / name}:{number}"))
     if not texts:
         raise InputError(f"{folder}: no texts of temperature {sampling.temperature:g}, top-p {sampling.top_p:g} there")
     return texts
 
 
 def drafter_of(texts: Sequence[LoggedText], wanted: str | None) -> str:
-    """The drafter whose chains are chosen from.
+    """The name of the drafter whose chains are candidates.
 
     Args:
-        wanted: its name, or `NO_DRAFTER`; None where there is only one that does not copy.
+        wanted: a drafter, or `NO_DRAFTER`; None for the only one that does not copy.
 
     Raises:
         InputError: a text has no entry of it, or there are several and none is named.
@@ -248,12 +240,12 @@ def drafter_of(texts: Sequence[LoggedText], wanted: str | None) -> str:
         return wanted
     names = Counter(name for text in texts for name in text.survivals)
     drafting = [name for name in names if name not in COPYING]
+    listed = ", ".join(sorted(names))
     if wanted is None and len(drafting) != 1:
-        listed = ", ".join(sorted(names))
         raise InputError(f"logs.drafter: name one of the log's drafters ({listed})")
     drafter = wanted or drafting[0]
     if drafter not in names:
-        raise InputError(f"logs.drafter: {drafter!r} is not in the log, which has {', '.join(sorted(names))}")
+        raise InputError(f"logs.drafter: {drafter!r} is not in the log, which has {listed}")
     without = next((text for text in texts if drafter not in text.survivals), None)
     if without is not None:
         raise InputError(f"{without.place}: no entry of {drafter}")
@@ -261,7 +253,7 @@ def drafter_of(texts: Sequence[LoggedText], wanted: str | None) -> str:
 
 
 def distinct(texts: Sequence[LoggedText]) -> list[LoggedText]:
-    """The texts without repeated ones, which would fall into several splits."""
+    """The texts without repeated ones, which could be in several splits."""
     found: dict[tuple[int, ...], LoggedText] = {}
     for text in texts:
         found.setdefault((text.start, *text.tokens), text)
@@ -269,13 +261,13 @@ def distinct(texts: Sequence[LoggedText]) -> list[LoggedText]:
 
 
 def foreign(texts: Sequence[LoggedText]) -> list[str]:
-    """Files whose tokens hardly occur in the others, by name: probably another tokenizer wrote them."""
+    """Files whose tokens are rare in the other files, so that another tokenizer probably wrote them."""
     by_file: dict[str, Counter[int]] = {}
     for text in texts:
         by_file.setdefault(text.place.rpartition(":")[0], Counter()).update(text.tokens)
     result = []
     for file, own in by_file.items():
-        others = set().union(*(set(counts) for name, counts in by_file.items() if name != file))
+        others = set().union(*(counts for name, counts in by_file.items() if name != file))
         shared = sum(count for token, count in own.items() if token in others)
         if len(by_file) > 1 and shared < FOREIGN * own.total():
             result.append(file)

@@ -1,4 +1,4 @@
-"""Whether a text may be the target's own: impossible tokens, and the number of unlikely ones.
+"""Checks whether a text may be the target's own, by its impossible and its unlikely tokens.
 
 Legend: B consecutive rows of a model, V vocabulary, N consecutive tokens.
 """
@@ -15,16 +15,15 @@ from torch import Tensor
 from data_gen.models.pair import ModelRows
 from data_gen.models.sampling import Sampling
 
-UNLIKELY = 1e-3  # less probable tokens are counted; a log of another model or setting has too many of them
+UNLIKELY = 1e-3  # less probable tokens are counted: a text of another model or sampling setting has too many
 
 
 class ImpossibleToken(Exception):
     """A token of a text has probability 0 under the target.
 
     Attributes:
-        position: in the text.
-        at_a_tie: whether rounding explains it, because the token's logit, or the mass before it, is at the very edge of
-            what may be sampled. Passes over one token, many tokens and many texts differ in their last digits.
+        at_a_tie: whether rounding explains it, because the token's logit, or the mass before it, is at the edge of what
+            may be sampled. Passes over one token, many tokens and many texts differ in their last digits.
     """
 
     def __init__(self, position: int, token: int, at_a_tie: bool) -> None:
@@ -41,24 +40,19 @@ class Plausibility:
     expected: float = 0.0
 
     def add(self, target: ModelRows, begin: int, following: Sequence[int], sampling: Sampling) -> None:
-        """Add some rows, and the tokens that follow them, the first at position `begin` of its text.
-
-        Raises:
-            ImpossibleToken: one has probability 0.
-        """
+        """Add the tokens that follow some rows, from position `begin` of the text on; ImpossibleToken if one is."""
         rows_BV = target.probs_NV[: len(following)]
         next_B1 = torch.tensor(following, dtype=torch.int64, device=rows_BV.device).unsqueeze(-1)
         own_B = rows_BV.gather(-1, next_B1)[:, 0]
         if bool((own_B <= 0).any()):
             at = int((own_B <= 0).nonzero()[0])
-            token = following[at]
-            raise ImpossibleToken(begin + at, token, _at_the_edge(target.logits_NV[at], token, sampling))
+            edge = _at_the_edge(target.logits_NV[at], following[at], sampling)
+            raise ImpossibleToken(begin + at, following[at], edge)
         self.tokens += len(following)
         self.unlikely += int((own_B < UNLIKELY).sum())
         self.expected += float((rows_BV * (rows_BV < UNLIKELY)).sum())
 
     def join(self, other: Plausibility) -> None:
-        """Add the texts of another count."""
         self.tokens += other.tokens
         self.unlikely += other.unlikely
         self.expected += other.expected
@@ -75,7 +69,7 @@ def _at_the_edge(logits_V: Tensor, token: int, sampling: Sampling) -> bool:
     if sampling.temperature == 0:
         return float(logits_V.max() - logits_V[token]) <= edge
     if sampling.cuts_nothing:
-        return False  # no token is cut off, so the probability is smaller than the smallest number
+        return False  # no token is cut off, so the probability is below the smallest floating-point number
     if sampling.top_k > 0:
         least = float(logits_V.topk(min(sampling.top_k, len(logits_V))).values[-1])
         if logits_V[token] < least - edge:

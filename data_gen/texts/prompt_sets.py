@@ -1,8 +1,8 @@
-"""Data sets that prompts are taken from: where each lies on the hub, and what of a record is the prompt.
+"""Data sets of prompts, read from the hub or from a local file with the same fields.
 
-A set is read from the hub, or from a local file with the same fields (`.json`, `.jsonl`, `.parquet`, packed or not; any
-other file is plain text, a record per line). Of a conversation the first turn is taken. A prompt's source is its text,
-so that splits do not depend on the order of a file, and the same text is taken once.
+A local file is `.json`, `.jsonl` or `.parquet`, packed or not; any other file is plain text with one record per line.
+Only the first turn of a conversation is taken. A prompt's source is its text, so that splits do not depend on the order
+of a file, and the same text is taken once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from data_gen.texts.prompts import Prompt
 from selector.schema import InputError
 
-BUILDERS = {"json": "json", "jsonl": "json", "parquet": "parquet"}  # of local files, by a part of their names
+BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of local files, by suffix
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,11 @@ class PromptSet:
     """A data set.
 
     Attributes:
-        hub: keyword arguments of `datasets.load_dataset`; none where a file must be given.
-        prompts: format strings over a record's fields; the first one whose fields it has makes the prompt.
+        hub: keyword arguments of `datasets.load_dataset`; none where a file must be given. The split is `train` by
+            default.
+        prompts: format strings over a record's fields; the first one whose fields all exist makes the prompt.
         kind: a format string for the task; the set's name if empty.
-        kinds: tasks that go by another name, by what `kind` gives.
+        kinds: other names for some of the tasks that `kind` gives.
     """
 
     hub: dict[str, str]
@@ -40,36 +41,25 @@ class PromptSet:
 MULTI_TURN = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 CODE = "Write a Python program that solves this problem.\n\n{question_content}\n\n{starter_code}"
 TRANSLATE = "Translate from English to {language}:\n\n{{translation[en]}}"
+LIVECODE = "hf://datasets/livecodebench/code_generation_lite/*.jsonl"
+SPEC_BENCH = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
 SUBTITLES = "hf://datasets/Helsinki-NLP/open_subtitles@refs%2Fconvert%2Fparquet/en-hi/train/*.parquet"
 SETS = {
     "math500": PromptSet({"path": "HuggingFaceH4/MATH-500", "split": "test"}, ("{problem}",)),
-    "olympiadbench": PromptSet(
-        {"path": "Hothan/OlympiadBench", "name": "OE_TO_maths_en_COMP", "split": "train"}, ("{question}",)
-    ),
-    "livecodebench": PromptSet(
-        {"path": "json", "data_files": "hf://datasets/livecodebench/code_generation_lite/*.jsonl", "split": "train"},
-        ("{turns[0]}", CODE),
-    ),
-    "litbench": PromptSet({"path": "SAA-Lab/LitBench-Train", "split": "train"}, ("{prompt}",)),
+    "olympiadbench": PromptSet({"path": "Hothan/OlympiadBench", "name": "OE_TO_maths_en_COMP"}, ("{question}",)),
+    "livecodebench": PromptSet({"path": "json", "data_files": LIVECODE}, ("{turns[0]}", CODE)),
+    "litbench": PromptSet({"path": "SAA-Lab/LitBench-Train"}, ("{prompt}",)),
     "opus_books": PromptSet(
-        {"path": "Helsinki-NLP/opus_books", "name": "en-fr", "split": "train"}, (TRANSLATE.format(language="French"),)
+        {"path": "Helsinki-NLP/opus_books", "name": "en-fr"}, (TRANSLATE.format(language="French"),)
     ),
-    "opus_subtitles": PromptSet(
-        {"path": "parquet", "data_files": SUBTITLES, "split": "train"}, (TRANSLATE.format(language="Hindi"),)
-    ),
+    "opus_subtitles": PromptSet({"path": "parquet", "data_files": SUBTITLES}, (TRANSLATE.format(language="Hindi"),)),
     "spec_bench": PromptSet(
-        {
-            "path": "json",
-            "data_files": "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl",
-            "split": "train",
-        },
+        {"path": "json", "data_files": SPEC_BENCH},
         ("{turns[0]}",),
         "{category}",
         dict.fromkeys(MULTI_TURN, "multi_turn"),
     ),
-    "mt_bench": PromptSet(
-        {"path": "HuggingFaceH4/mt_bench_prompts", "split": "train"}, ("{turns[0]}", "{prompt[0]}"), "{category}"
-    ),
+    "mt_bench": PromptSet({"path": "HuggingFaceH4/mt_bench_prompts"}, ("{turns[0]}", "{prompt[0]}"), "{category}"),
     "gsm8k": PromptSet({"path": "openai/gsm8k", "name": "main", "split": "test"}, ("{question}",)),
     "humaneval": PromptSet({"path": "openai/openai_humaneval", "split": "test"}, ("{prompt}",)),
     "lines": PromptSet({}, ("{text}",)),
@@ -77,9 +67,7 @@ SETS = {
 
 
 def read_set(name: str, file: Path | None = None) -> tuple[list[Prompt], int]:
-    """The prompts of a set, in its order, and how many records it has.
-
-    Records without any text, and those whose text an earlier one had, give no prompt.
+    """The prompts of a set, in its order, and its number of records. Empty and repeated texts give no prompt.
 
     Raises:
         InputError: the hub or the file cannot be read, or a record has other fields; names the set and the record.
@@ -89,8 +77,7 @@ def read_set(name: str, file: Path | None = None) -> tuple[list[Prompt], int]:
     prompts: dict[str, Prompt] = {}
     number = 0
     for number, record in enumerate(_records(name, file), 1):
-        filled = (_filled(template, record) for template in own.prompts)
-        text = next((each for each in filled if each is not None), None)
+        text = next((text for template in own.prompts if (text := _filled(template, record)) is not None), None)
         if text is None:
             fields = ", ".join(own.prompts)
             raise InputError(f"prompts.sets: {name}: {where}: record {number} has not the fields of {fields!r}")
@@ -104,7 +91,7 @@ def read_set(name: str, file: Path | None = None) -> tuple[list[Prompt], int]:
 
 
 class _Fields(string.Formatter):
-    """An empty field of a record counts as a missing one."""
+    """Treats an empty field of a record as a missing one."""
 
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         value, used = super().get_field(field_name, args, kwargs)
@@ -114,7 +101,7 @@ class _Fields(string.Formatter):
 
 
 def _filled(template: str, record: dict[str, Any]) -> str | None:
-    """None where the record lacks a field."""
+    """The template with a record's fields; None where the record lacks one."""
     try:
         return _Fields().vformat(template, (), record)
     except (KeyError, IndexError, TypeError):
@@ -126,10 +113,10 @@ def _records(name: str, file: Path | None) -> Iterator[dict[str, Any]]:
 
     source: dict[str, Any] = SETS[name].hub
     if file is not None:
-        builder = next((BUILDERS[suffix[1:]] for suffix in file.suffixes if suffix[1:] in BUILDERS), "text")
-        source = {"path": builder, "data_files": str(file), "split": "train"}
+        builder = next((BUILDERS[suffix] for suffix in file.suffixes if suffix in BUILDERS), "text")
+        source = {"path": builder, "data_files": str(file)}
     try:
-        yield from load_dataset(**source, streaming=True)
-    except Exception as error:  # whatever a damaged file or a missing network makes the library raise
+        yield from load_dataset(**{"split": "train", **source}, streaming=True)
+    except Exception as error:  # a damaged file or a missing network may raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"prompts.sets: {name}: cannot read {file or source['path']}: {reason}") from error

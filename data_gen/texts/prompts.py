@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from selector.schema import InputError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text to continue. Prompts of one `source` fall into one split."""
+    """A text to continue. All prompts of one `source` belong to the same split."""
 
     id: str
     text: str
@@ -34,10 +37,10 @@ class Form:
 
     Attributes:
         tokens: the longest prompt.
-        longer: what becomes of a longer one: its first tokens are kept (`start`), its last ones (`end`, and the special
-            tokens before them that every text begins with), or it is left out (`drop`).
+        longer: what becomes of a longer one. `start` keeps its first tokens, `end` its last ones and the special tokens
+            that every text begins with, and `drop` leaves the prompt out.
         chat: the text is a user's turn in the tokenizer's chat template, and the model's turn begins after it.
-        system: what the template's system turn says; None for no such turn.
+        system: the text of the template's system turn; None for no such turn.
     """
 
     tokens: int
@@ -46,7 +49,7 @@ class Form:
     system: str | None = None
 
     def whole(self, tokenizer: Any, prompts: Iterable[Prompt]) -> list[list[int]]:
-        """The token ids of each, however many.
+        """All token ids of each prompt.
 
         Raises:
             InputError: there is no chat template, or it takes no system turn.
@@ -57,14 +60,15 @@ class Form:
         return tokenizer(texts, add_special_tokens=not self.chat)["input_ids"] if texts else []
 
     def _in_template(self, tokenizer: Any, text: str) -> str:
+        name = tokenizer.name_or_path
         if not tokenizer.chat_template:
-            raise InputError(f"prompts.chat: the tokenizer of {tokenizer.name_or_path} has no chat template")
+            raise InputError(f"prompts.chat: the tokenizer of {name} has no chat template")
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         turns = [*system, {"role": "user", "content": text}]
         try:
             return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
         except Exception as error:  # a template is a program, and may raise anything
-            key, name = "chat" if self.system is None else "system", tokenizer.name_or_path
+            key = "system" if system else "chat"
             raise InputError(f"prompts.{key}: the chat template of {name} refuses: {error}") from error
 
     def keeps(self, length: int) -> bool:
@@ -92,16 +96,34 @@ def lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
         raise InputError(f"{path}: {error.strerror}") from error
 
 
-def record_of(line: bytes) -> Any:
-    """The value of one JSON line; ValueError with the reason where it is none."""
+def record_of(line: bytes, expected: str) -> dict[str, Any]:
+    """The JSON object of one line; ValueError with the reason where it is none. `expected` names the needed keys."""
     try:
-        return json.loads(line.decode("utf-8-sig"))
+        record = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError("not UTF-8 text") from error
     except RecursionError as error:
         raise ValueError("not JSON: nested too deep") from error
     except ValueError as error:
         raise ValueError(f"not JSON, and so not a JSON object ({str(error).split(':')[0]})") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"expected a JSON object with {expected}")
+    return record
+
+
+def read_lines(path: Path, what: str, parse: Callable[[str, bytes], T], id_of: Callable[[T], str]) -> list[T]:
+    """What `parse` makes of each line and its place; InputError where it raises ValueError, or two ids are the same."""
+    found = []
+    for place, line in lines_of(path):
+        try:
+            found.append(parse(place, line))
+        except ValueError as error:
+            raise InputError(f"{place}: {error}") from error
+    if not found:
+        raise InputError(f"{path}: holds no {what}")
+    if len(set(map(id_of, found))) < len(found):
+        raise InputError(f"{path}: two {what} have the same id")
+    return found
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -110,21 +132,17 @@ def read_prompts(path: Path) -> list[Prompt]:
     Raises:
         InputError: the file is missing or empty, or a line does not fit; names the file and the line.
     """
-    prompts = []
-    for place, line in lines_of(path):
-        try:
-            record = record_of(line)
-            text = record["text"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{place}: expected a JSON object with `text`") from error
-        if not isinstance(text, str) or not text.strip():
-            raise InputError(f"{place}: `text` is empty or not a string")
-        prompts.append(Prompt.of(record, text, place))
-    if not prompts:
-        raise InputError(f"{path}: holds no prompts")
-    if len({prompt.id for prompt in prompts}) < len(prompts):
-        raise InputError(f"{path}: two prompts have the same id")
-    return prompts
+    return read_lines(path, "prompts", _prompt, lambda prompt: prompt.id)
+
+
+def _prompt(place: str, line: bytes) -> Prompt:
+    record = record_of(line, "`text`")
+    if "text" not in record:
+        raise ValueError("expected a JSON object with `text`")
+    text = record["text"]
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError("`text` is empty or not a string")
+    return Prompt.of(record, text, place)
 
 
 def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
@@ -132,7 +150,7 @@ def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
 
 
 def split_of(prompt: Prompt, validation: float, test: float) -> str:
-    """The split of a prompt's source, by its hash, so that adding prompts moves none of the others."""
+    """The split of a prompt, by a hash of its source, so that adding prompts moves none of the others."""
     digest = hashlib.sha256(f"split {prompt.source}".encode()).digest()
     share = int.from_bytes(digest[:4], "big") / 2**32
     return "test" if share < test else "validation" if share < test + validation else "train"
@@ -146,8 +164,6 @@ def take_evenly(prompts: list[Prompt], count: int) -> list[Prompt]:
     """
     if count > len(prompts):
         raise InputError(f"{count} prompts are asked for; there are {len(prompts)}")
-    by_kind: dict[str, list[Prompt]] = {}
-    for prompt in sorted(prompts, key=lambda p: hashlib.sha256(f"order {p.id}".encode()).digest()):
-        by_kind.setdefault(prompt.kind, []).append(prompt)
-    ranked = [(rank, kind, prompt) for kind in by_kind for rank, prompt in enumerate(by_kind[kind])]
-    return [prompt for _, _, prompt in sorted(ranked, key=lambda item: item[:2])[:count]]
+    ordered = sorted(prompts, key=lambda p: hashlib.sha256(f"order {p.id}".encode()).digest())
+    by_kind = ([p for p in ordered if p.kind == kind] for kind in sorted({p.kind for p in prompts}))
+    return [prompt for turn in zip_longest(*by_kind) for prompt in turn if prompt is not None][:count]

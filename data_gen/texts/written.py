@@ -1,10 +1,8 @@
-"""Texts that follow the target's law, and both models' rows along them.
+"""Texts that the target writes, and both models' rows along any text.
 
-Speculative decoding (`decoding.Decoder`), the target alone (many texts at a time) or an engine (`texts.given`) writes a
-text. Where memory runs out, the work is done again with half as many rows at once, and so is all later work of this
-process.
+Where memory runs out, this work and all later work of the process take half as many rows at once.
 
-Legend: B rows taken at once, V vocabulary, D hidden width.
+Legend: B rows taken at once, W positions, V vocabulary, D hidden width.
 """
 
 from __future__ import annotations
@@ -13,7 +11,8 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -37,7 +36,7 @@ class Text:
     Attributes:
         start: position of the last prompt token, the first root.
         ended: whether the last token is an end-of-sequence token.
-        steps: the decoding steps that wrote it, where speculative decoding did.
+        steps: of speculative decoding, if it wrote the text.
     """
 
     tokens: list[int]
@@ -47,14 +46,14 @@ class Text:
 
 
 class RowBlock(NamedTuple):
-    """Both models after some consecutive tokens of a text."""
+    """Both models' rows after some consecutive tokens of a text."""
 
     target: ModelRows
     draft: ModelRows
 
 
 def seed_of(*parts: object) -> int:
-    """A seed that depends on the parts alone, not on the worker or the order of work."""
+    """A seed in [0, 2^56) that depends on the parts alone, not on the worker or the order of work."""
     digest = hashlib.sha256("|".join(str(part) for part in parts).encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
@@ -63,8 +62,7 @@ def seed_of(*parts: object) -> int:
 def written_by_target(
     pair: ModelPair, prompts: Sequence[list[int]], new_tokens: int, sampling: Sampling, seed: int
 ) -> list[Text]:
-    """Continue prompts with the target alone, all in one batch, or in several where memory runs out. The texts have the
-    same law as those of speculative decoding.
+    """Continue prompts with the target alone, in one batch, or in several where memory runs out.
 
     Args:
         seed: of the first batch; a prompt's continuation depends on its batch.
@@ -77,7 +75,7 @@ def written_by_target(
         together = fewer(len(prompts))
         parts = [prompts[begin : begin + together] for begin in range(0, len(prompts), together)]
         batches = [_written(pair, part, new_tokens, sampling, seed + number) for number, part in enumerate(parts)]
-        return [text for batch in batches for text in batch]
+        return list(chain(*batches))
 
     return halving(attempt)
 
@@ -87,23 +85,15 @@ def _written(
 ) -> list[Text]:
     """One batch."""
     width = max(map(len, prompts))
-    pad = next(iter(pair.eos_ids), 0)
+    pad, eos = next(iter(pair.eos_ids), 0), sorted(pair.eos_ids) or None
     input_ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=pair.device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=pair.device)
-    config = GenerationConfig(
-        max_new_tokens=new_tokens,
-        eos_token_id=sorted(pair.eos_ids) or None,
-        pad_token_id=pad,
-        **sampling.generation,
-    )
+    config = GenerationConfig(max_new_tokens=new_tokens, eos_token_id=eos, pad_token_id=pad, **sampling.generation)
     finite = _Finite()
-    devices = [pair.device] if pair.device.type == "cuda" else []
-    with without_own_settings(pair.target), torch.random.fork_rng(devices):
+    processors, generate = LogitsProcessorList([finite]), cast(Any, pair.target.generate)
+    with without_own_settings(pair.target), torch.random.fork_rng([pair.device] if pair.device.type == "cuda" else []):
         torch.manual_seed(seed % 2**63)
-        generate: Any = pair.target.generate
-        output = generate(
-            input_ids, attention_mask=mask, generation_config=config, logits_processor=LogitsProcessorList([finite])
-        )
+        output = generate(input_ids, attention_mask=mask, generation_config=config, logits_processor=processors)
     if not bool(finite.so_far):
         name = pair.target.name_or_path
         raise InputError(f"{name}: the model gives numbers that are not finite (NaN or infinity)")
@@ -111,7 +101,7 @@ def _written(
 
 
 class _Finite(LogitsProcessor):
-    """Records whether all logits are finite, without host synchronisation: sampling from NaN would crash."""
+    """Records whether all logits are finite, without host synchronisation. It replaces NaN, which cannot be sampled."""
 
     def __init__(self) -> None:
         self.so_far: Tensor | bool = True
@@ -129,7 +119,7 @@ def finished(pair: ModelPair, prompt: Sequence[int], new: Sequence[int], steps: 
 
 @torch.inference_mode()
 def rows_along(pair: ModelPair, text: Text, sampling: Sampling) -> Iterator[RowBlock]:
-    """One teacher-forced pass of each model, in blocks: the rows after the text's tokens from `start` on.
+    """The rows after the text's tokens from `start` on, in blocks, by one teacher-forced pass of each model.
 
     Raises:
         InputError: a model gives numbers that are not finite.
@@ -151,14 +141,13 @@ def rows_along(pair: ModelPair, text: Text, sampling: Sampling) -> Iterator[RowB
 
 
 def fewer(rows: int) -> int:
-    """How many rows are taken at once, where `rows` would be best."""
+    """How many rows are taken at once, where `rows` would be fastest."""
     return max(1, rows >> _halvings)
 
 
 def halving(work: Callable[[], T]) -> T:
-    """The result of `work`, which asks `fewer` how many rows it may take at once, and keeps nothing of failed attempts.
-
-    Warns the first time that memory runs out.
+    """The result of `work`, which asks `fewer` how many rows it may take at once. It is called again where memory runs
+    out, and the first time there is a warning.
 
     Raises:
         InputError: memory runs out with one row at once, too.
@@ -168,7 +157,7 @@ def halving(work: Callable[[], T]) -> T:
         try:
             return work()
         except RuntimeError as error:
-            if not _out_of_memory(error):
+            if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
                 raise
             reason = str(error).splitlines()[0]
         if _halvings == 0:
@@ -178,7 +167,3 @@ def halving(work: Callable[[], T]) -> T:
             raise InputError(f"the models leave no room for one row of a text, or for one text: {reason}")
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

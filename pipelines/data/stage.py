@@ -69,10 +69,11 @@ def run(config: Config) -> None:
             spent.add(shard, time.perf_counter() - start)
             bar.update(task, advance=1, note=spent.line())
         checks = realised(config)
-        mlflow.log_metrics({"texts": store.rows(), "bytes": store.bytes(), **spent.metrics()})
+        texts, size = store.total("rows"), store.total("bytes")
+        mlflow.log_metrics({"texts": texts, "bytes": size, **spent.metrics()})
         mlflow.log_metrics({f"z of decoded steps/{row['verifier']}": row["z"] for row in checks})
         mlflow.log_dict(store.manifest, "manifest.json")
-        found = f"{store.rows()} texts, {store.bytes() / 1e6:.1f} MB in {folder}"
+        found = f"{texts} texts, {size / 1e6:.1f} MB in {folder}"
         describe(mlflow, found)
     stage.say(found)
     if spent.resident:

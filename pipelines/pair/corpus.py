@@ -1,7 +1,6 @@
 """The corpus of the embedded pair: the standard library of the running Python, which every machine already has.
 
-Files are read in sorted order and held out by a hash of their path, so the same installation always gives the same
-corpus. Held-out files yield prompts of these kinds:
+Files are held out by a hash of their path. Held-out files give prompts of these kinds:
 
     code    modules of the library            tests   modules below `test/` or `tests/`
     prose   docstrings and comments of code   data    tables: character maps, entity names, topics
@@ -19,7 +18,7 @@ from pathlib import Path
 
 KINDS = ("code", "prose", "tests", "data")
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__"}
-LARGEST_FILE = 300_000  # one file of tables must not dominate the corpus
+LARGEST_FILE = 300_000  # characters, so that no single file of tables dominates the corpus
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ def stdlib_files(held_out_share: float) -> list[SourceFile]:
     """Every readable `.py` file of the running Python's standard library, in sorted order.
 
     Args:
-        held_out_share: share of the files, by a hash of the path, that training must not see.
+        held_out_share: share of the files that training must not see.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     files = []
@@ -47,18 +46,14 @@ def stdlib_files(held_out_share: float) -> list[SourceFile]:
             continue
         try:
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):  # dangling links; a few files are in other encodings, on purpose
+        except (OSError, UnicodeDecodeError):  # dangling links and test files in other encodings
             continue
         if text.strip() and len(text) <= LARGEST_FILE:
             name = relative.as_posix()
             digest = hashlib.sha256(text.encode()).hexdigest()
-            files.append(SourceFile(name, kind_of(name, text), text, digest, _share(name) < held_out_share))
+            share = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32
+            files.append(SourceFile(name, kind_of(name, text), text, digest, share < held_out_share))
     return files
-
-
-def _share(name: str) -> float:
-    """A number in [0, 1) that depends on the file's name alone."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32
 
 
 def kind_of(name: str, text: str) -> str:
@@ -77,12 +72,12 @@ def prose_of(text: str) -> str:
     try:
         tree = ast.parse(text)
         tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
-    except (SyntaxError, tokenize.TokenError):  # test data of the library is broken on purpose
+    except (SyntaxError, tokenize.TokenError):  # some of the library's test files are not valid Python
         return ""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            docstring = ast.get_docstring(node)
-            if docstring:
-                pieces.append((node.body[0].lineno, docstring))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
+            docstring := ast.get_docstring(node)
+        ):
+            pieces.append((node.body[0].lineno, docstring))
     pieces += [(t.start[0], t.string.lstrip("#: ")) for t in tokens if t.type == tokenize.COMMENT]
     return "\n".join(piece for _, piece in sorted(pieces))

@@ -1,14 +1,12 @@
 """Training of the embedded pair: a byte-level BPE tokenizer, a target model, and a draft distilled from it.
 
-The target may begin with an induction head: it finds where the text stood before, and predicts what followed. Models
-learn such heads by themselves, but late, after billions of tokens (Olsson et al., "In-context Learning and Induction
-Heads", arXiv 2209.11895), while this pair is trained on a few million. So the head is written into two layers, as in
-the paper, and training adapts it to the text:
+The target may begin with an induction head, which models learn late in training (Olsson et al., "In-context Learning
+and Induction Heads", arXiv 2209.11895). It is written into two layers, as in the paper, and training adapts it:
 
-    layer 0   half of its heads attend to the token before, and note it at every position.
+    layer 0   half of its heads attend to the token before and write it at every position as a note.
     layer 1   all of its heads attend to the positions whose note is the present token, and predict the token there.
 
-After `a b .. a` the note at `b` says `a`, so layer 1 attends to `b` and predicts it.
+After `a b .. a` the note at `b` is `a`, so layer 1 attends to `b` and predicts it.
 
 Legend: B texts, T tokens, H hidden width, R half of it.
 """
@@ -32,23 +30,21 @@ from selector.files import atomically
 from selector.schema import InputError
 
 CHARACTERS = 6_000_000  # that the tokenizer is learned from
-END = "<|end|>"  # stands between files; also the end-of-sequence token
+END = "<|end|>"  # the end-of-sequence token, also between files
 CHECKPOINT_SECONDS = 30
-NEXT_TO = 10.0  # logits by which the attention of layer 0 prefers the token before to the ones beside it, about
+NEXT_TO = 10.0  # approximate logit difference in layer 0 between the token before and its neighbours
 MATCH = 12.0  # logit of a matching note in layer 1
-COPIED = 0.25  # weight of the copied token in the residual stream; the text's own token has 1 / sqrt(hidden)
-ROPE_THETA = 1e6  # turns half of a head's axes by less than half a circle over 1,000 tokens, so notes match far away
+COPIED = 0.25  # weight of the copied token in the residual stream; the present token has 1 / sqrt(hidden)
+ROPE_THETA = 1e6  # rotates half of a head's axes by less than pi over 1,000 tokens, so that distant notes match
 Loss = Callable[[LlamaForCausalLM, torch.Tensor], torch.Tensor]
 
 
 def train_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of `vocabulary` tokens, learned on about 6 million characters of evenly spaced texts."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    """A byte-level BPE of `vocabulary` tokens, learned on about `CHARACTERS` characters of evenly spaced texts."""
+    tokenizer, byte_level = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel
+    tokenizer.pre_tokenizer, tokenizer.decoder = byte_level(add_prefix_space=False), decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocabulary, special_tokens=[END], initial_alphabet=byte_level.alphabet(), show_progress=False
     )
     stride = max(1, -(-sum(map(len, texts)) // CHARACTERS))
     tokenizer.train_from_iterator(texts[::stride], trainer)
@@ -56,7 +52,7 @@ def train_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFas
 
 
 def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """The tokenizer in the class of transformers."""
+    """The tokenizer for transformers."""
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END)
 
 
@@ -67,18 +63,18 @@ def encode_corpus(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> torch
 
 
 def repeats(tokens: int, vocabulary: int, window: int, seed: int) -> torch.Tensor:
-    """About so many token ids, [tokens] int64: random ones in halves of a window, each half shown twice."""
+    """About `tokens` token ids, int64 [tokens]: windows whose second half repeats a random first half."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(vocabulary, (tokens // window, window // 2), generator=generator).repeat(1, 2).flatten()
 
 
 def attention(context: int) -> str:
-    """The faster implementation to train with on a CPU, for windows of so many tokens."""
+    """The attention implementation that trains faster on a CPU, for windows of `context` tokens."""
     return "eager" if context <= 128 else "sdpa"
 
 
 def build_model(shape: EmbeddedModel, vocabulary: int, eos: int, seed: int, embedded: Embedded) -> LlamaForCausalLM:
-    """A Llama with random weights, its head tied to its embedding; with an induction head if `embedded` asks for it."""
+    """A Llama with random weights and tied embeddings, and an induction head if `embedded` asks for one."""
     torch.manual_seed(seed)
     induction = {
         "attention_bias": True,
@@ -106,14 +102,13 @@ def build_model(shape: EmbeddedModel, vocabulary: int, eos: int, seed: int, embe
 
 @torch.no_grad()
 def write_induction_head(model: LlamaForCausalLM) -> None:
-    """Set the weights of a model of two or more layers; what is random in them follows torch's generator.
+    """Write the head into a model of two or more layers; its random parts come from torch's generator.
 
     A random basis of the residual stream is halved: tokens are compared on the first half, `own_RH`, and notes are
-    written to the second, `note_RH`, both [hidden / 2, hidden]. A token's embedding has parts on both, and what is on
-    the wrong one acts as noise. Other layers and heads write nothing at first: their output projections are zero.
+    written to the second, `note_RH`. The output projections of other layers and heads are zero at first.
 
     Args:
-        model: with biases in its attention, an even number of heads, and axes of a head divisible by 4.
+        model: with biases in its attention, an even number of heads, and a head width divisible by 4.
     """
     hidden, heads = model.config.hidden_size, model.config.num_attention_heads
     axes = hidden // heads
@@ -124,26 +119,26 @@ def write_induction_head(model: LlamaForCausalLM) -> None:
     embedding = model.model.embed_tokens.weight
     embedding.normal_(std=hidden**-0.5)
 
-    # Rotary embedding turns a query and a key apart by `angle` for each token between them. So a constant query agrees
-    # best with the key one token back if all keys are that query, turned on by the angle of one token.
+    # Rotary embedding rotates a query against a key by `angle` for each token between them. So a constant query matches
+    # the key one token back best if all keys are that query, rotated by the angle of one token.
     angle = ROPE_THETA ** (-torch.arange(axes // 2) / (axes // 2))
     size = math.sqrt(NEXT_TO * math.sqrt(axes) / float((1 - angle.cos()).sum()))
     before = model.model.layers[0].self_attn
     noting = slice(0, hidden // 2)  # the first half of the heads
-    for projection, turned in ((before.q_proj, torch.zeros_like(angle)), (before.k_proj, angle)):
+    for projection, rotated in ((before.q_proj, torch.zeros_like(angle)), (before.k_proj, angle)):
         projection.weight[noting] = 0
-        projection.bias[noting] = size * torch.cat((turned.cos(), turned.sin())).repeat(heads // 2)
+        projection.bias[noting] = size * torch.cat((rotated.cos(), rotated.sin())).repeat(heads // 2)
     before.v_proj.weight[noting] = own_RH
     before.o_proj.weight[:, noting] = note_RH.T * hidden**-0.5
 
-    # The slower half of a head's axes takes part; the other half would compare tokens at short distances alone.
+    # Only the slower half of a head's axes is used; the other half would compare tokens at short distances alone.
     slow = torch.arange(hidden).view(heads, 2, 2, axes // 4)[:, :, 1].flatten()
     size = math.sqrt(MATCH * math.sqrt(axes) / (axes // 4))
     match = model.model.layers[1].self_attn
     for projection, read_RH in ((match.q_proj, own_RH), (match.k_proj, note_RH)):
         projection.weight.zero_()
         projection.weight[slow] = size * read_RH
-    basis_HH = torch.linalg.qr(torch.randn(hidden, hidden))[0]  # shares the tokens out among the heads
+    basis_HH = torch.linalg.qr(torch.randn(hidden, hidden))[0]  # spreads the tokens over the heads
     match.v_proj.weight.copy_(basis_HH)
     match.o_proj.weight.copy_(COPIED * basis_HH.T)
 
@@ -161,7 +156,7 @@ def next_token_loss(model: LlamaForCausalLM, batch_BT: torch.Tensor) -> torch.Te
 
 
 def distillation_loss(target: LlamaForCausalLM) -> Loss:
-    """KL from target to draft plus total variation, the second because acceptance is one minus it."""
+    """KL divergence from target to draft plus total variation, because acceptance is one minus total variation."""
 
     def loss(model: LlamaForCausalLM, batch_BT: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -175,7 +170,7 @@ def distillation_loss(target: LlamaForCausalLM) -> Loss:
 
 
 def multiplies_faster_in_bfloat16() -> bool:
-    """Whether this CPU has instructions for bfloat16. Without them it may take 25 times as long as in float32."""
+    """Whether this CPU has instructions for bfloat16; without them it is much slower than in float32."""
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         matrix = torch.ones(256, 256, dtype=dtype)
@@ -195,7 +190,7 @@ def train(
 ) -> None:
     """AdamW with warm-up and cosine decay, on random windows of the stream; in bfloat16 where that is faster.
 
-    After an interruption it continues from `checkpoint`, which is written every 30 seconds and removed by the caller.
+    After an interruption it continues from `checkpoint`, which the caller removes.
 
     Args:
         loss_fn: maps the model and a batch of token ids [B, T] to a scalar.
@@ -208,17 +203,15 @@ def train(
     optimiser = torch.optim.AdamW(model.parameters(), lr=shape.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     done = _resumed(model, optimiser, checkpoint)
     model.train()
-    bfloat16 = multiplies_faster_in_bfloat16()
-    saved = time.monotonic()
+    bfloat16, saved = multiplies_faster_in_bfloat16(), time.monotonic()
     for step in range(done, shape.steps):
-        # one generator for each step, so that a resumed run draws the windows of an uninterrupted one
+        # each step has its own generator, so that a resumed run draws the windows of an uninterrupted one
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         starts = torch.randint(len(stream) - context - 1, (shape.batch, 1), generator=generator)
         batch_BT = stream[starts + torch.arange(context + 1)]
         cosine = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step / shape.steps)))
-        rate = shape.learning_rate * min(1.0, (step + 1) / 50) * cosine
         for group in optimiser.param_groups:
-            group["lr"] = rate
+            group["lr"] = shape.learning_rate * min(1.0, (step + 1) / 50) * cosine
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
             loss = loss_fn(model, batch_BT)
         if not math.isfinite(loss.item()):
@@ -237,7 +230,7 @@ def train(
 
 
 def _resumed(model: LlamaForCausalLM, optimiser: torch.optim.Optimizer, checkpoint: Path) -> int:
-    """The steps that an interrupted run has done; its weights and its optimiser's state are loaded."""
+    """Load the weights and the optimiser's state of an interrupted run; returns the steps that it has done."""
     if not checkpoint.exists():
         return 0
     state = torch.load(checkpoint, weights_only=True)
@@ -257,11 +250,7 @@ def mean_overlap(target: LlamaForCausalLM, draft: LlamaForCausalLM, stream: torc
 
 @torch.no_grad()
 def copy_losses(model: PreTrainedModel, tokens: int, seed: int) -> tuple[float, float]:
-    """Mean loss in nats on random tokens, and on the same tokens shown again: low where the model can copy.
-
-    Args:
-        tokens: of the random sequence; the model sees twice as many.
-    """
+    """Mean loss in nats on `tokens` random tokens, and on the same tokens repeated: low where the model can copy."""
     generator = torch.Generator().manual_seed(seed)
     once_BT = torch.randint(model.config.vocab_size, (32, tokens), generator=generator).to(model.device)
     logits = model(once_BT.repeat(1, 2)).logits[:, :-1].float()

@@ -32,7 +32,7 @@ def pair_names(config: Config) -> tuple[str, str]:
 
 
 def depends(config: Config) -> dict[str, Any]:
-    """What the pair follows from, except the corpus."""
+    """What the pair depends on, except the corpus."""
     if config.pair.target != "embedded":
         return {"pair": {"target": config.pair.target, "draft": config.pair.draft}}
     return {"pair": config.pair.model_dump(mode="json", include={"target", "draft", "embedded"}), "seed": config.seed}
@@ -48,11 +48,10 @@ def load_pair(config: Config, shapes: bool = False) -> ModelPair:
         InputError: the pair is missing, was trained with another config, does not load, has too short a context, or
             computes token trees wrongly.
     """
-    checksums: Path | None = config.folder / "pair" / "checksums.json"
     own = config.pair
+    checksums = config.folder / "pair" / "checksums.json" if own.target != "embedded" else None
     if own.target == "embedded":
-        require(config, "pair", depends(config))  # this reads the small files in any case
-        checksums = None
+        require(config, "pair", depends(config))  # checks the files, so that checksums are not needed
     if own.threads:
         torch.set_num_threads(own.threads)
     pair = ModelPair.load(*pair_names(config), own.device, own.dtype, own.device_map, shapes, checksums=checksums)
@@ -72,24 +71,24 @@ def tokenizer_of(config: Config) -> Any:
     name = pair_names(config)[0]
     try:
         return AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # whatever a damaged file makes the library raise
+    except Exception as error:  # a damaged file may raise anything
         raise InputError(f"pair.target: cannot load the tokenizer of {name}") from error
 
 
 def hidden_widths(config: Config) -> list[int]:
     """Widths of the hidden-state features, from the models' configs alone."""
+    embedded = config.pair.embedded
     if config.pair.target == "embedded":
-        target, draft = config.pair.embedded.target.hidden, config.pair.embedded.draft.hidden
-    else:
-        target, draft = (hidden_width(name, role) for name, role in zip(pair_names(config), ROLES, strict=True))
+        return [embedded.target.hidden, embedded.draft.hidden, embedded.draft.hidden]
+    target, draft = map(hidden_width, pair_names(config), ROLES)
     return [target, draft, draft]
 
 
 def recipe(config: Config) -> Recipe:
     """How the run's texts are written and labelled."""
-    data = config.data
+    data, form = config.data, config.prompts.form
     hidden = data.features == FULL
-    return Recipe(config.verifiers, config.prompts.form, data.tokens, data.siblings, data.stride, hidden, config.seed)
+    return Recipe(config.verifiers, form, data.tokens, data.siblings, data.stride, hidden, config.seed)
 
 
 def prompts_path(config: Config) -> Path:
@@ -98,7 +97,7 @@ def prompts_path(config: Config) -> Path:
 
 
 def all_prompts(config: Config) -> list[Prompt]:
-    """The prompts of all splits; InputError if they are missing, or not those that the pair stage wrote."""
+    """The prompts of all splits; InputError if they are missing or have changed since the pair stage."""
     path = prompts_path(config)
     if config.prompts.file is None:
         if not path.exists():
@@ -108,7 +107,7 @@ def all_prompts(config: Config) -> list[Prompt]:
 
 
 def prompts_of(config: Config, pair: ModelPair, split: str, count: int | None = None) -> list[Prompt]:
-    """Prompts of a split that are not too long, kinds in turn; all of them if `count` is None."""
+    """`count` prompts of a split that are not left out, kinds in turn; all of them if None."""
     prompts, form = _of_split(config, split), config.prompts.form
     if form.longer == "drop":
         encoded = zip(prompts, form.whole(pair.tokenizer, prompts), strict=True)
@@ -129,7 +128,7 @@ def encode(config: Config, pair: ModelPair, prompt: Prompt) -> list[int]:
 
 
 def prompts_depend(config: Config, *splits: str) -> dict[str, Any]:
-    """What the prompts' tokens of some splits follow from, except the pair: their form, and a hash of all texts."""
+    """What the prompts' tokens of some splits depend on, except the pair: their form, and a hash of all texts."""
     prompts = [prompt for split in splits for prompt in sorted(_of_split(config, split), key=lambda p: p.id)]
     lines = "\0".join(f"{p.id}\0{p.kind}\0{p.source}\0{p.text}" for p in prompts)
     return {**asdict(config.prompts.form), "texts": hashlib.sha256(lines.encode()).hexdigest()[:16]}

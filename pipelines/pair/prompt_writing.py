@@ -1,4 +1,4 @@
-"""The prompts of a run that brings none of its own: from data sets, or from held-out files of the standard library."""
+"""Writes a run's prompts, from data sets or from held-out files of the standard library."""
 
 from __future__ import annotations
 
@@ -21,12 +21,7 @@ PROMPT_CHARACTERS = 1200  # more than `prompts.tokens` usually need
 
 
 def write(config: Config, tokenizer: Any, files: list[corpus.SourceFile], source: dict[str, Any]) -> None:
-    """Write the run's prompts, and say how many of them are cut or left out.
-
-    Args:
-        files: of the standard library.
-        source: what they follow from.
-    """
+    """Write the run's prompts, and say how many are cut or left out; `source` is what `files` depend on."""
     path = config.folder / "pair" / "prompts.jsonl"
     if config.prompts.sets:
         _write_prompts_of_sets(config, tokenizer, path)
@@ -37,7 +32,7 @@ def write(config: Config, tokenizer: Any, files: list[corpus.SourceFile], source
 
 
 def fitted(config: Config, tokenizer: Any, prompts: list[Prompt]) -> tuple[list[Prompt], str]:
-    """The prompts that are not left out, and what became of all in words."""
+    """The prompts that are not left out, and a sentence on all of them."""
     form = config.prompts.form
     lengths = list(map(len, form.whole(tokenizer, prompts)))
     longer = sum(length > form.tokens for length in lengths)
@@ -48,7 +43,7 @@ def fitted(config: Config, tokenizer: Any, prompts: list[Prompt]) -> tuple[list[
 
 
 def chosen(config: Config, tokenizer: Any) -> Iterator[tuple[list[Prompt], str]]:
-    """The prompts that are taken of each data set, and what became of its records in words."""
+    """The prompts that are taken from each data set, and a sentence on its records."""
     for own in config.prompts.sets:
         prompts, records = read_set(own.name, own.file)
         kept, said = fitted(config, tokenizer, prompts)
@@ -60,10 +55,10 @@ def chosen(config: Config, tokenizer: Any) -> Iterator[tuple[list[Prompt], str]]
 
 
 def plan(config: Config) -> list[str]:
-    """What the data sets give. Where they are on the hub, or there is no tokenizer yet, where they are read from."""
+    """What the data sets give; or where they are read from, if they are on the hub or there is no tokenizer yet."""
     tokenizer = None
     if all(own.file is not None for own in config.prompts.sets):
-        with suppress(InputError):  # an embedded pair's tokenizer does not exist before the stage has run
+        with suppress(InputError):  # an embedded pair has no tokenizer before the stage has run
             tokenizer = tokenizer_of(config)
     if tokenizer is not None:
         return [said for _, said in chosen(config, tokenizer)]
@@ -72,7 +67,7 @@ def plan(config: Config) -> list[str]:
 
 
 def _write_prompts_of_sets(config: Config, tokenizer: Any, path: Path) -> None:
-    """Read the sets again whenever they, their files or the tokenizer change; the hub's contents are taken as fixed."""
+    """Write the prompts of the data sets, unless neither the sets, their files nor the tokenizer have changed."""
     paths = [own.file for own in config.prompts.sets if own.file is not None and own.file.is_file()]
     inputs = {
         "pair": config.pair.target,
@@ -92,19 +87,17 @@ def _write_prompts_of_sets(config: Config, tokenizer: Any, path: Path) -> None:
 def _write_held_out_prompts(
     config: Config, tokenizer: Any, files: list[corpus.SourceFile], path: Path, source: dict[str, Any]
 ) -> None:
-    """The prompts of all kinds that this Python's library has, or of all workloads that a pair was trained for."""
-    number, tokens = config.prompts.per_source, config.prompts.tokens
-    inputs = {"corpus": source, "per_source": number, "held_out": config.pair.embedded.held_out}
-    workloads = config.pair.target == "embedded" and config.pair.embedded.documents > 0
+    """Write prompts of all kinds from the library, or of all workloads for which a pair was trained."""
+    number, tokens, embedded = config.prompts.per_source, config.prompts.tokens, config.pair.embedded
+    inputs = {"corpus": source, "per_source": number, "held_out": embedded.held_out}
+    workloads = config.pair.target == "embedded" and embedded.documents > 0
     if workloads:
         inputs |= {"tokens": tokens, "tokenizer": sha256(path.parent / "models" / "target" / "tokenizer.json")}
     stage = Stage("prompts", config, inputs, (path,))
     if not stage.begin():
         return
-    if workloads:
-        prompts = workload_prompts(files, number, tasks.counter(tokenizer), tokens)
-    else:
-        prompts = held_out_prompts(files, number)
+    count = tasks.counter(tokenizer)
+    prompts = workload_prompts(files, number, count, tokens) if workloads else held_out_prompts(files, number)
     possible = tasks.WORKLOADS if workloads else corpus.KINDS
     for kind in sorted(set(possible) - {prompt.kind for prompt in prompts}):
         stage.say(f"this Python has no {kind} in its library: no prompts of that kind")
@@ -120,11 +113,9 @@ def _replace(stage: Stage, path: Path, prompts: list[Prompt]) -> None:
 
 
 def held_out_prompts(files: list[corpus.SourceFile], per_source: int) -> list[Prompt]:
-    """Prompts from held-out files: evenly spaced starts of lines, at most `per_source` of each file and kind."""
+    """Prompts at evenly spaced lines of held-out files, at most `per_source` of each file and kind."""
     prompts = []
-    for file in files:
-        if not file.held_out:
-            continue
+    for file in (file for file in files if file.held_out):
         texts = {file.kind: file.text}
         if file.kind == "code":
             texts["prose"] = corpus.prose_of(file.text)
@@ -139,7 +130,7 @@ def held_out_prompts(files: list[corpus.SourceFile], per_source: int) -> list[Pr
 
 
 def workload_prompts(files: list[corpus.SourceFile], per_source: int, count: tasks.Count, tokens: int) -> list[Prompt]:
-    """Prompts of all workloads from held-out files: at most `per_source` of each file, of `tokens` tokens at most."""
+    """Prompts of all workloads from held-out files, at most `per_source` of each file, of at most `tokens` tokens."""
     return [
         Prompt(f"{document.workload}:{file.path}:{n}", document.prompt, document.workload, file.path)
         for file in files

@@ -14,9 +14,9 @@ from torch import Tensor
 from data_gen.decoding.decoder import Decoder, FixedTree, Random
 from data_gen.decoding.loop import Decoded, Features
 from data_gen.drafting.lookup import LookupIndex
-from data_gen.features import DraftHistory, TargetHistory, TextHistory
 from data_gen.features.root import TextKnowledge, agreements
-from data_gen.features.rows import LEAST_LOGIT, entropies
+from data_gen.features.rows import LEAST_LOGIT, DraftHistory, TargetHistory, entropies
+from data_gen.features.text import TextHistory
 from data_gen.models.pair import ModelPair, ModelRows
 from data_gen.models.sampling import Sampling
 from data_gen.texts.written import Text, finished, rows_along

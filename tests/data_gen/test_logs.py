@@ -67,7 +67,7 @@ def test_hits_of_steps_are_what_was_accepted(tmp_path: Path) -> None:
 
 BAD = {
     "not JSON": ("{", "not a JSON object"),
-    "a list": ("[1]", "not a JSON object"),
+    "a list": ("[1]", "expected a JSON object"),
     "no ids": ('{"drafters": {"head": {"accepted": []}}, "generated_token_ids": [1]}', "prompt_token_ids is missing"),
     "negative id": ({"prompt_token_ids": [-1]}, "prompt_token_ids: a token id is below 0"),
     "huge id": ({"generated_token_ids": [1, 2**40, 3]}, "generated_token_ids: a token id is below 0 or too large"),

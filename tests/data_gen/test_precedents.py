@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from data_gen.features import TargetHistory, TextHistory
+from data_gen.features.rows import TargetHistory
+from data_gen.features.text import TextHistory
 from data_gen.models.sampling import Sampling
 from selector.schema import EARLY_SCALARS
 

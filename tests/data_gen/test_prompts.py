@@ -26,7 +26,7 @@ def test_prompts_survive_the_file(tmp_path: Path) -> None:
     [
         ("", "holds no prompts"),
         ("\n\n", "holds no prompts"),
-        ("not json", r"p.jsonl:1: expected a JSON object"),
+        ("not json", r"p.jsonl:1: not JSON"),
         ('{"text": "a"}\n{"txet": "b"}', r"p.jsonl:2: expected a JSON object with `text`"),
         ('{"text": "  "}', r"p.jsonl:1: `text` is empty"),
         ('{"text": "a", "id": 1}\n{"text": "b", "id": 1}', "two prompts have the same id"),

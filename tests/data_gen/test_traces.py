@@ -46,8 +46,8 @@ def store(folder: Path, **depends: object) -> TraceStore:
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     made = store(tmp_path)
     made.write(NAME, table())
-    assert made.holds(NAME) and made.rows() == 3
-    assert made.bytes() == (tmp_path / NAME).stat().st_size
+    assert made.holds(NAME) and made.total("rows") == 3
+    assert made.total("bytes") == (tmp_path / NAME).stat().st_size
     read = read_texts(tmp_path, "train", ["traversal"])
     assert read.size_X.tolist() == [2, 3, 2]
     assert read.survivals["traversal"].shape == (7, SURVIVALS)
@@ -111,7 +111,7 @@ def test_every_column_is_checked_for_finite_values(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=rf"part-00000.parquet: {column}: a value is not finite"):
             store(tmp_path).write(NAME, table([{**row(), column: value}]))
     store(tmp_path).write(NAME, table([]))
-    assert store(tmp_path).rows() == 0 and store(tmp_path).holds(NAME)
+    assert store(tmp_path).total("rows") == 0 and store(tmp_path).holds(NAME)
 
 
 def test_traces_of_other_inputs_are_refused(tmp_path: Path) -> None:
@@ -172,4 +172,4 @@ except ValueError as error:
     again = store(tmp_path)
     assert again.holds(NAME) and not again.holds("train/part-00001.parquet")
     again.write("train/part-00001.parquet", table())
-    assert again.rows() == 6
+    assert again.total("rows") == 6

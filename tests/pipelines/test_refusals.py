@@ -157,8 +157,8 @@ def test_a_weight_that_is_not_finite(
     ("content", "message"),
     [
         (None, "prompts.jsonl: No such file or directory"),
-        (b"\xff\xfe", "prompts.jsonl: not UTF-8 text"),
-        (b'{"text": 5}', "prompts.jsonl:1: `text` is no string"),
+        (b"\xff\xfe", "prompts.jsonl:1: not UTF-8 text"),
+        (b'{"text": 5}', "prompts.jsonl:1: `text` is empty or not a string"),
         (b'{"text": " "}', "prompts.jsonl:1: `text` is empty"),
         (b'{"texts": "x"}', "prompts.jsonl:1: expected a JSON object with `text`"),
     ],
