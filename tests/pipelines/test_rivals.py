@@ -22,7 +22,7 @@ from pipelines.logs.rivals.copying import (
     sam_decoding,
     tensorrt_llm,
 )
-from pipelines.logs.rivals.rules import Rival, RivalTexts, climbed, one
+from pipelines.logs.rivals.rules import Rival, RivalTexts, climbed, grid
 from selector.schema import LOG
 from selector.train.data import Timed
 from selector.train.replay import fastest_possible
@@ -137,8 +137,8 @@ def test_a_step_of_the_search_never_loses_speed() -> None:
     train = RivalTexts(timed(seed=16))
     start = max((Copying(k, 99, 1) for k in range(DEPTH + 1)), key=train.speed)
     others = [k for k in range(DEPTH + 1) if k != start.drafted]
-    assert climbed(train, start, [one("drafted", others)]) == start
-    assert climbed(train, replace(start, drafted=others[0]), [one("drafted", range(DEPTH + 1))]) == start
+    assert climbed(train, start, [grid(drafted=others)]) == start
+    assert climbed(train, replace(start, drafted=others[0]), [grid(drafted=range(DEPTH + 1))]) == start
 
 
 def test_a_suffix_automaton_copies_as_many_tokens_as_are_drafted() -> None:

@@ -12,21 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipelines.logs.rivals.rules import Array, RivalTexts, Sequential, climbed, fastest, one, two
+from pipelines.logs.rivals.rules import Array, RivalTexts, Sequential, climbed, fastest, grid
 from selector.jit import jit
 
-SGLANG_WEIGHT, SGLANG_PACE = 0.2, (10, 5)  # SGLang: ema_alpha; warmup_batches and update_interval
-# SGLang: candidate_steps and down_hysteresis for 1, 8, 32 and 64 requests
+# SGLang at 015c872, python/sglang/srt/speculative/adaptive_spec_params.py: ema_alpha; warmup_batches, update_interval
+SGLANG_WEIGHT, SGLANG_PACE = 0.2, (10, 5)
+# the same file: candidate_steps and down_hysteresis for 1, 8, 32 and 64 requests
 SGLANG_STEPS = (((1, 3, 5, 7), -0.25), ((0, 1, 3), 0.0), ((0, 1), 0.0), ((0,), 0.0))
-BANDIT_ARMS, BANDIT_WEIGHT = (1, 2, 3, 4), 2.0  # BanditSpec's lengths; UCB1's weight (BanditSpec's code has 6)
+# BanditSpec at a30f56d, generate_utils.py: its lengths; the weight is UCB1's (that file has 6)
+BANDIT_ARMS, BANDIT_WEIGHT = (1, 2, 3, 4), 2.0
 
 
 @dataclass(frozen=True)
 class Adaptive(Sequential):
-    """SGLang's adaptive speculative decoding (`adaptive_spec_params.py`): a moving average of accepted lengths moves
-    the drafter's length among candidates.
-
-    It averages over all requests of a batch and across them; here each text has its own average.
+    """SGLang's adaptive speculative decoding: a moving average of accepted lengths moves the drafter's length among
+    candidates. There the average is over all requests; here each text has its own.
 
     Attributes:
         candidates: ascending.
@@ -44,35 +44,34 @@ class Adaptive(Sequential):
     interval: int
 
     def actions(self, texts: RivalTexts) -> Tensor:
-        candidates_C, pace = np.array(self.candidates), (self.warm_up, self.interval)
-        own = candidates_C, self.start, self.slack, self.weight, pace
+        own = np.array(self.candidates), self.start, self.slack, self.weight, (self.warm_up, self.interval)
         return torch.from_numpy(_adaptive(texts.accepted_RK[:, 0], texts.size_X, *own))
 
 
 def sglang_adaptive(train: RivalTexts) -> Adaptive:
-    """SGLang ties its sets of candidates to numbers of requests. Here the best set is found for each latency profile,
-    together with the first length, the weight and the pace."""
+    """The set of candidates, which SGLang ties to the number of requests, the first length, the weight and the pace are
+    tuned."""
     every = (tuple(range(train.depth + 1)), 0.0)
     sets = {(tuple(k for k in steps if k <= train.depth), slack) for steps, slack in (*SGLANG_STEPS, every)}
     starts = [(steps, at, slack) for steps, slack in sorted(sets) for at in range(len(steps))]
     first = fastest(train, [Adaptive(*start, SGLANG_WEIGHT, *SGLANG_PACE) for start in starts])
-    moves = [two("warm_up", "interval", [SGLANG_PACE, (0, 5), (0, 1)]), one("weight", (0.05, 0.1, 0.2, 0.4))]
-    return climbed(train, first, [*moves, one("start", range(len(first.candidates)))])
+    paces = [{"warm_up": warm_up, "interval": interval} for warm_up, interval in (SGLANG_PACE, (0, 5), (0, 1))]
+    moves = [paces, grid(weight=(0.05, 0.1, 0.2, 0.4)), grid(start=range(len(first.candidates)))]
+    return climbed(train, first, moves)
 
 
 @dataclass(frozen=True)
 class Estimated(Sequential):
-    """Acceptance rates estimated online, as proposed for vLLM: the length with the most expected tokens per second.
+    """Acceptance rates estimated online: the length with the most expected tokens per second.
 
-    SmartSpec and TurboSpec (arXiv 2406.14066) have one rate. vLLM's pull requests 44336 and 47111, not merged
-    when they were read, have a moving average for each depth, as here. vLLM's own estimator (acceptance_estimator.py at
+    A moving average for each depth follows vLLM's pull requests 44336 and 47111, which were not merged when they were
+    read. SmartSpec and TurboSpec (arXiv 2406.14066) have one rate. vLLM's own estimator (acceptance_estimator.py at
     165b366) reads the drafter's logits, which no log has.
 
     Attributes:
         rates: at the start, by depth, of tokens all of whose predecessors were accepted.
         weight: of the newest step in them.
-        probe: at every `probe`-th step one token more is drafted; 0 for never. This replaces the random exploration
-            of the pull requests.
+        probe: at every `probe`-th step one token more is drafted; 0 for never. This replaces random exploration.
     """
 
     rates: tuple[float, ...]
@@ -80,8 +79,8 @@ class Estimated(Sequential):
     probe: int
 
     def actions(self, texts: RivalTexts) -> Tensor:
-        own = np.array(self.rates), self.weight, self.probe
-        return torch.from_numpy(_estimated(texts.accepted_RK[:, 0], texts.size_X, texts.seconds_RA, *own))
+        known = texts.accepted_RK[:, 0], texts.size_X, texts.seconds_RA
+        return torch.from_numpy(_estimated(*known, np.array(self.rates), self.weight, self.probe))
 
 
 def vllm_estimator(train: RivalTexts) -> Estimated:
@@ -94,22 +93,17 @@ def vllm_estimator(train: RivalTexts) -> Estimated:
 
 @dataclass(frozen=True)
 class Bandit(Sequential):
-    """BanditSpec (arXiv 2505.15141): UCB1 over fixed lengths, within each text.
+    """BanditSpec (arXiv 2505.15141): UCB1 over fixed lengths (`arms`), with a weight of the exploration.
 
-    TapOut (arXiv 2511.02017) chooses among strategies for when to stop drafting in the same way. The reward is a step's
-    tokens per second, as a share of the largest possible value.
-
-    Attributes:
-        arms: the lengths.
-        weight: of the exploration.
+    The reward is a step's tokens per second, as a share of the largest possible value.
     """
 
     arms: tuple[int, ...]
     weight: float
 
     def actions(self, texts: RivalTexts) -> Tensor:
-        own = np.array(self.arms), self.weight
-        return torch.from_numpy(_bandit(texts.accepted_RK[:, 0], texts.size_X, texts.seconds_RA, *own))
+        known = texts.accepted_RK[:, 0], texts.size_X, texts.seconds_RA
+        return torch.from_numpy(_bandit(*known, np.array(self.arms), self.weight))
 
 
 def bandit(train: RivalTexts) -> Bandit:
@@ -151,14 +145,9 @@ def _adaptive(
 
 @jit
 def _moved(candidates_C: Array, at: int, mean: float, slack: float) -> tuple[int, float]:
-    """The next candidate's position, and the average that belongs to it.
-
-    From no drafting it goes up by one candidate. Else it goes down as long as the average is at most the next smaller
-    length minus half a token. Where it does not go down, it goes up as long as the average exceeds its length minus
-    half a token.
-    """
+    """The next candidate's position, and the average that belongs to it."""
     last, before = len(candidates_C) - 1, at
-    if candidates_C[at] == 0:
+    if candidates_C[at] == 0:  # the average says nothing where nothing was drafted
         at = min(at + 1, last)
         return at, (candidates_C[at] - 1.0 if mean < 0 and candidates_C[at] > 0 else mean)
     while at > 0 and mean <= max(candidates_C[at - 1] - 0.5, 0.5) + slack:

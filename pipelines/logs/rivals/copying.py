@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pipelines.logs.rivals.rules import Array, Rival, RivalTexts, climbed, fastest, one, two
+from pipelines.logs.rivals.rules import Array, Rival, RivalTexts, climbed, fastest, grid, remembered
 from selector.jit import jit
 from selector.schema import PRECEDENT_LENGTHS
 from selector.train.tuning import LEASTS
@@ -22,9 +21,11 @@ from selector.train.tuning import LEASTS
 COPIES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20)  # candidate lengths of copies
 HITS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, math.inf)  # candidate thresholds for the share of recent hits
 PAYOFFS = (0.5, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 14, math.inf)  # candidate thresholds, in predicted tokens
-SAM_LEAST, SAM_COPIED = 5, 40  # SAM-Decoding: --samd_len_threshold, --samd_n_predicts
-TENSORRT_LEAST = 4  # TensorRT-LLM: SAEnhancerConfig.threshold
-ARCTIC_FACTOR, ARCTIC_SHARE = 1.0, 0.1  # ArcticInference: suffix_max_spec_factor, suffix_min_token_prob
+# SAM-Decoding at 5d42249, scripts/run_ablation_0.sh: --samd_len_threshold, --samd_n_predicts
+SAM_LEAST, SAM_COPIED = 5, 40
+TENSORRT_LEAST = 4  # TensorRT-LLM 1.3.0rc27, API reference: SAEnhancerConfig.threshold
+# ArcticInference at 4eb0d8e, docs/suffix-decoding.rst: suffix_max_spec_factor, suffix_min_token_prob
+ARCTIC_FACTOR, ARCTIC_SHARE = 1.0, 0.1
 PAYOFF_SCALARS = (  # what a predicted payoff is linear in
     *("match", "copied", "copied_mean_0.8", "copied_mean_0.95", "source_steady", "source_in_prompt"),
     *("source_foretold", "second_match", "second_agrees"),
@@ -64,7 +65,7 @@ class Scored(Rival):
     drafted: int
 
     def actions(self, texts: RivalTexts) -> Tensor:
-        score_R, length_R = texts.remembered(suffix_score)
+        score_R, length_R = suffix_score(texts)
         copies_R = (score_R >= self.drafted) & (length_R > 0)
         return torch.where(copies_R, texts.depth + length_R, self.drafted)
 
@@ -84,54 +85,51 @@ class Payoff(Rival):
     copied: int
 
     def actions(self, texts: RivalTexts) -> Tensor:
-        copies_R = (texts.remembered(payoff, self.weights) >= self.least) & (texts.scalar("match") > 0)
+        copies_R = (payoff(texts, self.weights) >= self.least) & (texts.scalar("match") > 0)
         return torch.where(copies_R, texts.copy(self.copied), self.drafted)
 
 
 def sam_decoding(train: RivalTexts) -> Copying:
-    """SAM-Decoding (arXiv 2411.10666): copy from a match of 5 tokens on, else draft.
-
-    It copies 40 tokens, here as many of them as the log's lookups have. It has automata of the text and of a corpus;
-    a log has only the first. The drafter's length is tuned.
-    """
+    """SAM-Decoding (arXiv 2411.10666; samd/draft.py at 0be73fd): copy 40 tokens, or as many as the log's lookups have,
+    from a match of 5 tokens on, else draft. Its automaton of a corpus is left out. The drafter's length is tuned."""
     return fastest(train, [Copying(k, SAM_LEAST, SAM_COPIED) for k in range(train.depth + 1)])
 
 
 def tensorrt_llm(train: RivalTexts) -> Copying:
-    """TensorRT-LLM's suffix automaton beside a drafter (`sa_config`): copy from a match of 4 tokens on, else draft.
+    """TensorRT-LLM's suffix automaton beside a drafter (`sa_config`; sa_enhancer.py at 1a487b3): copy from a match of
+    4 tokens on as many tokens as are drafted elsewhere. That length is tuned.
 
-    It copies as many tokens as the drafter drafts; that length is tuned. There the drafter runs at every step; here a
-    copy takes no pass of the drafter.
+    There the drafter runs at every step; here a copy takes no pass of the drafter.
     """
     lengths = range(min(train.depth, 1), train.depth + 1)
     return fastest(train, [Copying(k, TENSORRT_LEAST, max(k, 1)) for k in lengths])
 
 
 def n_gram_first(train: RivalTexts, starts: Sequence[Copying]) -> Copying:
-    """Prompt lookup beside a drafter: copy wherever the last n tokens occurred before, else draft. All lengths are
-    tuned. This is the practice of vLLM (`ngram`) and of Hugging Face (`prompt_lookup_num_tokens`).
+    """Prompt lookup beside a drafter, as in vLLM (`ngram`) and Hugging Face (`prompt_lookup_num_tokens`): copy wherever
+    the last n tokens occurred before, else draft. All lengths are tuned.
 
     Args:
         starts: settings of this rule to begin with; the result is at least as fast as any of them.
     """
-    together = two("least", "copied", product(LEASTS, range(1, train.longest + 1)))
-    return climbed(train, fastest(train, starts), [together, one("drafted", range(train.depth + 1))])
+    together = grid(least=LEASTS, copied=range(1, train.longest + 1))
+    return climbed(train, fastest(train, starts), [together, grid(drafted=range(train.depth + 1))])
 
 
 def best_rule(train: RivalTexts, start: Copying) -> Copying:
-    """Our own best rule of thumb, which combines all of these: two lengths of copies by two lengths of the match, and
-    two lengths of the drafter by its recent hits. All of them are tuned.
+    """Our own best rule of thumb: two lengths of copies by two lengths of the match, and two lengths of the drafter by
+    its recent hits. All of them are tuned.
 
     Args:
         start: the rule to begin with; the result is at least as fast.
     """
     lengths, drafted = _copy_lengths(train), range(train.depth + 1)
     moves = [
-        two("copied", "longer", product(lengths, LEASTS)),
-        two("least", "copied", product(LEASTS, lengths)),
-        two("longer", "far", product(LEASTS, lengths)),
-        two("hits", "steady", product(HITS, drafted)),
-        two("drafted", "hits", product(drafted, HITS)),
+        grid(copied=lengths, longer=LEASTS),
+        grid(least=LEASTS, copied=lengths),
+        grid(longer=LEASTS, far=lengths),
+        grid(hits=HITS, steady=drafted),
+        grid(drafted=drafted, hits=HITS),
     ]
     return climbed(train, replace(start, far=start.copied, steady=start.drafted), moves)
 
@@ -141,23 +139,24 @@ def _copy_lengths(train: RivalTexts) -> list[int]:
 
 
 def arctic_inference(train: RivalTexts) -> Scored:
-    """ArcticInference's suffix decoding beside a drafter: copy where `suffix_score`, an estimate of a copy's accepted
-    tokens, is at least the drafter's length. That length is tuned.
+    """ArcticInference's suffix decoding beside a drafter (arctic_inference/vllm/model_runner.py at 008df6b): copy where
+    `suffix_score` is at least the drafter's length. That length is tuned.
 
     It also searches the texts of earlier requests; here each text stands alone.
     """
     return fastest(train, [Scored(k) for k in range(train.depth + 1)])
 
 
+@remembered
 def suffix_score(texts: RivalTexts) -> tuple[Tensor, Tensor]:
-    """ArcticInference's score of a copy and the copy's length, [R] each, approximately.
+    """ArcticInference's score of a copy and the copy's length, [R] each.
 
-    There the score is the sum of the copied tokens' probabilities. The probability of a token is the product, along
-    the copy, of the shares with which the text continued in this way after the match. A copy has at most
-    `suffix_max_spec_factor` tokens for each token of the match, and none with a probability below
-    `suffix_min_token_prob`.
+    There (csrc/suffix_decoding/suffix_tree.cc at 0a11e6a) the score is the sum of the copied tokens'
+    probabilities. The probability of a token is the product, along the copy, of the shares with which the text
+    continued in this way after the match. A copy has at most `suffix_max_spec_factor` tokens for each token of the
+    match, and none with a probability below `suffix_min_token_prob`.
 
-    Here the share is known for the first token and the last 1 to 4 tokens of the match (`agree_k`), and is used for
+    This is approximate: `agree_k`, the share for the first token after the last 1 to 4 tokens of the match, is used for
     the further tokens, too. A match that occurred only once before has the share 1, as it has there. Only the longest
     match is tried; they also try shorter ones.
     """
@@ -180,25 +179,26 @@ def hybrid_verified_decoding(train: RivalTexts) -> Payoff:
     the match, fitted by least squares at the training roots with a match. The threshold and both lengths are tuned.
     """
     has_R = train.scalar("match") > 0
-    own_RF = train.remembered(_payoff_scalars)[has_R]
+    own_RF = _payoff_scalars(train)[has_R]
     accepted_R = train.timed.survivals_RS[has_R, train.depth :].sum(1).double()
     ridge_FF = 1e-6 * max(len(own_RF), 1) * torch.eye(own_RF.shape[1], dtype=torch.float64)
     weights_F = torch.linalg.solve(own_RF.T @ own_RF + ridge_FF, own_RF.T @ accepted_R)
     start = Payoff(tuple(weights_F.tolist()), 0, math.inf, train.longest)
-    together = two("least", "copied", product(PAYOFFS, _copy_lengths(train)))
-    return climbed(train, start, [one("drafted", range(train.depth + 1)), together])
+    together = grid(least=PAYOFFS, copied=_copy_lengths(train))
+    return climbed(train, start, [grid(drafted=range(train.depth + 1)), together])
 
 
+@remembered
 def _payoff_scalars(texts: RivalTexts) -> Tensor:
     """A constant 1 and `PAYOFF_SCALARS` of every root, float64 [R, F]."""
     ones_R = torch.ones_like(texts.scalar("match"))
     return torch.stack([ones_R, *map(texts.scalar, PAYOFF_SCALARS)], dim=1).double()
 
 
+@remembered
 def payoff(texts: RivalTexts, weights: tuple[float, ...]) -> Tensor:
     """The predicted accepted length of a copy at every root, float64 [R]."""
-    scalars_RF: Tensor = texts.remembered(_payoff_scalars)
-    return scalars_RF @ torch.tensor(weights, dtype=torch.float64)
+    return _payoff_scalars(texts) @ torch.tensor(weights, dtype=torch.float64)
 
 
 @jit

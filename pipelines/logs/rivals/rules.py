@@ -9,21 +9,37 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from itertools import product
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from selector.actions import ActionSpace
 from selector.jit import jit
 from selector.schema import LOG
 from selector.train.data import Timed
 from selector.train.replay import Replayed, replay
 
 Array = NDArray[Any]
-Moves = Sequence[dict[str, float]]  # alternative changes of a rule's parameters
+Moves = Sequence[dict[str, Any]]  # alternative changes of a rule's parameters
 AnyRival = TypeVar("AnyRival", bound="Rival")
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+
+def remembered(
+    find: Callable[Concatenate[RivalTexts, Given], Found],
+) -> Callable[Concatenate[RivalTexts, Given], Found]:
+    """The function, computed once for each of its arguments; it keeps its results in the texts."""
+
+    def once(texts: RivalTexts, *given: Given.args, **named: Given.kwargs) -> Found:
+        key = (find, *given, *named.items())
+        if key not in texts.results:
+            texts.results[key] = find(texts, *given, **named)
+        return texts.results[key]
+
+    return once
 
 
 class RivalTexts:
@@ -35,20 +51,12 @@ class RivalTexts:
 
     def __init__(self, timed: Timed) -> None:
         self.timed, self.depth, self.longest = timed, timed.space.depth, max(timed.space.lookups)
-        assert timed.space == ActionSpace.chains(self.depth, self.longest)
         self.size_X: Array = timed.texts.size_X.numpy()
-        self._remembered: dict[tuple[object, ...], Any] = {}
-
-    def remembered(self, find: Callable[..., Any], *given: object) -> Any:
-        """`find(self, *given)`, computed once."""
-        key = (find, *given)
-        if key not in self._remembered:
-            self._remembered[key] = find(self, *given)
-        return self._remembered[key]
+        self.results: dict[tuple[object, ...], Any] = {}
 
     @cached_property
     def certain(self) -> bool:
-        """Whether all labels are 0 or 1."""
+        """Whether all labels are 0 or 1, so that the end of every step is certain."""
         survivals_RS = self.timed.survivals_RS
         return bool(((survivals_RS == 0) | (survivals_RS == 1)).all())
 
@@ -63,10 +71,10 @@ class RivalTexts:
         """The time of a step with each action at each root, float32."""
         return self.timed.seconds().numpy()
 
+    @remembered
     def scalar(self, name: str) -> Tensor:
         """One scalar of `schema.LOG` at every root, [R]."""
-        found: Tensor = self.remembered(_scalar, name)
-        return found
+        return self.timed.texts.scalars_RF[:, LOG.names.index(name)].contiguous()
 
     def copy(self, length: int) -> int:
         """The action that copies `length` tokens, or as many as possible. Action k is the chain of k tokens."""
@@ -74,25 +82,16 @@ class RivalTexts:
 
     def replayed(self, rule: Rival) -> Replayed:
         """The exact replay of a rule."""
-        action_R, texts = rule.actions(self), self.timed.texts
-        seconds_R = self.timed.seconds_of(action_R)
-        return replay(self.timed.survivals_RS, action_R, seconds_R, texts.size_X, self.timed.space)
+        action_R, timed = rule.actions(self), self.timed
+        return replay(timed.survivals_RS, action_R, timed.seconds_of(action_R), timed.texts.size_X, timed.space)
 
+    @remembered
     def speed(self, rule: Rival) -> float:
-        """Tokens per second of a rule by `replayed`."""
-        found: float = self.remembered(_speed, rule)
-        return found
-
-
-def _scalar(texts: RivalTexts, name: str) -> Tensor:
-    return texts.timed.texts.scalars_RF[:, LOG.names.index(name)].contiguous()
-
-
-def _speed(texts: RivalTexts, rule: Rival) -> float:
-    if not texts.certain:
-        return texts.replayed(rule).speed
-    action_R = rule.actions(texts).numpy()  # its steps are certain, so that one walk along them is enough
-    return len(action_R) / _seconds(action_R, texts.accepted_RK, texts.seconds_RA, texts.size_X, texts.depth)
+        """Tokens per second of a rule. Where labels are certain, one walk along its steps is enough."""
+        if not self.certain:
+            return self.replayed(rule).speed
+        action_R = rule.actions(self).numpy()
+        return len(action_R) / _seconds(action_R, self.accepted_RK, self.seconds_RA, self.size_X, self.depth)
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,8 @@ class Rival(ABC):
 
 @dataclass(frozen=True)
 class Sequential(Rival):
-    """A rule that learns from its own steps; at roots where none of its steps begins, its actions mean nothing."""
+    """A rule that learns from its own steps, in each text by itself. It needs certain labels. At roots where none of
+    its steps begins, its actions mean nothing."""
 
 
 def fastest(train: RivalTexts, rules: Iterable[AnyRival]) -> AnyRival:
@@ -125,14 +125,9 @@ def climbed(train: RivalTexts, start: AnyRival, moves: Sequence[Moves]) -> AnyRi
     return best
 
 
-def one(name: str, values: Iterable[float]) -> Moves:
-    """Changes of one parameter."""
-    return [{name: value} for value in values]
-
-
-def two(first: str, second: str, values: Iterable[tuple[float, float]]) -> Moves:
-    """Changes of two parameters together."""
-    return [{first: a, second: b} for a, b in values]
+def grid(**values: Iterable[float]) -> Moves:
+    """Changes of one or several parameters together: every combination of their values."""
+    return [dict(zip(values, each, strict=True)) for each in product(*values.values())]
 
 
 @jit
