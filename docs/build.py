@@ -10,7 +10,7 @@ import itertools
 import re
 from pathlib import Path
 
-from pipelines.config.reference import parts
+from pipelines.config import parts
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from data_gen.models.pair import ModelPair
 from data_gen.texts.given import read_log
 from data_gen.texts.prompts import read_prompts
-from pipelines.config import Config, load_config
-from pipelines.config.reference import known_keys
+from pipelines.config import Config, known_keys, load_config
 from pipelines.run import read_record, record_path
 from selector.actions import Action
 from selector.latency import LatencyProfile

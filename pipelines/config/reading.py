@@ -1,15 +1,18 @@
-"""Reads the config of a run from a YAML file and overrides, and refuses what does not fit in one line."""
+"""Reads the config of a run from a YAML file and overrides, and lists its keys with their defaults and meanings."""
 
 from __future__ import annotations
 
 import difflib
+import inspect
+import json
+import typing
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from pipelines.config.reference import known_keys
 from pipelines.config.whole import Config
 from selector.schema import InputError
 
@@ -74,16 +77,12 @@ def _apply(values: Values, override: str) -> None:
 
 def _merged(base: Values, values: Values) -> Values:
     """The values, and those of the base that they do not set."""
-    both = {
-        key: _merged(own, values[key])
-        for key, own in base.items()
-        if isinstance(own, dict) and isinstance(values.get(key), dict)
-    }
-    return {**base, **values, **both}
+    both = {key: own for key, own in base.items() if isinstance(own, dict) and isinstance(values.get(key), dict)}
+    return {**base, **values, **{key: _merged(own, values[key]) for key, own in both.items()}}
 
 
 def _origin(file: Path | None, overrides: list[str], error: ValidationError) -> str:
-    """Where the first mistake stands: in an override (the last one of its key counts), or in the file.
+    """Where the first mistake is: in an override (the last one of its key counts), or in the file.
 
     If the keys of a section do not fit together, these are the overrides of keys that the message mentions.
     """
@@ -108,3 +107,46 @@ def _one_line(error: ValidationError) -> str:
     else:
         found = f"{key}: {message}" if key else message
     return found + (f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else "")
+
+
+class Key(NamedTuple):
+    """One key: its dotted name, its default as JSON (or "required"), and its description."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+class Part(NamedTuple):
+    """A section of the config and its own keys. The section with the name "" holds the keys of the run itself."""
+
+    name: str
+    meaning: str
+    keys: list[Key]
+
+
+def parts(model: type[BaseModel] = Config, name: str = "", default: BaseModel | None = None) -> Iterator[Part]:
+    """A section, then the sections in it.
+
+    Args:
+        default: the section where the file does not mention it; None where it must be mentioned.
+    """
+    prefix = f"{name}." if name else ""
+    keys, inner = [], []
+    for key, field in model.model_fields.items():
+        kind: Any = field.annotation
+        kind = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind  # a section may be repeated
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            inner.append((kind, prefix + key, field.default if isinstance(field.default, BaseModel) else None))
+            continue
+        value = field.default if default is None else getattr(default, key)
+        shown = "required" if default is None and field.is_required() else json.dumps(value, default=str)
+        keys.append(Key(prefix + key, shown, field.description or ""))
+    yield Part(name, inspect.getdoc(model) or "", keys)
+    for arguments in inner:
+        yield from parts(*arguments)
+
+
+def known_keys() -> list[str]:
+    """Every dotted key, sections included."""
+    return [name for part in parts() for name in (part.name, *(key.name for key in part.keys)) if name]

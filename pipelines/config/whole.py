@@ -1,29 +1,154 @@
-"""The whole config of a run, with the sections of `quick`, `audit` and `bench`."""
+"""The whole config of a run, and the sections of its stages; `--help` and the docs print each key's description."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, model_validator
 
+from data_gen.text_labels.labels import labelled_verifier
 from data_gen.verification import VERIFIERS
-from pipelines.config.sections import (
-    Data,
-    Evaluate,
-    Export,
-    Latency,
-    Logs,
-    Pair,
-    Prompts,
-    SamplingSetting,
-    Section,
-    Settings,
-    Train,
-    Verifiers,
-)
+from pipelines.config.sections import Pair, Prompts, SamplingSetting, Section
 
 CHEAP = tuple(name for name in VERIFIERS if name not in ("khisti", "greedy_block"))  # verifiers whose labels are cheap
+
+
+def _distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:
+    if len({setting.build().law for setting in settings}) < len(settings):
+        raise ValueError("a setting is listed twice")
+    if len({(setting.temperature, setting.top_p) for setting in settings}) < len(settings):
+        raise ValueError("settings that differ in top_k or min_p alone need runs of their own: no selector sees these")
+    return settings
+
+
+def _ascending(values: tuple[int, ...]) -> tuple[int, ...]:
+    if not values or values[0] < 1 or list(values) != sorted(set(values)):
+        raise ValueError("must be ascending numbers from 1 on")
+    return values
+
+
+def _known(verifiers: tuple[str, ...]) -> tuple[str, ...]:
+    for name in verifiers:
+        if name not in VERIFIERS:
+            raise ValueError(f"unknown verifier {name!r}; known are {', '.join(VERIFIERS)}")
+        labelled_verifier(name)  # its ValueError says why a verifier has no labels
+    return verifiers
+
+
+Settings = Annotated[tuple[SamplingSetting, ...], Field(min_length=1), AfterValidator(_distinct)]
+Ascending = Annotated[tuple[int, ...], AfterValidator(_ascending)]
+Widths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+Verifiers = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_known)]
+
+
+class RayEngine(Section):
+    """Workers of `data.engine=ray`: one per device."""
+
+    address: str | None = Field(None, description="of a running cluster, or auto; null starts Ray on this machine")
+    workers: int | None = Field(None, ge=1, description="null: one per GPU, or per core where there are no GPUs")
+    gpus_per_worker: int = Field(1, ge=1, description="more than 1 for a target spread by pair.device_map")
+    retries: int = Field(3, ge=0, description="how often a shard may lose its worker")
+
+
+class Data(Section):
+    """Texts and the labels along them."""
+
+    texts: int = Field(480, ge=8, description="texts for each sampling setting, over all splits")
+    tokens: int = Field(128, ge=4, description="labelled tokens per text; the text itself is longer by a look-ahead")
+    stride: int = Field(2, ge=1, description="every stride-th position of a training text is learned from")
+    decoded: float = Field(0.1, ge=0, le=1, description="share of training texts decoded speculatively, as a check")
+    log: Path | None = Field(None, description="an engine's texts instead: JSON lines with `prompt` and `completion`")
+    siblings: int = Field(2, ge=1, description="labels average over this many draws of the siblings of a text's tokens")
+    features: Literal["light", "full"] = Field("light", description="full: hidden states, too")
+    texts_per_shard: int = Field(16, ge=1, description="also how many texts the target writes at once")
+    engine: Literal["local", "ray"] = Field("local", description="ray: many workers, on one machine or many")
+    ray: RayEngine = RayEngine()
+
+
+class Train(Section):
+    """The selector's training."""
+
+    verifier: str = Field("lifted_uniform", description="the one whose labels are learned; one of `verifiers`")
+    objectives: tuple[Literal["policy", "regressor"], ...] = Field(
+        ("regressor", "policy"),
+        min_length=1,
+        description="regressor: predicts block efficiencies, and works with any latency profile; policy: the paper's, "
+        "learns the choice itself. The best one by replay is kept",
+    )
+    width: int = Field(32, ge=4, description="each hidden state is projected to this width")
+    hidden: Widths = Field((64, 32), description="widths of the hidden layers")
+    learning_rate: float = Field(3e-3, gt=0, description="peak of the schedule")
+    batch: int = Field(256, ge=2, description="roots")
+    epochs: int = Field(12, ge=1, description="all of them are run; the best one by replay is kept")
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """Keyword arguments of `RootNetwork`."""
+        return {"width": self.width, "hidden": list(self.hidden)}
+
+
+class Latency(Section):
+    """What is timed, and how often."""
+
+    lengths: Ascending = Field((32, 96, 160), description="context lengths, in tokens; linear between them")
+    widths: Ascending = Field((1, 2, 4), description="branches of a draft pass")
+    nodes: Ascending = Field((1, 2, 5, 9, 17, 25, 41), description="nodes of a target pass, the root included")
+    repeats: int = Field(40, ge=3, description="of every pass; the mean without the slowest tenth counts")
+    prompts: int = Field(8, ge=1, description="training prompts on which real decoding steps are timed")
+    timings: Path | None = Field(None, description="an engine's own step times (CSV); --from FILE sets it")
+    stepped: bool = Field(True, description="of `timings`: other sizes cost what the next larger does; false: linear")
+
+    @model_validator(mode="after")
+    def _contexts(self) -> Latency:
+        if self.lengths[0] < 2:
+            raise ValueError("lengths: a context holds at least 2 tokens")
+        return self
+
+
+class Evaluate(Section):
+    """Decoding of held-out prompts with every method, interleaved prompt by prompt."""
+
+    prompts: int = Field(30, ge=2, description="held-out prompts, for every sampling setting")
+    tokens: int = Field(128, ge=4, description="of each; to compare with replay: as in data.tokens, and at least 18")
+    assisted: bool = Field(True, description="include transformers' assisted generation")
+    gpu_like: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+        (), description="synthetic profiles: a draft pass as a share of a target pass; 32 tokens cost as much as one"
+    )
+
+
+class Logs(Section):
+    """An engine's logs, from which a selector is trained without any model."""
+
+    files: tuple[Path, ...] = Field((), description="JSON lines with token ids and the lengths that were accepted")
+    test: tuple[Path, ...] = Field((), description="held-out logs; empty: prompts.test of the sources are held out")
+    timings: Path | None = Field(
+        None, description="the engine's step times (CSV); null: only accepted lengths are told"
+    )
+    drafter: str | None = Field(
+        None, description="whose chains are candidates; null: the only drafter that is not a lookup; none: lookups only"
+    )
+    longest_lookup: int = Field(20, ge=1, le=64, description="lookups of 1 to this many tokens are candidates")
+
+    @model_validator(mode="after")
+    def _apart(self) -> Logs:
+        both = sorted(set(map(Path.resolve, self.files)) & set(map(Path.resolve, self.test)))
+        if both:
+            raise ValueError(f"test: {both[0]} is among files, too")
+        return self
+
+
+class Export(Section):
+    """What is written for engines."""
+
+    engine: Literal["vllm", "sglang", "tensorrt-llm"] | None = Field(
+        None, description="also write this engine's table of chain lengths; --engine NAME sets it"
+    )
+    compiled: bool = Field(False, description="also compile the selector for C++ (`selector.pt2`), with g++")
+    push: str | None = Field(
+        None, pattern=r"^[\w.-]+/[\w.-]+$", description="a repository on the hub that gets a copy; needs a token"
+    )
+    tiers: int | None = Field(None, ge=1, description="most shapes of trees of the exported selector; null: as trained")
 
 
 class Quick(Section):
@@ -38,7 +163,7 @@ class Audit(Section):
 
     roots: int = Field(1200, ge=8, description="over all sampling settings")
     verifiers: tuple[str, ...] = Field(tuple(VERIFIERS), description="verifiers to compare")
-    draft_temperatures: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+    draft_temperatures: tuple[PositiveFloat, ...] = Field(
         (0.7, 1.4), description="of the draft, as multiples of the target's"
     )
     topologies: tuple[Path, ...] = Field((), description="JSON files of child-rank paths, as sparse trees are written")
@@ -56,9 +181,7 @@ class Audit(Section):
 class Bench(Section):
     """Timing of the verifiers alone, on random rows."""
 
-    vocabularies: tuple[Annotated[int, Field(ge=16)], ...] = Field(
-        (2048, 151936), min_length=1, description="sizes of the vocabulary"
-    )
+    vocabularies: tuple[Annotated[int, Field(ge=16)], ...] = Field((2048, 151936), min_length=1, description="sizes")
     repeats: int = Field(40, ge=2, description="of every timing")
 
 
