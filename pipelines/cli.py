@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
+from selector.files import unwritable
 from selector.schema import InputError
 
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
@@ -56,10 +57,8 @@ def espalier(
     step_times: Annotated[str, typer.Option("--timings")] = "",
     help_: Annotated[bool, typer.Option("--help")] = False,
 ) -> None:
-    """Run one stage, or all of them. `OPTIONS` documents the options.
-
-    A user's mistake is one line and exit code 2. An interruption is exit code 130, and the same command continues.
-    """
+    """Run one stage, or all of them (`OPTIONS`). A user's mistake is one line and exit code 2; an interruption is exit
+    code 130, and the same command continues."""
     try:
         if help_ or not stage:
             print(usage(stage))
@@ -74,8 +73,6 @@ def espalier(
     except OSError as error:
         if error.errno not in DISK:
             raise
-        from selector.files import unwritable
-
         _exit(str(unwritable("a file of the run", error)), 2, error)
     except KeyboardInterrupt as error:
         _exit("interrupted; the same command goes on from here", 130, error)
@@ -116,20 +113,15 @@ def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None
 
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Lock a run's folder against other processes of this machine. The lock ends with the process.
-
-    Raises:
-        InputError: another process has the lock.
-    """
+    """Lock a run's folder until the process ends; InputError where another process of this machine has the lock."""
     from filelock import FileLock, Timeout
 
     name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     try:
         with FileLock(Path(tempfile.gettempdir()) / f"espalier-{name}.lock", timeout=0):
             yield
-    except Timeout as error:
-        advice = "wait for it, or choose another name="
-        raise InputError(f"{folder}: another espalier is at work there; {advice}") from error
+    except Timeout as busy:
+        raise InputError(f"{folder}: another espalier is at work there; wait, or choose another name=") from busy
 
 
 def usage(stage: str) -> str:
@@ -139,7 +131,7 @@ def usage(stage: str) -> str:
         lines.append(f"  {ALL:<9} the first {len(STAGES)} in order")
         return "\n".join([USAGE.format(stage="STAGE"), "Stages:", *lines, "", OPTIONS])
     _check_name(stage)
-    from pipelines.config.reference import parts
+    from pipelines.config import parts
 
     declared = [declared_by(name) for name in _stages(stage)]
     read = {"name", "seed", *(key for _, sections in declared for key in sections)}

@@ -6,8 +6,8 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -34,8 +34,6 @@ class Stage:
         depends: everything that determines the output; JSON values.
         outputs: files or folders that exist once the stage is finished.
         costly: earlier output is never replaced; a changed input is an error instead.
-        self_described: the output itself says what it was made from and checks its parts, so that the record decides
-            nothing.
         hashed: the files whose checksums are recorded; None for all files of the outputs.
     """
 
@@ -44,7 +42,6 @@ class Stage:
     depends: dict[str, Any]
     outputs: tuple[Path, ...]
     costly: bool = False
-    self_described: bool = False
     hashed: tuple[Path, ...] | None = None
 
     def begin(self, intact: Callable[[], bool] = lambda: True) -> bool:
@@ -60,7 +57,7 @@ class Stage:
         changes = differences(record["depends"], self.depends) if record else []
         finished = bool(record) and record["finished"] and not changes
         damaged = _changed_file(self.config, record) if finished else None
-        if self.costly and not self.self_described:
+        if self.costly:
             self._refuse_to_replace(bool(record), changes, damaged)
         if finished and damaged is None and all(path.exists() for path in self.outputs) and intact():
             self.say(f"reusing {self.outputs[0]}: nothing it depends on has changed")
@@ -74,12 +71,12 @@ class Stage:
         return True
 
     def _recorded(self) -> dict[str, Any]:
-        """The stage's record; empty where there is none, or where it is damaged and the output can be made again."""
+        """The stage's record; empty where there is none, or where it is damaged and the stage is not costly."""
         path = record_path(self.config, self.name)
         try:
             return read_record(self.config, self.name) if path.exists() else {}
         except InputError:
-            if self.costly and not self.self_described:
+            if self.costly:
                 raise
             self.say(f"{path} is damaged: made anew")
             return {}
@@ -90,7 +87,7 @@ class Stage:
         places = " and ".join(map(str, self.outputs))
         advice = f"choose another name= or remove {'them' if len(self.outputs) > 1 else 'it'}"
         if not recorded:
-            raise InputError(f"{places}: there, but not known to be finished; {advice}")
+            raise InputError(f"{places}: not known to be finished; {advice}")
         if changes:
             raise InputError(f"{places}: made from other inputs ({listed_changes(changes)}); {advice}")
         if damaged is not None:
@@ -133,8 +130,9 @@ def read_record(config: Config, stage: str) -> dict[str, Any]:
     """
     path = record_path(config, stage)
     record = read_json(path, stage)
-    whole = isinstance(record, dict) and isinstance(record.get("depends"), dict) and "finished" in record
-    if not whole or not isinstance(record.get("files", {}), dict):
+    record = record if isinstance(record, dict) else {}
+    dicts = all(isinstance(record.get(key, {}), dict) for key in ("depends", "files"))
+    if not (dicts and {"depends", "finished"} <= record.keys()):
         raise InputError(f"{path} is damaged: remove it and run the {stage} stage again")
     return record
 
@@ -152,8 +150,7 @@ def verify(config: Config, stage: str, made_by: str | None = None) -> None:
         record, again = read_record(config, stage), made_by or stage
         if not record["finished"]:
             raise InputError(f"{config.folder}: the {again} stage is not finished: run it again")
-        changed = _changed_file(config, record)
-        if changed is not None:
+        if changed := _changed_file(config, record):
             raise InputError(f"{changed}: missing, or changed since it was written: run the {again} stage again")
 
 
@@ -168,11 +165,9 @@ def require(config: Config, stage: str, current: dict[str, Any]) -> None:
     """
     record = read_record(config, stage)
     verify(config, stage)
-    changes = differences({key: record["depends"].get(key) for key in current}, current)
-    if changes:
-        raise InputError(
-            f"{config.folder}: the {stage} stage was run with other inputs ({listed_changes(changes)}): run it again"
-        )
+    if changes := differences({key: record["depends"].get(key) for key in current}, current):
+        made = f"the {stage} stage was run with other inputs ({listed_changes(changes)})"
+        raise InputError(f"{config.folder}: {made}: run it again")
 
 
 def _changed_file(config: Config, record: dict[str, Any]) -> Path | None:
@@ -194,15 +189,10 @@ def provenance(config: Config) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def progress() -> Iterator[Progress]:
-    """A progress bar on the terminal; plain text where the output is no terminal."""
-    note = TextColumn("{task.fields[note]}")
-    times = (TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times, note, console=console
-    ) as bar:
-        yield bar
+def progress() -> Progress:
+    """A progress bar on the terminal; plain text where the output is no terminal. Its tasks have a field `note`."""
+    words = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    return Progress(*words, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -229,19 +219,18 @@ class Journal:
     """A file with one JSON line per finished part, so that an interrupted stage continues where it stopped.
 
     The first line holds the inputs. If they differ, all entries are dropped; a last line that was cut short is dropped.
-
-    Attributes:
-        entries: those of earlier runs, and those that were added since.
     """
 
     def __init__(self, path: Path, inputs: dict[str, Any]) -> None:
         self.path = path
+        self.entries: list[Any] = []
         header = json.dumps(inputs, sort_keys=True)
         lines = path.read_text().splitlines() if path.exists() else []
-        finished = [line for line in lines[1:] if _is_json(line)] if lines[:1] == [header] else []
-        self.entries: list[Any] = [json.loads(line) for line in finished]
+        for line in lines[1:] if lines[:1] == [header] else []:
+            with suppress(json.JSONDecodeError):
+                self.entries.append(json.loads(line))
         with atomically(path) as partial:  # a full disk must not cost the earlier entries
-            partial.write_text("\n".join([header, *finished]) + "\n")
+            partial.write_text("\n".join([header, *map(json.dumps, self.entries)]) + "\n")
 
     def add(self, entry: Any) -> None:
         """Write an entry. Raises InputError where the disk is full."""
@@ -251,10 +240,3 @@ class Journal:
         except OSError as error:
             raise unwritable(self.path, error) from error
         self.entries.append(entry)
-
-
-def _is_json(line: str) -> bool:
-    try:
-        return bool(json.loads(line))
-    except json.JSONDecodeError:
-        return False

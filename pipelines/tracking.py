@@ -19,9 +19,8 @@ from selector.schema import InputError
 
 DEFAULT_STORE = "sqlite:///mlruns/mlflow.db"
 DESCRIPTION = "mlflow.note.content"  # the tag that MLflow shows as the description of an experiment or a run
-WHERE_TO_LOOK = (  # MLflow's first page shows neither runs nor metrics
-    "[One run a stage](#/experiments/{number}/runs): its description says what it found, *Columns* lists its metrics."
-)
+# MLflow's first page shows neither runs nor metrics
+WHERE_TO_LOOK = "[One run a stage](#/experiments/{number}/runs): see its description; *Columns* lists its metrics."
 SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}  # default: 4 minutes
 
 
@@ -44,10 +43,8 @@ def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it prints a traceback of what it raises
-    failures = (mlflow.MlflowException, SQLAlchemyError)
-    uri = tracking_uri()
-    for name, value in SERVER_PATIENCE.items():
-        os.environ.setdefault(name, value)
+    failures, uri = (mlflow.MlflowException, SQLAlchemyError), tracking_uri()
+    os.environ |= SERVER_PATIENCE | os.environ  # a user's own values stay
     try:
         try:
             _start(mlflow, uri, config.name, stage)
@@ -105,17 +102,12 @@ def describe(mlflow: Any, words: str) -> None:
 
 
 def _keep_artefacts_in(folder: Path, client: Any, name: str) -> None:
-    """Let the experiment write its artefacts below `folder`.
-
-    An experiment of a store that was copied here still names the folder that it was copied from. It is renamed and
-    keeps its runs, and a new experiment takes its name.
-    """
-    experiment = client.get_experiment_by_name(name)
-    if experiment is not None:
-        place = Path(experiment.artifact_location.removeprefix("file://"))
+    """Let the experiment write its artefacts below `folder`. One of a store that was copied here still names the folder
+    that it was copied from: it is renamed and keeps its runs, and a new experiment takes its name."""
+    if experiment := client.get_experiment_by_name(name):
+        place, number = Path(experiment.artifact_location.removeprefix("file://")), experiment.experiment_id
         if place.is_relative_to(folder):
             return
-        number = experiment.experiment_id
         client.rename_experiment(number, f"{name}, copied from {place.parent} (experiment {number})")
     client.create_experiment(name, artifact_location=str(folder / name))
 
@@ -132,7 +124,6 @@ def _create_store(path: Path) -> None:
             stale.unlink(missing_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     SqlAlchemyStore(f"sqlite:///{partial.resolve()}", str(path.parent.resolve())).engine.dispose()
-    if path.exists():  # another process was faster
-        partial.unlink()
-    else:
+    if not path.exists():  # no other process was faster
         partial.replace(path)
+    partial.unlink(missing_ok=True)

@@ -48,9 +48,10 @@ def run(config: Config) -> None:
     store = traces.TraceStore(folder, inputs)  # raises where there are traces of other inputs
     todo = {name: each for name, each in work.items() if not store.holds(name)}
     listed = (folder / "manifest.json",)
-    stage = Stage("data", config, inputs, (folder,), costly=True, self_described=True, hashed=listed)
+    stage = Stage("data", config, inputs, (folder,), hashed=listed)
     if not stage.begin(lambda: not todo):
         return
+    stage.replace()
     stage.say(size_line(config))
     spent = _Spent()
     with mlflow_run(config, "data", SECTIONS) as mlflow, progress() as bar:
