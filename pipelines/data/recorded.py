@@ -1,4 +1,4 @@
-"""The run's recorded texts: what they follow from, how they are read, and how they agree with decoding."""
+"""The run's recorded texts: what they depend on, how they are read, and whether they agree with decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from data_gen.texts.labelled import BEHAVIOUR
 from data_gen.timing import device_name
-from data_gen.traces import differences, versions
+from data_gen.traces import differences, listed_changes, versions
 from pipelines.config import Config
 from pipelines.pair.loading import prompts_depend
 from pipelines.run import verify
@@ -24,13 +24,9 @@ from selector.train.replay import outcomes
 
 
 def depends(config: Config, pair: str) -> dict[str, Any]:
-    """Everything the rows follow from.
+    """Everything that the rows' law depends on; `pair` is the pair's fingerprint.
 
-    Who makes them is left out: it changes the passes' rounding, and so now and then a token that is drawn, which gives
-    other rows of the same law. The same command gives the same bytes.
-
-    Args:
-        pair: the pair's fingerprint.
+    The engine is left out: it changes the rounding and so a few of the drawn tokens, but not their law.
     """
     return {
         "pair": pair,
@@ -62,7 +58,7 @@ def load_traces(config: Config, pair: str) -> dict[str, Texts]:
     verify(config, "data")
     changes = differences(read_manifest(folder)["depends"], {**versions(), **depends(config, pair)})
     if changes:
-        raise InputError(f"{folder}: made from other inputs ({'; '.join(changes[:2])}): run the data stage")
+        raise InputError(f"{folder}: made from other inputs ({listed_changes(changes)}): run the data stage")
     return {split: read_texts(folder, split, config.verifiers) for split in SPLITS}
 
 
@@ -77,11 +73,10 @@ def timed(texts: Texts, setting: Setting, verifier: str, profile: LatencyProfile
 
 
 def realised(config: Config) -> list[dict[str, Any]]:
-    """What decoding accepted, compared with what the labels say of the same steps, by verifier.
+    """What decoding accepted, compared with the labels of the same steps, by verifier.
 
-    Given the text, the accepted lengths of its steps are independent, and the labels hold their laws. So `z` is the sum
-    of the differences over its standard deviation. (Labels of branching trees have the noise of one draw of siblings,
-    which that deviation leaves out.)
+    Given the text, the accepted lengths of its steps are independent, and the labels are their laws. So `z` is the sum
+    of the differences over its standard deviation, which leaves out the labels' own variance for branching trees.
     """
     folder = traces_folder(config)
     found: dict[str, list[np.ndarray]] = {}
@@ -102,7 +97,7 @@ def realised(config: Config) -> list[dict[str, Any]]:
 
 
 def _against_labels(text: pa.Table, verifier: str) -> np.ndarray:
-    """For every step of one text, the realised tau + 1, and its mean and variance by the labels; [steps, 3]."""
+    """The realised tau + 1 of every step of a text, and its mean and variance by the labels; [steps, 3]."""
     space = ActionSpace.default()
     root, action, accepted = (
         torch.tensor(text[name][0].as_py(), dtype=torch.int64) for name in ("step_root", "step_action", "step_accepted")

@@ -1,4 +1,4 @@
-"""The work of the data stage: its shards, and what they will take in texts, bytes and hours (`--plan`)."""
+"""The shards of the data stage, and their texts, bytes and time (`--plan`)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from data_gen import traces
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.given import GivenText, read_log
 from data_gen.texts.labelled import BEYOND, Work
 from data_gen.texts.prompts import split_of
 from data_gen.timing import device_name
+from data_gen.traces import text_bytes
 from pipelines.config import Config
 from pipelines.pair.loading import hidden_widths, prompts_of, prompts_path
 from selector.latency import LatencyProfile
 from selector.schema import FULL, InputError
 from selector.train.data import SPLITS
 
-COSTS = {"written": "token", "decoded": "decoded", "labelled": "root"}  # parts, and their price in a latency profile
+COSTS = {"written": "token", "decoded": "decoded", "labelled": "root"}  # parts, and the profile's names of their times
 
 
 def split_counts(config: Config) -> dict[str, int]:
@@ -51,7 +51,7 @@ def _of_prompts(config: Config, pair: ModelPair) -> Iterator[Work]:
         for setting in config.sampling:
             sampling = setting.build()
             texts = tuple((prompts[n % len(prompts)], n // len(prompts)) for n in range(count))
-            if sampling.temperature == 0:  # all greedy texts of one prompt are alike
+            if sampling.temperature == 0:  # all greedy texts of one prompt are the same
                 texts = texts[: len(prompts)]
             decoded = round(config.data.decoded * len(texts)) if split == "train" else 0
             yield Work(split, sampling, texts[:decoded], decoded=True)
@@ -59,8 +59,7 @@ def _of_prompts(config: Config, pair: ModelPair) -> Iterator[Work]:
 
 
 def _of_log(config: Config, pair: ModelPair) -> Iterator[Work]:
-    """InputError where a line is of a setting that the run does not have, a text is longer than the pair's context, or
-    a split would be empty."""
+    """InputError where the run lacks a text's sampling setting, a text is too long, or a split is empty."""
     path = config.data.log
     assert path is not None
     settings = {setting.build().law: setting.build() for setting in config.sampling}
@@ -81,18 +80,15 @@ def _of_log(config: Config, pair: ModelPair) -> Iterator[Work]:
 
 
 def size_line(config: Config) -> str:
-    """What will be written, in texts and bytes."""
+    """The texts and bytes that will be written."""
     if config.data.log is not None:
         return f"the texts of {config.data.log}, one teacher-forced pass of each model over each"
     counts, settings, data = split_counts(config), len(config.sampling), config.data
     hidden = sum(hidden_widths(config)) * data.tokens if data.features == FULL else 0
     tokens = config.prompts.tokens + data.tokens + BEYOND
-    each = {
-        split: traces.text_bytes(
-            tokens, data.tokens, len(config.verifiers), hidden // (data.stride if split == "train" else 1)
-        )
-        for split in counts
-    }
+    strides = {split: data.stride if split == "train" else 1 for split in counts}
+    verifiers = len(config.verifiers)
+    each = {split: text_bytes(tokens, data.tokens, verifiers, hidden // n) for split, n in strides.items()}
     total = settings * sum(count * each[split] for split, count in counts.items())
     texts = ", ".join(f"{count} for {split}" for split, count in counts.items())
     return (
@@ -102,7 +98,7 @@ def size_line(config: Config) -> str:
 
 
 def passes_line(config: Config) -> str:
-    """Passes of the models: of the target over all texts of a shard at once, one token each; and over whole texts."""
+    """The passes of the models: one token of all texts of a shard at once, and whole texts."""
     data, settings, new = config.data, len(config.sampling), config.data.tokens + BEYOND
     counts = split_counts(config)
     decoded = round(data.decoded * counts["train"])
@@ -115,7 +111,7 @@ def passes_line(config: Config) -> str:
 
 
 def predicted_seconds(config: Config) -> dict[str, float] | None:
-    """Time by part on one device, from the run's latency profile; None if it has none of this machine."""
+    """Seconds by part on one device, from the run's latency profile; None if it has no times of this machine."""
     try:
         profile = LatencyProfile.load(config.folder / "latency.json")
     except InputError:
@@ -131,7 +127,7 @@ def predicted_seconds(config: Config) -> dict[str, float] | None:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the largest unit that leaves more than one."""
+    """Seconds in words, in hours or minutes if there are at least two of them."""
     for unit, size in (("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"

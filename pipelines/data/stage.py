@@ -1,4 +1,4 @@
-"""Stage `data`: texts of the target, their features and labels, into Parquet shards that survive an interruption."""
+"""Stage `data`: writes the target's texts, their features and labels to Parquet shards; it may be interrupted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from pipelines.run import Stage, progress
 from pipelines.tracking import describe, mlflow_run
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "evaluate")
-
 MEMORY = "memory: a pass that does not fit is repeated with half as many rows; at first it has data.texts_per_shard"
 
 
@@ -89,7 +88,7 @@ def run(config: Config) -> None:
 
 
 class _Spent:
-    """Roots, time by part, and memory, of one call of the stage. Workers' seconds are added up."""
+    """Roots, memory, and seconds by part of one call of the stage, summed over workers."""
 
     def __init__(self) -> None:
         self.started, self.roots = time.perf_counter(), 0

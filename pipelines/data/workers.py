@@ -1,6 +1,6 @@
-"""Who makes the shards of the data stage: this process, or Ray actors on one machine or many.
+"""The engines of the data stage: this process, or Ray actors on one machine or many. Only the driver writes the store.
 
-Both make the same shards, byte for byte on CPUs; only the order may differ. The driver alone writes to the store.
+On CPUs both make the same bytes, perhaps in another order.
 """
 
 from __future__ import annotations
@@ -30,22 +30,20 @@ def local(config: Config, pair: ModelPair, work: dict[str, Work]) -> Made:
 
 
 class Worker:
-    """What a Ray actor runs. It loads its pair with its first shard, and again after the actor was lost."""
+    """A Ray actor. It loads its pair with its first shard, and again after the actor was lost."""
 
     def __init__(self, config: Config, fingerprint: str, folder: str, threads: int) -> None:
         self.config, self.fingerprint, self.folder, self.threads = config, fingerprint, folder, threads
 
     def make(self, name: str, todo: Work) -> tuple[str, Shard]:
-        """A shard, and its name; InputError if the pair is not there, or differs from the driver's."""
+        """A shard, and its name; InputError if the pair is missing, or differs from the driver's."""
         return name, make_shard(self._pair, recipe(self.config), todo)
 
     @cached_property
     def _pair(self) -> ModelPair:
         here = socket.gethostname()
         if not Path(self.folder).is_dir():
-            raise InputError(
-                f"{self.folder} does not exist on {here}: workers need the driver's folder on a shared disk"
-            )
+            raise InputError(f"{self.folder} is not on {here}: workers need the driver's folder on a shared disk")
         os.chdir(self.folder)
         torch.set_num_threads(self.threads)
         pair = load_pair(self.config)
@@ -56,9 +54,6 @@ class Worker:
 
 def ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
     """Shards in the order in which they are finished, by one actor per device. Ray makes a lost actor's shard again.
-
-    Args:
-        fingerprint: of the driver's pair.
 
     Raises:
         InputError: Ray is not installed or lacks the devices asked for, or a shard lost its worker too often.
@@ -85,7 +80,7 @@ def ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
 
 
 def _by_actors(engine: Any, config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
-    """One actor per device; each takes the next shard that is not taken."""
+    """Shards by actors that each take the next one."""
     from ray.util import ActorPool
 
     count, gpus = devices([node["Resources"] for node in engine.nodes() if node["Alive"]], config)
@@ -107,7 +102,7 @@ def _by_actors(engine: Any, config: Config, fingerprint: str, work: dict[str, Wo
 
 
 def devices(nodes: Sequence[dict[str, float]], config: Config) -> tuple[int, int]:
-    """How many workers, and GPUs for each; without GPUs, one worker for as many cores as its passes take threads.
+    """The number of workers, and the GPUs of each; without GPUs, a worker has as many cores as its passes have threads.
 
     Args:
         nodes: the resources of each node; a worker's devices are all on one node.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -21,12 +21,8 @@ from selector.files import atomically
 SECTIONS = ("pair", "prompts", "sampling", "data", "evaluate")
 
 
-class Corpus(NamedTuple):
-    """The tokenizer, and the token ids of the training files and of some held-out ones, [tokens] int64 each."""
-
-    tokenizer: PreTrainedTokenizerFast
-    training: torch.Tensor
-    held_out: torch.Tensor
+# the tokenizer, and the token ids of the training files and of some held-out ones, int64 [tokens] each
+Corpus = tuple[PreTrainedTokenizerFast, torch.Tensor, torch.Tensor]
 
 
 def plan(config: Config) -> list[str]:
@@ -66,13 +62,13 @@ def run(config: Config) -> None:
 def _encoded(config: Config, files: list[corpus.SourceFile], kept: Path) -> Corpus:
     """The corpus, from the file `kept` if an interrupted run has written it.
 
-    With task documents the models train on these, of at most `context` tokens, and on the files that are not tests:
-    tests are two thirds of the library, and much alike.
+    With task documents, the models train on these and on the files that are not tests, because tests are two thirds of
+    the library and similar to each other.
     """
     embedded = config.pair.embedded
     if kept.exists():
         state = torch.load(kept, weights_only=True)
-        return Corpus(language_model.wrapped(Tokenizer.from_str(state["tokenizer"])), *state["streams"])
+        return language_model.wrapped(Tokenizer.from_str(state["tokenizer"])), *state["streams"]
     training = [file for file in files if not file.held_out][: embedded.max_files]
     held_out = [file for file in files if file.held_out][:64]
     tokenizer = language_model.train_tokenizer([file.text for file in training], embedded.vocabulary)
@@ -87,11 +83,11 @@ def _encoded(config: Config, files: list[corpus.SourceFile], kept: Path) -> Corp
     kept.parent.mkdir(parents=True, exist_ok=True)
     with atomically(kept) as partial:
         torch.save({"tokenizer": tokenizer.backend_tokenizer.to_str(), "streams": tuple(streams)}, partial)
-    return Corpus(tokenizer, *streams)
+    return tokenizer, streams[0], streams[1]
 
 
 def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path, mlflow: Any) -> None:
-    """Tokenizer, target, then the draft distilled from it; a finished model is not trained again."""
+    """Train the tokenizer, the target, and the draft distilled from it, unless they are finished."""
     embedded, models = config.pair.embedded, folder / "models"
     kept = models / "corpus.checkpoint"
     with console.status("encoding the corpus"):
@@ -99,13 +95,14 @@ def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path,
     target = _trained(config, "target", language_model.next_token_loss, encoded, models)
     start = target if embedded.draft.from_target else None
     draft = _trained(config, "draft", language_model.distillation_loss(target), encoded, models, start)
-    overlap = language_model.mean_overlap(target, draft, encoded.held_out, embedded.context)
+    _, training, held_out = encoded
+    overlap = language_model.mean_overlap(target, draft, held_out, embedded.context)
     found = f"mean overlap on held-out text {overlap:.3f}"
     console.print(f"[bold]pair[/]: {found}")
     manifest = {
         "overlap": overlap,
         "parameters": {"target": target.num_parameters(), "draft": draft.num_parameters()},
-        "tokens": len(encoded.training),
+        "tokens": len(training),
         "files": [{"path": f.path, "sha256": f.sha256, "kind": f.kind, "held_out": f.held_out} for f in files],
     }
     if embedded.documents:
@@ -127,11 +124,10 @@ def _trained(
     folder: Path,
     start: LlamaForCausalLM | None = None,
 ) -> LlamaForCausalLM:
-    """The model as an earlier run has finished it, or trained now; from random weights, or those of `start`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    embedded, tokenizer = config.pair.embedded, encoded.tokenizer
+    """The model that an interrupted run finished, or one trained now from random weights or those of `start`."""
+    (tokenizer, stream, _), embedded = encoded, config.pair.embedded
     shape, context = getattr(embedded, role), embedded.context
-    if (folder / role / "config.json").exists():  # finished before an interruption; the stage refuses other inputs
+    if (folder / role / "config.json").exists():  # the stage has checked that the inputs are the same
         return LlamaForCausalLM.from_pretrained(folder / role, attn_implementation=language_model.attention(context))
     model = language_model.build_model(shape, len(tokenizer), tokenizer.eos_token_id, config.seed, embedded)
     if start is not None:
@@ -143,7 +139,7 @@ def _trained(
         def on_step(step: int, loss: float) -> None:
             bar.update(task, completed=step, note=f"loss {loss:.3f}")
 
-        language_model.train(model, loss_fn, encoded.training, shape, context, config.seed, checkpoint, on_step)
+        language_model.train(model, loss_fn, stream, shape, context, config.seed, checkpoint, on_step)
     with atomically(folder / role) as partial:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)

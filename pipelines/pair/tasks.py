@@ -1,15 +1,15 @@
 """Task documents: structured texts, made from source files, whose outputs repeat their material in seven ways.
 
-    edit         a function and a name in it; the whole function again, the name replaced
-    table        a table of the file's definitions; the same cells, its columns reordered and perhaps its rows
-    boilerplate  a short function with a blank; the function once for each of some names
+    edit         a function; the function again with one name replaced
+    table        a table of the file's definitions; the same table with reordered columns and perhaps reversed rows
+    boilerplate  short functions with a blank; the functions once for each of some names
     code         lines of code; the lines that follow
     prose        lines of docstrings and comments; the lines that follow
     quote        how some definitions begin, in words or code; quotations for the names that are asked for
     mix          several of these, short, one after the other
 
-A document is a prompt (instruction, material, mark) and an output. The prompt ends in a visible character and a line
-break follows, which no token of a byte-level BPE reaches across. So the prompt's tokens are the document's first.
+A document is a prompt (instruction, material, mark) and an output. The prompt ends in a visible character before a line
+break, and no token of a byte-level BPE contains both. So the prompt's tokens are the document's first.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from pipelines.pair.corpus import SourceFile, prose_of
 MARK = "# Output:"
 BLANK = "NAME"
 COLUMNS = ("name", "kind", "line", "arguments")
-INSTRUCTION = 40  # tokens that instruction and mark take, or a little more
-LONGEST_TOKEN = 8  # average characters of a token, above that of any real function
-TRIES = 4  # draws for each document that is asked for
-Count = Callable[[str], int]  # tokens of a text
+INSTRUCTION = 40  # tokens of instruction and mark, at most about
+LONGEST_TOKEN = 8  # characters of a token; no function's average is above that
+TRIES = 4  # draws for each document
+Count = Callable[[str], int]  # the number of a text's tokens
 
 
 def counter(tokenizer: PreTrainedTokenizerFast) -> Count:
-    """The number of a text's tokens."""
     return lambda text: len(tokenizer.backend_tokenizer.encode(text))
 
 
@@ -60,7 +59,7 @@ class Document:
 
 
 class Parts:
-    """The pieces of one source file that documents are made from; none where the file is not Python."""
+    """The pieces of one source file that documents are made from; without definitions if it is not valid Python."""
 
     def __init__(self, file: SourceFile, count: Count) -> None:
         self.text, self.count = file.text, cache(count)
@@ -74,7 +73,7 @@ class Parts:
     def _nodes(self) -> list[ast.AST]:
         try:
             return list(ast.walk(ast.parse(self.text)))
-        except (SyntaxError, ValueError):  # test data of the library is broken on purpose
+        except (SyntaxError, ValueError):  # some of the library's test files are not valid Python
             return []
 
     @cached_property
@@ -84,7 +83,7 @@ class Parts:
 
     @cached_property
     def _functions(self) -> list[tuple[str, list[str]]]:
-        """The source of every function, and the names that it binds and uses again."""
+        """The source of every function, and the names that it binds and uses more than once."""
         found = []
         for node in self._definitions:
             if not isinstance(node, ast.ClassDef):
@@ -99,7 +98,7 @@ class Parts:
 
     def functions(self, least: int, most: int) -> list[tuple[str, list[str]]]:
         """The functions of `least` to `most` tokens."""
-        short = [each for each in self._functions if len(each[0]) <= LONGEST_TOKEN * most]
+        short = (each for each in self._functions if len(each[0]) <= LONGEST_TOKEN * most)
         return [each for each in short if least <= self.count(each[0]) <= most]
 
     def fitting(self, items: Sequence[str], room: int) -> int:
@@ -112,24 +111,25 @@ class Parts:
 
     @cached_property
     def names(self) -> list[str]:
-        """The identifiers of the file that are long enough to have a meaning."""
+        """The file's public identifiers of 3 to 16 characters."""
         found = {node.id for node in self._nodes if isinstance(node, ast.Name)}
         found |= {node.attr for node in self._nodes if isinstance(node, ast.Attribute)}
         return sorted(name for name in found if 3 <= len(name) <= 16 and not name.startswith("_"))
 
     @cached_property
     def rows(self) -> list[tuple[str, ...]]:
-        """Name, kind, line and arguments of every definition: the columns of `COLUMNS`."""
+        """The `COLUMNS` of every definition."""
         found: list[tuple[str, ...]] = []
         for node in self._definitions:
-            arguments = [] if isinstance(node, ast.ClassDef) else [argument.arg for argument in node.args.args]
-            kind = "class" if isinstance(node, ast.ClassDef) else "function"
-            found.append((node.name, kind, str(node.lineno), ", ".join(arguments) or "-"))
+            kind, arguments = "class", "-"
+            if not isinstance(node, ast.ClassDef):
+                kind, arguments = "function", ", ".join(each.arg for each in node.args.args) or "-"
+            found.append((node.name, kind, str(node.lineno), arguments))
         return found
 
     @cached_property
     def sayings(self) -> list[tuple[str, str]]:
-        """Names of definitions and what they begin with: a docstring's first paragraph, or a line of code."""
+        """Names of definitions, and their first line of code or their docstring's first paragraph."""
         said = {}
         for node in self._definitions:
             docstring = ast.get_docstring(node)
@@ -206,7 +206,7 @@ def _quote(parts: Parts, rng: random.Random, room: int) -> Document | None:
 
 
 def _mix(parts: Parts, rng: random.Random, room: int) -> Document | None:
-    """Three or four of the others, numbered: all instructions and materials, then all outputs."""
+    """Three or four other documents, numbered: all instructions and materials, then all outputs."""
     tasks = rng.sample([maker for workload, maker in MAKERS.items() if workload != "mix"], rng.choice((3, 4)))
     made = [_drawn(maker, parts, rng, room // len(tasks) - INSTRUCTION // 4) for maker in tasks]
     numbered = list(enumerate([document for document in made if document is not None], 1))
@@ -234,7 +234,7 @@ WORKLOADS = tuple(MAKERS)
 
 
 def _drawn(maker: Maker, parts: Parts, rng: random.Random, room: int) -> Document | None:
-    """One document whose material and output have at most `room` tokens each, if a few draws find one."""
+    """A document whose material and output have at most `room` tokens each, if a few draws give one."""
     for _ in range(TRIES):
         document = maker(parts, rng, room)
         if document and max(parts.count(document.material), parts.count(document.output)) <= room:
@@ -243,21 +243,18 @@ def _drawn(maker: Maker, parts: Parts, rng: random.Random, room: int) -> Documen
 
 
 def documents(file: SourceFile, number: int, count: Count, tokens: int) -> Iterator[Document]:
-    """Different documents of all workloads from one file, the same ones every time; fewer where it has no more.
+    """At most `number` different documents of each workload from one file, the same ones every time.
 
     Args:
-        number: of documents of each workload, at most.
-        count: gives the tokens of a text.
-        tokens: of a prompt, and of an output with what ends it, at most; both together have at least as many.
+        tokens: the most tokens of a prompt, and of an output with its end; both together have at least as many.
     """
     parts = Parts(file, count)
     for workload, maker in MAKERS.items():
         rng = random.Random(f"{file.path} {workload}")
         drawn = (_drawn(maker, parts, rng, tokens - INSTRUCTION) for _ in range(2 * number))
-        different = {document.text: document for document in drawn if document}
-        yield from [document for document in different.values() if _fits(document, count, tokens)][:number]
-
-
-def _fits(document: Document, count: Count, tokens: int) -> bool:
-    prompt, output = count(document.prompt), count("\n" + document.output) + 1
-    return max(prompt, output) <= tokens <= prompt + output
+        fitting = []
+        for document in {document.text: document for document in drawn if document}.values():
+            prompt, output = count(document.prompt), count("\n" + document.output) + 1
+            if max(prompt, output) <= tokens <= prompt + output:
+                fitting.append(document)
+        yield from fitting[:number]
