@@ -1,4 +1,1 @@
-"""The contract and the learner. Knows nothing of language models.
-
-`selector.runtime.selector` needs torch, NumPy and Numba, `selector.plain` NumPy alone.
-"""
+"""The contract and the learner. This package knows nothing of language models."""

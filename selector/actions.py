@@ -1,4 +1,7 @@
-"""Actions: what a selector chooses from, the shapes of delayed trees and the lengths of lookups."""
+"""The actions that a selector chooses from: the shapes of delayed trees and the lengths of lookups.
+
+Legend: A actions, S survivals, D depths.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class Action(NamedTuple):
 
     @property
     def nodes(self) -> int:
-        """Drafted tokens, equal prefixes counted apart."""
+        """Number of drafted tokens; equal prefixes of branches count separately."""
         return self.L1 + self.K * self.L2
 
     def __str__(self) -> str:
@@ -29,13 +32,12 @@ class Action(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """A chain of `length` tokens that followed the longest earlier match of the text's end; needs no draft pass."""
+    """A chain of `length` tokens that followed the longest earlier match of the text's end; it needs no draft pass."""
 
     length: int
 
     @property
     def nodes(self) -> int:
-        """Drafted tokens."""
         return self.length
 
     def __str__(self) -> str:
@@ -44,12 +46,12 @@ class Lookup(NamedTuple):
 
 Choice = Action | Lookup
 
-EMPTY = Action(1, 0, 0)  # nothing drafted: plain autoregressive decoding
-LARGEST = 256  # bounds each number of a space, so that its tables stay small
+EMPTY = Action(1, 0, 0)  # no token is drafted: autoregressive decoding
+LARGEST = 256  # bound of each number of a space, which keeps its tables small
 
 
 def choice_of(values: Iterable[int]) -> Choice:
-    """An action from JSON: three numbers are a tree, one is a lookup; TypeError for any other number of them."""
+    """An action from JSON: three numbers are a tree, one is a lookup. TypeError for any other number of them."""
     numbers = tuple(values)
     return Lookup(*numbers) if len(numbers) == 1 else Action(*numbers)
 
@@ -58,8 +60,8 @@ def choice_of(values: Iterable[int]) -> Choice:
 class ActionSpace:
     """All distinct delayed trees with `K <= max_K`, `L1 <= max_L1` and `L2 <= max_L2` in ascending order, then lookups.
 
-    `(K, L1, 0)` is the same chain for every `K`, and `(1, L1, L2)` the chain of length `L1 + L2`; it is represented as
-    `(1, min(L, max_L1), max(0, L - max_L1))` with `L = L1 + L2`. The default space has 233 actions.
+    `(K, L1, 0)` is the same chain for every `K`, and `(1, L1, L2)` is the chain of length `L = L1 + L2`. A chain is
+    represented as `(1, min(L, max_L1), max(0, L - max_L1))`.
     """
 
     max_K: int
@@ -69,22 +71,22 @@ class ActionSpace:
 
     @classmethod
     def default(cls) -> ActionSpace:
-        """`K` in 1..4, `L1` and `L2` in 0..8: the space of the paper."""
+        """The space of the paper, with 233 actions: `K` in 1..4, `L1` and `L2` in 0..8."""
         return cls(4, 8, 8)
 
     @classmethod
     def with_lookups(cls) -> ActionSpace:
-        """The default space and lookups of 2, 4, 8 and 16 tokens: the actions of a pair's selector."""
+        """The actions of a pair's selector: the default space and lookups of 2, 4, 8 and 16 tokens."""
         return cls(4, 8, 8, (2, 4, 8, 16))
 
     @classmethod
     def chains(cls, longest: int, longest_lookup: int) -> ActionSpace:
-        """Chains and lookups of every length up to the given ones: the actions of an engine that drafts no trees."""
+        """The actions of an engine that drafts no trees: chains and lookups of every length up to the given ones."""
         return cls(1, longest, 0, tuple(range(1, longest_lookup + 1)))
 
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> ActionSpace:
-        """Raises KeyError, TypeError or ValueError where it is no action space."""
+        """Raises KeyError, TypeError or ValueError where the values are not an action space."""
         space = cls(values["max_K"], values["max_L1"], values["max_L2"], tuple(values["lookups"]))
         sizes = (space.max_K - 1, space.max_L1, space.max_L2, *(length - 1 for length in space.lookups))
         if not all(type(size) is int and 0 <= size < LARGEST for size in sizes):
@@ -94,20 +96,18 @@ class ActionSpace:
         return space
 
     def to_json(self) -> dict[str, Any]:
-        """As `config.json` holds it."""
         return {**asdict(self), "lookups": list(self.lookups)}
 
     @cached_property
     def trees(self) -> tuple[Action, ...]:
         """The actions that the draft model drafts, and the empty tree."""
-        chains = [self.chain(length) for length in range(self.max_L1 + self.max_L2 + 1)]
-        trees = [
+        branching = [
             Action(K, L1, L2)
             for K in range(2, self.max_K + 1)
             for L1 in range(self.max_L1 + 1)
             for L2 in range(1, self.max_L2 + 1)
         ]
-        return tuple(sorted(chains + trees))
+        return tuple(sorted([*map(self.chain, range(self.depth + 1)), *branching]))
 
     @cached_property
     def actions(self) -> tuple[Choice, ...]:
@@ -115,27 +115,26 @@ class ActionSpace:
 
     @property
     def depth(self) -> int:
-        """Drafted tokens from the root to a tree's deepest leaf."""
+        """Largest depth of a tree, in tokens."""
         return self.max_L1 + self.max_L2
 
     @property
     def deepest(self) -> int:
-        """Drafted tokens of any action from the root to the deepest leaf."""
+        """Largest depth of any action, in tokens."""
         return max(self.depth, *self.lookups, 0)
 
     @property
     def tree_survivals(self) -> int:
-        """How many of the survivals belong to trees; those of lookups follow."""
+        """How many of the survivals belong to trees."""
         return self.depth + (self.max_K - 1) * (self.max_L1 + 1) * self.max_L2
 
     @cached_property
     def sums_SA(self) -> Tensor:
-        """Which survivals an action's block efficiency is the sum of, zeros and ones, float32 [S, A].
+        """The survivals that each action's block efficiency is the sum of: zeros and ones, float32 [S, A].
 
-        The survivals `P(tau >= t)` of all trees are few. First come those of a chain, by depth (16 in the default
-        space), then those of branches, by K, trunk length L1 and depth below it (27 x 8), which do not depend on L2.
-        `E[tau + 1]` of (3, 2, 4) is 1, the chain's first two, and the first four of K = 3 at L1 = 2. Those of lookups
-        come last, by depth.
+        The survivals `P(tau >= t)` are ordered: those of the chain by depth; those of branches by K, trunk length L1
+        and depth below it, which do not depend on L2; those of lookups by depth. For example, `E[tau + 1]` of (3, 2, 4)
+        is 1 + the chain's first two + the first four of K = 3 at L1 = 2.
         """
         sums_SA = torch.zeros(self.tree_survivals + max(self.lookups, default=0), len(self))
         for a, action in enumerate(self):
@@ -150,8 +149,8 @@ class ActionSpace:
         return sums_SA
 
     def survival_factors(self) -> Tensor:
-        """Of which probabilities that one more token is accepted each survival is the product, zeros and ones, float32
-        [S, S]: row s is a factor of survival t where the entry is 1. Both stand in the order of `sums_SA`."""
+        """The conditional acceptance probabilities whose product each survival is: zeros and ones, float32 [S, S].
+        Row s is a factor of survival t where entry (s, t) is 1. Rows and columns are ordered as in `sums_SA`."""
         factors_SS = torch.zeros(len(self.sums_SA), len(self.sums_SA))
         factors_SS[: self.depth, : self.depth] = 1
         for at in range(self.depth, self.tree_survivals, max(1, self.max_L2)):
@@ -163,8 +162,8 @@ class ActionSpace:
 
     @cached_property
     def survival_of_AD(self) -> Tensor:
-        """Position of each action's `P(tau >= depth)` among the survivals, for depth 1, 2, ..; beyond its own depth the
-        number of survivals, S; int64 [A, D]."""
+        """Position of each action's `P(tau >= depth)` among the survivals, for depth 1, 2, .., int64 [A, D]. Beyond the
+        action's own depth it is S."""
         places_AD = torch.full((len(self), self.deepest), len(self.sums_SA))
         for a in range(len(self)):
             own = self.sums_SA[:, a].nonzero()[:, 0]
@@ -172,7 +171,7 @@ class ActionSpace:
         return places_AD
 
     def efficiencies(self, survivals_S: Tensor) -> Tensor:
-        """Block efficiencies of all actions, [..., A], in tokens, from survivals [..., S]."""
+        """Block efficiencies of all actions in tokens, [..., A], from survivals [..., S]."""
         return 1 + survivals_S @ self.sums_SA.to(survivals_S)
 
     @cached_property
@@ -184,11 +183,7 @@ class ActionSpace:
         return Action(1, min(length, self.max_L1), max(0, length - self.max_L1))
 
     def canonical(self, action: Action) -> Action:
-        """The action of this space that drafts the same tree.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The action of this space that drafts the same tree; ValueError where there is none."""
         K, L1, L2 = action
         if K == 1 or L2 == 0:
             action = self.chain(L1 + L2)
@@ -200,7 +195,7 @@ class ActionSpace:
         return action
 
     def index(self, action: Choice) -> int:
-        """Position in `actions` of the action that drafts the same; ValueError where there is none."""
+        """Position in `actions` of the action that drafts the same tokens; ValueError where there is none."""
         if not isinstance(action, Lookup):
             action = self.canonical(action)
         elif action not in self._index:

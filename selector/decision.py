@@ -1,18 +1,13 @@
-"""The decision: what to draft, given what every action would yield and what it costs.
+"""The decision: which action to draft, given the block efficiency and the time of each.
 
-Time has a *price*, in tokens per second, and the best action maximises `E - price T`: the tokens of a step less what
-its time is worth. If the difficulty of the text changed at every step, the right price would be the speed `g` of the
-whole text, because a second saved here is spent elsewhere. If it never changed, it would be the root's own best ratio
-`max_a E(a) / T(a)`. Text lies in between, so the price is
+Time has a *price* in tokens per second, and the best action maximises `E - price T`. If the difficulty of the text
+changed at every step, the right price would be the speed `g` of the whole text, because a saved second is spent
+elsewhere. If it never changed, the right price would be the root's own best ratio. Text lies in between, so
 
     price = g^(1 - rho) (max_a E(a) / T(a))^rho,
 
-and rho is found by replay. At rho = 1 the action with the largest ratio is the best. An example with g = 100 tokens/s:
-one tree yields 4 tokens in 20 ms, another one 2.5 in 10 ms. At rho = 0 the additional 10 ms cost 1 token, and the
-larger tree is taken (4 - 2 > 2.5 - 1); at rho = 1 the price is 250 tokens/s, and the smaller one is taken.
-
-`net_tokens` states the rule for tensors (training, replay, the exported file), `best_action` for one root;
-`selector.plain` restates it in NumPy. The tests compare the three.
+and rho is tuned by replay. At rho = 1 the action with the largest ratio E / T is the best. `net_tokens` computes this
+for tensors, `best_action` for one root, and `selector.plain` in NumPy. The tests compare the three.
 
 Legend: B roots, A actions, K actions that may be chosen, L context lengths, T trees, S sampling settings.
 """
@@ -34,24 +29,23 @@ from selector.jit import jit
 from selector.schema import DRAFTER, EARLY, FULL, LEVELS, LIGHT, MATCH, TEXT
 from selector.tables import number, place
 
-ASKED = ((), (MATCH,), *((level,) for level in LEVELS), (EARLY, LIGHT), (EARLY, FULL))  # what `feature_levels` may be
+ASKED = ((), (MATCH,), *((level,) for level in LEVELS), (EARLY, LIGHT), (EARLY, FULL))  # values of `feature_levels`
 RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 NEVER = -1e9  # the score, in tokens, of an action that may not be chosen
 
 
 class LookupRule(NamedTuple):
-    """Copy where the text repeats itself: a lookup of `length` tokens wherever the match is at least `least` tokens."""
+    """Drafts a lookup of `length` tokens wherever the match has at least `least` tokens."""
 
     least: int
     length: int
 
     @property
     def lookup(self) -> Lookup:
-        """What it copies."""
         return Lookup(self.length)
 
     def copies(self, match: Any) -> Any:
-        """Whether it copies; for a number a bool, for a tensor of matches a bool tensor."""
+        """Whether the rule drafts its lookup: a bool for a number, a bool tensor for a tensor of matches."""
         return match >= self.least
 
 
@@ -59,75 +53,56 @@ class LookupRule(NamedTuple):
 class Mode:
     """How a selector decides under one sampling setting, for a number of requests that are decoded together.
 
-    It is asked in turn with what each of `feature_levels` holds, until it answers. With the early features it answers
-    where it chooses a lookup or nothing, because these need no pass of the draft. Elsewhere the draft first passes the
-    root, and the mode decides again with all features, if they are among `feature_levels`.
-
-    Attributes:
-        action: the best static tree: drafted where nothing is decided, and at a text's first root.
-        feature_levels: what it is asked with, `schema.LEVELS` in order; the match alone for the lookup rule; nothing
-            for the static tree everywhere.
-        speed: g, tokens per second.
-        rho: the exponent of the root's own ratio in the price of time, from 0 to 1.
-        allowed: positions of the actions that may be chosen, ascending; all of them if empty.
-        rule: what is done with the match alone.
-        batch: how many requests are decoded together.
-        level: `text` or `drafter`, what the engine must know for this mode of a log's selector; "" for a pair's.
-        joint: the speed of the whole batch, tokens per second, that prices time when decisions for different requests
-            are made together (`selector.runtime.joint`); 0 where they are not.
-        mean_efficiency: tokens per step of every static tree under this setting, in the order of `ActionSpace.trees`;
-            empty where it is not known. It is not compared.
+    A selector with several `feature_levels` first gets the early features. It answers where it chooses a lookup or the
+    empty tree, which need no draft pass. Otherwise the draft passes the root, and the mode decides with all features.
     """
 
     temperature: float
     top_p: float
-    action: Action
-    feature_levels: tuple[str, ...] = ()
-    speed: float = 1.0
-    rho: float = 1.0
-    allowed: tuple[int, ...] = ()
+    action: Action  # the best static tree, which is drafted where no features are known or needed
+    feature_levels: tuple[str, ...] = ()  # of `schema.LEVELS`, in order; `MATCH` alone for the lookup rule
+    speed: float = 1.0  # g, tokens per second
+    rho: float = 1.0  # from 0 to 1
+    allowed: tuple[int, ...] = ()  # positions of the actions that may be chosen, ascending; all actions if empty
     rule: LookupRule | None = None
     batch: int = 1
-    level: str = ""
-    joint: float = 0.0
+    level: str = ""  # `text` or `drafter`, the features that a log's selector needs; "" for a pair's selector
+    joint: float = 0.0  # tokens per second of the whole batch, for joint decisions; 0 where each request decides alone
+    # Tokens per step of every static tree, in the order of `ActionSpace.trees`; empty if not known.
     mean_efficiency: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def decides(self) -> bool:
         """Whether a network decides."""
-        return len(self.feature_levels) > 0 and self.feature_levels != (MATCH,)
+        return self.feature_levels not in ((), (MATCH,))
 
     @property
     def key(self) -> tuple[float, float, float]:
-        """What it is for: modes are compared by the sum of absolute differences."""
+        """Coordinates of the setting; `nearest` sums their absolute differences."""
         return self.temperature, self.top_p, of_batch(self.batch)
 
     def mask(self, space: ActionSpace) -> Tensor:
-        """Which actions may be chosen where the match does not decide, bool [A]."""
+        """Which actions may be chosen where the lookup rule does not apply, bool [A]."""
         if not self.decides:
             return torch.tensor([action == self.action for action in space])
         allowed = set(self.allowed or range(len(space)))
         return torch.tensor([a in allowed for a in range(len(space))])
 
     def copied(self, match: float) -> Choice:
-        """What is drafted by the lookup rule alone: a lookup or the static tree."""
+        """The choice of the lookup rule: its lookup or the static tree."""
         return self.rule.lookup if self.rule is not None and self.rule.copies(match) else self.action
 
     def static_only(self) -> "Mode":
-        """The same without decisions."""
+        """The mode that always drafts the static tree."""
         return replace(self, feature_levels=(), rule=None)
 
     def restricted(self, space: ActionSpace, positions: Iterable[int], speed_T: Tensor) -> "Mode":
-        """The mode where only some actions can be drafted.
+        """The mode of an engine that can draft only the actions at some positions, among them at least one tree.
 
-        The static tree becomes the fastest one among them, and `speed` falls in proportion to the speeds of the static
-        trees: slower decoding makes time worth less. The rule is dropped where its lookup is not among them; where
-        the lookup and the rule's own static tree both are, that tree stays, although it need not be the fastest.
-
-        Args:
-            positions: of the actions that remain, at least one tree among them. Of these `allowed` keeps its own, or
-                all of them where none of its own remain.
-            speed_T: tokens per second of every static tree, in the order of `space.trees`.
+        The static tree becomes the fastest one that remains, and `speed` changes in proportion to the trees' speeds,
+        `speed_T`, in tokens per second. The rule is dropped where its lookup does not remain. If the lookup and the
+        static tree both remain, that tree stays. `allowed` becomes the positions that it shares with `positions`, or
+        all of these where it shares none.
         """
         left, own = sorted(positions), space.index(self.action)
         best = max((a for a in left if a < len(space.trees)), key=speed_T.__getitem__)
@@ -140,14 +115,14 @@ class Mode:
         return replace(mode, action=space.trees[best], speed=speed, allowed=tuple(sorted({*kept, best})))
 
     def row(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The mode's entry in JSON."""
         tuples = ("action", "feature_levels", "allowed", "mean_efficiency")
         listed = {name: list(getattr(self, name)) for name in tuples}
         return {**asdict(self), **listed, "rule": self.rule and list(self.rule), "decides": self.decides}
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> "Mode":
-        """From JSON; other keys are ignored. Raises KeyError, TypeError or ValueError where it is no mode."""
+        """The mode of a JSON entry; other keys are ignored. Raises KeyError, TypeError or ValueError for other data."""
         mode = cls(
             action=Action(*entry["action"]),
             allowed=tuple(entry["allowed"]),
@@ -171,18 +146,17 @@ class Mode:
 
 
 def without_draft(action: Choice) -> bool:
-    """Whether an action needs no pass of the draft."""
+    """Whether an action needs no draft pass."""
     return isinstance(action, Lookup) or action == EMPTY
 
 
 def of_batch(batch: float) -> float:
-    """A number of requests in the distance between modes: doubling it counts as 0.001 of a temperature, so that the
-    sampling setting comes first."""
+    """A batch size's coordinate in the distance between modes, where the sampling setting comes first."""
     return 1e-3 * math.log2(batch)
 
 
 def nearest(modes: Sequence[Mode], temperature: float, top_p: float, batch: int = 1) -> Mode:
-    """The mode of the nearest sampling setting, and of its modes the one of the nearest number of requests."""
+    """The mode of the nearest sampling setting, and among several the one of the nearest batch size."""
     key = temperature, top_p, of_batch(batch)
     return min(modes, key=lambda mode: sum(abs(a - b) for a, b in zip(mode.key, key, strict=True)))
 
@@ -197,11 +171,7 @@ def net_tokens(
 ) -> Tensor:
     """`E - price T` in tokens, [B, A]; `NEVER` for actions that may not be chosen. Scriptable.
 
-    Args:
-        efficiency_BA: block efficiencies, in tokens.
-        seconds_BA: times of a step with each action.
-        speed_B1, rho_B1: g and rho; broadcastable.
-        allowed_BA: bool; broadcastable.
+    `efficiency_BA` is in tokens; `speed_B1` (g), `rho_B1` and `allowed_BA` (bool) are broadcast.
     """
     own_BA = (efficiency_BA / seconds_BA).masked_fill(~allowed_BA, 0.0)
     price_B1 = speed_B1 ** (1 - rho_B1) * own_BA.amax(-1, keepdim=True) ** rho_B1
@@ -209,28 +179,23 @@ def net_tokens(
 
 
 def choices(efficiency_BA: Tensor, seconds_BA: Tensor, mode: Mode, space: ActionSpace) -> Tensor:
-    """Positions of the actions that a mode takes, int64 [B]."""
+    """Positions of the actions that a mode chooses, int64 [B]."""
     speed, rho = torch.tensor(mode.speed).view(1, 1), torch.tensor(mode.rho).view(1, 1)
     return net_tokens(efficiency_BA, seconds_BA, speed, rho, mode.mask(space).unsqueeze(0)).argmax(-1)
 
 
 class Costs(NamedTuple):
-    """What time costs at one root, of the actions that may be chosen: step times by context length, g and rho.
+    """Step times of the actions that may be chosen, by context length, and the price of time."""
 
-    Attributes:
-        lengths_L: float64, ascending, at least two.
-        seconds_LK: float64.
-    """
-
-    lengths_L: NDArray[Any]
-    seconds_LK: NDArray[Any]
-    speed: float
+    lengths_L: NDArray[Any]  # float64, ascending, at least two
+    seconds_LK: NDArray[Any]  # float64
+    speed: float  # g
     rho: float
 
 
 @jit
 def best_action(tokens_K: NDArray[Any], length: float, costs: Costs) -> int:
-    """The position that `choices` gives at one root, from its block efficiencies, float64, and its context length."""
+    """The position that `choices` gives at one root, from its block efficiencies (float64) and its context length."""
     above, share = place(costs.lengths_L, length)
     low_K, high_K = costs.seconds_LK[above - 1], costs.seconds_LK[above]
     seconds_K = low_K + share * (high_K - low_K)

@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all."""
+"""Files and folders that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ from selector.schema import InputError
 
 @contextmanager
 def atomically(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`; what stands there when the block ends without an error takes the place of `path`.
+    """A temporary path beside `path`, whose file or folder is renamed to `path` when the block ends without an error.
 
-    A file is on the disk before it is renamed, so one with its final name is whole. An earlier folder is removed once
-    the new one stands. After an error, what was there before is unchanged.
-
-    Raises:
-        InputError: something cannot be written; names the path.
+    A file is flushed to the disk before it is renamed. After an error, `path` is unchanged. Raises InputError, which
+    names the path, where something cannot be written.
     """
     partial = path.with_name(path.name + ".tmp")
     try:
@@ -45,15 +42,14 @@ def atomically(path: Path) -> Iterator[Path]:
 
 
 def unwritable(path: Path | str, error: Exception) -> InputError:
-    """The message where a disk is full, or not writable."""
+    """The message for a disk that is full or not writable."""
     reason = error.strerror if isinstance(error, OSError) else None
-    place = getattr(error, "filename2", None) or getattr(error, "filename", None) or path  # the second: copied to
+    place = getattr(error, "filename2", None) or getattr(error, "filename", None) or path  # 2: destination of a copy
     advice = "make room there, or make it writable; the same command then goes on"
     return InputError(f"{place}: cannot be written: {reason or error}; {advice}")
 
 
 def _remove(path: Path) -> None:
-    """A file, a folder, or nothing."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:

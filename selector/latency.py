@@ -1,6 +1,6 @@
 """A machine's latency profile, and the time of a decoding step with a given action.
 
-Legend: L context lengths, A actions.
+Legend: L context lengths, A actions, B roots, S tables.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ MOST_TOKENS = 64  # verified tokens of a request in an engine's step, the root i
 
 
 class Correction(NamedTuple):
-    """What real decoding steps with a verifier took beyond the tables, in seconds; fitted over many trees.
-
-    Passes that are timed alone find the processor's caches in another state than those of a decoding step, and a
-    verifier's time depends on the distributions.
-    """
+    """Difference between real decoding steps with a verifier and the tables, in seconds; fitted over many trees."""
 
     drafting: float = 0.0  # of a step in which anything is drafted
     trunk_pass: float = 0.0  # of each draft pass over one token
@@ -40,36 +36,25 @@ class LatencyProfile:
     """Measured times of one pair on one machine, in seconds.
 
     Attributes:
-        device: the machine: processor, threads, dtype.
-        pair: fingerprint of the models.
-        draft: by context length and width, one draft pass of `width` tokens and drawing their successors.
-        target: by context length and nodes, the root included, one target pass over a tree and its distributions.
-        verify: for each verifier, seconds by depth of the tree and number of branches.
-        copied: verification of a lookup, by its length; the same for all verifiers.
-        decide: one decision of a selector, its features included, by what it sees (`schema.LEVELS`).
-        step: the rest of a decoding step; fitted, and below 0 where passes in a step are faster than alone.
-        nucleus: additional time of one row of probabilities where top-p is below 1, for sorting the vocabulary.
-        labelling: of data generation, seconds per `token` of a text that the target writes, per token that is `decoded`
-            speculatively, and per `root` that is labelled; empty where it was not measured.
-        corrections: by verifier; none where they were not fitted.
-        batches: passes of several requests together, of an engine; `draft` and `target` are then those of the fewest
-            requests. None where one request was timed.
-        decoder: the kind of decoder whose steps were timed, of `data_gen.decoding.KINDS`.
+        labelling: data generation, per `token` that the target writes, per token that is `decoded` speculatively, and
+            per `root` that is labelled; empty where it was not measured.
+        batches: an engine's passes over several requests together; `draft` and `target` are then those of the smallest
+            batch. None where one request was timed.
     """
 
-    device: str
-    pair: str
-    draft: Table
-    target: Table
-    verify: dict[str, Table]
-    decide: dict[str, float]
-    step: float
+    device: str  # processor, threads, dtype
+    pair: str  # fingerprint of the models
+    draft: Table  # one draft pass with sampling of the successors, by context length and width in tokens
+    target: Table  # one target pass over a tree with its distributions, by context length and nodes with the root
+    verify: dict[str, Table]  # for each verifier, by depth of the tree and number of branches
+    decide: dict[str, float]  # one decision of a selector, with its features, by feature level (`schema.LEVELS`)
+    step: float  # the rest of a decoding step; fitted, and below 0 where passes in a step are faster than alone
     labelling: dict[str, float] = field(default_factory=dict)
-    nucleus: float = 0.0
-    corrections: dict[str, Correction] = field(default_factory=dict)
+    nucleus: float = 0.0  # additional time of one row of probabilities where top-p is below 1
+    corrections: dict[str, Correction] = field(default_factory=dict)  # by verifier; empty where they were not fitted
     batches: Batches | None = None
-    copied: Table = FREE
-    decoder: str = "eager"
+    copied: Table = FREE  # verification of a lookup with any verifier, by its length
+    decoder: str = "eager"  # kind of the decoder whose steps were timed
 
     @classmethod
     def load(cls, path: Path) -> LatencyProfile:
@@ -89,9 +74,8 @@ class LatencyProfile:
             profile = cls(**values)
             number(profile.step)
             times = (profile.nucleus, *profile.decide.values(), *profile.labelling.values())
-            if min(map(number, times)) < 0 or not all(
-                isinstance(x, str) for x in (profile.device, profile.pair, profile.decoder)
-            ):
+            names = (profile.device, profile.pair, profile.decoder)
+            if min(map(number, times)) < 0 or not all(isinstance(name, str) for name in names):
                 raise ValueError("a time is below 0, or a name is not a string")
         except OSError as error:
             raise InputError(f"{path}: no latency profile there: run the latency stage first") from error
@@ -108,12 +92,10 @@ class LatencyProfile:
         return {"schema_version": SCHEMA_VERSION, **values}
 
     def at_batch(self, batch: int) -> LatencyProfile:
-        """The times of a step in which so many requests are decoded together, all with the same action.
+        """The times of a step in which `batch` requests are decoded together, all with the same action.
 
-        A draft pass over several branches counts as one over a single token of each request: engines draft chains.
-
-        Raises:
-            InputError: there are times of one request alone.
+        A draft pass counts as one over a single token of each request, because engines draft chains. Raises InputError
+        where only single requests were timed.
         """
         if self.batches is None:
             if batch == 1:
@@ -123,24 +105,13 @@ class LatencyProfile:
         return replace(self, draft=draft, target=target, batches=None)
 
     def action_seconds(
-        self,
-        action: Choice,
-        length: float,
-        verifier: str,
-        feature_levels: Sequence[str] = (),
-        filtered: bool = False,
+        self, action: Choice, length: float, verifier: str, feature_levels: Sequence[str] = (), filtered: bool = False
     ) -> float:
-        """Predicted time of one decoding step.
-
-        Every draft pass is charged at its width. The first one covers the root token, and after full acceptance also
-        the last accepted one: it is charged for two. A selector that sees the draft's rows needs that pass even where
-        nothing is drafted or a lookup is. Equal prefixes are charged apart, so the time of a wide tree at a low
-        temperature is an upper bound.
+        """Predicted seconds of one decoding step; an upper bound where equal prefixes of branches share nodes.
 
         Args:
             length: committed tokens before the step, the root token included.
-            feature_levels: what was looked at to decide, `schema.LEVELS` or the match; nothing where nothing is
-                decided.
+            feature_levels: of the features that the decision used, `schema.LEVELS` or the match.
             filtered: whether top-p is below 1.
         """
         passes = _draft_passes(action, length, LIGHT in feature_levels or FULL in feature_levels)
@@ -148,13 +119,11 @@ class LatencyProfile:
         nodes = 1 + action.nodes
         decisions = sum(self.decide.get(each, 0.0) for each in feature_levels)
         seconds += self.target.at(length, nodes) + self.step + decisions
-        if action != EMPTY:
-            if isinstance(action, Lookup):
-                seconds += self.copied.at(action.length, 1)
-            else:
-                seconds += self.verify[verifier].at(action.L1 + action.L2, action.K)
-            counts = correction_counts(action)
-            seconds += sum(map(mul, counts, self.corrections.get(verifier, Correction())))
+        if isinstance(action, Lookup):
+            seconds += self.copied.at(action.length, 1)
+        elif action != EMPTY:
+            seconds += self.verify[verifier].at(action.L1 + action.L2, action.K)
+            seconds += sum(map(mul, correction_counts(action), self.corrections.get(verifier, Correction())))
         if filtered:
             seconds += self.nucleus * (nodes + sum(width for _, width in passes))
         return seconds
@@ -162,13 +131,9 @@ class LatencyProfile:
     def table(
         self, actions: tuple[Choice, ...], verifier: str, feature_levels: Sequence[str] = (), filtered: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """`action_seconds` at the measured context lengths.
+        """The measured context lengths, float32 [L], at least two, and `action_seconds` there, float32 [L, A].
 
-        Returns:
-            lengths, float32 [L], at least two; seconds, float32 [L, A].
-
-        Raises:
-            InputError: the verifier was not measured.
+        Raises InputError where the verifier or a feature level was not measured.
         """
         if verifier not in self.verify:
             raise InputError(f"the latency profile of {self.device} has no times for {verifier}")
@@ -183,7 +148,8 @@ class LatencyProfile:
 
 
 def _draft_passes(action: Choice, length: float, root: bool) -> list[tuple[float, int]]:
-    """Context length and width of a step's draft passes; with `root` the first one is always needed."""
+    """Context length and width of a step's draft passes. The first has width 2, because after full acceptance it also
+    covers the last accepted token; with `root`, for a decision from the draft's rows, it is always made."""
     if isinstance(action, Lookup) or action == EMPTY:
         return [(length, 2)] if root else []
     K, L1, L2 = action
@@ -192,7 +158,7 @@ def _draft_passes(action: Choice, length: float, root: bool) -> list[tuple[float
 
 
 def correction_counts(action: Choice) -> tuple[int, int, int, int]:
-    """How often each part of a `Correction` counts in a step with this action."""
+    """How often each part of a `Correction` occurs in a step with this action."""
     if isinstance(action, Lookup):
         return 0, 0, 0, 0
     K, L1, L2 = action
@@ -202,24 +168,19 @@ def correction_counts(action: Choice) -> tuple[int, int, int, int]:
 
 
 def interpolated(table_LA: Tensor, lengths_L: Tensor, length_B: Tensor) -> Tensor:
-    """Rows of a table at other lengths, linear in between and constant beyond; [B, A]. Scriptable.
-
-    Args:
-        lengths_L: the table's lengths, ascending, at least two.
-    """
+    """Rows of a table at other lengths, linear in between and constant beyond, [B, A]. Scriptable."""
     return interpolated_at(table_LA.unsqueeze(0), lengths_L, torch.zeros(len(length_B), dtype=torch.int64), length_B)
 
 
 def interpolated_at(table_SLA: Tensor, lengths_L: Tensor, at_B: Tensor, length_B: Tensor) -> Tensor:
-    """`interpolated` with a table for each row: `at_B`, int64."""
+    """`interpolated`, with the table `at_B` (int64) for each row."""
     upper_B, share_B = places(lengths_L, length_B)
     share_B1 = share_B.unsqueeze(-1)
     return table_SLA[at_B, upper_B - 1] * (1 - share_B1) + table_SLA[at_B, upper_B] * share_B1
 
 
 def places(lengths_L: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
-    """`selector.tables.place` of tensors: positions of the upper neighbours, int64 [B], and the shares of the way to
-    them, [B]. Scriptable."""
+    """`selector.tables.place` for tensors: upper neighbours, int64 [B], and shares, [B]. Scriptable."""
     length_B = length_B.to(lengths_L.dtype).clamp(lengths_L[0], lengths_L[-1])
     upper_B = torch.searchsorted(lengths_L, length_B.contiguous()).clamp(1, lengths_L.size(0) - 1)
     low_B, high_B = lengths_L[upper_B - 1], lengths_L[upper_B]
@@ -227,11 +188,9 @@ def places(lengths_L: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gpu_like(pair: str, verifiers: Iterable[str], draft_share: float, target_seconds: float = 20e-3) -> LatencyProfile:
-    """A synthetic profile, measured nowhere: one sequence on a GPU, where a pass over 32 tokens costs what one costs.
+    """A synthetic profile of one sequence on a GPU, where a pass over 32 tokens costs what one costs.
 
-    Args:
-        draft_share: a draft pass as a share of a target pass.
-        target_seconds: of one target pass; only ratios matter.
+    `draft_share` is the time of a draft pass as a share of a target pass, which takes `target_seconds`.
     """
     draft, target = draft_share * target_seconds, target_seconds
     return LatencyProfile(

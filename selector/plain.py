@@ -1,7 +1,4 @@
-"""The decision in NumPy, for engines without torch: one file that reads an artefact directory.
-
-It does what `selector.pt` does, from `model.safetensors` (the network's weights and the tables that it decides with)
-and `config.json`. With torch, `selector.runtime.selector` is faster.
+"""The decision in NumPy alone, for engines without torch, from `model.safetensors` and `config.json` of an artefact.
 
 Legend: B roots, F scalars, D hidden width, S sampling settings, L context lengths, A actions, H outputs of the network.
 """
@@ -21,7 +18,7 @@ Array = NDArray[Any]
 READ = "model.safetensors", "config.json"
 DTYPES = {"F32": np.float32, "I64": np.int64, "BOOL": np.bool_}
 LAYER_NORM_EPSILON = 1e-5
-DOUBLING, ANY_LEVEL = np.float32(1e-3), -1.0  # distance of twice the requests; a mode for every level
+DOUBLING, ANY_LEVEL = np.float32(1e-3), -1.0  # distance of twice the batch size; a mode for every level
 NEVER = np.float32(-1e9)  # the score of an action that may not be chosen
 
 
@@ -30,8 +27,8 @@ class PlainSelector:
 
     Attributes:
         actions: `(K, L1, L2)` of a tree, `(length,)` of a lookup.
-        early: how many scalars are known before the draft has passed the root, or of token ids alone.
-        widths: of all scalars, and of each hidden state.
+        early: number of scalars of the first feature level.
+        widths: number of all scalars, and the width of each hidden state.
 
     Raises:
         ValueError: a file is missing or does not match `SHA256SUMS`; names it.
@@ -50,22 +47,22 @@ class PlainSelector:
         self._setting, self._batch = [names.index("temperature"), names.index("top_p")], names.index("batch")
 
     def decide(self, scalars_BF: Array, hidden_states: Sequence[Array] = ()) -> tuple[Array, Array]:
-        """Actions by their positions, int64 [B]; scores, float32 [B, A].
+        """Positions of the chosen actions, int64 [B], and scores, float32 [B, A].
 
         Args:
-            scalars_BF: float32, all of them, or the early ones alone where no more are known.
+            scalars_BF: float32, all scalars, or those of the first level alone where no more are known.
             hidden_states: float32 [B, D] each, in the order of `config.json`, for a selector with `full` features.
 
         Raises:
-            ValueError: an array has another shape, or holds something else than finite numbers.
+            ValueError: an array has another shape, or a number is not finite.
         """
         scalars_BF = np.asarray(scalars_BF, dtype=np.float32)
         early = scalars_BF.ndim == 2 and scalars_BF.shape[1] == self.early
-        hidden = [np.asarray(state, dtype=np.float32) for state in hidden_states]
-        given = [scalars_BF] if early else [scalars_BF, *hidden]
-        expected, found = [self.early] if early else self.widths, [each.shape[1:] for each in given]
-        if found != [(width,) for width in expected] or len(set(map(len, given))) != 1:
-            raise ValueError(f"features of shapes {found} for each root; expected {[(width,) for width in expected]}")
+        states = [] if early else [np.asarray(state, dtype=np.float32) for state in hidden_states]
+        given, found = [scalars_BF, *states], [each.shape[1:] for each in (scalars_BF, *states)]
+        expected = [(width,) for width in ([self.early] if early else self.widths)]
+        if found != expected or len(set(map(len, given))) != 1:
+            raise ValueError(f"features of shapes {found} for each root; expected {expected}")
         if not all(np.isfinite(each).all() for each in given):
             raise ValueError("features: a number is not finite")
         find = self._tensors
@@ -75,12 +72,11 @@ class PlainSelector:
         of_this_level_S = (find["level_S"] == ANY_LEVEL) | (find["level_S"] == float(not early))
         at_B = np.where(of_this_level_S, distance_BS, np.inf).argmin(-1)
         passed_B1 = find["late_S"][at_B][:, None] * np.float32(not early)
-        outputs_BH = self._network(given, passed_B1)
+        scores_BA = self._network(given, passed_B1)
         copies_B1 = (scalars_BF[:, self._match] >= find["least_S"][at_B])[:, None]
         allowed_BA = np.where(copies_B1, find["copied_SA"][at_B], find["allowed_SA"][at_B])
-        scores_BA = outputs_BH
-        if self._regressor:
-            log_survivals_BS = -np.logaddexp(0, -outputs_BH) @ find["network.factors_SS"]
+        if self._regressor:  # the network's outputs are logits of conditional survivals
+            log_survivals_BS = -np.logaddexp(0, -scores_BA) @ find["network.factors_SS"]
             tokens_BA = 1 + np.exp(log_survivals_BS) @ find["sums_SA"]
             table = np.where(passed_B1[:, :, None] > 0, find["late_SLA"][at_B], find["early_SLA"][at_B])
             seconds_BA = _interpolated(table, find["lengths_L"], scalars_BF[:, self._length])
@@ -91,7 +87,7 @@ class PlainSelector:
         return scores_BA.argmax(-1), scores_BA
 
     def _network(self, given: list[Array], passed_B1: Array) -> Array:
-        """`selector.train.network.RootNetwork`, from scalars and, where they are known, hidden states."""
+        """The outputs of `selector.train.network.RootNetwork`, from scalars and, where known, hidden states, [B, H]."""
         find, body = self._tensors, "network.body." if self._regressor else "network."
         scalars_BF, seen = given[0], given[0].shape[1]
         mean_F, scale_F, count_F = (find[body + name][:seen] for name in ("mean_F", "scale_F", "count_F"))
@@ -101,7 +97,11 @@ class PlainSelector:
         parts = [scaled_BF, passed_B1]
         for i, width in enumerate(self.widths[1:]):
             state_BD = given[1 + i] if len(given) > 1 else np.zeros((len(scalars_BF), width), np.float32)
-            parts.append(self._projected(state_BD, f"{body}blocks.{i}.") * passed_B1)
+            name = f"{body}blocks.{i}."
+            values = state_BD @ find[name + "0.weight"].T + find[name + "0.bias"]
+            spread = np.sqrt(values.var(-1, keepdims=True) + LAYER_NORM_EPSILON)
+            normed = (values - values.mean(-1, keepdims=True)) / spread * find[name + "1.weight"]
+            parts.append((normed + find[name + "1.bias"]) * passed_B1)
         values = np.concatenate(parts, axis=-1)
         layers = sorted({int(name.split(".")[-2]) for name in find if name.startswith(body + "mlp.")})
         for i in layers:
@@ -109,13 +109,6 @@ class PlainSelector:
             if i != layers[-1]:
                 values = np.maximum(values, 0)
         return values
-
-    def _projected(self, state_BD: Array, name: str) -> Array:
-        """A hidden state through its linear map and layer norm."""
-        find = self._tensors
-        values = state_BD @ find[name + "0.weight"].T + find[name + "0.bias"]
-        spread = np.sqrt(values.var(-1, keepdims=True) + LAYER_NORM_EPSILON)
-        return (values - values.mean(-1, keepdims=True)) / spread * find[name + "1.weight"] + find[name + "1.bias"]
 
 
 def _interpolated(table_BLA: Array, lengths_L: Array, length_B: Array) -> Array:
@@ -129,7 +122,7 @@ def _interpolated(table_BLA: Array, lengths_L: Array, length_B: Array) -> Array:
 
 
 def _read(folder: Path) -> dict[str, bytes]:
-    """The files that are needed, whose checksums must match."""
+    """The contents of the files in `READ`, whose checksums must match."""
     try:
         lines = (folder / "SHA256SUMS").read_text().splitlines()
         listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
@@ -143,7 +136,7 @@ def _read(folder: Path) -> dict[str, bytes]:
 
 
 def tensors(content: bytes) -> dict[str, Array]:
-    """The tensors of a safetensors file, which holds its header's length, the header as JSON, then the numbers."""
+    """The tensors of a safetensors file: the length of its header, the header in JSON, then the numbers."""
     size = int.from_bytes(content[:8], "little")
     header, body = json.loads(content[8 : 8 + size]), memoryview(content)[8 + size :]
     header.pop("__metadata__", None)

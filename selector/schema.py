@@ -1,4 +1,4 @@
-"""The contract between data generation, training and engines: what a selector sees, and what a trace holds.
+"""The contract between data generation, training and engines: a selector's features, and the contents of a trace.
 
 `SCHEMA_VERSION` rises when a name, a unit or a shape changes; every reader refuses other versions.
 """
@@ -17,12 +17,12 @@ SCHEMA_VERSION = 6
 
 
 class InputError(ValueError):
-    """A user's mistake in a config, a file or a model, in one line that names it; the command line exits with 2."""
+    """A user's mistake in a config, a file or a model. The message is one line that names it; the exit code is 2."""
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """One scalar feature; where it is not `learned`, the network does not see it: step times are looked up by it."""
+    """One scalar feature. If it is not `learned`, the network does not see it, and it only selects step times."""
 
     name: str
     unit: str
@@ -30,14 +30,11 @@ class Scalar:
     learned: bool = True
 
 
-DECAYS = (0.5, 0.8, 0.95, 0.99)  # of the running means over the committed text: the last two tokens, five, 20, 100
-LONGEST_MATCH = 32  # tokens; longer matches, and longer runs, count as this many
-LONGEST_LOOKUP = 16  # tokens
-SOURCE_LENGTHS = (1, 2, 4, 8, 16)  # tokens that a lookup would copy
-HIT_LENGTHS = (1, 2, 4, 8)  # tokens of the source
-MOST_SEEN = 32  # times
+DECAYS = (0.5, 0.8, 0.95, 0.99)  # of the running means over the committed text: about the last 2, 5, 20 and 100 tokens
+LONGEST_MATCH, LONGEST_LOOKUP = 32, 16  # tokens; longer matches and runs count as LONGEST_MATCH
+SOURCE_LENGTHS, HIT_LENGTHS = (1, 2, 4, 8, 16), (1, 2, 4, 8)  # tokens of the source
+PRECEDENT_LENGTHS, MOST_SEEN = (1, 2, 3, 4), 32  # tokens at the text's end; times
 LONGEST_COUNTED, MOST_COUNTED = 8, 500  # tokens and times of the statistics by token
-PRECEDENT_LENGTHS = (1, 2, 3, 4)  # tokens at the text's end
 
 
 def _means(name: str, unit: str, meaning: str) -> tuple[Scalar, ...]:
@@ -49,10 +46,10 @@ def _means(name: str, unit: str, meaning: str) -> tuple[Scalar, ...]:
 
 
 # `root` is the last committed token, `prev` the one before it. `p` and `q` are the target's and the draft's
-# distributions after a token, after temperature and nucleus filtering; entropies are at temperature 1, because they
-# would be 0 at temperature 0. The history of a model's rows begins with the last prompt token, because no engine
-# computes logits of the whole prompt. The *source* is the place that a lookup would copy from. Every scalar that the
-# network sees is bounded, so that those of a longer text stay in the range that it was trained on.
+# distributions after temperature and nucleus filtering; entropies are at temperature 1, because they would be 0 at
+# temperature 0. The history of a model's rows begins with the last prompt token, because engines do not compute logits
+# of the whole prompt. The *source* is the place that a lookup would copy from. Every scalar that the network sees is
+# bounded, so that long texts stay in the range of the training data.
 TEXT_SCALARS = (  # known from token ids alone
     Scalar("context_length", "tokens", "committed tokens, the root token included", learned=False),
     Scalar("batch", "requests", "how many requests the engine decodes together", learned=False),
@@ -85,8 +82,8 @@ TEXT_SCALARS = (  # known from token ids alone
     Scalar("right_by_match", "1", "share of this text's lookups with a match like this one that began right"),
     Scalar("length_by_match", "1", f"share of right ones in their first {LONGEST_COUNTED} tokens, up to a wrong one"),
 )
-MEANS = ("accepted", "copied")  # of training roots with the same key: of a chain of the drafter's, of a lookup
-KEYS = {  # what training roots are grouped by, from token ids alone
+MEANS = ("accepted", "copied")  # over training roots with the same key: tokens of a drafted chain, tokens of a lookup
+KEYS = {  # keys of training roots, from token ids alone
     "last": "the last token",
     "two": "the last two tokens",
     "match": "the last token, whether a lookup foretold it, and the match's length up to 3",
@@ -97,7 +94,7 @@ HIT_KEY = {"hit": "the last token, and whether the drafter foretold it"}
 
 
 def _by_key(keys: dict[str, str]) -> Iterator[Scalar]:
-    """The scalars of training roots with the same keys."""
+    """The scalars of statistics over training roots with the same key."""
     for key, meaning in keys.items():
         for mean, drafts in zip(MEANS, ("of the drafter's chain", "of a lookup"), strict=True):
             words = f"accepted tokens {drafts}, mean over training roots with the same key: {meaning}"
@@ -105,8 +102,8 @@ def _by_key(keys: dict[str, str]) -> Iterator[Scalar]:
         yield Scalar(f"{key}_known", "times", f"how many training roots have that key; {MOST_COUNTED} at most")
 
 
-TOKEN_SCALARS = tuple(_by_key(KEYS))  # known from token ids, and a table of the artefact
-DRAFTER_SCALARS = (  # known where the drafter has run over the committed text; a hit: its first token was the text's
+TOKEN_SCALARS = tuple(_by_key(KEYS))  # known from token ids and a table of the artefact
+DRAFTER_SCALARS = (  # known after the drafter has run over the committed text; a hit: its first token was the text's
     *_means("hit", "1", "1 where the drafter's first token was the text's, 0 elsewhere"),
     Scalar("hits", "tokens", f"hits among the latest tokens in a row; {LONGEST_MATCH} at most"),
     Scalar("source_hits", "tokens", f"hits among the source's tokens in a row; {LONGEST_LOOKUP} at most"),
@@ -146,30 +143,23 @@ DRAFT_SCALARS = (  # known once the draft has passed the root token
     Scalar("agreed", "tokens", f"how many of the latest tokens in a row have q >= p; {LONGEST_MATCH} at most"),
 )
 
-# What a selector sees. It may first be asked with less. `full` has the scalars of `light`, and hidden states.
-TEXT, DRAFTER, EARLY, LIGHT, FULL = LEVELS = ("text", "drafter", "early", "light", "full")
-FEATURES = (EARLY, LIGHT, FULL)  # of these a pair's selector sees one or two
-MATCH = "match"  # what the rule for lookups sees: a dictionary with the length of the match alone
+TEXT, DRAFTER, EARLY, LIGHT, FULL = LEVELS = ("text", "drafter", "early", "light", "full")  # feature levels
+FEATURES = (EARLY, LIGHT, FULL)  # levels of a pair's selector; `full` has the scalars of `light`, and hidden states
+MATCH = "match"  # the feature of the lookup rule: the length of the match alone
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The scalars of one kind of selector.
-
-    Attributes:
-        levels: what it may be asked with, the one with fewer scalars first.
-        scalars: of the second level, in order; those of the first one come first.
-        first: how many scalars belong to the first level.
-    """
+    """The scalars of one kind of selector."""
 
     name: str
-    levels: tuple[str, str]
-    scalars: tuple[Scalar, ...]
-    first: int
+    levels: tuple[str, str]  # the level with fewer scalars first
+    scalars: tuple[Scalar, ...]  # of the second level; those of the first level come first
+    first: int  # number of scalars of the first level
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """Positions of the scalars that are numbers of tokens or times."""
+        """Positions of the scalars in tokens or times."""
         return tuple(f for f, scalar in enumerate(self.scalars) if scalar.unit in ("tokens", "times"))
 
     @cached_property
@@ -182,35 +172,32 @@ class Schema:
         return tuple(scalar.name for scalar in self.scalars)
 
 
-# A pair's selector is asked before the draft has passed the root, and after that. A log's selector, for an engine's
-# drafter, is asked with token ids alone, or with the drafter's hits as well.
+# A pair's selector decides before or after the draft has passed the root. A log's selector, for an engine's drafter,
+# decides from token ids alone, or from the drafter's hits as well.
 EARLY_SCALARS = (*TEXT_SCALARS, *TARGET_SCALARS)
 PAIR = Schema("pair", (EARLY, LIGHT), (*EARLY_SCALARS, *DRAFT_SCALARS), len(EARLY_SCALARS))
 ID_SCALARS = (*TEXT_SCALARS, *TOKEN_SCALARS)
 LOG = Schema("log", (TEXT, DRAFTER), (*ID_SCALARS, *DRAFTER_SCALARS), len(ID_SCALARS))
 SCHEMAS = {schema.name: schema for schema in (PAIR, LOG)}
 SCALARS, SCALAR_NAMES = PAIR.scalars, PAIR.names
-# in every schema
+# These positions are the same in every schema.
 LENGTH_AT, BATCH_AT, MATCH_AT = map(SCALAR_NAMES.index, ("context_length", "batch", "match"))
 SETTING_AT = [SCALAR_NAMES.index("temperature"), SCALAR_NAMES.index("top_p"), BATCH_AT]
 SCALARS_KEY = "scalars"  # in a feature dictionary: one float vector in the order of the schema
-
-# Last hidden states (DDTE, appendix E), which selectors with `full` features read. The target has not passed the root.
+# Last hidden states (DDTE, appendix E) of `full` features. The target has not passed the root.
 HIDDEN_STATES = ("target_hidden_prev", "draft_hidden_prev", "draft_hidden_root")
-
-LOOKUP_COLUMN = "lookup.right"  # trace column: how many tokens of a lookup the text goes on with, by root
+LOOKUP_COLUMN = "lookup.right"  # trace column: by root, the number of a lookup's tokens that agree with the text
 
 
 def survival_column(verifier: str) -> str:
-    """Trace column of a verifier's labels: `P(tau >= t | text)`, `ActionSpace.survivals` of every root in turn."""
+    """Trace column of a verifier's labels: `P(tau >= t | text)` of every root, ordered as in `ActionSpace.sums_SA`."""
     return f"{verifier}.survivals"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a trace store: `depends` (what its rows follow from) and `shards` (rows, bytes, sha256).
+    """The manifest of a trace store: `depends` (the inputs of its rows) and `shards` (rows, bytes, sha256).
 
-    Raises:
-        InputError: it is missing or damaged.
+    Raises InputError where it is missing or damaged.
     """
     path = folder / "manifest.json"
     try:
@@ -225,7 +212,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def check_shard(folder: Path, name: str, listed: dict[str, Any]) -> None:
-    """InputError unless the file is there with the listed checksum."""
+    """InputError where the file is missing or its checksum is not the listed one."""
     path = folder / name
     if not path.exists():
         raise InputError(f"{path} is missing: run the data stage again")

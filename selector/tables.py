@@ -1,4 +1,4 @@
-"""Tables of seconds: on a grid of two sizes, and of passes over several requests together."""
+"""Tables of seconds on a grid of two sizes, and for passes over several requests together."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from selector.jit import jit
 
 @dataclass(frozen=True)
 class Table:
-    """Seconds on a grid of two sizes: linear in between, constant beyond."""
+    """Seconds on a grid of two sizes, linear in between and constant beyond; ValueError or TypeError for other data."""
 
     lengths: list[int]
     sizes: list[int]
     seconds: list[list[float]]  # [length][size]
 
     def __post_init__(self) -> None:
-        """Raises ValueError or TypeError where this is no grid of times."""
-        for grid in (self.lengths, self.sizes):
-            check_grid(grid)
+        check_grid(self.lengths)
+        check_grid(self.sizes)
         rows = [list(map(number, row)) for row in self.seconds]
         if [len(row) for row in rows] != [len(self.sizes)] * len(self.lengths) or min(map(min, rows)) < 0:
             raise ValueError("every length and size needs a time, and none may be below 0")
@@ -39,18 +38,16 @@ class Table:
 
     @cached_property
     def _known(self) -> dict[tuple[float, float], float]:
-        """Earlier answers: the steps of hundreds of actions consist of the same few passes."""
-        return {}
+        return {}  # earlier answers: the steps of hundreds of actions consist of the same few passes
 
 
 def check_grid(grid: Sequence[int]) -> None:
-    """ValueError unless the sizes ascend, from 0 on."""
     if not grid or any(b <= a for a, b in pairwise([-1, *grid])):
         raise ValueError("sizes must ascend, from 0 on")
 
 
 def number(value: object) -> float:
-    """A finite number as it is; TypeError or ValueError for anything else."""
+    """The value itself if it is a finite number; TypeError or ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{value!r} is not a number")
     if not isfinite(value):
@@ -58,15 +55,14 @@ def number(value: object) -> float:
     return value
 
 
-FREE = Table([1], [1], [[0.0]])  # takes no time
+FREE = Table([1], [1], [[0.0]])  # zero seconds
 
 
 def along(grid: Sequence[int], values: Sequence[float], x: float, stepped: bool) -> float:
     """A value between and beyond timed sizes.
 
-    Engines capture a graph at a few sizes and pad to the next one, so with `stepped` a size in between costs what the
-    next larger one does; otherwise it is linear in between. Beyond the largest size there is no graph, and the value
-    rises as it did between the last two.
+    With `stepped`, a size in between costs what the next larger one does, because engines capture graphs at a few sizes
+    and pad to the next one. Otherwise values are linear in between. Beyond the largest size they are extrapolated.
     """
     if x > grid[-1]:
         rise = (values[-1] - values[-2]) / (grid[-1] - grid[-2]) if len(grid) > 1 else 0.0
@@ -78,8 +74,8 @@ def along(grid: Sequence[int], values: Sequence[float], x: float, stepped: bool)
 
 @jit
 def place(grid_L: NDArray[Any], value: float) -> tuple[int, float]:
-    """Where a value lies on an ascending grid of two or more: the position of its upper neighbour, and the share of the
-    way to it from the lower one, from 0 to 1. `selector.latency.places` does the same for tensors."""
+    """The position of a value's upper neighbour on an ascending grid of two or more, and the share of the way from the
+    lower neighbour to it, from 0 to 1."""
     value = min(max(value, grid_L[0]), grid_L[-1])
     above = max(1, int(np.searchsorted(grid_L, value)))
     return above, (value - grid_L[above - 1]) / (grid_L[above] - grid_L[above - 1])
@@ -87,23 +83,14 @@ def place(grid_L: NDArray[Any], value: float) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class Batches:
-    """Times of passes over several requests that are decoded together, each with its own chain or tree.
+    """Times of passes over several requests together; ValueError or TypeError for other data."""
 
-    Attributes:
-        sizes: numbers of requests, ascending.
-        draft: for each of them, one draft pass over one token of each request, by context length.
-        target: for each of them, the rest of a step, by context length and verified tokens of a request, its root
-            included.
-        stepped: as in `along`, for requests and for tokens.
-    """
-
-    sizes: list[int]
-    draft: list[Table]
-    target: list[Table]
-    stepped: bool
+    sizes: list[int]  # batch sizes, ascending
+    draft: list[Table]  # for each size, one draft pass over one token of each request, by context length
+    target: list[Table]  # for each size, the rest of a step, by context length and verified tokens with the root
+    stepped: bool  # as in `along`, for requests and for tokens
 
     def __post_init__(self) -> None:
-        """Raises ValueError or TypeError where these are no tables of several requests."""
         check_grid(self.sizes)
         if not self.sizes[0] or not len(self.sizes) == len(self.draft) == len(self.target):
             raise ValueError("every number of requests needs two tables")
@@ -111,8 +98,7 @@ class Batches:
             raise TypeError("stepped must be true or false")
 
     def at(self, batch: int, tokens: int) -> tuple[Table, Table]:
-        """Draft pass and rest of a step for a number of requests, the latter for every number of tokens up to the given
-        one."""
+        """The draft pass and the rest of a step for a batch size, the latter for 1 to `tokens` tokens."""
         lengths = sorted({length for table in self.target for length in table.lengths})
         every = list(range(1, tokens + 1))
         return (
@@ -121,7 +107,6 @@ class Batches:
         )
 
     def _seconds(self, tables: list[Table], length: int, batch: int, sizes: list[int]) -> list[float]:
-        """At one context length, for each of some sizes."""
         timed = [(table.sizes, [table.at(length, size) for size in table.sizes]) for table in tables]
         each = ([along(*own, size, self.stepped) for own in timed] for size in sizes)
         return [along(self.sizes, values, batch, self.stepped) for values in each]

@@ -1,1 +1,1 @@
-"""A trained module -> an artefact directory."""
+"""From a trained module to an artefact directory."""

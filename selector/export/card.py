@@ -1,8 +1,6 @@
-"""The model card of an exported selector: what it gains, and how to call it."""
+"""The model card of an exported selector."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from selector.runtime.artefact import ArtefactConfig
 from selector.schema import LOG, PAIR
@@ -65,7 +63,7 @@ Without features (`None`) the answer is the static action `{tuple(config.fallbac
 
 
 def _what(config: ArtefactConfig) -> str:
-    """What it chooses, and for whom."""
+    """What the selector chooses, and for which models."""
     pair = config.pair
     if config.schema == LOG:
         batches = ", ".join(map(str, sorted({mode.batch for mode in config.modes})))
@@ -80,21 +78,19 @@ This is no draft model: the text's distribution stays the target's."""
 
 
 def _gains(config: ArtefactConfig) -> str:
-    """The measured table; nothing where it was exported without an evaluation."""
+    """The table of measured speeds; empty where there was no evaluation."""
     evaluation = config.metrics.get("evaluation")
     if not evaluation:
         return ""
+    lines = []
+    for row in evaluation["by_setting"]:
+        low, high = row["wall_interval_95"]
+        decoded = f"{row['wall_ratio']:.3f} [{low:.3f}, {high:.3f}]"
+        replayed = f"{row['replay_ratio']:.3f} ±{row['replay_error']:.3f}"
+        lines.append(f"| {row['temperature']:g} | {row['top_p']:g} | {decoded} | {replayed} |\n")
     return f"""
 Speed over the best static tree of the best verifier, on the machine it was tuned for:
 
 | temperature | top-p | decoded, 95% interval | replayed, ± one standard error |
 |---|---|---|---|
-{"".join(map(_gain, evaluation["by_setting"]))}"""
-
-
-def _gain(row: dict[str, Any]) -> str:
-    """One line of the table."""
-    low, high = row["wall_interval_95"]
-    decoded = f"{row['wall_ratio']:.3f} [{low:.3f}, {high:.3f}]"
-    replayed = f"{row['replay_ratio']:.3f} ±{row['replay_error']:.3f}"
-    return f"| {row['temperature']:g} | {row['top_p']:g} | {decoded} | {replayed} |\n"
+{"".join(lines)}"""

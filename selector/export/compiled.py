@@ -1,4 +1,4 @@
-"""The exported selector compiled ahead of time: a `.pt2` package that engines in C++ load (`selector/export/cpp`).
+"""The exported selector compiled ahead of time, a `.pt2` package for engines in C++ (`selector/export/cpp`).
 
 Legend: B roots, F scalars, D hidden width, A actions.
 """
@@ -19,7 +19,7 @@ PACKAGE = "selector.pt2"  # in the artefact directory
 
 
 class PackagedSelector(nn.Module):
-    """Plain tensors in and out, a batch of any size."""
+    """`DeployedSelector` with plain tensors in and out, for a batch of any size."""
 
     shapes_A3: Tensor
 
@@ -30,25 +30,20 @@ class PackagedSelector(nn.Module):
         self.register_buffer("shapes_A3", torch.tensor(shapes))
 
     def forward(self, scalars_BF: Tensor, passed_B: Tensor, states_BD: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Args:
-            scalars_BF: float32; where the draft has not passed the root, zeros for those that are not known.
-            passed_B: float32, 1 where it has, 0 elsewhere.
-            states_BD: hidden states, float32, in schema order, zeros where it has not; none for a light selector.
+        """Shapes, int64 [B, 3], (K, L1, L2) of a tree or (0, length, 0) of a lookup; positions, int64 [B]; scores,
+        float32 [B, A].
 
-        Returns:
-            what to draft, int64 [B, 3]: (K, L1, L2) of a tree, (0, length, 0) of a lookup; its position in the action
-            table, int64 [B]; the scores of all actions, float32 [B, A].
+        Args:
+            scalars_BF: float32, zeros where they are not known.
+            passed_B: float32, 1 where the draft has passed the root, 0 elsewhere.
+            states_BD: hidden states, float32, in schema order, zeros where not known; none for a light selector.
         """
         index_B, scores_BA = self.made.decide(scalars_BF, states_BD, passed_B.unsqueeze(-1))
         return self.shapes_A3[index_B], index_B, scores_BA
 
 
 def compile_package(made: DeployedSelector, actions: tuple[Choice, ...], path: Path) -> None:
-    """Write the package, for this processor and this version of torch.
-
-    Raises:
-        InputError: there is no C++ compiler, or it fails.
-    """
+    """Writes the package for this processor and this version of torch; InputError where compilation fails."""
     packaged = PackagedSelector(made, actions).eval()
     batch = torch.export.Dim("batch", min=1)
     example = (torch.zeros(2, made.scalars), torch.ones(2), [torch.zeros(2, width) for width in made.hidden_widths])
@@ -56,16 +51,15 @@ def compile_package(made: DeployedSelector, actions: tuple[Choice, ...], path: P
     program = torch.export.export(packaged, example, dynamic_shapes=shapes)
     try:
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
-    except Exception as error:  # of torch or of the C++ compiler, of many kinds
+    except Exception as error:  # torch and the C++ compiler raise many kinds
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"export.compiled: {path.name} could not be compiled ({reason}); is g++ installed?") from error
 
 
 def run_package(path: Path, widths: dict[str, int]) -> Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]:
-    """The package as `selector.pt` is called: a batch of features in, actions by position and scores out.
+    """The package with the interface of `selector.pt`: a batch of features in, positions of actions and scores out.
 
-    Args:
-        widths: of the features, by name, the scalars first.
+    `widths` are those of the features, by name.
     """
     package = torch._inductor.aoti_load_package(str(path))
 

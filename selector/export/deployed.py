@@ -1,6 +1,6 @@
-"""What an engine runs: the trained network and its decisions in one scriptable module.
+"""The trained network and its decisions in one scriptable module, which engines run.
 
-Legend: B roots, S sampling settings, L context lengths, A actions, D hidden width, F scalars.
+Legend: B roots, S modes, L context lengths, A actions, D hidden width, F scalars.
 """
 
 # Annotations are not postponed, because TorchScript reads those of a module's attributes as objects.
@@ -20,14 +20,7 @@ from selector.train.module import SelectorModule
 
 
 class DeployedSelector(nn.Module):
-    """The network and the decision by the nearest sampling setting and number of requests, in evaluation mode.
-
-    Args:
-        module: trained.
-        profile: of the machine that it decides on.
-        modes: how it decides.
-        verifier: whose times count.
-    """
+    """The network in evaluation mode, and the decision of the nearest mode, with one machine's times."""
 
     settings_S3: Tensor
     lengths_L: Tensor
@@ -59,12 +52,9 @@ class DeployedSelector(nn.Module):
         self.eval()
 
     def forward(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Args:
-            features: the schema's names to float32 [F] and [D], or [B, F] and [B, D]; or the scalars of its first level
-                alone, where the others are not known.
+        """The position of the chosen action, int64 [] or [B], and scores, float32 [A] or [B, A].
 
-        Returns:
-            action index, int64 [] or [B]; scores, float32 [A] or [B, A].
+        `features` are float32 [F] and [D], or [B, F] and [B, D], or the scalars of the schema's first level alone.
         """
         scalars = features["scalars"]
         single = scalars.dim() == 1
@@ -86,11 +76,7 @@ class DeployedSelector(nn.Module):
         return best, scores
 
     def decide(self, scalars_BF: Tensor, states: list[Tensor], passed_B1: Tensor) -> tuple[Tensor, Tensor]:
-        """As `forward`, of a batch whose early roots are padded with zeros.
-
-        Args:
-            passed_B1: float32, 1 where all scalars are known.
-        """
+        """As `forward`, for a batch padded with zeros; `passed_B1` is float32, 1 where all scalars are known."""
         batch_B1 = self.doubling * scalars_BF[:, self.batch_at].clamp(min=1).log2().unsqueeze(-1)
         setting_B3 = torch.cat([scalars_BF[:, self.setting_at], batch_B1], dim=-1)
         distance_BS = (setting_B3.unsqueeze(1) - self.settings_S3).abs().sum(-1)
@@ -115,7 +101,7 @@ class DeployedSelector(nn.Module):
 
 
 def config_of(module: SelectorModule, verifier: str, fallback: Action, modes: Sequence[Mode]) -> ArtefactConfig:
-    """What `config.json` says of a trained module; without a pair and figures."""
+    """The contents of `config.json` for a trained module, without the pair and the figures."""
     widths = module.hparams["hidden_widths"]
     return ArtefactConfig(
         schema=module.schema,

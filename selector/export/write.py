@@ -1,14 +1,14 @@
-"""Trained module -> artefact directory.
+"""Writes the artefact directory of a trained module.
 
-selector.pt        TorchScript: features in, action index and scores out; standardisation, times and prices within
-tokens.safetensors statistics by token, where it was trained on a log
+selector.pt        TorchScript: features in, action index and scores out
 model.safetensors  the same weights and tables, for engines without torch (`selector.plain`)
-selector.pt2       compiled ahead of time for C++ (`selector.export.compiled`), where it was asked for
+selector.pt2       the same compiled for C++ (`selector.export.compiled`), where it was asked for
+tokens.safetensors statistics by token, for a log's selector
 config.json        feature schema, action table, verifier, modes, pair, versions, metrics, run id, checksums
-latency.json       the latency profile it was tuned for
-README.md          a model card: what it gains, and how to call it
-custom_generate/   what transformers' `generate(custom_generate="<this directory>", ..)` runs, of a pair's selector
-SHA256SUMS         of all of the above
+latency.json       the latency profile of the machine it was tuned for
+README.md          the model card
+custom_generate/   the code of transformers' `generate(custom_generate="<this directory>", ..)`, for a pair's selector
+SHA256SUMS         the checksums of all of the above
 """
 
 from __future__ import annotations
@@ -62,19 +62,15 @@ def write_artefact(
     compiled: bool = False,
     tokens: TokenStatistics | None = None,
 ) -> Selector:
-    """Write the directory under a temporary name, read it back and check it, then rename it over an earlier one.
+    """Writes the directory under a temporary name, checks it, renames it over an earlier one, and loads the selector.
 
     Args:
         fallback: the action for a root without features.
         modes: `Mode.row` of each sampling setting; further entries are kept in `config.json`.
         facts: further entries of `config.json`, among them `pair` (names and fingerprint) and `metrics`.
-        check: called with the finished directory under its temporary name; after an error of its own, an earlier
-            directory is unchanged.
+        check: called with the temporary directory; if it raises, an earlier directory is unchanged.
         compiled: whether to compile it for C++, too.
-        tokens: statistics by token, of a selector that was trained on a log.
-
-    Returns:
-        the selector as an engine would load it.
+        tokens: statistics by token, for a log's selector.
     """
     config = config_of(module, verifier, fallback, [Mode.of(mode) for mode in modes])
     made = DeployedSelector(module, profile, config.modes, verifier)
@@ -107,7 +103,7 @@ def write_artefact(
 
 
 def _scripted(made: DeployedSelector) -> bytes:
-    """The file's bytes, because libtorch ends the process where it writes to a full disk."""
+    """The file's bytes, because libtorch ends the process when it writes to a full disk."""
     buffer = io.BytesIO()
     with torchscript():
         torch.jit.save(torch.jit.script(made), buffer)

@@ -1,4 +1,4 @@
-"""An artefact directory -> decisions."""
+"""From an artefact directory to decisions."""
 
 from selector.runtime.selector import Selector, Tuned, load_selector
 

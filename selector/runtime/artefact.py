@@ -1,4 +1,4 @@
-"""An artefact directory's files and config, and the features of a root: what is read, and what is refused."""
+"""The files and the config of an artefact directory, and the checks of a root's features."""
 
 from __future__ import annotations
 
@@ -36,27 +36,18 @@ Features = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class ArtefactConfig:
-    """What `config.json` says.
-
-    Attributes:
-        objective: `regressor` or `policy`.
-        feature_level: what the network sees where everything is known.
-        hidden_states: width of each hidden state that it reads, in schema order; none for a light selector.
-        fallback: the action for a root without features.
-        pair: names of the models and their `fingerprint`.
-        facts: what is there for people alone: `metrics`, `run_id`, `provenance`, `versions`, `checksums`.
-    """
+    """The contents of `config.json`."""
 
     schema: Schema
-    objective: str
-    feature_level: str
+    objective: str  # `regressor` or `policy`
+    feature_level: str  # of the network's input where everything is known
     verifier: str
-    hidden_states: dict[str, int]
+    hidden_states: dict[str, int]  # widths, in schema order; empty for a light selector
     space: ActionSpace
-    fallback: Action
+    fallback: Action  # for a root without features
     modes: tuple[Mode, ...]
-    pair: dict[str, Any] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
+    pair: dict[str, Any] = field(default_factory=dict)  # names of the models and their `fingerprint`
+    facts: dict[str, Any] = field(default_factory=dict)  # `metrics`, `run_id`, `provenance`, `versions`, `checksums`
 
     @property
     def regressor(self) -> bool:
@@ -65,20 +56,17 @@ class ArtefactConfig:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Figures of its training and evaluation."""
-        metrics: dict[str, Any] = self.facts["metrics"]
-        return metrics
+        """Figures of the training and the evaluation."""
+        return dict(self.facts["metrics"])
 
     def static_speeds(self, mode: Mode, latency: LatencyProfile) -> Tensor:
-        """Tokens per second of the static trees under a mode's setting, at the middle one of the measured context
-        lengths; [T], in the order of `space.trees`."""
+        """Tokens per second of each of `space.trees` under a mode's setting, at the middle measured context length."""
         latency, filtered = latency.at_batch(mode.batch), mode.top_p < 1
         length = latency.draft.lengths[len(latency.draft.lengths) // 2]
         seconds = [latency.action_seconds(tree, length, self.verifier, (), filtered) for tree in self.space.trees]
         return torch.tensor(mode.mean_efficiency) / torch.tensor(seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """As `of_json` and engines in other languages read it."""
         return {
             "format": FORMAT,
             "schema_version": SCHEMA_VERSION,
@@ -102,7 +90,7 @@ class ArtefactConfig:
 
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> ArtefactConfig:
-        """Raises ValueError, KeyError, TypeError or AttributeError where the parts make no sense together."""
+        """Raises ValueError, KeyError, TypeError or AttributeError where the parts do not fit together."""
         features, schema = values["features"], SCHEMAS[values["schema"]]
         config = cls(
             schema=schema,
@@ -116,17 +104,15 @@ class ArtefactConfig:
             pair=values["pair"],
         )
         named = [scalar["name"] for scalar in features["scalars"]]
-        listed = [choice_of(action) for action in values["actions"]]
         if not config._fits() or (features["early"], named) != (schema.first, list(schema.names)):
             raise ValueError("its parts do not fit together")
-        if listed != list(config.space.actions):
+        if [choice_of(action) for action in values["actions"]] != list(config.space):
             raise ValueError("the actions are not those of the space")
-        further = {name: value for name, value in values.items() if name not in config.to_json()}
-        config.facts.update(further)
+        config.facts.update({name: value for name, value in values.items() if name not in config.to_json()})
         return config
 
     def _fits(self) -> bool:
-        """Whether the parts belong together, and are of the types that they should be."""
+        """Whether the parts fit together and have the right types."""
         space, levels = self.space, self.schema.levels
         seen = (), (MATCH,), levels[:1], (self.feature_level,)
         hidden_states = HIDDEN_STATES if self.feature_level == FULL else ()
@@ -152,7 +138,7 @@ class ArtefactConfig:
 
 
 def read_config(path: Path) -> ArtefactConfig:
-    """InputError where it is not of this program's version, or makes no sense."""
+    """`config.json`; InputError where it is damaged or of another version."""
     try:
         values = json.loads(path.read_text())
         version = values["format"], values["schema_version"]
@@ -167,14 +153,10 @@ def read_config(path: Path) -> ArtefactConfig:
 
 
 def local_folder(folder: str | Path, revision: str | None = None) -> Path:
-    """The directory itself, or the local copy of a repository on the hub, downloaded where there is none.
+    """The directory itself, or the local copy of a repository on the hub, which is downloaded if necessary.
 
-    Args:
-        folder: a directory, or `organisation/name`.
-        revision: branch, tag or commit on the hub.
-
-    Raises:
-        InputError: there is no such directory, and it cannot be downloaded.
+    `folder` is a directory or `organisation/name`, `revision` a branch, tag or commit on the hub. Raises InputError
+    where there is no such directory and the download fails.
     """
     path = Path(folder)
     if path.is_dir() or isinstance(folder, Path) or not HUB_ID.fullmatch(folder):
@@ -185,13 +167,13 @@ def local_folder(folder: str | Path, revision: str | None = None) -> Path:
         raise InputError(f"{folder}: no such directory; to fetch it from the hub, install huggingface_hub") from error
     try:
         return Path(snapshot_download(folder, revision=revision))
-    except Exception as error:  # of the network, the hub and the cache, of many kinds
+    except Exception as error:  # the network, the hub and the cache raise many kinds
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"{folder}: no such directory, and the hub does not give it: {reason}") from error
 
 
 def check_files(folder: Path) -> None:
-    """InputError where a file is missing, or does not match the list of checksums."""
+    """InputError where a file is missing or does not match the list of checksums."""
     listing = folder / CHECKSUMS
     try:
         lines = listing.read_text().splitlines()
@@ -216,22 +198,22 @@ def checked(features: Features, widths: dict[str, int], most_axes: int, early: i
 
 
 def check_finite(features: Features) -> None:
-    """InputError where a number is NaN or infinite; names the feature."""
+    """InputError, which names the feature, where a number is not finite."""
     for name, value in features.items():
-        if not math.isfinite(float(value.sum())):  # one call: a NaN or an infinity anywhere makes the sum one
+        if not math.isfinite(float(value.sum())):  # one call, because the sum keeps any NaN or infinity
             raise InputError(f"features: {name} is not finite")
 
 
 def of_schema(features: Features, widths: dict[str, int], most_axes: int, early: int | None = None) -> Features:
-    """The features that are read, on the CPU.
+    """The features named in `widths`, on the CPU.
 
     Args:
         widths: of the last axis, by name.
         most_axes: 1 for one root, 2 where a batch is accepted, too.
-        early: how many scalars alone are accepted; None where all features are needed.
+        early: number of scalars that are accepted alone; None where all features are needed.
 
     Raises:
-        InputError: one is missing, or of another shape or dtype than the schema's; names it.
+        InputError: a feature is missing, or of another shape or dtype than the schema's; names it.
     """
     scalars = features.get(SCALARS_KEY)
     if early is not None and isinstance(scalars, Tensor) and scalars.shape[-1:] == (early,):
@@ -251,7 +233,7 @@ def of_schema(features: Features, widths: dict[str, int], most_axes: int, early:
 
 
 def check_setting(temperature: float, top_p: float, batch: float = 1) -> None:
-    """InputError where this is no way to sample, or no number of requests."""
+    """InputError where the sampling setting or the number of requests is out of range."""
     if not (0 <= temperature < math.inf and 0 < top_p <= 1):
         raise InputError(f"temperature {temperature:g}, top-p {top_p:g}: no sampling setting")
     if not 1 <= batch < math.inf:

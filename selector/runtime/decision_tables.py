@@ -1,6 +1,6 @@
-"""What the exported file decides with, by sampling setting: times, prices and allowed actions as tensors.
+"""The tables that the exported file decides with: times, prices and allowed actions of each mode, as tensors.
 
-Legend: S sampling settings, A actions, L context lengths.
+Legend: S modes, A actions, L context lengths.
 """
 
 from __future__ import annotations
@@ -21,30 +21,19 @@ ANY_LEVEL = -1.0
 
 
 class DecisionTables(NamedTuple):
-    """One row for each mode.
+    """One row for each mode."""
 
-    Attributes:
-        settings_S3: `Mode.key`.
-        lengths_L: measured context lengths.
-        early_SLA, late_SLA: step times before and after the draft has passed the root, in seconds.
-        speed_S, rho_S: of the price of time.
-        allowed_SA: actions that may be chosen where the rule does not copy.
-        late_S: 1 where the draft's rows (of a log's selector, the drafter's hits) are looked at, else 0.
-        least_S, copied_SA: the match from which on the rule copies, and its lookup.
-        level_S: position of the mode's level among `LOG.levels`, or `ANY_LEVEL`.
-    """
-
-    settings_S3: Tensor
-    lengths_L: Tensor
-    early_SLA: Tensor
-    late_SLA: Tensor
+    settings_S3: Tensor  # `Mode.key`
+    lengths_L: Tensor  # measured context lengths
+    early_SLA: Tensor  # seconds of a step that is decided before the draft has passed the root
+    late_SLA: Tensor  # seconds of a step that is decided after it
     speed_S: Tensor
     rho_S: Tensor
-    allowed_SA: Tensor
-    late_S: Tensor
-    least_S: Tensor
-    copied_SA: Tensor
-    level_S: Tensor
+    allowed_SA: Tensor  # actions that may be chosen where the lookup rule does not apply
+    late_S: Tensor  # 1 where the mode uses the draft's rows, or the drafter's hits for a log's selector; else 0
+    least_S: Tensor  # the shortest match for which the lookup rule applies
+    copied_SA: Tensor  # the lookup of the rule
+    level_S: Tensor  # position of the mode's level in `LOG.levels`, or `ANY_LEVEL`
 
 
 def decision_tables(
@@ -54,7 +43,7 @@ def decision_tables(
     at_batch = {mode.batch: profile.at_batch(mode.batch) for mode in modes}
 
     def times(levels: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-        """Lengths and step times, where of a mode's feature levels those among the given ones were looked at."""
+        """Lengths and step times, where a decision uses those of the mode's feature levels that are in `levels`."""
         tables = []
         for mode in modes:
             asked = [level for level in mode.feature_levels if not levels or level in levels]

@@ -1,14 +1,12 @@
-"""Decisions for several requests that are decoded together, all made at once.
+"""Joint decisions for several requests that are decoded together.
 
-The draft passes are shared, so a step takes as many of them as its longest draft needs; every verified token is
-charged. With `f` the time of a step in which nothing is drafted, `p` of a draft pass and `t` of one more verified token
-of one request,
+The requests share their draft passes. A step in which nothing is drafted takes f, a draft pass p, and one more verified
+token of one request t:
 
     T = f(contexts) + p max_b passes_b + t sum_b drafted_b.
 
-Let `g` be the speed of the whole batch, in tokens per second. A verified token then costs `g t` tokens, and a draft
-pass `g p`, once for all requests. For each number of passes m every request takes the best of its chains of up to m
-tokens and its lookups at that price; then the m with the largest sum, less `g p m`, is taken.
+At the speed g of the whole batch, a verified token costs `g t` tokens, and a draft pass `g p`. For each number m of
+passes, every request takes its best action of up to m passes. Then the m with the largest sum, less `g p m`, is taken.
 
 Legend: B requests in flight, A actions, C contexts, V verified tokens, M draft passes.
 """
@@ -30,31 +28,25 @@ Array = NDArray[Any]
 
 
 class StepClock(NamedTuple):
-    """The times of steps of one number of requests, in seconds.
+    """Times of the steps of a batch of one size, in seconds."""
 
-    Attributes:
-        contexts_C: context lengths, ascending, at least two.
-        draft_C: one draft pass.
-        target_CV: the rest of a step, by verified tokens of a request.
-    """
-
-    contexts_C: Array
-    draft_C: Array
-    target_CV: Array
+    contexts_C: Array  # context lengths, ascending, at least two
+    draft_C: Array  # one draft pass
+    target_CV: Array  # the rest of a step, by verified tokens of a request
 
     def prices(self, context: float, batch: int) -> tuple[float, float]:
-        """At a mean context, seconds of one more verified token of one request, and of one draft pass of all."""
+        """Seconds of one more verified token of one request, and of one draft pass of all, at a mean context."""
         token, draft = (np.interp(context, self.contexts_C, each_C) for each_C in (self.token_C / batch, self.draft_C))
         return float(token), float(draft)
 
     @property
     def token_C(self) -> Array:
-        """One more verified token of every request."""
+        """Seconds of one more verified token of every request."""
         return (self.target_CV[:, -1] - self.target_CV[:, 0]) / (self.target_CV.shape[1] - 1)
 
 
 def step_clock(profile: LatencyProfile, batch: int) -> StepClock:
-    """From a profile with a batch axis; InputError where it has none."""
+    """The clock of a batch size; InputError where the profile holds times of one request alone."""
     if profile.batches is None:
         raise InputError(f"the latency profile of {profile.device} holds times of one request alone")
     draft, target = profile.batches.at(batch, MOST_TOKENS)
@@ -64,15 +56,15 @@ def step_clock(profile: LatencyProfile, batch: int) -> StepClock:
 
 
 class Shapes(NamedTuple):
-    """What some chains and lookups draft: tokens, passes of the drafter, and whether it is a lookup."""
+    """Drafted tokens and draft passes of chains and lookups."""
 
     drafted_A: Array
     passes_A: Array
-    copies_A: Array
+    copies_A: Array  # whether the action is a lookup
 
     @classmethod
     def of(cls, actions: Iterable[Choice]) -> Shapes:
-        """Raises ValueError where there are branches."""
+        """Raises ValueError where an action has branches."""
         actions = list(actions)
         if any(isinstance(action, Action) and action.K > 1 for action in actions):
             raise ValueError("requests of one batch draft chains or lookups, not trees")
@@ -83,7 +75,7 @@ class Shapes(NamedTuple):
 
 @jit
 def joint_choice(tokens_BA: Array, shapes: Shapes, speed: float, token_seconds: float, pass_seconds: float) -> Array:
-    """What each request drafts, positions of actions, int64 [B].
+    """Positions of the requests' actions, int64 [B].
 
     Args:
         tokens_BA: predicted block efficiencies, float64.
@@ -92,7 +84,7 @@ def joint_choice(tokens_BA: Array, shapes: Shapes, speed: float, token_seconds: 
     """
     B, A = tokens_BA.shape
     token, once, most = speed * token_seconds, speed * pass_seconds, shapes.passes_A.max()
-    best_MB = np.full((most + 1, B), -np.inf)  # with up to so many passes
+    best_MB = np.full((most + 1, B), -np.inf)  # with up to m passes
     action_MB = np.zeros((most + 1, B), np.int64)
     for b in range(B):
         for a in range(A):

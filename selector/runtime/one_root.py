@@ -1,12 +1,9 @@
 """A mode's decision at one root in one call: the network, the times and the choice.
 
-The forward pass of `selector.train.network` is written three times. The one in torch is trained, exported and run in
-batches. The one here is compiled by Numba, because a few dozen calls of torch take longer than one root's decision may.
-The one in NumPy, in `selector.plain`, is for engines without torch. `tests/selector` compares all three.
+This is the forward pass of `selector.train.network` in Numba, because dozens of torch calls would take too long.
 
-Legend: F scalars, D hidden states one after another, N all numbers of the network, I inputs and O outputs of a layer,
-H outputs of the network that the allowed actions need, U survivals that they need, K actions that may be chosen, L
-context lengths.
+Legend: F scalars, D concatenated hidden states, N all numbers of the network, I inputs and O outputs of a layer, K
+actions that may be chosen, U survivals and H outputs of the network that these need, L context lengths.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from selector.actions import ActionSpace, Choice
+from selector.actions import Choice
 from selector.decision import Costs, Mode, best_action
 from selector.jit import jit
 from selector.latency import LatencyProfile
@@ -34,35 +31,22 @@ PROJECTION = ("0.weight", "0.bias", "1.weight", "1.bias")  # of a hidden state: 
 
 
 class Network(NamedTuple):
-    """The network as numbers in a row.
+    """The network in flat arrays."""
 
-    Attributes:
-        counts_F: bool, the scalars that are numbers of tokens, whose logarithm goes in.
-        widths: of the hidden states; each is projected to `projected` numbers, followed by a layer norm.
-        sizes: O of the layers of the MLP.
-        numbers_N: weights and biases of each hidden state's projection and layer norm, then of each layer.
-        factors_UH, sums_KU: see `_tokens`; empty for a policy, whose outputs are the actions' logits.
-    """
-
-    counts_F: Array
-    widths: Array
-    projected: int
-    sizes: Array
-    numbers_N: Array
-    factors_UH: Array
+    counts_F: Array  # bool, the scalars of which the logarithm is taken
+    widths: Array  # of the hidden states
+    projected: int  # numbers that each hidden state is projected to
+    sizes: Array  # O of the layers of the MLP
+    numbers_N: Array  # weights and biases of each hidden state's projection and layer norm, then of each layer
+    factors_UH: Array  # as `sums_KU`, of `_tokens`; empty for a policy, whose outputs are the actions' logits
     sums_KU: Array
 
 
 class OneRoot:
-    """What a network decides at one root under one sampling setting, from the features of one level.
+    """A network's decision at one root under one mode, from the features of one level.
 
-    The scaling of the scalars is made part of the first layer, and the last layer keeps only the outputs that the
-    allowed actions need.
-
-    Args:
-        weights: of the exported module.
-        profile: of the machine that it decides on.
-        level: which of the mode's features it is asked with.
+    The first layer includes the scaling of the scalars. The last layer keeps only the outputs that the allowed actions
+    need.
     """
 
     def __init__(
@@ -83,7 +67,7 @@ class OneRoot:
         self._no_states = np.zeros(0, np.float32)
 
     def tokens(self, features: dict[str, Tensor]) -> Array:
-        """Predicted block efficiencies of `actions` at one root, float64 [K]; of a regressor that sees scalars alone.
+        """Predicted block efficiencies of `actions` at one root, float64 [K], of a regressor that sees scalars alone.
         InputError where one of them is not finite."""
         check_finite(features)
         outputs_H = _outputs(features[SCALARS_KEY].numpy(), self._no_states, self._network)
@@ -97,14 +81,14 @@ class OneRoot:
             states_D = np.concatenate([features[name].numpy() for name in self.hidden_states])
         best = _decide(features[SCALARS_KEY].numpy(), states_D, self._network, self._costs, LENGTH_AT)
         if best == NOT_FINITE:
-            check_finite(features)  # says which
+            check_finite(features)  # raises with the feature's name
         return self.actions[best]
 
 
 def _network(
     weights: Mapping[str, Tensor], config: ArtefactConfig, allowed: list[int], inputs: int, widths: list[int]
 ) -> Network:
-    """Of a module that reads so many scalars and these hidden states, for some actions."""
+    """The network for some actions, from `inputs` scalars and hidden states of these widths."""
     body = "network.body." if config.regressor else "network."
     own = {name.removeprefix(body): weight for name, weight in weights.items() if name.startswith(body)}
     projections = [own[f"blocks.{i}.{part}"] for i in range(len(widths)) for part in PROJECTION]
@@ -114,7 +98,11 @@ def _network(
     outputs: Tensor | list[int] = allowed
     factors_UH, sums_KU = torch.zeros(0, 0), torch.zeros(0, 0)
     if config.regressor:
-        outputs, factors_UH, sums_KU = _of_survivals(config.space, allowed)
+        sums_SK = config.space.sums_SA[:, allowed]
+        survivals = sums_SK.any(1)
+        factors_HU = config.space.survival_factors()[:, survivals]
+        outputs = factors_HU.any(1)
+        factors_UH, sums_KU = factors_HU[outputs].T, sums_SK[survivals].T
     layers[-1] = layers[-1][0][outputs], layers[-1][1][outputs]
     parts = [*projections, *(part for layer in layers for part in layer)]
     return Network(
@@ -131,24 +119,14 @@ def _network(
 def _first_layer(
     weight_OI: Tensor, bias_O: Tensor, mean_F: Tensor, scale_F: Tensor, inputs: int, hidden: bool
 ) -> tuple[Tensor, Tensor]:
-    """The first layer for the first `inputs` scalars alone, with their scaling in it."""
+    """The first layer for the first `inputs` scalars, including their scaling."""
     F = len(scale_F)
     scaled_OF = weight_OI[:, :inputs] / scale_F[:inputs]
     bias_O = bias_O - scaled_OF @ mean_F[:inputs]
     if inputs == F:
-        bias_O = bias_O + weight_OI[:, F]  # the input that says that the draft has passed the root
+        bias_O = bias_O + weight_OI[:, F]  # the input that is 1 after the draft has passed the root
     hidden_OI = weight_OI[:, F + 1 :] if hidden else weight_OI[:, :0]
     return torch.cat([scaled_OF, hidden_OI], dim=-1), bias_O
-
-
-def _of_survivals(space: ActionSpace, allowed: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """The network's outputs that some actions need, bool; of these the factors of the survivals that they need, [U, H];
-    and which survivals each action's block efficiency is the sum of, [K, U]."""
-    sums_UK = space.sums_SA[:, allowed]
-    survivals = sums_UK.any(1)
-    factors_HU = space.survival_factors()[:, survivals]
-    outputs = factors_HU.any(1)
-    return outputs, factors_HU[outputs].T, sums_UK[survivals].T
 
 
 def _plain(values: Tensor) -> Array:
@@ -158,12 +136,7 @@ def _plain(values: Tensor) -> Array:
 
 @jit
 def _decide(scalars_F: Array, states_D: Array, network: Network, costs: Costs, length_at: int) -> int:
-    """The position of the action to take; `NOT_FINITE` where a feature is not finite.
-
-    Args:
-        length_at: which scalar is the context length; an argument, because Numba keeps the values of other files'
-            globals on disk.
-    """
+    """The position of the chosen action; `NOT_FINITE` where a feature is not finite."""
     if not (np.isfinite(scalars_F).all() and np.isfinite(states_D).all()):
         return NOT_FINITE
     outputs_H = _outputs(scalars_F, states_D, network)
@@ -174,7 +147,7 @@ def _decide(scalars_F: Array, states_D: Array, network: Network, costs: Costs, l
 
 @jit
 def _outputs(scalars_F: Array, states_D: Array, network: Network) -> Array:
-    """The network's outputs, [H]. Scalars beyond those that it reads are ignored."""
+    """The network's outputs, [H], from the first F scalars."""
     F, projected, numbers_N = len(network.counts_F), network.projected, network.numbers_N
     values_I = np.empty(F + projected * len(network.widths), np.float32)
     for f in range(F):
@@ -202,8 +175,8 @@ def _outputs(scalars_F: Array, states_D: Array, network: Network) -> Array:
 @jit
 def _tokens(outputs_H: Array, network: Network) -> Array:
     """Block efficiencies of the actions that may be chosen, [K]: sums of survivals, which are products of the
-    probabilities that the outputs are the logits of (`selector.train.network.SurvivalNetwork`)."""
-    # the logarithm of the logistic function, written so that it does not overflow
+    probabilities whose logits are the outputs (`selector.train.network.SurvivalNetwork`)."""
+    # The logarithm of the logistic function in a form that does not overflow.
     log_accepted_H = np.minimum(outputs_H, np.float32(0)) - np.log1p(np.exp(-np.abs(outputs_H)))
     survivals_U = np.empty(len(network.factors_UH), np.float32)
     for u in range(len(survivals_U)):
@@ -216,7 +189,7 @@ def _tokens(outputs_H: Array, network: Network) -> Array:
 
 @jit
 def _linear(numbers_N: Array, at: int, values_I: Array, outputs_O: Array) -> int:
-    """A linear layer, its weights [O, I] and then its biases from `at` on; the position after them."""
+    """Applies a linear layer, whose weights [O, I] and biases begin at `at`; returns the position after them."""
     I, O = len(values_I), len(outputs_O)
     for o in range(O):
         outputs_O[o] = numbers_N[at + O * I + o] + _dot(numbers_N[at + o * I : at + (o + 1) * I], values_I)

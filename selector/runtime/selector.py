@@ -1,4 +1,4 @@
-"""Artefact directory -> decisions. Needs torch, NumPy and Numba alone.
+"""A loaded selector: an artefact directory's decisions, with torch, NumPy and Numba alone.
 
 Legend: B roots or requests, A actions, K actions that may be chosen, T trees, F scalars, D hidden width.
 """
@@ -40,18 +40,12 @@ class Selector:
     """A loaded selector.
 
     Attributes:
-        space: what it chooses from.
         actions: the action table; `scores` follows its order.
-        schema: its scalars.
-        verifier: the verifier it was trained for.
-        feature_levels: what `select` is asked with, and `scores`: `light` features, the scalars alone, or `full` ones,
-            hidden states, too; `drafter` ones where it was trained on a log. It may also be asked with the scalars of
-            its schema's first level alone.
-        latency: the profile that its decisions are based on.
+        feature_levels: the level of the features that `select` and `scores` take: `light`, `full` or `drafter`.
         fallback: the action for a root without features.
-        modes: how it decides under each of its sampling settings.
-        config: the artefact's `config.json`.
-        tokens: statistics by token, which features of token ids need where it was trained on a log.
+        latency: the profile that the decisions are based on.
+        tokens: statistics by token, for the features of a log's selector.
+        widths: of the features, by name.
     """
 
     def __init__(
@@ -71,14 +65,13 @@ class Selector:
 
     @torch.inference_mode()
     def select(self, features: Features | None) -> Choice:
-        """The action for one root.
+        """The action for one root; `fallback` without features.
 
         Args:
-            features: `{name: tensor}` as in the schema, float32 [F] and [D], or the scalars of its first level alone;
-                None where there are none.
+            features: `{name: tensor}` as in the schema, float32 [F] and [D], or the scalars of its first level alone.
 
         Raises:
-            InputError: a feature is missing, of another shape or dtype, or not finite, or names no sampling setting.
+            InputError: a feature is missing, of another shape or dtype, or not finite, or a setting is out of range.
         """
         if features is None:
             return self.fallback
@@ -86,11 +79,10 @@ class Selector:
 
     @torch.inference_mode()
     def scores(self, features: Features) -> Tensor:
-        """Scores of all actions, float32 [A]; [B, A] for a batch. The highest is chosen.
+        """Scores of all actions, float32 [A], or [B, A] for a batch. The highest is chosen.
 
-        Those of a regressor are in tokens: what the action yields less what its time is worth. Actions that are never
-        taken under the root's sampling setting have a score of `decision.NEVER`; where nothing is decided, all but the
-        static tree. Raises InputError as `select`.
+        Those of a regressor are `E - price T` in tokens. Actions that the mode does not allow have `decision.NEVER`.
+        Raises InputError as `select`.
         """
         return self.module(self._read(features, 2))[1]
 
@@ -109,18 +101,15 @@ class Selector:
         batch: int = 1,
         level: str | None = None,
     ) -> Tuned:
-        """The selector under one sampling setting, for steps of so many requests: the nearest one of its modes.
+        """The selector under the mode that is nearest to a sampling setting and a number of requests.
 
         Args:
-            batch: how many requests are decoded together.
-            level: `text` or `drafter`, what the engine knows, for a selector that was trained on a log; if None, the
-                features that are given decide.
-            nodes: most drafted tokens, equal prefixes counted apart.
-            shapes: the actions that an engine can draft, trees `(K, L1, L2)` and lookups `(length,)`; all of
-                them if None.
+            nodes: largest number of drafted tokens; equal prefixes of branches count separately.
+            shapes: the actions that an engine can draft, trees `(K, L1, L2)` and lookups `(length,)`; None for all.
+            level: `text` or `drafter`, for a log's selector; None to use the level of the features that are given.
 
         Raises:
-            InputError: there is no such sampling setting, batch or level, no tree is left, or a shape is not in the
+            InputError: the setting, the batch or the level is out of range, no tree is left, or a shape is not in the
                 action space.
         """
         check_setting(temperature, top_p, batch)
@@ -140,7 +129,7 @@ class Selector:
 
 
 def _allowed(space: ActionSpace, nodes: int | None, shapes: Iterable[tuple[int, ...]] | None) -> list[int]:
-    """Positions of the actions that remain."""
+    """Positions of the actions that an engine can draft."""
     try:
         wanted = range(len(space)) if shapes is None else sorted({space.index(choice_of(shape)) for shape in shapes})
     except (ValueError, TypeError) as error:
@@ -152,16 +141,10 @@ def _allowed(space: ActionSpace, nodes: int | None, shapes: Iterable[tuple[int, 
 
 
 class Tuned:
-    """One sampling setting of a selector: one root at a time, in as few calls as possible.
+    """A selector under one sampling setting, for one root at a time; a lookup rule or a static tree needs no selector.
 
-    Attributes:
-        feature_levels: what it is to be asked with, in turn, until it answers: features of a level, or the `match`
-            alone; nothing where nothing is decided.
-        mode: how it decides.
-
-    Args:
-        selector: whose network decides; None for a mode that needs none, the lookup rule's or a static tree's.
-        less: asked instead where features of the schema's first level are given.
+    `select` takes the features of each of `feature_levels` in turn until it answers. Where features of the schema's
+    first level are given, `less` decides instead.
     """
 
     def __init__(self, mode: Mode, selector: Selector | None = None, less: Tuned | None = None) -> None:
@@ -170,10 +153,10 @@ class Tuned:
             self._at_root = {level: self._one_root(mode, level) for level in mode.feature_levels}
 
     def select(self, features: Features | None) -> Choice | None:
-        """The decision at a root; the static tree where there are no features, or nothing is decided.
+        """The decision at a root; the static tree without features.
 
         Returns:
-            None where only early features are given and the draft is to pass the root: then ask with all of them.
+            None where only early features are given and the decision needs all of them, after the draft's root pass.
 
         Raises:
             InputError: a feature is missing, of another shape or dtype, or not finite.
@@ -195,29 +178,23 @@ class Tuned:
         return None if early and len(mode.feature_levels) > 1 and not without_draft(action) else action
 
     def select_jointly(self, features: Sequence[Features]) -> list[Choice]:
-        """What each of several requests drafts that are decoded together and share their draft passes.
+        """The choices of several requests that share their draft passes, from the features of each, as in `select`.
 
-        Args:
-            features: of each request, as `select` takes them.
-
-        Raises:
-            InputError: as `select`.
+        Raises InputError as `select`.
         """
         mode = self.mode
         if self._less is not None and all(len(each[SCALARS_KEY]) == self._own.schema.first for each in features):
             return self._less.select_jointly(features)
         if not mode.joint:
             return [choice for each in features if (choice := self.select(each)) is not None]
-        at_root, read = self._of_all, [self._read(each) for each in features]
+        (at_root, shapes, clock), read = self._jointly, [self._read(each) for each in features]
         tokens_BK = np.stack([at_root.tokens(each) for each in read])
         context = float(np.mean([each[SCALARS_KEY][LENGTH_AT] for each in read]))
-        shapes, prices = Shapes.of(at_root.actions), self._clock.prices(context, mode.batch)
-        chosen_B = joint_choice(tokens_BK, shapes, mode.joint, *prices)
+        chosen_B = joint_choice(tokens_BK, shapes, mode.joint, *clock.prices(context, mode.batch))
         return [at_root.actions[k] for k in chosen_B]
 
     @property
     def _own(self) -> Selector:
-        """InputError where there is none: the lookup rule then reads the match alone."""
         if self._selector is None:
             raise InputError(
                 "a network's decisions need its selector" if self.mode.decides else "features: match is missing"
@@ -229,17 +206,14 @@ class Tuned:
         return OneRoot(own.module.state_dict(), own.config, own.latency, mode, level)
 
     @cached_property
-    def _of_all(self) -> OneRoot:
-        """For joint decisions all actions count, also those that do not pay for a whole batch."""
-        return self._one_root(replace(self.mode, allowed=()), self.mode.feature_levels[-1])
-
-    @cached_property
-    def _clock(self) -> StepClock:
-        return step_clock(self._own.latency, self.mode.batch)
+    def _jointly(self) -> tuple[OneRoot, Shapes, StepClock]:
+        """For joint decisions, which consider all actions."""
+        at_root = self._one_root(replace(self.mode, allowed=()), self.mode.feature_levels[-1])
+        return at_root, Shapes.of(at_root.actions), step_clock(self._own.latency, self.mode.batch)
 
     @cached_property
     def _with_less(self) -> bool:
-        """Whether it may be asked with the schema's first level."""
+        """Whether the schema's first level is accepted alone."""
         return self._own.schema.levels[0] in self.mode.feature_levels or MATCH in self.mode.feature_levels
 
     def _read(self, features: Features) -> Features:
@@ -248,7 +222,7 @@ class Tuned:
 
 @contextmanager
 def torchscript() -> Iterator[None]:
-    """Leaves out the warning that TorchScript is deprecated from torch 2.10 on."""
+    """Suppresses the warning that TorchScript is deprecated."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".?torch\.jit\.\w+.? is deprecated", category=DeprecationWarning)
         yield
@@ -257,19 +231,17 @@ def torchscript() -> Iterator[None]:
 def load_selector(
     folder: str | Path, latency: str | Path | LatencyProfile | None = None, revision: str | None = None
 ) -> Selector:
-    """Read an artefact directory.
-
-    On another machine than the one it was tuned for, step times, static trees and the speeds that price time are that
-    machine's, and any action may be chosen. Under which sampling settings decisions pay was found on the first one.
+    """Reads an artefact directory.
 
     Args:
-        folder: as written by the export stage, or the id of a repository on the hub that holds one.
-        latency: another machine's profile; the one in the directory if None.
+        folder: the directory, or the id of a repository on the hub.
+        latency: another machine's profile, whose step times, static trees and price of time are used; all actions are
+            then allowed. None for the directory's own.
         revision: branch, tag or commit on the hub.
 
     Raises:
-        InputError: a file is missing, the hub does not give it, its checksum does not match, the schema version is
-            another one, or the profile is of another pair or lacks the verifier.
+        InputError: a file is missing, damaged or of another schema version, the download fails, or the profile is of
+            another pair or lacks the verifier.
     """
     folder = local_folder(folder, revision)
     check_files(folder)
@@ -290,7 +262,7 @@ def load_selector(
 
 
 def _moved(config: ArtefactConfig, mode: Mode, latency: LatencyProfile, own: LatencyProfile) -> Mode:
-    """A mode on another machine: its best static tree, and g in proportion to the trees' speeds."""
+    """A mode on another machine, with its best static tree, and g in proportion to the trees' speeds."""
     if config.verifier not in latency.verify:
         raise InputError(f"the latency profile of {latency.device} has no times for {config.verifier}")
     speed_T, before_T = config.static_speeds(mode, latency), config.static_speeds(mode, own)

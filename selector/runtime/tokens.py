@@ -1,11 +1,8 @@
-"""What usually follows a token: means over training texts.
+"""Statistics by token: means of accepted tokens over the training roots that share a key (`selector.schema.KEYS`).
 
-How often a drafter is right depends on the token it continues from: seldom after a comma, often within a word. So the
-training roots are grouped by *keys*: the last token, the last two, the last token and the first one of a lookup, and so
-on. Means per key generalise to texts of other kinds, which an embedding of the token ids does not. The means of a key
-that was seen seldom are shrunk to those of all roots.
+The means of a rare key are shrunk to those of all roots.
 
-Legend: N known keys, J keys of a root (`selector.schema.KEYS`), K means (`MEANS`), R roots, F = J (K + 1) scalars.
+Legend: N known keys, J keys of a root, K means (`MEANS`), R roots, F = J (K + 1) scalars.
 """
 
 from __future__ import annotations
@@ -24,29 +21,22 @@ from selector.schema import MEANS, MOST_COUNTED
 Array = NDArray[Any]
 FILE = "tokens.safetensors"  # in the artefact directory
 WEIGHT = 20.0  # of the mean of all roots, in observations
-LEAST = 2  # keys that were seen less often are not kept
+LEAST = 2  # occurrences of a key that is kept
 
 
 @dataclass(frozen=True)
 class TokenStatistics:
-    """Means by key.
+    """Means by key."""
 
-    Attributes:
-        keys_N: int64, ascending.
-        counts_N: how many training roots have it, float64.
-        sums_NK: of the numbers at these roots, float64.
-        means_K: of all roots, float64.
-    """
-
-    keys_N: Array
-    counts_N: Array
-    sums_NK: Array
-    means_K: Array
+    keys_N: Array  # int64, ascending
+    counts_N: Array  # number of training roots, float64
+    sums_NK: Array  # of the values at these roots, float64
+    means_K: Array  # over all roots, float64
 
     @classmethod
     def fit(cls, keys_RJ: Array, values_RK: Array, text_R: Array) -> tuple[TokenStatistics, Array]:
-        """The statistics of some roots, and the scalars of these roots, float64 [R, F]. The latter leave out the root's
-        own text, because its labels must not leak into its features."""
+        """The statistics of some roots, and the scalars of these roots, float64 [R, F]. The scalars leave out the
+        root's own text, because its labels must not leak into its features."""
         (R, J), K = keys_RJ.shape, values_RK.shape[1]
         keys_N, at_RJ = np.unique(keys_RJ, return_inverse=True)
         at, values = at_RJ.reshape(-1), np.repeat(values_RK, J, axis=0)
@@ -61,23 +51,23 @@ class TokenStatistics:
 
     @classmethod
     def empty(cls) -> TokenStatistics:
-        """Of no roots."""
+        """The statistics of no roots."""
         K = len(MEANS)
         return cls(np.zeros(0, np.int64), np.zeros(0), np.zeros((0, K)), np.zeros(K))
 
     def of(self, keys_J: Array) -> Array:
-        """The scalars of some keys, float64 [F]: the means of each, and how often it was seen."""
+        """The scalars of some keys, float64 [F]: for each key its means, and its number of occurrences."""
         found: Array = _found(keys_J, self.keys_N, self.counts_N, self.sums_NK, self.means_K, WEIGHT, MOST_COUNTED)
         return found
 
     def to_tensors(self) -> dict[str, Array]:
-        """As the artefact holds it."""
+        """The arrays of the artefact's file."""
         numbers = {name: getattr(self, name).astype(np.float32) for name in ("counts_N", "sums_NK", "means_K")}
         return {"keys_N": self.keys_N, **numbers}
 
     @classmethod
     def load(cls, folder: Path) -> TokenStatistics:
-        """From an artefact directory; of no roots where it has none."""
+        """The statistics in an artefact directory, or those of no roots where it has none."""
         path = folder / FILE
         if not path.exists():
             return cls.empty()
@@ -86,7 +76,7 @@ class TokenStatistics:
 
 
 def _summed(at: Array, values: Array, size: int) -> tuple[Array, Array]:
-    """Counts and sums of some rows by where they belong."""
+    """Counts and sums of the rows of each group."""
     sums = np.stack([np.bincount(at, column, size) for column in values.T], axis=1)
     return np.bincount(at, minlength=size).astype(np.float64), sums
 
@@ -101,7 +91,7 @@ def _scalars(counts_N: Array, sums_NK: Array, means_K: Array) -> Array:
 def _found(
     keys_J: Array, keys_N: Array, counts_N: Array, sums_NK: Array, means_K: Array, weight: float, most: int
 ) -> Array:
-    """`_scalars` of some keys; the means of all roots where a key is not known."""
+    """`_scalars` of some keys, with the means of all roots for unknown keys."""
     K = len(means_K)
     found_F = np.zeros(len(keys_J) * (K + 1))
     for j in range(len(keys_J)):
