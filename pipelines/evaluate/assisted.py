@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +23,7 @@ PROMPT_LOOKUP = "prompt lookup, constant"
 
 @dataclass(frozen=True)
 class Assistant:
-    """One way to draft in `generate(assistant_model=..)`; a method to compare with, which replay cannot follow.
+    """One way to draft in `generate(assistant_model=..)`, which cannot be replayed.
 
     Attributes:
         constant: drafted tokens of every step; None for the library's default, which stops where the draft is unsure.
@@ -40,35 +41,21 @@ class Assistant:
             return PROMPT_LOOKUP
         return ASSISTED if self.constant is None else ASSISTED_CONSTANT
 
-    @property
-    def identity(self) -> str:
-        return self.name
+    identity = name
 
     def decode(self, pair: ModelPair, sampling: Sampling, task: Task) -> Decoding:
-        """As `Method.decode`; the steps are hidden in the library."""
+        """As `Method.decode`; the steps cannot be observed."""
         new, passes, seconds = self.generate(pair, sampling, task.prompt, task.limit, task.seed)
         return Decoding(new, seconds, passes, new, seconds, 0.0)
 
     def generate(
         self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, seed: int
     ) -> tuple[int, int, float]:
-        """New tokens, target passes, and seconds on the wall."""
-        passes = 0
-
-        def count(*_: object) -> None:
-            nonlocal passes
-            passes += 1
-
-        generation = GenerationConfig(
-            max_new_tokens=limit,
-            eos_token_id=sorted(pair.eos_ids) or None,
-            pad_token_id=next(iter(pair.eos_ids), 0),
-            **sampling.generation,
-        )
+        """New tokens, target passes, and wall-clock seconds."""
+        passes: list[None] = []
         drafts = {"prompt_lookup_num_tokens": self.constant} if self.lookup else {"assistant_model": pair.draft}
-        inputs = torch.tensor([prompt], device=pair.device)
-        generate: Any = pair.target.generate
-        handle = pair.target.register_forward_hook(count)
+        generate = generation(pair, sampling, prompt, limit, **drafts)
+        handle = pair.target.register_forward_hook(lambda *_: passes.append(None))
         torch.manual_seed(seed)
         try:
             with quiet(), without_own_settings(pair.target, pair.draft):
@@ -77,16 +64,29 @@ class Assistant:
                     own.num_assistant_tokens, own.num_assistant_tokens_schedule = self.constant, "constant"
                     own.assistant_confidence_threshold = 0.0
                 start = time.perf_counter()
-                output = generate(
-                    inputs, attention_mask=torch.ones_like(inputs), generation_config=generation, **drafts
-                )
+                output = generate()
                 new = output.shape[1] - len(prompt)
                 if output.is_cuda:
                     torch.cuda.synchronize(output.device)
                 seconds = time.perf_counter() - start
         finally:
             handle.remove()
-        return new, passes, seconds
+        return new, len(passes), seconds
+
+
+def generation(
+    pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, **drafts: Any
+) -> Callable[[], torch.Tensor]:
+    """The call of the target's `generate()` that continues a prompt."""
+    inputs = torch.tensor([prompt], device=pair.device)
+    config = GenerationConfig(
+        max_new_tokens=limit,
+        eos_token_id=sorted(pair.eos_ids) or None,
+        pad_token_id=next(iter(pair.eos_ids), 0),
+        **sampling.generation,
+    )
+    generate: Any = pair.target.generate
+    return partial(generate, inputs, attention_mask=torch.ones_like(inputs), generation_config=config, **drafts)
 
 
 @contextmanager
@@ -112,9 +112,9 @@ def best_of(
     limit: int,
     seed: int,
 ) -> Assistant:
-    """The one with the most tokens per second on some training prompts; their order changes from prompt to prompt."""
+    """The one with the most tokens per second on some prompts; their order changes from prompt to prompt."""
     totals = {assistant: [0, 0.0] for assistant in assistants}
-    assistants[0].generate(pair, sampling, prompts[0], limit, seed)  # the first call is slow
+    assistants[0].generate(pair, sampling, prompts[0], limit, seed)  # the first call is slower
     for number, prompt in enumerate(prompts):
         shift = number % len(assistants)
         for assistant in (*assistants[shift:], *assistants[:shift]):

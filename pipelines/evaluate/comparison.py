@@ -1,6 +1,6 @@
 """From decoded prompts and replayed texts to the figures of an evaluation.
 
-Decoded ratios are sums over sums, with a 95% interval by a bootstrap over sources; replayed ratios carry one standard
+Decoded ratios are ratios of sums, with a 95% interval by the bootstrap over sources. Replayed ratios have one standard
 error, by the jackknife over sources.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from selector.actions import EMPTY
 from selector.train.data import Setting
 from selector.train.replay import Ratio
 
-# figures of the summary, and the methods that the selector's speed is divided by
+# by figure of the summary: the method that the selector's speed is compared with
 FIGURES = {
     "ratio_vs_best_static_delayed": BEST_STATIC,
     "ratio_vs_best_static_by_kind": BEST_BY_KIND,
@@ -35,23 +36,19 @@ FIGURES = {
     "ratio_vs_assisted_generation_constant": ASSISTED_CONSTANT,
     "ratio_vs_prompt_lookup": PROMPT_LOOKUP,
 }
-APART = 3.0  # standard errors by which decoding and replay along the same texts may differ, were their size known
+APART = 3.0  # standard errors, were they known exactly, by which decoding and replay of the same texts may differ
 
 
 def evaluation(config: Config, rows: Rows, replayed: Rows, own_texts: Rows) -> dict[str, Any]:
-    """`summary`; `methods` with one entry per method and sampling setting; `replayed` and `own_texts` as given; and
-    `disagreements`.
-
-    The bootstrap resamples sources, because the prompts of one source are not independent; all methods and settings
-    share each resample, because they share the prompts. A figure of the summary is a mean over sampling settings.
+    """`summary`, whose figures are means over sampling settings; `methods` with one entry per method and setting;
+    `disagreements`; and `replayed` and `own_texts` as given.
 
     Args:
         rows: of the journal.
-        replayed: as `replays.replays` gives them.
-        own_texts: as `own_texts.own_texts` gives them.
+        replayed, own_texts: as the functions of these names return them.
     """
     sources = sorted({row["source"] for row in rows})
-    weights = source_weights(len(sources), config.seed)
+    weights = source_weights(len(sources), config.seed)  # shared by methods and settings, as the prompts are
     entries: Rows = []
     by_setting: Rows = []
     ratios: dict[str, list[np.ndarray]] = {}
@@ -91,8 +88,7 @@ def _by_method(rows: Rows, key: Setting) -> dict[str, Rows]:
 
 
 def _gains(key: Setting, speeds: dict[str, np.ndarray], replayed: dict[str, Any]) -> dict[str, Any]:
-    """The selector's speed under one setting over that of the best static tree and of the lookup rule, each decoded and
-    replayed."""
+    """The selector's speed over that of the best static tree and of the lookup rule, each decoded and replayed."""
     over_tree, over_rule = (speeds[SELECTOR] / speeds[rival] for rival in (BEST_STATIC, COPYING))
     return {
         "temperature": key[0],
@@ -108,12 +104,12 @@ def _gains(key: Setting, speeds: dict[str, np.ndarray], replayed: dict[str, Any]
 
 
 def disagreements(own_texts: Rows, sources: int) -> list[str]:
-    """Methods whose decoding differs from replay along the same texts by more than the errors: in the number of steps,
-    or in their time relative to that of the best static tree's.
+    """Methods whose decoding differs from replay of the same texts by more than the errors: in the number of steps, or
+    in the time of a step relative to the best static tree's.
 
     Args:
-        sources: that the errors of times are jackknifed over. Errors over few sources are uncertain themselves, so with
-            6 sources two times may be 5.5 errors apart, with 24 sources 3.3 (Student's t at the level of `APART`).
+        sources: the number of sources that the errors of times are estimated from. Times are compared by Student's t at
+            the level of `APART`.
     """
     found = []
     most = float(stats.t.isf(stats.norm.sf(APART), sources - 1)) if sources > 1 else math.inf
@@ -134,14 +130,14 @@ def _total(rows: Rows, key: str) -> float:
 
 
 def speed(rows: Rows, sources: list[str], weights: np.ndarray) -> np.ndarray:
-    """Tokens per second under each set of source weights: sums over sums."""
+    """Tokens per second in each resample; the first value is the estimate itself."""
     of = [row["source"] for row in rows]
     tokens, seconds = (sums_by_source([row[key] for row in rows], of, sources) for key in ("tokens", "seconds"))
     return (weights @ tokens) / (weights @ seconds)
 
 
 def _entry(rows: Rows, speeds: dict[str, np.ndarray], replayed: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One method under one setting; `replayed` is its row of replay, if it has one."""
+    """One method under one setting."""
     name = rows[0]["method"]
     ratio = speeds[name] / speeds[BEST_STATIC]
     drafted = Counter(action for row in rows for action in row["drafted"])
@@ -164,18 +160,13 @@ def _entry(rows: Rows, speeds: dict[str, np.ndarray], replayed: dict[str, Any] |
 
 
 def traced_steps(row: dict[str, Any], tokenizer: Any) -> Rows:
-    """The steps of one decoded prompt: `source` (lookup, draft or nothing), `drafted`, the `accepted` text, and the
-    text of the `extra` token that verification adds, which is empty where the text was cut before it.
-
-    Args:
-        row: of the journal.
-    """
+    """The steps of a row of the journal: `source` (lookup, draft or nothing), `drafted`, the `accepted` text, and the
+    text of the `extra` token that verification adds, which is empty where the text was cut before it."""
     text, roots = row["text"], [*row["step_roots"], row["block_tokens"]]
     steps = []
-    for drafted, root, following in zip(row["drafted"], roots[:-1], roots[1:], strict=True):
+    for drafted, (root, following) in zip(row["drafted"], pairwise(roots), strict=True):
         source = "lookup" if drafted.startswith("lookup") else "nothing" if drafted == str(EMPTY) else "draft"
-        accepted, extra = (
-            tokenizer.decode(own) for own in (text[root : following - 1], text[following - 1 : following])
-        )
+        parts = text[root : following - 1], text[following - 1 : following]
+        accepted, extra = map(tokenizer.decode, parts)
         steps.append({"source": source, "drafted": drafted, "accepted": accepted, "extra": extra})
     return steps

@@ -1,8 +1,8 @@
-"""What an evaluation found: in sentences, and as the tables that the terminal and the report show."""
+"""What an evaluation found, in sentences and as the tables that the terminal and the report show."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -17,17 +17,26 @@ from selector.train.replay import Ratio
 Cells = dict[str, str]  # of one row of a table, by column
 
 
+def setting_of(row: dict[str, Any]) -> str:
+    """The sampling setting of any row of an evaluation."""
+    return str(Sampling(row["temperature"], row["top_p"]))
+
+
+def _decided(evaluation: dict[str, Any]) -> Iterable[tuple[dict[str, Any], Mode]]:
+    """The gains under every sampling setting, and what decides there."""
+    return zip(evaluation["summary"]["by_setting"], map(Mode.of, evaluation["decisions"]), strict=True)
+
+
 def headline(evaluation: dict[str, Any]) -> str:
     """One sentence: where the selector pays on this machine, and where it does not."""
-    modes = _modes(evaluation)
     gains: list[str] = []
     kept: list[str] = []
-    for row in evaluation["summary"]["by_setting"]:
-        if modes[_key(row)].feature_levels:
+    for row, mode in _decided(evaluation):
+        if mode.feature_levels:
             of_what = "" if gains else " as fast as the best fixed tree"
-            gains.append(f"{row['replay_ratio']:.2f} times{of_what} at {_setting(row)}")
+            gains.append(f"{row['replay_ratio']:.2f} times{of_what} at {setting_of(row)}")
         else:
-            kept.append(_setting(row))
+            kept.append(setting_of(row))
     if not gains:
         return "On this machine decisions gain nothing: the selector drafts the best fixed tree everywhere."
     text = f"On this machine the selector, replayed on held-out texts, decodes {', '.join(gains)}"
@@ -35,12 +44,11 @@ def headline(evaluation: dict[str, Any]) -> str:
 
 
 def decisions(evaluation: dict[str, Any]) -> list[str]:
-    """For each sampling setting who decides, and why."""
-    modes = _modes(evaluation)
-    return [f"{_setting(row)}: {_who(modes[_key(row)])}" for row in evaluation["summary"]["by_setting"]]
+    """For each sampling setting what decides, and why."""
+    return [f"{setting_of(row)}: {_reason(mode)}" for row, mode in _decided(evaluation)]
 
 
-def _who(mode: Mode) -> str:
+def _reason(mode: Mode) -> str:
     if mode.rule is not None:
         return (
             f"The lookup rule decides here: it is two standard errors ahead of the best fixed tree, and the network is "
@@ -59,28 +67,23 @@ def _who(mode: Mode) -> str:
     )
 
 
-def _modes(evaluation: dict[str, Any]) -> dict[tuple[float, float], Mode]:
-    return {_key(entry): Mode.of(entry) for entry in evaluation["decisions"]}
-
-
-def _key(row: dict[str, Any]) -> tuple[float, float]:
-    return row["temperature"], row["top_p"]
-
-
-def _setting(row: dict[str, Any]) -> str:
-    return str(Sampling(row["temperature"], row["top_p"]))
-
-
 def _interval(value: float, bounds: Sequence[float], digits: int = 3) -> str:
     return f"{value:.{digits}f} [{bounds[0]:.{digits}f}, {bounds[1]:.{digits}f}]"
 
 
+def _replayed(value: float | None, error: float | None) -> str:
+    return "" if value is None or error is None else str(Ratio(value, error))
+
+
+def _tree(row: dict[str, Any]) -> str:
+    return str(tuple(row["action"])) if row["action"] else ""
+
+
 def gains(summary: dict[str, Any]) -> list[Cells]:
-    """By sampling setting the selector's speed over that of the best fixed tree and of the lookup rule, decoded and
-    replayed."""
+    """By sampling setting the selector's speed over that of the best fixed tree and of the lookup rule."""
     return [
         {
-            "setting": _setting(row),
+            "setting": setting_of(row),
             "over the best fixed tree, decoded": _interval(row["wall_ratio"], row["wall_interval_95"]),
             "over the best fixed tree, replayed": str(Ratio(row["replay_ratio"], row["replay_error"])),
             "over the lookup rule, decoded": _interval(row["wall_over_rule"], row["wall_over_rule_interval_95"]),
@@ -91,18 +94,16 @@ def gains(summary: dict[str, Any]) -> list[Cells]:
 
 
 def methods(evaluation: dict[str, Any]) -> list[Cells]:
-    """Methods x sampling settings."""
+    """Every method under every sampling setting."""
     return [
         {
-            "setting": _setting(entry),
+            "setting": setting_of(entry),
             "method": _label(entry),
-            "tree": str(tuple(entry["action"])) if entry["action"] else "",
+            "tree": _tree(entry),
             "tokens a step": f"{entry['block_efficiency']:.2f}",
             "tokens/s": _interval(entry["tokens_per_second"], entry["interval_95"], 0),
             "ratio to best static": _interval(entry["ratio_to_best_static"], entry["ratio_interval_95"]),
-            "replayed": ""
-            if entry["replay_ratio"] is None
-            else str(Ratio(entry["replay_ratio"], entry["replay_error"])),
+            "replayed": _replayed(entry["replay_ratio"], entry["replay_error"]),
         }
         for entry in evaluation["methods"]
     ]
@@ -110,19 +111,19 @@ def methods(evaluation: dict[str, Any]) -> list[Cells]:
 
 def _label(entry: dict[str, Any]) -> str:
     """The method's name, with its verifier where the name does not say it."""
-    plain = entry["method"] == AUTOREGRESSIVE or (entry["action"] is None and entry["verifier"] == "transformers")
-    told = entry["method"].startswith(f"{STATIC} ")
-    return entry["method"] if plain or told else f"{entry['method']} ({entry['verifier']})"
+    method, verifier = entry["method"], entry["verifier"]
+    said = method == AUTOREGRESSIVE or verifier == "transformers" or method.startswith(f"{STATIC} ")
+    return method if said else f"{method} ({verifier})"
 
 
 def synthetic(replayed: Rows) -> list[Cells]:
-    """What was replayed on other clocks."""
+    """What was replayed on synthetic clocks."""
     return [
         {
             "clock": row["clock"],
-            "setting": _setting(row),
+            "setting": setting_of(row),
             "method": row["method"],
-            "tree": str(tuple(row["action"])) if row["action"] else "",
+            "tree": _tree(row),
             "ratio": str(Ratio(row["ratio"], row["error"])),
         }
         for row in replayed
@@ -131,7 +132,7 @@ def synthetic(replayed: Rows) -> list[Cells]:
 
 
 def averages(summary: dict[str, Any]) -> list[Cells]:
-    """The selector's speed over each rival's, mean over sampling settings; and its share of the time."""
+    """The selector's speed over that of other methods, mean over sampling settings; and its share of the time."""
     ratios = [
         {"figure": figure, "value": _interval(value, summary[f"{figure}_interval_95"])}
         for figure, value in summary.items()
@@ -142,23 +143,21 @@ def averages(summary: dict[str, Any]) -> list[Cells]:
 
 def show(evaluation: dict[str, Any]) -> None:
     """The tables and findings of an evaluation on the terminal."""
-    caption = (
-        "best static: of all verifiers, by the training texts; ratios are to it. "
+    caption: str | None = (
+        "best static: the fastest tree of all verifiers on the training texts; ratios are to it. "
         "In brackets 95% intervals over sources; ± one standard error over sources"
     )
     summary = evaluation["summary"]
-    for title, rows, below in (
-        ("Held-out prompts decoded, and held-out texts replayed", methods(evaluation), caption),
-        (
-            "Held-out texts replayed on synthetic clocks: speed over the best static tree (± one standard error)",
-            synthetic(evaluation["replayed"]),
-            None,
-        ),
-        ("The selector's speed, mean over sampling settings", averages(summary), None),
-        ("The selector's speed by sampling setting, decoded and replayed", gains(summary), None),
+    on_clocks = "Held-out texts replayed on synthetic clocks: speed over the best static tree (± one standard error)"
+    for title, rows in (
+        ("Held-out prompts decoded, and held-out texts replayed", methods(evaluation)),
+        (on_clocks, synthetic(evaluation["replayed"])),
+        ("The selector's speed, mean over sampling settings", averages(summary)),
+        ("The selector's speed by sampling setting, decoded and replayed", gains(summary)),
     ):
         if rows:
-            table = Table(*rows[0], title=title, title_justify="left", caption=below)
+            table = Table(*rows[0], title=title, title_justify="left", caption=caption)
+            caption = None
             for row in rows:
                 table.add_row(*row.values())
             console.print(table)

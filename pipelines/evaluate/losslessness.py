@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
 
 from data_gen.decoding import decoder_for
 from data_gen.decoding.loop import FixedTree
@@ -16,6 +15,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.prompts import Prompt
 from data_gen.verification import get_verifier
 from pipelines.config import Config
+from pipelines.evaluate.assisted import generation
 from pipelines.pair.loading import encode
 from selector.actions import Action
 from selector.schema import InputError
@@ -31,22 +31,21 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
     At every other prompt the target drafts for itself, so that deep branches are accepted however weak the draft is.
 
     Returns:
-        the number of continuations compared, and the prompts, actions and positions of those that differ: `ties` where
-        the logits of both tokens lie within `tie` of each other, `differing` elsewhere.
+        the numbers of prompts, continuations and tokens, and where continuations differ: `ties` where the logits of
+        both tokens lie within `tie` of each other, `differing` elsewhere.
     """
     result: dict[str, Any] = {"prompts": len(prompts), "continuations": 0, "tokens": 0, "ties": [], "differing": []}
+    limit = config.evaluate.tokens
     for number, prompt in enumerate(prompts):
         tokens = encode(config, pair, prompt)
-        expected = _generate(pair, tokens, config.evaluate.tokens)
+        with without_own_settings(pair.target):
+            expected = generation(pair, Sampling(0), tokens, limit)()[0, len(tokens) :].tolist()
         verifier = get_verifier(config.verifiers[number % len(config.verifiers)])
         drafting = pair if number % 2 else replace(pair, draft=pair.target)
         for action in ACTIONS:
-            length = len(tokens) + config.evaluate.tokens
-            decoder = decoder_for(
-                drafting, Sampling(0), verifier, FixedTree(action), length, draft_sampling=Sampling(1)
-            )
-            generator = torch.Generator(device=pair.device).manual_seed(0)
-            found = decoder.decode(tokens, config.evaluate.tokens, generator).tokens
+            tree, length = FixedTree(action), len(tokens) + limit
+            decoder = decoder_for(drafting, Sampling(0), verifier, tree, length, draft_sampling=Sampling(1))
+            found = decoder.decode(tokens, limit, torch.Generator(device=pair.device).manual_seed(0)).tokens
             result["continuations"] += 1
             result["tokens"] += len(expected)
             if found != expected:
@@ -58,30 +57,13 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
     return result
 
 
-def _generate(pair: ModelPair, tokens: list[int], count: int) -> list[int]:
-    inputs = torch.tensor([tokens], device=pair.device)
-    generate: Any = pair.target.generate
-    settings = GenerationConfig(
-        max_new_tokens=count,
-        do_sample=False,
-        eos_token_id=sorted(pair.eos_ids) or None,
-        pad_token_id=next(iter(pair.eos_ids), 0),
-    )
-    with without_own_settings(pair.target):
-        output = generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=settings)
-    return output[0, len(tokens) :].tolist()
-
-
 @torch.inference_mode()
 def _gap(pair: ModelPair, context: list[int], found: list[int], expected: list[int]) -> tuple[float, float]:
-    """The distance of the target's logits of two tokens after a context, and the distance that rounding explains.
-
-    Args:
-        found, expected: one token each, or none where a text has ended.
-    """
-    logits_V = pair.target(torch.tensor([context], device=pair.device)).logits[0, -1].float()
+    """The distance between the target's logits of two tokens after a context, and the largest one that is a tie; each
+    list of tokens has one, or none where that text has ended."""
     if not (found and expected):
         return math.inf, 0.0
+    logits_V = pair.target(torch.tensor([context], device=pair.device)).logits[0, -1].float()
     return abs(float(logits_V[found[0]] - logits_V[expected[0]])), tie(float(logits_V.max()), pair.target.dtype)
 
 

@@ -1,12 +1,13 @@
 """The methods that `evaluate` compares under one sampling setting: how each decodes, and how it is replayed.
 
-Each method is tuned on the training texts, with the step times of the latency profile that it is compared on.
+Static trees are chosen on the training texts, with the latency profile that the methods are compared on.
+
+Legend: X texts, A actions.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -49,17 +50,14 @@ class Task:
 
 @dataclass
 class Decoding:
-    """What a method made of one prompt.
-
-    The last four lists are empty for methods whose steps cannot be observed.
+    """A method's continuation of one prompt. The lists are empty where the steps cannot be observed.
 
     Attributes:
-        tokens: new tokens up to the limit, as replay counts them.
-        block_tokens: all tokens that the steps yield, those beyond the limit included.
+        tokens: the number of new tokens up to the limit, as replay counts them.
+        block_tokens: the number of tokens that the steps yield, including those beyond the limit.
         text: the new tokens, up to the limit.
         drafted: the action of each step.
         step_roots: where each step began, counted from the last prompt token.
-        seconds_of_steps: the time of each step.
     """
 
     tokens: int
@@ -73,21 +71,15 @@ class Decoding:
     step_roots: list[int] = field(default_factory=list)
     seconds_of_steps: list[float] = field(default_factory=list)
 
-    @property
-    def actions(self) -> Counter[str]:
-        """How often each action was drafted."""
-        return Counter(self.drafted)
-
 
 @dataclass(frozen=True)
 class Method:
     """A way of decoding that replay can follow.
 
     Attributes:
-        verifier: of drafted trees.
-        mode: the static tree, the lookup rule, or how a network decides.
+        mode: the static tree, the lookup rule, or how the network decides.
         network: the trained module, whose predictions replay uses.
-        chooser: decides in decoding where the mode alone cannot: the exported selector, or the rule of thumb.
+        chooser: makes the decisions in decoding where the mode alone cannot.
         by_kind: verifiers and static trees that replace the method's own for some kinds of prompts.
     """
 
@@ -100,13 +92,12 @@ class Method:
 
     @property
     def action(self) -> Action | None:
-        """The static tree, if it is drafted at every step."""
+        """The tree that is drafted at every step, or None."""
         return None if self.by_kind or self.mode.feature_levels else self.mode.action
 
     @property
     def identity(self) -> Hashable:
-        """Equal for methods that decode alike. The verifier matters where a tree is drafted: one verifier checks all
-        copied tokens."""
+        """Equal for methods that decode alike. Without drafted trees the verifier makes no difference."""
         if self.by_kind or self.mode.decides:
             return self.name
         return "" if self.mode.action == EMPTY else self.verifier, self.mode.action, self.mode.rule
@@ -132,22 +123,23 @@ class Method:
         start = time.perf_counter()
         decoded = decoder.decode(task.prompt, task.limit, generator)
         seconds = time.perf_counter() - start
-        seconds_of_steps = [sum(step.seconds.values()) for step in decoded.steps]
+        steps = decoded.steps
+        seconds_of_steps = [sum(step.seconds.values()) for step in steps]
         return Decoding(
             tokens=len(decoded.tokens),
             seconds=seconds,
-            steps=len(decoded.steps),
-            block_tokens=sum(step.accepted + 1 for step in decoded.steps),
+            steps=len(steps),
+            block_tokens=sum(step.accepted + 1 for step in steps),
             step_seconds=sum(seconds_of_steps),
-            select_seconds=sum(step.seconds["select"] for step in decoded.steps),
+            select_seconds=sum(step.seconds["select"] for step in steps),
             text=decoded.tokens,
-            drafted=[str(step.action) for step in decoded.steps],
-            step_roots=[step.length - len(task.prompt) for step in decoded.steps],
+            drafted=[str(step.action) for step in steps],
+            step_roots=[step.length - len(task.prompt) for step in steps],
             seconds_of_steps=seconds_of_steps,
         )
 
     def replay(self, texts: Texts, profile: LatencyProfile) -> Replayed:
-        """Expected steps and time on labelled texts, by a machine's latency profile."""
+        """Expected steps and time on labelled texts of one sampling setting, by a machine's latency profile."""
         if not self.by_kind:
             timed, module = Timed(texts, self.verifier, profile), self.network
             if isinstance(self.chooser, AcceptanceRule):
@@ -165,14 +157,13 @@ class Method:
 
 
 def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfile) -> list[Method]:
-    """Every verifier's fastest static tree; Traversal's fastest that branches at the root or not at all; the fastest
-    with branches; the fastest of all; and one for each kind of prompts.
+    """Plain decoding, and the fastest static trees: with every verifier, with Traversal at the root (a chain, or
+    without a trunk), with branches, of all, and for each kind of prompts.
 
     Args:
         texts: training texts of one sampling setting.
     """
     tables = {name: StaticTable.of(Timed(texts, name, profile)) for name in verifiers}
-    setting = Timed(texts, verifiers[0], profile).setting
 
     def best(index_X: torch.Tensor | slice = slice(None), allowed_A: torch.Tensor | None = None) -> Tree:
         fastest = {name: table.best(index_X, allowed_A) for name, table in tables.items()}
@@ -182,7 +173,7 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
     overall = best()
     trees = {AUTOREGRESSIVE: (verifiers[0], EMPTY)}
     for name, table in tables.items():
-        if name != overall[0]:  # that verifier's tree is the fastest of all
+        if name != overall[0]:  # the tree of that verifier is the best static one
             trees[f"{STATIC} {name}"] = name, SPACE.trees[table.best()]
     if "traversal" in tables:
         allowed_A = torch.tensor([action.L1 == 0 or action.K == 1 for action in SPACE.trees])
@@ -193,11 +184,12 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
         kind: best(torch.tensor([x for x, own in enumerate(texts.kind_X) if own == kind]))
         for kind in sorted(set(texts.kind_X))
     }
+    setting = texts.settings[int(texts.setting_X[0])]
     methods = [Method(name, verifier, Mode(*setting, action)) for name, (verifier, action) in trees.items()]
     return [*methods, Method(BEST_BY_KIND, overall[0], methods[-1].mode, by_kind=kinds)]
 
 
 def row_of(method: Any, decoding: Decoding) -> dict[str, Any]:
     """A method's part of a journal row."""
-    action = None if method.action is None else list(method.action)
+    action = method.action and list(method.action)
     return {"method": method.name, "verifier": method.verifier, "action": action, **vars(decoding)}

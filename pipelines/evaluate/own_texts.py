@@ -1,11 +1,10 @@
-"""Every method replayed along the same texts that it decoded: this removes the variance between texts.
+"""Every method replayed along the texts that it decoded: this removes the variance between texts.
 
-A lossless method's texts follow the target's law, whatever it drafts, so replay holds for them as for any others: given
-the text, it predicts the number of steps and, by the latency profile, their time. Decoding may differ in two ways.
-Another number of steps, beyond chance, is a mistake in the decoder or in the labels. Another time of a step is an error
-of the latency profile, or the machine has changed since it was measured.
+Given a text, replay predicts the number of steps and, by the latency profile, their time. Another number of steps,
+beyond chance, is a mistake in the decoder or in the labels. Another time of a step is an error of the latency profile,
+or the machine has changed since it was measured. Steps count up to a text's last root with a whole look-ahead.
 
-Each text counts up to its last root with a whole look-ahead; steps that begin later do not count.
+Legend: X prompts.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from selector.train.replay import Ratio, jackknifed
 
 
 class Account(NamedTuple):
-    """One decoding of a prompt, and the replay of its method along the same text."""
+    """One prompt's decoding, and the replay along the same text."""
 
     steps: float = 0.0
     seconds: float = 0.0
@@ -58,8 +57,8 @@ def own_texts(
 
     Returns:
         rows with the numbers of steps decoded and replayed; `z`, their difference over its standard deviation; and
-        `step_time`, the time of a decoded step over that of a replayed one, relative to the best static tree: 1.05
-        where a step takes 5% longer, compared with that tree's, than the profile predicts.
+        `step_time`, the time of a decoded step over that of a replayed one, divided by the same of the best static
+        tree: 1.05 where a step takes 5% longer than the profile predicts and that tree's is predicted exactly.
     """
     result: Rows = []
     names = sorted({prompt.source for prompt in prompts})
@@ -68,10 +67,8 @@ def own_texts(
         key = setting.temperature, setting.top_p
         accounts: dict[str, list[Account]] = {}
         known: dict[Hashable, list[Account]] = {}  # by identity: several methods may decode alike
-        for method in contenders[key]:
+        for method in [method for method in contenders[key] if isinstance(method, Method)]:
             own = [row for row in rows if (row["method"], row["temperature"], row["top_p"]) == (method.name, *key)]
-            if not isinstance(method, Method):
-                continue
             try:
                 if method.identity not in known:
                     known[method.identity] = _accounts(config, pair, setting.build(), prompts, method, own, profile)
@@ -79,8 +76,8 @@ def own_texts(
             except InputError as error:  # the decoded prompts must not be lost
                 console.print(f"{setting.build()}, {method.name}: {error}: not compared with replay", soft_wrap=True)
         for name, own_X in accounts.items():
-            if not all(sum(each.steps for each in accounts.get(of, ())) for of in (name, BEST_STATIC)):
-                continue  # all its texts are too short
+            if not all(any(each.steps for each in accounts.get(of, ())) for of in (name, BEST_STATIC)):
+                continue  # all texts are too short
             result.append(
                 {
                     "temperature": key[0],
@@ -104,8 +101,7 @@ def _accounts(
     rows: Rows,
     profile: LatencyProfile,
 ) -> list[Account]:
-    """One for every prompt; zeros where its text ends before the look-ahead of its second root, so that nothing is
-    decided in it."""
+    """One for every prompt; zeros where its text ends before the look-ahead of its second root."""
     by_id = {row["prompt"]: row for row in rows}
     given = tuple(
         GivenText(prompt, encode(config, pair, prompt), by_id[prompt.id]["text"], sampling, f"prompt {prompt.id}")
@@ -119,9 +115,8 @@ def _accounts(
     if table.num_rows > 0:
         texts = to_texts(table, method.verifiers)
         replayed = method.replay(texts, profile)
-        for name, roots, *expected in zip(
-            texts.prompt_X, texts.size_X.tolist(), replayed.steps_X.tolist(), replayed.seconds_X.tolist(), strict=True
-        ):
+        columns = (column_X.tolist() for column_X in (texts.size_X, replayed.steps_X, replayed.seconds_X))
+        for name, roots, *expected in zip(texts.prompt_X, *columns, strict=True):
             steps = zip(by_id[name]["step_roots"], by_id[name]["seconds_of_steps"], strict=True)
             counted = [seconds for root, seconds in steps if root < roots]
             found[name] = Account(len(counted), sum(counted), *expected)
@@ -129,8 +124,7 @@ def _accounts(
 
 
 def _relative(mine_X: list[Account], other_X: list[Account], sources: torch.Tensor) -> Ratio:
-    """The time of a decoded step over that of a replayed one, over the same of another method, on the prompts whose
-    texts are long enough with both."""
+    """`step_time` of a method against another, on the prompts whose texts are long enough with both."""
     both = torch.tensor([(*mine, *other) for mine, other in zip(mine_X, other_X, strict=True)])
     kept = (both[:, 0] > 0) & (both[:, 4] > 0)
     if not kept.any():
@@ -139,15 +133,15 @@ def _relative(mine_X: list[Account], other_X: list[Account], sources: torch.Tens
 
 
 def _step_times(sums_8: torch.Tensor) -> torch.Tensor:
-    """The ratio of `_relative`, from sums of two accounts."""
+    """The ratio of two methods' `step_time`, from sums of their accounts."""
     steps, seconds, replayed_steps, replayed_seconds = sums_8.unflatten(-1, (2, 4)).unbind(-1)
     mine, other = ((seconds / steps) / (replayed_seconds / replayed_steps)).unbind(-1)
     return mine / other
 
 
 def _z(own_X: list[Account]) -> float:
-    """Decoded less replayed steps over its standard deviation, which is estimated from the differences by prompt: given
-    the texts, these are independent."""
+    """Decoded minus replayed steps, over the standard deviation estimated from the differences by prompt, which are
+    independent given the texts."""
     excess = [account.steps - account.replayed_steps for account in own_X]
     scale = math.hypot(*excess)
     return sum(excess) / scale if scale > 0 else 0.0

@@ -1,7 +1,6 @@
-"""Methods replayed on held-out texts: with this machine's latency profile, and with synthetic ones.
+"""Methods replayed on held-out texts: with this machine's latency profile (the clock `wall`), and with synthetic ones.
 
-A *clock* says what a method's time is: `wall` is this machine's; the others are named after synthetic profiles, with
-which methods are only replayed.
+Legend: X texts, R roots, F scalar features.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from selector.train.potential import LONG_REPEAT
 from selector.train.replay import ratio_of_speeds
 
 WALL, SYNTHETIC = "wall", "gpu_like"  # a synthetic clock adds its draft's share: gpu_like_1/20
-OFTEN = 0.25  # share of a text's positions inside a long repeat that makes it one of the texts with repeats
+OFTEN = 0.25  # the share of a text's positions inside a long repeat from which on it has long repeats
 Rows = list[dict[str, Any]]
 Contenders = dict[Setting, list[Method | Assistant]]  # by sampling setting
 
@@ -40,7 +39,8 @@ def synthetic_clocks(config: Config, pair: ModelPair) -> dict[str, LatencyProfil
 def synthetic_methods(
     config: Config, profile: LatencyProfile, splits: dict[str, Texts], module: SelectorModule
 ) -> Contenders:
-    """The same network on another clock: with static trees and prices of its own, and where its decisions pay there."""
+    """The same network on another clock, tuned and judged with its step times; and the static trees that are fastest
+    there."""
     verifier, settings = config.train.verifier, settings_of(config)
     judged = judge(module, splits["validation"], statics(splits, settings, verifier, profile), verifier, profile)
     methods: Contenders = {}
@@ -52,18 +52,17 @@ def synthetic_methods(
 
 
 def replays(contenders: Contenders, texts: Texts, profile: LatencyProfile, clock: str) -> Rows:
-    """Every method that can be replayed, on held-out texts: its speed over that of the best static tree, and over that
-    of the lookup rule where it is among the methods."""
+    """The speed of every method that can be replayed, over that of the best static tree and, where it is among the
+    methods, over that of the lookup rule."""
     rows = []
     for setting, own in contenders.items():
         mine = texts.setting_of(setting)
         methods = [method for method in own if isinstance(method, Method)]
         found = {method.name: method.replay(mine, profile) for method in methods}
-        rule = found.get(COPYING)
         for method in methods:
             replayed = found[method.name]
             ratio = ratio_of_speeds(replayed, found[BEST_STATIC], mine.source_number_X)
-            over_rule = None if rule is None else asdict(ratio_of_speeds(replayed, rule, mine.source_number_X))
+            over_rule = ratio_of_speeds(replayed, found[COPYING], mine.source_number_X) if COPYING in found else None
             rows.append(
                 {
                     "clock": clock,
@@ -71,10 +70,10 @@ def replays(contenders: Contenders, texts: Texts, profile: LatencyProfile, clock
                     "top_p": setting[1],
                     "method": method.name,
                     "verifier": method.verifier,
-                    "action": None if method.action is None else list(method.action),
+                    "action": method.action and list(method.action),
                     "ratio": ratio.value,
                     "error": ratio.error,
-                    "over_rule": over_rule,
+                    "over_rule": over_rule and asdict(over_rule),
                     "tokens_per_second": replayed.speed,
                     "block_efficiency": replayed.block_efficiency,
                     "texts": len(mine),
@@ -84,7 +83,7 @@ def replays(contenders: Contenders, texts: Texts, profile: LatencyProfile, clock
 
 
 def synthetic_summary(replayed: Rows) -> dict[str, float]:
-    """The selector over Traversal's best tree at the root on synthetic clocks: the mean over clocks and settings."""
+    """The selector's speed over that of Traversal's best tree at the root, mean over synthetic clocks and settings."""
     found: dict[tuple, dict[str, float]] = {}
     for row in replayed:
         if row["clock"] != WALL:

@@ -1,14 +1,13 @@
 """Stage `evaluate`: held-out prompts decoded with every method, and held-out texts replayed.
 
-Decoding is timed on the wall, with the methods interleaved prompt by prompt; replay uses this machine's latency profile
-and synthetic ones.
+Decoding is timed with the methods interleaved prompt by prompt. Replay uses this machine's latency profile and
+synthetic ones.
 """
 
 from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ from selector.train.rules import AcceptanceRule
 FORMAT = 8  # of `evaluation.json`
 GREEDY_PROMPTS = 20
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evaluate")
-TUNING_PROMPTS = 3  # on which assisted generation's constant is tuned, for every sampling setting
+TUNING_PROMPTS = 3  # on which assisted generation's constants are tuned, for every sampling setting
 
 
 def plan(config: Config) -> list[str]:
@@ -88,9 +87,8 @@ def run(config: Config) -> None:
     if not stage.begin():
         findings.show(read_json(output, "evaluate"))
         return
-    partial = config.folder / "evaluation.partial.jsonl"
     with mlflow_run(config, "evaluate", SECTIONS) as mlflow:
-        evaluation = _evaluated(config, pair, profile, result, lambda: Journal(partial, inputs))
+        evaluation = _evaluated(stage, pair, profile, result)
         stage.replace()
         write_json(output, evaluation)
         mlflow.log_artifact(str(output))
@@ -99,17 +97,17 @@ def run(config: Config) -> None:
     findings.show(evaluation)
     stage.say(losslessness.summary(evaluation["greedy"]))
     stage.finish()
-    partial.unlink()
+    _journal(config).unlink()
 
 
-def _evaluated(
-    config: Config,
-    pair: ModelPair,
-    profile: LatencyProfile,
-    result: dict[str, Any],
-    open_journal: Callable[[], Journal],
-) -> dict[str, Any]:
+def _journal(config: Config) -> Path:
+    """The prompts that were decoded before an interruption."""
+    return config.folder / "evaluation.partial.jsonl"
+
+
+def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: dict[str, Any]) -> dict[str, Any]:
     """What `evaluation.json` holds."""
+    config = stage.config
     prompts = prompts_of(config, pair, "test", config.evaluate.prompts)
     splits = load_traces(config, profile.pair)
     module = load_module(config, result["chosen"], result)
@@ -123,25 +121,22 @@ def _evaluated(
         replayed += replays(synthetic_methods(config, other, splits, module), splits["test"], other, clock)
     greedy = losslessness.greedy_check(pair, config, take_evenly(prompts, min(len(prompts), GREEDY_PROMPTS)))
     losslessness.require_equal(greedy)
-    journal = open_journal()
-    decode_prompts(config, pair, prompts, contenders, journal)
-    decoded = [row for rows in journal.entries for row in rows]
+    decoded = decode_prompts(config, pair, prompts, contenders, Journal(_journal(config), stage.depends))
     own = own_texts(config, pair, prompts, contenders, decoded, profile)
     evaluation = comparison.evaluation(config, decoded, replayed, own)
     evaluation["summary"] |= synthetic_summary(replayed)
-    shown = [row for row in decoded if (row["method"], row["prompt"]) == (SELECTOR, prompts[0].id)]
+    strips = [
+        {key: row[key] for key in ("temperature", "top_p", "prompt")}
+        | {"steps": comparison.traced_steps(row, pair.tokenizer)}
+        for row in decoded
+        if (row["method"], row["prompt"]) == (SELECTOR, prompts[0].id)
+    ]
     return {
         **evaluation,
         "decisions": chosen_of(result)["modes"],
         "repeats": repeats(contenders, splits["test"], profile),
         "greedy": greedy,
-        "strips": [
-            {
-                **{key: row[key] for key in ("temperature", "top_p", "prompt")},
-                "steps": comparison.traced_steps(row, pair.tokenizer),
-            }
-            for row in shown
-        ],
+        "strips": strips,
     }
 
 
@@ -153,7 +148,7 @@ def wall_methods(
     module: SelectorModule,
     selector: Selector,
 ) -> Contenders:
-    """What is both decoded and replayed on this machine, for each sampling setting."""
+    """The methods that are both decoded and replayed on this machine."""
     verifier = config.train.verifier
     methods: Contenders = {}
     for setting, entry in zip(settings_of(config), chosen_of(result)["modes"], strict=True):
@@ -170,45 +165,42 @@ def wall_methods(
 
 
 def tuned_assistants(config: Config, pair: ModelPair) -> dict[Setting, list[Assistant]]:
-    """By sampling setting assisted generation as it comes, and with its best constant, and prompt lookup with its; none
-    where the config leaves them out."""
+    """Assisted generation by default and with its best constant, and prompt lookup with its best constant; empty where
+    the config leaves them out."""
     if not config.evaluate.assisted:
         return {}
     prompts = [encode(config, pair, prompt) for prompt in prompts_of(config, pair, "train", TUNING_PROMPTS)]
     result = {}
     for setting in config.sampling:
-        seed = seed_of(config.seed, setting.build(), "assisted") % 2**31
-        tuned = [
-            best_of(kind, pair, setting.build(), prompts, config.evaluate.tokens, seed) for kind in (CONSTANTS, LOOKUPS)
-        ]
+        sampling, limit = setting.build(), config.evaluate.tokens
+        seed = seed_of(config.seed, sampling, "assisted") % 2**31
+        tuned = [best_of(kind, pair, sampling, prompts, limit, seed) for kind in (CONSTANTS, LOOKUPS)]
         result[setting.temperature, setting.top_p] = [Assistant(), *tuned]
     return result
 
 
 def decode_prompts(
     config: Config, pair: ModelPair, prompts: list[Prompt], contenders: Contenders, journal: Journal
-) -> None:
-    """Every prompt under every setting with every method, except those that the journal already holds."""
+) -> Rows:
+    """Every prompt under every setting with every method; those that the journal already holds are not decoded."""
     finished = {(row["prompt"], row["temperature"], row["top_p"]) for rows in journal.entries for row in rows}
     tasks = [(prompt, setting) for prompt in prompts for setting in config.sampling]
     todo = [(prompt, s) for prompt, s in tasks if (prompt.id, s.temperature, s.top_p) not in finished]
     with progress() as bar:
         done = len(tasks) - len(todo)
         task = bar.add_task("decoding held-out prompts", total=len(tasks), completed=done, note="")
-        if todo:  # a process decodes its first prompt more slowly than all others: this one does not count
+        if todo:  # a process decodes its first prompt more slowly than the others, so this result is not used
             _decode_all(config, pair, *todo[0], contenders)
         for prompt, setting in todo:
             journal.add(_decode_all(config, pair, prompt, setting, contenders))
             bar.advance(task)
+    return [row for rows in journal.entries for row in rows]
 
 
 def _decode_all(
     config: Config, pair: ModelPair, prompt: Prompt, setting: SamplingSetting, contenders: Contenders
 ) -> Rows:
-    """One prompt with every method, in an order of the prompt's own: no method always follows the same other one.
-
-    Methods that decode alike decode once.
-    """
+    """One prompt with every method, in an order that depends on the prompt. Methods that decode alike decode once."""
     sampling, methods = setting.build(), contenders[setting.temperature, setting.top_p]
     seed = seed_of(config.seed, prompt.id, sampling, "evaluate")
     task = Task(encode(config, pair, prompt), prompt.kind, config.evaluate.tokens, seed)
@@ -216,14 +208,6 @@ def _decode_all(
     for method in random.Random(seed).sample(methods, len(methods)):
         if method.identity not in decodings:
             decodings[method.identity] = method.decode(pair, sampling, task)
-    return [
-        {
-            "prompt": prompt.id,
-            "kind": prompt.kind,
-            "source": prompt.source,
-            "temperature": setting.temperature,
-            "top_p": setting.top_p,
-            **row_of(method, decodings[method.identity]),
-        }
-        for method in methods
-    ]
+    place: dict[str, Any] = {"prompt": prompt.id, "kind": prompt.kind, "source": prompt.source}
+    place |= {"temperature": setting.temperature, "top_p": setting.top_p}
+    return [place | row_of(method, decodings[method.identity]) for method in methods]

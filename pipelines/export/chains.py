@@ -1,11 +1,7 @@
 """The fastest chain lengths for an engine by batch size: a file for each sampling setting, and how to use it.
 
 All requests of a batch draft chains of one length, and a step takes as long as the engine's timings say for that batch
-and length, whatever is accepted. So with b requests and chains of L tokens
-
-    tokens per second = b E[tokens | L] / T(b, L),
-
-and replay gives both: where the steps of a chain begin in a text does not depend on how long they take.
+and length. So with b requests and chains of L tokens, `tokens per second = b E[tokens | L] / T(b, L)`.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from selector.train.replay import Ratio, ratio_of_speeds
 from selector.train.tuning import StaticTable
 
 SPACE = ActionSpace(1, ActionSpace.default().max_L1, ActionSpace.default().max_L2)  # chains: action L drafts L tokens
-# many verifiers verify a chain alike: token by token, or as a block
+# verifiers that verify chains alike: token by token, or as a block
 STANDARD = ("naive", "naive_tree", "specinfer")
 BLOCK = ("block", "traversal", "lifted_uniform")
 
@@ -56,11 +52,11 @@ def run(config: Config, name: str) -> None:
     """Write the tables of an engine under `engines/<name>/`."""
     engine, profile = ENGINES[name], load_engine_profile(config)
     folder = config.folder / "engines" / name
-    target, draft = pair_names(config)
+    pair = pair_names(config)
     depends = {
         "latency": sha256(engine_path(config)),
         "traces": {file: shard["sha256"] for file, shard in read_manifest(traces_folder(config))["shards"].items()},
-        "pair": [target, draft],
+        "pair": list(pair),
         "read": engine.read,
     }
     stage = Stage(f"export-{name}", config, depends, (folder,))
@@ -74,13 +70,13 @@ def run(config: Config, name: str) -> None:
             partial.mkdir(parents=True)
             sections = []
             for setting in config.sampling:
-                served, lengths = table_of(engine, setting, texts, verifiers, profile, (target, draft))
-                reason = _no_table(served)
-                if reason:
+                served, lengths = table_of(engine, setting, texts, verifiers, profile, pair)
+                if served is not None and served.longest:
+                    lines = _written(engine, served, lengths, setting, partial, folder)
+                else:
+                    reason = "drafting pays at no batch size" if served else "the engine has no draft temperature"
                     stage.say(f"{setting.build()}: no table, {reason}")
-                lines = (
-                    [f"No table: {reason}."] if reason else _written(engine, served, lengths, setting, partial, folder)
-                )
+                    lines = [f"No table: {reason}."]
                 sections.append("\n".join([f"## {setting.build()}", "", *lines, ""]))
             (partial / "README.md").write_text(_readme(name, engine, profile, sections))
         mlflow.log_artifacts(str(folder), f"engines/{name}")
@@ -110,7 +106,11 @@ def table_of(
     profile: LatencyProfile,
     pair: tuple[str, str],
 ) -> tuple[Served | None, list[BestLength]]:
-    """The table of one sampling setting; None where the engine does not draft as the labels suppose."""
+    """The table of one sampling setting; None where the engine cannot draft as the labels suppose.
+
+    Args:
+        verifiers: as `chain_verifiers` returns them.
+    """
     sampled = draws(setting)
     if sampled is None:
         return None, []
@@ -121,8 +121,8 @@ def table_of(
 
 
 def draws(setting: SamplingSetting) -> bool | None:
-    """Whether the draft of a setting is drawn at the request's temperature (or is the likeliest token); None where it
-    has another temperature, which engines do not support."""
+    """Whether drafts are sampled at the request's temperature, or are the most probable tokens (False); None for
+    another draft temperature, which engines do not support."""
     own = setting.temperature if setting.draft_temperature is None else setting.draft_temperature
     if own == 0:
         return False
@@ -137,9 +137,9 @@ def best_lengths(
     Args:
         texts: of one sampling setting.
         verifier: whose labels hold for the chains.
-        defaults: what the engine drafts without a table; of several candidates the fastest counts.
-        usual: whose labels hold for the defaults.
-        first_is_longest: whether larger batches may not draft longer chains than the smallest one.
+        defaults: what the engine drafts without a table; the fastest of several candidates is compared with.
+        usual: the verifier whose labels hold for the defaults.
+        first_is_longest: whether no batch may draft longer chains than the smallest one.
     """
     assert profile.batches is not None
     result: list[BestLength] = []
@@ -152,8 +152,7 @@ def best_lengths(
         gains = {}
         for name, by_batch in defaults.items():
             candidates = by_batch[max(size for size in by_batch if size <= batch)]
-            known = [each for each in candidates if each <= longest]
-            if known:
+            if known := [each for each in candidates if each <= longest]:
                 usually = other.replayed(_fastest(other, known))
                 gains[name] = ratio_of_speeds(chosen, usually, texts.source_number_X)
         result.append(BestLength(batch, length, chosen.block_efficiency, batch * chosen.speed, gains))
@@ -167,7 +166,7 @@ def _chains(texts: Texts, verifier: str, profile: LatencyProfile) -> StaticTable
 
 
 def _fastest(chains: StaticTable, lengths: Sequence[int]) -> int:
-    """The fastest of some lengths; the shortest of equally fast ones."""
+    """The fastest of some lengths; the first of equally fast ones."""
     return max(lengths, key=chains.speeds().tolist().__getitem__)
 
 
@@ -183,56 +182,38 @@ def ranges_of(lengths: list[BestLength]) -> list[Range]:
     return ranges
 
 
-def _no_table(served: Served | None) -> str:
-    """Why there is no table; empty where there is one."""
-    if served is None:
-        return "the engine has no draft temperature"
-    return "" if served.longest else "drafting pays at no batch size"
-
-
 def _written(
-    engine: Engine,
-    served: Served | None,
-    lengths: list[BestLength],
-    setting: SamplingSetting,
-    partial: Path,
-    folder: Path,
+    engine: Engine, served: Served, lengths: list[BestLength], setting: SamplingSetting, partial: Path, folder: Path
 ) -> list[str]:
-    """Write one setting's file and prediction; the lines of its section."""
-    assert served is not None
+    """Write one setting's file and prediction to `partial`; the lines of its section, with paths in `folder`."""
     nucleus = f"-top_p-{setting.top_p:g}" if setting.top_p < 1 else ""
     name = f"temperature-{setting.temperature:g}{nucleus}"
     rows = [asdict(each) for each in lengths]
     (partial / f"{name}.{engine.suffix}").write_text(engine.write(served))
     (partial / f"{name}.prediction.json").write_text(json.dumps(rows, indent=1) + "\n")
     over = list(dict.fromkeys(gain for each in lengths for gain in each.gains))
-    head = ["requests", "drafted", "tokens a step", "tokens/s", *(f"over {each}" for each in over)]
-    body = [
-        [
-            str(each.batch),
-            str(each.length),
-            f"{each.tokens_per_step:.2f}",
-            f"{each.tokens_per_second:.0f}",
-            *(str(each.gains.get(gain, "not timed")) for gain in over),
-        ]
-        for each in lengths
-    ]
-    table = ["| " + " | ".join(cells) + " |" for cells in (head, *body)]
+    table = [["requests", "drafted", "tokens a step", "tokens/s", *(f"over {each}" for each in over)]]
+    table.append(["---"] * len(table[0]))
+    for each in lengths:
+        gains = [str(each.gains.get(gain, "not timed")) for gain in over]
+        numbers = str(each.batch), str(each.length), f"{each.tokens_per_step:.2f}", f"{each.tokens_per_second:.0f}"
+        table.append([*numbers, *gains])
     command = engine.command(served, str(folder / f"{name}.{engine.suffix}"))
-    return ["```sh", command, "```", "", table[0], "|" + "---|" * len(head), *table[1:]]
+    return ["```sh", command, "```", "", *("| " + " | ".join(cells) + " |" for cells in table)]
 
 
 def _readme(name: str, engine: Engine, profile: LatencyProfile, sections: list[str]) -> str:
     return f"""# Chains for {name}
 
-The number of tokens that each request drafts, by the number of requests decoded together: the fastest one by replay of
-the run's validation texts with the step times of {profile.device}. The engine takes one table for all requests. There
-is one for each sampling setting: take that of most of your requests. The files follow {name} {engine.read}.
+Each table says how many tokens every request drafts, by the number of requests decoded together. The lengths are the
+fastest by replay of the run's validation texts with the step times of {profile.device}. There is one table for each
+sampling setting, and the engine takes one for all requests: choose that of most of your requests. The files follow
+{name} {engine.read}.
 
-Predicted: `b E[tokens | L] / T(b, L)` tokens per second for b requests with chains of L tokens, where T was timed and E
-follows from the labels; ± one standard error over the texts' sources. The prediction assumes that all requests of a
-batch decode (prompts are not counted), at contexts as long as those of the texts, and that a request's accepted tokens
-are independent of when the others end. A batch size between two timed ones takes the length of the larger one.
+The prediction is `b E[tokens | L] / T(b, L)` tokens per second for b requests with chains of L tokens, where T was
+timed and E follows from the labels; ± one standard error over the texts' sources. It assumes that all requests of a
+batch decode (prompts are not counted), that contexts are as long as those of the texts, and that a request's accepted
+tokens are independent of when the others end. A batch size between two timed ones takes the length of the larger one.
 
 {engine.limits}
 

@@ -1,4 +1,4 @@
-"""The engines that tables of chain lengths are written for: what each reads, and what it does without a table."""
+"""The engines that tables of chain lengths are written for: what each reads, and what it drafts without a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Defaults = Mapping[str, Mapping[int, Sequence[int]]]  # by name: candidates by t
 
 
 class Range(NamedTuple):
-    """Batch sizes from `first` to `last`, and the number of tokens that each of their requests drafts."""
+    """Batch sizes from `first` to `last`, both included, and the number of tokens that each request drafts."""
 
     first: int
     last: int
@@ -22,12 +22,12 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Served:
-    """What a table is for.
+    """What an engine is told.
 
     Attributes:
         target, draft: the models' directories or hub ids.
         block: whether chains are verified as blocks, and not token by token.
-        sampled: whether drafts are drawn at the request's temperature, and are not the likeliest tokens.
+        sampled: whether drafts are sampled at the request's temperature, and are not the most probable tokens.
         ranges: the lengths of all batch sizes, from 1 on.
     """
 
@@ -53,23 +53,23 @@ class Engine:
 
     Attributes:
         read: the version whose source or documentation the file follows.
-        blocks: whether it has block verification.
         defaults: what it drafts without a table.
-        first_is_longest: whether larger batches may not draft longer chains than the smallest one.
-        suffix: of its file.
-        settings: what the file holds; JSON or YAML values.
-        command: the command line that uses the file.
-        limits: what a user of the file must know; Markdown.
+        settings: the content of its file.
+        command: the command line that uses a file.
+        limits: what a user of the file must know, in Markdown.
+        blocks: whether it has block verification.
+        first_is_longest: whether no batch may draft longer chains than the smallest one.
+        suffix: of its file, json or yaml.
     """
 
     read: str
-    blocks: bool
     defaults: Defaults
-    first_is_longest: bool
-    suffix: str
     settings: Callable[[Served], dict[str, Any]]
     command: Callable[[Served, str], str]
     limits: str
+    blocks: bool = True
+    first_is_longest: bool = False
+    suffix: str = "json"
 
     def write(self, served: Served) -> str:
         """The file's text."""
@@ -90,8 +90,8 @@ def _vllm(served: Served) -> dict[str, Any]:
 
 
 def _sglang(served: Served) -> dict[str, Any]:
-    """The file of `--speculative-adaptive-config`, with one candidate for each range, by its smallest batch size. Among
-    several candidates SGLang takes the one nearest to the recent mean of accepted tokens, whatever they cost."""
+    """The file of `--speculative-adaptive-config`, with one candidate for each range, by its smallest batch size. With
+    several candidates SGLang would choose by the recent mean of accepted tokens alone."""
     return {str(each.first): {"candidate_steps": [each.length]} for each in served.ranges}
 
 
@@ -110,19 +110,15 @@ def _sglang_command(served: Served, file: str) -> str:
 
 
 def _tensorrt_llm(served: Served) -> dict[str, Any]:
-    """Arguments of `tensorrt_llm.LLM`.
-
-    In version 1.2 a batch size of the schedule is the smallest one that its length is for, from 1.3 on the largest one.
-    With both ends of each range the schedule means the same in both.
-    """
-    config: dict[str, Any] = {
+    """Arguments of `tensorrt_llm.LLM`. A batch size of the schedule is the smallest one of its length in version 1.2,
+    and the largest one from 1.3 on; with both ends of each range the schedule means the same in both."""
+    config = {
         "decoding_type": "Draft_Target",
         "speculative_model": served.draft,
         "max_draft_len": served.longest,
         "draft_len_schedule": {size: each.length for each in served.ranges for size in (each.first, each.last)},
+        **({"use_rejection_sampling": True} if served.sampled else {}),
     }
-    if served.sampled:
-        config["use_rejection_sampling"] = True
     return {"max_batch_size": served.requests, "speculative_config": config}
 
 
@@ -131,26 +127,20 @@ ADAPTIVE = {1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}
 ENGINES = {
     "vllm": Engine(
         read="0.33.0",
-        blocks=True,
         defaults={"5 tokens": {1: (5,)}},
-        first_is_longest=False,
-        suffix="json",
         settings=_vllm,
         command=lambda served, file: (
             f'vllm serve {served.target} --max-num-seqs {served.requests} --speculative-config "$(cat {file})"'
         ),
         limits="""\
-- Drafts are drawn at the request's temperature alone: with top-p below 1 acceptance is below that of the labels.
-- Block verification, and full graphs with changing lengths, need model runner V2, which is the default where it can be.
+- Drafts are sampled at the request's temperature alone: with top-p below 1 acceptance is below that of the labels.
+- Block verification, and full graphs with changing lengths, need model runner V2, which is the default where possible.
 - With data parallelism vLLM ignores the table and drafts `num_speculative_tokens` everywhere.
-- `5 tokens`, the example of its documentation, stands for its default: it has none, the number must be given.""",
+- vLLM has no default number of tokens. `5 tokens` is the example of its documentation.""",
     ),
     "sglang": Engine(
         read="0.5.23",
-        blocks=True,
         defaults={"3 steps": {1: (3,)}, "best of its adaptive default": ADAPTIVE},
-        first_is_longest=False,
-        suffix="json",
         settings=_sglang,
         command=_sglang_command,
         limits="""\
@@ -158,20 +148,20 @@ ENGINES = {
   number for all batch sizes: `--speculative-num-steps L --speculative-num-draft-tokens L+1`, with L from the table
   below.
 - `best of its adaptive default` is the fastest of the steps that it may take without a file, at each batch size.
-- `3 steps` is what it takes for a draft model, and for most EAGLE heads, where no number is given.""",
+- `3 steps` is its default for a draft model, and for most EAGLE heads.""",
     ),
     "tensorrt-llm": Engine(
         read="1.2 and 1.3",
-        blocks=False,
         defaults={"3 tokens": {1: (3,)}},
-        first_is_longest=True,
-        suffix="yaml",
         settings=_tensorrt_llm,
         command=lambda served, file: f"trtllm-serve {served.target} --config {file}",
         limits="""\
-- The smallest batch size must have the longest chains; the table keeps to that.
-- Drafts are the likeliest tokens unless `use_rejection_sampling` is set, a prototype of 1.3 that 1.2 does not know:
-  where drafts are drawn, the table needs 1.3.
-- `3 tokens`, the example of its documentation, stands for its default: it has none, the number must be given.""",
+- The smallest batch size must have the longest chains, as it has in this table.
+- Drafts are the most probable tokens unless `use_rejection_sampling` is set, a prototype of 1.3 that 1.2 does not have:
+  where drafts are sampled, the table needs 1.3.
+- TensorRT-LLM has no default number of tokens. `3 tokens` is the example of its documentation.""",
+        blocks=False,
+        first_is_longest=True,
+        suffix="yaml",
     ),
 }

@@ -1,4 +1,4 @@
-"""Where an artefact is published: as a version of a registered MLflow model, and as a copy on the Hugging Face hub."""
+"""The artefact as a version of a registered MLflow model, and as a copy on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from selector.schema import InputError
 
 
 def register(stage: Stage, mlflow: Any, selector: Selector, artifacts: str) -> None:
-    """Make the current run's artefact a version of the model `config.mlflow_model`; a warning where there is no
-    registry.
+    """Make the artefact a version of the model `config.mlflow_model`; a warning where there is no registry.
 
     Args:
         mlflow: the module, inside a run.
@@ -44,16 +43,16 @@ def register(stage: Stage, mlflow: Any, selector: Selector, artifacts: str) -> N
 
 
 def check_token(repository: str) -> None:
-    """InputError where there is no token to push with; the stage asks before it does any work."""
+    """InputError where there is no token to push with."""
     if get_token() is None:
         raise InputError(f"export.push={repository}: no hub token here: run `hf auth login`, or set HF_TOKEN")
 
 
 def push(folder: Path, repository: str) -> str:
-    """Upload the directory as it stands; what was done, in words.
+    """Upload the directory; returns what was done, in words.
 
     Raises:
-        InputError: the hub cannot be reached, or refuses. The directory on this machine is complete.
+        InputError: the hub cannot be reached, or refuses.
     """
     api = HfApi()
     try:

@@ -1,4 +1,4 @@
-"""Stage `export`: the chosen module as an artefact directory, compared with the trained module on the way."""
+"""Stage `export`: the chosen module as an artefact directory, compared with the trained module."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pipelines.run import Stage, read_json, require
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.packaging import build
 from pipelines.train.result import chosen_of, decision_digest, load_module, load_result
+from selector.latency import LatencyProfile
 from selector.schema import sha256
 
 SECTIONS = ("mlflow_model", "pair", "prompts", "sampling", "verifiers", "data", "train", "export")
@@ -21,17 +22,14 @@ SECTIONS = ("mlflow_model", "pair", "prompts", "sampling", "verifiers", "data", 
 
 def plan(config: Config) -> list[str]:
     engine = [f"write {config.folder / 'engines' / config.export.engine}"] if config.export.engine else []
-    return [
-        *engine,
-        f"write {config.folder / 'selector'} and compare it with the trained module on the validation split",
-    ]
+    return [*engine, f"write {config.folder / 'selector'} and compare it with the trained module on validation texts"]
 
 
 def run(config: Config) -> None:
     if config.export.engine is not None:
         chains.run(config, config.export.engine)
         if not (config.folder / "training" / "result.json").exists():
-            return  # an engine's table needs labels alone
+            return  # an engine's table needs no training
     folder = config.folder / "selector"
     result = load_result(config)
     decides = decision_digest(config, result)
@@ -53,14 +51,14 @@ def run(config: Config) -> None:
         check_token(config.export.push)
     stage = Stage("export", config, inputs, (folder,))
     if stage.begin():
-        _write(config, stage, result, evaluation)
+        _write(stage, result, evaluation, profile)
     if config.export.push is not None:
         stage.say(push(folder, config.export.push))
 
 
-def _write(config: Config, stage: Stage, result: dict[str, Any], evaluation: dict[str, Any] | None) -> None:
+def _write(stage: Stage, result: dict[str, Any], evaluation: dict[str, Any] | None, profile: LatencyProfile) -> None:
     """The artefact, also in MLflow and its registry."""
-    folder, profile = config.folder / "selector", load_profile(config)
+    config, (folder,) = stage.config, stage.outputs
     with mlflow_run(config, "export", SECTIONS) as mlflow:
         stage.replace()
         splits, modes = load_traces(config, profile.pair), chosen_of(result)["modes"]

@@ -1,9 +1,9 @@
 """The selector restricted to few shapes of trees and lookups, for engines that capture a graph for each shape.
 
 Shapes are added one at a time for all sampling settings together: the one with which replay is fastest beside those
-already chosen. That is a greedy choice, so the best N shapes may be others. Only a few shapes are replayed: an estimate
-ranks them by the net tokens (`E - price T`, by the labels) that a shape adds at the roots visited by the unrestricted
-selector where the restricted one would choose it.
+already chosen. That is a greedy choice, so the best N shapes may be others. Only a few shapes are replayed. They are
+ranked by the net tokens (`E - price T`, by the labels) that a shape adds where the restricted selector would choose it,
+at the roots that the unrestricted selector visits.
 
 Legend: R roots, A actions.
 """
@@ -37,7 +37,7 @@ CHAINS, TREES = "chains", "trees and lookups"
 
 @dataclass(frozen=True)
 class Unrestricted:
-    """The selector with all shapes under one sampling setting, on the texts that shapes are chosen by."""
+    """The selector with all shapes under one sampling setting, on the texts with which shapes are chosen."""
 
     mode: Mode
     timed: Timed
@@ -46,11 +46,10 @@ class Unrestricted:
 
     @cached_property
     def static(self) -> StaticTable:
-        """All static trees."""
         return StaticTable.of(self.timed)
 
     def replayed(self, mode: Mode) -> Replayed:
-        """The texts as a mode decodes them."""
+        """The replay of a mode."""
         if not mode.feature_levels:
             return self.static.replayed(self.timed.space.index(mode.action))
         return replay_mode(self.timed, self.predictions, mode, self.policy)
@@ -60,17 +59,17 @@ class Unrestricted:
         return ratio_of_speeds(self.replayed(mode), self.replayed(other), self.timed.texts.source_number_X)
 
     def only(self, shapes: list[int]) -> Mode:
-        """The mode of some shapes alone: all of them may be chosen, and time keeps its price."""
+        """The mode with some shapes alone: all of them may be chosen, and the price of time is unchanged."""
         free = replace(self.mode, allowed=())
         return replace(free.restricted(self.timed.space, shapes, self.static.speeds()), speed=free.speed)
 
 
 class Worth:
-    """What shapes are worth at the roots of one setting, in shares of its tokens.
+    """The worth of shapes at the roots of one setting, in shares of its tokens.
 
     Attributes:
-        chosen_RA: the score by which the selector chooses among the shapes it has; where nothing is decided, and at
-            first roots, the speed of the static tree.
+        chosen_RA: the score by which the selector chooses among shapes; the speed of the static tree where nothing is
+            decided, and at first roots.
         net_RA: net tokens of each shape by the labels, weighted by visits.
         chosen_R, net_R: the same of the best shape chosen so far.
     """
@@ -95,7 +94,7 @@ class Worth:
         self.chosen_R, self.net_R = torch.full((len(net_RA),), -torch.inf), torch.zeros(len(net_RA))
 
     def gains(self) -> Tensor:
-        """What each shape would add to those already chosen, [A]."""
+        """The net tokens that each shape would add to those already chosen, [A]."""
         taken_RA = self.chosen_RA > self.chosen_R.unsqueeze(-1)
         return ((self.net_RA - self.net_R.unsqueeze(-1)) * taken_RA).sum(0)
 
@@ -108,13 +107,13 @@ class Worth:
 
 @torch.no_grad()
 def shapes_in_order(settings: list[Unrestricted], candidates: list[int], count: int) -> list[int]:
-    """Positions of up to so many shapes; the first n of them are the choice for n. The first one is a tree."""
+    """Positions of up to `count` shapes; the first n of them are the choice for n. The first one is a tree."""
     worths, trees = list(map(Worth, settings)), len(settings[0].timed.space.trees)
     whole = [setting.replayed(setting.mode).speed for setting in settings]
     order: list[int] = []
 
     def speed(shape: int) -> float:
-        """Over the unrestricted selector's, summed over the settings."""
+        """With one more shape, over the unrestricted selector's, summed over the settings."""
         each = zip(settings, whole, strict=True)
         return sum(setting.replayed(setting.only([*order, shape])).speed / own for setting, own in each)
 
@@ -131,18 +130,15 @@ def shapes_in_order(settings: list[Unrestricted], candidates: list[int], count: 
 
 
 def restricted(setting: Unrestricted, shapes: list[int]) -> Judged:
-    """The mode of some shapes alone, over the best static tree among them.
-
-    Training decided with all shapes, and with a margin for chance, whether decisions pay. Where they do, they stay as
-    long as they are faster than that static tree at all.
-    """
+    """The mode with some shapes alone, and its speed over the best static tree among them; that tree's mode where
+    decisions are not faster."""
     mode = setting.only(shapes)
     judged = Judged(mode, setting.over(mode, mode.static_only()))
     return judged if judged.ratio.value > 1 else Judged(mode.static_only(), Ratio(1.0, 0.0))
 
 
 def candidates_of(settings: list[Unrestricted], kind: str) -> list[int]:
-    """Positions of the shapes of a kind."""
+    """Positions of the shapes of a kind (`CHAINS` or `TREES`)."""
     space = settings[0].timed.space
     if kind == CHAINS:
         return [space.index(space.chain(length)) for length in range(space.depth + 1)]
@@ -150,11 +146,8 @@ def candidates_of(settings: list[Unrestricted], kind: str) -> list[int]:
 
 
 def tiers(settings: list[Unrestricted]) -> list[dict[str, Any]]:
-    """What fewer shapes lose, for each kind and number: speed over the unrestricted selector's, setting by setting.
-
-    Returns:
-        rows of `kind`, `shapes`, and `ratios`, one for each setting.
-    """
+    """For each kind and number of shapes a row: `kind`, `shapes`, and `ratios`, the speed over the unrestricted
+    selector's under each setting."""
     rows = []
     for kind in (CHAINS, TREES):
         order = shapes_in_order(settings, candidates_of(settings, kind), max(COUNTS))
@@ -168,7 +161,7 @@ def tiers(settings: list[Unrestricted]) -> list[dict[str, Any]]:
 def limited_modes(
     config: Config, module: SelectorModule, texts: Texts, entries: list[dict[str, Any]], profile: LatencyProfile
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The modes of an artefact with `export.tiers` shapes; and what fewer and more would lose, which is also shown."""
+    """The modes of an artefact with `export.tiers` shapes; and the rows of `tiers`, which are also shown."""
     assert config.export.tiers is not None
     settings = []
     for mode in map(Mode.of, entries):

@@ -1,4 +1,4 @@
-"""Pieces of a page of results: tables that fold on a narrow screen, and pictures with a description in words."""
+"""Parts of a page of results, as HTML."""
 
 from __future__ import annotations
 
@@ -26,13 +26,8 @@ pre { font-size: 12px; background: #f4f4f4; padding: 1rem; overflow: auto }
 
 
 def document(title: str, lead: str, sections: Iterable[tuple[str, str]]) -> str:
-    """A self-contained page.
-
-    Args:
-        title: plain text.
-        lead: HTML of what stands first.
-        sections: titles in plain text, and contents in HTML; sections without content are left out.
-    """
+    """A self-contained page; `title` and the sections' titles are plain text, `lead` and contents are HTML. Sections
+    without content are left out."""
     body = "".join(f"<h2>{html.escape(name)}</h2>{content}" for name, content in sections if content)
     head = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Espalier: {html.escape(title)}</title>{STYLE}"
     return f"{head}<h1>{html.escape(title)}</h1>{lead}{body}</html>\n"
@@ -44,16 +39,13 @@ def sentence(words: str) -> str:
 
 
 def images(pictures: Mapping[str, str]) -> str:
-    """PNGs in base64 by their descriptions: beside each other, or one below the other on a narrow screen."""
-    tags = (
-        f"<img alt='{html.escape(words, quote=True)}' src='data:image/png;base64,{png}'>"
-        for words, png in pictures.items()
-    )
+    """PNGs in base64, by their descriptions."""
+    tags = (f"<img alt='{html.escape(words)}' src='data:image/png;base64,{png}'>" for words, png in pictures.items())
     return f"<figure>{''.join(tags)}</figure>" if pictures else ""
 
 
 def note(words: str) -> str:
-    """An explanation of a table's columns or a picture's marks."""
+    """An explanation of a table or a picture."""
     return f"<p class='note'>{html.escape(words)}</p>"
 
 
@@ -68,9 +60,9 @@ def listed(lines: Iterable[str]) -> str:
 
 
 def strip(steps: Iterable[dict[str, Any]]) -> str:
-    """Decoded text, its tokens coloured by where they come from; `steps` as in `comparison.traced_steps`."""
+    """Decoded text, coloured by where its tokens come from; `steps` as `comparison.traced_steps` returns them."""
     parts = (
-        f"<span title='{html.escape(step['drafted'], quote=True)}'><span class='{step['source']}'>"
+        f"<span title='{html.escape(step['drafted'])}'><span class='{step['source']}'>"
         f"{html.escape(step['accepted'])}</span><b>{html.escape(step['extra'])}</b></span>"
         for step in steps
     )
@@ -81,13 +73,13 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Rows of equal keys as an HTML table; on a narrow screen each row becomes a list of its cells."""
     if not rows:
         return ""
-    head = "".join(f"<th>{html.escape(str(key))}</th>" for key in rows[0])
+    head = "".join(f"<th>{html.escape(key)}</th>" for key in rows[0])
     body = "".join(f"<tr>{''.join(_cell(key, value) for key, value in row.items())}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _cell(key: str, value: Any) -> str:
-    return f"<td data-label='{html.escape(str(key), quote=True)}'>{html.escape(text_of(value))}</td>"
+    return f"<td data-label='{html.escape(key)}'>{html.escape(text_of(value))}</td>"
 
 
 def with_interval(value: float, bounds: Sequence[float]) -> str:
@@ -96,7 +88,7 @@ def with_interval(value: float, bounds: Sequence[float]) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A value as a cell shows it: floats with three decimals, or none from 100 on."""
+    """A cell's text: floats have three decimals, and none from 100 on."""
     if isinstance(value, float):
         return f"{value:z.3f}" if abs(value) < 100 else f"{value:.0f}"
     if isinstance(value, list | tuple):

@@ -16,6 +16,7 @@ import torch
 from matplotlib.figure import Figure
 
 from data_gen.models.sampling import Sampling
+from pipelines.evaluate.findings import setting_of
 from pipelines.evaluate.methods import SELECTOR
 from selector.actions import Action, ActionSpace
 from selector.train.data import Timed
@@ -32,16 +33,12 @@ def _png(figure: Figure) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _setting(entry: dict[str, Any]) -> str:
-    return str(Sampling(entry["temperature"], entry["top_p"]))
-
-
 def ratios(evaluation: dict[str, Any]) -> dict[str, str]:
-    """For each sampling setting the speed of every method over the best fixed tree's, by the plot's description."""
+    """A plot for each sampling setting, by its description: the speed of every method over the best fixed tree's."""
     found = {}
     measured = [entry for entry in evaluation["methods"] if not entry["is_best_static"]]
-    for setting in dict.fromkeys(map(_setting, measured)):
-        own = [entry for entry in measured if _setting(entry) == setting]
+    for setting in dict.fromkeys(map(setting_of, measured)):
+        own = [entry for entry in measured if setting_of(entry) == setting]
         own.sort(key=lambda entry: entry["method"] == SELECTOR)  # the selector on top
         low, high = own[-1]["ratio_interval_95"]
         words = (
@@ -64,16 +61,14 @@ def ratios(evaluation: dict[str, Any]) -> dict[str, str]:
 
 def efficiency_by_tree(timed: Timed) -> str:
     """Tokens a step of every static tree over (L1, L2), one panel per K; the fastest tree is marked."""
-    space = ActionSpace.default()
-    table = StaticTable.of(timed)
-    mean_A = table.efficiencies()
-    best = space.trees[table.best()]
+    space, table = ActionSpace.default(), StaticTable.of(timed)
+    mean_A, best = table.efficiencies(), space.trees[table.best()]
     figure, axes = plt.subplots(2, -(-space.max_K // 2), figsize=(6, 5.6), sharex=True, sharey=True)
     for K, axis in enumerate(axes.flat, 1):
-        grid = np.full((space.max_L1 + 1, space.max_L2 + 1), np.nan)
-        for L1 in range(space.max_L1 + 1):
-            for L2 in range(space.max_L2 + 1):
-                grid[L1, L2] = mean_A[space.index(Action(K, L1, L2))]
+        grid = [
+            [float(mean_A[space.index(Action(K, L1, L2))]) for L2 in range(space.max_L2 + 1)]
+            for L1 in range(space.max_L1 + 1)
+        ]
         image = axis.imshow(grid, origin="lower", vmin=1, vmax=float(mean_A.max()), cmap="viridis")
         axis.set(title=f"{K} branches" if K > 1 else "chains", xticks=range(0, space.max_L2 + 1, 2))
         if best.K == K:
@@ -93,25 +88,25 @@ def calibration(module: SelectorModule, timed: Timed) -> str:
     x = module.scores(timed.texts)[rows, at].double().numpy()
     y = space.efficiencies(timed.survivals_RS[rows])[:, at].double().numpy()
     groups = np.array_split(np.argsort(x), min(10, len(x)))
+    labelled = [y[g].mean() for g in groups]
     figure, axis = plt.subplots(figsize=(6, 4))
-    axis.plot([x[g].mean() for g in groups], [y[g].mean() for g in groups], "o")
-    top = max(x.max(), max(y[g].mean() for g in groups)) + 0.5
+    axis.plot([x[g].mean() for g in groups], labelled, "o")
+    top = max(x.max(), *labelled) + 0.5
     axis.plot([1, top], [1, top], "k--", linewidth=1)
     axis.set(xlabel=f"predicted tokens a step of {EXAMPLE}", ylabel="labelled", title=str(Sampling(*timed.setting)))
     return _png(figure)
 
 
-def chosen_actions(evaluation: dict[str, Any], most: int = 15) -> str:
+def chosen_actions(evaluation: dict[str, Any]) -> str:
     """Share of the decoding steps in which the selector chose each action."""
     entries = [entry for entry in evaluation["methods"] if entry["method"] == SELECTOR]
     totals = sum((Counter(entry["actions"]) for entry in entries), Counter[str]())
-    shown = [action for action, _ in totals.most_common(most)]
+    shown = [action for action, _ in totals.most_common(15)]
     figure, axis = plt.subplots(figsize=(7, 3.2))
     width = 0.8 / len(entries)
     for i, entry in enumerate(entries):
-        total = sum(entry["actions"].values())
-        shares = [entry["actions"].get(action, 0) / total for action in shown]
-        axis.bar(np.arange(len(shown)) + i * width, shares, width, label=_setting(entry))
+        shares = [entry["actions"].get(action, 0) / sum(entry["actions"].values()) for action in shown]
+        axis.bar(np.arange(len(shown)) + i * width, shares, width, label=setting_of(entry))
     axis.set_xticks(np.arange(len(shown)) + 0.4 - width / 2, shown, rotation=60, ha="right")
     axis.set(ylabel="share of steps", xlabel="(K, L1, L2)", ylim=(0, None))
     axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)

@@ -25,39 +25,42 @@ SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")
 Sections = list[tuple[str, str]]  # titles, and contents in HTML
 
 GAIN = (
-    "Decoded (filled): real time on held-out prompts, with 95% intervals over source files. Replayed (open): expected "
-    "time on held-out texts by this machine's latency profile, ± one standard error over source files. Neither holds "
-    "the noise of the machine's clock. The best fixed tree is the fastest one of all verifiers."
+    "Filled marks were decoded: the time was measured on held-out prompts, with 95% intervals over source files. Open "
+    "marks were replayed: the time is expected on held-out texts by this machine's latency profile, ± one standard "
+    "error over source files. Neither includes the noise of the machine's clock. The best fixed tree is the fastest "
+    "one of all verifiers on the training texts."
 )
 METHODS = (
-    "Tree: (K, L1, L2), K branches of L2 tokens behind a trunk of L1; empty where it differs from step to step. Tokens "
-    "a step: block efficiency, accepted tokens and the one that the verifier adds. In brackets 95% intervals. "
-    "Methods: autoregressive is plain decoding; static NAME drafts the fixed tree that is the fastest with that "
-    "verifier on the training texts, best static the fastest of all, best static by kind one for each kind of prompts; "
-    "static, branching uses only trees with branches, static traversal at the root only chains and trees without a "
-    "trunk; recent acceptance is a rule of thumb whose chains follow the recent acceptance; lookup or tree copies "
-    "where the text repeats itself; assisted generation is transformers' own, by default and with its best constant "
-    "number of drafted tokens."
+    "A tree (K, L1, L2) has K branches of L2 tokens after a trunk of L1; the cell is empty where trees differ between "
+    "steps. Tokens a step are the block efficiency: accepted tokens and the one that the verifier adds. Brackets "
+    "hold 95% intervals. Autoregressive is plain decoding. Static NAME drafts the fixed tree that is the fastest with "
+    "that verifier on the training texts, best static the fastest of all, best static by kind one for each kind of "
+    "prompts. Static, branching uses only trees with branches, static traversal at the root only chains and trees "
+    "without a trunk. Recent acceptance drafts chains whose length follows the recent acceptance. Lookup or tree "
+    "copies where the text repeats itself. Assisted generation and prompt lookup are those of transformers; constant "
+    "means the best constant number of drafted tokens."
 )
 STRIPS = (
-    "One held-out prompt's continuation, as the selector decoded it. On green: copied by a lookup and accepted. On "
-    "blue: drafted by the draft model and accepted. Bold: the target's own token, which ends each step. Point at a "
-    "step to see what was drafted there."
+    "The selector decoded this continuation of one held-out prompt. Green tokens were copied by a lookup and accepted. "
+    "Blue tokens were drafted by the draft model and accepted. Bold tokens were added by the verifier at the end of "
+    "each step. Point at a step to see what was drafted there."
 )
 LABELS = (
-    "Decoding steps from the data stage: tokens a step as the labels expect them and as decoding accepted them; z is "
-    "the difference over its standard deviation, and a z beyond 4 would show an error."
+    "The decoding steps are from the data stage: tokens a step as the labels expect them, and as decoding accepted "
+    "them. z is the difference over its standard deviation; a z beyond 4 would show an error."
 )
 REPEATS = "Replayed. A text has long repeats where a quarter of its positions lie inside a repeat of 8 or more tokens."
 CALIBRATION = (
-    f"For the tree {plots.EXAMPLE}, on validation texts: roots in ten groups by prediction, one point for the means of "
-    "each group. On the dashed line predictions are exact."
+    f"Roots of the validation texts are in ten groups by the prediction for the tree {plots.EXAMPLE}; each point shows "
+    "the means of one group. On the dashed line predictions are exact."
 )
 SELECTORS = (
-    "Speed over the best fixed tree of the same verifier if the selector decided everywhere, validation texts "
-    "replayed, ± one standard error. Where it is not two standard errors ahead, the fixed tree is kept."
+    "Speed over the best fixed tree of the same verifier if the selector decided everywhere, replayed on validation "
+    "texts, ± one standard error. Where it is not two standard errors ahead, the fixed tree is kept."
 )
-STEPS = "Real decoding steps of trees that the latency profile was not fitted to; ratio: predicted over measured."
+STEPS = (
+    "These trees were decoded, and the latency profile was not fitted to them. The ratio is predicted over measured."
+)
 
 
 def plan(config: Config) -> list[str]:
@@ -84,7 +87,7 @@ def run(config: Config) -> None:
             with atomically(output) as partial:
                 partial.write_text(page(config, evaluation, training), encoding="utf-8")
             mlflow.log_artifact(str(output))
-            try:  # the training run has the parameters and the curves: the report belongs beside them too
+            try:  # the training run has the parameters and the curves, so the report is logged there, too
                 mlflow.MlflowClient().log_artifact(chosen_of(training)["run_id"], str(output))
             except mlflow.MlflowException:
                 stage.say("warning: the training run is not in this MLflow store: the report is not logged beside it")
@@ -96,7 +99,7 @@ def run(config: Config) -> None:
 
 
 def page(config: Config, evaluation: dict[str, Any], training: dict[str, Any]) -> str:
-    """The report as one self-contained page: the findings, then the figures behind them."""
+    """The report as one self-contained page."""
     profile = load_profile(config)
     against_labels = [{key.replace("_", " "): text_of(value) for key, value in row.items()} for row in realised(config)]
     sections = [
@@ -110,24 +113,22 @@ def page(config: Config, evaluation: dict[str, Any], training: dict[str, Any]) -
     return document(config.name, sentence(findings.headline(evaluation)), sections)
 
 
-def _setting(row: dict[str, Any]) -> str:
-    return str(Sampling(row["temperature"], row["top_p"]))
-
-
 def _found(evaluation: dict[str, Any]) -> Sections:
     """The gain, all methods, and where the gain comes from."""
     apart = evaluation["disagreements"]
     warning = "<p>Decoding and replay along the same texts disagree by more than their errors:</p>" if apart else ""
     by_repeats = [
         {
-            "setting": _setting(row),
+            "setting": findings.setting_of(row),
             "texts": f"{row['count']} {row['texts']}",
             "selector over the best fixed tree": str(Ratio(row["ratio"], row["error"])),
             "seconds saved": row["seconds_saved"],
         }
         for row in evaluation["repeats"]
     ]
-    strips = (f"<h3>{html.escape(_setting(each))}</h3>{strip(each['steps'])}" for each in evaluation["strips"])
+    strips = (
+        f"<h3>{html.escape(findings.setting_of(each))}</h3>{strip(each['steps'])}" for each in evaluation["strips"]
+    )
     actions = plots.chosen_actions(evaluation)
     return [
         (
@@ -186,7 +187,7 @@ def _machine(config: Config, profile: LatencyProfile, training: dict[str, Any]) 
     selectors = [
         {
             "selector": f"{name} (kept)" if name == training["chosen"] else name,
-            **{_setting(mode): str(Ratio(**mode["replay"])) for mode in own["modes"]},
+            **{findings.setting_of(mode): str(Ratio(**mode["replay"])) for mode in own["modes"]},
         }
         for name, own in training["selectors"].items()
     ]

@@ -61,7 +61,7 @@ def task(kind: str = "code") -> Task:
 def test_plain_decoding_is_a_token_a_step(pair: ModelPair) -> None:
     found = static(AUTOREGRESSIVE, "traversal", EMPTY).decode(pair, SAMPLING, task())
     assert (found.tokens, found.steps, found.block_tokens) == (24, 24, 24)
-    assert found.actions == {"(1, 0, 0)": 24}
+    assert found.drafted == ["(1, 0, 0)"] * 24
     assert 0 < found.step_seconds <= found.seconds and found.select_seconds < 0.05 * found.step_seconds
 
 
@@ -71,7 +71,7 @@ def test_what_the_last_step_yields_beyond_the_limit_does_not_count(
     """Nor in replay. Of a step's tokens all do."""
     method = static("static", "traversal", Action(4, 0, 8))
     found = method.decode(pair, SAMPLING, task())
-    assert found.tokens == 24 < found.block_tokens and sum(found.actions.values()) == found.steps
+    assert found.tokens == 24 < found.block_tokens and len(found.drafted) == found.steps
     prompt = torch.tensor([task().prompt])
     greedy = pair.target.generate(prompt, max_new_tokens=24, do_sample=False, pad_token_id=0)[0, 5:].tolist()
     monkeypatch.setattr(pair.target.generation_config, "eos_token_id", [greedy[9]])
@@ -99,8 +99,8 @@ def test_what_decodes_alike_is_decoded_once() -> None:
 def test_each_kind_of_prompts_has_its_own_tree(pair: ModelPair) -> None:
     method = static("by kind", "traversal", ACTION, by_kind={"data": ("specinfer", Action(1, 4, 0))})
     assert method.action is None and static("static", "traversal", ACTION).action == ACTION
-    assert method.decode(pair, SAMPLING, task("code")).actions.keys() == {str(ACTION)}
-    assert method.decode(pair, SAMPLING, task("data")).actions.keys() == {"(1, 4, 0)"}
+    assert set(method.decode(pair, SAMPLING, task("code")).drafted) == {str(ACTION)}
+    assert set(method.decode(pair, SAMPLING, task("data")).drafted) == {"(1, 4, 0)"}
     own = static("static", "specinfer", Action(1, 4, 0)).decode(pair, SAMPLING, task())
     assert method.decode(pair, SAMPLING, task("data")).block_tokens == own.block_tokens
 
@@ -201,7 +201,7 @@ def test_replay_says_what_decoding_does(pair: ModelPair, labelled: tuple[Texts, 
     assert said[0] == pytest.approx(replayed.block_efficiency)
     assert abs(found[0] - said[0]) < 4 * math.hypot(found[1], said[1])
     assert math.hypot(found[1], said[1]) < 0.1 * found[0]  # or else the comparison says nothing
-    actions = {action for each in decoded for action in each.actions}
+    actions = {action for each in decoded for action in each.drafted}
     assert (len(actions) == 1) == (method.action is not None)
 
 
