@@ -42,26 +42,16 @@ LONGEST = 1 + PRECEDENT_LENGTHS[-1]  # tokens of a run that is counted
 
 
 class _Text(NamedTuple):
-    """The state of a text's history, as compiled functions take it.
+    """The state of a text's history, as compiled functions take it."""
 
-    Attributes:
-        foretold_N: for each token, whether a lookup foretold it.
-        sources_N: the source after each token, -1 where there is none.
-        matches_N: the length of the match there.
-        sums_2D, new_2D: weighted sums and weights, for the running means of foretold and of new tokens.
-        by_match_4M: by class of match, sums and weights of foretold tokens and of how far lookups were right.
-        state: how many tokens are counted (`DONE`), were foretold in a row (`COPIED`), had moving sources (`STEADY`).
-        keys_C, counts_C: table of all runs of a few tokens.
-    """
-
-    foretold_N: Array
-    sources_N: Array
-    matches_N: Array
-    sums_2D: Array
-    new_2D: Array
-    by_match_4M: Array
-    state: Array
-    keys_C: Array
+    foretold_N: Array  # for each token, whether a lookup foretold it
+    sources_N: Array  # the source after each token, -1 where there is none
+    matches_N: Array  # the length of the match there
+    sums_2D: Array  # weighted sums and weights, for the running means of foretold tokens
+    new_2D: Array  # likewise of new tokens
+    by_match_4M: Array  # by class of match, sums and weights of foretold tokens and of how far lookups were right
+    state: Array  # tokens that are counted (`DONE`), were foretold in a row (`COPIED`), had moving sources (`STEADY`)
+    keys_C: Array  # table of all runs of a few tokens
     counts_C: Array
 
 

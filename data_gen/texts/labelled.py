@@ -42,42 +42,27 @@ BEHAVIOUR = tuple(
 
 @dataclass(frozen=True)
 class Recipe:
-    """How texts are written and labelled.
+    """How texts are written and labelled."""
 
-    Attributes:
-        verifiers: their labels are recorded, and they write the decoded texts.
-        tokens: labelled tokens of each text.
-        siblings: number of draws of the siblings over which labels are averaged.
-        stride: hidden states are recorded at every `stride`-th root of a training text.
-        hidden: whether hidden states are recorded.
-        behaviour: the actions of decoded texts; one is drawn at every step.
-    """
-
-    verifiers: tuple[str, ...]
+    verifiers: tuple[str, ...]  # their labels are recorded, and they write the decoded texts
     form: Form
-    tokens: int
-    siblings: int
-    stride: int
-    hidden: bool
+    tokens: int  # labelled tokens of each text
+    siblings: int  # draws of the siblings over which labels are averaged
+    stride: int  # hidden states are recorded at every `stride`-th root of a training text
+    hidden: bool  # whether hidden states are recorded
     seed: int
-    behaviour: tuple[Action, ...] = BEHAVIOUR
+    behaviour: tuple[Action, ...] = BEHAVIOUR  # the actions of decoded texts; one is drawn at every step
 
 
 @dataclass(frozen=True)
 class Work:
-    """A shard to make: texts of one split under one sampling setting.
-
-    Attributes:
-        prompts: each with the number of its text, because a prompt may be continued several times.
-        decoded: whether speculative decoding writes the texts.
-        given: the texts, if an engine wrote them.
-    """
+    """A shard to make: texts of one split under one sampling setting."""
 
     split: str
     sampling: Sampling
-    prompts: tuple[tuple[Prompt, int], ...]
-    decoded: bool = False
-    given: tuple[GivenText, ...] = ()
+    prompts: tuple[tuple[Prompt, int], ...]  # with the texts' numbers, because a prompt may be continued several times
+    decoded: bool = False  # whether speculative decoding writes the texts
+    given: tuple[GivenText, ...] = ()  # the texts, if an engine wrote them
 
 
 class _Written(NamedTuple):
@@ -107,10 +92,7 @@ def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
     """
     shard = Shard(pa.table({}))
     start = time.perf_counter()
-    texts = [
-        _Written(own.prompt, finished(pair, own.prompt_tokens, own.completion), None, own.place) for own in work.given
-    ]
-    texts = texts or list(_written(pair, recipe, work))
+    texts = list(_written(pair, recipe, work))
     between = time.perf_counter()
     rows = [_row(pair, recipe, work, written, shard.plausibility) for written in texts]
     shard.seconds["decoded" if work.decoded else "written"] += between - start
@@ -120,7 +102,11 @@ def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
 
 
 def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Written]:
-    """The texts that the target alone or a decoder writes."""
+    """The texts that an engine wrote, or that the target alone or a decoder writes now."""
+    for given in work.given:
+        yield _Written(given.prompt, finished(pair, given.prompt_tokens, given.completion), None, given.place)
+    if not work.prompts:
+        return
     new = recipe.tokens + BEYOND
     prompts = [prompt for prompt, _ in work.prompts]
     encoded = [recipe.form.encode(pair.tokenizer, prompt) for prompt in prompts]

@@ -46,22 +46,15 @@ FOREIGN = 0.2  # share of a file's tokens that others have; below it, another to
 
 @dataclass(frozen=True)
 class LoggedText:
-    """A text, and what was logged of its drafters.
-
-    Attributes:
-        tokens: prompt and generated text.
-        start: tokens of the prompt; position r of the generated text is token `start + r`.
-        survivals: by drafter, P(accepted >= t) at each position, float32 [R, D]; NaN where it is not known.
-        place: file and line.
-    """
+    """A text, and what was logged of its drafters."""
 
     name: str
     source: str
     kind: str
-    tokens: list[int]
-    start: int
-    survivals: dict[str, NDArray[np.float32]]
-    place: str
+    tokens: list[int]  # prompt and generated text
+    start: int  # tokens of the prompt; position r of the generated text is token `start + r`
+    survivals: dict[str, NDArray[np.float32]]  # by drafter, P(accepted >= t) at each position, [R, D]; NaN if unknown
+    place: str  # file and line
 
     @property
     def roots(self) -> int:

@@ -19,12 +19,8 @@ UNLIKELY = 1e-3  # less probable tokens are counted: a text of another model or 
 
 
 class ImpossibleToken(Exception):
-    """A token of a text has probability 0 under the target.
-
-    Attributes:
-        at_a_tie: whether rounding explains it, because the token's logit, or the mass before it, is at the edge of what
-            may be sampled. Passes over one token, many tokens and many texts differ in their last digits.
-    """
+    """A token of a text has probability 0 under the target. `at_a_tie` says whether rounding explains it: passes over
+    one token, many tokens and many texts differ in their last digits."""
 
     def __init__(self, position: int, token: int, at_a_tie: bool) -> None:
         super().__init__(f"token {position} of the text ({token}) has probability 0 under the target")

@@ -22,20 +22,12 @@ BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of loca
 
 @dataclass(frozen=True)
 class PromptSet:
-    """A data set.
+    """A data set. The format strings are over a record's fields."""
 
-    Attributes:
-        hub: keyword arguments of `datasets.load_dataset`; none where a file must be given. The split is `train` by
-            default.
-        prompts: format strings over a record's fields; the first one whose fields all exist makes the prompt.
-        kind: a format string for the task; the set's name if empty.
-        kinds: other names for some of the tasks that `kind` gives.
-    """
-
-    hub: dict[str, str]
-    prompts: tuple[str, ...]
-    kind: str = ""
-    kinds: dict[str, str] = field(default_factory=dict)
+    hub: dict[str, str]  # arguments of `datasets.load_dataset`, with split `train` by default; empty: a file is needed
+    prompts: tuple[str, ...]  # format strings; the first one whose fields all exist makes the prompt
+    kind: str = ""  # a format string for the task; the set's name if empty
+    kinds: dict[str, str] = field(default_factory=dict)  # other names for some of the tasks that `kind` gives
 
 
 MULTI_TURN = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")

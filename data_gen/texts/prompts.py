@@ -156,14 +156,8 @@ def split_of(prompt: Prompt, validation: float, test: float) -> str:
     return "test" if share < test else "validation" if share < test + validation else "train"
 
 
-def take_evenly(prompts: list[Prompt], count: int) -> list[Prompt]:
-    """The first `count` prompts, kinds in turn, in an order that depends on the prompts' ids alone.
-
-    Raises:
-        InputError: there are fewer.
-    """
-    if count > len(prompts):
-        raise InputError(f"{count} prompts are asked for; there are {len(prompts)}")
+def take_evenly(prompts: list[Prompt], count: int | None = None) -> list[Prompt]:
+    """The first `count` prompts or all, kinds in turn, in an order that depends on the prompts' ids alone."""
     ordered = sorted(prompts, key=lambda p: hashlib.sha256(f"order {p.id}".encode()).digest())
     by_kind = ([p for p in ordered if p.kind == kind] for kind in sorted({p.kind for p in prompts}))
     return [prompt for turn in zip_longest(*by_kind) for prompt in turn if prompt is not None][:count]

@@ -31,18 +31,12 @@ _halvings = 0
 
 @dataclass
 class Text:
-    """A prompt and its continuation, token ids. Only the continuation follows the target's law.
-
-    Attributes:
-        start: position of the last prompt token, the first root.
-        ended: whether the last token is an end-of-sequence token.
-        steps: of speculative decoding, if it wrote the text.
-    """
+    """A prompt and its continuation, token ids. Only the continuation follows the target's law."""
 
     tokens: list[int]
-    start: int
-    ended: bool = False
-    steps: list[Step] = field(default_factory=list)
+    start: int  # position of the last prompt token, the first root
+    ended: bool = False  # whether the last token is an end-of-sequence token
+    steps: list[Step] = field(default_factory=list)  # of speculative decoding, if it wrote the text
 
 
 class RowBlock(NamedTuple):

@@ -11,13 +11,13 @@ import psutil
 import torch
 
 from data_gen import traces
-from data_gen.texts.labelled import PARTS, Shard
+from data_gen.texts.labelled import PARTS, Shard, make_shard
 from data_gen.texts.plausibility import Plausibility
 from pipelines.config import Config
 from pipelines.data import workers
 from pipelines.data.recorded import depends, realised, traces_folder
 from pipelines.data.shards import duration, passes_line, predicted_seconds, shards, size_line
-from pipelines.pair.loading import load_pair
+from pipelines.pair.loading import load_pair, recipe
 from pipelines.run import Stage, progress
 from pipelines.tracking import describe, mlflow_run
 
@@ -62,7 +62,7 @@ def run(config: Config) -> None:
                 torch.cuda.empty_cache()
             made = workers.ray(config, fingerprint, todo)
         else:
-            made = workers.local(config, pair, todo)
+            made = ((name, make_shard(pair, recipe(config), each)) for name, each in todo.items())
         for name, shard in made:
             start = time.perf_counter()
             store.write(name, shard.table)
@@ -103,7 +103,6 @@ class _Spent:
         self.resident.append(psutil.Process().memory_info().rss)
         self.plausibility.join(shard.plausibility)
 
-    @property
     def rate(self) -> float:
         """Roots per second."""
         return self.roots / (time.perf_counter() - self.started)
@@ -111,15 +110,15 @@ class _Spent:
     def line(self) -> str:
         total = sum(self.seconds.values())
         shares = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in self.seconds.items())
-        return f"{self.rate:.0f} roots/s; {shares}"
+        return f"{self.rate():.0f} roots/s; {shares}"
 
     def memory(self) -> str:
-        size = self.resident
-        first, middle, last = (f"{resident / 1e6:.0f} MB" for resident in (size[0], size[len(size) // 2], size[-1]))
-        return f"resident set of this process {first} after the first shard, {middle} half-way, {last} at the end"
+        size = [f"{resident / 1e6:.0f} MB" for resident in self.resident]
+        middle = size[len(size) // 2]
+        return f"resident set of this process {size[0]} after the first shard, {middle} half-way, {size[-1]} at the end"
 
     def metrics(self) -> dict[str, float]:
         values = {f"seconds/{part}": seconds for part, seconds in self.seconds.items()}
         if self.resident:
             values |= {"resident bytes/first": self.resident[0], "resident bytes/last": self.resident[-1]}
-        return values | {"roots per second": self.rate}
+        return values | {"roots per second": self.rate()}

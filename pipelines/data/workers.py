@@ -1,7 +1,4 @@
-"""The engines of the data stage: this process, or Ray actors on one machine or many. Only the driver writes the store.
-
-On CPUs both make the same bytes, perhaps in another order.
-"""
+"""Ray actors that make the data stage's shards, on one machine or many; only the driver writes the store."""
 
 from __future__ import annotations
 
@@ -21,12 +18,6 @@ from pipelines.pair.loading import load_pair, recipe
 from selector.schema import InputError
 
 Made = Iterator[tuple[str, Shard]]  # names and shards
-
-
-def local(config: Config, pair: ModelPair, work: dict[str, Work]) -> Made:
-    """One shard after another, in this process."""
-    for name, todo in work.items():
-        yield name, make_shard(pair, recipe(config), todo)
 
 
 class Worker:

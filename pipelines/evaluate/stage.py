@@ -119,7 +119,7 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
     replayed = replays(contenders, splits["test"], profile, WALL)
     for clock, other in synthetic_clocks(config, pair).items():
         replayed += replays(synthetic_methods(config, other, splits, module), splits["test"], other, clock)
-    greedy = losslessness.greedy_check(pair, config, take_evenly(prompts, min(len(prompts), GREEDY_PROMPTS)))
+    greedy = losslessness.greedy_check(pair, config, take_evenly(prompts, GREEDY_PROMPTS))
     losslessness.require_equal(greedy)
     decoded = decode_prompts(config, pair, prompts, contenders, Journal(_journal(config), stage.depends))
     own = own_texts(config, pair, prompts, contenders, decoded, profile)

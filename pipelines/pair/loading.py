@@ -114,7 +114,7 @@ def prompts_of(config: Config, pair: ModelPair, split: str, count: int | None = 
         prompts = [prompt for prompt, ids in encoded if form.keeps(len(ids))]
     if count is not None and count > len(prompts):
         raise InputError(f"{prompts_path(config)} holds {len(prompts)} prompts for {split}; {count} are asked for")
-    return take_evenly(prompts, len(prompts) if count is None else count)
+    return take_evenly(prompts, count)
 
 
 def _of_split(config: Config, split: str) -> list[Prompt]:

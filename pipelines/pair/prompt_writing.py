@@ -49,7 +49,7 @@ def chosen(config: Config, tokenizer: Any) -> Iterator[tuple[list[Prompt], str]]
         kept, said = fitted(config, tokenizer, prompts)
         if len(kept) < (own.prompts or 1):
             raise InputError(f"prompts.sets: {own.name} gives {len(kept)} prompts, not {own.prompts or 1}: {said}")
-        taken = take_evenly(kept, own.prompts or len(kept))
+        taken = take_evenly(kept, own.prompts)
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(p.kind for p in taken).items()))
         yield taken, f"{own.name}: {records} records, {said}; taken: {kinds}"
 

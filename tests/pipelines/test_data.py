@@ -99,7 +99,7 @@ def break_model(part: str) -> None:
 
 def run_stage(folder: Path, overrides: list[str], spoil: str | None, pipe: Any) -> None:
     """In a process of its own: the data stage; what it says is sent, and its exit code."""
-    import pipelines.data.workers
+    import pipelines.data.stage
     from pipelines.cli import app
 
     os.chdir(folder)
@@ -107,7 +107,7 @@ def run_stage(folder: Path, overrides: list[str], spoil: str | None, pipe: Any) 
     os.environ["PYTHONPATH"] = str(ROOT)  # of Ray's workers
     torch.set_num_threads(1)
     sys.stderr = (folder / "stderr").open("w")
-    made = pipelines.data.workers.make_shard
+    made = pipelines.data.stage.make_shard
     if spoil == "full disk":  # once the second shard is made
 
         def make_shard(*arguments: Any) -> Any:
@@ -119,7 +119,7 @@ def run_stage(folder: Path, overrides: list[str], spoil: str | None, pipe: Any) 
             return shard
 
         make_shard.count = 0
-        pipelines.data.workers.make_shard = make_shard
+        pipelines.data.stage.make_shard = make_shard
     if spoil in PARTS:
         break_model(spoil)
     pipe.send("started")
