@@ -48,10 +48,7 @@ def export(
 
     Args:
         run_id: of the MLflow run.
-        test: texts on which the artefact must decide as the trained network does; None to compare nothing.
-
-    Raises:
-        InputError: the artefact decides otherwise.
+        test: texts on which the artefact must decide as the trained network does, else InputError; None: no comparison.
     """
 
     def check(folder: Path) -> None:
@@ -90,12 +87,8 @@ def _compare(selector: Selector, module: SelectorModule, test: Timed, tunings: S
 
 
 def decision_seconds(selector: Selector, texts: Sequence[LoggedText], sampling: Sampling) -> dict[str, float]:
-    """The median time of a decision in Python by level, features included, behind `CONTEXT` tokens.
-
-    The time depends on the length of the context only, so that texts are joined until they are long enough.
-    """
-    joined = np.concatenate([text.tokens for text in texts])
-    tokens = np.resize(joined, CONTEXT + TIMED_DECISIONS).tolist()
+    """The median time of a decision in Python by level, features included, behind `CONTEXT` tokens of joined texts."""
+    tokens = np.resize(np.concatenate([text.tokens for text in texts]), CONTEXT + TIMED_DECISIONS).tolist()
     found: dict[str, float] = {"context": CONTEXT}
     for level in LOG.levels:
         known = DrafterKnowledge(tokens[:CONTEXT], sampling, selector.tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -40,16 +40,12 @@ class HeldOut:
     tuning: Tuning
     profile: LatencyProfile
 
-    @classmethod
-    def of(cls, test: Timed, predicted: Predictions, tuning: Tuning, profile: LatencyProfile) -> HeldOut:
-        return cls(test.on(profile.at_batch(tuning.batch)), predicted, tuning, profile)
-
     def of_kind(self, kind: str) -> HeldOut:
-        timed = self.timed
-        chosen_X = torch.tensor([x for x, own in enumerate(timed.texts.kind_X) if own == kind])
-        rows_R = torch.isin(timed.texts.text_R, chosen_X)
-        part = Timed(timed.texts.take(chosen_X), timed.verifier, timed.profile, timed.space)
-        return HeldOut(part, {name: own[rows_R] for name, own in self.predicted.items()}, self.tuning, self.profile)
+        texts = self.timed.texts
+        chosen_X = torch.tensor([own == kind for own in texts.kind_X])
+        predicted = {name: own[chosen_X[texts.text_R]] for name, own in self.predicted.items()}
+        timed = replace(self.timed, texts=texts.take(chosen_X.nonzero()[:, 0]))
+        return replace(self, timed=timed, predicted=predicted)
 
     def ratio(self, mine: Replayed, other: Replayed) -> Ratio:
         return ratio_of_speeds(mine, other, self.timed.texts.source_number_X)
@@ -92,8 +88,7 @@ def _equal(held_out: HeldOut) -> dict[str, Figures]:
 
 
 def _mixed(held_out: HeldOut) -> dict[str, Figures]:
-    """The figures, by level, for batches of different requests. The oracle decides as the selector does, with the
-    labels for predictions."""
+    """The figures, by level, for batches of different requests. The oracle is a selector that predicts the labels."""
     timed, tuning = held_out.timed, held_out.tuning
     batches = MixedBatches(timed, held_out.profile, tuning.batch)
 
@@ -139,19 +134,14 @@ def rival_rows(train: Timed, held_out: HeldOut) -> list[Figures]:
 def fixed_lengths(data: dict[str, Texts], space: ActionSpace) -> list[Figures]:
     """For each fixed length, on training and held-out texts: tokens per step, and the share of drafted tokens that was
     accepted."""
-    splits = ("train", "test")
-    return [
-        {"length": length, **{split: _yield(data[split], space, length) for split in splits}}
-        for length in range(space.depth + 1)
-    ]
-
-
-def _yield(texts: Texts, space: ActionSpace, length: int) -> dict[str, float | None]:
-    survivals_RS = texts.labels(VERIFIER, slice(None), space)
-    action_R = torch.full((len(survivals_RS),), space.index(space.chain(length)))
-    found = replay(survivals_RS, action_R, torch.ones(len(survivals_RS)), texts.size_X, space)
-    accepted = found.block_efficiency - 1
-    return {"tokens_per_step": found.block_efficiency, "accepted": accepted / length if length else None}
+    rows: list[Figures] = [{"length": length} for length in range(space.depth + 1)]
+    for split in ("train", "test"):
+        survivals_RS, size_X = data[split].labels(VERIFIER, slice(None), space), data[split].size_X
+        for length, row in enumerate(rows):
+            action_R = torch.full((len(survivals_RS),), space.index(space.chain(length)))
+            tokens = replay(survivals_RS, action_R, torch.ones(len(action_R)), size_X, space).block_efficiency
+            row[split] = {"tokens_per_step": tokens, "accepted": (tokens - 1) / length if length else None}
+    return rows
 
 
 def accepted(module: SelectorModule, texts: Texts, space: ActionSpace) -> Figures:

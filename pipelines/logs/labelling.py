@@ -53,11 +53,7 @@ def split(
 
 @dataclass(frozen=True)
 class Labeller:
-    """Labels the texts of a log.
-
-    Attributes:
-        tokens: statistics by token of the training texts.
-    """
+    """Labels the texts of a log; `tokens` are the training texts' statistics by token."""
 
     drafter: str
     space: ActionSpace
@@ -69,10 +65,8 @@ class Labeller:
         return self._labelled(texts)[0]
 
     def learn_from(self, texts: Sequence[LoggedText]) -> tuple[Labeller, Texts]:
-        """A labeller with the statistics of these texts, and the labelled texts.
-
-        The statistics in a text's own features leave that text out.
-        """
+        """A labeller with the statistics of these texts, and the labelled texts; each text's own features leave it out
+        of the statistics."""
         data, keys_RJ = self._labelled(texts)
         survivals_RD = data.survivals[VERIFIER][:, :LONGEST_COUNTED].float()
         survivals_RD = torch.where(survivals_RD.isnan(), survivals_RD.nanmean(0), survivals_RD).nan_to_num()

@@ -79,7 +79,7 @@ def run(config: Config) -> None:
 
 @dataclass(frozen=True)
 class Log:
-    """The texts of the files, those of held-out files, and the drafter whose chains are candidates."""
+    """The texts of the files, those of held-out files, and the drafter."""
 
     train: list[LoggedText]
     tested: list[LoggedText]
@@ -96,8 +96,7 @@ def _read(config: Config) -> Log:
         raise InputError("logs.files: name at least one log: espalier logs FILES.. --timings FILE")
     texts, tested = (_texts(paths, config) for paths in (config.logs.files, config.logs.test))
     kept = distinct([*texts, *tested])
-    twice = len(texts) + len(tested) - len(kept)
-    if twice:
+    if twice := len(texts) + len(tested) - len(kept):
         console.print(f"[bold]logs[/]: {twice} texts occur a second time; one of each counts", soft_wrap=True)
     held_out = {text.place for text in tested}
     texts, tested = ([text for text in kept if (text.place in held_out) == of] for of in (False, True))
@@ -108,14 +107,13 @@ def _read(config: Config) -> Log:
 def _texts(paths: Sequence[Path], config: Config) -> list[LoggedText]:
     """The texts of log files, and of folders with the traces of other runs."""
     stores = [path for path in paths if (path / "manifest.json").exists()]
-    sampling = config.sampling[0].build()
-    own = [text for folder in stores for text in read_trace_log(folder, sampling)]
+    own = [text for folder in stores for text in read_trace_log(folder, config.sampling[0].build())]
     return [*read_logs([path for path in paths if path not in stores]), *own]
 
 
 def _depends(config: Config) -> dict[str, Any]:
     """Everything that determines the figures and the selector."""
-    files = [*config.logs.files, *config.logs.test, *([config.logs.timings] if config.logs.timings else [])]
+    files = filter(None, [*config.logs.files, *config.logs.test, config.logs.timings])
     manifests = {path: path / "manifest.json" for path in files}
     return {
         **versions(),
@@ -132,8 +130,7 @@ def _depends(config: Config) -> dict[str, Any]:
 
 def _profile(config: Config, drafter: str) -> LatencyProfile | None:
     """The engine's times, if there are any."""
-    path = config.logs.timings
-    if path is None:
+    if (path := config.logs.timings) is None:
         return None
     rows = read_timings(path)
     for remark in remarks(rows):
@@ -143,17 +140,11 @@ def _profile(config: Config, drafter: str) -> LatencyProfile | None:
 
 @dataclass(frozen=True)
 class Labelled:
-    """The texts of a run by split, as they were logged and labelled.
+    """The texts of a run by split, as they were logged and labelled."""
 
-    Attributes:
-        tokens: statistics by token of the training texts.
-    """
-
-    drafter: str
-    space: ActionSpace
+    labeller: Labeller
     texts: dict[str, list[LoggedText]]
     data: dict[str, Texts]
-    tokens: TokenStatistics
 
     @property
     def is_dense(self) -> bool:
@@ -161,7 +152,7 @@ class Labelled:
         return not any(bool(texts.survivals[VERIFIER].isnan().any()) for texts in self.data.values())
 
     def timed(self, profile: LatencyProfile) -> dict[str, Timed]:
-        return {name: Timed(texts, VERIFIER, profile, self.space) for name, texts in self.data.items()}
+        return {name: Timed(texts, VERIFIER, profile, self.labeller.space) for name, texts in self.data.items()}
 
 
 def _label(config: Config, splits: dict[str, list[LoggedText]], log: Log) -> Labelled:
@@ -173,12 +164,12 @@ def _label(config: Config, splits: dict[str, list[LoggedText]], log: Log) -> Lab
                 labeller, data[name] = labeller.learn_from(splits[name])
             else:
                 data[name] = labeller.label(splits[name])
-    return Labelled(log.drafter, log.space, splits, data, labeller.tokens)
+    return Labelled(labeller, splits, data)
 
 
 def _train(config: Config, labelled: Labelled, profile: LatencyProfile | None, run_id: str) -> SelectorModule:
     """The network of the best epoch, by replay of the validation texts or, where none is possible, by the loss."""
-    space = labelled.space
+    space = labelled.labeller.space
     module = module_of(
         config, "regressor", LOG.levels[1], [], schema=LOG.name, space=space.to_json(), squared_weight=SQUARED
     )
@@ -195,14 +186,14 @@ def _evaluate(
     config: Config, module: SelectorModule, labelled: Labelled, profile: LatencyProfile | None, run_id: str
 ) -> Figures:
     """What `evaluation.json` holds. Where step times are given, the artefact is written, too."""
-    data = labelled.data
+    data, space = labelled.data, labelled.labeller.space
     found: Figures = {
-        "drafter": labelled.drafter,
+        "drafter": labelled.labeller.drafter,
         "texts": {name: len(own) for name, own in labelled.texts.items()},
         "roots": {name: int(own.size_X.sum()) for name, own in data.items()},
         "dense": labelled.is_dense,
-        "accepted": {name: accepted(module, own, labelled.space) for name, own in data.items()},
-        "lengths": fixed_lengths(data, labelled.space) if labelled.is_dense else [],
+        "accepted": {name: accepted(module, own, space) for name, own in data.items()},
+        "lengths": fixed_lengths(data, space) if labelled.is_dense else [],
         "by_batch": [],
         "rivals": [],
         "exported": profile is not None,
@@ -213,16 +204,16 @@ def _evaluate(
     sizes = profile.batches.sizes
     if not labelled.is_dense:
         tunings = [untuned(module, data["train"], profile, batch) for batch in sizes]
-        export(config, module, profile, tunings, labelled.tokens, run_id)
+        export(config, module, profile, tunings, labelled.labeller.tokens, run_id)
         return found
     timed, tunings = labelled.timed(profile), []
     with progress() as bar:
         predicted = {name: predictions(module, data[name]) for name in ("validation", "test")}
         for batch in bar.track(sizes, task_id=bar.add_task("replay, by batch size", total=len(sizes), note="")):
             tunings.append(tune(timed["train"], timed["validation"], predicted["validation"], profile, batch))
-            held_out = HeldOut.of(timed["test"], predicted["test"], tunings[-1], profile)
+            held_out = HeldOut(timed["test"].on(profile.at_batch(batch)), predicted["test"], tunings[-1], profile)
             found["by_batch"] += entries(held_out)
             found["rivals"] += rival_rows(timed["train"], held_out)
-    selector = export(config, module, profile, tunings, labelled.tokens, run_id, timed["test"])
+    selector = export(config, module, profile, tunings, labelled.labeller.tokens, run_id, timed["test"])
     found["decision_seconds"] = decision_seconds(selector, labelled.texts["test"], config.sampling[0].build())
     return found

@@ -63,13 +63,12 @@ def _over(entry: Figures, other: str) -> str:
 
 def metrics(logs: Figures) -> dict[str, float]:
     """The selector over the rule and the fixed length, for every entry of `by_batch`."""
-    return {
-        f"test/{'mixed' if entry['mixed'] else 'equal'}/{entry['level']}/over_{other}/batch_{entry['batch']}": entry[
-            f"selector_over_{other}"
-        ]["value"]
-        for entry in logs["by_batch"]
-        for other in ("rule", "fixed")
-    }
+    found = {}
+    for entry in logs["by_batch"]:
+        place = f"test/{'mixed' if entry['mixed'] else 'equal'}/{entry['level']}"
+        for other in ("rule", "fixed"):
+            found[f"{place}/over_{other}/batch_{entry['batch']}"] = entry[f"selector_over_{other}"]["value"]
+    return found
 
 
 def _page(config: Config, logs: Figures, words: str) -> str:
@@ -117,9 +116,6 @@ def _rival(row: Figures) -> Figures:
 
 
 def _length(row: Figures) -> Figures:
-    tokens = {f"tokens a step, {words}": row[split]["tokens_per_step"] for split, words in SPLITS.items()}
-    return {
-        "drafted": row["length"],
-        **tokens,
-        **{f"accepted, {words}": row[split]["accepted"] for split, words in SPLITS.items()},
-    }
+    keys = {"tokens a step": "tokens_per_step", "accepted": "accepted"}
+    cells = {f"{name}, {words}": row[split][key] for name, key in keys.items() for split, words in SPLITS.items()}
+    return {"drafted": row["length"], **cells}

@@ -35,11 +35,10 @@ class Tuning:
     Attributes:
         fixed: the best fixed length.
         rule: the best rule "copy from a match of m tokens on, else draft k tokens".
-        selector: by level, what is exported: the network's decisions where they are faster than the rule, else the
-            rule, or the fixed length where that is faster.
+        selector: by level, what is exported: the network's decisions, the rule or the fixed length.
         mean_efficiency: tokens per step of every chain.
         joint: by level, the price of time in tokens per second of the whole batch, for joint decisions of different
-            requests; 0 where the rule is as fast, or where all requests share a decision.
+            requests; 0 where the rule is as fast.
     """
 
     batch: int
@@ -60,12 +59,6 @@ def predictions(module: SelectorModule, texts: Texts) -> Predictions:
     return {level: module.scores(texts, level) for level in LOG.levels}
 
 
-def fixed_length(timed: Timed, batch: int) -> tuple[Mode, StaticTable]:
-    """The best fixed length on some texts, and the table that it was taken from."""
-    table = StaticTable.of(timed)
-    return replace(best_static(timed, table, timed.setting), batch=batch), table
-
-
 def tune(train: Timed, validation: Timed, predicted: Predictions, profile: LatencyProfile, batch: int) -> Tuning:
     """Tune the fixed length and the rule on the training texts, and the price of time on the validation texts.
 
@@ -75,7 +68,8 @@ def tune(train: Timed, validation: Timed, predicted: Predictions, profile: Laten
     """
     times = profile.at_batch(batch)
     train, validation = train.on(times), validation.on(times)
-    fixed, table = fixed_length(train, batch)
+    table = StaticTable.of(train)
+    fixed = replace(best_static(train, table, train.setting), batch=batch)
     rule = tune_lookup_rule(train, fixed)
     base = static_replay(validation, fixed.action)
     by_rule = judge_mode(validation, rule, replay_mode(validation, {}, rule), base)
@@ -105,11 +99,8 @@ def _joint_prices(validation: Timed, predicted: Predictions, profile: LatencyPro
 
 
 def untuned(module: SelectorModule, texts: Texts, profile: LatencyProfile, batch: int) -> Tuning:
-    """The tuning for a log on which nothing can be replayed.
-
-    The price of time at each root is its own best ratio (`rho` = 1). The fixed length is the best one by the network's
-    predictions.
-    """
+    """The tuning for a log on which nothing can be replayed: the price of time at each root is its own best ratio
+    (`rho` = 1), and the fixed length is the best one by the network's predictions."""
     times = profile.at_batch(batch)
     context = float(texts.length_R.float().mean())
     efficiency_A = module.scores(texts, LOG.levels[-1]).mean(0)[: len(module.space.trees)]
@@ -127,6 +118,6 @@ def monitored(validation: Timed, profile: LatencyProfile) -> list[tuple[Timed, M
     sizes, found = profile.batches.sizes, []
     for batch in dict.fromkeys((sizes[0], sizes[len(sizes) // 2])):
         timed = validation.on(profile.at_batch(batch))
-        fixed, _ = fixed_length(timed, 1)
+        fixed = best_static(timed, StaticTable.of(timed), timed.setting)
         found += [(timed, replace(fixed, feature_levels=(level,), rho=1.0)) for level in LOG.levels]
     return found

@@ -3,9 +3,8 @@
     .venv/bin/python -m pipelines.studies.device device.json           # a GPU with 80 GB
     .venv/bin/python -m pipelines.studies.device device.json --tiny    # the same at tiny size, on a CPU
 
-The pairs have random weights, which does not change their times. A pass is compared with a copy of as many bytes as
-the weights that it reads. A decoding step, eager and static (compiled, recorded as a CUDA graph), is compared with a
-copy of the target's weights and, for each draft pass, of the draft's.
+The pairs have random weights, which does not change their times. A pass is compared with a copy of the weights that
+it reads; a decoding step, eager and static (a CUDA graph), with copies of those that all its passes read.
 """
 
 from __future__ import annotations
@@ -36,24 +35,20 @@ from selector.actions import Action
 WIDTHS = (1, 2, 4, 8, 16, 32)
 TREES = ((Action(1, 5, 0), "traversal"), (Action(2, 2, 4), "traversal"), (Action(4, 0, 8), "specinfer"))
 REPEATS, STEPS, CONTEXT = 20, 30, 1024
-KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
-PAIRS: dict[str, tuple[Any, str, dict[str, tuple[tuple[int, ...], dict[str, Any]]]]] = {
-    "Qwen2.5-32B and 0.5B": (
-        *(Qwen2Config, "Qwen2ForCausalLM"),
-        {
-            "target": ((5120, 64, 40, 8, 27648), {"vocab_size": 152064, "tie_word_embeddings": False}),
-            "draft": ((896, 24, 14, 2, 4864), {"vocab_size": 151936, "tie_word_embeddings": True}),
-        },
-    ),
-    "Gemma-3-27B and 270M": (
-        *(Gemma3TextConfig, "Gemma3ForCausalLM"),
-        {
-            "target": ((5376, 62, 32, 16, 21504), {"head_dim": 128, "vocab_size": 262208, "sliding_window": 1024}),
-            "draft": ((640, 18, 4, 1, 2048), {"head_dim": 256, "vocab_size": 262144, "sliding_window": 512}),
-        },
-    ),
+QWEN, GEMMA = "Qwen2.5-32B and 0.5B", "Gemma-3-27B and 270M"
+PAIRS: dict[str, tuple[Any, str]] = {
+    QWEN: (Qwen2Config, "Qwen2ForCausalLM"),
+    GEMMA: (Gemma3TextConfig, "Gemma3ForCausalLM"),
 }
-TINY = dict(zip(KEYS, (64, 2, 4, 2, 96), strict=True)) | {"head_dim": 16, "vocab_size": 512}
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+KEYS = (*SIZES, "vocab_size")
+SHAPES: dict[tuple[str, str], tuple[tuple[int, ...], dict[str, Any]]] = {
+    (QWEN, "target"): ((5120, 64, 40, 8, 27648, 152064), {"tie_word_embeddings": False}),
+    (QWEN, "draft"): ((896, 24, 14, 2, 4864, 151936), {"tie_word_embeddings": True}),
+    (GEMMA, "target"): ((5376, 62, 32, 16, 21504, 262208), {"head_dim": 128, "sliding_window": 1024}),
+    (GEMMA, "draft"): ((640, 18, 4, 1, 2048, 262144), {"head_dim": 256, "sliding_window": 512}),
+}
+TINY = dict(zip(KEYS, (64, 2, 4, 2, 96, 512), strict=True)) | {"head_dim": 16}
 
 
 def main(file: str, tiny: bool) -> None:
@@ -64,9 +59,10 @@ def main(file: str, tiny: bool) -> None:
     bandwidth = 2 * len(source) / median_seconds(lambda: target.copy_(source), device)  # read and written
     found: dict[str, Any] = {"device": device_name(str(device), dtype, None), "torch": torch.__version__}
     found |= {"copy_gigabytes_per_second": bandwidth / 1e9, "pairs": []}
-    for name, (kind, architecture, shapes) in PAIRS.items():
+    for name, (kind, architecture) in PAIRS.items():
         with console.status(name), tempfile.TemporaryDirectory() as folder:
-            for role, (sizes, others) in shapes.items():
+            for role in ("target", "draft"):
+                sizes, others = SHAPES[name, role]
                 values = {**dict(zip(KEYS, sizes, strict=True)), **others, **(TINY if tiny else {})}
                 config = kind(max_position_embeddings=4 * CONTEXT, architectures=[architecture], **values)
                 config.save_pretrained(f"{folder}/{role}")
@@ -93,8 +89,7 @@ def measured(pair: ModelPair, bandwidth: float, context: int) -> dict[str, Any]:
         limit = (size["target"] + layout_of(action, pair.device).depth * size["draft"]) / bandwidth
         row = {"tree": str(action), "verifier": verifier, "seconds": own, "limit_seconds": limit}
         steps.append({**row, "static_over_limit": own["static"] / limit})
-    gigabytes = {role: own / 1e9 for role, own in size.items()}
-    return {"weight_gigabytes": gigabytes, "passes": passes, "steps": steps}
+    return {"weight_gigabytes": {role: own / 1e9 for role, own in size.items()}, "passes": passes, "steps": steps}
 
 
 def bytes_read(model: PreTrainedModel) -> int:

@@ -1,10 +1,8 @@
-"""Compares transformers' `generate()` with the exported selector to plain and assisted generation.
+"""Compares transformers' `generate()` with the exported selector to plain and assisted generation, after `make demo`.
 
-    .venv/bin/python -m pipelines.studies.generation configs/demo.yaml   # after `make demo`
+    .venv/bin/python -m pipelines.studies.generation configs/demo.yaml
 
-Every method continues every held-out prompt, in an order that is drawn for each prompt. The table shows tokens per
-second relative to plain generation, with 95% intervals over source files, and at temperature 0 how many texts are equal
-to those of plain generation.
+Every method continues every held-out prompt, in random order. Intervals are of 95%, over source files.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
     .venv/bin/python -m pipelines.studies.workloads configs/workloads.yaml
 
-Replays the held-out texts of a trained run with this machine's times and with synthetic ones, and prints one Markdown
-table for each of them. A *fixed choice* is one tree for all steps, or a prompt lookup of a fixed length wherever the
-match is long enough and nothing elsewhere. The best ones are chosen on the training texts. Speeds are relative to the
-fixed choice that is best for all kinds together.
+Replays a trained run's held-out texts with this machine's times and with synthetic ones; prints a Markdown table for
+each. A *fixed choice* is one tree for all steps, or a prompt lookup of a fixed length wherever the match is long enough
+and nothing elsewhere; it is chosen on the training texts. Speeds are relative to the best one for all kinds together.
 """
 
 from __future__ import annotations
