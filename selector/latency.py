@@ -86,10 +86,8 @@ class LatencyProfile:
         return profile
 
     def to_json(self) -> dict[str, object]:
-        values = asdict(self)
-        if self.batches is None:
-            del values["batches"]
-        return {"schema_version": SCHEMA_VERSION, **values}
+        known = {name: value for name, value in asdict(self).items() if value is not None}
+        return {"schema_version": SCHEMA_VERSION, **known}
 
     def at_batch(self, batch: int) -> LatencyProfile:
         """The times of a step in which `batch` requests are decoded together, all with the same action.

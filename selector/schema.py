@@ -52,24 +52,21 @@ def _means(name: str, unit: str, meaning: str) -> tuple[Scalar, ...]:
 # bounded, so that long texts stay in the range of the training data.
 TEXT_SCALARS = (  # known from token ids alone
     Scalar("context_length", "tokens", "committed tokens, the root token included", learned=False),
-    Scalar("batch", "requests", "how many requests the engine decodes together", learned=False),
+    Scalar("batch", "requests", "number of requests that the engine decodes together", learned=False),
     Scalar("temperature", "1", "of the target's sampling"),
     Scalar("top_p", "1", "nucleus threshold; 1 keeps everything"),
-    Scalar("match", "tokens", f"length of the longest end of the text that occurs before; {LONGEST_MATCH} at most"),
-    *_means("copied", "1", "1 where a lookup foretold the text's token, 0 elsewhere"),
-    Scalar("copied", "tokens", f"how many of the latest tokens in a row a lookup foretold; {LONGEST_MATCH} at most"),
-    Scalar("source_steady", "tokens", f"for how many tokens the source has moved along; {LONGEST_MATCH} at most"),
-    Scalar("source_in_prompt", "1", "1 where the source is in the prompt, 0 elsewhere"),
+    Scalar("match", "tokens", f"length of the text's longest suffix that occurs before; {LONGEST_MATCH} at most"),
+    *_means("copied", "1", "1 where a lookup predicted the text's token, 0 elsewhere"),
+    Scalar("copied", "tokens", f"latest tokens in a row that a lookup predicted; {LONGEST_MATCH} at most"),
     Scalar(
-        "source_foretold", "tokens", f"foretold ones among the source's first {LONGEST_LOOKUP}, up to the first gap"
+        "source_steady", "tokens", f"latest tokens in a row with which the source moved on; {LONGEST_MATCH} at most"
     ),
-    *(
-        Scalar(f"source_copied_{count}", "1", f"share of foretold ones among the source's first {count} tokens")
-        for count in SOURCE_LENGTHS
-    ),
+    Scalar("source_in_prompt", "1", "1 where the source is in the prompt, 0 elsewhere"),
+    Scalar("source_foretold", "tokens", f"first tokens of the source that were predicted; {LONGEST_LOOKUP} at most"),
+    *(Scalar(f"source_copied_{n}", "1", f"share of predicted ones in the source's first {n}") for n in SOURCE_LENGTHS),
     Scalar("second_match", "tokens", f"match of the source's own source; {LONGEST_MATCH} at most"),
-    Scalar("second_agrees", "tokens", f"how far both continue alike; {LONGEST_LOOKUP} at most"),
-    Scalar("third_agrees", "tokens", "how far these and the second one's own source continue alike"),
+    Scalar("second_agrees", "tokens", f"common first tokens of the two sources; {LONGEST_LOOKUP} at most"),
+    Scalar("third_agrees", "tokens", "common first tokens of these and the second one's own source"),
     *(
         scalar
         for count in PRECEDENT_LENGTHS
@@ -79,18 +76,20 @@ TEXT_SCALARS = (  # known from token ids alone
         )
     ),
     *_means("new", "1", "1 where the text's token did not occur before, 0 elsewhere"),
-    Scalar("right_by_match", "1", "share of this text's lookups with a match like this one that began right"),
-    Scalar("length_by_match", "1", f"share of right ones in their first {LONGEST_COUNTED} tokens, up to a wrong one"),
+    Scalar("right_by_match", "1", "share of this text's lookups with a similar match whose first token was right"),
+    Scalar(
+        "length_by_match", "1", f"right tokens of these lookups before a wrong one, as a share of {LONGEST_COUNTED}"
+    ),
 )
 MEANS = ("accepted", "copied")  # over training roots with the same key: tokens of a drafted chain, tokens of a lookup
 KEYS = {  # keys of training roots, from token ids alone
     "last": "the last token",
     "two": "the last two tokens",
-    "match": "the last token, whether a lookup foretold it, and the match's length up to 3",
+    "match": "the last token, whether a lookup predicted it, and the match's length up to 3",
     "next": "the last token and the first one of a lookup",
     "copy": "the first token of a lookup",
 }
-HIT_KEY = {"hit": "the last token, and whether the drafter foretold it"}
+HIT_KEY = {"hit": "the last token, and whether the drafter predicted it"}
 
 
 def _by_key(keys: dict[str, str]) -> Iterator[Scalar]:
@@ -99,22 +98,22 @@ def _by_key(keys: dict[str, str]) -> Iterator[Scalar]:
         for mean, drafts in zip(MEANS, ("of the drafter's chain", "of a lookup"), strict=True):
             words = f"accepted tokens {drafts}, mean over training roots with the same key: {meaning}"
             yield Scalar(f"{key}_{mean}", "tokens", f"{words}; {LONGEST_COUNTED} at most each")
-        yield Scalar(f"{key}_known", "times", f"how many training roots have that key; {MOST_COUNTED} at most")
+        yield Scalar(f"{key}_known", "times", f"number of training roots with that key; {MOST_COUNTED} at most")
 
 
 TOKEN_SCALARS = tuple(_by_key(KEYS))  # known from token ids and a table of the artefact
 DRAFTER_SCALARS = (  # known after the drafter has run over the committed text; a hit: its first token was the text's
     *_means("hit", "1", "1 where the drafter's first token was the text's, 0 elsewhere"),
-    Scalar("hits", "tokens", f"hits among the latest tokens in a row; {LONGEST_MATCH} at most"),
-    Scalar("source_hits", "tokens", f"hits among the source's tokens in a row; {LONGEST_LOOKUP} at most"),
+    Scalar("hits", "tokens", f"latest hits in a row; {LONGEST_MATCH} at most"),
+    Scalar("source_hits", "tokens", f"hits in a row at the source's start; {LONGEST_LOOKUP} at most"),
     *(Scalar(f"source_hit_{n}", "1", f"share of hits among the source's first {n} tokens") for n in HIT_LENGTHS),
     *(
         Scalar(f"hit_after_{count}", "1", f"share of hits right after the last {count} tokens, where they occur before")
         for count in PRECEDENT_LENGTHS
     ),
-    Scalar("seen_after", "times", f"how often a hit or a miss followed the last token; {MOST_SEEN} at most"),
-    Scalar("hits_of_copied", "1", "share of hits among the latest tokens that a lookup foretold"),
-    Scalar("hits_of_others", "1", "share of hits among the latest tokens that no lookup foretold"),
+    Scalar("seen_after", "times", f"number of hits and misses that followed the last token; {MOST_SEEN} at most"),
+    Scalar("hits_of_copied", "1", "share of hits among the latest tokens that a lookup predicted"),
+    Scalar("hits_of_others", "1", "share of hits among the latest tokens that no lookup predicted"),
     *_by_key(HIT_KEY),
 )
 TARGET_SCALARS = (  # known from the target's rows along the text, before any pass of the draft
@@ -124,23 +123,19 @@ TARGET_SCALARS = (  # known from the target's rows along the text, before any pa
         Scalar(
             f"source_entropy_{count}",
             "nats",
-            f"of the target before each of the source's first {count} tokens, when they were generated; mean of those "
-            "that are known, or target_entropy_mean_0.8",
+            f"mean of the target's known entropies before each of the source's first {count} tokens; "
+            "target_entropy_mean_0.8 where none is known",
         )
         for count in SOURCE_LENGTHS
     ),
-    Scalar(
-        "source_known",
-        "1",
-        f"share of the source's first {LONGEST_LOOKUP} tokens of which it is known: those after the prompt",
-    ),
+    Scalar("source_known", "1", f"share of the source's first {LONGEST_LOOKUP} tokens with a known entropy"),
 )
 DRAFT_SCALARS = (  # known once the draft has passed the root token
     Scalar("draft_entropy_prev", "nats", "of the draft after prev, at temperature 1"),
     Scalar("draft_entropy_root", "nats", "of the draft after root, at temperature 1"),
     *_means("accepted", "1", "min(1, q/p) of the text's own tokens"),
     *_means("draft_entropy", "nats", "the draft's entropy at temperature 1"),
-    Scalar("agreed", "tokens", f"how many of the latest tokens in a row have q >= p; {LONGEST_MATCH} at most"),
+    Scalar("agreed", "tokens", f"latest tokens in a row with q >= p; {LONGEST_MATCH} at most"),
 )
 
 TEXT, DRAFTER, EARLY, LIGHT, FULL = LEVELS = ("text", "drafter", "early", "light", "full")  # feature levels

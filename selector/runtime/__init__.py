@@ -1,5 +1,5 @@
 """From an artefact directory to decisions."""
 
-from selector.runtime.selector import Selector, Tuned, load_selector
+from selector.runtime.selector import load_selector
 
-__all__ = ["Selector", "Tuned", "load_selector"]
+__all__ = ["load_selector"]

@@ -190,13 +190,6 @@ def check_files(folder: Path) -> None:
             raise InputError(f"{path}: its checksum does not match {CHECKSUMS}; export the selector again")
 
 
-def checked(features: Features, widths: dict[str, int], most_axes: int, early: int | None = None) -> Features:
-    """`of_schema`, with an InputError also where a number is not finite."""
-    read = of_schema(features, widths, most_axes, early)
-    check_finite(read)
-    return read
-
-
 def check_finite(features: Features) -> None:
     """InputError, which names the feature, where a number is not finite."""
     for name, value in features.items():
@@ -204,16 +197,19 @@ def check_finite(features: Features) -> None:
             raise InputError(f"features: {name} is not finite")
 
 
-def of_schema(features: Features, widths: dict[str, int], most_axes: int, early: int | None = None) -> Features:
+def checked(
+    features: Features, widths: dict[str, int], most_axes: int, early: int | None = None, finite: bool = True
+) -> Features:
     """The features named in `widths`, on the CPU.
 
     Args:
         widths: of the last axis, by name.
         most_axes: 1 for one root, 2 where a batch is accepted, too.
         early: number of scalars that are accepted alone; None where all features are needed.
+        finite: whether to check that all numbers are finite.
 
     Raises:
-        InputError: a feature is missing, or of another shape or dtype than the schema's; names it.
+        InputError: a feature is missing, of another shape or dtype than the schema's, or not finite; names it.
     """
     scalars = features.get(SCALARS_KEY)
     if early is not None and isinstance(scalars, Tensor) and scalars.shape[-1:] == (early,):
@@ -229,6 +225,8 @@ def of_schema(features: Features, widths: dict[str, int], most_axes: int, early:
         read[name] = value if value.is_cpu else value.cpu()
     if len(read) > 1 and len({value.shape[:-1] for value in read.values()}) > 1:
         raise InputError("features: batches of different sizes")
+    if finite:
+        check_finite(read)
     return read
 
 

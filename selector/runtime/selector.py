@@ -26,7 +26,6 @@ from selector.runtime.artefact import (
     check_setting,
     checked,
     local_folder,
-    of_schema,
     read_config,
 )
 from selector.runtime.decision_tables import decision_tables
@@ -217,7 +216,8 @@ class Tuned:
         return self._own.schema.levels[0] in self.mode.feature_levels or MATCH in self.mode.feature_levels
 
     def _read(self, features: Features) -> Features:
-        return of_schema(features, self._own.widths, 1, self._own.schema.first if self._with_less else None)
+        early = self._own.schema.first if self._with_less else None
+        return checked(features, self._own.widths, 1, early, finite=False)  # `OneRoot` checks that they are finite
 
 
 @contextmanager

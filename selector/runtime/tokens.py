@@ -44,7 +44,9 @@ class TokenStatistics:
         _, own = np.unique(np.repeat(text_R, J) * len(keys_N) + at, return_inverse=True)
         own_counts, own_sums = _summed(own, values, int(own.max()) + 1)
         means_K = values_RK.mean(0)
-        without = _scalars(counts_N[at] - own_counts[own], sums_NK[at] - own_sums[own], means_K)
+        counts, sums = counts_N[at] - own_counts[own], sums_NK[at] - own_sums[own]
+        shares = (sums + WEIGHT * means_K) / (counts + WEIGHT)[:, None]
+        without = np.concatenate([shares, np.minimum(counts, MOST_COUNTED)[:, None]], axis=1)
         often_N = counts_N >= LEAST
         found = cls(keys_N[often_N], counts_N[often_N], sums_NK[often_N], means_K)
         return found, without.reshape(R, J * (K + 1))
@@ -81,17 +83,11 @@ def _summed(at: Array, values: Array, size: int) -> tuple[Array, Array]:
     return np.bincount(at, minlength=size).astype(np.float64), sums
 
 
-def _scalars(counts_N: Array, sums_NK: Array, means_K: Array) -> Array:
-    """Means shrunk to those of all roots, and counts, [N, K + 1]."""
-    shares_NK = (sums_NK + WEIGHT * means_K) / (counts_N + WEIGHT)[:, None]
-    return np.concatenate([shares_NK, np.minimum(counts_N, MOST_COUNTED)[:, None]], axis=1)
-
-
 @jit
 def _found(
     keys_J: Array, keys_N: Array, counts_N: Array, sums_NK: Array, means_K: Array, weight: float, most: int
 ) -> Array:
-    """`_scalars` of some keys, with the means of all roots for unknown keys."""
+    """The shrunk means and the count of each key, [F]; unknown keys have the means of all roots."""
     K = len(means_K)
     found_F = np.zeros(len(keys_J) * (K + 1))
     for j in range(len(keys_J)):
