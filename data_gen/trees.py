@@ -17,15 +17,12 @@ Path = Sequence[int]
 
 
 class Topology(NamedTuple):
-    """The shape of a drafted tree: the parent of every node, -1 for the root's children; a parent stands first.
-
-    Nodes stand in breadth-first order, so that one draft pass makes each depth.
-    """
+    """The shape of a drafted tree: the parent of every node in breadth-first order, -1 for the root's children."""
 
     parents: tuple[int, ...]
 
     @classmethod
-    def from_paths(cls, paths: Sequence[Sequence[int]]) -> Topology:
+    def from_paths(cls, paths: Sequence[Path]) -> Topology:
         """From child ranks, as sparse trees are written: `[[0], [1], [0, 0]]` is a pair, the first with a child.
 
         Raises:
@@ -48,7 +45,7 @@ class Topology(NamedTuple):
         depths: list[int] = []
         for parent in self.parents:
             depths.append(0 if parent < 0 else depths[parent] + 1)
-        return [[n for n, d in enumerate(depths) if d == depth] for depth in range(max(depths, default=-1) + 1)]
+        return _by_depth(depths)
 
 
 class DraftTree:
@@ -57,7 +54,7 @@ class DraftTree:
     Attributes:
         branch_nodes: for each branch, its node ids from the branching node (included) to its leaf; empty if the tree
             is not a trunk with branches.
-        roots: the nodes without a parent. There is one; tests verify many trees side by side.
+        roots: the nodes without a parent; several in tests alone, which verify many trees side by side.
     """
 
     def __init__(self) -> None:
@@ -69,11 +66,7 @@ class DraftTree:
 
     @classmethod
     def from_paths(cls, trunk: Path, branches: Sequence[Path]) -> DraftTree:
-        """A delayed tree: every branch starts at the trunk's end.
-
-        Args:
-            trunk: token ids.
-            branches: token ids, all of one length, which may be 0 (`[[]]`: the trunk alone).
+        """A delayed tree: every branch starts at the trunk's end; `[[]]` as branches is the trunk alone.
 
         Raises:
             ValueError: branches of different lengths.
@@ -89,15 +82,8 @@ class DraftTree:
     def from_topology(cls, topology: Topology, tokens: Sequence[int | None]) -> DraftTree:
         """A tree of any shape. Where siblings hold equal tokens, one node carries the children of both.
 
-        Args:
-            topology: the drafted tree's shape.
-            tokens: the token of each of its nodes, in its order; None where a draft without replacement ran out.
-
-        Raises:
-            ValueError: not one token per node.
+        `tokens` are those of the topology's nodes, None where a draft without replacement has no token left.
         """
-        if len(tokens) != len(topology.parents):
-            raise ValueError(f"the topology has {len(topology.parents)} nodes, there are {len(tokens)} tokens")
         tree = cls()
         node_of: list[int | None] = []
         for parent, token in zip(topology.parents, tokens, strict=True):
@@ -106,7 +92,7 @@ class DraftTree:
         return tree
 
     def _add(self, parent: int, token: int) -> int:
-        """List a child that holds `token`, which is a new node where there is none yet."""
+        """List a child that holds `token`; a node is made if there is none yet."""
         child = self._child_of[parent].setdefault(token, len(self._tokens))
         if child == len(self._tokens):
             self._tokens.append(token)
@@ -124,8 +110,8 @@ class DraftTree:
             nodes.append(self._add(nodes[-1], int(token)))
         return nodes
 
-    def along(self, paths: Sequence[Sequence[int]]) -> DraftTree:
-        """The same nodes under the same numbers, but only those of the given paths are listed as children."""
+    def along(self, paths: Sequence[Path]) -> DraftTree:
+        """The same nodes under the same ids, but only those on the given paths (of node ids) are listed as children."""
         result = DraftTree()
         result.roots = self.roots
         result._tokens, result._parents, result._depths = self._tokens, self._parents, self._depths
@@ -179,14 +165,10 @@ class DraftTree:
     def token(self, node: int) -> int:
         return self._tokens[node]
 
-    def depth(self, node: int) -> int:
-        return self._depths[node]
-
     def postorder(self, visits: Mapping[int, Sequence[int]] | None = None, root: int = 0) -> list[int]:
-        """Every node after its children: the order of depth-first leaves.
+        """Every node after its children, depth first.
 
-        Args:
-            visits: children in the order of visits, for the nodes where it is not that of first appearance.
+        `visits` gives children in the order of visits, for the nodes where that is not the order of first appearance.
         """
         order: list[int] = []
         stack = [root]
@@ -199,11 +181,11 @@ class DraftTree:
 
     @property
     def is_chain(self) -> bool:
-        """Whether every node but the last has one child, the next node, and nothing else is drafted."""
+        """Whether every node but the last has one child, which is the next node."""
         return all(children == [node + 1] for node, children in enumerate(self._child_lists[:-1]))
 
     def ancestors_NN(self) -> Tensor:
-        """[N, N] bool: column is row itself or one of its ancestors. What a tree pass may attend to."""
+        """[N, N] bool: column is row itself or one of its ancestors, to which a tree pass may attend."""
         return ancestors(self._parents)
 
     @cached_property
@@ -230,11 +212,8 @@ class DraftTree:
 
     @cached_property
     def levels(self) -> list[list[int]]:
-        """Node ids by depth, the root's first."""
-        levels: list[list[int]] = [[] for _ in range(max(self._depths) + 1)]
-        for node, depth in enumerate(self._depths):
-            levels[depth].append(node)
-        return levels
+        """Node ids by depth."""
+        return _by_depth(self._depths)
 
 
 class NodeGroup(NamedTuple):
@@ -248,8 +227,15 @@ class NodeGroup(NamedTuple):
         return NodeGroup(*(tensor.to(device) for tensor in self))
 
 
+def _by_depth(depths: Sequence[int]) -> list[list[int]]:
+    levels: list[list[int]] = [[] for _ in range(max(depths, default=-1) + 1)]
+    for node, depth in enumerate(depths):
+        levels[depth].append(node)
+    return levels
+
+
 def ancestors(parents: Sequence[int]) -> Tensor:
-    """[N, N] bool: column is row itself or an ancestor of it; a parent stands before its children, the root's is -1."""
+    """As `DraftTree.ancestors_NN`; a parent stands before its children, and the root's is -1."""
     seen = torch.eye(len(parents), dtype=torch.bool)
     for node, parent in enumerate(parents):
         if parent >= 0:

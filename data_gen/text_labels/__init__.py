@@ -1,4 +1,4 @@
-"""Labels along a text: what every tree would have yielded at every position, without drafting one."""
+"""Labels along a text: what every tree would have yielded at every position."""
 
 from data_gen.text_labels.labels import label_text
 

@@ -3,10 +3,7 @@
 A walk begins where a tree's branches begin, with K branches, and goes one token of the text further at every level. At
 a level, k branches still stand on the text. One of their k next tokens, at some place, is the text's token x; the
 others, its siblings, are drawn. If m of the k are x, the walk's weight is multiplied by `k q(x) / (m p(x))`, and m
-branches go on. All walks of a level that have equally many branches take their step together.
-
-The rows are those after consecutive tokens, and all walks that begin in them share one sort of each row
-(`SortedRows`): at a single row there may meet hundreds of walks, from every depth, K and trunk length.
+branches go on. Walks with equally many branches take a step together, and all walks share one sort of each row.
 
 Legend: B branching positions, V vocabulary, L trunk lengths, M walks, m walks after their siblings are drawn, k
 child-list entries, N questions put to a bottom-up rule.
@@ -21,17 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_gen.verification import BottomUp, TopDown
+from data_gen.verification.base import BottomUp, TopDown
 from data_gen.verification.distributions import divide
 from data_gen.verification.sorted_rows import SortedRows
 from selector.actions import ActionSpace
 
-# What is known of M walks, one for every *cell* (a branching position and a K) and draw of its siblings:
-#   "cell", "k"   the walk's cell, and its branches that are still on the text, int64 [M];
+# M walks, one for every *cell* (a branching position and a K) and draw of its siblings:
+#   "cell", "k"   the walk's cell, and the number of its branches that are still on the text, int64 [M];
 #   "weight"      its probability among the walks of its cell, times `k q / (m p)` of all levels so far, [M];
-#   "pulled", v   of a top-down verifier, P(it accepts down to here), [M];
-#   "left", v     of a bottom-up one, P(earlier siblings reject), [M, L], for the weight depends on the trunk;
-#   "entry", v    and its entry weight, [M, L].
+#   "pulled", v   for top-down verifier v: P(it accepts down to here), [M];
+#   "left", v     for bottom-up verifier v: P(earlier siblings reject), [M, L], as the weight depends on the trunk;
+#   "entry", v    for bottom-up verifier v: the entry weight, [M, L].
 State = dict[Any, Tensor]
 
 
@@ -50,17 +47,15 @@ class Walks:
         self.siblings, self.generator, self.space = siblings, generator, space
 
     def down(self, rows: SortedRows, tokens_B: Tensor, count: int, weights_BL: dict[int, Tensor]) -> list[Tensor]:
-        """How branches survive that begin at the first `count` of some rows, for every verifier.
+        """P(at least that deep, along the text) / P(text) of branches from each of the first `count` rows, by verifier.
 
         Args:
-            rows: those after consecutive tokens of the text, at least max_L2 - 1 more than `count`.
+            rows: the rows after consecutive tokens of the text, at least max_L2 - 1 more than `count`.
             tokens_B: the token that follows each row.
-            weights_BL: by bottom-up verifier, the weight with which a branching position is entered after a trunk of
-                each length.
+            weights_BL: by bottom-up verifier, the entry weight of a branching position after a trunk of each length.
 
         Returns:
-            P(at least that deep, along the text) / P(text), float64 [count, max_K - 1, max_L2] for top-down verifiers;
-            for bottom-up ones, whose weight depends on the trunk, [count, max_K - 1, max_L2, L].
+            float64 [count, max_K - 1, max_L2] for top-down verifiers, [count, max_K - 1, max_L2, L] for bottom-up ones.
         """
         widths = self.space.max_K - 1
         cell_M = torch.arange(count * widths, device=rows.device)
@@ -72,10 +67,10 @@ class Walks:
             state["left", v] = torch.ones_like(state["entry", v])
         levels: dict[int, list[Tensor]] = {v: [] for v in range(len(self.top_down) + len(self.bottom_up))}
         for level in range(self.space.max_L2):
-            parts = []
-            for k in state["k"].unique().tolist():
-                walks_m = (state["k"] == k).nonzero()[:, 0]
-                parts.append(self._step(_take(state, walks_m), k, rows, level, tokens_B))
+            parts = [
+                self._step(_take(state, (state["k"] == k).nonzero()[:, 0]), k, rows, level, tokens_B)
+                for k in state["k"].unique().tolist()
+            ]
             state = {key: torch.cat([part[key] for part in parts]) for key in state}
             for v, totals in levels.items():
                 of_M = state["pulled", v] if v in self.top_down else state["left", v] * state["entry", v]
@@ -114,13 +109,12 @@ class Walks:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Child lists in which one entry, at a uniform place, is the text's token and the others are drawn.
 
-        Returns:
-            m walks for the M: which each comes from, its child list [m, k], and its probability.
+        Returns, for m walks: the one of the M that each comes from, its child list [m, k], and its probability.
         """
         if self.siblings is None:
             return _all_entries(rows, row_M, x_M, k)
         # Where the branches begin, every place is taken in turn: for rules that try children in order, the place of the
-        # text's token is most of a label's noise. Further down, where several branches are rare, one place is drawn.
+        # text's token gives most of a label's variance. Further down several branches are rare, and one place is drawn.
         times, places = (self.siblings, k) if first else (1, 1)
         drawn_m = torch.arange(len(row_M), device=rows.device).repeat_interleave(times)
         siblings_mk = rows.draw(row_M[drawn_m], self._uniform(len(drawn_m), k - 1).to(rows.device))
@@ -159,9 +153,9 @@ def _all_entries(rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int) -> tuple[
 def _enter(
     verifier: BottomUp, rows: SortedRows, row_M: Tensor, entries_Mk: Tensor, is_text_Mk: Tensor, entry_ML: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """P(siblings visited before the text's token reject) and its entry weight, one node further down, [M, L] each."""
+    """P(the siblings visited before the text's token reject), and its entry weight, [M, L] each."""
     lengths, k = entry_ML.shape[-1], entries_Mk.shape[-1]
-    # trunks of several lengths often bring the same weight: each question is asked once
+    # trunks of several lengths often give the same weight, and each question is asked once
     new_ML = torch.ones_like(entry_ML, dtype=torch.bool)
     new_ML[:, 1:] = entry_ML[:, 1:] != entry_ML[:, :-1]
     each_N, inverse_ML = new_ML.flatten().nonzero()[:, 0], (new_ML.flatten().cumsum(0) - 1).view_as(entry_ML)

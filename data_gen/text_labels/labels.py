@@ -1,28 +1,24 @@
 """Labels along a text: what every tree would have yielded at every position, without drafting one.
 
 The text follows the target's law, as a text of any lossless decoder does. At a *root* (one of its positions) let a tree
-be drafted afresh and verified. Of all that may be drafted, accepted and appended, keep only the cases that lead to the
-text that stands there. The probability of each accepted length, given the text, then depends on the two models' rows
-along the text alone:
+be drafted and verified. Of all outcomes, keep only those that lead to the text that stands there. The probability of
+each accepted length, given the text, then depends only on the two models' rows along the text:
 
     S_t = P(tau >= t | text) = E over the drafts [ P(draft) P(accepted down to depth t | draft) ] / P(text),
 
-and `1 + sum_t S_t` has the mean `E[tau + 1]` over texts. Written out, with x the text's token at a depth and p, q the
-rows before it:
+and `1 + sum_t S_t` has the mean `E[tau + 1]` over texts. Let x be the text's token at a depth, and p, q the rows before.
 
 *Chain.* The draft must be x, which has probability q(x), where the text gave it p(x). So a step multiplies by
 `q/p min(1, p/q) = min(1, q/p)` top-down; bottom-up (Block Verification) S_t is the smallest of 1 and the running
-products of q/p. For instance p(x) = 0.5, q(x) = 0.4: a chain of one token would have been accepted with S_1 = 0.8.
+products of q/p. With p(x) = 0.5 and q(x) = 0.4, a chain of one token would have been accepted with S_1 = 0.8.
 
-*Branches.* k branches still stand on the text. One of their k next tokens, at a uniformly drawn place, is x; the other
-k - 1, its siblings, are drawn from q. If m of the k are x, then `k q(x) / (m p(x))` is how much more often a draft
-gives x than the text does. Top-down the solver must then yield x (`pull`). Bottom-up the siblings that are visited
-before x must reject. Averaged over what stands below it, each does so with one minus its entry weight, so nothing below
-it needs a draft. Then the walk goes on with x's entry weight. m branches are left on the text.
+*Branches* (`data_gen.text_labels.branch_walks`). k branches still stand on the text. One of their k next tokens, at a
+uniformly drawn place, is x; the other k - 1, its siblings, are drawn from q. If m of the k are x, a draft gives x
+`k q(x) / (m p(x))` times as often as the text does. Top-down the solver must then yield x (`pull`). Bottom-up the
+siblings that are visited before x must reject, each with one minus its entry weight on average over the drafts below
+it. The walk goes on with x's entry weight and m branches.
 
-A row of survivals S, 232 numbers in the default space (`ActionSpace.sums_SA`), is the law of tau of all 233 trees.
-
-This module computes chains, and `data_gen.text_labels.branch_walks` branches.
+A row of survivals S (`ActionSpace.sums_SA`) is the law of tau of all trees.
 
 Legend: T tokens, R roots, V vocabulary, B tokens of a block, L trunk lengths, D depths, S survivals, A actions.
 """
@@ -35,14 +31,15 @@ import torch
 from torch import Tensor
 
 from data_gen.text_labels.branch_walks import Walks
-from data_gen.verification import BottomUp, TopDown, get_verifier
+from data_gen.verification import get_verifier
+from data_gen.verification.base import BottomUp, TopDown
 from data_gen.verification.distributions import divide
 from data_gen.verification.khisti import Khisti
 from data_gen.verification.one_path import FirstPath
 from data_gen.verification.sorted_rows import SortedRows
 from selector.actions import ActionSpace
 
-ELEMENTS = 1 << 22  # probabilities of one model that are sorted at once; 2,048 rows of a vocabulary of 2,048
+ELEMENTS = 1 << 22  # probabilities of one model that are sorted at once
 
 Rows = tuple[Tensor, Tensor]  # the target's and the draft's distributions after some tokens of a text, [B, V] each
 
@@ -62,9 +59,9 @@ def label_text(
 
     Args:
         tokens_T: int64, of a text that follows the target's law.
-        target_probs_TV, draft_probs_TV: row t is the distribution after token t; float64, float32 or bf16, normalised
-            in float64, on any device.
-        siblings: how many draws of the siblings are averaged; None enumerates all of them (small vocabularies).
+        target_probs_TV, draft_probs_TV: row t is the distribution after token t; float64, float32 or bf16, on any
+            device; normalised in float64.
+        siblings: how many draws of the siblings are averaged; None enumerates all of them, for small vocabularies.
         generator: of the siblings' draws; torch's own if None.
         space: the actions; the default space if None.
 
@@ -84,22 +81,21 @@ def label_text(
 
 
 def blocks(target_probs_TV: Tensor, draft_probs_TV: Tensor) -> Iterator[Rows]:
-    """Rows in blocks of a size that depends on the vocabulary alone."""
+    """The rows in blocks, for `TextLabeller.add`."""
     size = block_rows(target_probs_TV.shape[-1])
-    yield from zip(target_probs_TV.split(size), draft_probs_TV.split(size), strict=True)
+    return zip(target_probs_TV.split(size), draft_probs_TV.split(size), strict=True)
 
 
 def block_rows(vocabulary: int) -> int:
-    """How many rows of a text are best taken at once: memory does not grow with the text."""
+    """How many rows of a text are taken at once, which bounds the memory."""
     return max(32, ELEMENTS // vocabulary)
 
 
 def labelled_verifier(name: str) -> TopDown | BottomUp:
-    """A verifier that has labels along a text; for those of the first path alone, that of chains.
+    """A verifier that has labels along a text; for verifiers of the first path, that of chains.
 
     Raises:
-        ValueError: it is unknown, or what it does at a node does not follow from the node and its children alone (GBV
-            compares whole paths), or takes a linear program a node (Khisti).
+        ValueError: it is unknown, compares whole paths (GBV), or needs a linear program for each node (Khisti).
     """
     verifier = get_verifier(name)
     if isinstance(verifier, TopDown | BottomUp) and not isinstance(verifier, Khisti):
@@ -132,7 +128,7 @@ class TextLabeller:
         self._p: list[Tensor] = []  # of the text's own next tokens, block by block
         self._q: list[Tensor] = []
         self._seen = 0
-        self._late: Rows | None = None  # rows at which a branch that began earlier may still stand
+        self._late: Rows | None = None  # rows at which branches that began earlier may still stand
         self._branches: list[list[Tensor]] = [[] for _ in verifiers]
 
     def add(self, target_probs_BV: Tensor, draft_probs_BV: Tensor) -> None:
@@ -150,13 +146,12 @@ class TextLabeller:
             if count > 0:
                 self._branch(SortedRows(*rows), begin, count)
                 rows = rows[0][count:], rows[1][count:]
-            self._late = rows[0].clone(), rows[1].clone()  # of a view the whole block would stay in memory
+            self._late = rows[0].clone(), rows[1].clone()  # a view would keep the whole block in memory
 
     def _along(self, rows: Rows, next_B: Tensor) -> None:
-        """What chains need: p and q of the text's tokens."""
-        sums = [each.sum(-1, dtype=torch.float64) for each in rows]
+        """Keep p and q of the text's tokens, from which chains follow."""
         p_B, q_B = (
-            each.gather(-1, next_B.unsqueeze(-1))[:, 0].double() / total for each, total in zip(rows, sums, strict=True)
+            each.gather(-1, next_B.unsqueeze(-1))[:, 0].double() / each.sum(-1, dtype=torch.float64) for each in rows
         )
         if bool((p_B <= 0).any()):
             at = int((p_B <= 0).nonzero()[0]) + sum(map(len, self._p)) + 1
@@ -165,13 +160,15 @@ class TextLabeller:
         self._q.append(q_B)
 
     def _chain(self, since: int = 0) -> tuple[Tensor, list[Tensor]]:
-        """Chains from every root on, the first at `since`: running products of q/p, [R, D + 1]; and what each verifier
-        multiplies them by, [R, D + 1]: top-down the products of `accept`, bottom-up the entry weight."""
+        """Chains from every root on, the first at `since`: running products of q/p, and each verifier's factor.
+
+        Each is [R, D + 1]. The factor is the products of `accept` top-down, and the entry weight bottom-up.
+        """
         p_T, q_T = torch.cat(self._p)[since:], torch.cat(self._q)[since:]
         depth = self.space.depth
 
         def ahead(values_T: Tensor) -> Tensor:
-            padded = torch.cat([values_T, values_T.new_zeros(depth)])  # nothing is known beyond, and this is never read
+            padded = torch.cat([values_T, values_T.new_zeros(depth)])  # the padding is never read
             return padded.unfold(0, depth, 1)[: len(values_T)]
 
         def products(values_T: Tensor) -> Tensor:
@@ -189,7 +186,7 @@ class TextLabeller:
         return products(divide(q_T, p_T)), factors
 
     def _branch(self, rows: SortedRows, begin: int, count: int) -> None:
-        """Branches that begin at the `count` positions from `begin` on; `rows` begin there, too."""
+        """Branches that begin at the `count` positions from `begin` on, where `rows` begin, too."""
         device, space = rows.device, self.space
         tokens_B = self.tokens_T[begin + 1 : begin + 1 + len(rows.p_NV)].to(device)
         since = max(0, begin - space.max_L1)
@@ -218,7 +215,7 @@ class TextLabeller:
             below = torch.cat(self._branches[v]) if with_branches else None  # [branching position, K, level(, L1)]
             for K in range(self.space.max_K - 1):
                 for L1 in range(self.space.max_L1 + 1):
-                    if below is None:  # of the first path alone, a branch is the chain's continuation
+                    if below is None:  # on the first path, a branch is the chain's continuation
                         survivals.append(chain_RD[:, L1 + 1 : L1 + 1 + max_L2])
                         continue
                     own = below[L1 : L1 + self.roots, K]

@@ -1,10 +1,10 @@
-"""Verifiers: which drafted tokens to keep, and the one token to add, so that the text still follows the target.
+"""Verifiers decide which drafted tokens are kept, and add one token, so that the text follows the target's law.
 
 A new verifier is one small class and one entry in `VERIFIERS`, or in `STYLED` if it is not for i.i.d. drafts.
 """
 
 from data_gen.verification.acceptance import optimal_acceptance
-from data_gen.verification.base import STYLES, BottomUp, TopDown, Verdict, Verifier
+from data_gen.verification.base import STYLES, Verdict, Verifier
 from data_gen.verification.khisti import Khisti
 from data_gen.verification.one_path import Block, GreedyBlock, Naive
 from data_gen.verification.priority import LiftedPriority, Priority
@@ -12,46 +12,22 @@ from data_gen.verification.rejection import NSS, Greedy, NaiveTree, SpecHub, Spe
 from data_gen.verification.spectr import LiftedSpecTr, LiftedUniform, SpecTr
 from data_gen.verification.traversal import Traversal
 
-_IID: tuple[type[Verifier], ...] = (
-    NSS,
-    Naive,
-    NaiveTree,
-    SpecTr,
-    SpecInfer,
-    Khisti,
-    Priority,
-    Block,
-    GreedyBlock,
-    Traversal,
-    LiftedSpecTr,
-    LiftedPriority,
-    LiftedUniform,
-)
-VERIFIERS: dict[str, type[Verifier]] = {cls.name: cls for cls in _IID}  # all lossless for i.i.d. drafts
-STYLED: dict[str, type[Verifier]] = {cls.name: cls for cls in (Greedy, SpecHub)}  # for other drafts only
+_TOP_DOWN: tuple[type[Verifier], ...] = (NSS, Naive, NaiveTree, SpecTr, SpecInfer, Khisti, Priority)
+_BOTTOM_UP: tuple[type[Verifier], ...] = (Block, GreedyBlock, Traversal, LiftedSpecTr, LiftedPriority, LiftedUniform)
+VERIFIERS = {cls.name: cls for cls in (*_TOP_DOWN, *_BOTTOM_UP)}  # all are lossless for i.i.d. drafts
+STYLED: dict[str, type[Verifier]] = {cls.name: cls for cls in (Greedy, SpecHub)}  # lossless for other drafts only
 
-# Verifies copied chains, whatever verifies the trees. A copy gives its tokens probability 1, and on such a chain all
-# verifiers have one law: each token is accepted with the target's own probability of it. This one is the quickest.
+# The verifier of copied chains. A copy gives its tokens probability 1, and on such a chain all verifiers have one law:
+# each token is accepted with the target's probability of it. This one is the quickest.
 COPIED: Verifier = SpecInfer()
 
 
 def get_verifier(name: str, style: str = "iid") -> Verifier:
-    """The verifier called `name`; ValueError where there is none, or it is not lossless for drafts of that style."""
+    """The verifier of that name; ValueError if there is none, or if it is not lossless for drafts of that style."""
     known = VERIFIERS | STYLED
     if name not in known:
         raise ValueError(f"unknown verifier {name!r}; known are {', '.join(known)}")
     return known[name](style)
 
 
-__all__ = [
-    "COPIED",
-    "STYLED",
-    "STYLES",
-    "VERIFIERS",
-    "BottomUp",
-    "TopDown",
-    "Verdict",
-    "Verifier",
-    "get_verifier",
-    "optimal_acceptance",
-]
+__all__ = ["COPIED", "STYLED", "STYLES", "VERIFIERS", "Verdict", "Verifier", "get_verifier", "optimal_acceptance"]

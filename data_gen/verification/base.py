@@ -1,11 +1,9 @@
-"""What a verifier is, and the two walks that all of them share.
+"""What a verifier is, and the two walks over the tree that verifiers share.
 
 A verifier ends at one node of the tree (the accepted prefix) and adds one token. Its *law* is the exact joint
-distribution of both, given the tree. Sampling, block efficiency and losslessness follow from the law's two factors:
-where the verifier ends (`stops`), and what it then adds (`extra`).
-
-Top-down verifiers ask a solver at every node which child to move to. Bottom-up verifiers split a node's weight over
-its children and accept from the leaves up. Both take nodes with equally many children together.
+distribution of both, given the tree: where the verifier ends (`stops`), times what it then adds (`extra`). Top-down
+verifiers ask a solver at every node which child to move to. Bottom-up verifiers split a node's weight over its children
+and accept from the leaves up. Both process the nodes with equally many children together.
 
 Legend: N tree nodes, M nodes taken at once, V vocabulary, k child-list entries.
 """
@@ -18,10 +16,12 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from data_gen.trees import DraftTree, NodeGroup
-from data_gen.verification.distributions import NodeDistributions, Rows, divide, sample
+from data_gen.verification.distributions import NodeDistributions, Rows, divide, first_accepted, sample
 
+Leftover = Callable[[NodeDistributions, Tensor], Tensor]  # the extra token's law, [M, V] up to a factor, by entries_Mk
 IID, WITHOUT_REPLACEMENT, GREEDY = STYLES = ("iid", "without_replacement", "greedy")
 
 
@@ -33,14 +33,12 @@ class Verdict(NamedTuple):
 
 
 class VerifierLaw(NamedTuple):
-    """Where a verifier ends, float64 [N], and the laws of the extra token at M given nodes, [M, V] up to a factor."""
-
-    stops_N: Tensor
-    extra: Callable[[Sequence[int]], Tensor]
+    stops_N: Tensor  # P(accepted node), float64
+    extra: Callable[[Sequence[int]], Tensor]  # the laws of the extra token at M given nodes, [M, V] up to a factor
 
 
 class Verifier(ABC):
-    """Lossless for the draft samplings in `styles`; `style` is the one that it is used with."""
+    """A verifier that is lossless for the draft samplings in `styles`; `style` is the one in use."""
 
     name: ClassVar[str]
     styles: ClassVar[tuple[str, ...]] = (IID,)
@@ -62,7 +60,7 @@ class Verifier(ABC):
         return stops_N.unsqueeze(-1) * divide(extra_NV, extra_NV.sum(-1, keepdim=True))
 
     def block_efficiency(self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> float:
-        """E[tau + 1] given the tree, in tokens: accepted tokens and the extra one."""
+        """E[tau + 1] given the tree, in tokens: the accepted tokens and the extra one."""
         stops_N = self.stops(tree, target_probs_NV, draft_probs_NV)
         return float((stops_N * (tree.depths_N.to(stops_N.device) + 1)).sum())
 
@@ -83,15 +81,13 @@ class Verifier(ABC):
 
 
 class TopDown(Verifier):
-    """One optimal-transport solver, applied from the root down until it yields a token that is not a child."""
+    """One optimal-transport solver, applied from the root down until it yields a token that is not a child.
+
+    `entries_Mk` are the nodes' child tokens in branch order, duplicates included.
+    """
 
     def pull(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-        """P(the solver yields this child's token), [M, k]: pooled at a token's first entry, 0 at its copies.
-
-        Args:
-            node: the distributions after the nodes.
-            entries_Mk: child tokens in branch order, duplicates included.
-        """
+        """P(the solver yields this child's token), [M, k]: pooled at a token's first entry, 0 at its copies."""
         if entries_Mk.shape[-1] > 1:
             return self.branching(node, entries_Mk)
         return self.accept(*node.at(entries_Mk))
@@ -102,18 +98,18 @@ class TopDown(Verifier):
 
     @abstractmethod
     def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-        """`pull` where k is at least 2. With one child, all solvers are speculative sampling, `min(1, p/q)`."""
+        """`pull` for k >= 2. With one child, the solvers are speculative sampling, `min(1, p/q)`."""
 
     @abstractmethod
     def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-        """What the extra token is drawn from where no child is taken; [M, V] up to a factor, for any k."""
+        """The law of the extra token where no child is taken, [M, V] up to a factor, for any k."""
 
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw:
         stops_N = self._chain_stops(tree, rows) if tree.is_chain else self._tree_stops(tree, rows)
         return VerifierLaw(stops_N, lambda nodes: extra(tree, rows, nodes, self.leftover))
 
     def _chain_stops(self, tree: DraftTree, rows: Rows) -> Tensor:
-        """On a chain: accept one token after another. The few numbers are quicker in Python than in tensors."""
+        """On a chain, tokens are accepted one after another; Python is faster than tensors for so few numbers."""
         reach, stops = 1.0, []
         for accept in self.accept(*along_chain(tree, rows)).tolist():
             stops.append(reach * (1 - accept))
@@ -137,34 +133,28 @@ class Split(NamedTuple):
 
     entry_Mk: Tensor  # entry weights, in entry order; 0 at further copies of a token
     final_M: Tensor  # the node's own weight once all children are rejected
-    order_Mk: Tensor | None = None  # entries in the order of visits; None: in order of first appearance
+    order_Mk: Tensor | None = None  # entries in the order of visits; None is the order of first appearance
 
 
 class BottomUp(Verifier):
     """A rule splits a node's weight over its children, and acceptance is decided from the leaves up.
 
     A subtree that is entered with weight `b` accepts with probability `b` on average over its own draws. A node whose
-    children have all been rejected is a leaf with the weight that is left (Traversal Verification, algorithm 2). With
-    one child every rule is Block Verification: `min(1, w p/q)`.
+    children have all been rejected is a leaf with the remaining weight (Traversal Verification, algorithm 2). With one
+    child every rule is Block Verification, `min(1, w p/q)`. `entries_Mk` are as in `TopDown`.
     """
 
     @abstractmethod
     def split(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Split:
-        """The rule, where k is at least 2.
-
-        Args:
-            node: the distributions after the nodes.
-            weights_M: the nodes' own entry weights.
-            entries_Mk: child tokens in branch order, duplicates included.
-        """
+        """The rule for k >= 2; `weights_M` are the nodes' own entry weights."""
 
     @abstractmethod
     def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        """What the extra token is drawn from at a node whose children are all rejected, where k is at least 2."""
+        """The law of the extra token at a node whose children are all rejected, for k >= 2."""
 
     @staticmethod
     def leave(node: NodeDistributions, weights_M: Tensor) -> Tensor:
-        """A node's weight once its only child is rejected, [M]."""
+        """The nodes' weights once their only child is rejected, [M]."""
         return left_over(weights_M, weights_M - node.excess(weights_M, node.ones()))
 
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw:
@@ -172,7 +162,7 @@ class BottomUp(Verifier):
         return VerifierLaw(stops_N, lambda nodes: extra(tree, rows, nodes, self._leftover(weights_N)))
 
     def _chain_stops(self, tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
-        """On a chain: Block Verification, from the last node up. As above, in Python."""
+        """On a chain: Block Verification, from the last node up, in Python."""
         weights = [1.0]
         for ratio in divide(*along_chain(tree, rows)).tolist():
             weights.append(min(1.0, weights[-1] * ratio))
@@ -186,10 +176,11 @@ class BottomUp(Verifier):
         return torch.tensor(stops[::-1], dtype=torch.float64, device=rows.device), weights_N
 
     def _tree_stops(self, tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
-        """P(accepted node), and the weight that every node is entered with; [N] each."""
+        """P(accepted node), and the weight with which every node is entered; [N] each."""
         weights_N = torch.zeros(len(tree), dtype=torch.float64, device=rows.device)
         weights_N[tree.roots] = 1.0
-        ratio_N = self._ratios(tree, rows)
+        parents_N, tokens_N = tree.parents_N.to(rows.device).clamp(min=0), tree.tokens_N.to(rows.device).clamp(min=0)
+        ratio_N = divide(*rows.at(parents_N).at(tokens_N.unsqueeze(-1)))[:, 0]
         finals: list[tuple[Tensor, Tensor]] = []
         orders: list[tuple[NodeGroup, Tensor]] = []
         for level in tree.levels[:-1]:
@@ -203,30 +194,20 @@ class BottomUp(Verifier):
                     orders += [] if order_Mk is None else [(group, order_Mk)]
                 weights_N.index_add_(0, children_Mk.flatten(), entry_Mk.flatten())
         finals_N = weights_N.clone()  # a leaf's weight is its entry weight
-        for nodes_M, final_M in [*finals, *self._left_by_only_children(tree, rows, weights_N)]:
+        if single := [node for node in range(len(tree)) if len(tree.children(node)) == 1]:  # in one pass over the rows
+            nodes_M = torch.tensor(single, device=rows.device)
+            finals.append((nodes_M, self.leave(rows.at(nodes_M), weights_N[nodes_M])))
+        for nodes_M, final_M in finals:
             finals_N[nodes_M] = final_M
-        stops_N = torch.zeros_like(finals_N)
         visits = _visits(orders)
-        order_SN = _padded([tree.postorder(visits, root) for root in tree.roots]).to(rows.device)  # S trees
+        visited = [torch.tensor(tree.postorder(visits, root)) for root in tree.roots]
+        order_SN = pad_sequence(visited, batch_first=True, padding_value=-1).to(rows.device)  # S trees
         accept_SN = finals_N[order_SN.clamp(min=0)] * (order_SN >= 0)
-        not_before_SN = torch.cat([torch.ones_like(accept_SN[:, :1]), (1 - accept_SN[:, :-1]).cumprod(-1)], dim=-1)
-        stops_N.index_add_(0, order_SN.clamp(min=0).flatten(), (accept_SN * not_before_SN).flatten())
+        stops_N = torch.zeros_like(finals_N)
+        stops_N.index_add_(0, order_SN.clamp(min=0).flatten(), first_accepted(accept_SN).flatten())
         return stops_N, weights_N
 
-    @staticmethod
-    def _ratios(tree: DraftTree, rows: Rows) -> Tensor:
-        """`p/q` of every node's token after its parent, [N]."""
-        parents_N, tokens_N = tree.parents_N.to(rows.device).clamp(min=0), tree.tokens_N.to(rows.device).clamp(min=0)
-        p_N1, q_N1 = rows.at(parents_N).at(tokens_N.unsqueeze(-1))
-        return divide(p_N1[:, 0], q_N1[:, 0])
-
-    def _left_by_only_children(self, tree: DraftTree, rows: Rows, weights_N: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Final weights of all nodes with one child: one pass over their rows, once every weight is known."""
-        nodes = [node for node in range(len(tree)) if len(tree.children(node)) == 1]
-        nodes_M = torch.tensor(nodes, dtype=torch.int64, device=rows.device)
-        return [(nodes_M, self.leave(rows.at(nodes_M), weights_N[nodes_M]))] if nodes else []
-
-    def _leftover(self, weights_N: Tensor) -> Callable[[NodeDistributions, Tensor], Tensor]:
+    def _leftover(self, weights_N: Tensor) -> Leftover:
         def leftover(node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
             weights_M = weights_N[node.nodes_M]
             if entries_Mk.shape[-1] == 1:
@@ -250,9 +231,7 @@ def left_over(weights_M: Tensor, flow_M: Tensor) -> Tensor:
     return torch.where(weights_M < 1, left_M, weights_M)
 
 
-def extra(
-    tree: DraftTree, rows: Rows, nodes: Sequence[int], leftover: Callable[[NodeDistributions, Tensor], Tensor]
-) -> Tensor:
+def extra(tree: DraftTree, rows: Rows, nodes: Sequence[int], leftover: Leftover) -> Tensor:
     """The laws of the extra token at M nodes, [M, V] up to a factor."""
     extra_MV = rows.p_NV[list(nodes)]  # what a leaf adds
     places = {node: place for place, node in enumerate(nodes)}
@@ -260,7 +239,7 @@ def extra(
         place = [places[node] for node in group.nodes_M.tolist()]
         nodes_m, entries_mk, _ = group.to(rows.device)
         left_mV = leftover(rows.at(nodes_m), entries_mk).to(extra_MV.dtype)
-        # nothing left: the verifier ends here with probability 0, or 1e-17 after rounding
+        # where nothing is left, the verifier ends with probability 0, or 1e-17 after rounding
         extra_MV[place] = torch.where(left_mV.sum(-1, keepdim=True) > 0, left_mV, extra_MV[place])
     return extra_MV
 
@@ -275,12 +254,6 @@ def _visits(orders: list[tuple[NodeGroup, Tensor]]) -> dict[int, list[int]]:
         for group, _ in orders
         for node, children in zip(group.nodes_M.tolist(), group.children_Mk.tolist(), strict=True)
     }
-
-
-def _padded(orders: list[list[int]]) -> Tensor:
-    """Lists of node ids as rows, filled up with -1."""
-    width = max(map(len, orders))
-    return torch.tensor([order + [-1] * (width - len(order)) for order in orders])
 
 
 def _rows(tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> Rows:

@@ -1,9 +1,8 @@
 """Arithmetic on rows of probabilities that every verifier shares.
 
-Every residual of Naive, SpecInfer, K-SEQ and Traversal is `(a p - b q)+` with two scalars: subtracting a multiple of
-`q` from such a residual, and scaling it, gives another one. So a rule carries `a` and `b` per node, and reads the
-vocabulary only through `excess`. To sort 152,000 tokens takes as long as some 25 such passes (`make bench`), so only
-the rules that need the order itself sort (`ranked`).
+Every residual of Naive, SpecInfer, K-SEQ and Traversal is `(a p - b q)+` with two scalars: to subtract a multiple of
+`q` from such a residual, or to scale it, gives another one. So a rule carries `a` and `b` for each node, and reads the
+vocabulary only through `excess`. Sorting is far slower, and only the rules that need the order itself sort (`ranked`).
 
 Legend: N tree nodes, M nodes taken at once, V vocabulary, k child-list entries. Scalars are float64.
 """
@@ -22,19 +21,13 @@ SMALL = 1 << 16  # elements; below, the call of torch itself takes as long as th
 ROW_BY_ROW = 1 << 14  # on the CPU, rows longer than this are taken one at a time: they fill the cache
 
 
-def normalised(probs_V: Tensor) -> Tensor:
-    """Rows [..., V] in float64, divided by their sum: float32 and bf16 rows do not sum to one exactly."""
-    probs_V = probs_V.double()
-    return probs_V / probs_V.sum(-1, keepdim=True)
-
-
 def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """The quotient of non-negative numbers, and 0 where the denominator is 0, for what never happens has weight 0."""
+    """The quotient of non-negative numbers, and 0 where the denominator is 0: impossible events have weight 0."""
     return (numerator / denominator).nan_to_num_(nan=0.0, posinf=0.0)
 
 
 def row_sums(rows_NV: Tensor) -> Tensor:
-    """Sums over the vocabulary, [..., N] float64: blocks are summed in the rows' own precision, then in float64."""
+    """Sums over the vocabulary, float64 [..., N]; long rows are summed in blocks in their own precision first."""
     if rows_NV.dtype == torch.float64 or rows_NV.is_cuda or rows_NV.numel() < SMALL:
         return rows_NV.sum(-1, dtype=torch.float64)
     whole = rows_NV.shape[-1] // BLOCK * BLOCK  # on the CPU a wide sum in float64 first copies its rows
@@ -46,14 +39,13 @@ class Rows:
     """The target's and the draft's distributions after all nodes, and the factors that make each row sum to one.
 
     Arithmetic over the vocabulary is done in the rows' own precision (at least float32), sums and scalars in float64.
-    So float32 and bf16 rows, which do not sum to one exactly, stand for the distributions they are proportional to.
     """
 
     def __init__(self, p_NV: Tensor, q_NV: Tensor) -> None:
         wide = torch.promote_types(p_NV.dtype, torch.float32)
         self.p_NV, self.q_NV = p_NV.to(wide), q_NV.to(wide)
         self.p_scale_N = 1 / row_sums(self.p_NV)
-        self.q_scale_N = 1 / row_sums(self.q_NV)  # NaN at leaves that hold NaN; never read
+        self.q_scale_N = 1 / row_sums(self.q_NV)  # NaN at leaves that hold NaN, where it is never read
 
     def at(self, nodes_M: Tensor) -> NodeDistributions:
         return NodeDistributions(self, nodes_M)
@@ -66,19 +58,15 @@ class Rows:
 class Ranked(NamedTuple):
     """Rows in descending `p/q`, ties by token id; tokens that the draft never takes (q = 0) stand last."""
 
-    tokens_MV: Tensor
     places_MV: Tensor  # of each token
     p_MV: Tensor
     q_MV: Tensor
 
 
 class NodeDistributions:
-    """The distributions at M nodes. Rules read the vocabulary only through these methods.
+    """The distributions at M nodes. `on_slots` overrides some methods, for nodes with fewer entries than others."""
 
-    `on_slots` overrides some of them for nodes that have fewer entries than others.
-    """
-
-    allows_host_sync: ClassVar[bool] = True  # whether a rule may read numbers back to decide what it does next
+    allows_host_sync: ClassVar[bool] = True  # whether numbers may be read back
 
     def __init__(self, rows: Rows, nodes_M: Tensor) -> None:
         self.rows, self.nodes_M = rows, nodes_M
@@ -99,11 +87,12 @@ class NodeDistributions:
 
     def excess(self, a_M: Tensor, b_M: Tensor) -> Tensor:
         """`sum_x (a p(x) - b q(x))+`, [M]. `sum_x min(a p, b q)` is `a` less this."""
-        if not self._long:
+        few = len(self.nodes_M) == 0 or self.rows.p_NV.shape[-1] <= ROW_BY_ROW
+        if few or self.rows.device.type != "cpu" or not self.allows_host_sync:
             return row_sums(self.residual(a_M, b_M))
-        # one row at a time, as a (p - b/a q)+: three passes over the row, with one temporary
+        # one row at a time, as a (p - b/a q)+, which needs three passes over the row and one temporary
         p_rate, q_rate = (a_M * self._p_scale_M).tolist(), (b_M * self._q_scale_M).tolist()
-        most = torch.finfo(self.rows.p_NV.dtype).max  # where a weight is tiny, nothing is left of p
+        most = torch.finfo(self.rows.p_NV.dtype).max  # b/a overflows at tiny weights, where nothing is left of p
         sums = [
             a * row_sums(torch.sub(self.rows.p_NV[n], self.rows.q_NV[n], alpha=min(b / a, most)).relu_())
             if a > 0
@@ -120,11 +109,10 @@ class NodeDistributions:
 
     @cached_property
     def ranked(self) -> Ranked:
-        """The vocabulary in the order of `p/q`; float64."""
         p_MV, q_MV = self.exact()
         ratio_MV = torch.where(q_MV > 0, p_MV / q_MV, -1.0)
         tokens_MV = ratio_MV.argsort(dim=-1, descending=True, stable=True)
-        return Ranked(tokens_MV, tokens_MV.argsort(-1), p_MV.gather(-1, tokens_MV), q_MV.gather(-1, tokens_MV))
+        return Ranked(tokens_MV.argsort(-1), p_MV.gather(-1, tokens_MV), q_MV.gather(-1, tokens_MV))
 
     def exact(self) -> tuple[Tensor, Tensor]:
         """p and q, float64 [M, V], summing to one."""
@@ -132,7 +120,7 @@ class NodeDistributions:
         return p_MV, self._q_MV.double() * self._q_scale_M.unsqueeze(-1)
 
     def draft_mass_off(self, entries_Mk: Tensor) -> Tensor:
-        """`q`'s mass off the entries before each one, and off all of them, [M, k + 1]; summed, to full precision."""
+        """`q`'s mass off the entries before each one, and off all of them, [M, k + 1]."""
         q_MV = self._q_MV.clone()
         masses = [q_MV.sum(-1, dtype=torch.float64)]
         for entry_M in entries_Mk.unbind(-1):
@@ -155,37 +143,31 @@ class NodeDistributions:
         return rows_MV.scatter_(-1, entries_Mk, 0.0)
 
     def by_count(self, entries_Mk: Tensor, values: Callable[[int], Tensor]) -> Tensor:
-        """What `values` gives for the nodes' number of entries, [M, k]."""
+        """The result of `values`, [M, k], at each node's number of entries."""
         return values(entries_Mk.shape[-1])
 
     @cached_property
     def _p_MV(self) -> Tensor:
-        return _take(self.rows.p_NV, self.nodes_M)
+        return self._taken(self.rows.p_NV)
 
     @cached_property
     def _q_MV(self) -> Tensor:
-        return _take(self.rows.q_NV, self.nodes_M)
+        return self._taken(self.rows.q_NV)
 
-    @property
-    def _long(self) -> bool:
-        return self.rows.device.type == "cpu" and self.rows.p_NV.shape[-1] > ROW_BY_ROW
-
-
-def _take(rows_NV: Tensor, nodes_M: Tensor) -> Tensor:
-    if len(nodes_M) == 1 and not nodes_M.is_cuda:
-        return rows_NV[int(nodes_M)].unsqueeze(0)  # a view: no copy of a long row
-    return rows_NV.index_select(0, nodes_M)  # copies whole rows: several times faster than indexing
+    def _taken(self, rows_NV: Tensor) -> Tensor:
+        if self.allows_host_sync and len(self.nodes_M) == 1 and not self.nodes_M.is_cuda:
+            return rows_NV[int(self.nodes_M)].unsqueeze(0)  # a view, which saves the copy of a long row
+        return rows_NV.index_select(0, self.nodes_M)  # several times faster than indexing
 
 
 def powers(a: Tensor, b: Tensor, k: int) -> Tensor:
-    """`(a^k - b^k) / (a - b)` without cancellation: tokens of tiny probability would otherwise drown in rounding."""
+    """`(a^k - b^k) / (a - b)` without the cancellation that would lose tokens of tiny probability."""
     return torch.stack([a ** (k - 1 - j) * b**j for j in range(k)]).sum(0)
 
 
 def first_copies(entries_Mk: Tensor) -> Tensor:
     """For each entry, the position of the first entry with the same token, [M, k] int64."""
-    equal_Mkk = entries_Mk.unsqueeze(-1) == entries_Mk.unsqueeze(-2)
-    return equal_Mkk.to(torch.uint8).argmax(-1)
+    return (entries_Mk.unsqueeze(-1) == entries_Mk.unsqueeze(-2)).to(torch.uint8).argmax(-1)
 
 
 def pooled(weights_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
@@ -196,6 +178,12 @@ def pooled(weights_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
 def is_copy(entries_Mk: Tensor) -> Tensor:
     """Whether an equal token stands before this entry, bool [M, k]."""
     return first_copies(entries_Mk) != torch.arange(entries_Mk.shape[-1], device=entries_Mk.device)
+
+
+def first_accepted(accept_Mk: Tensor) -> Tensor:
+    """P(an entry is accepted and none before it was), if each is accepted independently, [M, k]."""
+    reached_Mk = torch.cat([torch.ones_like(accept_Mk[:, :1]), (1 - accept_Mk[:, :-1]).cumprod(-1)], dim=-1)
+    return accept_Mk * reached_Mk
 
 
 def by_ratio(node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
@@ -219,7 +207,7 @@ def sample(probs_V: Tensor, count: int, generator: torch.Generator) -> Tensor:
 def invert(probs_V: Tensor, u: Tensor) -> Tensor:
     """The tokens at which the rows' distribution functions pass `u`, in [0, 1); int64 in the shape of `u`, [..., n]."""
     cdf_V = probs_V.cumsum(-1, dtype=torch.float64)
-    # rounding may put u * total on the total itself, one past the last token with mass
+    # u * total may round up to the total itself, one past the last token with mass
     below_total = torch.nextafter(cdf_V[..., -1:], torch.zeros_like(cdf_V[..., -1:]))
     drawn = torch.searchsorted(cdf_V, torch.minimum(u * cdf_V[..., -1:], below_total), right=True)
-    return drawn.clamp_(max=probs_V.shape[-1] - 1)  # rows of NaN: an index beyond the last would kill a GPU's context
+    return drawn.clamp_(max=probs_V.shape[-1] - 1)  # an index beyond the last, from rows of NaN, kills a GPU's context

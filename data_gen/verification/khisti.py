@@ -1,9 +1,8 @@
 """Khisti et al. (ICLR 2025): importance-weighted selection of one draft by a linear program, then speculative sampling.
 
-Two drafts with laws `q1`, `q2` meet: `b(x1, x2)` is the probability that `x1` wins. The winner's law `r` is linear in
-`b`, and `b` maximises `sum min(p, r)`. Only the pairs among the `size` best tokens by `p - q1 q2` are free; elsewhere
-the better-ranked token wins. Further drafts meet the winner so far, one after another. At each node, from the root
-down:
+Two drafts with laws `q1`, `q2` meet, and `x1` wins with probability `b(x1, x2)`. The winner's law `r` is linear in `b`,
+and `b` maximises `sum min(p, r)`. Only the pairs among the `FREE` best tokens by `p - q1 q2` are free; elsewhere the
+better-ranked token wins. Further drafts meet the winner one after another. At each node, from the root down:
 
     x = X1, r = q
     for X in the other children:  b, r' = the linear program for drafts of the laws r and q
@@ -22,10 +21,11 @@ import torch
 from scipy.optimize import linprog
 from torch import Tensor
 
-from data_gen.verification.base import IID, TopDown
+from data_gen.verification.base import TopDown
 from data_gen.verification.distributions import NodeDistributions, divide, is_copy, pooled
 
-SOLVER = "highs-ds"  # the optimum need not be unique: the dual simplex always ends in the same vertex
+FREE = 8  # tokens whose pairs are free in the linear program
+SOLVER = "highs-ds"  # the optimum need not be unique, and the dual simplex always ends in the same vertex
 
 
 class Match(NamedTuple):
@@ -43,14 +43,14 @@ class Match(NamedTuple):
         return float(i <= j)
 
 
-def match(p_V: np.ndarray, first_V: np.ndarray, second_V: np.ndarray, size: int) -> Match:
+def match(p_V: np.ndarray, first_V: np.ndarray, second_V: np.ndarray) -> Match:
     """Solve for `b` between drafts of the laws `first_V` and `second_V`."""
     order_V = np.argsort(-(p_V - first_V * second_V), kind="stable")
     rank_V = np.argsort(order_V, kind="stable")
     p, q1, q2 = p_V[order_V], first_V[order_V], second_V[order_V]
     q1_after, q2_after = (q[::-1].cumsum()[::-1] - q for q in (q1, q2))
-    s = min(size, int(((q1 > 0) | (q2 > 0)).sum()), len(p))
-    # what the free tokens have whatever `b` is: equal pairs, and wins against all tokens beyond
+    s = min(FREE, int(((q1 > 0) | (q2 > 0)).sum()), len(p))
+    # the part of r at the free tokens that does not depend on b: equal pairs, and wins against all later tokens
     fixed_s = (q1 * q2)[:s] + q1[:s] * q2_after[s - 1] + q2[:s] * q1_after[s - 1]
     free_ss = _optimum(p[:s], q1[:s], q2[:s], fixed_s) if s > 1 else np.ones((s, s))
     off_diagonal_ss = 1 - np.eye(s)
@@ -86,17 +86,9 @@ def _optimum(p_s: np.ndarray, q1_s: np.ndarray, q2_s: np.ndarray, fixed_s: np.nd
 
 
 class Khisti(TopDown):
-    """The winner is accepted with `min(1, p/r)`; else the token is drawn from `(p - r)+`.
-
-    Args:
-        size: tokens whose pairs are free in the linear program.
-    """
+    """The winner is accepted with `min(1, p/r)`; else the token is drawn from `(p - r)+`."""
 
     name = "khisti"
-
-    def __init__(self, style: str = IID, size: int = 8) -> None:
-        super().__init__(style)
-        self.size = size
 
     def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         (p_MV, _), (r_MV, matches_M) = node.exact(), self._winners(node, entries_Mk.shape[-1])
@@ -113,14 +105,14 @@ class Khisti(TopDown):
         return (node.exact()[0] - r_MV).clamp_(min=0).scatter_(-1, entries_Mk, 0.0)
 
     def _winners(self, node: NodeDistributions, k: int) -> tuple[Tensor, list[list[Match]]]:
-        """The law of the winner among k drafts, float64 [M, V], and the matches that it comes from, by node."""
+        """The law of the winner among k drafts, float64 [M, V], and the matches behind it, by node."""
         pairs_M2V = torch.stack(node.exact(), dim=1)
-        pairs_U2V, place_M = pairs_M2V.unique(dim=0, return_inverse=True)  # nodes alike share the programs
+        pairs_U2V, place_M = pairs_M2V.unique(dim=0, return_inverse=True)  # equal nodes share the programs
         laws, matches_U = [], []
         for p_V, q_V in pairs_U2V.cpu().numpy():
             law_V, matches = q_V, []
             for _ in range(k - 1):
-                matches.append(match(p_V, law_V, q_V, self.size))
+                matches.append(match(p_V, law_V, q_V))
                 law_V = matches[-1].winner_V
             laws.append(torch.from_numpy(law_V.copy()))
             matches_U.append(matches)
@@ -130,9 +122,7 @@ class Khisti(TopDown):
 def _tournament(entries: list[int], matches: list[Match]) -> list[float]:
     """P(each entry is the winner of all its matches), given the drafted tokens."""
     wins = [1.0]
-    for number, round_ in enumerate(matches, 1):
-        stays = [round_.wins(entries[i], entries[number]) for i in range(number)]
-        wins = [w * s for w, s in zip(wins, stays, strict=True)] + [
-            sum(w * (1 - s) for w, s in zip(wins, stays, strict=True))
-        ]
+    for number, each in enumerate(matches, 1):
+        stays = [(won, each.wins(first, entries[number])) for won, first in zip(wins, entries, strict=False)]
+        wins = [*(won * stay for won, stay in stays), sum(won * (1 - stay) for won, stay in stays)]
     return wins

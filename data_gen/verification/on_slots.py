@@ -1,8 +1,7 @@
-"""Verification where nothing is looked at: the same laws, on a tree whose tokens stand in fixed slots.
+"""Verification without host synchronisation: the same laws, on a tree whose tokens stand in fixed slots.
 
-The verifiers of this room meet nodes in groups of equally many children, and Python forms the groups. Here all nodes
-of one depth are taken at once, each with room for K entries, and where it has fewer the others are `ABSENT`: their
-probabilities are 0. Then the rules themselves, and their arithmetic, are those of the other files.
+All nodes of one depth are taken at once, each with room for K entries. Where a node has fewer, the others are `ABSENT`
+and their probabilities are 0. The rules themselves, and their arithmetic, are those of the other modules.
 
 Legend: S slots, M of them taken at once, K branches, E = K entries of a node, V vocabulary.
 """
@@ -16,25 +15,19 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from data_gen.slots import ABSENT, Layout, Merged
-from data_gen.verification.base import BottomUp, TopDown, Verifier
+from data_gen.verification.base import BottomUp, Leftover, TopDown, Verifier
 from data_gen.verification.distributions import NodeDistributions, Rows, divide, invert, is_copy
 from data_gen.verification.rejection import NaiveTree, SpecInfer
 from data_gen.verification.spectr import LiftedSpecTr, LiftedUniform, SpecTr
 from data_gen.verification.traversal import Traversal
 
-ON_SLOTS = (NaiveTree, SpecInfer, SpecTr, Traversal, LiftedSpecTr, LiftedUniform)  # whose rules never look
-
-Leftover = Callable[[NodeDistributions, Tensor], Tensor]
+ON_SLOTS = (NaiveTree, SpecInfer, SpecTr, Traversal, LiftedSpecTr, LiftedUniform)  # need no host synchronisation
 
 
 class SlotDistributions(NodeDistributions):
     """The distributions at M slots; entries may be `ABSENT`."""
 
     allows_host_sync = False
-
-    def __init__(self, rows: Rows, nodes_M: Tensor) -> None:
-        super().__init__(rows, nodes_M)
-        self._taken = rows.p_NV.index_select(0, nodes_M), rows.q_NV.index_select(0, nodes_M)
 
     def at(self, entries_ME: Tensor) -> tuple[Tensor, Tensor]:
         there_ME = entries_ME != ABSENT
@@ -57,18 +50,6 @@ class SlotDistributions(NodeDistributions):
         at_M = self.count(entries_ME).long() - 1
         return each_kME.gather(0, at_M.view(1, -1, 1).expand(1, -1, most))[0]
 
-    @property
-    def _p_MV(self) -> Tensor:
-        return self._taken[0]
-
-    @property
-    def _q_MV(self) -> Tensor:
-        return self._taken[1]
-
-    @property
-    def _long(self) -> bool:
-        return False
-
 
 class SlotRows(Rows):
     def at(self, nodes_M: Tensor) -> SlotDistributions:
@@ -78,17 +59,17 @@ class SlotRows(Rows):
 def verify_slots(
     verifier: Verifier, layout: Layout, tokens_S: Tensor, target_probs_SV: Tensor, draft_probs_SV: Tensor, u_2: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One draw from the verifier's law: the last accepted slot, the first of its text, and the extra token; int64 [1]
-    each, for to index with a tensor of no axes would read it.
+    """One draw from the verifier's law: the last accepted slot, which is the first of its text, and the extra token.
 
-    With the same uniform numbers as `Verifier.verify` it gives the same verdict, rounding apart.
+    Both are int64 [1], for to index with a tensor of no axes is a host synchronisation. With the same uniform numbers,
+    `Verifier.verify` gives the same verdict, apart from rounding.
 
     Args:
         tokens_S: int64; the root's is not read.
         u_2: uniform numbers in [0, 1), float64, on the tensors' device.
 
     Raises:
-        ValueError: the verifier has to look at numbers, or is not for i.i.d. drafts.
+        ValueError: the verifier needs host synchronisation, or is not for i.i.d. drafts.
     """
     stops_S, extra = law_on_slots(verifier, layout, tokens_S, target_probs_SV, draft_probs_SV)
     slot = layout.order_S[invert(stops_S[layout.order_S], u_2[:1])]
@@ -98,8 +79,10 @@ def verify_slots(
 def law_on_slots(
     verifier: Verifier, layout: Layout, tokens_S: Tensor, target_probs_SV: Tensor, draft_probs_SV: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """P(accepted slot), float64 [S], and the law of the extra token at one slot, given as int64 [1]; [1, V], up to a
-    factor. Arguments as in `verify_slots`."""
+    """P(accepted slot), float64 [S]; and the law of the extra token at a slot, given as int64 [1], up to a factor.
+
+    Arguments and errors are those of `verify_slots`; the law is [1, V].
+    """
     check_on_slots(verifier)
     merged, rows = Merged(layout, tokens_S), SlotRows(target_probs_SV, draft_probs_SV)
     leftover: Leftover
@@ -112,31 +95,31 @@ def law_on_slots(
 
 
 def check_on_slots(verifier: Verifier) -> None:
-    """ValueError where a verifier cannot be used without looking."""
+    """ValueError where a verifier cannot be used without host synchronisation."""
     if not isinstance(verifier, ON_SLOTS) or verifier.style != "iid":
         names = ", ".join(each.name for each in ON_SLOTS)
         raise ValueError(f"{verifier.name} ({verifier.style}) has to look at what was drafted; these need not: {names}")
 
 
 def _top_down(verifier: TopDown, layout: Layout, merged: Merged, rows: SlotRows) -> Tensor:
-    """P(accepted slot): all nodes are asked at once, for what a solver does at one does not depend on the others."""
+    """P(accepted slot), with all nodes at once: what a solver does at a node does not depend on the others."""
     steps_S = torch.zeros(layout.size, dtype=torch.float64, device=rows.device)  # P(parent -> slot)
     steps_S[0] = 1.0
     if layout.inner > 0:
-        entries_ME, there_ME, count_M = (
-            values[: layout.inner] for values in (merged.entries_SE, merged.there_SE, merged.count_S)
-        )
+        inner = slice(0, layout.inner)
+        entries_ME = merged.entries_SE[inner]
         node = rows.at(torch.arange(layout.inner, device=rows.device))
         pull_ME = pad(verifier.accept(*node.at(entries_ME[:, :1])), (0, layout.K - 1))
         if layout.K > 1:
-            pull_ME = torch.where(count_M.unsqueeze(-1) > 1, verifier.branching(node, entries_ME), pull_ME)
-        steps_S.index_add_(0, merged.children_SE[: layout.inner].flatten(), (pull_ME * there_ME).flatten())
+            several_M1 = merged.count_S[inner].unsqueeze(-1) > 1
+            pull_ME = torch.where(several_M1, verifier.branching(node, entries_ME), pull_ME)
+        steps_S.index_add_(0, merged.children_SE[inner].flatten(), (pull_ME * merged.there_SE[inner]).flatten())
     reach_S = steps_S[merged.first_S[layout.paths_SD]].prod(-1) * merged.is_first_S
     return reach_S.index_add(0, merged.first_S[layout.parents_S[1:]], -reach_S[1:]).clamp_(min=0)
 
 
 def _bottom_up(verifier: BottomUp, layout: Layout, merged: Merged, rows: SlotRows) -> tuple[Tensor, Leftover]:
-    """P(accepted slot), and what the extra token is drawn from: weights from the root down, acceptance from below."""
+    """P(accepted slot), and the law of the extra token: weights from the root down, acceptance from below."""
     parents_S = merged.first_S[layout.parents_S.clamp(min=0)]
     ratio_S = divide(*rows.at(parents_S).at(merged.tokens_S.clamp(min=0).unsqueeze(-1)))[:, 0]
     weights_S = torch.zeros(layout.size, dtype=torch.float64, device=rows.device)
@@ -152,22 +135,21 @@ def _bottom_up(verifier: BottomUp, layout: Layout, merged: Merged, rows: SlotRow
         only_ME = (weights_S[nodes].unsqueeze(-1) * ratio_S[children_ME]).clamp(max=1)
         entry_ME = torch.where(merged.count_S[nodes].unsqueeze(-1) > 1, entry_ME, only_ME)
         weights_S.index_add_(0, children_ME.flatten(), (entry_ME * there_ME).flatten())
-        as_they_stand = torch.arange(layout.K, device=rows.device).expand_as(entries_ME)
-        orders.append(as_they_stand if order_ME is None else order_ME)
+        as_drafted_E = torch.arange(layout.K, device=rows.device)
+        orders.append(as_drafted_E.expand_as(entries_ME) if order_ME is None else order_ME)
     finals_S[layout.inner :] = weights_S[layout.inner :]  # a leaf's weight is its entry weight
-    if layout.inner > 0:  # nodes with one child all at once: their wide sums wait until every weight is known
-        inner_M = torch.arange(layout.inner, device=rows.device)
-        left_M = verifier.leave(rows.at(inner_M), weights_S[: layout.inner])
-        finals_S[: layout.inner] = torch.where(merged.count_S[: layout.inner] > 1, finals_S[: layout.inner], left_M)
+    if layout.inner > 0:  # all nodes with one child, in one pass over the rows
+        inner = slice(0, layout.inner)
+        left_M = verifier.leave(rows.at(torch.arange(layout.inner, device=rows.device)), weights_S[inner])
+        finals_S[inner] = torch.where(merged.count_S[inner] > 1, finals_S[inner], left_M)
     stops_S = _from_below(layout, merged, finals_S * merged.is_first_S, orders)
     return stops_S, verifier._leftover(weights_S)
 
 
 def _from_below(layout: Layout, merged: Merged, finals_S: Tensor, orders: list[Tensor]) -> Tensor:
-    """P(accepted slot), where each accepts with its final weight once all that is visited before it has not.
+    """P(accepted slot): each accepts with its final weight once everything that is visited before it has rejected.
 
-    Args:
-        orders: for each level of nodes with several branches, their entries in the order of visits, int64 [M, E].
+    `orders` holds, for each level of nodes with several branches, their entries in the order of visits, int64 [M, E].
     """
     fails_S = 1 - finals_S  # P(nothing at or below the slot accepts)
     below_S = torch.ones_like(finals_S)  # P(nothing below it accepts)
@@ -190,14 +172,12 @@ def _from_below(layout: Layout, merged: Merged, finals_S: Tensor, orders: list[T
 
 
 def _extra(slot_1: Tensor, merged: Merged, rows: SlotRows, leftover: Leftover) -> Tensor:
-    """The law of the extra token, [1, V]: a leaf adds the target's own; the cases are all worked out, and one kept."""
+    """The law of the extra token, [1, V]: every case is computed, and one is kept."""
     entries_1E, count = merged.entries_SE[slot_1], merged.count_S[slot_1]
-    node = rows.at(slot_1)
-    extra_1V = rows.p_NV[slot_1]
-    one_1V = leftover(node, entries_1E[:, :1]).to(extra_1V.dtype)
-    left_1V = one_1V
+    node, extra_1V = rows.at(slot_1), rows.p_NV[slot_1]  # a leaf adds the target's own token
+    left_1V = leftover(node, entries_1E[:, :1]).to(extra_1V.dtype)
     if entries_1E.shape[-1] > 1:
-        left_1V = torch.where(count == 1, one_1V, leftover(node, entries_1E).to(extra_1V.dtype))
-    # nothing left: the verifier ends here with probability 0, or 1e-17 after rounding
+        left_1V = torch.where(count == 1, left_1V, leftover(node, entries_1E).to(extra_1V.dtype))
+    # where nothing is left, the verifier ends with probability 0, or 1e-17 after rounding
     takes = (count > 0) & (left_1V.sum(-1) > 0)
     return torch.where(takes, left_1V, extra_1V)

@@ -1,4 +1,4 @@
-"""Verifiers that look at one path of the tree: `naive`, `block`, and `greedy_block`, which chooses the path.
+"""Verifiers of one path of the tree: `naive`, `block`, and `greedy_block`, which chooses the path.
 
 Block Verification (Sun et al. 2024, arXiv 2403.10444) on a path of L tokens, from the last one up:
 
@@ -23,22 +23,21 @@ from data_gen.verification.distributions import Rows, powers
 from data_gen.verification.rejection import NaiveTree
 from data_gen.verification.traversal import Traversal
 
-MOST_AFTER = 1e200  # beyond, the paths that come after outweigh the prefix by so much that `q~` is `q`
+MOST_AFTER = 1e200  # beyond this, `q~` is `q`: the paths that come after the prefix outweigh it
 
 
 class OnePath(Verifier):
-    """A chain's verifier on one path; the rest of the tree is never accepted."""
+    """The verifier of a chain, on one path of the tree."""
 
     chain: ClassVar[TopDown | BottomUp]
 
     @abstractmethod
     def path(self, tree: DraftTree, root: int, rows: Rows) -> tuple[list[int], dict[int, Tensor]]:
-        """The nodes of the path, the root first; and by node the next token's law, float64 [V], where it is not `q`."""
+        """The path's nodes, the root first; and by node the next token's law, float64 [V], where that is not `q`."""
 
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw:
         paths, laws = zip(*(self.path(tree, root, rows) for root in tree.roots), strict=True)
-        replaced = {node: law_V for own in laws for node, law_V in own.items()}
-        if replaced:
+        if replaced := {node: law_V for own in laws for node, law_V in own.items()}:
             q_NV = rows.q_NV.clone()
             q_NV[list(replaced)] = torch.stack(list(replaced.values())).to(q_NV.dtype)
             rows = Rows(rows.p_NV, q_NV)
@@ -46,7 +45,7 @@ class OnePath(Verifier):
 
 
 class FirstPath(OnePath):
-    """The first branch, whose tokens are draws of the draft in either style."""
+    """A verifier of the first branch, whose tokens are draws from `q` in either style."""
 
     styles = (IID, WITHOUT_REPLACEMENT)
 
@@ -75,7 +74,7 @@ class GreedyBlock(OnePath):
     """GBV (Thomas & Pal 2026, arXiv 2602.16961): Block Verification on the first of the K paths in rank order.
 
     Tokens rank by descending `p/q` at every node. With `N` the draft mass of the paths that do not come before a
-    prefix, and `S` of those strictly after it, the chosen path's tokens follow
+    prefix, and `S` of those strictly after it, the tokens of the chosen path follow
     `q~(x | c) = (N(cx)^K - S(cx)^K) / (N(c)^K - S(c)^K)`.
     """
 
@@ -95,8 +94,8 @@ class GreedyBlock(OnePath):
         while children := tree.distinct_children(nodes[-1]):
             node = rows.at(torch.tensor(nodes[-1:], device=rows.device))
             (places_V,), (ranked_q_V,), q_V = node.ranked.places_MV, node.ranked.q_MV, node.exact()[1][0]
-            beyond_V = (ranked_q_V.flip(0).cumsum(0).flip(0) - ranked_q_V).clamp(min=0)[places_V]  # mass ranked after x
-            N_V, S_V = after + beyond_V + q_V, after + beyond_V
+            S_V = after + (ranked_q_V.flip(0).cumsum(0).flip(0) - ranked_q_V).clamp(min=0)[places_V]
+            N_V = S_V + q_V
             laws[nodes[-1]] = q_V * powers(N_V / (after + 1), S_V / (after + 1), K)  # N^K - S^K, up to a factor
             nodes.append(min(children, key=lambda child: int(places_V[tree.token(child)])))
             token = tree.token(nodes[-1])

@@ -1,12 +1,12 @@
-"""The priority rule: close to optimal transport in one pass over the vocabulary. It is not in the papers.
+"""The priority rule, which is new here: it comes close to optimal transport in one pass over the vocabulary.
 
-The tokens are taken in descending `m/q`; the alive child that comes first is selected. At each node with k children:
+The first alive child in descending `m/q` is selected. At each node with k children:
 
     A = 1
     for x in the vocabulary, by descending m(x) / q(x):
         a(x) = 1 if A^k - (A - q(x))^k <= m(x), else (A - (A^k - m(x))^(1/k)) / q(x);   A <- A - a(x) q(x)
     each child is alive with probability a(x);  the first alive one in this order is selected
-    none: the extra token is drawn from m less the flow
+    if none is alive, the extra token is drawn from m less the flow
 
 Legend: M nodes taken at once, V vocabulary in rank order, k child-list entries.
 """
@@ -16,15 +16,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from data_gen.verification.distributions import NodeDistributions, Ranked, by_ratio, divide, powers
-from data_gen.verification.selection import Lifted, Selection, SelectionRule, TopDownRule, first_alive
+from data_gen.verification.distributions import NodeDistributions, Ranked, by_ratio, divide, first_accepted, powers
+from data_gen.verification.selection import Lifted, Selection, SelectionRule, TopDownRule
 
-NOTHING = 1e-14  # of `A^k`: below, only rounding errors are left
+NOTHING = 1e-14  # of `A^k`: below this only rounding errors are left
 MOST_RUNS = 256
 
 
 class FirstInRank(SelectionRule):
-    """Alive with the largest probability for which the flow of the token stays below `m`, given those before it."""
+    """A token is alive with the largest probability for which its flow stays below `m`, given those before it."""
 
     def select(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
         ranked = node.ranked
@@ -40,24 +40,20 @@ class FirstInRank(SelectionRule):
 
     def choose(self, node: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
         order_Mk = by_ratio(node, entries_Mk)
-        return torch.zeros_like(alive_Mk).scatter_(-1, order_Mk, first_alive(alive_Mk.gather(-1, order_Mk)))
+        return torch.zeros_like(alive_Mk).scatter_(-1, order_Mk, first_accepted(alive_Mk.gather(-1, order_Mk)))
 
 
 def scan(ranked: Ranked, weights_M: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """P(a draw of the token is alive) and the token's flow, in rank order; float64 [M, V] each.
+    """P(a draw of the token is alive) and the token's flow for k drafts, in rank order; float64 [M, V] each.
 
     `A` is one minus the alive mass of the tokens so far. A token that is always alive takes `q` from `A`; one whose
-    target is the limit takes `m` from `A^k`. Tokens of one kind come in runs, whose `A` are prefix sums. So each run,
-    of which there are few, takes one pass over the vocabulary. A token that the scan does not reach is never alive,
-    which is lossless too: once `A^k` is lost in rounding, nothing is left to select.
-
-    Args:
-        weights_M: the nodes' weights `w`; the target measure is `m = w p`.
-        k: drafts.
+    target is the limit takes `m` from `A^k`. Tokens of one kind come in runs, whose `A` are prefix sums, so each of the
+    few runs takes one pass over the vocabulary. A token that the scan does not reach is never alive, which is lossless
+    too: once `A^k` is lost in rounding, nothing is left to select.
     """
     m_MV, q_MV = weights_M.unsqueeze(-1) * ranked.p_MV, ranked.q_MV
     alive_MV, flow_MV = torch.zeros_like(m_MV), torch.zeros_like(m_MV)
-    end = int((q_MV > 0).sum(-1).max())  # beyond are tokens that are never drafted
+    end = int((q_MV > 0).sum(-1).max())  # later tokens are never drafted
     places_V = torch.arange(end, device=m_MV.device)
     todo_M = torch.arange(len(m_MV), device=m_MV.device)  # rows that have not reached their end
     start_M1 = torch.zeros_like(todo_M).unsqueeze(-1)

@@ -1,9 +1,9 @@
-"""Rejection sampling at a node, one draft after another, from the root down; and the verifiers of other draft styles.
+"""Rejection sampling at a node, one draft after another, from the root down; and the verifiers of greedy drafts.
 
-`nss` is the floor: the target's own draw, which may happen to be a child. `naive_tree` is speculative sampling
-(Leviathan et al. 2023, Chen et al. 2023) on the first child. `specinfer` is recursive rejection (Miao et al. 2024,
-algorithm 2; without replacement RRSw/o of MDSD, Hu et al. 2025, arXiv 2502.18779). `greedy` (MDSD) and `spechub` (Sun
-et al. 2024, arXiv 2411.05289) verify drafts of the top k-1 tokens and one that is drawn from the rest.
+`naive_tree` is speculative sampling (Leviathan et al. 2023, Chen et al. 2023) on the first child. `specinfer` is
+recursive rejection (Miao et al. 2024, algorithm 2; without replacement RRSw/o of MDSD, Hu et al. 2025, arXiv
+2502.18779). `greedy` (MDSD) and `spechub` (Sun et al. 2024, arXiv 2411.05289) verify drafts of the top k-1 tokens and
+one that is drawn from the rest.
 
 Legend: M nodes taken at once, V vocabulary, k child-list entries, r rounds, S sets of rejected entries, T transitions.
 """
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from data_gen.verification.base import GREEDY, IID, STYLES, WITHOUT_REPLACEMENT, TopDown
-from data_gen.verification.distributions import NodeDistributions, divide, is_copy, pooled
+from data_gen.verification.distributions import NodeDistributions, divide, first_accepted, is_copy, pooled
 
-MOST_SHUFFLED = 12  # entries; more (copies in wide trees) are tried in their own order, which is lossless too
+MOST_SHUFFLED = 12  # entries; where there are more, they are tried in their own order, which is lossless too
 
 
 class NSS(TopDown):
-    """Naive speculation by sampling: `Y ~ p`; if Y is a child, go there, else Y is the extra token."""
+    """Naive speculation by sampling: `Y ~ p`; if Y is a child, go there; else Y is the extra token."""
 
     name = "nss"
     styles = STYLES
@@ -40,7 +40,7 @@ class NSS(TopDown):
 class NaiveTree(TopDown):
     """Go to `X1` with probability `min(1, p/q)`; else `Y ~ (p - q)+`, normalised, may be another child.
 
-    Only `X1` need be a draw of `q`, so the other children may be drawn in any way.
+    Only `X1` must be a draw from `q`; the other children may be drawn in any way.
     """
 
     name = "naive_tree"
@@ -52,8 +52,7 @@ class NaiveTree(TopDown):
         rejected_M1 = 1 - pull_Mk[:, :1]
         mass_M1 = node.excess(node.ones(), node.ones()).unsqueeze(-1)
         pull_Mk[:, 1:] = rejected_M1 * divide((p_Mk - q_Mk).clamp(min=0), mass_M1)[:, 1:]
-        # Y is one draw, however often its token was drafted
-        return pull_Mk.masked_fill_(is_copy(entries_Mk), 0.0)
+        return pull_Mk.masked_fill_(is_copy(entries_Mk), 0.0)  # Y is one draw, however often its token was drafted
 
     def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         return node.cleared(node.residual(node.ones(), node.ones()), entries_Mk)
@@ -68,8 +67,7 @@ class SpecInfer(TopDown):
         stop, the extra token is drawn from p_i
 
     I.i.d. drafts have `q_i = q`, and `p_i` does not depend on which child was rejected. Without replacement the
-    children are tried in the order of the draws, and `q_i` is `q` off the rejected tokens. The walk is not sampled: how
-    likely it goes to each child follows from the rounds' scalars.
+    children are tried in the order of the draws, and `q_i` is `q` off the rejected tokens.
     """
 
     name = "specinfer"
@@ -79,54 +77,53 @@ class SpecInfer(TopDown):
         k = entries_Mk.shape[-1]
         p_Mk, q_Mk = node.at(entries_Mk)
         steps_Mk = draft_steps(node, entries_Mk, self.style)
-        a_Mr, b_Mr = rounds(node, steps_Mk)
+        a_Mr, b_Mr, _ = rejections(node, node.ones(), steps_Mk)
         left_Mkk = a_Mr[:, :k, None] * p_Mk.unsqueeze(1) - b_Mr[:, :k, None] * q_Mk.unsqueeze(1)
         # P(accepted) by [node, round, entry]
         accept_Mkk = divide(left_Mkk.clamp(min=0), steps_Mk.unsqueeze(-1) * q_Mk.unsqueeze(1)).clamp(max=1)
         if self.style == IID and k <= MOST_SHUFFLED:
             pull_Mk = node.by_count(entries_Mk, lambda count: _in_random_order(accept_Mkk[:, :count, :count]))
             return pooled(pull_Mk, entries_Mk)
-        accept_Mk = accept_Mkk.diagonal(dim1=1, dim2=2)
-        reached_Mk = torch.cat([torch.ones_like(accept_Mk[:, :1]), (1 - accept_Mk[:, :-1]).cumprod(-1)], dim=-1)
-        return pooled(accept_Mk * reached_Mk, entries_Mk)
+        return pooled(first_accepted(accept_Mkk.diagonal(dim1=1, dim2=2)), entries_Mk)
 
     def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-        a_Mr, b_Mr = rounds(node, draft_steps(node, entries_Mk, self.style))
-        # a rejected token has nothing left in exact arithmetic; a rounding error must not return it as extra token
+        a_Mr, b_Mr, _ = rejections(node, node.ones(), draft_steps(node, entries_Mk, self.style))
+        # in exact arithmetic nothing is left of a rejected token, and no rounding error may return it as extra token
         return node.cleared(node.residual(a_Mr[:, -1], b_Mr[:, -1]), entries_Mk)
 
 
 def draft_steps(node: NodeDistributions, entries_Mk: Tensor, style: str) -> Tensor:
-    """By what factor the law of each entry exceeds `q` off the entries before it, [M, k].
+    """The law of each entry over `q`, off the entries before it, on which nothing of the target is left; [M, k].
 
-    The factor is 1 for i.i.d. draws (0 where there is no entry, and so no rejection), and `1 / (1 - q(earlier
-    entries))` without replacement. On the earlier entries themselves the laws differ, but there nothing of the target
-    is left.
+    It is 1 for i.i.d. draws (0 where there is no entry), and `1 / (1 - q(earlier entries))` without replacement.
     """
     if style == IID:
         return node.present(entries_Mk)
     return 1 / node.draft_mass_off(entries_Mk)[:, :-1]
 
 
-def rounds(node: NodeDistributions, steps_Mk: Tensor) -> tuple[Tensor, Tensor]:
-    """The scalars of `p_i = (a_i p - b_i q)+` before the first and after every rejection, [M, k + 1] each."""
-    a_M, b_M = node.ones(), 0 * node.ones()
-    scalars = [(a_M, b_M)]
+def rejections(node: NodeDistributions, w_M: Tensor, steps_Mk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`a`, `b` and `w` of the targets `w p_i`, `p_i = (a p - b q)+`, before and after every rejection, [M, k + 1] each.
+
+    A rejection makes `w p_i` into `(w p_i - q_i)+`; from `w = 1` that is recursive rejection.
+    """
+    a_M, b_M = torch.ones_like(w_M), torch.zeros_like(w_M)
+    states = [(a_M, b_M, w_M)]
     for step_M in steps_Mk.unbind(-1):
-        mass_M = node.excess(a_M, b_M + step_M)
-        a_M, b_M = divide(a_M, mass_M), divide(b_M + step_M, mass_M)
-        scalars.append((a_M, b_M))
-    a_Mr, b_Mr = (torch.stack(column, dim=-1) for column in zip(*scalars, strict=True))
-    return a_Mr, b_Mr
+        a_M, b_M = w_M * a_M, w_M * b_M + step_M
+        mass_M = node.excess(a_M, b_M)
+        a_M, b_M = divide(a_M, mass_M), divide(b_M, mass_M)
+        # a weight of 1 stays 1: 1 - w vanishes, and the root must accept in the end
+        w_M = torch.where(w_M < 1, divide(mass_M, mass_M + 1 - w_M), w_M)
+        states.append((a_M, b_M, w_M))
+    a_Mr, b_Mr, w_Mr = (torch.stack(column, dim=-1) for column in zip(*states, strict=True))
+    return a_Mr, b_Mr, w_Mr
 
 
 def _in_random_order(accept_Mkk: Tensor) -> Tensor:
-    """P(each entry is the accepted one) when every round takes a random remaining entry, [M, k].
+    """P(each entry is the accepted one) if every round takes a random remaining entry, [M, k].
 
-    The sum runs over the 2^k sets of entries that may be rejected so far.
-
-    Args:
-        accept_Mkk: P(accepted) by round and entry.
+    The sum runs over the 2^k sets of rejected entries; `accept_Mkk` is P(accepted) by round and entry.
     """
     k = accept_Mkk.shape[-1]
     rejected_MS = accept_Mkk.new_zeros(len(accept_Mkk), 1 << k)
@@ -155,8 +152,7 @@ class Greedy(TopDown):
     """Drafts of the top k-1 tokens and one drawn from the rest, which is the last entry (MDSD).
 
     Accept the drawn child with `min(1, p/q')`; else the token is drawn from `(p - q')+`. Here `q'` is `q` off the top
-    tokens, renormalised, so the residual holds the whole `p` of the top tokens. The acceptance is optimal for such
-    drafts: `p(top) + sum_off_top min(p, q')`.
+    tokens, renormalised. The acceptance is optimal for such drafts: `p(top) + sum_off_top min(p, q')`.
     """
 
     name = "greedy"
@@ -176,7 +172,7 @@ class Greedy(TopDown):
 
     @staticmethod
     def _drawn(node: NodeDistributions, entries_Mk: Tensor) -> tuple[Tensor, Tensor]:
-        """What `q` is multiplied by off the top tokens, and `sum_off_top min(p, q')`; [M] each."""
+        """`q'/q` off the top tokens, and `sum_off_top min(p, q')`; [M] each."""
         scale_M = 1 / node.draft_mass_off(entries_Mk[:, :-1])[:, -1]
         p_Mk, q_Mk = (values_Mk[:, :-1] for values_Mk in node.at(entries_Mk))
         on_top_M = p_Mk.minimum(scale_M.unsqueeze(-1) * q_Mk).sum(-1)
@@ -184,10 +180,9 @@ class Greedy(TopDown):
 
 
 class SpecHub(Greedy):
-    """Pairs of the top token, the hub, and another token `x`.
+    """Pairs of the top token, which is the hub, and another token `x`; this is Greedy with k = 2.
 
-    SpecHub's linear program gives the pair `{hub, x}` the probability `q'(x)`, which is Greedy's with k = 2; so are the
-    acceptance of `x` and what the hub is given of the rest.
+    SpecHub's linear program gives the pair `{hub, x}` the probability `q'(x)`.
     """
 
     name = "spechub"

@@ -1,8 +1,8 @@
-"""Selection rules: which of a node's children, if any, takes its weight; and the two verifiers that each one makes.
+"""Selection rules, which say what child of a node takes its weight, and the two verifiers that each rule gives.
 
 A rule sees the target measure `m = w p` (mass `w`) and the drafted entries. It selects child `x` with probability
-`pi(x)`, in such a way that the flow `F(x) = E[pi(x)]` over the draws stays below `m(x)`. Top-down, what is not selected
-is drawn from `p - F`. Bottom-up ("lifted"), `pi` becomes the children's entry weights.
+`pi(x)`, such that the flow `F(x) = E[pi(x)]` over the draws stays below `m(x)`. Top-down, a token is drawn from `p - F`
+if no child is selected. Bottom-up ("lifted"), `pi` gives the children's entry weights.
 
 Legend: M nodes taken at once, V vocabulary, k child-list entries, n quadrature nodes.
 """
@@ -22,15 +22,13 @@ from data_gen.verification.distributions import NodeDistributions, by_ratio, div
 
 
 class Selection(NamedTuple):
-    """What a rule makes of M nodes."""
-
     alive_Mk: Tensor  # P(an entry is alive), each independently: only alive entries can be selected
     flow_M: Tensor  # mass(F)
     left_Mk: Tensor  # (m - F) at the entries
 
 
 class SelectionRule(ABC):
-    """Entries are alive independently, with a probability that depends on their token alone; one alive is selected."""
+    """Entries are alive independently, with a probability that depends on the token alone; at most one is selected."""
 
     @abstractmethod
     def select(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection: ...
@@ -45,7 +43,7 @@ class SelectionRule(ABC):
 
 
 class TopDownRule(TopDown):
-    """The selected child; where none is, a draw from `p - F`, which may still land on a child."""
+    """The selected child is yielded; if there is none, a draw from `p - F`, which may still be a child."""
 
     rule: ClassVar[SelectionRule]
 
@@ -65,7 +63,7 @@ class Lifted(BottomUp):
     """A rule, bottom-up: each distinct child is entered with `pi` over what the children before it have left."""
 
     rule: ClassVar[SelectionRule]
-    visits_by_ratio: ClassVar[bool] = True  # else in order of first appearance
+    visits_by_ratio: ClassVar[bool] = True  # otherwise in order of first appearance
 
     def split(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Split:
         alive_Mk, flow_M, _ = self.rule.select(node, weights_M, entries_Mk)
@@ -85,12 +83,6 @@ def _entry_weights(pi_Mk: Tensor) -> Tensor:
     """`pi_j / (1 - sum_{i<j} pi_i)`, in the order of visits."""
     before_Mk = pi_Mk.cumsum(-1) - pi_Mk
     return divide(pi_Mk, (1 - before_Mk).clamp(min=0)).clamp_(max=1)
-
-
-def first_alive(alive_Mk: Tensor) -> Tensor:
-    """P(entry is the first alive one), [M, k]."""
-    dead_Mk = torch.cat([torch.ones_like(alive_Mk[:, :1]), (1 - alive_Mk[:, :-1]).cumprod(-1)], dim=-1)
-    return alive_Mk * dead_Mk
 
 
 def any_alive(alive_Mk: Tensor) -> Tensor:

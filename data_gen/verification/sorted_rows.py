@@ -1,17 +1,17 @@
 """Rows whose vocabulary is sorted once, so that every later sum over it is a look-up.
 
-Every rule here touches the vocabulary through sums of `(a p - b q)+`, over the tokens with `q/p < a/b`. With the tokens
-in ascending `q/p` these are the first so many, and the sum is `a P - b Q` with two prefix sums. Along a text, hundreds
-of trees meet at one position and ask for different `a` and `b`, and share one sort. While decoding, a node is asked a
-few times only, and `NodeDistributions`, which sums anew each time, is faster.
+The sum of `(a p - b q)+` is over the tokens with `q/p < a/b`. With the tokens in ascending `q/p` these stand first, and
+the sum is `a P - b Q` with two prefix sums. Along a text, hundreds of trees ask for different `a` and `b` at one
+position, and share one sort. While decoding, a node is asked a few times only, and `NodeDistributions` is faster.
 
-Legend: P rows, V vocabulary, M questions, n numbers asked of each.
+Legend: P rows, V vocabulary, M questions, n draws for each question.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from data_gen.verification.distributions import NodeDistributions, Rows
 
@@ -25,11 +25,9 @@ class SortedRows(Rows):
         ratio_PV = torch.where(self.p_NV > 0, self.q_NV / self.p_NV * scale_P1, torch.inf)
         ratio_PV, self.tokens_PV = ratio_PV.sort(dim=-1)
         self.bits = ratio_PV.shape[-1].bit_length()
-        self.ratio_PV = torch.nn.functional.pad(ratio_PV, (0, (1 << self.bits) - ratio_PV.shape[-1]), value=torch.inf)
+        self.ratio_PV = pad(ratio_PV, (0, (1 << self.bits) - ratio_PV.shape[-1]), value=torch.inf)
         self.p_sum_PV, self.q_sum_PV = (
-            torch.nn.functional.pad(
-                rows_PV.gather(-1, self.tokens_PV).cumsum(-1, dtype=torch.float64) * scale_P.unsqueeze(-1), (1, 0)
-            )
+            pad(rows_PV.gather(-1, self.tokens_PV).cumsum(-1, dtype=torch.float64) * scale_P.unsqueeze(-1), (1, 0))
             for rows_PV, scale_P in ((self.p_NV, self.p_scale_N), (self.q_NV, self.q_scale_N))
         )
 
@@ -40,14 +38,14 @@ class SortedRows(Rows):
         """Tokens drawn from the draft's distributions, int64 [M, n], from uniform numbers in [0, 1)."""
         total_M1 = self.q_sum_PV[nodes_M, -1:]
         wanted_Mn = torch.minimum(uniform_Mn * total_M1, torch.nextafter(total_M1, torch.zeros_like(total_M1)))
-        together = max(1, self.p_NV.numel() // self.p_NV.shape[-1])  # questions: each one copies its row of sums
+        together = len(self.p_NV)  # every question copies its row of sums
         parts = zip(nodes_M.split(together), wanted_Mn.split(together), strict=True)
         place_Mn = torch.cat([torch.searchsorted(self.q_sum_PV[m, 1:], each, right=True) for m, each in parts])
         return self.tokens_PV[nodes_M.unsqueeze(-1), place_Mn.clamp(max=self.tokens_PV.shape[-1] - 1)]
 
 
 class SortedDistributions(NodeDistributions):
-    """The distributions at M of the rows; sums over the vocabulary are look-ups."""
+    """The distributions at M of the rows."""
 
     rows: SortedRows
 
@@ -60,7 +58,7 @@ class SortedDistributions(NodeDistributions):
         return (a_M * self.rows.p_sum_PV.take(at_M) - b_M * q_M).clamp_(min=0), q_M
 
     def _below(self, threshold_M: Tensor) -> Tensor:
-        """How many tokens of each row have `q/p` below the threshold: bisection, bit by bit, for all at once."""
+        """How many tokens of each row have `q/p` below the threshold, by a bisection of all rows at once."""
         start_M = self.nodes_M * self.rows.ratio_PV.shape[-1] - 1
         count_M = torch.zeros_like(start_M)
         for bit in reversed(range(self.rows.bits)):

@@ -1,4 +1,4 @@
-"""K-SEQ (SpecTr, Sun et al. 2023): top-down as published, and two verifiers that lift it bottom-up.
+"""K-SEQ (SpecTr, Sun et al. 2023): top-down as published, and two new verifiers that lift it bottom-up.
 
 At each node with k children, from the root down:
 
@@ -6,8 +6,7 @@ At each node with k children, from the root down:
     for x in the children, in order:  go there with probability min(1, p(x) / (r q(x)))
     else  Y ~ (p - r q)+, normalised;  if Y is a child, go there;  else stop, Y is the extra token
 
-Bottom-up, the same selection gives the weights with which the children's subtrees are entered. Neither lifted verifier
-is in the papers.
+Bottom-up, the same selection gives the weights with which the children's subtrees are entered.
 
 Legend: M nodes taken at once, V vocabulary, k child-list entries.
 """
@@ -17,11 +16,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from data_gen.verification.distributions import NodeDistributions, divide
-from data_gen.verification.selection import Lifted, Selection, SelectionRule, TopDownRule, any_alive, first_alive
+from data_gen.verification.distributions import NodeDistributions, divide, first_accepted
+from data_gen.verification.selection import Lifted, Selection, SelectionRule, TopDownRule, any_alive
 
 NEWTON_STEPS = 12  # from the left the steps shrink quadratically; 5 to 8 are needed in practice
-UNSEEN_STEPS = 8  # where their size is not looked at
+UNSEEN_STEPS = 8  # where the size of a step cannot be read
 
 
 class KSeq(SelectionRule):
@@ -40,14 +39,14 @@ class KSeq(SelectionRule):
 
     def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         r_M, f_M, _ = solve(node, weights_M, node.count(entries_Mk))
-        # m - f min(m/r, q) = (m - r q)+ + (1 - f/r) min(m, r q); the second part vanishes at r*
+        # m - f min(m/r, q) = (m - r q)+ + (1 - f/r) min(m, r q), whose second part vanishes at r*
         above_MV = node.residual(weights_M, r_M)
         missed_M = (1 - divide(f_M, r_M)).clamp(min=0)
         below_MV = node.residual(weights_M, 0 * r_M) - above_MV
         return above_MV + missed_M.unsqueeze(-1).to(above_MV.dtype) * below_MV
 
     def choose(self, node: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
-        return first_alive(alive_Mk)
+        return first_accepted(alive_Mk)
 
 
 def solve(node: NodeDistributions, weights_M: Tensor, k: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,8 +57,7 @@ def solve(node: NodeDistributions, weights_M: Tensor, k: float | Tensor) -> tupl
     """
     beta_M = -torch.expm1(torch.log1p(-weights_M) / k)
     left_M = torch.where(weights_M > 0, divide(weights_M, beta_M), 1.0)
-    r_M = left_M
-    solved = 64 * torch.finfo(node.rows.p_NV.dtype).eps
+    r_M, solved = left_M, 64 * torch.finfo(node.rows.p_NV.dtype).eps
     for _ in range(NEWTON_STEPS if node.allows_host_sync else UNSEEN_STEPS):
         excess_M, slope_M = node.excess_and_slope(weights_M, r_M)
         taken_M = weights_M - excess_M
@@ -82,7 +80,7 @@ def _accepted(beta_M: Tensor, k: float | Tensor) -> Tensor:
 
 
 class SharedKSeq(KSeq):
-    """As `KSeq`, but one alive entry is selected at random, and not the first."""
+    """As `KSeq`, but a random alive entry is selected instead of the first."""
 
     def choose(self, node: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
         return any_alive(alive_Mk)
@@ -96,7 +94,7 @@ class SpecTr(TopDownRule):
 
 
 class LiftedSpecTr(Lifted):
-    """The first alive entry is selected, and children are visited as they appear."""
+    """The first alive entry is selected, and children are visited in order of first appearance."""
 
     name = "lifted_spectr"
     rule = KSeq()
@@ -106,10 +104,8 @@ class LiftedSpecTr(Lifted):
 class LiftedUniform(Lifted):
     """A random alive entry is selected, and children are visited by descending `p/q`.
 
-    The flow is K-SEQ's, so the verifier is lossless for the same reason. What a subtree yields is concave in the weight
-    with which it is entered: a child that is entered with half the weight accepts more than half as many tokens. So at
-    equal flow it is better to share than to concentrate (`make audit` shows how much), unless one child carries most of
-    the tree.
+    The flow is K-SEQ's, so the verifier is lossless for the same reason. The yield of a subtree is concave in its entry
+    weight, so it is better to share a flow than to concentrate it, unless one child has most of the tree's nodes.
     """
 
     name = "lifted_uniform"

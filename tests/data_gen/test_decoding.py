@@ -39,8 +39,9 @@ class Watched:
         mean = float(stops_N @ depths_N)
         self.laws.append((mean, float(stops_N @ (depths_N - mean) ** 2)))
         verdict = self.verifier.verify(tree, p_NV, q_NV, generator)
-        self.drawn.append(tree.depth(verdict.node))
-        self.again += [tree.depth(self.verifier.verify(tree, p_NV, q_NV, self.generator).node) for _ in range(3)]
+        self.drawn.append(int(tree.depths_N[verdict.node]))
+        again = [self.verifier.verify(tree, p_NV, q_NV, self.generator).node for _ in range(3)]
+        self.again += tree.depths_N[again].tolist()
         return verdict
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from data_gen.text_labels.labels import TextLabeller, label_text
 from data_gen.verification import VERIFIERS, get_verifier
-from data_gen.verification.distributions import Rows, normalised
+from data_gen.verification.distributions import Rows
 from data_gen.verification.sorted_rows import SortedRows
 from selector.actions import ActionSpace
-from tests.data_gen.worlds import KINDS, World
+from tests.data_gen.worlds import KINDS, World, normalised
 
 LABELLED = [name for name in VERIFIERS if name not in ("khisti", "greedy_block")]
 FALSE_ALARM = 1e-4

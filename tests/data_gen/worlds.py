@@ -44,6 +44,12 @@ class Forest(DraftTree):
         return self._groups[key]
 
 
+def normalised(probs_V: Tensor) -> Tensor:
+    """Rows [..., V] in float64, divided by their sum."""
+    probs_V = probs_V.double()
+    return probs_V / probs_V.sum(-1, keepdim=True)
+
+
 @dataclass(frozen=True)
 class Drafts:
     """What may be drafted, to be verified together: trees, their probabilities, and each node's tree and context."""

@@ -16,7 +16,6 @@ from data_gen.drafting.sampled import draft_lookup
 from data_gen.text_labels.labels import TextLabeller
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier
-from data_gen.verification.distributions import normalised
 from selector.actions import Action, ActionSpace, Lookup
 from selector.train.replay import (
     Ratio,
@@ -28,6 +27,7 @@ from selector.train.replay import (
     replay,
 )
 from selector.train.tuning import StaticTable
+from tests.data_gen.worlds import normalised
 
 SPACE = ActionSpace(2, 1, 2)
 COPYING = ActionSpace(2, 1, 2, (1, 3))

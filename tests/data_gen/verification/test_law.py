@@ -118,7 +118,7 @@ def test_the_enumeration_notices_a_wrong_order_of_visits(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         DraftTree,
         "postorder",
-        lambda tree, visits=None, root=0: sorted(right(tree, visits, root), key=lambda n: (-tree.depth(n), n)),
+        lambda tree, visits=None, root=0: sorted(right(tree, visits, root), key=lambda n: (-int(tree.depths_N[n]), n)),
     )
     assert error_of(world, "traversal", "iid", 3, 0, 2) > 1e-6
 
