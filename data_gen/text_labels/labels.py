@@ -6,7 +6,8 @@ each accepted length, given the text, then depends only on the two models' rows 
 
     S_t = P(tau >= t | text) = E over the drafts [ P(draft) P(accepted down to depth t | draft) ] / P(text),
 
-and `1 + sum_t S_t` has the mean `E[tau + 1]` over texts. Let x be the text's token at a depth, and p, q the rows before.
+and `1 + sum_t S_t` has the mean `E[tau + 1]` over texts. With x the text's token at a depth and p, q the rows
+before it:
 
 *Chain.* The draft must be x, which has probability q(x), where the text gave it p(x). So a step multiplies by
 `q/p min(1, p/q) = min(1, q/p)` top-down; bottom-up (Block Verification) S_t is the smallest of 1 and the running

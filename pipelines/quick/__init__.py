@@ -1,1 +1,1 @@
-"""Stage `quick`: two minutes, no training: does speculation pay here, and does a selector?"""
+"""Stage `quick`: whether speculation and a selector pay on this machine, without training."""

@@ -1,8 +1,7 @@
-"""Stage `quick`: does speculation pay on this machine, with which verifier and tree; does a selector? Two minutes.
+"""Stage `quick`: whether speculation pays on this machine, with which verifier and tree, and whether a selector does.
 
-It measures a coarse latency profile, and labels some texts that the target writes. Replay then says how fast every
-static tree would have written them: tokens over seconds, sums over sums. The fastest of thousands of candidates is
-chosen on one half of the texts and judged on the other. Nothing is trained.
+It measures a coarse latency profile and labels some texts that the target writes. Replay then gives the speed of every
+static tree on these texts. The fastest tree is chosen on one half of the texts and judged on the other.
 
 Legend: X texts, R roots of all texts, S survivals, A actions.
 """
@@ -10,8 +9,9 @@ Legend: X texts, R roots of all texts, S survivals, A actions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,7 +27,7 @@ from data_gen.verification.one_path import FirstPath
 from pipelines.config import Config
 from pipelines.latency.profile import decision_seconds
 from pipelines.pair.loading import encode, load_pair, prompts_of, recipe
-from pipelines.quick.texts import labels_of
+from pipelines.quick.texts import survivals, texts_of
 from pipelines.run import console, progress
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.potential import potentials, table_of
@@ -42,25 +42,19 @@ SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "latency", "trai
 
 REPEATS = 4
 SHOWN = 5
-SELECTOR_TEXTS = 3  # times as many texts as for the static trees: a model is fitted on half of them
+SELECTOR_TEXTS = 3  # times as many texts as for the static trees, for a model is fitted on half of them
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)  # assumed where the pair has no weights
 SPACE = ActionSpace.default()
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A verifier with its best tree.
-
-    Attributes:
-        promise: tokens per second on the texts that the tree was chosen on.
-        speed, efficiency: tokens per second and per step on the others.
-    """
+class Candidate(NamedTuple):
+    """A verifier with its best tree."""
 
     verifier: str
     action: Action
-    promise: float
-    speed: float
-    efficiency: float
+    promise: float  # tokens per second on the texts on which the tree was chosen
+    speed: float  # tokens per second on the others
+    efficiency: float  # tokens per step on the others
 
 
 def plan(config: Config) -> list[str]:
@@ -68,7 +62,7 @@ def plan(config: Config) -> list[str]:
 
 
 def run(config: Config) -> None:
-    """Print the best verifiers and trees, and the verdict; where the pair has no weights, what its times allow."""
+    """Print the best verifiers and trees, and the verdict; for a pair without weights, the table of `assumed`."""
     pair = load_pair(config, shapes=True)
     verifiers, setting = config.quick.verifiers, config.sampling[0]
     with mlflow_run(config, "quick", SECTIONS) as mlflow, progress() as bar:
@@ -150,15 +144,13 @@ def _labels(config: Config, pair: ModelPair, tick: Callable[[], None]) -> tuple[
     Raises:
         InputError: there are fewer than two texts, one to choose on and one to judge on.
     """
-    labels = []
-    texts = labels_of(config, pair, config.sampling[0].build(), config.quick.verifiers)
-    for survivals_VRS in islice(texts, config.quick.texts):
+    sampling, names, labels = config.sampling[0].build(), config.quick.verifiers, []
+    texts = (survivals(pair, text, sampling, names, rng) for _, text, rng in texts_of(config, pair, sampling))
+    for survivals_VRS in islice((each for each in texts if each is not None), config.quick.texts):
         labels.append(survivals_VRS)
         tick()
     if len(labels) < 2:
-        raise InputError(
-            f"quick: all texts but {len(labels)} end within {SPACE.depth} tokens: too few to choose and judge"
-        )
+        raise InputError(f"quick: all texts but {len(labels)} end within {SPACE.depth} tokens: two are needed")
     return torch.cat(labels, dim=1), torch.tensor([each.shape[1] for each in labels])
 
 
@@ -167,7 +159,7 @@ def best_tree(verifier: str, survivals_RS: Tensor, seconds_A: Tensor, size_X: Te
     seconds_RA = seconds_A.expand(len(survivals_RS), -1)
     table = StaticTable.of_labels(lawful(survivals_RS, SPACE), seconds_RA, size_X, SPACE, range(len(SPACE)))
     promise_A = table.speeds(slice(None, None, 2))
-    if isinstance(get_verifier(verifier), FirstPath):  # it never accepts the other branches, whatever noisy labels say
+    if isinstance(get_verifier(verifier), FirstPath):  # it never accepts the other branches
         promise_A = promise_A * torch.tensor([action.K == 1 for action in SPACE.trees])
     best = int(promise_A.argmax())
     tokens, seconds, steps = (float(each_XA[1::2, best].sum()) for each_XA in table)

@@ -1,4 +1,4 @@
-"""Texts that the target writes for a quick look or an audit, and their labels.
+"""Texts that the target writes for the stages `quick` and `audit`, and their labels.
 
 Legend: T tokens of a text from its first root on, R roots, S survivals.
 """
@@ -20,15 +20,15 @@ from selector.actions import ActionSpace
 
 SPLIT = "validation"
 TOGETHER = 16  # texts that the target writes at once
-SIBLINGS = 2  # draws per root: they are much of a label's noise, but rules that sort need time for each
+SIBLINGS = 2  # draws for each root: more would lower the labels' variance, and take time
 DEPTH = ActionSpace.default().depth
 
 
 def texts_of(config: Config, pair: ModelPair, sampling: Sampling) -> Iterator[tuple[str, Text, torch.Generator]]:
-    """The target's texts on the prompts: the source, the text and a generator of the text's own.
+    """The target's texts on the prompts: the source, the text, and a generator of the text's own.
 
-    A root is a token of the text's own, or the last prompt token, that at least `DEPTH` tokens follow. Texts without a
-    root are left out.
+    A root is the last prompt token or a later one, and at least `DEPTH` tokens follow it. Texts without a root are left
+    out.
     """
     prompts = prompts_of(config, pair, SPLIT)
     for begin in range(0, len(prompts), TOGETHER):
@@ -41,22 +41,14 @@ def texts_of(config: Config, pair: ModelPair, sampling: Sampling) -> Iterator[tu
                 yield prompt.source, text, torch.Generator(device=pair.device).manual_seed(seed_of(seed, prompt.id))
 
 
-def labels_of(config: Config, pair: ModelPair, sampling: Sampling, verifiers: Sequence[str]) -> Iterator[Tensor]:
-    """`P(tau >= t | text)` at every root of each of the target's texts, float64 [verifier, R, S]."""
-    for _, text, generator in texts_of(config, pair, sampling):
-        labels = survivals(pair, text, sampling, verifiers, generator)
-        if labels is not None:
-            yield labels
-
-
 @torch.inference_mode()
 def survivals(
     pair: ModelPair, text: Text, sampling: Sampling, verifiers: Sequence[str], generator: torch.Generator
 ) -> Tensor | None:
-    """The labels of one text, float64 [verifier, R, S], in the order of `ActionSpace.sums_SA`; None without a root.
+    """`P(tau >= t | text)` at every root, float64 [verifier, R, S], in the order of `ActionSpace.sums_SA`; or None.
 
-    A token that the target here gives probability 0 ends the text. The text was written in a batch, which rounds
-    differently, and at the edge of a nucleus that can decide.
+    The text is cut before a token to which the target gives probability 0 here: it was written in a batch, which rounds
+    differently, and at the edge of a nucleus that can decide. None stands for a text without a root.
     """
     rows = list(rows_along(pair, text, sampling))
     target_probs_TV, draft_probs_TV = (

@@ -1,9 +1,8 @@
 """Stage `audit`: every verifier on one pair, beside the optimum, without any training.
 
-Texts that the target has written are cut into stretches of `data.stride` tokens. At one root in the middle of each, a
-tree of every kind is drafted, and the block efficiency of each verifier on it is computed exactly. At every eighth root
-the acceptance with one to four children is measured, too. All intervals are 95% bootstrap over sources, whose roots are
-not independent; one resample counts for all settings and verifiers.
+At one root in the middle of every `data.stride` tokens of the target's texts, a tree of every kind is drafted, and the
+block efficiency of each verifier on it is computed exactly. At every eighth root the acceptance with one to four
+children is measured, too. Intervals are 95% bootstrap over sources, with the same resamples for all settings.
 
 Legend: B the estimate and its bootstrap resamples.
 """
@@ -48,6 +47,7 @@ NOTES = {
     "settings. The optimum is the most that any verifier can reach (MDSD).",
 }
 Row = dict[str, Any]
+Key = tuple[str, int | None, str]  # drafts, number of children (None: a block efficiency), verifier
 
 
 def plan(config: Config) -> list[str]:
@@ -84,10 +84,11 @@ def run(config: Config) -> None:
         for setting in config.sampling[len(journal.entries) :]:
             journal.add(list(measure(config, pair, setting, drafts, per_setting, lambda: bar.advance(task))))
         rows = tabulate(config, journal.entries)
-        found, tables = best_of(rows), dict(zip(NOTES, shown(rows), strict=True))
+        found, tables = _best_of(rows), dict(zip(NOTES, _shown(rows), strict=True))
         write_json(outputs[0], {"found": found, **rows})
         with atomically(outputs[1]) as partial:
-            partial.write_text(_page(config.name, found, tables), encoding="utf-8")
+            sections = [(title, html_table(table) + note(NOTES[title])) for title, table in tables.items()]
+            partial.write_text(document(f"Audit of {config.name}", sentence(found), sections), encoding="utf-8")
         for path in outputs:
             mlflow.log_artifact(str(path))
         means = (row for row in rows["block_efficiency"] if row["setting"] == MEAN and row["drafts"] == IID)
@@ -101,7 +102,7 @@ def run(config: Config) -> None:
 
 
 def kinds(config: Config) -> list[Drafts]:
-    """The kinds of trees that are drafted at every root; independent drafts, which others are compared with, first.
+    """The kinds of trees that are drafted at every root, i.i.d. drafts first, with which the others are compared.
 
     Raises:
         InputError: a topology's file is missing or does not hold a tree, or two kinds share a name.
@@ -129,7 +130,7 @@ def _topology(path: Path) -> Topology:
 
 
 def roots_per_setting(config: Config, pair: ModelPair) -> int:
-    """InputError where these are too few, or more than the prompts give, before anything is measured."""
+    """Raises InputError where the roots are too few, or more than the prompts give."""
     wanted, settings = config.audit.roots // len(config.sampling), len(config.sampling)
     if wanted < MIN_ROOTS:
         raise InputError(f"audit.roots: fewer than {MIN_ROOTS} for each of {settings} sampling settings")
@@ -143,7 +144,7 @@ def roots_per_setting(config: Config, pair: ModelPair) -> int:
 
 
 def _middles(config: Config, roots: int) -> list[int]:
-    """The middle root of every stretch of a text with so many roots."""
+    """The middle root of every `data.stride` roots of a text with so many roots."""
     end, stride = min(roots, config.data.tokens), config.data.stride
     return [(begin + min(begin + stride, end)) // 2 for begin in range(0, end, stride)]
 
@@ -156,7 +157,7 @@ def measure(
     count: int,
     done: Callable[[], None],
 ) -> Iterator[Row]:
-    """What is found at each of `count` roots of one sampling setting, as JSON values; fewer if texts end early."""
+    """The results at up to `count` roots of one sampling setting, as JSON values."""
     sampling, number = setting.build(), 0
     for source, written, generator in texts_of(config, pair, sampling):
         text = RootedText(pair, written, sampling)
@@ -175,45 +176,40 @@ def measure(
 
 
 def tabulate(config: Config, measured: list[list[Row]]) -> dict[str, list[Row]]:
-    """The rows of each question: by sampling setting, and in their mean."""
+    """The rows of `audit.json`, by sampling setting and for the mean of all settings."""
     settings = [*(str(setting.build()) for setting in config.sampling), MEAN]
     means = _means(config, measured)
     base = means[IID, None, "traversal"]
     efficiencies, accepted = [], []
     for (drafts, k, verifier), own in means.items():
-        if k is None:
-            ratios = _with_mean([mine_B / base_B for mine_B, base_B in zip(own, base, strict=True)])
-            for setting, mine_B, ratio_B in zip(settings, _with_mean(own), ratios, strict=True):
-                row: Row = {"drafts": drafts, "verifier": verifier, "setting": setting}
+        if len(own) < len(measured):  # an optimum that took too long under some of the settings
+            continue
+        ratios = _with_mean([mine_B / base_B for mine_B, base_B in zip(own, base, strict=True)])
+        for setting, mine_B, ratio_B in zip(settings, _with_mean(own), ratios, strict=True):
+            row: Row = {"drafts": drafts, "verifier": verifier, "setting": setting}
+            if k is None:
                 row |= {"block_efficiency": float(mine_B[0]), "of_traversal": float(ratio_B[0])}
                 efficiencies.append(row | {"interval_95": interval(ratio_B)})
-        else:
-            for setting, mine_B in zip(settings, _with_mean(own), strict=True):
-                row = {"drafts": drafts, "verifier": verifier, "k": k, "setting": setting}
-                accepted.append(row | {"acceptance": float(mine_B[0]), "interval_95": interval(mine_B)})
+            else:
+                row |= {"k": k, "acceptance": float(mine_B[0])}
+                accepted.append(row | {"interval_95": interval(mine_B)})
     return {"block_efficiency": efficiencies, "acceptance": accepted}
 
 
-def _means(config: Config, measured: list[list[Row]]) -> dict[tuple[str, int | None, str], list[np.ndarray]]:
-    """The mean over roots, [B], of each sampling setting, by drafts, number of children and verifier.
-
-    The number is None for a block efficiency.
-    """
+def _means(config: Config, measured: list[list[Row]]) -> dict[Key, list[np.ndarray]]:
+    """Means over roots, [B], of each sampling setting."""
     sources = sorted({root["source"] for roots in measured for root in roots})
     weights = source_weights(len(sources), config.seed)
-    result: dict[tuple[str, int | None, str], list[np.ndarray]] = {}
+    result: dict[Key, list[np.ndarray]] = {}
     for roots in measured:
-        values: dict[tuple[str, int | None, str], dict[str, list[Any]]] = {}
+        values: dict[Key, list[tuple[str, float]]] = {}
         for root in roots:
             found = [(drafts, None, *each) for drafts, own in root["efficiency"].items() for each in own.items()]
             for drafts, k, verifier, value in (*found, *root["acceptance"]):
-                own = values.setdefault((drafts, k, verifier), {"of": [], "value": []})
-                own["of"].append(root["source"])
-                own["value"].append(value)
-        for key, own in values.items():
-            totals, counts = (
-                weights @ sums_by_source(each, own["of"], sources) for each in (own["value"], [1.0] * len(own["of"]))
-            )
+                values.setdefault((drafts, k, verifier), []).append((root["source"], value))
+        for key, pairs in values.items():
+            of, numbers = zip(*pairs, strict=True)
+            totals, counts = (weights @ sums_by_source(each, of, sources) for each in (numbers, [1.0] * len(of)))
             with np.errstate(invalid="ignore"):  # a resample may hold none of these sources
                 result.setdefault(key, []).append(totals / counts)
     return result
@@ -223,8 +219,8 @@ def _with_mean(values: list[np.ndarray]) -> list[np.ndarray]:
     return [*values, np.mean(values, axis=0)]
 
 
-def best_of(rows: dict[str, list[Row]]) -> str:
-    """The verifier that accepts the most, and how much, in one sentence."""
+def _best_of(rows: dict[str, list[Row]]) -> str:
+    """The best verifier, in one sentence."""
     means = [row for row in rows["block_efficiency"] if (row["setting"], row["drafts"]) == (MEAN, IID)]
     best = max(means, key=lambda row: row["of_traversal"])
     more = with_interval(best["of_traversal"], best["interval_95"])
@@ -234,8 +230,8 @@ def best_of(rows: dict[str, list[Row]]) -> str:
     )
 
 
-def shown(rows: dict[str, list[Row]]) -> list[list[Row]]:
-    """The tables as they are read: settings, or numbers of children, beside each other."""
+def _shown(rows: dict[str, list[Row]]) -> list[list[Row]]:
+    """The three tables, with settings or numbers of children as columns."""
     efficiency = rows["block_efficiency"]
     acceptance = [{**row, "k": f"k = {row['k']}"} for row in rows["acceptance"] if row["setting"] == MEAN]
     return [
@@ -247,24 +243,16 @@ def shown(rows: dict[str, list[Row]]) -> list[list[Row]]:
 
 def _beside(rows: list[Row], keys: tuple[str, ...], column: str, value: str) -> list[Row]:
     """One row for each value of some keys, with a cell for each value of another one."""
-    columns = list(dict.fromkeys(row[column] for row in rows))
+    columns = dict.fromkeys(row[column] for row in rows)
     table: dict[tuple[str, ...], Row] = {}
     for row in rows:
-        empty = {**{key: row[key] for key in keys}, **dict.fromkeys(columns)}
-        own = table.setdefault(tuple(row[key] for key in keys), empty)
+        own = table.setdefault(tuple(row[key] for key in keys), {**{key: row[key] for key in keys}, **columns})
         own[row[column]] = with_interval(row[value], row["interval_95"])
     return list(table.values())
 
 
 def _printed(title: str, rows: list[Row]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in rows[0]:
-        table.add_column(column)
+    table = Table(*rows[0], title=title, title_justify="left")
     for row in rows:
         table.add_row(*(cell or "" for cell in row.values()))
     return table
-
-
-def _page(name: str, found: str, tables: dict[str, list[Row]]) -> str:
-    sections = ((title, html_table(rows) + note(NOTES[title])) for title, rows in tables.items())
-    return document(f"Audit of {name}", sentence(found), sections)

@@ -1,4 +1,4 @@
-"""What every verifier yields at one root of a text: block efficiencies on drafted trees, and acceptance at the root.
+"""The yield of every verifier at one root of a text: block efficiencies on drafted trees, and acceptance at the root.
 
 Legend: T tokens of a text from its first root on, N tree nodes, V vocabulary.
 """
@@ -20,8 +20,8 @@ from data_gen.verification.base import GREEDY, IID, WITHOUT_REPLACEMENT
 from selector.actions import Action
 
 TREE = Action(4, 0, 8)
-MOST_TOKENS = 1 << 14  # `alpha*` without replacement goes token by token: beyond, a node takes seconds
-DRAWS = 8  # child lists per node, over which acceptance is averaged
+MOST_TOKENS = 1 << 14  # `alpha*` without replacement is computed token by token, which takes seconds beyond this
+DRAWS = 8  # child lists for each node, over which acceptance is averaged
 STYLED = {WITHOUT_REPLACEMENT: ("specinfer", "naive_tree", "traversal"), GREEDY: ("greedy",)}
 
 
@@ -43,10 +43,7 @@ class Drafts:
 
 
 class RootedText:
-    """A text, both models' caches over it, and their rows along it.
-
-    Root r is the text's token `start + r`; row r of the tensors is what a model says after it.
-    """
+    """A text, both models' caches over it, and their rows along it; root r is the text's token `start + r`."""
 
     @torch.inference_mode()
     def __init__(self, pair: ModelPair, text: Text, sampling: Sampling) -> None:
@@ -86,7 +83,7 @@ class RootedText:
 
 
 def _from_start(model: CachedModel, text: Text) -> Tensor:
-    """Logits after the text's tokens from `start` on, [T, V]; the cache then holds the whole text."""
+    """Logits after the text's tokens from `start` on, [T, V]; the whole text is then cached."""
     if text.start > 0:
         model.fill(text.tokens[: text.start])
     logits_TV = model.extend(text.tokens[text.start :]).logits_BWV[0]
@@ -100,7 +97,7 @@ def acceptances(
 ) -> list[tuple[str, int, str, float]]:
     """(style, children, verifier, acceptance) at one node: a mean over drawn children, exact given them.
 
-    The verifier "optimum" has `alpha*`, the most that any can reach.
+    The verifier "optimum" has `alpha*`.
     """
     result = []
     for style, names in ((IID, verifiers), *STYLED.items()):

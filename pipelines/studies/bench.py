@@ -1,7 +1,7 @@
-"""Stage `bench`: what verification costs on this machine, softmax over the vocabulary included.
+"""Stage `bench`: the times of verification on this machine, softmax over the vocabulary included.
 
-Every verifier verifies the same (4, 0, 8) trees; `naive` and `block` also verify chains of 8, beside transformers' own
-`_speculative_sampling` on the same logits. All are interleaved, one call each in turn; times are medians.
+Every verifier verifies the same (4, 0, 8) trees; `naive` and `block` also verify chains of 8, as does transformers'
+`_speculative_sampling` on the same logits. The calls are interleaved, and times are medians.
 
 Legend: L depths, N tree nodes, V vocabulary.
 """
@@ -32,7 +32,7 @@ from pipelines.tracking import mlflow_run
 SECTIONS = ("pair", "sampling", "bench")
 
 K, L = 4, 8  # branches of so many tokens
-SLOW = 8  # khisti solves linear programs: it is timed in every eighth round only
+SLOW = 8  # khisti solves linear programs, and is timed in every eighth round only
 RIVAL = "transformers, chain"
 Call = Callable[[], object]
 
@@ -70,7 +70,7 @@ def run(config: Config) -> None:
 
 
 def measure(vocabulary: int, repeats: int, device: torch.device, done: Callable[[], None]) -> list[dict[str, Any]]:
-    """Median milliseconds of every call; for those on a chain also the ratio to transformers'."""
+    """Median milliseconds of every call; for chains also the ratio to transformers' time."""
     generator = torch.Generator(device=device).manual_seed(1)
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     seconds: dict[str, list[float]] = {}
@@ -86,8 +86,7 @@ def measure(vocabulary: int, repeats: int, device: torch.device, done: Callable[
                 seconds.setdefault(name, []).append(time.perf_counter() - start)
         if repeat >= 0:
             done()
-    rng, rival = np.random.default_rng(0), np.array(seconds[RIVAL])
-    rows = []
+    rng, rival, rows = np.random.default_rng(0), np.array(seconds[RIVAL]), []
     for name, mine in ((name, np.array(values)) for name, values in seconds.items()):
         row: dict[str, Any] = {"vocabulary": vocabulary, "what": name, "milliseconds": 1e3 * float(np.median(mine))}
         if name.endswith("chain"):
@@ -99,7 +98,7 @@ def measure(vocabulary: int, repeats: int, device: torch.device, done: Callable[
 
 
 def _calls(vocabulary: int, generator: torch.Generator) -> dict[str, Call]:
-    """The calls of one round, all on the same logits: random rows about as peaked as a language model's."""
+    """The calls of one round, all on the same random logits, about as peaked as a language model's."""
     device = generator.device
     draft_LV, noise_LV = (torch.randn(L + 1, vocabulary, generator=generator, device=device) for _ in range(2))
     draft_LV *= 2.5
@@ -108,7 +107,7 @@ def _calls(vocabulary: int, generator: torch.Generator) -> dict[str, Call]:
     q_LV = softmax(draft_LV)
     chain = DraftTree.from_paths(sample(q_LV[:L], 1, generator)[:, 0].tolist(), [[]])
     tree = DraftTree.from_paths([], sample(q_LV[:L], K, generator).T.tolist())
-    # nodes of one depth share a row: the time depends on the number of rows, not on what they hold
+    # nodes of one depth have equal rows, on which the time does not depend
     tree_target_NV, tree_draft_NV = target_LV[tree.depths_N.to(device)], draft_LV[tree.depths_N.to(device)]
 
     def verify(name: str, tree: DraftTree, target_NV: Tensor, draft_NV: Tensor) -> Call:
@@ -129,7 +128,6 @@ def _calls(vocabulary: int, generator: torch.Generator) -> dict[str, Call]:
 
 
 def _table(device: str, rows: list[dict[str, Any]]) -> Table:
-    """Milliseconds by what is called and vocabulary."""
     result = Table(title=f"Verification, softmax included, {device}: median milliseconds", title_justify="left")
     cells: dict[str, list[str]] = {}
     result.add_column("")
