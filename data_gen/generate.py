@@ -2,9 +2,8 @@
 
     target.generate(**inputs, custom_generate=speculative_generate, draft_model=draft, selector="runs/demo/selector")
 
-Logits processors (temperature, nucleus, penalties, minimum lengths, ..) are asked at every place of the tree with the
-text that leads there, for the draft as for the target: so the text follows the distribution that `generate` would
-sample from with the same settings, whatever they are.
+Logits processors (temperature, nucleus, penalties, minimum lengths, ..) are applied at every node of the tree with the
+text before it, for draft and target. So the text follows the distribution of `generate` with the same settings.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from selector.actions import Action, ActionSpace, Choice, choice_of
 from selector.runtime.selector import Selector, load_selector
 from selector.schema import PAIR, InputError
 
-PADDING = 1.01  # tables of one vocabulary differ by less than this in their padding
-DEFAULT_VERIFIER = "lifted_uniform"  # of a fixed tree without one
-OF_LOGITS_ALONE = (  # what they give at a place follows from the logits there
+PADDING = 1.01  # the largest ratio of table sizes with one vocabulary, which differ by padding
+DEFAULT_VERIFIER = "lifted_uniform"  # of a fixed tree
+OF_LOGITS_ALONE = (  # processors whose result follows from the logits
     processors.TemperatureLogitsWarper,
     processors.TopKLogitsWarper,
     processors.TopPLogitsWarper,
@@ -47,7 +46,7 @@ OF_LOGITS_ALONE = (  # what they give at a place follows from the logits there
     processors.InfNanRemoveLogitsProcessor,
     processors.LogitNormalization,
 )
-OF_THE_TEXT = (  # it follows from the logits and the text before
+OF_THE_TEXT = (  # processors whose result follows from the logits and the text before
     processors.RepetitionPenaltyLogitsProcessor,
     processors.NoRepeatNGramLogitsProcessor,
     processors.MinLengthLogitsProcessor,
@@ -59,18 +58,13 @@ OF_THE_TEXT = (  # it follows from the logits and the text before
     processors.ExponentialDecayLengthPenalty,
     processors.SuppressTokensAtBeginLogitsProcessor,
 )
-_checked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # up to which length, by model
+_checked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # checked text length by model
 
 
 @dataclass
 class SpeculativeOutput(ModelOutput):
-    """What `generate(return_dict_in_generate=True)` returns.
-
-    Attributes:
-        sequences: prompt and new tokens, int64 [1, T].
-        accepted: tau of every decoding step.
-        actions: what every step drafted.
-    """
+    """What `generate(return_dict_in_generate=True)` returns: prompt and new tokens, int64 [1, T]; tau and the action of
+    every decoding step."""
 
     sequences: Tensor | None = None
     accepted: tuple[int, ...] | None = None
@@ -79,22 +73,21 @@ class SpeculativeOutput(ModelOutput):
 
 @dataclass(frozen=True)
 class Processed(Sampling):
-    """The distribution that `generate` samples from: its logits processors, then a draw, or the best token."""
+    """The distribution that `generate` samples from, by its logits processors."""
 
     processors: Any = None  # a `LogitsProcessorList`
 
     def after(self, texts: Callable[[], list[list[int]]], logits_NV: Tensor) -> Tensor:
-        """As `Sampling.after`; the texts are asked for only where a processor looks at them."""
+        """As `Sampling.after`; calls `texts` only if a processor needs the text."""
         scores_NV = logits_NV.float()
-        if self.processors:
-            if all(isinstance(each, OF_LOGITS_ALONE) for each in self.processors):
-                none_N1 = torch.zeros(len(scores_NV), 1, dtype=torch.int64, device=scores_NV.device)
-                scores_NV = self.processors(none_N1, scores_NV)
-            else:
-                rows = zip(texts(), scores_NV.clone().unbind(0), strict=True)
-                scores_NV = torch.cat(
-                    [self.processors(torch.tensor([text], device=row.device), row.unsqueeze(0)) for text, row in rows]
-                )
+        if all(isinstance(each, OF_LOGITS_ALONE) for each in self.processors):
+            none_N1 = torch.zeros(len(scores_NV), 1, dtype=torch.int64, device=scores_NV.device)
+            scores_NV = self.processors(none_N1, scores_NV)
+        else:
+            rows = zip(texts(), scores_NV.clone().unbind(0), strict=True)
+            scores_NV = torch.cat(
+                [self.processors(torch.tensor([text], device=row.device), row.unsqueeze(0)) for text, row in rows]
+            )
         if self.temperature == 0:
             return torch.zeros_like(scores_NV).scatter_(-1, scores_NV.argmax(-1, keepdim=True), 1.0)
         return scores_NV.softmax(-1)
@@ -111,21 +104,20 @@ def speculative_generate(
     text_streamer: Any = None,
     **model_kwargs: Any,
 ) -> Tensor | SpeculativeOutput:
-    """What `generate(custom_generate=speculative_generate, ..)` calls, with everything prepared.
+    """The decoding loop for `generate(custom_generate=speculative_generate, ..)`.
 
     Args:
         draft_model: with the target's vocabulary, on its device.
         selector: a loaded selector or its folder; or one action for all steps, a tree `(K, L1, L2)` or a lookup
-            `(length,)`, with the verifier's name before it if it is not to be `lifted_uniform`.
-        text_streamer: a streamer of transformers; `generate` keeps its own argument `streamer` to itself.
+            `(length,)`; or a pair of a verifier's name and such an action, whose default is `lifted_uniform`.
+        text_streamer: a streamer of transformers; `generate` does not pass on its own argument `streamer`.
 
     Returns:
         prompt and new tokens, int64 [1, T]; with `return_dict_in_generate` a `SpeculativeOutput`.
 
     Raises:
-        InputError: more than one text, a padded one, beams, a cache that is not empty, a processor that is not known to
-            follow from the text and the logits, no draft model or another vocabulary, no selector, or a model that
-            cannot be passed over token trees; says which.
+        InputError: several texts, padding, beams, a filled cache, an unknown logits processor, no draft model, another
+            vocabulary, no selector, or a model that cannot pass token trees; says which.
     """
     draft = _check(model, input_ids, logits_processor, generation_config, draft_model, model_kwargs)
     sampling = Processed(
@@ -171,7 +163,7 @@ def _check(
     draft: PreTrainedModel | None,
     model_kwargs: dict[str, Any],
 ) -> PreTrainedModel:
-    """The draft model; InputError where something cannot be honoured."""
+    """The draft model; InputError where an argument is not supported."""
     if draft is None:
         raise InputError("draft_model: none was given")
     if generation_config.num_beams not in (None, 1):
@@ -189,8 +181,7 @@ def _check(
     sizes = [scored(each) for each in (model, draft)]
     if max(sizes) > PADDING * min(sizes):
         raise InputError(f"vocabularies differ: the target scores {sizes[0]} tokens, the draft {sizes[1]}")
-    space = ActionSpace.default()
-    longest = int(generation_config.max_length or 0) + space.depth
+    longest = int(generation_config.max_length or 0) + ActionSpace.default().depth
     for each in (model, draft):
         if _checked.get(each, 0) < longest:
             check_model(each, each.name_or_path or type(each).__name__, longest)
@@ -199,7 +190,7 @@ def _check(
 
 
 def _choice(selector: Any, sampling: Sampling) -> tuple[str, Chooser]:
-    """The verifier, and who chooses the trees."""
+    """The verifier's name, and the chooser of actions."""
     if isinstance(selector, str | Path):
         selector = load_selector(selector)
     if isinstance(selector, Selector):

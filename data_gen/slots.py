@@ -1,8 +1,7 @@
 """Drafted trees with fixed slots, for decoding steps without host synchronisation.
 
-`DraftTree` merges equal prefixes. The number of its nodes then depends on what was drawn, and Python has to read the
-tokens to build it. Here every drafted token has a slot of its own, and the device finds out which slots are equal. The
-slots of (2, 1, 2), a trunk of one token and two branches of two:
+`DraftTree` merges equal prefixes, so Python must read the tokens. Here every drafted token has a slot of its own, and
+the device finds the equal prefixes. The slots of (2, 1, 2), a trunk of one token and two branches of two:
 
     slot     0     1       2          3          4          5
     is       root  trunk   branch 0   branch 1   branch 0   branch 1
@@ -21,7 +20,7 @@ from torch import Tensor
 from data_gen.trees import ancestors
 from selector.actions import Choice, Lookup
 
-ABSENT = -1  # in a list of entries: there are no more
+ABSENT = -1  # fills up a list of entries
 
 
 class Layout:
@@ -32,8 +31,8 @@ class Layout:
         parents_S, depths_S: int64; the root's are -1 and 0.
         ancestors_SS: bool, as `DraftTree.ancestors_NN`.
         paths_SD: the slots from the root (left out) to each slot, filled up with 0; int64.
-        order_S: the slots as a `DraftTree` numbers its nodes, branch after branch; int64.
-        inner: the slots before this one have children, the others are leaves.
+        order_S: the slots in the order of a `DraftTree`'s nodes, branch after branch; int64.
+        inner: number of slots with children, which precede the leaves.
         levels: the slots of each depth from the trunk's end on.
     """
 
@@ -73,16 +72,16 @@ def layout_of(action: Choice, device: torch.device) -> Layout:
 
 
 class Merged:
-    """Which slots of a drafted tree stand for the same text, and what follows each, without host synchronisation.
+    """Which slots of a drafted tree hold the same path from the root, and its children, without host synchronisation.
 
     Attributes:
         tokens_S: as they were drafted.
-        first_S: the first slot with the same text from the root on; int64.
-        entries_SE: drafted tokens after each text, at its first slot, in branch order with duplicates; `ABSENT` where
-            there are no more, and at all other slots; int64 [S, E], with E = K.
-        children_SE: the first slot of each entry's text; 0 where it is absent.
+        first_S: the first slot with the same path; int64.
+        entries_SE: the drafted tokens after each path, at its first slot, in branch order with duplicates, filled up
+            with `ABSENT`; all `ABSENT` at other slots; int64, E = K.
+        children_SE: the first slot of each entry's path; 0 where the entry is absent.
         there_SE, count_S: which entries are not absent, and how many.
-        is_first_S: whether no slot before has the same text.
+        is_first_S: whether a slot is the first with its path.
     """
 
     def __init__(self, layout: Layout, tokens_S: Tensor) -> None:
@@ -101,7 +100,7 @@ class Merged:
             starts_D1 = L1 + 1 + K * torch.arange(L2, device=device).unsqueeze(-1)
             self.first_S[L1 + 1 :] = (starts_D1 + first_DK).flatten()
             self.entries_SE[L1], self.children_SE[L1] = tokens_DK[0], starts_D1[0] + first_DK[0]
-            # below: the branches of one text at its first branch, in order; the first slots of their next tokens
+            # below: the branches with one path, in order, at the first of them; the first slots of their next tokens
             is_first_DK = first_DK == torch.arange(K, device=device)
             member_DKK = same_DKK[:-1].bool() & is_first_DK[:-1].unsqueeze(-1)
             order_DKK = (~member_DKK).to(torch.uint8).argsort(dim=-1, stable=True)

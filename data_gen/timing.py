@@ -1,4 +1,4 @@
-"""Measures a pair's latency profile on this machine: the program's own passes, timed as the decoder runs them."""
+"""Measures a pair's latency profile on this machine, from the decoder's passes and steps."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -31,30 +32,24 @@ T = TypeVar("T")
 ROWS = 16  # of probabilities that are filtered at once
 DRAFT_PASSES = 4  # timed in a row
 DEPTHS, BRANCHES = (1, 4, 8, 16), (1, 2, 4)  # of the trees whose verification is timed
-TOGETHER = 24  # decodings of a prompt that take turns, each with caches of its own
+TOGETHER = 24  # decodings of a prompt that take turns, each with its own caches
 
 
 def device_name(device: str, dtype: str, threads: int | None = None) -> str:
-    """What times belong to: the processor, the number of CPU threads (torch's choice if None), the number format."""
+    """The key of measured times: the processor, the number of CPU threads (torch's choice if None), the dtype."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda"):
         return f"{torch.cuda.get_device_name(device)}, {dtype}"
-    return f"{_processor()}, {threads or torch.get_num_threads()} threads, {dtype}"
-
-
-def _processor() -> str:
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor = names[0] if names else platform.processor() or platform.machine()
+    return f"{processor}, {threads or torch.get_num_threads()} threads, {dtype}"
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Context lengths, draft pass widths and tree sizes to time; each cell is the `usual` time of `repeats` runs."""
+class Grid(NamedTuple):
+    """Context lengths, draft pass widths and tree sizes; the time of each cell is the `usual` one of `repeats` runs."""
 
     lengths: Sequence[int]
     widths: Sequence[int]
@@ -63,12 +58,8 @@ class Grid:
 
 
 def usual(seconds: Sequence[float]) -> float:
-    """The mean without the slowest tenth.
-
-    Decoding speed follows from the average time of a step. On a shared machine the same pass takes 9 ms for a while and
-    then 14; the median jumps between the two, and its variance is larger than that of the mean. The slowest tenth is
-    left out because other programs cause it.
-    """
+    """The mean without the slowest tenth, which other programs cause. Decoding speed follows from the mean time of a
+    step; on a shared machine the median has a larger variance."""
     return statistics.fmean(_quicker(seconds, float))
 
 
@@ -81,12 +72,12 @@ def _quicker(things: Sequence[T], seconds: Callable[[T], float]) -> list[T]:
 def measure(
     pair: ModelPair, grid: Grid, verifiers: Sequence[str], device: str, tick: Callable[[], None]
 ) -> LatencyProfile:
-    """Time every cell of the grid, cells interleaved so that a slow moment of the machine hits all alike.
+    """Time every cell of the grid, in rounds over all cells, so that a slow moment of the machine affects all alike.
 
-    The times of a selector's decisions are left out, the rest of a step at 0.
+    The profile has no decision times, and 0 for the rest of a step.
 
     Args:
-        device: as `device_name` gives it.
+        device: from `device_name`.
         tick: called after each of the `repeats` rounds.
     """
     cells = dict(_cells(pair, grid, verifiers))
@@ -101,8 +92,7 @@ def measure(
     found = {key: usual(values) for key, values in seconds.items()}
 
     def table(kind: str, lengths: Sequence[int], sizes: Sequence[int]) -> Table:
-        rows = [[found[kind, length, size] for size in sizes] for length in lengths]
-        return Table(list(lengths), list(sizes), rows)
+        return Table([*lengths], [*sizes], [[found[kind, length, size] for size in sizes] for length in lengths])
 
     return LatencyProfile(
         device=device,
@@ -123,12 +113,11 @@ def _now(pair: ModelPair) -> float:
     return time.perf_counter()
 
 
-@dataclass(frozen=True)
-class _Cell:
-    """What is timed, and the untimed pass that precedes it: in decoding, the models take turns in the caches."""
+class _Cell(NamedTuple):
+    """Timed work, and the untimed pass before it: in decoding, the two models alternate in the processor's caches."""
 
-    before: Callable[[], None]
-    work: Callable[[], None]
+    before: Callable[[], object]
+    work: Callable[[], object]
     passes: int = 1
 
 
@@ -146,12 +135,11 @@ def _cells(pair: ModelPair, grid: Grid, verifiers: Sequence[str]) -> Iterator[tu
             passes = _draft_passes(draft, width, DRAFT_PASSES, generator)
             yield ("draft", length, width), _Cell(one_target_pass, passes, DRAFT_PASSES)
         for nodes in grid.nodes:
-            tree = tree_of(nodes)
-            tree_pass = _target_pass(target, tree)
+            tree_pass = _target_pass(target, tree_of(nodes))
             yield ("target", length, nodes), _Cell(one_draft_pass if nodes > 1 else tree_pass, tree_pass)
     logits_NV = torch.randn(ROWS, vocabulary, device=pair.device)
     for filtered, sampling in enumerate((Sampling(), Sampling(1.0, 0.9))):
-        yield ("nucleus", 0, filtered), _Cell(one_target_pass, _probabilities(sampling, logits_NV))
+        yield ("nucleus", 0, filtered), _Cell(one_target_pass, partial(sampling.probabilities, logits_NV))
     for name in dict.fromkeys((*verifiers, COPIED.name)):
         for depth in DEPTHS:
             for count in BRANCHES:
@@ -160,20 +148,19 @@ def _cells(pair: ModelPair, grid: Grid, verifiers: Sequence[str]) -> Iterator[tu
 
 
 def tree_of(nodes: int) -> DraftTree:
-    """A tree of `nodes` nodes, the root included: four branches where these come out even, else a chain."""
+    """A tree of `nodes` nodes, the root included: four branches of equal length where possible, else a chain."""
     drafted = nodes - 1
-    if drafted >= 8 and drafted % 4 == 0:
-        return branches(4, drafted // 4)
-    return branches(1, drafted)
+    count = 4 if drafted >= 8 and drafted % 4 == 0 else 1
+    return branches(count, drafted // count)
 
 
 def branches(count: int, depth: int) -> DraftTree:
-    """Branches of different tokens from the root."""
+    """A tree of `count` branches from the root, each with a token of its own."""
     return DraftTree.from_paths([], [[b] * depth for b in range(count)])
 
 
 def _draft_passes(draft: CachedModel, width: int, count: int, generator: torch.Generator) -> Callable[[], None]:
-    """Passes in a row, each with the draw of the next tokens."""
+    """Consecutive draft passes, each with the draw of the next tokens."""
     device = draft.model.device
     tokens = torch.zeros(1, width, dtype=torch.int64, device=device)
 
@@ -200,16 +187,11 @@ def _target_pass(target: CachedModel, tree: DraftTree) -> Callable[[], None]:
     return work
 
 
-def _probabilities(sampling: Sampling, logits_NV: torch.Tensor) -> Callable[[], None]:
-    return lambda: (sampling.probabilities(logits_NV), None)[1]
-
-
-def _verification(name: str, pair: ModelPair, tree: DraftTree, generator: torch.Generator) -> Callable[[], None]:
+def _verification(name: str, pair: ModelPair, tree: DraftTree, generator: torch.Generator) -> Callable[[], object]:
     shape = (2, len(tree), pair.vocabulary)
     logits = 3 * torch.randn(shape, generator=generator, device=pair.device)
     p_NV, q_NV = (logits[0] + logits[1]).softmax(-1), logits[1].softmax(-1)
-    verifier = get_verifier(name)
-    return lambda: (verifier.verify(tree, p_NV, q_NV, generator), None)[1]
+    return partial(get_verifier(name).verify, tree, p_NV, q_NV, generator)
 
 
 def real_steps(
@@ -220,12 +202,11 @@ def real_steps(
     count: int,
     tokens: int,
 ) -> dict[tuple[str, Choice], list[Step]]:
-    """Steps of the pair's kind of decoder, by verifier and action: up to `count` of each text, after its first steps,
-    which are slower, and within `tokens` new tokens. Keys without any step are left out.
+    """Steps of the pair's kind of decoder, by verifier and action: up to `count` of each text, after its slow first
+    steps and within `tokens` new tokens. Steps of a lookup without a match and keys without steps are left out.
 
-    Decodings of a prompt take turns step by step, each round in another order, so that neither a slow second of the
-    machine nor what the step before has left in the caches hits some of them alone. Steps of a lookup without a match,
-    which draft nothing, are left out.
+    Decodings of a prompt take turns step by step, in a random order, so that a slow moment of the machine and the
+    processor's caches affect all of them alike.
     """
     steps: dict[tuple[str, Choice], list[Step]] = {(name, action): [] for name in verifiers for action in actions}
     for number, prompt in enumerate(prompts):
@@ -240,12 +221,11 @@ def real_steps(
                 for _ in range(count):
                     for key in shuffled.sample(list(running), len(running)):
                         steps[key] += islice(running[key], 1)
-    return {key: taken for key, taken in steps.items() if taken}  # a text may end at once
+    return {key: taken for key, taken in steps.items() if taken}  # a text may end with its first step
 
 
 def _steps(pair: ModelPair, verifier: str, action: Choice, prompt: list[int], limit: int, seed: int) -> Generator[Step]:
-    """Steps of one decoding after its slow ones, up to an end-of-sequence token or the limit; none in which a lookup
-    found no match."""
+    """The steps of one decoding for `real_steps`."""
     verify, length = get_verifier(verifier), len(prompt) + limit
     decoder = decoder_for(pair, Sampling(), verify, FixedTree(action), length, timed=True)
     generator = torch.Generator(device=pair.device).manual_seed(seed)
@@ -260,27 +240,21 @@ def _steps(pair: ModelPair, verifier: str, action: Choice, prompt: list[int], li
 
 
 def times(profile: LatencyProfile, verifier: str, action: Choice, steps: Sequence[Step]) -> tuple[float, float]:
-    """Predicted and measured seconds of a step with one action, means without the slowest tenth."""
-    kept = _quicker(steps, _seconds)
+    """Predicted and measured seconds of a step with one action: means without the slowest tenth."""
+    kept = _quicker(steps, lambda step: step.total)
     predicted = statistics.fmean(profile.action_seconds(action, step.length, verifier) for step in kept)
-    return predicted, statistics.fmean(map(_seconds, kept))
-
-
-def _seconds(step: Step) -> float:
-    return sum(step.seconds.values())
+    return predicted, statistics.fmean(step.total for step in kept)
 
 
 def fitted(profile: LatencyProfile, steps: Mapping[tuple[str, Choice], Sequence[Step]]) -> LatencyProfile:
     """The profile with `step`, `copied` and `corrections` from real decoding steps.
 
-    Drafting takes as long whatever verifies its tokens, so what it took beyond the tables is fitted to the steps of all
-    verifiers at once; only what branching took is a verifier's own. Fitted apart, the clock's noise would make a
-    difference of several per cent between verifiers on the very same chain. Chains come first: they are the simplest
-    steps, and on CPUs mostly the fastest. Then trees with branches say what branching takes beyond that.
+    The corrections of drafting are fitted to the steps of all verifiers together, because they do not depend on the
+    verifier and separate fits would differ by noise: first to chains, then the correction of branching to other trees.
 
     Args:
-        steps: by verifier and action: of the empty tree, at least two chains, at least two trees with branches, and
-            lookups if there are any.
+        steps: by verifier and action: of the empty tree, at least two chains, at least two trees with branches, and any
+            lookups.
     """
     names = list(dict.fromkeys(name for name, _ in steps))
     empty = [times(profile, name, EMPTY, steps[name, EMPTY]) for name in names if (name, EMPTY) in steps]
@@ -300,11 +274,9 @@ def fitted(profile: LatencyProfile, steps: Mapping[tuple[str, Choice], Sequence[
 
 
 def _least_squares(
-    profile: LatencyProfile,
-    steps: Mapping[tuple[str, Action], Sequence[Step]],
-    counts: Sequence[Sequence[float]],
+    profile: LatencyProfile, steps: Mapping[tuple[str, Action], Sequence[Step]], counts: Sequence[Sequence[float]]
 ) -> list[float]:
-    """Seconds of each thing that is counted, so that the steps' times come out: least squares of relative errors."""
+    """The seconds of each counted thing that minimise the squared relative errors of the steps' times."""
     predicted_R, measured_R = torch.tensor(
         [times(profile, *key, taken) for key, taken in steps.items()], dtype=torch.float64
     ).unbind(-1)
@@ -315,15 +287,12 @@ def _least_squares(
 
 
 def _copied(profile: LatencyProfile, steps: Mapping[tuple[str, Choice], Sequence[Step]]) -> Table:
-    """What the verification of a copied chain takes, by its length: as it was timed alone, and what real steps of all
-    lengths took beyond that on average. There are too few of a single length."""
-    beyond = [
-        (measured - predicted, len(taken))
-        for (name, action), taken in steps.items()
-        if isinstance(action, Lookup)
-        for predicted, measured in [times(profile, name, action, taken)]
-    ]
-    count = sum(number for _, number in beyond)
-    shift = sum(seconds * number for seconds, number in beyond) / count if count else 0.0
+    """Seconds to verify a copied chain, by its length: as timed, plus the mean error over real steps of all lengths,
+    because there are few steps of each length."""
+    lookups = {key: taken for key, taken in steps.items() if isinstance(key[1], Lookup)}
+    if not lookups:
+        return profile.copied
+    found = [times(profile, *key, taken) for key, taken in lookups.items()]
+    shift = statistics.fmean([measured - predicted for predicted, measured in found], [*map(len, lookups.values())])
     rows = [[max(0.0, seconds + shift) for seconds in row] for row in profile.copied.seconds]
     return Table(profile.copied.lengths, profile.copied.sizes, rows)

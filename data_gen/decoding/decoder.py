@@ -1,12 +1,12 @@
-"""The eager decoder: trees of any style and verifiers of all kinds, on caches that grow with the text.
+"""The eager decoder: delayed trees of any style and all verifiers, on caches that grow with the text.
 
-Both caches hold the committed tokens. The target's ends before the root token (the last committed one), which the next
-target pass covers; the draft's may also lack accepted tokens that it has not passed, which its next root pass covers.
+The target's cache ends before the root token (the last committed one), which the next target pass covers. The draft's
+cache may also lack accepted tokens, which its next root pass covers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from torch import Tensor
 from data_gen.decoding.loop import Clock, FixedTree, Loop, Outcome, Random, Text
 from data_gen.drafting.sampled import Draft, draft_lookup, draft_tree
 from data_gen.features.root import Accepted
-from data_gen.models.pair import CachedModel, ModelRow, ModelRows, Pass
-from data_gen.models.sampling import Sampling
+from data_gen.models.pair import CachedModel, ModelRows
 from data_gen.verification import COPIED, Verdict
 from data_gen.verification.distributions import sample
 from selector.actions import Action, Choice, Lookup
@@ -24,7 +23,7 @@ __all__ = ["Decoder", "FixedTree", "Random"]
 
 
 class Decoder(Loop):
-    """Decodes eagerly: Python looks at every drafted token."""
+    """Decodes eagerly: Python reads every drafted token."""
 
     def _open(self, prompt: Sequence[int], generator: torch.Generator) -> _CachedText:
         text = _CachedText(prompt, self.sampling, self.chooser.feature_levels, generator)
@@ -40,8 +39,8 @@ class Decoder(Loop):
         self._root(text, clock)
 
     def _root(self, text: _CachedText, clock: Clock) -> Tensor:
-        """The draft's distribution after the root token, [V]; the draft passes what it has not seen yet. Its pass over
-        the prompt does not belong to a step, as that of the target."""
+        """The draft passes all tokens that it has not seen, the prompt outside of the step's time; its distribution
+        after the root token, [V]."""
         draft, tokens = text.draft, text.tokens
         if draft.committed < len(tokens):
             before = tokens[draft.committed : text.prompt_length - 1]
@@ -49,14 +48,12 @@ class Decoder(Loop):
                 draft.fill(before)
                 clock.skip()
             first = draft.committed
-            rows = _rows(
-                draft.extend(tokens[first:]),
-                self.draft_sampling,
-                lambda: [tokens[: n + 1] for n in range(first, len(tokens))],
+            rows = draft.extend(tokens[first:]).rows(
+                self.draft_sampling, lambda: [tokens[: n + 1] for n in range(first, len(tokens))]
             )
             text.root_probs_V = rows.probs_NV[-1]
             if text.knowledge is not None:
-                text.knowledge.passed(ModelRow(*row) for row in zip(*rows, strict=True))
+                text.knowledge.passed(rows.each())
         return text.root_probs_V
 
     def _draft(self, text: _CachedText, action: Choice, clock: Clock) -> Draft:
@@ -71,8 +68,7 @@ class Decoder(Loop):
         tokens_N = tree.tokens_N.clone()
         tokens_N[0] = text.tokens[-1]
         output = text.target.forward(tokens_N.unsqueeze(0).to(device), tree.depths_N.to(device), tree.ancestors_NN())
-        return _rows(
-            output,
+        return output.rows(
             self.sampling,
             lambda: [text.tokens + [tree.token(n) for n in tree.path_to(node)] for node in range(len(tree))],
         )
@@ -95,14 +91,8 @@ class Decoder(Loop):
 
 
 class _CachedText(Text):
-    """A text, and both models' caches of it."""
+    """A text with both models' caches."""
 
     target: CachedModel
     draft: CachedModel
     root_probs_V: Tensor  # of the draft, once it has passed the root token
-
-
-def _rows(output: Pass, sampling: Sampling, texts: Callable[[], list[list[int]]]) -> ModelRows:
-    """What a pass gave; `texts` as in `Sampling.after`."""
-    logits_WV = output.logits_BWV[0]
-    return ModelRows(sampling.after(texts, logits_WV), logits_WV, output.hidden_BWD[0])

@@ -1,12 +1,8 @@
 """Speculative decoding without host synchronisation inside a step: all work of a step is queued, then read once.
 
-`Decoder` reads the device some twenty times in a step: every drafted token, the shape of the tree, where the verifier
-ends. Each reading waits for all work before it, which on a GPU costs as much as the passes themselves. Here tokens are
-drawn on the device from uniform numbers that are drawn beforehand, a drafted tree has fixed slots (`slots`),
-the KV caches are preallocated (`models.preallocated`), and verification makes no host synchronisation
-(`verification.on_slots`). One small tensor is read at the end: how many tokens were accepted, and which. A selector
-that sees the draft's rows needs one more reading, before it decides. From the same uniform numbers the text is
-`Decoder`'s, token for token, rounding apart.
+Tokens are drawn on the device from uniform numbers, trees have fixed slots (`data_gen.slots`), KV caches are
+preallocated, and verification needs no host (`verification.on_slots`). At the end of a step one small tensor is read;
+a selector that sees the draft's rows needs one more read. Up to rounding, equal seeds give the tokens of `Decoder`.
 
 Legend: S slots of a tree, D its depth, V vocabulary, T tokens of the text, W tokens of one pass.
 """
@@ -33,22 +29,23 @@ from data_gen.verification.on_slots import check_on_slots, verify_slots
 from selector.actions import EMPTY, Action, Choice, Lookup
 from selector.schema import EARLY, LIGHT, MATCH, InputError
 
-ROWS = 256  # caches have a multiple of so many rows: a compiled pass is for one number of rows
-LEAST_RUN, LONGEST_RUN = 2, 32  # tokens of the draft's root pass: after a step that drafted, one or two are new to it
-GRAPHS = 64  # compiled passes of all models; beyond its own limit, 8, torch would stop compiling
+ROWS = 256  # a cache's rows are a multiple of this, so that few numbers of rows need compiled passes
+LEAST_RUN, LONGEST_RUN = 2, 32  # tokens of the draft's root pass; after a drafted step, one or two are new to it
+GRAPHS = 64  # compiled passes of all models; torch stops compiling at a limit, by default 8
+
+Two = tuple[Tensor, Tensor]
 
 
 class GraphDecoder(Loop):
     """As `Decoder`, for i.i.d. drafts, models on one device, and texts up to a given length.
 
-    The time of a part in `Step.seconds` is what Python spends on it. A CUDA graph runs all parts at once: "draft" then
-    is the time of the root pass alone, and "commit" holds the rest of the step.
+    A CUDA graph runs all parts of a step at once. In `Step.seconds`, "draft" is then the root pass alone, and "commit"
+    the rest of the step.
 
     Args:
         length: of the longest text, prompt and new tokens.
-        compiled: compile the models' passes (`torch.compile`; one graph for each width that is used).
-        backend: of `torch.compile`.
-        recorded: on a GPU, record the work of a step as CUDA graphs once it has been run a few times.
+        compiled: compile the models' passes by `torch.compile` with this `backend`.
+        recorded: on a GPU, record the work of a step as CUDA graphs after a few runs.
 
     Raises:
         ValueError: the verifier needs host synchronisation.
@@ -88,13 +85,13 @@ class GraphDecoder(Loop):
 
     @torch.inference_mode()
     def compile_passes(self) -> None:
-        """Compile the passes of all widths, once for a pair and a number of rows. On a CPU this takes minutes."""
+        """Compile the passes of all widths, once per pair and number of rows. On a CPU this takes minutes."""
         spare = self.pair.spare.setdefault(self._memory_key, [])
         if spare:
             return
         memory, device = Memory(self.pair, *self._memory_key), self.pair.device
         runs = {1 << n for n in range(LONGEST_RUN.bit_length())}
-        for model, widths in ((memory.target, WIDTHS), (memory.draft, sorted({3} | runs))):  # up to four branches
+        for model, widths in ((memory.target, WIDTHS), (memory.draft, sorted({3} | runs))):  # 3 for three branches
             for width in widths:
                 model.forward(memory.text_T[:width], memory.base, run_of(width, ROOM, device))
         spare.append(memory)
@@ -118,17 +115,13 @@ class GraphDecoder(Loop):
         text.known = len(text.tokens)
 
     def _root(self, text: _SlotText, pending: int, shown: bool = False) -> None:
-        """The draft passes the newest `pending` tokens, in several passes if they are many. Rows that it had passed
-        before are written again.
-
-        Args:
-            shown: whether the text's knowledge gets the draft's rows; one reading for each pass.
-        """
+        """The draft passes the newest `pending` tokens, in passes of at most `LONGEST_RUN`. Some rows may be written
+        again. Where `shown`, the text's knowledge gets the rows, by one read for each pass."""
         memory, length = text.memory, len(text.tokens)
         most = min(LONGEST_RUN, 1 << (length.bit_length() - 1))
         while pending > 0:
             count = min(pending, most)
-            run = min(most, max(LEAST_RUN, 1 << (count - 1).bit_length()))  # a power of two, so that few graphs do
+            run = min(most, max(LEAST_RUN, 1 << (count - 1).bit_length()))  # a power of two: few graphs
             pending -= count
             if pending:
                 rows_WX = self._root_pass(memory, run, memory.base - pending, shown)
@@ -141,11 +134,10 @@ class GraphDecoder(Loop):
         text.passed = length
 
     def _root_pass(self, memory: Memory, run: int, end: Tensor, shown: bool) -> Tensor:
-        """The draft passes `run` tokens up to row `end`; after each its probabilities and its logits, [run, 2 V], where
-        they are to be shown."""
+        """The draft passes `run` tokens up to row `end`. Where `shown`: its probabilities and logits, [run, 2 V]."""
         over, begin = run_of(run, ROOM, end.device), end - (run - 1)
         logits_WV = memory.draft.forward(memory.text_T.gather(0, begin + over.slots_W), begin, over)
-        probs_WV = self.draft_sampling.after(_no_texts, logits_WV if shown else logits_WV[-1:])
+        probs_WV = self.draft_sampling.probabilities(logits_WV if shown else logits_WV[-1:])
         memory.root_1V.copy_(probs_WV[-1:])
         return torch.cat([probs_WV, logits_WV.to(probs_WV.dtype)], dim=-1) if shown else probs_WV
 
@@ -161,7 +153,7 @@ class GraphDecoder(Loop):
         if drafts and text.passed < length:
             self._root(text, length - text.passed)
         layout = layout_of(action, self.pair.device)
-        # what `Decoder` draws, in its order: for each drafted token, for where the verifier ends, for its extra token
+        # the draws of `Decoder` in its order: of each drafted token, the verifier's last node, the extra token
         known = 1 if action == EMPTY else layout.size - 1 if isinstance(action, Lookup) else 0
         memory.uniforms[known : layout.size + 1].uniform_(generator=text.generator)
         clock.lap("draft")
@@ -170,11 +162,11 @@ class GraphDecoder(Loop):
         if outcome is None:
             text.finite = False
             raise InputError("a model gives numbers that are not finite (NaN or infinity)")
-        if drafts:  # all but leaves
+        if drafts:  # the draft has passed all but the leaves
             text.passed = length + min(len(outcome.tokens) - 1, layout.depth - 1)
         return outcome
 
-    def _draft(self, text: _SlotText, action: Choice, clock: Clock) -> tuple[Tensor, Tensor]:
+    def _draft(self, text: _SlotText, action: Choice, clock: Clock) -> Two:
         """The tokens of all slots, and the draft's distribution after each; zeros at leaves."""
         memory, passes = text.memory, passes_of(action, self.pair.device)
         layout = passes.layout
@@ -189,42 +181,33 @@ class GraphDecoder(Loop):
             _draw(layout, slice(0, 1), memory.uniforms, tokens_S, q_SV)
             for slots, over in passes.drafted:
                 logits_WV = memory.draft.forward(tokens_S[slots], memory.base, over)
-                q_SV[slots] = self.draft_sampling.after(_no_texts, logits_WV)
+                q_SV[slots] = self.draft_sampling.probabilities(logits_WV)
                 _draw(layout, slots, memory.uniforms, tokens_S, q_SV)
         return tokens_S, q_SV
 
-    def _target(self, text: _SlotText, action: Choice, drafted: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def _target(self, text: _SlotText, action: Choice, drafted: Two) -> Two:
         """The target's logits and distributions after each slot."""
         over, size = passes_of(action, self.pair.device).target, len(drafted[0])
         tokens_W = pad(drafted[0], (0, len(over.slots_W) - size))
         logits_SV = text.memory.target.forward(tokens_W, text.memory.base, over)[:size]
-        return logits_SV, self.sampling.after(_no_texts, logits_SV)
+        return logits_SV, self.sampling.probabilities(logits_SV)
 
-    def _verify(
-        self, text: _SlotText, action: Choice, drafted: tuple[Tensor, Tensor], rows: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def _verify(self, text: _SlotText, action: Choice, drafted: Two, rows: Two) -> Two:
         layout = layout_of(action, self.pair.device)
         verifier = COPIED if isinstance(action, Lookup) else self.verifier
         ends_2 = text.memory.uniforms[layout.size - 1 : layout.size + 1]
         return verify_slots(verifier, layout, drafted[0], rows[1], drafted[1], ends_2)
 
-    def _commit(
-        self,
-        text: _SlotText,
-        action: Choice,
-        drafted: tuple[Tensor, Tensor],
-        rows: tuple[Tensor, Tensor],
-        verdict: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        """What `_outcome` reads: tau, whether all numbers are finite, the tokens; the target's entropies after root
-        and path, and the probabilities of the tokens, where the chooser sees them. Float64 [2 + (1 to 3) (D + 1)]."""
+    def _commit(self, text: _SlotText, action: Choice, drafted: Two, rows: Two, verdict: Two) -> Tensor:
+        """The tensor for `_outcome`: tau, whether all numbers are finite, the tokens; where the chooser needs them, the
+        target's entropies after root and path, and the tokens' probabilities. Float64 [2 + (1 to 3) (D + 1)]."""
         memory, layout = text.memory, layout_of(action, self.pair.device)
         (tokens_S, q_SV), (logits_SV, p_SV), (slot, extra) = drafted, rows, verdict
         path_D, accepted = layout.paths_SD[slot][0], layout.depths_S[slot]
         at_D = torch.arange(layout.depth + 1, device=slot.device)
         new_D = torch.where(at_D < accepted, pad(tokens_S[path_D], (0, 1)), extra)
         if layout.K > 1:
-            # a trunk is in its place; beyond the accepted path any row will do, as it is written again
+            # a trunk is in its place; rows beyond the accepted path may hold anything, as they are written again
             for model in (memory.target, memory.draft):
                 model.keep(path_D, memory.base)
         memory.text_T.index_copy_(0, memory.base + 1 + at_D, new_D)
@@ -241,7 +224,7 @@ class GraphDecoder(Loop):
 
 
 class _Read(Accepted):
-    """What was read of the target's rows after the root and the accepted nodes."""
+    """The target's entropies and probabilities after the root and the accepted nodes, as read from the device."""
 
     def __init__(self, entropies: list[float], probs: list[float]) -> None:
         self._entropies, self._probs = entropies, probs
@@ -254,8 +237,7 @@ class _Read(Accepted):
 
 
 def _outcome(result: Tensor, layout: Layout) -> Outcome | None:
-    """From what `_commit` gives: the one reading of a step, which waits for the device. None where numbers were not
-    finite."""
+    """Reads the result of `_commit`, which waits for the device; None where numbers were not finite."""
     numbers = result.tolist()
     if not numbers[1]:
         return None
@@ -266,8 +248,8 @@ def _outcome(result: Tensor, layout: Layout) -> Outcome | None:
 
 
 def _draw(layout: Layout, slots: slice, uniforms: Tensor, tokens_S: Tensor, q_SV: Tensor) -> None:
-    """The tokens below some slots of one depth: one for each, or all first ones of the branches."""
-    first = slots.stop  # the slots below follow
+    """Draw the tokens below some slots of one depth: one for each, or the first tokens of all branches."""
+    first = slots.stop  # the first slot below
     if slots.stop == layout.L1 + 1 and layout.L2 > 0:
         drawn_1K = invert(q_SV[slots], uniforms[first - 1 : first - 1 + layout.K].unsqueeze(0))
         tokens_S[first : first + layout.K] = drawn_1K[0]
@@ -278,19 +260,9 @@ def _draw(layout: Layout, slots: slice, uniforms: Tensor, tokens_S: Tensor, q_SV
 
 
 class _SlotText(Text):
-    """A text, and its memory on the device.
-
-    Attributes:
-        passed: committed tokens that the draft has passed.
-        known: committed tokens after which the text's knowledge has the draft's rows, or needs none.
-        finite: whether all numbers so far were.
-    """
+    """A text and its memory on the device."""
 
     memory: Memory
-    passed: int
-    known: int
-    finite = True
-
-
-def _no_texts() -> list[list[int]]:
-    raise AssertionError("plain sampling does not ask for the text before")
+    passed: int  # committed tokens that the draft has passed
+    known: int  # committed tokens whose draft rows the text's knowledge has, or does not need
+    finite = True  # whether all logits so far were

@@ -31,10 +31,8 @@ PARTS = ("draft", "select", "target", "verify", "commit")
 class Chooser(Protocol):
     """Chooses the action of a step.
 
-    `feature_levels` are the levels that it is asked with (of `selector.schema.FEATURES`, or the match alone), in turn
-    until it answers: asked with early features it may return None, and is asked again once the draft has passed the
-    root. At the first root there are no features: there, and where `feature_levels` is empty, `select` gets None and
-    must answer.
+    `select` gets the features of each of the `feature_levels` (of `selector.schema.FEATURES`, or the match alone) in
+    turn, until it returns an action. After the last level, and at the first root, it gets None and must answer.
     """
 
     @property
@@ -72,10 +70,10 @@ class Step:
 
     Attributes:
         length: committed tokens before the step, the root token included.
-        accepted: tau, the number of drafted tokens that the verifier accepted.
+        accepted: tau, the number of accepted drafted tokens.
         nodes: of the drafted tree, the root included.
-        seconds: wall-clock time by part of the step (`PARTS`). On a GPU a part that only queues work takes little
-            time, and the part that reads its result takes the rest, unless the decoder is `timed`.
+        seconds: wall-clock time by part (`PARTS`). On a GPU, unless the decoder is `timed`, a part that queues work
+            takes little time, and the part that reads its result takes the rest.
     """
 
     length: int
@@ -84,21 +82,22 @@ class Step:
     nodes: int
     seconds: dict[str, float]
 
+    @property
+    def total(self) -> float:
+        """Seconds of all parts."""
+        return sum(self.seconds.values())
+
 
 @dataclass
 class Decoded:
-    """New tokens (without the prompt), and the steps that wrote them."""
+    """New tokens (without the prompt), and their steps."""
 
     tokens: list[int] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
 
 
 class Clock:
-    """Seconds by part of a step; each lap counts the time since the one before.
-
-    Args:
-        waits: whether a lap waits until a GPU has done all queued work.
-    """
+    """Seconds by part of a step. If it `waits`, each lap begins with a host synchronisation."""
 
     def __init__(self, device: torch.device, waits: bool) -> None:
         self._device, self._waits = device, waits and device.type == "cuda"
@@ -111,7 +110,7 @@ class Clock:
         return time.perf_counter()
 
     def skip(self) -> None:
-        """Leave out the time since the last lap."""
+        """Drop the time since the last lap."""
         self._last = self._now()
 
     def lap(self, part: str) -> None:
@@ -121,12 +120,7 @@ class Clock:
 
 
 class Text:
-    """A text that is being decoded.
-
-    Attributes:
-        tokens: the committed ones.
-        knowledge: what a selector may see; None where the chooser asks for nothing.
-    """
+    """A text that is being decoded: its committed tokens, and `knowledge` of features if the chooser needs them."""
 
     def __init__(
         self, prompt: Sequence[int], sampling: Sampling, levels: tuple[str, ...], generator: torch.Generator
@@ -136,16 +130,16 @@ class Text:
         self._index = LookupIndex() if self.knowledge is None else self.knowledge.text.index
 
     def proposal(self, length: int) -> list[int]:
-        """The tokens of a lookup, `length` of them; none where the last token is new."""
+        """The tokens of a lookup; none where the last token is new."""
         self._index.extend(self.tokens[len(self._index) :])
         return self._index.proposal(length)
 
 
 class Outcome(NamedTuple):
-    """What a step commits: the accepted tokens and the extra one; the number of nodes of its tree."""
+    """The result of a step."""
 
-    tokens: list[int]
-    nodes: int
+    tokens: list[int]  # the accepted ones and the extra one
+    nodes: int  # of the tree, the root included
     accepted: Accepted
 
 
@@ -153,16 +147,15 @@ class Loop(ABC):
     """Decodes one prompt at a time with a pair, a verifier of drafted trees and a chooser of actions.
 
     Args:
-        draft_sampling: of the draft; `sampling.draft` if None.
-        style: how the branches of a tree are drawn; the verifier must be for it.
-        timed: wait for a GPU after each part of a step, so that `Step.seconds` says what each part takes. Waiting
-            costs time itself.
+        draft_sampling: `sampling.draft` if None.
+        style: how the branches of a tree are drawn.
+        timed: wait for a GPU after each part of a step, so that `Step.seconds` is exact; the waits cost time.
 
     Raises:
         ValueError: the verifier is for another style.
     """
 
-    slow_steps = 1  # of a text, at its beginning
+    slow_steps = 1  # at the beginning of a text
 
     def __init__(
         self,
@@ -182,7 +175,7 @@ class Loop(ABC):
 
     @torch.inference_mode()
     def decode(self, prompt: Sequence[int], max_new_tokens: int, generator: torch.Generator) -> Decoded:
-        """Continue a prompt until an end-of-sequence token or `max_new_tokens` new tokens, whichever comes first.
+        """Continue a prompt up to an end-of-sequence token, with at most `max_new_tokens` new tokens.
 
         Args:
             prompt: token ids, at least one.
@@ -190,7 +183,7 @@ class Loop(ABC):
 
         Raises:
             ValueError: an empty prompt.
-            InputError: a model gives numbers that are not finite.
+            InputError: a logit is not finite.
         """
         if not prompt:
             raise ValueError("the prompt holds no tokens")
@@ -207,8 +200,8 @@ class Loop(ABC):
 
     @torch.inference_mode()
     def steps(self, prompt: Sequence[int], generator: torch.Generator) -> Generator[tuple[Step, list[int]]]:
-        """One step after another without end, each with the tokens that it commits. The caller closes it; closing may
-        raise as `decode` does."""
+        """Endless steps, each with the tokens that it commits. The caller must close the generator, which may raise the
+        InputError of `decode`."""
         text = self._open(prompt, generator)
         try:
             while True:
@@ -256,27 +249,23 @@ class Loop(ABC):
 
     @abstractmethod
     def _open(self, prompt: Sequence[int], generator: torch.Generator) -> Text:
-        """The text, with what both models have to say on its prompt."""
+        """The text; the target has passed its prompt."""
 
     @abstractmethod
     def _close(self, text: Any) -> None: ...
 
     @abstractmethod
     def _show_root(self, text: Any, clock: Clock) -> None:
-        """Let the draft pass the root, and tell the text's knowledge what it gives."""
+        """Let the draft pass the root, and add its rows to the text's knowledge."""
 
     @abstractmethod
-    def _draft(self, text: Any, action: Choice, clock: Clock) -> Any:
-        """The drafted tokens and the draft's distributions."""
+    def _draft(self, text: Any, action: Choice, clock: Clock) -> Any: ...
 
     @abstractmethod
-    def _target(self, text: Any, action: Choice, drafted: Any) -> Any:
-        """What the target gives after each node."""
+    def _target(self, text: Any, action: Choice, drafted: Any) -> Any: ...
 
     @abstractmethod
-    def _verify(self, text: Any, action: Choice, drafted: Any, rows: Any) -> Any:
-        """The accepted node and the extra token."""
+    def _verify(self, text: Any, action: Choice, drafted: Any, rows: Any) -> Any: ...
 
     @abstractmethod
-    def _commit(self, text: Any, action: Choice, drafted: Any, rows: Any, verdict: Any) -> Any:
-        """Keep the accepted path in both caches."""
+    def _commit(self, text: Any, action: Choice, drafted: Any, rows: Any, verdict: Any) -> Any: ...

@@ -1,4 +1,4 @@
-"""What the graph decoder keeps on the device: preallocated tensors, the passes of each action, recorded CUDA graphs."""
+"""The graph decoder's device memory: preallocated tensors, the passes of each action, recorded CUDA graphs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from data_gen.slots import Layout, layout_of
 from selector.actions import ActionSpace, Choice
 
 ROOM = max(action.nodes for action in ActionSpace.with_lookups().actions) + 1  # slots of the largest tree
-WIDTHS = 1, 2, 3, 4, 5, 7, 9, 11, 13, 17, 21, 25, 33, 41  # of target passes: each one that is used is compiled once
-WARM = 2  # times that work is run before it is recorded as a CUDA graph
+WIDTHS = 1, 2, 3, 4, 5, 7, 9, 11, 13, 17, 21, 25, 33, 41  # of target passes; each is compiled once
+WARM = 2  # runs before work is recorded as a CUDA graph
 
 run_of = cache(run_window)
 
@@ -40,11 +40,7 @@ def passes_of(action: Choice, device: torch.device) -> Passes:
 
 
 class Memory:
-    """What decoding one text takes on the device: allocated once, and used again for other texts.
-
-    Args:
-        rows: of the caches.
-    """
+    """The tensors for decoding one text; other texts reuse them. `rows` is the length of the caches."""
 
     def __init__(self, pair: ModelPair, rows: int, compiled: bool, backend: Any, recorded: bool) -> None:
         models = (PreallocatedModel(model, rows, ROOM, compiled, backend) for model in (pair.target, pair.draft))
@@ -74,7 +70,7 @@ class Memory:
         self.copied[: len(copied)].copy_(host, non_blocking=True)
 
     def run(self, key: object, work: Callable[[], Tensor]) -> Tensor:
-        """Do some work. On a GPU it is recorded as a CUDA graph after a few times, and replayed from then on."""
+        """Do some work. After `WARM` runs on a GPU it is recorded as a CUDA graph and then replayed."""
         calls = self._calls[key] = self._calls.get(key, 0) + 1
         if not self.records or calls <= WARM:
             return work()

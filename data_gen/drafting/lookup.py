@@ -1,15 +1,13 @@
-"""Drafts copied from the text itself: what followed the longest earlier match of its end.
+"""Drafts that are copied from the text: the tokens after the longest earlier match of its end.
 
 In `a b c a b` the longest end that occurs earlier is `a b`, of length 2. A `c` followed it there, so the proposal is
-`c a b c ..`, which may continue into its own copy. Engines call this prompt lookup or n-gram speculation; here matches
-of all lengths count, in prompt and output.
+`c a b c ..`, which may continue into its own copy. Engines call this prompt lookup or n-gram speculation.
 
-A suffix automaton (Blumer et al. 1985) knows all substrings of the text so far; it grows by one token in amortised
-constant time. After a token has been added, the longest end of the text that occurred earlier is what the newest
-state's suffix link stands for. Each state remembers where one of its strings last ended when it was that match, so that
-later occurrences are preferred to earlier ones: nearby text is the better guide.
+A suffix automaton (Blumer et al. 1985) represents all substrings of the text and grows by one token in amortised
+constant time. The longest end of the text that occurred earlier is the string of the newest state's suffix link. Each
+state stores where it was last such a match, so that late occurrences are preferred to early ones.
 
-Legend: N tokens, S states, E slots of a table of the edges between them.
+Legend: N tokens, S states, E slots of the hash table of edges.
 """
 
 from __future__ import annotations
@@ -29,11 +27,7 @@ _NOTHING = np.zeros(0, np.int64)
 
 
 class LookupIndex:
-    """The longest earlier match of a text's end, kept up to date token by token, and what followed it.
-
-    Attributes:
-        tokens: of the text so far.
-    """
+    """The longest earlier match of a text's end, and the tokens after it. The text grows by `extend`."""
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self.tokens: list[int] = []
@@ -41,42 +35,40 @@ class LookupIndex:
         self.extend(list(tokens))
 
     def _make_room(self, count: int) -> None:
-        """An automaton of no text, for up to so many tokens and as many again: n tokens make at most 2n states and 3n
-        edges."""
+        """Allocate an empty automaton for twice as many tokens; n tokens make at most 2n states and 3n edges."""
         self._most = 2 * count + ROOM
         slots = 1 << (6 * self._most).bit_length()  # at most half of them are taken
         self._tokens_N = np.zeros(self._most, np.int64)
-        self._states_3S = np.full((3, 2 * self._most), -1)  # of each the link, the longest string, and an end of it
+        self._states_3S = np.full((3, 2 * self._most), -1)  # link, length of the longest string, an end of it
         self._edges_E = np.zeros(slots, np.uint64), np.zeros(slots, np.int64), np.zeros(slots, np.int64)
-        self._newest_S = np.full(2 * self._most, -1)  # the newest edge of each
+        self._newest_S = np.full(2 * self._most, -1)  # each state's newest edge
         self._states_3S[1, 0] = 0
         self._now = np.array([1, 0, 0, -1])
 
     def __len__(self) -> int:
-        """Tokens so far."""
         return len(self.tokens)
 
     @property
     def tokens_N(self) -> Array:
-        """The same as an array, int64."""
+        """The tokens as an array, int64."""
         return self._tokens_N[: len(self.tokens)]
 
     @property
     def match(self) -> int:
-        """Its length in tokens, overlaps included; 0 where the last token is new."""
+        """The match's length in tokens; it may overlap the end. 0 where the last token is new."""
         return int(self._now[MATCH])
 
     @property
     def source(self) -> int:
-        """The position where it ends; -1 where there is none."""
+        """The position of the match's last token; -1 where there is no match."""
         return int(self._now[SOURCE])
 
     def extend(self, tokens: Sequence[int]) -> tuple[Array, Array, Array]:
-        """The text goes on.
+        """Append tokens.
 
         Returns:
-            For each of them, whether it was the first one of the proposal before it; the source and the length of the
-            match after it.
+            For each of them, whether it was the first token of the proposal before it; the source and the length of
+            the match after it.
         """
         if not tokens:
             return _NOTHING, _NOTHING, _NOTHING
@@ -96,7 +88,7 @@ class LookupIndex:
         return found_3N[0], found_3N[1], found_3N[2]
 
     def proposal(self, length: int) -> list[int]:
-        """The next `length` tokens, if the text goes on as it did after the match; none where there is no match."""
+        """The next `length` tokens, if the text continues as after the match; none where there is no match."""
         if self.match == 0:
             return []
         begin = self.source + 1
@@ -104,7 +96,7 @@ class LookupIndex:
         return [self.tokens[begin + n % period] for n in range(length)]
 
     def agreement(self, following: Sequence[int]) -> int:
-        """How many of the tokens that follow the proposal has right, up to the first wrong one."""
+        """How many of the following tokens the proposal predicts, up to its first error."""
         for right, (proposed, token) in enumerate(zip(self.proposal(len(following)), following, strict=False)):
             if proposed != token:
                 return right
@@ -122,13 +114,12 @@ def _grown(
     newest_S: Array,
     now: Array,
 ) -> Array:
-    """Adds the tokens from `begin` on to the automaton; what `extend` returns, [3, N].
+    """Add the tokens from `begin` on to the automaton; returns what `extend` does, [3, N].
 
     Args:
-        states_3S: links, longest strings, ends.
-        keys_E, targets_E, before_E: of each edge the state and the token, as one number; the state that it leads to;
-            the edge of the same state that was made before it.
-        newest_S: each state's newest edge, where this list of its edges begins.
+        states_3S: links, lengths of the longest strings, ends.
+        keys_E, targets_E, before_E: each edge's state and token, as one number; the state that it leads to; the same
+            state's edge before it, so that `newest_S` begins a linked list.
     """
     link_S, longest_S, end_S = states_3S
     found_3N = np.zeros((3, len(tokens_N) - begin), np.int64)
@@ -138,12 +129,12 @@ def _grown(
         state, new = now[LAST], now[STATES]
         now[STATES], now[LAST], now[MATCH], now[SOURCE] = new + 1, new, 0, -1
         link_S[new], longest_S[new], end_S[new] = 0, longest_S[state] + 1, here
-        while state >= 0 and not _leads(state, token, keys_E):
+        while state >= 0 and keys_E[slot(keys_E, _edge(state, token))] == np.uint64(0):
             _lead(state, token, new, keys_E, targets_E, before_E, newest_S)
             state = link_S[state]
         if state >= 0:
             known = targets_E[slot(keys_E, _edge(state, token))]
-            if longest_S[known] > longest_S[state] + 1:  # some of its ends occur elsewhere, too: they split off
+            if longest_S[known] > longest_S[state] + 1:  # its shorter strings also end elsewhere: they split off
                 copy = now[STATES]
                 now[STATES] = copy + 1
                 link_S[copy], longest_S[copy], end_S[copy] = link_S[known], longest_S[state] + 1, end_S[known]
@@ -175,16 +166,10 @@ def _token(edge: np.uint64) -> np.int64:
 
 
 @jit
-def _leads(state: int, token: np.int64, keys_E: Array) -> bool:
-    """Whether a state has an edge with this token."""
-    return keys_E[slot(keys_E, _edge(state, token))] != np.uint64(0)
-
-
-@jit
 def _lead(
     state: int, token: np.int64, target: int, keys_E: Array, targets_E: Array, before_E: Array, newest_S: Array
 ) -> None:
-    """A state's edge with this token leads to `target` from now on."""
+    """Let a state's edge with this token lead to `target`."""
     key = _edge(state, token)
     at = slot(keys_E, key)
     if keys_E[at] == np.uint64(0):

@@ -1,21 +1,21 @@
 """Draws trees from the draft model.
 
-A delayed tree takes `L1 + L2` passes, the one over the root token included: a node's token is drawn from its parent's
-row, so leaves need no pass. Branches are drafted side by side and merged only afterwards.
+A delayed tree takes `L1 + L2` passes, with the one over the root token: a node's token is drawn from its parent's row,
+so leaves need no pass. Branches are drafted side by side and merged afterwards.
 
-Legend: N tree nodes, W tokens of one pass, R rows of the draft's cache, K branches, V vocabulary, D hidden width.
+Legend: N tree nodes, W tokens of one pass, R rows of the draft's cache, K branches, V vocabulary, D depth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from data_gen.models.pair import CachedModel, ModelRow, Pass
+from data_gen.models.pair import CachedModel, ModelRow
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree, Topology
 from data_gen.verification.base import GREEDY, IID
@@ -28,9 +28,8 @@ class Draft:
     """A drafted tree.
 
     Attributes:
-        tree: equal prefixes merged.
         probs_NV: the draft's distribution after each node; zeros at leaves.
-        row_of: for each node that the draft has passed, its row in the draft's cache; the root's is committed.
+        row_of: row in the draft's cache of each node that the draft has passed, except the root.
     """
 
     tree: DraftTree
@@ -39,7 +38,7 @@ class Draft:
     _passed: list[ModelRow]  # by row
 
     def rows(self, nodes: Iterable[int]) -> list[ModelRow]:
-        """The draft after some nodes that it has passed."""
+        """The draft's rows after some nodes of `row_of`."""
         return [self._passed[self.row_of[node]] for node in nodes]
 
 
@@ -52,14 +51,14 @@ def draft_tree(
     style: str = IID,
     text: Sequence[int] = (),
 ) -> Draft:
-    """Draft a delayed tree. The draft's cache already holds the root token.
+    """Draft a delayed tree.
 
     Args:
         draft: its committed rows end with the root token; the tree's rows are appended.
         root_probs_V: the draft's distribution after the root token.
         generator: lives on the device of `root_probs_V`.
-        style: how the branches' first tokens are drawn; where the support is too small, there are fewer branches.
-        text: committed tokens, the root token included, for a sampling that depends on them.
+        style: as in `draw_children`, for the branches' first tokens.
+        text: committed tokens up to the root token, for a sampling that depends on them.
     """
     L1, L2 = (action.L1 + action.L2, 0) if action.K == 1 else (action.L1, action.L2)  # a chain is a trunk alone
     trunk: list[int] = []
@@ -67,19 +66,19 @@ def draft_tree(
     while len(trunk) < L1:
         trunk.append(int(sample(passed[-1].probs_V if passed else root_probs_V, 1, generator)))
         if len(trunk) < L1 or L2 > 0:
-            visible = torch.ones(1, len(trunk), dtype=torch.bool)
-            output = _pass(draft, torch.tensor([[trunk[-1]]]), visible, len(trunk))
-            passed += _rows(output, sampling, lambda: [[*text, *trunk]])
+            last_11, visible = torch.tensor([trunk[-1:]]), torch.ones(1, len(trunk), dtype=torch.bool)
+            passed += _pass(draft, last_11, visible, len(trunk), sampling, lambda: [[*text, *trunk]])
     branches_KD = torch.zeros(1, 0, dtype=torch.int64)
     if L2 > 0:
         ends_V = passed[-1].probs_V if passed else root_probs_V
         branches_KD = torch.tensor(draw_children(ends_V, action.K, style, generator)).unsqueeze(-1)
     K = len(branches_KD)
     for depth in range(1, L2):
-        tokens_1K = branches_KD[:, -1].unsqueeze(0)
-        output = _pass(draft, tokens_1K, _visible(L1, K, depth), L1 + depth)
-        branches = branches_KD.tolist()
-        passed += _rows(output, sampling, lambda: [[*text, *trunk, *branch] for branch in branches])  # noqa: B023
+        tokens_1K, branches = branches_KD[:, -1].unsqueeze(0), branches_KD.tolist()
+        passed += _pass(
+            *(draft, tokens_1K, _visible(L1, K, depth), L1 + depth, sampling),
+            lambda: [[*text, *trunk, *branch] for branch in branches],  # noqa: B023
+        )
         drawn_K1 = sample(torch.stack([row.probs_V for row in passed[-K:]]), 1, generator).cpu()
         branches_KD = torch.cat([branches_KD, drawn_K1], dim=-1)
     tree = DraftTree.from_paths(trunk, branches_KD.tolist())
@@ -92,12 +91,8 @@ def draft_tree(
 
 
 def draft_lookup(proposal: Sequence[int], vocabulary: int, device: torch.device) -> Draft:
-    """A chain that is copied from the text. Its tokens are certain under what drafts them, so each is accepted with the
-    probability that the target gives it.
-
-    Args:
-        proposal: token ids, from `lookup.LookupIndex.proposal`.
-    """
+    """A chain that is copied from the text, by `LookupIndex.proposal`. Its tokens have draft probability 1, so each is
+    accepted with its target probability."""
     tree = DraftTree.from_paths(list(proposal), [[]])
     probs_NV = torch.zeros(len(tree), vocabulary, device=device)
     probs_NV[range(len(proposal)), list(proposal)] = 1
@@ -105,7 +100,7 @@ def draft_lookup(proposal: Sequence[int], vocabulary: int, device: torch.device)
 
 
 def draw_children(probs_V: Tensor, count: int, style: str, generator: torch.Generator) -> list[int]:
-    """Tokens of a node's children, in order; fewer than `count` where a style without replacement runs out.
+    """Tokens of a node's children, in order; fewer than `count` where a style without replacement runs out of support.
 
     Args:
         probs_V: the draft's distribution after the node.
@@ -135,16 +130,15 @@ def draft_topology(
     generator: torch.Generator,
     style: str = IID,
 ) -> tuple[DraftTree, Tensor]:
-    """Draft a tree of any shape, one pass per depth; the draft's cache already holds the root token.
+    """Draft a tree of any shape, one pass per depth; the draft's committed rows end with the root token.
 
     Returns:
         the tree, and the draft's distribution after each of its nodes, [N, V]; zeros at leaves.
     """
     device = draft.model.device
-    children: list[list[int]] = [[] for _ in topology.parents]
+    above: list[list[int]] = []  # each node after its ancestors
     for node, parent in enumerate(topology.parents):
-        if parent >= 0:
-            children[parent].append(node)
+        above.append([*(above[parent] if parent >= 0 else []), node])
     tokens: list[int | None] = [None] * len(topology.parents)
     probs = {-1: root_probs_V}
     passed: list[int] = []
@@ -155,53 +149,45 @@ def draft_topology(
                 drawn = draw_children(probs[parent], len(siblings), style, generator)
                 for node, token in zip(siblings, drawn, strict=False):
                     tokens[node] = token
-        inner = [node for node in level if children[node] and tokens[node] is not None]
+        inner = [node for node in level if node in topology.parents and tokens[node] is not None]
         if inner:
             passed += inner
-            above = [_ancestors(topology, node) for node in inner]
-            visible = torch.tensor([[row in seen for row in passed] for seen in above])
+            visible = torch.tensor([[row in above[node] for row in passed] for node in inner])
             offsets_W = torch.full((len(inner),), depth, device=device)
             output = draft.forward(torch.tensor([[tokens[n] for n in inner]], device=device), offsets_W, visible)
             probs |= dict(zip(inner, sampling.probabilities(output.logits_BWV[0]), strict=True))
     tree = DraftTree.from_topology(topology, tokens)
     probs_NV = root_probs_V.new_zeros(len(tree), len(root_probs_V))
-    for node, row in probs.items():
-        path = [tokens[n] for n in sorted(_ancestors(topology, node))]  # a parent has the smaller number
-        probs_NV[tree.node_of([token for token in path if token is not None])] = row
+    probs_NV[0] = root_probs_V
+    for node in passed:
+        path = [tokens[n] for n in above[node]]
+        probs_NV[tree.node_of([token for token in path if token is not None])] = probs[node]
     return tree, probs_NV
 
 
-def _ancestors(topology: Topology, node: int) -> set[int]:
-    """A node and all above it."""
-    seen = set()
-    while node >= 0:
-        seen.add(node)
-        node = topology.parents[node]
-    return seen
-
-
-def _pass(draft: CachedModel, tokens_1W: Tensor, visible: Tensor, depth: int) -> Pass:
-    """Pass the nodes of one depth."""
+def _pass(
+    draft: CachedModel,
+    tokens_1W: Tensor,
+    visible: Tensor,
+    depth: int,
+    sampling: Sampling,
+    texts: Callable[[], list[list[int]]],
+) -> Iterator[ModelRow]:
+    """Pass the nodes of one depth; `texts` as in `Sampling.after`."""
     device = draft.model.device
     offsets_W = torch.full((tokens_1W.shape[1],), depth - 1, device=device)
-    return draft.forward(tokens_1W.to(device), offsets_W, visible)
-
-
-def _rows(output: Pass, sampling: Sampling, texts: Callable[[], list[list[int]]]) -> list[ModelRow]:
-    """What a pass gave, token by token; `texts` as in `Sampling.after`."""
-    rows = sampling.after(texts, output.logits_BWV[0]), output.logits_BWV[0], output.hidden_BWD[0]
-    return [ModelRow(*row) for row in zip(*rows, strict=True)]
+    return draft.forward(tokens_1W.to(device), offsets_W, visible).rows(sampling, texts).each()
 
 
 @cache
 def _visible(L1: int, K: int, depth: int) -> Tensor:
-    """[K, R + K] bool for the pass over one depth of the branches: each sees the trunk and its own earlier tokens."""
+    """[K, R + K] bool for the pass over one depth of the branches: each sees the trunk and its own tokens."""
     trunk = torch.ones(K, L1, dtype=torch.bool)
     return torch.cat([trunk, torch.eye(K, dtype=torch.bool).repeat(1, depth)], dim=1)
 
 
 def _rows_of(tree: DraftTree, L1: int, K: int) -> dict[int, int]:
-    """Cache row of every node that was passed; merged nodes have several equal rows, of which the first is taken."""
+    """The cache row of every passed node; of a merged node's equal rows, the first."""
     trunk = tree.path_to(tree.branch_nodes[0][0])
     rows = {node: row for row, node in enumerate(trunk)}
     for k, nodes in enumerate(tree.branch_nodes):

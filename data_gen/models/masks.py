@@ -1,9 +1,9 @@
-"""Attention masks for passes over token trees: one for each kind of layer that a model has.
+"""Attention masks for passes over token trees, one for each kind of layer.
 
-A layer of full attention attends to all committed tokens and to a node's ancestors. A layer with a sliding window
-attends only to those of them whose positions are near: nodes of one depth share a position, though not a cache row.
+Full attention sees all committed tokens and a node's ancestors. Sliding attention sees those of them whose positions
+are near; nodes of one depth share a position, though not a cache row.
 
-Legend: B sequences, W tokens of one pass, R tree rows that are cached, those of the pass included, C all cached rows.
+Legend: B sequences, W tokens of one pass, R cached tree rows (with those of the pass), C all cached rows, S tree slots.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from selector.schema import InputError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-NO_CACHE = "dummy"  # in transformers a layer without a cache of its own: shared keys, or no attention
+NO_CACHE = "dummy"  # transformers' name for a layer without a cache of its own
 HONOURED = ("eager", "sdpa")  # attention implementations that take any mask of four axes
 
 
 def check_attention(config: Any, name: str) -> None:
     """InputError with the model's name if its layers or its attention implementation cannot pass token trees."""
-    kinds = set(get_layer_types_and_kwargs(config.get_text_config())[0])
-    others = sorted(kinds - {FULL, SLIDING, NO_CACHE})
+    others = sorted({*get_layer_types_and_kwargs(config.get_text_config())[0]} - {FULL, SLIDING, NO_CACHE})
     if others:
         raise InputError(
             f"{name}: has layers of the kind {' and '.join(others)}; token trees need full or sliding attention, "
@@ -47,26 +46,27 @@ class TreeMasks:
         text = config.get_text_config()
         kinds = set(getattr(text, "layer_types", None) or ())
         self.window = getattr(text, "sliding_window", None)
-        self.by_kind = SLIDING in kinds  # or all layers are alike: then one mask is all that they take
+        self.by_kind = SLIDING in kinds  # else all layers are alike and take one mask
         if kinds and not self.by_kind:
             self.window = None
 
     def build(
         self, visible: Tensor, offsets: Sequence[Tensor], committed: int, dtype: torch.dtype
     ) -> Tensor | dict[str, Tensor]:
-        """Additive float masks, [1 or B, 1, W, C] each; one, or a dictionary of them by the kind of layer.
+        """One additive float mask, [1 or B, 1, W, C], or a dictionary of them by the kind of layer.
 
         Args:
-            visible: bool [W, R] or [B, W, R]: which tree rows each token attends to. Committed rows are visible to all.
-            offsets: positions of the tree's rows, counted from the first one after the committed rows; int64
-                [1 or B, ..] for each pass, the one to come included.
-            committed: cached rows before the tree's, whose positions are their numbers.
+            visible: bool [W, R] or [B, W, R]: the tree rows that each token attends to; all tokens attend to all
+                committed rows.
+            offsets: positions of the tree's rows, counted from the end of the committed rows; int64 [1 or B, ..] for
+                each pass, the coming one included.
+            committed: number of cached rows before the tree's.
         """
         device = offsets[-1].device
         visible_BWR = visible.to(device) if visible.dim() == 3 else visible.to(device).unsqueeze(0)
         seen_BWC = pad(visible_BWR, (committed, 0), value=True)
         full = sliding = _additive(seen_BWC, dtype)
-        if self.window is not None and seen_BWC.shape[-1] > self.window:  # else no row is so far back
+        if self.window is not None and seen_BWC.shape[-1] > self.window:  # else the window holds all rows
             batch = max(map(len, offsets))
             own_BC = torch.arange(-committed, 0, device=device).expand(batch, -1)
             offsets_BC = torch.cat([own_BC, *(each.expand(batch, -1) for each in offsets)], dim=1)
@@ -80,10 +80,11 @@ class TreeMasks:
         """As `build`, for a preallocated cache, where slot `s` of a tree is in row `base + s`.
 
         Args:
-            visible_WS: which slots each token attends to. Rows before the base are visible to all, others to none.
+            visible_WS: the slots that each token attends to; all tokens attend to the rows before the base.
             depths_S: positions of the slots, counted from the base.
-            positions_W: of the tokens of the pass.
+            positions_W: positions of the pass's tokens.
             base: int64 [], on the device.
+            rows: of the cache.
         """
         slots_C = torch.arange(rows, device=base.device) - base
         place_C = slots_C.clamp(0, len(depths_S) - 1)

@@ -1,9 +1,7 @@
 """A model with a preallocated KV cache, so that a decoding step needs no host work between its passes.
 
-`CachedModel` appends rows and cuts them off again, by numbers that Python knows. Here the cache has a fixed number of
-rows. Where a pass writes and what it attends to follow from one number on the device, the `base`: how many rows are
-committed before the root. The token in slot `s` of a tree is written to row `base + s`, in target and draft alike; the
-mask hides all rows from `base` on that do not belong to the tree.
+The `base` is the number of rows that are committed before the root; it stays on the device. A pass writes the token in
+slot `s` of a tree to row `base + s`, and the mask hides all rows from `base` on that do not belong to the tree.
 
 Legend: W tokens of one pass, S slots of a layout, R rows of the cache, V vocabulary.
 """
@@ -25,11 +23,11 @@ FILL = 256  # tokens of a pass over a prompt
 
 
 class Window(NamedTuple):
-    """Which slots a pass covers, and what they see.
+    """The slots that a pass covers, and what they attend to.
 
     Attributes:
         slots_W: counted from the base; int64.
-        visible_WS: bool; `S` is the same for all windows of a model, so that one compiled graph serves each width.
+        visible_WS: bool; S is the same for all windows of a model, so that each width needs one compiled graph.
         depths_S: positions of all slots, counted from the base; int64.
     """
 
@@ -39,14 +37,13 @@ class Window(NamedTuple):
 
 
 def window(layout: Layout, first: int, last: int, room: int, width: int | None = None) -> Window:
-    """The window over the slots from `first` up to, but not including, `last`.
+    """The window over the slots `first` to `last - 1`.
 
     Args:
         room: the S of the window.
-        width: of the pass, if it is wider than its slots; the others are behind the tree, and see the root alone.
+        width: of the pass, if it has more tokens than slots; these are written behind the tree and see the root alone.
     """
-    width = width or last - first
-    device = layout.depths_S.device
+    width, device = width or last - first, layout.depths_S.device
     visible_WS = torch.zeros(width, room, dtype=torch.bool, device=device)
     visible_WS[: last - first, : layout.size] = layout.ancestors_SS[first:last]
     visible_WS[last - first :, 0] = True
@@ -56,20 +53,20 @@ def window(layout: Layout, first: int, last: int, room: int, width: int | None =
 
 
 def run_window(count: int, room: int, device: torch.device) -> Window:
-    """The window over a run of tokens, each of which sees those before it."""
+    """The window over consecutive tokens, with a causal mask."""
     visible_WS = pad(torch.ones(count, count, dtype=torch.bool, device=device).tril_(), (0, room - count))
     return Window(torch.arange(count, device=device), visible_WS, torch.arange(room, device=device))
 
 
 class _Layer(StaticLayer):
-    """Writes the rows that it is given. Transformers' own layer appends."""
+    """Writes to the rows in `place`; transformers' own layer appends."""
 
     def __init__(self, rows: int, place: dict[str, Tensor]) -> None:
         super().__init__(max_cache_len=rows)
         self._place = place
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate; transformers' own ties compiled passes to the addresses, and each new cache would compile anew."""
+        """Allocate without the static addresses of transformers' own method, which force a compilation per cache."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.keys, self.values = (
             states.new_zeros(*states.shape[:2], self.max_cache_len, states.shape[-1])
@@ -86,7 +83,7 @@ class _Layer(StaticLayer):
 
     @property
     def states(self) -> tuple[Tensor, Tensor]:
-        """Keys and values, [1, heads, R, head width] each, once a pass has been made."""
+        """Keys and values, [1, heads, R, head width] each; allocated by the first pass."""
         assert self.keys is not None and self.values is not None
         return self.keys, self.values
 
@@ -95,7 +92,7 @@ class PreallocatedModel:
     """A causal language model over one text at a time.
 
     Args:
-        rows: of the cache; it must hold the longest text and a tree behind it.
+        rows: of the cache, which must hold the longest text and a tree.
         room: slots of the widest window.
         compiled: compile the pass of each width by `torch.compile` with this `backend`, without graph breaks.
     """
@@ -106,8 +103,7 @@ class PreallocatedModel:
         self.model, self.rows, self.room = model, rows, room
         self._place: dict[str, Tensor] = {}
         self._layers = [_Layer(rows, self._place) for _ in range(model.config.get_text_config().num_hidden_layers)]
-        # layers with a sliding window keep all rows too: the mask hides them
-        self._cache = Cache(layers=[*self._layers])
+        self._cache = Cache(layers=[*self._layers])  # layers with a sliding window keep all rows: the mask hides them
         self._masks = TreeMasks(model.config)
         self._pass = torch.compile(self._forward, fullgraph=True, dynamic=False, backend=backend) if compiled else None
         self.fill(torch.zeros(1, dtype=torch.int64, device=model.device))  # allocates the caches
@@ -121,11 +117,7 @@ class PreallocatedModel:
             self._forward(part_W, torch.tensor(begin, device=tokens_T.device), over, last=1)
 
     def forward(self, tokens_W: Tensor, base: Tensor, over: Window) -> Tensor:
-        """Logits [W, V] after the tokens of a window; their rows are written.
-
-        Args:
-            base: int64 [], on the device.
-        """
+        """Write the rows of a window's tokens; logits [W, V]. `base` is int64 [], on the device."""
         return (self._pass or self._forward)(tokens_W, base, over)
 
     def _forward(self, tokens_W: Tensor, base: Tensor, over: Window, last: int = 0) -> Tensor:
@@ -143,11 +135,7 @@ class PreallocatedModel:
         return output.logits[0]
 
     def keep(self, path_D: Tensor, base: Tensor) -> None:
-        """Move the rows of an accepted path behind the root's.
-
-        Args:
-            path_D: for each depth from 1 on, the slot whose row is wanted there; int64.
-        """
+        """Move the rows of an accepted path behind the root's; `path_D` are its slots from depth 1 on, int64."""
         from_D, to_D = base + path_D, base + torch.arange(1, len(path_D) + 1, device=path_D.device)
         for layer in self._layers:
             if layer.is_initialized:

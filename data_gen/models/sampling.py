@@ -1,4 +1,4 @@
-"""From logits to the distribution that is really sampled: temperature, top-k, nucleus, min-p, in transformers' order.
+"""From logits to the sampled distribution: temperature, top-k, nucleus and min-p, in transformers' order.
 
 Legend: N rows, V vocabulary.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-ELEMENTS = 1 << 22  # logits that are filtered at once: the sort of a nucleus takes forty bytes for each
+ELEMENTS = 1 << 22  # logits that are filtered at once; the sort of a nucleus takes forty bytes for each
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Sampling:
 
     Attributes:
         temperature: 0 is greedy decoding.
-        top_p: the nucleus is the smallest set of most probable tokens whose mass reaches it.
-        draft_temperature: the draft's own, None for the target's. It moves block efficiency, never the law of the text.
-        top_k: so many most probable tokens are kept, and those that tie with the last of them.
-        min_p: tokens are kept whose probability is at least this share of the most probable one's.
+        top_p: mass of the nucleus, the smallest set of most probable tokens that reaches it.
+        draft_temperature: the draft's own temperature; None for the target's. It does not change the law of the text.
+        top_k: the number of most probable tokens that are kept, with those that tie with the last of them.
+        min_p: a kept token has at least this share of the most probable token's probability.
     """
 
     temperature: float = 1.0
@@ -34,19 +34,19 @@ class Sampling:
 
     @property
     def draft(self) -> Sampling:
-        """What the draft is sampled with."""
+        """The draft's setting."""
         if self.draft_temperature is None:
             return self
         return replace(self, temperature=self.draft_temperature, draft_temperature=None)
 
     @property
     def law(self) -> tuple[float, float, int, float]:
-        """What the law of the text depends on: two settings with the same one sample the target alike."""
+        """The values that the law of the text depends on."""
         return self.temperature, self.top_p, self.top_k, self.min_p
 
     @property
     def cuts_nothing(self) -> bool:
-        """Whether every token keeps its probability, but for the temperature."""
+        """Whether only the temperature changes probabilities."""
         return self.top_p == 1 and self.top_k == 0 and self.min_p == 0
 
     @property
@@ -58,9 +58,9 @@ class Sampling:
         return {"do_sample": True, "temperature": self.temperature, **kept}
 
     def probabilities(self, logits_V: Tensor) -> Tensor:
-        """Distributions of the rows [..., V] of logits, on their device; float64 for float64 logits, else float32.
+        """Distributions [..., V] of logits [..., V], on their device; float64 for float64 logits, else float32.
 
-        Beside the result, memory does not grow with the number of rows.
+        Apart from the result, memory does not grow with the number of rows.
         """
         dtype = torch.promote_types(logits_V.dtype, torch.float32)
         if self.temperature == 0:
@@ -94,10 +94,10 @@ class Sampling:
         return probs_NV
 
     def after(self, texts: Callable[[], list[list[int]]], logits_NV: Tensor) -> Tensor:
-        """Distributions after some texts, [N, V], from the logits there: here they follow from the logits alone.
+        """Distributions [N, V] at N places, from the logits there.
 
         Args:
-            texts: gives the tokens up to and including each place; asked only where the distribution depends on them.
+            texts: returns the text up to each place, for subclasses whose distribution depends on it.
         """
         return self.probabilities(logits_NV)
 

@@ -1,8 +1,7 @@
-"""One vocabulary for two models: equal tokenizers, and tables that may differ in padding.
+"""Checks that two models share a vocabulary, and equalises the padding of their embedding tables.
 
-Tables of embeddings are padded to a round number of rows, and not to the same one in all sizes of a family: Qwen2.5 has
-151,936 rows in its small models and 152,064 in its large ones. The shorter table is then filled up here, with tokens of
-probability 0.
+The padding may differ within a family of models: Qwen2.5 has 151,936 rows in its small models and 152,064 in its large
+ones. The shorter table is filled up with tokens of probability 0.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from selector.schema import InputError
 
 
 def scored(model: Any) -> int:
-    """How many tokens a model scores, by its table."""
+    """The number of tokens that a model scores: the rows of its output table."""
     return int(model.get_output_embeddings().weight.shape[0])
 
 
@@ -41,7 +40,7 @@ def check_same_vocabulary(
 
 @contextmanager
 def widened(*models: Any) -> Iterator[None]:
-    """For a while, all of them score as many tokens as the one with the largest table."""
+    """Inside the context, all models score as many tokens as the one with the largest table."""
     size = max(map(scored, models))
     undo = [handle for model in models for handle in widen(model, size)]
     try:
@@ -52,14 +51,15 @@ def widened(*models: Any) -> Iterator[None]:
 
 
 def widen(model: Any, size: int) -> list[RemovableHandle]:
-    """Let a model score `size` tokens, minus infinity for those beyond its table; it takes them, too.
-
-    A token beyond the table is read as the table's last one: the model has never seen any of them.
+    """Let a model score `size` tokens, minus infinity for those beyond its table. As an input, such a token is read as
+    the table's last one.
 
     Returns:
-        what undoes it, each by `remove()`.
+        the hooks, whose `remove()` undoes it.
     """
     missing, rows = size - scored(model), int(model.get_input_embeddings().weight.shape[0])
+    if missing <= 0:
+        return []
 
     def within(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (inputs[0].clamp(max=rows - 1), *inputs[1:])
@@ -68,9 +68,4 @@ def widen(model: Any, size: int) -> list[RemovableHandle]:
         output.logits = pad(output.logits, (0, missing), value=float("-inf"))
         return output
 
-    if missing <= 0:
-        return []
-    return [
-        model.get_input_embeddings().register_forward_pre_hook(within),
-        model.register_forward_hook(fill_up),
-    ]
+    return [model.get_input_embeddings().register_forward_pre_hook(within), model.register_forward_hook(fill_up)]

@@ -1,4 +1,4 @@
-"""The run's latency profile, the kind of decoder that it is measured with, and the time of a selector's decision."""
+"""The run's latency profile, its kind of decoder, and the time of a selector's decision."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from selector.runtime.selector import Selector, Tuned
 from selector.schema import FULL, LIGHT, InputError
 from selector.train.module import SelectorModule
 
-COMPARED = Action(1, 4, 0), Action(2, 2, 4)  # the trees on whose steps decoders are compared
+COMPARED = Action(1, 4, 0), Action(2, 2, 4)  # the trees with which decoders are compared
 COMPARED_STEPS = 8  # of each text and tree
 COMPARED_PROMPTS = 2
-CLEARLY = 0.9  # of the time of a step: a smaller gain may be noise, and the eager decoder serves every verifier
+CLEARLY = 0.9  # a kind replaces the first one if its steps take less than this share; a smaller gain may be noise
 
 
 def profile_path(config: Config) -> Path:
@@ -35,10 +35,10 @@ def profile_path(config: Config) -> Path:
 
 
 def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfile:
-    """The run's profile; the pair decodes from then on with the kind of decoder that was timed.
+    """The run's profile; sets `pair.decoder` to the kind of decoder that was timed.
 
     Raises:
-        InputError: it was measured on another machine or with another pair.
+        InputError: the profile was measured on another machine or with another pair.
     """
     path = profile_path(config)
     verify(config, "latency")
@@ -54,10 +54,10 @@ def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfil
 
 
 def faster_decoder(config: Config, pair: ModelPair, prompts: list[list[int]]) -> str:
-    """The kind of decoder for the run, of those that `pair.decoder` and the device allow: the first of eager, graph and
-    compiled graph, unless a later one has clearly shorter steps.
+    """The first kind of decoder that the config's `pair.decoder` and the device allow (of eager, graph and compiled
+    graph), unless a later one has clearly shorter steps.
 
-    On a CPU compiling takes minutes, so compiled passes are tried only where `pair.decoder` asks for the graph decoder.
+    On a CPU compiling takes minutes, so compiled passes are tried only where `pair.decoder` is "graph".
     """
     if pair.device.type == "cuda":
         kinds = [COMPILED]
@@ -71,16 +71,14 @@ def faster_decoder(config: Config, pair: ModelPair, prompts: list[list[int]]) ->
         steps = timing.real_steps(
             pair, [config.train.verifier], COMPARED, prompts[:COMPARED_PROMPTS], COMPARED_STEPS, config.data.tokens
         )
-        taken = [sum(step.seconds.values()) for own in steps.values() for step in own]
+        taken = [step.total for own in steps.values() for step in own]
         seconds[kind] = timing.usual(taken) if taken else 0.0
     pair.spare.clear()
-    if not seconds:
-        return kinds[0]
-    return min(kinds, key=lambda kind: seconds[kind] * (CLEARLY if kind == kinds[0] else 1))
+    return min(kinds, key=lambda kind: seconds.get(kind, 0.0) * (CLEARLY if kind == kinds[0] else 1))
 
 
 class _Timed:
-    """A selector that is asked, and a tree that is drafted whatever it says."""
+    """Asks a selector and drafts a fixed tree."""
 
     def __init__(self, tuned: Tuned, action: Action) -> None:
         self.tuned, self.action, self.feature_levels = tuned, action, tuned.feature_levels
@@ -93,11 +91,8 @@ class _Timed:
 def decision_seconds(
     config: Config, pair: ModelPair, profile: LatencyProfile, verifier: str, level: str, prompt: list[int]
 ) -> float:
-    """Usual time of a decision in real decoding, features included.
-
-    The weights of the network do not matter for that, so it is not trained. Chains and lookups may be chosen, as on
-    most machines.
-    """
+    """Mean time of a decision of an untrained network in real decoding, features included. It may choose chains and
+    lookups, as on most machines."""
     space = ActionSpace.with_lookups()
     widths = hidden_widths(config) if level == FULL else []
     module = SelectorModule("regressor", FULL if widths else LIGHT, widths, config.train.network).eval()

@@ -25,7 +25,7 @@ from selector.schema import FEATURES, InputError
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "latency", "train", "evaluate")
 
-FITTED: list[tuple[int, ...]] = [  # trees, and lookups of one number
+FITTED: list[tuple[int, ...]] = [  # trees, and lookups as tuples of one number
     *((1, 0, 0), (1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 8, 8)),
     *((2, 0, 2), (2, 2, 4), (2, 4, 2), (2, 8, 8), (3, 0, 4), (3, 4, 4), (3, 2, 8)),
     *((4, 0, 1), (4, 0, 4), (4, 0, 8), (4, 4, 2), (4, 4, 8), (4, 8, 4), (2,), (8,), (16,)),
@@ -33,8 +33,9 @@ FITTED: list[tuple[int, ...]] = [  # trees, and lookups of one number
 CHECKED: list[tuple[int, ...]] = [
     *((1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 2, 6), (4,)),
 ]
-FORMAT = 4  # of `latency.json`: with its keys it changes, so that a profile of an earlier program is measured anew
-REAL_STEPS = 8  # of each text and tree, that the times are fitted to, and checked with
+FORMAT = 4  # of `latency.json`; a profile of another format is measured anew
+REAL_STEPS = 8  # timed steps of each text and tree
+_PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
 
 
 def plan(config: Config) -> list[str]:
@@ -45,7 +46,7 @@ def plan(config: Config) -> list[str]:
 
 
 def reads_only(config: Config) -> bool:
-    """Whether an engine's times are to be read, and this machine's are there: they stay as they are."""
+    """Whether only an engine's times are read, because this machine's profile exists."""
     return config.latency.timings is not None and profile_path(config).exists()
 
 
@@ -87,9 +88,8 @@ def run(config: Config) -> None:
         profile = replace(profile, decide=decide, labelling=labelling_seconds(config, pair, texts))
         actions = [choice_of(shape) for shape in FITTED + CHECKED]
         steps = timing.real_steps(pair, config.verifiers, actions, prompts, REAL_STEPS, config.data.tokens)
-        if any(
-            (name, action) not in steps for name in config.verifiers for action in actions if isinstance(action, Action)
-        ):
+        trees = [action for action in actions if isinstance(action, Action)]
+        if any((name, tree) not in steps for name in config.verifiers for tree in trees):
             raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
         profile = timing.fitted(profile, {key: taken for key, taken in steps.items() if key[1] in FITTED})
         rows = check(profile, config.train.verifier, {key: taken for key, taken in steps.items() if key[1] in CHECKED})
@@ -104,23 +104,18 @@ def run(config: Config) -> None:
 
 
 def check(profile: LatencyProfile, verifier: str, steps: dict[tuple[str, Choice], list[Step]]) -> list[dict[str, Any]]:
-    """Predicted against measured step times with one verifier, of trees and lookups that nothing was fitted to."""
+    """Predicted and measured step times with one verifier, of trees and lookups outside of the fit."""
     rows = []
-    for (name, action), taken in steps.items():
-        if name != verifier:
-            continue
-        predicted, measured = timing.times(profile, name, action, taken)
-        ratio = predicted / measured
-        row = {"action": str(action), "predicted": predicted, "measured": measured, "ratio": ratio, "steps": len(taken)}
-        rows.append(row)
+    for action in [action for name, action in steps if name == verifier]:
+        taken = steps[verifier, action]
+        predicted, measured = timing.times(profile, verifier, action, taken)
+        row = {"action": str(action), "predicted": predicted, "measured": measured, "ratio": predicted / measured}
+        rows.append({**row, "steps": len(taken)})
     return rows
 
 
-_PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
-
-
 def passes(profile: LatencyProfile) -> str:
-    """What one pass of each model and a decision take."""
+    """The times of one pass of each model and of a decision."""
     length = profile.draft.lengths[len(profile.draft.lengths) // 2]
     draft, target = profile.draft.at(length, 1), profile.target.at(length, 1)
     decisions = ", ".join(f"{1e3 * seconds:.3f} ms ({level})" for level, seconds in profile.decide.items())
@@ -129,19 +124,19 @@ def passes(profile: LatencyProfile) -> str:
 
 
 def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> RichTable:
-    """One pass of each model, and predicted against measured step times."""
+    """The times of passes and a decision, and predicted and measured step times."""
     random = ", random weights" if profile.pair.startswith(RANDOM) else ""
     table = RichTable(title=f"Step times on {profile.device}{random}\n{passes(profile)}", title_justify="left")
     for column in ("action", "predicted ms", "measured ms", "ratio"):
         table.add_column(column, justify="right")
     for row in rows:
-        predicted, measured = 1e3 * float(row["predicted"]), 1e3 * float(row["measured"])
-        table.add_row(str(row["action"]), f"{predicted:.2f}", f"{measured:.2f}", f"{float(row['ratio']):.2f}")
+        milliseconds = [f"{1e3 * row[key]:.2f}" for key in ("predicted", "measured")]
+        table.add_row(row["action"], *milliseconds, f"{row['ratio']:.2f}")
     return table
 
 
 def labelling_seconds(config: Config, pair: ModelPair, prompts: list[Prompt]) -> dict[str, float]:
-    """`LatencyProfile.labelling`, from a few texts made as the data stage makes them."""
+    """`LatencyProfile.labelling`, from a few texts that are written as in the data stage."""
     sampling = config.sampling[0].build()
     chosen = tuple((prompt, 0) for prompt in prompts)
     few = {"decoded": chosen[:2], "written": chosen[: config.data.texts_per_shard]}

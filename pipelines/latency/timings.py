@@ -1,4 +1,4 @@
-"""An engine's own step times: a CSV file, and a latency profile with a batch axis from it."""
+"""Reads an engine's step times from a CSV file into a latency profile with a batch axis."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Row(NamedTuple):
         line: in the file.
         batch: requests that are decoded together.
         context: tokens of each request before the step.
-        verified: tokens of each request in the target's pass, its root included; 0 where the target was not timed.
+        verified: tokens of each request in the target's pass, the root included; 0 without a target pass.
         passes: of the draft.
-        seconds: of the whole step, whatever the engine does in it.
+        seconds: of the whole step.
     """
 
     line: int
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What the timed steps of one batch size and context say: one draft pass, and the rest of a step by tokens."""
+    """Seconds at one batch size and context: of a draft pass, and of the rest of a step by verified tokens."""
 
     draft: float
     target: dict[int, float]
@@ -55,7 +55,7 @@ def engine_path(config: Config) -> Path:
 
 
 def run(config: Config, path: Path) -> None:
-    """Read an engine's times into a profile of their own, beside this machine's."""
+    """Read an engine's times into a profile of its own."""
     rows = read_timings(path)
     pair = load_pair(config).fingerprint
     depends = {
@@ -78,7 +78,7 @@ def run(config: Config, path: Path) -> None:
 
 
 def load_engine_profile(config: Config) -> LatencyProfile:
-    """InputError where no engine's times were read."""
+    """The engine's profile; InputError where no engine's times were read."""
     if not engine_path(config).exists():
         raise InputError(f"{engine_path(config)}: no engine's times there: espalier latency --from timings.csv")
     return LatencyProfile.load(engine_path(config))
@@ -88,8 +88,8 @@ def read_timings(path: Path) -> list[Row]:
     """The rows of a CSV file with the columns `COLUMNS`, in any order.
 
     Raises:
-        InputError: it is missing, a column is missing or unknown, a value does not fit, or a step is timed twice; with
-            the line.
+        InputError: the file or a column is missing, a column is unknown, a value is invalid, or a step is timed twice;
+            names the line.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -127,7 +127,7 @@ def _row(path: Path, line: int, values: dict[str | None, str | None]) -> Row:
 
 
 def remarks(rows: list[Row]) -> Iterator[str]:
-    """Rows that take less time than others with less to do, and gaps in the grid; a line each."""
+    """One line for each row that takes less time than a row with less work, and for each gap in the grid."""
     for row in rows:
         less = [each for each in rows if each != row and all(a <= b for a, b in zip(each.work, row.work, strict=True))]
         slowest = max(less, key=lambda each: each.seconds, default=row)
@@ -152,13 +152,10 @@ def remarks(rows: list[Row]) -> Iterator[str]:
 def profile_of(
     rows: list[Row], name: str, stepped: bool, pair: str, verifiers: tuple[str, ...] | list[str]
 ) -> LatencyProfile:
-    """The latency profile of an engine.
-
-    An engine's step holds its verifier and whatever else it does, so these cost nothing beside it; nor does a decision,
-    which the engine does not make.
+    """The latency profile of an engine. Its verification costs nothing beside the steps, which contain it.
 
     Args:
-        stepped: whether sizes between the timed ones cost what the next larger one does (`selector.tables.along`).
+        stepped: whether sizes between the timed ones cost as much as the next larger one (`selector.tables.along`).
 
     Raises:
         InputError: drafting cannot be told from verification, or one of them would take no time.
@@ -187,8 +184,7 @@ def profile_of(
 def _steps(rows: list[Row], name: str) -> Steps:
     """Least squares of `seconds = target(verified) + passes x draft`, where `target(0)` is 0.
 
-    Rows of the same verified tokens with several numbers of passes, and rows of no verified tokens, tell the two
-    apart. A file that has no more than these reproduces every one of its rows.
+    Rows with equal `verified` and different `passes`, and rows with `verified` 0, determine `draft`.
     """
     groups: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
@@ -216,12 +212,12 @@ def _steps(rows: list[Row], name: str) -> Steps:
 
 
 def _mean(rows: list[Row]) -> tuple[float, float]:
-    """Passes and seconds."""
+    """Mean passes and seconds."""
     return sum(row.passes for row in rows) / len(rows), sum(row.seconds for row in rows) / len(rows)
 
 
 def _target_table(cells: dict[int, Steps], stepped: bool) -> Table:
-    """All contexts of one batch size; tokens that were timed with some context only are filled in at the others."""
+    """All contexts of one batch size; sizes that were not timed with a context are interpolated there."""
     sizes = sorted({size for steps in cells.values() for size in steps.target})
     rows = [[along(list(s.target), list(s.target.values()), size, stepped) for size in sizes] for s in cells.values()]
     return Table(list(cells), sizes, rows)
