@@ -45,8 +45,8 @@ On another machine pass its own profile: `load_selector(directory, latency="late
 | `selector.pt` | TorchScript: `forward(features) -> (action index, scores)`, one root or a batch |
 | `model.safetensors` | the same in NumPy, without torch: `selector.plain.PlainSelector(directory).decide(scalars)` |
 | `selector.pt2` | the same compiled for C++ (`selector/export/cpp/espalier.h`); only where asked for |
-| `config.json` | features, action table, verifier, how it decides, pair, figures, provenance |
-| `latency.json` | the times that its decisions are based on |
+| `config.json` | features, action table, verifier, modes, pair, figures, provenance |
+| `latency.json` | the times that the decisions are based on |
 
 | feature | shape |
 |---|---|
@@ -57,8 +57,8 @@ On another machine pass its own profile: `load_selector(directory, latency="late
 {scalars}
 
 `root` is the last committed token, `prev` the one before it; `p` and `q` are the target's and the draft's
-distributions after a token. The first {schema.first} scalars may be given alone, where the others are not known.
-Without features (`None`) the answer is the static action `{tuple(config.fallback)}`.
+distributions after a token. The first {schema.first} scalars are accepted alone, where the others are not known.
+Without features (`None`) the selector chooses the static action `{tuple(config.fallback)}`.
 """
 
 
@@ -67,14 +67,14 @@ def _what(config: ArtefactConfig) -> str:
     pair = config.pair
     if config.schema == LOG:
         batches = ", ".join(map(str, sorted({mode.batch for mode in config.modes})))
-        return f"""Chooses at every decoding step how many tokens the drafter `{pair["draft"]}` drafts, or a lookup
-`(length,)`: what followed the longest earlier match of the text's end. It was trained on an engine's log, for steps of
-{batches} requests: `selector.at(temperature, batch=32)`. `data_gen.features.root.DrafterKnowledge` gives its features.
-The text's distribution stays the target's."""
-    return f"""Chooses at every decoding step what to draft, for the pair `{pair["target"]}` / `{pair["draft"]}` and the
-verifier `{config.verifier}`: a delayed tree `(K, L1, L2)` of the draft model's, or a lookup `(length,)`, what
-followed the longest earlier match of the text's end.
-This is no draft model: the text's distribution stays the target's."""
+        return f"""At every decoding step the selector chooses how many tokens the drafter `{pair["draft"]}` drafts, or
+a lookup `(length,)` of the tokens that followed the longest earlier match of the text's end. It was trained on an
+engine's log, for steps of {batches} requests: `selector.at(temperature, batch=32)`. The class
+`data_gen.features.root.DrafterKnowledge` computes its features. The text keeps the target's distribution."""
+    return f"""At every decoding step the selector chooses what to draft, for the pair `{pair["target"]}` /
+`{pair["draft"]}` and the verifier `{config.verifier}`: a delayed tree `(K, L1, L2)` of the draft model, or a lookup
+`(length,)` of the tokens that followed the longest earlier match of the text's end. The text keeps the target's
+distribution."""
 
 
 def _gains(config: ArtefactConfig) -> str:

@@ -13,7 +13,7 @@
 
 namespace espalier {
 
-// What to draft: a tree of K branches of L2 tokens below a trunk of L1; or, where K is 0, a lookup of L1 tokens.
+// A tree of K branches of L2 tokens below a trunk of L1 tokens, or a lookup of L1 tokens if K is 0.
 struct Action {
   int64_t K, L1, L2;
 };
@@ -23,9 +23,10 @@ class Selector {
   explicit Selector(const std::string& package) : loader_(package) {}
 
   // The action of each root.
-  //   scalars: float32 [B, F] in the order of config.json; zeros for what only the draft's pass of the root would tell.
-  //   passed: whether the draft has passed the root. Ask first without; where the answer is a tree that is not empty,
-  //     let the draft pass the root and ask again, if `feature_levels` in config.json has more than the early features.
+  //   scalars: float32 [B, F] in the order of config.json; zeros for those that are not known.
+  //   passed: whether the draft has passed the root. If the mode's `feature_levels` in config.json has two levels,
+  //     first decide without the pass. If the answer is a tree that is not empty, let the draft pass the root and
+  //     decide again.
   //   hidden: float32 [B, D] each, for a selector with full features.
   std::vector<Action> decide(const at::Tensor& scalars, bool passed, std::vector<at::Tensor> hidden = {}) {
     std::vector<at::Tensor> inputs = {scalars, at::full({scalars.size(0)}, passed ? 1.0f : 0.0f)};

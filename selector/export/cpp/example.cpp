@@ -1,4 +1,4 @@
-// Decides for roots whose scalars stand in standard input, a root a line, and prints what to draft at each.
+// Reads the scalars of one root per line from standard input, and prints the action at each root.
 //
 //     T=$(python -c "import torch; print(torch.__path__[0])")
 //     g++ -std=c++17 example.cpp -I$T/include -I$T/include/torch/csrc/api/include \
@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
     for (float value; numbers >> value;) values.push_back(value);
   }
   if (roots == 0 || values.size() % roots != 0) {
-    std::cerr << "every line holds as many numbers as the others\n";
+    std::cerr << "every line must hold the same number of scalars\n";
     return 2;
   }
   const at::Tensor scalars = at::from_blob(values.data(), {roots, int64_t(values.size()) / roots}, at::kFloat);
