@@ -9,19 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data_gen.features.compiled import (
-    CAPS,
-    DECAYS_D,
-    PRECEDENTS,
-    ROOM,
-    Array,
-    Numbers,
-    averaged,
-    empty_table,
-    in_a_row,
-    longer,
-)
-from data_gen.features.text import FADING, TextHistory
+from data_gen.features.compiled import CAPS, DECAYS_D, PRECEDENTS, ROOM, Array, Numbers, averaged, empty_table, longer
+from data_gen.features.text import FADING, TextHistory, in_a_row
 from selector.jit import jit, key_of, slot
 from selector.schema import DRAFTER_SCALARS, HIT_LENGTHS, KEYS, MEANS
 
@@ -40,7 +29,7 @@ class HitHistory:
         self._done = 0  # hits that are in the running means
 
     def _make_table(self, hits: int) -> None:
-        """Begin a table of what followed runs of a few tokens, for so many hits, which are counted anew."""
+        """Begin a table of what followed runs of a few tokens, with room for `hits` hits, and count these anew."""
         keys_C, counts_C = empty_table(hits * len(PRECEDENTS))
         self._after, self._counted, self._room = (keys_C, counts_C, np.zeros(len(keys_C))), np.zeros(1, np.int64), hits
 

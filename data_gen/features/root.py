@@ -86,7 +86,7 @@ class RootKnowledge:
             self._draft += draft
 
     def features(self, level: str) -> dict[str, Tensor] | None:
-        """The features of a level at the root, where the draft has passed if they need it; None at the first root."""
+        """The features of a level at the root; None at the first root. `light` and `full` need the draft's row."""
         if self._step is None:
             return None
         self._digest()
@@ -110,7 +110,13 @@ class RootKnowledge:
         """Update the draft's history; returns its scalars at the root."""
         known = [] if self._root_entropy is None else [self._root_entropy]
         draft_entropies = known + entropies(torch.stack([row.logits_V for row in self._draft[len(known) :]]))
-        self._of_draft.add(self._agreements(), draft_entropies[:-1])
+        rows = self._draft[: len(self._next)]
+        if rows[0].probs_V.is_cuda:
+            q = _of_next(torch.stack([row.probs_V for row in rows]), list(range(len(rows))), self._next)
+        else:  # on a CPU, reading single numbers takes less time than a call of torch
+            q = [row.probs_V.numpy().item(token) for row, token in zip(rows, self._next, strict=True)]
+        accepted = [min(1.0, of_draft / of_target) for of_draft, of_target in zip(q, self._p, strict=True)]
+        self._of_draft.add(accepted, draft_entropies[:-1])
         self._next, self._p, self._root_entropy = [], [], draft_entropies[-1]
         return self._of_draft.scalars(draft_entropies[-1])
 
@@ -127,15 +133,6 @@ class RootKnowledge:
             self._next += self._following
             self._p += self._step.of_next(self._following)
         self._following = []
-
-    def _agreements(self) -> list[float]:
-        """`min(1, q/p)` of the tokens that the draft's history lacks."""
-        rows = self._draft[: len(self._next)]
-        if rows[0].probs_V.is_cuda:
-            q = _of_next(torch.stack([row.probs_V for row in rows]), list(range(len(rows))), self._next)
-        else:  # on a CPU, reading single numbers takes less time than a call of torch
-            q = [row.probs_V.numpy().item(token) for row, token in zip(rows, self._next, strict=True)]
-        return [min(1.0, of_draft / of_target) for of_draft, of_target in zip(q, self._p, strict=True)]
 
 
 def _of_next(probs_NV: Tensor, nodes: list[int], tokens: Sequence[int]) -> list[float]:

@@ -1,4 +1,4 @@
-"""The features at a root that follow from token ids alone.
+"""The features at a root that depend only on token ids.
 
 Legend: N tokens, F scalars, D decays of running means, M kinds of matches, C slots of a table of counts, J keys.
 """
@@ -11,24 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_gen.drafting.lookup import LookupIndex
-from data_gen.features.compiled import (
-    CAPS,
-    DECAYS_D,
-    PRECEDENTS,
-    ROOM,
-    SOURCES,
-    Array,
-    alike_after,
-    alike_before,
-    averaged,
-    copied_token,
-    count_runs,
-    empty_table,
-    in_a_row,
-    longer,
-    precedents,
-    shares,
-)
+from data_gen.features.compiled import CAPS, DECAYS_D, PRECEDENTS, ROOM, SOURCES, Array, averaged, empty_table, longer
 from data_gen.models.sampling import Sampling
 from selector.jit import jit, key_of, slot
 from selector.schema import PRECEDENT_LENGTHS, TEXT_SCALARS
@@ -193,3 +176,84 @@ def _keys(tokens_N: Array, source: int, match: int, foretold: bool) -> Array:
     return np.array(
         [key_of(0, last, -1), key_of(1, before, last), seen, key_of(3, last, copied), key_of(4, copied, -1)]
     )
+
+
+@jit
+def count_runs(tokens_N: Array, begin: int, end: int, keys_C: Array, counts_C: Array, longest: int) -> None:
+    """Count the runs of up to `longest` tokens whose last token is one of those from `begin` to `end`."""
+    for last in range(begin, end):
+        run = np.uint64(0)
+        for n in range(min(longest, last + 1)):
+            run = longer(run, tokens_N[last - n])
+            at = slot(keys_C, run)
+            keys_C[at] = run
+            counts_C[at] += 1
+
+
+@jit
+def in_a_row(right_N: Array, source: int, most: int) -> int:
+    """How many tokens after the source were right before the first wrong one."""
+    count = 0
+    while source >= 0 and count < most and source + 1 + count < len(right_N) and right_N[source + 1 + count] > 0:
+        count += 1
+    return count
+
+
+@jit
+def shares(found_F: Array, at: int, right_N: Array, source: int, lengths: Array) -> int:
+    """Write the shares of right tokens among the first few after the source; returns the position after them."""
+    for number in range(len(lengths)):
+        some_N = right_N[source + 1 : source + 1 + lengths[number]]
+        found_F[at + number] = some_N.mean() if source >= 0 and len(some_N) > 0 else 0.0
+    return at + len(lengths)
+
+
+@jit
+def alike_before(tokens_N: Array, end: int, most: int) -> int:
+    """The length of the match of the text's end at position `end`."""
+    count, last = 0, len(tokens_N) - 1
+    while count < most and end - count >= 0 and tokens_N[end - count] == tokens_N[last - count]:
+        count += 1
+    return count
+
+
+@jit
+def alike_after(tokens_N: Array, one: int, other: int, most: int) -> int:
+    """How many first tokens two lookups from different sources have in common."""
+    count = 0
+    if one >= 0 and other >= 0:
+        while count < most and copied_token(tokens_N, one, count) == copied_token(tokens_N, other, count):
+            count += 1
+    return count
+
+
+@jit
+def copied_token(tokens_N: Array, source: int, n: int) -> int:
+    """The n-th token of a lookup, which may continue into the tokens that it copied."""
+    return tokens_N[source + 1 + n % (len(tokens_N) - 1 - source)]
+
+
+@jit
+def precedents(
+    found_F: Array,
+    at: int,
+    tokens_N: Array,
+    source: int,
+    keys_C: Array,
+    counts_C: Array,
+    lengths: Array,
+    most_seen: int,
+) -> None:
+    """Write how often the text's last tokens occurred before, and how often a lookup's first token followed them."""
+    end, followed = np.uint64(0), longer(np.uint64(0), tokens_N[source + 1])
+    number = 0
+    for n in range(1, lengths[-1] + 1):
+        before, agree = 0, 0
+        if source >= 0 and n <= len(tokens_N):
+            end, followed = longer(end, tokens_N[-n]), longer(followed, tokens_N[-n])
+            before = counts_C[slot(keys_C, end)] - 1
+            agree = counts_C[slot(keys_C, followed)]
+        if n == lengths[number]:
+            found_F[at] = min(before, most_seen)
+            found_F[at + 1] = agree / before if before > 0 else 0.0
+            at, number = at + 2, number + 1

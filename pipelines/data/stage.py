@@ -10,9 +10,9 @@ import numpy as np
 import psutil
 import torch
 
-from data_gen import traces
 from data_gen.texts.labelled import PARTS, Shard, make_shard
 from data_gen.texts.plausibility import Plausibility
+from data_gen.traces import TraceStore
 from pipelines.config import Config
 from pipelines.data import workers
 from pipelines.data.recorded import depends, realised, traces_folder
@@ -40,14 +40,12 @@ def plan(config: Config) -> list[str]:
 
 def run(config: Config) -> None:
     pair: Any = load_pair(config)
-    fingerprint = pair.fingerprint
-    folder = traces_folder(config)
+    fingerprint, folder = pair.fingerprint, traces_folder(config)
     inputs = depends(config, fingerprint)
     work = shards(config, pair)
-    store = traces.TraceStore(folder, inputs)  # raises where there are traces of other inputs
+    store = TraceStore(folder, inputs)  # raises where there are traces of other inputs
     todo = {name: each for name, each in work.items() if not store.holds(name)}
-    listed = (folder / "manifest.json",)
-    stage = Stage("data", config, inputs, (folder,), hashed=listed)
+    stage = Stage("data", config, inputs, (folder,), hashed=(folder / "manifest.json",))
     if not stage.begin(lambda: not todo):
         return
     stage.replace()

@@ -52,7 +52,7 @@ def run(config: Config) -> None:
             stage.finish()
     else:
         stage = Stage("pair", config, depends(config), ())
-        pair = load_pair(config, shapes=True)  # raises where it does not load
+        pair = load_pair(config, shapes=True)
         random = "; without weights, which are random: only times can be measured" if pair.has_random_weights else ""
         stage.say(f"{config.pair.target} and {config.pair.draft} load and share their vocabulary{random}")
         stage.finish()
