@@ -65,8 +65,8 @@ def espalier(
             return
         files = [word for word in words or [] if stage == "logs" and ("=" not in word or Path(word).exists())]
         overrides = [word for word in words or [] if word not in files]
-        overrides += _flags(stage, {"name": name, "latency.timings": timings, "export.engine": engine})
-        overrides += _flags(stage, {"logs.files": files, "logs.test": test, "logs.timings": step_times})
+        flags = {"name": name, "latency.timings": timings, "export.engine": engine, "logs.files": files}
+        overrides += _flags(stage, flags | {"logs.test": test, "logs.timings": step_times})
         run(stage, config, overrides, plan)
     except InputError as error:
         _exit(str(error), 2, error)
@@ -99,7 +99,11 @@ def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None
     from pipelines.config import LOGS_BASE, load_config  # takes seconds, and a misspelt stage needs none of it
 
     config = load_config(file, overrides, LOGS_BASE) if stage == "logs" else load_config(file or DEMO, overrides)
-    _quiet_libraries()
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # warnings and errors of libraries stay
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     modules = {name: importlib.import_module(module_of(name)) for name in _stages(stage)}
     if plan:
         for name, module in modules.items():
@@ -168,15 +172,6 @@ def declared_by(stage: str) -> tuple[str, tuple[str, ...]]:
     assigned = (node for node in tree.body if isinstance(node, ast.Assign))
     sections = next(node.value for node in assigned if ast.unparse(node.targets[0]) == "SECTIONS")
     return summary, ast.literal_eval(sections)
-
-
-def _quiet_libraries() -> None:
-    """No progress bars of libraries; their warnings and errors stay."""
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
 
 
 def main() -> None:

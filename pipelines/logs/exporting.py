@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,11 @@ def export(
         "metrics": {"evaluation": None},
         "provenance": provenance(config),
     }
-    modes = [row for tuning in tunings for row in tuning.rows()]
+    modes = [
+        {**replace(mode, joint=tuning.joint[level]).row(), "mean_efficiency": tuning.mean_efficiency}
+        for tuning in tunings
+        for level, mode in tuning.selector.items()
+    ]
     folder, fallback = config.folder / "selector", tunings[0].fixed.action
     return write_artefact(folder, module, profile, VERIFIER, fallback, modes, facts, check, tokens=tokens)
 

@@ -27,18 +27,12 @@ LENGTH = 8  # tokens of the chain whose predictions are compared with what was a
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out texts, or those of one kind, for one batch size.
+    """Held-out texts, or those of one kind, for one batch size."""
 
-    Attributes:
-        timed: with the times of the batch size.
-        predicted: at the roots of these texts.
-        profile: with all batch sizes.
-    """
-
-    timed: Timed
-    predicted: Predictions
+    timed: Timed  # with the times of the batch size
+    predicted: Predictions  # at the roots of these texts
     tuning: Tuning
-    profile: LatencyProfile
+    profile: LatencyProfile  # with all batch sizes
 
     def of_kind(self, kind: str) -> HeldOut:
         texts = self.timed.texts
@@ -80,11 +74,8 @@ def _equal(held_out: HeldOut) -> dict[str, Figures]:
         "rule": replay_mode(timed, {}, tuning.rule),
         "oracle": fastest_possible(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space),
     }
-    plain = held_out.plain_speed()
-    return {
-        level: _figures(plain, {**others, "selector": own}, held_out.ratio, tuning)
-        for level, own in held_out.by_level().items()
-    }
+    plain, by_level = held_out.plain_speed(), held_out.by_level().items()
+    return {level: _figures(plain, {**others, "selector": own}, held_out.ratio, tuning) for level, own in by_level}
 
 
 def _mixed(held_out: HeldOut) -> dict[str, Figures]:

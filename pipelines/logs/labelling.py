@@ -31,23 +31,19 @@ def space_of(texts: Sequence[LoggedText], drafter: str, longest_lookup: int) -> 
 def split(
     texts: Sequence[LoggedText], tested: Sequence[LoggedText], validation: float, test: float
 ) -> dict[str, list[LoggedText]]:
-    """Texts by split. All texts of one source fall into the same split.
+    """Texts by split, InputError where one would be empty. All texts of one source fall into the same split.
 
     Args:
         tested: texts of held-out files. If there are any, they are the test split.
         validation, test: shares of the sources.
-
-    Raises:
-        InputError: a split would be empty.
     """
-    found: dict[str, list[LoggedText]] = {name: [] for name in SPLITS}
+    found: dict[str, list[LoggedText]] = {name: [] for name in SPLITS} | {"test": list(tested)}
     for text in texts:
         prompt = Prompt(text.name, "", text.kind, text.source)
         found[split_of(prompt, validation, 0.0 if tested else test)].append(text)
-    found["test"] += tested
-    empty = next((name for name, own in found.items() if not own), None)
-    if empty is not None:
-        raise InputError(f"{texts[0].place}: {len(texts)} texts are too few: none falls into the {empty} split")
+    for name, own in found.items():
+        if not own:
+            raise InputError(f"{texts[0].place}: {len(texts)} texts are too few: none falls into the {name} split")
     return found
 
 
@@ -73,9 +69,9 @@ class Labeller:
         copied_R = data.foretold_R.clamp(max=LONGEST_COUNTED)
         values_RK = torch.stack([survivals_RD.sum(-1), copied_R], dim=-1).double().numpy()
         tokens, found_RF = TokenStatistics.fit(keys_RJ, values_RK, data.text_R.numpy())
-        found, begin, split_at = torch.from_numpy(found_RF).float(), len(TEXT_SCALARS), len(TOKEN_SCALARS)
-        data.scalars_RF[:, begin : begin + split_at] = found[:, :split_at]
-        data.scalars_RF[:, split_at - found.shape[1] :] = found[:, split_at:]
+        begin, split_at = len(TEXT_SCALARS), len(TOKEN_SCALARS)
+        data.scalars_RF[:, begin : begin + split_at] = torch.from_numpy(found_RF[:, :split_at])
+        data.scalars_RF[:, split_at - found_RF.shape[1] :] = torch.from_numpy(found_RF[:, split_at:])
         return replace(self, tokens=tokens), data
 
     def _labelled(self, texts: Sequence[LoggedText]) -> tuple[Texts, np.ndarray]:

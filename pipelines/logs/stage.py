@@ -18,7 +18,7 @@ from pipelines.logs import summary
 from pipelines.logs.exporting import decision_seconds, export
 from pipelines.logs.gains import Figures, HeldOut, accepted, entries, fixed_lengths, rival_rows
 from pipelines.logs.labelling import VERIFIER, Labeller, space_of, split
-from pipelines.logs.tuned import monitored, predictions, tune, untuned
+from pipelines.logs.tuned import monitored, tune, untuned
 from pipelines.run import Stage, console, progress, write_json
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.fitting import fit, module_of
@@ -208,7 +208,9 @@ def _evaluate(
         return found
     timed, tunings = labelled.timed(profile), []
     with progress() as bar:
-        predicted = {name: predictions(module, data[name]) for name in ("validation", "test")}
+        predicted = {
+            name: {level: module.scores(data[name], level) for level in LOG.levels} for name in ("validation", "test")
+        }
         for batch in bar.track(sizes, task_id=bar.add_task("replay, by batch size", total=len(sizes), note="")):
             tunings.append(tune(timed["train"], timed["validation"], predicted["validation"], profile, batch))
             held_out = HeldOut(timed["test"].on(profile.at_batch(batch)), predicted["test"], tunings[-1], profile)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,30 +32,16 @@ class Tuning:
     """What was tuned for one batch size.
 
     Attributes:
-        fixed: the best fixed length.
-        rule: the best rule "copy from a match of m tokens on, else draft k tokens".
-        selector: by level, what is exported: the network's decisions, the rule or the fixed length.
-        mean_efficiency: tokens per step of every chain.
         joint: by level, the price of time in tokens per second of the whole batch, for joint decisions of different
             requests; 0 where the rule is as fast.
     """
 
     batch: int
-    fixed: Mode
-    rule: Mode
-    selector: dict[str, Mode]
-    mean_efficiency: list[float]
+    fixed: Mode  # the best fixed length
+    rule: Mode  # the best rule "copy from a match of m tokens on, else draft k tokens"
+    selector: dict[str, Mode]  # by level, what is exported: the network's decisions, the rule or the fixed length
+    mean_efficiency: list[float]  # tokens per step of every chain
     joint: dict[str, float]
-
-    def rows(self) -> Iterator[dict[str, object]]:
-        """The modes as `write_artefact` takes them."""
-        for level, mode in self.selector.items():
-            yield {**replace(mode, joint=self.joint[level]).row(), "mean_efficiency": self.mean_efficiency}
-
-
-def predictions(module: SelectorModule, texts: Texts) -> Predictions:
-    """Predicted block efficiencies of all actions at every root, [R, A], by level."""
-    return {level: module.scores(texts, level) for level in LOG.levels}
 
 
 def tune(train: Timed, validation: Timed, predicted: Predictions, profile: LatencyProfile, batch: int) -> Tuning:

@@ -120,21 +120,19 @@ class FixedChoices:
 
     @classmethod
     def of(cls, config: Config, setting: Setting, texts: Texts, profile: LatencyProfile) -> FixedChoices:
-        choices, tokens, seconds = [], [], []
+        found: list[tuple[FixedChoice, Tensor, Tensor]] = []
         for verifier in config.verifiers:
             timed = Timed(texts, verifier, profile)
             table = StaticTable.of(timed)
-            choices += [FixedChoice(verifier, Mode(*setting, tree)) for tree in timed.space.trees]
-            tokens.append(table.tokens_XA)
-            seconds.append(table.seconds_XA)
+            choices = [FixedChoice(verifier, Mode(*setting, tree)) for tree in timed.space.trees]
+            found += zip(choices, table.tokens_XA.T, table.seconds_XA.T, strict=True)
         timed = Timed(texts, config.train.verifier, profile)  # all verifiers check copies alike
         for least, length in itertools.product(LEASTS, LENGTHS):
             mode = Mode(*setting, EMPTY, feature_levels=(MATCH,), rule=LookupRule(least, length))
             replayed = replay_mode(timed, {}, mode)
-            choices.append(FixedChoice(timed.verifier, mode))
-            tokens.append(replayed.tokens_X[:, None])
-            seconds.append(replayed.seconds_X[:, None])
-        return cls(choices, torch.cat(tokens, dim=1), torch.cat(seconds, dim=1))
+            found.append((FixedChoice(timed.verifier, mode), replayed.tokens_X, replayed.seconds_X))
+        every, tokens, seconds = zip(*found, strict=True)
+        return cls(list(every), torch.stack(tokens, dim=1), torch.stack(seconds, dim=1))
 
     def best(self, index_X: Tensor) -> FixedChoice:
         """The fastest on some of the texts."""

@@ -26,22 +26,14 @@ BANDIT_ARMS, BANDIT_WEIGHT = (1, 2, 3, 4), 2.0
 @dataclass(frozen=True)
 class Adaptive(Sequential):
     """SGLang's adaptive speculative decoding: a moving average of accepted lengths moves the drafter's length among
-    candidates. There the average is over all requests; here each text has its own.
+    candidates. There the average is over all requests; here each text has its own."""
 
-    Attributes:
-        candidates: ascending.
-        start: position of the first one.
-        slack: added to the average at which the length goes down.
-        weight: of the newest step in the average.
-        warm_up, interval: steps before the first move, and between moves.
-    """
-
-    candidates: tuple[int, ...]
-    start: int
-    slack: float
-    weight: float
-    warm_up: int
-    interval: int
+    candidates: tuple[int, ...]  # ascending
+    start: int  # position of the first one
+    slack: float  # added to the average at which the length goes down
+    weight: float  # of the newest step in the average
+    warm_up: int  # steps before the first move
+    interval: int  # steps between moves
 
     def actions(self, texts: RivalTexts) -> Tensor:
         own = np.array(self.candidates), self.start, self.slack, self.weight, (self.warm_up, self.interval)
@@ -67,16 +59,11 @@ class Estimated(Sequential):
     A moving average for each depth follows vLLM's pull requests 44336 and 47111, which were not merged when they were
     read. SmartSpec and TurboSpec (arXiv 2406.14066) have one rate. vLLM's own estimator (acceptance_estimator.py at
     165b366) reads the drafter's logits, which no log has.
-
-    Attributes:
-        rates: at the start, by depth, of tokens all of whose predecessors were accepted.
-        weight: of the newest step in them.
-        probe: at every `probe`-th step one token more is drafted; 0 for never. This replaces random exploration.
     """
 
-    rates: tuple[float, ...]
-    weight: float
-    probe: int
+    rates: tuple[float, ...]  # at the start, by depth, of tokens all of whose predecessors were accepted
+    weight: float  # of the newest step in the rates
+    probe: int  # every `probe`-th step drafts one token more, where they explore at random; 0: never
 
     def actions(self, texts: RivalTexts) -> Tensor:
         known = texts.accepted_RK[:, 0], texts.size_X, texts.seconds_RA
@@ -93,13 +80,11 @@ def vllm_estimator(train: RivalTexts) -> Estimated:
 
 @dataclass(frozen=True)
 class Bandit(Sequential):
-    """BanditSpec (arXiv 2505.15141): UCB1 over fixed lengths (`arms`), with a weight of the exploration.
+    """BanditSpec (arXiv 2505.15141): UCB1 over fixed lengths. The reward is a step's tokens per second, as a share of
+    the largest possible value."""
 
-    The reward is a step's tokens per second, as a share of the largest possible value.
-    """
-
-    arms: tuple[int, ...]
-    weight: float
+    arms: tuple[int, ...]  # the lengths
+    weight: float  # of the exploration
 
     def actions(self, texts: RivalTexts) -> Tensor:
         known = texts.accepted_RK[:, 0], texts.size_X, texts.seconds_RA

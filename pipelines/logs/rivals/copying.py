@@ -35,21 +35,14 @@ PAYOFF_SCALARS = (  # what a predicted payoff is linear in
 
 @dataclass(frozen=True)
 class Copying(Rival):
-    """Copy from a match of some length on, else draft.
-
-    Attributes:
-        drafted: tokens of the drafter.
-        least, copied: copy `copied` tokens from a match of `least` on.
-        longer, far: copy `far` tokens from a match of `longer` on.
-        hits, steady: draft `steady` tokens where the share of the drafter's recent hits is above `hits`.
-    """
+    """Copy from a match of some length on, else draft."""
 
     drafted: int
-    least: int
+    least: int  # the match from which `copied` tokens are copied
     copied: int
-    longer: float = math.inf
+    longer: float = math.inf  # the match from which `far` tokens are copied
     far: int = 1
-    hits: float = math.inf
+    hits: float = math.inf  # the share of the drafter's recent hits above which `steady` tokens are drafted
     steady: int = 0
 
     def actions(self, texts: RivalTexts) -> Tensor:
@@ -72,16 +65,11 @@ class Scored(Rival):
 
 @dataclass(frozen=True)
 class Payoff(Rival):
-    """Copy where the predicted accepted length of the copy reaches a threshold (`hybrid_verified_decoding`).
+    """Copy where the predicted accepted length of the copy reaches a threshold (`hybrid_verified_decoding`)."""
 
-    Attributes:
-        weights: of a constant 1 and of `PAYOFF_SCALARS`.
-        least: the threshold, in tokens.
-    """
-
-    weights: tuple[float, ...]
+    weights: tuple[float, ...]  # of a constant 1 and of `PAYOFF_SCALARS`
     drafted: int
-    least: float
+    least: float  # the threshold, in tokens
     copied: int
 
     def actions(self, texts: RivalTexts) -> Tensor:
@@ -97,32 +85,22 @@ def sam_decoding(train: RivalTexts) -> Copying:
 
 def tensorrt_llm(train: RivalTexts) -> Copying:
     """TensorRT-LLM's suffix automaton beside a drafter (`sa_config`; sa_enhancer.py at 1a487b3): copy from a match of
-    4 tokens on as many tokens as are drafted elsewhere. That length is tuned.
-
-    There the drafter runs at every step; here a copy takes no pass of the drafter.
-    """
+    4 tokens on as many tokens as are drafted elsewhere; that length is tuned. Here a copy takes no pass of the drafter;
+    there each step takes one."""
     lengths = range(min(train.depth, 1), train.depth + 1)
     return fastest(train, [Copying(k, TENSORRT_LEAST, max(k, 1)) for k in lengths])
 
 
 def n_gram_first(train: RivalTexts, starts: Sequence[Copying]) -> Copying:
     """Prompt lookup beside a drafter, as in vLLM (`ngram`) and Hugging Face (`prompt_lookup_num_tokens`): copy wherever
-    the last n tokens occurred before, else draft. All lengths are tuned.
-
-    Args:
-        starts: settings of this rule to begin with; the result is at least as fast as any of them.
-    """
+    the last n tokens occurred before, else draft. All lengths are tuned, beginning with the fastest of `starts`."""
     together = grid(least=LEASTS, copied=range(1, train.longest + 1))
     return climbed(train, fastest(train, starts), [together, grid(drafted=range(train.depth + 1))])
 
 
 def best_rule(train: RivalTexts, start: Copying) -> Copying:
     """Our own best rule of thumb: two lengths of copies by two lengths of the match, and two lengths of the drafter by
-    its recent hits. All of them are tuned.
-
-    Args:
-        start: the rule to begin with; the result is at least as fast.
-    """
+    its recent hits. All of them are tuned, beginning with `start`."""
     lengths, drafted = _copy_lengths(train), range(train.depth + 1)
     moves = [
         grid(copied=lengths, longer=LEASTS),
@@ -140,10 +118,7 @@ def _copy_lengths(train: RivalTexts) -> list[int]:
 
 def arctic_inference(train: RivalTexts) -> Scored:
     """ArcticInference's suffix decoding beside a drafter (arctic_inference/vllm/model_runner.py at 008df6b): copy where
-    `suffix_score` is at least the drafter's length. That length is tuned.
-
-    It also searches the texts of earlier requests; here each text stands alone.
-    """
+    `suffix_score` is at least the drafter's length. That length is tuned. Earlier requests are not searched."""
     return fastest(train, [Scored(k) for k in range(train.depth + 1)])
 
 
@@ -205,12 +180,8 @@ def payoff(texts: RivalTexts, weights: tuple[float, ...]) -> Tensor:
 def _copying(
     match_R: Array, hits_R: Array, actions: tuple[int, int, int, int], least: tuple[float, float, float]
 ) -> Array:
-    """`Copying`: the action at every root, int64 [R]; with torch this takes ten times as long.
-
-    Args:
-        actions: to draft, to draft after hits, to copy, to copy after a longer match.
-        least: hits, match and longer match from which the last three are taken.
-    """
+    """`Copying`: the action at every root, int64 [R]; with torch this takes ten times as long. The first action is the
+    default; the others are taken from the `least` hits, match and longer match on."""
     action_R = np.zeros(len(match_R), np.int64)
     for r in range(len(match_R)):
         action = actions[1] if hits_R[r] > least[0] else actions[0]
