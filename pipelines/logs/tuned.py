@@ -54,7 +54,7 @@ def tune(train: Timed, validation: Timed, predicted: Predictions, profile: Laten
     times = profile.at_batch(batch)
     train, validation = train.on(times), validation.on(times)
     table = StaticTable.of(train)
-    fixed = replace(best_static(train, table, train.setting), batch=batch)
+    fixed = replace(best_static(train, table), batch=batch)
     rule = tune_lookup_rule(train, fixed)
     base = static_replay(validation, fixed.action)
     by_rule = judge_mode(validation, rule, replay_mode(validation, {}, rule), base)
@@ -103,6 +103,6 @@ def monitored(validation: Timed, profile: LatencyProfile) -> list[tuple[Timed, M
     sizes, found = profile.batches.sizes, []
     for batch in dict.fromkeys((sizes[0], sizes[len(sizes) // 2])):
         timed = validation.on(profile.at_batch(batch))
-        fixed = best_static(timed, StaticTable.of(timed), timed.setting)
+        fixed = best_static(timed, StaticTable.of(timed))
         found += [(timed, replace(fixed, feature_levels=(level,), rho=1.0)) for level in LOG.levels]
     return found

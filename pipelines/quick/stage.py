@@ -30,11 +30,12 @@ from pipelines.pair.loading import encode, load_pair, prompts_of, recipe
 from pipelines.quick.texts import survivals, texts_of
 from pipelines.run import console, progress
 from pipelines.tracking import describe, mlflow_run
-from pipelines.train.potential import potentials, table_of
+from pipelines.train.judging import potential_table
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.latency import LatencyProfile
 from selector.schema import LIGHT, InputError
 from selector.train.data import Setting, Timed, to_texts
+from selector.train.potential import Potential, potential
 from selector.train.replay import lawful
 from selector.train.tuning import StaticTable
 
@@ -86,7 +87,7 @@ def run(config: Config) -> None:
     title = f"{setting.build()}, {profile.device}; {len(size_X)} texts"
     console.print(_table(title, ["verifier", "best tree"], rows))
     console.print(f"quick: {_verdict(found[0], plain)}")
-    console.print(table_of(potentials(_halves(config, pair, profile, found[0].verifier))))
+    console.print(potential_table(_potential(config, pair, profile, found[0].verifier)))
 
 
 def assumed(profile: LatencyProfile, verifier: str) -> Table:
@@ -109,10 +110,9 @@ def assumed(profile: LatencyProfile, verifier: str) -> Table:
     return _table(title, ["acceptance", "best chain"], rows)
 
 
-def _halves(
-    config: Config, pair: ModelPair, profile: LatencyProfile, verifier: str
-) -> dict[Setting, tuple[Timed, Timed]]:
-    """Texts of the first sampling setting with features, labelled for one verifier: half to fit, half to judge."""
+def _potential(config: Config, pair: ModelPair, profile: LatencyProfile, verifier: str) -> dict[Setting, Potential]:
+    """What a selector gains for one verifier under the first sampling setting, fitted on the texts of every other
+    source."""
     setting = config.sampling[0].build()
     prompts = prompts_of(config, pair, "validation")[: SELECTOR_TEXTS * config.quick.texts]
     own = replace(recipe(config), verifiers=(verifier,), hidden=False)
@@ -127,7 +127,7 @@ def _halves(
     fitted_on, judged_on = (
         Timed(texts.take((number_X % 2 == parity).nonzero()[:, 0]), verifier, profile) for parity in (0, 1)
     )
-    return {texts.settings[0]: (fitted_on, judged_on)}
+    return {texts.settings[0]: potential(fitted_on, judged_on)}
 
 
 def _profile(config: Config, pair: ModelPair, tick: Callable[[], None]) -> LatencyProfile:

@@ -1,18 +1,25 @@
-"""What a selector is judged by: replay of whole texts against the best static tree, setting by setting."""
+"""What a selector is judged by: replay of whole texts against the best static tree, setting by setting.
+
+The first table says before any training whether a selector pays. `bases` are the modes of the best static trees.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
+from data_gen.models.sampling import Sampling
 from pipelines.data.recorded import timed
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.train.data import Setting, Texts
 from selector.train.module import SelectorModule
+from selector.train.potential import Potential
 from selector.train.tuning import (
+    SURE,
     Judged,
     StaticTable,
     best_static,
@@ -24,25 +31,31 @@ from selector.train.tuning import (
 )
 
 
-@dataclass(frozen=True)
-class Statics:
-    """The best static tree of one verifier under one sampling setting, by the training texts.
+def potential_table(found: dict[Setting, Potential]) -> Table:
+    """Whether a selector pays, one line for each sampling setting."""
+    table = Table(title="Does a selector pay here? A quick linear model, on sources it has not seen")
+    table.title_justify = "left"
+    for column in ("setting", "explained variance", "autocorrelation", "in long repeats", "gain", "verdict"):
+        table.add_column(column, justify="left" if column in ("setting", "verdict") else "right")
+    for setting, each in found.items():
+        low, high = (each.gain.value + sign * SURE * each.gain.error for sign in (-1, 1))
+        verdict = "yes" if low > 1 else "no" if high < 1.01 else "perhaps: train one"
+        shares = f"{each.explained:.0%}", f"{each.autocorrelation:.2f}", f"{each.repeats:.0%}"
+        table.add_row(str(Sampling(*setting)), *shares, str(each.gain), verdict)
+    table.caption = (
+        "explained variance: of the labels of a chain of 8; autocorrelation: of acceptance, 4 tokens apart; "
+        "gain: replayed speed over the best static tree, decisions included, ± one standard error over sources"
+    )
+    return table
 
-    Attributes:
-        mean_efficiency: tokens per step of every tree.
-    """
 
-    mode: Mode
-    mean_efficiency: list[float]
-
-
-def statics(splits: dict[str, Texts], settings: list[Setting], verifier: str, profile: LatencyProfile) -> list[Statics]:
-    """For each sampling setting."""
+def statics(splits: dict[str, Texts], settings: list[Setting], verifier: str, profile: LatencyProfile) -> list[Mode]:
+    """The best static tree of a verifier by the training texts, for each sampling setting."""
     result = []
     for setting in settings:
         train = timed(splits["train"], setting, verifier, profile)
         table = StaticTable.of(train)
-        result.append(Statics(best_static(train, table, setting), table.efficiencies().tolist()))
+        result.append(replace(best_static(train, table), mean_efficiency=tuple(table.efficiencies().tolist())))
     return result
 
 
@@ -56,7 +69,7 @@ def monitored(mode: Mode, feature_levels: tuple[str, ...]) -> Mode:
 
 
 def step_times(
-    module: SelectorModule, texts: Texts, bases: list[Statics], verifier: str, profile: LatencyProfile
+    module: SelectorModule, texts: Texts, bases: list[Mode], verifier: str, profile: LatencyProfile
 ) -> tuple[Tensor, Tensor]:
     """What a policy is trained with: step times of all roots [R, A], and the speed of their setting's static tree [R],
     in tokens per second."""
@@ -64,50 +77,44 @@ def step_times(
     speed_R = torch.zeros(len(texts.length_R))
     setting_R = texts.setting_X[texts.text_R]
     for base in bases:
-        mine = setting_R == texts.settings.index(setting_of(base.mode))
-        seconds_RA[mine] = timed(texts, setting_of(base.mode), verifier, profile).seconds((module.level,))
-        speed_R[mine] = base.mode.speed
+        mine = setting_R == texts.settings.index(setting_of(base))
+        seconds_RA[mine] = timed(texts, setting_of(base), verifier, profile).seconds((module.level,))
+        speed_R[mine] = base.speed
     return seconds_RA, speed_R
 
 
 def judge(
-    module: SelectorModule, texts: Texts, bases: list[Statics], verifier: str, profile: LatencyProfile
+    module: SelectorModule, texts: Texts, bases: list[Mode], verifier: str, profile: LatencyProfile
 ) -> list[Judged]:
-    """A module's best mode under every setting, and its speed over the best static tree, by replay of whole texts."""
+    """A module's best mode under every setting, and its speed over the best static tree."""
     result = []
     for base in bases:
-        mine = timed(texts, setting_of(base.mode), verifier, profile)
+        mine = timed(texts, setting_of(base), verifier, profile)
         predictions = {level: module.scores(mine.texts, level) for level in module.asked}
-        result.append(tune_mode(mine, predictions, base.mode, policy=not module.is_regressor))
+        result.append(tune_mode(mine, predictions, base, policy=not module.is_regressor))
     return result
 
 
 def tune_rules(
-    splits: dict[str, Texts], bases: dict[str, list[Statics]], verifier: str, profile: LatencyProfile
+    splits: dict[str, Texts], bases: dict[str, list[Mode]], verifier: str, profile: LatencyProfile
 ) -> list[dict[str, Mode]]:
-    """The rules for lookups, tuned on the training texts; for each sampling setting, by verifier: with the trained
-    verifier, and with that of the fastest static tree of all verifiers, which evaluation compares with.
-
-    Args:
-        bases: by verifier.
-        verifier: the trained one.
-    """
+    """Lookup rules, tuned on the training texts; for each sampling setting, by verifier: with the trained verifier, and
+    with that of the fastest static tree of all verifiers, which evaluation compares with. `bases` are by verifier."""
     result = []
     for each in zip(*bases.values(), strict=True):
-        modes = {name: base.mode for name, base in zip(bases, each, strict=True)}
-        fastest = max(modes, key=lambda name: modes[name].speed)
-        own = {name: timed(splits["train"], setting_of(mode), name, profile) for name, mode in modes.items()}
-        both = dict.fromkeys((verifier, fastest))
+        modes = dict(zip(bases, each, strict=True))
+        both = dict.fromkeys((verifier, max(modes, key=lambda name: modes[name].speed)))
+        own = {name: timed(splits["train"], setting_of(modes[name]), name, profile) for name in both}
         result.append({name: tune_lookup_rule(own[name], modes[name]) for name in both})
     return result
 
 
 def judge_rules(
-    rules: list[dict[str, Mode]], texts: Texts, bases: list[Statics], verifier: str, profile: LatencyProfile
+    rules: list[dict[str, Mode]], texts: Texts, bases: list[Mode], verifier: str, profile: LatencyProfile
 ) -> list[Judged]:
     """The rules of the trained verifier, on other texts than they were tuned on, under every setting."""
     result = []
     for rule, base in zip(rules, bases, strict=True):
-        mine, mode = timed(texts, setting_of(base.mode), verifier, profile), rule[verifier]
-        result.append(judge_mode(mine, mode, replay_mode(mine, {}, mode), static_replay(mine, base.mode.action)))
+        mine, mode = timed(texts, setting_of(base), verifier, profile), rule[verifier]
+        result.append(judge_mode(mine, mode, replay_mode(mine, {}, mode), static_replay(mine, base.action)))
     return result

@@ -20,18 +20,15 @@ from pipelines.run import Stage, console, write_json
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.fitting import fit, module_of
 from pipelines.train.judging import (
-    Statics,
     judge,
     judge_rules,
     monitored,
+    potential_table,
     setting_of,
     statics,
     step_times,
     tune_rules,
 )
-from pipelines.train.potential import potentials
-from pipelines.train.potential import rows_of as potential_rows
-from pipelines.train.potential import table_of as potential_table
 from pipelines.train.result import chosen_of, inputs
 from selector.decision import Mode
 from selector.files import atomically
@@ -39,6 +36,7 @@ from selector.latency import LatencyProfile
 from selector.schema import FULL, HIDDEN_STATES, LIGHT, read_manifest
 from selector.train.data import Texts
 from selector.train.module import RootsModule, SelectorModule
+from selector.train.potential import potential
 from selector.train.replay import Ratio
 from selector.train.tuning import TIE, Judged
 
@@ -47,11 +45,8 @@ SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")
 
 def kinds(config: Config) -> list[tuple[str, str]]:
     """Objective and feature level of the selectors that are trained: policies see light features alone."""
-    full = [("regressor", FULL)] if config.data.features == FULL else []
-    found = []
-    for objective in config.train.objectives:
-        found += [(objective, LIGHT), *(full if objective == "regressor" else [])]
-    return found
+    levels = {"regressor": (LIGHT, FULL) if config.data.features == FULL else (LIGHT,), "policy": (LIGHT,)}
+    return [(objective, level) for objective in config.train.objectives for level in levels[objective]]
 
 
 def plan(config: Config) -> list[str]:
@@ -79,11 +74,10 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
     with mlflow_run(config, "train", SECTIONS) as mlflow:
         mlflow.log_dict(read_manifest(traces_folder(config)), "manifest.json")
         mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
-        train, validation = (
-            {each: timed(splits[name], each, verifier, profile) for each in settings}
-            for name in ("train", "validation")
-        )
-        estimates = potentials({each: (train[each], validation[each]) for each in settings})
+        estimates = {
+            setting: potential(*(timed(splits[name], setting, verifier, profile) for name in ("train", "validation")))
+            for setting in settings
+        }
         console.print(potential_table(estimates))
         by_verifier = {name: statics(splits, settings, name, profile) for name in config.verifiers}
         bases = by_verifier[verifier]
@@ -91,7 +85,7 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
         judged_rules = judge_rules(rules, splits["validation"], bases, verifier, profile)
         found = {}
         for objective, level in kinds(config):
-            name = kind_name(objective, level)
+            name = f"{objective}-{level}"
             with mlflow.start_run(run_name=f"train-{name}", nested=True) as nested:
                 run_id = nested.info.run_id
                 module = trained(config, objective, level, splits, bases, profile, folder / name, run_id)
@@ -108,8 +102,13 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
         result: dict[str, Any] = {
             "chosen": choose(found),
             "selectors": found,
-            "rules": [{"verifier": name, **mode.row()} for own in rules for name, mode in own.items()],
-            "potential": potential_rows(estimates),
+            "rules": [
+                {"verifier": name, **mode.row(), "mean_efficiency": []} for own in rules for name, mode in own.items()
+            ],
+            "potential": [
+                {"temperature": T, "top_p": p, **asdict(each), "gain": each.gain.value, "gain_error": each.gain.error}
+                for (T, p), each in estimates.items()
+            ],
         }
         mlflow.set_tag("chosen", result["chosen"])
         mlflow.log_metrics(found[result["chosen"]]["metrics"])  # so that the list of runs shows them
@@ -129,16 +128,12 @@ def in_words(result: dict[str, Any]) -> str:
     return f"{result['chosen']} is kept, and decides at {decides or 'no sampling setting'}{also}"
 
 
-def kind_name(objective: str, level: str) -> str:
-    return f"{objective}-{level}"
-
-
 def trained(
     config: Config,
     objective: str,
     level: str,
     splits: dict[str, Texts],
-    bases: list[Statics],
+    bases: list[Mode],
     profile: LatencyProfile,
     folder: Path,
     run_id: str,
@@ -153,19 +148,17 @@ def trained(
     roots = RootsModule(module, own, verifier, config.train.batch, config.seed, config.data.stride, further)
     module.begin_at(own["train"], verifier, roots.rows["train"])
     module.judged = [
-        (timed(own["validation"], setting_of(base.mode), verifier, profile), monitored(base.mode, module.asked))
-        for base in bases
+        (timed(own["validation"], setting_of(base), verifier, profile), monitored(base, module.asked)) for base in bases
     ]
     return fit(config, module, roots, folder, run_id)
 
 
-def row_of(judged: list[Judged], rules: list[Judged], bases: list[Statics]) -> dict[str, Any]:
+def row_of(judged: list[Judged], rules: list[Judged], bases: list[Mode]) -> dict[str, Any]:
     """What `result.json` holds of a selector's decisions: metrics over all settings, and a mode for each."""
     modes, ratios = [], []
     for each, rule, base in zip(judged, rules, bases, strict=True):
-        best = keep_if_ahead(each, rule, base.mode)
-        replays = {"replay": asdict(each.ratio), "replay_rule": asdict(rule.ratio)}
-        modes.append({**best.mode.row(), **replays, "mean_efficiency": base.mean_efficiency})
+        best = keep_if_ahead(each, rule, base)
+        modes.append({**best.mode.row(), "replay": asdict(each.ratio), "replay_rule": asdict(rule.ratio)})
         ratios.append(best.ratio)
     error = sum(ratio.error**2 for ratio in ratios) ** 0.5 / len(ratios)
     gated = statistics.mean(ratio.value for ratio in ratios)
@@ -181,10 +174,10 @@ def keep_if_ahead(judged: Judged, rule: Judged, static: Mode) -> Judged:
 
 
 def choose(found: dict[str, dict[str, Any]]) -> str:
-    """The fastest selector on the validation texts. One that sees more, or that is tied to this machine, must be ahead
-    of the light regressor by a standard error."""
+    """The fastest selector on the validation texts. Any other than the light regressor must be ahead of it by a
+    standard error."""
     speeds = {name: float(row["metrics"]["validation/replay_gated"]) for name, row in found.items()}
-    best, plain = max(speeds, key=speeds.__getitem__), kind_name("regressor", LIGHT)
+    best, plain = max(speeds, key=speeds.__getitem__), f"regressor-{LIGHT}"
     error = found[best]["metrics"]["validation/replay_error"]
     return plain if plain in found and speeds[best] - TIE * error <= speeds[plain] else best
 

@@ -1,4 +1,4 @@
-"""Traces as tensors: texts with the features and labels of all their roots. A machine's times are added by `Timed`.
+"""Traces as tensors: texts with the features and labels of all their roots; `Timed` adds the times of a machine.
 
 Legend: X texts, R roots of all texts, F scalar features, D hidden width, S survivals, A actions, L context lengths.
 """
@@ -41,16 +41,15 @@ class Texts:
     """Texts of one split. The roots of a text follow one another.
 
     Attributes:
-        size_X: the number of roots of each text, int64.
-        setting_X: the sampling setting of each text, as a position in `settings`, int64.
-        kind_X, source_X, prompt_X: names.
+        size_X: the number of roots, int64.
+        setting_X: a position in `settings`, int64.
         scalars_RF: float32; zeros at first roots, unless `from_the_start`.
         length_R: committed tokens, the root token included, int64.
-        survivals: by verifier, those of trees, float16 [R, S].
+        survivals: of trees, by verifier, float16 [R, S].
         foretold_R: how many tokens of a lookup the text continues with, uint8.
         hidden: by name, float16 [rows, D]; empty where the traces hold none.
-        hidden_R: the row of `hidden` that belongs to a root, int64, -1 where none does.
-        from_the_start: whether first roots have features, as those of token ids do. The models' rows begin later.
+        hidden_R: a row of `hidden`, int64; -1 where there is none.
+        from_the_start: whether first roots have features, as token ids give; models' rows exist from the second on.
     """
 
     settings: list[Setting]
@@ -72,15 +71,17 @@ class Texts:
 
     @cached_property
     def text_R(self) -> Tensor:
-        """The text of every root."""
         return torch.arange(len(self)).repeat_interleave(self.size_X)
+
+    @cached_property
+    def number_R(self) -> Tensor:
+        """How many roots of the same text come before each root, int64."""
+        return _numbers(self.size_X)
 
     @cached_property
     def unknown_R(self) -> Tensor:
         """Whether a root has no features, bool: the first one of a text, unless `from_the_start`."""
-        if self.from_the_start:
-            return torch.zeros(len(self.text_R), dtype=torch.bool)
-        return torch.cat([torch.ones(1, dtype=torch.bool), self.text_R[1:] != self.text_R[:-1]])
+        return (self.number_R == 0) & (not self.from_the_start)
 
     @cached_property
     def source_number_X(self) -> Tensor:
@@ -99,16 +100,13 @@ class Texts:
         rows_R = chosen[self.text_R]
         taken: dict[str, Any] = {"survivals": {name: rows[rows_R] for name, rows in self.survivals.items()}}
         for name in (each.name for each in fields(self) if each.name.endswith(("_X", "_R", "_RF"))):
-            values = getattr(self, name)
-            if isinstance(values, list):
-                taken[name] = list(compress(values, chosen.tolist()))
-            else:
-                taken[name] = values[chosen if name.endswith("_X") else rows_R]
+            values, kept = getattr(self, name), chosen if name.endswith("_X") else rows_R
+            taken[name] = list(compress(values, chosen.tolist())) if isinstance(values, list) else values[kept]
         return replace(self, **taken)
 
     def labels(self, verifier: str, rows: Tensor | slice, space: ActionSpace) -> Tensor:
-        """Survivals of a space's actions at some roots, float32 [rows, S]. Those of lookups are 0 or 1: a lookup is
-        accepted as far as the text continues with it."""
+        """Survivals of a space's actions at some roots, float32 [rows, S]. A lookup is accepted as far as the text
+        continues with it, so its survivals are 0 or 1."""
         depth_D = torch.arange(1, len(space.sums_SA) - space.tree_survivals + 1)
         copied_RD = self.foretold_R[rows].unsqueeze(-1) >= depth_D
         return torch.cat([self.survivals[verifier][rows].float(), copied_RD.float()], dim=-1)
@@ -117,8 +115,7 @@ class Texts:
         """Scalars and hidden states of some roots, as `RootNetwork` takes them."""
         if not full:
             return self.scalars_RF[rows], []
-        at_B = self.hidden_R[rows]
-        return self.scalars_RF[rows], [self.hidden[name][at_B].float() for name in HIDDEN_STATES]
+        return self.scalars_RF[rows], [self.hidden[name][self.hidden_R[rows]].float() for name in HIDDEN_STATES]
 
 
 @dataclass
@@ -138,7 +135,7 @@ class Timed:
     def on(self, profile: LatencyProfile) -> Timed:
         """The same texts with another machine's times."""
         moved = replace(self, profile=profile)
-        moved.__dict__["survivals_RS"] = self.survivals_RS  # the labels are the same, so they are not computed again
+        moved.__dict__["survivals_RS"] = self.survivals_RS  # the cached labels do not depend on times
         return moved
 
     @cached_property
@@ -154,7 +151,7 @@ class Timed:
         return interpolated(seconds_LA, lengths_L, self.texts.length_R)
 
     def seconds_of(self, action_R: Tensor, feature_levels: Sequence[str] = ()) -> Tensor:
-        """Of these the time of one action at each root, float32 [R]."""
+        """The time of one action at each root, float32 [R], without the times of the others."""
         lengths_L, seconds_LA = self._table(feature_levels)
         upper_R, share_R = places(lengths_L, self.texts.length_R)
         below_R, above_R = seconds_LA[upper_R - 1, action_R], seconds_LA[upper_R, action_R]
@@ -194,15 +191,16 @@ def to_texts(table: pa.Table, verifiers: Sequence[str]) -> Texts:
     for verifier in verifiers:
         if survival_column(verifier) not in table.column_names:
             raise InputError(f"the traces hold no labels for {verifier}: add it to verifiers and make them again")
-    size_X = torch.from_numpy(np.asarray(table["roots"]).astype(np.int64))
     each = zip(table["temperature"].to_pylist(), table["top_p"].to_pylist(), strict=True)
     setting_of = [(round(temperature, 6), round(top_p, 6)) for temperature, top_p in each]
     settings = sorted(set(setting_of))
-    start_X = torch.from_numpy(np.asarray(table["start"]).astype(np.int64))
-    number_R = torch.cat([torch.arange(size) for size in size_X.tolist()])
+    size_X, start_X, stride_X = (
+        torch.from_numpy(np.asarray(table[name]).astype(np.int64)) for name in ("roots", "start", "hidden_stride")
+    )
+    number_R = _numbers(size_X)
     hidden = {name: _flat(table, name) for name in HIDDEN_STATES if name in table.column_names}
-    stride_R = torch.from_numpy(np.asarray(table["hidden_stride"]).astype(np.int64)).repeat_interleave(size_X)
-    has_R = (number_R >= 1) & ((number_R - 1) % stride_R.clamp(min=1) == 0) & (len(hidden) > 0)
+    stride_R = stride_X.clamp(min=1).repeat_interleave(size_X)
+    has_R = (number_R >= 1) & ((number_R - 1) % stride_R == 0) & (len(hidden) > 0)
     return Texts(
         settings,
         size_X,
@@ -217,6 +215,10 @@ def to_texts(table: pa.Table, verifiers: Sequence[str]) -> Texts:
         {name: rows.view(int(has_R.sum()), -1) for name, rows in hidden.items()},
         torch.where(has_R, has_R.cumsum(0) - 1, -1),
     )
+
+
+def _numbers(size_X: Tensor) -> Tensor:
+    return torch.cat([torch.arange(size) for size in size_X.tolist()])
 
 
 def _flat(table: pa.Table, column: str) -> Tensor:

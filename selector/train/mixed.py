@@ -1,7 +1,6 @@
-"""Replay of batches of different requests.
+"""Replay of batches of B different requests: when a text is finished, the next one takes its place.
 
-B requests are always in flight: when a text is finished, the next one takes its place. Their decisions are made
-together (`selector.runtime.joint`), or each by itself.
+Their decisions are made together (`selector.runtime.joint`), or each by itself.
 
 Legend: B requests in flight, R roots of all texts, A actions, X texts, C contexts, V verified tokens, S kinds of drafts
 (chains, lookups), P parts of the texts' sources.
@@ -24,9 +23,9 @@ from selector.train.data import Timed
 from selector.train.replay import Ratio, jackknifed
 
 Array = NDArray[Any]
-ROUNDS = 3  # of finding the speed at which time is charged
-STREAM = 4  # texts that a place in the batch sees at least
-PARTS = 8  # of the sources: errors are over these
+ROUNDS = 3  # of finding the speed that prices time
+STREAM = 4  # texts that each place in the batch decodes at least
+PARTS = 8  # of the sources; errors are over these
 
 
 class MixedReplay(NamedTuple):
@@ -46,8 +45,8 @@ class MixedReplay(NamedTuple):
 
 
 class _Texts(NamedTuple):
-    """Each text's first root and number of roots; each root's context, and how many tokens of the longest chain and of
-    the longest lookup would be accepted."""
+    """First roots, numbers of roots, context lengths, and how many tokens of the longest chain and of the longest
+    lookup would be accepted."""
 
     begin_X: Array
     size_X: Array
@@ -56,15 +55,14 @@ class _Texts(NamedTuple):
 
 
 class MixedBatches:
-    """Texts as streams of requests, of which B are decoded at once.
+    """Texts as streams of requests, one for each part of the sources; B requests of a stream are decoded at once.
 
-    The sources fall into parts; the texts of each part, in a random order and as often as it takes, are a stream of
-    their own. A stream ends when its last text begins, so that there are always B requests.
+    A stream holds the texts of its part in random orders. It ends when its last text begins, so that there are always B
+    requests.
 
     Args:
         timed: labels of 0 and 1; of other labels one draw is taken.
         profile: with a batch axis.
-        seed: of the texts' order.
     """
 
     def __init__(self, timed: Timed, profile: LatencyProfile, batch: int, seed: int = 0) -> None:
@@ -78,18 +76,22 @@ class MixedBatches:
         number_X = timed.texts.source_number_X.numpy()
         part_of = generator.permutation(number_X.max() + 1) % PARTS
         own = [np.flatnonzero(part_of[number_X] == part) for part in range(PARTS)]
-        self._streams = [_stream(texts, STREAM * batch, generator) for texts in own if len(texts)]
+        self._streams = [
+            np.concatenate([generator.permutation(texts) for _ in range(-(-STREAM * batch // len(texts)))])
+            for texts in own
+            if len(texts)
+        ]
 
     def replay(self, action_R: Tensor) -> MixedReplay:
         """A decision at every root that does not depend on the other requests."""
         return self._run(action_R.numpy(), np.zeros((0, 0)), 0.0)
 
     def select(self, tokens_RA: Tensor, speed: float) -> MixedReplay:
-        """Joint decisions by predicted block efficiencies, at a speed of the whole batch in tokens per second."""
+        """Joint decisions by predicted block efficiencies; the batch's `speed`, in tokens per second, prices time."""
         return self._run(np.zeros(0, np.int64), tokens_RA.double().numpy(), speed)
 
     def speed_of(self, tokens_RA: Tensor, begin: float) -> float:
-        """The speed at which joint decisions charge time: the one that they reach, from a first guess on."""
+        """The speed that prices time in joint decisions: the one that they reach, found from a first guess."""
         tried, last = {}, begin
         for _ in range(ROUNDS + 1):
             tried[last] = self.select(tokens_RA, last).speed
@@ -101,11 +103,6 @@ class MixedBatches:
         decisions = action_R, tokens_RA, speed
         rows = [_walk(stream, self.batch, self._texts, self.shapes, clock, decisions) for stream in self._streams]
         return MixedReplay(*torch.tensor(rows, dtype=torch.float64).unbind(-1))
-
-
-def _stream(texts: Array, count: int, generator: np.random.Generator) -> Array:
-    """Texts in random orders, one after another, at least so many."""
-    return np.concatenate([generator.permutation(texts) for _ in range(max(1, -(-count // len(texts))))])
 
 
 @jit
@@ -120,13 +117,11 @@ def _walk(
     """Tokens and seconds of one stream.
 
     Args:
-        clocks: step times, and the time of one more verified token of one request, [C].
+        clocks: step times, and the time to verify one more token of one request, [C].
         decisions: an action of every root, [R]; or predicted block efficiencies, [R, A], and the speed of the batch.
     """
     (clock, token_C), (action_R, tokens_RA, speed) = clocks, decisions
-    text_B, at_B = np.empty(batch, np.int64), np.zeros(batch, np.int64)
-    for b in range(batch):
-        text_B[b] = stream[b % len(stream)]
+    text_B, at_B = stream[:batch].copy(), np.zeros(batch, np.int64)
     coming, tokens, seconds = batch, 0, 0.0
     while coming < len(stream):
         row_B = texts.begin_X[text_B] + at_B

@@ -42,19 +42,18 @@ class Batch:
 
 
 class SelectorModule(pl.LightningModule):
-    """`regressor` learns the survivals of all actions, `policy` action probabilities for one machine (DDTE eq. 12).
+    """A network under the objective "regressor" or "policy".
 
-    A regressor does not depend on times: they enter when it chooses (`selector.decision`).
+    A regressor learns the survivals of all actions. It does not depend on times, which enter when it chooses
+    (`selector.decision`). A policy learns action probabilities for one machine (DDTE eq. 12).
 
     Args:
-        objective: "regressor" or "policy".
-        level: "light", scalars alone, or "full", of a pair's selector; "drafter" of a log's. Either may also be asked
-            with the first level of its schema.
-        hidden_widths: of the hidden states, in schema order; empty for a light selector.
+        level: "light", scalars alone, or "full", of a pair's selector; "drafter" of a log's.
+        hidden_widths: of the hidden states, in schema order; empty unless "full".
         network: further keyword arguments of `RootNetwork`.
         learning_rate: the peak of the schedule.
-        schema: the name of its scalars, of `schema.SCHEMAS`.
-        space: the actions, as `ActionSpace.to_json` gives them; None for the trees and lookups of a pair.
+        schema: a key of `schema.SCHEMAS`.
+        space: as `ActionSpace.to_json` gives it; None for the trees and lookups of a pair.
         squared_weight: see `objective.survival_loss`.
     """
 
@@ -78,19 +77,15 @@ class SelectorModule(pl.LightningModule):
         outputs = len(self.space.sums_SA) if self.is_regressor else len(self.space)
         body = RootNetwork(len(own.scalars), own.counts, own.unseen, own.first, hidden_widths, outputs, **network)
         self.network: SurvivalNetwork | RootNetwork = SurvivalNetwork(body, self.space) if self.is_regressor else body
-        self.judged: list[tuple[Timed, Mode]] = []  # validation texts by sampling setting, and how decisions are made
+        self.judged: list[tuple[Timed, Mode]] = []  # validation texts of a sampling setting, and how it decides there
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """The feature levels that it may be asked with: a policy's own, a regressor's own and the schema's first."""
+        """The feature levels that it may be asked with: its own and, for a regressor, the first of its schema."""
         return (self.schema.levels[0], self.level) if self.is_regressor else (self.level,)
 
     def begin_at(self, texts: Texts, verifier: str, rows: Tensor) -> None:
-        """Fit the scaling of the scalars, and set the mean survivals from which a regressor's training begins.
-
-        Args:
-            rows: the training roots.
-        """
+        """Fit the scaling of the scalars on the training roots, and begin a regressor at their mean survivals."""
         body = self.network.body if isinstance(self.network, SurvivalNetwork) else self.network
         body.standardise(texts.scalars_RF[rows])
         if isinstance(self.network, SurvivalNetwork):  # labels that a log does not tell are NaN
@@ -102,20 +97,15 @@ class SelectorModule(pl.LightningModule):
         outputs = self.network(batch.scalars_BF, batch.hidden, passed_B1)
         if self.is_regressor:
             early = self.network(batch.scalars_BF, batch.hidden, 0 * passed_B1)
-            weight = self.hparams["squared_weight"]
-            both = [survival_loss(each, batch.survivals_BS, self.space, weight) for each in (outputs, early)]
-            return both[0] + both[1]
+            last = batch.survivals_BS, self.space, self.hparams["squared_weight"]
+            return survival_loss(outputs, *last) + survival_loss(early, *last)
         efficiency_BA = self.space.efficiencies(batch.survivals_BS)
         return policy_loss(policy_ratios(outputs, efficiency_BA, batch.seconds_BA, batch.base_speed_B))
 
     @torch.no_grad()
     def scores(self, texts: Texts, level: str | None = None) -> Tensor:
-        """Predicted block efficiencies of all actions, in tokens, or a policy's logits; float32 [R, A]. Rows of roots
-        without features mean nothing.
-
-        Args:
-            level: the features that it is asked with; all that it sees if None.
-        """
+        """Predicted block efficiencies of all actions, in tokens, or a policy's logits; float32 [R, A], undefined at
+        roots without features. It is asked with the features of `level`, or all that it sees if None."""
         parts = []
         for part in torch.arange(len(texts.length_R)).split(ROWS_AT_ONCE):
             passed_B1 = torch.full((len(part), 1), float(level != self.schema.levels[0]))
@@ -136,8 +126,8 @@ class SelectorModule(pl.LightningModule):
         self.log("validation/loss", self.loss(batch), batch_size=len(batch.scalars_BF), sync_dist=True)
 
     def on_validation_epoch_end(self) -> None:
-        """Log, by replay of the validation texts, the speed over the best static tree, mean over the sampling settings;
-        and for each setting the metrics of a regressor's predictions."""
+        """Log the speed over the best static tree, by replay of the validation texts and averaged over `judged`; and a
+        regressor's metrics for each sampling setting."""
         if not self.judged or self.trainer.sanity_checking:
             return
         ratios = []
@@ -155,10 +145,9 @@ class SelectorModule(pl.LightningModule):
         """How well a regressor predicts, with all its features, at up to `MEASURED` roots; nothing for a policy.
 
         Returns:
-            `explained_variance`: the share of the variance between roots of all actions' labelled block efficiencies.
-            `rank_correlation`: Spearman's, over roots, of the predicted and the labelled mean block efficiency of all
-            actions. `calibration_error`: the mean distance of predicted and labelled survivals, over 15 bins of the
-            predicted ones, weighted by their sizes.
+            `explained_variance`: share of the variance over roots of all actions' labelled block efficiencies.
+            `rank_correlation`: Spearman's, over roots, of predicted and labelled means of block efficiencies.
+            `calibration_error`: mean distance of predicted and labelled survivals, over 15 bins of the predicted ones.
         """
         if not self.is_regressor:
             return {}
@@ -167,20 +156,18 @@ class SelectorModule(pl.LightningModule):
         survivals = self.network(*timed.texts.features(rows, self.is_full), torch.ones(len(rows), 1)).exp()
         labels = timed.survivals_RS[rows]
         predicted, labelled = map(self.space.efficiencies, (survivals, labels))
+        explained = explained_variance(predicted, labelled, multioutput="variance_weighted")
         return {
-            "explained_variance": torch.as_tensor(
-                explained_variance(predicted, labelled, multioutput="variance_weighted")
-            ),
+            "explained_variance": torch.as_tensor(explained),
             "rank_correlation": spearman_corrcoef(predicted.mean(-1), labelled.mean(-1)),
-            # without its check, for which targets are 0 or 1: labels are probabilities, and its bins take their means
+            # its check expects targets of 0 or 1, but labels are probabilities
             "calibration_error": binary_calibration_error(survivals, labels, validate_args=False),
         }
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW in one cycle of the learning rate over the whole training."""
-        rate = self.hparams["learning_rate"]
+        rate, steps = self.hparams["learning_rate"], int(self.trainer.estimated_stepping_batches)
         optimiser = torch.optim.AdamW(self.parameters(), lr=rate, weight_decay=WEIGHT_DECAY)
-        steps = int(self.trainer.estimated_stepping_batches)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)
         return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -209,7 +196,7 @@ class RootsModule(pl.LightningDataModule):
         self.rows = {name: learned_rows(texts, stride) for name, texts in splits.items()}
 
     def _loader(self, split: str, shuffle: bool) -> DataLoader[Batch]:
-        """Takes whole batches at once: to fetch each root by itself would take longer than to learn from it."""
+        """A loader that fetches whole batches: to fetch single roots would take longer than to train on them."""
         generator, rows = torch.Generator().manual_seed(self.seed), self.rows[split]
         order = RandomSampler(range(len(rows)), generator=generator) if shuffle else SequentialSampler(range(len(rows)))
         batches = BatchSampler(order, self.batch, drop_last=shuffle and len(rows) > self.batch)
@@ -230,6 +217,5 @@ class RootsModule(pl.LightningDataModule):
 
 def learned_rows(texts: Texts, stride: int) -> Tensor:
     """Every `stride`-th root of each text that has features; int64."""
-    first = 0 if texts.from_the_start else 1
-    number_R = torch.cat([torch.arange(size) for size in texts.size_X.tolist()])
-    return ((number_R >= first) & ((number_R - first) % stride == 0)).nonzero()[:, 0]
+    after_R = texts.number_R - int(not texts.from_the_start)
+    return (~texts.unknown_R & (after_R % stride == 0)).nonzero()[:, 0]

@@ -15,20 +15,17 @@ from selector.actions import ActionSpace
 
 
 class RootNetwork(nn.Module):
-    """Scalars, and each hidden state through a linear map and a layer norm, concatenated, through an MLP (DDTE, app.
-    E).
+    """An MLP of the scalars and of each hidden state, which passes a linear map and a layer norm first (DDTE, app. E).
 
-    The module scales the scalars itself: of numbers of tokens it takes the logarithm, since 0 and 1 differ more than 20
-    and 21; then it standardises all of them. It may be asked before the draft has passed the root: later scalars then
-    stand at their means and hidden states at 0, and one more input says so.
+    The network takes the logarithm of numbers of tokens and standardises all scalars. It may be asked before the draft
+    has passed the root: later scalars are then at their means and hidden states at 0, and one more input says so.
 
     Args:
         scalars: F.
         counts: which of them are numbers of tokens.
-        unseen: which of them are for the decision alone; the network does not see them.
-        early: how many of them are known before the draft has passed the root; they come first.
+        unseen: which of them are for the decision alone; the network sees 0.
+        early: how many of them, the first ones, are known before the draft has passed the root.
         hidden_widths: D of each hidden state; none for a light selector.
-        outputs: number of outputs.
         width: of each projected hidden state.
         hidden: widths of the MLP's layers.
     """
@@ -53,14 +50,13 @@ class RootNetwork(nn.Module):
         sizes = [scalars + 1 + width * len(hidden_widths), *hidden]
         layers: list[nn.Module] = []
         for inputs, size in pairwise(sizes):
-            layers += [nn.Linear(inputs, size), nn.ReLU()]  # the activation that costs least
+            layers += [nn.Linear(inputs, size), nn.ReLU()]
         self.mlp = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
-        self.early = early
+        self.early, self.unseen = early, list(unseen)
         self.register_buffer("count_F", torch.tensor([f in counts for f in range(scalars)]))
-        self.unseen = list(unseen)
         self.register_buffer("mean_F", torch.zeros(scalars))
         self.register_buffer("scale_F", torch.ones(scalars))
-        self.scale_F[self.unseen] = torch.inf  # the network sees 0
+        self.scale_F[self.unseen] = torch.inf
 
     @torch.no_grad()
     def standardise(self, scalars_BF: Tensor) -> None:
@@ -92,10 +88,9 @@ class RootNetwork(nn.Module):
 
 
 class SurvivalNetwork(nn.Module):
-    """Survivals `P(tau >= t)` of all actions: products of the probabilities that one more token is accepted.
+    """Survivals `P(tau >= t)` of all actions, as products of the probabilities that one more token is accepted.
 
-    So survivals never rise along a path, and a branch starts from the survival of its trunk. The body's outputs are the
-    logits of those probabilities, one for each survival.
+    So survivals never rise along a path. The body's outputs are the logits of those probabilities.
     """
 
     factors_SS: Tensor

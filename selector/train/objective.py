@@ -17,16 +17,15 @@ def survival_loss(
     log_survivals_BS: Tensor, labels_BS: Tensor, space: ActionSpace, squared_weight: float = 1.0
 ) -> Tensor:
     """A regressor's loss, scalar: the cross-entropy of survivals, in nats, and the squared error of the block
-    efficiencies that they sum to, in squared tokens. Unknown labels (NaN) do not count.
+    efficiencies that they sum to, in squared tokens.
 
     Decisions need the sums; the cross-entropy keeps each survival calibrated. Chains, branches and lookups have equal
     weights, although there are far more branches.
 
     Args:
         log_survivals_BS: predicted, at most 0.
-        labels_BS: `P(tau >= t | text)`. Both terms are least at the labels' mean, so unbiased labels suffice, even
-            where the draw of siblings puts one above 1.
-        squared_weight: of the squared error.
+        labels_BS: `P(tau >= t | text)`; NaN where unknown. Both terms are least at the labels' mean, so unbiased labels
+            suffice, even where the draw of siblings puts one above 1.
     """
     known_BS = ~labels_BS.isnan()
     labels_BS = labels_BS.nan_to_num()
@@ -41,23 +40,15 @@ def survival_loss(
 
 
 def policy_ratios(logits_BA: Tensor, efficiency_BA: Tensor, seconds_BA: Tensor, base_speed_B: Tensor) -> Tensor:
-    """Expected tokens over expected seconds of a policy, over the baseline's speed; [B].
-
-    Args:
-        base_speed_B: tokens per second of the best static tree under the root's sampling setting.
-    """
+    """Expected tokens over expected seconds of a policy, over `base_speed_B`, the tokens per second of the best static
+    tree under the root's sampling setting; [B]."""
     policy_BA = logits_BA.softmax(-1)
-    speed_B = (policy_BA * efficiency_BA).sum(-1) / (policy_BA * seconds_BA).sum(-1)
-    return speed_B / base_speed_B
+    return (policy_BA * efficiency_BA).sum(-1) / (policy_BA * seconds_BA).sum(-1) / base_speed_B
 
 
 def policy_loss(ratio_B: Tensor, worst_weight: float = 1.0, worst_share: float = 0.05) -> Tensor:
-    """DDTE eq. 12: mean log-ratio to the baseline's speed, and the squared loss of the worst roots; scalar.
-
-    Args:
-        worst_weight: lambda.
-        worst_share: alpha; at least one root counts as worst.
-    """
+    """DDTE eq. 12: mean log-ratio to the baseline's speed, and the squared loss of the worst roots, at least one;
+    scalar. `worst_weight` is lambda, `worst_share` alpha."""
     worst = max(1, math.ceil(worst_share * len(ratio_B)))
     shortfall_B = (1 - ratio_B).clamp(min=0).square()
     return -ratio_B.log().mean() + worst_weight * shortfall_B.topk(worst).values.mean()

@@ -1,8 +1,7 @@
-"""Does a selector pay here? An estimate before anything is trained.
+"""An estimate, before anything is trained, of what a selector gains.
 
-A selector gains where acceptance differs from place to place (autocorrelation), where the features of a root predict it
-(explained variance), and where trees differ in time. The answer is the replayed gain of a quick model: linear in the
-scalars and their squares, fitted in closed form on the texts of some sources and judged on the others.
+It is the replayed gain of a quick model, which is linear in the scalars and their squares, fitted in closed form on the
+texts of some sources and judged on the others.
 
 Legend: R roots, F inputs, A actions.
 """
@@ -34,7 +33,7 @@ class Potential:
     Attributes:
         explained: share of the variance of a chain of 8's labels that the quick model explains on other sources; 0
             where their mean predicts better.
-        autocorrelation: of `min(1, q/p)` of the text's tokens, four tokens apart.
+        autocorrelation: of the acceptance `min(1, q/p)` of the text's tokens, four tokens apart.
         repeats: share of the positions inside a repeat of 8 or more tokens.
         gain: speed over the best static tree by replay, the time of decisions included.
     """
@@ -47,17 +46,16 @@ class Potential:
 
 @torch.no_grad()
 def potential(fitted_on: Timed, judged_on: Timed) -> Potential:
-    """Of texts of some sources, judged on texts of others. The quick model chooses among chains, since its predictions
-    of branches are noisy."""
+    """The quick model fitted on some texts and judged on others. It chooses among chains, since its predictions of
+    branches are noisy."""
     space = fitted_on.space
-    static = best_static(fitted_on, StaticTable.of(fitted_on), fitted_on.setting)
+    static = best_static(fitted_on, StaticTable.of(fitted_on))
     rows_RF = fitted_on.texts.scalars_RF[~fitted_on.texts.unknown_R]
     scaling = rows_RF.mean(0), rows_RF.std(0).clamp(min=1e-6)
     inputs_RF, others_RF = (_inputs(timed.texts, *scaling) for timed in (fitted_on, judged_on))
     weights_FA = _fitted(inputs_RF, space.efficiencies(fitted_on.survivals_RS), ~fitted_on.texts.unknown_R)
     own_RA, scores_RA = inputs_RF @ weights_FA, others_RF @ weights_FA
-    allowed = chains_of(space)
-    modes = [Mode(*fitted_on.setting, static.action, (LIGHT,), static.speed, rho, allowed) for rho in RHOS]
+    modes = [Mode(*fitted_on.setting, static.action, (LIGHT,), static.speed, rho, chains_of(space)) for rho in RHOS]
     mode = max(modes, key=lambda mode: replay_mode(fitted_on, {LIGHT: own_RA}, mode).speed)
     texts, at = judged_on.texts, space.index(EXAMPLE)
     gain = ratio_of_speeds(

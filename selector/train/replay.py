@@ -1,18 +1,14 @@
 """Replay: the exact expected time that any way of choosing trees at roots takes for given texts.
 
-The text does not depend on the trees: a policy only decides where its steps begin. Given the text, a step that begins
-at root i with the tree a(i) ends at root i + n with the probability `P(tau + 1 = n | text)`, which the labels hold
-(`data_gen.text_labels`), whatever happened before. So the expected number of steps that begin at each position follows
-from one walk along the text,
+Given the text, a step that begins at root i with the tree a(i) ends at root i + n with the probability
+`P(tau + 1 = n | text)`, which the labels hold (`data_gen.text_labels`), whatever happened before. So the expected
+number of steps that begin at each position follows from one walk along the text,
 
     D(first root) = 1,      D(i + n) += D(i) P(tau + 1 = n | i, a(i)),
 
-and the expected time is `sum_i D(i) T(a(i), i)`. Tokens that the last step yields beyond the text's end are paid for
-and do not count. The only variance is that between texts: both sides of a comparison run on the same ones, and errors
-are over their sources, by the jackknife.
-
-This holds for every policy that decides at roots by what is known there. Decisions that use drafted tokens need
-decoding, since they also depend on drafts that are not in the text.
+and the expected time is `sum_i D(i) T(a(i), i)`. Tokens that the last step yields beyond the text's end take time and
+do not count. This holds for every policy that decides at roots by what is known there, before any token is drafted.
+The only variance is that between texts; errors are over their sources, by the jackknife.
 
 Legend: X texts, N roots of one text, R roots of all texts, A actions, S survivals, D depth, J accepted lengths + 1.
 """
@@ -62,9 +58,6 @@ def lawful(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
     Labels of branches carry the noise of which siblings were drawn. They are right on average, yet one of 1.6 makes a
     probability of -0.6, and a walk along the text multiplies such noise at every step. Clipping lowers the means, so
     each column is then scaled back to its mean. Labels of chains and lookups have no such noise and do not change.
-
-    Args:
-        survivals_RS: labels of many roots under one sampling setting.
     """
     survivals_RS = survivals_RS.float()
     if space.max_K == 1:
@@ -140,7 +133,7 @@ def _walk(
 
 
 def fastest_possible(survivals_RS: Tensor, seconds_RA: Tensor, size_X: Tensor, space: ActionSpace) -> Replayed:
-    """The policy with the least expected time for each text, among all that know all labels."""
+    """The policy with the least expected time for each text, of all policies that know the labels."""
     survivals, paths = (each.contiguous().numpy() for each in (survivals_RS, space.survival_of_AD))
     action_R = torch.from_numpy(_best_ahead(survivals, paths, seconds_RA.double().numpy(), size_X.numpy()))
     seconds_R = seconds_RA.gather(-1, action_R.unsqueeze(-1))[:, 0]
@@ -185,11 +178,8 @@ class Ratio:
 
 
 def ratio_of_speeds(mine: Replayed, other: Replayed, source_X: Tensor) -> Ratio:
-    """Speed over another's on the same texts; the error by the jackknife over sources.
-
-    Args:
-        source_X: the number of each text's source: texts of one source are not independent.
-    """
+    """Speed over another's on the same texts; the error by the jackknife over the texts' sources, since texts of one
+    source are not independent."""
     return jackknifed(torch.stack([mine.tokens_X, mine.seconds_X, other.tokens_X, other.seconds_X], dim=-1), source_X)
 
 

@@ -1,7 +1,7 @@
-"""A rule of thumb to compare with: chains as long as recent acceptance says.
+"""A rule of thumb to compare with: the length of chains follows from recent acceptance.
 
-Leviathan et al. 2023: if every drafted token is accepted with probability a, independently, a chain of L tokens yields
-`1 + a + .. + a^L` tokens a step. The rule takes for a the running mean of `min(1, q/p)` over the text so far.
+If every drafted token is accepted independently with probability a, a chain of L tokens yields `1 + a + .. + a^L`
+tokens a step (Leviathan et al. 2023). For a, the rule takes the running mean of `min(1, q/p)` over the text so far.
 
 Legend: B roots, F scalars, A actions.
 """
@@ -23,8 +23,8 @@ from selector.train.data import Timed
 from selector.train.replay import Replayed
 from selector.train.tuning import chains_of, replay_mode
 
-MOST = 0.999  # a
-ACCEPTED = {decay: SCALAR_NAMES.index(f"accepted_mean_{decay:g}") for decay in DECAYS}  # by decay
+MOST = 0.999  # the largest a
+ACCEPTED = {decay: SCALAR_NAMES.index(f"accepted_mean_{decay:g}") for decay in DECAYS}
 
 
 def chain_efficiencies(scalars_BF: Tensor, decay: float, space: ActionSpace) -> Tensor:
@@ -43,7 +43,6 @@ class AcceptanceRule:
         mode: its price of time; only chains are allowed.
         decay: of the running mean, one of `schema.DECAYS`.
         costs: of the chains.
-        space: the actions that `mode.allowed` counts.
     """
 
     mode: Mode
@@ -66,7 +65,7 @@ class AcceptanceRule:
 
     @classmethod
     def tuned(cls, timed: Timed, static: Mode) -> AcceptanceRule:
-        """The rule with the running mean and the price of time that are the fastest on some texts."""
+        """The rule whose running mean and price of time are the fastest on some texts."""
         chains = chains_of(timed.space)
         modes = [replace(static, feature_levels=(LIGHT,), rho=rho, allowed=chains) for rho in RHOS[::2]]
         mode, decay = max(product(modes, DECAYS), key=lambda each: _replay(timed, *each).speed)

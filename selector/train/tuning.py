@@ -1,11 +1,11 @@
-"""What is tuned by replay: the best static tree, the rule for lookups, the price of time, and which actions are kept.
+"""What is tuned by replay: the best static tree, the lookup rule, the price of time, and which actions are kept.
 
 Legend: X texts, R roots, A actions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -20,11 +20,11 @@ from selector.schema import MATCH, MATCH_AT
 from selector.train.data import Timed
 from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay
 
-SPEEDS = (0.85, 1.0, 1.15, 1.3)  # prices of time that are tried, as multiples of the speed at each root's own price
+SPEEDS = (0.85, 1.0, 1.15, 1.3)  # prices of time that are tried, as multiples of the speed at rho = 1
 SURE = 2.0  # standard errors by which decisions must be ahead of the best static tree
-TIE = 1.0  # standard errors by which what is dearer or less simple must be ahead of what is not
-RARE = 0.002  # share of the steps that may fall to actions that are not kept
-LEASTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # least matches that are tried for the rule for lookups
+TIE = 1.0  # standard errors by which a less simple way must be ahead of a simpler one
+RARE = 0.002  # share of the steps that actions which are dropped may take
+LEASTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # least matches that are tried for the lookup rule
 
 Predictions = dict[str, Tensor]  # by feature level: predicted block efficiencies, or a policy's logits, [R, A]
 
@@ -72,22 +72,21 @@ class StaticTable(NamedTuple):
         return Replayed(tokens_X, seconds_X, steps_X, torch.zeros(0))
 
 
-def best_static(timed: Timed, table: StaticTable, setting: Sequence[float], allowed_A: Tensor | None = None) -> Mode:
+def best_static(timed: Timed, table: StaticTable) -> Mode:
     """The mode in which the best static tree is drafted everywhere."""
-    at = table.best(allowed_A=allowed_A)
-    return Mode(setting[0], setting[1], timed.space.trees[at], speed=float(table.speeds()[at]))
+    at = table.best()
+    return Mode(*timed.setting, timed.space.trees[at], speed=float(table.speeds()[at]))
 
 
 def static_replay(timed: Timed, action: Action) -> Replayed:
     """One tree everywhere."""
-    at = timed.space.index(action)
-    action_R = torch.full((len(timed.texts.length_R),), at)
-    return replay(timed.survivals_RS, action_R, timed.seconds()[:, at], timed.texts.size_X, timed.space)
+    action_R = torch.full((len(timed.texts.length_R),), timed.space.index(action))
+    return Decided(action_R, timed.seconds_of(action_R)).replayed(timed)
 
 
 @dataclass(frozen=True)
 class Decided:
-    """What a mode does at every root: the action, int64 [R], and the seconds of a step, decisions included, [R]."""
+    """What a mode does at every root: the action, int64, and the seconds of a step, decisions included."""
 
     action_R: Tensor
     seconds_R: Tensor
@@ -97,8 +96,8 @@ class Decided:
 
 
 def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = False) -> Decided:
-    """What a mode does: the static tree at roots without features and where nothing is decided; a lookup where its rule
-    says so; elsewhere what its network says, asked with one feature level after another (`Mode`)."""
+    """What a mode does: the static tree at roots without features and where nothing is decided; a lookup by its rule;
+    elsewhere what its network chooses, asked with one feature level after another (`Mode`)."""
     space, unknown_R = timed.space, timed.texts.unknown_R
     static_R = torch.full((len(unknown_R),), space.index(mode.action))
     if not mode.decides:
@@ -129,12 +128,7 @@ def replay_mode(timed: Timed, predictions: Predictions, mode: Mode, policy: bool
 
 @dataclass(frozen=True)
 class Judged:
-    """A mode, and its speed over the best static tree's by replay.
-
-    Attributes:
-        replayed: the mode on the texts that it was judged on.
-        source_X: the number of each text's source.
-    """
+    """A mode, and its speed over the best static tree's by replay; the replay itself and the sources of its texts."""
 
     mode: Mode
     ratio: Ratio
@@ -146,7 +140,7 @@ class Judged:
         return self.ratio.value - SURE * self.ratio.error > 1
 
     def is_ahead_of(self, other: Judged) -> bool:
-        """By a standard error of their ratio on the same texts, which is smaller than the errors of both."""
+        """Whether it is faster by a standard error of their ratio on the same texts."""
         assert self.replayed is not None and other.replayed is not None and self.source_X is not None
         ratio = ratio_of_speeds(self.replayed, other.replayed, self.source_X)
         return ratio.value - TIE * ratio.error > 1
@@ -159,8 +153,7 @@ def judge_mode(timed: Timed, mode: Mode, replayed: Replayed, base: Replayed) -> 
 
 
 def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool = False) -> Judged:
-    """The feature levels, the price of time and the actions that are the fastest for some predictions; judged on the
-    same texts.
+    """The fastest feature levels, price of time and actions for some predictions, judged on the same texts.
 
     Args:
         predictions: with one feature level, or with the early one and all features.
@@ -173,7 +166,7 @@ def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool
     tried = []
     for levels in dict.fromkeys([*((level,) for level in predictions), tuple(predictions)]):
         own = replace(static, feature_levels=levels, rho=1.0)
-        speed = replay_mode(timed, predictions, own, policy).speed  # the best price is near it
+        speed = replay_mode(timed, predictions, own, policy).speed
         prices = [] if policy else [(rho, speed * factor) for rho in RHOS if rho < 1 for factor in SPEEDS]
         tried.append(fastest([own, *(replace(own, rho=rho, speed=g) for rho, g in prices)]))
     best = fastest(tried)
@@ -183,8 +176,8 @@ def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool
 
 
 def tune_lookup_rule(timed: Timed, static: Mode) -> Mode:
-    """The rule for lookups that is the fastest on some texts: the least match and the lookup's length together, then
-    each of these and the tree that is drafted elsewhere in turn, until none of them changes."""
+    """The fastest lookup rule on some texts. The least match and the lookup's length are searched together, then each
+    of these and the tree that is drafted elsewhere in turn, until none of them changes."""
     lengths = timed.space.lookups
     trees = dict.fromkeys([static.action, *(timed.space.trees[at] for at in chains_of(timed.space))])
 
@@ -205,7 +198,7 @@ def tune_lookup_rule(timed: Timed, static: Mode) -> Mode:
 
 
 def common(visits_R: Tensor, action_R: Tensor, timed: Timed) -> tuple[int, ...]:
-    """The actions that make up all but a few of the steps, ascending; the empty tree is always one of them."""
+    """The positions of the actions of all but a few steps, ascending, and that of the empty tree."""
     steps_A = torch.zeros(len(timed.space), dtype=torch.float64).index_add_(0, action_R, visits_R)
     shares, order = (steps_A / steps_A.sum()).sort(descending=True)
     needed = int((shares.cumsum(0) < 1 - RARE).sum()) + 1

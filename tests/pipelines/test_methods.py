@@ -159,7 +159,7 @@ def labelled(pair: ModelPair) -> tuple[Texts, list[Prompt]]:
 
 def methods_of(data: Texts) -> dict[str, Method]:
     timed = Timed(data, "traversal", PROFILE)
-    best = best_static(timed, StaticTable.of(timed), timed.setting)
+    best = best_static(timed, StaticTable.of(timed))
     chains = tuple(SPACE.index(SPACE.chain(length)) for length in range(0, 17, 2))
     lookups = tuple(range(len(SPACE.trees), len(SPACE)))
     mode = Mode(*timed.setting, best.action, (EARLY, LIGHT), best.speed, 0.5, (*chains, *lookups))

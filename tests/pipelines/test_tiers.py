@@ -32,7 +32,7 @@ def setting(decides: bool = True) -> Unrestricted:
     """A selector that knows which roots are easy, on texts of which half the roots are; or a static tree."""
     own = timed(texts(count=6, roots=16))
     scores_RA = SPACE.efficiencies(own.survivals_RS)
-    mode = best_static(own, StaticTable.of(own), own.setting)
+    mode = best_static(own, StaticTable.of(own))
     if decides:
         mode = tune_mode(own, {LIGHT: scores_RA}, mode).mode
     return Unrestricted(mode, own, {LIGHT: scores_RA}, policy=False)

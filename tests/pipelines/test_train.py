@@ -69,10 +69,10 @@ def test_the_static_tree_of_a_setting_is_the_fastest_on_its_training_texts() -> 
     data = splits()
     for base, setting in zip(statics(data, [HOT, COLD], "traversal", profile()), (HOT, COLD), strict=True):
         table = StaticTable.of(timed(data["train"].setting_of(setting)))
-        assert setting_of(base.mode) == setting and not base.mode.decides
-        assert SPACE.index(base.mode.action) == int(table.speeds().argmax())
-        assert base.mode.speed == pytest.approx(float(table.speeds().max()))
-        assert base.mean_efficiency == table.efficiencies().tolist()
+        assert setting_of(base) == setting and not base.decides
+        assert SPACE.index(base.action) == int(table.speeds().argmax())
+        assert base.speed == pytest.approx(float(table.speeds().max()))
+        assert list(base.mean_efficiency) == table.efficiencies().tolist()
 
 
 def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
@@ -85,7 +85,7 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
     assert judged[0].ratio.value > 1.2
     row = row_of(judged, no_rules(judged), bases)
     hot, cold = (Mode.of(mode) for mode in row["modes"])
-    assert hot.decides and not cold.decides and cold.action == bases[1].mode.action
+    assert hot.decides and not cold.decides and cold.action == bases[1].action
     gated = (judged[0].ratio.value + 1) / 2  # the static tree is kept under the other setting
     assert row["metrics"]["validation/replay_gated"] == pytest.approx(gated)
     assert row["metrics"]["validation/replay_error"] == pytest.approx(judged[0].ratio.error / 2)
@@ -125,9 +125,9 @@ def test_a_rule_is_tuned_on_the_training_texts_and_judged_on_others() -> None:
     found = judge_rules(rules, data["validation"], bases, "traversal", profile())
     for judged, base in zip(found, bases, strict=True):
         assert judged.mode.rule is not None and judged.mode.feature_levels == (MATCH,)
-        assert setting_of(judged.mode) == setting_of(base.mode)
-        validation = timed(data["validation"].setting_of(setting_of(base.mode)))
-        static = static_replay(validation, base.mode.action).speed
+        assert setting_of(judged.mode) == setting_of(base)
+        validation = timed(data["validation"].setting_of(setting_of(base)))
+        static = static_replay(validation, base.action).speed
         assert judged.ratio.value == pytest.approx(replay_mode(validation, {}, judged.mode).speed / static)
 
 
@@ -145,7 +145,7 @@ def test_rules_are_tuned_with_the_trained_and_with_the_fastest_verifier() -> Non
         for setting, own in zip((HOT, COLD), rules, strict=True):
             for name, mode in own.items():
                 mine = Timed(data["train"].setting_of(setting), name, clock)
-                static = next(base.mode for base in bases[name] if setting_of(base.mode) == setting)
+                static = next(base for base in bases[name] if setting_of(base) == setting)
                 assert mode == rule_of(result, setting, name) == tune_lookup_rule(mine, static)
     with pytest.raises(InputError, match="no rule for lookups with block: run the train stage again"):
         rule_of(result, HOT, "block")
@@ -165,10 +165,10 @@ def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:
     bases = statics({"train": data}, [HOT, COLD], "traversal", profile())
     seconds_RA, speed_R = step_times(opinionated("policy"), data, bases, "traversal", profile())
     for base in bases:
-        mine = data.setting_X[data.text_R] == data.settings.index(setting_of(base.mode))
-        own = timed(data.setting_of(setting_of(base.mode)))
+        mine = data.setting_X[data.text_R] == data.settings.index(setting_of(base))
+        own = timed(data.setting_of(setting_of(base)))
         assert torch.equal(seconds_RA[mine], own.seconds((LIGHT,)))
-        assert (speed_R[mine] == torch.tensor(base.mode.speed)).all()
+        assert (speed_R[mine] == torch.tensor(base.speed)).all()
 
 
 @pytest.mark.parametrize(

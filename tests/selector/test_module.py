@@ -35,7 +35,7 @@ def whole_batch(data: Timed, static: Mode, level: str) -> Batch:
 def trained(objective: str, level: str) -> tuple[SelectorModule, Timed, Mode]:
     """On texts where everything there is to know follows from a feature; these, and their best static tree."""
     data = timed(texts(240, 24, 0, level, repeats=0.1))
-    static = best_static(data, StaticTable.of(data), data.setting)
+    static = best_static(data, StaticTable.of(data))
     made = module(objective, level, seed=4)
     made.log = lambda *_, **__: None  # no trainer here
     optimiser, batch = torch.optim.AdamW(made.parameters()), whole_batch(data, static, level)

@@ -49,7 +49,7 @@ def test_chains_yield_a_geometric_sum(decay: float) -> None:
 
 def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried() -> None:
     data = told()
-    static = best_static(data, StaticTable.of(data), data.setting)
+    static = best_static(data, StaticTable.of(data))
     rule = AcceptanceRule.tuned(data, static)
     speeds = {}
     at, seconds_RA = SPACE.index(static.action), data.seconds((LIGHT,))
@@ -69,7 +69,7 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried() -> None:
 
 def test_it_decides_one_root_at_a_time_as_it_does_in_replay() -> None:
     data = told()
-    static = best_static(data, StaticTable.of(data), data.setting)
+    static = best_static(data, StaticTable.of(data))
     for decay in (DECAYS[0], DECAYS[2]):
         rule = replace(AcceptanceRule.tuned(data, static), decay=decay)
         seconds_RA = data.seconds((LIGHT,))
