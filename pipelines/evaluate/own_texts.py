@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow.compute as pc
 import torch
@@ -68,7 +68,8 @@ def own_texts(
         accounts: dict[str, list[Account]] = {}
         known: dict[Hashable, list[Account]] = {}  # by identity: several methods may decode alike
         for method in [method for method in contenders[key] if isinstance(method, Method)]:
-            own = [row for row in rows if (row["method"], row["temperature"], row["top_p"]) == (method.name, *key)]
+            place = method.name, *key
+            own = {row["prompt"]: row for row in rows if (row["method"], row["temperature"], row["top_p"]) == place}
             try:
                 if method.identity not in known:
                     known[method.identity] = _accounts(config, pair, setting.build(), prompts, method, own, profile)
@@ -98,11 +99,10 @@ def _accounts(
     sampling: Sampling,
     prompts: Sequence[Prompt],
     method: Method,
-    rows: Rows,
+    by_id: dict[str, dict[str, Any]],
     profile: LatencyProfile,
 ) -> list[Account]:
     """One for every prompt; zeros where its text ends before the look-ahead of its second root."""
-    by_id = {row["prompt"]: row for row in rows}
     given = tuple(
         GivenText(prompt, encode(config, pair, prompt), by_id[prompt.id]["text"], sampling, f"prompt {prompt.id}")
         for prompt in prompts

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from data_gen.models.pair import ModelPair
-from data_gen.texts.prompts import Prompt, take_evenly
+from data_gen.texts.prompts import Prompt
 from data_gen.texts.written import seed_of
 from pipelines.config import Config, SamplingSetting
 from pipelines.data.recorded import load_traces, settings_of, timed
@@ -54,6 +54,7 @@ from selector.train.module import SelectorModule
 from selector.train.rules import AcceptanceRule
 
 FORMAT = 8  # of `evaluation.json`
+PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption
 GREEDY_PROMPTS = 20
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evaluate")
 TUNING_PROMPTS = 3  # on which assisted generation's constants are tuned, for every sampling setting
@@ -97,12 +98,7 @@ def run(config: Config) -> None:
     findings.show(evaluation)
     stage.say(losslessness.summary(evaluation["greedy"]))
     stage.finish()
-    _journal(config).unlink()
-
-
-def _journal(config: Config) -> Path:
-    """The prompts that were decoded before an interruption."""
-    return config.folder / "evaluation.partial.jsonl"
+    (config.folder / PARTIAL).unlink()
 
 
 def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: dict[str, Any]) -> dict[str, Any]:
@@ -119,9 +115,9 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
     replayed = replays(contenders, splits["test"], profile, WALL)
     for clock, other in synthetic_clocks(config, pair).items():
         replayed += replays(synthetic_methods(config, other, splits, module), splits["test"], other, clock)
-    greedy = losslessness.greedy_check(pair, config, take_evenly(prompts, GREEDY_PROMPTS))
+    greedy = losslessness.greedy_check(pair, config, prompts[:GREEDY_PROMPTS])
     losslessness.require_equal(greedy)
-    decoded = decode_prompts(config, pair, prompts, contenders, Journal(_journal(config), stage.depends))
+    decoded = decode_prompts(config, pair, prompts, contenders, Journal(config.folder / PARTIAL, stage.depends))
     own = own_texts(config, pair, prompts, contenders, decoded, profile)
     evaluation = comparison.evaluation(config, decoded, replayed, own)
     evaluation["summary"] |= synthetic_summary(replayed)

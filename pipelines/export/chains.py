@@ -124,9 +124,7 @@ def draws(setting: SamplingSetting) -> bool | None:
     """Whether drafts are sampled at the request's temperature, or are the most probable tokens (False); None for
     another draft temperature, which engines do not support."""
     own = setting.temperature if setting.draft_temperature is None else setting.draft_temperature
-    if own == 0:
-        return False
-    return True if own == setting.temperature else None
+    return own > 0 if own in (0, setting.temperature) else None
 
 
 def best_lengths(

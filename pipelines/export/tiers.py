@@ -87,8 +87,7 @@ class Worth:
         if mode.decides:
             scores_RA = whole.predictions[mode.feature_levels[-1]]
             if not whole.policy:
-                free = torch.ones(1, len(timed.space), dtype=torch.bool)
-                speed, rho = (torch.tensor(value).view(1, 1) for value in (mode.speed, mode.rho))
+                speed, rho, free = (torch.tensor([[value]]) for value in (mode.speed, mode.rho, True))
                 scores_RA = net_tokens(scores_RA, seconds_RA, speed, rho, free)
             self.chosen_RA = torch.where(timed.texts.unknown_R.unsqueeze(-1), static_A, scores_RA)
         self.chosen_R, self.net_R = torch.full((len(net_RA),), -torch.inf), torch.zeros(len(net_RA))
@@ -168,13 +167,13 @@ def limited_modes(
         mine = timed(texts, (mode.temperature, mode.top_p), config.train.verifier, profile)
         settings.append(Unrestricted(mode, mine, module.predictions(mine.texts, mode), not module.is_regressor))
     rows = tiers(settings)
-    table = Table(title="Speed with few shapes of trees, over the selector with all of them", title_justify="left")
-    for column in ("shapes", "of", *(str(Sampling(*each.timed.setting)) for each in settings), "the shapes"):
-        table.add_column(column)
+    columns = "shapes", "of", *(str(Sampling(*each.timed.setting)) for each in settings), "the shapes"
+    title = "Speed with few shapes of trees, over the selector with all of them"
+    table = Table(*columns, title=title, title_justify="left")
+    table.caption = "chosen greedily and replayed on the validation texts; ± one standard error over sources"
     for row in rows:
         shown = " ".join(str(choice_of(shape)) for shape in row["shapes"][:4]) + " .." * (len(row["shapes"]) > 4)
         table.add_row(str(len(row["shapes"])), row["kind"], *map(str, row["ratios"]), shown)
-    table.caption = "chosen greedily and replayed on the validation texts; ± one standard error over sources"
     console.print(table)
     shapes = shapes_in_order(settings, candidates_of(settings, TREES), config.export.tiers)
     found = [restricted(setting, shapes) for setting in settings]

@@ -10,9 +10,10 @@ from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, realised, settings_of, timed, traces_folder
 from pipelines.evaluate import findings, losslessness
+from pipelines.evaluate.findings import setting_of
 from pipelines.latency.profile import load_profile
 from pipelines.report import plots
-from pipelines.report.page import document, folded, images, listed, note, sentence, strip, table, text_of
+from pipelines.report.page import document, folded, images, listed, note, sentence, strip, table
 from pipelines.run import Stage, provenance, read_json, verify
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import chosen_of, load_module, load_result
@@ -101,11 +102,10 @@ def run(config: Config) -> None:
 def page(config: Config, evaluation: dict[str, Any], training: dict[str, Any]) -> str:
     """The report as one self-contained page."""
     profile = load_profile(config)
-    against_labels = [{key.replace("_", " "): text_of(value) for key, value in row.items()} for row in realised(config)]
     sections = [
         *_found(evaluation),
         *_trees(config, profile, training),
-        ("Do the labels describe the decoder?", table(against_labels) + note(LABELS)),
+        ("Do the labels describe the decoder?", table(realised(config)) + note(LABELS)),
         ("Is greedy text unchanged?", f"<p>{html.escape(losslessness.summary(evaluation['greedy']))}.</p>"),
         *_machine(config, profile, training),
         ("Provenance", folded("config, versions and commit", json.dumps(provenance(config), indent=1))),
@@ -114,54 +114,41 @@ def page(config: Config, evaluation: dict[str, Any], training: dict[str, Any]) -
 
 
 def _found(evaluation: dict[str, Any]) -> Sections:
-    """The gain, all methods, and where the gain comes from."""
-    apart = evaluation["disagreements"]
-    warning = "<p>Decoding and replay along the same texts disagree by more than their errors:</p>" if apart else ""
+    """The gain, all methods, and what the selector drafts."""
+    speeds = images(plots.ratios(evaluation)) + table(findings.gains(evaluation["summary"]))
+    methods = table(findings.methods(evaluation)) + note(METHODS)
+    if evaluation["disagreements"]:
+        methods += "<p>Decoding and replay along the same texts disagree by more than their errors:</p>"
+        methods += listed(evaluation["disagreements"])
     by_repeats = [
         {
-            "setting": findings.setting_of(row),
+            "setting": setting_of(row),
             "texts": f"{row['count']} {row['texts']}",
             "selector over the best fixed tree": str(Ratio(row["ratio"], row["error"])),
             "seconds saved": row["seconds_saved"],
         }
         for row in evaluation["repeats"]
     ]
-    strips = (
-        f"<h3>{html.escape(findings.setting_of(each))}</h3>{strip(each['steps'])}" for each in evaluation["strips"]
-    )
-    actions = plots.chosen_actions(evaluation)
+    actions = {"Share of the decoding steps by tree and sampling setting": plots.chosen_actions(evaluation)}
+    strips = (f"<h3>{html.escape(setting_of(each))}</h3>{strip(each['steps'])}" for each in evaluation["strips"])
     return [
-        (
-            "Speed over the best fixed tree",
-            images(plots.ratios(evaluation))
-            + table(findings.gains(evaluation["summary"]))
-            + note(GAIN)
-            + listed(findings.decisions(evaluation)),
-        ),
-        (
-            "All methods",
-            table(findings.methods(evaluation)) + note(METHODS) + warning + (listed(apart) if apart else ""),
-        ),
+        ("Speed over the best fixed tree", speeds + note(GAIN) + listed(findings.decisions(evaluation))),
+        ("All methods", methods),
         ("Texts with and without long repeats", table(by_repeats) + note(REPEATS)),
-        (
-            "Which trees the selector drafts",
-            images({"Share of the decoding steps by tree and sampling setting": actions}),
-        ),
+        ("Which trees the selector drafts", images(actions)),
         ("Where the tokens come from", note(STRIPS) + "".join(strips)),
     ]
 
 
 def _trees(config: Config, profile: LatencyProfile, training: dict[str, Any]) -> Sections:
-    """What trees yield, and how well that is predicted."""
+    """Block efficiencies of trees, and their predictions."""
     module = load_module(config, training["chosen"], training)
     splits, verifier = load_traces(config, profile.pair), config.train.verifier
     train, validation = (
         [timed(splits[split], setting, verifier, profile) for setting in settings_of(config)]
         for split in ("train", "validation")
     )
-    yields = {
-        f"Tokens a step of all trees, {Sampling(*each.setting)}": plots.efficiency_by_tree(each) for each in train
-    }
+    yields = {f"Tokens a step of all trees, {Sampling(*own.setting)}": plots.efficiency_by_tree(own) for own in train}
     predicted = {
         f"Predicted against labelled tokens a step, {Sampling(*each.setting)}": plots.calibration(module, each)
         for each in validation
@@ -187,13 +174,13 @@ def _machine(config: Config, profile: LatencyProfile, training: dict[str, Any]) 
     selectors = [
         {
             "selector": f"{name} (kept)" if name == training["chosen"] else name,
-            **{findings.setting_of(mode): str(Ratio(**mode["replay"])) for mode in own["modes"]},
+            **{setting_of(mode): str(Ratio(**mode["replay"])) for mode in own["modes"]},
         }
         for name, own in training["selectors"].items()
     ]
-    manifest = config.folder / "pair" / "manifest.json"
-    pair = json.loads(manifest.read_text()) if manifest.exists() else {}
-    overlap = f" The pair's mean overlap on held-out text is {pair['overlap']:.3f}." if pair else ""
+    manifest, overlap = config.folder / "pair" / "manifest.json", ""
+    if manifest.exists():
+        overlap = f" The pair's mean overlap on held-out text is {read_json(manifest, 'pair')['overlap']:.3f}."
     return [
         ("Selectors that were trained", table(selectors) + note(SELECTORS)),
         ("Step times", f"<p>{html.escape(profile.device)}.{overlap}</p>" + table(steps) + note(STEPS)),
