@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from selector.actions import Action
 from selector.decision import NEVER, Mode, net_tokens, of_batch
 from selector.latency import LatencyProfile, interpolated_at
-from selector.runtime.artefact import ArtefactConfig
-from selector.runtime.decision_tables import ANY_LEVEL, decision_tables
+from selector.runtime.artefact import ANY_LEVEL, ArtefactConfig, decision_tables
 from selector.schema import BATCH_AT, HIDDEN_STATES, LENGTH_AT, MATCH_AT, SETTING_AT
 from selector.train.module import SelectorModule
 
@@ -22,17 +21,17 @@ from selector.train.module import SelectorModule
 class DeployedSelector(nn.Module):
     """The network in evaluation mode, and the decision of the nearest mode, with one machine's times."""
 
-    settings_S3: Tensor
-    lengths_L: Tensor
-    early_SLA: Tensor
-    late_SLA: Tensor
+    settings_S3: Tensor  # `Mode.key`
+    lengths_L: Tensor  # measured context lengths
+    early_SLA: Tensor  # seconds of a step that is decided before the draft has passed the root
+    late_SLA: Tensor  # seconds of a step that is decided after it
     speed_S: Tensor
     rho_S: Tensor
-    allowed_SA: Tensor
-    late_S: Tensor
-    least_S: Tensor
-    copied_SA: Tensor
-    level_S: Tensor
+    allowed_SA: Tensor  # actions that may be chosen where the lookup rule does not apply
+    late_S: Tensor  # 1 where the mode uses the draft's rows, or the drafter's hits for a log's selector; else 0
+    least_S: Tensor  # the shortest match for which the lookup rule applies
+    copied_SA: Tensor  # the lookup of the rule
+    level_S: Tensor  # position of the mode's level in `LOG.levels`, or `ANY_LEVEL`
     sums_SA: Tensor
     hidden_widths: list[int]
     hidden_names: list[str]
@@ -46,7 +45,7 @@ class DeployedSelector(nn.Module):
         self.length_at, self.setting_at, self.match_at, self.never = LENGTH_AT, list(SETTING_AT[:2]), MATCH_AT, NEVER
         self.batch_at, self.doubling, self.any_level = BATCH_AT, of_batch(2), ANY_LEVEL
         self.far = float("inf")
-        for name, tensor in decision_tables(profile, modes, verifier, module.space)._asdict().items():
+        for name, tensor in decision_tables(profile, modes, verifier, module.space).items():
             self.register_buffer(name, tensor)
         self.register_buffer("sums_SA", module.space.sums_SA.clone())
         self.eval()

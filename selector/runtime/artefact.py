@@ -1,10 +1,14 @@
-"""The files and the config of an artefact directory, and the checks of a root's features."""
+"""The files, the config and the decision tables of an artefact directory, and the checks of a root's features.
+
+Legend: S modes, A actions, L context lengths, T trees.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,16 +17,19 @@ import torch
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace, choice_of
-from selector.decision import Mode
+from selector.decision import LookupRule, Mode
 from selector.latency import LatencyProfile
 from selector.schema import (
+    EARLY,
     FULL,
     HIDDEN_STATES,
+    LIGHT,
     LOG,
     MATCH,
     SCALARS_KEY,
     SCHEMA_VERSION,
     SCHEMAS,
+    TEXT,
     InputError,
     Schema,
     sha256,
@@ -31,6 +38,8 @@ from selector.schema import (
 FORMAT = "espalier-selector-7"
 CHECKSUMS = "SHA256SUMS"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+NO_MATCH = 1 << 20  # longer than any match
+ANY_LEVEL = -1.0
 Features = dict[str, Tensor]
 
 
@@ -150,6 +159,38 @@ def read_config(path: Path) -> ArtefactConfig:
         f"{path}: {version[0]} of schema version {version[1]}; this program reads {FORMAT} of schema version "
         f"{SCHEMA_VERSION}: export the selector again"
     )
+
+
+def decision_tables(
+    profile: LatencyProfile, modes: Sequence[Mode], verifier: str, space: ActionSpace
+) -> dict[str, Tensor]:
+    """The tables of `selector.export.deployed.DeployedSelector`; InputError where the profile has no times for them."""
+    at_batch = {mode.batch: profile.at_batch(mode.batch) for mode in modes}
+
+    def times(levels: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+        """Lengths and step times, where a decision uses those of the mode's feature levels that are in `levels`."""
+        tables = []
+        for mode in modes:
+            asked = [level for level in mode.feature_levels if not levels or level in levels]
+            tables.append(at_batch[mode.batch].table(space.actions, verifier, asked, mode.top_p < 1))
+        return tables[0][0], torch.stack([seconds_LA for _, seconds_LA in tables])
+
+    lengths_L, early_SLA = times((TEXT, EARLY))
+    rules = [mode.rule or LookupRule(NO_MATCH, 0) for mode in modes]
+    late = (LIGHT,), (FULL,), LOG.levels[1:]
+    return {
+        "settings_S3": torch.tensor([mode.key for mode in modes]),
+        "lengths_L": lengths_L,
+        "early_SLA": early_SLA,
+        "late_SLA": times(())[1],
+        "speed_S": torch.tensor([mode.speed for mode in modes]),
+        "rho_S": torch.tensor([mode.rho for mode in modes]),
+        "allowed_SA": torch.stack([mode.mask(space) for mode in modes]),
+        "late_S": torch.tensor([float(mode.feature_levels[-1:] in late) for mode in modes]),
+        "least_S": torch.tensor([float(rule.least) for rule in rules]),
+        "copied_SA": torch.tensor([[action == rule.lookup for action in space] for rule in rules]),
+        "level_S": torch.tensor([float(LOG.levels.index(mode.level)) if mode.level else ANY_LEVEL for mode in modes]),
+    }
 
 
 def local_folder(folder: str | Path, revision: str | None = None) -> Path:

@@ -25,10 +25,10 @@ from selector.runtime.artefact import (
     check_files,
     check_setting,
     checked,
+    decision_tables,
     local_folder,
     read_config,
 )
-from selector.runtime.decision_tables import decision_tables
 from selector.runtime.joint import Shapes, StepClock, joint_choice, step_clock
 from selector.runtime.one_root import OneRoot
 from selector.runtime.tokens import TokenStatistics
@@ -256,7 +256,7 @@ def load_selector(
     modes: Sequence[Mode] = config.modes
     if profile != own:
         modes = [_moved(config, mode, profile, own) for mode in modes]
-        for name, tensor in decision_tables(profile, modes, config.verifier, config.space)._asdict().items():
+        for name, tensor in decision_tables(profile, modes, config.verifier, config.space).items():
             setattr(module, name, tensor)
     return Selector(module, config, profile, modes, TokenStatistics.load(folder))
 

@@ -10,7 +10,7 @@ import torch
 from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup, choice_of
 from selector.decision import ASKED, LookupRule, Mode, of_batch
 from selector.latency import Correction, LatencyProfile, correction_counts, gpu_like, interpolated, interpolated_at
-from selector.runtime.decision_tables import ANY_LEVEL, decision_tables
+from selector.runtime.artefact import ANY_LEVEL, decision_tables
 from selector.schema import DRAFTER, EARLY, FEATURES, FULL, LIGHT, MATCH, SCHEMA_VERSION, TEXT, InputError
 from selector.tables import Batches, Table
 from tests.selector.synthetic import profile
@@ -210,19 +210,19 @@ def test_decisions_are_made_by_sampling_setting(feature_levels: tuple[str, ...])
         Mode(0.0, 1.0, tree, (MATCH,), speed=60.0, rule=LookupRule(6, 8)),
     ]
     tables = decision_tables(own, modes, "traversal", ActionSpace.with_lookups())
-    assert tables.settings_S3.tolist() == [[0.5, 1.0, 0], [1.0, pytest.approx(0.9), 0], [1.0, 1.0, 0], [0.0, 1.0, 0]]
-    assert tables.level_S.tolist() == [ANY_LEVEL] * 4
-    assert tables.speed_S.tolist() == [70, 90, 80, 60]
-    assert tables.rho_S.tolist() == [1.0, 0.25, 0.5, 1.0]
-    may = [allowed_A.nonzero()[:, 0].tolist() for allowed_A in tables.allowed_SA]
+    assert tables["settings_S3"].tolist() == [[0.5, 1.0, 0], [1.0, pytest.approx(0.9), 0], [1.0, 1.0, 0], [0.0, 1.0, 0]]
+    assert tables["level_S"].tolist() == [ANY_LEVEL] * 4
+    assert tables["speed_S"].tolist() == [70, 90, 80, 60]
+    assert tables["rho_S"].tolist() == [1.0, 0.25, 0.5, 1.0]
+    may = [allowed_A.nonzero()[:, 0].tolist() for allowed_A in tables["allowed_SA"]]
     assert may == [[ACTIONS.index(tree)], [0, 5, 77, 235], list(range(237)), [ACTIONS.index(tree)]]
     late = float(feature_levels not in ((TEXT,), (EARLY,)))
-    assert tables.late_S.tolist() == [0, late, late, 0]
-    assert tables.least_S[3] == 6 and float(tables.least_S[:3].min()) > 1e6  # no text is so long
-    assert tables.copied_SA[3].nonzero()[:, 0].tolist() == [ACTIONS.index(Lookup(8))]
+    assert tables["late_S"].tolist() == [0, late, late, 0]
+    assert tables["least_S"][3] == 6 and float(tables["least_S"][:3].min()) > 1e6  # no text is so long
+    assert tables["copied_SA"][3].nonzero()[:, 0].tolist() == [ACTIONS.index(Lookup(8))]
     lengths_B = torch.full((4,), 15.0)
-    for seen_all, table_SLA in ((True, tables.late_SLA), (False, tables.early_SLA)):
-        times_SA = interpolated_at(table_SLA, tables.lengths_L, torch.arange(4), lengths_B)
+    for seen_all, table_SLA in ((True, tables["late_SLA"]), (False, tables["early_SLA"])):
+        times_SA = interpolated_at(table_SLA, tables["lengths_L"], torch.arange(4), lengths_B)
         for mode, times_A in zip(modes, times_SA, strict=True):
             asked = (
                 mode.feature_levels
@@ -248,9 +248,9 @@ def test_decisions_are_made_by_number_of_requests_and_by_level() -> None:
         for level, asked in ((TEXT, (TEXT,)), (DRAFTER, (DRAFTER,)), ("", ()))
     ]
     tables = decision_tables(own, modes, "traversal", ActionSpace.with_lookups())
-    assert tables.settings_S3[:, 2].tolist() == pytest.approx([0, 0, 0, *[of_batch(8)] * 3])
-    assert tables.level_S.tolist() == [0, 1, ANY_LEVEL, 0, 1, ANY_LEVEL]
-    times_SA = interpolated_at(tables.late_SLA, tables.lengths_L, torch.arange(6), torch.full((6,), 15.0))
+    assert tables["settings_S3"][:, 2].tolist() == pytest.approx([0, 0, 0, *[of_batch(8)] * 3])
+    assert tables["level_S"].tolist() == [0, 1, ANY_LEVEL, 0, 1, ANY_LEVEL]
+    times_SA = interpolated_at(tables["late_SLA"], tables["lengths_L"], torch.arange(6), torch.full((6,), 15.0))
     for mode, times_A in zip(modes, times_SA, strict=True):
         for action in (EMPTY, tree, Lookup(4)):
             expected = own.at_batch(mode.batch).action_seconds(action, 15, "traversal", mode.feature_levels)
