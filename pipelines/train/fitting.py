@@ -26,7 +26,7 @@ REMARKS = (  # Lightning's warnings that do not apply to data in memory and a fo
 
 
 def module_of(config: Config, objective: str, level: str, hidden_widths: list[int], **further: Any) -> SelectorModule:
-    """An untrained module as `config.train` says; `further` arguments are those of `SelectorModule`."""
+    """An untrained module of the shape in `config.train`; `further` arguments are those of `SelectorModule`."""
     pl.seed_everything(config.seed, verbose=False)
     train = config.train
     return SelectorModule(objective, level, hidden_widths, train.network, train.learning_rate, **further)
@@ -34,15 +34,10 @@ def module_of(config: Config, objective: str, level: str, hidden_widths: list[in
 
 def fit(config: Config, module: SelectorModule, roots: RootsModule, folder: Path, run_id: str) -> SelectorModule:
     """Train a module for all its epochs, and return it as it was at the best one: by replay, or by the loss where
-    nothing is replayed.
-
-    Args:
-        folder: for the checkpoint, `best.ckpt`.
-        run_id: of the MLflow run that gets the curves.
-    """
+    nothing is replayed. The checkpoint is `best.ckpt` in `folder`; the MLflow run gets the curves."""
     monitor, mode = (MONITOR, "max") if module.judged else ("validation/loss", "min")
     checkpoints = ModelCheckpoint(folder, filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
-    for name in ("utilities.rank_zero", "accelerators.cuda"):  # remarks on the hardware
+    for name in ("utilities.rank_zero", "accelerators.cuda"):  # they remark on the hardware
         logging.getLogger(f"pytorch_lightning.{name}").setLevel(logging.WARNING)
     with warnings.catch_warnings():
         for remark in REMARKS:
@@ -59,7 +54,7 @@ def fit(config: Config, module: SelectorModule, roots: RootsModule, folder: Path
         )
         try:
             trainer.fit(module, datamodule=roots)
-        except SystemExit as stopped:  # what Lightning makes of Ctrl-C
+        except SystemExit as stopped:  # Lightning turns Ctrl-C into it
             raise KeyboardInterrupt from stopped
     return SelectorModule.load_from_checkpoint(checkpoints.best_model_path, map_location="cpu").eval()
 

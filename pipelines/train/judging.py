@@ -33,8 +33,8 @@ from selector.train.tuning import (
 
 def potential_table(found: dict[Setting, Potential]) -> Table:
     """Whether a selector pays, one line for each sampling setting."""
-    table = Table(title="Does a selector pay here? A quick linear model, on sources it has not seen")
-    table.title_justify = "left"
+    title = "Does a selector pay here? A quick linear model, on sources it has not seen"
+    table = Table(title=title, title_justify="left")
     for column in ("setting", "explained variance", "autocorrelation", "in long repeats", "gain", "verdict"):
         table.add_column(column, justify="left" if column in ("setting", "verdict") else "right")
     for setting, each in found.items():

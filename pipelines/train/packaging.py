@@ -28,8 +28,9 @@ from selector.train.data import Texts
 from selector.train.module import SelectorModule
 from selector.train.tuning import decide
 
-TIE = 1e-3  # tokens: the ways to choose sum in another order
-SPACE = ActionSpace.with_lookups()
+TIE = 1e-3  # tokens: the formats sum in different orders
+
+Asked = Callable[[Features], tuple[torch.Tensor, torch.Tensor]]  # actions by position [R], and scores [R, A]
 
 
 def build(
@@ -51,6 +52,7 @@ def build(
     module, chosen = load_module(config, result["chosen"], result), chosen_of(result)
     target, draft = pair_names(config)
     texts, modes = splits["validation"], modes or chosen["modes"]
+    own = {"actions_compared": int((~texts.unknown_R).sum()), "evaluation": None}
     facts: dict[str, Any] = {
         "pair": {
             "target": target,
@@ -59,29 +61,20 @@ def build(
             "fingerprint": profile.pair,
         },
         "run_id": chosen["run_id"],
-        "metrics": {
-            **chosen["metrics"],
-            "actions_compared": int((~texts.unknown_R).sum()),
-            "evaluation": None,
-            **(metrics or {}),
-        },
+        "metrics": {**chosen["metrics"], **own, **(metrics or {})},
         "provenance": provenance(config),
     }
 
     def check(written: Path) -> None:
-        differing = count_differing(config, module, written, texts, profile)
-        if differing:
+        if differing := count_differing(config, module, written, texts, profile):
             raise InputError(f"{folder}: {differing} of its actions are not the trained module's")
 
-    # one answer for a root without features, whatever the sampling setting: the median static tree
+    # the median static tree is drafted at roots without features, whatever the sampling setting
     fallback = sorted((Action(*mode["action"]) for mode in modes), key=lambda action: action.nodes)[len(modes) // 2]
     return write_artefact(folder, module, profile, config.train.verifier, fallback, modes, facts, check, compiled)
 
 
-Asked = Callable[[Features], tuple[torch.Tensor, torch.Tensor]]  # actions by position [R], and scores [R, A]
-
-
-def formats(folder: Path, selector: Selector) -> list[Asked]:
+def _formats(folder: Path, selector: Selector) -> list[Asked]:
     """Every file of an artefact that decides: TorchScript, NumPy and, where there is one, the compiled package."""
     plain = PlainSelector(folder)
 
@@ -90,19 +83,16 @@ def formats(folder: Path, selector: Selector) -> list[Asked]:
         index_R, scores_RA = plain.decide(view[SCALARS_KEY].numpy(), hidden)
         return torch.from_numpy(index_R), torch.from_numpy(scores_RA)
 
-    found: list[Asked] = [selector.module, numpy]
-    if (folder / PACKAGE).exists():
-        found.append(run_package(folder / PACKAGE, selector.widths))
-    return found
+    compiled = [run_package(folder / PACKAGE, selector.widths)] if (folder / PACKAGE).exists() else []
+    return [selector.module, numpy, *compiled]
 
 
 @torch.no_grad()
 def count_differing(config: Config, module: SelectorModule, folder: Path, texts: Texts, profile: LatencyProfile) -> int:
-    """The number of roots at which a file of the artefact, or its path for one root, chooses another action than the
-    trained module, and one that is not as good."""
-    differing = 0
-    selector = load_selector(folder)
-    asked = formats(folder, selector)
+    """The number of roots at which the trained module, a file of the artefact or its path for one root chooses an
+    action that is worse than the best one by more than `TIE`."""
+    differing, selector = 0, load_selector(folder)
+    asked = _formats(folder, selector)
     for mode in selector.modes:
         mine = timed(texts, (mode.temperature, mode.top_p), config.train.verifier, profile)
         rows = (~mine.texts.unknown_R).nonzero()[:, 0]
@@ -111,30 +101,29 @@ def count_differing(config: Config, module: SelectorModule, folder: Path, texts:
         views = [{SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}]
         if EARLY in mode.feature_levels:
             views.insert(0, {SCALARS_KEY: scalars[:, : len(EARLY_SCALARS)]})
-        answers = [_in_turn(ask, views) for ask in asked]
-        chosen = [trained_R, _one_by_one(selector.at(mode.temperature, mode.top_p), views), *(a for a, _ in answers)]
-        scores_RA = answers[0][1]
+        answers = [_in_turn(ask, views, module.space) for ask in asked]
+        alone_R = _one_by_one(selector.at(mode.temperature, mode.top_p), views, module.space)
+        chosen, scores_RA = [trained_R, alone_R, *(action_R for action_R, _ in answers)], answers[0][1]
         lost_NR = torch.stack([scores_RA.amax(-1) - scores_RA.gather(-1, a.unsqueeze(-1))[:, 0] for a in chosen])
         differing += int((lost_NR > TIE).any(0).sum())
     return differing
 
 
-def _one_by_one(tuned: Tuned, views: list[Features]) -> torch.Tensor:
+def _one_by_one(tuned: Tuned, views: list[Features], space: ActionSpace) -> torch.Tensor:
     """Actions of the path for one root, asked with one view after the other as an engine asks."""
     actions = []
     for row in range(len(views[0][SCALARS_KEY])):
         answers = (tuned.select({name: values[row] for name, values in view.items()}) for view in views)
-        actions.append(SPACE.index(next(answer for answer in answers if answer is not None)))
+        actions.append(space.index(next(answer for answer in answers if answer is not None)))
     return torch.tensor(actions)
 
 
-def _in_turn(ask: Asked, views: list[Features]) -> tuple[torch.Tensor, torch.Tensor]:
+def _in_turn(ask: Asked, views: list[Features], space: ActionSpace) -> tuple[torch.Tensor, torch.Tensor]:
     """Actions and scores of a file, asked with one view after the other."""
-    needs_draft_A = torch.tensor([not without_draft(action) for action in SPACE])
+    needs_draft_A = torch.tensor([not without_draft(action) for action in space])
     action_R, scores_RA = ask(views[0])
     for view in views[1:]:
-        later_R, later_RA = ask(view)
-        asked_R = needs_draft_A[action_R]
+        (later_R, later_RA), asked_R = ask(view), needs_draft_A[action_R]
         action_R = torch.where(asked_R, later_R, action_R)
         scores_RA = torch.where(asked_R[:, None], later_RA, scores_RA)
     return action_R, scores_RA

@@ -38,13 +38,12 @@ def load_result(config: Config) -> dict[str, Any]:
 
 
 def chosen_of(result: dict[str, Any]) -> dict[str, Any]:
-    """The selector that was kept."""
+    """The entry of the selector that was kept."""
     return result["selectors"][result["chosen"]]
 
 
 def rule_of(result: dict[str, Any], setting: Setting, verifier: str) -> Mode:
-    """The rule for lookups that was tuned on the training texts for a sampling setting: with the trained verifier, or
-    with that of the fastest static tree of all verifiers. InputError for another verifier."""
+    """The lookup rule that was tuned for a sampling setting and verifier; InputError where there is none."""
     for entry in result["rules"]:
         if (entry["temperature"], entry["top_p"], entry["verifier"]) == (*setting, verifier):
             return Mode.of(entry)
@@ -60,7 +59,7 @@ def load_module(config: Config, name: str, result: dict[str, Any]) -> SelectorMo
     path = checkpoint_of(config, name, result)
     try:
         module = SelectorModule.load_from_checkpoint(path, map_location="cpu").eval()
-    except Exception as error:  # whatever a damaged file makes torch raise
+    except Exception as error:  # torch raises many kinds for a damaged file
         raise InputError(f"{path} is damaged: run the train stage again") from error
     unseen_F = torch.tensor([not scalar.learned for scalar in module.schema.scalars])  # their scale is infinite
     for key, values in module.state_dict().items():

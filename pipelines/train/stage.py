@@ -69,7 +69,7 @@ def run(config: Config) -> None:
 
 
 def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, folder: Path) -> dict[str, Any]:
-    """All kinds of selectors, one nested MLflow run each; what `result.json` in the folder says of them."""
+    """Train all kinds of selectors, one nested MLflow run each; returns what `result.json` in the folder holds."""
     settings, verifier = settings_of(config), config.train.verifier
     with mlflow_run(config, "train", SECTIONS) as mlflow:
         mlflow.log_dict(read_manifest(traces_folder(config)), "manifest.json")
@@ -92,12 +92,8 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
                 judged = judge(module, splits["validation"], bases, verifier, profile)
                 facts = {"objective": objective, "feature_level": level}
                 mlflow.log_params(facts)
-                found[name] = {
-                    **facts,
-                    "checkpoint": f"{name}/best.ckpt",
-                    "run_id": run_id,
-                    **row_of(judged, judged_rules, bases),
-                }
+                facts |= {"checkpoint": f"{name}/best.ckpt", "run_id": run_id}
+                found[name] = {**facts, **row_of(judged, judged_rules, bases)}
                 mlflow.log_metrics(found[name]["metrics"])
         result: dict[str, Any] = {
             "chosen": choose(found),
@@ -111,7 +107,7 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
             ],
         }
         mlflow.set_tag("chosen", result["chosen"])
-        mlflow.log_metrics(found[result["chosen"]]["metrics"])  # so that the list of runs shows them
+        mlflow.log_metrics(chosen_of(result)["metrics"])
         describe(mlflow, in_words(result))
         write_json(folder / "result.json", result)
     return result
@@ -184,12 +180,9 @@ def choose(found: dict[str, dict[str, Any]]) -> str:
 
 def table_of(found: dict[str, dict[str, Any]], chosen: str) -> Table:
     """Speed over the best static tree by replay, by sampling setting and selector."""
-    table = Table(title="Validation texts, replayed: speed over the best static tree (± one standard error)")
-    table.title_justify = "left"
-    table.add_column("setting")
-    table.add_column("static tree")
-    table.add_column("rule: lookup or tree", justify="right")
-    for name in found:
+    title = "Validation texts, replayed: speed over the best static tree (± one standard error)"
+    table = Table("setting", "static tree", title=title, title_justify="left")
+    for name in ("rule: lookup or tree", *found):
         table.add_column(f"{name}{' (kept)' if name == chosen else ''}", justify="right")
     for number, mode in enumerate(found[chosen]["modes"]):
         own = [row["modes"][number] for row in found.values()]

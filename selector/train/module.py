@@ -173,11 +173,10 @@ class SelectorModule(pl.LightningModule):
 
 
 class RootsModule(pl.LightningDataModule):
-    """Roots of the training and of the validation texts as batches for a module.
+    """Every `stride`-th root of the training and validation texts, as batches for a module.
 
     Args:
-        stride: every `stride`-th root of a text is taken.
-        further: step times [R, A] and the best static tree's speeds [R], by split, for a policy.
+        further: for a policy, by split, step times [R, A] and the best static tree's speeds [R].
     """
 
     def __init__(
