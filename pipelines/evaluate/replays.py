@@ -23,17 +23,15 @@ from selector.train.module import SelectorModule
 from selector.train.potential import LONG_REPEAT
 from selector.train.replay import ratio_of_speeds
 
-WALL, SYNTHETIC = "wall", "gpu_like"  # a synthetic clock adds its draft's share: gpu_like_1/20
+WALL = "wall"  # synthetic clocks are named after the draft's share of a target pass: gpu_like_1/20
 OFTEN = 0.25  # the share of a text's positions inside a long repeat from which on it has long repeats
 Rows = list[dict[str, Any]]
 Contenders = dict[Setting, list[Method | Assistant]]  # by sampling setting
 
 
 def synthetic_clocks(config: Config, pair: ModelPair) -> dict[str, LatencyProfile]:
-    return {
-        f"{SYNTHETIC}_1/{1 / share:g}": gpu_like(pair.fingerprint, config.verifiers, share)
-        for share in config.evaluate.gpu_like
-    }
+    shares = config.evaluate.gpu_like
+    return {f"gpu_like_1/{1 / share:g}": gpu_like(pair.fingerprint, config.verifiers, share) for share in shares}
 
 
 def synthetic_methods(
