@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.utils import ModelOutput
 
-from data_gen.decoding.decoder import Decoder, FixedTree
-from data_gen.decoding.loop import Chooser
+from data_gen.decoding.decoder import Decoder
+from data_gen.decoding.loop import Chooser, FixedTree
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.models.self_check import check_model

@@ -13,6 +13,7 @@ Legend: S slots, K branches, D depth, E entries (children) of a node.
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -24,14 +25,12 @@ ABSENT = -1  # fills up a list of entries
 
 
 class Layout:
-    """The slots of the tokens of an action.
+    """The slots of an action's tokens. All tensors are int64 or bool, and on the given device.
 
     Attributes:
         K, L1, L2: branches, trunk length and branch length; a chain and a lookup are a trunk alone, with K = 1.
-        parents_S, depths_S: int64; the root's are -1 and 0.
-        ancestors_SS: bool, as `DraftTree.ancestors_NN`.
-        paths_SD: the slots from the root (left out) to each slot, filled up with 0; int64.
-        order_S: the slots in the order of a `DraftTree`'s nodes, branch after branch; int64.
+        parents_S, depths_S, ancestors_SS, paths_SD: as those of a `DraftTree`.
+        order_S: the slots in the order of a `DraftTree`'s nodes, branch after branch.
         inner: number of slots with children, which precede the leaves.
         levels: the slots of each depth from the trunk's end on.
     """
@@ -51,8 +50,8 @@ class Layout:
             paths.append([*paths[parent], slot])
         branches = [self.slot(depth, k) for k in range(self.K) for depth in range(1, self.L2 + 1)]
         self.size, self.depth, self.inner = len(parents), self.L1 + self.L2, len(parents) - self.K
-        ends = [self.slot(depth, 0) for depth in range(1, self.L2 + 2)]
-        self.levels = [slice(self.L1, self.L1 + 1), *map(slice, ends[:-1], ends[1:])]
+        ends = [self.L1, *(self.slot(depth, 0) for depth in range(1, self.L2 + 2))]
+        self.levels = [slice(*each) for each in pairwise(ends)]
         self.parents_S = torch.tensor(parents, device=device)
         self.depths_S = torch.tensor([len(path) for path in paths], device=device)
         self.ancestors_SS = ancestors(parents).to(device)

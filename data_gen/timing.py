@@ -188,8 +188,7 @@ def _target_pass(target: CachedModel, tree: DraftTree) -> Callable[[], None]:
 
 
 def _verification(name: str, pair: ModelPair, tree: DraftTree, generator: torch.Generator) -> Callable[[], object]:
-    shape = (2, len(tree), pair.vocabulary)
-    logits = 3 * torch.randn(shape, generator=generator, device=pair.device)
+    logits = 3 * torch.randn(2, len(tree), pair.vocabulary, generator=generator, device=pair.device)
     p_NV, q_NV = (logits[0] + logits[1]).softmax(-1), logits[1].softmax(-1)
     return partial(get_verifier(name).verify, tree, p_NV, q_NV, generator)
 

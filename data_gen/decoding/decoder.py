@@ -11,15 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from data_gen.decoding.loop import Clock, FixedTree, Loop, Outcome, Random, Text
+from data_gen.decoding.loop import Clock, Loop, Outcome, Text
 from data_gen.drafting.sampled import Draft, draft_lookup, draft_tree
 from data_gen.features.root import Accepted
 from data_gen.models.pair import CachedModel, ModelRows
 from data_gen.verification import COPIED, Verdict
 from data_gen.verification.distributions import sample
 from selector.actions import Action, Choice, Lookup
-
-__all__ = ["Decoder", "FixedTree", "Random"]
 
 
 class Decoder(Loop):

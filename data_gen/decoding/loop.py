@@ -66,21 +66,14 @@ class Random:
 
 @dataclass
 class Step:
-    """One decoding step.
+    """One decoding step. Unless the decoder is `timed`, a part that queues work on a GPU takes little time, and the
+    part that reads its result takes the rest."""
 
-    Attributes:
-        length: committed tokens before the step, the root token included.
-        accepted: tau, the number of accepted drafted tokens.
-        nodes: of the drafted tree, the root included.
-        seconds: wall-clock time by part (`PARTS`). On a GPU, unless the decoder is `timed`, a part that queues work
-            takes little time, and the part that reads its result takes the rest.
-    """
-
-    length: int
+    length: int  # committed tokens before the step, the root token included
     action: Choice
-    accepted: int
-    nodes: int
-    seconds: dict[str, float]
+    accepted: int  # tau, the number of accepted drafted tokens
+    nodes: int  # of the drafted tree, the root included
+    seconds: dict[str, float]  # wall-clock time by part (`PARTS`)
 
     @property
     def total(self) -> float:

@@ -25,16 +25,11 @@ from selector.actions import Action
 
 @dataclass
 class Draft:
-    """A drafted tree.
-
-    Attributes:
-        probs_NV: the draft's distribution after each node; zeros at leaves.
-        row_of: row in the draft's cache of each node that the draft has passed, except the root.
-    """
+    """A drafted tree."""
 
     tree: DraftTree
-    probs_NV: Tensor
-    row_of: dict[int, int]
+    probs_NV: Tensor  # the draft's distribution after each node; zeros at leaves
+    row_of: dict[int, int]  # row in the draft's cache of each node that the draft has passed, except the root
     _passed: list[ModelRow]  # by row
 
     def rows(self, nodes: Iterable[int]) -> list[ModelRow]:

@@ -58,22 +58,16 @@ def load_model(
         with torch.device(device):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         model.name_or_path = name
-    elif device_map is not None:
-        model = _spread(name, role, config, dtype, device_map)
     else:
-        model = _load(AutoModelForCausalLM, name, role, config=config, dtype=dtype).to(device)
+        if device_map is not None and find_spec("accelerate") is None:
+            raise InputError("pair.device_map: accelerate is not installed: pip install 'espalier[large]'")
+        model = _load(AutoModelForCausalLM, name, role, config=config, dtype=dtype, device_map=device_map)
+        if device_map is None:
+            model = model.to(device)
+        elif torch.cuda.is_available() and {"cpu", "disk"} & {*map(str, getattr(model, "hf_device_map", {}).values())}:
+            raise InputError(f"pair.device_map: {name} does not fit: {device_map} leaves part of it off the devices")
     check_attention(model.config, name)
     return model.eval()
-
-
-def _spread(name: str, role: str, config: Any, dtype: torch.dtype, device_map: str) -> PreTrainedModel:
-    if find_spec("accelerate") is None:
-        raise InputError("pair.device_map: accelerate is not installed: pip install 'espalier[large]'")
-    model = _load(AutoModelForCausalLM, name, role, config=config, dtype=dtype, device_map=device_map)
-    places = map(str, getattr(model, "hf_device_map", {}).values())
-    if torch.cuda.is_available() and not {"cpu", "disk"}.isdisjoint(places):
-        raise InputError(f"pair.device_map: {name} does not fit these devices: {device_map} leaves part of it off them")
-    return model
 
 
 def _load(loader: Any, name: str, role: str, **kwargs: object) -> Any:
@@ -124,45 +118,37 @@ def fingerprint(names: Sequence[str], tokenizer: PreTrainedTokenizerBase, kept: 
         names: directories or hub ids, which have been loaded.
         kept: a file that stores checksums by path, size and modification time; unchanged files are not read again.
     """
-    digest = hashlib.sha256()
-    sums = _Checksums(kept)
+    digest, known = hashlib.sha256(), {}
+    if kept is not None:
+        with suppress(OSError, ValueError):
+            known = {str(key): str(value) for key, value in dict(json.loads(kept.read_text())).items()}
+    before = dict(known)
     for name in names:
         folder = Path(name) if Path(name).is_dir() else Path(str(cached_file(name, CONFIG))).parent
         for path in (folder / CONFIG, *_weight_files(folder)):
-            digest.update(f"{path.name} {sums.of(path)}\n".encode())
-    sums.save()
+            digest.update(f"{path.name} {_checksum(path, known)}\n".encode())
+    if kept is not None and known != before:
+        with suppress(InputError), atomically(kept) as partial:  # an unwritable folder only costs time
+            partial.write_text(json.dumps(known, indent=1))
     backend = getattr(tokenizer, "backend_tokenizer", None)
     digest.update((backend.to_str() if backend else json.dumps(sorted(tokenizer.get_vocab().items()))).encode())
     return (RANDOM if any(map(is_shape, names)) else "") + digest.hexdigest()[:16]
 
 
-class _Checksums:
-    """SHA-256 of large files, stored by path, size and modification time. A damaged entry is computed again."""
-
-    def __init__(self, kept: Path | None) -> None:
-        self.kept, self.known, self.new = kept, {}, False
-        if kept is not None:
-            with suppress(OSError, ValueError):
-                self.known = {str(key): str(value) for key, value in dict(json.loads(kept.read_text())).items()}
-
-    def of(self, path: Path) -> str:
-        stat = path.stat()
-        key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
-        found, _, check = self.known.get(key, "").partition(" ")
-        if not found or check != _check(key, found):
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            self.known[key], self.new = f"{found} {_check(key, found)}", True
-        return found
-
-    def save(self) -> None:
-        if self.kept is not None and self.new:
-            with suppress(InputError), atomically(self.kept) as partial:  # an unwritable folder only costs time
-                partial.write_text(json.dumps(self.known, indent=1))
+def _checksum(path: Path, known: dict[str, str]) -> str:
+    """The SHA-256 of a file, from the `known` ones if its entry is there and not damaged; else the entry is added."""
+    stat = path.stat()
+    key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+    found = known.get(key, "").partition(" ")[0]
+    if not found or known[key] != _entry(key, found):
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        known[key] = _entry(key, found)
+    return found
 
 
-def _check(key: str, digest: str) -> str:
-    return f"{zlib.crc32(f'{key} {digest}'.encode()):08x}"
+def _entry(key: str, digest: str) -> str:
+    return f"{digest} {zlib.crc32(f'{key} {digest}'.encode()):08x}"
 
 
 def revision(name: str) -> str | None:

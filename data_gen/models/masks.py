@@ -56,9 +56,8 @@ class TreeMasks:
         """One additive float mask, [1 or B, 1, W, C], or a dictionary of them by the kind of layer.
 
         Args:
-            visible: bool [W, R] or [B, W, R]: the tree rows that each token attends to; all tokens attend to all
-                committed rows.
-            offsets: positions of the tree's rows, counted from the end of the committed rows; int64 [1 or B, ..] for
+            visible: bool [W, R] or [B, W, R]: the tree rows that each token attends to; all attend to committed rows.
+            offsets: positions of the tree's rows, counted from the end of the committed ones; int64 [1 or B, ..] for
                 each pass, the coming one included.
             committed: number of cached rows before the tree's.
         """
@@ -77,14 +76,12 @@ class TreeMasks:
     def preallocated(
         self, visible_WS: Tensor, depths_S: Tensor, positions_W: Tensor, base: Tensor, rows: int, dtype: torch.dtype
     ) -> Tensor | dict[str, Tensor]:
-        """As `build`, for a preallocated cache, where slot `s` of a tree is in row `base + s`.
+        """As `build`, for a preallocated cache of so many `rows`, where slot `s` of a tree is in row `base + s`.
 
         Args:
-            visible_WS: the slots that each token attends to; all tokens attend to the rows before the base.
-            depths_S: positions of the slots, counted from the base.
+            visible_WS: the slots that each token attends to; all attend to the rows before the base.
+            depths_S: positions of the slots, counted from the base, which is int64 [] on the device.
             positions_W: positions of the pass's tokens.
-            base: int64 [], on the device.
-            rows: of the cache.
         """
         slots_C = torch.arange(rows, device=base.device) - base
         place_C = slots_C.clamp(0, len(depths_S) - 1)

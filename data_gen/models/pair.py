@@ -172,20 +172,15 @@ def _expanded(masks: Tensor | dict[str, Tensor], batch: int) -> Any:
 
 @dataclass
 class ModelPair:
-    """A target and a draft model over one vocabulary, and their tokenizer.
-
-    Attributes:
-        fingerprint: of both models; begins with `checkpoints.RANDOM` if one is a shape.
-        decoder: the default kind of `decoding.decoder_for`, "eager", "graph" or "compiled graph".
-        spare: memory of graph decoders that no text uses at the moment.
-    """
+    """A target and a draft model over one vocabulary, and their tokenizer."""
 
     target: PreTrainedModel
     draft: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     names: tuple[str, str]
-    fingerprint: str
-    decoder: str = "eager"
+    fingerprint: str  # of both models; begins with `checkpoints.RANDOM` if one is a shape
+    decoder: str = "eager"  # the kind of `decoding.decoder_for`: "eager", "graph" or "compiled graph"
+    # memory of graph decoders that no text uses at the moment
     spare: dict[Hashable, list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod

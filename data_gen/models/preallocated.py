@@ -23,17 +23,12 @@ FILL = 256  # tokens of a pass over a prompt
 
 
 class Window(NamedTuple):
-    """The slots that a pass covers, and what they attend to.
+    """The slots that a pass covers, and what they attend to. S is the same for all windows of a model, so that each
+    width needs one compiled graph."""
 
-    Attributes:
-        slots_W: counted from the base; int64.
-        visible_WS: bool; S is the same for all windows of a model, so that each width needs one compiled graph.
-        depths_S: positions of all slots, counted from the base; int64.
-    """
-
-    slots_W: Tensor
-    visible_WS: Tensor
-    depths_S: Tensor
+    slots_W: Tensor  # counted from the base; int64
+    visible_WS: Tensor  # bool
+    depths_S: Tensor  # positions of all slots, counted from the base; int64
 
 
 def window(layout: Layout, first: int, last: int, room: int, width: int | None = None) -> Window:

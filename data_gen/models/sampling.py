@@ -16,21 +16,13 @@ ELEMENTS = 1 << 22  # logits that are filtered at once; the sort of a nucleus ta
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. `top_p` 1, `top_k` 0 and `min_p` 0 keep the whole vocabulary.
+    """How tokens are drawn. `top_p` 1, `top_k` 0 and `min_p` 0 keep the whole vocabulary."""
 
-    Attributes:
-        temperature: 0 is greedy decoding.
-        top_p: mass of the nucleus, the smallest set of most probable tokens that reaches it.
-        draft_temperature: the draft's own temperature; None for the target's. It does not change the law of the text.
-        top_k: the number of most probable tokens that are kept, with those that tie with the last of them.
-        min_p: a kept token has at least this share of the most probable token's probability.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    draft_temperature: float | None = None
-    top_k: int = 0
-    min_p: float = 0.0
+    temperature: float = 1.0  # 0 is greedy decoding
+    top_p: float = 1.0  # mass of the nucleus, the smallest set of most probable tokens that reaches it
+    draft_temperature: float | None = None  # None for the target's; it does not change the law of the text
+    top_k: int = 0  # the number of most probable tokens that are kept, with those that tie with the last of them
+    min_p: float = 0.0  # a kept token has at least this share of the most probable token's probability
 
     @property
     def draft(self) -> Sampling:

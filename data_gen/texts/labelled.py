@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from data_gen import traces
-from data_gen.decoding.decoder import Decoder, Random
+from data_gen.decoding.decoder import Decoder
+from data_gen.decoding.loop import Random
 from data_gen.features.root import TextKnowledge, foretold
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling

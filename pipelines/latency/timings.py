@@ -20,23 +20,14 @@ COLUMNS = ("batch", "context", "verified", "passes", "seconds")
 
 
 class Row(NamedTuple):
-    """One timed step of an engine.
+    """One timed step of an engine."""
 
-    Attributes:
-        line: in the file.
-        batch: requests that are decoded together.
-        context: tokens of each request before the step.
-        verified: tokens of each request in the target's pass, the root included; 0 without a target pass.
-        passes: of the draft.
-        seconds: of the whole step.
-    """
-
-    line: int
-    batch: int
-    context: int
-    verified: int
-    passes: int
-    seconds: float
+    line: int  # in the file
+    batch: int  # requests that are decoded together
+    context: int  # tokens of each request before the step
+    verified: int  # tokens of each request in the target's pass, the root included; 0 without a target pass
+    passes: int  # of the draft
+    seconds: float  # of the whole step
 
     @property
     def work(self) -> tuple[int, int, int, int]:

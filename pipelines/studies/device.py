@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from transformers import Gemma3TextConfig, PreTrainedModel, Qwen2Config
 
-from data_gen.decoding.decoder import Decoder, FixedTree
+from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.graph import GraphDecoder
-from data_gen.decoding.loop import Loop
+from data_gen.decoding.loop import FixedTree, Loop
 from data_gen.models.pair import ModelPair
 from data_gen.models.preallocated import PreallocatedModel, run_window
 from data_gen.models.sampling import Sampling

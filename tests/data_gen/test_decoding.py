@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from data_gen.decoding import loop
-from data_gen.decoding.decoder import Decoder, FixedTree, Random
-from data_gen.decoding.loop import PARTS, Decoded
+from data_gen.decoding.decoder import Decoder
+from data_gen.decoding.loop import PARTS, Decoded, FixedTree, Random
 from data_gen.models.pair import CachedModel, ModelPair, Pass
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree

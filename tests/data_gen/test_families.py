@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from data_gen.decoding.decoder import Decoder, FixedTree
+from data_gen.decoding.decoder import Decoder
+from data_gen.decoding.loop import FixedTree
 from data_gen.models.pair import CachedModel, ModelPair, without_own_settings
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from data_gen.decoding.decoder import Decoder, FixedTree, Random
-from data_gen.decoding.loop import Decoded, Features
+from data_gen.decoding.decoder import Decoder
+from data_gen.decoding.loop import Decoded, Features, FixedTree, Random
 from data_gen.drafting.lookup import LookupIndex
 from data_gen.features.root import TextKnowledge, agreements
 from data_gen.features.rows import LEAST_LOGIT, DraftHistory, TargetHistory, entropies

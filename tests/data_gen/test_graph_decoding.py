@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from data_gen.decoding.decoder import Decoder, FixedTree, Random
+from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.graph import GraphDecoder
-from data_gen.decoding.loop import PARTS, Chooser, Loop
+from data_gen.decoding.loop import PARTS, Chooser, FixedTree, Loop, Random
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_gen.decoding.decoder import Decoder, FixedTree
+from data_gen.decoding.decoder import Decoder
+from data_gen.decoding.loop import FixedTree
 from data_gen.drafting.lookup import LookupIndex
 from data_gen.drafting.sampled import draft_lookup
 from data_gen.models.pair import ModelPair

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_gen.decoding.decoder import Decoder, FixedTree
+from data_gen.decoding.decoder import Decoder
+from data_gen.decoding.loop import FixedTree
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.written import Text, rows_along, written_by_target

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from data_gen.decoding.decoder import Decoder, FixedTree
+from data_gen.decoding.decoder import Decoder
+from data_gen.decoding.loop import FixedTree
 from data_gen.generate import speculative_generate
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling
