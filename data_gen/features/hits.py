@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from data_gen.features.compiled import CAPS, DECAYS_D, PRECEDENTS, ROOM, Array, Numbers, averaged, empty_table, longer
-from data_gen.features.text import FADING, TextHistory, in_a_row
+from data_gen.features.text import FADING, TextHistory, in_a_row, shares
 from selector.jit import jit, key_of, slot
 from selector.schema import DRAFTER_SCALARS, HIT_LENGTHS, KEYS, MEANS
 
@@ -97,12 +97,8 @@ def _of_hits(
         hits += 1
     found_F[at] = hits
     inside = source - start  # the source's position among the hits; negative if it is in the prompt
-    found_F[at + 1] = in_a_row(hits_N, inside, caps[1]) if inside >= 0 else 0
-    at += 2
-    for number in range(len(source_lengths)):
-        some_N = hits_N[inside + 1 : inside + 1 + source_lengths[number]] if inside >= 0 else hits_N[:0]
-        found_F[at + number] = some_N.mean() if len(some_N) > 0 else usual
-    at += len(source_lengths)
+    found_F[at + 1] = in_a_row(hits_N, inside, caps[1])
+    at = shares(found_F, at + 2, hits_N, inside, source_lengths, usual)
     run = np.uint64(0)
     for number in range(len(precedent_lengths)):
         seen, right = 0, 0.0

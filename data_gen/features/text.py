@@ -113,7 +113,7 @@ def _text(
     found_F[at + 1] = min(state[STEADY], longest_match)
     found_F[at + 2] = 1.0 if 0 <= source < start - 1 else 0.0
     found_F[at + 3] = in_a_row(known.foretold_N[:N], source, longest_lookup)
-    at = shares(found_F, at + 4, known.foretold_N[:N], source, source_lengths)
+    at = shares(found_F, at + 4, known.foretold_N[:N], source, source_lengths, 0.0)
     second = known.sources_N[source] if source >= 0 else -1
     found_F[at] = alike_before(tokens_N, second, longest_match)
     found_F[at + 1] = alike_after(tokens_N, source, second, longest_lookup)
@@ -200,11 +200,12 @@ def in_a_row(right_N: Array, source: int, most: int) -> int:
 
 
 @jit
-def shares(found_F: Array, at: int, right_N: Array, source: int, lengths: Array) -> int:
-    """Write the shares of right tokens among the first few after the source; returns the position after them."""
+def shares(found_F: Array, at: int, right_N: Array, source: int, lengths: Array, usual: float) -> int:
+    """Write the shares of right tokens among the first few after the source, `usual` where there are none; returns the
+    position after them."""
     for number in range(len(lengths)):
         some_N = right_N[source + 1 : source + 1 + lengths[number]]
-        found_F[at + number] = some_N.mean() if source >= 0 and len(some_N) > 0 else 0.0
+        found_F[at + number] = some_N.mean() if source >= 0 and len(some_N) > 0 else usual
     return at + len(lengths)
 
 

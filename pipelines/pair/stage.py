@@ -19,8 +19,6 @@ from pipelines.tracking import describe, mlflow_run
 from selector.files import atomically
 
 SECTIONS = ("pair", "prompts", "sampling", "data", "evaluate")
-
-
 # the tokenizer, and the token ids of the training files and of some held-out ones, int64 [tokens] each
 Corpus = tuple[PreTrainedTokenizerFast, torch.Tensor, torch.Tensor]
 
