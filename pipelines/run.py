@@ -108,14 +108,12 @@ class Stage:
     def _write(self, finished: bool) -> None:
         record: dict[str, Any] = {"depends": self.depends, "finished": finished}
         if finished:
-            record["files"] = {str(path.relative_to(self.config.folder)): sha256(path) for path in self._files()}
+            inside = [path for folder in self.outputs for path in sorted(folder.rglob("*"))]
+            files = (
+                [path for path in (*self.outputs, *inside) if path.is_file()] if self.hashed is None else self.hashed
+            )
+            record["files"] = {str(path.relative_to(self.config.folder)): sha256(path) for path in files}
         write_json(record_path(self.config, self.name), record | {"provenance": provenance(self.config)})
-
-    def _files(self) -> list[Path]:
-        if self.hashed is not None:
-            return list(self.hashed)
-        inside = [path for folder in self.outputs for path in sorted(folder.rglob("*"))]
-        return [path for path in (*self.outputs, *inside) if path.is_file()]
 
 
 def record_path(config: Config, stage: str) -> Path:

@@ -84,11 +84,9 @@ def _compare(selector: Selector, module: SelectorModule, test: Timed, tunings: S
             width = LOG.first if level == LOG.levels[0] else len(LOG.scalars)
             found_R, scores_RA = selector.module({SCALARS_KEY: scalars_RF[:, :width]})
             lost_R = scores_RA.amax(-1) - scores_RA.gather(-1, expected_R.unsqueeze(-1))[:, 0]
-            differing = int(((found_R != expected_R) & (lost_R > TOLERANCE)).sum())
-            if differing:
-                raise InputError(
-                    f"batch {tuning.batch}, {level}: {differing} of the artefact's actions are not the network's"
-                )
+            if differing := int(((found_R != expected_R) & (lost_R > TOLERANCE)).sum()):
+                place = f"batch {tuning.batch}, {level}"
+                raise InputError(f"{place}: {differing} of the artefact's actions are not the network's")
 
 
 def decision_seconds(selector: Selector, texts: Sequence[LoggedText], sampling: Sampling) -> dict[str, float]:

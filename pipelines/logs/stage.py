@@ -68,10 +68,7 @@ def run(config: Config) -> None:
         words = summary.write(config, found)
         mlflow.log_metrics(summary.metrics(found))
         for path in outputs:
-            if path.is_dir():
-                mlflow.log_artifacts(str(path), path.name)
-            else:
-                mlflow.log_artifact(str(path))
+            mlflow.log_artifact(str(path))
         describe(mlflow, words)
     console.print(words, soft_wrap=True)
     stage.finish()

@@ -39,10 +39,8 @@ def _in_words(logs: Figures, folder: str) -> Iterable[str]:
         yield "The log knows only what its own steps drafted: no other policy can be replayed on it."
     for split, words in SPLITS.items():
         own = logs["accepted"][split]
-        yield (
-            f"A chain of {own['length']} is accepted {own['labelled']:.2f} tokens far on {words}; the network "
-            f"expects {own['predicted']:.2f}."
-        )
+        found = f"{own['labelled']:.2f} tokens far on {words}; the network expects {own['predicted']:.2f}"
+        yield f"A chain of {own['length']} is accepted {found}."
     for entry in logs["by_batch"]:
         place = f"{entry['batch']} different requests" if entry["mixed"] else f"Batch {entry['batch']}"
         over = f"{_over(entry, 'rule')} of the best rule, {_over(entry, 'fixed')} of the best fixed length"
