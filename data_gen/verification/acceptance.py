@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from data_gen.verification.base import GREEDY, IID, STYLES, WITHOUT_REPLACEMENT
 from data_gen.verification.distributions import Rows, divide
@@ -34,11 +35,10 @@ def optimal_acceptance(target_probs_V: Tensor, draft_probs_V: Tensor, k: int, st
         return float(on_top + rest_V.sum())
     (p_V,), (q_V,) = node.ranked.p_MV.flip(-1), node.ranked.q_MV.flip(-1)  # ascending p/q
     p_V, q_V = p_V[q_V > 0], q_V[q_V > 0]
+    p_P, inside_P = pad(p_V.cumsum(0), (1, 0)), pad(q_V.cumsum(0), (1, 0)) ** k
     if style == WITHOUT_REPLACEMENT and k > 1:
         inside_P = torch.from_numpy(_all_inside(q_V.cpu().numpy(), k)).to(p_V.device)
-    else:
-        inside_P = _prefix_sums(q_V) ** k
-    return float(1 + (_prefix_sums(p_V) - inside_P).min().clamp(max=0))
+    return float(1 + (p_P - inside_P).min().clamp(max=0))
 
 
 def _all_inside(q_V: np.ndarray, k: int) -> np.ndarray:
@@ -64,7 +64,3 @@ def _all_inside(q_V: np.ndarray, k: int) -> np.ndarray:
         result[n] = LOG_STEP * (h * t_T * np.exp(-h * t_T)) @ enough_T
     result[len(q_V)] = 1.0  # nothing is outside
     return result
-
-
-def _prefix_sums(row_V: Tensor) -> Tensor:
-    return torch.cat([row_V.new_zeros(1), row_V.cumsum(0)])

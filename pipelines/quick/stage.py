@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor
 
 from data_gen import timing
@@ -167,9 +167,8 @@ def best_tree(verifier: str, survivals_RS: Tensor, seconds_A: Tensor, size_X: Te
 
 
 def _table(title: str, first: list[str], rows: list[list[str]]) -> Table:
-    table = Table(*first, title=title, title_justify="left")
-    for column in ("block eff.", "predicted x autoregressive"):
-        table.add_column(column, justify="right")
+    numbers = (Column(name, justify="right") for name in ("block eff.", "predicted x autoregressive"))
+    table = Table(*first, *numbers, title=title, title_justify="left")
     for row in rows:
         table.add_row(*row)
     return table

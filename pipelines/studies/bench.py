@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor
 from transformers.generation.utils import _speculative_sampling
 
@@ -128,12 +128,10 @@ def _calls(vocabulary: int, generator: torch.Generator) -> dict[str, Call]:
 
 
 def _table(device: str, rows: list[dict[str, Any]]) -> Table:
-    result = Table(title=f"Verification, softmax included, {device}: median milliseconds", title_justify="left")
-    cells: dict[str, list[str]] = {}
-    result.add_column("")
-    for size in dict.fromkeys(row["vocabulary"] for row in rows):
-        result.add_column(f"V = {size:,}", justify="right")
-        result.add_column("of transformers'", justify="right")
+    sizes = dict.fromkeys(row["vocabulary"] for row in rows)
+    columns = [Column(name, justify="right") for size in sizes for name in (f"V = {size:,}", "of transformers'")]
+    title = f"Verification, softmax included, {device}: median milliseconds"
+    result, cells = Table("", *columns, title=title, title_justify="left"), dict[str, list[str]]()
     for row in rows:
         ratio = "{:.2f} [{:.2f}, {:.2f}]".format(row["ratio"], *row["interval_95"]) if "ratio" in row else ""
         cells.setdefault(row["what"], []).extend([f"{row['milliseconds']:.3f}", ratio])
