@@ -20,8 +20,6 @@ from selector.train.tuning import (
     best_static,
     decide,
     judge_mode,
-    replay_mode,
-    static_replay,
     tune_lookup_rule,
     tune_mode,
 )
@@ -56,8 +54,7 @@ def tune(train: Timed, validation: Timed, predicted: Predictions, profile: Laten
     table = StaticTable.of(train)
     fixed = replace(best_static(train, table), batch=batch)
     rule = tune_lookup_rule(train, fixed)
-    base = static_replay(validation, fixed.action)
-    by_rule = judge_mode(validation, rule, replay_mode(validation, {}, rule), base)
+    by_rule = judge_mode(validation, {}, rule, fixed.action)
     selector = {}
     for level, own in predicted.items():
         found = tune_mode(validation, {level: own}, fixed)

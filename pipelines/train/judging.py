@@ -24,8 +24,6 @@ from selector.train.tuning import (
     StaticTable,
     best_static,
     judge_mode,
-    replay_mode,
-    static_replay,
     tune_lookup_rule,
     tune_mode,
 )
@@ -113,8 +111,7 @@ def judge_rules(
     rules: list[dict[str, Mode]], texts: Texts, bases: list[Mode], verifier: str, profile: LatencyProfile
 ) -> list[Judged]:
     """The rules of the trained verifier, on other texts than they were tuned on, under every setting."""
-    result = []
-    for rule, base in zip(rules, bases, strict=True):
-        mine, mode = timed(texts, setting_of(base), verifier, profile), rule[verifier]
-        result.append(judge_mode(mine, mode, replay_mode(mine, {}, mode), static_replay(mine, base.action)))
-    return result
+    return [
+        judge_mode(timed(texts, setting_of(base), verifier, profile), {}, rule[verifier], base.action)
+        for rule, base in zip(rules, bases, strict=True)
+    ]

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from selector.actions import Action
 from selector.decision import RHOS, Mode
-from selector.schema import LIGHT, SCALAR_NAMES
+from selector.schema import LIGHT, MATCH_AT
 from selector.train.data import Texts, Timed
-from selector.train.replay import Ratio, ratio_of_speeds
-from selector.train.tuning import StaticTable, best_static, chains_of, replay_mode, static_replay
+from selector.train.replay import Ratio
+from selector.train.tuning import StaticTable, best_static, chains_of, judge_mode, replay_mode
 
 EXAMPLE = Action(1, 8, 0)  # the tree whose block efficiency is explained
 LONG_REPEAT = 8  # tokens
@@ -58,16 +58,12 @@ def potential(fitted_on: Timed, judged_on: Timed) -> Potential:
     modes = [Mode(*fitted_on.setting, static.action, (LIGHT,), static.speed, rho, chains_of(space)) for rho in RHOS]
     mode = max(modes, key=lambda mode: replay_mode(fitted_on, {LIGHT: own_RA}, mode).speed)
     texts, at = judged_on.texts, space.index(EXAMPLE)
-    gain = ratio_of_speeds(
-        replay_mode(judged_on, {LIGHT: scores_RA.clamp(min=1)}, mode),
-        static_replay(judged_on, static.action),
-        texts.source_number_X,
-    )
+    gain = judge_mode(judged_on, {LIGHT: scores_RA.clamp(min=1)}, mode, static.action).ratio
     known_R = ~texts.unknown_R
     truth_R = space.efficiencies(judged_on.survivals_RS)[known_R, at]
     error_R = truth_R - scores_RA[known_R, at]
     explained = max(0.0, 1 - float(error_R.square().mean() / truth_R.var(unbiased=False).clamp(min=1e-12)))
-    match_R = texts.scalars_RF[known_R, SCALAR_NAMES.index("match")]
+    match_R = texts.scalars_RF[known_R, MATCH_AT]
     return Potential(explained, _autocorrelation(judged_on), float((match_R >= LONG_REPEAT).float().mean()), gain)
 
 

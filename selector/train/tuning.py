@@ -146,10 +146,10 @@ class Judged:
         return ratio.value - TIE * ratio.error > 1
 
 
-def judge_mode(timed: Timed, mode: Mode, replayed: Replayed, base: Replayed) -> Judged:
+def judge_mode(timed: Timed, predictions: Predictions, mode: Mode, static: Action, policy: bool = False) -> Judged:
     """A mode's replay against the best static tree's."""
-    source_X = timed.texts.source_number_X
-    return Judged(mode, ratio_of_speeds(replayed, base, source_X), replayed, source_X)
+    replayed, source_X = replay_mode(timed, predictions, mode, policy), timed.texts.source_number_X
+    return Judged(mode, ratio_of_speeds(replayed, static_replay(timed, static), source_X), replayed, source_X)
 
 
 def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool = False) -> Judged:
@@ -159,20 +159,16 @@ def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool
         predictions: with one feature level, or with the early one and all features.
         static: the mode in which nothing is decided.
     """
-
-    def fastest(modes: Iterable[Mode]) -> Mode:
-        return max(modes, key=lambda mode: replay_mode(timed, predictions, mode, policy).speed)
-
     tried = []
     for levels in dict.fromkeys([*((level,) for level in predictions), tuple(predictions)]):
         own = replace(static, feature_levels=levels, rho=1.0)
         speed = replay_mode(timed, predictions, own, policy).speed
         prices = [] if policy else [(rho, speed * factor) for rho in RHOS if rho < 1 for factor in SPEEDS]
-        tried.append(fastest([own, *(replace(own, rho=rho, speed=g) for rho, g in prices)]))
-    best = fastest(tried)
+        tried += [own, *(replace(own, rho=rho, speed=g) for rho, g in prices)]
+    best = max(tried, key=lambda mode: replay_mode(timed, predictions, mode, policy).speed)
     found = decide(timed, predictions, best, policy)
     best = replace(best, allowed=common(found.replayed(timed).visits_R, found.action_R, timed))
-    return judge_mode(timed, best, replay_mode(timed, predictions, best, policy), static_replay(timed, static.action))
+    return judge_mode(timed, predictions, best, static.action, policy)
 
 
 def tune_lookup_rule(timed: Timed, static: Mode) -> Mode:
