@@ -126,8 +126,7 @@ def speculative_generate(
         processors=logits_processor,
     )
     verifier, chooser = _choice(selector, sampling)
-    names = str(model.name_or_path), str(draft.name_or_path)
-    pair = ModelPair(model, draft, cast(Any, None), names, "")
+    pair = ModelPair(model, draft, cast(Any, None), (str(model.name_or_path), str(draft.name_or_path)), "")
     decoder = Decoder(pair, sampling, get_verifier(verifier), chooser)
     generator = torch.Generator(device=model.device).manual_seed(int(torch.randint(2**63 - 1, ())))
     tokens: list[int] = input_ids[0].tolist()

@@ -57,20 +57,7 @@ def run(config: Config) -> None:
             return
     pair = load_pair(config, shapes=True)
     device = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
-    depends = {
-        "format": FORMAT,
-        "device": device,
-        "pair": pair.fingerprint,
-        "decoder": config.pair.decoder,
-        "latency": config.latency.model_dump(mode="json", exclude={"timings", "stepped"}),
-        "verifiers": list(config.verifiers),
-        "labelling": {"texts_per_shard": config.data.texts_per_shard},
-        "tokens": config.data.tokens,
-        "selector": config.train.network,
-        "prompts": prompts_depend(config, "train"),
-        "checked": config.train.verifier,
-    }
-    stage = Stage("latency", config, depends, (profile_path(config),))
+    stage = Stage("latency", config, _depends(config, pair, device), (profile_path(config),))
     if not stage.begin():
         return
     grid = timing.Grid(config.latency.lengths, config.latency.widths, config.latency.nodes, config.latency.repeats)
@@ -101,6 +88,22 @@ def run(config: Config) -> None:
         describe(mlflow, passes(profile))
     console.print(summary(profile, rows))
     stage.finish()
+
+
+def _depends(config: Config, pair: ModelPair, device: str) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "device": device,
+        "pair": pair.fingerprint,
+        "decoder": config.pair.decoder,
+        "latency": config.latency.model_dump(mode="json", exclude={"timings", "stepped"}),
+        "verifiers": list(config.verifiers),
+        "labelling": {"texts_per_shard": config.data.texts_per_shard},
+        "tokens": config.data.tokens,
+        "selector": config.train.network,
+        "prompts": prompts_depend(config, "train"),
+        "checked": config.train.verifier,
+    }
 
 
 def check(profile: LatencyProfile, verifier: str, steps: dict[tuple[str, Choice], list[Step]]) -> list[dict[str, Any]]:

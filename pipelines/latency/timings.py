@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -140,9 +140,7 @@ def remarks(rows: list[Row]) -> Iterator[str]:
                     yield f"line {line}: {verified} verified tokens are not timed with batch {batch}, context {context}"
 
 
-def profile_of(
-    rows: list[Row], name: str, stepped: bool, pair: str, verifiers: tuple[str, ...] | list[str]
-) -> LatencyProfile:
+def profile_of(rows: list[Row], name: str, stepped: bool, pair: str, verifiers: Sequence[str]) -> LatencyProfile:
     """The latency profile of an engine. Its verification costs nothing beside the steps, which contain it.
 
     Args:
@@ -180,9 +178,13 @@ def _steps(rows: list[Row], name: str) -> Steps:
     groups: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.verified].append(row)
+    means = {
+        verified: (sum(row.passes for row in own) / len(own), sum(row.seconds for row in own) / len(own))
+        for verified, own in groups.items()
+    } | {0: (0.0, 0.0)}
     square = product = 0.0
     for verified, own in groups.items():
-        passes, seconds = _mean(own) if verified else (0.0, 0.0)
+        passes, seconds = means[verified]
         square += sum((row.passes - passes) ** 2 for row in own)
         product += sum((row.passes - passes) * (row.seconds - seconds) for row in own)
     place = f"{name} line {rows[0].line}: batch {rows[0].batch}, context {rows[0].context}"
@@ -193,18 +195,13 @@ def _steps(rows: list[Row], name: str) -> Steps:
         raise InputError(f"{place}: more draft passes take less time")
     for verified, own in sorted(groups.items()):
         if verified:
-            passes, seconds = _mean(own)
+            passes, seconds = means[verified]
             target[verified] = seconds - draft * passes
             if target[verified] <= 0:
                 raise InputError(f"{name} line {own[0].line}: its draft passes alone take longer by the other rows")
     if not target:
         raise InputError(f"{place}: no row verifies anything")
     return Steps(draft, target)
-
-
-def _mean(rows: list[Row]) -> tuple[float, float]:
-    """Mean passes and seconds."""
-    return sum(row.passes for row in rows) / len(rows), sum(row.seconds for row in rows) / len(rows)
 
 
 def _target_table(cells: dict[int, Steps], stepped: bool) -> Table:
