@@ -76,7 +76,7 @@ class Texts:
     @cached_property
     def number_R(self) -> Tensor:
         """How many roots of the same text come before each root, int64."""
-        return _numbers(self.size_X)
+        return torch.arange(len(self.text_R)) - (self.size_X.cumsum(0) - self.size_X)[self.text_R]
 
     @cached_property
     def unknown_R(self) -> Tensor:
@@ -197,7 +197,7 @@ def to_texts(table: pa.Table, verifiers: Sequence[str]) -> Texts:
     size_X, start_X, stride_X = (
         torch.from_numpy(np.asarray(table[name]).astype(np.int64)) for name in ("roots", "start", "hidden_stride")
     )
-    number_R = _numbers(size_X)
+    number_R = torch.cat([torch.arange(size) for size in size_X.tolist()])
     hidden = {name: _flat(table, name) for name in HIDDEN_STATES if name in table.column_names}
     stride_R = stride_X.clamp(min=1).repeat_interleave(size_X)
     has_R = (number_R >= 1) & ((number_R - 1) % stride_R == 0) & (len(hidden) > 0)
@@ -215,10 +215,6 @@ def to_texts(table: pa.Table, verifiers: Sequence[str]) -> Texts:
         {name: rows.view(int(has_R.sum()), -1) for name, rows in hidden.items()},
         torch.where(has_R, has_R.cumsum(0) - 1, -1),
     )
-
-
-def _numbers(size_X: Tensor) -> Tensor:
-    return torch.cat([torch.arange(size) for size in size_X.tolist()])
 
 
 def _flat(table: pa.Table, column: str) -> Tensor:
