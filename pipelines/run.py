@@ -87,7 +87,7 @@ class Stage:
         places = " and ".join(map(str, self.outputs))
         advice = f"choose another name= or remove {'them' if len(self.outputs) > 1 else 'it'}"
         if not recorded:
-            raise InputError(f"{places}: not known to be finished; {advice}")
+            raise InputError(f"{places}: there is no record that the stage finished; {advice}")
         if changes:
             raise InputError(f"{places}: made from other inputs ({listed_changes(changes)}); {advice}")
         if damaged is not None:
@@ -136,7 +136,7 @@ def read_record(config: Config, stage: str) -> dict[str, Any]:
 
 
 def verify(config: Config, stage: str, made_by: str | None = None) -> None:
-    """Check that the files which a stage has recorded are unchanged. A stage without a record is not checked.
+    """Check that the files that a stage has recorded are unchanged. A stage without a record is not checked.
 
     Args:
         made_by: the stage that an error advises to run again; None for `stage` itself.
@@ -153,7 +153,7 @@ def verify(config: Config, stage: str, made_by: str | None = None) -> None:
 
 
 def require(config: Config, stage: str, current: dict[str, Any]) -> None:
-    """Check that an earlier stage is finished, was made from the current config, and that its files are unchanged.
+    """Check that an earlier stage is finished, that it used the current config, and that its files are unchanged.
 
     Args:
         current: what the stage depends on now; keys that are left out are not compared.
@@ -203,7 +203,7 @@ def read_json(path: Path, made_by: str) -> Any:
     """The content of a JSON file.
 
     Raises:
-        InputError: it is missing or not JSON; names it and the stage `made_by`, which is to be run.
+        InputError: it is missing or not JSON. The message names it and tells the user to run the stage `made_by`.
     """
     try:
         return json.loads(path.read_text())

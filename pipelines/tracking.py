@@ -20,7 +20,7 @@ from selector.schema import InputError
 DEFAULT_STORE = "sqlite:///mlruns/mlflow.db"
 DESCRIPTION = "mlflow.note.content"  # the tag that MLflow shows as the description of an experiment or a run
 # MLflow's first page shows neither runs nor metrics
-WHERE_TO_LOOK = "[One run a stage](#/experiments/{number}/runs): see its description; *Columns* lists its metrics."
+WHERE_TO_LOOK = "[One run per stage](#/experiments/{number}/runs): see its description; *Columns* lists its metrics."
 SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}  # default: 4 minutes
 
 
@@ -97,7 +97,7 @@ def parameters(config: Config, stage: str, sections: Sequence[str]) -> dict[str,
 
 
 def describe(mlflow: Any, words: str) -> None:
-    """Show in MLflow, in words, what the current run found."""
+    """Show in MLflow a description of what the current run found."""
     mlflow.set_tag(DESCRIPTION, words)
 
 

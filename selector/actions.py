@@ -47,7 +47,7 @@ class Lookup(NamedTuple):
 Choice = Action | Lookup
 
 EMPTY = Action(1, 0, 0)  # no token is drafted: autoregressive decoding
-LARGEST = 256  # bound of each number of a space, which keeps its tables small
+LARGEST = 256  # each number of a space is below this, so that its tables stay small
 
 
 def choice_of(values: Iterable[int]) -> Choice:
@@ -130,7 +130,7 @@ class ActionSpace:
 
     @cached_property
     def sums_SA(self) -> Tensor:
-        """The survivals that each action's block efficiency is the sum of: zeros and ones, float32 [S, A].
+        """Which survivals add up to each action's block efficiency: zeros and ones, float32 [S, A].
 
         The survivals `P(tau >= t)` are ordered: those of the chain by depth; those of branches by K, trunk length L1
         and depth below it, which do not depend on L2; those of lookups by depth. For example, `E[tau + 1]` of (3, 2, 4)
@@ -149,8 +149,8 @@ class ActionSpace:
         return sums_SA
 
     def survival_factors(self) -> Tensor:
-        """The conditional acceptance probabilities whose product each survival is: zeros and ones, float32 [S, S].
-        Row s is a factor of survival t where entry (s, t) is 1. Rows and columns are ordered as in `sums_SA`."""
+        """Each survival is a product of conditional acceptance probabilities; this tells which: zeros and ones, float32
+        [S, S]. Row s is a factor of survival t where entry (s, t) is 1. The order is that of `sums_SA`."""
         factors_SS = torch.zeros(len(self.sums_SA), len(self.sums_SA))
         factors_SS[: self.depth, : self.depth] = 1
         for at in range(self.depth, self.tree_survivals, max(1, self.max_L2)):

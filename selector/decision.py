@@ -1,8 +1,8 @@
 """The decision: which action to draft, given the block efficiency and the time of each.
 
-Time has a *price* in tokens per second, and the best action maximises `E - price T`. If the difficulty of the text
-changed at every step, the right price would be the speed `g` of the whole text, because a saved second is spent
-elsewhere. If it never changed, the right price would be the root's own best ratio. Text lies in between, so
+Time has a *price* in tokens per second, and the best action maximises `E - price T`. If each step's difficulty were
+independent of the last one's, the right price would be the speed `g` of the whole text, because a saved second is spent
+elsewhere. If it never changed, the right price would be the root's own best ratio `E / T`. Text lies in between, so
 
     price = g^(1 - rho) (max_a E(a) / T(a))^rho,
 
@@ -151,7 +151,7 @@ def without_draft(action: Choice) -> bool:
 
 
 def of_batch(batch: float) -> float:
-    """A batch size's coordinate in the distance between modes, where the sampling setting comes first."""
+    """A batch size's coordinate in the distance between modes; small, so that the sampling setting comes first."""
     return 1e-3 * math.log2(batch)
 
 

@@ -23,7 +23,7 @@ MOST_TOKENS = 64  # verified tokens of a request in an engine's step, the root i
 
 
 class Correction(NamedTuple):
-    """Difference between real decoding steps with a verifier and the tables, in seconds; fitted over many trees."""
+    """Time of real decoding steps with a verifier minus that of the tables, in seconds; fitted over many trees."""
 
     drafting: float = 0.0  # of a step in which anything is drafted
     trunk_pass: float = 0.0  # of each draft pass over one token
@@ -44,7 +44,7 @@ class LatencyProfile:
 
     device: str  # processor, threads, dtype
     pair: str  # fingerprint of the models
-    draft: Table  # one draft pass with sampling of the successors, by context length and width in tokens
+    draft: Table  # one draft pass with sampling of the next tokens, by context length and width in tokens
     target: Table  # one target pass over a tree with its distributions, by context length and nodes with the root
     verify: dict[str, Table]  # for each verifier, by depth of the tree and number of branches
     decide: dict[str, float]  # one decision of a selector, with its features, by feature level (`schema.LEVELS`)
@@ -186,7 +186,7 @@ def places(lengths_L: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gpu_like(pair: str, verifiers: Iterable[str], draft_share: float, target_seconds: float = 20e-3) -> LatencyProfile:
-    """A synthetic profile of one sequence on a GPU, where a pass over 32 tokens costs what one costs.
+    """A synthetic profile of one sequence on a GPU, where a pass over 32 tokens takes as long as a pass over one.
 
     `draft_share` is the time of a draft pass as a share of a target pass, which takes `target_seconds`.
     """

@@ -59,14 +59,14 @@ TEXT_SCALARS = (  # known from token ids alone
     *_means("copied", "1", "1 where a lookup predicted the text's token, 0 elsewhere"),
     Scalar("copied", "tokens", f"latest tokens in a row that a lookup predicted; {LONGEST_MATCH} at most"),
     Scalar(
-        "source_steady", "tokens", f"latest tokens in a row with which the source moved on; {LONGEST_MATCH} at most"
+        "source_steady", "tokens", f"latest tokens in a row at which the source moved by one; {LONGEST_MATCH} at most"
     ),
     Scalar("source_in_prompt", "1", "1 where the source is in the prompt, 0 elsewhere"),
-    Scalar("source_foretold", "tokens", f"first tokens of the source that were predicted; {LONGEST_LOOKUP} at most"),
+    Scalar("source_foretold", "tokens", f"predicted tokens in a row at the source's start; {LONGEST_LOOKUP} at most"),
     *(Scalar(f"source_copied_{n}", "1", f"share of predicted ones in the source's first {n}") for n in SOURCE_LENGTHS),
     Scalar("second_match", "tokens", f"match of the source's own source; {LONGEST_MATCH} at most"),
     Scalar("second_agrees", "tokens", f"common first tokens of the two sources; {LONGEST_LOOKUP} at most"),
-    Scalar("third_agrees", "tokens", "common first tokens of these and the second one's own source"),
+    Scalar("third_agrees", "tokens", "common first tokens of these two and of the second's own source"),
     *(
         scalar
         for count in PRECEDENT_LENGTHS
@@ -77,9 +77,7 @@ TEXT_SCALARS = (  # known from token ids alone
     ),
     *_means("new", "1", "1 where the text's token did not occur before, 0 elsewhere"),
     Scalar("right_by_match", "1", "share of this text's lookups with a similar match whose first token was right"),
-    Scalar(
-        "length_by_match", "1", f"right tokens of these lookups before a wrong one, as a share of {LONGEST_COUNTED}"
-    ),
+    Scalar("length_by_match", "1", f"mean right tokens of these before a wrong one, as a share of {LONGEST_COUNTED}"),
 )
 MEANS = ("accepted", "copied")  # over training roots with the same key: tokens of a drafted chain, tokens of a lookup
 KEYS = {  # keys of training roots, from token ids alone

@@ -117,7 +117,7 @@ class SetOfPrompts(Section):
 
 
 class Prompts(Section):
-    """Where prompts come from, and how they are cut and split. Prompts of one source fall into one split."""
+    """Where prompts come from, and how they are cut and split. Prompts of one source are in one split."""
 
     file: Path | None = Field(None, description="JSON lines with `text`, and optionally `kind` and `source`")
     sets: tuple[SetOfPrompts, ...] = Field((), description="data sets that the pair stage reads, instead of a file")

@@ -18,7 +18,7 @@ def _distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, .
     if len({setting.build().law for setting in settings}) < len(settings):
         raise ValueError("a setting is listed twice")
     if len({(setting.temperature, setting.top_p) for setting in settings}) < len(settings):
-        raise ValueError("settings that differ in top_k or min_p alone need runs of their own: no selector sees these")
+        raise ValueError("settings that differ in top_k or min_p alone need separate runs: a selector sees neither")
     return settings
 
 
@@ -123,7 +123,7 @@ class Logs(Section):
     files: tuple[Path, ...] = Field((), description="JSON lines with token ids and the lengths that were accepted")
     test: tuple[Path, ...] = Field((), description="held-out logs; empty: prompts.test of the sources are held out")
     timings: Path | None = Field(
-        None, description="the engine's step times (CSV); null: only accepted lengths are told"
+        None, description="the engine's step times (CSV); null: only accepted lengths are reported"
     )
     drafter: str | None = Field(
         None, description="whose chains are candidates; null: the only drafter that is not a lookup; none: lookups only"
@@ -152,7 +152,7 @@ class Export(Section):
 
 
 class Quick(Section):
-    """The two-minute answer: does speculation pay here, with which verifier and tree; does a selector?"""
+    """A check in minutes: whether speculation pays here, with which verifier and tree, and whether a selector does."""
 
     texts: int = Field(24, ge=4, description="of the first of the run's sampling settings")
     verifiers: Verifiers = Field(CHEAP, description="verifiers to compare")

@@ -112,7 +112,7 @@ def best_of(
     limit: int,
     seed: int,
 ) -> Assistant:
-    """The one with the most tokens per second on some prompts; their order changes from prompt to prompt."""
+    """The way with the most tokens per second on some prompts; their order changes from prompt to prompt."""
     totals = {assistant: [0, 0.0] for assistant in assistants}
     assistants[0].generate(pair, sampling, prompts[0], limit, seed)  # the first call is slower
     for number, prompt in enumerate(prompts):

@@ -36,7 +36,7 @@ FIGURES = {
     "ratio_vs_assisted_generation_constant": ASSISTED_CONSTANT,
     "ratio_vs_prompt_lookup": PROMPT_LOOKUP,
 }
-APART = 3.0  # standard errors, were they known exactly, by which decoding and replay of the same texts may differ
+APART = 3.0  # decoding and replay of the same texts may differ by this many standard errors, if those are exact
 
 
 def evaluation(config: Config, rows: Rows, replayed: Rows, own_texts: Rows) -> dict[str, Any]:

@@ -26,9 +26,9 @@ SPACINGS = 4  # of neighbouring numbers at the best logit: rounding may move eac
 
 
 def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict[str, Any]:
-    """Compare three actions on every prompt, verifiers in turn; the draft samples, so that trees do branch.
+    """Compare three actions on every prompt, verifiers in turn; the draft samples, so that trees have branches.
 
-    At every other prompt the target drafts for itself, so that deep branches are accepted however weak the draft is.
+    At every other prompt the target drafts for itself, so that deep branches are accepted even if the draft is weak.
 
     Returns:
         the numbers of prompts, continuations and tokens, and where continuations differ: `ties` where the logits of
@@ -90,5 +90,5 @@ def summary(greedy: dict[str, Any]) -> str:
     """One line."""
     return (
         f"greedy decoding with trees against generate(): {greedy['continuations']} continuations of "
-        f"{greedy['prompts']} prompts, {len(greedy['differing'])} differ, {len(greedy['ties'])} part at a tie"
+        f"{greedy['prompts']} prompts, {len(greedy['differing'])} differ, {len(greedy['ties'])} diverge at a tie"
     )

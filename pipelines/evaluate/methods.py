@@ -157,8 +157,8 @@ class Method:
 
 
 def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfile) -> list[Method]:
-    """Plain decoding, and the fastest static trees: with every verifier, with Traversal at the root (a chain, or
-    without a trunk), with branches, of all, and for each kind of prompts.
+    """Plain decoding, and the fastest static trees: with each verifier, with Traversal on chains and trees without a
+    trunk, on trees with branches, over all of these, and for each kind of prompts.
 
     Args:
         texts: training texts of one sampling setting.

@@ -1,8 +1,8 @@
 """Every method replayed along the texts that it decoded: this removes the variance between texts.
 
-Given a text, replay predicts the number of steps and, by the latency profile, their time. Another number of steps,
-beyond chance, is a mistake in the decoder or in the labels. Another time of a step is an error of the latency profile,
-or the machine has changed since it was measured. Steps count up to a text's last root with a whole look-ahead.
+Given a text, replay predicts the number of steps and, by the latency profile, their time. If the number of steps
+differs beyond chance, the decoder or the labels are wrong. If the time of a step differs, the latency profile is wrong,
+or the machine has changed since. Only steps up to a text's last root with a whole look-ahead are counted.
 
 Legend: X prompts.
 """
@@ -57,8 +57,8 @@ def own_texts(
 
     Returns:
         rows with the numbers of steps decoded and replayed; `z`, their difference over its standard deviation; and
-        `step_time`, the time of a decoded step over that of a replayed one, divided by the same of the best static
-        tree: 1.05 where a step takes 5% longer than the profile predicts and that tree's is predicted exactly.
+        `step_time`, the time of a decoded step over that of a replayed one, divided by the best static tree's same
+        ratio: 1.05 if a step takes 5% longer than the profile predicts and that tree's takes as long as predicted.
     """
     result: Rows = []
     names = sorted({prompt.source for prompt in prompts})
@@ -102,7 +102,7 @@ def _accounts(
     by_id: dict[str, dict[str, Any]],
     profile: LatencyProfile,
 ) -> list[Account]:
-    """One for every prompt; zeros where its text ends before the look-ahead of its second root."""
+    """One account for every prompt; zeros where its text ends before the look-ahead of its second root."""
     given = tuple(
         GivenText(prompt, encode(config, pair, prompt), by_id[prompt.id]["text"], sampling, f"prompt {prompt.id}")
         for prompt in prompts

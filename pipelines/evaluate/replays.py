@@ -24,7 +24,7 @@ from selector.train.potential import LONG_REPEAT
 from selector.train.replay import ratio_of_speeds
 
 WALL = "wall"  # synthetic clocks are named after the draft's share of a target pass: gpu_like_1/20
-OFTEN = 0.25  # the share of a text's positions inside a long repeat from which on it has long repeats
+OFTEN = 0.25  # a text has long repeats if at least this share of its positions lies inside one
 Rows = list[dict[str, Any]]
 Contenders = dict[Setting, list[Method | Assistant]]  # by sampling setting
 

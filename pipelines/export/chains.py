@@ -85,7 +85,7 @@ def run(config: Config, name: str) -> None:
 
 
 def chain_verifiers(engine: Engine, verifiers: tuple[str, ...], name: str) -> tuple[str, str]:
-    """Of the run's verifiers the one that the engine is to use on chains, and the one that it uses by default.
+    """The one of the run's verifiers that the engine should use on chains, and the one that it uses by default.
 
     Raises:
         InputError: there are labels of neither.
@@ -137,7 +137,7 @@ def best_lengths(
         verifier: whose labels hold for the chains.
         defaults: what the engine drafts without a table; the fastest of several candidates is compared with.
         usual: the verifier whose labels hold for the defaults.
-        first_is_longest: whether no batch may draft longer chains than the smallest one.
+        first_is_longest: whether the smallest batch must have the longest chains.
     """
     assert profile.batches is not None
     result: list[BestLength] = []

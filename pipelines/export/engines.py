@@ -58,7 +58,7 @@ class Engine:
         command: the command line that uses a file.
         limits: what a user of the file must know, in Markdown.
         blocks: whether it has block verification.
-        first_is_longest: whether no batch may draft longer chains than the smallest one.
+        first_is_longest: whether the smallest batch must have the longest chains.
         suffix: of its file, json or yaml.
     """
 

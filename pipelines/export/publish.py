@@ -43,7 +43,7 @@ def register(stage: Stage, mlflow: Any, selector: Selector, artifacts: str) -> N
 
 
 def check_token(repository: str) -> None:
-    """InputError where there is no token to push with."""
+    """InputError where there is no token of the hub."""
     if get_token() is None:
         raise InputError(f"export.push={repository}: no hub token here: run `hf auth login`, or set HF_TOKEN")
 

@@ -1,7 +1,7 @@
 """The selector restricted to few shapes of trees and lookups, for engines that capture a graph for each shape.
 
-Shapes are added one at a time for all sampling settings together: the one with which replay is fastest beside those
-already chosen. That is a greedy choice, so the best N shapes may be others. Only a few shapes are replayed. They are
+Shapes are added one at a time for all sampling settings together: each time the one that makes replay fastest with
+those already chosen. This is greedy, so the best N shapes may be others. Only a few candidates are replayed. They are
 ranked by the net tokens (`E - price T`, by the labels) that a shape adds where the restricted selector would choose it,
 at the roots that the unrestricted selector visits.
 

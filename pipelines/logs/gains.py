@@ -67,7 +67,7 @@ def entries(whole: HeldOut) -> Iterator[Figures]:
 
 
 def _equal(held_out: HeldOut) -> dict[str, Figures]:
-    """The figures, by level, where all requests of a batch share a decision: each text is replayed by itself."""
+    """The figures, by level, where all requests of a batch share a decision: each text is replayed alone."""
     timed, tuning = held_out.timed, held_out.tuning
     others = {
         "fixed": static_replay(timed, tuning.fixed.action),
@@ -136,7 +136,7 @@ def fixed_lengths(data: dict[str, Texts], space: ActionSpace) -> list[Figures]:
 
 
 def accepted(module: SelectorModule, texts: Texts, space: ActionSpace) -> Figures:
-    """The mean accepted tokens of a chain of `LENGTH` tokens where they are known: by the labels, and as predicted."""
+    """Mean accepted tokens of a chain of `LENGTH` tokens, by the labels and as predicted, at roots with labels."""
     length = min(LENGTH, space.depth)
     labels_RD = texts.survivals[VERIFIER][:, :length].float()
     known_R = ~labels_RD.isnan().any(1)

@@ -1,6 +1,6 @@
 """Stage `logs`: from an engine's logs to a selector, without a model: training, exact replay, artefact, report.
 
-It says what a selector gains over the best fixed length and over the best rule at each batch size.
+It measures the gain of a selector over the best fixed length and over the best rule at each batch size.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run(config: Config) -> None:
     outputs = tuple(config.folder / name for name in (*OUTPUTS, *(["selector"] if profile else [])))
     stage = Stage("logs", config, _depends(config), outputs)
     for file in foreign(log.texts):
-        stage.say(f"{file}: hardly any of its tokens occur in the other files: is it of another tokenizer?")
+        stage.say(f"{file}: hardly any of its tokens occur in the other files: did another tokenizer write it?")
     if not stage.begin():
         console.print((config.folder / "report.txt").read_text(), soft_wrap=True)
         return
@@ -94,7 +94,7 @@ def _read(config: Config) -> Log:
     texts, tested = (_texts(paths, config) for paths in (config.logs.files, config.logs.test))
     kept = distinct([*texts, *tested])
     if twice := len(texts) + len(tested) - len(kept):
-        console.print(f"[bold]logs[/]: {twice} texts occur a second time; one of each counts", soft_wrap=True)
+        console.print(f"[bold]logs[/]: {twice} texts are duplicates and are left out", soft_wrap=True)
     held_out = {text.place for text in tested}
     texts, tested = ([text for text in kept if (text.place in held_out) == of] for of in (False, True))
     drafter = drafter_of(kept, config.logs.drafter)
@@ -137,7 +137,7 @@ def _profile(config: Config, drafter: str) -> LatencyProfile | None:
 
 @dataclass(frozen=True)
 class Labelled:
-    """The texts of a run by split, as they were logged and labelled."""
+    """The texts of a run by split, as logged and as labelled."""
 
     labeller: Labeller
     texts: dict[str, list[LoggedText]]

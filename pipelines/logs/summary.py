@@ -18,8 +18,8 @@ LEVELS = {TEXT: "token ids alone", DRAFTER: "with the drafter's hits"}
 SPLITS = {"train": "training texts", "test": "held-out texts"}
 LEGEND = (
     "Speeds over plain decoding on the held-out texts, replayed exactly; ratios ± one standard error over sources. "
-    "The rule copies from a match of some length on and else drafts a fixed length, both tuned on the training "
-    "texts. The oracle knows what will be accepted."
+    "The rule copies where the match has at least some length and otherwise drafts a fixed length; both lengths are "
+    "tuned on the training texts. The oracle knows what will be accepted."
 )
 
 
@@ -36,10 +36,10 @@ def _in_words(logs: Figures, folder: str) -> Iterable[str]:
     texts, roots = logs["texts"], logs["roots"]
     yield f"{logs['drafter']}: {sum(texts.values())} texts, {texts['test']} held out, {roots['test']:,} positions."
     if not logs["dense"]:
-        yield "The log knows only what its own steps drafted: no other policy can be replayed on it."
+        yield "The log holds only what its own steps drafted: no other policy can be replayed on it."
     for split, words in SPLITS.items():
         own = logs["accepted"][split]
-        found = f"{own['labelled']:.2f} tokens far on {words}; the network expects {own['predicted']:.2f}"
+        found = f"up to {own['labelled']:.2f} tokens on average on {words}; the network predicts {own['predicted']:.2f}"
         yield f"A chain of {own['length']} is accepted {found}."
     for entry in logs["by_batch"]:
         place = f"{entry['batch']} different requests" if entry["mixed"] else f"Batch {entry['batch']}"
@@ -51,7 +51,7 @@ def _in_words(logs: Figures, folder: str) -> Iterable[str]:
         times = " and ".join(f"{1e6 * found[level]:.0f} us {words}" for level, words in LEVELS.items())
         yield f"A decision takes {times}, features at {found['context']:,} tokens included; it is not in these figures."
     if not logs["by_batch"] and logs["dense"]:
-        yield "No step times were given: --timings FILE says what a selector gains, and exports it."
+        yield "No step times were given: add --timings FILE to measure the selector's gain and to export it."
     yield f"Written to {folder}: report.html, evaluation.json{', selector/' if logs['exported'] else ''}."
 
 

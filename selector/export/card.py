@@ -44,7 +44,7 @@ On another machine pass its own profile: `load_selector(directory, latency="late
 |---|---|
 | `selector.pt` | TorchScript: `forward(features) -> (action index, scores)`, one root or a batch |
 | `model.safetensors` | the same in NumPy, without torch: `selector.plain.PlainSelector(directory).decide(scalars)` |
-| `selector.pt2` | the same compiled for C++ (`selector/export/cpp/espalier.h`); only where asked for |
+| `selector.pt2` | the same compiled for C++ (`selector/export/cpp/espalier.h`), if `export.compiled=true` |
 | `config.json` | features, action table, verifier, modes, pair, figures, provenance |
 | `latency.json` | the times that the decisions are based on |
 
@@ -57,7 +57,7 @@ On another machine pass its own profile: `load_selector(directory, latency="late
 {scalars}
 
 `root` is the last committed token, `prev` the one before it; `p` and `q` are the target's and the draft's
-distributions after a token. The first {schema.first} scalars are accepted alone, where the others are not known.
+distributions after a token. Where the others are not known, the first {schema.first} scalars suffice.
 Without features (`None`) the selector chooses the static action `{tuple(config.fallback)}`.
 """
 

@@ -2,7 +2,7 @@
 
 selector.pt        TorchScript: features in, action index and scores out
 model.safetensors  the same weights and tables, for engines without torch (`selector.plain`)
-selector.pt2       the same compiled for C++ (`selector.export.compiled`), where it was asked for
+selector.pt2       the same compiled for C++ (`selector.export.compiled`), if `export.compiled` is set
 tokens.safetensors statistics by token, for a log's selector
 config.json        feature schema, action table, verifier, modes, pair, versions, metrics, run id, checksums
 latency.json       the latency profile of the machine it was tuned for

@@ -168,7 +168,7 @@ def decision_tables(
     at_batch = {mode.batch: profile.at_batch(mode.batch) for mode in modes}
 
     def times(levels: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-        """Lengths and step times, where a decision uses those of the mode's feature levels that are in `levels`."""
+        """Lengths and step times, if decisions use only the mode's feature levels in `levels`; () stands for all."""
         tables = []
         for mode in modes:
             asked = [level for level in mode.feature_levels if not levels or level in levels]
@@ -246,7 +246,7 @@ def checked(
     Args:
         widths: of the last axis, by name.
         most_axes: 1 for one root, 2 where a batch is accepted, too.
-        early: number of scalars that are accepted alone; None where all features are needed.
+        early: number of scalars that suffice without the other features; None where all features are needed.
         finite: whether to check that all numbers are finite.
 
     Raises:

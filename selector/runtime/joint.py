@@ -6,7 +6,7 @@ token of one request t:
     T = f(contexts) + p max_b passes_b + t sum_b drafted_b.
 
 At the speed g of the whole batch, a verified token costs `g t` tokens, and a draft pass `g p`. For each number m of
-passes, every request takes its best action of up to m passes. Then the m with the largest sum, less `g p m`, is taken.
+passes, every request takes its best action with up to m passes. The m with the largest sum minus `g p m` is chosen.
 
 Legend: B requests in flight, A actions, C contexts, V verified tokens, M draft passes.
 """
@@ -80,7 +80,7 @@ def joint_choice(tokens_BA: Array, shapes: Shapes, speed: float, token_seconds: 
     Args:
         tokens_BA: predicted block efficiencies, float64.
         speed: g, of the whole batch, in tokens per second.
-        token_seconds, pass_seconds: of one verified token of one request, and of one draft pass of all.
+        token_seconds, pass_seconds: times of one verified token of one request, and of one draft pass of all requests.
     """
     B, A = tokens_BA.shape
     token, once, most = speed * token_seconds, speed * pass_seconds, shapes.passes_A.max()

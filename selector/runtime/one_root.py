@@ -38,8 +38,8 @@ class Network(NamedTuple):
     projected: int  # numbers that each hidden state is projected to
     sizes: Array  # O of the layers of the MLP
     numbers_N: Array  # weights and biases of each hidden state's projection and layer norm, then of each layer
-    factors_UH: Array  # as `sums_KU`, of `_tokens`; empty for a policy, whose outputs are the actions' logits
-    sums_KU: Array
+    factors_UH: Array  # for `_tokens`; empty for a policy, whose outputs are the actions' logits
+    sums_KU: Array  # for `_tokens`, as well
 
 
 class OneRoot:

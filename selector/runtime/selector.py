@@ -1,4 +1,4 @@
-"""A loaded selector: an artefact directory's decisions, with torch, NumPy and Numba alone.
+"""A loaded selector: it makes the decisions of an artefact directory and needs only torch, NumPy and Numba.
 
 Legend: B roots or requests, A actions, K actions that may be chosen, T trees, F scalars, D hidden width.
 """
@@ -142,8 +142,8 @@ def _allowed(space: ActionSpace, nodes: int | None, shapes: Iterable[tuple[int, 
 class Tuned:
     """A selector under one sampling setting, for one root at a time; a lookup rule or a static tree needs no selector.
 
-    `select` takes the features of each of `feature_levels` in turn until it answers. Where features of the schema's
-    first level are given, `less` decides instead.
+    Call `select` with the features of each of `feature_levels` in turn until it returns an action. Where only features
+    of the schema's first level are given, `less` decides instead.
     """
 
     def __init__(self, mode: Mode, selector: Selector | None = None, less: Tuned | None = None) -> None:
@@ -212,7 +212,7 @@ class Tuned:
 
     @cached_property
     def _with_less(self) -> bool:
-        """Whether the schema's first level is accepted alone."""
+        """Whether features of the schema's first level suffice."""
         return self._own.schema.levels[0] in self.mode.feature_levels or MATCH in self.mode.feature_levels
 
     def _read(self, features: Features) -> Features:
