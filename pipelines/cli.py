@@ -33,7 +33,7 @@ DEMO = Path("configs/demo.yaml")
 USAGE = "espalier {stage} [--config FILE] [section.key=value ...] [--plan]\n"
 OPTIONS = """Options:
   --config FILE  the run's YAML file (configs/demo.yaml; logs: none)
-  --name NAME    of the run's folder, runs/NAME
+  --name NAME    the run's name; its folder is runs/NAME
   --plan         print what would be done, with sizes, and do nothing
   --test FILE    logs: a held-out log; may be given several times
   --timings FILE logs: the engine's step times by batch size, a CSV file
@@ -57,8 +57,8 @@ def espalier(
     step_times: Annotated[str, typer.Option("--timings")] = "",
     help_: Annotated[bool, typer.Option("--help")] = False,
 ) -> None:
-    """Run one stage, or all of them (`OPTIONS`). A user's mistake is one line and exit code 2; an interruption is exit
-    code 130, and the same command continues."""
+    """Run one stage, or all of them (`OPTIONS`). A user's mistake gives one line and exit code 2; an interruption gives
+    exit code 130, and the same command continues."""
     try:
         if help_ or not stage:
             print(usage(stage))

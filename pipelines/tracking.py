@@ -102,8 +102,8 @@ def describe(mlflow: Any, words: str) -> None:
 
 
 def _keep_artefacts_in(folder: Path, client: Any, name: str) -> None:
-    """Let the experiment write its artefacts below `folder`. One of a store that was copied here still names the folder
-    that it was copied from: it is renamed and keeps its runs, and a new experiment takes its name."""
+    """Let the experiment write its artefacts below `folder`. An experiment in a copied store still names the original
+    folder. It is then renamed and keeps its runs, and a new experiment takes its name."""
     if experiment := client.get_experiment_by_name(name):
         place, number = Path(experiment.artifact_location.removeprefix("file://")), experiment.experiment_id
         if place.is_relative_to(folder):

@@ -205,8 +205,8 @@ def _readme(name: str, engine: Engine, profile: LatencyProfile, sections: list[s
 
 Each table says how many tokens every request drafts, by the number of requests decoded together. The lengths are the
 fastest by replay of the run's validation texts with the step times of {profile.device}. There is one table for each
-sampling setting, and the engine takes one for all requests: choose that of most of your requests. The files follow
-{name} {engine.read}.
+sampling setting, and the engine takes one for all requests: choose the setting that most of your requests
+have. The files follow {name} {engine.read}.
 
 The prediction is `b E[tokens | L] / T(b, L)` tokens per second for b requests with chains of L tokens, where T was
 timed and E follows from the labels; ± one standard error over the texts' sources. It assumes that all requests of a

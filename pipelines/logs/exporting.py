@@ -90,7 +90,7 @@ def _compare(selector: Selector, module: SelectorModule, test: Timed, tunings: S
 
 
 def decision_seconds(selector: Selector, texts: Sequence[LoggedText], sampling: Sampling) -> dict[str, float]:
-    """The median time of a decision in Python by level, features included, behind `CONTEXT` tokens of joined texts."""
+    """The median time of a decision in Python by level, features included, after `CONTEXT` tokens of joined texts."""
     tokens = np.resize(np.concatenate([text.tokens for text in texts]), CONTEXT + TIMED_DECISIONS).tolist()
     found: dict[str, float] = {"context": CONTEXT}
     for level in LOG.levels:

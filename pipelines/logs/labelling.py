@@ -61,8 +61,8 @@ class Labeller:
         return self._labelled(texts)[0]
 
     def learn_from(self, texts: Sequence[LoggedText]) -> tuple[Labeller, Texts]:
-        """A labeller with the statistics of these texts, and the labelled texts; each text's own features leave it out
-        of the statistics."""
+        """A labeller with the statistics of these texts, and the labelled texts; the features of each text use the
+        statistics of the others."""
         data, keys_RJ = self._labelled(texts)
         survivals_RD = data.survivals[VERIFIER][:, :LONGEST_COUNTED].float()
         survivals_RD = torch.where(survivals_RD.isnan(), survivals_RD.nanmean(0), survivals_RD).nan_to_num()

@@ -36,7 +36,7 @@ class Tuning:
 
     batch: int
     fixed: Mode  # the best fixed length
-    rule: Mode  # the best rule "copy from a match of m tokens on, else draft k tokens"
+    rule: Mode  # the best rule "copy where the match has m tokens or more, else draft k tokens"
     selector: dict[str, Mode]  # by level, what is exported: the network's decisions, the rule or the fixed length
     mean_efficiency: list[float]  # tokens per step of every chain
     joint: dict[str, float]

@@ -27,16 +27,16 @@ Sections = list[tuple[str, str]]  # titles, and contents in HTML
 
 GAIN = (
     "Filled marks were decoded: the time was measured on held-out prompts, with 95% intervals over source files. Open "
-    "marks were replayed: the time is expected on held-out texts by this machine's latency profile, ± one standard "
-    "error over source files. Neither includes the noise of the machine's clock. The best fixed tree is the fastest "
+    "marks were replayed: the time is computed for held-out texts from this machine's latency profile, ± one standard "
+    "error over source files. Neither includes the noise of the time measurement. The best fixed tree is the fastest "
     "one of all verifiers on the training texts."
 )
 METHODS = (
     "A tree (K, L1, L2) has K branches of L2 tokens after a trunk of L1; the cell is empty where trees differ between "
     "steps. Tokens a step are the block efficiency: accepted tokens and the one that the verifier adds. Brackets "
     "hold 95% intervals. Autoregressive is plain decoding. Static NAME drafts the fixed tree that is the fastest with "
-    "that verifier on the training texts, best static the fastest of all, best static by kind one for each kind of "
-    "prompts. Static, branching uses only trees with branches, static traversal at the root only chains and trees "
+    "that verifier on the training texts. Best static is the fastest of these; by kind, each kind of prompts has its "
+    "own. Static, branching uses only trees with branches. Static traversal at the root uses only chains and trees "
     "without a trunk. Recent acceptance drafts chains whose length follows the recent acceptance. Lookup or tree "
     "copies where the text repeats itself. Assisted generation and prompt lookup are those of transformers; constant "
     "means the best constant number of drafted tokens."
@@ -47,8 +47,8 @@ STRIPS = (
     "each step. Point at a step to see what was drafted there."
 )
 LABELS = (
-    "The decoding steps are from the data stage: tokens a step as the labels expect them, and as decoding accepted "
-    "them. z is the difference over its standard deviation; a z beyond 4 would show an error."
+    "The steps were decoded by the data stage. The table compares the tokens per step that the labels predict with "
+    "those that decoding gave. z is the difference over its standard deviation; a z beyond 4 would show an error."
 )
 REPEATS = "Replayed. A text has long repeats where a quarter of its positions lie inside a repeat of 8 or more tokens."
 CALIBRATION = (

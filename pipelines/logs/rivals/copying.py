@@ -35,7 +35,7 @@ PAYOFF_SCALARS = (  # what a predicted payoff is linear in
 
 @dataclass(frozen=True)
 class Copying(Rival):
-    """Copy from a match of some length on, else draft."""
+    """Copy where the match has at least some length, else draft."""
 
     drafted: int
     least: int  # the match from which `copied` tokens are copied
@@ -84,9 +84,9 @@ def sam_decoding(train: RivalTexts) -> Copying:
 
 
 def tensorrt_llm(train: RivalTexts) -> Copying:
-    """TensorRT-LLM's suffix automaton beside a drafter (`sa_config`; sa_enhancer.py at 1a487b3): copy from a match of
-    4 tokens on as many tokens as are drafted elsewhere; that length is tuned. Here a copy takes no pass of the drafter;
-    there each step takes one."""
+    """TensorRT-LLM's suffix automaton beside a drafter (`sa_config`; sa_enhancer.py at 1a487b3): where the match has 4
+    tokens or more, copy as many tokens as are drafted elsewhere; that length is tuned. Here a copy takes no pass of the
+    drafter; there each step takes one."""
     lengths = range(min(train.depth, 1), train.depth + 1)
     return fastest(train, [Copying(k, TENSORRT_LEAST, max(k, 1)) for k in lengths])
 
@@ -181,7 +181,7 @@ def _copying(
     match_R: Array, hits_R: Array, actions: tuple[int, int, int, int], least: tuple[float, float, float]
 ) -> Array:
     """`Copying`: the action at every root, int64 [R]; with torch this takes ten times as long. The first action is the
-    default; the others are taken from the `least` hits, match and longer match on."""
+    default; the others are taken where hits, match and longer match reach `least`."""
     action_R = np.zeros(len(match_R), np.int64)
     for r in range(len(match_R)):
         action = actions[1] if hits_R[r] > least[0] else actions[0]
