@@ -10,8 +10,10 @@ import torch
 
 from data_gen import timing
 from data_gen.decoding import COMPILED, EAGER, GRAPH
+from data_gen.decoding.loop import Step
 from pipelines.config import load_config
 from pipelines.latency.profile import faster_decoder
+from selector.actions import EMPTY
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 
@@ -35,9 +37,9 @@ def test_the_faster_decoder_is_taken(
     pair = SimpleNamespace(device=torch.device(device), decoder=EAGER, spare={})
     timed: list[str] = []
 
-    def steps(own: SimpleNamespace, *_: object) -> dict[str, list[SimpleNamespace]]:
+    def steps(own: SimpleNamespace, *_: object) -> dict[str, list[Step]]:
         timed.append(own.decoder)
-        return {"tree": [SimpleNamespace(seconds={"draft": seconds[own.decoder]})]}
+        return {"tree": [Step(1, EMPTY, 0, 1, {"draft": seconds[own.decoder]})]}
 
     monkeypatch.setattr(timing, "real_steps", steps)
     monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/g++")

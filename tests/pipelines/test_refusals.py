@@ -99,7 +99,7 @@ def signed(path: Path, stage: str) -> None:
         (
             "audit",
             ["audit.roots=8", "audit.topologies=[]"],
-            "audit.roots: fewer than 8 for each of 2 sampling settings",
+            "audit.roots: fewer than 8 for each of 3 sampling settings",
         ),
         ("audit", ["audit.topologies=[none.json]"], "audit.topologies: none.json: No such file"),
         ("audit", ["audit.roots=100000", "audit.topologies=[]"], "audit.roots: the validation prompts of"),
