@@ -25,8 +25,7 @@ from data_gen.trees import DraftTree
 from data_gen.verification import COPIED, get_verifier
 from data_gen.verification.distributions import sample
 from selector.actions import EMPTY, Action, Choice, Lookup
-from selector.latency import Correction, LatencyProfile, correction_counts
-from selector.tables import Table
+from selector.latency import Correction, LatencyProfile, Table, correction_counts
 
 T = TypeVar("T")
 ROWS = 16  # of probabilities that are filtered at once

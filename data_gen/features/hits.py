@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data_gen.features.compiled import CAPS, DECAYS_D, PRECEDENTS, ROOM, Array, Numbers, averaged, empty_table, longer
+from data_gen.features.numbers import CAPS, DECAYS_D, PRECEDENTS, ROOM, Array, Numbers, averaged, empty_table, longer
 from data_gen.features.text import FADING, TextHistory, in_a_row, shares
 from selector.jit import jit, key_of, slot
 from selector.schema import DRAFTER_SCALARS, HIT_LENGTHS, KEYS, MEANS

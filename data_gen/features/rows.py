@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from data_gen.features.compiled import DECAYS_D, SOURCES, Array, Numbers, averaged
+from data_gen.features.numbers import DECAYS_D, SOURCES, Array, Numbers, averaged
 from data_gen.features.text import TextHistory
 from selector.jit import jit
 from selector.schema import DECAYS, LONGEST_MATCH, TARGET_SCALARS

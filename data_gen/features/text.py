@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_gen.drafting.lookup import LookupIndex
-from data_gen.features.compiled import CAPS, DECAYS_D, PRECEDENTS, ROOM, SOURCES, Array, averaged, empty_table, longer
+from data_gen.features.numbers import CAPS, DECAYS_D, PRECEDENTS, ROOM, SOURCES, Array, averaged, empty_table, longer
 from data_gen.models.sampling import Sampling
 from selector.jit import jit, key_of, slot
 from selector.schema import PRECEDENT_LENGTHS, TEXT_SCALARS

@@ -18,7 +18,7 @@ def _distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, .
     if len({setting.build().law for setting in settings}) < len(settings):
         raise ValueError("a setting is listed twice")
     if len({(setting.temperature, setting.top_p) for setting in settings}) < len(settings):
-        raise ValueError("settings that differ in top_k or min_p alone need separate runs: a selector sees neither")
+        raise ValueError("settings that differ in top_k or min_p alone need runs of their own: a selector sees neither")
     return settings
 
 

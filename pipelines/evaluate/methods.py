@@ -23,10 +23,10 @@ from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Tuned
+from selector.train.acceptance_rule import AcceptanceRule
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Replayed
-from selector.train.rules import AcceptanceRule
 from selector.train.tuning import StaticTable, replay_mode
 
 AUTOREGRESSIVE, SELECTOR, STATIC = "autoregressive", "selector", "static"

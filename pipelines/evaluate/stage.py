@@ -49,9 +49,9 @@ from pipelines.train.result import chosen_of, decision_digest, load_module, load
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Selector
+from selector.train.acceptance_rule import AcceptanceRule
 from selector.train.data import Setting, Texts
 from selector.train.module import SelectorModule
-from selector.train.rules import AcceptanceRule
 
 FORMAT = 8  # of `evaluation.json`
 PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption

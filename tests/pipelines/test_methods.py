@@ -35,8 +35,8 @@ from selector.export.deployed import DeployedSelector, config_of
 from selector.latency import gpu_like
 from selector.runtime.selector import Selector, Tuned
 from selector.schema import EARLY, LIGHT, MATCH
+from selector.train.acceptance_rule import AcceptanceRule
 from selector.train.data import Texts, Timed, to_texts
-from selector.train.rules import AcceptanceRule
 from selector.train.tuning import StaticTable, best_static, static_replay
 from tests.selector.synthetic import opinionated, texts
 from tests.selector.synthetic import profile as synthetic_profile

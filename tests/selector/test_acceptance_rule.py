@@ -9,9 +9,9 @@ import torch
 
 from selector.decision import RHOS, choices
 from selector.schema import DECAYS, LENGTH_AT, LIGHT, SCALAR_NAMES, SCALARS_KEY
+from selector.train.acceptance_rule import MOST, AcceptanceRule, chain_efficiencies
 from selector.train.data import Timed
 from selector.train.replay import replay
-from selector.train.rules import MOST, AcceptanceRule, chain_efficiencies
 from selector.train.tuning import StaticTable, best_static, chains_of
 from tests.selector.synthetic import EASY, HARD, SPACE, texts, timed
 
