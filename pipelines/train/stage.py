@@ -189,5 +189,8 @@ def table_of(found: dict[str, dict[str, Any]], chosen: str) -> Table:
         cells = [f"{Ratio(**each['replay'])}{' *' if each['decides'] else ''}" for each in own]
         rule = f"{Ratio(**mode['replay_rule'])}{' *' if mode['rule'] else ''}"
         table.add_row(str(Sampling(mode["temperature"], mode["top_p"])), str(tuple(mode["action"])), rule, *cells)
-    table.caption = "* decides there: ahead by two standard errors, and of the rule; elsewhere the static tree is kept"
+    table.caption = (
+        "* This one decides under the setting. It is two standard errors ahead of the best static tree, and a network "
+        "is also ahead of the lookup rule. Where none decides, the static tree is drafted."
+    )
     return table
