@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 ESPALIER := $(VENV)/bin/espalier
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo pair latency data train evaluate export report quick logs audit bench worlds docs mlflow test fuzz lint clean
+.PHONY: help install demo pair latency data train evaluate export report quick logs worlds docs mlflow test fuzz lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -51,12 +51,6 @@ quick: $(INSTALLED) ## two minutes, no training: does speculation pay for this p
 
 logs: $(INSTALLED) ## from an engine's logs to a selector, without a model (FILES="a.jsonl b.jsonl --timings times.csv")
 	$(ESPALIER) logs $(FILES) $(if $(filter-out configs/demo.yaml,$(CONFIG)),--config $(CONFIG)) $(ARGS)
-
-audit: $(INSTALLED) ## a study: every verifier on one pair, beside the optimum
-	$(ESPALIER) audit --config $(CONFIG) $(ARGS)
-
-bench: $(INSTALLED) ## a study: time every verifier, beside transformers' own
-	$(ESPALIER) bench --config $(CONFIG) $(ARGS)
 
 worlds: $(INSTALLED) ## a study: how often the lifted rules lose to Traversal on small random worlds, exactly
 	$(VENV)/bin/python -m tests.data_gen.losses

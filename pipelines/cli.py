@@ -25,9 +25,8 @@ from selector.schema import InputError
 
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
 APART = ("quick", "logs")  # stages that stand alone
-STUDIES = ("audit", "bench")
 ALL = "demo"  # all of STAGES, in order
-NAMES = (*STAGES, *APART, *STUDIES, ALL)
+NAMES = (*STAGES, *APART, ALL)
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)  # the disk is full or not writable
 DEMO = Path("configs/demo.yaml")
 USAGE = "espalier {stage} [--config FILE] [section.key=value ...] [--plan]\n"
@@ -131,7 +130,7 @@ def only_one(folder: Path) -> Iterator[None]:
 def usage(stage: str) -> str:
     """What `--help` prints: all stages, or one stage with the keys that it reads."""
     if not stage:
-        lines = [f"  {name:<9} {declared_by(name)[0]}" for name in (*STAGES, *APART, *STUDIES)]
+        lines = [f"  {name:<9} {declared_by(name)[0]}" for name in (*STAGES, *APART)]
         lines.append(f"  {ALL:<9} the first {len(STAGES)} in order")
         return "\n".join([USAGE.format(stage="STAGE"), "Stages:", *lines, "", OPTIONS])
     _check_name(stage)
@@ -160,7 +159,7 @@ def _stages(name: str) -> tuple[str, ...]:
 
 
 def module_of(stage: str) -> str:
-    return f"pipelines.studies.{stage}" if stage in STUDIES else f"pipelines.{stage}.stage"
+    return f"pipelines.{stage}.stage"
 
 
 def declared_by(stage: str) -> tuple[str, tuple[str, ...]]:

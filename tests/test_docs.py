@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipelines.cli import ALL, APART, STAGES, STUDIES
+from pipelines.cli import ALL, APART, STAGES
 from pipelines.config import Config, load_config
 from selector.schema import InputError
 from tests.pipelines.runs import espalier
@@ -73,7 +73,7 @@ def test_files_and_links_exist() -> None:
 
 def test_every_stage_has_a_make_target_and_its_place_in_the_readme() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for stage in (*STAGES, *APART, *STUDIES, ALL):
+    for stage in (*STAGES, *APART, ALL):
         assert re.search(rf"^{stage}: .*## ", makefile, flags=re.MULTILINE), stage
     assert all(f"| `{stage}` |" in README for stage in STAGES)
     assert all(f"make {stage}" in README for stage in (*APART, ALL))
@@ -104,8 +104,8 @@ def test_no_stage_is_run_by_an_unknown_name() -> None:
 def test_help_lists_the_stages_and_of_each_the_keys_that_it_reads() -> None:
     from pipelines.cli import usage
 
-    assert all(re.search(rf"^  {stage}\s+\S", usage(""), flags=re.MULTILINE) for stage in (*STAGES, *APART, *STUDIES))
+    assert all(re.search(rf"^  {stage}\s+\S", usage(""), flags=re.MULTILINE) for stage in (*STAGES, *APART))
     train = usage("train")
     assert "train.epochs = 12\n      all of them are run" in train and "\n  seed = 1" in train
     assert "evaluate.prompts" not in train and "evaluate.prompts" in usage("evaluate")
-    assert all(len(usage(stage).splitlines()) > 10 for stage in (*STAGES, *APART, *STUDIES, ALL))
+    assert all(len(usage(stage).splitlines()) > 10 for stage in (*STAGES, *APART, ALL))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PositiveFloat, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from data_gen.text_labels.labels import labelled_verifier
 from data_gen.verification import VERIFIERS
@@ -158,33 +158,6 @@ class Quick(Section):
     verifiers: Verifiers = Field(CHEAP, description="verifiers to compare")
 
 
-class Audit(Section):
-    """The comparison of verifiers, without any training, under each of the run's sampling settings."""
-
-    roots: int = Field(1200, ge=8, description="over all sampling settings")
-    verifiers: tuple[str, ...] = Field(tuple(VERIFIERS), description="verifiers to compare")
-    draft_temperatures: tuple[PositiveFloat, ...] = Field(
-        (0.7, 1.4), description="of the draft, as multiples of the target's"
-    )
-    topologies: tuple[Path, ...] = Field((), description="JSON files of child-rank paths, as sparse trees are written")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Audit:
-        unknown = [name for name in self.verifiers if name not in VERIFIERS]
-        if unknown:
-            raise ValueError(f"verifiers: unknown verifier {unknown[0]!r}; known are {', '.join(VERIFIERS)}")
-        if "traversal" not in self.verifiers:
-            raise ValueError("verifiers: traversal, which the others are compared with, is not among them")
-        return self
-
-
-class Bench(Section):
-    """Timing of the verifiers alone, on random rows."""
-
-    vocabularies: tuple[Annotated[int, Field(ge=16)], ...] = Field((2048, 151936), min_length=1, description="sizes")
-    repeats: int = Field(40, ge=2, description="of every timing")
-
-
 class Config(Section):
     """One run. Outputs go under `runs/<name>/`."""
 
@@ -207,8 +180,6 @@ class Config(Section):
     export: Export = Export()
     logs: Logs = Logs()
     quick: Quick = Quick()
-    audit: Audit = Audit()
-    bench: Bench = Bench()
 
     @model_validator(mode="after")
     def _labelled(self) -> Config:

@@ -1,4 +1,4 @@
-"""Texts that the target writes for the stages `quick` and `audit`, and their labels.
+"""Texts that the target writes for the stage `quick`, and their labels.
 
 Legend: T tokens of a text from its first root on, R roots, S survivals.
 """
@@ -34,7 +34,7 @@ def texts_of(config: Config, pair: ModelPair, sampling: Sampling) -> Iterator[tu
     for begin in range(0, len(prompts), TOGETHER):
         batch = prompts[begin : begin + TOGETHER]
         encoded = [encode(config, pair, prompt) for prompt in batch]
-        seed = seed_of(config.seed, sampling, "audit", begin)
+        seed = seed_of(config.seed, sampling, "quick", begin)
         texts = written_by_target(pair, encoded, config.data.tokens + DEPTH, sampling, seed)
         for prompt, text in zip(batch, texts, strict=True):
             if len(text.tokens) - text.start > DEPTH:

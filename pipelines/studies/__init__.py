@@ -1,1 +1,1 @@
-"""Questions of ours: verifiers compared and timed, labelling timed. The stages import nothing from here."""
+"""Questions of ours that are still open. The stages import nothing from here."""

@@ -96,13 +96,6 @@ def signed(path: Path, stage: str) -> None:
         ("export", ["train.verifier=specinfer"], "the train stage was run with other inputs (train.verifier"),
         ("train", ["name=other"], "runs/other/latency.json: no latency profile there"),
         ("evaluate", ["evaluate.prompts=100000"], "100000 are asked for"),
-        (
-            "audit",
-            ["audit.roots=8", "audit.topologies=[]"],
-            "audit.roots: fewer than 8 for each of 3 sampling settings",
-        ),
-        ("audit", ["audit.topologies=[none.json]"], "audit.topologies: none.json: No such file"),
-        ("audit", ["audit.roots=100000", "audit.topologies=[]"], "audit.roots: the validation prompts of"),
         ("data", ["data.log=none.jsonl"], "none.jsonl: No such file or directory"),
         ("report", ["name=other"], "runs/other/evaluation.json does not exist: run the evaluate stage first"),
         (

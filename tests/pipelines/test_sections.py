@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli import APART, STAGES, STUDIES, declared_by, module_of
+from pipelines.cli import APART, STAGES, declared_by, module_of
 from pipelines.config import Config
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def reachable(stage: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("stage", [*STAGES, *APART, *STUDIES])
+@pytest.mark.parametrize("stage", [*STAGES, *APART])
 def test_a_stage_declares_what_it_reads(stage: str) -> None:
     sections = declared_by(stage)[1]
     assert len(set(sections)) == len(sections) and set(sections) == reachable(stage) - READ_BY_ALL
