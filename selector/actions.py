@@ -50,6 +50,11 @@ EMPTY = Action(1, 0, 0)  # no token is drafted: autoregressive decoding
 LARGEST = 256  # each number of a space is below this, so that its tables stay small
 
 
+def without_draft(action: Choice) -> bool:
+    """Whether an action needs no draft pass."""
+    return isinstance(action, Lookup) or action == EMPTY
+
+
 def choice_of(values: Iterable[int]) -> Choice:
     """An action from JSON: three numbers are a tree, one is a lookup. TypeError for any other number of them."""
     numbers = tuple(values)
@@ -112,6 +117,16 @@ class ActionSpace:
     @cached_property
     def actions(self) -> tuple[Choice, ...]:
         return (*self.trees, *map(Lookup, self.lookups))
+
+    @cached_property
+    def needs_draft_A(self) -> Tensor:
+        """Which actions need a draft pass, bool [A]."""
+        return torch.tensor([not without_draft(action) for action in self])
+
+    @cached_property
+    def chain_positions(self) -> tuple[int, ...]:
+        """The positions of all chains, by length."""
+        return tuple(self.index(self.chain(length)) for length in range(self.depth + 1))
 
     @property
     def depth(self) -> int:

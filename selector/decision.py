@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup
+from selector.actions import Action, ActionSpace, Choice, Lookup
 from selector.jit import jit
 from selector.schema import DRAFTER, EARLY, FULL, LEVELS, LIGHT, MATCH, TEXT
 from selector.tables import number, place
@@ -77,9 +77,14 @@ class Mode:
         return self.feature_levels not in ((), (MATCH,))
 
     @property
+    def setting(self) -> tuple[float, float]:
+        """Temperature and top-p."""
+        return self.temperature, self.top_p
+
+    @property
     def key(self) -> tuple[float, float, float]:
         """Coordinates of the setting; `nearest` sums their absolute differences."""
-        return self.temperature, self.top_p, of_batch(self.batch)
+        return *self.setting, of_batch(self.batch)
 
     def mask(self, space: ActionSpace) -> Tensor:
         """Which actions may be chosen where the lookup rule does not apply, bool [A]."""
@@ -143,11 +148,6 @@ class Mode:
         if type(mode.batch) is not int or mode.batch < 1 or mode.level not in ("", TEXT, DRAFTER):
             raise ValueError("batch or level is out of range")
         return mode
-
-
-def without_draft(action: Choice) -> bool:
-    """Whether an action needs no draft pass."""
-    return isinstance(action, Lookup) or action == EMPTY
 
 
 def of_batch(batch: float) -> float:

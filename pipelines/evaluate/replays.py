@@ -15,7 +15,7 @@ from pipelines.config import Config
 from pipelines.data.recorded import settings_of
 from pipelines.evaluate.assisted import Assistant
 from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, SELECTOR, Method, static_methods
-from pipelines.train.judging import judge, statics
+from pipelines.train.judging import by_setting, judge, statics
 from selector.latency import LatencyProfile, gpu_like
 from selector.schema import MATCH_AT
 from selector.train.data import Setting, Texts
@@ -40,7 +40,8 @@ def synthetic_methods(
     """The same network on another clock, tuned and judged with its step times; and the static trees that are fastest
     there."""
     verifier, settings = config.train.verifier, settings_of(config)
-    judged = judge(module, splits["validation"], statics(splits, settings, verifier, profile), verifier, profile)
+    train, validation = (by_setting(config, splits[name], profile) for name in ("train", "validation"))
+    judged = judge(module, validation, statics(train))
     methods: Contenders = {}
     for setting, each in zip(settings, judged, strict=True):
         mode = each.mode if each.pays and module.is_regressor else each.mode.static_only()

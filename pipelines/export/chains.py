@@ -26,7 +26,6 @@ from selector.train.data import Texts, Timed
 from selector.train.replay import Ratio, ratio_of_speeds
 from selector.train.tuning import StaticTable
 
-SPACE = ActionSpace(1, ActionSpace.default().max_L1, ActionSpace.default().max_L2)  # chains: action L drafts L tokens
 # verifiers that verify chains alike: token by token, or as a block
 STANDARD = ("naive", "naive_tree", "specinfer")
 BLOCK = ("block", "traversal", "lifted_uniform")
@@ -142,7 +141,7 @@ def best_lengths(
     assert profile.batches is not None
     result: list[BestLength] = []
     for batch, target in zip(profile.batches.sizes, profile.batches.target, strict=True):
-        own, longest = profile.at_batch(batch), min(target.sizes[-1] - 1, SPACE.depth)
+        own, longest = profile.at_batch(batch), min(target.sizes[-1] - 1, ActionSpace.default().depth)
         mine = _chains(texts, verifier, own)
         other = mine if usual == verifier else _chains(texts, usual, own)
         length = _fastest(mine, range((result[0].length if first_is_longest and result else longest) + 1))
@@ -158,9 +157,10 @@ def best_lengths(
 
 
 def _chains(texts: Texts, verifier: str, profile: LatencyProfile) -> StaticTable:
-    """All chains, by length."""
-    survivals_RS = texts.survivals[verifier][:, : SPACE.depth]  # a chain's come first
-    return StaticTable.of(Timed(replace(texts, survivals={verifier: survivals_RS}), verifier, profile, SPACE))
+    """All chains of the traces' action space, by length."""
+    space = replace(ActionSpace.default(), max_K=1)
+    survivals_RS = texts.survivals[verifier][:, : space.depth]  # a chain's come first
+    return StaticTable.of(Timed(replace(texts, survivals={verifier: survivals_RS}), verifier, profile, space))
 
 
 def _fastest(chains: StaticTable, lengths: Sequence[int]) -> int:

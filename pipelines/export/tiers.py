@@ -140,7 +140,7 @@ def candidates_of(settings: list[Unrestricted], kind: str) -> list[int]:
     """Positions of the shapes of a kind (`CHAINS` or `TREES`)."""
     space = settings[0].timed.space
     if kind == CHAINS:
-        return [space.index(space.chain(length)) for length in range(space.depth + 1)]
+        return list(space.chain_positions)
     return list(range(len(space)))
 
 
@@ -164,7 +164,7 @@ def limited_modes(
     assert config.export.tiers is not None
     settings = []
     for mode in map(Mode.of, entries):
-        mine = timed(texts, (mode.temperature, mode.top_p), config.train.verifier, profile)
+        mine = timed(texts, mode.setting, config.train.verifier, profile)
         settings.append(Unrestricted(mode, mine, module.predictions(mine.texts, mode), not module.is_regressor))
     rows = tiers(settings)
     columns = "shapes", "of", *(str(Sampling(*each.timed.setting)) for each in settings), "the shapes"

@@ -96,8 +96,7 @@ def decision_seconds(
     space = ActionSpace.with_lookups()
     widths = hidden_widths(config) if level == FULL else []
     module = SelectorModule("regressor", FULL if widths else LIGHT, widths, config.train.network).eval()
-    chains = [space.index(space.chain(length)) for length in range(space.depth + 1)]
-    allowed = (*chains, *range(len(space.trees), len(space)))
+    allowed = (*space.chain_positions, *range(len(space.trees), len(space)))
     mode = Mode(1.0, 1.0, space.chain(4), feature_levels=(level,), speed=100.0, allowed=allowed)
     made = DeployedSelector(module, profile, [mode], verifier)
     selector = Selector(made, config_of(module, verifier, mode.action, [mode]), profile, [mode])

@@ -25,7 +25,7 @@ from pipelines.evaluate.replays import synthetic_clocks
 from pipelines.latency.profile import load_profile
 from pipelines.pair.loading import load_pair
 from pipelines.run import console
-from pipelines.train.judging import judge, judge_rules, statics, tune_rules
+from pipelines.train.judging import by_setting, judge, judge_rules, statics, tune_rules
 from pipelines.train.result import chosen_of, load_module, load_result, rule_of
 from pipelines.train.stage import keep_if_ahead
 from selector.actions import EMPTY
@@ -54,11 +54,11 @@ def main(config: Config) -> None:
             modes = list(map(Mode.of, chosen_of(result)["modes"]))
             rules = [rule_of(result, setting, verifier) for setting in settings_of(config)]
         else:  # tuned as training does it
-            bases = statics(splits, settings_of(config), verifier, profile)
-            judged = judge(module, splits["validation"], bases, verifier, profile)
-            tuned = tune_rules(splits, {verifier: bases}, verifier, profile)
+            train, validation = (by_setting(config, splits[split], profile) for split in ("train", "validation"))
+            bases = statics(train)
+            judged, tuned = judge(module, validation, bases), tune_rules(train, {verifier: bases})
             rules = [rule[verifier] for rule in tuned]
-            judged_rules = judge_rules(tuned, splits["validation"], bases, verifier, profile)
+            judged_rules = judge_rules(tuned, validation, bases)
             each = zip(judged, judged_rules, bases, strict=True)
             modes = [keep_if_ahead(own, rule, base).mode for own, rule, base in each]
         console.print(f"\n**{name}**\n\n| {HEADS} |\n{'|---' * 9}|", soft_wrap=True, highlight=False)

@@ -1,6 +1,7 @@
 """What a selector is judged by: replay of whole texts against the best static tree, setting by setting.
 
-The first table says before any training whether a selector pays. `bases` are the modes of the best static trees.
+The first table says before any training whether a selector pays. `train` and `texts` hold one entry for each sampling
+setting; `bases` are the modes of the best static trees.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from rich.table import Table
 from torch import Tensor
 
 from data_gen.models.sampling import Sampling
-from pipelines.data.recorded import timed
+from pipelines.config import Config
+from pipelines.data.recorded import settings_of, timed
 from selector.decision import Mode
 from selector.latency import LatencyProfile
-from selector.train.data import Setting, Texts
+from selector.train.data import Setting, Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.potential import Potential
 from selector.train.tuning import (
@@ -47,18 +49,18 @@ def potential_table(found: dict[Setting, Potential]) -> Table:
     return table
 
 
-def statics(splits: dict[str, Texts], settings: list[Setting], verifier: str, profile: LatencyProfile) -> list[Mode]:
-    """The best static tree of a verifier by the training texts, for each sampling setting."""
+def by_setting(config: Config, texts: Texts, profile: LatencyProfile) -> list[Timed]:
+    """The texts of each of the run's sampling settings, with the trained verifier's labels."""
+    return [timed(texts, setting, config.train.verifier, profile) for setting in settings_of(config)]
+
+
+def statics(train: list[Timed]) -> list[Mode]:
+    """The best static tree for each sampling setting, by its training texts."""
     result = []
-    for setting in settings:
-        train = timed(splits["train"], setting, verifier, profile)
-        table = StaticTable.of(train)
-        result.append(replace(best_static(train, table), mean_efficiency=tuple(table.efficiencies().tolist())))
+    for each in train:
+        table = StaticTable.of(each)
+        result.append(replace(best_static(each, table), mean_efficiency=tuple(table.efficiencies().tolist())))
     return result
-
-
-def setting_of(mode: Mode) -> Setting:
-    return mode.temperature, mode.top_p
 
 
 def monitored(mode: Mode, feature_levels: tuple[str, ...]) -> Mode:
@@ -75,43 +77,33 @@ def step_times(
     speed_R = torch.zeros(len(texts.length_R))
     setting_R = texts.setting_X[texts.text_R]
     for base in bases:
-        mine = setting_R == texts.settings.index(setting_of(base))
-        seconds_RA[mine] = timed(texts, setting_of(base), verifier, profile).seconds((module.level,))
+        mine = setting_R == texts.settings.index(base.setting)
+        seconds_RA[mine] = timed(texts, base.setting, verifier, profile).seconds((module.level,))
         speed_R[mine] = base.speed
     return seconds_RA, speed_R
 
 
-def judge(
-    module: SelectorModule, texts: Texts, bases: list[Mode], verifier: str, profile: LatencyProfile
-) -> list[Judged]:
+def judge(module: SelectorModule, texts: list[Timed], bases: list[Mode]) -> list[Judged]:
     """A module's best mode under every setting, and its speed over the best static tree."""
     result = []
-    for base in bases:
-        mine = timed(texts, setting_of(base), verifier, profile)
-        predictions = {level: module.scores(mine.texts, level) for level in module.asked}
-        result.append(tune_mode(mine, predictions, base, policy=not module.is_regressor))
+    for own, base in zip(texts, bases, strict=True):
+        predictions = {level: module.scores(own.texts, level) for level in module.asked}
+        result.append(tune_mode(own, predictions, base, policy=not module.is_regressor))
     return result
 
 
-def tune_rules(
-    splits: dict[str, Texts], bases: dict[str, list[Mode]], verifier: str, profile: LatencyProfile
-) -> list[dict[str, Mode]]:
-    """Lookup rules, tuned on the training texts; for each sampling setting, by verifier: with the trained verifier, and
-    with that of the fastest static tree of all verifiers, which evaluation compares with. `bases` are by verifier."""
+def tune_rules(train: list[Timed], bases: dict[str, list[Mode]]) -> list[dict[str, Mode]]:
+    """Lookup rules, tuned on the training texts; for each sampling setting, by verifier: with the trained verifier,
+    which `train` has, and with that of the fastest static tree of all verifiers, which evaluation compares with."""
     result = []
-    for each in zip(*bases.values(), strict=True):
+    for own, *each in zip(train, *bases.values(), strict=True):
         modes = dict(zip(bases, each, strict=True))
-        both = dict.fromkeys((verifier, max(modes, key=lambda name: modes[name].speed)))
-        own = {name: timed(splits["train"], setting_of(modes[name]), name, profile) for name in both}
-        result.append({name: tune_lookup_rule(own[name], modes[name]) for name in both})
+        both = dict.fromkeys((own.verifier, max(modes, key=lambda name: modes[name].speed)))
+        result.append({name: tune_lookup_rule(replace(own, verifier=name), modes[name]) for name in both})
     return result
 
 
-def judge_rules(
-    rules: list[dict[str, Mode]], texts: Texts, bases: list[Mode], verifier: str, profile: LatencyProfile
-) -> list[Judged]:
+def judge_rules(rules: list[dict[str, Mode]], texts: list[Timed], bases: list[Mode]) -> list[Judged]:
     """The rules of the trained verifier, on other texts than they were tuned on, under every setting."""
-    return [
-        judge_mode(timed(texts, setting_of(base), verifier, profile), {}, rule[verifier], base.action)
-        for rule, base in zip(rules, bases, strict=True)
-    ]
+    each = zip(texts, rules, bases, strict=True)
+    return [judge_mode(own, {}, rule[own.verifier], base.action) for own, rule, base in each]

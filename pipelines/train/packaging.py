@@ -16,7 +16,6 @@ from pipelines.pair.loading import pair_names
 from pipelines.run import provenance
 from pipelines.train.result import chosen_of, load_module, load_result
 from selector.actions import Action, ActionSpace
-from selector.decision import without_draft
 from selector.export.compiled import PACKAGE, run_package
 from selector.export.write import write_artefact
 from selector.latency import LatencyProfile
@@ -94,7 +93,7 @@ def count_differing(config: Config, module: SelectorModule, folder: Path, texts:
     differing, selector = 0, load_selector(folder)
     asked = _formats(folder, selector)
     for mode in selector.modes:
-        mine = timed(texts, (mode.temperature, mode.top_p), config.train.verifier, profile)
+        mine = timed(texts, mode.setting, config.train.verifier, profile)
         rows = (~mine.texts.unknown_R).nonzero()[:, 0]
         trained_R = decide(mine, module.predictions(mine.texts, mode), mode, not module.is_regressor).action_R[rows]
         scalars, hidden = mine.texts.features(rows, module.is_full)
@@ -102,7 +101,7 @@ def count_differing(config: Config, module: SelectorModule, folder: Path, texts:
         if EARLY in mode.feature_levels:
             views.insert(0, {SCALARS_KEY: scalars[:, : len(EARLY_SCALARS)]})
         answers = [_in_turn(ask, views, module.space) for ask in asked]
-        alone_R = _one_by_one(selector.at(mode.temperature, mode.top_p), views, module.space)
+        alone_R = _one_by_one(selector.at(*mode.setting), views, module.space)
         chosen, scores_RA = [trained_R, alone_R, *(action_R for action_R, _ in answers)], answers[0][1]
         lost_NR = torch.stack([scores_RA.amax(-1) - scores_RA.gather(-1, a.unsqueeze(-1))[:, 0] for a in chosen])
         differing += int((lost_NR > TIE).any(0).sum())
@@ -120,10 +119,9 @@ def _one_by_one(tuned: Tuned, views: list[Features], space: ActionSpace) -> torc
 
 def _in_turn(ask: Asked, views: list[Features], space: ActionSpace) -> tuple[torch.Tensor, torch.Tensor]:
     """Actions and scores of a file, asked with one view after the other."""
-    needs_draft_A = torch.tensor([not without_draft(action) for action in space])
     action_R, scores_RA = ask(views[0])
     for view in views[1:]:
-        (later_R, later_RA), asked_R = ask(view), needs_draft_A[action_R]
+        (later_R, later_RA), asked_R = ask(view), space.needs_draft_A[action_R]
         action_R = torch.where(asked_R, later_R, action_R)
         scores_RA = torch.where(asked_R[:, None], later_RA, scores_RA)
     return action_R, scores_RA

@@ -6,7 +6,7 @@ The best one is kept, and decides only under those sampling settings where that 
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,17 @@ from rich.table import Table
 
 from data_gen.models.sampling import Sampling
 from pipelines.config import Config
-from pipelines.data.recorded import load_traces, settings_of, timed, traces_folder
+from pipelines.data.recorded import load_traces, traces_folder
 from pipelines.latency.profile import load_profile
 from pipelines.run import Stage, console, write_json
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.fitting import fit, module_of
 from pipelines.train.judging import (
+    by_setting,
     judge,
     judge_rules,
     monitored,
     potential_table,
-    setting_of,
     statics,
     step_times,
     tune_rules,
@@ -34,13 +34,14 @@ from selector.decision import Mode
 from selector.files import atomically
 from selector.latency import LatencyProfile
 from selector.schema import FULL, HIDDEN_STATES, LIGHT, read_manifest
-from selector.train.data import Texts
+from selector.train.data import Texts, Timed
 from selector.train.module import RootsModule, SelectorModule
 from selector.train.potential import potential
 from selector.train.replay import Ratio
 from selector.train.tuning import TIE, Judged
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")
+OWN = ("train", "validation")  # the splits that training reads
 
 
 def kinds(config: Config) -> list[tuple[str, str]]:
@@ -70,26 +71,24 @@ def run(config: Config) -> None:
 
 def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, folder: Path) -> dict[str, Any]:
     """Train all kinds of selectors, one nested MLflow run each; returns what `result.json` in the folder holds."""
-    settings, verifier = settings_of(config), config.train.verifier
+    verifier = config.train.verifier
     with mlflow_run(config, "train", SECTIONS) as mlflow:
         mlflow.log_dict(read_manifest(traces_folder(config)), "manifest.json")
         mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
-        estimates = {
-            setting: potential(*(timed(splits[name], setting, verifier, profile) for name in ("train", "validation")))
-            for setting in settings
-        }
+        train, validation = (by_setting(config, splits[name], profile) for name in OWN)
+        estimates = {own.setting: potential(own, other) for own, other in zip(train, validation, strict=True)}
         console.print(potential_table(estimates))
-        by_verifier = {name: statics(splits, settings, name, profile) for name in config.verifiers}
-        bases = by_verifier[verifier]
-        rules = tune_rules(splits, by_verifier, verifier, profile)
-        judged_rules = judge_rules(rules, splits["validation"], bases, verifier, profile)
+        by_verifier = {name: statics([replace(own, verifier=name) for own in train]) for name in config.verifiers}
+        bases, rules = by_verifier[verifier], tune_rules(train, by_verifier)
+        judged_rules = judge_rules(rules, validation, bases)
+        del train  # its labels take memory that the networks' training needs
         found = {}
         for objective, level in kinds(config):
             name = f"{objective}-{level}"
             with mlflow.start_run(run_name=f"train-{name}", nested=True) as nested:
                 run_id = nested.info.run_id
-                module = trained(config, objective, level, splits, bases, profile, folder / name, run_id)
-                judged = judge(module, splits["validation"], bases, verifier, profile)
+                module = trained(config, (objective, level), splits, validation, bases, folder / name, run_id)
+                judged = judge(module, validation, bases)
                 facts = {"objective": objective, "feature_level": level}
                 mlflow.log_params(facts)
                 facts |= {"checkpoint": f"{name}/best.ckpt", "run_id": run_id}
@@ -117,7 +116,7 @@ def in_words(result: dict[str, Any]) -> str:
     """Which selector was kept, and where it decides."""
     modes = list(map(Mode.of, chosen_of(result)["modes"]))
     decides, copies = (
-        ", ".join(str(Sampling(mode.temperature, mode.top_p)) for mode in modes if of(mode))
+        ", ".join(str(Sampling(*mode.setting)) for mode in modes if of(mode))
         for of in (lambda mode: mode.decides, lambda mode: mode.rule is not None)
     )
     also = f"; copies by rule at {copies}" if copies else ""
@@ -126,16 +125,21 @@ def in_words(result: dict[str, Any]) -> str:
 
 def trained(
     config: Config,
-    objective: str,
-    level: str,
+    kind: tuple[str, str],
     splits: dict[str, Texts],
+    validation: list[Timed],
     bases: list[Mode],
-    profile: LatencyProfile,
     folder: Path,
     run_id: str,
 ) -> SelectorModule:
-    """One selector, as it was at its best epoch."""
-    own, verifier = {name: splits[name] for name in ("train", "validation")}, config.train.verifier
+    """One selector, as it was at its best epoch.
+
+    Args:
+        kind: its objective and feature level.
+        validation: the texts by which an epoch is judged, and `bases`, their static trees; for each sampling setting.
+    """
+    (objective, level), verifier, profile = kind, config.train.verifier, validation[0].profile
+    own = {name: splits[name] for name in OWN}
     widths = [splits["train"].hidden[name].shape[1] for name in HIDDEN_STATES] if level == FULL else []
     module = module_of(config, objective, level, widths)
     further = None
@@ -143,9 +147,7 @@ def trained(
         further = {name: step_times(module, texts, bases, verifier, profile) for name, texts in own.items()}
     roots = RootsModule(module, own, verifier, config.train.batch, config.seed, config.data.stride, further)
     module.begin_at(own["train"], verifier, roots.rows["train"])
-    module.judged = [
-        (timed(own["validation"], setting_of(base), verifier, profile), monitored(base, module.asked)) for base in bases
-    ]
+    module.judged = [(texts, monitored(base, module.asked)) for texts, base in zip(validation, bases, strict=True)]
     return fit(config, module, roots, folder, run_id)
 
 

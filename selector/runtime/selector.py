@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selector.actions import Action, ActionSpace, Choice, choice_of
-from selector.decision import Mode, nearest, without_draft
+from selector.actions import Action, ActionSpace, Choice, choice_of, without_draft
+from selector.decision import Mode, nearest
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import (
     ArtefactConfig,

@@ -21,7 +21,7 @@ from selector.runtime.artefact import Features
 from selector.schema import DECAYS, LENGTH_AT, LIGHT, SCALAR_NAMES, SCALARS_KEY
 from selector.train.data import Timed
 from selector.train.replay import Replayed
-from selector.train.tuning import chains_of, replay_mode
+from selector.train.tuning import replay_mode
 
 MOST = 0.999  # the largest a
 ACCEPTED = {decay: SCALAR_NAMES.index(f"accepted_mean_{decay:g}") for decay in DECAYS}
@@ -31,7 +31,7 @@ def chain_efficiencies(scalars_BF: Tensor, decay: float, space: ActionSpace) -> 
     """Block efficiencies by the rule, [B, A]; 1 for actions that are not chains."""
     a_B1 = scalars_BF[:, ACCEPTED[decay], None].clamp(0, MOST)
     result_BA = torch.ones(len(scalars_BF), len(space))
-    result_BA[:, list(chains_of(space))] = (1 - a_B1 ** (torch.arange(space.depth + 1) + 1)) / (1 - a_B1)
+    result_BA[:, list(space.chain_positions)] = (1 - a_B1 ** (torch.arange(space.depth + 1) + 1)) / (1 - a_B1)
     return result_BA
 
 
@@ -66,7 +66,7 @@ class AcceptanceRule:
     @classmethod
     def tuned(cls, timed: Timed, static: Mode) -> AcceptanceRule:
         """The rule whose running mean and price of time are the fastest on some texts."""
-        chains = chains_of(timed.space)
+        chains = timed.space.chain_positions
         modes = [replace(static, feature_levels=(LIGHT,), rho=rho, allowed=chains) for rho in RHOS[::2]]
         mode, decay = max(product(modes, DECAYS), key=lambda each: _replay(timed, *each).speed)
         actions = tuple(timed.space.actions[at] for at in chains)

@@ -19,7 +19,7 @@ from torchmetrics.functional.classification import binary_calibration_error
 
 from selector.actions import ActionSpace
 from selector.decision import Mode
-from selector.schema import FULL, MATCH, PAIR, SCHEMAS, Schema
+from selector.schema import FULL, MATCH, PAIR, SCHEMAS
 from selector.train.data import Texts, Timed
 from selector.train.network import RootNetwork, SurvivalNetwork
 from selector.train.objective import policy_loss, policy_ratios, survival_loss
@@ -73,9 +73,8 @@ class SelectorModule(pl.LightningModule):
         self.level, self.schema = level, SCHEMAS[schema]
         self.is_regressor, self.is_full = objective == "regressor", level == FULL
         self.space = ActionSpace.with_lookups() if space is None else ActionSpace.of_json(space)
-        own: Schema = self.schema
         outputs = len(self.space.sums_SA) if self.is_regressor else len(self.space)
-        body = RootNetwork(len(own.scalars), own.counts, own.unseen, own.first, hidden_widths, outputs, **network)
+        body = RootNetwork(self.schema, hidden_widths, outputs, **network)
         self.network: SurvivalNetwork | RootNetwork = SurvivalNetwork(body, self.space) if self.is_regressor else body
         self.judged: list[tuple[Timed, Mode]] = []  # validation texts of a sampling setting, and how it decides there
 

@@ -12,19 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from selector.actions import ActionSpace
+from selector.schema import Schema
 
 
 class RootNetwork(nn.Module):
     """An MLP of the scalars and of each hidden state, which passes a linear map and a layer norm first (DDTE, app. E).
 
-    The network takes the logarithm of numbers of tokens and standardises all scalars. It may be asked before the draft
-    has passed the root: later scalars are then at their means and hidden states at 0, and one more input says so.
+    The network takes the logarithm of numbers of tokens and standardises all scalars; those that are not learned are 0.
+    It may be asked before the draft has passed the root: later scalars are then at their means and hidden states at 0,
+    and one more input says so.
 
     Args:
-        scalars: F.
-        counts: which of them are numbers of tokens.
-        unseen: which of them are for the decision alone; the network sees 0.
-        early: how many of them, the first ones, are known before the draft has passed the root.
+        schema: of the scalars.
         hidden_widths: D of each hidden state; none for a light selector.
         width: of each projected hidden state.
         hidden: widths of the MLP's layers.
@@ -36,10 +35,7 @@ class RootNetwork(nn.Module):
 
     def __init__(
         self,
-        scalars: int,
-        counts: Sequence[int],
-        unseen: Sequence[int],
-        early: int,
+        schema: Schema,
         hidden_widths: Sequence[int],
         outputs: int,
         width: int = 32,
@@ -47,15 +43,16 @@ class RootNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(d, width), nn.LayerNorm(width)) for d in hidden_widths)
-        sizes = [scalars + 1 + width * len(hidden_widths), *hidden]
+        F = len(schema.scalars)
+        sizes = [F + 1 + width * len(hidden_widths), *hidden]
         layers: list[nn.Module] = []
         for inputs, size in pairwise(sizes):
             layers += [nn.Linear(inputs, size), nn.ReLU()]
         self.mlp = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
-        self.early, self.unseen = early, list(unseen)
-        self.register_buffer("count_F", torch.tensor([f in counts for f in range(scalars)]))
-        self.register_buffer("mean_F", torch.zeros(scalars))
-        self.register_buffer("scale_F", torch.ones(scalars))
+        self.early, self.unseen = schema.first, list(schema.unseen)
+        self.register_buffer("count_F", torch.tensor([f in schema.counts for f in range(F)]))
+        self.register_buffer("mean_F", torch.zeros(F))
+        self.register_buffer("scale_F", torch.ones(F))
         self.scale_F[self.unseen] = torch.inf
 
     @torch.no_grad()

@@ -18,7 +18,7 @@ from selector.decision import RHOS, Mode
 from selector.schema import LIGHT, MATCH_AT
 from selector.train.data import Texts, Timed
 from selector.train.replay import Ratio
-from selector.train.tuning import StaticTable, best_static, chains_of, judge_mode, replay_mode
+from selector.train.tuning import StaticTable, best_static, judge_mode, replay_mode
 
 EXAMPLE = Action(1, 8, 0)  # the tree whose block efficiency is explained
 LONG_REPEAT = 8  # tokens
@@ -55,7 +55,9 @@ def potential(fitted_on: Timed, judged_on: Timed) -> Potential:
     inputs_RF, others_RF = (_inputs(timed.texts, *scaling) for timed in (fitted_on, judged_on))
     weights_FA = _fitted(inputs_RF, space.efficiencies(fitted_on.survivals_RS), ~fitted_on.texts.unknown_R)
     own_RA, scores_RA = inputs_RF @ weights_FA, others_RF @ weights_FA
-    modes = [Mode(*fitted_on.setting, static.action, (LIGHT,), static.speed, rho, chains_of(space)) for rho in RHOS]
+    modes = [
+        Mode(*fitted_on.setting, static.action, (LIGHT,), static.speed, rho, space.chain_positions) for rho in RHOS
+    ]
     mode = max(modes, key=lambda mode: replay_mode(fitted_on, {LIGHT: own_RA}, mode).speed)
     texts, at = judged_on.texts, space.index(EXAMPLE)
     gain = judge_mode(judged_on, {LIGHT: scores_RA.clamp(min=1)}, mode, static.action).ratio

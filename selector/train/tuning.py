@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from selector.actions import EMPTY, Action, ActionSpace
-from selector.decision import RHOS, LookupRule, Mode, choices, without_draft
+from selector.decision import RHOS, LookupRule, Mode, choices
 from selector.schema import MATCH, MATCH_AT
 from selector.train.data import Timed
 from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay
@@ -107,7 +107,6 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
         return Decided(static_R, timed.seconds_of(static_R, mode.feature_levels))
     action_R, seconds_R = static_R, torch.zeros(len(unknown_R))
     open_R = torch.ones_like(unknown_R)
-    needs_draft_A = torch.tensor([not without_draft(action) for action in space])
     for number, level in enumerate(mode.feature_levels, 1):
         seconds_RA = timed.seconds(mode.feature_levels[:number])
         if policy:
@@ -117,7 +116,7 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
         here_R = torch.where(unknown_R, static_R, chosen_R)
         time_R = seconds_RA.gather(-1, here_R.unsqueeze(-1))[:, 0]
         action_R, seconds_R = torch.where(open_R, here_R, action_R), torch.where(open_R, time_R, seconds_R)
-        open_R = open_R & needs_draft_A[chosen_R] & ~unknown_R
+        open_R = open_R & space.needs_draft_A[chosen_R] & ~unknown_R
     return Decided(action_R, seconds_R)
 
 
@@ -175,7 +174,7 @@ def tune_lookup_rule(timed: Timed, static: Mode) -> Mode:
     """The fastest lookup rule on some texts. The least match and the lookup's length are searched together, then each
     of these and the tree that is drafted elsewhere in turn, until none of them changes."""
     lengths = timed.space.lookups
-    trees = dict.fromkeys([static.action, *(timed.space.trees[at] for at in chains_of(timed.space))])
+    trees = dict.fromkeys([static.action, *(timed.space.trees[at] for at in timed.space.chain_positions)])
 
     def mode_of(least: int, length: int, tree: Action) -> Mode:
         return replace(static, action=tree, feature_levels=(MATCH,), rule=LookupRule(least, length))
@@ -199,8 +198,3 @@ def common(visits_R: Tensor, action_R: Tensor, timed: Timed) -> tuple[int, ...]:
     shares, order = (steps_A / steps_A.sum()).sort(descending=True)
     needed = int((shares.cumsum(0) < 1 - RARE).sum()) + 1
     return tuple(sorted({timed.space.index(EMPTY), *order[:needed].tolist()}))
-
-
-def chains_of(space: ActionSpace) -> tuple[int, ...]:
-    """The positions of all chains, by length."""
-    return tuple(space.index(space.chain(length)) for length in range(space.depth + 1))

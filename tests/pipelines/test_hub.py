@@ -12,10 +12,10 @@ import pytest
 PROGRAM = """
 import sys
 from pathlib import Path
-from pipelines.export import publish
+from pipelines.export import stage
 try:
-    publish.check_token("org/selector")
-    publish.push(Path(sys.argv[1]), "org/selector")
+    stage.check_token("org/selector")
+    stage.push(Path(sys.argv[1]), "org/selector")
 except ValueError as error:
     print(error)
 """

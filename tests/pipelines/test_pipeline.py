@@ -304,7 +304,7 @@ def test_a_store_without_a_registry_is_one_line(
     import mlflow
 
     from pipelines.config import Config
-    from pipelines.export.publish import register
+    from pipelines.export.stage import register
     from pipelines.run import Stage
 
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", "nowhere://")

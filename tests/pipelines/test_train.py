@@ -12,10 +12,11 @@ import torch
 from rich.console import Console
 
 from pipelines.config import Config
-from pipelines.train.judging import judge, judge_rules, setting_of, statics, step_times, tune_rules
+from pipelines.train.judging import judge, judge_rules, statics, step_times, tune_rules
 from pipelines.train.result import rule_of
 from pipelines.train.stage import choose, keep_if_ahead, kinds, row_of, table_of, trained
 from selector.decision import LookupRule, Mode
+from selector.latency import LatencyProfile
 from selector.schema import EARLY, FULL, LIGHT, MATCH, InputError
 from selector.train.data import Texts, Timed
 from selector.train.replay import Ratio, Replayed
@@ -39,6 +40,10 @@ def splits(told: tuple[bool, bool] = (True, True)) -> dict[str, Texts]:
         )
         for seed, split in enumerate(("train", "validation"))
     }
+
+
+def by_setting(data: Texts, verifier: str = "traversal", clock: LatencyProfile | None = None) -> list[Timed]:
+    return [Timed(data.setting_of(setting), verifier, clock or profile()) for setting in (HOT, COLD)]
 
 
 def no_rules(judged: list[Judged]) -> list[Judged]:
@@ -67,9 +72,9 @@ def run_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_static_tree_of_a_setting_is_the_fastest_on_its_training_texts() -> None:
     data = splits()
-    for base, setting in zip(statics(data, [HOT, COLD], "traversal", profile()), (HOT, COLD), strict=True):
+    for base, setting in zip(statics(by_setting(data["train"])), (HOT, COLD), strict=True):
         table = StaticTable.of(timed(data["train"].setting_of(setting)))
-        assert setting_of(base) == setting and not base.decides
+        assert base.setting == setting and not base.decides
         assert SPACE.index(base.action) == int(table.speeds().argmax())
         assert base.speed == pytest.approx(float(table.speeds().max()))
         assert list(base.mean_efficiency) == table.efficiencies().tolist()
@@ -78,9 +83,9 @@ def test_the_static_tree_of_a_setting_is_the_fastest_on_its_training_texts() -> 
 def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
     """A scalar tells easy roots under one of two settings; under the other, nothing does."""
     data = splits(told=(True, False))
-    bases = statics(data, [HOT, COLD], "traversal", profile())
-    module = trained(CONFIG, "regressor", LIGHT, data, bases, profile(), tmp_path / "fitted", run_id)
-    judged = judge(module, data["validation"], bases, "traversal", profile())
+    bases, own = statics(by_setting(data["train"])), by_setting(data["validation"])
+    module = trained(CONFIG, ("regressor", LIGHT), data, own, bases, tmp_path / "fitted", run_id)
+    judged = judge(module, own, bases)
     assert [each.pays for each in judged] == [True, False]
     assert judged[0].ratio.value > 1.2
     row = row_of(judged, no_rules(judged), bases)
@@ -120,13 +125,13 @@ def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(network: float
 def test_a_rule_is_tuned_on_the_training_texts_and_judged_on_others() -> None:
     """Where the texts go on as they did before, copying is the fastest; the rule finds from which match on."""
     data = splits()
-    bases = statics(data, [HOT, COLD], "traversal", profile())
-    rules = tune_rules(data, {"traversal": bases}, "traversal", profile())
-    found = judge_rules(rules, data["validation"], bases, "traversal", profile())
+    bases = statics(by_setting(data["train"]))
+    rules = tune_rules(by_setting(data["train"]), {"traversal": bases})
+    found = judge_rules(rules, by_setting(data["validation"]), bases)
     for judged, base in zip(found, bases, strict=True):
         assert judged.mode.rule is not None and judged.mode.feature_levels == (MATCH,)
-        assert setting_of(judged.mode) == setting_of(base)
-        validation = timed(data["validation"].setting_of(setting_of(base)))
+        assert judged.mode.setting == base.setting
+        validation = timed(data["validation"].setting_of(base.setting))
         static = static_replay(validation, base.action).speed
         assert judged.ratio.value == pytest.approx(replay_mode(validation, {}, judged.mode).speed / static)
 
@@ -137,15 +142,15 @@ def test_rules_are_tuned_with_the_trained_and_with_the_fastest_verifier() -> Non
     survivals = data["train"].survivals
     data["train"] = replace(data["train"], survivals={**survivals, "block": survivals["traversal"] / 2})
     clock = replace(profile(), verify=dict.fromkeys(("traversal", "block"), profile().verify["traversal"]))
-    bases = {name: statics(data, [HOT, COLD], name, clock) for name in ("traversal", "block")}
+    bases = {name: statics(by_setting(data["train"], name, clock)) for name in ("traversal", "block")}
     for trained_one, names in (("block", ["block", "traversal"]), ("traversal", ["traversal"])):
-        rules = tune_rules(data, bases, trained_one, clock)
+        rules = tune_rules(by_setting(data["train"], trained_one, clock), bases)
         assert [list(own) for own in rules] == [names, names]
         result = {"rules": [{"verifier": name, **mode.row()} for own in rules for name, mode in own.items()]}
         for setting, own in zip((HOT, COLD), rules, strict=True):
             for name, mode in own.items():
                 mine = Timed(data["train"].setting_of(setting), name, clock)
-                static = next(base for base in bases[name] if setting_of(base) == setting)
+                static = next(base for base in bases[name] if base.setting == setting)
                 assert mode == rule_of(result, setting, name) == tune_lookup_rule(mine, static)
     with pytest.raises(InputError, match="no rule for lookups with block: run the train stage again"):
         rule_of(result, HOT, "block")
@@ -153,20 +158,21 @@ def test_rules_are_tuned_with_the_trained_and_with_the_fastest_verifier() -> Non
 
 def test_a_policy_learns_trees_that_pay(tmp_path: Path, run_id: str) -> None:
     data = splits()
-    bases = statics(data, [HOT, COLD], "traversal", profile())
+    bases = statics(by_setting(data["train"]))
+    own = by_setting(data["validation"])
     longer = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"epochs": 60})})
-    module = trained(longer, "policy", LIGHT, data, bases, profile(), tmp_path / "fitted", run_id)
-    judged = judge(module, data["validation"], bases, "traversal", profile())
+    module = trained(longer, ("policy", LIGHT), data, own, bases, tmp_path / "fitted", run_id)
+    judged = judge(module, own, bases)
     assert all(each.pays and each.ratio.value > 1.2 for each in judged)
 
 
 def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:
     data = splits()["train"]
-    bases = statics({"train": data}, [HOT, COLD], "traversal", profile())
+    bases = statics(by_setting(data))
     seconds_RA, speed_R = step_times(opinionated("policy"), data, bases, "traversal", profile())
     for base in bases:
-        mine = data.setting_X[data.text_R] == data.settings.index(setting_of(base))
-        own = timed(data.setting_of(setting_of(base)))
+        mine = data.setting_X[data.text_R] == data.settings.index(base.setting)
+        own = timed(data.setting_of(base.setting))
         assert torch.equal(seconds_RA[mine], own.seconds((LIGHT,)))
         assert (speed_R[mine] == torch.tensor(base.speed)).all()
 
@@ -198,8 +204,8 @@ def test_the_kinds_follow_from_what_the_traces_hold() -> None:
 
 def test_the_table_marks_where_decisions_are_made() -> None:
     data = splits()
-    bases = statics(data, [HOT, COLD], "traversal", profile())
-    judged = judge(opinionated(), data["validation"], bases, "traversal", profile())
+    bases = statics(by_setting(data["train"]))
+    judged = judge(opinionated(), by_setting(data["validation"]), bases)
     row = row_of(judged, no_rules(judged), bases)
     for mode, decides in zip(row["modes"], (True, False), strict=True):
         mode["decides"] = decides

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from selector.actions import Action, ActionSpace, Choice, Lookup
-from selector.decision import NEVER, LookupRule, Mode, net_tokens, without_draft
+from selector.actions import Action, ActionSpace, Choice, Lookup, without_draft
+from selector.decision import NEVER, LookupRule, Mode, net_tokens
 from selector.export.write import write_artefact
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Selector, load_selector
@@ -134,7 +134,7 @@ def worth(made: SelectorModule, data: Timed, mode: Mode, early: bool = False) ->
     return net_tokens(scores_RA, seconds_RA, g, rho, mask_of(mode, data))
 
 
-DRAFTS = torch.tensor([not without_draft(action) for action in SPACE])
+DRAFTS = SPACE.needs_draft_A
 
 
 def most_lost(made: SelectorModule, data: Timed, mode: Mode, rows: Tensor, chosen: list[int]) -> float:

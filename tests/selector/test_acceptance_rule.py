@@ -12,10 +12,10 @@ from selector.schema import DECAYS, LENGTH_AT, LIGHT, SCALAR_NAMES, SCALARS_KEY
 from selector.train.acceptance_rule import MOST, AcceptanceRule, chain_efficiencies
 from selector.train.data import Timed
 from selector.train.replay import replay
-from selector.train.tuning import StaticTable, best_static, chains_of
+from selector.train.tuning import StaticTable, best_static
 from tests.selector.synthetic import EASY, HARD, SPACE, texts, timed
 
-CHAINS = chains_of(SPACE)
+CHAINS = SPACE.chain_positions
 
 
 def told() -> Timed:

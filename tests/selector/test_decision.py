@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, Action, ActionSpace, Lookup
+from selector.actions import EMPTY, Action, ActionSpace, Lookup, without_draft
 from selector.decision import (
     ASKED,
     NEVER,
@@ -22,7 +22,6 @@ from selector.decision import (
     choices,
     nearest,
     net_tokens,
-    without_draft,
 )
 from selector.runtime.selector import torchscript
 from selector.schema import DRAFTER, EARLY, FULL, LIGHT, MATCH, TEXT

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from selector.actions import Choice, Lookup
-from selector.decision import NEVER, without_draft
+from selector.actions import Choice, Lookup, without_draft
+from selector.decision import NEVER
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Tuned, load_selector
 from selector.schema import (

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from selector.actions import ActionSpace
+from selector.schema import Scalar, Schema
 from selector.train.network import RootNetwork, SurvivalNetwork
 from tests.selector.test_actions import SPACES, name_of, own_survivals
 
@@ -14,10 +15,15 @@ SCALARS, EARLY = 3, 2
 PASSED = torch.ones(20, 1)
 
 
+def schema(scalars: int, first: int, counts: tuple[int, ...] = (), unseen: tuple[int, ...] = ()) -> Schema:
+    made = [Scalar(str(f), "tokens" if f in counts else "1", "", f not in unseen) for f in range(scalars)]
+    return Schema("own", ("first", "all"), tuple(made), first)
+
+
 def network(space: ActionSpace, hidden_widths: list[int] | None = None, seed: int = 0) -> SurvivalNetwork:
     torch.manual_seed(seed)
     widths = WIDTHS if hidden_widths is None else hidden_widths
-    body = RootNetwork(SCALARS, (), (), EARLY, widths, len(space.sums_SA), width=8, hidden=(16, 8))
+    body = RootNetwork(schema(SCALARS, EARLY), widths, len(space.sums_SA), width=8, hidden=(16, 8))
     return SurvivalNetwork(body, space).eval()
 
 
@@ -118,7 +124,7 @@ def test_block_efficiencies_are_sums_of_predicted_survivals(space: ActionSpace) 
 
 
 def test_a_feature_that_never_varies_stays_at_zero() -> None:
-    body = RootNetwork(2, (), (), 1, WIDTHS, 3)
+    body = RootNetwork(schema(2, 1), WIDTHS, 3)
     scalars = torch.tensor([[2.0, 0.3], [2.0, 0.5]])
     body.standardise(scalars)
     assert body.scale_F.tolist()[0] == 1.0
@@ -168,7 +174,7 @@ def test_every_hidden_state_counts_and_a_light_network_has_none() -> None:
     for i in range(3):
         other = [state + 1.0 * (i == j) * torch.arange(state.shape[1]) for j, state in enumerate(states)]
         assert not torch.allclose(body(scalars_BF, other, PASSED), before, atol=1e-3), i
-    light = RootNetwork(SCALARS, (), (), EARLY, [], 5)
+    light = RootNetwork(schema(SCALARS, EARLY), [], 5)
     assert len(light.blocks) == 0
     assert light.mlp[0].in_features == SCALARS + 1
     assert light(scalars_BF, [], PASSED).shape == (20, 5)
@@ -177,7 +183,7 @@ def test_every_hidden_state_counts_and_a_light_network_has_none() -> None:
 def test_what_is_for_the_decision_alone_is_not_seen() -> None:
     """Whatever it is, before and after scaling; what is seen stays as it is without it."""
     torch.manual_seed(5)
-    own, all_seen = RootNetwork(3, (0,), (0, 2), 2, [], 5), RootNetwork(3, (0,), (), 2, [], 5)
+    own, all_seen = (RootNetwork(schema(3, 2, (0,), unseen), [], 5) for unseen in ((0, 2), ()))
     scalars_BF = 30 * torch.rand(16, 3, generator=torch.Generator().manual_seed(6))
     other_BF = scalars_BF.clone()
     other_BF[:, [0, 2]] = 1e4 * torch.rand(16, 2, generator=torch.Generator().manual_seed(7))
@@ -195,7 +201,7 @@ def test_what_is_for_the_decision_alone_is_not_seen() -> None:
 def test_numbers_of_tokens_go_in_by_their_logarithm() -> None:
     scalars_BF = torch.rand(16, 3) * 30
     torch.manual_seed(3)
-    counting, plain = RootNetwork(3, (0, 2), (), 1, [], 5), RootNetwork(3, (), (), 1, [], 5)
+    counting, plain = (RootNetwork(schema(3, 1, counts), [], 5) for counts in ((0, 2), ()))
     plain.load_state_dict({**counting.state_dict(), "count_F": plain.count_F})
     logarithms_BF = scalars_BF.clone()
     logarithms_BF[:, [0, 2]] = logarithms_BF[:, [0, 2]].log1p()

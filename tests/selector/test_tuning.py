@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, Action, ActionSpace, Lookup
-from selector.decision import RHOS, LookupRule, Mode, choices, without_draft
+from selector.actions import EMPTY, Action, ActionSpace, Lookup, without_draft
+from selector.decision import RHOS, LookupRule, Mode, choices
 from selector.latency import interpolated
 from selector.schema import EARLY, FULL, LIGHT, MATCH, MATCH_AT
 from selector.train.data import Timed
