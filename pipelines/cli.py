@@ -64,8 +64,8 @@ def espalier(
             return
         files = [word for word in words or [] if stage == "logs" and ("=" not in word or Path(word).exists())]
         overrides = [word for word in words or [] if word not in files]
-        flags = {"name": name, "latency.timings": timings, "export.engine": engine, "logs.files": files}
-        overrides += _flags(stage, flags | {"logs.test": test, "logs.timings": step_times})
+        flags = {"name": name, "latency.timings": timings or step_times, "export.engine": engine, "logs.files": files}
+        overrides += _flags(stage, flags | {"logs.test": test})
         run(stage, config, overrides, plan)
     except InputError as error:
         _exit(str(error), 2, error)
@@ -87,7 +87,7 @@ def _flags(stage: str, flags: dict[str, Any]) -> list[str]:
     given = {key: value for key, value in flags.items() if value}
     for key in given:
         owner = key.partition(".")[0]
-        if "." in key and stage not in (owner, ALL):
+        if "." in key and stage not in (owner, ALL) and (stage, key) != ("logs", "latency.timings"):
             raise InputError(f"{key} is a key of the {owner} stage")
     return [f"{key}={json.dumps(value)}" for key, value in given.items()]
 

@@ -89,8 +89,6 @@ def parameters(config: Config, stage: str, sections: Sequence[str]) -> dict[str,
     values = config.model_dump(mode="json", exclude_none=True)
     if stage != "pair":
         values["pair"].pop("embedded")  # the run of the pair stage has them
-    if values["data"]["engine"] == "local":
-        values["data"].pop("ray")
     values["sampling"] = "; ".join(str(setting.build()) for setting in config.sampling)
     values["verifiers"] = ", ".join(values["verifiers"])
     return flat({name: values[name] for name in ("seed", *sections)})

@@ -22,7 +22,7 @@ LOGS_BASE: Values = {  # the base of the stage `logs`
     "sampling": [{"temperature": 0.0}],
     "prompts": {"validation": 0.15, "test": 0.25},
     "latency": {"stepped": False},
-    "train": {"hidden": [256, 256], "batch": 4096, "learning_rate": 0.01, "epochs": 12, "objectives": ["regressor"]},
+    "train": {"hidden": [256, 256], "batch": 4096, "epochs": 12, "objectives": ["regressor"]},
 }
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from data_gen.models.sampling import Sampling
 from data_gen.texts.prompt_sets import SETS
@@ -16,63 +16,21 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class EmbeddedModel(Section):
-    """A Llama-shaped model that the `pair` stage trains."""
-
-    layers: int = Field(ge=1, description="transformer blocks")
-    hidden: int = Field(ge=8, description="width of the residual stream")
-    intermediate: int = Field(ge=8, description="width of the feed-forward layers")
-    heads: int = Field(ge=1, description="attention heads")
-    steps: int = Field(ge=1, description="optimiser steps")
-    batch: int = Field(16, ge=1, description="sequences per step")
-    learning_rate: float = Field(3e-3, gt=0, description="peak of the schedule")
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> EmbeddedModel:
-        if self.hidden % (2 * self.heads):
-            raise ValueError(f"hidden {self.hidden} is not an even multiple of heads {self.heads}")
-        return self
-
-
-class EmbeddedDraft(EmbeddedModel):
-    """The draft of the embedded pair, distilled from the target."""
-
-    from_target: bool = Field(False, description="start from the target's embedding, first layers and last norm")
-
-
 class Embedded(Section):
-    """The embedded pair, trained on the standard library of the running Python."""
+    """The embedded pair: two Llamas, trained on the standard library of the running Python."""
 
-    vocabulary: int = Field(2048, ge=300, description="tokens of the byte-level BPE")
-    context: int = Field(128, ge=16, description="tokens per training sequence")
-    held_out: float = Field(0.12, gt=0, lt=1, description="share of the files kept for prompts")
-    max_files: int | None = Field(None, ge=8, description="train on the first files only (for tests)")
+    hidden: int = Field(128, ge=16, multiple_of=16, description="width of both models")
+    layers: int = Field(16, ge=2, description="of the target; the draft has one")
+    steps: int = Field(600, ge=1, description="of the target's training")
+    draft_steps: int = Field(350, ge=1, description="of the draft's distillation from the target")
+    context: int = Field(128, ge=16, description="tokens of a training sequence")
     documents: int = Field(
-        0, ge=0, description="task documents per workload and file, to train on and as prompts; 0: pieces of the files"
+        0,
+        ge=0,
+        description="for a pair that copies: documents of each kind of work that are made from a file, to train on and "
+        "as prompts; 0: plain pieces of the files",
     )
-    induction: bool = Field(False, description="initialise the target with an induction head, which copies")
-    target: EmbeddedModel = EmbeddedModel(layers=16, hidden=128, intermediate=352, heads=4, steps=600)
-    draft: EmbeddedDraft = EmbeddedDraft(layers=1, hidden=128, intermediate=352, heads=4, steps=350, learning_rate=4e-3)
-
-    @field_validator("target", "draft", mode="before")
-    @classmethod
-    def _over_the_default(cls, value: Any, info: ValidationInfo) -> Any:
-        """A shape may name only the keys that it changes."""
-        default = cls.model_fields[str(info.field_name)].default
-        return {**default.model_dump(), **value} if isinstance(value, dict) else value
-
-    @model_validator(mode="after")
-    def _shapes_fit(self) -> Embedded:
-        target = self.target
-        if self.induction and (target.layers < 2 or target.heads % 2 or target.hidden % (4 * target.heads)):
-            raise ValueError(
-                "induction takes a target of two or more layers, an even number of heads, and hidden a multiple of "
-                f"4 x heads; this one has {target.layers} layers, {target.heads} heads, hidden {target.hidden}"
-            )
-        same = all(getattr(self.draft, key) == getattr(target, key) for key in ("hidden", "intermediate", "heads"))
-        if self.draft.from_target and not (same and self.draft.layers <= target.layers):
-            raise ValueError("draft.from_target: the draft needs the target's hidden, intermediate and heads")
-        return self
+    max_files: int | None = Field(None, ge=8, description="train on the first files only; for tests")
 
 
 class Pair(Section):

@@ -11,8 +11,6 @@ from data_gen.text_labels.labels import labelled_verifier
 from data_gen.verification import VERIFIERS
 from pipelines.config.sections import Pair, Prompts, SamplingSetting, Section
 
-CHEAP = tuple(name for name in VERIFIERS if name not in ("khisti", "greedy_block"))  # verifiers whose labels are cheap
-
 
 def _distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:
     if len({setting.build().law for setting in settings}) < len(settings):
@@ -20,12 +18,6 @@ def _distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, .
     if len({(setting.temperature, setting.top_p) for setting in settings}) < len(settings):
         raise ValueError("settings that differ in top_k or min_p alone need runs of their own: a selector sees neither")
     return settings
-
-
-def _ascending(values: tuple[int, ...]) -> tuple[int, ...]:
-    if not values or values[0] < 1 or list(values) != sorted(set(values)):
-        raise ValueError("must be ascending numbers from 1 on")
-    return values
 
 
 def _known(verifiers: tuple[str, ...]) -> tuple[str, ...]:
@@ -37,18 +29,8 @@ def _known(verifiers: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Settings = Annotated[tuple[SamplingSetting, ...], Field(min_length=1), AfterValidator(_distinct)]
-Ascending = Annotated[tuple[int, ...], AfterValidator(_ascending)]
 Widths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
 Verifiers = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_known)]
-
-
-class RayEngine(Section):
-    """Workers of `data.engine=ray`: one per device."""
-
-    address: str | None = Field(None, description="of a running cluster, or auto; null starts Ray on this machine")
-    workers: int | None = Field(None, ge=1, description="null: one per GPU, or per core where there are no GPUs")
-    gpus_per_worker: int = Field(1, ge=1, description="more than 1 for a target spread by pair.device_map")
-    retries: int = Field(3, ge=0, description="how often a shard may lose its worker")
 
 
 class Data(Section):
@@ -62,8 +44,13 @@ class Data(Section):
     siblings: int = Field(2, ge=1, description="labels average over this many draws of the siblings of a text's tokens")
     features: Literal["light", "full"] = Field("light", description="full: hidden states, too")
     texts_per_shard: int = Field(16, ge=1, description="also how many texts the target writes at once")
-    engine: Literal["local", "ray"] = Field("local", description="ray: many workers, on one machine or many")
-    ray: RayEngine = RayEngine()
+    ray: str | None = Field(
+        None, description="local: Ray's workers on this machine; auto or an address: on a cluster; null: no Ray"
+    )
+    workers: int | None = Field(
+        None, ge=1, description="of Ray; null: one per GPU, or as many as the cores allow where there are no GPUs"
+    )
+    gpus_per_worker: int = Field(1, ge=1, description="more than 1 for a target spread by pair.device_map")
 
 
 class Train(Section):
@@ -76,41 +63,34 @@ class Train(Section):
         description="regressor: predicts block efficiencies, and works with any latency profile; policy: the paper's, "
         "learns the choice itself. The best one by replay is kept",
     )
-    width: int = Field(32, ge=4, description="each hidden state is projected to this width")
     hidden: Widths = Field((64, 32), description="widths of the hidden layers")
-    learning_rate: float = Field(3e-3, gt=0, description="peak of the schedule")
     batch: int = Field(256, ge=2, description="roots")
     epochs: int = Field(12, ge=1, description="all of them are run; the best one by replay is kept")
 
     @property
     def network(self) -> dict[str, Any]:
         """Keyword arguments of `RootNetwork`."""
-        return {"width": self.width, "hidden": list(self.hidden)}
+        return {"hidden": list(self.hidden)}
 
 
 class Latency(Section):
-    """What is timed, and how often."""
+    """The machine whose times count."""
 
-    lengths: Ascending = Field((32, 96, 160), description="context lengths, in tokens; linear between them")
-    widths: Ascending = Field((1, 2, 4), description="branches of a draft pass")
-    nodes: Ascending = Field((1, 2, 5, 9, 17, 25, 41), description="nodes of a target pass, the root included")
-    repeats: int = Field(40, ge=3, description="of every pass; the mean without the slowest tenth counts")
-    prompts: int = Field(8, ge=1, description="training prompts on which real decoding steps are timed")
-    timings: Path | None = Field(None, description="an engine's own step times (CSV); --from FILE sets it")
+    repeats: int = Field(
+        40,
+        ge=3,
+        description="times that a pass is measured; decoding steps are timed on a fifth as many prompts",
+    )
+    timings: Path | None = Field(
+        None, description="an engine's own step times (CSV); latency --from FILE or logs --timings FILE sets it"
+    )
     stepped: bool = Field(True, description="of `timings`: other sizes cost what the next larger does; false: linear")
-
-    @model_validator(mode="after")
-    def _contexts(self) -> Latency:
-        if self.lengths[0] < 2:
-            raise ValueError("lengths: a context holds at least 2 tokens")
-        return self
 
 
 class Evaluate(Section):
     """Decoding of held-out prompts with every method, interleaved prompt by prompt."""
 
-    prompts: int = Field(30, ge=2, description="held-out prompts, for every sampling setting")
-    tokens: int = Field(128, ge=4, description="of each; to compare with replay: as in data.tokens, and at least 18")
+    prompts: int = Field(30, ge=2, description="held-out prompts for each sampling setting, of data.tokens tokens each")
     assisted: bool = Field(True, description="include transformers' assisted generation")
     gpu_like: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
         (), description="synthetic profiles: a draft pass as a share of a target pass; 32 tokens cost as much as one"
@@ -122,13 +102,9 @@ class Logs(Section):
 
     files: tuple[Path, ...] = Field((), description="JSON lines with token ids and the lengths that were accepted")
     test: tuple[Path, ...] = Field((), description="held-out logs; empty: prompts.test of the sources are held out")
-    timings: Path | None = Field(
-        None, description="the engine's step times (CSV); null: only accepted lengths are reported"
-    )
     drafter: str | None = Field(
         None, description="whose chains are candidates; null: the only drafter that is not a lookup; none: lookups only"
     )
-    longest_lookup: int = Field(20, ge=1, le=64, description="lookups of 1 to this many tokens are candidates")
 
     @model_validator(mode="after")
     def _apart(self) -> Logs:
@@ -155,7 +131,6 @@ class Quick(Section):
     """A check in minutes: whether speculation pays here, with which verifier and tree, and whether a selector does."""
 
     texts: int = Field(24, ge=4, description="of the first of the run's sampling settings")
-    verifiers: Verifiers = Field(CHEAP, description="verifiers to compare")
 
 
 class Config(Section):
@@ -163,9 +138,6 @@ class Config(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="of the run's folder and MLflow experiment")
     seed: int = Field(1, ge=0, lt=2**32, description="of everything random")
-    mlflow_model: str = Field(
-        "espalier-selector", pattern=r"^[^/:]+$", description="registered MLflow model that `export` adds a version to"
-    )
     pair: Pair = Pair()
     prompts: Prompts = Prompts()
     sampling: Settings = Field((SamplingSetting(),), description="a list of settings, each with its own texts")

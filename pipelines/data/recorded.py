@@ -35,7 +35,10 @@ def depends(config: Config, pair: str) -> dict[str, Any]:
         "seed": config.seed,
         "sampling": [setting.model_dump() for setting in config.sampling],
         "verifiers": list(config.verifiers),
-        "data": {**config.data.model_dump(mode="json", exclude={"engine", "ray"}), "behaviour": BEHAVIOUR},
+        "data": {
+            **config.data.model_dump(mode="json", exclude={"ray", "workers", "gpus_per_worker"}),
+            "behaviour": BEHAVIOUR,
+        },
         "log": _log_digest(config.data.log),
         "prompts": {"shares": [config.prompts.validation, config.prompts.test], **prompts_depend(config, *SPLITS)},
     }

@@ -21,7 +21,7 @@ from pipelines.pair.loading import load_pair, recipe
 from pipelines.run import Stage, progress
 from pipelines.tracking import describe, mlflow_run
 
-SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "evaluate")
+SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data")
 MEMORY = "memory: a pass that does not fit is repeated with half as many rows; at first it has data.texts_per_shard"
 
 
@@ -53,7 +53,7 @@ def run(config: Config) -> None:
     spent = _Spent()
     with mlflow_run(config, "data", SECTIONS) as mlflow, progress() as bar:
         task = bar.add_task("labelling texts", total=len(work), completed=len(work) - len(todo), note="")
-        if config.data.engine == "ray":
+        if config.data.ray is not None:
             pair = None  # workers have their own pairs, so this one leaves the device
             gc.collect()
             if torch.cuda.is_available():

@@ -17,6 +17,7 @@ from pipelines.config import Config
 from pipelines.pair.loading import load_pair, recipe
 from selector.schema import InputError
 
+RETRIES = 3  # how often one shard may lose its worker
 Made = Iterator[tuple[str, Shard]]  # names and shards
 
 
@@ -52,18 +53,17 @@ def ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
     try:
         import ray as engine
     except ImportError as error:
-        raise InputError("data.engine: ray is not installed: pip install 'espalier[ray]'") from error
+        raise InputError("data.ray: ray is not installed: pip install 'espalier[ray]'") from error
     if ":" in config.pair.device:
         raise InputError(f"pair.device: {config.pair.device}: Ray gives every worker devices of its own; say cuda")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    address = config.data.ray.address
-    settings: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
-    if address is None:
-        settings |= {"address": "local", "include_dashboard": False, "object_store_memory": 512 << 20}
+    settings: dict[str, Any] = {"address": config.data.ray, "log_to_driver": False, "logging_level": "ERROR"}
+    if config.data.ray == "local":
+        settings |= {"include_dashboard": False, "object_store_memory": 512 << 20}
     try:
         engine.init(**settings)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise InputError(f"data.ray.address: {address}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"data.ray: {config.data.ray}: {str(error).splitlines()[0]}") from error
     try:
         yield from _by_actors(engine, config, fingerprint, work)
     finally:
@@ -75,8 +75,7 @@ def _by_actors(engine: Any, config: Config, fingerprint: str, work: dict[str, Wo
     from ray.util import ActorPool
 
     count, gpus = devices([node["Resources"] for node in engine.nodes() if node["Alive"]], config)
-    retries = config.data.ray.retries
-    options = {"max_restarts": retries * len(work), "max_task_retries": retries}
+    options = {"max_restarts": RETRIES * len(work), "max_task_retries": RETRIES}
     actor = engine.remote(num_cpus=0 if gpus else 1, num_gpus=gpus, **options)(Worker)
     arguments = config, fingerprint, str(Path.cwd()), torch.get_num_threads()
     actors = [actor.remote(*arguments) for _ in range(min(count, len(work)))]
@@ -87,7 +86,7 @@ def _by_actors(engine: Any, config: Config, fingerprint: str, work: dict[str, Wo
     except engine.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(
-            f"data.engine: a worker was lost more than {retries} times over one shard ({reason}); "
+            f"data.ray: a worker was lost more than {RETRIES} times over one shard ({reason}); "
             f"short of memory? lower data.texts_per_shard"
         ) from error
 
@@ -99,9 +98,9 @@ def devices(nodes: Sequence[dict[str, float]], config: Config) -> tuple[int, int
         nodes: the resources of each node; a worker's devices are all on one node.
 
     Raises:
-        InputError: fewer than `data.ray.workers` fit.
+        InputError: fewer than `data.workers` fit.
     """
-    ours, device = config.data.ray, config.pair.device
+    ours, device = config.data, config.pair.device
     on_gpu = device == "cuda" or (device == "auto" and any(node.get("GPU", 0) for node in nodes))
     kind, each = "GPU", ours.gpus_per_worker
     if not on_gpu:  # a given number of workers may share the cores
@@ -111,5 +110,5 @@ def devices(nodes: Sequence[dict[str, float]], config: Config) -> tuple[int, int
         most = max(1, most)
     if most < (ours.workers or 1):
         found = sum(node.get(kind, 0) for node in nodes)
-        raise InputError(f"data.ray.workers: {ours.workers or 1} with {each} {kind} each; Ray has {found:g}")
+        raise InputError(f"data.workers: {ours.workers or 1} with {each} {kind} each; Ray has {found:g}")
     return ours.workers or most, each if on_gpu else 0

@@ -35,7 +35,7 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
         both tokens lie within `tie` of each other, `differing` elsewhere.
     """
     result: dict[str, Any] = {"prompts": len(prompts), "continuations": 0, "tokens": 0, "ties": [], "differing": []}
-    limit = config.evaluate.tokens
+    limit = config.data.tokens
     for number, prompt in enumerate(prompts):
         tokens = encode(config, pair, prompt)
         with without_own_settings(pair.target):

@@ -64,7 +64,7 @@ def plan(config: Config) -> list[str]:
     methods = len(config.verifiers) + 7 + ("traversal" in config.verifiers) + 3 * config.evaluate.assisted
     return [
         f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings x up to {methods} methods, "
-        f"{config.evaluate.tokens} tokens each; held-out texts replayed on {1 + len(config.evaluate.gpu_like)} clocks"
+        f"{config.data.tokens} tokens each; held-out texts replayed on {1 + len(config.evaluate.gpu_like)} clocks"
     ]
 
 
@@ -168,7 +168,7 @@ def tuned_assistants(config: Config, pair: ModelPair) -> dict[Setting, list[Assi
     prompts = [encode(config, pair, prompt) for prompt in prompts_of(config, pair, "train", TUNING_PROMPTS)]
     result = {}
     for setting in config.sampling:
-        sampling, limit = setting.build(), config.evaluate.tokens
+        sampling, limit = setting.build(), config.data.tokens
         seed = seed_of(config.seed, sampling, "assisted") % 2**31
         tuned = [best_of(kind, pair, sampling, prompts, limit, seed) for kind in (CONSTANTS, LOOKUPS)]
         result[setting.temperature, setting.top_p] = [Assistant(), *tuned]
@@ -199,7 +199,7 @@ def _decode_all(
     """One prompt with every method, in an order that depends on the prompt. Methods that decode alike decode once."""
     sampling, methods = setting.build(), contenders[setting.temperature, setting.top_p]
     seed = seed_of(config.seed, prompt.id, sampling, "evaluate")
-    task = Task(encode(config, pair, prompt), prompt.kind, config.evaluate.tokens, seed)
+    task = Task(encode(config, pair, prompt), prompt.kind, config.data.tokens, seed)
     decodings: dict[Any, Decoding] = {}
     for method in random.Random(seed).sample(methods, len(methods)):
         if method.identity not in decodings:

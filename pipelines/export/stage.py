@@ -24,7 +24,8 @@ from selector.latency import LatencyProfile
 from selector.runtime.selector import Selector
 from selector.schema import InputError, sha256
 
-SECTIONS = ("mlflow_model", "pair", "prompts", "sampling", "verifiers", "data", "train", "export")
+SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "export")
+MODEL = "espalier-selector"  # in the registry of MLflow
 
 
 def plan(config: Config) -> list[str]:
@@ -50,7 +51,6 @@ def run(config: Config) -> None:
         **decides,
         "evaluation": None if evaluation is None else sha256(path),
         "latency": profile.to_json(),
-        "mlflow_model": config.mlflow_model,
         "tiers": config.export.tiers,
         "compiled": config.export.compiled,
     }
@@ -85,13 +85,13 @@ def _write(stage: Stage, result: dict[str, Any], evaluation: dict[str, Any] | No
 
 
 def register(stage: Stage, mlflow: Any, selector: Selector, artifacts: str) -> None:
-    """Make the artefact a version of the model `config.mlflow_model`; a warning where there is no registry.
+    """Make the artefact a version of the registered model `MODEL`; a warning where there is no registry.
 
     Args:
         mlflow: the module, inside a run.
         artifacts: the artefact's folder among the run's artifacts.
     """
-    client, run, name = mlflow.MlflowClient(), mlflow.active_run().info, stage.config.mlflow_model
+    client, run, name = mlflow.MlflowClient(), mlflow.active_run().info, MODEL
     summary = selector.config.metrics["evaluation"] or {}
     tags = {
         "pair": selector.config.pair["fingerprint"],

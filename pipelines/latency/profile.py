@@ -24,6 +24,7 @@ from selector.runtime.selector import Selector, Tuned
 from selector.schema import FULL, LIGHT, InputError
 from selector.train.module import SelectorModule
 
+WIDTHS, NODES = (1, 2, 4), (1, 2, 5, 9, 17, 25, 41)  # branches of a draft pass; nodes of a target pass with the root
 COMPARED = Action(1, 4, 0), Action(2, 2, 4)  # the trees with which decoders are compared
 COMPARED_STEPS = 8  # of each text and tree
 COMPARED_PROMPTS = 2
@@ -32,6 +33,12 @@ CLEARLY = 0.9  # a kind replaces the first one if its steps take less than this 
 
 def profile_path(config: Config) -> Path:
     return config.folder / "latency.json"
+
+
+def context_lengths(config: Config) -> tuple[int, ...]:
+    """The contexts that are timed: a fifth, three fifths and all of the longest text. Times are linear in between."""
+    longest = config.prompts.tokens + config.data.tokens
+    return longest // 5, longest * 3 // 5, longest
 
 
 def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfile:

@@ -15,7 +15,7 @@ from data_gen.texts.labelled import PARTS, Work, make_shard
 from data_gen.texts.prompts import Prompt
 from pipelines.config import Config
 from pipelines.latency import timings
-from pipelines.latency.profile import decision_seconds, faster_decoder, profile_path
+from pipelines.latency.profile import NODES, WIDTHS, context_lengths, decision_seconds, faster_decoder, profile_path
 from pipelines.pair.loading import encode, load_pair, prompts_depend, prompts_of, recipe
 from pipelines.run import Stage, console, progress, write_json
 from pipelines.tracking import describe, mlflow_run
@@ -23,7 +23,7 @@ from selector.actions import Action, Choice, choice_of
 from selector.latency import LatencyProfile
 from selector.schema import FEATURES, InputError
 
-SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "latency", "train", "evaluate")
+SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "latency", "train")
 
 FITTED: list[tuple[int, ...]] = [  # trees, and lookups as tuples of one number
     *((1, 0, 0), (1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 8, 8)),
@@ -41,7 +41,7 @@ _PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
 def plan(config: Config) -> list[str]:
     if reads_only(config):
         return [f"read the step times of an engine from {config.latency.timings}"]
-    cells = len(config.latency.lengths) * (len(config.latency.widths) + len(config.latency.nodes))
+    cells = len(context_lengths(config)) * (len(WIDTHS) + len(NODES))
     return [f"{cells} pass sizes and {len(config.verifiers)} verifiers, {config.latency.repeats} times each"]
 
 
@@ -60,8 +60,8 @@ def run(config: Config) -> None:
     stage = Stage("latency", config, _depends(config, pair, device), (profile_path(config),))
     if not stage.begin():
         return
-    grid = timing.Grid(config.latency.lengths, config.latency.widths, config.latency.nodes, config.latency.repeats)
-    texts = prompts_of(config, pair, "train", config.latency.prompts)
+    grid = timing.Grid(context_lengths(config), WIDTHS, NODES, config.latency.repeats)
+    texts = prompts_of(config, pair, "train", max(1, config.latency.repeats // 5))
     prompts = [encode(config, pair, text) for text in texts]
     with mlflow_run(config, "latency", SECTIONS) as mlflow, progress() as bar:
         task = bar.add_task("timing passes", total=grid.repeats, note="")
@@ -96,7 +96,8 @@ def _depends(config: Config, pair: ModelPair, device: str) -> dict[str, Any]:
         "device": device,
         "pair": pair.fingerprint,
         "decoder": config.pair.decoder,
-        "latency": config.latency.model_dump(mode="json", exclude={"timings", "stepped"}),
+        "repeats": config.latency.repeats,
+        "lengths": list(context_lengths(config)),
         "verifiers": list(config.verifiers),
         "labelling": {"texts_per_shard": config.data.texts_per_shard},
         "tokens": config.data.tokens,

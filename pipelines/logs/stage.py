@@ -33,6 +33,7 @@ from selector.train.module import RootsModule, SelectorModule
 SECTIONS = ("prompts", "sampling", "latency", "train", "logs")
 
 LOGS_VERSION = 1  # to be raised when the same logs give other figures
+LONGEST_LOOKUP = 20  # tokens
 SQUARED = 0.03  # weight of the squared error; with 1, lookups of 20 tokens would outweigh the drafter's chains
 OUTPUTS = ("evaluation.json", "report.html", "report.txt", "training")
 
@@ -98,7 +99,7 @@ def _read(config: Config) -> Log:
     held_out = {text.place for text in tested}
     texts, tested = ([text for text in kept if (text.place in held_out) == of] for of in (False, True))
     drafter = drafter_of(kept, config.logs.drafter)
-    return Log(texts, tested, drafter, space_of(kept, drafter, config.logs.longest_lookup))
+    return Log(texts, tested, drafter, space_of(kept, drafter, LONGEST_LOOKUP))
 
 
 def _texts(paths: Sequence[Path], config: Config) -> list[LoggedText]:
@@ -110,7 +111,7 @@ def _texts(paths: Sequence[Path], config: Config) -> list[LoggedText]:
 
 def _depends(config: Config) -> dict[str, Any]:
     """Everything that determines the figures and the selector."""
-    files = filter(None, [*config.logs.files, *config.logs.test, config.logs.timings])
+    files = filter(None, [*config.logs.files, *config.logs.test, config.latency.timings])
     manifests = {path: path / "manifest.json" for path in files}
     return {
         **versions(),
@@ -127,7 +128,7 @@ def _depends(config: Config) -> dict[str, Any]:
 
 def _profile(config: Config, drafter: str) -> LatencyProfile | None:
     """The engine's times, if there are any."""
-    if (path := config.logs.timings) is None:
+    if (path := config.latency.timings) is None:
         return None
     rows = read_timings(path)
     for remark in remarks(rows):

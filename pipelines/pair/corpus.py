@@ -18,6 +18,7 @@ from pathlib import Path
 
 KINDS = ("code", "prose", "tests", "data")
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__"}
+HELD_OUT = 0.12  # share of the files that training must not see
 LARGEST_FILE = 300_000  # characters, so that no single file of tables dominates the corpus
 
 
@@ -32,12 +33,8 @@ class SourceFile:
     held_out: bool
 
 
-def stdlib_files(held_out_share: float) -> list[SourceFile]:
-    """Every readable `.py` file of the running Python's standard library, in sorted order.
-
-    Args:
-        held_out_share: share of the files that training must not see.
-    """
+def stdlib_files() -> list[SourceFile]:
+    """Every readable `.py` file of the running Python's standard library, in sorted order."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = []
     for path in sorted(root.rglob("*.py")):
@@ -52,7 +49,7 @@ def stdlib_files(held_out_share: float) -> list[SourceFile]:
             name = relative.as_posix()
             digest = hashlib.sha256(text.encode()).hexdigest()
             share = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32
-            files.append(SourceFile(name, kind_of(name, text), text, digest, share < held_out_share))
+            files.append(SourceFile(name, kind_of(name, text), text, digest, share < HELD_OUT))
     return files
 
 

@@ -19,17 +19,21 @@ import timeit
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from pipelines.config import Embedded, EmbeddedModel
+from pipelines.config import Embedded
 from selector.files import atomically
 from selector.schema import InputError
 
+VOCABULARY, PER_WIDTH = 2048, 16  # tokens at most, and for each unit of the models' width
 CHARACTERS = 6_000_000  # that the tokenizer is learned from
+HEADS = 4
+TOKENS_PER_STEP = 2048
 END = "<|end|>"  # the end-of-sequence token, also between files
 CHECKPOINT_SECONDS = 30
 NEXT_TO = 10.0  # approximate logit difference in layer 0 between the token before and its neighbours
@@ -37,6 +41,27 @@ MATCH = 12.0  # logit of a matching note in layer 1
 COPIED = 0.25  # weight of the copied token in the residual stream; the present token has 1 / sqrt(hidden)
 ROPE_THETA = 1e6  # rotates half of a head's axes by less than pi over 1,000 tokens, so that distant notes match
 Loss = Callable[[LlamaForCausalLM, torch.Tensor], torch.Tensor]
+
+
+class Schedule(NamedTuple):
+    """How a model is trained.
+
+    Attributes:
+        batch: sequences of a step.
+        learning_rate: the peak.
+    """
+
+    steps: int
+    batch: int
+    learning_rate: float
+
+    @classmethod
+    def of(cls, embedded: Embedded, role: str) -> Schedule:
+        """A pair that copies begins with weights that work, which large rates would destroy."""
+        copies = embedded.documents > 0
+        if role == "target":
+            return cls(embedded.steps, max(4, TOKENS_PER_STEP // embedded.context), 6e-4 if copies else 3e-3)
+        return cls(embedded.draft_steps, max(8, TOKENS_PER_STEP // embedded.context), 2e-3 if copies else 4e-3)
 
 
 def train_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
@@ -73,29 +98,36 @@ def attention(context: int) -> str:
     return "eager" if context <= 128 else "sdpa"
 
 
-def build_model(shape: EmbeddedModel, vocabulary: int, eos: int, seed: int, embedded: Embedded) -> LlamaForCausalLM:
-    """A Llama with random weights and tied embeddings, and an induction head if `embedded` asks for one."""
+def vocabulary_of(embedded: Embedded) -> int:
+    """Tokens of the byte-level BPE."""
+    return min(VOCABULARY, PER_WIDTH * embedded.hidden)
+
+
+def build_model(embedded: Embedded, layers: int, vocabulary: int, eos: int, seed: int) -> LlamaForCausalLM:
+    """A Llama with random weights and tied embeddings; with an induction head if it has layers for one, and the pair is
+    to copy."""
     torch.manual_seed(seed)
+    copies = embedded.documents > 0
     induction = {
         "attention_bias": True,
-        "initializer_range": shape.hidden**-0.5,
+        "initializer_range": embedded.hidden**-0.5,
         "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
     }
     config = LlamaConfig(
         vocab_size=vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.heads,
+        hidden_size=embedded.hidden,
+        intermediate_size=embedded.hidden * 11 // 4,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
         bos_token_id=eos,
         eos_token_id=eos,
-        **(induction if embedded.induction else {}),
+        **(induction if copies else {}),
     )
     model = LlamaForCausalLM._from_config(config, attn_implementation=attention(embedded.context))  # not saved
-    if embedded.induction and shape.layers > 1:
+    if copies and layers > 1:
         write_induction_head(model)
     return model
 
@@ -182,7 +214,7 @@ def train(
     model: LlamaForCausalLM,
     loss_fn: Loss,
     stream: torch.Tensor,
-    shape: EmbeddedModel,
+    schedule: Schedule,
     context: int,
     seed: int,
     checkpoint: Path,
@@ -200,22 +232,22 @@ def train(
     Raises:
         InputError: training diverges.
     """
-    optimiser = torch.optim.AdamW(model.parameters(), lr=shape.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=schedule.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     done = _resumed(model, optimiser, checkpoint)
     model.train()
     bfloat16, saved = multiplies_faster_in_bfloat16(), time.monotonic()
-    for step in range(done, shape.steps):
+    for step in range(done, schedule.steps):
         # each step has its own generator, so that a resumed run draws the windows of an uninterrupted one
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        starts = torch.randint(len(stream) - context - 1, (shape.batch, 1), generator=generator)
+        starts = torch.randint(len(stream) - context - 1, (schedule.batch, 1), generator=generator)
         batch_BT = stream[starts + torch.arange(context + 1)]
-        cosine = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step / shape.steps)))
+        cosine = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step / schedule.steps)))
         for group in optimiser.param_groups:
-            group["lr"] = shape.learning_rate * min(1.0, (step + 1) / 50) * cosine
+            group["lr"] = schedule.learning_rate * min(1.0, (step + 1) / 50) * cosine
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
             loss = loss_fn(model, batch_BT)
         if not math.isfinite(loss.item()):
-            raise InputError(f"the loss is {loss.item()} at step {step + 1}: lower the model's learning_rate")
+            raise InputError(f"pair.embedded: the loss is {loss.item()} at step {step + 1}: choose other sizes")
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

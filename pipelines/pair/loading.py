@@ -55,11 +55,10 @@ def load_pair(config: Config, shapes: bool = False) -> ModelPair:
     if own.threads:
         torch.set_num_threads(own.threads)
     pair = ModelPair.load(*pair_names(config), own.device, own.dtype, own.device_map, shapes, checksums=checksums)
-    needed = config.prompts.tokens + max(config.data.tokens, config.evaluate.tokens) + DEEPEST_TREE
+    needed = config.prompts.tokens + config.data.tokens + DEEPEST_TREE
     if needed > pair.max_positions:
         raise InputError(
-            f"prompts.tokens, data.tokens and evaluate.tokens ask for up to {needed} positions; "
-            f"the pair has {pair.max_positions}"
+            f"prompts.tokens and data.tokens ask for up to {needed} positions; the pair has {pair.max_positions}"
         )
     for model, name in zip((pair.target, pair.draft), pair.names, strict=True):
         check_model(model, name, needed)
@@ -77,9 +76,8 @@ def tokenizer_of(config: Config) -> Any:
 
 def hidden_widths(config: Config) -> list[int]:
     """Widths of the hidden-state features, from the models' configs alone."""
-    embedded = config.pair.embedded
     if config.pair.target == "embedded":
-        return [embedded.target.hidden, embedded.draft.hidden, embedded.draft.hidden]
+        return [config.pair.embedded.hidden] * 3
     target, draft = map(hidden_width, pair_names(config), ROLES)
     return [target, draft, draft]
 

@@ -89,7 +89,7 @@ def _write_held_out_prompts(
 ) -> None:
     """Write prompts of all kinds from the library, or of all workloads for which a pair was trained."""
     number, tokens, embedded = config.prompts.per_source, config.prompts.tokens, config.pair.embedded
-    inputs = {"corpus": source, "per_source": number, "held_out": embedded.held_out}
+    inputs = {"corpus": source, "per_source": number, "held_out": corpus.HELD_OUT}
     workloads = config.pair.target == "embedded" and embedded.documents > 0
     if workloads:
         inputs |= {"tokens": tokens, "tokenizer": sha256(path.parent / "models" / "target" / "tokenizer.json")}

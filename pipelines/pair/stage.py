@@ -18,7 +18,7 @@ from pipelines.run import Stage, console, progress, write_json
 from pipelines.tracking import describe, mlflow_run
 from selector.files import atomically
 
-SECTIONS = ("pair", "prompts", "sampling", "data", "evaluate")
+SECTIONS = ("pair", "prompts", "sampling", "data")
 # the tokenizer, and the token ids of the training files and of some held-out ones, int64 [tokens] each
 Corpus = tuple[PreTrainedTokenizerFast, torch.Tensor, torch.Tensor]
 
@@ -29,16 +29,21 @@ def plan(config: Config) -> list[str]:
     else:
         embedded = config.pair.embedded
         models = [
-            f"train the {role}: {shape.layers} layers x {shape.hidden}, "
-            f"{shape.steps} steps of {shape.batch} x {embedded.context} tokens"
-            for role, shape in (("target", embedded.target), ("draft", embedded.draft))
+            f"train the {role}: {layers} layers x {embedded.hidden}, "
+            f"{schedule.steps} steps of {schedule.batch} x {embedded.context} tokens"
+            for role, layers in layers_of(config).items()
+            for schedule in [language_model.Schedule.of(embedded, role)]
         ]
     return [*models, *prompt_writing.plan(config)]
 
 
+def layers_of(config: Config) -> dict[str, int]:
+    return {"target": config.pair.embedded.layers, "draft": 1}
+
+
 def run(config: Config) -> None:
     folder = config.folder / "pair"
-    files = corpus.stdlib_files(config.pair.embedded.held_out)
+    files = corpus.stdlib_files()
     digest = hashlib.sha256("".join(file.path + file.sha256 for file in files).encode()).hexdigest()[:16]
     source = {"files": len(files), "python": sys.version.split()[0], "sha256": digest}
     if config.pair.target == "embedded":
@@ -69,13 +74,13 @@ def _encoded(config: Config, files: list[corpus.SourceFile], kept: Path) -> Corp
         return language_model.wrapped(Tokenizer.from_str(state["tokenizer"])), *state["streams"]
     training = [file for file in files if not file.held_out][: embedded.max_files]
     held_out = [file for file in files if file.held_out][:64]
-    tokenizer = language_model.train_tokenizer([file.text for file in training], embedded.vocabulary)
+    tokenizer = language_model.train_tokenizer([file.text for file in training], language_model.vocabulary_of(embedded))
     count, number, streams = tasks.counter(tokenizer), embedded.documents, []
     for part in (training, held_out):
         made = [each.text for file in part for each in tasks.documents(file, number, count, embedded.context // 2)]
         texts = [file.text for file in part if not (number and file.kind == "tests")]
         streams.append(language_model.encode_corpus(tokenizer, [*texts, *made]))
-    if embedded.induction:
+    if embedded.documents:
         repeats = language_model.repeats(len(streams[0]) // 8, len(tokenizer), embedded.context, config.seed)
         streams[0] = torch.cat((streams[0], repeats))
     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +96,7 @@ def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path,
     with console.status("encoding the corpus"):
         encoded = _encoded(config, files, kept)
     target = _trained(config, "target", language_model.next_token_loss, encoded, models)
-    start = target if embedded.draft.from_target else None
+    start = target if embedded.documents else None
     draft = _trained(config, "draft", language_model.distillation_loss(target), encoded, models, start)
     _, training, held_out = encoded
     overlap = language_model.mean_overlap(target, draft, held_out, embedded.context)
@@ -124,20 +129,22 @@ def _trained(
 ) -> LlamaForCausalLM:
     """The model that an interrupted run finished, or one trained now from random weights or those of `start`."""
     (tokenizer, stream, _), embedded = encoded, config.pair.embedded
-    shape, context = getattr(embedded, role), embedded.context
+    schedule, context = language_model.Schedule.of(embedded, role), embedded.context
     if (folder / role / "config.json").exists():  # the stage has checked that the inputs are the same
         return LlamaForCausalLM.from_pretrained(folder / role, attn_implementation=language_model.attention(context))
-    model = language_model.build_model(shape, len(tokenizer), tokenizer.eos_token_id, config.seed, embedded)
+    model = language_model.build_model(
+        embedded, layers_of(config)[role], len(tokenizer), tokenizer.eos_token_id, config.seed
+    )
     if start is not None:
         language_model.begin_with(model, start)
     checkpoint = folder / f"{role}.checkpoint"
     with progress() as bar:
-        task = bar.add_task(f"training the {role}", total=shape.steps, note="")
+        task = bar.add_task(f"training the {role}", total=schedule.steps, note="")
 
         def on_step(step: int, loss: float) -> None:
             bar.update(task, completed=step, note=f"loss {loss:.3f}")
 
-        language_model.train(model, loss_fn, stream, shape, context, config.seed, checkpoint, on_step)
+        language_model.train(model, loss_fn, stream, schedule, context, config.seed, checkpoint, on_step)
     with atomically(folder / role) as partial:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)

@@ -22,10 +22,11 @@ from torch import Tensor
 from data_gen import timing
 from data_gen.models.pair import ModelPair
 from data_gen.texts.labelled import Work, make_shard
+from data_gen.verification import VERIFIERS as REGISTERED
 from data_gen.verification import get_verifier
 from data_gen.verification.one_path import FirstPath
 from pipelines.config import Config
-from pipelines.latency.profile import decision_seconds
+from pipelines.latency.profile import NODES, WIDTHS, decision_seconds
 from pipelines.pair.loading import encode, load_pair, prompts_of, recipe
 from pipelines.quick.texts import survivals, texts_of
 from pipelines.run import console, progress
@@ -39,12 +40,13 @@ from selector.train.potential import Potential, potential
 from selector.train.replay import lawful
 from selector.train.tuning import StaticTable
 
-SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "latency", "train", "evaluate", "quick")
+SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "quick")
 
 REPEATS = 4
 SHOWN = 5
 SELECTOR_TEXTS = 3  # times as many texts as for the static trees, for a model is fitted on half of them
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)  # assumed where the pair has no weights
+VERIFIERS = tuple(name for name in REGISTERED if name not in ("khisti", "greedy_block"))  # those that have labels
 SPACE = ActionSpace.default()
 
 
@@ -59,13 +61,13 @@ class Candidate(NamedTuple):
 
 
 def plan(config: Config) -> list[str]:
-    return [f"{config.quick.texts} texts of {config.data.tokens} tokens, {len(config.quick.verifiers)} verifiers"]
+    return [f"{config.quick.texts} texts of {config.data.tokens} tokens, {len(VERIFIERS)} verifiers"]
 
 
 def run(config: Config) -> None:
     """Print the best verifiers and trees, and the verdict; for a pair without weights, the table of `assumed`."""
     pair = load_pair(config, shapes=True)
-    verifiers, setting = config.quick.verifiers, config.sampling[0]
+    verifiers, setting = VERIFIERS, config.sampling[0]
     with mlflow_run(config, "quick", SECTIONS) as mlflow, progress() as bar:
         task = bar.add_task("timing and labelling", total=REPEATS + config.quick.texts, note="")
         profile = _profile(config, pair, lambda: bar.advance(task))
@@ -134,8 +136,8 @@ def _profile(config: Config, pair: ModelPair, tick: Callable[[], None]) -> Laten
     """A coarse profile at a single context length, half-way through the texts."""
     name = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
     lengths = (config.prompts.tokens + config.data.tokens // 2,)
-    grid = timing.Grid(lengths, config.latency.widths, config.latency.nodes, REPEATS)
-    return timing.measure(pair, grid, config.quick.verifiers, name, tick)
+    grid = timing.Grid(lengths, WIDTHS, NODES, REPEATS)
+    return timing.measure(pair, grid, VERIFIERS, name, tick)
 
 
 def _labels(config: Config, pair: ModelPair, tick: Callable[[], None]) -> tuple[Tensor, Tensor]:
@@ -144,7 +146,7 @@ def _labels(config: Config, pair: ModelPair, tick: Callable[[], None]) -> tuple[
     Raises:
         InputError: there are fewer than two texts, one to choose on and one to judge on.
     """
-    sampling, names, labels = config.sampling[0].build(), config.quick.verifiers, []
+    sampling, names, labels = config.sampling[0].build(), VERIFIERS, []
     texts = (survivals(pair, text, sampling, names, rng) for _, text, rng in texts_of(config, pair, sampling))
     for survivals_VRS in islice((each for each in texts if each is not None), config.quick.texts):
         labels.append(survivals_VRS)

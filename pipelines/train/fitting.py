@@ -17,6 +17,7 @@ from pipelines.tracking import tracking_uri
 from selector.train.module import RootsModule, SelectorModule
 
 MONITOR = "validation/replay"
+RATE, BATCH, FASTEST = 3e-3, 256, 1e-2  # the peak learning rate up to this batch size, and for the largest batches
 REMARKS = (  # Lightning's warnings that do not apply to data in memory and a folder of our own
     ".*does not have many workers.*",
     ".*Checkpoint directory .* exists and is not empty.*",
@@ -28,8 +29,8 @@ REMARKS = (  # Lightning's warnings that do not apply to data in memory and a fo
 def module_of(config: Config, objective: str, level: str, hidden_widths: list[int], **further: Any) -> SelectorModule:
     """An untrained module of the shape in `config.train`; `further` arguments are those of `SelectorModule`."""
     pl.seed_everything(config.seed, verbose=False)
-    train = config.train
-    return SelectorModule(objective, level, hidden_widths, train.network, train.learning_rate, **further)
+    rate = min(FASTEST, RATE * max(1, config.train.batch / BATCH) ** 0.5)
+    return SelectorModule(objective, level, hidden_widths, config.train.network, rate, **further)
 
 
 def fit(config: Config, module: SelectorModule, roots: RootsModule, folder: Path, run_id: str) -> SelectorModule:

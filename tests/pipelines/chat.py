@@ -126,7 +126,6 @@ def main() -> None:
             folder,
             {name: Path(file) for name, file in files.items()},
             "prompts.tokens=512",
-            "latency.lengths=[64,640]",
         )
         print(f"== {family}")
         print(said)

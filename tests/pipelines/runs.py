@@ -15,12 +15,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SMALL_PAIR = [
-    "pair.embedded.vocabulary=320",
-    "pair.embedded.context=32",
-    "pair.embedded.max_files=12",
-    *(f"pair.embedded.{role}.{key}" for role in ("target", "draft") for key in ("hidden=32", "intermediate=48")),
-    *(f"pair.embedded.{role}.{key}" for role in ("target", "draft") for key in ("heads=2", "steps=12", "batch=4")),
-    "pair.embedded.target.layers=2",
+    *("pair.embedded.hidden=32", "pair.embedded.layers=2", "pair.embedded.context=32", "pair.embedded.max_files=12"),
+    *("pair.embedded.steps=12", "pair.embedded.draft_steps=12"),
 ]
 TEXTS, TOKENS = 40, 24
 SMALL = [
@@ -30,15 +26,10 @@ SMALL = [
     f"data.tokens={TOKENS}",
     "data.texts_per_shard=8",
     "data.siblings=1",
-    "latency.lengths=[16,48]",
-    "latency.nodes=[1,5,17]",
     "latency.repeats=3",
-    "latency.prompts=1",
     "train.epochs=2",
-    "train.width=8",
     "train.hidden=[16,8]",
     "evaluate.prompts=3",
-    "evaluate.tokens=20",
     "evaluate.assisted=false",  # transformers' assistants are tuned for a third of an evaluation
 ]
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")

@@ -14,7 +14,7 @@ from tests.pipelines.chat import FAMILIES, run
 
 def sets(folder: Path) -> dict[str, Path]:
     """Small files of two schemas; half of the questions are too long."""
-    lines = [line for file in stdlib_files(0.1)[:40] for line in file.text.splitlines() if len(line) > 50][:400]
+    lines = [line for file in stdlib_files()[:40] for line in file.text.splitlines() if len(line) > 50][:400]
     math = [{"problem": line, "answer": "1", "unique_id": str(number)} for number, line in enumerate(lines[:60])]
     spec = [
         {"question_id": number, "category": kind, "turns": [line * (8 if number % 2 else 1), "Why?"]}
@@ -31,7 +31,7 @@ FAMILY = "Gemma 3"  # of the three the one with most of its own: a sliding windo
 
 def test_from_data_sets_to_the_report(tmp_path: Path) -> None:
     few = ("verifiers=[traversal]", "train.verifier=traversal", "train.objectives=[regressor]", "data.texts=24")
-    said = run(FAMILY, tmp_path, sets(tmp_path), "prompts.tokens=80", "latency.lengths=[32,104]", *few)
+    said = run(FAMILY, tmp_path, sets(tmp_path), "prompts.tokens=80", *few)
     assert "math500: 60 records" in said and "spec_bench: 120 records" in said and "are left out" in said
     prompts = [json.loads(line) for line in (tmp_path / "runs/chat/pair/prompts.jsonl").read_text().splitlines()]
     assert {prompt["kind"] for prompt in prompts} == {"math500", "qa", "rag", "summarization"}

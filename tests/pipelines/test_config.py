@@ -22,7 +22,7 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
         ("data.textz=3", "unknown key data.textz; did you mean data.texts?"),
         ("data.roots=64", "unknown key data.roots"),  # of earlier versions
         ("trian.batch=3", "unknown key trian; did you mean train?"),
-        ("pair.embedded.target.layer=3", "unknown key pair.embedded.target.layer; did you mean"),
+        ("pair.embedded.layer=3", "unknown key pair.embedded.layer; did you mean pair.embedded.layers?"),
         ("data.texts=many", "data.texts: Input should be a valid integer"),
         ("data.decoded=1.5", "data.decoded: Input should be less than or equal to 1"),
         ("data.features=some", "data.features: Input should be 'light' or 'full'"),
@@ -31,15 +31,15 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
         ("verifiers=[travresal]", "verifiers: unknown verifier 'travresal'; known are"),
         ("verifiers=[specinfer]", "train.verifier: 'lifted_uniform' is not among verifiers"),
         ("verifiers=[khisti,lifted_uniform]", "verifiers: khisti has no labels along a text"),
-        ('pair.embedded.target={"a\\nb": 1}', r"unknown key 'pair.embedded.target.a\nb'"),
+        ('pair.embedded={"a\\nb": 1}', r"unknown key 'pair.embedded.a\nb'"),
         ("train.objectives=[judge]", "train.objectives.0: Input should be 'policy' or 'regressor'"),
         ("evaluate.gpu_like=[0]", "evaluate.gpu_like.0: Input should be greater than 0"),
         ("sampling=[{temperature: -1}]", "sampling.0.temperature: Input should be greater than or equal to 0"),
         ("pair.target=some/model", "pair: target and draft are either both 'embedded' or both names"),
         ("sampling=[{temprature: 1}]", "unknown key sampling.0.temprature; did you mean sampling.temperature?"),
         ("sampling=[{top_p: 0.5},{top_p: 0.5}]", "sampling: a setting is listed twice"),
-        ("latency.nodes=[5,1]", "latency.nodes: must be ascending numbers from 1 on"),
-        ("latency.lengths=[]", "latency.lengths: must be ascending"),
+        ("pair.embedded.hidden=40", "pair.embedded.hidden: Input should be a multiple of 16"),
+        ("pair.embedded.layers=1", "pair.embedded.layers: Input should be greater than or equal to 2"),
         ("train.hidden=[-1]", "train.hidden.0: Input should be greater than or equal to 1"),
         ("name=../x", "name: String should match pattern"),
         ("pair.dtype=float8", "pair.dtype: Input should be 'float32' or 'bfloat16'"),
@@ -60,7 +60,7 @@ def test_a_wrong_key_or_value_is_one_line_that_names_it(override: str, message: 
     [
         (["seed=2", "data.texts=many"], "'data.texts=many': "),
         (["data.texts=9", "data.texts=many"], "'data.texts=many': "),  # the last one counts
-        (["seed=2", "latency.lengths=[1]", "latency.repeats=9"], "'latency.lengths=[1]': "),  # a mistake of the section
+        (["seed=2", "prompts.chat=true", "prompts.tokens=9"], "'prompts.chat=true': "),  # a mistake of the section
         (["seed=2", "train.verifier=block"], "'train.verifier=block': "),  # and of the whole config
     ],
 )
@@ -86,8 +86,8 @@ def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: str) -> None
 
 
 def test_overrides_change_only_what_they_name() -> None:
-    config = load_config(DEMO, ["pair.embedded.target.steps=7", "data.texts=500", "sampling=[{top_p: 0.9}]"])
-    assert config.pair.embedded.target.steps == 7
-    assert config.pair.embedded.target.layers == load_config(DEMO, []).pair.embedded.target.layers
+    config = load_config(DEMO, ["pair.embedded.steps=7", "data.texts=500", "sampling=[{top_p: 0.9}]"])
+    assert config.pair.embedded.steps == 7
+    assert config.pair.embedded.draft_steps == load_config(DEMO, []).pair.embedded.draft_steps
     assert config.data.texts == 500
     assert config.sampling[0].top_p == 0.9

@@ -18,8 +18,8 @@ def test_prose_is_docstrings_and_comments_in_order() -> None:
 
 
 def test_the_corpus_is_the_same_every_time_and_prompts_come_from_held_out_files() -> None:
-    files = stdlib_files(0.12)
-    assert files == stdlib_files(0.12)
+    files = stdlib_files()
+    assert files == stdlib_files()
     held_out = {file.path for file in files if file.held_out}
     assert 0.05 < len(held_out) / len(files) < 0.2
     prompts = held_out_prompts(files, per_source=2)

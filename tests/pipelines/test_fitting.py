@@ -21,9 +21,7 @@ from selector.train.tuning import replay_mode
 from tests.selector.synthetic import SPACE, WIDTHS, static_mode, texts, timed
 
 EPOCHS = 4
-CONFIG = Config.model_validate(
-    {"name": "fit", "train": {"epochs": EPOCHS, "batch": 32, "width": 8, "hidden": [16, 8], "learning_rate": 0.01}}
-)
+CONFIG = Config.model_validate({"name": "fit", "train": {"epochs": EPOCHS, "batch": 8, "hidden": [16, 8]}})
 
 
 @pytest.fixture

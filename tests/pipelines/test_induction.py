@@ -1,14 +1,12 @@
-"""The induction head that a target can begin with: what it looks at, what it copies, which shapes have room for it."""
+"""The induction head that a target can begin with: what it looks at, and what it copies."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 from transformers import LlamaForCausalLM
 
 from pipelines.config import load_config
 from pipelines.pair import language_model
-from selector.schema import InputError
 from tests.pipelines.runs import ROOT
 
 WORKLOADS = ROOT / "configs" / "workloads.yaml"
@@ -16,8 +14,8 @@ VOCABULARY = 2048
 
 
 def built(induction: bool) -> LlamaForCausalLM:
-    embedded = load_config(WORKLOADS, [f"pair.embedded.induction={str(induction).lower()}"]).pair.embedded
-    return language_model.build_model(embedded.target, VOCABULARY, 0, 1, embedded)
+    embedded = load_config(WORKLOADS, [] if induction else ["pair.embedded.documents=0"]).pair.embedded
+    return language_model.build_model(embedded, embedded.layers, VOCABULARY, 0, 1)
 
 
 def test_it_copies_before_any_training_and_random_weights_do_not() -> None:
@@ -38,9 +36,3 @@ def test_one_layer_looks_at_the_token_before_and_the_next_at_what_followed_the_l
     at = torch.arange(101, 199)  # of the second time
     assert seen[0][0, : heads // 2, at, at - 1].min() > 0.9
     assert seen[1][0, :, at, at - 99].mean() > 0.8  # one after the same token, 100 positions before
-
-
-def test_a_shape_without_room_for_it_is_refused() -> None:
-    for shape in ("layers=1", "heads=1", "hidden=248"):
-        with pytest.raises(InputError, match="induction takes a target of two or more layers"):
-            load_config(WORKLOADS, [f"pair.embedded.target.{shape}", "pair.embedded.draft.from_target=false"])

@@ -229,7 +229,7 @@ def test_a_plan_says_what_would_be_done_and_does_nothing(tmp_path: Path) -> None
 def test_the_shipped_config_runs(tmp_path: Path) -> None:
     log, _ = small(tmp_path)
     clock = ROOT / "configs/clocks/h100_llama3.1-8b_eagle3.csv"
-    line = [f"logs.files=['{log}']", f"logs.timings={clock}", *SMALL]
+    line = [f"logs.files=['{log}']", f"latency.timings={clock}", *SMALL]
     assert "Batch 128" in espalier(tmp_path, "logs", *line, config="llama_eagle3.yaml")
 
 
@@ -243,7 +243,6 @@ def test_the_shipped_config_runs(tmp_path: Path) -> None:
         (["small.jsonl", "--timings", "small.jsonl"], "its columns must be"),
         (["small.jsonl", "logs.drafter=eagle"], "logs.drafter: 'eagle' is not in the log"),
         (["small.jsonl", "--test", "small.jsonl"], "is among files, too"),
-        (["small.jsonl", "logs.longest_lookup=0"], "logs.longest_lookup"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(line: list[str], message: str, tmp_path: Path) -> None:
@@ -288,7 +287,7 @@ def test_a_pairs_traces_give_the_same_speeds_through_this_door(demo: tuple[Path,
 def test_a_trace_store_is_a_log(demo: tuple[Path, str], tmp_path: Path) -> None:
     _, clock = small(tmp_path, 1)
     store = str(demo[0] / "runs/demo/traces")
-    line = [store, "--timings", str(clock), "--name", "pair", "logs.longest_lookup=8", *SMALL]
+    line = [store, "--timings", str(clock), "--name", "pair", *SMALL]
     assert "32 different requests" in espalier(tmp_path, "logs", *line, config="")
     code, said = outcome(tmp_path, "logs", *line, "sampling=[{temperature: 0.7}]", config="")
     assert code == 2 and "no texts of temperature 0.7" in said

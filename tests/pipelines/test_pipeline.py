@@ -304,15 +304,16 @@ def test_a_store_without_a_registry_is_one_line(
     import mlflow
 
     from pipelines.config import Config
-    from pipelines.export.stage import register
+    from pipelines.export.stage import MODEL, register
     from pipelines.run import Stage
 
+    before = versions(demo[0], MODEL)
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", "nowhere://")
     mlflow.set_tracking_uri(f"sqlite:///{demo[0]}/mlruns/mlflow.db")
     with mlflow.start_run(experiment_id=mlflow.set_experiment("none").experiment_id):
         selector = load_selector(demo[0] / "runs" / "demo" / "selector")
-        register(Stage("export", Config(name="demo", mlflow_model="other"), {}, ()), mlflow, selector, "selector")
+        register(Stage("export", Config(name="demo"), {}, ()), mlflow, selector, "selector")
     monkeypatch.delenv("MLFLOW_REGISTRY_URI")
     (line,) = capsys.readouterr().out.strip().splitlines()
-    assert line.startswith("export: warning: not registered as other: ")
-    assert not versions(demo[0], "other")
+    assert line.startswith("export: warning: not registered as espalier-selector: ")
+    assert versions(demo[0], MODEL) == before

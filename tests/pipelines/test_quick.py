@@ -28,7 +28,7 @@ def paired(demo: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_quick_gives_a_verdict(paired: Path) -> None:
-    output = espalier(paired, "quick", *SMALL, "quick.texts=8", "quick.verifiers=[block,traversal,lifted_uniform]")
+    output = espalier(paired, "quick", *SMALL, "quick.texts=8")
     assert "speculation pays" in output or "speculation does not pay" in output
     assert "Does a selector pay here?" in output and "explained variance" in output
 

@@ -28,7 +28,7 @@ def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for role, layers in (("target", 2), ("draft", 1)):
         Gemma3TextConfig(**SHAPE, num_hidden_layers=layers, num_key_value_heads=1).save_pretrained(tmp_path / role)
     monkeypatch.chdir(tmp_path)
-    return ["pair.target=./target", "pair.draft=./draft", "latency.nodes=[1,5]", "quick.verifiers=[block]"]
+    return ["pair.target=./target", "pair.draft=./draft"]
 
 
 def test_the_profile_of_a_pair_without_weights_says_so(shapes: list[str]) -> None:

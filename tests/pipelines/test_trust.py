@@ -123,7 +123,7 @@ def test_a_lost_record_of_the_data_stage_costs_no_traces(copy: Path, monkeypatch
 
 def test_export_refuses_an_evaluation_of_another_selector(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(copy)
-    other = [*SMALL, "train.learning_rate=0.001"]
+    other = [*SMALL, "train.epochs=3"]
     run("train", DEMO, other, plan=False)
     with pytest.raises(InputError, match=r"the evaluate stage was run with other inputs .*: run it again"):
         run("export", DEMO, other, plan=False)
