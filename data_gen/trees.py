@@ -16,44 +16,11 @@ from torch import Tensor
 Path = Sequence[int]
 
 
-class Topology(NamedTuple):
-    """The shape of a drafted tree: the parent of every node in breadth-first order, -1 for the root's children."""
-
-    parents: tuple[int, ...]
-
-    @classmethod
-    def from_paths(cls, paths: Sequence[Path]) -> Topology:
-        """From child ranks, as sparse trees are written: `[[0], [1], [0, 0]]` is a pair, the first with a child.
-
-        Raises:
-            ValueError: a path is empty or listed twice, or its prefix or an elder sibling is missing.
-        """
-        known: dict[tuple[int, ...], int] = {(): -1}
-        parents: list[int] = []
-        for path in sorted(map(tuple, paths), key=lambda path: (len(path), path)):
-            if path in known:
-                raise ValueError(f"path {list(path)} is empty or listed twice")
-            needed = path[:-1] if path[-1] == 0 else (*path[:-1], path[-1] - 1)
-            if path[:-1] not in known or needed not in known:
-                raise ValueError(f"path {list(path)} needs {list(path[:-1] if path[:-1] not in known else needed)}")
-            known[path] = len(parents)
-            parents.append(known[path[:-1]])
-        return cls(tuple(parents))
-
-    def levels(self) -> list[list[int]]:
-        """Node numbers by depth."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(0 if parent < 0 else depths[parent] + 1)
-        return _by_depth(depths)
-
-
 class DraftTree:
     """A drafted token tree. Equal prefixes are one node; a node's child list keeps branch order and duplicates.
 
     Attributes:
-        branch_nodes: for each branch, its node ids from the branching node (included) to its leaf; empty if the tree
-            is not a trunk with branches.
+        branch_nodes: for each branch, its node ids from the branching node (included) to its leaf.
         roots: the nodes without a parent; several in tests alone, which verify many trees side by side.
     """
 
@@ -76,19 +43,6 @@ class DraftTree:
         tree = cls()
         end = tree._add_path(0, trunk)[-1]
         tree.branch_nodes = [tree._add_path(end, branch) for branch in branches]
-        return tree
-
-    @classmethod
-    def from_topology(cls, topology: Topology, tokens: Sequence[int | None]) -> DraftTree:
-        """A tree of any shape. Where siblings hold equal tokens, one node carries the children of both.
-
-        `tokens` are those of the topology's nodes, None where a draft without replacement has no token left.
-        """
-        tree = cls()
-        node_of: list[int | None] = []
-        for parent, token in zip(topology.parents, tokens, strict=True):
-            above = 0 if parent < 0 else node_of[parent]
-            node_of.append(None if token is None or above is None else tree._add(above, int(token)))
         return tree
 
     def _add(self, parent: int, token: int) -> int:
@@ -213,7 +167,10 @@ class DraftTree:
     @cached_property
     def levels(self) -> list[list[int]]:
         """Node ids by depth."""
-        return _by_depth(self._depths)
+        levels: list[list[int]] = [[] for _ in range(max(self._depths) + 1)]
+        for node, depth in enumerate(self._depths):
+            levels[depth].append(node)
+        return levels
 
 
 class NodeGroup(NamedTuple):
@@ -225,13 +182,6 @@ class NodeGroup(NamedTuple):
 
     def to(self, device: torch.device) -> NodeGroup:
         return NodeGroup(*(tensor.to(device) for tensor in self))
-
-
-def _by_depth(depths: Sequence[int]) -> list[list[int]]:
-    levels: list[list[int]] = [[] for _ in range(max(depths, default=-1) + 1)]
-    for node, depth in enumerate(depths):
-        levels[depth].append(node)
-    return levels
 
 
 def ancestors(parents: Sequence[int]) -> Tensor:

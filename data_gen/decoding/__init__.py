@@ -16,26 +16,16 @@ def decoder_for(
     verifier: Verifier,
     chooser: Chooser,
     length: int,
-    draft_sampling: Sampling | None = None,
     timed: bool = False,
 ) -> Loop:
-    """A decoder of i.i.d. drafts, of the pair's kind; the eager one where `GraphDecoder` refuses.
-
-    Args:
-        length: of the longest text, prompt and new tokens.
-        timed: as in `Loop`.
-
-    Raises:
-        ValueError: the verifier is for drafts of another style.
-    """
-    eager = Decoder(pair, sampling, verifier, chooser, draft_sampling, timed=timed)
+    """A decoder of the pair's kind for texts of up to `length` tokens; the eager one where `GraphDecoder` refuses."""
+    eager = Decoder(pair, sampling, verifier, chooser, timed=timed)
     if pair.decoder == EAGER:
         return eager
-    compiled = pair.decoder == COMPILED
     try:
-        graph = GraphDecoder(pair, sampling, verifier, chooser, length, draft_sampling, compiled=compiled, timed=timed)
+        graph = GraphDecoder(pair, sampling, verifier, chooser, length, pair.decoder == COMPILED, timed=timed)
     except ValueError:
         return eager
-    if compiled:
+    if graph.compiled:
         graph.compile_passes()
     return graph

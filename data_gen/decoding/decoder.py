@@ -57,7 +57,7 @@ class Decoder(Loop):
     def _draft(self, text: _CachedText, action: Choice, clock: Clock) -> Draft:
         if isinstance(action, Action) and action.nodes > 0:
             root_V = self._root(text, clock)
-            return draft_tree(text.draft, root_V, action, self.draft_sampling, text.generator, self.style, text.tokens)
+            return draft_tree(text.draft, root_V, action, self.draft_sampling, text.generator, self.verifier.style, text.tokens)
         copied = text.proposal(action.length) if isinstance(action, Lookup) else []
         return draft_lookup(copied, self.pair.vocabulary, self.pair.device)
 

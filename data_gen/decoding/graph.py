@@ -10,20 +10,21 @@ Legend: S slots of a tree, D its depth, V vocabulary, T tokens of the text, W to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
-from data_gen.decoding.loop import Chooser, Clock, Loop, Outcome, Text
+from data_gen.decoding.loop import Clock, Loop, Outcome, Text
 from data_gen.decoding.memory import ROOM, WARM, WIDTHS, Memory, passes_of, run_of
 from data_gen.features.root import Accepted
 from data_gen.features.rows import LEAST_LOGIT
-from data_gen.models.pair import ModelPair, ModelRow
+from data_gen.models.pair import ModelRow
 from data_gen.models.sampling import Sampling
 from data_gen.slots import Layout, layout_of
-from data_gen.verification import COPIED, Verifier
+from data_gen.verification import COPIED
 from data_gen.verification.distributions import invert
 from data_gen.verification.on_slots import check_on_slots, verify_slots
 from selector.actions import EMPTY, Action, Choice, Lookup
@@ -36,6 +37,7 @@ GRAPHS = 64  # compiled passes of all models; torch stops compiling at a limit, 
 Two = tuple[Tensor, Tensor]
 
 
+@dataclass(eq=False)
 class GraphDecoder(Loop):
     """As `Decoder`, for i.i.d. drafts, models on one device, and texts up to a given length.
 
@@ -48,40 +50,32 @@ class GraphDecoder(Loop):
         recorded: on a GPU, record the work of a step as CUDA graphs after a few runs.
 
     Raises:
-        ValueError: the verifier needs host synchronisation.
+        ValueError: the verifier needs host synchronisation, or is not for i.i.d. drafts.
         InputError: the chooser asks for hidden states, the sampling depends on the text before, or target and draft are
             not on one device.
     """
 
-    def __init__(
-        self,
-        pair: ModelPair,
-        sampling: Sampling,
-        verifier: Verifier,
-        chooser: Chooser,
-        length: int,
-        draft_sampling: Sampling | None = None,
-        compiled: bool = False,
-        backend: Any = "inductor",
-        recorded: bool = True,
-        timed: bool = False,
-    ) -> None:
-        super().__init__(pair, sampling, verifier, chooser, draft_sampling, timed=timed)
-        check_on_slots(verifier)
-        if set(chooser.feature_levels) - {MATCH, EARLY, LIGHT}:
+    length: int
+    compiled: bool = False
+    backend: Any = "inductor"
+    recorded: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_on_slots(self.verifier)
+        pair, levels = self.pair, self.chooser.feature_levels
+        if set(levels) - {MATCH, EARLY, LIGHT}:
             raise InputError("the graph decoder has no hidden states; this selector asks for full features")
-        if type(self.sampling) is not Sampling or type(self.draft_sampling) is not Sampling:
+        if type(self.sampling) is not Sampling:
             raise InputError("the graph decoder needs distributions that follow from the logits alone")
         if len({weights.device for model in (pair.target, pair.draft) for weights in model.parameters()}) > 1:
             raise InputError("the graph decoder needs target and draft whole on one device")
-        if compiled:
+        if self.compiled:
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
-        self.length = length
-        self.slow_steps = WARM + 2 if recorded and pair.device.type == "cuda" else 1
-        self._memory_key = -(-length // ROWS) * ROWS + 2 * ROOM, compiled, backend, recorded
-        self._needs_rows = LIGHT in chooser.feature_levels
-        self._needs_entropies = self._needs_rows or EARLY in chooser.feature_levels
-        self._law = verifier.name, self.sampling, self.draft_sampling, self._needs_rows, self._needs_entropies
+        self.slow_steps = WARM + 2 if self.recorded and pair.device.type == "cuda" else 1
+        self._memory_key = -(-self.length // ROWS) * ROWS + 2 * ROOM, self.compiled, self.backend, self.recorded
+        self._needs_rows, self._needs_entropies = LIGHT in levels, bool({EARLY, LIGHT} & set(levels))
+        self._law = self.verifier.name, self.sampling, self._needs_rows, self._needs_entropies
 
     @torch.inference_mode()
     def compile_passes(self) -> None:

@@ -20,7 +20,6 @@ from data_gen.features.root import Accepted, RootKnowledge
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import Verifier
-from data_gen.verification.base import IID
 from selector.actions import Choice
 from selector.schema import FULL, LIGHT
 
@@ -136,35 +135,24 @@ class Outcome(NamedTuple):
     accepted: Accepted
 
 
+@dataclass(eq=False)
 class Loop(ABC):
-    """Decodes one prompt at a time with a pair, a verifier of drafted trees and a chooser of actions.
+    """Decodes one prompt at a time. Trees are drawn with `sampling.draft`, their branches in the verifier's style.
 
     Args:
-        draft_sampling: `sampling.draft` if None.
-        style: how the branches of a tree are drawn.
         timed: wait for a GPU after each part of a step, so that `Step.seconds` is exact; the waits cost time.
-
-    Raises:
-        ValueError: the verifier is for another style.
     """
+
+    pair: ModelPair
+    sampling: Sampling
+    verifier: Verifier
+    chooser: Chooser
+    timed: bool = field(default=False, kw_only=True)
 
     slow_steps = 1  # at the beginning of a text
 
-    def __init__(
-        self,
-        pair: ModelPair,
-        sampling: Sampling,
-        verifier: Verifier,
-        chooser: Chooser,
-        draft_sampling: Sampling | None = None,
-        style: str = IID,
-        timed: bool = False,
-    ) -> None:
-        if verifier.style != style:
-            raise ValueError(f"{verifier.name} verifies drafts of style {verifier.style!r}, not {style!r}")
-        self.pair, self.sampling, self.verifier, self.chooser = pair, sampling, verifier, chooser
-        self.draft_sampling, self.style = draft_sampling or sampling.draft, style
-        self.timed = timed
+    def __post_init__(self) -> None:
+        self.draft_sampling = self.sampling.draft
 
     @torch.inference_mode()
     def decode(self, prompt: Sequence[int], max_new_tokens: int, generator: torch.Generator) -> Decoded:

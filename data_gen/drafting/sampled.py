@@ -17,7 +17,7 @@ from torch import Tensor
 
 from data_gen.models.pair import CachedModel, ModelRow
 from data_gen.models.sampling import Sampling
-from data_gen.trees import DraftTree, Topology
+from data_gen.trees import DraftTree
 from data_gen.verification.base import GREEDY, IID
 from data_gen.verification.distributions import sample
 from selector.actions import Action
@@ -114,50 +114,6 @@ def draw_children(probs_V: Tensor, count: int, style: str, generator: torch.Gene
         tokens.append(int(sample(left_V, 1, generator)))
         left_V[tokens[-1]] = 0
     return tokens
-
-
-@torch.inference_mode()
-def draft_topology(
-    draft: CachedModel,
-    root_probs_V: Tensor,
-    topology: Topology,
-    sampling: Sampling,
-    generator: torch.Generator,
-    style: str = IID,
-) -> tuple[DraftTree, Tensor]:
-    """Draft a tree of any shape, one pass per depth; the draft's committed rows end with the root token.
-
-    Returns:
-        the tree, and the draft's distribution after each of its nodes, [N, V]; zeros at leaves.
-    """
-    device = draft.model.device
-    above: list[list[int]] = []  # each node after its ancestors
-    for node, parent in enumerate(topology.parents):
-        above.append([*(above[parent] if parent >= 0 else []), node])
-    tokens: list[int | None] = [None] * len(topology.parents)
-    probs = {-1: root_probs_V}
-    passed: list[int] = []
-    for depth, level in enumerate(topology.levels()):
-        for parent in dict.fromkeys(topology.parents[node] for node in level):
-            if parent in probs:
-                siblings = [node for node in level if topology.parents[node] == parent]
-                drawn = draw_children(probs[parent], len(siblings), style, generator)
-                for node, token in zip(siblings, drawn, strict=False):
-                    tokens[node] = token
-        inner = [node for node in level if node in topology.parents and tokens[node] is not None]
-        if inner:
-            passed += inner
-            visible = torch.tensor([[row in above[node] for row in passed] for node in inner])
-            offsets_W = torch.full((len(inner),), depth, device=device)
-            output = draft.forward(torch.tensor([[tokens[n] for n in inner]], device=device), offsets_W, visible)
-            probs |= dict(zip(inner, sampling.probabilities(output.logits_BWV[0]), strict=True))
-    tree = DraftTree.from_topology(topology, tokens)
-    probs_NV = root_probs_V.new_zeros(len(tree), len(root_probs_V))
-    probs_NV[0] = root_probs_V
-    for node in passed:
-        path = [tokens[n] for n in above[node]]
-        probs_NV[tree.node_of([token for token in path if token is not None])] = probs[node]
-    return tree, probs_NV
 
 
 def _pass(

@@ -82,9 +82,6 @@ class GreedyBlock(OnePath):
     chain = Traversal()
 
     def path(self, tree: DraftTree, root: int, rows: Rows) -> tuple[list[int], dict[int, Tensor]]:
-        """Raises ValueError for a tree that is not a trunk with branches."""
-        if not tree.branch_nodes:
-            raise ValueError("greedy_block needs a delayed tree: K paths from the end of a trunk")
         nodes = [root]
         while len(tree.children(nodes[-1])) == 1:
             nodes.append(tree.children(nodes[-1])[0])

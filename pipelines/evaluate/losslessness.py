@@ -44,7 +44,7 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
         drafting = pair if number % 2 else replace(pair, draft=pair.target)
         for action in ACTIONS:
             tree, length = FixedTree(action), len(tokens) + limit
-            decoder = decoder_for(drafting, Sampling(0), verifier, tree, length, draft_sampling=Sampling(1))
+            decoder = decoder_for(drafting, Sampling(0, draft_temperature=1.0), verifier, tree, length)
             found = decoder.decode(tokens, limit, torch.Generator(device=pair.device).manual_seed(0)).tokens
             result["continuations"] += 1
             result["tokens"] += len(expected)

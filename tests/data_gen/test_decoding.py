@@ -61,7 +61,7 @@ def decode(
     chooser = FixedTree(action, asked) if action else Random(ACTIONS, torch.Generator().manual_seed(seed), asked)
     sampling = Sampling(temperature, draft_temperature=draft_temperature)
     rule = get_verifier(verifier, style) if isinstance(verifier, str) else verifier
-    decoder = Decoder(pair, sampling, rule, chooser, style=style)
+    decoder = Decoder(pair, sampling, rule, chooser)
     return decoder.decode(prompt, tokens, torch.Generator().manual_seed(seed))
 
 
@@ -213,11 +213,6 @@ def test_greedy_decoding_equals_generate_on_a_gpu(pair_folders: tuple[str, str])
     decoder = Decoder(pair, Sampling(0), get_verifier("traversal"), FixedTree(Action(2, 1, 3)))
     decoded = decoder.decode(PROMPT, 40, torch.Generator(device="cuda").manual_seed(0))
     assert decoded.tokens == expected[0, len(PROMPT) :].tolist()
-
-
-def test_a_verifier_of_another_style_is_refused(pair: ModelPair) -> None:
-    with pytest.raises(ValueError, match="traversal verifies drafts of style 'iid', not 'greedy'"):
-        Decoder(pair, Sampling(), get_verifier("traversal"), FixedTree(ACTIONS[0]), style="greedy")
 
 
 @pytest.mark.parametrize("level", [None, "light"])

@@ -4,10 +4,9 @@ import pytest
 import torch
 from scipy import stats
 
-from data_gen.drafting.sampled import draft_topology, draft_tree, draw_children
+from data_gen.drafting.sampled import draft_tree, draw_children
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.trees import Topology
 from selector.actions import Action
 
 CONTEXT = [5, 17, 203, 44, 91]
@@ -90,19 +89,6 @@ def test_first_tokens_of_the_branches_follow_the_draft(pair: ModelPair) -> None:
     expected = counts.sum() * torch.cat([root[top], 1 - root[top].sum()[None]])
     statistic = float(((observed - expected) ** 2 / expected).sum())
     assert stats.chi2.sf(statistic, 5) > 1e-5
-
-
-@pytest.mark.parametrize("style", ["iid", "without_replacement", "greedy"])
-def test_trees_of_any_shape_have_the_drafts_own_distributions(pair: ModelPair, style: str) -> None:
-    topology = Topology.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
-    for seed in range(5):
-        draft, root = rooted(pair)
-        tree, probs_NV = draft_topology(draft, root, topology, SAMPLING, torch.Generator().manual_seed(seed), style)
-        assert sum(len(tree.children(node)) for node in range(len(tree))) == (7 if style == "iid" else len(tree) - 1)
-        for node in range(len(tree)):
-            if tree.children(node):
-                path = [tree.token(n) for n in tree.path_to(node)]
-                assert torch.allclose(probs_NV[node], SAMPLING.probabilities(reference(pair, path)[0]), atol=1e-5)
 
 
 def test_children_are_drawn_as_the_style_says() -> None:

@@ -72,7 +72,8 @@ def test_greedy_text_is_that_of_generate_over_200_tokens(family: str) -> None:
     with without_own_settings(model):
         expected = model.generate(torch.tensor([[5, 9, 7]]), max_new_tokens=200, do_sample=False)[0, 3:].tolist()
         pair = ModelPair(model, model, None, ("target", "draft"), "")  # type: ignore[arg-type]
-        decoder = Decoder(pair, Sampling(0), get_verifier("traversal"), FixedTree(Action(3, 2, 4)), Sampling(0.08))
+        sampling = Sampling(0, draft_temperature=0.08)
+        decoder = Decoder(pair, sampling, get_verifier("traversal"), FixedTree(Action(3, 2, 4)))
         decoded = decoder.decode([5, 9, 7], 200, torch.Generator().manual_seed(0))
     assert decoded.tokens == expected
     assert len(set(expected)) > 2 and max(step.accepted for step in decoded.steps) > 2

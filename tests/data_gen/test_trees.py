@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from data_gen.trees import DraftTree, Topology
+from data_gen.trees import DraftTree
 from tests.data_gen.worlds import Forest
 
 
@@ -48,27 +48,6 @@ def test_ancestors_are_what_a_node_may_attend_to() -> None:
     seen = tree.ancestors_NN()
     for node in range(len(tree)):
         assert set(seen[node].nonzero().flatten().tolist()) == {0, *tree.path_to(node)}
-
-
-def test_equal_siblings_of_a_topology_share_their_children() -> None:
-    topology = Topology.from_paths([[0], [1], [0, 0], [1, 0], [1, 1]])
-    tree = DraftTree.from_topology(topology, [7, 7, 1, 2, 1])
-    assert tree.tokens_N.tolist() == [-1, 7, 1, 2]
-    assert tree.children(0) == [1, 1]
-    assert [tree.token(child) for child in tree.children(1)] == [1, 2, 1]
-    assert len(DraftTree.from_topology(topology, [7, None, 1, None, None])) == 3
-
-
-@pytest.mark.parametrize(
-    ("paths", "message"), [([[0], [0]], "listed twice"), ([[1]], r"\[1\] needs \[0\]"), ([[0, 0]], r"needs \[0\]")]
-)
-def test_paths_that_make_no_topology_are_refused(paths: list[list[int]], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Topology.from_paths(paths)
-
-
-def test_levels_of_a_topology_are_its_nodes_by_depth() -> None:
-    assert Topology.from_paths([[0], [1], [0, 0], [1, 0], [1, 1], [1, 1, 0]]).levels() == [[0, 1], [2, 3, 4], [5]]
 
 
 def test_a_forest_keeps_every_tree_as_it_is() -> None:

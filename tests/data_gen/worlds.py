@@ -12,7 +12,7 @@ from itertools import accumulate, islice, product
 import torch
 from torch import Tensor
 
-from data_gen.trees import DraftTree, NodeGroup, Topology
+from data_gen.trees import DraftTree, NodeGroup
 from data_gen.verification import Verifier
 
 TOGETHER = 4096  # trees whose laws are computed at once
@@ -188,35 +188,6 @@ class World:
                 )
             )
         return parts
-
-    def trees(self, topology: Topology, style: str = "iid") -> list[Drafts]:
-        """Every tree of a shape that can be drafted."""
-
-        def extend(tokens: list[int | None], probability: float) -> Iterator[tuple[float, DraftTree]]:
-            if len(tokens) == len(topology.parents):
-                yield probability, DraftTree.from_topology(topology, tokens)
-                return
-            parent = topology.parents[len(tokens)]
-            k = topology.parents.count(parent)
-            context = self._context(topology, tokens, parent)
-            if context is None:
-                yield from extend([*tokens, *[None] * k], probability)
-                return
-            for drawn_probability, drawn in self.children(context, k, style):
-                yield from extend([*tokens, *drawn, *[None] * (k - len(drawn))], probability * drawn_probability)
-
-        return self.together(extend([], 1.0))
-
-    @staticmethod
-    def _context(topology: Topology, tokens: list[int | None], node: int) -> tuple[int, ...] | None:
-        path: list[int] = []
-        while node >= 0:
-            token = tokens[node]
-            if token is None:
-                return None
-            path.append(token)
-            node = topology.parents[node]
-        return tuple(path[::-1])
 
     def numbers(self, tree: DraftTree) -> list[int]:
         """The number of every node's context."""
