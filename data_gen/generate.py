@@ -3,14 +3,15 @@
     target.generate(**inputs, custom_generate=speculative_generate, draft_model=draft, selector="runs/demo/selector")
 
 Logits processors (temperature, nucleus, penalties, minimum lengths, ..) are applied at every node of the tree with the
-text before it, for draft and target. So the text follows the distribution of `generate` with the same settings.
+text before it, for draft and target. So the text follows the distribution of `generate` with the same settings. The
+decoder is always the eager one.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,11 +19,18 @@ from typing import Any, cast
 import torch
 import transformers.generation.logits_process as processors
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StaticCache,
+    StoppingCriteriaList,
+)
 from transformers.utils import ModelOutput
 
 from data_gen.decoding.decoder import Decoder
-from data_gen.decoding.loop import Chooser, FixedTree
+from data_gen.decoding.loop import Chooser, FixedTree, Step
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.models.self_check import check_model
@@ -58,6 +66,34 @@ OF_THE_TEXT = (  # processors whose result follows from the logits and the text 
     processors.ExponentialDecayLengthPenalty,
     processors.SuppressTokensAtBeginLogitsProcessor,
 )
+# Keys of `GenerationConfig` that may have any value. Other keys, also those of later versions, must not be set.
+FREE = frozenset(
+    (
+        # carried out by stopping criteria
+        *("max_length", "max_new_tokens", "max_time", "stop_strings", "eos_token_id"),
+        # carried out by logits processors, which are checked by their type
+        *("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+        *("repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
+        *("min_length", "min_new_tokens", "exponential_decay_length_penalty", "bad_words_ids", "sequence_bias"),
+        *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
+        *("remove_invalid_values", "renormalize_logits", "guidance_scale", "watermarking_config"),
+        # carried out on the prompt or here
+        *("token_healing", "num_return_sequences", "bos_token_id", "pad_token_id", "decoder_start_token_id"),
+        *("do_sample", "return_dict_in_generate"),
+        # change no token and no output
+        *("use_cache", "cache_config", "max_cache_len", "prefill_chunk_size", "compile_config", "disable_compile"),
+        "transformers_version",
+        # settings of beams and of assistants, which `generate` ignores without these
+        *("early_stopping", "length_penalty", "num_beam_groups", "diversity_penalty", "num_assistant_tokens"),
+        *("num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_lookbehind"),
+        *("target_lookbehind", "max_matching_ngram_size"),
+    )
+)
+ALLOWED = {  # values of keys that may have some only
+    "num_beams": (1,),
+    "cache_implementation": ("dynamic", "static", "sliding_window", "hybrid", "hybrid_chunked"),
+}
+INPUTS = "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"  # that `generate` passes on
 _checked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # checked text length by model
 
 
@@ -80,7 +116,7 @@ class Processed(Sampling):
     def after(self, texts: Callable[[], list[list[int]]], logits_NV: Tensor) -> Tensor:
         """As `Sampling.after`; calls `texts` only if a processor needs the text."""
         scores_NV = logits_NV.float()
-        if all(isinstance(each, OF_LOGITS_ALONE) for each in self.processors):
+        if all(type(each) in OF_LOGITS_ALONE for each in self.processors):
             none_N1 = torch.zeros(len(scores_NV), 1, dtype=torch.int64, device=scores_NV.device)
             scores_NV = self.processors(none_N1, scores_NV)
         else:
@@ -110,82 +146,105 @@ def speculative_generate(
         draft_model: with the target's vocabulary, on its device.
         selector: a loaded selector or its folder; or one action for all steps, a tree `(K, L1, L2)` or a lookup
             `(length,)`; or a pair of a verifier's name and such an action, whose default is `lifted_uniform`.
-        text_streamer: a streamer of transformers; `generate` does not pass on its own argument `streamer`.
+        text_streamer: a streamer of transformers. `generate` passes on neither its `streamer` nor its `tokenizer`; stop
+            strings can be given as a `StopStringCriteria`.
 
     Returns:
         prompt and new tokens, int64 [1, T]; with `return_dict_in_generate` a `SpeculativeOutput`.
 
     Raises:
-        InputError: several texts, padding, beams, a filled cache, an unknown logits processor, no draft model, another
-            vocabulary, no selector, or a model that cannot pass token trees; says which.
+        InputError: an argument or a setting that is not supported, a draft model or a selector that does not fit, or a
+            model that cannot pass token trees; names it.
     """
-    draft = _check(model, input_ids, logits_processor, generation_config, draft_model, model_kwargs)
-    sampling = Processed(
-        temperature=float(generation_config.temperature or 1.0) if generation_config.do_sample else 0.0,
-        top_p=float(generation_config.top_p or 1.0) if generation_config.do_sample else 1.0,
-        processors=logits_processor,
-    )
-    verifier, chooser = _choice(selector, sampling)
-    pair = ModelPair(model, draft, cast(Any, None), (str(model.name_or_path), str(draft.name_or_path)), "")
-    decoder = Decoder(pair, sampling, get_verifier(verifier), chooser)
-    generator = torch.Generator(device=model.device).manual_seed(int(torch.randint(2**63 - 1, ())))
-    tokens: list[int] = input_ids[0].tolist()
-    accepted, actions = [], []
-    if text_streamer is not None:
-        text_streamer.put(input_ids.cpu())
-    done = False
-    with widened(model, draft), closing(decoder.steps(tokens, generator)) as steps:
-        while not done:
-            step, new = next(steps)
-            accepted.append(step.accepted)
-            actions.append(step.action)
-            text = torch.tensor([tokens + new], device=input_ids.device)
-            for token in new:
-                tokens.append(token)
-                if text_streamer is not None:
-                    text_streamer.put(torch.tensor([token]))
-                if done := bool(stopping_criteria(text[:, : len(tokens)], cast(Any, None)).all()):
-                    break
-    if text_streamer is not None:
-        text_streamer.end()
-    sequences = torch.tensor([tokens], device=input_ids.device)
+    with ExitStack() as stack:
+        if text_streamer is not None:
+            stack.callback(text_streamer.end)
+        _check_settings(input_ids, logits_processor, generation_config, model_kwargs)
+        draft = _checked_draft(model, draft_model, int(generation_config.max_length or 0))
+        sampling = Processed(
+            temperature=float(generation_config.temperature or 1.0) if generation_config.do_sample else 0.0,
+            top_p=float(generation_config.top_p or 1.0) if generation_config.do_sample else 1.0,
+            processors=logits_processor,
+        )
+        verifier, chooser = _choice(selector, sampling)
+        pair = ModelPair(model, draft, cast(Any, None), (str(model.name_or_path), str(draft.name_or_path)), "")
+        decoder = Decoder(pair, sampling, get_verifier(verifier), chooser)
+        generator = torch.Generator(device=model.device).manual_seed(int(torch.randint(2**63 - 1, ())))
+        stack.enter_context(widened(model, draft))
+        steps = stack.enter_context(closing(decoder.steps(input_ids[0].tolist(), generator)))
+        sequences, taken = _until_stopped(steps, input_ids, stopping_criteria, text_streamer)
     if generation_config.return_dict_in_generate:
-        return SpeculativeOutput(sequences, tuple(accepted), tuple(actions))
+        return SpeculativeOutput(sequences, *zip(*((step.accepted, step.action) for step in taken), strict=True))
     return sequences
 
 
-def _check(
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    logits_processor: Sequence[Any],
-    generation_config: GenerationConfig,
-    draft: PreTrainedModel | None,
-    model_kwargs: dict[str, Any],
-) -> PreTrainedModel:
-    """The draft model; InputError where an argument is not supported."""
-    if draft is None:
-        raise InputError("draft_model: none was given")
-    if generation_config.num_beams not in (None, 1):
-        raise InputError("num_beams: speculative_generate samples, or takes the best token; it has no beams")
+def _until_stopped(
+    steps: Iterator[tuple[Step, list[int]]], prompt_1T: Tensor, criteria: StoppingCriteriaList, streamer: Any
+) -> tuple[Tensor, list[Step]]:
+    """Prompt and new tokens, int64 [1, T], up to the first one at which a criterion stops; and the steps."""
+    if streamer is not None:
+        streamer.put(prompt_1T.cpu())
+    text_1T, taken = prompt_1T, list[Step]()
+    while True:
+        step, new = next(steps)
+        taken.append(step)
+        begin, text_1T = text_1T.shape[1], torch.cat([text_1T, prompt_1T.new_tensor([new])], dim=-1)
+        for end, token in enumerate(new, begin + 1):
+            if streamer is not None:
+                streamer.put(torch.tensor([token]))
+            try:
+                done = bool(criteria(text_1T[:, :end], cast(Any, None)).all())
+            except (TypeError, AttributeError) as error:
+                raise InputError(f"stopping_criteria: one fails; there are no scores for it ({error})") from error
+            if done:
+                return text_1T[:, :end], taken
+
+
+def _check_settings(
+    input_ids: Tensor, logits_processor: Sequence[Any], config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> None:
+    """InputError for what is given and cannot be honoured."""
+    settings = {key: getattr(config, key, None) for key in vars(GenerationConfig()) if not key.startswith("_")}
+    for key, value in settings.items():
+        if key not in FREE and value and value not in ALLOWED.get(key, ()):
+            raise InputError(f"{key}={value}: speculative_generate does not support it")
+    for key, value in model_kwargs.items():
+        if key not in INPUTS and value is not None and value is not False:
+            raise InputError(f"{key}: speculative_generate passes nothing but token ids to the models")
     if len(input_ids) != 1:
         raise InputError(f"{len(input_ids)} texts at once: speculative_generate continues one at a time")
-    mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get("past_key_values")
+    if input_ids.shape[1] == 0:
+        raise InputError("input_ids: the prompt holds no tokens")
+    mask, places, cache = (model_kwargs.get(key) for key in ("attention_mask", "position_ids", "past_key_values"))
     if mask is not None and not bool((mask == 1).all()):
         raise InputError("attention_mask: padded texts are not supported")
-    if cache is not None and cache.get_seq_length() > 0:
+    if places is not None and places.flatten().tolist() != list(range(input_ids.shape[1])):
+        raise InputError("position_ids: positions must count from 0")
+    if cache is not None and (type(cache) not in (DynamicCache, StaticCache) or cache.get_seq_length() > 0):
         raise InputError("past_key_values: a text cannot be continued from a cache")
     for each in logits_processor:
-        if not isinstance(each, OF_LOGITS_ALONE + OF_THE_TEXT):
+        if type(each) not in OF_LOGITS_ALONE + OF_THE_TEXT:
             raise InputError(f"{type(each).__name__}: not known to follow from the text and the logits alone")
-    sizes = [scored(each) for each in (model, draft)]
+
+
+def _checked_draft(model: PreTrainedModel, draft: Any, max_length: int) -> PreTrainedModel:
+    """The draft model; InputError where it does not fit to the target, or a model cannot pass token trees."""
+    if draft is None:
+        raise InputError("draft_model: none was given")
+    if not isinstance(draft, torch.nn.Module):
+        raise InputError(f"draft_model: {draft!r} is not a model; load it with AutoModelForCausalLM.from_pretrained")
+    if draft.device != model.device:
+        raise InputError(f"draft_model: it is on {draft.device}, and the target on {model.device}")
+    models = model, cast(PreTrainedModel, draft)
+    sizes = [scored(each) for each in models]
     if max(sizes) > PADDING * min(sizes):
         raise InputError(f"vocabularies differ: the target scores {sizes[0]} tokens, the draft {sizes[1]}")
-    longest = int(generation_config.max_length or 0) + ActionSpace.default().depth
-    for each in (model, draft):
+    longest = max_length + ActionSpace.with_lookups().deepest
+    for each in models:
         if _checked.get(each, 0) < longest:
             check_model(each, each.name_or_path or type(each).__name__, longest)
             _checked[each] = longest
-    return draft
+    return models[1]
 
 
 def _choice(selector: Any, sampling: Sampling) -> tuple[str, Chooser]:

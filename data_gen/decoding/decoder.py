@@ -13,7 +13,7 @@ from torch import Tensor
 
 from data_gen.decoding.loop import Clock, Loop, Outcome, Text
 from data_gen.drafting.sampled import Draft, draft_lookup, draft_tree
-from data_gen.features.root import Accepted
+from data_gen.features.root import BLOCK, Accepted
 from data_gen.models.pair import CachedModel, ModelRows
 from data_gen.verification import COPIED, Verdict
 from data_gen.verification.distributions import sample
@@ -38,26 +38,31 @@ class Decoder(Loop):
 
     def _root(self, text: _CachedText, clock: Clock) -> Tensor:
         """The draft passes all tokens that it has not seen, the prompt outside of the step's time; its distribution
-        after the root token, [V]."""
-        draft, tokens = text.draft, text.tokens
-        if draft.committed < len(tokens):
-            before = tokens[draft.committed : text.prompt_length - 1]
-            if before:
-                draft.fill(before)
-                clock.skip()
-            first = draft.committed
-            rows = draft.extend(tokens[first:]).rows(
-                self.draft_sampling, lambda: [tokens[: n + 1] for n in range(first, len(tokens))]
+        after the root token, [V]. Copies may have left thousands of tokens, whose rows would not fit in memory at once.
+        """
+        draft, tokens, knowledge = text.draft, text.tokens, text.knowledge
+        if before := tokens[draft.committed : text.prompt_length - 1]:
+            draft.fill(before)
+            clock.skip()
+        if knowledge is None or not knowledge.needs_draft:
+            draft.fill(tokens[draft.committed : -BLOCK])
+        while draft.committed < len(tokens):
+            first, end = draft.committed, min(draft.committed + BLOCK, len(tokens))
+            rows = draft.extend(tokens[first:end]).rows(
+                self.draft_sampling,
+                lambda: [tokens[: n + 1] for n in range(first, end)],  # noqa: B023
             )
             text.root_probs_V = rows.probs_NV[-1]
-            if text.knowledge is not None:
-                text.knowledge.passed(rows.each())
+            if knowledge is not None:
+                knowledge.passed(rows.each())
         return text.root_probs_V
 
     def _draft(self, text: _CachedText, action: Choice, clock: Clock) -> Draft:
         if isinstance(action, Action) and action.nodes > 0:
             root_V = self._root(text, clock)
-            return draft_tree(text.draft, root_V, action, self.draft_sampling, text.generator, self.verifier.style, text.tokens)
+            return draft_tree(
+                text.draft, root_V, action, self.draft_sampling, text.generator, self.verifier.style, text.tokens
+            )
         copied = text.proposal(action.length) if isinstance(action, Lookup) else []
         return draft_lookup(copied, self.pair.vocabulary, self.pair.device)
 

@@ -25,6 +25,7 @@ from data_gen.models.sampling import Sampling
 from selector.runtime.tokens import TokenStatistics
 from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, LOG, MATCH, PAIR, SCALARS_KEY, TEXT_SCALARS
 
+BLOCK = 64  # whole rows of the draft that are kept at once
 _TEXT, _EARLY = len(TEXT_SCALARS), PAIR.first
 
 
@@ -64,7 +65,7 @@ class RootKnowledge:
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling, feature_levels: Sequence[str]) -> None:
         self.sampling = sampling
-        self._match_alone, self._needs_draft = set(feature_levels) <= {MATCH}, bool({LIGHT, FULL} & set(feature_levels))
+        self._match_alone, self.needs_draft = set(feature_levels) <= {MATCH}, bool({LIGHT, FULL} & set(feature_levels))
         self.text, self._of_draft = TextHistory(prompt), DraftHistory()
         self._of_target = TargetHistory(self.text)
         self._step: Accepted | None = None  # the last one
@@ -81,8 +82,11 @@ class RootKnowledge:
         self._step, self._following, self._scalars_F = step, list(tokens), None
 
     def passed(self, draft: Iterable[ModelRow]) -> None:
-        """Add the draft's rows after further committed tokens."""
-        if self._needs_draft:
+        """Add the draft's rows after further tokens. Where many wait for a decision, the older ones are digested."""
+        if self.needs_draft:
+            if len(self._draft) >= BLOCK:
+                self._digest()
+                self._digest_draft()
             self._draft += draft
 
     def features(self, level: str) -> dict[str, Tensor] | None:
@@ -98,27 +102,30 @@ class RootKnowledge:
             self._scalars_F[_TEXT:_EARLY] = self._of_target.scalars()
         if level == EARLY:
             return {SCALARS_KEY: torch.from_numpy(self._scalars_F[:_EARLY])}
-        self._scalars_F[_EARLY:] = self._draft_scalars()
+        states = [row.hidden_D for row in self._draft[-2:]]
+        self._scalars_F[_EARLY:] = self._of_draft.scalars(self._digest_draft())
         result = {SCALARS_KEY: torch.from_numpy(self._scalars_F)}
         if level == FULL:
-            states = self._step.hidden_D(), self._draft[-2].hidden_D, self._draft[-1].hidden_D
+            states.insert(0, self._step.hidden_D())
             result |= {name: state.float().cpu() for name, state in zip(HIDDEN_STATES, states, strict=True)}
-        self._draft = self._draft[-1:]
         return result
 
-    def _draft_scalars(self) -> list[float]:
-        """Update the draft's history; returns its scalars at the root."""
+    def _digest_draft(self) -> float:
+        """Add the draft's rows to its history, except the last one, whose next token is not known; returns the entropy
+        of the last one."""
         known = [] if self._root_entropy is None else [self._root_entropy]
         draft_entropies = known + entropies(torch.stack([row.logits_V for row in self._draft[len(known) :]]))
-        rows = self._draft[: len(self._next)]
+        rows, count = self._draft[:-1], len(self._draft) - 1
+        next_tokens, p = self._next[:count], self._p[:count]
         if rows[0].probs_V.is_cuda:
-            q = _of_next(torch.stack([row.probs_V for row in rows]), list(range(len(rows))), self._next)
+            q = _of_next(torch.stack([row.probs_V for row in rows]), list(range(count)), next_tokens)
         else:  # on a CPU, reading single numbers takes less time than a call of torch
-            q = [row.probs_V.numpy().item(token) for row, token in zip(rows, self._next, strict=True)]
-        accepted = [min(1.0, of_draft / of_target) for of_draft, of_target in zip(q, self._p, strict=True)]
+            q = [row.probs_V.numpy().item(token) for row, token in zip(rows, next_tokens, strict=True)]
+        accepted = [min(1.0, of_draft / of_target) for of_draft, of_target in zip(q, p, strict=True)]
         self._of_draft.add(accepted, draft_entropies[:-1])
-        self._next, self._p, self._root_entropy = [], [], draft_entropies[-1]
-        return self._of_draft.scalars(draft_entropies[-1])
+        self._next, self._p = self._next[count:], self._p[count:]
+        self._draft, self._root_entropy = self._draft[-1:], draft_entropies[-1]
+        return self._root_entropy
 
     def _digest(self) -> None:
         """Add the last step to the histories. Its time counts as the decision's, so it waits for a decision."""
@@ -129,7 +136,7 @@ class RootKnowledge:
         else:
             self.text.add(self._following)
             self._of_target.add(self._step.entropies())
-        if self._needs_draft:
+        if self.needs_draft:
             self._next += self._following
             self._p += self._step.of_next(self._following)
         self._following = []

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification import VERIFIERS, Verdict, Verifier, get_verifier
 from selector.actions import EMPTY, Action
-from selector.schema import FEATURES
+from selector.schema import FEATURES, PAIR, SCALARS_KEY
 
 PROMPT = [5, 17, 203, 44, 91]
 ACTIONS = [Action(1, 4, 0), Action(2, 1, 3), Action(4, 0, 5), Action(3, 2, 1), Action(1, 0, 0)]
@@ -191,6 +192,58 @@ def test_steps_say_what_was_drafted_and_where(pair: ModelPair) -> None:
         assert set(step.seconds) == set(PARTS) and min(step.seconds.values()) >= 0
         length += step.accepted + 1
     assert length >= len(PROMPT) + 40
+
+
+class Late:
+    """Asks for the draft's rows at the 160th step, and drafts then; before, it never does."""
+
+    def __init__(self, levels: tuple[str, ...], action: Action, always: bool = False) -> None:
+        self.feature_levels, self.action, self.always = levels, action, always
+        self.steps = 0
+        self.last: dict[str, Tensor] = {}
+
+    def select(self, features: dict[str, Tensor] | None) -> Action | None:
+        if features is not None and len(features.get(SCALARS_KEY, ())) == PAIR.first:
+            if self.always or self.steps == 160:
+                return None
+        elif features is not None:
+            self.last = {key: values.clone() for key, values in features.items()}
+        self.steps += 1
+        return Action(2, 1, 2) if self.steps > 160 else self.action
+
+
+@pytest.mark.parametrize("action", [EMPTY, Action(1, 2, 0)], ids=str)
+@pytest.mark.parametrize("levels", [(), ("match",), ("early", "light"), ("early", "full")], ids=str)
+def test_a_draft_that_lags_behind_catches_up_in_little_memory(
+    pair: ModelPair, levels: tuple[str, ...], action: Action
+) -> None:
+    """No pass gives more than 64 rows of the vocabulary, and no more of them are kept for the features; which are those
+    of a chooser that asks at every step."""
+    rows: list[int] = []
+    kept: list[int] = []
+    late = Late(levels, action)
+
+    def count(model: object, inputs: object, output: Any) -> None:
+        rows.append(output.logits.shape[1])
+
+    with pair.draft.register_forward_hook(count):
+        decoder = Decoder(pair, Sampling(0.0), get_verifier("traversal"), late)
+        text = decoder._open(PROMPT, torch.Generator().manual_seed(0))
+        for _ in range(165):
+            decoder._step(text)
+            kept.append(len(text.knowledge._draft) if text.knowledge else 0)
+    assert max(rows) <= 64
+    assert max(kept) <= 64 + 3
+    if len(levels) > 1:
+        always = Late(levels, action, always=True)
+        steps = Decoder(pair, Sampling(0.0), get_verifier("traversal"), always).steps(
+            PROMPT, torch.Generator().manual_seed(0)
+        )
+        for _ in range(161):
+            next(steps)
+        assert late.last.keys() == always.last.keys()
+        for key, values in always.last.items():
+            torch.testing.assert_close(late.last[key], values, atol=1e-5, rtol=1e-5)
 
 
 def test_the_same_seed_decodes_the_same_text(pair: ModelPair) -> None:

@@ -5,12 +5,24 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 import torch
 from scipy.stats import chi2
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList, MaxLengthCriteria
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StopStringCriteria,
+    TemperatureLogitsWarper,
+    TextIteratorStreamer,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from data_gen.generate import SpeculativeOutput, speculative_generate
@@ -24,10 +36,9 @@ TREE = Action(3, 1, 3)
 
 
 def speculative(pair: ModelPair, **options: Any) -> Any:
-    options = {"selector": TREE, "max_new_tokens": 24, "do_sample": False, **options}
-    return pair.target.generate(
-        options.pop("input_ids", PROMPT), custom_generate=speculative_generate, draft_model=pair.draft, **options
-    )
+    ours = {"custom_generate": speculative_generate, "draft_model": pair.draft, "selector": TREE}
+    options = {**ours, "max_new_tokens": 24, "do_sample": False, **options}
+    return pair.target.generate(options.pop("input_ids", PROMPT), **options)
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -167,9 +178,48 @@ def test_a_streamer_gets_every_token_and_a_criterion_stops(pair: ModelPair) -> N
     assert recorder.ended and recorder.tokens == text[0].tolist() and text.shape[1] == PROMPT.shape[1] + 5
 
 
+@pytest.mark.parametrize("selector", [TREE, (9, 9, 9)], ids=["text", "error"])
+def test_whoever_iterates_over_a_streamer_comes_to_an_end(pair: ModelPair, selector: tuple[int, ...]) -> None:
+    """Also where generation fails: the iteration would raise `queue.Empty` after the timeout."""
+    streamer = TextIteratorStreamer(pair.tokenizer, skip_prompt=True, timeout=60)
+    failed: list[InputError] = []
+
+    def generate() -> None:
+        try:
+            speculative(pair, selector=selector, text_streamer=streamer)
+        except InputError as error:
+            failed.append(error)
+
+    thread = Thread(target=generate)
+    thread.start()
+    pieces = list(streamer)
+    thread.join()
+    expected = pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False)[0, PROMPT.shape[1] :]
+    assert "".join(pieces) == ("" if failed else pair.tokenizer.decode(expected))
+    assert bool(failed) == (selector != TREE)
+
+
+def test_stop_strings_stop(pair: ModelPair) -> None:
+    plain = pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False)
+    word = next(filter(str.isalpha, map(pair.tokenizer.decode, plain[0, PROMPT.shape[1] :].tolist())))
+    options = {"stopping_criteria": [StopStringCriteria(pair.tokenizer, word)]}
+    expected = pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False, **options)
+    assert expected.shape[1] < plain.shape[1]
+    assert torch.equal(speculative(pair, **options), expected)
+
+
 class Unknown(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores
+
+
+class Cooler(TemperatureLogitsWarper):
+    """A subclass may depend on anything."""
+
+
+class Unsure(StoppingCriteria):
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        return scores[-1].amax(-1) < 0
 
 
 @pytest.mark.parametrize(
@@ -180,6 +230,23 @@ class Unknown(LogitsProcessor):
         ({"num_beams": 2}, "num_beams"),
         ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])}, "attention_mask: padded"),
         ({"logits_processor": LogitsProcessorList([Unknown()])}, "Unknown: not known to follow"),
+        ({"logits_processor": LogitsProcessorList([Cooler(0.5)])}, "Cooler: not known to follow"),
+        ({"stopping_criteria": [Unsure()]}, "stopping_criteria: .* no scores"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores=True"),
+        ({"output_logits": True, "return_dict_in_generate": True}, "output_logits=True"),
+        ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions=True"),
+        ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states=True"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha=0.6"),
+        ({"dola_layers": "low"}, "dola_layers=low"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3"),
+        ({"cache_implementation": "offloaded"}, "cache_implementation=offloaded"),
+        ({"position_ids": torch.arange(3, 9).unsqueeze(0)}, "position_ids"),
+        ({"inputs_embeds": torch.zeros(1, 6, 32)}, "inputs_embeds: .* nothing but token ids"),
+        ({"inputs_embeds": torch.zeros(1, 6, 32), "input_ids": None}, "inputs_embeds: .* nothing but token ids"),
+        ({"labels": PROMPT}, "labels: .* nothing but token ids"),
+        ({"input_ids": torch.zeros(1, 0, dtype=torch.int64)}, "input_ids: the prompt holds no tokens"),
+        ({"draft_model": None}, "draft_model: none was given"),
+        ({"draft_model": "org/small"}, "draft_model: 'org/small' is not a model"),
         ({"selector": None}, "selector: neither a selector"),
         ({"selector": (9, 9, 9)}, "selector: neither a selector"),
         ({"selector": "/no/such/folder"}, "this is no selector directory"),
@@ -191,10 +258,21 @@ def test_what_cannot_be_honoured_is_refused(pair: ModelPair, options: dict[str, 
         speculative(pair, **options)
 
 
-def test_a_missing_or_other_draft_is_refused(pair: ModelPair, small: ModelPair) -> None:
-    for draft, message in ((None, "draft_model: none was given"), (small.draft, "vocabularies differ")):
-        with pytest.raises(InputError, match=message):
-            pair.target.generate(PROMPT, custom_generate=speculative_generate, draft_model=draft, selector=TREE)
+def test_a_draft_that_does_not_fit_is_refused(pair: ModelPair, small: ModelPair) -> None:
+    with pytest.raises(InputError, match="vocabularies differ"):
+        speculative(pair, draft_model=small.draft)
+    with pytest.raises(InputError, match="draft_model: it is on meta, and the target on cpu"):
+        speculative(small, draft_model=LlamaForCausalLM(small.draft.config).to("meta"))  # type: ignore[arg-type]
+
+
+def test_settings_that_ask_for_nothing_are_no_reason_to_refuse(pair: ModelPair) -> None:
+    """Of beams and assistants that there are not, of speed, and of other programs."""
+    config = GenerationConfig(
+        **{"length_penalty": 2.0, "num_assistant_tokens": 5, "cache_implementation": "static", "chat_format": "raw"},
+        **{"max_new_tokens": 24, "output_scores": False, "position_ids": None},
+    )
+    expected = pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False)
+    assert torch.equal(speculative(pair, generation_config=config), expected)
 
 
 def test_a_longer_text_is_checked_anew(small: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
