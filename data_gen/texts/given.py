@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.texts.prompts import Prompt, read_lines, record_of
+from data_gen.texts.prompts import Prompt, joined, read_lines, record_of
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,23 @@ def read_log(path: Path, pair: ModelPair, draft_temperature: float | None = None
     return read_lines(
         path, "texts", lambda place, line: _text(place, line, pair, draft_temperature), lambda text: text.prompt.id
     )
+
+
+def apart(texts: list[GivenText]) -> tuple[list[GivenText], str]:
+    """Texts that can be split by source, and a sentence on what was done for that, which may be empty.
+
+    Sources with equal prompts become one. At temperature 0 a repeated text is left out; otherwise it is a second draw.
+    """
+    sources = joined((text.prompt.source, tuple(text.prompt_tokens)) for text in texts)
+    kept: dict[Any, GivenText] = {}
+    for text in texts:
+        content = tuple(text.prompt_tokens), tuple(text.completion), text.sampling
+        prompt = replace(text.prompt, source=sources[text.prompt.source])
+        kept.setdefault(text.place if text.sampling.temperature > 0 else content, replace(text, prompt=prompt))
+    repeated, shared = len(texts) - len(kept), len(sources) - len(set(sources.values()))
+    said = [f"greedy texts that are left out, because they are repeated: {repeated}"] if repeated else []
+    said += [f"sources that are joined to others, because they have prompts in common: {shared}"] if shared else []
+    return list(kept.values()), "; ".join(said)
 
 
 def _text(place: str, line: bytes, pair: ModelPair, draft_temperature: float | None) -> GivenText:

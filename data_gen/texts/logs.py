@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -30,7 +30,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from data_gen.models.sampling import Sampling
-from data_gen.texts.prompts import lines_of, record_of
+from data_gen.texts.prompts import joined, lines_of, record_of
+from data_gen.traces import differences, listed_changes, versions
 from selector.actions import LARGEST, ActionSpace
 from selector.schema import InputError, check_shard, read_manifest, survival_column
 
@@ -202,15 +203,17 @@ def read_trace_log(folder: Path, sampling: Sampling) -> list[LoggedText]:
     """The texts of a trace store under one sampling setting, of all splits.
 
     Raises:
-        InputError: it is not a trace store, a file is damaged, or it has no such texts.
+        InputError: it is not a trace store of this version, a file is damaged, or it has no such texts.
     """
     manifest, depth = read_manifest(folder), ActionSpace.default().depth
+    if changes := differences({key: manifest["depends"].get(key) for key in versions()}, versions()):
+        raise InputError(f"{folder}: made by another version ({listed_changes(changes)}): make it again")
     column = survival_column(manifest["depends"]["verifiers"][0])
-    wanted, texts = (round(sampling.temperature, 6), round(sampling.top_p, 6)), []
+    wanted, texts = (sampling.temperature, sampling.top_p), []
     for name, listed in sorted(manifest["shards"].items()):
         check_shard(folder, name, listed)
         for number, row in enumerate(pq.read_table(folder / name, columns=[*COLUMNS, column]).to_pylist()):
-            if (round(row["temperature"], 6), round(row["top_p"], 6)) != wanted or not row["roots"]:
+            if (row["temperature"], row["top_p"]) != wanted or not row["roots"]:
                 continue
             survivals_RD = np.array(row[column], np.float32).reshape(row["roots"], -1)[:, :depth]
             facts = row["prompt"], row["source"], row["kind"], row["tokens"], row["start"] + 1
@@ -246,11 +249,12 @@ def drafter_of(texts: Sequence[LoggedText], wanted: str | None) -> str:
 
 
 def distinct(texts: Sequence[LoggedText]) -> list[LoggedText]:
-    """The texts without repeated ones, which could be in several splits."""
+    """The texts without repeated ones, where sources with equal prompts are one: neither may be in several splits."""
     found: dict[tuple[int, ...], LoggedText] = {}
     for text in texts:
         found.setdefault((text.start, *text.tokens), text)
-    return list(found.values())
+    sources = joined((text.source, tuple(text.tokens[: text.start])) for text in found.values())
+    return [replace(text, source=sources[text.source]) for text in found.values()]
 
 
 def foreign(texts: Sequence[LoggedText]) -> list[str]:

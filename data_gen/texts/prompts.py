@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
+from itertools import compress, zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,9 +71,21 @@ class Form:
             key = "system" if system else "chat"
             raise InputError(f"prompts.{key}: the chat template of {name} refuses: {error}") from error
 
-    def keeps(self, length: int) -> bool:
-        """Whether a prompt of so many tokens is kept, whole or cut."""
-        return self.longer != "drop" or length <= self.tokens
+    def fit(self, tokenizer: Any, prompts: list[Prompt]) -> tuple[list[Prompt], str]:
+        """The prompts that are kept, and a sentence on all of them.
+
+        Of prompts with the same tokens, once they are cut, only the first is kept: the others could be in other splits.
+        """
+        encoded = self.whole(tokenizer, prompts)
+        fitting = [not (self.longer == "drop" and len(ids) > self.tokens) for ids in encoded]
+        kept: dict[tuple[int, ...], Prompt] = {}
+        for prompt, ids in compress(zip(prompts, encoded, strict=True), fitting):
+            kept.setdefault(tuple(self.cut(tokenizer, ids)), prompt)
+        lengths, what = list(map(len, encoded)), "left out" if self.longer == "drop" else f"cut to their {self.longer}"
+        longer, repeated = sum(length > self.tokens for length in lengths), sum(fitting) - len(kept)
+        said = f"{len(prompts)} texts of up to {max(lengths)} tokens; {longer} of more than {self.tokens} are {what}"
+        said += f"; {repeated} with the tokens of an earlier one are left out" if repeated else ""
+        return list(kept.values()), said
 
     def cut(self, tokenizer: Any, ids: list[int]) -> list[int]:
         """At most `tokens` of a prompt's tokens."""
@@ -154,6 +166,27 @@ def split_of(prompt: Prompt, validation: float, test: float) -> str:
     digest = hashlib.sha256(f"split {prompt.source}".encode()).digest()
     share = int.from_bytes(digest[:4], "big") / 2**32
     return "test" if share < test else "validation" if share < test + validation else "train"
+
+
+def joined(held: Iterable[tuple[str, Hashable]]) -> dict[str, str]:
+    """The common name, by source, of sources that belong together because some of their texts are the same.
+
+    Args:
+        held: the source of every text, and its content.
+    """
+    above: dict[str, str] = {}
+    first: dict[Hashable, str] = {}
+
+    def name(source: str) -> str:
+        while (parent := above.setdefault(source, source)) != source:
+            above[source] = above[parent]  # halves the way of later calls
+            source = above[source]
+        return source
+
+    for source, content in held:
+        names = sorted((name(source), name(first.setdefault(content, source))))
+        above[names[1]] = names[0]  # the first one in the alphabet, whatever the order of the texts
+    return {source: name(source) for source in list(above)}
 
 
 def take_evenly(prompts: list[Prompt], count: int | None = None) -> list[Prompt]:

@@ -9,13 +9,14 @@ from itertools import product
 
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.texts.given import GivenText, read_log
+from data_gen.texts.given import GivenText, apart, read_log
 from data_gen.texts.labelled import BEYOND, Work
 from data_gen.texts.prompts import split_of
 from data_gen.timing import device_name
 from data_gen.traces import text_bytes
 from pipelines.config import Config
-from pipelines.pair.loading import hidden_widths, prompts_of, prompts_path
+from pipelines.pair.loading import hidden_widths, no_prompts, prompts_of
+from pipelines.run import console
 from selector.latency import LatencyProfile
 from selector.schema import FULL, InputError
 from selector.train.data import SPLITS
@@ -46,8 +47,6 @@ def shards(config: Config, pair: ModelPair) -> dict[str, Work]:
 def _of_prompts(config: Config, pair: ModelPair) -> Iterator[Work]:
     for split, count in split_counts(config).items():
         prompts = prompts_of(config, pair, split)
-        if not prompts:
-            raise InputError(f"{prompts_path(config)}: no prompts for {split}; splits go by `source`")
         for setting in config.sampling:
             sampling = setting.build()
             texts = tuple((prompts[n % len(prompts)], n // len(prompts)) for n in range(count))
@@ -64,7 +63,10 @@ def _of_log(config: Config, pair: ModelPair) -> Iterator[Work]:
     assert path is not None
     settings = {setting.build().law: setting.build() for setting in config.sampling}
     texts: dict[tuple[str, Sampling], list[GivenText]] = {}
-    for text in read_log(path, pair):
+    given, said = apart(read_log(path, pair))
+    if said:
+        console.print(f"[bold]data[/]: {path}: {said}", soft_wrap=True)
+    for text in given:
         sampling = settings.get(text.sampling.law)
         if sampling is None:
             raise InputError(f"{text.place}: {text.sampling} is not among the run's sampling settings")
@@ -74,7 +76,7 @@ def _of_log(config: Config, pair: ModelPair) -> Iterator[Work]:
         texts.setdefault((split, sampling), []).append(text)
     for split, sampling in product(SPLITS, settings.values()):
         if (split, sampling) not in texts:
-            raise InputError(f"{path}: no text for {split} under {sampling}; splits go by `source`")
+            raise no_prompts(config, path, [text.prompt for text in given if text.sampling.law == sampling.law], split)
     for (split, sampling), part in texts.items():
         yield Work(split, sampling, (), given=tuple(part))
 

@@ -32,7 +32,7 @@ from selector.train.module import RootsModule, SelectorModule
 
 SECTIONS = ("prompts", "sampling", "latency", "train", "logs")
 
-LOGS_VERSION = 1  # to be raised when the same logs give other figures
+LOGS_VERSION = 2  # to be raised when the same logs give other figures
 LONGEST_LOOKUP = 20  # tokens
 SQUARED = 0.03  # weight of the squared error; with 1, lookups of 20 tokens would outweigh the drafter's chains
 OUTPUTS = ("evaluation.json", "report.html", "report.txt", "training")
@@ -96,6 +96,10 @@ def _read(config: Config) -> Log:
     kept = distinct([*texts, *tested])
     if twice := len(texts) + len(tested) - len(kept):
         console.print(f"[bold]logs[/]: {twice} texts are duplicates and are left out", soft_wrap=True)
+    before, after = (len({text.source for text in each}) for each in ([*texts, *tested], kept))
+    if shared := before - after:
+        said = f"sources that are joined to others, because they have prompts in common: {shared}"
+        console.print(f"[bold]logs[/]: {said}", soft_wrap=True)
     held_out = {text.place for text in tested}
     texts, tested = ([text for text in kept if (text.place in held_out) == of] for of in (False, True))
     drafter = drafter_of(kept, config.logs.drafter)

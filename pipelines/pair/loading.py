@@ -106,13 +106,21 @@ def all_prompts(config: Config) -> list[Prompt]:
 
 def prompts_of(config: Config, pair: ModelPair, split: str, count: int | None = None) -> list[Prompt]:
     """`count` prompts of a split that are not left out, kinds in turn; all of them if None."""
-    prompts, form = _of_split(config, split), config.prompts.form
-    if form.longer == "drop":
-        encoded = zip(prompts, form.whole(pair.tokenizer, prompts), strict=True)
-        prompts = [prompt for prompt, ids in encoded if form.keeps(len(ids))]
+    shares = config.prompts.validation, config.prompts.test
+    kept, _ = config.prompts.form.fit(pair.tokenizer, all_prompts(config))
+    prompts = [prompt for prompt in kept if split_of(prompt, *shares) == split]
+    if not prompts:
+        raise no_prompts(config, prompts_path(config), kept, split)
     if count is not None and count > len(prompts):
         raise InputError(f"{prompts_path(config)} holds {len(prompts)} prompts for {split}; {count} are asked for")
     return take_evenly(prompts, count)
+
+
+def no_prompts(config: Config, path: Path, prompts: list[Prompt], split: str) -> InputError:
+    """The message for a split to which none of a file's prompts falls."""
+    shares = f"prompts.validation={config.prompts.validation:g}, prompts.test={config.prompts.test:g}"
+    sources = len({prompt.source for prompt in prompts})
+    return InputError(f"{path}: {shares}: none of the {sources} sources falls to {split}: add some, or change a share")
 
 
 def _of_split(config: Config, split: str) -> list[Prompt]:

@@ -9,44 +9,42 @@ from pathlib import Path
 from typing import Any
 
 from data_gen.texts.prompt_sets import SETS, read_set
-from data_gen.texts.prompts import Prompt, take_evenly, write_prompts
+from data_gen.texts.prompts import Prompt, split_of, take_evenly, write_prompts
 from pipelines.config import Config
 from pipelines.pair import corpus, tasks
-from pipelines.pair.loading import all_prompts, tokenizer_of
+from pipelines.pair.loading import all_prompts, no_prompts, prompts_path, tokenizer_of
 from pipelines.run import Stage
 from selector.files import atomically
 from selector.schema import InputError, sha256
+from selector.train.data import SPLITS
 
 PROMPT_CHARACTERS = 1200  # more than `prompts.tokens` usually need
 
 
 def write(config: Config, tokenizer: Any, files: list[corpus.SourceFile], source: dict[str, Any]) -> None:
-    """Write the run's prompts, and say how many are cut or left out; `source` is what `files` depend on."""
+    """Write the run's prompts, and say how many are cut or left out; `source` is what `files` depend on.
+
+    Raises:
+        InputError: a data set cannot be read or has too few prompts, or a split has none.
+    """
     path = config.folder / "pair" / "prompts.jsonl"
     if config.prompts.sets:
         _write_prompts_of_sets(config, tokenizer, path)
-        return
-    if config.prompts.file is None:
+    elif config.prompts.file is None:
         _write_held_out_prompts(config, tokenizer, files, path, source)
-    Stage("prompts", config, {}, ()).say(fitted(config, tokenizer, all_prompts(config))[1])
-
-
-def fitted(config: Config, tokenizer: Any, prompts: list[Prompt]) -> tuple[list[Prompt], str]:
-    """The prompts that are not left out, and a sentence on all of them."""
-    form = config.prompts.form
-    lengths = list(map(len, form.whole(tokenizer, prompts)))
-    longer = sum(length > form.tokens for length in lengths)
-    what = "left out" if form.longer == "drop" else f"cut to their {form.longer}"
-    kept = [prompt for prompt, length in zip(prompts, lengths, strict=True) if form.keeps(length)]
-    said = f"{len(prompts)} texts of up to {max(lengths)} tokens; {longer} of more than {form.tokens} are {what}"
-    return kept, said
+    kept, said = config.prompts.form.fit(tokenizer, all_prompts(config))
+    Stage("prompts", config, {}, ()).say(said)
+    splits = {split_of(prompt, config.prompts.validation, config.prompts.test) for prompt in kept}
+    for split in SPLITS:
+        if split not in splits:
+            raise no_prompts(config, prompts_path(config), kept, split)
 
 
 def chosen(config: Config, tokenizer: Any) -> Iterator[tuple[list[Prompt], str]]:
     """The prompts that are taken from each data set, and a sentence on its records."""
     for own in config.prompts.sets:
         prompts, records = read_set(own.name, own.file)
-        kept, said = fitted(config, tokenizer, prompts)
+        kept, said = config.prompts.form.fit(tokenizer, prompts)
         if len(kept) < (own.prompts or 1):
             raise InputError(f"prompts.sets: {own.name} gives {len(kept)} prompts, not {own.prompts or 1}: {said}")
         taken = take_evenly(kept, own.prompts)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from data_gen.models.pair import ModelPair
-from data_gen.texts.prompts import Form, Prompt, read_prompts, split_of, take_evenly, write_prompts
+from data_gen.texts.prompts import Form, Prompt, joined, read_prompts, split_of, take_evenly, write_prompts
 from selector.schema import InputError
 
 
@@ -52,6 +52,12 @@ def test_a_source_falls_into_one_split() -> None:
     assert {split for found in splits.values() for split in found} == {"train", "validation", "test"}
 
 
+def test_sources_are_joined_along_chains_of_equal_texts_in_any_order() -> None:
+    held = [("d", 1), ("c", 1), ("c", 2), ("b", 2), ("a", 3), ("e", 4), ("b", 3)]
+    for order in (held, held[::-1], sorted(held, key=lambda each: each[1])):
+        assert joined(order) == {"a": "a", "b": "a", "c": "a", "d": "a", "e": "e"}
+
+
 def test_kinds_take_turns_and_the_order_does_not_depend_on_the_file() -> None:
     taken = take_evenly(prompts(20), 6)
     assert [prompt.kind for prompt in taken] == ["code", "prose"] * 3
@@ -76,13 +82,15 @@ def tokenizer(pair: ModelPair) -> Any:
 
 
 def test_of_a_long_prompt_the_start_or_the_end_is_kept_or_nothing(tokenizer: Any) -> None:
-    (ids,) = Form(5).whole(tokenizer, [Prompt("a", "the quick brown fox jumps over it", "text", "a")])
+    prompt = Prompt("a", "the quick brown fox jumps over it", "text", "a")
+    (ids,) = Form(5).whole(tokenizer, [prompt])
     assert len(ids) > 5
     assert Form(5).cut(tokenizer, ids) == ids[:5]
     assert Form(5, "end").cut(tokenizer, ids) == ids[-5:]
     assert all(Form(len(ids), longer).cut(tokenizer, ids) == ids for longer in ("start", "end", "drop"))
-    assert [Form(5, longer).keeps(len(ids)) for longer in ("start", "end", "drop")] == [True, True, False]
-    assert Form(len(ids), "drop").keeps(len(ids))
+    kept = [Form(5, longer).fit(tokenizer, [prompt])[0] for longer in ("start", "end", "drop")]
+    assert kept == [[prompt], [prompt], []]
+    assert Form(len(ids), "drop").fit(tokenizer, [prompt])[0] == [prompt]
 
 
 def test_a_cut_at_the_start_leaves_the_token_that_every_text_begins_with(tokenizer: Any) -> None:

@@ -19,7 +19,7 @@ from selector.train.data import SPLITS
 from tests.data_gen.test_prompt_sets import RECORDS
 from tests.data_gen.test_prompts import TEMPLATE
 from tests.pipelines.runs import ROOT
-from tests.pipelines.test_refusals import refusal
+from tests.pipelines.test_refusals import failure, refusal
 
 CONFIGS = ROOT / "configs"
 LARGE = ("qwen", "gemma", "llama", "spec_bench")
@@ -89,17 +89,18 @@ def test_sets_are_read_fitted_and_split(
 
 def test_prompts_of_a_file_that_are_too_long_are_left_out(here: Path, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"text": "the lazy dog " * n}) + "\n" for n in range(1, 60)))
+    texts = [f"<{n}>" + " the lazy dog" * n + f"<{n}>" for n in range(1, 60)]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     tokenizer = AutoTokenizer.from_pretrained(here / "target")
     pair = ModelPair(None, None, tokenizer, ("", ""), "")  # type: ignore[arg-type]
     counts = {}
     for longer in ("start", "end", "drop"):
-        prompts = {"file": str(path), "tokens": 60, "longer": longer}
+        prompts = {"file": str(path), "tokens": 150, "longer": longer}
         config = Config.model_validate({"name": "file", "prompts": prompts})
         taken = [prompt for split in SPLITS for prompt in prompts_of(config, pair, split)]
-        assert all(len(encode(config, pair, prompt)) <= 60 for prompt in taken)
+        assert all(len(encode(config, pair, prompt)) <= 150 for prompt in taken)
         counts[longer] = len(taken)
-    fitting = sum(len(tokenizer("the lazy dog " * n)["input_ids"]) <= 60 for n in range(1, 60))
+    fitting = sum(len(ids) <= 150 for ids in tokenizer(texts)["input_ids"])
     assert counts == {"start": 59, "end": 59, "drop": fitting} and 0 < fitting < 59
 
 
@@ -122,6 +123,16 @@ def test_settings_that_do_not_go_together(options: list[str], message: str) -> N
     with pytest.raises(InputError) as error:
         load_config(CONFIGS / "demo.yaml", options)
     assert message in str(error.value)
+
+
+def test_prompts_of_too_few_sources_are_found_where_they_are_read(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "few.jsonl").write_text("".join(json.dumps({"text": f"text number <{n}>"}) + "\n" for n in range(3)))
+    options = [*overrides(here)[:2], f"prompts.file={tmp_path / 'few.jsonl'}", "name=few"]
+    message = failure(capsys, monkeypatch, "pair", *options)
+    assert "few.jsonl: prompts.validation=0.2, prompts.test=0.25: none of the 3 sources falls to " in message
 
 
 def test_mistakes_of_the_sets_are_named(

@@ -265,7 +265,7 @@ def test_a_prompt_file_without_enough_sources(
     lines = [json.dumps({"text": f"a text of one file, number {n}", "source": "only.txt"}) + "\n" for n in range(20)]
     Path("one.jsonl").write_text("".join(lines))
     message = refusal(capsys, monkeypatch, "data", *SMALL, "prompts.file=one.jsonl")
-    assert "one.jsonl: no prompts for " in message and message.endswith("splits go by `source`")
+    assert "one.jsonl: prompts.validation=0.2, prompts.test=0.25: none of the 1 sources falls to " in message
 
 
 @pytest.mark.parametrize(
