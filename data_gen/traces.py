@@ -3,7 +3,7 @@
 A row is a text (schema version in `selector.schema`):
 
     prompt, kind, source     string    the prompt's id, kind and source
-    temperature, top_p, min_p, draft_temperature   float32   its sampling setting; the draft's temperature may be null
+    temperature, top_p, min_p, draft_temperature   float64   its sampling setting; the draft's temperature may be null
     top_k                    int32     likewise; 0 keeps the whole vocabulary
     tokens                   int32 list    prompt and continuation
     start                    int32     position of the last prompt token, the first root
@@ -42,7 +42,7 @@ from selector.schema import (
     survival_column,
 )
 
-ROWS_VERSION = 6  # raise it when the program gives other rows for the same inputs, so that no store holds both
+ROWS_VERSION = 7  # raise it when the program gives other rows for the same inputs, so that no store holds both
 
 
 def text_schema(verifiers: Sequence[str], hidden: bool) -> pa.Schema:
@@ -50,7 +50,7 @@ def text_schema(verifiers: Sequence[str], hidden: bool) -> pa.Schema:
     halves = [*map(survival_column, verifiers), *(HIDDEN_STATES if hidden else ())]
     fields = [
         *((name, pa.string()) for name in ("prompt", "kind", "source")),
-        *((name, pa.float32()) for name in ("temperature", "top_p", "min_p", "draft_temperature")),
+        *((name, pa.float64()) for name in ("temperature", "top_p", "min_p", "draft_temperature")),
         ("top_k", pa.int32()),
         ("tokens", pa.list_(pa.int32())),
         *((name, pa.int32()) for name in ("start", "roots")),
@@ -134,8 +134,8 @@ class TraceStore:
         check_shard(self.folder, name, listed)
         return True
 
-    def write(self, name: str, table: pa.Table) -> None:
-        """Write a shard under a temporary name, read it back and check it, then list it.
+    def write(self, name: str, table: pa.Table, **facts: Any) -> None:
+        """Write a shard under a temporary name, read it back and check it, then list it with other facts about it.
 
         Raises:
             InputError: a value is not finite, or the file cannot be written; names the column or the file.
@@ -147,7 +147,7 @@ class TraceStore:
             if back.schema.metadata != table.schema.metadata or not back.equals(table):
                 raise InputError(f"{partial}: reads back differently from what was written")
             size, digest = partial.stat().st_size, sha256(partial)
-        self.manifest["shards"][name] = {"rows": table.num_rows, "bytes": size, "sha256": digest}
+        self.manifest["shards"][name] = {"rows": table.num_rows, "bytes": size, "sha256": digest, **facts}
         self._write_manifest()
 
     def total(self, what: str) -> int:

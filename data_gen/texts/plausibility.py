@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from data_gen.models.pair import ModelRows
 from data_gen.models.sampling import Sampling
 
 UNLIKELY = 1e-3  # less probable tokens are counted: a text of another model or sampling setting has too many
+FALSE_ALARMS = 1e-6  # the share of the target's own logs that are taken for foreign ones, at most
 
 
 class ImpossibleToken(Exception):
@@ -29,11 +30,21 @@ class ImpossibleToken(Exception):
 
 @dataclass
 class Plausibility:
-    """How many tokens of some texts were unlikely, and how many are expected to be."""
+    """How many tokens of some texts were unlikely, and how many are expected to be.
+
+    Under the target's own law, a token is unlikely with a probability m that its row gives. Let u be 1 for unlikely
+    tokens and 0 for others. The products over all tokens of exp(u) / (1 + (exp(1) - 1) m) and of
+    exp(-u) / (1 + (exp(-1) - 1) m) are martingales that begin with 1, however the texts depend on each other. By
+    Ville's inequality each of them ever exceeds 2 / `FALSE_ALARMS` with a probability of `FALSE_ALARMS` / 2 at most. In
+    the long run, the first one grows with 1.7 times as many unlikely tokens as expected, and the second one with 0.6
+    times as many.
+    """
 
     tokens: int = 0
     unlikely: int = 0
     expected: float = 0.0
+    log_many: float = 0.0  # logarithms of the products
+    log_few: float = 0.0
 
     def add(self, target: ModelRows, begin: int, following: Sequence[int], sampling: Sampling) -> None:
         """Add the tokens that follow some rows, from position `begin` of the text on; ImpossibleToken if one is."""
@@ -44,14 +55,20 @@ class Plausibility:
             at = int((own_B <= 0).nonzero()[0])
             edge = _at_the_edge(target.logits_NV[at], following[at], sampling)
             raise ImpossibleToken(begin + at, following[at], edge)
-        self.tokens += len(following)
-        self.unlikely += int((own_B < UNLIKELY).sum())
-        self.expected += float((rows_BV * (rows_BV < UNLIKELY)).sum())
+        mass_B = (rows_BV * (rows_BV < UNLIKELY)).sum(-1, dtype=torch.float64)
+        unlikely = int((own_B < UNLIKELY).sum())
+        many, few = (float((math.expm1(sign) * mass_B).log1p().sum()) for sign in (1, -1))
+        self.join(Plausibility(len(following), unlikely, float(mass_B.sum()), unlikely - many, -unlikely - few))
 
     def join(self, other: Plausibility) -> None:
-        self.tokens += other.tokens
-        self.unlikely += other.unlikely
-        self.expected += other.expected
+        """Add the counts of other texts."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the target did not write the texts; wrong for `FALSE_ALARMS` of its own logs at most."""
+        return max(self.log_many, self.log_few) > math.log(2 / FALSE_ALARMS)
 
     def __str__(self) -> str:
         share, expected = self.unlikely / max(1, self.tokens), self.expected / max(1, self.tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from pipelines.data.shards import duration, passes_line, predicted_seconds, shar
 from pipelines.pair.loading import load_pair, recipe
 from pipelines.run import Stage, progress
 from pipelines.tracking import describe, mlflow_run
+from selector.schema import InputError
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data")
 MEMORY = "memory: a pass that does not fit is repeated with half as many rows; at first it has data.texts_per_shard"
@@ -50,7 +52,9 @@ def run(config: Config) -> None:
         return
     stage.replace()
     stage.say(size_line(config))
-    spent = _Spent()
+    spent = _Spent(config)
+    for name in set(work) - set(todo):
+        spent.judge(Plausibility(**store.manifest["shards"][name]["plausibility"]))
     with mlflow_run(config, "data", SECTIONS) as mlflow, progress() as bar:
         task = bar.add_task("labelling texts", total=len(work), completed=len(work) - len(todo), note="")
         if config.data.ray is not None:
@@ -63,7 +67,7 @@ def run(config: Config) -> None:
             made = ((name, make_shard(pair, recipe(config), each)) for name, each in todo.items())
         for name, shard in made:
             start = time.perf_counter()
-            store.write(name, shard.table)
+            store.write(name, shard.table, plausibility=asdict(shard.plausibility))
             spent.add(shard, time.perf_counter() - start)
             bar.update(task, advance=1, note=spent.line())
         checks = realised(config)
@@ -86,10 +90,10 @@ def run(config: Config) -> None:
 
 
 class _Spent:
-    """Roots, memory, and seconds by part of one call of the stage, summed over workers."""
+    """Roots, memory, and seconds by part of one call of the stage, summed over workers; and all texts' plausibility."""
 
-    def __init__(self) -> None:
-        self.started, self.roots = time.perf_counter(), 0
+    def __init__(self, config: Config) -> None:
+        self.log, self.started, self.roots = config.data.log, time.perf_counter(), 0
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.resident: list[int] = []
         self.plausibility = Plausibility()
@@ -99,7 +103,15 @@ class _Spent:
         for part, seconds in {**shard.seconds, "writing": writing}.items():
             self.seconds[part] += seconds
         self.resident.append(psutil.Process().memory_info().rss)
-        self.plausibility.join(shard.plausibility)
+        self.judge(shard.plausibility)
+
+    def judge(self, plausibility: Plausibility) -> None:
+        """Add a shard's plausibility; InputError where the target cannot have written the log so far."""
+        self.plausibility.join(plausibility)
+        if self.log is not None and self.plausibility.is_foreign:
+            raise InputError(
+                f"{self.log}: not the target's own texts under their sampling settings: {self.plausibility}"
+            )
 
     def rate(self) -> float:
         """Roots per second."""

@@ -191,8 +191,7 @@ def to_texts(table: pa.Table, verifiers: Sequence[str]) -> Texts:
     for verifier in verifiers:
         if survival_column(verifier) not in table.column_names:
             raise InputError(f"the traces hold no labels for {verifier}: add it to verifiers and make them again")
-    each = zip(table["temperature"].to_pylist(), table["top_p"].to_pylist(), strict=True)
-    setting_of = [(round(temperature, 6), round(top_p, 6)) for temperature, top_p in each]
+    setting_of = list(zip(table["temperature"].to_pylist(), table["top_p"].to_pylist(), strict=True))
     settings = sorted(set(setting_of))
     size_X, start_X, stride_X = (
         torch.from_numpy(np.asarray(table[name]).astype(np.int64)) for name in ("roots", "start", "hidden_stride")
