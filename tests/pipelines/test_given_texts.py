@@ -36,7 +36,7 @@ def write(path: Path, lines: Lines) -> str:
 
 def options(pair_folders: tuple[str, str], *more: str) -> list[str]:
     target, draft = pair_folders
-    sizes = ["prompts.tokens=16", "data.tokens=8", "evaluate.tokens=8", "data.texts=24", "latency.lengths=[16,48]"]
+    sizes = ["prompts.tokens=16", "data.tokens=8", "data.texts=24"]
     return [f"pair.target={target}", f"pair.draft={draft}", *sizes, "name=equal", *more]
 
 
