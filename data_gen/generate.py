@@ -213,12 +213,13 @@ def _check_settings(
             raise InputError(f"{key}: speculative_generate passes nothing but token ids to the models")
     if len(input_ids) != 1:
         raise InputError(f"{len(input_ids)} texts at once: speculative_generate continues one at a time")
-    if input_ids.shape[1] == 0:
+    text = input_ids[0].tolist()
+    if not text:
         raise InputError("input_ids: the prompt holds no tokens")
     mask, places, cache = (model_kwargs.get(key) for key in ("attention_mask", "position_ids", "past_key_values"))
     if mask is not None and not bool((mask == 1).all()):
         raise InputError("attention_mask: padded texts are not supported")
-    if places is not None and places.flatten().tolist() != list(range(input_ids.shape[1])):
+    if places is not None and any(row != [*range(len(text))] for row in places.flatten(0, -2).tolist()):
         raise InputError("position_ids: positions must count from 0")
     if cache is not None and (type(cache) not in (DynamicCache, StaticCache) or cache.get_seq_length() > 0):
         raise InputError("past_key_values: a text cannot be continued from a cache")
@@ -232,7 +233,9 @@ def _checked_draft(model: PreTrainedModel, draft: Any, max_length: int) -> PreTr
     if draft is None:
         raise InputError("draft_model: none was given")
     if not isinstance(draft, torch.nn.Module):
-        raise InputError(f"draft_model: {draft!r} is not a model; load it with AutoModelForCausalLM.from_pretrained")
+        raise InputError(
+            f"draft_model: {draft!r:.80} is not a model; AutoModelForCausalLM.from_pretrained loads one"
+        )
     if draft.device != model.device:
         raise InputError(f"draft_model: it is on {draft.device}, and the target on {model.device}")
     models = model, cast(PreTrainedModel, draft)

@@ -61,8 +61,8 @@ def verify_slots(
 ) -> tuple[Tensor, Tensor]:
     """One draw from the verifier's law: the last accepted slot, which is the first of its text, and the extra token.
 
-    Both are int64 [1], for to index with a tensor of no axes is a host synchronisation. With the same uniform numbers,
-    `Verifier.verify` gives the same verdict, apart from rounding.
+    Both are int64 [1], because indexing with a tensor of no axes is a host synchronisation. From the same uniform
+    numbers, `Verifier.verify` gives the same verdict, apart from rounding.
 
     Args:
         tokens_S: int64; the root's is not read.
