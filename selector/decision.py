@@ -31,6 +31,7 @@ from selector.tables import number, place
 
 ASKED = ((), (MATCH,), *((level,) for level in LEVELS), (EARLY, LIGHT), (EARLY, FULL))  # values of `feature_levels`
 RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
+FAR = 0.1, 0.05, 0.02, 0.02  # in temperature, top-p, 1 / top-k and min-p: where a mode no longer decides
 NEVER = -1e9  # the score, in tokens, of an action that may not be chosen
 
 
@@ -68,6 +69,9 @@ class Mode:
     batch: int = 1
     level: str = ""  # `text` or `drafter`, the features that a log's selector needs; "" for a pair's selector
     joint: float = 0.0  # tokens per second of the whole batch, for joint decisions; 0 where each request decides alone
+    top_k: int = 0  # 0 keeps the whole vocabulary
+    min_p: float = 0.0
+    draft_temperature: float | None = None  # None for the target's
     # Tokens per step of every static tree, in the order of `ActionSpace.trees`; empty if not known.
     mean_efficiency: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
@@ -86,6 +90,19 @@ class Mode:
         """Coordinates of the setting; `nearest` sums their absolute differences."""
         return *self.setting, of_batch(self.batch)
 
+    def covers(self, temperature: float, top_p: float, top_k: int = 0, min_p: float = 0.0) -> bool:
+        """Whether the mode may decide under a sampling setting.
+
+        Temperatures may differ by 0.1, top-p by 0.05, 1 / top-k (0 for the whole vocabulary) and min-p by 0.02: so a
+        top-k from 50 on counts as none. Each of these moves a few percent of the probability. Beyond, drafted tokens
+        are accepted at rates that the network has not seen, and its decisions were slower than a fixed tree. At
+        temperature 0 the other three change nothing.
+        """
+        own = self.temperature, self.top_p, 1 / self.top_k if self.top_k else 0.0, self.min_p
+        asked = temperature, top_p, 1 / top_k if top_k else 0.0, min_p
+        counted = zip(own, asked, FAR, strict=True) if temperature else [(own[0], 0.0, FAR[0])]
+        return all(abs(a - b) <= far + 1e-6 for a, b, far in counted)
+
     def mask(self, space: ActionSpace) -> Tensor:
         """Which actions may be chosen where the lookup rule does not apply, bool [A]."""
         if not self.decides:
@@ -99,7 +116,7 @@ class Mode:
 
     def static_only(self) -> "Mode":
         """The mode that always drafts the static tree."""
-        return replace(self, feature_levels=(), rule=None)
+        return replace(self, feature_levels=(), rule=None, joint=0.0)
 
     def restricted(self, space: ActionSpace, positions: Iterable[int], speed_T: Tensor) -> "Mode":
         """The mode of an engine that can draft only the actions at some positions, among them at least one tree.
@@ -135,16 +152,20 @@ class Mode:
             rule=None if entry["rule"] is None else LookupRule(*entry["rule"]),
             batch=entry["batch"],
             level=entry["level"],
+            top_k=entry["top_k"],
+            draft_temperature=entry["draft_temperature"],
             mean_efficiency=tuple(map(number, entry.get("mean_efficiency", ()))),
-            **{name: float(entry[name]) for name in ("temperature", "top_p", "speed", "rho", "joint")},
+            **{name: float(entry[name]) for name in ("temperature", "top_p", "min_p", "speed", "rho", "joint")},
         )
         if not all(type(at) is int and at >= 0 for at in (*mode.action, *mode.allowed, *(mode.rule or ()))):
             raise TypeError("action, allowed and rule must be non-negative integers")
         if mode.feature_levels not in ASKED or (mode.feature_levels == (MATCH,)) != (mode.rule is not None):
             raise ValueError("feature_levels and rule do not fit together")
-        numbers = mode.temperature, mode.top_p, mode.speed, mode.rho, mode.joint
+        numbers = *mode.setting, mode.min_p, mode.speed, mode.rho, mode.joint, mode.draft_temperature or 0.0
         if not all(map(math.isfinite, numbers)) or mode.speed <= 0 or mode.joint < 0:
             raise ValueError("a number is out of range")
+        if type(mode.top_k) is not int or mode.top_k < 0:
+            raise TypeError("top_k must be a non-negative integer")
         if type(mode.batch) is not int or mode.batch < 1 or mode.level not in ("", TEXT, DRAFTER):
             raise ValueError("batch or level is out of range")
         return mode

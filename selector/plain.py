@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+FORMAT = "espalier-selector-8"
 READ = "model.safetensors", "config.json"
 DTYPES = {"F32": np.float32, "I64": np.int64, "BOOL": np.bool_}
 LAYER_NORM_EPSILON = 1e-5
@@ -31,12 +32,14 @@ class PlainSelector:
         widths: number of all scalars, and the width of each hidden state.
 
     Raises:
-        ValueError: a file is missing or does not match `SHA256SUMS`; names it.
+        ValueError: a file is missing, does not match `SHA256SUMS`, or is of another format; names it.
     """
 
     def __init__(self, folder: str | Path) -> None:
         files = _read(Path(folder))
         self.config = json.loads(files["config.json"])
+        if self.config.get("format") != FORMAT:
+            raise ValueError(f"{folder}: {self.config.get('format')}; this program reads {FORMAT}: export it again")
         self._tensors = tensors(files["model.safetensors"])
         self.actions: list[tuple[int, ...]] = [tuple(action) for action in self.config["actions"]]
         self.early: int = self.config["features"]["early"]
@@ -90,9 +93,11 @@ class PlainSelector:
         """The outputs of `selector.train.network.RootNetwork`, from scalars and, where known, hidden states, [B, H]."""
         find, body = self._tensors, "network.body." if self._regressor else "network."
         scalars_BF, seen = given[0], given[0].shape[1]
-        mean_F, scale_F, count_F = (find[body + name][:seen] for name in ("mean_F", "scale_F", "count_F"))
+        names = "mean_F", "scale_F", "count_F", "low_F", "high_F"
+        mean_F, scale_F, count_F, low_F, high_F = (find[body + name][:seen] for name in names)
+        values_BF = np.where(count_F, np.log1p(scalars_BF.clip(min=0)), scalars_BF).clip(low_F, high_F)
         scaled_BF = np.zeros((len(scalars_BF), self.widths[0]), np.float32)
-        scaled_BF[:, :seen] = (np.where(count_F, np.log1p(scalars_BF.clip(min=0)), scalars_BF) - mean_F) / scale_F
+        scaled_BF[:, :seen] = (values_BF - mean_F) / scale_F
         scaled_BF[:, self.early :] *= passed_B1
         parts = [scaled_BF, passed_B1]
         for i, width in enumerate(self.widths[1:]):

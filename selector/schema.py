@@ -175,7 +175,8 @@ SCHEMAS = {schema.name: schema for schema in (PAIR, LOG)}
 SCALARS, SCALAR_NAMES = PAIR.scalars, PAIR.names
 # These positions are the same in every schema.
 LENGTH_AT, BATCH_AT, MATCH_AT = map(SCALAR_NAMES.index, ("context_length", "batch", "match"))
-SETTING_AT = [SCALAR_NAMES.index("temperature"), SCALAR_NAMES.index("top_p"), BATCH_AT]
+TEMPERATURE_AT = SCALAR_NAMES.index("temperature")  # top-p follows
+SETTING_AT = [TEMPERATURE_AT, TEMPERATURE_AT + 1, BATCH_AT]
 SCALARS_KEY = "scalars"  # in a feature dictionary: one float vector in the order of the schema
 # Last hidden states (DDTE, appendix E) of `full` features. The target has not passed the root.
 HIDDEN_STATES = ("target_hidden_prev", "draft_hidden_prev", "draft_hidden_root")

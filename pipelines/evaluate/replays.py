@@ -41,7 +41,7 @@ def synthetic_methods(
     there."""
     verifier, settings = config.train.verifier, settings_of(config)
     train, validation = (by_setting(config, splits[name], profile) for name in ("train", "validation"))
-    judged = judge(module, validation, statics(train))
+    judged = judge(module, validation, statics(config, train))
     methods: Contenders = {}
     for setting, each in zip(settings, judged, strict=True):
         mode = each.mode if each.pays and module.is_regressor else each.mode.static_only()

@@ -21,6 +21,7 @@ from pipelines.config import Config
 from pipelines.logs.labelling import VERIFIER
 from pipelines.logs.tuned import Tuning
 from pipelines.run import provenance
+from pipelines.train.judging import law_of
 from selector.export.write import write_artefact
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Selector, load_selector
@@ -63,7 +64,10 @@ def export(
         "provenance": provenance(config),
     }
     modes = [
-        {**replace(mode, joint=tuning.joint[level]).row(), "mean_efficiency": tuning.mean_efficiency}
+        {
+            **replace(mode, joint=tuning.joint[level], **law_of(config.sampling[0])).row(),
+            "mean_efficiency": tuning.mean_efficiency,
+        }
         for tuning in tunings
         for level, mode in tuning.selector.items()
     ]

@@ -55,7 +55,7 @@ def main(config: Config) -> None:
             rules = [rule_of(result, setting, verifier) for setting in settings_of(config)]
         else:  # tuned as training does it
             train, validation = (by_setting(config, splits[split], profile) for split in ("train", "validation"))
-            bases = statics(train)
+            bases = statics(config, train)
             judged, tuned = judge(module, validation, bases), tune_rules(train, {verifier: bases})
             rules = [rule[verifier] for rule in tuned]
             judged_rules = judge_rules(tuned, validation, bases)

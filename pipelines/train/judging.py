@@ -7,13 +7,14 @@ setting; `bases` are the modes of the best static trees.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from rich.table import Table
 from torch import Tensor
 
 from data_gen.models.sampling import Sampling
-from pipelines.config import Config
+from pipelines.config import Config, SamplingSetting
 from pipelines.data.recorded import settings_of, timed
 from selector.decision import Mode
 from selector.latency import LatencyProfile
@@ -54,12 +55,18 @@ def by_setting(config: Config, texts: Texts, profile: LatencyProfile) -> list[Ti
     return [timed(texts, setting, config.train.verifier, profile) for setting in settings_of(config)]
 
 
-def statics(train: list[Timed]) -> list[Mode]:
-    """The best static tree for each sampling setting, by its training texts."""
+def law_of(setting: SamplingSetting) -> dict[str, Any]:
+    """The entries of a `Mode` that its texts do not tell: top-k, min-p and the draft's temperature."""
+    return setting.model_dump(exclude={"temperature", "top_p"})
+
+
+def statics(config: Config, train: list[Timed]) -> list[Mode]:
+    """The best static tree for each of the run's sampling settings, by its training texts."""
     result = []
-    for each in train:
+    for setting, each in zip(config.sampling, train, strict=True):
         table = StaticTable.of(each)
-        result.append(replace(best_static(each, table), mean_efficiency=tuple(table.efficiencies().tolist())))
+        known = {"mean_efficiency": tuple(table.efficiencies().tolist()), **law_of(setting)}
+        result.append(replace(best_static(each, table), **known))
     return result
 
 

@@ -78,7 +78,9 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
         train, validation = (by_setting(config, splits[name], profile) for name in OWN)
         estimates = {own.setting: potential(own, other) for own, other in zip(train, validation, strict=True)}
         console.print(potential_table(estimates))
-        by_verifier = {name: statics([replace(own, verifier=name) for own in train]) for name in config.verifiers}
+        by_verifier = {
+            name: statics(config, [replace(own, verifier=name) for own in train]) for name in config.verifiers
+        }
         bases, rules = by_verifier[verifier], tune_rules(train, by_verifier)
         judged_rules = judge_rules(rules, validation, bases)
         del train  # its labels take memory that the networks' training needs

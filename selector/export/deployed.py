@@ -104,6 +104,7 @@ def config_of(module: SelectorModule, verifier: str, fallback: Action, modes: Se
     widths = module.hparams["hidden_widths"]
     return ArtefactConfig(
         schema=module.schema,
+        ranges=module.ranges,
         objective=module.hparams["objective"],
         feature_level=module.hparams["level"],
         verifier=verifier,

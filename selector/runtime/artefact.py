@@ -19,6 +19,7 @@ from torch import Tensor
 from selector.actions import Action, ActionSpace, choice_of
 from selector.decision import LookupRule, Mode
 from selector.latency import LatencyProfile
+from selector.plain import FORMAT
 from selector.schema import (
     EARLY,
     FULL,
@@ -34,8 +35,8 @@ from selector.schema import (
     Schema,
     sha256,
 )
+from selector.tables import number
 
-FORMAT = "espalier-selector-7"
 CHECKSUMS = "SHA256SUMS"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 NO_MATCH = 1 << 20  # longer than any match
@@ -48,6 +49,7 @@ class ArtefactConfig:
     """The contents of `config.json`."""
 
     schema: Schema
+    ranges: list[tuple[float, float]]  # of the scalars at the training roots, to which the network's inputs are clamped
     objective: str  # `regressor` or `policy`
     feature_level: str  # of the network's input where everything is known
     verifier: str
@@ -86,7 +88,10 @@ class ArtefactConfig:
             "style": "iid",  # how the branches of a tree are drawn
             "features": {
                 "early": self.schema.first,
-                "scalars": [asdict(scalar) for scalar in self.schema.scalars],
+                "scalars": [
+                    {**asdict(scalar), "lowest": low, "highest": high}
+                    for scalar, (low, high) in zip(self.schema.scalars, self.ranges, strict=True)
+                ],
                 "hidden_states": self.hidden_states,
             },
             "space": self.space.to_json(),
@@ -103,6 +108,7 @@ class ArtefactConfig:
         features, schema = values["features"], SCHEMAS[values["schema"]]
         config = cls(
             schema=schema,
+            ranges=[(number(each["lowest"]), number(each["highest"])) for each in features["scalars"]],
             objective=values["objective"],
             feature_level=values["feature_level"],
             verifier=values["verifier"],
@@ -271,9 +277,15 @@ def checked(
     return read
 
 
-def check_setting(temperature: float, top_p: float, batch: float = 1) -> None:
+def in_words(temperature: float, top_p: float, top_k: int = 0, min_p: float = 0.0) -> str:
+    """A sampling setting; a top-k or min-p that keeps everything is left out."""
+    further = f", top-k {top_k}" * (top_k != 0) + f", min-p {min_p:g}" * (min_p != 0)
+    return f"temperature {temperature:g}, top-p {top_p:g}{further}"
+
+
+def check_setting(temperature: float, top_p: float, batch: float = 1, top_k: int = 0, min_p: float = 0.0) -> None:
     """InputError where the sampling setting or the number of requests is out of range."""
-    if not (0 <= temperature < math.inf and 0 < top_p <= 1):
-        raise InputError(f"temperature {temperature:g}, top-p {top_p:g}: no sampling setting")
+    if not (0 <= temperature < math.inf and 0 < top_p <= 1 and top_k >= 0 and 0 <= min_p <= 1):
+        raise InputError(f"{in_words(temperature, top_p, top_k, min_p)}: no sampling setting")
     if not 1 <= batch < math.inf:
         raise InputError(f"batch {batch:g}: there is at least one request")

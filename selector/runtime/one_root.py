@@ -34,6 +34,8 @@ class Network(NamedTuple):
     """The network in flat arrays."""
 
     counts_F: Array  # bool, the scalars of which the logarithm is taken
+    low_F: Array  # the range that the scalars, or their logarithms, are clamped to
+    high_F: Array
     widths: Array  # of the hidden states
     projected: int  # numbers that each hidden state is projected to
     sizes: Array  # O of the layers of the MLP
@@ -107,6 +109,8 @@ def _network(
     parts = [*projections, *(part for layer in layers for part in layer)]
     return Network(
         counts_F=own["count_F"][:inputs].numpy(),
+        low_F=own["low_F"][:inputs].numpy(),
+        high_F=own["high_F"][:inputs].numpy(),
         widths=np.array(widths, np.int64),
         projected=len(projections[1]) if projections else 0,
         sizes=np.array([len(bias_O) for _, bias_O in layers]),
@@ -151,7 +155,8 @@ def _outputs(scalars_F: Array, states_D: Array, network: Network) -> Array:
     F, projected, numbers_N = len(network.counts_F), network.projected, network.numbers_N
     values_I = np.empty(F + projected * len(network.widths), np.float32)
     for f in range(F):
-        values_I[f] = np.log1p(max(scalars_F[f], np.float32(0))) if network.counts_F[f] else scalars_F[f]
+        value = np.log1p(max(scalars_F[f], np.float32(0))) if network.counts_F[f] else scalars_F[f]
+        values_I[f] = min(max(value, network.low_F[f]), network.high_F[f])
     at, begin = 0, 0
     for i in range(len(network.widths)):
         state = states_D[begin : begin + network.widths[i]]

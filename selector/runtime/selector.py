@@ -5,11 +5,12 @@ Legend: B roots or requests, A actions, K actions that may be chosen, T trees, F
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +24,29 @@ from selector.runtime.artefact import (
     ArtefactConfig,
     Features,
     check_files,
+    check_finite,
     check_setting,
     checked,
     decision_tables,
+    in_words,
     local_folder,
     read_config,
 )
 from selector.runtime.joint import Shapes, StepClock, joint_choice, step_clock
 from selector.runtime.one_root import OneRoot
 from selector.runtime.tokens import TokenStatistics
-from selector.schema import DRAFTER, LENGTH_AT, LOG, MATCH, MATCH_AT, SCALARS_KEY, SETTING_AT, TEXT, InputError
+from selector.schema import (
+    DRAFTER,
+    LENGTH_AT,
+    LOG,
+    MATCH,
+    MATCH_AT,
+    SCALARS_KEY,
+    SETTING_AT,
+    TEMPERATURE_AT,
+    TEXT,
+    InputError,
+)
 
 
 class Selector:
@@ -99,32 +113,70 @@ class Selector:
         shapes: Iterable[tuple[int, ...]] | None = None,
         batch: int = 1,
         level: str | None = None,
+        top_k: int = 0,
+        min_p: float = 0.0,
     ) -> Tuned:
         """The selector under the mode that is nearest to a sampling setting and a number of requests.
+
+        Where no mode covers the setting (`Mode.covers`), the best static tree of the nearest one is always drafted: a
+        tree that does not depend on the text loses less there than a network outside of its training data. A warning
+        says so, once for each setting.
 
         Args:
             nodes: largest number of drafted tokens; equal prefixes of branches count separately.
             shapes: the actions that an engine can draft, trees `(K, L1, L2)` and lookups `(length,)`; None for all.
             level: `text` or `drafter`, for a log's selector; None to use the level of the features that are given.
+            top_k: 0 for the whole vocabulary.
 
         Raises:
             InputError: the setting, the batch or the level is out of range, no tree is left, or a shape is not in the
                 action space.
         """
-        check_setting(temperature, top_p, batch)
+        asked = temperature, top_p, top_k, min_p
+        check_setting(temperature, top_p, batch, top_k, min_p)
         less = None
         if self.schema == LOG and level is None:
-            less, level = self.at(temperature, top_p, nodes, shapes, batch, TEXT), DRAFTER
+            less, level = self.at(temperature, top_p, nodes, shapes, batch, TEXT, top_k, min_p), DRAFTER
         elif self.schema != LOG and level is not None:
             raise InputError(f"level {level}: only a selector that was trained on a log has levels to choose from")
         modes = [mode for mode in self.modes if level is None or mode.level == level]
         if not modes:
             raise InputError(f"level {level}: this selector has {', '.join(self.schema.levels)}")
-        mode = nearest(modes, temperature, top_p, batch)
-        if nodes is None and shapes is None:
+        mode = nearest([mode for mode in modes if mode.covers(*asked)] or modes, temperature, top_p, batch)
+        covered = mode.covers(*asked)
+        if covered and nodes is None and shapes is None:
             return Tuned(mode, self, less)
-        speed_T = self.config.static_speeds(mode, self.latency)
-        return Tuned(mode.restricted(self.space, _allowed(self.space, nodes, shapes), speed_T), self, less)
+        trained, speed_T = (
+            in_words(*mode.setting, mode.top_k, mode.min_p),
+            self.config.static_speeds(mode, self.latency),
+        )
+        mode = (mode if covered else mode.static_only()).restricted(
+            self.space, _allowed(self.space, nodes, shapes), speed_T
+        )
+        if not covered:
+            _warn_once(
+                f"{in_words(*asked)}: too far from the trained {trained}; {mode.action} is drafted at every step"
+            )
+        return Tuned(mode, self, less)
+
+    def check_pair(self, target: str, draft: str, device: str = "") -> None:
+        """Warn, once, where the models or the machine are not those that the selector was trained for.
+
+        Args:
+            target, draft: directories or hub ids of the models that decode; of paths the last part is compared.
+            device: as `LatencyProfile.device`, the key of the machine's times; "" if it is not known.
+        """
+        own = [str(self.config.pair.get(role)) for role in ("target", "draft")]
+        if [Path(name).name for name in own] != [Path(name).name for name in (target, draft)]:
+            _warn_once(f"the selector was trained for {' and '.join(own)}; {target} and {draft} decode")
+        if device not in ("", self.latency.device):
+            _warn_once(f"the selector has the step times of {self.latency.device}; {device} decodes")
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """A warning that a process gives once, whatever its filters are."""
+    warnings.warn(message, stacklevel=3)
 
 
 def _allowed(space: ActionSpace, nodes: int | None, shapes: Iterable[tuple[int, ...]] | None) -> list[int]:
@@ -158,7 +210,8 @@ class Tuned:
             None where only early features are given and the decision needs all of them, after the draft's root pass.
 
         Raises:
-            InputError: a feature is missing, of another shape or dtype, or not finite.
+            InputError: a feature is missing, of another shape or dtype, or not finite, or is of a sampling setting that
+                the mode does not cover.
         """
         mode = self.mode
         if features is None:
@@ -168,8 +221,10 @@ class Tuned:
         if not mode.feature_levels:
             return mode.action
         if mode.rule is not None:
-            match = features[MATCH] if MATCH in features else self._read(features)[SCALARS_KEY][MATCH_AT]
-            return mode.copied(float(match))
+            match = float(features[MATCH] if MATCH in features else self._read(features)[SCALARS_KEY][MATCH_AT])
+            if not math.isfinite(match):
+                raise InputError("features: match is not finite")
+            return mode.copied(match)
         read = self._read(features)
         known = read[SCALARS_KEY].shape[0]
         early = self._with_less and (len(mode.feature_levels) == 1 or known == self._own.schema.first)
@@ -217,7 +272,13 @@ class Tuned:
 
     def _read(self, features: Features) -> Features:
         early = self._own.schema.first if self._with_less else None
-        return checked(features, self._own.widths, 1, early, finite=False)  # `OneRoot` checks that they are finite
+        read = checked(features, self._own.widths, 1, early, finite=False)  # `OneRoot` checks that they are finite
+        temperature, top_p = read[SCALARS_KEY][TEMPERATURE_AT : TEMPERATURE_AT + 2].tolist()
+        if not self.mode.covers(temperature, top_p, self.mode.top_k, self.mode.min_p):
+            check_finite(read)
+            given, own = in_words(temperature, top_p), in_words(*self.mode.setting)
+            raise InputError(f"features: {given}; these decisions are for {own}")
+        return read
 
 
 @contextmanager

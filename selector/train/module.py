@@ -83,10 +83,20 @@ class SelectorModule(pl.LightningModule):
         """The feature levels that it may be asked with: its own and, for a regressor, the first of its schema."""
         return (self.schema.levels[0], self.level) if self.is_regressor else (self.level,)
 
+    @property
+    def _body(self) -> RootNetwork:
+        return self.network.body if isinstance(self.network, SurvivalNetwork) else self.network
+
+    @property
+    def ranges(self) -> list[tuple[float, float]]:
+        """The lowest and the highest value of each scalar at the training roots."""
+        low_high_F2 = torch.stack([self._body.low_F, self._body.high_F], dim=-1)
+        counted_F1 = self._body.count_F.unsqueeze(-1)
+        return [(low, high) for low, high in torch.where(counted_F1, low_high_F2.expm1(), low_high_F2).tolist()]
+
     def begin_at(self, texts: Texts, verifier: str, rows: Tensor) -> None:
-        """Fit the scaling of the scalars on the training roots, and begin a regressor at their mean survivals."""
-        body = self.network.body if isinstance(self.network, SurvivalNetwork) else self.network
-        body.standardise(texts.scalars_RF[rows])
+        """Fit the scalars' ranges and scaling on the training roots, and begin a regressor at their mean survivals."""
+        self._body.standardise(texts.scalars_RF[rows])
         if isinstance(self.network, SurvivalNetwork):  # labels that a log does not tell are NaN
             self.network.begin_at(texts.labels(verifier, rows, self.space).nanmean(0).nan_to_num())
 

@@ -25,8 +25,9 @@ from tests.selector.synthetic import SPACE, joined, opinionated, profile, texts,
 
 TRAIN = {"verifier": "traversal", "epochs": 12, "batch": 64, "hidden": [24, 12], "learning_rate": 0.01}
 VERIFIERS = {"verifiers": ["traversal"]}
-CONFIG = Config.model_validate({"name": "train", "train": TRAIN, **VERIFIERS})
 HOT, COLD = (1.0, 1.0), (0.2, 1.0)
+SAMPLING = [{"temperature": 1.0, "top_k": 7}, {"temperature": 0.2, "min_p": 0.1, "draft_temperature": 0.0}]
+CONFIG = Config.model_validate({"name": "train", "train": TRAIN, "sampling": SAMPLING, **VERIFIERS})
 
 
 def splits(told: tuple[bool, bool] = (True, True)) -> dict[str, Texts]:
@@ -72,7 +73,9 @@ def run_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_static_tree_of_a_setting_is_the_fastest_on_its_training_texts() -> None:
     data = splits()
-    for base, setting in zip(statics(by_setting(data["train"])), (HOT, COLD), strict=True):
+    bases = statics(CONFIG, by_setting(data["train"]))
+    assert [(base.top_k, base.min_p, base.draft_temperature) for base in bases] == [(7, 0.0, None), (0, 0.1, 0.0)]
+    for base, setting in zip(bases, (HOT, COLD), strict=True):
         table = StaticTable.of(timed(data["train"].setting_of(setting)))
         assert base.setting == setting and not base.decides
         assert SPACE.index(base.action) == int(table.speeds().argmax())
@@ -83,7 +86,7 @@ def test_the_static_tree_of_a_setting_is_the_fastest_on_its_training_texts() -> 
 def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
     """A scalar tells easy roots under one of two settings; under the other, nothing does."""
     data = splits(told=(True, False))
-    bases, own = statics(by_setting(data["train"])), by_setting(data["validation"])
+    bases, own = statics(CONFIG, by_setting(data["train"])), by_setting(data["validation"])
     module = trained(CONFIG, ("regressor", LIGHT), data, own, bases, tmp_path / "fitted", run_id)
     judged = judge(module, own, bases)
     assert [each.pays for each in judged] == [True, False]
@@ -125,7 +128,7 @@ def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(network: float
 def test_a_rule_is_tuned_on_the_training_texts_and_judged_on_others() -> None:
     """Where the texts go on as they did before, copying is the fastest; the rule finds from which match on."""
     data = splits()
-    bases = statics(by_setting(data["train"]))
+    bases = statics(CONFIG, by_setting(data["train"]))
     rules = tune_rules(by_setting(data["train"]), {"traversal": bases})
     found = judge_rules(rules, by_setting(data["validation"]), bases)
     for judged, base in zip(found, bases, strict=True):
@@ -142,7 +145,7 @@ def test_rules_are_tuned_with_the_trained_and_with_the_fastest_verifier() -> Non
     survivals = data["train"].survivals
     data["train"] = replace(data["train"], survivals={**survivals, "block": survivals["traversal"] / 2})
     clock = replace(profile(), verify=dict.fromkeys(("traversal", "block"), profile().verify["traversal"]))
-    bases = {name: statics(by_setting(data["train"], name, clock)) for name in ("traversal", "block")}
+    bases = {name: statics(CONFIG, by_setting(data["train"], name, clock)) for name in ("traversal", "block")}
     for trained_one, names in (("block", ["block", "traversal"]), ("traversal", ["traversal"])):
         rules = tune_rules(by_setting(data["train"], trained_one, clock), bases)
         assert [list(own) for own in rules] == [names, names]
@@ -158,7 +161,7 @@ def test_rules_are_tuned_with_the_trained_and_with_the_fastest_verifier() -> Non
 
 def test_a_policy_learns_trees_that_pay(tmp_path: Path, run_id: str) -> None:
     data = splits()
-    bases = statics(by_setting(data["train"]))
+    bases = statics(CONFIG, by_setting(data["train"]))
     own = by_setting(data["validation"])
     longer = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"epochs": 60})})
     module = trained(longer, ("policy", LIGHT), data, own, bases, tmp_path / "fitted", run_id)
@@ -168,7 +171,7 @@ def test_a_policy_learns_trees_that_pay(tmp_path: Path, run_id: str) -> None:
 
 def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:
     data = splits()["train"]
-    bases = statics(by_setting(data))
+    bases = statics(CONFIG, by_setting(data))
     seconds_RA, speed_R = step_times(opinionated("policy"), data, bases, "traversal", profile())
     for base in bases:
         mine = data.setting_X[data.text_R] == data.settings.index(base.setting)
@@ -204,7 +207,7 @@ def test_the_kinds_follow_from_what_the_traces_hold() -> None:
 
 def test_the_table_marks_where_decisions_are_made() -> None:
     data = splits()
-    bases = statics(by_setting(data["train"]))
+    bases = statics(CONFIG, by_setting(data["train"]))
     judged = judge(opinionated(), by_setting(data["validation"]), bases)
     row = row_of(judged, no_rules(judged), bases)
     for mode, decides in zip(row["modes"], (True, False), strict=True):

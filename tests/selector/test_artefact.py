@@ -59,7 +59,7 @@ def test_what_is_deployed_is_what_is_exported(
 def test_the_config_says_what_an_engine_needs(artefacts: dict[tuple[str, str], Path]) -> None:
     for (objective, level), folder in artefacts.items():
         config = json.loads((folder / "config.json").read_text())
-        assert (config["format"], config["schema_version"]) == ("espalier-selector-7", 6)
+        assert (config["format"], config["schema_version"]) == ("espalier-selector-8", 6)
         assert config["features"]["early"] == len(EARLY_SCALARS)
         assert (config["objective"], config["feature_level"], config["verifier"]) == (objective, level, "traversal")
         assert [scalar["name"] for scalar in config["features"]["scalars"]] == [scalar.name for scalar in SCALARS]
@@ -122,10 +122,10 @@ def changed(artefact: Path, copy: Path, change: Callable[[dict], object]) -> Pat
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"schema_version": 7}, "espalier-selector-7 of schema version 7; this program reads"),
+        ({"schema_version": 7}, "espalier-selector-8 of schema version 7; this program reads"),
         (
-            {"format": "espalier-selector-6", "schema_version": 5},
-            "espalier-selector-6 of schema version 5; this program",
+            {"format": "espalier-selector-7"},
+            "config.json: espalier-selector-7 of schema version 6; this program reads espalier-selector-8",
         ),
     ],
 )

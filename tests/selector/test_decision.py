@@ -177,10 +177,21 @@ def test_the_rule_is_scriptable() -> None:
         DECIDED.static_only(),
         COPIES,
         replace(DECIDED, feature_levels=(TEXT,), batch=16, level=TEXT),
+        replace(DECIDED, top_k=20, min_p=0.05, draft_temperature=0.0),
         replace(DECIDED, feature_levels=(DRAFTER,), batch=4, level=DRAFTER, joint=900.0),
         *(replace(DECIDED, feature_levels=level) for level in ASKED[2:]),
     ],
-    ids=["plain", "decided", "limited", "static", "copies", "by text", "together", *map(" ".join, ASKED[2:])],
+    ids=[
+        "plain",
+        "decided",
+        "limited",
+        "static",
+        "copies",
+        "by text",
+        "truncated",
+        "together",
+        *map(" ".join, ASKED[2:]),
+    ],
 )
 def test_a_mode_survives_json(mode: Mode) -> None:
     row = json.loads(json.dumps({**mode.row(), "mean_efficiency": [1.0], "further": None}))
@@ -215,6 +226,10 @@ def test_a_mode_survives_json(mode: Mode) -> None:
         {"level": LIGHT},
         {"joint": -1.0},
         {"joint": float("inf")},
+        {"top_k": -1},
+        {"top_k": 5.0},
+        {"min_p": float("nan")},
+        {"draft_temperature": float("inf")},
     ],
     ids=str,
 )
@@ -223,7 +238,9 @@ def test_what_is_no_mode_is_refused(spoilt: dict) -> None:
         Mode.of({**DECIDED.row(), **spoilt})
 
 
-@pytest.mark.parametrize("name", ["action", "feature_levels", "allowed", "rule", "rho", "batch", "level", "joint"])
+@pytest.mark.parametrize(
+    "name", ["action", "feature_levels", "allowed", "rule", "rho", "batch", "level", "joint", "top_k", "min_p"]
+)
 def test_a_mode_without_a_part_is_refused(name: str) -> None:
     with pytest.raises(KeyError):
         Mode.of({key: value for key, value in DECIDED.row().items() if key != name})

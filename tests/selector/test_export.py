@@ -190,7 +190,7 @@ def test_the_nearest_sampling_setting_decides(artefact: Path) -> None:
     """In a batch, too, where each root has its own."""
     selector = load_selector(artefact)
     near = {(0.1, 1.0): STATIC, (0.42, 1.0): COPIES, (0.55, 1.0): ANY, (0.87, 1.0): KNOWN_EARLY}
-    near |= {(1.15, 1.0): SOME, (1.1, 0.85): NUCLEUS, (1.6, 1.0): IN_TURN, (1.35, 0.85): SOME_IN_TURN}
+    near |= {(1.08, 1.0): SOME, (1.1, 0.85): NUCLEUS, (1.5, 1.0): IN_TURN, (1.35, 0.85): SOME_IN_TURN}
     batches = []
     for setting, mode in near.items():
         assert selector.at(*setting).mode == mode

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from selector.export.compiled import PACKAGE, run_package
 from selector.plain import PlainSelector
 from selector.runtime.selector import load_selector
-from selector.schema import FULL, HIDDEN_STATES, LIGHT, SCALARS_KEY
+from selector.schema import FULL, HIDDEN_STATES, LIGHT, SCALAR_NAMES, SCALARS_KEY
 from tests.selector.exported import (
     KINDS,
     MODES,
@@ -82,13 +82,14 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @COMPILER
 @torch.no_grad()
 def test_the_compiled_package_decides_as_torchscript(compiled: Path) -> None:
-    """In batches of any size."""
+    """In batches of any size, and for scalars that are far outside of their range in training."""
     selector = load_selector(compiled)
     ask = run_package(compiled / PACKAGE, selector.widths)
     for mode in MODES:
         data, rows = roots_of(mode, LIGHT, count=1)
         whole = batch_of(data, rows, LIGHT)
-        for batch in (whole, early_of(whole), {SCALARS_KEY: whole[SCALARS_KEY][:1]}):
+        far = whole[SCALARS_KEY] + 1e3 * torch.tensor([name.startswith("source") for name in SCALAR_NAMES])
+        for batch in (whole, early_of(whole), {SCALARS_KEY: whole[SCALARS_KEY][:1]}, {SCALARS_KEY: far}):
             index_B, scores_BA = selector.module(batch)
             found_B, found_BA = ask(batch)
             assert torch.allclose(found_BA, scores_BA, atol=1e-3, rtol=1e-5)

@@ -1,0 +1,166 @@
+"""Sampling settings and features beyond those that a selector was trained on."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from selector.actions import EMPTY
+from selector.decision import Mode
+from selector.plain import PlainSelector
+from selector.runtime.selector import Tuned, load_selector
+from selector.schema import FULL, HIDDEN_STATES, LIGHT, MATCH, MATCH_AT, SCALARS_KEY, TEMPERATURE_AT, InputError
+from tests.selector.exported import (
+    COPIES,
+    MODES,
+    SOME,
+    STATIC,
+    batch_of,
+    early_of,
+    loaded,
+    modes_of,
+    one_by_one,
+    roots_of,
+)
+from tests.selector.synthetic import SPACE, profile
+
+MODE = Mode(1.0, 0.9, EMPTY)
+
+
+@pytest.mark.parametrize("setting", [(1.1, 0.9), (0.9, 0.95), (1.0, 0.85), (1.0, 0.9, 50), (1.0, 0.9, 0, 0.02)])
+def test_a_mode_decides_near_its_setting(setting: tuple[float, ...]) -> None:
+    assert MODE.covers(*setting)
+
+
+@pytest.mark.parametrize(
+    "setting", [(1.11, 0.9), (0.0, 0.9), (1.0, 0.96), (1.0, 0.84), (1.0, 0.9, 49), (1.0, 0.9, 0, 0.03)]
+)
+def test_a_mode_does_not_decide_far_from_its_setting(setting: tuple[float, ...]) -> None:
+    assert not MODE.covers(*setting)
+
+
+def test_top_k_and_min_p_are_compared_with_the_modes_own() -> None:
+    mode = replace(MODE, top_k=5, min_p=0.1)
+    assert mode.covers(1.0, 0.9, 5, 0.1) and not mode.covers(1.0, 0.9, 5) and not mode.covers(1.0, 0.9, 6, 0.1)
+    assert replace(mode, temperature=0.0).covers(0.0, 0.5)  # at temperature 0 they change nothing
+
+
+@pytest.mark.parametrize(
+    ("asked", "mode", "words"),
+    [
+        ({"temperature": 1.2}, SOME, "temperature 1.2, top-p 1: too far from the trained temperature 1, top-p 1"),
+        ({"temperature": 1.0, "top_k": 5}, SOME, "temperature 1, top-p 1, top-k 5: too far"),
+        ({"temperature": 1.0, "min_p": 0.3}, SOME, "temperature 1, top-p 1, min-p 0.3: too far"),
+        ({"temperature": 0.4, "top_p": 0.8}, COPIES, "temperature 0.4, top-p 0.8: too far"),
+    ],
+    ids=["temperature", "top-k", "min-p", "top-p"],
+)
+def test_far_from_every_trained_setting_the_best_static_tree_is_drafted(
+    artefact: Path, asked: dict[str, float], mode: Mode, words: str
+) -> None:
+    """And one line says so, once in a process."""
+    selector = load_selector(artefact)
+    data, rows = roots_of(replace(mode, temperature=asked["temperature"]), LIGHT)
+    best = SPACE.trees[int(selector.config.static_speeds(selector.modes[MODES.index(mode)], selector.latency).argmax())]
+    with pytest.warns(UserWarning, match=words) as warned:
+        tuned = selector.at(**asked)
+    assert len(warned) == 1 and "\n" not in str(warned[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert selector.at(**asked).mode == tuned.mode
+    assert tuned.feature_levels == ()
+    assert {tuned.select(features) for features in one_by_one(batch_of(data, rows, LIGHT))} == {best}
+    assert selector.at(**asked, nodes=2).select(None).nodes <= 2  # type: ignore[union-attr]
+
+
+def test_the_nearest_of_the_modes_that_cover_a_setting_decides(artefact: Path) -> None:
+    """SOME is farther from this setting than NUCLEUS, whose top-p is too far."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_selector(artefact).at(0.91, 0.96).mode == SOME
+
+
+@pytest.mark.parametrize("asked", [{"top_k": -1}, {"min_p": 1.5}, {"min_p": float("nan")}])
+def test_what_is_no_truncation_is_refused(artefact: Path, asked: dict[str, float]) -> None:
+    with pytest.raises(InputError, match="no sampling setting"):
+        loaded(artefact).at(1.0, **asked)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode is not STATIC])
+def test_features_of_another_setting_are_refused(artefact: Path, mode: Mode) -> None:
+    tuned = loaded(artefact).at(*mode.setting)
+    data, rows = roots_of(mode, LIGHT, count=1)
+    features = one_by_one(batch_of(data, rows, LIGHT))[0]
+    tuned.select(features)
+    features[SCALARS_KEY][TEMPERATURE_AT] += 0.3
+    with pytest.raises(
+        InputError, match=rf"features: temperature .*; these decisions are for temperature {mode.temperature:g}"
+    ):
+        tuned.select(features)
+
+
+@pytest.mark.parametrize("match", [float("nan"), float("inf")])
+def test_a_match_that_is_not_finite_is_refused(artefact: Path, match: float) -> None:
+    data, rows = roots_of(COPIES, LIGHT, count=1)
+    scalars = one_by_one(batch_of(data, rows, LIGHT))[0][SCALARS_KEY]
+    scalars[MATCH_AT] = match
+    for features in ({MATCH: torch.tensor(match)}, {SCALARS_KEY: scalars}):
+        with pytest.raises(InputError, match="features: match is not finite"):
+            loaded(artefact).at(*COPIES.setting).select(features)
+    with pytest.raises(InputError, match="features: match is not finite"):
+        Tuned(COPIES).select({MATCH: torch.tensor(match)})
+
+
+def test_another_pair_and_another_machine_are_named_once(artefact: Path) -> None:
+    selector = load_selector(artefact)  # for the models `t` and `d`
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        selector.check_pair("t", "models/d/", profile().device)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        selector.check_pair("org/other", "d", "a laptop")
+        selector.check_pair("org/other", "d", "a laptop")
+    assert [str(each.message) for each in warned] == [
+        "the selector was trained for t and d; org/other and d decode",
+        "the selector has the step times of test machine; a laptop decodes",
+    ]
+
+
+@pytest.mark.parametrize("level", [LIGHT, FULL])
+@torch.no_grad()
+def test_no_form_gives_its_network_an_input_beyond_its_range_in_training(
+    artefacts: dict[tuple[str, str], Path], level: str
+) -> None:
+    """TorchScript, from which the package for C++ is made, NumPy, and the fast path: features far outside the range,
+    which the artefact states, give what the nearest features inside give."""
+    folder = artefacts["regressor", level]
+    selector, plain = loaded(folder), PlainSelector(folder)
+    stated = json.loads((folder / "config.json").read_text())["features"]["scalars"]
+    low_F, high_F = (torch.tensor([scalar[side] for scalar in stated]) for side in ("lowest", "highest"))
+    own_F = torch.tensor(
+        [not scalar["learned"] or scalar["name"] in ("temperature", "top_p", MATCH) for scalar in stated]
+    )
+    for mode in modes_of(level)[2:]:
+        data, rows = roots_of(mode, level, count=1)
+        inside = batch_of(data, rows, level)
+        inside[SCALARS_KEY] = torch.where(own_F, inside[SCALARS_KEY], inside[SCALARS_KEY].clamp(low_F, high_F))
+        up_F = torch.arange(len(stated)) % 2 == 0
+        beyond, edge = ({**inside} for _ in range(2))
+        beyond[SCALARS_KEY] = torch.where(own_F, inside[SCALARS_KEY], torch.where(up_F, high_F + 1e3, low_F - 1e3))
+        edge[SCALARS_KEY] = torch.where(own_F, inside[SCALARS_KEY], torch.where(up_F, high_F, low_F))
+        for view in (lambda features: features, early_of):
+            (_, far_BA), (_, near_BA), (_, own_BA) = (selector.module(view(each)) for each in (beyond, edge, inside))
+            torch.testing.assert_close(far_BA, near_BA, atol=1e-3, rtol=1e-5)
+            assert not torch.allclose(near_BA, own_BA, atol=1e-2)
+            hidden = [view(beyond)[name].numpy() for name in HIDDEN_STATES if name in view(beyond)]
+            np.testing.assert_allclose(plain.decide(view(beyond)[SCALARS_KEY].numpy(), hidden)[1], near_BA, atol=1e-3)
+        tuned = selector.at(*mode.setting)
+        if level == mode.feature_levels[-1]:
+            asked = zip(one_by_one(beyond), one_by_one(edge), strict=True)
+            assert all(tuned.select(far) == tuned.select(near) for far, near in asked)
