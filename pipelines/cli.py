@@ -5,16 +5,16 @@ from __future__ import annotations
 import ast
 import difflib
 import errno
-import hashlib
+import fcntl
 import importlib
 import importlib.util
 import json
 import logging
 import os
 import sys
-import tempfile
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -116,15 +116,46 @@ def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None
 
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Lock a run's folder until the process ends; InputError where another process of this machine has the lock."""
-    from filelock import FileLock, Timeout
+    """Lock a run's folder until the block or the process ends. What is made for the lock alone is removed again.
 
-    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    Raises:
+        InputError: another process has the lock, or its file cannot be made.
+    """
+    made, path = [each for each in (folder, folder.parent) if not each.exists()], folder / ".lock"
     try:
-        with FileLock(Path(tempfile.gettempdir()) / f"espalier-{name}.lock", timeout=0):
-            yield
-    except Timeout as busy:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _locked(path)
+    except BlockingIOError as busy:
         raise InputError(f"{folder}: another espalier is at work there; wait, or choose another name=") from busy
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR):
+            raise InputError(f"{path}: a link or a folder is where the run's lock belongs: remove it") from error
+        raise unwritable(path, error) from error
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(lock)
+        for each in made:
+            with suppress(OSError):  # it holds the run's files
+                each.rmdir()
+
+
+def _locked(path: Path) -> int:
+    """The descriptor of a file with an exclusive lock, which the system drops when the process ends."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and path.stat().st_ino == os.fstat(lock).st_ino:
+                return lock
+        except OSError as error:
+            if error.errno in (errno.ENOLCK, errno.ENOTSUP):
+                warnings.warn(f"{path}: no locks on this file system: run one command at a time", stacklevel=2)
+                return lock
+            os.close(lock)
+            raise
+        os.close(lock)  # another process has ended and removed the file meanwhile
 
 
 def usage(stage: str) -> str:

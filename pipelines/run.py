@@ -21,6 +21,7 @@ from pipelines.config import Config
 from selector.files import atomically, unwritable
 from selector.schema import InputError, sha256
 
+MADE_BY = {"prompts": "pair", "engine-latency": "latency"}  # stages of the records that are not named after one
 PACKAGES = ("torch", "transformers", "pytorch-lightning", "torchmetrics", "datasets", "pyarrow", "mlflow")
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
@@ -120,13 +121,13 @@ def record_path(config: Config, stage: str) -> Path:
     return config.folder / "stages" / f"{stage}.json"
 
 
-def read_record(config: Config, stage: str) -> dict[str, Any]:
+def read_record(config: Config, name: str) -> dict[str, Any]:
     """What a stage has recorded: `depends`, `finished` and, once finished, `files` with their checksums.
 
     Raises:
         InputError: the file is missing or damaged.
     """
-    path = record_path(config, stage)
+    path, stage = record_path(config, name), MADE_BY.get(name, name)
     record = read_json(path, stage)
     record = record if isinstance(record, dict) else {}
     dicts = all(isinstance(record.get(key, {}), dict) for key in ("depends", "files"))
@@ -135,21 +136,18 @@ def read_record(config: Config, stage: str) -> dict[str, Any]:
     return record
 
 
-def verify(config: Config, stage: str, made_by: str | None = None) -> None:
-    """Check that the files that a stage has recorded are unchanged. A stage without a record is not checked.
-
-    Args:
-        made_by: the stage that an error advises to run again; None for `stage` itself.
+def verify(config: Config, name: str) -> None:
+    """Check that the files of a record are unchanged, if there is one.
 
     Raises:
         InputError: the stage was interrupted, or a file is missing or was changed; names it.
     """
-    if record_path(config, stage).exists():
-        record, again = read_record(config, stage), made_by or stage
+    if record_path(config, name).exists():
+        record, stage = read_record(config, name), MADE_BY.get(name, name)
         if not record["finished"]:
-            raise InputError(f"{config.folder}: the {again} stage is not finished: run it again")
+            raise InputError(f"{config.folder}: the {stage} stage is not finished: run it again")
         if changed := _changed_file(config, record):
-            raise InputError(f"{changed}: missing, or changed since it was written: run the {again} stage again")
+            raise InputError(f"{changed}: missing, or changed since it was written: run the {stage} stage again")
 
 
 def require(config: Config, stage: str, current: dict[str, Any]) -> None:

@@ -100,7 +100,7 @@ def all_prompts(config: Config) -> list[Prompt]:
     if config.prompts.file is None:
         if not path.exists():
             raise InputError(f"{path} does not exist: run the pair stage first")
-        verify(config, "prompts", made_by="pair")
+        verify(config, "prompts")
     return read_prompts(path)
 
 

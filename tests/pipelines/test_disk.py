@@ -107,7 +107,7 @@ def read_only(folder: Path) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("folder", "named"),
     [
-        ("runs/demo", "runs/demo/report.html.tmp: cannot be written: "),
+        ("runs/demo", "runs/demo/.lock: cannot be written: "),
         ("mlruns", "sqlite:///mlruns/mlflow.db: MLflow's"),
     ],
 )

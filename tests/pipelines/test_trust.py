@@ -14,7 +14,7 @@ import mlflow
 import pytest
 
 from data_gen.verification.base import Verdict
-from pipelines.cli import only_one, run
+from pipelines.cli import run
 from selector.schema import InputError
 from tests.pipelines import flips
 from tests.pipelines.flips import ROOT, files_of, flip
@@ -79,6 +79,7 @@ LOST = "is damaged: remove it and run the {} stage again"
         ("training/regressor-light/best.ckpt", "a byte", "export", CHANGED, (), "train"),
         ("evaluation.json", "a digit", "report", CHANGED, (), "evaluate"),
         ("stages/pair.json", "[]", "data", LOST, ("stages/pair.json",), "pair"),
+        ("stages/prompts.json", "[]", "data", LOST, ("stages/prompts.json",), "pair"),
     ],
 )
 def test_the_advice_leads_on(
@@ -131,13 +132,6 @@ def test_export_refuses_an_evaluation_of_another_selector(copy: Path, monkeypatc
     run("export", DEMO, other, plan=False)  # without an evaluation there are no figures to get wrong
     facts = json.loads((copy / "runs" / "demo" / "selector" / "config.json").read_text())
     assert facts["metrics"]["evaluation"] is None
-
-
-def test_one_process_at_a_time_works_in_a_folder(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(copy)
-    with only_one(Path("runs/demo")), pytest.raises(InputError, match="runs/demo: another espalier is at work there"):
-        run("report", DEMO, list(SMALL), plan=False)
-    run("report", DEMO, list(SMALL), plan=False)
 
 
 def test_a_copied_store_keeps_to_its_own_folder(copy: Path, demo: tuple[Path, str]) -> None:
