@@ -1,30 +1,55 @@
-"""95% bootstrap intervals over *sources* (files that prompts come from): the prompts of one file are not independent.
+"""95% intervals of ratios over *sources* (files that prompts come from): the prompts of one file are not independent.
 
-All methods, settings and verifiers share the prompts and therefore each resample, so that the interval of a ratio is
-narrower than those of its parts suggest. The intervals do not include the noise of a machine's clock.
+The jackknife over sources gives the standard error of the ratio's logarithm, and Student's t gives the bounds. The
+degrees of freedom are one less than the effective number of sources (Kish), which is smaller where a few sources take
+most of the time. With six sources such intervals contain the true ratio in 92 to 98% of cases, and the percentiles of a
+bootstrap in 83%. The noise of a machine's clock, the training seed and the choice of the pair are not included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable
 
-import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
 
-RESAMPLES = 2000  # the bounds of a 95% interval then vary by a few per cent of its width
+from selector.train.replay import jackknifed
 
-
-def source_weights(sources: int, seed: int) -> np.ndarray:
-    """How often each source counts in each resample, [1 + RESAMPLES, sources]; once in the first row, the estimate."""
-    drawn = np.random.default_rng(seed).multinomial(sources, np.full(sources, 1 / sources), RESAMPLES)
-    return np.vstack([np.ones(sources), drawn])
-
-
-def sums_by_source(values: Sequence[float], of: Sequence[str], sources: Sequence[str]) -> np.ndarray:
-    """The sum of some values over each source, [sources]."""
-    place = {source: number for number, source in enumerate(sources)}
-    return np.bincount([place[source] for source in of], weights=values, minlength=len(sources))
+LEVEL = 0.95
 
 
-def interval(values_B: np.ndarray) -> list[float]:
-    """The bounds of 95% of the resamples; the first value, which is the estimate, and NaNs are left out."""
-    return [float(bound) for bound in np.nanpercentile(values_B[1:], [2.5, 97.5])]
+def speed_ratio(sums_C: Tensor) -> Tensor:
+    """Tokens per second over another's, from tokens, seconds, the other's tokens and its seconds; where there are more
+    than four columns, each further four are another setting, and the result is the mean over settings."""
+    speeds = sums_C.unflatten(-1, (-1, 2, 2))
+    speeds = speeds[..., 0] / speeds[..., 1]
+    return (speeds[..., 0] / speeds[..., 1]).mean(-1)
+
+
+def speed(sums_2: Tensor) -> Tensor:
+    """Tokens per second."""
+    return sums_2[..., 0] / sums_2[..., 1]
+
+
+def with_interval(
+    sums_XC: Tensor, source_X: Tensor, figure: Callable[[Tensor], Tensor] = speed_ratio
+) -> tuple[float, list[float]]:
+    """A positive figure and the bounds of its 95% interval: 0 and infinity for a single source, unless the figure is
+    exactly 1.
+
+    Args:
+        sums_XC: positive columns, one row for each prompt or source.
+        source_X: the source of each row, int64.
+        figure: of the columns' sums, over their last axis.
+    """
+    value = float(figure(sums_XC.double().sum(0)))
+    names, group_X = source_X.unique(return_inverse=True)
+    if len(names) == 1:
+        return value, [value, value] if value == 1 else [0.0, math.inf]
+    log = jackknifed(sums_XC, source_X, lambda sums_C: figure(sums_C).log())
+    shares_X = (sums_XC.double() / sums_XC.double().sum(0)).mean(-1)
+    shares_G = torch.zeros(len(names), dtype=torch.float64).index_add_(0, group_X, shares_X)
+    width = float(stats.t.isf((1 - LEVEL) / 2, 1 / float(shares_G.square().sum()) - 1)) * log.error
+    return value, (value * torch.tensor([-width, width], dtype=torch.float64).exp()).tolist()

@@ -1,14 +1,16 @@
-"""The run's recorded texts: what they depend on, how they are read, and whether they agree with decoding."""
+"""The run's recorded texts: what they depend on, how they are read, and whether they agree with decoding.
+
+Legend: N decoded steps, R roots, S survivals, J accepted lengths + 1.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from torch import Tensor
 
 from data_gen.texts.labelled import BEHAVIOUR
 from data_gen.timing import device_name
@@ -21,6 +23,8 @@ from selector.latency import LatencyProfile
 from selector.schema import InputError, read_manifest, sha256, survival_column
 from selector.train.data import SPLITS, Setting, Texts, Timed, read_texts
 from selector.train.replay import outcomes
+
+ROUNDING = 2.0**-11  # labels are stored in half precision, whose numbers below 1 lie so far apart
 
 
 def depends(config: Config, pair: str) -> dict[str, Any]:
@@ -76,39 +80,45 @@ def timed(texts: Texts, setting: Setting, verifier: str, profile: LatencyProfile
 
 
 def realised(config: Config) -> list[dict[str, Any]]:
-    """What decoding accepted, compared with the labels of the same steps, by verifier.
-
-    Given the text, the accepted lengths of its steps are independent, and the labels are their laws. So `z` is the sum
-    of the differences over its standard deviation, which leaves out the labels' own variance for branching trees.
-    """
-    folder = traces_folder(config)
-    found: dict[str, list[np.ndarray]] = {}
+    """What decoding accepted, compared with the labels of the same steps, by verifier."""
+    folder, space = traces_folder(config), ActionSpace.default()
+    found: dict[str, list[Tensor]] = {}
     for name in [name for name in read_manifest(folder)["shards"] if name.startswith("train/")]:
         table = pq.read_table(folder / name)
         for row in range(table.num_rows):
             verifier = table["step_verifier"][row].as_py()
             if verifier is not None and table["roots"][row].as_py() > 0:
-                found.setdefault(verifier, []).append(_against_labels(table.slice(row, 1), verifier))
+                root_N, action_N, accepted_N = (
+                    torch.tensor(table[name][row].as_py(), dtype=torch.int64)
+                    for name in ("step_root", "step_action", "step_accepted")
+                )
+                survivals_RS = torch.tensor(table[survival_column(verifier)][row].as_py()).view(-1, len(space.sums_SA))
+                steps_N3 = against_labels(survivals_RS[root_N], action_N, accepted_N + 1, space)
+                found.setdefault(verifier, []).append(steps_N3)
     rows = []
     for verifier in config.verifiers:
-        if verifier in found and len(steps := np.concatenate(found[verifier])):
-            realised, mean, variance = steps.T
-            z = float((realised - mean).sum() / max(variance.sum() ** 0.5, 1e-300))
-            figures = {"expected": float(mean.mean()), "realised": float(realised.mean()), "z": z}
-            rows.append({"verifier": verifier, "steps": len(steps), **figures})
+        if verifier in found and len(steps_N3 := torch.cat(found[verifier])):
+            tokens, expected, _ = steps_N3.mean(0).tolist()
+            figures = {"expected": expected, "realised": tokens, "z": z_of(steps_N3)}
+            rows.append({"verifier": verifier, "steps": len(steps_N3), **figures})
     return rows
 
 
-def _against_labels(text: pa.Table, verifier: str) -> np.ndarray:
-    """The realised tau + 1 of every step of a text, and its mean and variance by the labels; [steps, 3]."""
-    space = ActionSpace.default()
-    root, action, accepted = (
-        torch.tensor(text[name][0].as_py(), dtype=torch.int64) for name in ("step_root", "step_action", "step_accepted")
-    )
-    flat = text[survival_column(verifier)].chunk(0).flatten().to_numpy(zero_copy_only=False)
-    survivals_RS = torch.from_numpy(flat.astype(np.float64)).view(-1, len(space.sums_SA))
-    law_RJ = outcomes(survivals_RS[root], action, space)
-    n_J = torch.arange(1, law_RJ.shape[-1] + 1, dtype=torch.float64)
-    mean_R = law_RJ @ n_J
-    variance_R = law_RJ @ n_J**2 - mean_R**2
-    return torch.stack([accepted + 1.0, mean_R, variance_R.clamp(min=0)], dim=-1).numpy()
+def against_labels(survivals_NS: Tensor, action_N: Tensor, tokens_N: Tensor, space: ActionSpace) -> Tensor:
+    """The tokens of decoded steps, and their mean and variance by the labels of their roots, float64 [N, 3]."""
+    law_NJ = outcomes(survivals_NS, action_N, space)
+    n_J = torch.arange(1, law_NJ.shape[-1] + 1, dtype=torch.float64)
+    mean_N = law_NJ @ n_J
+    variance_N = (law_NJ @ n_J**2 - mean_N**2).clamp(min=0) + ROUNDING
+    return torch.stack([tokens_N.double(), mean_N, variance_N], dim=-1)
+
+
+def z_of(steps_N3: Tensor) -> float:
+    """Tokens of steps minus their means by the labels, over the standard deviation of this sum.
+
+    Whatever came before, a step's tokens have the law that the labels of its root give, so the sum is a martingale and
+    its variance is the sum of the variances: with dozens of steps `z` is nearly normal, and |z| > 3 happens by chance
+    once in 370 cases. The labels' own variance for branching trees is left out.
+    """
+    tokens, mean, variance = steps_N3.sum(0).tolist()
+    return (tokens - mean) / variance**0.5

@@ -17,29 +17,36 @@ from data_gen.models.pair import ModelPair, without_own_settings
 from data_gen.models.sampling import Sampling
 from pipelines.evaluate.methods import Decoding, Task
 
-ASSISTED, ASSISTED_CONSTANT = "assisted generation", "assisted generation, constant"
-PROMPT_LOOKUP = "prompt lookup, constant"
+ASSISTED, ASSISTED_TUNED, PROMPT_LOOKUP = "assisted generation", "assisted generation, tuned", "prompt lookup"
+ROUND = 4  # prompts that are decoded before the slower half of the ways to draft is dropped
 
 
 @dataclass(frozen=True)
 class Assistant:
-    """One way to draft in `generate(assistant_model=..)`, which cannot be replayed.
+    """One way to draft in transformers' own `generate()`, which cannot be replayed.
 
     Attributes:
-        constant: drafted tokens of every step; None for the library's default, which stops where the draft is unsure.
-        lookup: whether they are copied from the text (`prompt_lookup_num_tokens`), without the draft model.
+        tokens: drafted tokens of every step; None for the library's default, which stops where the draft is unsure.
+        match: the longest match of the text's end that is looked for, if tokens are copied from where it first
+            occurred; None if the draft model drafts.
     """
 
-    constant: int | None = None
-    lookup: bool = False
+    tokens: int | None = None
+    match: int | None = None
     verifier: ClassVar[str] = "transformers"
     action: ClassVar[None] = None
 
     @property
     def name(self) -> str:
-        if self.lookup:
+        if self.match is not None:
             return PROMPT_LOOKUP
-        return ASSISTED if self.constant is None else ASSISTED_CONSTANT
+        return ASSISTED if self.tokens is None else ASSISTED_TUNED
+
+    @property
+    def drafts(self) -> str:
+        """As `Method.drafts`."""
+        matched = "" if self.match is None else f" after a match of at most {self.match}"
+        return "" if self.tokens is None else f"drafts of {self.tokens}{matched}"
 
     identity = name
 
@@ -53,15 +60,17 @@ class Assistant:
     ) -> tuple[int, int, float]:
         """New tokens, target passes, and wall-clock seconds."""
         passes: list[None] = []
-        drafts = {"prompt_lookup_num_tokens": self.constant} if self.lookup else {"assistant_model": pair.draft}
+        drafts: dict[str, Any] = {"assistant_model": pair.draft}
+        if self.match is not None:
+            drafts = {"prompt_lookup_num_tokens": self.tokens, "max_matching_ngram_size": self.match}
         generate = generation(pair, sampling, prompt, limit, **drafts)
         handle = pair.target.register_forward_hook(lambda *_: passes.append(None))
         torch.manual_seed(seed)
         try:
             with quiet(), without_own_settings(pair.target, pair.draft):
-                if self.constant is not None:  # the assistant's own generation config says how much it drafts
+                if self.tokens is not None:  # the assistant's own generation config says how much it drafts
                     own = pair.draft.generation_config
-                    own.num_assistant_tokens, own.num_assistant_tokens_schedule = self.constant, "constant"
+                    own.num_assistant_tokens, own.num_assistant_tokens_schedule = self.tokens, "constant"
                     own.assistant_confidence_threshold = 0.0
                 start = time.perf_counter()
                 output = generate()
@@ -100,8 +109,8 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-CONSTANTS = tuple(Assistant(constant) for constant in (2, 3, 4, 6, 8))
-LOOKUPS = tuple(Assistant(constant, lookup=True) for constant in (3, 6, 10, 16))
+CONSTANTS = tuple(map(Assistant, (1, 2, 3, 4, 6, 8, 12, 16)))
+LOOKUPS = tuple(Assistant(tokens, match) for tokens in (3, 6, 10, 20) for match in (1, 2, 3, 5))
 
 
 def best_of(
@@ -112,13 +121,20 @@ def best_of(
     limit: int,
     seed: int,
 ) -> Assistant:
-    """The way with the most tokens per second on some prompts; their order changes from prompt to prompt."""
-    totals = {assistant: [0, 0.0] for assistant in assistants}
-    assistants[0].generate(pair, sampling, prompts[0], limit, seed)  # the first call is slower
+    """The way to draft with the most tokens per second on some prompts, by successive halving: after each `ROUND` of
+    prompts the slower half is dropped. The order of the ways changes from prompt to prompt."""
+    left = list(assistants)
+    totals = {assistant: [0, 0.0] for assistant in left}
+    left[0].generate(pair, sampling, prompts[0], limit, seed)  # the first call is slower
     for number, prompt in enumerate(prompts):
-        shift = number % len(assistants)
-        for assistant in (*assistants[shift:], *assistants[:shift]):
+        shift = number % len(left)
+        for assistant in (*left[shift:], *left[:shift]):
             new, _, seconds = assistant.generate(pair, sampling, prompt, limit, seed + number)
             totals[assistant][0] += new
             totals[assistant][1] += seconds
-    return max(totals, key=lambda assistant: totals[assistant][0] / totals[assistant][1])
+        if number % ROUND == ROUND - 1 or number == len(prompts) - 1:
+            left.sort(key=lambda assistant: totals[assistant][1] / totals[assistant][0])
+            left = left[: (len(left) + 1) // 2]
+        if len(left) == 1:
+            break
+    return left[0]

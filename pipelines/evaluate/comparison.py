@@ -1,7 +1,9 @@
 """From decoded prompts and replayed texts to the figures of an evaluation.
 
-Decoded ratios are ratios of sums, with a 95% interval by the bootstrap over sources. Replayed ratios have one standard
-error, by the jackknife over sources.
+Decoded ratios are ratios of sums with a 95% interval (`pipelines.statistics`). Replayed ratios have one standard error,
+by the jackknife. Both are over sources. Tokens count up to the limit, whoever decodes them.
+
+Legend: G sources.
 """
 
 from __future__ import annotations
@@ -11,66 +13,65 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
+import torch
 from scipy import stats
+from torch import Tensor
 
 from data_gen.models.sampling import Sampling
 from pipelines.config import Config
-from pipelines.evaluate.assisted import ASSISTED, ASSISTED_CONSTANT, PROMPT_LOOKUP
-from pipelines.evaluate.methods import AT_ROOT, AUTOREGRESSIVE, BEST_BY_KIND, BEST_STATIC, COPYING, RULE, SELECTOR
+from pipelines.evaluate.assisted import ASSISTED, ASSISTED_TUNED, PROMPT_LOOKUP
+from pipelines.evaluate.methods import AT_ROOT, BEST_BY_KIND, BEST_STATIC, COPYING, PLAIN, RECENT, SELECTOR
 from pipelines.evaluate.replays import WALL, Rows
-from pipelines.statistics import interval, source_weights, sums_by_source
+from pipelines.statistics import speed, with_interval
 from selector.actions import EMPTY
 from selector.train.data import Setting
 from selector.train.replay import Ratio
 
 # by figure of the summary: the method that the selector's speed is compared with
 FIGURES = {
+    "ratio_vs_autoregressive": PLAIN,
+    "ratio_vs_assisted_generation": ASSISTED,
+    "ratio_vs_assisted_generation_constant": ASSISTED_TUNED,
+    "ratio_vs_prompt_lookup": PROMPT_LOOKUP,
+    "ratio_vs_lookup_rule": COPYING,
     "ratio_vs_best_static_delayed": BEST_STATIC,
     "ratio_vs_best_static_by_kind": BEST_BY_KIND,
     "ratio_vs_static_traversal_wall": AT_ROOT,
-    "ratio_vs_rule": RULE,
-    "ratio_vs_lookup_rule": COPYING,
-    "ratio_vs_autoregressive": AUTOREGRESSIVE,
-    "ratio_vs_assisted_generation": ASSISTED,
-    "ratio_vs_assisted_generation_constant": ASSISTED_CONSTANT,
-    "ratio_vs_prompt_lookup": PROMPT_LOOKUP,
+    "ratio_vs_rule": RECENT,
 }
-APART = 3.0  # decoding and replay of the same texts may differ by this many standard errors, if those are exact
+FALSE_ALARMS = 0.01  # share of the evaluations that report a disagreement by chance
 
 
-def evaluation(config: Config, rows: Rows, replayed: Rows, own_texts: Rows) -> dict[str, Any]:
-    """`summary`, whose figures are means over sampling settings; `methods` with one entry per method and setting;
-    `disagreements`; and `replayed` and `own_texts` as given.
+def evaluation(config: Config, rows: Rows, replayed: Rows, own_texts: Rows, choices: list[Rows]) -> dict[str, Any]:
+    """`summary`, with the selector's speed over the rivals' by sampling setting, and the means over settings;
+    `methods` with one entry per method and setting; `disagreements`; and `replayed` and `own_texts` as given.
 
     Args:
         rows: of the journal.
         replayed, own_texts: as the functions of these names return them.
+        choices: as `replays.choices` returns them, for each setting.
     """
     sources = sorted({row["source"] for row in rows})
-    weights = source_weights(len(sources), config.seed)  # shared by methods and settings, as the prompts are
     entries: Rows = []
     by_setting: Rows = []
-    ratios: dict[str, list[np.ndarray]] = {}
-    for setting in config.sampling:
+    compared: dict[str, list[Tensor]] = {}
+    for setting, chosen in zip(config.sampling, choices, strict=True):
         key = (setting.temperature, setting.top_p)
         decoded = _by_method(rows, key)
-        on_wall = _by_method([row for row in replayed if row["clock"] == WALL], key)
-        speeds = {name: speed(own, sources, weights) for name, own in decoded.items()}
-        for name in sorted(decoded, key=lambda name: (name == SELECTOR, name != AUTOREGRESSIVE, name)):
-            entries.append(_entry(decoded[name], speeds, *on_wall.get(name, ())))
+        on_wall = {name: own[0] for name, own in _by_method([r for r in replayed if r["clock"] == WALL], key).items()}
+        sums = {name: sums_by_source(own, sources) for name, own in decoded.items()}
+        for name in sorted(decoded, key=lambda name: (name == SELECTOR, name != PLAIN, name)):
+            entries.append(_entry(decoded[name], sums, on_wall.get(name)))
         for figure, rival in FIGURES.items():
-            if rival in speeds:
-                ratios.setdefault(figure, []).append(speeds[SELECTOR] / speeds[rival])
-        by_setting.append(_gains(key, speeds, on_wall[SELECTOR][0]))
-    summary: dict[str, Any] = {}
-    for figure, values in ratios.items():
-        mean = np.mean(values, axis=0)
-        summary |= {figure: float(mean[0]), f"{figure}_interval_95": interval(mean)}
+            if rival in sums:
+                compared.setdefault(figure, []).append(torch.cat([sums[SELECTOR], sums[rival]], dim=-1))
+        own = {figure: parts[-1] for figure, parts in compared.items() if FIGURES[figure] in sums}
+        by_setting.append(_gains(key, own, on_wall[SELECTOR]) | {"choices": chosen})
     mine = [row for row in rows if row["method"] == SELECTOR]
-    summary["selector_time_share"] = _total(mine, "select_seconds") / _total(mine, "step_seconds")
+    shared = {figure: torch.cat(parts, dim=-1) for figure, parts in compared.items()}
+    time_share = _total(mine, "select_seconds") / _total(mine, "step_seconds")
     return {
-        "summary": summary | {"by_setting": by_setting},
+        "summary": _figures(shared) | {"selector_time_share": time_share, "by_setting": by_setting},
         "methods": entries,
         "replayed": replayed,
         "own_texts": own_texts,
@@ -87,40 +88,56 @@ def _by_method(rows: Rows, key: Setting) -> dict[str, Rows]:
     return found
 
 
-def _gains(key: Setting, speeds: dict[str, np.ndarray], replayed: dict[str, Any]) -> dict[str, Any]:
-    """The selector's speed over that of the best static tree and of the lookup rule, each decoded and replayed."""
-    over_tree, over_rule = (speeds[SELECTOR] / speeds[rival] for rival in (BEST_STATIC, COPYING))
+def sums_by_source(rows: Rows, sources: list[str]) -> Tensor:
+    """Tokens and seconds of some prompts, float64 [G, 2]."""
+    place_X = torch.tensor([sources.index(row["source"]) for row in rows])
+    values_X2 = torch.tensor([[row["tokens"], row["seconds"]] for row in rows], dtype=torch.float64)
+    return torch.zeros(len(sources), 2, dtype=torch.float64).index_add_(0, place_X, values_X2)
+
+
+def _figures(sums: dict[str, Tensor]) -> dict[str, Any]:
+    """Figures with their intervals, from sums [G, 4] for each setting, side by side."""
+    found: dict[str, Any] = {}
+    for figure, sums_GC in sums.items():
+        found[figure], found[f"{figure}_interval_95"] = with_interval(sums_GC, torch.arange(len(sums_GC)))
+    return found
+
+
+def _gains(key: Setting, sums: dict[str, Tensor], replayed: dict[str, Any]) -> dict[str, Any]:
+    """The selector's speed over every rival's under one setting: decoded and, where that is possible, replayed."""
+    figures = _figures(sums)
     return {
         "temperature": key[0],
         "top_p": key[1],
         "replay_ratio": replayed["ratio"],
         "replay_error": replayed["error"],
-        "wall_ratio": float(over_tree[0]),
-        "wall_interval_95": interval(over_tree),
-        "replay_over_rule": replayed["over_rule"],
-        "wall_over_rule": float(over_rule[0]),
-        "wall_over_rule_interval_95": interval(over_rule),
+        "wall_ratio": figures["ratio_vs_best_static_delayed"],
+        "wall_interval_95": figures["ratio_vs_best_static_delayed_interval_95"],
+        **figures,
+        "replayed": {figure: replayed["over"][rival] for figure, rival in FIGURES.items() if rival in replayed["over"]},
     }
 
 
 def disagreements(own_texts: Rows, sources: int) -> list[str]:
-    """Methods whose decoding differs from replay of the same texts by more than the errors: in the number of steps, or
-    in the time of a step relative to the best static tree's.
+    """Methods whose decoding differs from replay of the same texts beyond chance: in the tokens of their steps, or in
+    the time of a step relative to the best static tree's. Where all agree, the list is not empty in one evaluation of
+    a hundred (`FALSE_ALARMS`, shared among the comparisons by Bonferroni's rule).
 
     Args:
-        sources: the number of sources that the errors of times are estimated from. Times are compared by Student's t at
-            the level of `APART`.
+        sources: the number of sources that the errors of times are estimated from, by Student's t.
     """
     found = []
-    most = float(stats.t.isf(stats.norm.sf(APART), sources - 1)) if sources > 1 else math.inf
+    level = FALSE_ALARMS / (4 * max(1, len(own_texts)))  # two comparisons for each row, two sides for each
+    most = float(stats.norm.isf(level))
+    most_of_time = float(stats.t.isf(level, sources - 1)) if sources > 1 else math.inf
     for row in own_texts:
         method = f"{Sampling(row['temperature'], row['top_p'])}, {row['method']}"
-        if abs(row["z"]) > APART:
+        if abs(row["z"]) > most:
             found.append(
                 f"{method}: {row['steps']} steps decoded, {row['replayed_steps']:.1f} replayed, z = {row['z']:.1f}"
             )
         time = Ratio(**row["step_time"])
-        if abs(time.value - 1) > most * time.error:
+        if abs(time.value - 1) > most_of_time * time.error:
             found.append(f"{method}: its steps take {time} of the predicted time, relative to the best static tree's")
     return found
 
@@ -129,25 +146,22 @@ def _total(rows: Rows, key: str) -> float:
     return sum(row[key] for row in rows)
 
 
-def speed(rows: Rows, sources: list[str], weights: np.ndarray) -> np.ndarray:
-    """Tokens per second in each resample; the first value is the estimate itself."""
-    of = [row["source"] for row in rows]
-    tokens, seconds = (sums_by_source([row[key] for row in rows], of, sources) for key in ("tokens", "seconds"))
-    return (weights @ tokens) / (weights @ seconds)
-
-
-def _entry(rows: Rows, speeds: dict[str, np.ndarray], replayed: dict[str, Any] | None = None) -> dict[str, Any]:
+def _entry(rows: Rows, sums: dict[str, Tensor], replayed: dict[str, Any] | None = None) -> dict[str, Any]:
     """One method under one setting."""
     name = rows[0]["method"]
-    ratio = speeds[name] / speeds[BEST_STATIC]
+    source_G = torch.arange(len(sums[name]))
+    (per_second, bounds), (ratio, ratio_bounds) = (
+        with_interval(sums[name], source_G, speed),
+        with_interval(torch.cat([sums[name], sums[BEST_STATIC]], dim=-1), source_G),
+    )
     drafted = Counter(action for row in rows for action in row["drafted"])
     return {
-        **{key: rows[0][key] for key in ("method", "verifier", "action", "temperature", "top_p")},
-        "tokens_per_second": float(speeds[name][0]),
-        "interval_95": interval(speeds[name]),
-        "block_efficiency": _total(rows, "block_tokens") / _total(rows, "steps"),
-        "ratio_to_best_static": float(ratio[0]),
-        "ratio_interval_95": interval(ratio),
+        **{key: rows[0][key] for key in ("method", "verifier", "action", "drafts", "temperature", "top_p")},
+        "tokens_per_second": per_second,
+        "interval_95": bounds,
+        "block_efficiency": _total(rows, "tokens") / _total(rows, "steps"),
+        "ratio_to_best_static": ratio,
+        "ratio_interval_95": ratio_bounds,
         "replay_ratio": replayed and replayed["ratio"],
         "replay_error": replayed and replayed["error"],
         "replay_block_efficiency": replayed and replayed["block_efficiency"],

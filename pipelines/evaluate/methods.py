@@ -19,7 +19,7 @@ from data_gen.decoding.loop import Chooser
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
-from selector.actions import EMPTY, Action, ActionSpace
+from selector.actions import EMPTY, Action
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Tuned
@@ -29,12 +29,11 @@ from selector.train.module import SelectorModule
 from selector.train.replay import Replayed
 from selector.train.tuning import StaticTable, replay_mode
 
-AUTOREGRESSIVE, SELECTOR, STATIC = "autoregressive", "selector", "static"
-AT_ROOT = f"{STATIC} traversal at the root"
-BRANCHING = f"{STATIC}, branching"
+PLAIN, SELECTOR, STATIC = "plain decoding", "selector", "static tree"
+AT_ROOT = f"{STATIC}, traversal at the root"
+BRANCHING = f"{STATIC} with branches"
 BEST_STATIC, BEST_BY_KIND = f"best {STATIC}", f"best {STATIC} by kind"
-RULE, COPYING = "recent acceptance", "lookup or tree"
-SPACE = ActionSpace.with_lookups()
+RECENT, COPYING = "recent acceptance", "lookup rule"
 Tree = tuple[str, Action]  # a verifier and a static tree
 
 
@@ -96,6 +95,11 @@ class Method:
         return None if self.by_kind or self.mode.feature_levels else self.mode.action
 
     @property
+    def drafts(self) -> str:
+        """What every step drafts, in words; empty where that differs between steps."""
+        return "" if self.action is None else str(self.action)
+
+    @property
     def identity(self) -> Hashable:
         """Equal for methods that decode alike. Without drafted trees the verifier makes no difference."""
         if self.by_kind or self.mode.decides:
@@ -107,7 +111,8 @@ class Method:
         """The verifiers whose labels replay needs."""
         return tuple(dict.fromkeys((self.verifier, *(verifier for verifier, _ in self.by_kind.values()))))
 
-    def _tree(self, kind: str) -> Tree:
+    def tree(self, kind: str) -> Tree:
+        """The verifier and the static tree for a kind of prompts."""
         return self.by_kind.get(kind, (self.verifier, self.mode.action))
 
     def _with(self, tree: Tree) -> Method:
@@ -116,7 +121,7 @@ class Method:
     def decode(self, pair: ModelPair, sampling: Sampling, task: Task) -> Decoding:
         """Continue one prompt."""
         if self.by_kind:
-            return self._with(self._tree(task.kind)).decode(pair, sampling, task)
+            return self._with(self.tree(task.kind)).decode(pair, sampling, task)
         chooser, length = self.chooser or Tuned(self.mode), len(task.prompt) + task.limit
         decoder = decoder_for(pair, sampling, get_verifier(self.verifier), chooser, length)
         generator = torch.Generator(device=pair.device).manual_seed(task.seed)
@@ -147,7 +152,7 @@ class Method:
             if module is None:
                 return replay_mode(timed, {}, self.mode)
             return replay_mode(timed, module.predictions(texts, self.mode), self.mode, not module.is_regressor)
-        trees = list(map(self._tree, texts.kind_X))
+        trees = list(map(self.tree, texts.kind_X))
         columns_3X = torch.zeros(3, len(texts), dtype=torch.float64)
         for tree in dict.fromkeys(trees):
             index = torch.tensor([x for x, own in enumerate(trees) if own == tree])
@@ -163,22 +168,23 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
     Args:
         texts: training texts of one sampling setting.
     """
-    tables = {name: StaticTable.of(Timed(texts, name, profile)) for name in verifiers}
+    timed = {name: Timed(texts, name, profile) for name in verifiers}
+    tables, trees_A = {name: StaticTable.of(own) for name, own in timed.items()}, timed[verifiers[0]].space.trees
 
     def best(index_X: torch.Tensor | slice = slice(None), allowed_A: torch.Tensor | None = None) -> Tree:
         fastest = {name: table.best(index_X, allowed_A) for name, table in tables.items()}
         name = max(fastest, key=lambda name: float(tables[name].speeds(index_X)[fastest[name]]))
-        return name, SPACE.trees[fastest[name]]
+        return name, trees_A[fastest[name]]
 
     overall = best()
-    trees = {AUTOREGRESSIVE: (verifiers[0], EMPTY)}
+    trees = {PLAIN: (verifiers[0], EMPTY)}
     for name, table in tables.items():
         if name != overall[0]:  # the tree of that verifier is the best static one
-            trees[f"{STATIC} {name}"] = name, SPACE.trees[table.best()]
+            trees[f"{STATIC}, {name}"] = name, trees_A[table.best()]
     if "traversal" in tables:
-        allowed_A = torch.tensor([action.L1 == 0 or action.K == 1 for action in SPACE.trees])
-        trees[AT_ROOT] = "traversal", SPACE.trees[tables["traversal"].best(allowed_A=allowed_A)]
-    trees[BRANCHING] = best(allowed_A=torch.tensor([action.K > 1 for action in SPACE.trees]))
+        allowed_A = torch.tensor([action.L1 == 0 or action.K == 1 for action in trees_A])
+        trees[AT_ROOT] = "traversal", trees_A[tables["traversal"].best(allowed_A=allowed_A)]
+    trees[BRANCHING] = best(allowed_A=torch.tensor([action.K > 1 for action in trees_A]))
     trees[BEST_STATIC] = overall
     kinds = {
         kind: best(torch.tensor([x for x, own in enumerate(texts.kind_X) if own == kind]))
@@ -192,4 +198,5 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
 def row_of(method: Any, decoding: Decoding) -> dict[str, Any]:
     """A method's part of a journal row."""
     action = method.action and list(method.action)
-    return {"method": method.name, "verifier": method.verifier, "action": action, **vars(decoding)}
+    names = {"method": method.name, "verifier": method.verifier, "action": action, "drafts": method.drafts}
+    return {**names, **vars(decoding)}

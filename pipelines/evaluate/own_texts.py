@@ -1,10 +1,11 @@
 """Every method replayed along the texts that it decoded: this removes the variance between texts.
 
-Given a text, replay predicts the number of steps and, by the latency profile, their time. If the number of steps
-differs beyond chance, the decoder or the labels are wrong. If the time of a step differs, the latency profile is wrong,
-or the machine has changed since. Only steps up to a text's last root with a whole look-ahead are counted.
+Given a text, replay predicts the number of steps and, by the latency profile, their time. If the steps yield more or
+fewer tokens than the labels of their roots say, beyond chance, the decoder or the labels are wrong. If the time of a
+step differs, the latency profile is wrong, or the machine has changed since. Only steps up to a text's last root with a
+whole look-ahead are counted.
 
-Legend: X prompts.
+Legend: X prompts, N decoded steps, R roots, S survivals.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pyarrow.compute as pc
 import torch
+from torch import Tensor
 
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
@@ -23,10 +25,12 @@ from data_gen.texts.given import GivenText
 from data_gen.texts.labelled import Work, make_shard
 from data_gen.texts.prompts import Prompt
 from pipelines.config import Config
+from pipelines.data.recorded import against_labels, z_of
 from pipelines.evaluate.methods import BEST_STATIC, Method
 from pipelines.evaluate.replays import Contenders, Rows
 from pipelines.pair.loading import encode, recipe
 from pipelines.run import console
+from selector.actions import ActionSpace
 from selector.latency import LatencyProfile
 from selector.schema import InputError
 from selector.train.data import to_texts
@@ -40,6 +44,7 @@ class Account(NamedTuple):
     seconds: float = 0.0
     replayed_steps: float = 0.0
     replayed_seconds: float = 0.0
+    steps_N3: Tensor = torch.zeros(0, 3)  # as `against_labels` returns them
 
 
 def own_texts(
@@ -56,9 +61,10 @@ def own_texts(
         rows: of the journal.
 
     Returns:
-        rows with the numbers of steps decoded and replayed; `z`, their difference over its standard deviation; and
-        `step_time`, the time of a decoded step over that of a replayed one, divided by the best static tree's same
-        ratio: 1.05 if a step takes 5% longer than the profile predicts and that tree's takes as long as predicted.
+        rows with the numbers of steps decoded and replayed; `z`, by how many standard deviations the steps' tokens fall
+        short of what the labels of their roots say, as `z_of`; and `step_time`, the time of a decoded step over that
+        of a replayed one, divided by the best static tree's same ratio: 1.05 if a step takes 5% longer than the profile
+        predicts and that tree's takes as long as predicted.
     """
     result: Rows = []
     names = sorted({prompt.source for prompt in prompts})
@@ -86,7 +92,7 @@ def own_texts(
                     "method": name,
                     "steps": int(sum(each.steps for each in own_X)),
                     "replayed_steps": sum(each.replayed_steps for each in own_X),
-                    "z": _z(own_X),
+                    "z": -z_of(torch.cat([each.steps_N3 for each in own_X])),
                     "step_time": asdict(_relative(own_X, accounts[BEST_STATIC], sources)),
                 }
             )
@@ -113,35 +119,32 @@ def _accounts(
     table = table.filter(pc.greater(table["roots"], 1))
     found: dict[str, Account] = {}
     if table.num_rows > 0:
-        texts = to_texts(table, method.verifiers)
+        texts, space = to_texts(table, method.verifiers), ActionSpace.with_lookups()
+        position = {str(action): number for number, action in enumerate(space)}
         replayed = method.replay(texts, profile)
         columns = (column_X.tolist() for column_X in (texts.size_X, replayed.steps_X, replayed.seconds_X))
-        for name, roots, *expected in zip(texts.prompt_X, *columns, strict=True):
-            steps = zip(by_id[name]["step_roots"], by_id[name]["seconds_of_steps"], strict=True)
-            counted = [seconds for root, seconds in steps if root < roots]
-            found[name] = Account(len(counted), sum(counted), *expected)
+        for x, (name, roots, steps, seconds) in enumerate(zip(texts.prompt_X, *columns, strict=True)):
+            decoded = by_id[name]
+            root_N = torch.tensor([*decoded["step_roots"], decoded["block_tokens"]])
+            count = int((root_N[:-1] < roots).sum())
+            action_N = torch.tensor([position[action] for action in decoded["drafted"][:count]])
+            labels_RS = texts.labels(method.tree(texts.kind_X[x])[0], texts.text_R == x, space)
+            steps_N3 = against_labels(labels_RS[root_N[:count]], action_N, root_N.diff()[:count], space)
+            found[name] = Account(count, sum(decoded["seconds_of_steps"][:count]), steps, seconds, steps_N3)
     return [found.get(prompt.id, Account()) for prompt in prompts]
 
 
-def _relative(mine_X: list[Account], other_X: list[Account], sources: torch.Tensor) -> Ratio:
+def _relative(mine_X: list[Account], other_X: list[Account], sources: Tensor) -> Ratio:
     """`step_time` of a method against another, on the prompts whose texts are long enough with both."""
-    both = torch.tensor([(*mine, *other) for mine, other in zip(mine_X, other_X, strict=True)])
+    both = torch.tensor([(*mine[:4], *other[:4]) for mine, other in zip(mine_X, other_X, strict=True)])
     kept = (both[:, 0] > 0) & (both[:, 4] > 0)
     if not kept.any():
         return Ratio(1.0, math.inf)
     return jackknifed(both[kept], sources[kept], _step_times)
 
 
-def _step_times(sums_8: torch.Tensor) -> torch.Tensor:
+def _step_times(sums_8: Tensor) -> Tensor:
     """The ratio of two methods' `step_time`, from sums of their accounts."""
     steps, seconds, replayed_steps, replayed_seconds = sums_8.unflatten(-1, (2, 4)).unbind(-1)
     mine, other = ((seconds / steps) / (replayed_seconds / replayed_steps)).unbind(-1)
     return mine / other
-
-
-def _z(own_X: list[Account]) -> float:
-    """Decoded minus replayed steps, over the standard deviation estimated from the differences by prompt, which are
-    independent given the texts."""
-    excess = [account.steps - account.replayed_steps for account in own_X]
-    scale = math.hypot(*excess)
-    return sum(excess) / scale if scale > 0 else 0.0

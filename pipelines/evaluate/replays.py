@@ -14,15 +14,20 @@ from data_gen.models.pair import ModelPair
 from pipelines.config import Config
 from pipelines.data.recorded import settings_of
 from pipelines.evaluate.assisted import Assistant
-from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, SELECTOR, Method, static_methods
+from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, PLAIN, SELECTOR, STATIC, Method, static_methods
 from pipelines.train.judging import by_setting, judge, statics
+from pipelines.train.result import chosen_of, rule_of
+from selector.actions import EMPTY
+from selector.decision import Mode
 from selector.latency import LatencyProfile, gpu_like
 from selector.schema import MATCH_AT
-from selector.train.data import Setting, Texts
+from selector.train.data import SPLITS, Setting, Texts
 from selector.train.module import SelectorModule
 from selector.train.potential import LONG_REPEAT
 from selector.train.replay import ratio_of_speeds
+from selector.train.tuning import replay_mode, static_replay
 
+NETWORK = "network"
 WALL = "wall"  # synthetic clocks are named after the draft's share of a target pass: gpu_like_1/20
 OFTEN = 0.25  # a text has long repeats if at least this share of its positions lies inside one
 Rows = list[dict[str, Any]]
@@ -51,8 +56,8 @@ def synthetic_methods(
 
 
 def replays(contenders: Contenders, texts: Texts, profile: LatencyProfile, clock: str) -> Rows:
-    """The speed of every method that can be replayed, over that of the best static tree and, where it is among the
-    methods, over that of the lookup rule."""
+    """The speed of every method that can be replayed: `ratio` and `error` over the best static tree, and `over` each
+    of the rivals that are among the methods."""
     rows = []
     for setting, own in contenders.items():
         mine = texts.setting_of(setting)
@@ -60,8 +65,11 @@ def replays(contenders: Contenders, texts: Texts, profile: LatencyProfile, clock
         found = {method.name: method.replay(mine, profile) for method in methods}
         for method in methods:
             replayed = found[method.name]
-            ratio = ratio_of_speeds(replayed, found[BEST_STATIC], mine.source_number_X)
-            over_rule = ratio_of_speeds(replayed, found[COPYING], mine.source_number_X) if COPYING in found else None
+            over = {
+                rival: asdict(ratio_of_speeds(replayed, found[rival], mine.source_number_X))
+                for rival in (PLAIN, COPYING, BEST_STATIC)
+                if rival in found
+            }
             rows.append(
                 {
                     "clock": clock,
@@ -70,15 +78,46 @@ def replays(contenders: Contenders, texts: Texts, profile: LatencyProfile, clock
                     "method": method.name,
                     "verifier": method.verifier,
                     "action": method.action and list(method.action),
-                    "ratio": ratio.value,
-                    "error": ratio.error,
-                    "over_rule": over_rule and asdict(over_rule),
+                    "ratio": over[BEST_STATIC]["value"],
+                    "error": over[BEST_STATIC]["error"],
+                    "over": over,
                     "tokens_per_second": replayed.speed,
                     "block_efficiency": replayed.block_efficiency,
                     "texts": len(mine),
                 }
             )
     return rows
+
+
+def choices(
+    config: Config,
+    profile: LatencyProfile,
+    splits: dict[str, Texts],
+    result: dict[str, Any],
+    module: SelectorModule,
+) -> list[Rows]:
+    """What training chose from, for each sampling setting: the static tree, the lookup rule and the network, all with
+    the trained verifier, and which of them is exported. `over_plain` is the speed over plain decoding, replayed on
+    held-out texts, which had no part in the choice."""
+    train, validation, test = (by_setting(config, splits[name], profile) for name in SPLITS)
+    bases = statics(train)
+    found = []
+    for own, base, judged, entry in zip(
+        test, bases, judge(module, validation, bases), chosen_of(result)["modes"], strict=True
+    ):
+        kept = Mode.of(entry)
+        exported = NETWORK if kept.decides else COPYING if kept.rule is not None else STATIC
+        rule = rule_of(result, own.setting, own.verifier)
+        modes = {STATIC: base, COPYING: rule, NETWORK: judged.mode, exported: kept}
+        plain = static_replay(own, EMPTY)
+        rows = []
+        for name, mode in modes.items():
+            predictions = module.predictions(own.texts, mode)
+            replayed = replay_mode(own, predictions, mode, not module.is_regressor)
+            ratio = ratio_of_speeds(replayed, plain, own.texts.source_number_X)
+            rows.append({"choice": name, "exported": name == exported, "over_plain": asdict(ratio)})
+        found.append(rows)
+    return found
 
 
 def synthetic_summary(replayed: Rows) -> dict[str, float]:

@@ -21,7 +21,7 @@ from pipelines.evaluate.assisted import CONSTANTS, LOOKUPS, Assistant, best_of
 from pipelines.evaluate.methods import (
     BEST_STATIC,
     COPYING,
-    RULE,
+    RECENT,
     SELECTOR,
     Decoding,
     Method,
@@ -34,6 +34,7 @@ from pipelines.evaluate.replays import (
     WALL,
     Contenders,
     Rows,
+    choices,
     repeats,
     replays,
     synthetic_clocks,
@@ -53,11 +54,11 @@ from selector.train.acceptance_rule import AcceptanceRule
 from selector.train.data import Setting, Texts
 from selector.train.module import SelectorModule
 
-FORMAT = 8  # of `evaluation.json`
+FORMAT = 9  # of `evaluation.json`
 PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption
 GREEDY_PROMPTS = 20
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evaluate")
-TUNING_PROMPTS = 3  # on which assisted generation's constants are tuned, for every sampling setting
+TUNING_PROMPTS = 16  # training prompts on which transformers' own methods are tuned, for every sampling setting
 
 
 def plan(config: Config) -> list[str]:
@@ -119,7 +120,8 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
     losslessness.require_equal(greedy)
     decoded = decode_prompts(config, pair, prompts, contenders, Journal(config.folder / PARTIAL, stage.depends))
     own = own_texts(config, pair, prompts, contenders, decoded, profile)
-    evaluation = comparison.evaluation(config, decoded, replayed, own)
+    chosen = choices(config, profile, splits, result, module)
+    evaluation = comparison.evaluation(config, decoded, replayed, own, chosen)
     evaluation["summary"] |= synthetic_summary(replayed)
     strips = [
         {key: row[key] for key in ("temperature", "top_p", "prompt")}
@@ -153,7 +155,7 @@ def wall_methods(
         best = next(method for method in static if method.name == BEST_STATIC)
         methods[setting] = [
             *static,
-            Method(RULE, verifier, rule.mode, chooser=rule),
+            Method(RECENT, verifier, rule.mode, chooser=rule),
             Method(COPYING, best.verifier, rule_of(result, setting, best.verifier)),
             Method(SELECTOR, verifier, mode, module, selector.at(*setting)),
         ]
@@ -161,11 +163,11 @@ def wall_methods(
 
 
 def tuned_assistants(config: Config, pair: ModelPair) -> dict[Setting, list[Assistant]]:
-    """Assisted generation by default and with its best constant, and prompt lookup with its best constant; empty where
-    the config leaves them out."""
+    """Assisted generation as it is by default, and with its best number of drafted tokens; and prompt lookup with its
+    best number of tokens and longest match. Empty where the config leaves them out."""
     if not config.evaluate.assisted:
         return {}
-    prompts = [encode(config, pair, prompt) for prompt in prompts_of(config, pair, "train", TUNING_PROMPTS)]
+    prompts = [encode(config, pair, prompt) for prompt in prompts_of(config, pair, "train")[:TUNING_PROMPTS]]
     result = {}
     for setting in config.sampling:
         sampling, limit = setting.build(), config.data.tokens

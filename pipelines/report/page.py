@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 STYLE = """<meta name="viewport" content="width=device-width, initial-scale=1"><style>
@@ -80,11 +80,6 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def _cell(key: str, value: Any) -> str:
     return f"<td data-label='{html.escape(key)}'>{html.escape(text_of(value))}</td>"
-
-
-def with_interval(value: float, bounds: Sequence[float]) -> str:
-    """A value and its interval; the value alone where a single source gives no interval."""
-    return f"{value:.2f}" if bounds[0] == bounds[1] else f"{value:.2f} [{bounds[0]:.2f}, {bounds[1]:.2f}]"
 
 
 def text_of(value: Any) -> str:

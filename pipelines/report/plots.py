@@ -34,7 +34,7 @@ def _png(figure: Figure) -> str:
 
 
 def ratios(evaluation: dict[str, Any]) -> dict[str, str]:
-    """A plot for each sampling setting, by its description: the speed of every method over the best fixed tree's."""
+    """A plot for each sampling setting, by its description: the speed of every method over the best static tree's."""
     found = {}
     measured = [entry for entry in evaluation["methods"] if not entry["is_best_static"]]
     for setting in dict.fromkeys(map(setting_of, measured)):
@@ -42,7 +42,7 @@ def ratios(evaluation: dict[str, Any]) -> dict[str, str]:
         own.sort(key=lambda entry: entry["method"] == SELECTOR)  # the selector on top
         low, high = own[-1]["ratio_interval_95"]
         words = (
-            f"Speed of every method over the best fixed tree's at {setting}. The selector's: decoded "
+            f"Speed of every method over the best static tree's at {setting}. The selector's: decoded "
             f"{own[-1]['ratio_to_best_static']:.2f} [{low:.2f}, {high:.2f}], replayed {own[-1]['replay_ratio']:.2f}."
         )
         figure, axis = plt.subplots(figsize=(6, 0.32 * len(own) + 1))
@@ -53,7 +53,7 @@ def ratios(evaluation: dict[str, Any]) -> dict[str, str]:
             axis.errorbar(ratio, y, xerr=spread, fmt="o", color=colour, capsize=3, markersize=5)
             if entry["replay_ratio"] is not None:
                 axis.plot(entry["replay_ratio"], y, "D", color=colour, markerfacecolor="white", markersize=5)
-        axis.set(title=setting, xlabel="speed over the best fixed tree", xlim=(0, None))
+        axis.set(title=setting, xlabel="speed over the best static tree", xlim=(0, None))
         axis.set(yticks=range(len(own)), yticklabels=[entry["method"] for entry in own])
         found[words] = _png(figure)
     return found

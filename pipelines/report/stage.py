@@ -14,9 +14,9 @@ from pipelines.evaluate.findings import setting_of
 from pipelines.latency.profile import load_profile
 from pipelines.report import plots
 from pipelines.report.page import document, folded, images, listed, note, sentence, strip, table
-from pipelines.run import Stage, provenance, read_json, verify
+from pipelines.run import Stage, provenance, read_json, require, verify
 from pipelines.tracking import describe, mlflow_run
-from pipelines.train.result import chosen_of, load_module, load_result
+from pipelines.train.result import chosen_of, decision_digest, load_module, load_result
 from selector.files import atomically
 from selector.latency import LatencyProfile
 from selector.schema import read_manifest, sha256
@@ -25,21 +25,25 @@ from selector.train.replay import Ratio
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")
 Sections = list[tuple[str, str]]  # titles, and contents in HTML
 
+CHOICES = (
+    "Speed over plain decoding. Decoded: the time was measured on held-out prompts; brackets hold 95% intervals over "
+    "source files. Replayed: the time is computed for held-out texts from this machine's latency profile, ± one "
+    "standard error over source files. Neither includes the noise of the time measurement, the training seed or the "
+    "choice of the pair. The last three columns are what training chose from on other texts: the static tree, the "
+    "lookup rule, which copies where the text repeats itself and drafts a tree elsewhere, and the network."
+)
 GAIN = (
-    "Filled marks were decoded: the time was measured on held-out prompts, with 95% intervals over source files. Open "
-    "marks were replayed: the time is computed for held-out texts from this machine's latency profile, ± one standard "
-    "error over source files. Neither includes the noise of the time measurement. The best fixed tree is the fastest "
-    "one of all verifiers on the training texts."
+    "Filled marks were decoded, with 95% intervals. Open marks were replayed. The best static tree is the fastest one "
+    "of all verifiers on the training texts."
 )
 METHODS = (
-    "A tree (K, L1, L2) has K branches of L2 tokens after a trunk of L1; the cell is empty where trees differ between "
-    "steps. Tokens a step are the block efficiency: accepted tokens and the one that the verifier adds. Brackets "
-    "hold 95% intervals. Autoregressive is plain decoding. Static NAME drafts the fixed tree that is the fastest with "
-    "that verifier on the training texts. Best static is the fastest of these; by kind, each kind of prompts has its "
-    "own. Static, branching uses only trees with branches. Static traversal at the root uses only chains and trees "
-    "without a trunk. Recent acceptance drafts chains whose length follows the recent acceptance. Lookup or tree "
-    "copies where the text repeats itself. Assisted generation and prompt lookup are those of transformers; constant "
-    "means the best constant number of drafted tokens."
+    "A tree (K, L1, L2) has K branches of L2 tokens after a trunk of L1; the cell is empty where drafts differ between "
+    "steps. Tokens a step are the block efficiency: accepted tokens and the one that the verifier adds, up to the "
+    "limit of the text. Static tree, NAME: the tree that is the fastest with that verifier on the training texts. Best "
+    "static tree: the fastest of these; by kind, each kind of prompts has its own. Traversal at the root: only chains "
+    "and trees without a trunk. Recent acceptance: chains whose length follows the recent acceptance. Assisted "
+    "generation and prompt lookup are those of transformers. Tuned means the best number of drafted tokens; that and "
+    "the longest match of prompt lookup are the fastest on training prompts."
 )
 STRIPS = (
     "The selector decoded this continuation of one held-out prompt. Green tokens were copied by a lookup and accepted. "
@@ -48,7 +52,8 @@ STRIPS = (
 )
 LABELS = (
     "The steps were decoded by the data stage. The table compares the tokens per step that the labels predict with "
-    "those that decoding gave. z is the difference over its standard deviation; a z beyond 4 would show an error."
+    "those that decoding gave. z is the difference over its standard deviation. Beyond 4 it would show an error: that "
+    "happens by chance once in 16,000 comparisons."
 )
 REPEATS = "Replayed. A text has long repeats where a quarter of its positions lie inside a repeat of 8 or more tokens."
 CALIBRATION = (
@@ -56,8 +61,8 @@ CALIBRATION = (
     "the means of one group. On the dashed line predictions are exact."
 )
 SELECTORS = (
-    "Speed over the best fixed tree of the same verifier if the selector decided everywhere, replayed on validation "
-    "texts, ± one standard error. Where it is not two standard errors ahead, the fixed tree is kept."
+    "Speed over the best static tree of the same verifier if the network decided everywhere, replayed on validation "
+    "texts, ± one standard error over source files. Where it is not two of them ahead, the static tree is kept."
 )
 STEPS = (
     "These trees were decoded, and the latency profile was not fitted to them. The ratio is predicted over measured."
@@ -71,7 +76,8 @@ def plan(config: Config) -> list[str]:
 def run(config: Config) -> None:
     output = config.folder / "report.html"
     verify(config, "evaluate")
-    evaluation = read_json(config.folder / "evaluation.json", "evaluate")
+    evaluation, training = read_json(config.folder / "evaluation.json", "evaluate"), load_result(config)
+    require(config, "evaluate", decision_digest(config, training))  # the figures must be this selector's
     artefact = config.folder / "selector" / "config.json"
     manifest = read_manifest(traces_folder(config))
     depends = {
@@ -82,7 +88,6 @@ def run(config: Config) -> None:
     }
     stage = Stage("report", config, depends, (output,))
     if stage.begin():
-        training = load_result(config)
         with mlflow_run(config, "report", SECTIONS) as mlflow:
             stage.replace()
             with atomically(output) as partial:
@@ -114,17 +119,18 @@ def page(config: Config, evaluation: dict[str, Any], training: dict[str, Any]) -
 
 
 def _found(evaluation: dict[str, Any]) -> Sections:
-    """The gain, all methods, and what the selector drafts."""
-    speeds = images(plots.ratios(evaluation)) + table(findings.gains(evaluation["summary"]))
+    """What is exported, the gain, all methods, and what the selector drafts."""
+    summary = evaluation["summary"]
+    exported = table(findings.choices(summary)) + note(CHOICES) + listed(findings.decisions(evaluation))
     methods = table(findings.methods(evaluation)) + note(METHODS)
     if evaluation["disagreements"]:
-        methods += "<p>Decoding and replay along the same texts disagree by more than their errors:</p>"
+        methods += "<p>Decoding and replay along the same texts disagree beyond chance:</p>"
         methods += listed(evaluation["disagreements"])
     by_repeats = [
         {
             "setting": setting_of(row),
             "texts": f"{row['count']} {row['texts']}",
-            "selector over the best fixed tree": str(Ratio(row["ratio"], row["error"])),
+            "selector over the best static tree": str(Ratio(row["ratio"], row["error"])),
             "seconds saved": row["seconds_saved"],
         }
         for row in evaluation["repeats"]
@@ -132,7 +138,9 @@ def _found(evaluation: dict[str, Any]) -> Sections:
     actions = {"Share of the decoding steps by tree and sampling setting": plots.chosen_actions(evaluation)}
     strips = (f"<h3>{html.escape(setting_of(each))}</h3>{strip(each['steps'])}" for each in evaluation["strips"])
     return [
-        ("Speed over the best fixed tree", speeds + note(GAIN) + listed(findings.decisions(evaluation))),
+        ("Speed over plain decoding", exported),
+        ("The exported selector's speed over other methods", table(findings.gains(summary))),
+        ("Speed over the best static tree", images(plots.ratios(evaluation)) + note(GAIN)),
         ("All methods", methods),
         ("Texts with and without long repeats", table(by_repeats) + note(REPEATS)),
         ("Which trees the selector drafts", images(actions)),
@@ -155,7 +163,7 @@ def _trees(config: Config, profile: LatencyProfile, training: dict[str, Any]) ->
         if module.is_regressor
     }
     return [
-        (f"Tokens a step of every fixed tree ({verifier}, training texts replayed)", images(yields)),
+        (f"Tokens a step of every static tree ({verifier}, training texts replayed)", images(yields)),
         ("Predicted against labelled tokens a step", images(predicted) + note(CALIBRATION) if predicted else ""),
     ]
 

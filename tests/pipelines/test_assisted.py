@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from pipelines.evaluate.assisted import CONSTANTS, LOOKUPS, Assistant, best_of
+from pipelines.evaluate.assisted import CONSTANTS, LOOKUPS, ROUND, Assistant, best_of
 
 PROMPT = [5, 17, 203, 44, 91]
 
 
-@pytest.mark.parametrize("assistant", [Assistant(), Assistant(3), Assistant(4, lookup=True)])
+@pytest.mark.parametrize("assistant", [Assistant(), Assistant(3), Assistant(4, 3)])
 @pytest.mark.parametrize("sampling", [Sampling(0), Sampling(0.7, 0.9)], ids=str)
 def test_it_decodes_to_the_limit_and_leaves_the_pair_as_it_was(
     pair: ModelPair, sampling: Sampling, assistant: Assistant
@@ -19,7 +20,7 @@ def test_it_decodes_to_the_limit_and_leaves_the_pair_as_it_was(
     before = pair.draft.generation_config.to_dict()
     new, passes, seconds = assistant.generate(pair, sampling, PROMPT, 24, seed=1)
     assert new == 24 and seconds > 0
-    assert 24 / (1 + (assistant.constant or 20)) <= passes <= 24  # one token more than was drafted
+    assert 24 / (1 + (assistant.tokens or 20)) <= passes <= 24  # one token more than was drafted
     assert pair.draft.generation_config.to_dict() == before
 
 
@@ -27,11 +28,24 @@ def test_it_decodes_to_the_limit_and_leaves_the_pair_as_it_was(
 def test_the_best_is_the_fastest_of_those_tried(
     pair: ModelPair, tried: tuple[Assistant, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever it is: in tokens per second over all prompts."""
+    """Whichever it is, in tokens per second over all prompts; with fewer and fewer ways after each round."""
+    prompts = [PROMPT] * 4 * ROUND
     for fastest in tried:
+        calls = []
 
-        def generate(own: Assistant, *_: object, fastest: Assistant = fastest) -> tuple[int, int, float]:
+        def generate(own: Assistant, *_: object, fastest: Assistant = fastest, calls: list = calls) -> tuple:
+            calls.append(own)
             return (8, 4, 1.0) if own == fastest else (16, 4, 2.5)
 
         monkeypatch.setattr(Assistant, "generate", generate)
-        assert best_of(tried, pair, Sampling(), [PROMPT, PROMPT], 8, seed=1) == fastest
+        assert best_of(tried, pair, Sampling(), prompts, 8, seed=1) == fastest
+        assert len(calls) < 2 * ROUND * len(tried) and calls.count(fastest) >= 3 * ROUND
+
+
+def test_prompt_lookup_is_tuned_over_its_longest_match_too(pair: ModelPair) -> None:
+    """Here the last token alone occurred first in another place than the last two, which the text follows."""
+    assert {(each.tokens, each.match) for each in LOOKUPS} >= {(6, 1), (6, 2)}
+    start = torch.tensor([[8, *PROMPT[1:]]])
+    text = pair.target.generate(start, max_new_tokens=60, do_sample=False, pad_token_id=0)[0].tolist()
+    one, two = (Assistant(6, match).generate(pair, Sampling(0), text, 24, seed=1)[1] for match in (1, 2))
+    assert two < one

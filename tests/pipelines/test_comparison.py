@@ -11,8 +11,8 @@ from rich.console import Console
 from pipelines.config import Config, load_config
 from pipelines.evaluate.assisted import ASSISTED
 from pipelines.evaluate.comparison import FIGURES, disagreements, evaluation, traced_steps
-from pipelines.evaluate.findings import averages, gains, methods, show, synthetic
-from pipelines.evaluate.methods import AT_ROOT, AUTOREGRESSIVE, BEST_STATIC, COPYING, RULE, SELECTOR
+from pipelines.evaluate.findings import choices, gains, methods, show, synthetic
+from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, PLAIN, RECENT, SELECTOR
 from pipelines.evaluate.replays import WALL, synthetic_summary
 from selector.actions import Action
 from selector.decision import Mode
@@ -41,6 +41,7 @@ def rows(speeds: dict[str, float], sources: int = 6, spread: float = 0.0, seed: 
                             "method": method,
                             "verifier": "traversal",
                             "action": [1, 4, 0] if method == BEST_STATIC else None,
+                            "drafts": "(1, 4, 0)" if method == BEST_STATIC else "",
                             "tokens": 64,
                             "seconds": 64 / (speed * factor),
                             "steps": 16,
@@ -65,7 +66,9 @@ def replayed(speeds: dict[str, float], clock: str = WALL, shift: float = 0.0) ->
             "action": [1, 4, 0] if method == BEST_STATIC else None,
             "ratio": speed / speeds[BEST_STATIC] + (shift if method != BEST_STATIC else 0.0),
             "error": ERROR if method != BEST_STATIC else 0.0,
-            "over_rule": {"value": speed / SPEEDS[COPYING], "error": 2 * ERROR},
+            "over": {
+                rival: {"value": speed / SPEEDS[rival], "error": 2 * ERROR} for rival in (PLAIN, COPYING, BEST_STATIC)
+            },
             "tokens_per_second": speed,
             "block_efficiency": 66 / 16,
             "texts": 8,
@@ -77,8 +80,8 @@ def replayed(speeds: dict[str, float], clock: str = WALL, shift: float = 0.0) ->
 
 
 SPEEDS = {
-    **{AUTOREGRESSIVE: 50.0, ASSISTED: 80.0, BEST_STATIC: 100.0, AT_ROOT: 110.0},
-    **{RULE: 104.0, COPYING: 120.0, SELECTOR: 125.0},
+    **{PLAIN: 50.0, ASSISTED: 80.0, BEST_STATIC: 100.0, AT_ROOT: 110.0},
+    **{RECENT: 104.0, COPYING: 120.0, SELECTOR: 125.0},
 }
 
 
@@ -100,8 +103,18 @@ def own_texts(step_time: float = 1.0, z: float = 0.0) -> list[dict]:
     ]
 
 
+CHOICES = [
+    [
+        {"choice": choice, "exported": choice == "network", "over_plain": {"value": value, "error": ERROR}}
+        for choice, value in (("static tree", 2.0), ("lookup rule", 2.4), ("network", 2.5))
+    ]
+    for _ in TEMPERATURES
+]
+
+
 def compared(config: Config = CONFIG, shift: float = 0.0, own: list[dict] | None = None, **how: float) -> dict:
-    return evaluation(config, rows(SPEEDS, **how), replayed(SPEEDS, shift=shift), own_texts() if own is None else own)
+    decoded, own = rows(SPEEDS, **how), own_texts() if own is None else own
+    return evaluation(config, decoded, replayed(SPEEDS, shift=shift), own, CHOICES)
 
 
 def test_ratios_are_to_the_tree_that_training_texts_promise_the_most_of() -> None:
@@ -116,8 +129,8 @@ def test_ratios_are_to_the_tree_that_training_texts_promise_the_most_of() -> Non
     assert summary["selector_time_share"] == pytest.approx(0.01)
     assert {entry["method"] for entry in result["methods"]} == set(SPEEDS)
     assert [entry["method"] for entry in result["methods"] if entry["is_best_static"]] == [BEST_STATIC] * 2
-    assert result["methods"][0]["method"] == AUTOREGRESSIVE
-    assert result["methods"][0]["block_efficiency"] == pytest.approx(66 / 16)
+    assert result["methods"][0]["method"] == PLAIN
+    assert result["methods"][0]["block_efficiency"] == 64 / 16  # tokens beyond the limit do not count
     assert (result["methods"][0]["prompts"], result["methods"][0]["tokens"]) == (12, 12 * 64)
     assert result["methods"][0]["actions"] == {"(1, 4, 0)": 12 * 16}
     assert len(methods(result)) == 2 * len(SPEEDS)
@@ -130,12 +143,27 @@ def test_every_setting_has_its_decoded_and_its_replayed_gain() -> None:
         assert row["wall_ratio"] == pytest.approx(1.25)
         assert row["wall_interval_95"] == pytest.approx([1.25, 1.25])
         assert (row["replay_ratio"], row["replay_error"]) == (pytest.approx(1.75), ERROR)
-        assert row["wall_over_rule"] == pytest.approx(125 / 120)
-        assert row["wall_over_rule_interval_95"] == pytest.approx([125 / 120] * 2)
-        assert row["replay_over_rule"] == {"value": pytest.approx(125 / 120), "error": 2 * ERROR}
-    figures = [figure for figure in FIGURES if figure in summary]
-    assert [row["figure"] for row in averages(summary)] == [*figures, "selector_time_share"]
-    assert [row["setting"] for row in gains(summary)] == [f"T={temperature:g}" for temperature in TEMPERATURES]
+        assert row["ratio_vs_assisted_generation"] == pytest.approx(125 / 80)
+        assert row["ratio_vs_assisted_generation_interval_95"] == pytest.approx([125 / 80] * 2)
+        assert row["ratio_vs_lookup_rule"] == pytest.approx(125 / 120)
+        assert row["replayed"]["ratio_vs_lookup_rule"] == {"value": pytest.approx(125 / 120), "error": 2 * ERROR}
+        assert row["replayed"]["ratio_vs_autoregressive"]["value"] == pytest.approx(125 / 50)
+        assert "ratio_vs_assisted_generation" not in row["replayed"]
+    assert [FIGURES[figure] for figure in FIGURES if figure in summary] == [row["over"] for row in gains(summary)]
+
+
+def test_a_rival_that_is_slower_than_plain_decoding_under_one_setting_is_seen_there() -> None:
+    """Assisted generation at half the speed of plain decoding at T = 1, and three times it at T = 0.2: the mean over
+    settings hides that."""
+    data = rows(SPEEDS)
+    for row in data:
+        if row["method"] == ASSISTED:
+            row["seconds"] = 64 / (25 if row["temperature"] == 1 else 150)
+    summary = evaluation(CONFIG, data, replayed(SPEEDS), own_texts(), CHOICES)["summary"]
+    assert [row["ratio_vs_assisted_generation"] for row in summary["by_setting"]] == pytest.approx([5, 125 / 150])
+    assert summary["ratio_vs_assisted_generation"] == pytest.approx((5 + 125 / 150) / 2)
+    (cells,) = (row for row in gains(summary) if row["over"] == ASSISTED)
+    assert cells["T=1, decoded"].startswith("5.000 ") and cells["T=0.2, decoded"].startswith("0.833 ")
 
 
 def test_what_decoding_alone_can_tell_has_no_replayed_ratio() -> None:
@@ -151,18 +179,31 @@ def test_decoding_and_replay_that_agree_are_not_remarked_upon() -> None:
 
 
 def test_decoding_and_replay_that_disagree_are_one_line_each() -> None:
-    lines = compared(own=own_texts(0.9, -3.1))["disagreements"]
+    lines = compared(own=own_texts(0.9, -4.0))["disagreements"]
     assert len(lines) == 2 * len(TEMPERATURES)  # of the selector alone
     for temperature in TEMPERATURES:
-        assert f"T={temperature:g}, selector: 200 steps decoded, 203.1 replayed, z = -3.1" in lines
+        assert f"T={temperature:g}, selector: 200 steps decoded, 204.0 replayed, z = -4.0" in lines
         assert any(line.startswith(f"T={temperature:g}, selector: its steps take 0.900 ±0.010") for line in lines)
     assert not any("\n" in line for line in lines)
 
 
+def test_an_alarm_is_false_in_one_evaluation_of_a_hundred() -> None:
+    """However many methods are compared: with twelve rows, 24 differences that are chance alone."""
+    rng = np.random.default_rng(4)
+    alarms = 0
+    for _ in range(4000):
+        own = own_texts()
+        for row in own:
+            row["z"] = rng.standard_normal()
+            row["step_time"]["value"] = 1 + ERROR * rng.standard_t(5)
+        alarms += bool(disagreements(own, 6))
+    assert alarms / 4000 == pytest.approx(0.01, abs=0.005)
+
+
 def test_few_sources_say_little_of_their_errors() -> None:
-    """Four errors are much with 24 sources, and nothing with six."""
-    assert disagreements(own_texts(1 + 4 * ERROR), 24)
-    assert not disagreements(own_texts(1 + 4 * ERROR), 6)
+    """Five errors are much with 24 sources, and nothing with six."""
+    assert disagreements(own_texts(1 + 5 * ERROR), 24)
+    assert not disagreements(own_texts(1 + 5 * ERROR), 6)
 
 
 def test_synthetic_clocks_are_averaged() -> None:
@@ -185,11 +226,20 @@ def test_the_tables_say_what_was_decoded_and_what_was_replayed() -> None:
         show(result | {"decisions": modes})
     text = captured.get()
     assert "1.250 [1.250, 1.250]" in text and "1.750 ±0.010" in text
-    assert "T=0.2: Neither the network nor the lookup rule" in text
-    row = gains(result["summary"])[1]
-    assert row["over the best fixed tree, decoded"] == "1.250 [1.250, 1.250]"
-    assert row["over the best fixed tree, replayed"] == "1.750 ±0.010"
-    assert row["over the lookup rule, replayed"] == "1.042 ±0.020"
+    assert "T=0.2: On the validation texts neither the network nor the lookup rule" in text
+    assert "decisions take 1.00% of the time" in text
+    row = next(row for row in gains(result["summary"]) if row["over"] == BEST_STATIC)
+    assert row["T=0.2, decoded"] == "1.250 [1.250, 1.250]"
+    assert row["T=0.2, replayed"] == "1.250 ±0.020"
+    assert choices(result["summary"])[1] == {
+        "setting": "T=0.2",
+        "exported": "network",
+        "replayed": "2.500 ±0.020",
+        "decoded": "2.500 [2.500, 2.500]",
+        "static tree, replayed": "2.000 ±0.010",
+        "lookup rule, replayed": "2.400 ±0.010",
+        "network, replayed": "2.500 ±0.010",
+    }
 
 
 def test_a_decoded_text_is_told_step_by_step() -> None:
@@ -209,7 +259,7 @@ def test_a_decoded_text_is_told_step_by_step() -> None:
     ]
 
 
-def test_the_bootstrap_is_paired() -> None:
+def test_intervals_are_paired() -> None:
     """Prompts differ a lot, methods by a constant factor: speeds are uncertain, their ratios are not."""
     result = compared(spread=0.2)
     (low, high), *_ = (entry["interval_95"] for entry in result["methods"] if entry["method"] == SELECTOR)
@@ -218,7 +268,7 @@ def test_the_bootstrap_is_paired() -> None:
     assert high - low < 1e-9
 
 
-def test_the_bootstrap_resamples_sources_once_for_all_settings() -> None:
+def test_sources_are_the_same_ones_under_all_settings() -> None:
     """With ratios that vary by source, alike in both settings, averaging settings must not narrow the interval."""
     data = rows(SPEEDS, sources=12)
     rng = np.random.default_rng(1)
@@ -226,7 +276,7 @@ def test_the_bootstrap_resamples_sources_once_for_all_settings() -> None:
     for row in data:
         if row["method"] == SELECTOR:
             row["seconds"] *= factors[row["source"]]
-    result = evaluation(CONFIG, data, replayed(SPEEDS), own_texts())
+    result = evaluation(CONFIG, data, replayed(SPEEDS), own_texts(), CHOICES)
     low, high = result["summary"]["ratio_vs_best_static_delayed_interval_95"]
     selectors = [entry for entry in result["methods"] if entry["method"] == SELECTOR]
     for entry in selectors:

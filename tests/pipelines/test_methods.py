@@ -18,10 +18,10 @@ from data_gen.texts.prompts import Prompt
 from pipelines.config import load_config
 from pipelines.evaluate.methods import (
     AT_ROOT,
-    AUTOREGRESSIVE,
     BEST_BY_KIND,
     BEST_STATIC,
     BRANCHING,
+    PLAIN,
     Decoding,
     Method,
     Task,
@@ -59,7 +59,7 @@ def task(kind: str = "code") -> Task:
 
 
 def test_plain_decoding_is_a_token_a_step(pair: ModelPair) -> None:
-    found = static(AUTOREGRESSIVE, "traversal", EMPTY).decode(pair, SAMPLING, task())
+    found = static(PLAIN, "traversal", EMPTY).decode(pair, SAMPLING, task())
     assert (found.tokens, found.steps, found.block_tokens) == (24, 24, 24)
     assert found.drafted == ["(1, 0, 0)"] * 24
     assert 0 < found.step_seconds <= found.seconds and found.select_seconds < 0.05 * found.step_seconds
@@ -126,10 +126,12 @@ def test_static_trees_are_the_fastest_of_their_kind() -> None:
     data, times = texts(10, seed=4), gpu_like("pair", VERIFIERS, 0.2)
     data.survivals = {"traversal": data.survivals["traversal"], "specinfer": 0.95 * data.survivals["traversal"]}
     methods = {method.name: method for method in static_methods(data, VERIFIERS, times)}
-    assert next(iter(methods)) == AUTOREGRESSIVE and methods[AUTOREGRESSIVE].action == EMPTY
+    assert next(iter(methods)) == PLAIN and methods[PLAIN].action == EMPTY
     speed_A = StaticTable.of(Timed(data, "traversal", times)).speeds()
     best = methods[BEST_STATIC]
-    assert best.verifier == "traversal" and "static traversal" not in methods and "static specinfer" in methods
+    assert (
+        best.verifier == "traversal" and "static tree, traversal" not in methods and "static tree, specinfer" in methods
+    )
     assert best.action is not None and SPACE.index(best.action) == int(speed_A.argmax())
 
     def fastest(name: str) -> float:
@@ -209,5 +211,10 @@ def test_a_row_holds_the_method_and_what_it_decoded(pair: ModelPair) -> None:
     method = static("static", "traversal", ACTION)
     decoding = method.decode(pair, SAMPLING, task())
     row = row_of(method, decoding)
-    assert (row["method"], row["verifier"], row["action"]) == ("static", "traversal", [2, 1, 3])
+    assert (row["method"], row["verifier"], row["action"], row["drafts"]) == (
+        "static",
+        "traversal",
+        [2, 1, 3],
+        "(2, 1, 3)",
+    )
     assert all(row[name] == value for name, value in vars(decoding).items())

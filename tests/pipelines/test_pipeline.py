@@ -28,7 +28,7 @@ FIGURES = (
     "ratio_vs_rule",
     "ratio_vs_autoregressive",
 )
-ASSISTED = ("assisted generation", "assisted generation, constant", "prompt lookup, constant")
+ASSISTED = ("assisted generation", "assisted generation, tuned", "prompt lookup")
 
 
 def evaluation_of(folder: Path, name: str = "demo") -> dict:
@@ -38,7 +38,7 @@ def evaluation_of(folder: Path, name: str = "demo") -> dict:
 def test_the_demo_ends_with_a_table_a_report_and_a_selector(demo: tuple[Path, str]) -> None:
     folder, output = demo
     run = folder / "runs" / "demo"
-    assert "ratio to best static" in output and "Does a selector pay here?" in output
+    assert "Speed over plain decoding of what is exported" in output and "Does a selector pay here?" in output
     assert str(run / "report.html") in output and str(run / "selector") in output
     assert re.search(r"its actions equal the trained module's at all \d{3} roots of the validation texts", output)
     report = (run / "report.html").read_text()
@@ -46,7 +46,7 @@ def test_the_demo_ends_with_a_table_a_report_and_a_selector(demo: tuple[Path, st
     # by setting the speeds, the block efficiencies and, of a regressor, the calibration; actions over all settings
     assert report.count("data:image/png;base64,") == 1 + 3 * (2 + chosen.startswith("regressor"))
     assert len(set(re.findall(r"<img alt='([^']{20,})'", report))) == report.count("<img")
-    for title in ("Speed over the best fixed tree", "All methods", "Tokens a step of every fixed tree", "Step times"):
+    for title in ("Speed over plain decoding", "All methods", "Tokens a step of every static tree", "Step times"):
         assert title in report
 
 
@@ -93,15 +93,17 @@ def test_every_method_has_an_entry_for_each_setting(demo: tuple[Path, str]) -> N
         assert 0 < low <= entry["tokens_per_second"] <= high
         assert 1 <= entry["block_efficiency"] <= 17
         assert entry["prompts"] == 3 and entry["tokens"] > 0
-        if entry["method"] == "autoregressive":
+        if entry["method"] == "plain decoding":
             assert entry["block_efficiency"] == 1
         assert entry["replay_ratio"] is not None
-    expected = {"autoregressive", "selector", "best static", "best static by kind", "static traversal at the root"}
-    expected |= {"static, branching", "recent acceptance", "lookup or tree"}
+    expected = {"plain decoding", "selector", "best static tree", "best static tree by kind", "lookup rule"}
+    expected |= {"static tree, traversal at the root", "static tree with branches", "recent acceptance"}
     for temperature in (0.0, 0.2, 1.0):
         names = {entry["method"] for entry in evaluation["methods"] if entry["temperature"] == temperature}
         assert expected <= names
-        assert len(names & {f"static {verifier}" for verifier in ("traversal", "specinfer", "lifted_uniform")}) == 2
+        assert (
+            len(names & {f"static tree, {verifier}" for verifier in ("traversal", "specinfer", "lifted_uniform")}) == 2
+        )
     assert {row["clock"] for row in evaluation["replayed"]} == {"wall"}
     assert {row["texts"].split()[0] for row in evaluation["repeats"]} <= {"with", "without"}
     assert sum(row["count"] for row in evaluation["repeats"]) <= 3 * TEXTS
@@ -232,7 +234,7 @@ def test_a_second_run_reuses_everything_and_says_so(demo: tuple[Path, str]) -> N
     output = espalier(demo[0], "demo", *SMALL)
     for stage in STAGES:
         assert f"{stage}: reusing" in output
-    assert "ratio_vs_best_static_delayed" in output  # the tables are shown again
+    assert "over the best static tree" in output  # the tables are shown again
     assert len(versions(demo[0])) == 1
     assert before == {path: path.stat().st_mtime_ns for path in (demo[0] / "runs").rglob("*") if path.is_file()}
 
@@ -282,10 +284,10 @@ def test_the_settings_config_runs_on_a_pair_that_is_there(demo: tuple[Path, str]
     assert {row["clock"] for row in evaluation["replayed"]} == clocks
     for clock in clocks:
         own = {row["method"]: row for row in evaluation["replayed"] if row["clock"] == clock}
-        assert {"selector", "best static", "static traversal at the root"} <= set(own)
-        assert own["best static"]["ratio"] == 1 and own["best static"]["error"] == 0
+        assert {"selector", "best static tree", "static tree, traversal at the root"} <= set(own)
+        assert own["best static tree"]["ratio"] == 1 and own["best static tree"]["error"] == 0
     speeds = {(row["clock"], row["method"]): row["tokens_per_second"] for row in evaluation["replayed"]}
-    ratios = [speeds[c, "selector"] / speeds[c, "static traversal at the root"] for c in clocks if c != "wall"]
+    ratios = [speeds[c, "selector"] / speeds[c, "static tree, traversal at the root"] for c in clocks if c != "wall"]
     assert evaluation["summary"]["ratio_vs_static_traversal_gpu_like"] == pytest.approx(sum(ratios) / 2)
     training = json.loads((tmp_path / "runs" / "settings" / "training" / "result.json").read_text())
     assert set(training["selectors"]) == {"regressor-light", "regressor-full", "policy-light"}

@@ -122,12 +122,21 @@ def test_a_lost_record_of_the_data_stage_costs_no_traces(copy: Path, monkeypatch
     assert {path: path.stat().st_mtime_ns for path in (run_folder / "traces").rglob("*.parquet")} == before
 
 
-def test_export_refuses_an_evaluation_of_another_selector(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_of_another_selector_is_neither_exported_nor_reported(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a new training, until the evaluation has been made again."""
     monkeypatch.chdir(copy)
     other = [*SMALL, "train.epochs=3"]
     run("train", DEMO, other, plan=False)
-    with pytest.raises(InputError, match=r"the evaluate stage was run with other inputs .*: run it again"):
-        run("export", DEMO, other, plan=False)
+    report = (copy / "runs" / "demo" / "report.html").read_bytes()
+    for name in ("export", "report"):
+        with pytest.raises(InputError, match=r"the evaluate stage was run with other inputs .*: run it again"):
+            run(name, DEMO, other, plan=False)
+    assert (copy / "runs" / "demo" / "report.html").read_bytes() == report
+    run("evaluate", DEMO, other, plan=False)
+    run("report", DEMO, other, plan=False)
+    assert (copy / "runs" / "demo" / "report.html").read_bytes() != report
     (copy / "runs" / "demo" / "evaluation.json").unlink()
     run("export", DEMO, other, plan=False)  # without an evaluation there are no figures to get wrong
     facts = json.loads((copy / "runs" / "demo" / "selector" / "config.json").read_text())

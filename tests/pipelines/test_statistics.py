@@ -1,0 +1,56 @@
+"""Intervals of ratios over sources."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from pipelines.statistics import speed, speed_ratio, with_interval
+
+TRIALS = 1500  # one standard error of a coverage of 95% is then 0.6 points
+
+
+def decoded(sources: int, own: float, sizes: float, generator: torch.Generator) -> torch.Tensor:
+    """Tokens and seconds of two methods equally fast on average, [sources, 4]: sources differ in their size and, alike
+    for both methods, in their difficulty; `own` is the scatter of a method by itself."""
+    size, difficulty, *noise = (torch.randn(4, sources, generator=generator)).unbind()
+    tokens = (sizes * size).exp()
+    mine, other = ((0.4 * difficulty + own * each).exp() * tokens for each in noise)
+    return torch.stack([tokens, mine, tokens, other], dim=-1)
+
+
+@pytest.mark.parametrize("sources", [6, 12, 30])
+@pytest.mark.parametrize(("own", "sizes"), [(0.1, 0.3), (0.4, 0.3), (0.3, 0.8)])
+def test_intervals_cover_the_true_ratio_as_often_as_they_say(sources: int, own: float, sizes: float) -> None:
+    generator = torch.Generator().manual_seed(sources)
+    of = torch.arange(sources)
+    covered = 0
+    for _ in range(TRIALS):
+        low, high = with_interval(decoded(sources, own, sizes, generator), of)[1]
+        covered += low <= 1 <= high
+    assert covered / TRIALS == pytest.approx(0.95, abs=0.03)
+
+
+def test_prompts_of_one_source_are_one_observation() -> None:
+    """A prompt that stands there four times says no more; its source's share is larger."""
+    sums_XC = decoded(6, 0.3, 0.3, torch.Generator().manual_seed(1))
+    once = with_interval(sums_XC, torch.arange(6))
+    parts, of = (sums_XC / 4).repeat_interleave(4, dim=0), torch.arange(6).repeat_interleave(4)
+    value, bounds = with_interval(parts, of)
+    assert value == pytest.approx(once[0]) and bounds == pytest.approx(once[1])
+
+
+def test_what_is_certain_has_no_width_and_a_single_source_no_bounds() -> None:
+    sums_XC = decoded(6, 0.3, 0.3, torch.Generator().manual_seed(1))
+    twice = torch.cat([sums_XC[:, :2], sums_XC[:, :2] * torch.tensor([1, 2])], dim=-1)
+    assert with_interval(twice, torch.arange(6)) == (pytest.approx(2), pytest.approx([2, 2]))
+    assert with_interval(sums_XC, torch.zeros(6))[1] == [0, math.inf]
+    assert with_interval(sums_XC[:, [0, 1, 0, 1]], torch.zeros(6)) == (1, [1, 1])
+
+
+def test_settings_are_averaged() -> None:
+    sums_XC = torch.tensor([[1.0, 1, 1, 3, 1, 2, 2, 2]] * 2)
+    assert float(speed_ratio(sums_XC.sum(0))) == pytest.approx((3 + 0.5) / 2)
+    assert float(speed(sums_XC[:, 2:4].sum(0))) == pytest.approx(1 / 3)
