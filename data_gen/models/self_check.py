@@ -1,15 +1,20 @@
 """Checks that a model's logits on a token tree equal those of plain passes over its paths.
 
-A model that ignores the mask or the positions of a tree pass decodes wrong text without an error. The check passes a
-tree of two branches behind a context, commits one branch and passes two more tokens. Contexts end shortly before and
+A model that ignores the mask or the positions of a tree pass decodes wrong text without an error. The check passes the
+largest tree behind a context, commits a part of one branch and passes two more tokens. Contexts end shortly before and
 after every length at which the config says that the model changes: attention windows and scaled rotary positions.
 
-Legend: B texts, T tokens, V vocabulary.
+Rounding in bfloat16 can hide a wrong mask. So the check is made twice: strictly with a float32 copy of a few layers,
+which have the masks and positions of the whole model, and loosely with the model itself.
+
+Legend: N nodes, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -18,6 +23,8 @@ from torch import Tensor
 from data_gen.models.masks import check_attention
 from data_gen.models.pair import CachedModel
 from data_gen.models.vocabulary import scored
+from data_gen.trees import DraftTree
+from selector.actions import ActionSpace
 from selector.schema import InputError
 
 CHANGES = (  # config keys whose values are lengths at which a model changes
@@ -26,48 +33,96 @@ CHANGES = (  # config keys whose values are lengths at which a model changes
     "attention_window",
     "attention_chunk_size",
     "original_max_position_embeddings",
+    "max_position_embeddings",  # rotary positions may be scaled from here on
 )
-PARENTS = (-1, 0, 1, 1, 2, 3)  # a root, a token, and two branches of two tokens
-KEPT = (0, 1, 3)  # the second branch's first token is accepted
+SPACE = ActionSpace.default()  # its largest tree is passed
 SHORT = 6  # tokens of the shortest context
 AROUND = 3  # tokens between a context's end and a length at which the model changes
-ROOM = 8  # tokens behind a context: the tree and the two further tokens
-TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.05}  # of the logits' standard deviation
+FURTHER = 2  # tokens that are passed after a commit
+# the largest difference, as a share of the logits' standard deviation: of the copy, and of the model by its dtype
+STRICT = 1e-4
+TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.2, torch.bfloat16: 1.0}
+TOKENS = 256  # of the copy's vocabulary, or fewer
+OFFSET = 2  # rows that a table of positions may have before the first position
 
 
 def check_model(model: Any, name: str, longest: int) -> float:
-    """The largest difference of logits, as a share of their standard deviation.
+    """The largest difference of the model's logits, as a share of their standard deviation.
 
     Args:
-        longest: tokens of the longest text; changes beyond it are not checked.
+        longest: tokens of the longest text, with those of trees behind it; changes beyond it are not checked.
 
     Raises:
-        InputError: the model's layers or its attention cannot pass token trees, or a difference is larger than rounding
-            explains; names the model and the place.
+        InputError: the model's layers or its attention cannot pass token trees, its table of positions is shorter, or a
+            difference is larger than rounding explains; names the model and the place.
     """
     check_attention(model.config, name)
-    worst, tolerance = 0.0, TOLERANCES.get(model.dtype, 1e-3)
+    if (rows := table_of_positions(model)) is not None and longest > rows:
+        raise InputError(
+            f"{name}: texts and the trees behind them take up to {longest} positions; the model has {rows}"
+        )
+    quantised = getattr(model, "is_quantized", False)  # such weights have no copy in float32
+    few = None if quantised else few_layers(model)
+    worst = 0.0
     for length in lengths(model.config, longest):
-        try:
-            differences = list(_differences(model, length))
-        except Exception as error:  # a model without such a cache or mask may raise anything
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise InputError(f"{name}: cannot pass token trees: {type(error).__name__}: {reason}") from error
-        for where, difference in differences:
-            worst = max(worst, difference)
-            if not difference <= tolerance:  # also where it is NaN
-                raise InputError(
-                    f"{name}: a pass over a token tree is not what plain passes give: behind {length} tokens the "
-                    f"logits {where} differ by {difference:.2g} of their standard deviation; it cannot be decoded here"
-                )
+        if few is not None:
+            _check(few, name, length, STRICT)
+        worst = max(worst, _check(model, name, length, TOLERANCES.get(model.dtype, TOLERANCES[torch.float32])))
     return worst
 
 
+def _check(model: Any, name: str, length: int, tolerance: float) -> float:
+    """The largest difference behind one context; InputError as in `check_model`."""
+    worst = 0.0
+    try:
+        differences = list(_differences(model, length))
+    except Exception as error:  # a model without such a cache or mask may raise anything
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"{name}: cannot pass token trees: {type(error).__name__}: {reason}") from error
+    for where, difference in differences:
+        worst = max(worst, difference)
+        if not difference <= tolerance:  # also where it is NaN
+            raise InputError(
+                f"{name}: a pass over a token tree is not what plain passes give: behind {length} tokens the "
+                f"logits {where} differ by {difference:.2g} of their standard deviation; it cannot be decoded here"
+            )
+    return worst
+
+
+def few_layers(model: Any) -> Any:
+    """A float32 copy of the model's first two layers, the first layer of each other kind, and some of its tokens."""
+    text = model.config.get_text_config()
+    kinds = list(getattr(text, "layer_types", None) or ())
+    chosen = sorted({0, min(1, text.num_hidden_layers - 1), *map(kinds.index, kinds)})
+    copies: dict[int, Any] = {}  # what stands in the copy for an object, by its id
+    for module in model.modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == text.num_hidden_layers:
+            copies[id(module)] = torch.nn.ModuleList(deepcopy(module[number], copies) for number in chosen)
+    for table in (model.get_input_embeddings(), model.get_output_embeddings()):
+        for own in table.parameters():
+            copies[id(own)] = torch.nn.Parameter(own[:TOKENS].detach().clone(), requires_grad=False)
+    copied = deepcopy(model, copies).float()
+    if kinds:
+        copied.config.get_text_config().layer_types = [kinds[number] for number in chosen]
+    copied.get_input_embeddings().padding_idx = None  # it may lie beyond the tokens that are left
+    return copied
+
+
+def table_of_positions(model: Any) -> int | None:
+    """The positions that a model can look up, where it learned a vector for each; None where it computes them."""
+    rows = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    tables = (*model.named_parameters(), *model.named_buffers())
+    found = (each for each in tables if each[1].dim() == 2 and re.search("position|wpe", each[0]))
+    if rows is not None and any(rows <= len(table) <= rows + OFFSET for _, table in found):
+        return int(rows)
+    return None
+
+
 def lengths(config: Any, longest: int) -> list[int]:
-    """Lengths of the checked contexts, ascending."""
-    changes = {change for change in _changes(config.to_dict()) if change + AROUND + ROOM <= longest}
-    near = {change + side * AROUND for change in changes for side in (-1, 1)}
-    return sorted({SHORT, *(length for length in near if length > SHORT)})
+    """Lengths of the checked contexts, ascending. No tree behind a context reaches beyond `longest`."""
+    rows = longest - SPACE.depth + SPACE.max_L1 + SPACE.max_K * SPACE.max_L2  # of the cache behind the longest text
+    near = {change + side * AROUND for change in _changes(config.to_dict()) if change < rows for side in (-1, 1)}
+    return sorted({SHORT, *(max(SHORT, min(length, longest - SPACE.depth)) for length in near)})
 
 
 def _changes(values: dict[str, Any]) -> Iterator[int]:
@@ -82,33 +137,33 @@ def _changes(values: dict[str, Any]) -> Iterator[int]:
 @torch.inference_mode()
 def _differences(model: Any, length: int) -> Iterator[tuple[str, float]]:
     """Where logits were compared, and their difference."""
-    generator, size = torch.Generator().manual_seed(length), scored(model)
-    context = torch.randint(size, (length,), generator=generator).tolist()
-    drafted = torch.randint(size, (len(PARENTS),), generator=generator).tolist()
-    tokens = [context[-1], *drafted[1:]]
-    paths: list[list[int]] = []  # for each node, the nodes from the root to it
-    for node, parent in enumerate(PARENTS):
-        paths.append([*(paths[parent] if parent >= 0 else []), node])
+    generator, device = torch.Generator().manual_seed(length), model.device
+    parts = [length, SPACE.max_L1, *[SPACE.max_L2] * SPACE.max_K, FURTHER]
+    drawn = torch.randint(scored(model), (sum(parts),), generator=generator)
+    context, trunk, *branches, further = (part.tolist() for part in drawn.split(parts))
+    tree = DraftTree.from_paths(trunk, branches)
     cached = CachedModel(model)
     cached.fill(context[:-1])
-    visible = torch.tensor([[node in path for node in range(len(PARENTS))] for path in paths])
-    offsets = torch.tensor([len(path) - 1 for path in paths], device=model.device)
-    passed = cached.forward(torch.tensor([tokens], device=model.device), offsets, visible)
-    for node, path in enumerate(paths):
-        text = context[:-1] + [tokens[each] for each in path]
-        yield f"after {len(path) - 1} drafted tokens", _apart(passed.logits_BWV[0, node], _plain(model, text))
-    cached.keep(KEPT)
-    text = context[:-1] + [tokens[node] for node in KEPT]
-    further = torch.randint(size, (2,), generator=generator).tolist()
+    tokens_N = tree.tokens_N.clone()
+    tokens_N[0] = context[-1]
+    passed = cached.forward(tokens_N.unsqueeze(0).to(device), tree.depths_N.to(device), tree.ancestors_NN())
+    for branch in branches:
+        nodes = [0, *tree.path_to(tree.node_of([*trunk, *branch]))]
+        plain_NV = _plain(model, [*context, *trunk, *branch], len(nodes))
+        for depth, node in enumerate(nodes):
+            yield f"after {depth} drafted tokens", _apart(passed.logits_BWV[0, node], plain_NV[depth])
+    accepted = [*trunk, *branches[1][:2]]
+    cached.keep([0, *tree.path_to(tree.node_of(accepted))])
     output = cached.extend(further)
-    for number in range(len(further)):
-        plain_V = _plain(model, text + further[: number + 1])
-        yield "after a branch was committed", _apart(output.logits_BWV[0, number], plain_V)
+    plain_NV = _plain(model, [*context, *accepted, *further], FURTHER)
+    for found_V, plain_V in zip(output.logits_BWV[0], plain_NV, strict=True):
+        yield "after a branch was committed", _apart(found_V, plain_V)
 
 
-def _plain(model: Any, text: list[int]) -> Tensor:
-    """The logits [V] after a text, by one pass without a cache."""
-    return model(torch.tensor([text], device=model.device), use_cache=False, logits_to_keep=1).logits[0, -1]
+def _plain(model: Any, text: list[int], last: int) -> Tensor:
+    """The logits [last, V] after the last tokens of a text, by one pass without a cache."""
+    logits_TV: Tensor = model(torch.tensor([text], device=model.device), use_cache=False, logits_to_keep=last).logits[0]
+    return logits_TV
 
 
 def _apart(found_V: Tensor, expected_V: Tensor) -> float:

@@ -42,6 +42,7 @@ LONGROPE = {
     "long_factor": [4.0] * 4,
     "original_max_position_embeddings": 64,
 }
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("Llama", PLAIN),
     "Mistral": ("Mistral", {**GROUPED, "sliding_window": None}),
@@ -79,15 +80,20 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {  # and what the line say
     "Phi-3, longrope": (
         "Phi3",
         {**PLAIN, "rope_parameters": LONGROPE, "original_max_position_embeddings": 64},
-        "behind 61 tokens the logits after a branch was committed differ",
+        "behind 61 tokens the logits after 0 drafted tokens differ",
+    ),
+    "Llama, dynamic NTK": (
+        "Llama",
+        {**PLAIN, "max_position_embeddings": 64, "rope_parameters": DYNAMIC},
+        "behind 61 tokens the logits after 0 drafted tokens differ",
     ),
     "GPT-Neo": (
         "GPTNeo",
         {"vocab_size": V, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": LONGEST}
         | {"window_size": WINDOW, "attention_types": [[["global", "local"], 1]]},
-        "behind 13 tokens the logits after . drafted tokens differ",
+        "behind 6 tokens the logits after 9 drafted tokens differ",
     ),
-    "MPT": ("Mpt", {"vocab_size": V, "d_model": 32, "n_layers": 2, "n_heads": 4}, "behind 6 tokens the logits after 2"),
+    "MPT": ("Mpt", {"vocab_size": V, "d_model": 32, "n_layers": 2, "n_heads": 4}, "behind 6 tokens the logits after"),
     "Bloom": ("Bloom", {"vocab_size": V, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "cannot pass token trees"),
     "Falcon, ALiBi": (
         "Falcon",

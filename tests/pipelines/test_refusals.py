@@ -126,8 +126,8 @@ def test_a_model_that_reads_positions_off_its_cache(
     config = MptConfig(**sizes, max_position_embeddings=512)  # which its own config would not say
     AutoModelForCausalLM.from_config(config).save_pretrained(target)
     capsys.readouterr()  # how far the saving is
-    for stage in ("pair", "latency", "data", "quick"):
-        arguments = [*SMALL, "name=other", f"pair.target={target}", f"pair.draft={draft}"]
+    for stage, dtype in (("pair", "bfloat16"), ("latency", "float32"), ("data", "bfloat16"), ("quick", "float32")):
+        arguments = [*SMALL, "name=other", f"pair.target={target}", f"pair.draft={draft}", f"pair.dtype={dtype}"]
         message = failure(capsys, monkeypatch, stage, *arguments, f"prompts.file={spoilt}/runs/demo/pair/prompts.jsonl")
         assert f"{target}: a pass over a token tree is not what plain passes give: behind 6 tokens" in message
 
