@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,9 +71,10 @@ def load_model(
 
 
 def _load(loader: Any, name: str, role: str, **kwargs: object) -> Any:
-    path = Path(name)
-    if not path.is_dir() and (path.is_absolute() or name.startswith(".") or name.count("/") > 1):
-        raise InputError(f"pair.{role}: {name} is neither a directory nor a hub id")
+    like_a_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith("/")
+    if like_a_path and not Path(name).is_dir():
+        home = "; write the home folder in full" if name.startswith("~") else ""
+        raise InputError(f"pair.{role}: there is no folder {name}{home}")
     try:
         return loader.from_pretrained(name, **kwargs)
     except Exception as error:  # a damaged file may raise anything
@@ -111,8 +112,11 @@ def _weight_files(folder: Path) -> list[Path]:
     return []
 
 
-def fingerprint(names: Sequence[str], tokenizer: PreTrainedTokenizerBase, kept: Path | None = None) -> str:
-    """A hash of the models' files and of the tokenizer: 16 hex digits, which do not depend on dtype or device.
+def fingerprint(
+    names: Sequence[str], tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int], kept: Path | None = None
+) -> str:
+    """A hash of the models' files, the tokenizer, its chat template and the ids that end a text: 16 hex digits, which
+    do not depend on dtype or device.
 
     Args:
         names: directories or hub ids, which have been loaded.
@@ -132,6 +136,7 @@ def fingerprint(names: Sequence[str], tokenizer: PreTrainedTokenizerBase, kept: 
             partial.write_text(json.dumps(known, indent=1))
     backend = getattr(tokenizer, "backend_tokenizer", None)
     digest.update((backend.to_str() if backend else json.dumps(sorted(tokenizer.get_vocab().items()))).encode())
+    digest.update(json.dumps([tokenizer.chat_template, sorted(eos_ids)], sort_keys=True).encode())
     return (RANDOM if any(map(is_shape, names)) else "") + digest.hexdigest()[:16]
 
 

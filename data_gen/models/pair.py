@@ -223,7 +223,8 @@ class ModelPair:
         for model in models:
             widen(model, size)
             model.config.get_text_config().vocab_size = size
-        return cls(*models, tokenizers[0], names, fingerprint(names, tokenizers[0], checksums))
+        found = fingerprint(names, tokenizers[0], eos_ids(target_model), checksums)
+        return cls(*models, tokenizers[0], names, found)
 
     @property
     def device(self) -> torch.device:
@@ -247,8 +248,13 @@ class ModelPair:
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        eos = self.target.generation_config.eos_token_id
-        return frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
+        return eos_ids(self.target)
+
+
+def eos_ids(model: PreTrainedModel) -> frozenset[int]:
+    """The tokens that end a text of the model."""
+    eos = model.generation_config.eos_token_id
+    return frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from data_gen.texts.prompts import split_of
 from data_gen.timing import device_name
 from data_gen.traces import text_bytes
 from pipelines.config import Config
-from pipelines.pair.loading import hidden_widths, no_prompts, prompts_of
+from pipelines.pair.loading import check_models, hidden_widths, no_prompts, prompts_of
 from pipelines.run import console
 from selector.latency import LatencyProfile
 from selector.schema import FULL, InputError
@@ -61,7 +61,7 @@ def _of_log(config: Config, pair: ModelPair) -> Iterator[Work]:
     """InputError where the run lacks a text's sampling setting, a text is too long, or a split is empty."""
     path = config.data.log
     assert path is not None
-    settings = {setting.build().law: setting.build() for setting in config.sampling}
+    settings, longest = {setting.build().law: setting.build() for setting in config.sampling}, 0
     texts: dict[tuple[str, Sampling], list[GivenText]] = {}
     given, said = apart(read_log(path, pair))
     if said:
@@ -72,8 +72,10 @@ def _of_log(config: Config, pair: ModelPair) -> Iterator[Work]:
             raise InputError(f"{text.place}: {text.sampling} is not among the run's sampling settings")
         if (count := len(text.prompt_tokens) + len(text.completion)) > pair.max_positions:
             raise InputError(f"{text.place}: {count} tokens; the pair has {pair.max_positions} positions")
+        longest = max(longest, count)
         split = split_of(text.prompt, config.prompts.validation, config.prompts.test)
         texts.setdefault((split, sampling), []).append(text)
+    check_models(pair, longest)  # no trees are drafted behind these texts
     for split, sampling in product(SPLITS, settings.values()):
         if (split, sampling) not in texts:
             raise no_prompts(config, path, [text.prompt for text in given if text.sampling.law == sampling.law], split)

@@ -8,19 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 
-from data_gen.models.checkpoints import hidden_width
+from data_gen.models.checkpoints import hidden_width, load_tokenizer
 from data_gen.models.pair import ROLES, ModelPair
 from data_gen.models.self_check import check_model
-from data_gen.texts.labelled import Recipe
+from data_gen.texts.labelled import BEYOND, DEPTH, Recipe
 from data_gen.texts.prompts import Prompt, read_prompts, split_of, take_evenly
 from pipelines.config import Config
 from pipelines.run import require, verify
-from selector.actions import ActionSpace
 from selector.schema import FULL, InputError
-
-DEEPEST_TREE = ActionSpace.default().max_L1 + ActionSpace.default().max_L2
 
 
 def pair_names(config: Config) -> tuple[str, str]:
@@ -55,23 +51,24 @@ def load_pair(config: Config, shapes: bool = False) -> ModelPair:
     if own.threads:
         torch.set_num_threads(own.threads)
     pair = ModelPair.load(*pair_names(config), own.device, own.dtype, own.device_map, shapes, checksums=checksums)
-    needed = config.prompts.tokens + config.data.tokens + DEEPEST_TREE
+    needed = config.prompts.tokens + config.data.tokens + BEYOND + DEPTH
     if needed > pair.max_positions:
         raise InputError(
             f"prompts.tokens and data.tokens ask for up to {needed} positions; the pair has {pair.max_positions}"
         )
-    for model, name in zip((pair.target, pair.draft), pair.names, strict=True):
-        check_model(model, name, needed)
+    check_models(pair, needed)
     return pair
+
+
+def check_models(pair: ModelPair, longest: int) -> None:
+    """InputError where a model of the pair computes token trees wrongly in a text of up to `longest` tokens."""
+    for model, name in zip((pair.target, pair.draft), pair.names, strict=True):
+        check_model(model, name, longest)
 
 
 def tokenizer_of(config: Config) -> Any:
     """The target's tokenizer, without its weights; InputError where it cannot be read."""
-    name = pair_names(config)[0]
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # a damaged file may raise anything
-        raise InputError(f"pair.target: cannot load the tokenizer of {name}") from error
+    return load_tokenizer(pair_names(config)[0], "target")
 
 
 def hidden_widths(config: Config) -> list[int]:

@@ -69,6 +69,7 @@ def _write_prompts_of_sets(config: Config, tokenizer: Any, path: Path) -> None:
     paths = [own.file for own in config.prompts.sets if own.file is not None and own.file.is_file()]
     inputs = {
         "pair": config.pair.target,
+        "template": tokenizer.chat_template if config.prompts.chat else None,
         "files": {str(path): sha256(path) for path in paths},
         "prompts": config.prompts.model_dump(mode="json", include={"sets", "tokens", "longer", "chat", "system"}),
     }

@@ -54,8 +54,8 @@ def run(config: Config) -> None:
                 train_embedded(config, files, folder, mlflow)
             stage.finish()
     else:
-        stage = Stage("pair", config, depends(config), ())
         pair = load_pair(config, shapes=True)
+        stage = Stage("pair", config, {**depends(config), "fingerprint": pair.fingerprint}, ())
         random = "; without weights, which are random: only times can be measured" if pair.has_random_weights else ""
         stage.say(f"{config.pair.target} and {config.pair.draft} load and share their vocabulary{random}")
         stage.finish()

@@ -48,6 +48,22 @@ def test_the_fingerprint_follows_the_weights_and_not_what_they_are_loaded_as(
     assert ModelPair.load(*save_pair(tmp_path / "other", seed=1)).fingerprint != pair.fingerprint
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("tokenizer_config.json", {"chat_template": "{{ messages }}"}),
+        ("generation_config.json", {"eos_token_id": [7, 9]}),
+    ],
+    ids=["chat template", "end of sequence"],
+)
+def test_the_fingerprint_follows_what_texts_begin_and_end_with(
+    folders: tuple[Path, Path], name: str, values: dict[str, object], pair: ModelPair
+) -> None:
+    file = folders[0] / name
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    assert fingerprint(folders) != pair.fingerprint
+
+
 def test_weights_are_read_again_only_after_a_change(folders: tuple[Path, Path], tmp_path: Path) -> None:
     kept, weights = tmp_path / "run" / "checksums.json", folders[0] / WEIGHTS
     first = fingerprint(folders, checksums=kept)

@@ -63,9 +63,9 @@ def test_different_vocabularies_are_refused(tmp_path: Path, pair_folders: tuple[
         ModelPair.load(pair_folders[0], other[1])
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/no/such/model", "runs/none/pair/draft"])
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/model", "runs/none/pair/draft", "~/none", "none/"])
 def test_a_missing_model_is_named(name: str, pair_folders: tuple[str, str]) -> None:
-    with pytest.raises(InputError, match=r"pair.draft: .*neither a directory nor a hub id"):
+    with pytest.raises(InputError, match=f"^pair.draft: there is no folder {name}"):
         ModelPair.load(pair_folders[0], name)
 
 

@@ -87,7 +87,7 @@ def signed(path: Path, stage: str) -> None:
         ("pair", ["sampling=[{temperature: .inf}]"], "temperature: Input should be a finite number"),
         ("data", ["seed=99999999999999999999999"], "seed: Input should be less than"),
         ("pair", ["pair.embedded.steps=13"], "pair.embedded.steps: 12 -> 13"),
-        ("data", ["pair.target=/no/such", "pair.draft=/no/such"], "pair.target: /no/such is neither a directory nor"),
+        ("data", ["pair.target=/no/such", "pair.draft=/no/such"], "pair.target: there is no folder /no/such"),
         ("data", ["name=other"], "runs/other/stages/pair.json does not exist: run the pair stage first"),
         ("data", ["pair.device=gpu"], "pair.device: gpu is not available here"),
         ("data", ["data.tokens=4000"], "ask for up to"),
