@@ -23,7 +23,7 @@ from selector.train.replay import Ratio, Replayed
 from selector.train.tuning import Judged, StaticTable, replay_mode, static_replay, tune_lookup_rule
 from tests.selector.synthetic import SPACE, joined, opinionated, profile, texts, timed
 
-TRAIN = {"verifier": "traversal", "epochs": 12, "batch": 64, "hidden": [24, 12], "learning_rate": 0.01}
+TRAIN = {"verifier": "traversal", "epochs": 12, "batch": 64, "hidden": [24, 12]}
 VERIFIERS = {"verifiers": ["traversal"]}
 HOT, COLD = (1.0, 1.0), (0.2, 1.0)
 SAMPLING = [{"temperature": 1.0, "top_k": 7}, {"temperature": 0.2, "min_p": 0.1, "draft_temperature": 0.0}]
