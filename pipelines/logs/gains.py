@@ -99,7 +99,7 @@ def _mixed(held_out: HeldOut) -> dict[str, Figures]:
 
 
 def _figures(plain: float, found: dict[str, Any], ratio: Callable[[Any, Any], Ratio], tuning: Tuning) -> Figures:
-    """Speeds over plain decoding, and the selector over the rule and the fixed length."""
+    """Speeds over plain decoding, and the selector over the lookup rule and the fixed length."""
     return {
         "fixed_length": tuning.fixed.action.nodes,
         **{name: own.speed / plain for name, own in found.items()},

@@ -1,6 +1,6 @@
 """Stage `logs`: from an engine's logs to a selector, without a model: training, exact replay, artefact, report.
 
-It measures the gain of a selector over the best fixed length and over the best rule at each batch size.
+It measures the gain of a selector over the best fixed length and over the lookup rule at each batch size.
 """
 
 from __future__ import annotations

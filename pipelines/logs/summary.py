@@ -43,7 +43,7 @@ def _in_words(logs: Figures, folder: str) -> Iterable[str]:
         yield f"A chain of {own['length']} is accepted {found}."
     for entry in logs["by_batch"]:
         place = f"{entry['batch']} different requests" if entry["mixed"] else f"Batch {entry['batch']}"
-        over = f"{_over(entry, 'rule')} of the best rule, {_over(entry, 'fixed')} of the best fixed length"
+        over = f"{_over(entry, 'rule')} of the lookup rule, {_over(entry, 'fixed')} of the best fixed length"
         speed = f"{entry['selector']:.2f} times plain decoding"
         yield f"{place}, {LEVELS[entry['level']]}: {speed}, {over} ({entry['fixed_length']})."
     if "decision_seconds" in logs:
@@ -60,7 +60,7 @@ def _over(entry: Figures, other: str) -> str:
 
 
 def metrics(logs: Figures) -> dict[str, float]:
-    """The selector over the rule and the fixed length, for every entry of `by_batch`."""
+    """The selector over the lookup rule and the fixed length, for every entry of `by_batch`."""
     found = {}
     for entry in logs["by_batch"]:
         place = f"test/{'mixed' if entry['mixed'] else 'equal'}/{entry['level']}"
@@ -88,10 +88,10 @@ def _batches(logs: Figures, mixed: bool) -> str:
             "batch": entry["batch"],
             "the selector sees": LEVELS[entry["level"]],
             "best fixed length": f"{entry['fixed']:.2f} ({entry['fixed_length']} tokens)",
-            "best rule": entry["rule"],
+            "lookup rule": entry["rule"],
             "selector": entry["selector"],
             "oracle": entry["oracle"],
-            "over the rule": _over(entry, "rule"),
+            "over the lookup rule": _over(entry, "rule"),
             "over the fixed length": _over(entry, "fixed"),
         }
         for entry in logs["by_batch"]
@@ -103,7 +103,12 @@ def _batches(logs: Figures, mixed: bool) -> str:
 def _kinds(entry: Figures) -> list[Figures]:
     place = {"batch": f"{entry['batch']}{' different requests' if entry['mixed'] else ''}", "level": entry["level"]}
     return [
-        {**place, "kind": kind, "over the rule": _over(own, "rule"), "over the fixed length": _over(own, "fixed")}
+        {
+            **place,
+            "kind": kind,
+            "over the lookup rule": _over(own, "rule"),
+            "over the fixed length": _over(own, "fixed"),
+        }
         for kind, own in entry["by_kind"].items()
     ]
 

@@ -186,7 +186,7 @@ def table_of(found: dict[str, dict[str, Any]], chosen: str) -> Table:
     """Speed over the best static tree by replay, by sampling setting and selector."""
     title = "Validation texts, replayed: speed over the best static tree (± one standard error)"
     table = Table("setting", "static tree", title=title, title_justify="left")
-    for name in ("rule: lookup or tree", *found):
+    for name in ("lookup rule", *found):
         table.add_column(f"{name}{' (kept)' if name == chosen else ''}", justify="right")
     for number, mode in enumerate(found[chosen]["modes"]):
         own = [row["modes"][number] for row in found.values()]

@@ -83,7 +83,7 @@ def test_rivals_stand_beside_every_batch_size(logs: dict[str, Any]) -> None:
 
 def test_what_is_printed_says_what_is_gained_and_where_it_is(run: tuple[Path, str]) -> None:
     folder, said = run
-    for words in ("Batch 1, token ids alone", "Batch 32, with the drafter's hits", "of the best rule", "runs/small"):
+    for words in ("Batch 1, token ids alone", "Batch 32, with the drafter's hits", "of the lookup rule", "runs/small"):
         assert words in said
     page = (folder / "runs/small/report.html").read_text()
     assert "By kind of work" in page and "HVD" in page
