@@ -233,9 +233,7 @@ def _checked_draft(model: PreTrainedModel, draft: Any, max_length: int) -> PreTr
     if draft is None:
         raise InputError("draft_model: none was given")
     if not isinstance(draft, torch.nn.Module):
-        raise InputError(
-            f"draft_model: {draft!r:.80} is not a model; AutoModelForCausalLM.from_pretrained loads one"
-        )
+        raise InputError(f"draft_model: {draft!r:.80} is not a model; AutoModelForCausalLM.from_pretrained loads one")
     if draft.device != model.device:
         raise InputError(f"draft_model: it is on {draft.device}, and the target on {model.device}")
     models = model, cast(PreTrainedModel, draft)

@@ -100,7 +100,7 @@ def choices(
     the trained verifier, and which of them is exported. `over_plain` is the speed over plain decoding, replayed on
     held-out texts, which had no part in the choice."""
     train, validation, test = (by_setting(config, splits[name], profile) for name in SPLITS)
-    bases = statics(train)
+    bases = statics(config, train)
     found = []
     for own, base, judged, entry in zip(
         test, bases, judge(module, validation, bases), chosen_of(result)["modes"], strict=True

@@ -49,7 +49,7 @@ from pipelines.train.packaging import build
 from pipelines.train.result import chosen_of, decision_digest, load_module, load_result, rule_of
 from selector.decision import Mode
 from selector.latency import LatencyProfile
-from selector.runtime.selector import Selector
+from selector.runtime.selector import Selector, Tuned
 from selector.train.acceptance_rule import AcceptanceRule
 from selector.train.data import Setting, Texts
 from selector.train.module import SelectorModule
@@ -157,7 +157,7 @@ def wall_methods(
             *static,
             Method(RECENT, verifier, rule.mode, chooser=rule),
             Method(COPYING, best.verifier, rule_of(result, setting, best.verifier)),
-            Method(SELECTOR, verifier, mode, module, selector.at(*setting)),
+            Method(SELECTOR, verifier, mode, module, Tuned(mode, selector)),
         ]
     return methods
 

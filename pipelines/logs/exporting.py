@@ -99,7 +99,8 @@ def decision_seconds(selector: Selector, texts: Sequence[LoggedText], sampling: 
     found: dict[str, float] = {"context": CONTEXT}
     for level in LOG.levels:
         known = DrafterKnowledge(tokens[:CONTEXT], sampling, selector.tokens)
-        asked, taken = selector.at(sampling.temperature, sampling.top_p, level=level), []
+        temperature, top_p, top_k, min_p = sampling.law
+        asked, taken = selector.at(temperature, top_p, level=level, top_k=top_k, min_p=min_p), []
         for token in tokens[CONTEXT:]:
             begin = time.perf_counter()
             known.committed([token], [1.0])

@@ -101,7 +101,7 @@ def count_differing(config: Config, module: SelectorModule, folder: Path, texts:
         if EARLY in mode.feature_levels:
             views.insert(0, {SCALARS_KEY: scalars[:, : len(EARLY_SCALARS)]})
         answers = [_in_turn(ask, views, module.space) for ask in asked]
-        alone_R = _one_by_one(selector.at(*mode.setting), views, module.space)
+        alone_R = _one_by_one(Tuned(mode, selector), views, module.space)
         chosen, scores_RA = [trained_R, alone_R, *(action_R for action_R, _ in answers)], answers[0][1]
         lost_NR = torch.stack([scores_RA.amax(-1) - scores_RA.gather(-1, a.unsqueeze(-1))[:, 0] for a in chosen])
         differing += int((lost_NR > TIE).any(0).sum())
