@@ -53,7 +53,7 @@ class Assistant:
     def decode(self, pair: ModelPair, sampling: Sampling, task: Task) -> Decoding:
         """As `Method.decode`; the steps cannot be observed."""
         new, passes, seconds = self.generate(pair, sampling, task.prompt, task.limit, task.seed)
-        return Decoding(new, seconds, passes, new, seconds, 0.0)
+        return Decoding(new, seconds, passes, new)
 
     def generate(
         self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, seed: int

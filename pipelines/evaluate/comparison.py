@@ -69,7 +69,7 @@ def evaluation(config: Config, rows: Rows, replayed: Rows, own_texts: Rows, choi
         by_setting.append(_gains(key, own, on_wall[SELECTOR]) | {"choices": chosen})
     mine = [row for row in rows if row["method"] == SELECTOR]
     shared = {figure: torch.cat(parts, dim=-1) for figure, parts in compared.items()}
-    time_share = _total(mine, "select_seconds") / _total(mine, "step_seconds")
+    time_share = _total(mine, "select_seconds") / sum(sum(row["seconds_of_steps"]) for row in mine)
     return {
         "summary": _figures(shared) | {"selector_time_share": time_share, "by_setting": by_setting},
         "methods": entries,
@@ -164,11 +164,9 @@ def _entry(rows: Rows, sums: dict[str, Tensor], replayed: dict[str, Any] | None 
         "ratio_interval_95": ratio_bounds,
         "replay_ratio": replayed and replayed["ratio"],
         "replay_error": replayed and replayed["error"],
-        "replay_block_efficiency": replayed and replayed["block_efficiency"],
         "is_best_static": name == BEST_STATIC,
         "tokens": int(_total(rows, "tokens")),
         "prompts": len(rows),
-        "select_share": _total(rows, "select_seconds") / _total(rows, "step_seconds"),
         "actions": dict(drafted.most_common()),
     }
 

@@ -54,6 +54,15 @@ def _both(row: dict[str, Any]) -> str:
     return f"{text} (replayed; decoded {_interval(decoded, (low, high), 2)})"
 
 
+def metrics(summary: dict[str, Any]) -> dict[str, float]:
+    """For MLflow: the means over sampling settings, and every ratio by setting."""
+    found = {name: value for name, value in summary.items() if isinstance(value, float)}
+    for row in summary["by_setting"]:
+        place = f"T {row['temperature']:g} top-p {row['top_p']:g}"
+        found |= {f"{figure}/{place}": row[figure] for figure in FIGURES if figure in row}
+    return found
+
+
 def decisions(evaluation: dict[str, Any]) -> list[str]:
     """For each sampling setting what decides, and why."""
     rows, modes = evaluation["summary"]["by_setting"], map(Mode.of, evaluation["decisions"])

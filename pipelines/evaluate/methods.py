@@ -63,8 +63,7 @@ class Decoding:
     seconds: float
     steps: int
     block_tokens: int
-    step_seconds: float
-    select_seconds: float
+    select_seconds: float = 0.0
     text: list[int] = field(default_factory=list)
     drafted: list[str] = field(default_factory=list)
     step_roots: list[int] = field(default_factory=list)
@@ -129,18 +128,16 @@ class Method:
         decoded = decoder.decode(task.prompt, task.limit, generator)
         seconds = time.perf_counter() - start
         steps = decoded.steps
-        seconds_of_steps = [sum(step.seconds.values()) for step in steps]
         return Decoding(
             tokens=len(decoded.tokens),
             seconds=seconds,
             steps=len(steps),
             block_tokens=sum(step.accepted + 1 for step in steps),
-            step_seconds=sum(seconds_of_steps),
             select_seconds=sum(step.seconds["select"] for step in steps),
             text=decoded.tokens,
             drafted=[str(step.action) for step in steps],
             step_roots=[step.length - len(task.prompt) for step in steps],
-            seconds_of_steps=seconds_of_steps,
+            seconds_of_steps=[step.total for step in steps],
         )
 
     def replay(self, texts: Texts, profile: LatencyProfile) -> Replayed:

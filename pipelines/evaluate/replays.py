@@ -82,8 +82,6 @@ def replays(contenders: Contenders, texts: Texts, profile: LatencyProfile, clock
                     "error": over[BEST_STATIC]["error"],
                     "over": over,
                     "tokens_per_second": replayed.speed,
-                    "block_efficiency": replayed.block_efficiency,
-                    "texts": len(mine),
                 }
             )
     return rows

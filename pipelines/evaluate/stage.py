@@ -95,7 +95,7 @@ def run(config: Config) -> None:
         write_json(output, evaluation)
         mlflow.log_artifact(str(output))
         describe(mlflow, findings.headline(evaluation))
-        mlflow.log_metrics({key: value for key, value in evaluation["summary"].items() if isinstance(value, float)})
+        mlflow.log_metrics(findings.metrics(evaluation["summary"]))
     findings.show(evaluation)
     stage.say(losslessness.summary(evaluation["greedy"]))
     stage.finish()

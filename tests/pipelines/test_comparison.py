@@ -11,7 +11,7 @@ from rich.console import Console
 from pipelines.config import Config, load_config
 from pipelines.evaluate.assisted import ASSISTED
 from pipelines.evaluate.comparison import FIGURES, disagreements, evaluation, traced_steps
-from pipelines.evaluate.findings import choices, gains, methods, show, synthetic
+from pipelines.evaluate.findings import choices, gains, methods, metrics, show, synthetic
 from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, PLAIN, RECENT, SELECTOR
 from pipelines.evaluate.replays import WALL, synthetic_summary
 from selector.actions import Action
@@ -46,7 +46,7 @@ def rows(speeds: dict[str, float], sources: int = 6, spread: float = 0.0, seed: 
                             "seconds": 64 / (speed * factor),
                             "steps": 16,
                             "block_tokens": 66,
-                            "step_seconds": 60 / (speed * factor),
+                            "seconds_of_steps": [60 / (speed * factor)],
                             "select_seconds": 0.6 / (speed * factor) if method == SELECTOR else 0.0,
                             "drafted": ["(1, 4, 0)"] * 16,
                         }
@@ -70,8 +70,6 @@ def replayed(speeds: dict[str, float], clock: str = WALL, shift: float = 0.0) ->
                 rival: {"value": speed / SPEEDS[rival], "error": 2 * ERROR} for rival in (PLAIN, COPYING, BEST_STATIC)
             },
             "tokens_per_second": speed,
-            "block_efficiency": 66 / 16,
-            "texts": 8,
         }
         for temperature in TEMPERATURES
         for method, speed in speeds.items()
@@ -164,12 +162,13 @@ def test_a_rival_that_is_slower_than_plain_decoding_under_one_setting_is_seen_th
     assert summary["ratio_vs_assisted_generation"] == pytest.approx((5 + 125 / 150) / 2)
     (cells,) = (row for row in gains(summary) if row["over"] == ASSISTED)
     assert cells["T=1, decoded"].startswith("5.000 ") and cells["T=0.2, decoded"].startswith("0.833 ")
+    assert metrics(summary)["ratio_vs_assisted_generation/T 0.2 top-p 1"] == pytest.approx(125 / 150)
 
 
 def test_what_decoding_alone_can_tell_has_no_replayed_ratio() -> None:
     for entry in compared()["methods"]:
-        replays = [entry["replay_ratio"], entry["replay_error"], entry["replay_block_efficiency"]]
-        assert (replays == [None] * 3) == (entry["method"] == ASSISTED)
+        replays = [entry["replay_ratio"], entry["replay_error"]]
+        assert (replays == [None] * 2) == (entry["method"] == ASSISTED)
 
 
 def test_decoding_and_replay_that_agree_are_not_remarked_upon() -> None:
