@@ -1,31 +1,78 @@
 """Functions that Numba compiles, because each call of torch or NumPy between two model passes costs microseconds.
 
-Numba caches compiled code on disk until the function's own file changes. So constants of other files are passed as
-arguments, and after a change of `slot` or `selector.tables.place` the `__pycache__` folders must be removed.
+Together they take half a minute to compile, so compiled code is kept on disk until the function's own file changes.
+Constants of other files are therefore passed as arguments, and after a change of `slot` or `selector.tables.place` the
+`__pycache__` folders must be removed.
 
 Legend: C slots.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
-from typing import TypeVar, cast
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
+from numba.core.caching import FunctionCache
+from numba.core.serialize import dumps
 from numpy.typing import NDArray
 
 F = TypeVar("F", bound=Callable[..., object])
 
 SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}  # vectorises sums; NaN and infinity keep their meaning
+CHECKSUM = 32  # bytes
 
 
 def jit(function: F) -> F:
-    """The function, compiled when it is first called, and cached on disk where that is possible."""
-    try:
-        return cast(F, numba.njit(cache=True, fastmath=SUMS_IN_ANY_ORDER)(function))
-    except RuntimeError:  # neither the package's folder nor the user's can be written to
-        return cast(F, numba.njit(fastmath=SUMS_IN_ANY_ORDER)(function))
+    """The function, compiled when it is first called, and kept on disk where that is possible."""
+    compiled = numba.njit(fastmath=SUMS_IN_ANY_ORDER)(function)
+    with suppress(RuntimeError):  # neither the package's folder nor the user's can be written to
+        compiled._cache = _Cache(function)
+    return cast(F, compiled)
+
+
+class _Cache(FunctionCache):
+    """Numba's cache of a function, with files that are checked before their machine code is used."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        impl = self._impl
+        self._cache_file = _Files(Path(self._cache_path, impl.filename_base), impl.locator.get_source_stamp())
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        with suppress(OSError):  # a full disk only costs time
+            super().save_overload(signature, compiled)
+
+
+class _Files:
+    """One file for each signature of a function: a checksum of what the code was compiled from and of the code.
+
+    A file that was cut short, damaged or made from other code counts as missing, so it is compiled and written again.
+    """
+
+    def __init__(self, base: Path, stamp: object) -> None:
+        self._base, self._made_from = base, (numba.__version__, stamp)
+
+    def _of(self, key: tuple[Any, ...]) -> tuple[Path, bytes]:
+        """The file of a key (signature, processor, code), and what its checksum begins with."""
+        name = sha256(repr(key[:2]).encode()).hexdigest()[:16]
+        return self._base.with_name(f"{self._base.name}.{name}.nbc"), repr((self._made_from, key)).encode()
+
+    def load(self, key: tuple[Any, ...]) -> Any:
+        path, made_from = self._of(key)
+        content = path.read_bytes() if path.is_file() else b""
+        checksum, code = content[:CHECKSUM], content[CHECKSUM:]
+        return pickle.loads(code) if checksum == sha256(made_from + code).digest() else None
+
+    def save(self, key: tuple[Any, ...], value: Any) -> None:
+        path, made_from = self._of(key)
+        code = dumps(value)
+        path.write_bytes(sha256(made_from + code).digest() + code)
 
 
 @jit

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any, cast
+
+import numba
 import numpy as np
 import pytest
 
-from selector.jit import jit
+from selector.jit import jit, slot
 
 
 def test_a_function_without_a_file_is_compiled_all_the_same() -> None:
@@ -35,3 +39,28 @@ def test_sums_are_right_in_any_order(count: int) -> None:
         return result
 
     assert total(np.arange(count) / 8) == sum(n / 8 for n in range(count))  # sums of eighths have no rounding
+
+
+def test_damaged_code_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut short, with flipped bits, or of another source. Where nothing can be kept, this costs time alone."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+
+    def reused() -> bool:
+        found: Any = jit(cast(Any, slot).py_func)
+        keys_C = np.array([0, 7, 0, 0], np.uint64)
+        assert keys_C[found(keys_C, np.uint64(7))] == 7
+        return bool(found.stats.cache_hits)
+
+    assert not reused()
+    (file,) = tmp_path.rglob("*.nbc")
+    whole = file.read_bytes()
+    assert reused()
+    middle = len(whole) // 2
+    flipped = bytes(byte ^ 1 for byte in whole[middle : middle + 200])
+    for damaged in (b"", whole[:middle], whole[:middle] + flipped + whole[middle + 200 :]):
+        file.write_bytes(damaged)
+        assert not reused()
+        assert reused()
+    file.unlink()
+    file.mkdir()
+    assert not reused()
