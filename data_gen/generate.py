@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,9 +35,10 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.models.self_check import check_model
 from data_gen.models.vocabulary import scored, widened
+from data_gen.timing import device_name
 from data_gen.verification import get_verifier
 from selector.actions import Action, ActionSpace, Choice, choice_of
-from selector.runtime.selector import Selector, load_selector
+from selector.runtime.selector import Selector, Tuned, load_selector
 from selector.schema import PAIR, InputError
 
 PADDING = 1.01  # the largest ratio of table sizes with one vocabulary, which differ by padding
@@ -113,6 +114,29 @@ class Processed(Sampling):
 
     processors: Any = None  # a `LogitsProcessorList`
 
+    @classmethod
+    def of(cls, config: GenerationConfig, logits_processor: LogitsProcessorList) -> Processed:
+        if not config.do_sample:
+            return cls(temperature=0.0, processors=logits_processor)
+        return cls(
+            temperature=float(config.temperature or 1.0),
+            top_p=float(config.top_p or 1.0),
+            top_k=int(config.top_k or 0),
+            min_p=float(config.min_p or 0.0),
+            processors=logits_processor,
+        )
+
+    @property
+    def draft(self) -> Processed:
+        """With the draft's own temperature in place of the target's."""
+        if self.draft_temperature is None:
+            return self
+        kept = [each for each in self.processors if type(each) is not processors.TemperatureLogitsWarper]
+        if self.draft_temperature > 0:
+            kept.insert(0, processors.TemperatureLogitsWarper(float(self.draft_temperature)))
+        own = LogitsProcessorList(kept)
+        return replace(self, temperature=self.draft_temperature, draft_temperature=None, processors=own)
+
     def after(self, texts: Callable[[], list[list[int]]], logits_NV: Tensor) -> Tensor:
         """As `Sampling.after`; calls `texts` only if a processor needs the text."""
         scores_NV = logits_NV.float()
@@ -161,13 +185,11 @@ def speculative_generate(
             stack.callback(text_streamer.end)
         _check_settings(input_ids, logits_processor, generation_config, model_kwargs)
         draft = _checked_draft(model, draft_model, int(generation_config.max_length or 0))
-        sampling = Processed(
-            temperature=float(generation_config.temperature or 1.0) if generation_config.do_sample else 0.0,
-            top_p=float(generation_config.top_p or 1.0) if generation_config.do_sample else 1.0,
-            processors=logits_processor,
-        )
-        verifier, chooser = _choice(selector, sampling)
         pair = ModelPair(model, draft, cast(Any, None), (str(model.name_or_path), str(draft.name_or_path)), "")
+        sampling = Processed.of(generation_config, logits_processor)
+        verifier, chooser = _choice(selector, sampling, pair)
+        if isinstance(chooser, Tuned):
+            sampling = replace(sampling, draft_temperature=chooser.mode.draft_temperature)
         decoder = Decoder(pair, sampling, get_verifier(verifier), chooser)
         generator = torch.Generator(device=model.device).manual_seed(int(torch.randint(2**63 - 1, ())))
         stack.enter_context(widened(model, draft))
@@ -240,7 +262,7 @@ def _checked_draft(model: PreTrainedModel, draft: Any, max_length: int) -> PreTr
     sizes = [scored(each) for each in models]
     if max(sizes) > PADDING * min(sizes):
         raise InputError(f"vocabularies differ: the target scores {sizes[0]} tokens, the draft {sizes[1]}")
-    longest = max_length + ActionSpace.with_lookups().deepest
+    longest = max_length - 1 + ActionSpace.with_lookups().deepest  # the last new token roots no tree
     for each in models:
         if _checked.get(each, 0) < longest:
             check_model(each, each.name_or_path or type(each).__name__, longest)
@@ -248,14 +270,16 @@ def _checked_draft(model: PreTrainedModel, draft: Any, max_length: int) -> PreTr
     return models[1]
 
 
-def _choice(selector: Any, sampling: Sampling) -> tuple[str, Chooser]:
+def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Chooser]:
     """The verifier's name, and the chooser of actions."""
     if isinstance(selector, str | Path):
         selector = load_selector(selector)
     if isinstance(selector, Selector):
         if selector.schema != PAIR:
             raise InputError("selector: trained on an engine's log; generate() needs one that was trained on a pair")
-        return selector.verifier, selector.at(sampling.temperature, sampling.top_p)
+        selector.check_pair(*pair.names, device_name(str(pair.device), str(pair.target.dtype).removeprefix("torch.")))
+        temperature, top_p, top_k, min_p = sampling.law
+        return selector.verifier, selector.at(temperature, top_p, top_k=top_k, min_p=min_p)
     verifier = DEFAULT_VERIFIER
     if isinstance(selector, tuple) and len(selector) == 2:
         verifier, selector = selector

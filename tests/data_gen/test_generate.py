@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 from scipy.stats import chi2
 from transformers import (
     GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     LogitsProcessor,
@@ -25,8 +28,11 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from data_gen.decoding.decoder import Decoder
 from data_gen.generate import SpeculativeOutput, speculative_generate
 from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.verification import get_verifier
 from selector.actions import Action
 from selector.schema import InputError
 from tests.selector.exported import export
@@ -143,6 +149,26 @@ def test_a_selector_decides(pair: ModelPair, tmp_path: Path) -> None:
         )
         > 1
     )
+
+
+@pytest.mark.parametrize("draft_temperature", [None, 0.0, 0.3, 2.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
+def test_drafts_have_the_temperature_that_the_selector_was_trained_with(
+    pair: ModelPair, tmp_path: Path, temperature: float, draft_temperature: float | None
+) -> None:
+    """The steps are those of a decoder with this draft temperature and the same seed."""
+    selector = export(tmp_path / "selector")
+    selector.modes = [replace(mode, draft_temperature=draft_temperature) for mode in selector.modes]
+    sampled = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+    torch.manual_seed(5)
+    found = speculative(pair, selector=selector, max_new_tokens=60, return_dict_in_generate=True, **sampled)
+    torch.manual_seed(5)
+    generator = torch.Generator().manual_seed(int(torch.randint(2**63 - 1, ())))
+    sampling = Sampling(temperature, draft_temperature=draft_temperature)
+    decoder = Decoder(pair, sampling, get_verifier(selector.verifier), selector.at(temperature))
+    expected = decoder.decode(PROMPT[0].tolist(), 60, generator)
+    assert found.sequences[0, PROMPT.shape[1] :].tolist() == expected.tokens
+    assert found.accepted == tuple(step.accepted for step in expected.steps)
 
 
 class Recorder(BaseStreamer):
@@ -281,4 +307,20 @@ def test_a_longer_text_is_checked_anew(small: ModelPair, monkeypatch: pytest.Mon
     monkeypatch.setattr("data_gen.generate.check_model", lambda model, name, longest: asked.append(longest))
     for length in (4, 4, 9, 6):
         speculative(small, input_ids=torch.tensor([[1, 3]]), max_new_tokens=length)
-    assert asked == [2 + 4 + 16] * 2 + [2 + 9 + 16] * 2  # prompt, new tokens and a tree; both models
+    assert asked == [2 + 3 + 16] * 2 + [2 + 8 + 16] * 2  # prompt, all new tokens but the last, and a tree; both models
+
+
+def test_a_text_ends_before_a_tree_leaves_the_table_of_positions() -> None:
+    """Trees of 16 tokens behind 48 fill a table of 64; one token more is refused in one line."""
+    models = []
+    for seed, layers in ((0, 2), (1, 1)):
+        torch.manual_seed(seed)
+        sizes = {"vocab_size": 50, "n_positions": 64, "n_embd": 16, "n_layer": layers, "n_head": 2}
+        config = GPT2Config(**sizes, initializer_range=0.3, bos_token_id=None, eos_token_id=None)
+        models.append(GPT2LMHeadModel(config).eval())
+    pair = ModelPair(models[0], models[1], None, ("target", "draft"), "")  # type: ignore[arg-type]
+    options = {"selector": Action(2, 8, 8), "max_new_tokens": 49 - PROMPT.shape[1]}
+    expected = pair.target.generate(PROMPT, do_sample=False, max_new_tokens=49 - PROMPT.shape[1])
+    assert torch.equal(speculative(pair, **options), expected)
+    with pytest.raises(InputError, match="up to 65 positions; the model has 64"):
+        speculative(pair, **{**options, "max_new_tokens": 50 - PROMPT.shape[1]})

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from data_gen.features.root import DrafterKnowledge
-from data_gen.generate import _choice
+from data_gen.generate import speculative_generate
+from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.logs import read_logs, read_trace_log
 from pipelines.latency.timings import profile_of, read_timings
@@ -172,13 +173,17 @@ def test_actions_are_chains_of_the_drafter_lookups_and_nothing(selector: Selecto
     assert selector.config.pair["draft"] == "head"
 
 
-def test_its_card_says_what_it_is_and_generate_refuses_it(run: tuple[Path, str], selector: Selector) -> None:
+def test_its_card_says_what_it_is_and_generate_refuses_it(
+    run: tuple[Path, str], selector: Selector, pair: ModelPair
+) -> None:
     folder = run[0] / "runs/small/selector"
     card = (folder / "README.md").read_text()
     assert "the drafter `head`" in card and "1, 8, 32 requests" in card and "custom_generate" not in card
     assert not (folder / "custom_generate").exists() and (folder / "tokens.safetensors").exists()
     with pytest.raises(InputError, match="trained on an engine's log"):
-        _choice(selector, GREEDY)
+        pair.target.generate(
+            torch.tensor([[5]]), custom_generate=speculative_generate, draft_model=pair.draft, selector=selector
+        )
 
 
 def test_a_held_out_file_is_the_test_split(run: tuple[Path, str], tmp_path: Path) -> None:
