@@ -19,7 +19,10 @@ def model_card(config: ArtefactConfig) -> str:
     """`README.md` of an artefact directory."""
     schema = config.schema
     hidden = "".join(f"\n| `{name}` | float32 [{width}] |" for name, width in config.hidden_states.items())
-    scalars = "\n".join(f"| {i} | `{s.name}` | {s.unit} | {s.meaning} |" for i, s in enumerate(schema.scalars))
+    scalars = "\n".join(
+        f"| {i} | `{s.name}` | {s.unit} | {low:.3g} to {high:.3g} | {s.meaning} |"
+        for i, (s, (low, high)) in enumerate(zip(schema.scalars, config.ranges, strict=True))
+    )
     return f"""---
 library_name: espalier
 tags: [speculative-decoding, text-generation]
@@ -38,6 +41,8 @@ scores = selector.scores(features)                # float32 [{len(config.space)}
 tuned = selector.at(temperature=1.0, top_p=1.0)   # one sampling setting, one root at a time: the fastest way
 ```
 
+Far from every trained sampling setting `selector.at` warns, and always drafts the best static tree of the nearest one.
+
 On another machine pass its own profile: `load_selector(directory, latency="latency.json")`.
 {IN_TRANSFORMERS if schema == PAIR else ""}
 | file | for |
@@ -52,10 +57,11 @@ On another machine pass its own profile: `load_selector(directory, latency="late
 |---|---|
 | `scalars` | float32 [{len(schema.scalars)}] |{hidden}
 
-| scalar | name | unit | meaning |
-|---|---|---|---|
+| scalar | name | unit | in training | meaning |
+|---|---|---|---|---|
 {scalars}
 
+The network takes a scalar outside of its range in training for the nearest value inside.
 `root` is the last committed token, `prev` the one before it; `p` and `q` are the target's and the draft's
 distributions after a token. Where the others are not known, the first {schema.first} scalars suffice.
 Without features (`None`) the selector chooses the static action `{tuple(config.fallback)}`.

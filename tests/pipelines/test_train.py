@@ -13,15 +13,18 @@ from rich.console import Console
 
 from pipelines.config import Config
 from pipelines.train.judging import judge, judge_rules, statics, step_times, tune_rules
+from pipelines.train.packaging import count_differing
 from pipelines.train.result import rule_of
 from pipelines.train.stage import choose, keep_if_ahead, kinds, row_of, table_of, trained
 from selector.decision import LookupRule, Mode
+from selector.export.write import write_artefact
 from selector.latency import LatencyProfile
 from selector.schema import EARLY, FULL, LIGHT, MATCH, InputError
 from selector.train.data import Texts, Timed
 from selector.train.replay import Ratio, Replayed
 from selector.train.tuning import Judged, StaticTable, replay_mode, static_replay, tune_lookup_rule
-from tests.selector.synthetic import SPACE, joined, opinionated, profile, texts, timed
+from tests.selector.exported import FALLBACK, SOME, efficiencies, module_of, roots_of
+from tests.selector.synthetic import SPACE, joined, mode_row, opinionated, profile, texts, timed
 
 TRAIN = {"verifier": "traversal", "epochs": 12, "batch": 64, "hidden": [24, 12]}
 VERIFIERS = {"verifiers": ["traversal"]}
@@ -178,6 +181,15 @@ def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:
         own = timed(data.setting_of(base.setting))
         assert torch.equal(seconds_RA[mine], own.seconds((LIGHT,)))
         assert (speed_R[mine] == torch.tensor(base.speed)).all()
+
+
+def test_an_artefact_decides_as_its_module_does_under_a_setting_that_truncates(tmp_path: Path) -> None:
+    mode, folder = replace(SOME, top_k=7, min_p=0.1), tmp_path / "selector"
+    facts = {"pair": {"target": "t", "draft": "d", "fingerprint": profile().pair}, "metrics": {"evaluation": None}}
+    module, data = module_of("regressor"), roots_of(mode, LIGHT, count=2)[0].texts
+    write_artefact(folder, module, profile(), "traversal", FALLBACK, [mode_row(mode, efficiencies(4))], facts)
+    assert count_differing(CONFIG, module, folder, data, profile()) == 0
+    assert count_differing(CONFIG, opinionated(seed=9), folder, data, profile()) > 0
 
 
 @pytest.mark.parametrize(
