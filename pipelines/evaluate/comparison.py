@@ -58,15 +58,16 @@ def evaluation(config: Config, rows: Rows, replayed: Rows, own_texts: Rows, choi
     for setting, chosen in zip(config.sampling, choices, strict=True):
         key = (setting.temperature, setting.top_p)
         decoded = _by_method(rows, key)
-        on_wall = {name: own[0] for name, own in _by_method([r for r in replayed if r["clock"] == WALL], key).items()}
+        place = WALL, *key
+        on_wall = {row["method"]: row for row in replayed if (row["clock"], row["temperature"], row["top_p"]) == place}
         sums = {name: sums_by_source(own, sources) for name, own in decoded.items()}
         for name in sorted(decoded, key=lambda name: (name == SELECTOR, name != PLAIN, name)):
             entries.append(_entry(decoded[name], sums, on_wall.get(name)))
-        for figure, rival in FIGURES.items():
-            if rival in sums:
-                compared.setdefault(figure, []).append(torch.cat([sums[SELECTOR], sums[rival]], dim=-1))
-        own = {figure: parts[-1] for figure, parts in compared.items() if FIGURES[figure] in sums}
-        by_setting.append(_gains(key, own, on_wall[SELECTOR]) | {"choices": chosen})
+        rivals = {figure: sums[rival] for figure, rival in FIGURES.items() if rival in sums}
+        pairs = {figure: torch.cat([sums[SELECTOR], other], dim=-1) for figure, other in rivals.items()}
+        for figure, both in pairs.items():
+            compared.setdefault(figure, []).append(both)
+        by_setting.append(_gains(key, pairs, on_wall[SELECTOR]) | {"choices": chosen})
     mine = [row for row in rows if row["method"] == SELECTOR]
     shared = {figure: torch.cat(parts, dim=-1) for figure, parts in compared.items()}
     time_share = _total(mine, "select_seconds") / sum(sum(row["seconds_of_steps"]) for row in mine)

@@ -112,14 +112,15 @@ def choices(summary: dict[str, Any]) -> list[Cells]:
 
 def gains(summary: dict[str, Any]) -> list[Cells]:
     """The exported selector's speed over that of every rival, by sampling setting: decoded and, where that is
-    possible, replayed."""
+    possible, replayed. A star marks rivals that were slower than plain decoding."""
     rows = []
     for figure, rival in FIGURES.items():
         if figure in summary:
             cells = {"over": rival}
             for row in summary["by_setting"]:
                 where = setting_of(row)
-                cells[f"{where}, decoded"] = _interval(row[figure], row[f"{figure}_interval_95"])
+                slower = " *" if row[figure] > row["ratio_vs_autoregressive"] else ""
+                cells[f"{where}, decoded"] = _interval(row[figure], row[f"{figure}_interval_95"]) + slower
                 cells[f"{where}, replayed"] = str(Ratio(**row["replayed"][figure])) if figure in row["replayed"] else ""
             rows.append(cells)
     return rows
@@ -176,7 +177,7 @@ def show(evaluation: dict[str, Any]) -> None:
     for title, rows in (
         ("Held-out prompts decoded, and held-out texts replayed", methods(evaluation)),
         (on_clocks, synthetic(evaluation["replayed"])),
-        ("The exported selector's speed over that of other methods", gains(summary)),
+        ("The exported selector's speed over that of other methods (*: slower than plain decoding)", gains(summary)),
         ("Speed over plain decoding of what is exported and of each choice", choices(summary)),
     ):
         if rows:

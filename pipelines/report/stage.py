@@ -32,6 +32,7 @@ CHOICES = (
     "choice of the pair. The last three columns are what training chose from on other texts: the static tree, the "
     "lookup rule, which copies where the text repeats itself and drafts a tree elsewhere, and the network."
 )
+SLOWER = "A star marks a method that was slower than plain decoding; a ratio to it says little."
 GAIN = (
     "Filled marks were decoded, with 95% intervals. Open marks were replayed. The best static tree is the fastest one "
     "of all verifiers on the training texts."
@@ -139,7 +140,7 @@ def _found(evaluation: dict[str, Any]) -> Sections:
     strips = (f"<h3>{html.escape(setting_of(each))}</h3>{strip(each['steps'])}" for each in evaluation["strips"])
     return [
         ("Speed over plain decoding", exported),
-        ("The exported selector's speed over other methods", table(findings.gains(summary))),
+        ("The exported selector's speed over other methods", table(findings.gains(summary)) + note(SLOWER)),
         ("Speed over the best static tree", images(plots.ratios(evaluation)) + note(GAIN)),
         ("All methods", methods),
         ("Texts with and without long repeats", table(by_repeats) + note(REPEATS)),
