@@ -76,16 +76,11 @@ class LookupIndex:
         self.tokens += tokens
         if len(self.tokens) > self._most:
             self._make_room(len(self.tokens))
-            self._tokens_N[:begin] = self.tokens[:begin]
-            self._grow(0, begin)
-        self._tokens_N[begin : len(self.tokens)] = tokens
-        return self._grow(begin, len(self.tokens))
-
-    def _grow(self, begin: int, end: int) -> tuple[Array, Array, Array]:
-        found_3N: Array = _grown(
-            self._tokens_N[:end], begin, self._states_3S, *self._edges_E, self._newest_S, self._now
-        )
-        return found_3N[0], found_3N[1], found_3N[2]
+            begin = 0
+        self._tokens_N[begin : len(self.tokens)] = self.tokens[begin:]
+        grown_3N: Array = _grown(self.tokens_N, begin, self._states_3S, *self._edges_E, self._newest_S, self._now)
+        first_N, source_N, match_N = grown_3N[:, -len(tokens) :]
+        return first_N, source_N, match_N
 
     def proposal(self, length: int) -> list[int]:
         """The next `length` tokens, if the text continues as after the match; none where there is no match."""
@@ -97,10 +92,10 @@ class LookupIndex:
 
     def agreement(self, following: Sequence[int]) -> int:
         """How many of the following tokens the proposal predicts, up to its first error."""
-        for right, (proposed, token) in enumerate(zip(self.proposal(len(following)), following, strict=False)):
-            if proposed != token:
-                return right
-        return len(following) if self.match else 0
+        if self.match == 0:
+            return 0
+        pairs = zip(self.proposal(len(following)), following, strict=True)
+        return next((right for right, (proposed, token) in enumerate(pairs) if proposed != token), len(following))
 
 
 @jit

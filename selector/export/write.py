@@ -45,7 +45,8 @@ GENERATE = '''"""Speculative decoding with this directory's selector, in transfo
 from data_gen.generate import speculative_generate
 
 
-def generate(model, inputs=None, **arguments):
+def generate(model, inputs=None, streamer=None, **arguments):
+    arguments.setdefault("text_streamer", streamer)
     return model.generate(inputs, custom_generate=speculative_generate, **arguments)
 '''
 

@@ -186,12 +186,15 @@ class Recorder(BaseStreamer):
 def test_the_exported_folder_is_a_custom_generate(
     pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As transformers loads it from a directory or the hub: nothing of ours is imported by the caller."""
+    """As transformers loads it from a directory or the hub: nothing of ours is imported by the caller. There
+    `generate` also passes on its `streamer`."""
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     folder = str(tmp_path / "selector")
     export(Path(folder))
     ours = {"custom_generate": folder, "trust_remote_code": True, "draft_model": pair.draft, "selector": folder}
-    found = pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False, **ours)
+    recorder = Recorder()
+    found = pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False, streamer=recorder, **ours)
+    assert recorder.ended and recorder.tokens == found[0].tolist()
     assert torch.equal(found, pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False))
     output = pair.target.generate(PROMPT, max_new_tokens=24, return_dict_in_generate=True, **ours)
     assert isinstance(output, SpeculativeOutput)
