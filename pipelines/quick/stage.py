@@ -1,95 +1,208 @@
 """Stage `quick`: whether speculation pays on this machine, with which verifier and tree, and whether a selector does.
 
-It measures a coarse latency profile and labels some texts that the target writes. Replay then gives the speed of every
-static tree on these texts. The fastest tree is chosen on one half of the texts and judged on the other.
-
-Legend: X texts, R roots of all texts, S survivals, A actions.
+It measures a coarse latency profile and labels some texts that the target writes, under each sampling setting. Replay
+gives the speeds of trees and of copies of earlier text, and the gain of a quick model over the best of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from itertools import islice
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from rich.table import Column, Table
-from torch import Tensor
 
 from data_gen import timing
+from data_gen.models.checkpoints import is_shape
 from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
 from data_gen.texts.labelled import Work, make_shard
-from data_gen.verification import VERIFIERS as REGISTERED
-from data_gen.verification import get_verifier
-from data_gen.verification.one_path import FirstPath
+from data_gen.texts.prompts import Prompt, split_of, take_evenly
+from data_gen.verification import VERIFIERS
 from pipelines.config import Config
 from pipelines.latency.profile import NODES, WIDTHS, decision_seconds
-from pipelines.pair.loading import encode, load_pair, prompts_of, recipe
-from pipelines.quick.texts import survivals, texts_of
-from pipelines.run import console, progress
+from pipelines.pair.loading import (
+    all_prompts,
+    depends,
+    encode,
+    load_pair,
+    pair_names,
+    prompts_path,
+    recipe,
+    tokenizer_of,
+)
+from pipelines.quick.candidates import Candidate, best_of, candidates, halves
+from pipelines.run import Stage, console, progress, require, write_json
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.judging import potential_table
-from selector.actions import EMPTY, Action, ActionSpace
+from selector.actions import EMPTY, ActionSpace
 from selector.latency import LatencyProfile
-from selector.schema import LIGHT, InputError
+from selector.schema import EARLY, LIGHT, InputError
 from selector.train.data import Setting, Timed, to_texts
 from selector.train.potential import Potential, potential
-from selector.train.replay import lawful
-from selector.train.tuning import StaticTable
 
-SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "quick")
+SECTIONS = ("pair", "prompts", "sampling", "data", "train", "quick")
 
+SPLIT = "validation"
 REPEATS = 4
-SHOWN = 5
-SELECTOR_TEXTS = 3  # times as many texts as for the static trees, for a model is fitted on half of them
+SELECTOR_TEXTS = 3  # times as many texts as for the trees, for a model is fitted on half of them
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)  # assumed where the pair has no weights
-VERIFIERS = tuple(name for name in REGISTERED if name not in ("khisti", "greedy_block"))  # those that have labels
-SPACE = ActionSpace.default()
-
-
-class Candidate(NamedTuple):
-    """A verifier with its best tree."""
-
-    verifier: str
-    action: Action
-    promise: float  # tokens per second on the texts on which the tree was chosen
-    speed: float  # tokens per second on the others
-    efficiency: float  # tokens per step on the others
+LEVELS = EARLY, LIGHT
+PLAIN_NAMES = str.maketrans({"=": " ", ",": ""})
+LABELLED = tuple(name for name in VERIFIERS if name not in ("khisti", "greedy_block"))  # the others have no labels
 
 
 def plan(config: Config) -> list[str]:
-    return [f"{config.quick.texts} texts of {config.data.tokens} tokens, {len(VERIFIERS)} verifiers"]
+    return [
+        f"{SELECTOR_TEXTS * config.quick.texts} texts of {config.data.tokens} tokens under each of "
+        f"{len(config.sampling)} sampling settings, {len(LABELLED)} verifiers; write {config.folder / 'quick.json'}"
+    ]
 
 
 def run(config: Config) -> None:
-    """Print the best verifiers and trees, and the verdict; for a pair without weights, the table of `assumed`."""
+    """Print the candidates and the verdict, and write them to `quick.json`; for a pair without weights, print the table
+    of `assumed`."""
+    output, shapes = config.folder / "quick.json", any(map(is_shape, pair_names(config)))
+    prompts = [] if shapes else _prompts(config)
     pair = load_pair(config, shapes=True)
-    verifiers, setting = VERIFIERS, config.sampling[0]
     with mlflow_run(config, "quick", SECTIONS) as mlflow, progress() as bar:
-        task = bar.add_task("timing and labelling", total=REPEATS + config.quick.texts, note="")
+        texts = min(len(prompts), SELECTOR_TEXTS * config.quick.texts)
+        total = REPEATS + (0 if shapes else len(config.sampling) * texts)
+        task = bar.add_task("timing" if shapes else "timing and labelling", total=total, note="")
         profile = _profile(config, pair, lambda: bar.advance(task))
-        if pair.has_random_weights:
-            console.print(assumed(profile, verifiers[0]))
+        if shapes:
+            console.print(assumed(profile, LABELLED[0]))
             return
-        survivals_VRS, size_X = _labels(config, pair, lambda: bar.advance(task))
-        seconds = [profile.table(SPACE.actions, verifier, filtered=setting.top_p < 1)[1][0] for verifier in verifiers]
-        found = [best_tree(*each, size_X) for each in zip(verifiers, survivals_VRS, seconds, strict=True)]
-        plain = 1 / min(float(seconds_A[SPACE.index(EMPTY)]) for seconds_A in seconds)
-        for candidate in found:
-            mlflow.log_metric(f"speed over plain decoding/{candidate.verifier}", candidate.speed / plain)
-        found.sort(key=lambda candidate: candidate.promise, reverse=True)
-        describe(mlflow, _verdict(found[0], plain))
-    rows = [
-        [each.verifier, str(tuple(each.action)), f"{each.efficiency:.2f}", f"{each.speed / plain:.2f}"]
-        for each in found[:SHOWN]
-    ]
-    title = f"{setting.build()}, {profile.device}; {len(size_X)} texts"
-    console.print(_table(title, ["verifier", "best tree"], rows))
-    console.print(f"quick: {_verdict(found[0], plain)}")
-    console.print(potential_table(_potential(config, pair, profile, found[0].verifier)))
+        stage = Stage("quick", config, {"pair": pair.fingerprint}, (output,))
+        first = encode(config, pair, prompts[0])
+        profile = replace(profile, decide=dict.fromkeys(LEVELS, 0.0))
+        times = {each: decision_seconds(config, pair, profile, config.train.verifier, each, first) for each in LEVELS}
+        profile = replace(profile, decide=times)
+        found = []
+        for setting in config.sampling:
+            label = _Labeller(config, pair, setting.build(), lambda count: bar.advance(task, count))
+            found.append(_answer(config, label, prompts, profile))
+            for each in found[-1].candidates:
+                name = f"speed over plain decoding/{setting.build()}/{each.verifier}"
+                mlflow.log_metric(name.translate(PLAIN_NAMES), each.judged.ratio.value)
+        stage.replace()
+        rows = [answer.row(setting.build()) for answer, setting in zip(found, config.sampling, strict=True)]
+        write_json(output, {"device": profile.device, "pair": pair.fingerprint, "settings": rows})
+        mlflow.log_artifact(str(output))
+        describe(mlflow, "\n".join(answer.verdict() for answer in found))
+    for answer in found:
+        console.print(answer.table(profile.device))
+    console.print(potential_table({answer.setting: answer.potential for answer in found}))
+    for answer in found:
+        stage.say(answer.verdict())
+    stage.finish()
+
+
+def _prompts(config: Config) -> list[Prompt]:
+    """The prompts of the split, read and checked before anything is loaded or timed; says how many are cut."""
+    if config.pair.target == "embedded":
+        require(config, "pair", depends(config))
+    shares = config.prompts.validation, config.prompts.test
+    prompts = [prompt for prompt in all_prompts(config) if split_of(prompt, *shares) == SPLIT]
+    if len({prompt.source for prompt in prompts}) < 4:
+        raise InputError(f"{prompts_path(config)}: fewer than four sources for {SPLIT}; splits go by `source`")
+    kept, said = config.prompts.form.fit(tokenizer_of(config), prompts)
+    console.print(f"[bold]quick[/]: {said} (prompts.tokens)", soft_wrap=True)
+    if len({prompt.source for prompt in kept}) < 4:
+        raise InputError(f"prompts.tokens: fewer than four sources of {SPLIT} prompts are left")
+    return take_evenly(kept)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found under one sampling setting."""
+
+    texts: int
+    candidates: list[Candidate]
+    potential: Potential
+
+    @property
+    def setting(self) -> Setting:
+        return self.candidates[0].mode.setting
+
+    @property
+    def best(self) -> Candidate:
+        return best_of(self.candidates)
+
+    def verdict(self) -> str:
+        best, ratio = self.best, self.best.judged.ratio
+        said = f"{Sampling(*self.setting)}: speculation"
+        if best.is_plain or ratio.value <= 1:
+            return f"{said} does not pay here: decode without a draft"
+        how = f"{ratio.value:.2f} ±{ratio.error:.2f} times plain decoding with {best.verifier}, {best}"
+        return f"{said} {'pays' if best.judged.pays else 'may pay'}: {how}"
+
+    def table(self, device: str) -> Table:
+        numbers = (Column(name, justify="right") for name in ("block eff.", "predicted x autoregressive"))
+        title = f"{Sampling(*self.setting)}, {device}; {self.texts} texts"
+        table = Table("verifier", "tree or copy", *numbers, title=title, title_justify="left")
+        for each in self.candidates:
+            ratio = each.judged.ratio
+            table.add_row(each.verifier, str(each), f"{each.efficiency:.2f}", f"{ratio.value:.2f} ±{ratio.error:.2f}")
+        return table
+
+    def row(self, sampling: Sampling) -> dict[str, Any]:
+        """For `quick.json`; ratios are to plain decoding, but the gain of a selector is to the best tree or rule."""
+        rows = [
+            {
+                "verifier": each.verifier,
+                "choice": str(each),
+                "copies": each.mode.rule is not None,
+                "block_efficiency": each.efficiency,
+                **asdict(each.judged.ratio),
+            }
+            for each in self.candidates
+        ]
+        promise = rows[self.candidates.index(self.best)]
+        selector = asdict(self.potential.gain)
+        return {**asdict(sampling), "texts": self.texts, "promise": promise, "selector": selector, "candidates": rows}
+
+
+@dataclass(frozen=True)
+class _Labeller:
+    """Writes and labels texts under one sampling setting; `tick` gets the number of texts that are done."""
+
+    config: Config
+    pair: ModelPair
+    sampling: Sampling
+    tick: Callable[[int], None]
+
+    def table(self, prompts: Sequence[Prompt], verifiers: tuple[str, ...]) -> pa.Table:
+        own = replace(recipe(self.config), verifiers=verifiers, hidden=False)
+        tables, size = [], self.config.data.texts_per_shard
+        for begin in range(0, len(prompts), size):
+            part = tuple((prompt, 0) for prompt in prompts[begin : begin + size])
+            tables.append(make_shard(self.pair, own, Work(SPLIT, self.sampling, part)).table)
+            self.tick(len(part))
+        table = pa.concat_tables(tables)
+        return table.filter(pc.greater(table["roots"], 0))
+
+
+def _answer(config: Config, label: _Labeller, prompts: Sequence[Prompt], profile: LatencyProfile) -> Answer:
+    """The candidates on the first texts; the selector's gain on these and more, with the best candidate's verifier."""
+    count = config.quick.texts
+    table = label.table(prompts[:count], LABELLED)
+    found = candidates(to_texts(table, LABELLED), profile, LABELLED)
+    verifier = best_of(found).verifier
+    if more := prompts[count : SELECTOR_TEXTS * count]:
+        others = label.table(more, (verifier,))
+        table = pa.concat_tables([table.select(others.column_names), others])
+    both = (Timed(half, verifier, profile) for half in halves(to_texts(table, (verifier,))))
+    return Answer(min(count, len(prompts)), found, potential(*both))
+
+
+def _profile(config: Config, pair: ModelPair, tick: Callable[[], None]) -> LatencyProfile:
+    """A coarse profile at a single context length, half-way through the texts."""
+    name = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
+    grid = timing.Grid((config.prompts.tokens + config.data.tokens // 2,), WIDTHS, NODES, REPEATS)
+    return timing.measure(pair, grid, LABELLED, name, tick)
 
 
 def assumed(profile: LatencyProfile, verifier: str) -> Table:
@@ -97,86 +210,17 @@ def assumed(profile: LatencyProfile, verifier: str) -> Table:
 
     A chain of L tokens, each accepted with probability a if those before it are, yields `1 + a + .. + a^L` tokens.
     """
-    length = profile.target.lengths[-1]
+    length, space = profile.target.lengths[-1], ActionSpace.default()
     plain = 1 / profile.action_seconds(EMPTY, length, verifier)
-    rows = []
+    title = f"{profile.device}, random weights: times are real, acceptance is assumed"
+    columns = [Column(name, justify="right") for name in ("block eff.", "predicted x autoregressive")]
+    table = Table("acceptance", "best chain", *columns, title=title, title_justify="left")
     for acceptance in ACCEPTANCES:
         chains = [(plain, 1.0, 0)]
-        for drafted in range(1, SPACE.depth + 1):
+        for drafted in range(1, space.depth + 1):
             tokens = chains[-1][1] + acceptance**drafted
-            seconds = profile.action_seconds(SPACE.chain(drafted), length, verifier)
+            seconds = profile.action_seconds(space.chain(drafted), length, verifier)
             chains.append((tokens / seconds, tokens, drafted))
         speed, tokens, drafted = max(chains)
-        rows.append([f"{acceptance:g}", str(drafted), f"{tokens:.2f}", f"{speed / plain:.2f}"])
-    title = f"{profile.device}, random weights: times are real, acceptance is assumed"
-    return _table(title, ["acceptance", "best chain"], rows)
-
-
-def _potential(config: Config, pair: ModelPair, profile: LatencyProfile, verifier: str) -> dict[Setting, Potential]:
-    """What a selector gains for one verifier under the first sampling setting, fitted on the texts of every other
-    source."""
-    setting = config.sampling[0].build()
-    prompts = prompts_of(config, pair, "validation")[: SELECTOR_TEXTS * config.quick.texts]
-    own = replace(recipe(config), verifiers=(verifier,), hidden=False)
-    size = config.data.texts_per_shard
-    parts = [tuple((prompt, 0) for prompt in prompts[n : n + size]) for n in range(0, len(prompts), size)]
-    table = pa.concat_tables([make_shard(pair, own, Work("validation", setting, part)).table for part in parts])
-    first = encode(config, pair, prompts[0])
-    profile = replace(profile, decide={LIGHT: 0.0})
-    profile = replace(profile, decide={LIGHT: decision_seconds(config, pair, profile, verifier, LIGHT, first)})
-    texts = to_texts(table.filter(pc.greater(table["roots"], 0)), (verifier,))
-    number_X = texts.source_number_X
-    fitted_on, judged_on = (
-        Timed(texts.take((number_X % 2 == parity).nonzero()[:, 0]), verifier, profile) for parity in (0, 1)
-    )
-    return {texts.settings[0]: potential(fitted_on, judged_on)}
-
-
-def _profile(config: Config, pair: ModelPair, tick: Callable[[], None]) -> LatencyProfile:
-    """A coarse profile at a single context length, half-way through the texts."""
-    name = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
-    lengths = (config.prompts.tokens + config.data.tokens // 2,)
-    grid = timing.Grid(lengths, WIDTHS, NODES, REPEATS)
-    return timing.measure(pair, grid, VERIFIERS, name, tick)
-
-
-def _labels(config: Config, pair: ModelPair, tick: Callable[[], None]) -> tuple[Tensor, Tensor]:
-    """Survivals of all texts [verifier, R, S], and the number of roots of each text [X].
-
-    Raises:
-        InputError: there are fewer than two texts, one to choose on and one to judge on.
-    """
-    sampling, names, labels = config.sampling[0].build(), VERIFIERS, []
-    texts = (survivals(pair, text, sampling, names, rng) for _, text, rng in texts_of(config, pair, sampling))
-    for survivals_VRS in islice((each for each in texts if each is not None), config.quick.texts):
-        labels.append(survivals_VRS)
-        tick()
-    if len(labels) < 2:
-        raise InputError(f"quick: all texts but {len(labels)} end within {SPACE.depth} tokens: two are needed")
-    return torch.cat(labels, dim=1), torch.tensor([each.shape[1] for each in labels])
-
-
-def best_tree(verifier: str, survivals_RS: Tensor, seconds_A: Tensor, size_X: Tensor) -> Candidate:
-    """The fastest static tree on every other text, judged on the texts between them."""
-    seconds_RA = seconds_A.expand(len(survivals_RS), -1)
-    table = StaticTable.of_labels(lawful(survivals_RS, SPACE), seconds_RA, size_X, SPACE, range(len(SPACE)))
-    promise_A = table.speeds(slice(None, None, 2))
-    if isinstance(get_verifier(verifier), FirstPath):  # it never accepts the other branches
-        promise_A = promise_A * torch.tensor([action.K == 1 for action in SPACE.trees])
-    best = int(promise_A.argmax())
-    tokens, seconds, steps = (float(each_XA[1::2, best].sum()) for each_XA in table)
-    return Candidate(verifier, SPACE.trees[best], float(promise_A[best]), tokens / seconds, tokens / steps)
-
-
-def _table(title: str, first: list[str], rows: list[list[str]]) -> Table:
-    numbers = (Column(name, justify="right") for name in ("block eff.", "predicted x autoregressive"))
-    table = Table(*first, *numbers, title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*row)
+        table.add_row(f"{acceptance:g}", str(drafted), f"{tokens:.2f}", f"{speed / plain:.2f}")
     return table
-
-
-def _verdict(best: Candidate, plain: float) -> str:
-    if best.action == EMPTY or best.speed <= plain:
-        return "speculation does not pay here: decode without a draft"
-    return f"speculation pays: {best.speed / plain:.2f}x with {best.verifier} on {tuple(best.action)}"

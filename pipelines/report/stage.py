@@ -14,6 +14,7 @@ from pipelines.evaluate.findings import setting_of
 from pipelines.latency.profile import load_profile
 from pipelines.report import plots
 from pipelines.report.page import document, folded, images, listed, note, sentence, strip, table
+from pipelines.report.promise import promised
 from pipelines.run import Stage, provenance, read_json, require, verify
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import chosen_of, decision_digest, load_module, load_result
@@ -65,6 +66,11 @@ SELECTORS = (
     "Speed over the best static tree of the same verifier if the network decided everywhere, replayed on validation "
     "texts, ± one standard error over source files. Where it is not two of them ahead, the static tree is kept."
 )
+PROMISE = (
+    "Speeds over plain decoding. Quick chose among all verifiers before anything was trained, on a few texts of the "
+    "validation prompts and with a coarser latency profile; ± is one standard error over source files. What came out "
+    "is for the trained verifier and the test prompts, in brackets with 95% intervals."
+)
 STEPS = (
     "These trees were decoded, and the latency profile was not fitted to them. The ratio is predicted over measured."
 )
@@ -79,12 +85,13 @@ def run(config: Config) -> None:
     verify(config, "evaluate")
     evaluation, training = read_json(config.folder / "evaluation.json", "evaluate"), load_result(config)
     require(config, "evaluate", decision_digest(config, training))  # the figures must be this selector's
-    artefact = config.folder / "selector" / "config.json"
+    artefact, quick = config.folder / "selector" / "config.json", config.folder / "quick.json"
     manifest = read_manifest(traces_folder(config))
     depends = {
         "evaluation": sha256(config.folder / "evaluation.json"),
         "latency": sha256(config.folder / "latency.json"),
         "artefact": sha256(artefact) if artefact.exists() else None,
+        "quick": sha256(quick) if quick.exists() else None,
         "traces": {name: shard["sha256"] for name, shard in manifest["shards"].items()},
     }
     stage = Stage("report", config, depends, (output,))
@@ -110,6 +117,7 @@ def page(config: Config, evaluation: dict[str, Any], training: dict[str, Any]) -
     profile = load_profile(config)
     sections = [
         *_found(evaluation),
+        *_promised(config, evaluation, profile),
         *_trees(config, profile, training),
         ("Do the labels describe the decoder?", table(realised(config)) + note(LABELS)),
         ("Is greedy text unchanged?", f"<p>{html.escape(losslessness.summary(evaluation['greedy']))}.</p>"),
@@ -117,6 +125,12 @@ def page(config: Config, evaluation: dict[str, Any], training: dict[str, Any]) -
         ("Provenance", folded("config, versions and commit", json.dumps(provenance(config), indent=1))),
     ]
     return document(config.name, sentence(findings.headline(evaluation)), sections)
+
+
+def _promised(config: Config, evaluation: dict[str, Any], profile: LatencyProfile) -> Sections:
+    """What `quick` promised, if it was run."""
+    rows = promised(config, evaluation, profile.pair)
+    return [("What quick promised", table(rows) + note(PROMISE))] if rows else []
 
 
 def _found(evaluation: dict[str, Any]) -> Sections:

@@ -1,7 +1,7 @@
 """An estimate, before anything is trained, of what a selector gains.
 
 It is the replayed gain of a quick model, which is linear in the scalars and their squares, fitted in closed form on the
-texts of some sources and judged on the others.
+texts of some sources and judged on the others. It is compared with the best static tree and the tuned lookup rule.
 
 Legend: R roots, F inputs, A actions.
 """
@@ -14,11 +14,18 @@ import torch
 from torch import Tensor
 
 from selector.actions import Action
-from selector.decision import RHOS, Mode
-from selector.schema import LIGHT, MATCH_AT
-from selector.train.data import Texts, Timed
-from selector.train.replay import Ratio
-from selector.train.tuning import StaticTable, best_static, judge_mode, replay_mode
+from selector.schema import EARLY, LIGHT, MATCH_AT, PAIR
+from selector.train.data import Timed
+from selector.train.replay import Ratio, ratio_of_speeds
+from selector.train.tuning import (
+    Predictions,
+    StaticTable,
+    best_static,
+    judge_mode,
+    replay_mode,
+    tune_lookup_rule,
+    tune_mode,
+)
 
 EXAMPLE = Action(1, 8, 0)  # the tree whose block efficiency is explained
 LONG_REPEAT = 8  # tokens
@@ -35,43 +42,59 @@ class Potential:
             where their mean predicts better.
         autocorrelation: of the acceptance `min(1, q/p)` of the text's tokens, four tokens apart.
         repeats: share of the positions inside a repeat of 8 or more tokens.
-        gain: speed over the best static tree by replay, the time of decisions included.
+        gain: speed by replay over the best static tree or the lookup rule, whichever is faster on the texts that the
+            model was fitted on; the time of decisions is included.
+        over: what that is.
     """
 
     explained: float
     autocorrelation: float
     repeats: float
     gain: Ratio
+    over: str
 
 
 @torch.no_grad()
 def potential(fitted_on: Timed, judged_on: Timed) -> Potential:
-    """The quick model fitted on some texts and judged on others. It chooses among chains, since its predictions of
-    branches are noisy."""
-    space = fitted_on.space
+    """The quick model fitted on some texts and judged on others."""
     static = best_static(fitted_on, StaticTable.of(fitted_on))
-    rows_RF = fitted_on.texts.scalars_RF[~fitted_on.texts.unknown_R]
-    scaling = rows_RF.mean(0), rows_RF.std(0).clamp(min=1e-6)
-    inputs_RF, others_RF = (_inputs(timed.texts, *scaling) for timed in (fitted_on, judged_on))
-    weights_FA = _fitted(inputs_RF, space.efficiencies(fitted_on.survivals_RS), ~fitted_on.texts.unknown_R)
-    own_RA, scores_RA = inputs_RF @ weights_FA, others_RF @ weights_FA
-    modes = [
-        Mode(*fitted_on.setting, static.action, (LIGHT,), static.speed, rho, space.chain_positions) for rho in RHOS
-    ]
-    mode = max(modes, key=lambda mode: replay_mode(fitted_on, {LIGHT: own_RA}, mode).speed)
-    texts, at = judged_on.texts, space.index(EXAMPLE)
-    gain = judge_mode(judged_on, {LIGHT: scores_RA.clamp(min=1)}, mode, static.action).ratio
-    known_R = ~texts.unknown_R
-    truth_R = space.efficiencies(judged_on.survivals_RS)[known_R, at]
-    error_R = truth_R - scores_RA[known_R, at]
+    fixed, copying = (
+        judge_mode(fitted_on, {}, mode, static.action) for mode in (static, tune_lookup_rule(fitted_on, static))
+    )
+    base, over = (copying, "lookup rule") if copying.is_ahead_of(fixed) else (fixed, "static tree")
+    own, others = _predicted(fitted_on, judged_on)
+    mode = tune_mode(fitted_on, own, static).mode
+    texts, known_R = judged_on.texts, ~judged_on.texts.unknown_R
+    mine, other = replay_mode(judged_on, others, mode), replay_mode(judged_on, {}, base.mode)
+    gain = ratio_of_speeds(mine, other, texts.source_number_X)
+    at = judged_on.space.index(EXAMPLE)
+    truth_R = judged_on.space.efficiencies(judged_on.survivals_RS)[known_R, at]
+    error_R = truth_R - others[LIGHT][known_R, at]
     explained = max(0.0, 1 - float(error_R.square().mean() / truth_R.var(unbiased=False).clamp(min=1e-12)))
-    match_R = texts.scalars_RF[known_R, MATCH_AT]
-    return Potential(explained, _autocorrelation(judged_on), float((match_R >= LONG_REPEAT).float().mean()), gain)
+    repeats = float((texts.scalars_RF[known_R, MATCH_AT] >= LONG_REPEAT).float().mean())
+    return Potential(explained, _autocorrelation(judged_on), repeats, gain, over)
 
 
-def _inputs(texts: Texts, mean_F: Tensor, scale_F: Tensor) -> Tensor:
+def _predicted(fitted_on: Timed, judged_on: Timed) -> tuple[Predictions, Predictions]:
+    """Block efficiencies by feature level, fitted on the first texts, for both. Predictions of branches are noisy: they
+    become 0, so that the model chooses among chains and lookups."""
+    space, known_R = fitted_on.space, ~fitted_on.texts.unknown_R
+    labels_RA = space.efficiencies(fitted_on.survivals_RS)
+    branches_A = torch.tensor([isinstance(action, Action) and action.K > 1 for action in space])
+    result: tuple[Predictions, Predictions] = {}, {}
+    for level, scalars in ((EARLY, PAIR.first), (LIGHT, len(PAIR.scalars))):
+        rows_RF = fitted_on.texts.scalars_RF[known_R, :scalars]
+        scaling = rows_RF.mean(0), rows_RF.std(0).clamp(min=1e-6)
+        both = [_inputs(timed.texts.scalars_RF[:, :scalars], *scaling) for timed in (fitted_on, judged_on)]
+        weights_FA = _fitted(both[0], labels_RA, known_R)
+        for predictions, inputs_RF in zip(result, both, strict=True):
+            predictions[level] = (inputs_RF @ weights_FA).clamp(min=1).masked_fill(branches_A, 0)
+    return result
+
+
+def _inputs(scalars_RF: Tensor, mean_F: Tensor, scale_F: Tensor) -> Tensor:
     """Scalars and their squares, standardised, and a constant 1, [R, F]."""
-    scaled_RF = ((texts.scalars_RF - mean_F) / scale_F).clamp(-4, 4)
+    scaled_RF = ((scalars_RF - mean_F) / scale_F).clamp(-4, 4)
     return torch.cat([scaled_RF, scaled_RF.square(), torch.ones_like(scaled_RF[:, :1])], dim=-1)
 
 

@@ -1,44 +1,122 @@
-"""Stage `quick`, through the real entry point."""
+"""Stage `quick`: what it checks first, what it compares, and what becomes of its promise."""
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from pipelines.quick.stage import best_tree
-from selector.actions import ActionSpace
-from tests.pipelines.runs import SMALL, espalier
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.texts.labelled import Recipe, Work, make_shard
+from data_gen.texts.prompts import Form, Prompt
+from pipelines.config import load_config
+from pipelines.pair import language_model
+from pipelines.quick.candidates import best_of, candidates
+from selector.actions import EMPTY
+from selector.latency import gpu_like
+from selector.schema import InputError
+from selector.train.data import to_texts
+from tests.conftest import TEXT
+from tests.pipelines.runs import ROOT, SMALL, espalier, outcome
+from tests.selector.synthetic import texts
+
+WORKLOADS = ROOT / "configs" / "workloads.yaml"
+VERIFIERS = ("naive", "block", "traversal")
+
+
+def test_quick_answers_for_every_setting_and_the_report_shows_its_promise(
+    demo: tuple[Path, str], tmp_path: Path
+) -> None:
+    shutil.copytree(demo[0] / "runs", tmp_path / "runs")
+    shutil.copytree(demo[0] / "mlruns", tmp_path / "mlruns")
+    said = espalier(tmp_path, "quick", *SMALL, "quick.texts=8")
+    before, _, after = said.partition("timing and labelling")
+    assert " of more than 12 are cut to their start" in before and "Does a selector pay here?" in after
+    quick = json.loads((tmp_path / "runs/demo/quick.json").read_text())
+    assert [row["temperature"] for row in quick["settings"]] == [0.0, 0.2, 1.0]
+    for row in quick["settings"]:
+        assert f"quick: {Sampling(row['temperature'])}: speculation" in said
+        assert row["promise"] in row["candidates"] and row["promise"]["error"] >= 0
+        assert sum(each["copies"] for each in row["candidates"]) == 2
+    espalier(tmp_path, "report", *SMALL)
+    report = (tmp_path / "runs/demo/report.html").read_text()
+    assert "What quick promised" in report
+    assert all(f"{row['promise']['value']:.3f} ±{row['promise']['error']:.3f}" in report for row in quick["settings"])
+    (tmp_path / "runs/demo/quick.json").unlink()
+    espalier(tmp_path, "report", *SMALL)
+    assert "What quick promised" not in (tmp_path / "runs/demo/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "prompts.jsonl: No such file or directory"),
+        ('{"text": "one"}\n{"texts": "two"}\n', "prompts.jsonl:2: expected a JSON object with `text`"),
+        ('{"text": "one", "source": "a"}\n', "fewer than four sources for validation; splits go by `source`"),
+    ],
+)
+def test_prompts_are_checked_before_a_model_is_loaded(
+    pair_folders: tuple[str, str], tmp_path: Path, content: str | None, message: str
+) -> None:
+    """The weights cannot be loaded, and nobody hears of it."""
+    for role, folder in zip(("target", "draft"), pair_folders, strict=True):
+        shutil.copytree(folder, tmp_path / role)
+        (tmp_path / role / "model.safetensors").write_bytes(b"no weights")
+    if content is not None:
+        (tmp_path / "prompts.jsonl").write_text(content)
+    line = ["pair.target=./target", "pair.draft=./draft", "prompts.file=prompts.jsonl"]
+    code, said = outcome(tmp_path, "quick", *line)
+    assert code == 2 and message in said and len(said.strip().splitlines()) == 1, said
+    assert not (tmp_path / "mlruns").exists()
 
 
 @pytest.fixture(scope="module")
-def paired(demo: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a trained pair and nothing else."""
-    folder = tmp_path_factory.mktemp("paired")
-    for name in ("pair", "stages/pair.json", "stages/prompts.json"):
-        source, copy = (each / "runs" / "demo" / name for each in (demo[0], folder))
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, copy)
-        else:
-            shutil.copy(source, copy)
-    return folder
+def copying(tmp_path_factory: pytest.TempPathFactory) -> ModelPair:
+    """A target with an induction head and no training, and a draft that knows nothing."""
+    folder = tmp_path_factory.mktemp("copying")
+    embedded = load_config(WORKLOADS, ["pair.embedded.hidden=64", "pair.embedded.layers=2"]).pair.embedded
+    tokenizer = language_model.train_tokenizer([TEXT], 300)
+    for role, layers in (("target", 2), ("draft", 1)):
+        model = language_model.build_model(embedded, layers, len(tokenizer), tokenizer.eos_token_id, seed=1)
+        model.save_pretrained(folder / role)
+        tokenizer.save_pretrained(folder / role)
+    return ModelPair.load(str(folder / "target"), str(folder / "draft"), device="cpu")
 
 
-def test_quick_gives_a_verdict(paired: Path) -> None:
-    output = espalier(paired, "quick", *SMALL, "quick.texts=8")
-    assert "speculation pays" in output or "speculation does not pay" in output
-    assert "Does a selector pay here?" in output and "explained variance" in output
+def test_where_the_target_copies_the_answer_is_to_copy(copying: ModelPair) -> None:
+    """A tree of this draft pays nothing, and a lookup yields many tokens a step."""
+    generator = torch.Generator().manual_seed(1)
+    words = TEXT.split()[:16]
+    prompts = []
+    for n in range(12):
+        order = torch.randperm(len(words), generator=generator).tolist()
+        text = " ".join(words[at] for at in order)
+        prompts.append((Prompt(str(n), f"{text} {text}", "copies", f"source {n}"), 0))
+    recipe = Recipe(VERIFIERS, Form(100, "start"), tokens=40, siblings=1, stride=1, hidden=False, seed=1)
+    table = make_shard(copying, recipe, Work("validation", Sampling(0.0), tuple(prompts))).table
+    found = candidates(to_texts(table, VERIFIERS), gpu_like("copying", VERIFIERS, 0.3), VERIFIERS)
+    trees, best = found[: len(VERIFIERS)], best_of(found)
+    assert best.mode.rule is not None and str(best).startswith("copy ")
+    assert best.judged.pays and best.judged.ratio.value > 2 * max(each.judged.ratio.value for each in trees)
 
 
-@pytest.mark.parametrize("verifier", ["naive", "block", "traversal"])
-def test_only_chains_are_recommended_to_verifiers_of_the_first_path(verifier: str) -> None:
+def test_only_chains_are_recommended_to_verifiers_of_the_first_path() -> None:
     """By chance branching trees may seem the fastest; their other branches are never accepted."""
-    space = ActionSpace.default()
-    survivals_RS = torch.full((40, len(space.sums_SA)), 0.5, dtype=torch.float64)
-    seconds_A = torch.tensor([0.01 if action.K == 1 else 0.005 for action in space])
-    found = best_tree(verifier, survivals_RS, seconds_A, torch.tensor([10, 10, 10, 10]))
-    assert (found.action.K == 1) == (verifier != "traversal")
-    assert found.speed == pytest.approx(found.efficiency / float(seconds_A[space.index(found.action)]), rel=1e-5)
+    data = texts(count=16)
+    data = replace(data, survivals=dict.fromkeys(VERIFIERS, data.survivals["traversal"]))
+    found = candidates(data, gpu_like("pair", VERIFIERS, 0.05), VERIFIERS)
+    trees = {each.verifier: each.mode.action for each in found if each.mode.rule is None}
+    assert trees["traversal"].K > 1
+    assert trees["naive"].K == trees["block"].K == 1 and EMPTY not in trees.values()
+    assert best_of(found).verifier == "traversal"
+
+
+def test_four_sources_are_needed_two_to_choose_on_and_two_to_judge_on() -> None:
+    data = texts(count=6)  # two texts make a source
+    with pytest.raises(InputError, match="3 sources have texts that can be labelled: four are needed"):
+        candidates(data, gpu_like("pair", ["traversal"], 0.05), ["traversal"])
