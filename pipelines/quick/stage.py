@@ -43,7 +43,7 @@ from selector.schema import EARLY, LIGHT, InputError
 from selector.train.data import Setting, Timed, to_texts
 from selector.train.potential import Potential, potential
 
-SECTIONS = ("pair", "prompts", "sampling", "data", "train", "quick")
+SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "quick")
 
 SPLIT = "validation"
 REPEATS = 4
