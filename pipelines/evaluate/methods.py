@@ -22,7 +22,7 @@ from data_gen.verification import get_verifier
 from selector.actions import EMPTY, Action
 from selector.decision import Mode
 from selector.latency import LatencyProfile
-from selector.runtime.selector import Tuned
+from selector.runtime.tuned import Tuned
 from selector.train.acceptance_rule import AcceptanceRule
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule

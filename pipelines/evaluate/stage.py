@@ -49,7 +49,8 @@ from pipelines.train.packaging import build
 from pipelines.train.result import chosen_of, decision_digest, load_module, load_result, rule_of
 from selector.decision import Mode
 from selector.latency import LatencyProfile
-from selector.runtime.selector import Selector, Tuned
+from selector.runtime.selector import Selector
+from selector.runtime.tuned import Tuned
 from selector.train.acceptance_rule import AcceptanceRule
 from selector.train.data import Setting, Texts
 from selector.train.module import SelectorModule

@@ -20,7 +20,8 @@ from selector.actions import Action, ActionSpace, Choice
 from selector.decision import Mode
 from selector.export.deployed import DeployedSelector, config_of
 from selector.latency import LatencyProfile
-from selector.runtime.selector import Selector, Tuned
+from selector.runtime.selector import Selector
+from selector.runtime.tuned import Tuned
 from selector.schema import FULL, LIGHT, InputError
 from selector.train.module import SelectorModule
 

@@ -1,7 +1,4 @@
-"""Exports a log's selector as an artefact directory, and times its decisions.
-
-Legend: R roots, A actions, F scalars.
-"""
+"""Exports a log's selector as an artefact directory, and times its decisions."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
@@ -22,19 +18,18 @@ from pipelines.logs.labelling import VERIFIER
 from pipelines.logs.tuned import Tuning
 from pipelines.run import provenance
 from pipelines.train.judging import law_of
+from pipelines.train.packaging import count_differing
 from selector.export.write import write_artefact
 from selector.latency import LatencyProfile
-from selector.runtime.selector import Selector, load_selector
+from selector.runtime.selector import Selector
 from selector.runtime.tokens import TokenStatistics
-from selector.schema import BATCH_AT, LOG, SCALARS_KEY, InputError
+from selector.schema import LOG, InputError
 from selector.train.data import Timed
 from selector.train.module import SelectorModule
-from selector.train.tuning import decide
 
 TIMED_DECISIONS = 2000
 CONTEXT = 8000  # tokens of context at which decisions are timed
-TOLERANCE = 1e-3  # in tokens, because the artefact sums in another order than the network
-COMPARED_ROOTS = 4096
+COMPARED_ROOTS = 4096  # of each mode
 
 
 def export(
@@ -54,8 +49,12 @@ def export(
     """
 
     def check(folder: Path) -> None:
-        if test is not None:
-            _compare(load_selector(folder), module, test, tunings)
+        if test is None:
+            return
+        timed = {batch: test.on(profile.at_batch(batch)) for batch in {tuning.batch for tuning in tunings}}
+        predicted = {level: module.scores(test.texts, level) for level in LOG.levels}
+        if differing := count_differing(module, folder, lambda mode: timed[mode.batch], predicted, COMPARED_ROOTS):
+            raise InputError(f"{folder}: {differing} of its actions are not the network's")
 
     facts: dict[str, Any] = {
         "pair": {"target": "of the log", "draft": profile.pair.partition(":")[2], "fingerprint": profile.pair},
@@ -73,24 +72,6 @@ def export(
     ]
     folder, fallback = config.folder / "selector", tunings[0].fixed.action
     return write_artefact(folder, module, profile, VERIFIER, fallback, modes, facts, check, tokens=tokens)
-
-
-def _compare(selector: Selector, module: SelectorModule, test: Timed, tunings: Sequence[Tuning]) -> None:
-    """InputError where the artefact's decisions are not the network's, at some roots of every batch size and level."""
-    rows = torch.linspace(0, len(test.texts.length_R) - 1, COMPARED_ROOTS).long().unique()
-    predicted = {level: module.scores(test.texts, level) for level in LOG.levels}
-    for tuning in tunings:
-        timed = test.on(selector.latency.at_batch(tuning.batch))
-        for level, mode in tuning.selector.items():
-            expected_R = decide(timed, predicted, mode).action_R[rows]
-            scalars_RF = timed.texts.scalars_RF[rows].clone()
-            scalars_RF[:, BATCH_AT] = tuning.batch
-            width = LOG.first if level == LOG.levels[0] else len(LOG.scalars)
-            found_R, scores_RA = selector.module({SCALARS_KEY: scalars_RF[:, :width]})
-            lost_R = scores_RA.amax(-1) - scores_RA.gather(-1, expected_R.unsqueeze(-1))[:, 0]
-            if differing := int(((found_R != expected_R) & (lost_R > TOLERANCE)).sum()):
-                place = f"batch {tuning.batch}, {level}"
-                raise InputError(f"{place}: {differing} of the artefact's actions are not the network's")
 
 
 def decision_seconds(selector: Selector, texts: Sequence[LoggedText], sampling: Sampling) -> dict[str, float]:

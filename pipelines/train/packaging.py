@@ -16,16 +16,17 @@ from pipelines.pair.loading import pair_names
 from pipelines.run import provenance
 from pipelines.train.result import chosen_of, load_module, load_result
 from selector.actions import Action, ActionSpace
+from selector.decision import Mode
 from selector.export.compiled import PACKAGE, run_package
 from selector.export.write import write_artefact
-from selector.latency import LatencyProfile
 from selector.plain import PlainSelector
 from selector.runtime.artefact import Features
-from selector.runtime.selector import Selector, Tuned, load_selector
-from selector.schema import EARLY, EARLY_SCALARS, HIDDEN_STATES, SCALARS_KEY, InputError
-from selector.train.data import Texts
+from selector.runtime.selector import Selector, load_selector
+from selector.runtime.tuned import Tuned
+from selector.schema import BATCH_AT, HIDDEN_STATES, SCALARS_KEY, InputError
+from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
-from selector.train.tuning import decide
+from selector.train.tuning import Predictions, decide
 
 TIE = 1e-3  # tokens: the formats sum in different orders
 
@@ -65,7 +66,8 @@ def build(
     }
 
     def check(written: Path) -> None:
-        if differing := count_differing(config, module, written, texts, profile):
+        own = config.train.verifier, profile
+        if differing := count_differing(module, written, lambda mode: timed(texts, mode.setting, *own)):
             raise InputError(f"{folder}: {differing} of its actions are not the trained module's")
 
     # the median static tree is drafted at roots without features, whatever the sampling setting
@@ -87,19 +89,35 @@ def _formats(folder: Path, selector: Selector) -> list[Asked]:
 
 
 @torch.no_grad()
-def count_differing(config: Config, module: SelectorModule, folder: Path, texts: Texts, profile: LatencyProfile) -> int:
+def count_differing(
+    module: SelectorModule,
+    folder: Path,
+    texts_of: Callable[[Mode], Timed],
+    predicted: Predictions | None = None,
+    most: int | None = None,
+) -> int:
     """The number of roots at which the trained module, a file of the artefact or its path for one root chooses an
-    action that is worse than the best one by more than `TIE`."""
-    differing, selector = 0, load_selector(folder)
+    action that is worse than the best one by more than `TIE`.
+
+    Args:
+        texts_of: texts of a mode's sampling setting, with the step times of its number of requests.
+        predicted: the module's predictions for these texts, by feature level, if they are the same for all modes.
+        most: about how many roots are compared in each mode; None for all.
+    """
+    differing, selector, (first, _) = 0, load_selector(folder), module.schema.levels
     asked = _formats(folder, selector)
     for mode in selector.modes:
-        mine = timed(texts, mode.setting, config.train.verifier, profile)
+        mine = texts_of(mode)
         rows = (~mine.texts.unknown_R).nonzero()[:, 0]
-        trained_R = decide(mine, module.predictions(mine.texts, mode), mode, not module.is_regressor).action_R[rows]
+        rows = rows[:: max(1, len(rows) // most)] if most else rows
+        predictions = predicted or module.predictions(mine.texts, mode)
+        trained_R = decide(mine, predictions, mode, not module.is_regressor).action_R[rows]
         scalars, hidden = mine.texts.features(rows, module.is_full)
+        scalars[:, BATCH_AT] = mode.batch
         views = [{SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}]
-        if EARLY in mode.feature_levels:
-            views.insert(0, {SCALARS_KEY: scalars[:, : len(EARLY_SCALARS)]})
+        if first in (mode.level, *mode.feature_levels):
+            views.insert(0, {SCALARS_KEY: scalars[:, : module.schema.first]})
+        views = views[:1] if mode.level == first else views
         answers = [_in_turn(ask, views, module.space) for ask in asked]
         alone_R = _one_by_one(Tuned(mode, selector), views, module.space)
         chosen, scores_RA = [trained_R, alone_R, *(action_R for action_R, _ in answers)], answers[0][1]

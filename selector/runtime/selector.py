@@ -1,30 +1,27 @@
 """A loaded selector: it makes the decisions of an artefact directory and needs only torch, NumPy and Numba.
 
-Legend: B roots or requests, A actions, K actions that may be chosen, T trees, F scalars, D hidden width.
+Legend: B roots, A actions, T trees, F scalars, D hidden width.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from selector.actions import Action, ActionSpace, Choice, choice_of, without_draft
+from selector.actions import Action, ActionSpace, Choice, choice_of
 from selector.decision import Mode, nearest
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import (
     ArtefactConfig,
     Features,
     check_files,
-    check_finite,
     check_setting,
     checked,
     decision_tables,
@@ -32,21 +29,9 @@ from selector.runtime.artefact import (
     local_folder,
     read_config,
 )
-from selector.runtime.joint import Shapes, StepClock, joint_choice, step_clock
-from selector.runtime.one_root import OneRoot
 from selector.runtime.tokens import TokenStatistics
-from selector.schema import (
-    DRAFTER,
-    LENGTH_AT,
-    LOG,
-    MATCH,
-    MATCH_AT,
-    SCALARS_KEY,
-    SETTING_AT,
-    TEMPERATURE_AT,
-    TEXT,
-    InputError,
-)
+from selector.runtime.tuned import Tuned
+from selector.schema import DRAFTER, LOG, SCALARS_KEY, SETTING_AT, TEXT, InputError
 
 
 class Selector:
@@ -189,96 +174,6 @@ def _allowed(space: ActionSpace, nodes: int | None, shapes: Iterable[tuple[int, 
     if not any(isinstance(space.actions[a], Action) for a in allowed):
         raise InputError(f"no tree is left of those with at most {nodes} nodes and the shapes given")
     return allowed
-
-
-class Tuned:
-    """A selector under one sampling setting, for one root at a time; a lookup rule or a static tree needs no selector.
-
-    Call `select` with the features of each of `feature_levels` in turn until it returns an action. Where only features
-    of the schema's first level are given, `less` decides instead.
-    """
-
-    def __init__(self, mode: Mode, selector: Selector | None = None, less: Tuned | None = None) -> None:
-        self.mode, self.feature_levels, self._selector, self._less = mode, mode.feature_levels, selector, less
-        if mode.decides:
-            self._at_root = {level: self._one_root(mode, level) for level in mode.feature_levels}
-
-    def select(self, features: Features | None) -> Choice | None:
-        """The decision at a root; the static tree without features.
-
-        Returns:
-            None where only early features are given and the decision needs all of them, after the draft's root pass.
-
-        Raises:
-            InputError: a feature is missing, of another shape or dtype, or not finite, or is of a sampling setting that
-                the mode does not cover.
-        """
-        mode = self.mode
-        if features is None:
-            return mode.action
-        if self._less is not None and len(features.get(SCALARS_KEY, ())) == self._own.schema.first:
-            return self._less.select(features)
-        if not mode.feature_levels:
-            return mode.action
-        if mode.rule is not None:
-            match = float(features[MATCH] if MATCH in features else self._read(features)[SCALARS_KEY][MATCH_AT])
-            if not math.isfinite(match):
-                raise InputError("features: match is not finite")
-            return mode.copied(match)
-        read = self._read(features)
-        known = read[SCALARS_KEY].shape[0]
-        early = self._with_less and (len(mode.feature_levels) == 1 or known == self._own.schema.first)
-        action = self._at_root[mode.feature_levels[0 if early else -1]].choose(read)
-        return None if early and len(mode.feature_levels) > 1 and not without_draft(action) else action
-
-    def select_jointly(self, features: Sequence[Features]) -> list[Choice]:
-        """The choices of several requests that share their draft passes, from the features of each, as in `select`.
-
-        Raises InputError as `select`.
-        """
-        mode = self.mode
-        if self._less is not None and all(len(each[SCALARS_KEY]) == self._own.schema.first for each in features):
-            return self._less.select_jointly(features)
-        if not mode.joint:
-            return [choice for each in features if (choice := self.select(each)) is not None]
-        (at_root, shapes, clock), read = self._jointly, [self._read(each) for each in features]
-        tokens_BK = np.stack([at_root.tokens(each) for each in read])
-        context = float(np.mean([each[SCALARS_KEY][LENGTH_AT] for each in read]))
-        chosen_B = joint_choice(tokens_BK, shapes, mode.joint, *clock.prices(context, mode.batch))
-        return [at_root.actions[k] for k in chosen_B]
-
-    @property
-    def _own(self) -> Selector:
-        if self._selector is None:
-            raise InputError(
-                "a network's decisions need its selector" if self.mode.decides else "features: match is missing"
-            )
-        return self._selector
-
-    def _one_root(self, mode: Mode, level: str) -> OneRoot:
-        own = self._own
-        return OneRoot(own.module.state_dict(), own.config, own.latency, mode, level)
-
-    @cached_property
-    def _jointly(self) -> tuple[OneRoot, Shapes, StepClock]:
-        """For joint decisions, which consider all actions."""
-        at_root = self._one_root(replace(self.mode, allowed=()), self.mode.feature_levels[-1])
-        return at_root, Shapes.of(at_root.actions), step_clock(self._own.latency, self.mode.batch)
-
-    @cached_property
-    def _with_less(self) -> bool:
-        """Whether features of the schema's first level suffice."""
-        return self._own.schema.levels[0] in self.mode.feature_levels or MATCH in self.mode.feature_levels
-
-    def _read(self, features: Features) -> Features:
-        early = self._own.schema.first if self._with_less else None
-        read = checked(features, self._own.widths, 1, early, finite=False)  # `OneRoot` checks that they are finite
-        temperature, top_p = read[SCALARS_KEY][TEMPERATURE_AT : TEMPERATURE_AT + 2].tolist()
-        if not self.mode.covers(temperature, top_p, self.mode.top_k, self.mode.min_p):
-            check_finite(read)
-            given, own = in_words(temperature, top_p), in_words(*self.mode.setting)
-            raise InputError(f"features: {given}; these decisions are for {own}")
-        return read
 
 
 @contextmanager

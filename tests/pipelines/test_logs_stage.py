@@ -21,8 +21,9 @@ from pipelines.latency.timings import profile_of, read_timings
 from pipelines.logs.labelling import VERIFIER, Labeller, space_of
 from selector.actions import Lookup
 from selector.runtime.joint import Shapes, joint_choice, step_clock
-from selector.runtime.selector import Selector, Tuned, load_selector
+from selector.runtime.selector import Selector, load_selector
 from selector.runtime.tokens import TokenStatistics
+from selector.runtime.tuned import Tuned
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 from selector.train.data import SPLITS, Timed, read_texts
 from selector.train.module import SelectorModule

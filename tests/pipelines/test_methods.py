@@ -33,7 +33,8 @@ from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.deployed import DeployedSelector, config_of
 from selector.latency import gpu_like
-from selector.runtime.selector import Selector, Tuned
+from selector.runtime.selector import Selector
+from selector.runtime.tuned import Tuned
 from selector.schema import EARLY, LIGHT, MATCH
 from selector.train.acceptance_rule import AcceptanceRule
 from selector.train.data import Texts, Timed, to_texts

@@ -186,10 +186,10 @@ def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:
 def test_an_artefact_decides_as_its_module_does_under_a_setting_that_truncates(tmp_path: Path) -> None:
     mode, folder = replace(SOME, top_k=7, min_p=0.1), tmp_path / "selector"
     facts = {"pair": {"target": "t", "draft": "d", "fingerprint": profile().pair}, "metrics": {"evaluation": None}}
-    module, data = module_of("regressor"), roots_of(mode, LIGHT, count=2)[0].texts
+    module, data = module_of("regressor"), roots_of(mode, LIGHT, count=2)[0]
     write_artefact(folder, module, profile(), "traversal", FALLBACK, [mode_row(mode, efficiencies(4))], facts)
-    assert count_differing(CONFIG, module, folder, data, profile()) == 0
-    assert count_differing(CONFIG, opinionated(seed=9), folder, data, profile()) > 0
+    assert count_differing(module, folder, lambda _: data) == 0
+    assert count_differing(opinionated(seed=9), folder, lambda _: data) > 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import torch
 from selector.actions import Choice, Lookup, without_draft
 from selector.decision import NEVER
 from selector.runtime.artefact import Features
-from selector.runtime.selector import Tuned, load_selector
+from selector.runtime.selector import load_selector
+from selector.runtime.tuned import Tuned
 from selector.schema import (
     EARLY,
     LIGHT,
