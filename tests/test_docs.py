@@ -106,6 +106,6 @@ def test_help_lists_the_stages_and_of_each_the_keys_that_it_reads() -> None:
 
     assert all(re.search(rf"^  {stage}\s+\S", usage(""), flags=re.MULTILINE) for stage in (*STAGES, *APART))
     train = usage("train")
-    assert "train.epochs = 12\n      all of them are run" in train and "\n  seed = 1" in train
+    assert "train.epochs = 12\n      passes over the training roots" in train and "\n  seed = 1" in train
     assert "evaluate.prompts" not in train and "evaluate.prompts" in usage("evaluate")
     assert all(len(usage(stage).splitlines()) > 10 for stage in (*STAGES, *APART, ALL))

@@ -20,15 +20,15 @@ class Embedded(Section):
     """The embedded pair: two Llamas, trained on the standard library of the running Python."""
 
     hidden: int = Field(128, ge=16, multiple_of=16, description="width of both models")
-    layers: int = Field(16, ge=2, description="of the target; the draft has one")
-    steps: int = Field(600, ge=1, description="of the target's training")
-    draft_steps: int = Field(350, ge=1, description="of the draft's distillation from the target")
+    layers: int = Field(16, ge=2, description="layers of the target; the draft has one")
+    steps: int = Field(600, ge=1, description="optimiser steps of the target's training")
+    draft_steps: int = Field(350, ge=1, description="optimiser steps of the draft's distillation from the target")
     context: int = Field(128, ge=16, description="tokens of a training sequence")
     documents: int = Field(
         0,
         ge=0,
-        description="for a pair that copies: documents of each kind of work that are made from a file, to train on and "
-        "as prompts; 0: plain pieces of the files",
+        description="for a pair that copies: the documents of each kind of work that are made from one file, "
+        "to train on and as prompts; 0: plain pieces of the files",
     )
     max_files: int | None = Field(None, ge=8, description="train on the first files only; for tests")
 
@@ -39,8 +39,8 @@ class Pair(Section):
     target: str = Field("embedded", description="a directory or hub id; to measure times, a config.json is enough")
     draft: str = Field("embedded", description="a directory or hub id, with the target's vocabulary")
     device: str = Field("auto", description="cpu, cuda, cuda:1, ..; auto takes a GPU where there is one")
-    device_map: str | None = Field(None, description="auto spreads a large target over all devices (accelerate)")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of weights and passes")
+    device_map: str | None = Field(None, description="auto spreads a large target over all devices, with accelerate")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="number format of weights and passes")
     threads: int | None = Field(None, ge=1, description="CPU threads for all passes; null leaves torch's choice")
     decoder: Literal["auto", "eager", "graph"] = Field(
         "auto",
@@ -79,13 +79,15 @@ class Prompts(Section):
 
     file: Path | None = Field(None, description="JSON lines with `text`, and optionally `kind` and `source`")
     sets: tuple[SetOfPrompts, ...] = Field((), description="data sets that the pair stage reads, instead of a file")
-    tokens: int = Field(48, ge=2, description="the longest prompt")
-    longer: Literal["start", "end", "drop"] = Field("start", description="what is kept of a longer prompt")
-    chat: bool = Field(False, description="prompts are a user's turn in the target's chat template")
+    tokens: int = Field(48, ge=2, description="tokens of the longest prompt")
+    longer: Literal["start", "end", "drop"] = Field(
+        "start", description="the part of a longer prompt that is kept; drop: the prompt is left out"
+    )
+    chat: bool = Field(False, description="whether prompts are a user's turn in the target's chat template")
     system: str | None = Field(None, description="with chat: the system turn; null: the template decides")
     per_source: int = Field(3, ge=1, description="most prompts that are taken from one file of the standard library")
-    validation: float = Field(0.2, gt=0, lt=1, description="share of the sources")
-    test: float = Field(0.25, gt=0, lt=1, description="share of the sources, for `evaluate`")
+    validation: float = Field(0.2, gt=0, lt=1, description="share of the sources that tune decisions")
+    test: float = Field(0.25, gt=0, lt=1, description="share of the sources that are held out for `evaluate`")
 
     @model_validator(mode="after")
     def _consistent(self) -> Prompts:

@@ -38,34 +38,42 @@ class Data(Section):
 
     texts: int = Field(480, ge=8, description="texts for each sampling setting, over all splits")
     tokens: int = Field(128, ge=4, description="labelled tokens per text; the text itself is longer by a look-ahead")
-    stride: int = Field(2, ge=1, description="every stride-th position of a training text is learned from")
+    stride: int = Field(2, ge=1, description="of a training text every stride-th position is learned from")
     decoded: float = Field(0.1, ge=0, le=1, description="share of training texts decoded speculatively, as a check")
     log: Path | None = Field(None, description="an engine's texts instead: JSON lines with `prompt` and `completion`")
     siblings: int = Field(2, ge=1, description="labels average over this many draws of the siblings of a text's tokens")
-    features: Literal["light", "full"] = Field("light", description="full: hidden states, too")
-    texts_per_shard: int = Field(16, ge=1, description="also how many texts the target writes at once")
+    features: Literal["light", "full"] = Field(
+        "light", description="full: hidden states are recorded, too, which takes disk"
+    )
+    texts_per_shard: int = Field(16, ge=1, description="texts that the target writes at once, and that one file holds")
     ray: str | None = Field(
         None, description="local: Ray's workers on this machine; auto or an address: on a cluster; null: no Ray"
     )
     workers: int | None = Field(
-        None, ge=1, description="of Ray; null: one per GPU, or as many as the cores allow where there are no GPUs"
+        None,
+        ge=1,
+        description="workers of Ray; null: one per GPU, or as many as the cores allow where there are no GPUs",
     )
-    gpus_per_worker: int = Field(1, ge=1, description="more than 1 for a target spread by pair.device_map")
+    gpus_per_worker: int = Field(
+        1, ge=1, description="GPUs of one worker; more than 1 for a target that pair.device_map spreads"
+    )
 
 
 class Train(Section):
     """The selector's training."""
 
-    verifier: str = Field("lifted_uniform", description="the one whose labels are learned; one of `verifiers`")
+    verifier: str = Field("lifted_uniform", description="the one of `verifiers` that the selector is trained for")
     objectives: tuple[Literal["policy", "regressor"], ...] = Field(
         ("regressor", "policy"),
         min_length=1,
         description="regressor: predicts block efficiencies, and works with any latency profile; policy: the paper's, "
         "learns the choice itself. The best one by replay is kept",
     )
-    hidden: Widths = Field((64, 32), description="widths of the hidden layers")
-    batch: int = Field(256, ge=2, description="roots")
-    epochs: int = Field(12, ge=1, description="all of them are run; the best one by replay is kept")
+    hidden: Widths = Field((64, 32), description="widths of the network's hidden layers")
+    batch: int = Field(256, ge=2, description="roots of one optimiser step")
+    epochs: int = Field(
+        12, ge=1, description="passes over the training roots; all are run, and the best one by replay is kept"
+    )
 
     @property
     def network(self) -> dict[str, Any]:
@@ -84,16 +92,24 @@ class Latency(Section):
     timings: Path | None = Field(
         None, description="an engine's own step times (CSV); latency --from FILE or logs --timings FILE sets it"
     )
-    stepped: bool = Field(True, description="of `timings`: other sizes cost what the next larger does; false: linear")
+    stepped: bool = Field(
+        True,
+        description="whether sizes between those in `timings` cost what the next larger one does; false: "
+        "linear in between",
+    )
 
 
 class Evaluate(Section):
     """Decoding of held-out prompts with every method, interleaved prompt by prompt."""
 
     prompts: int = Field(30, ge=2, description="held-out prompts for each sampling setting, of data.tokens tokens each")
-    assisted: bool = Field(True, description="include transformers' assisted generation")
+    assisted: bool = Field(
+        True, description="whether transformers' assisted generation and prompt lookup are compared, too"
+    )
     gpu_like: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
-        (), description="synthetic profiles: a draft pass as a share of a target pass; 32 tokens cost as much as one"
+        (),
+        description="synthetic clocks for replay: a draft pass as a share of a target pass, where 32 tokens "
+        "cost as much as one",
     )
 
 
@@ -118,32 +134,45 @@ class Export(Section):
     """What is written for engines."""
 
     engine: Literal["vllm", "sglang", "tensorrt-llm"] | None = Field(
-        None, description="also write this engine's table of chain lengths; --engine NAME sets it"
+        None, description="the engine whose table of chain lengths is written, too; --engine NAME sets it"
     )
-    compiled: bool = Field(False, description="also compile the selector for C++ (`selector.pt2`), with g++")
+    compiled: bool = Field(
+        False, description="whether the selector is compiled for C++, too (`selector.pt2`), with g++"
+    )
     push: str | None = Field(
-        None, pattern=r"^[\w.-]+/[\w.-]+$", description="a repository on the hub that gets a copy; needs a token"
+        None,
+        pattern=r"^[\w.-]+/[\w.-]+$",
+        description="a repository on the hub that gets a copy, with a token of yours",
     )
-    tiers: int | None = Field(None, ge=1, description="most shapes of trees of the exported selector; null: as trained")
+    tiers: int | None = Field(
+        None, ge=1, description="the most shapes of trees that the exported selector may draft; null: as trained"
+    )
 
 
 class Quick(Section):
     """A check in minutes: whether speculation pays here, with which verifier and tree, and whether a selector does."""
 
-    texts: int = Field(24, ge=4, description="of the first of the run's sampling settings")
+    texts: int = Field(
+        24,
+        ge=4,
+        description="texts under each sampling setting that trees are compared on; a selector's gain takes "
+        "three times as many",
+    )
 
 
 class Config(Section):
     """One run. Outputs go under `runs/<name>/`."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="of the run's folder and MLflow experiment")
-    seed: int = Field(1, ge=0, lt=2**32, description="of everything random")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="name of the run's folder and of its MLflow experiment"
+    )
+    seed: int = Field(1, ge=0, lt=2**32, description="seed of everything random")
     pair: Pair = Pair()
     prompts: Prompts = Prompts()
     sampling: Settings = Field((SamplingSetting(),), description="a list of settings, each with its own texts")
     verifiers: Verifiers = Field(
         ("naive_tree", "specinfer", "traversal", "lifted_uniform"),
-        description="those whose labels are recorded, and whose static trees are compared",
+        description="the verifiers whose labels are recorded and whose static trees are compared",
     )
     data: Data = Data()
     latency: Latency = Latency()
