@@ -14,7 +14,7 @@ from data_gen.models.pair import ModelPair
 from pipelines.config import Config
 from pipelines.data.recorded import settings_of
 from pipelines.evaluate.assisted import Assistant
-from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, PLAIN, SELECTOR, STATIC, Method, static_methods
+from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, SELECTOR, STATIC, Method, static_methods
 from pipelines.train.judging import by_setting, judge, statics
 from pipelines.train.result import chosen_of, rule_of
 from selector.actions import EMPTY
@@ -56,8 +56,8 @@ def synthetic_methods(
 
 
 def replays(contenders: Contenders, texts: Texts, profile: LatencyProfile, clock: str) -> Rows:
-    """The speed of every method that can be replayed: `ratio` and `error` over the best static tree, and `over` each
-    of the rivals that are among the methods."""
+    """The speed of every method that can be replayed: `ratio` and `error` over the best static tree; for the selector,
+    `over` each of the others."""
     rows = []
     for setting, own in contenders.items():
         mine = texts.setting_of(setting)
@@ -66,9 +66,9 @@ def replays(contenders: Contenders, texts: Texts, profile: LatencyProfile, clock
         for method in methods:
             replayed = found[method.name]
             over = {
-                rival: asdict(ratio_of_speeds(replayed, found[rival], mine.source_number_X))
-                for rival in (PLAIN, COPYING, BEST_STATIC)
-                if rival in found
+                rival: ratio_of_speeds(replayed, other, mine.source_number_X)
+                for rival, other in found.items()
+                if method.name == SELECTOR or rival == BEST_STATIC
             }
             rows.append(
                 {
@@ -78,9 +78,9 @@ def replays(contenders: Contenders, texts: Texts, profile: LatencyProfile, clock
                     "method": method.name,
                     "verifier": method.verifier,
                     "action": method.action and list(method.action),
-                    "ratio": over[BEST_STATIC]["value"],
-                    "error": over[BEST_STATIC]["error"],
-                    "over": over,
+                    "ratio": over[BEST_STATIC].value,
+                    "error": over[BEST_STATIC].error,
+                    "over": {rival: asdict(ratio) for rival, ratio in over.items()},
                     "tokens_per_second": replayed.speed,
                 }
             )

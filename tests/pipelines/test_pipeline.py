@@ -79,6 +79,10 @@ def test_the_summary_holds_every_figure(demo: tuple[Path, str]) -> None:
         low, high = row["wall_interval_95"]
         assert 0 < low <= row["wall_ratio"] <= high
         assert row["replay_error"] >= 0 and isinstance(row["replay_ratio"], float)
+        assert row["replayed"].keys() == {*FIGURES, "ratio_vs_lookup_rule"}  # all that transformers does not decode
+        assert [each["choice"] for each in row["choices"]] == ["static tree", "lookup rule", "network"]
+        (exported,) = (each["over_plain"] for each in row["choices"] if each["exported"])
+        assert exported == pytest.approx(row["replayed"]["ratio_vs_autoregressive"])
     mean = sum(row["wall_ratio"] for row in summary["by_setting"]) / 3
     assert summary["ratio_vs_best_static_delayed"] == pytest.approx(mean)
 
