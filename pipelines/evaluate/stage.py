@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ from selector.train.module import SelectorModule
 
 FORMAT = 9  # of `evaluation.json`
 PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption
+TUNED = "evaluation.tuned.jsonl"  # transformers' own methods that were tuned before an interruption
 GREEDY_PROMPTS = 20
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evaluate")
 TUNING_PROMPTS = 16  # training prompts on which transformers' own methods are tuned, for every sampling setting
@@ -100,7 +102,8 @@ def run(config: Config) -> None:
     findings.show(evaluation)
     stage.say(losslessness.summary(evaluation["greedy"]))
     stage.finish()
-    (config.folder / PARTIAL).unlink()
+    for name in (PARTIAL, TUNED):
+        (config.folder / name).unlink(missing_ok=True)
 
 
 def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: dict[str, Any]) -> dict[str, Any]:
@@ -112,8 +115,10 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
     with tempfile.TemporaryDirectory() as temporary:
         selector = build(config, Path(temporary) / "selector", splits)
     contenders = wall_methods(config, profile, splits, result, module, selector)
-    for setting, assistants in tuned_assistants(config, pair).items():
-        contenders[setting] += assistants
+    if config.evaluate.assisted:
+        tuned = tuned_assistants(config, pair, Journal(config.folder / TUNED, stage.depends))
+        for setting, assistants in tuned.items():
+            contenders[setting] += assistants
     replayed = replays(contenders, splits["test"], profile, WALL)
     for clock, other in synthetic_clocks(config, pair).items():
         replayed += replays(synthetic_methods(config, other, splits, module), splits["test"], other, clock)
@@ -163,19 +168,19 @@ def wall_methods(
     return methods
 
 
-def tuned_assistants(config: Config, pair: ModelPair) -> dict[Setting, list[Assistant]]:
+def tuned_assistants(config: Config, pair: ModelPair, journal: Journal) -> dict[Setting, list[Assistant]]:
     """Assisted generation as it is by default, and with its best number of drafted tokens; and prompt lookup with its
-    best number of tokens and longest match. Empty where the config leaves them out."""
-    if not config.evaluate.assisted:
-        return {}
+    best number of tokens and longest match. Those that the journal already holds are not tuned again."""
     prompts = [encode(config, pair, prompt) for prompt in prompts_of(config, pair, "train")[:TUNING_PROMPTS]]
-    result = {}
-    for setting in config.sampling:
+    for setting in config.sampling[len(journal.entries) :]:
         sampling, limit = setting.build(), config.data.tokens
         seed = seed_of(config.seed, sampling, "assisted") % 2**31
         tuned = [best_of(kind, pair, sampling, prompts, limit, seed) for kind in (CONSTANTS, LOOKUPS)]
-        result[setting.temperature, setting.top_p] = [Assistant(), *tuned]
-    return result
+        journal.add([asdict(each) for each in (Assistant(), *tuned)])
+    return {
+        (setting.temperature, setting.top_p): [Assistant(**each) for each in found]
+        for setting, found in zip(config.sampling, journal.entries, strict=True)
+    }
 
 
 def decode_prompts(

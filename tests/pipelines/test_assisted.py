@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from pipelines.evaluate.assisted import CONSTANTS, LOOKUPS, ROUND, Assistant, best_of
+from pipelines.config import load_config
+from pipelines.evaluate.assisted import (
+    ASSISTED,
+    ASSISTED_TUNED,
+    CONSTANTS,
+    LOOKUPS,
+    PROMPT_LOOKUP,
+    ROUND,
+    Assistant,
+    best_of,
+)
+from pipelines.evaluate.stage import tuned_assistants
+from pipelines.run import Journal
 
 PROMPT = [5, 17, 203, 44, 91]
 
@@ -49,3 +64,15 @@ def test_prompt_lookup_is_tuned_over_its_longest_match_too(pair: ModelPair) -> N
     text = pair.target.generate(start, max_new_tokens=60, do_sample=False, pad_token_id=0)[0].tolist()
     one, two = (Assistant(6, match).generate(pair, Sampling(0), text, 24, seed=1)[1] for match in (1, 2))
     assert two < one
+
+
+def test_an_interruption_costs_no_tuning(pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is tuned anew could come out otherwise than the prompts that are already decoded."""
+    file, journal = tmp_path / "prompts.jsonl", tmp_path / "tuned.jsonl"
+    file.write_text("".join(json.dumps({"text": f"the quick brown fox {n}"}) + "\n" for n in range(8)))
+    demo = Path(__file__).parents[2] / "configs" / "demo.yaml"
+    config = load_config(demo, [f"prompts.file={file}", "data.tokens=4", "sampling=[{temperature: 0.5}]"])
+    found = tuned_assistants(config, pair, Journal(journal, {}))
+    assert [each.name for each in found[0.5, 1.0]] == [ASSISTED, ASSISTED_TUNED, PROMPT_LOOKUP]
+    monkeypatch.setattr("pipelines.evaluate.stage.best_of", None)
+    assert tuned_assistants(config, pair, Journal(journal, {})) == found
