@@ -1,0 +1,115 @@
+"""Replays selectors where they were not trained: on longer texts, or under other sampling settings.
+
+    cp -r runs/demo runs/long
+    .venv/bin/espalier data --config configs/demo.yaml name=long data.tokens=1100 data.texts=48
+    .venv/bin/python -m pipelines.studies.transfer configs/demo.yaml --on name=long data.tokens=1100 data.texts=48
+
+What follows `--on` changes the config for the second run, whose stages up to `data` must be finished. Networks are
+trained on the first run's texts with three seeds, and tuned there, as are the lookup rules. All of them are replayed on
+the second run's held-out texts, from the beginning and from token `LATE` on. A sampling setting that no mode covers is
+decided as by `Selector.at`. Speeds are relative to the best static tree for the second run's training texts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+
+from data_gen.models.sampling import Sampling
+from pipelines.config import Config, load_config
+from pipelines.data.recorded import load_traces
+from pipelines.latency.profile import load_profile
+from pipelines.run import console
+from pipelines.tracking import mlflow_run
+from pipelines.train.judging import by_setting, judge, judge_rules, statics, tune_rules
+from pipelines.train.stage import SECTIONS, keep_if_ahead, trained
+from selector.decision import Mode, nearest
+from selector.latency import LatencyProfile
+from selector.schema import LIGHT
+from selector.train.data import Texts, Timed
+from selector.train.module import SelectorModule
+from selector.train.replay import ratio_of_speeds
+from selector.train.tuning import replay_mode
+
+SEEDS, LATE = 3, 500
+HEADS = "setting | tokens | texts | rule | selector: each seed | lowest over the rule"
+Seed = tuple[SelectorModule, list[Mode]]
+
+
+def main(config: Config, other: Config) -> None:
+    profile, there = load_profile(config), load_profile(other)
+    rules, seeds = _trained(config, profile)
+    theirs = load_traces(other, there.pair)
+    train, held_out = (by_setting(other, theirs[split], there) for split in ("train", "test"))
+    console.print(f"\n| {HEADS} |\n{'|---' * 6}|", soft_wrap=True, highlight=False)
+    for base, timed in zip(statics(other, train), held_out, strict=True):
+        for first in (0, LATE):
+            if bool((timed.texts.size_X > first).any()):
+                row = _row(_from(timed, first), first, base, rules, seeds)
+                console.print(f"| {' | '.join(row)} |", soft_wrap=True, highlight=False)
+
+
+def _trained(config: Config, profile: LatencyProfile) -> tuple[list[Mode], list[Seed]]:
+    """The lookup rules, and for each seed a network with the mode of each setting."""
+    splits, verifier = load_traces(config, profile.pair), config.train.verifier
+    train, validation = (by_setting(config, splits[split], profile) for split in ("train", "validation"))
+    bases = statics(config, train)
+    rules = tune_rules(train, {verifier: bases})
+    judged_rules = judge_rules(rules, validation, bases)
+    seeds = []
+    for seed in range(config.seed, config.seed + SEEDS):
+        own = config.model_copy(update={"seed": seed})
+        with mlflow_run(own, "transfer", SECTIONS) as mlflow:
+            run_id = mlflow.active_run().info.run_id
+            folder = config.folder / "transfer" / str(seed)
+            module = trained(own, ("regressor", LIGHT), splits, validation, bases, folder, run_id)
+        each = zip(judge(module, validation, bases), judged_rules, bases, strict=True)
+        seeds.append((module, [keep_if_ahead(judged, rule, base).mode for judged, rule, base in each]))
+    return [rule[verifier] for rule in rules], seeds
+
+
+def _from(timed: Timed, first: int) -> Timed:
+    """The texts from their root number `first` on, without those that end before."""
+    if first == 0:
+        return timed
+    texts = timed.texts.take((timed.texts.size_X > first).nonzero()[:, 0])
+    kept_R = texts.number_R >= first
+    rows = {each.name: getattr(texts, each.name)[kept_R] for each in fields(Texts) if each.name.endswith(("_R", "_RF"))}
+    survivals = {name: labels[kept_R] for name, labels in texts.survivals.items()}
+    cut = replace(texts, size_X=texts.size_X - first, survivals=survivals, from_the_start=True, **rows)
+    return Timed(cut, timed.verifier, timed.profile)
+
+
+def _row(timed: Timed, first: int, base: Mode, rules: list[Mode], seeds: list[Seed]) -> Iterator[str]:
+    sources = timed.texts.source_number_X
+    static, rule = (replay_mode(timed, {}, mode) for mode in (base, _decided(rules, base)))
+    found = []
+    for module, modes in seeds:
+        mode = _decided(modes, base)
+        own = replay_mode(timed, module.predictions(timed.texts, mode), mode)
+        found.append((mode, *(ratio_of_speeds(own, each, sources) for each in (static, rule))))
+    yield str(Sampling(*base.setting, top_k=base.top_k, min_p=base.min_p))
+    yield f"from {first}" if first else "all"
+    yield str(len(timed.texts))
+    yield str(ratio_of_speeds(rule, static, sources))
+    yield "; ".join(f"{ratio} {_decider(mode)}" for mode, ratio, _ in found)
+    yield str(min((ratio for *_, ratio in found), key=lambda ratio: ratio.value))
+
+
+def _decided(modes: list[Mode], base: Mode) -> Mode:
+    asked = *base.setting, base.top_k, base.min_p
+    mode = nearest([mode for mode in modes if mode.covers(*asked)] or modes, *base.setting)
+    return mode if mode.covers(*asked) else mode.static_only()
+
+
+def _decider(mode: Mode) -> str:
+    return "network" if mode.decides else "rule" if mode.rule else "tree"
+
+
+if __name__ == "__main__":
+    arguments = sys.argv[2:]
+    split = arguments.index("--on") if "--on" in arguments else len(arguments)
+    path, shared, changed = Path(sys.argv[1]), arguments[:split], arguments[split + 1 :]
+    main(load_config(path, shared), load_config(path, [*shared, *changed]))
