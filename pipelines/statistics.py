@@ -2,8 +2,8 @@
 
 The jackknife over sources gives the standard error of the ratio's logarithm, and Student's t gives the bounds. The
 degrees of freedom are one less than the effective number of sources (Kish), which is smaller where a few sources take
-most of the time. With six sources such intervals contain the true ratio in 92 to 98% of cases, and the percentiles of a
-bootstrap in 83%. The noise of a machine's clock, the training seed and the choice of the pair are not included.
+most of the time. With six sources or more, such intervals contain the true ratio in 92 to 98% of cases. The noise of a
+machine's clock, the training seed and the choice of the pair are not included.
 """
 
 from __future__ import annotations
