@@ -53,7 +53,8 @@ def ratios(evaluation: dict[str, Any]) -> dict[str, str]:
             axis.errorbar(ratio, y, xerr=spread, fmt="o", color=colour, capsize=3, markersize=5)
             if entry["replay_ratio"] is not None:
                 axis.plot(entry["replay_ratio"], y, "D", color=colour, markerfacecolor="white", markersize=5)
-        axis.set(title=setting, xlabel="speed over the best static tree", xlim=(0, None))
+        farthest = max(max(entry["ratio_to_best_static"], entry["replay_ratio"] or 0) for entry in own)
+        axis.set(title=setting, xlabel="speed over the best static tree", xlim=(0, 1.5 * farthest))
         axis.set(yticks=range(len(own)), yticklabels=[entry["method"] for entry in own])
         found[words] = _png(figure)
     return found
