@@ -242,10 +242,10 @@ def _check_settings(
     mask, places, cache = (model_kwargs.get(key) for key in ("attention_mask", "position_ids", "past_key_values"))
     if mask is not None and not bool((mask == 1).all()):
         raise InputError("attention_mask: padded texts are not supported")
-    if places is not None and any(row != [*range(len(text))] for row in places.flatten(0, -2).tolist()):
+    if places is not None and any(row != [*range(len(text))] for row in places.view(-1, places.shape[-1]).tolist()):
         raise InputError("position_ids: positions must count from 0")
     if cache is not None and (type(cache) not in (DynamicCache, StaticCache) or cache.get_seq_length() > 0):
-        raise InputError("past_key_values: a text cannot be continued from a cache")
+        raise InputError("past_key_values: the decoder has caches of its own; this one is filled, or of another kind")
     for each in logits_processor:
         if type(each) not in OF_LOGITS_ALONE + OF_THE_TEXT:
             raise InputError(f"{type(each).__name__}: not known to follow from the text and the logits alone")

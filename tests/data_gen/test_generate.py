@@ -287,6 +287,12 @@ def test_what_cannot_be_honoured_is_refused(pair: ModelPair, options: dict[str, 
         speculative(pair, **options)
 
 
+def test_a_filled_cache_is_refused(pair: ModelPair) -> None:
+    cache = pair.target(PROMPT[:, :-1], use_cache=True).past_key_values
+    with pytest.raises(InputError, match=r"past_key_values: .* this one is filled"):
+        speculative(pair, past_key_values=cache)
+
+
 def test_a_draft_that_does_not_fit_is_refused(pair: ModelPair, small: ModelPair) -> None:
     with pytest.raises(InputError, match="vocabularies differ"):
         speculative(pair, draft_model=small.draft)
