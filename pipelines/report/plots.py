@@ -45,16 +45,16 @@ def ratios(evaluation: dict[str, Any]) -> dict[str, str]:
             f"Speed of every method over the best static tree's at {setting}. The selector's: decoded "
             f"{own[-1]['ratio_to_best_static']:.2f} [{low:.2f}, {high:.2f}], replayed {own[-1]['replay_ratio']:.2f}."
         )
+        right = 1.5 * max(max(entry["ratio_to_best_static"], entry["replay_ratio"] or 0) for entry in own)
         figure, axis = plt.subplots(figsize=(6, 0.32 * len(own) + 1))
         axis.axvline(1, color="#888", linewidth=1)
         for y, entry in enumerate(own):
             ratio, colour = entry["ratio_to_best_static"], "tab:orange" if entry["method"] == SELECTOR else "tab:blue"
-            spread = np.abs(np.array([entry["ratio_interval_95"]]).T - ratio)
+            spread = np.abs(np.minimum([entry["ratio_interval_95"]], 2 * right).T - ratio)
             axis.errorbar(ratio, y, xerr=spread, fmt="o", color=colour, capsize=3, markersize=5)
             if entry["replay_ratio"] is not None:
                 axis.plot(entry["replay_ratio"], y, "D", color=colour, markerfacecolor="white", markersize=5)
-        farthest = max(max(entry["ratio_to_best_static"], entry["replay_ratio"] or 0) for entry in own)
-        axis.set(title=setting, xlabel="speed over the best static tree", xlim=(0, 1.5 * farthest))
+        axis.set(title=setting, xlabel="speed over the best static tree", xlim=(0, right))
         axis.set(yticks=range(len(own)), yticklabels=[entry["method"] for entry in own])
         found[words] = _png(figure)
     return found
