@@ -95,7 +95,8 @@ class PlainSelector:
         scalars_BF, seen = given[0], given[0].shape[1]
         names = "mean_F", "scale_F", "count_F", "low_F", "high_F"
         mean_F, scale_F, count_F, low_F, high_F = (find[body + name][:seen] for name in names)
-        values_BF = np.where(count_F, np.log1p(scalars_BF.clip(min=0)), scalars_BF).clip(low_F, high_F)
+        clipped_BF = scalars_BF.clip(low_F, high_F)
+        values_BF = np.where(count_F, np.log1p(clipped_BF.clip(min=0)), clipped_BF)
         scaled_BF = np.zeros((len(scalars_BF), self.widths[0]), np.float32)
         scaled_BF[:, :seen] = (values_BF - mean_F) / scale_F
         scaled_BF[:, self.early :] *= passed_B1

@@ -34,7 +34,7 @@ class Network(NamedTuple):
     """The network in flat arrays."""
 
     counts_F: Array  # bool, the scalars of which the logarithm is taken
-    low_F: Array  # the range that the scalars, or their logarithms, are clamped to
+    low_F: Array  # the range that the scalars are clamped to
     high_F: Array
     widths: Array  # of the hidden states
     projected: int  # numbers that each hidden state is projected to
@@ -155,8 +155,8 @@ def _outputs(scalars_F: Array, states_D: Array, network: Network) -> Array:
     F, projected, numbers_N = len(network.counts_F), network.projected, network.numbers_N
     values_I = np.empty(F + projected * len(network.widths), np.float32)
     for f in range(F):
-        value = np.log1p(max(scalars_F[f], np.float32(0))) if network.counts_F[f] else scalars_F[f]
-        values_I[f] = min(max(value, network.low_F[f]), network.high_F[f])
+        value = min(max(scalars_F[f], network.low_F[f]), network.high_F[f])
+        values_I[f] = np.log1p(max(value, np.float32(0))) if network.counts_F[f] else value
     at, begin = 0, 0
     for i in range(len(network.widths)):
         state = states_D[begin : begin + network.widths[i]]

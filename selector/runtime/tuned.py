@@ -41,6 +41,7 @@ class Tuned:
 
     def __init__(self, mode: Mode, selector: Loaded | None = None, less: Tuned | None = None) -> None:
         self.mode, self.feature_levels, self._selector, self._less = mode, mode.feature_levels, selector, less
+        self._covered: list[float] = []  # the sampling setting of the latest features, which need no second check
         if mode.decides:
             self._at_root = {level: self._one_root(mode, level) for level in mode.feature_levels}
 
@@ -114,9 +115,11 @@ class Tuned:
     def _read(self, features: Features) -> Features:
         early = self._own.config.schema.first if self._with_less else None
         read = checked(features, self._own.widths, 1, early, finite=False)  # `OneRoot` checks that they are finite
-        temperature, top_p = read[SCALARS_KEY][TEMPERATURE_AT : TEMPERATURE_AT + 2].tolist()
-        if not self.mode.covers(temperature, top_p, self.mode.top_k, self.mode.min_p):
-            check_finite(read)
-            given, own = in_words(temperature, top_p), in_words(*self.mode.setting)
-            raise InputError(f"features: {given}; these decisions are for {own}")
+        setting = read[SCALARS_KEY][TEMPERATURE_AT : TEMPERATURE_AT + 2].tolist()
+        if setting != self._covered:
+            if not self.mode.covers(setting[0], setting[1], self.mode.top_k, self.mode.min_p):
+                check_finite(read)
+                given, own = in_words(setting[0], setting[1]), in_words(*self.mode.setting)
+                raise InputError(f"features: {given}; these decisions are for {own}")
+            self._covered = setting
         return read

@@ -90,9 +90,7 @@ class SelectorModule(pl.LightningModule):
     @property
     def ranges(self) -> list[tuple[float, float]]:
         """The lowest and the highest value of each scalar at the training roots."""
-        low_high_F2 = torch.stack([self._body.low_F, self._body.high_F], dim=-1)
-        counted_F1 = self._body.count_F.unsqueeze(-1)
-        return [(low, high) for low, high in torch.where(counted_F1, low_high_F2.expm1(), low_high_F2).tolist()]
+        return list(zip(self._body.low_F.tolist(), self._body.high_F.tolist(), strict=True))
 
     def begin_at(self, texts: Texts, verifier: str, rows: Tensor) -> None:
         """Fit the scalars' ranges and scaling on the training roots, and begin a regressor at their mean survivals."""

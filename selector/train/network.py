@@ -18,8 +18,8 @@ from selector.schema import Schema
 class RootNetwork(nn.Module):
     """An MLP of the scalars and of each hidden state, which passes a linear map and a layer norm first (DDTE, app. E).
 
-    The network takes the logarithm of numbers of tokens, clamps all scalars to their range at the training roots, so
-    that it never extrapolates, and standardises them; those that are not learned are 0.
+    The network clamps all scalars to their range at the training roots, so that it never extrapolates, takes the
+    logarithm of numbers of tokens and standardises; scalars that are not learned are 0.
     It may be asked before the draft has passed the root: later scalars are then at their means and hidden states at 0,
     and one more input says so.
 
@@ -63,11 +63,11 @@ class RootNetwork(nn.Module):
     @torch.no_grad()
     def standardise(self, scalars_BF: Tensor) -> None:
         """Fit the ranges and the scaling of the scalars on training roots; a constant scalar becomes 0."""
+        self.low_F.copy_(scalars_BF.amin(0))
+        self.high_F.copy_(scalars_BF.amax(0))
         scalars_BF = self._logarithmic(scalars_BF)
         deviation_F = scalars_BF.std(0, unbiased=False)
         varies_F = deviation_F > 1e-6 * (1 + scalars_BF.mean(0).abs())
-        self.low_F.copy_(scalars_BF.amin(0))
-        self.high_F.copy_(scalars_BF.amax(0))
         self.mean_F.copy_(scalars_BF.mean(0))
         self.scale_F.copy_(torch.where(varies_F, deviation_F, 1.0))
         self.scale_F[self.unseen] = torch.inf
@@ -84,8 +84,8 @@ class RootNetwork(nn.Module):
         Returns:
             float32 [B, outputs].
         """
-        clamped_BF = self._logarithmic(scalars_BF).clamp(self.low_F, self.high_F)
-        scaled_BF = (clamped_BF - self.mean_F) / self.scale_F
+        clamped_BF = scalars_BF.clamp(self.low_F, self.high_F)
+        scaled_BF = (self._logarithmic(clamped_BF) - self.mean_F) / self.scale_F
         parts = [scaled_BF[:, : self.early], scaled_BF[:, self.early :] * passed_B1, passed_B1]
         for i, block in enumerate(self.blocks):
             parts.append(block(hidden_states[i]) * passed_B1)
