@@ -184,7 +184,7 @@ def choose(found: dict[str, dict[str, Any]]) -> str:
 
 def table_of(found: dict[str, dict[str, Any]], chosen: str) -> Table:
     """Speed over the best static tree by replay, by sampling setting and selector."""
-    title = "Validation texts, replayed: speed over the best static tree (± one standard error)"
+    title = "Validation texts, replayed: speed over the best static tree (± one standard error over sources)"
     table = Table("setting", "static tree", title=title, title_justify="left")
     for name in ("lookup rule", *found):
         table.add_column(f"{name}{' (kept)' if name == chosen else ''}", justify="right")

@@ -97,6 +97,6 @@ def _gains(config: ArtefactConfig) -> str:
     return f"""
 Speed over the best static tree of the best verifier, on the machine it was tuned for:
 
-| temperature | top-p | decoded, 95% interval | replayed, ± one standard error |
+| temperature | top-p | decoded, 95% interval | replayed, ± one standard error over sources |
 |---|---|---|---|
 {"".join(lines)}"""

@@ -21,8 +21,8 @@ from selector.train.data import Timed
 from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay
 
 SPEEDS = (0.85, 1.0, 1.15, 1.3)  # prices of time that are tried, as multiples of the speed at rho = 1
-SURE = 2.0  # standard errors by which decisions must be ahead of the best static tree
-TIE = 1.0  # standard errors by which a less simple way must be ahead of a simpler one
+SURE = 2.0  # standard errors over sources by which decisions must be ahead of the best static tree
+TIE = 1.0  # standard errors over sources by which a less simple way must be ahead of a simpler one
 RARE = 0.002  # share of the steps that actions which are dropped may take
 LEASTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # least matches that are tried for the lookup rule
 
