@@ -176,10 +176,14 @@ def of_batch(batch: float) -> float:
     return 1e-3 * math.log2(batch)
 
 
-def nearest(modes: Sequence[Mode], temperature: float, top_p: float, batch: int = 1) -> Mode:
-    """The mode of the nearest sampling setting, and among several the one of the nearest batch size."""
+def nearest(
+    modes: Sequence[Mode], temperature: float, top_p: float, batch: int = 1, top_k: int = 0, min_p: float = 0.0
+) -> Mode:
+    """The mode of the nearest sampling setting, of those that cover the asked one if there are any; among several with
+    one setting the mode of the nearest batch size."""
     key = temperature, top_p, of_batch(batch)
-    return min(modes, key=lambda mode: sum(abs(a - b) for a, b in zip(mode.key, key, strict=True)))
+    covering = [mode for mode in modes if mode.covers(temperature, top_p, top_k, min_p)]
+    return min(covering or modes, key=lambda mode: sum(abs(a - b) for a, b in zip(mode.key, key, strict=True)))
 
 
 def net_tokens(

@@ -99,9 +99,8 @@ def _row(timed: Timed, first: int, base: Mode, rules: list[Mode], seeds: list[Se
 
 
 def _decided(modes: list[Mode], base: Mode) -> Mode:
-    asked = *base.setting, base.top_k, base.min_p
-    mode = nearest([mode for mode in modes if mode.covers(*asked)] or modes, *base.setting)
-    return mode if mode.covers(*asked) else mode.static_only()
+    mode = nearest(modes, *base.setting, top_k=base.top_k, min_p=base.min_p)
+    return mode if mode.covers(*base.setting, base.top_k, base.min_p) else mode.static_only()
 
 
 def _decider(mode: Mode) -> str:

@@ -127,7 +127,7 @@ class Selector:
         modes = [mode for mode in self.modes if level is None or mode.level == level]
         if not modes:
             raise InputError(f"level {level}: this selector has {', '.join(self.schema.levels)}")
-        mode = nearest([mode for mode in modes if mode.covers(*asked)] or modes, temperature, top_p, batch)
+        mode = nearest(modes, temperature, top_p, batch, top_k, min_p)
         covered = mode.covers(*asked)
         if covered and nodes is None and shapes is None:
             return Tuned(mode, self, less)
