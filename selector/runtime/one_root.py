@@ -57,9 +57,9 @@ class OneRoot:
         space, schema = config.space, config.schema
         allowed = sorted(mode.allowed) or list(range(len(space)))
         self.actions = [space.actions[a] for a in allowed]
-        with_less = level == schema.levels[0]
-        self.hidden_states = {} if with_less else config.hidden_states
-        inputs = schema.first if with_less else len(schema.scalars)
+        first = level == schema.levels[0]
+        self.hidden_states = {} if first else config.hidden_states
+        inputs = schema.first if first else len(schema.scalars)
         self._network = _network(weights, config, allowed, inputs, list(self.hidden_states.values()))
         asked = mode.feature_levels[: mode.feature_levels.index(level) + 1]
         times = profile.at_batch(mode.batch)

@@ -69,7 +69,7 @@ class Tuned:
             return mode.copied(match)
         read = self._read(features)
         known = read[SCALARS_KEY].shape[0]
-        early = self._with_less and (len(mode.feature_levels) == 1 or known == self._own.config.schema.first)
+        early = self._first_suffices and (len(mode.feature_levels) == 1 or known == self._own.config.schema.first)
         action = self._at_root[mode.feature_levels[0 if early else -1]].choose(read)
         return None if early and len(mode.feature_levels) > 1 and not without_draft(action) else action
 
@@ -108,12 +108,12 @@ class Tuned:
         return at_root, Shapes.of(at_root.actions), step_clock(self._own.latency, self.mode.batch)
 
     @cached_property
-    def _with_less(self) -> bool:
+    def _first_suffices(self) -> bool:
         """Whether features of the schema's first level suffice."""
         return self._own.config.schema.levels[0] in self.mode.feature_levels or MATCH in self.mode.feature_levels
 
     def _read(self, features: Features) -> Features:
-        early = self._own.config.schema.first if self._with_less else None
+        early = self._own.config.schema.first if self._first_suffices else None
         read = checked(features, self._own.widths, 1, early, finite=False)  # `OneRoot` checks that they are finite
         setting = read[SCALARS_KEY][TEMPERATURE_AT : TEMPERATURE_AT + 2].tolist()
         if setting != self._covered:

@@ -12,6 +12,7 @@ import torch
 from selector.actions import choice_of
 from selector.decision import Mode
 from selector.export.deployed import DeployedSelector
+from selector.plain import PlainSelector
 from selector.runtime.selector import Selector, load_selector, torchscript
 from selector.schema import (
     EARLY,
@@ -134,6 +135,12 @@ def test_another_version_is_refused(artefact: Path, tmp_path: Path, other: dict,
         load_selector(changed(artefact, tmp_path / "selector", lambda config: config.update(other)))
 
 
+def test_another_format_is_refused_without_torch_too(artefact: Path, tmp_path: Path) -> None:
+    older = changed(artefact, tmp_path / "selector", lambda config: config.update(format="espalier-selector-7"))
+    with pytest.raises(ValueError, match="selector: espalier-selector-7; this program reads espalier-selector-8"):
+        PlainSelector(older)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -155,6 +162,7 @@ def test_another_version_is_refused(artefact: Path, tmp_path: Path, other: dict,
         lambda config: config["modes"][2].update(level="drafter"),  # a pair's selector has no levels
         lambda config: config["modes"][2].update(batch=0),
         lambda config: config["features"].update(early=3),
+        lambda config: config["features"]["scalars"][3].update(lowest=None),
         lambda config: config["features"].pop("early"),
     ],
 )
