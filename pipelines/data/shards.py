@@ -21,6 +21,7 @@ from selector.latency import LatencyProfile
 from selector.schema import FULL, InputError
 from selector.train.data import SPLITS
 
+DECODED = 0.1  # share of the training texts that speculative decoding writes, as a check of the labels
 COSTS = {"written": "token", "decoded": "decoded", "labelled": "root"}  # parts, and the profile's names of their times
 
 
@@ -52,7 +53,7 @@ def _of_prompts(config: Config, pair: ModelPair) -> Iterator[Work]:
             texts = tuple((prompts[n % len(prompts)], n // len(prompts)) for n in range(count))
             if sampling.temperature == 0:  # all greedy texts of one prompt are the same
                 texts = texts[: len(prompts)]
-            decoded = round(config.data.decoded * len(texts)) if split == "train" else 0
+            decoded = round(DECODED * len(texts)) if split == "train" else 0
             yield Work(split, sampling, texts[:decoded], decoded=True)
             yield Work(split, sampling, texts[decoded:])
 
@@ -105,7 +106,7 @@ def passes_line(config: Config) -> str:
     """The passes of the models: one token of all texts of a shard at once, and whole texts."""
     data, settings, new = config.data, len(config.sampling), config.data.tokens + BEYOND
     counts = split_counts(config)
-    decoded = round(data.decoded * counts["train"])
+    decoded = round(DECODED * counts["train"])
     shards = sum(-(-(count - decoded * (split == "train")) // data.texts_per_shard) for split, count in counts.items())
     return (
         f"{settings * shards * new:,} passes of the target that write up to {data.texts_per_shard} texts each, "
@@ -124,7 +125,7 @@ def predicted_seconds(config: Config) -> dict[str, float] | None:
     if profile.device != here or not profile.labelling or config.data.log is not None:
         return None
     counts, settings, data = split_counts(config), len(config.sampling), config.data
-    texts, decoded = sum(counts.values()), round(data.decoded * counts["train"])
+    texts, decoded = sum(counts.values()), round(DECODED * counts["train"])
     tokens = data.tokens + BEYOND
     amount = {"written": (texts - decoded) * tokens, "decoded": decoded * tokens, "labelled": texts * data.tokens}
     return {part: settings * amount[part] * profile.labelling[price] for part, price in COSTS.items()}

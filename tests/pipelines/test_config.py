@@ -24,7 +24,7 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
         ("trian.batch=3", "unknown key trian; did you mean train?"),
         ("pair.embedded.layer=3", "unknown key pair.embedded.layer; did you mean pair.embedded.layers?"),
         ("data.texts=many", "data.texts: Input should be a valid integer"),
-        ("data.decoded=1.5", "data.decoded: Input should be less than or equal to 1"),
+        ("prompts.test=1.5", "prompts.test: Input should be less than 1"),
         ("data.features=some", "data.features: Input should be 'light' or 'full'"),
         ("data.stride=0", "data.stride: Input should be greater than or equal to 1"),
         ("train.verifier=travresal", "train.verifier: 'travresal' is not among verifiers"),

@@ -48,7 +48,7 @@ CONFIG = {
     "train": {"verifier": "traversal"},
     "sampling": [{"temperature": 0.7}, {"temperature": 1.0}],
     "prompts": {"tokens": 12},
-    "data": {"texts": 12, "tokens": 16, "texts_per_shard": 1, "decoded": 0.2, "siblings": 1},
+    "data": {"texts": 12, "tokens": 16, "texts_per_shard": 1, "siblings": 1},
 }
 
 
@@ -326,7 +326,7 @@ def test_the_plan_says_texts_bytes_passes_memory_and_time(
     config = load_config(config_file(tmp_path, pair_folders), ["data.texts=100"])
     size, passes, memory, missing = plan(config)
     assert size.startswith("2 sampling settings x 100 texts (55 for train, 20 for validation, 25 for test)")
-    assert re.match(r"[\d,]+ passes of the target .*, 682 tokens written by .*, 200 texts passed by both", passes)
+    assert re.match(r"[\d,]+ passes of the target .*, 372 tokens written by .*, 200 texts passed by both", passes)
     assert "half as many rows" in memory
     assert "run the latency stage" in missing
     one = Table([10], [1], [[0.001]])
@@ -336,10 +336,10 @@ def test_the_plan_says_texts_bytes_passes_memory_and_time(
     (tmp_path / "runs" / "run").mkdir(parents=True)
     (tmp_path / "runs" / "run" / "latency.json").write_text(json.dumps(profile.to_json()))
     tokens = 16 + 15  # labelled ones, and what is left of the last one's look-ahead
-    expected = {"written": 2 * 89 * tokens * 0.5, "decoded": 2 * 11 * tokens * 1.0, "labelled": 2 * 100 * 16 * 2.0}
+    expected = {"written": 2 * 94 * tokens * 0.5, "decoded": 2 * 6 * tokens * 1.0, "labelled": 2 * 100 * 16 * 2.0}
     assert predicted_seconds(config) == expected
     assert plan(config)[-1].startswith(f"predicted {duration(sum(expected.values()))} on one device")
-    assert plan(config)[-1].endswith("(written 28%, decoded 7%, labelled 65%)")
+    assert plan(config)[-1].endswith("(written 30%, decoded 4%, labelled 66%)")
     profile = LatencyProfile("another machine", "pair", one, one, {}, {}, 0.0, labelling=seconds)
     (tmp_path / "runs" / "run" / "latency.json").write_text(json.dumps(profile.to_json()))
     assert predicted_seconds(config) is None
@@ -390,13 +390,14 @@ def test_what_decoding_accepts_is_what_the_labels_say(
 ) -> None:
     """Over a hundred steps with every verifier; a token a step more or less would be seen."""
     monkeypatch.chdir(tmp_path)
-    options = ["data.texts=70", "data.decoded=1", "data.texts_per_shard=32"]
+    options = ["data.texts=90", "data.texts_per_shard=32"]
     options += ["verifiers=[specinfer,traversal,lifted_uniform]", f"data.siblings={4 if behaviour == TREES else 1}"]
     config = load_config(config_file(tmp_path, pair_folders), options)
     store = TraceStore(config.folder / "traces", {})
     for name, work in shards(config, pair).items():
-        if work.decoded:
-            store.write(name, make_shard(pair, replace(recipe(config), behaviour=behaviour), work).table)
+        if work.split == "train":
+            decoded = replace(work, decoded=True)
+            store.write(name, make_shard(pair, replace(recipe(config), behaviour=behaviour), decoded).table)
     rows = realised(config)
     assert [row["verifier"] for row in rows] == ["specinfer", "traversal", "lifted_uniform"]
     for row in rows:
