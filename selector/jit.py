@@ -30,7 +30,7 @@ CHECKSUM = 32  # bytes
 
 def jit(function: F) -> F:
     """The function, compiled when it is first called, and kept on disk where that is possible."""
-    compiled = numba.njit(fastmath=SUMS_IN_ANY_ORDER)(function)
+    compiled: Any = numba.njit(fastmath=SUMS_IN_ANY_ORDER)(function)
     with suppress(RuntimeError):  # neither the package's folder nor the user's can be written to
         compiled._cache = _Cache(function)
     return cast(F, compiled)

@@ -89,7 +89,7 @@ def _row(timed: Timed, first: int, base: Mode, rules: list[Mode], seeds: list[Se
     for module, modes in seeds:
         mode = _decided(modes, base)
         own = replay_mode(timed, module.predictions(timed.texts, mode), mode)
-        found.append((mode, *(ratio_of_speeds(own, each, sources) for each in (static, rule))))
+        found.append((mode, ratio_of_speeds(own, static, sources), ratio_of_speeds(own, rule, sources)))
     yield str(Sampling(*base.setting, top_k=base.top_k, min_p=base.min_p))
     yield f"from {first}" if first else "all"
     yield str(len(timed.texts))
