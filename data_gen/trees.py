@@ -97,10 +97,6 @@ class DraftTree:
         """Node ids, one entry per branch through `node`, in branch order and with duplicates."""
         return self._child_lists[node]
 
-    def distinct_children(self, node: int) -> list[int]:
-        """Node ids in order of first appearance."""
-        return list(dict.fromkeys(self._child_lists[node]))
-
     def node_of(self, path: Path) -> int:
         """The node at the end of a token sequence that starts at the root; KeyError where there is none."""
         node = 0

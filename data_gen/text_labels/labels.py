@@ -139,7 +139,15 @@ class TextLabeller:
         self._seen += len(target_probs_BV)
         if len(next_B) == 0:
             return
-        self._along(own, next_B)
+        # p and q of the text's tokens, from which chains follow
+        p_B, q_B = (
+            each.gather(-1, next_B.unsqueeze(-1))[:, 0].double() / each.sum(-1, dtype=torch.float64) for each in own
+        )
+        if bool((p_B <= 0).any()):
+            at = int((p_B <= 0).nonzero()[0]) + sum(map(len, self._p)) + 1
+            raise ValueError(f"token {at} of the text has probability 0 under the target")
+        self._p.append(p_B)
+        self._q.append(q_B)
         if self.branching:
             rows = own if self._late is None else tuple(map(torch.cat, zip(self._late, own, strict=True)))
             begin = self._seen - len(target_probs_BV) - (len(rows[0]) - len(own[0]))
@@ -148,17 +156,6 @@ class TextLabeller:
                 self._branch(SortedRows(*rows), begin, count)
                 rows = rows[0][count:], rows[1][count:]
             self._late = rows[0].clone(), rows[1].clone()  # a view would keep the whole block in memory
-
-    def _along(self, rows: Rows, next_B: Tensor) -> None:
-        """Keep p and q of the text's tokens, from which chains follow."""
-        p_B, q_B = (
-            each.gather(-1, next_B.unsqueeze(-1))[:, 0].double() / each.sum(-1, dtype=torch.float64) for each in rows
-        )
-        if bool((p_B <= 0).any()):
-            at = int((p_B <= 0).nonzero()[0]) + sum(map(len, self._p)) + 1
-            raise ValueError(f"token {at} of the text has probability 0 under the target")
-        self._p.append(p_B)
-        self._q.append(q_B)
 
     def _chain(self, since: int = 0) -> tuple[Tensor, list[Tensor]]:
         """Chains from every root on, the first at `since`: running products of q/p, and each verifier's factor.

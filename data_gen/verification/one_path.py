@@ -88,7 +88,7 @@ class GreedyBlock(OnePath):
         K = len(tree.children(nodes[-1]))
         laws: dict[int, Tensor] = {}
         after = 0.0  # S of the prefix, in units of the prefix's own mass N - S
-        while children := tree.distinct_children(nodes[-1]):
+        while children := tree.children(nodes[-1]):
             node = rows.at(torch.tensor(nodes[-1:], device=rows.device))
             (places_V,), (ranked_q_V,), q_V = node.ranked.places_MV, node.ranked.q_MV, node.exact()[1][0]
             S_V = after + (ranked_q_V.flip(0).cumsum(0).flip(0) - ranked_q_V).clamp(min=0)[places_V]
