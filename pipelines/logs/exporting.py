@@ -63,10 +63,7 @@ def export(
         "provenance": provenance(config),
     }
     modes = [
-        {
-            **replace(mode, joint=tuning.joint[level], **law_of(config.sampling[0])).row(),
-            "mean_efficiency": tuning.mean_efficiency,
-        }
+        replace(mode, joint=tuning.joint[level], **law_of(config.sampling[0])).row()
         for tuning in tunings
         for level, mode in tuning.selector.items()
     ]

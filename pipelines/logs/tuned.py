@@ -38,7 +38,6 @@ class Tuning:
     fixed: Mode  # the best fixed length
     rule: Mode  # the best rule "copy where the match has m tokens or more, else draft k tokens"
     selector: dict[str, Mode]  # by level, what is exported: the network's decisions, the rule or the fixed length
-    mean_efficiency: list[float]  # tokens per step of every chain
     joint: dict[str, float]
 
 
@@ -51,8 +50,7 @@ def tune(train: Timed, validation: Timed, predicted: Predictions, profile: Laten
     """
     times = profile.at_batch(batch)
     train, validation = train.on(times), validation.on(times)
-    table = StaticTable.of(train)
-    fixed = replace(best_static(train, table), batch=batch)
+    fixed = replace(best_static(train, StaticTable.of(train)), batch=batch)
     rule = tune_lookup_rule(train, fixed)
     by_rule = judge_mode(validation, {}, rule, fixed.action)
     selector = {}
@@ -63,7 +61,7 @@ def tune(train: Timed, validation: Timed, predicted: Predictions, profile: Laten
         selector[level] = replace(chosen, level=level)
     deciding = {level: own for level, own in predicted.items() if batch > 1 and selector[level].decides}
     joint = dict.fromkeys(predicted, 0.0) | _joint_prices(validation, deciding, profile, rule)
-    return Tuning(batch, fixed, rule, selector, table.efficiencies().tolist(), joint)
+    return Tuning(batch, fixed, rule, selector, joint)
 
 
 def _joint_prices(validation: Timed, predicted: Predictions, profile: LatencyProfile, rule: Mode) -> dict[str, float]:
@@ -89,9 +87,10 @@ def untuned(module: SelectorModule, texts: Texts, profile: LatencyProfile, batch
     seconds = [times.action_seconds(action, context, VERIFIER) for action in module.space.trees]
     speeds = efficiency_A / torch.tensor(seconds)
     best = int(speeds.argmax())
-    fixed = Mode(*texts.settings[0], module.space.trees[best], speed=float(speeds[best]), batch=batch)
+    tree, efficiencies = module.space.trees[best], tuple(efficiency_A.tolist())
+    fixed = Mode(*texts.settings[0], tree, speed=float(speeds[best]), batch=batch, mean_efficiency=efficiencies)
     own = {level: replace(fixed, feature_levels=(level,), level=level) for level in LOG.levels}
-    return Tuning(batch, fixed, fixed, own, efficiency_A.tolist(), dict.fromkeys(LOG.levels, 0.0))
+    return Tuning(batch, fixed, fixed, own, dict.fromkeys(LOG.levels, 0.0))
 
 
 def monitored(validation: Timed, profile: LatencyProfile) -> list[tuple[Timed, Mode]]:

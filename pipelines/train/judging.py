@@ -63,12 +63,8 @@ def law_of(setting: SamplingSetting) -> dict[str, Any]:
 
 def statics(config: Config, train: list[Timed]) -> list[Mode]:
     """The best static tree for each of the run's sampling settings, by its training texts."""
-    result = []
-    for setting, each in zip(config.sampling, train, strict=True):
-        table = StaticTable.of(each)
-        known = {"mean_efficiency": tuple(table.efficiencies().tolist()), **law_of(setting)}
-        result.append(replace(best_static(each, table), **known))
-    return result
+    settings = zip(config.sampling, train, strict=True)
+    return [replace(best_static(own, StaticTable.of(own)), **law_of(setting)) for setting, own in settings]
 
 
 def monitored(mode: Mode, feature_levels: tuple[str, ...]) -> Mode:

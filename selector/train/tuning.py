@@ -73,9 +73,9 @@ class StaticTable(NamedTuple):
 
 
 def best_static(timed: Timed, table: StaticTable) -> Mode:
-    """The mode in which the best static tree is drafted everywhere."""
-    at = table.best()
-    return Mode(*timed.setting, timed.space.trees[at], speed=float(table.speeds()[at]))
+    """The mode in which the best static tree is drafted everywhere, with the tokens per step of every tree."""
+    at, efficiencies = table.best(), tuple(table.efficiencies().tolist())
+    return Mode(*timed.setting, timed.space.trees[at], speed=float(table.speeds()[at]), mean_efficiency=efficiencies)
 
 
 def static_replay(timed: Timed, action: Action) -> Replayed:
