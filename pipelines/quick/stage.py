@@ -1,7 +1,8 @@
 """Stage `quick`: whether speculation pays on this machine, with which verifier and tree, and whether a selector does.
 
-It measures a coarse latency profile and labels some texts that the target writes, under each sampling setting. Replay
-gives the speeds of trees and of copies of earlier text, and the gain of a quick model over the best of them.
+It measures a coarser latency profile than the latency stage, and labels some texts that the target writes, under each
+sampling setting. Replay gives the speeds of trees and of copies of earlier text, and the gain of a quick model over the
+best of them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from data_gen.texts.prompts import Prompt, split_of, take_evenly
 from data_gen.verification import VERIFIERS
 from pipelines.config import Config
 from pipelines.latency.profile import NODES, WIDTHS, decision_seconds
+from pipelines.latency.stage import FITTED, REAL_STEPS
 from pipelines.pair.loading import (
     all_prompts,
     depends,
@@ -37,7 +39,7 @@ from pipelines.quick.candidates import Candidate, best_of, candidates, halves
 from pipelines.run import Stage, console, progress, require, write_json
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.judging import potential_table
-from selector.actions import EMPTY, ActionSpace
+from selector.actions import EMPTY, Action, ActionSpace, choice_of
 from selector.latency import LatencyProfile
 from selector.schema import EARLY, LIGHT, InputError
 from selector.train.data import Setting, Timed, to_texts
@@ -47,6 +49,7 @@ SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "quick"
 
 SPLIT = "validation"
 REPEATS = 4
+STEP_PROMPTS = 2  # on which real decoding steps are timed
 SELECTOR_TEXTS = 3  # times as many texts as for the trees, for a model is fitted on half of them
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)  # assumed where the pair has no weights
 LEVELS = EARLY, LIGHT
@@ -77,10 +80,9 @@ def run(config: Config) -> None:
             console.print(assumed(profile, LABELLED[0]))
             return
         stage = Stage("quick", config, {"pair": pair.fingerprint}, (output,))
-        first = encode(config, pair, prompts[0])
-        profile = replace(profile, decide=dict.fromkeys(LEVELS, 0.0))
-        times = {each: decision_seconds(config, pair, profile, config.train.verifier, each, first) for each in LEVELS}
-        profile = replace(profile, decide=times)
+        profile = _with_steps(
+            config, pair, profile, [encode(config, pair, prompt) for prompt in prompts[:STEP_PROMPTS]]
+        )
         found = []
         for setting in config.sampling:
             label = _Labeller(config, pair, setting.build(), lambda count: bar.advance(task, count))
@@ -204,6 +206,20 @@ def _profile(config: Config, pair: ModelPair, tick: Callable[[], None]) -> Laten
     name = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
     grid = timing.Grid((config.prompts.tokens + config.data.tokens // 2,), WIDTHS, NODES, REPEATS)
     return timing.measure(pair, grid, LABELLED, name, tick)
+
+
+def _with_steps(config: Config, pair: ModelPair, profile: LatencyProfile, prompts: list[list[int]]) -> LatencyProfile:
+    """The profile with the time of decisions, and corrected by real decoding steps with one verifier; the corrections
+    hardly depend on it."""
+    verifier, actions = LABELLED[-1], list(map(choice_of, FITTED))
+    steps = timing.real_steps(pair, (verifier,), actions, prompts, REAL_STEPS, config.data.tokens)
+    if any((verifier, action) not in steps for action in actions if isinstance(action, Action)):
+        raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
+    profile = timing.fitted(profile, steps)
+    profile = replace(profile, corrections=dict.fromkeys(LABELLED, profile.corrections[verifier]))
+    profile = replace(profile, decide=dict.fromkeys(LEVELS, 0.0))
+    times = {each: decision_seconds(config, pair, profile, verifier, each, prompts[0]) for each in LEVELS}
+    return replace(profile, decide=times)
 
 
 def assumed(profile: LatencyProfile, verifier: str) -> Table:
