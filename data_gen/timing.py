@@ -241,7 +241,9 @@ def _steps(pair: ModelPair, verifier: str, action: Choice, prompt: list[int], li
 def times(profile: LatencyProfile, verifier: str, action: Choice, steps: Sequence[Step]) -> tuple[float, float]:
     """Predicted and measured seconds of a step with one action: means without the slowest tenth."""
     kept = _quicker(steps, lambda step: step.total)
-    predicted = statistics.fmean(profile.action_seconds(action, step.length, verifier) for step in kept)
+    predicted = statistics.fmean(
+        profile.action_seconds(action, step.length, verifier, nodes=step.nodes) for step in kept
+    )
     return predicted, statistics.fmean(step.total for step in kept)
 
 

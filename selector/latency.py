@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from operator import mul
 from pathlib import Path
 from typing import NamedTuple
@@ -15,11 +16,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, Choice, Lookup
+from selector.actions import EMPTY, ActionSpace, Choice, Lookup
 from selector.schema import FEATURES, FULL, LIGHT, MATCH, SCHEMA_VERSION, InputError
 from selector.tables import FREE, Batches, Table, number
 
 MOST_TOKENS = 64  # verified tokens of a request in an engine's step, the root included
+
+
+SPACE = ActionSpace.default()
+UNCUT = (1.0, 1.0)  # temperature and top-p
+
+
+def setting_key(setting: tuple[float, float]) -> str:
+    """A temperature and a top-p as a key of JSON."""
+    return f"T={setting[0]:g}, top-p={setting[1]:g}"
 
 
 class Correction(NamedTuple):
@@ -38,6 +48,9 @@ class LatencyProfile:
     Attributes:
         labelling: data generation, per `token` that the target writes, per token that is `decoded` speculatively, and
             per `root` that is labelled; empty where it was not measured.
+        different: for each sampling setting (`setting_key`), the mean number of different nodes that K branches have at
+            each of their depths, for K from 2 on. Equal prefixes of branches are one node of the target's pass. Where a
+            setting is missing, all nodes are counted.
         batches: an engine's passes over several requests together; `draft` and `target` are then those of the smallest
             batch. None where one request was timed.
     """
@@ -55,6 +68,7 @@ class LatencyProfile:
     batches: Batches | None = None
     copied: Table = FREE  # verification of a lookup with any verifier, by its length
     decoder: str = "eager"  # kind of the decoder whose steps were timed
+    different: dict[str, list[list[float]]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> LatencyProfile:
@@ -74,9 +88,13 @@ class LatencyProfile:
             profile = cls(**values)
             number(profile.step)
             times = (profile.nucleus, *profile.decide.values(), *profile.labelling.values())
+            for rows in profile.different.values():
+                times += tuple(chain.from_iterable(rows))
+                if [len(row) for row in rows] != [SPACE.max_L2] * (SPACE.max_K - 1):
+                    raise ValueError("the numbers of different nodes are not those of all branches and depths")
             names = (profile.device, profile.pair, profile.decoder)
             if min(map(number, times)) < 0 or not all(isinstance(name, str) for name in names):
-                raise ValueError("a time is below 0, or a name is not a string")
+                raise ValueError("a number is below 0, or a name is not a string")
         except OSError as error:
             raise InputError(f"{path}: no latency profile there: run the latency stage first") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -102,19 +120,33 @@ class LatencyProfile:
         draft, target = self.batches.at(batch, MOST_TOKENS)
         return replace(self, draft=draft, target=target, batches=None)
 
+    def nodes(self, action: Choice, setting: tuple[float, float] = UNCUT) -> float:
+        """The mean number of nodes that the target passes under a sampling setting, with the root."""
+        different = self.different.get(setting_key(setting))
+        if different is None or isinstance(action, Lookup) or action.K == 1:
+            return 1 + action.nodes
+        return 1 + action.L1 + sum(different[action.K - 2][: action.L2])
+
     def action_seconds(
-        self, action: Choice, length: float, verifier: str, feature_levels: Sequence[str] = (), filtered: bool = False
+        self,
+        action: Choice,
+        length: float,
+        verifier: str,
+        feature_levels: Sequence[str] = (),
+        setting: tuple[float, float] = UNCUT,
+        nodes: float | None = None,
     ) -> float:
-        """Predicted seconds of one decoding step; an upper bound where equal prefixes of branches share nodes.
+        """Predicted seconds of one decoding step.
 
         Args:
             length: committed tokens before the step, the root token included.
             feature_levels: of the features that the decision used, `schema.LEVELS` or the match.
-            filtered: whether top-p is below 1.
+            setting: temperature and top-p.
+            nodes: that the target passes, with the root; `nodes(action, setting)` if None.
         """
+        nodes = self.nodes(action, setting) if nodes is None else nodes
         passes = _draft_passes(action, length, LIGHT in feature_levels or FULL in feature_levels)
         seconds = sum(self.draft.at(*size) for size in passes)
-        nodes = 1 + action.nodes
         decisions = sum(self.decide.get(each, 0.0) for each in feature_levels)
         seconds += self.target.at(length, nodes) + self.step + decisions
         if isinstance(action, Lookup):
@@ -122,12 +154,16 @@ class LatencyProfile:
         elif action != EMPTY:
             seconds += self.verify[verifier].at(action.L1 + action.L2, action.K)
             seconds += sum(map(mul, correction_counts(action), self.corrections.get(verifier, Correction())))
-        if filtered:
+        if setting[1] < 1:
             seconds += self.nucleus * (nodes + sum(width for _, width in passes))
         return seconds
 
     def table(
-        self, actions: tuple[Choice, ...], verifier: str, feature_levels: Sequence[str] = (), filtered: bool = False
+        self,
+        actions: tuple[Choice, ...],
+        verifier: str,
+        feature_levels: Sequence[str] = (),
+        setting: tuple[float, float] = UNCUT,
     ) -> tuple[Tensor, Tensor]:
         """The measured context lengths, float32 [L], at least two, and `action_seconds` there, float32 [L, A].
 
@@ -140,7 +176,7 @@ class LatencyProfile:
                 raise InputError(f"the latency profile of {self.device} has no time for a decision that sees {each}")
         lengths = self.draft.lengths if len(self.draft.lengths) > 1 else [0, *self.draft.lengths]
         rows = [
-            [self.action_seconds(a, length, verifier, feature_levels, filtered) for a in actions] for length in lengths
+            [self.action_seconds(a, length, verifier, feature_levels, setting) for a in actions] for length in lengths
         ]
         return torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)
 

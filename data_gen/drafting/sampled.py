@@ -14,13 +14,16 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from data_gen.models.pair import CachedModel, ModelRow
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification.base import GREEDY, IID
 from data_gen.verification.distributions import sample
-from selector.actions import Action
+from selector.actions import Action, ActionSpace
+
+EVERY = 8  # tokens between two roots at which branches are compared
 
 
 @dataclass
@@ -83,6 +86,32 @@ def draft_tree(
     if row_of:
         probs_NV[list(row_of)] = torch.stack([passed[row].probs_V for row in row_of.values()])
     return Draft(tree, probs_NV, row_of, passed)
+
+
+@torch.inference_mode()
+def different_nodes(
+    model: PreTrainedModel, texts: Sequence[tuple[list[int], int]], sampling: Sampling, seed: int
+) -> list[list[float]]:
+    """The mean number of different nodes that K branches have at each of their depths, for K from 2 on.
+
+    Args:
+        model: the draft.
+        texts: token ids, and the position of the first root; branches are drafted at every `EVERY`-th position from it.
+        sampling: the draft's.
+    """
+    space, found = ActionSpace.default(), []
+    generator = torch.Generator(device=model.device).manual_seed(seed)
+    for tokens, start in texts:
+        draft = CachedModel(model)
+        for root in range(start, len(tokens), EVERY):
+            draft.fill(tokens[draft.committed : root])
+            row = next(draft.extend(tokens[root : root + 1]).rows(sampling, lambda: []).each())
+            drafted = draft_tree(draft, row.probs_V, Action(space.max_K, 0, space.max_L2), sampling, generator)
+            draft.keep([])
+            levels = list(zip(*drafted.tree.branch_nodes, strict=True))[1:]
+            found.append([[len({*level[:K]}) for level in levels] for K in range(2, space.max_K + 1)])
+    means: list[list[float]] = torch.tensor(found, dtype=torch.float64).mean(0).tolist()
+    return means
 
 
 def draft_lookup(proposal: Sequence[int], vocabulary: int, device: torch.device) -> Draft:

@@ -8,11 +8,14 @@ from typing import Any
 from rich.table import Table as RichTable
 
 from data_gen import timing
+from data_gen.decoding import EAGER
 from data_gen.decoding.loop import Step
+from data_gen.drafting.sampled import different_nodes
 from data_gen.models.checkpoints import RANDOM
 from data_gen.models.pair import ModelPair
 from data_gen.texts.labelled import PARTS, Work, make_shard
 from data_gen.texts.prompts import Prompt
+from data_gen.texts.written import seed_of, written_by_target
 from pipelines.config import Config
 from pipelines.latency import timings
 from pipelines.latency.profile import NODES, WIDTHS, context_lengths, decision_seconds, faster_decoder, profile_path
@@ -20,7 +23,7 @@ from pipelines.pair.loading import encode, load_pair, prompts_depend, prompts_of
 from pipelines.run import Stage, console, progress, write_json
 from pipelines.tracking import describe, mlflow_run
 from selector.actions import Action, Choice, choice_of
-from selector.latency import LatencyProfile
+from selector.latency import LatencyProfile, setting_key
 from selector.schema import FEATURES, InputError
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "latency", "train")
@@ -33,7 +36,7 @@ FITTED: list[tuple[int, ...]] = [  # trees, and lookups as tuples of one number
 CHECKED: list[tuple[int, ...]] = [
     *((1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 2, 6), (4,)),
 ]
-FORMAT = 4  # of `latency.json`; a profile of another format is measured anew
+FORMAT = 5  # of `latency.json`; a profile of another format is measured anew
 REAL_STEPS = 8  # timed steps of each text and tree
 _PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
 
@@ -78,6 +81,7 @@ def run(config: Config) -> None:
         trees = [action for action in actions if isinstance(action, Action)]
         if any((name, tree) not in steps for name in config.verifiers for tree in trees):
             raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
+        profile = replace(profile, different=different(config, pair, prompts))
         profile = timing.fitted(profile, {key: taken for key, taken in steps.items() if key[1] in FITTED})
         rows = check(profile, config.train.verifier, {key: taken for key, taken in steps.items() if key[1] in CHECKED})
         stage.replace()
@@ -99,6 +103,8 @@ def _depends(config: Config, pair: ModelPair, device: str) -> dict[str, Any]:
         "repeats": config.latency.repeats,
         "lengths": list(context_lengths(config)),
         "verifiers": list(config.verifiers),
+        "sampling": [setting.model_dump() for setting in config.sampling],
+        "seed": config.seed,
         "labelling": {"texts_per_shard": config.data.texts_per_shard},
         "tokens": config.data.tokens,
         "selector": config.train.network,
@@ -116,6 +122,18 @@ def check(profile: LatencyProfile, verifier: str, steps: dict[tuple[str, Choice]
         row = {"action": str(action), "predicted": predicted, "measured": measured, "ratio": predicted / measured}
         rows.append({**row, "steps": len(taken)})
     return rows
+
+
+def different(config: Config, pair: ModelPair, prompts: list[list[int]]) -> dict[str, list[list[float]]]:
+    """`LatencyProfile.different` of every sampling setting; empty where the decoder passes fixed slots."""
+    found = {}
+    for setting in config.sampling if pair.decoder == EAGER else ():
+        sampling = setting.build()
+        written = written_by_target(pair, prompts, config.data.tokens, sampling, seed_of(config.seed, "different"))
+        texts = [(text.tokens, text.start) for text in written]
+        means = different_nodes(pair.draft, texts, sampling.draft, config.seed)
+        found[setting_key((setting.temperature, setting.top_p))] = means
+    return found
 
 
 def passes(profile: LatencyProfile) -> str:

@@ -72,9 +72,9 @@ class ArtefactConfig:
 
     def static_speeds(self, mode: Mode, latency: LatencyProfile) -> Tensor:
         """Tokens per second of each of `space.trees` under a mode's setting, at the middle measured context length."""
-        latency, filtered = latency.at_batch(mode.batch), mode.top_p < 1
+        latency, setting = latency.at_batch(mode.batch), (mode.temperature, mode.top_p)
         length = latency.draft.lengths[len(latency.draft.lengths) // 2]
-        seconds = [latency.action_seconds(tree, length, self.verifier, (), filtered) for tree in self.space.trees]
+        seconds = [latency.action_seconds(tree, length, self.verifier, (), setting) for tree in self.space.trees]
         return torch.tensor(mode.mean_efficiency) / torch.tensor(seconds)
 
     def to_json(self) -> dict[str, Any]:
@@ -178,7 +178,8 @@ def decision_tables(
         tables = []
         for mode in modes:
             asked = [level for level in mode.feature_levels if not levels or level in levels]
-            tables.append(at_batch[mode.batch].table(space.actions, verifier, asked, mode.top_p < 1))
+            setting = mode.temperature, mode.top_p
+            tables.append(at_batch[mode.batch].table(space.actions, verifier, asked, setting))
         return tables[0][0], torch.stack([seconds_LA for _, seconds_LA in tables])
 
     lengths_L, early_SLA = times((TEXT, EARLY))

@@ -62,8 +62,8 @@ class OneRoot:
         inputs = schema.first if first else len(schema.scalars)
         self._network = _network(weights, config, allowed, inputs, list(self.hidden_states.values()))
         asked = mode.feature_levels[: mode.feature_levels.index(level) + 1]
-        times = profile.at_batch(mode.batch)
-        lengths_L, seconds_LA = times.table(space.actions, config.verifier, asked, mode.top_p < 1)
+        times, setting = profile.at_batch(mode.batch), (mode.temperature, mode.top_p)
+        lengths_L, seconds_LA = times.table(space.actions, config.verifier, asked, setting)
         seconds_LK = _plain(seconds_LA[:, allowed].double())
         self._costs = Costs(_plain(lengths_L.double()), seconds_LK, mode.speed, mode.rho)
         self._no_states = np.zeros(0, np.float32)

@@ -70,7 +70,7 @@ class AcceptanceRule:
         modes = [replace(static, feature_levels=(LIGHT,), rho=rho, allowed=chains) for rho in RHOS[::2]]
         mode, decay = max(product(modes, DECAYS), key=lambda each: _replay(timed, *each).speed)
         actions = tuple(timed.space.actions[at] for at in chains)
-        lengths_L, seconds_LA = timed.profile.table(actions, timed.verifier, (LIGHT,), timed.setting[1] < 1)
+        lengths_L, seconds_LA = timed.profile.table(actions, timed.verifier, (LIGHT,), timed.setting)
         costs = Costs(lengths_L.double().numpy(), seconds_LA.double().numpy(), mode.speed, mode.rho)
         return cls(mode, decay, costs, timed.space)
 

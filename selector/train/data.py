@@ -160,7 +160,7 @@ class Timed:
     def _table(self, feature_levels: Sequence[str]) -> tuple[Tensor, Tensor]:
         levels = tuple(feature_levels)
         if levels not in self._tables:  # tuning asks for the same tables many times
-            self._tables[levels] = self.profile.table(self.space.actions, self.verifier, levels, self.setting[1] < 1)
+            self._tables[levels] = self.profile.table(self.space.actions, self.verifier, levels, self.setting)
         return self._tables[levels]
 
 

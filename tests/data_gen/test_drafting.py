@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from data_gen.drafting.sampled import draft_tree, draw_children
+from data_gen.drafting.sampled import EVERY, different_nodes, draft_tree, draw_children
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling
 from selector.actions import Action
@@ -102,3 +102,18 @@ def test_children_are_drawn_as_the_style_says() -> None:
     assert {tuple(draw_children(probs_V, 2, "greedy", generator)) for _ in range(200)} == {(0, 1), (0, 2)}
     assert sorted(draw_children(probs_V, 4, "without_replacement", generator)) == [0, 1, 2]
     assert sorted(draw_children(probs_V, 4, "greedy", generator)) == [0, 1, 2]
+
+
+def test_how_many_nodes_of_branches_differ(pair: ModelPair) -> None:
+    """One at temperature 0. Else the first level has, on average, the tokens' chances to be drawn at all."""
+    texts = [([*range(5, 60)], 3), ([7] * 40, 1)]
+    assert different_nodes(pair.draft, texts, Sampling(0), 0) == [[1.0] * 8] * 3
+    found_KD = torch.tensor(different_nodes(pair.draft, texts, Sampling(0.5), 0))
+    assert (found_KD[:, 1:] >= found_KD[:, :-1]).all() and (found_KD[1:] >= found_KD[:-1]).all()
+    expected: list[torch.Tensor] = []
+    for tokens, start in texts:
+        logits_TV = pair.draft(torch.tensor([tokens])).logits[0, start::EVERY]
+        missed_TV = 1 - (logits_TV / 0.5).softmax(-1)
+        expected += [torch.stack([(1 - missed_V**K).sum() for K in (2, 3, 4)]) for missed_V in missed_TV]
+    # twelve roots of at most three nodes more or less: the standard error is below 0.3
+    assert (found_KD[:, 0] - torch.stack(expected).mean(0)).abs().max() < 0.9

@@ -188,14 +188,14 @@ def test_every_row_is_charged_for_the_nucleus_where_there_is_one() -> None:
         (Action(2, 1, 2), 6 + 2 + 1 + 2),
         (Lookup(4), 5),
     ):
-        plain, filtered = (sorting.action_seconds(action, 15, "traversal", filtered=f) for f in (False, True))
+        plain, filtered = (sorting.action_seconds(action, 15, "traversal", setting=(1.0, p)) for p in (1.0, 0.9))
         assert filtered - plain == pytest.approx(0.5 * rows), action
 
 
 def test_a_root_pass_of_a_selector_is_filtered_too() -> None:
     sorting = replace(FLAT, nucleus=0.5)
     for level, rows in (((LIGHT,), 3), ((EARLY, LIGHT), 3), ((EARLY,), 1)):
-        plain, filtered = (sorting.action_seconds(EMPTY, 15, "traversal", level, filtered=f) for f in (False, True))
+        plain, filtered = (sorting.action_seconds(EMPTY, 15, "traversal", level, setting=(1.0, p)) for p in (1.0, 0.9))
         assert filtered - plain == pytest.approx(0.5 * rows)
 
 
@@ -230,7 +230,7 @@ def test_decisions_are_made_by_sampling_setting(feature_levels: tuple[str, ...])
                 else tuple(each for each in mode.feature_levels if each in (TEXT, EARLY))
             )
             for action in (EMPTY, tree, Action(2, 1, 2), Lookup(4)):
-                expected = own.action_seconds(action, 15, "traversal", asked, filtered=mode.top_p < 1)
+                expected = own.action_seconds(action, 15, "traversal", asked, setting=(mode.temperature, mode.top_p))
                 assert float(times_A[ACTIONS.index(action)]) == pytest.approx(expected)
 
 
@@ -256,3 +256,28 @@ def test_decisions_are_made_by_number_of_requests_and_by_level() -> None:
             expected = own.at_batch(mode.batch).action_seconds(action, 15, "traversal", mode.feature_levels)
             assert float(times_A[ACTIONS.index(action)]) == pytest.approx(expected)
     assert float(times_SA[3].min()) > float(times_SA[0].min())
+
+
+def test_coinciding_branches_are_one_node() -> None:
+    """All of them at temperature 0; the pass is as long as that of the tree that is left, halves included."""
+    different = {"T=0, top-p=1": [[1.0] * 8] * 3, "T=0.5, top-p=0.9": [[1.5] + [2.0] * 7, [2.5] * 8, [3.0] * 8]}
+    known, upper = replace(profile(), different=different), profile()
+    assert known.nodes(Action(4, 2, 8), (0.0, 1.0)) == 11
+    assert known.nodes(Action(2, 3, 4), (0.5, 0.9)) == 1 + 3 + 1.5 + 3 * 2
+    assert known.nodes(Action(2, 3, 4), (1.0, 1.0)) == upper.nodes(Action(2, 3, 4), (0.0, 1.0)) == 12
+    assert known.nodes(Action(1, 8, 3), (0.0, 1.0)) == 12 and known.nodes(Lookup(5), (0.0, 1.0)) == 6
+    for action, setting in ((Action(4, 2, 8), (0.0, 1.0)), (Action(3, 0, 5), (0.5, 0.9))):
+        saved = upper.target.at(20, 1 + action.nodes) - upper.target.at(20, known.nodes(action, setting))
+        rows = (1 + action.nodes - known.nodes(action, setting)) * upper.nucleus
+        seconds = [each.action_seconds(action, 20, "traversal", setting=setting) for each in (upper, known)]
+        assert seconds[0] - seconds[1] == pytest.approx(saved + (rows if setting[1] < 1 else 0)) and saved > 0
+
+
+def test_numbers_of_nodes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "latency.json"
+    for rows in ([[1.0] * 8] * 2, [[1.0] * 7] * 3, [[-1.0] * 8] * 3, [["1"] * 8] * 3, 5):
+        path.write_text(json.dumps({**profile().to_json(), "different": {"T=0, top-p=1": rows}}))
+        with pytest.raises(InputError, match="not a latency profile"):
+            LatencyProfile.load(path)
+    path.write_text(json.dumps({**profile().to_json(), "different": {"T=0, top-p=1": [[1.0] * 8] * 3}}))
+    assert LatencyProfile.load(path).nodes(Action(4, 2, 8), (0.0, 1.0)) == 11
