@@ -66,9 +66,8 @@ class CachedModel:
     the mask hides them, because a tree may still need them.
     """
 
-    def __init__(self, model: PreTrainedModel, cache: DynamicCache | None = None, committed: int = 0) -> None:
-        self.model, self.committed = model, committed
-        self.cache = DynamicCache() if cache is None else cache
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, self.committed, self.cache = model, 0, DynamicCache()
         self._masks = TreeMasks(model.config)
         self._offsets: list[Tensor] = []  # of the tree's rows, [1 or B, W] of each pass
         self._finite = torch.ones((), dtype=torch.bool, device=model.device)
@@ -153,15 +152,6 @@ class CachedModel:
         """The cache's layers with rows, by number; some models share one layer's rows with other layers."""
         layers: list[Any] = self.cache.layers
         return {number: layer for number, layer in enumerate(layers) if layer.is_initialized}
-
-    @torch.inference_mode()
-    def prefix(self, length: int, batch: int = 1) -> CachedModel:
-        """The same model with a copy of the cache's first `length` committed rows, for `batch` sequences."""
-        view = DynamicCache()
-        for number, layer in self._layers().items():
-            keys, values = (getattr(layer, name)[:, :, :length].expand(batch, -1, -1, -1) for name in STATES)
-            view.update(keys, values, number)
-        return CachedModel(self.model, view, length)
 
 
 def _expanded(masks: Tensor | dict[str, Tensor], batch: int) -> Any:

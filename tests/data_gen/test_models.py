@@ -42,19 +42,6 @@ def test_after_keep_the_cache_is_that_of_the_accepted_path(pair: ModelPair, path
     assert torch.allclose(follow, reference(pair.target, [*path, 99]), atol=2e-4)
 
 
-def test_a_prefix_reads_the_cache_and_leaves_it_alone(pair: ModelPair) -> None:
-    cached = CachedModel(pair.target)
-    cached.extend([*CONTEXT, 1, 2, 3])
-    before = [layer.keys.clone() for layer in cached.cache.layers]
-    view = cached.prefix(len(CONTEXT) - 1, batch=2)
-    tokens = TREE.tokens_N.clone()
-    tokens[0] = CONTEXT[-1]
-    logits = view.forward(tokens.repeat(2, 1), TREE.depths_N, TREE.ancestors_NN()).logits_BWV
-    view.keep([0])
-    assert torch.allclose(logits[1, 2], reference(pair.target, [11, 12]), atol=2e-4)
-    assert all(torch.equal(layer.keys, keys) for layer, keys in zip(cached.cache.layers, before, strict=True))
-
-
 def test_different_vocabularies_are_refused(tmp_path: Path, pair_folders: tuple[str, str]) -> None:
     other = save_pair(tmp_path, vocabulary=310)
     with pytest.raises(
@@ -83,8 +70,7 @@ def test_a_target_spread_by_a_device_map_gives_the_same(pair: ModelPair, pair_fo
     for each in (spread, pair):
         cached = CachedModel(each.target)
         cached.extend(CONTEXT)
-        view = cached.prefix(3, batch=2)
-        results.append(view.forward(torch.tensor([[7], [9]]), torch.tensor([0]), torch.ones(1, 1, dtype=torch.bool)))
+        results.append(cached.forward(torch.tensor([[7]]), torch.tensor([0]), torch.ones(1, 1, dtype=torch.bool)))
     assert torch.allclose(results[0].logits_BWV.cpu(), results[1].logits_BWV, atol=1e-4)
 
 
