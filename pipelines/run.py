@@ -207,7 +207,7 @@ def read_json(path: Path, made_by: str) -> Any:
         return json.loads(path.read_text())
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist: run the {made_by} stage first") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path} is damaged: remove it and run the {made_by} stage again") from error
 
 
@@ -223,7 +223,7 @@ class Journal:
         header = json.dumps(inputs, sort_keys=True)
         lines = path.read_text().splitlines() if path.exists() else []
         for line in lines[1:] if lines[:1] == [header] else []:
-            with suppress(json.JSONDecodeError):
+            with suppress(json.JSONDecodeError, RecursionError):
                 self.entries.append(json.loads(line))
         with atomically(path) as partial:  # a full disk must not cost the earlier entries
             partial.write_text("\n".join([header, *map(json.dumps, self.entries)]) + "\n")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import psutil
 import yaml
@@ -103,11 +104,11 @@ def _keep_artefacts_in(folder: Path, client: Any, name: str) -> None:
     """Let the experiment write its artefacts below `folder`. An experiment in a copied store still names the original
     folder. It is then renamed and keeps its runs, and a new experiment takes its name."""
     if experiment := client.get_experiment_by_name(name):
-        place, number = Path(experiment.artifact_location.removeprefix("file://")), experiment.experiment_id
+        place, number = Path(unquote(experiment.artifact_location.removeprefix("file://"))), experiment.experiment_id
         if place.is_relative_to(folder):
             return
         client.rename_experiment(number, f"{name}, copied from {place.parent} (experiment {number})")
-    client.create_experiment(name, artifact_location=str(folder / name))
+    client.create_experiment(name, artifact_location=(folder / name).as_uri())
 
 
 def _create_store(path: Path) -> None:
@@ -121,7 +122,7 @@ def _create_store(path: Path) -> None:
         if not psutil.pid_exists(int(stale.name.removeprefix(f"{path.name}.").split(".")[0])):
             stale.unlink(missing_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    SqlAlchemyStore(f"sqlite:///{partial.resolve()}", str(path.parent.resolve())).engine.dispose()
+    SqlAlchemyStore(f"sqlite:///{partial}", path.parent.resolve().as_uri()).engine.dispose()
     if not path.exists():  # no other process was faster
         partial.replace(path)
     partial.unlink(missing_ok=True)

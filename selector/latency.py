@@ -97,7 +97,7 @@ class LatencyProfile:
                 raise ValueError("a number is below 0, or a name is not a string")
         except OSError as error:
             raise InputError(f"{path}: no latency profile there: run the latency stage first") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{path}: not a latency profile: run the latency stage again") from error
         if found != SCHEMA_VERSION:
             raise InputError(f"{path}: schema version {found}, this program reads {SCHEMA_VERSION}")

@@ -200,7 +200,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise KeyError("shards")
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist: run the data stage first") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is damaged: remove {folder} and run the data stage again") from error
     return manifest
 

@@ -124,7 +124,7 @@ def fingerprint(
     """
     digest, known = hashlib.sha256(), {}
     if kept is not None:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             known = {str(key): str(value) for key, value in dict(json.loads(kept.read_text())).items()}
     before = dict(known)
     for name in names:

@@ -118,9 +118,20 @@ def record_of(line: bytes, expected: str) -> dict[str, Any]:
         raise ValueError("not JSON: nested too deep") from error
     except ValueError as error:
         raise ValueError(f"not JSON, and so not a JSON object ({str(error).split(':')[0]})") from error
+    if b"\\ud" in line.lower() and not _is_text(record):
+        raise ValueError("holds half of a surrogate pair, which is no text")
     if not isinstance(record, dict):
         raise ValueError(f"expected a JSON object with {expected}")
     return record
+
+
+def _is_text(value: Any) -> bool:
+    """Whether all strings of a JSON value can be written as UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True
 
 
 def read_lines(path: Path, what: str, parse: Callable[[str, bytes], T], id_of: Callable[[T], str]) -> list[T]:

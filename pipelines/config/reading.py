@@ -55,6 +55,8 @@ def _values(file: Path) -> Values:
         raise InputError(f"{file}: not UTF-8 text") from error
     except yaml.YAMLError as error:
         raise InputError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise InputError(f"{file}: nested too deep") from error
     if not isinstance(values, dict):
         raise InputError(f"{file}: expected a mapping of keys")
     return values
@@ -73,6 +75,8 @@ def _apply(values: Values, override: str) -> None:
         values[last] = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise InputError(f"{override!r}: the value is not YAML") from error
+    except RecursionError as error:
+        raise InputError(f"{key}: the value is nested too deep") from error
 
 
 def _merged(base: Values, values: Values) -> Values:

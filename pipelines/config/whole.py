@@ -36,7 +36,7 @@ Verifiers = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_know
 class Data(Section):
     """Texts and the labels along them."""
 
-    texts: int = Field(480, ge=8, description="texts for each sampling setting, over all splits")
+    texts: int = Field(480, ge=8, le=10**7, description="texts for each sampling setting, over all splits")
     tokens: int = Field(128, ge=4, description="labelled tokens per text; the text itself is longer by a look-ahead")
     stride: int = Field(2, ge=1, description="of a training text every stride-th position is learned from")
     log: Path | None = Field(None, description="an engine's texts instead: JSON lines with `prompt` and `completion`")
@@ -163,7 +163,9 @@ class Config(Section):
     """One run. Outputs go under `runs/<name>/`."""
 
     name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="name of the run's folder and of its MLflow experiment"
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        max_length=100,
+        description="name of the run's folder and of its MLflow experiment",
     )
     seed: int = Field(1, ge=0, lt=2**32, description="seed of everything random")
     pair: Pair = Pair()

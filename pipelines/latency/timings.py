@@ -83,7 +83,7 @@ def read_timings(path: Path) -> list[Row]:
             names the line.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             if sorted(reader.fieldnames or []) != sorted(COLUMNS):
                 raise InputError(f"{path}: its columns must be {', '.join(COLUMNS)}")

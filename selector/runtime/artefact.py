@@ -159,7 +159,7 @@ def read_config(path: Path) -> ArtefactConfig:
         version = values["format"], values["schema_version"]
         if version == (FORMAT, SCHEMA_VERSION):
             return ArtefactConfig.of_json(values)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise InputError(f"{path}: damaged ({type(error).__name__}); export the selector again") from error
     raise InputError(
         f"{path}: {version[0]} of schema version {version[1]}; this program reads {FORMAT} of schema version "

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from data_gen.texts.prompts import read_prompts
 from pipelines.cli import NAMES
 from pipelines.config import load_config
-from pipelines.run import read_record, record_path, verify
-from selector.schema import InputError
+from pipelines.run import read_json, read_record, record_path, verify
+from pipelines.tracking import mlflow_run
+from selector.schema import InputError, read_manifest
 from tests.pipelines.runs import ROOT
 
 SOURCES = {
@@ -42,3 +45,54 @@ def test_advice_on_every_record_names_a_stage(
         (read_record if content is None else verify)(config, name)
     (advised,) = re.findall(r"the ([\w-]+) stage", str(error.value))
     assert advised in NAMES
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (f"data.texts={DEEP}", "data.texts: the value is nested too deep"),
+        ("name=" + "a" * 300, "name: String should have at most 100 characters"),
+        ("data.texts=1000000000000", "data.texts: Input should be less than or equal to 10000000"),
+    ],
+    ids=["deep", "name", "size"],
+)
+def test_an_absurd_value_is_one_line(override: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        load_config(ROOT / "configs" / "demo.yaml", [override])
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_files_that_are_nested_too_deep_are_named(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(f"name: x\ndata: {DEEP}")
+    (tmp_path / "manifest.json").write_text(DEEP)
+    with pytest.raises(InputError, match=r"run\.yaml: nested too deep"):
+        load_config(tmp_path / "run.yaml", [])
+    with pytest.raises(InputError, match=r"manifest\.json is damaged"):
+        read_manifest(tmp_path)
+    with pytest.raises(InputError, match=r"manifest\.json is damaged"):
+        read_json(tmp_path / "manifest.json", "data")
+
+
+@pytest.mark.parametrize("key", ["text", "source", "id"])
+def test_half_of_a_surrogate_pair_is_named(key: str, tmp_path: Path) -> None:
+    whole = json.dumps({"text": "\N{GRINNING FACE}"})
+    half = json.dumps({"text": "a", key: "a \ud83d b"})
+    (tmp_path / "prompts.jsonl").write_text(f"{whole}\n{half}\n")
+    with pytest.raises(InputError, match=r"prompts\.jsonl:2: holds half of a surrogate pair"):
+        read_prompts(tmp_path / "prompts.jsonl")
+
+
+def test_a_path_with_signs_of_a_uri_holds_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "a #b?c%20d"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    config = load_config(ROOT / "configs" / "demo.yaml", [])
+    for _ in range(2):  # the second time, the store is there
+        with mlflow_run(config, "report", ("prompts",)) as mlflow:
+            mlflow.log_text("found", "found.txt")
+    assert len(list((folder / "mlruns").rglob("found.txt"))) == 2
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
