@@ -34,6 +34,11 @@ def test_the_profile_gives_back_every_timed_step(seconds: Seconds, tmp_path: Pat
             assert predicted == pytest.approx(step(seconds, batch, verified, verified - 1), rel=1e-6)
 
 
+def test_a_byte_order_mark_before_the_columns_is_no_part_of_them(tmp_path: Path) -> None:
+    content = timings(flat)
+    assert read(tmp_path, f"\ufeff{content}").to_json() == read(tmp_path, content).to_json()
+
+
 def test_sizes_between_cost_the_next_larger_one_and_beyond_the_largest_they_rise_linearly(tmp_path: Path) -> None:
     rows = [(1, 1, 10), (1, 5, 14), (4, 1, 12), (4, 5, 20), (8, 1, 16), (8, 5, 28)]
     text = HEAD + "".join(f"{b},100,{v},0,{ms}e-3\n{b},100,0,2,2e-3\n" for b, v, ms in rows if v == 1)
