@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_gen.texts.prompts import Prompt
+from data_gen.texts.prompts import Prompt, lines_of, record_of
 from selector.schema import InputError
 
 BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of local files, by suffix
@@ -108,6 +108,9 @@ def _records(name: str, file: Path | None) -> Iterator[dict[str, Any]]:
         builder = next((BUILDERS[suffix] for suffix in file.suffixes if suffix in BUILDERS), "text")
         source = {"path": builder, "data_files": str(file)}
     try:
+        if file is not None and file.suffix == ".jsonl" and file.is_file():
+            for _, line in lines_of(file):
+                record_of(line, "fields")  # the reader of data sets crashes on lines that are nested too deep
         yield from load_dataset(**{"split": "train", **source}, streaming=True)
     except Exception as error:  # a damaged file or a missing network may raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

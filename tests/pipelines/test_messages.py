@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from data_gen.texts.prompt_sets import read_set
 from data_gen.texts.prompts import read_prompts
 from pipelines.cli import NAMES
 from pipelines.config import load_config
@@ -96,3 +97,10 @@ def test_a_path_with_signs_of_a_uri_holds_the_store(tmp_path: Path, monkeypatch:
             mlflow.log_text("found", "found.txt")
     assert len(list((folder / "mlruns").rglob("found.txt"))) == 2
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
+def test_a_record_of_a_data_set_that_is_nested_too_deep_is_no_crash(tmp_path: Path) -> None:
+    path = tmp_path / "set.jsonl"
+    path.write_text(f'{{"problem": {DEEP}{"]" * len(DEEP)}}}')
+    with pytest.raises(InputError, match=r"cannot read .*set\.jsonl: not JSON: nested too deep"):
+        read_set("math500", path)
