@@ -113,8 +113,15 @@ class PlainSelector:
         for i in layers:
             values = values @ find[f"{body}mlp.{i}.weight"].T + find[f"{body}mlp.{i}.bias"]
             if i != layers[-1]:
-                values = np.maximum(values, 0)
+                values = np.maximum(values, 0) if self._regressor else gelu(values)
         return values
+
+
+def gelu(values: Array) -> Array:
+    """The activation of a policy's network, with the hyperbolic tangent as in torch's `approximate="tanh"`."""
+    inner = np.float32(np.sqrt(2 / np.pi)) * (values + np.float32(0.044715) * values**3)
+    activated: Array = np.float32(0.5) * values * (np.float32(1) + np.tanh(inner))
+    return activated
 
 
 def _interpolated(table_BLA: Array, lengths_L: Array, length_B: Array) -> Array:

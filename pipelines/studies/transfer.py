@@ -23,6 +23,7 @@ from pipelines.data.recorded import load_traces
 from pipelines.latency.profile import load_profile
 from pipelines.run import console
 from pipelines.tracking import mlflow_run
+from pipelines.train.fitting import module_of
 from pipelines.train.judging import by_setting, judge, judge_rules, statics, tune_rules
 from pipelines.train.stage import SECTIONS, keep_if_ahead, trained
 from selector.decision import Mode, nearest
@@ -64,7 +65,8 @@ def _trained(config: Config, profile: LatencyProfile) -> tuple[list[Mode], list[
         with mlflow_run(own, "transfer", SECTIONS) as mlflow:
             run_id = mlflow.active_run().info.run_id
             folder = config.folder / "transfer" / str(seed)
-            module = trained(own, ("regressor", LIGHT), splits, validation, bases, folder, run_id)
+            module = module_of(own, "regressor", LIGHT, [])
+            module = trained(own, module, splits, validation, bases, folder, run_id)
         each = zip(judge(module, validation, bases), judged_rules, bases, strict=True)
         seeds.append((module, [keep_if_ahead(judged, rule, base).mode for judged, rule, base in each]))
     return [rule[verifier] for rule in rules], seeds

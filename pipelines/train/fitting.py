@@ -18,6 +18,7 @@ from selector.train.module import RootsModule, SelectorModule
 
 MONITOR = "validation/replay"
 RATE, BATCH, FASTEST = 3e-3, 256, 1e-2  # the peak learning rate up to this batch size, and for the largest batches
+POLICY_NETWORK = {"width": 128, "hidden": [512, 32]}  # DDTE, app. E
 REMARKS = (  # Lightning's warnings that do not apply to data in memory and a folder of our own
     ".*does not have many workers.*",
     ".*Checkpoint directory .* exists and is not empty.*",
@@ -27,10 +28,12 @@ REMARKS = (  # Lightning's warnings that do not apply to data in memory and a fo
 
 
 def module_of(config: Config, objective: str, level: str, hidden_widths: list[int], **further: Any) -> SelectorModule:
-    """An untrained module of the shape in `config.train`; `further` arguments are those of `SelectorModule`."""
+    """An untrained module: a regressor with the network of `config.train`, or a policy with the paper's. `further`
+    arguments are those of `SelectorModule`."""
     pl.seed_everything(config.seed, verbose=False)
     rate = min(FASTEST, RATE * max(1, config.train.batch / BATCH) ** 0.5)
-    return SelectorModule(objective, level, hidden_widths, config.train.network, rate, **further)
+    network = config.train.network if objective == "regressor" else POLICY_NETWORK
+    return SelectorModule(objective, level, hidden_widths, network, rate, **further)
 
 
 def fit(config: Config, module: SelectorModule, roots: RootsModule, folder: Path, run_id: str) -> SelectorModule:

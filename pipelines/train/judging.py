@@ -75,15 +75,17 @@ def monitored(mode: Mode, feature_levels: tuple[str, ...]) -> Mode:
 def step_times(
     module: SelectorModule, texts: Texts, bases: list[Mode], verifier: str, profile: LatencyProfile
 ) -> tuple[Tensor, Tensor]:
-    """What a policy is trained with: step times of all roots [R, A], and the speed of their setting's static tree [R],
-    in tokens per second."""
+    """What a policy is trained with: step times of all roots [R, A], and at each root [R] the tokens per second of its
+    setting's static tree, by the labels."""
     seconds_RA = torch.zeros(len(texts.length_R), len(module.space))
     speed_R = torch.zeros(len(texts.length_R))
     setting_R = texts.setting_X[texts.text_R]
     for base in bases:
         mine = setting_R == texts.settings.index(base.setting)
-        seconds_RA[mine] = timed(texts, base.setting, verifier, profile).seconds((module.level,))
-        speed_R[mine] = base.speed
+        own, at = timed(texts, base.setting, verifier, profile), module.space.index(base.action)
+        seconds_RA[mine] = own.seconds((module.level,))
+        efficiency_RA = module.space.efficiencies(own.texts.labels(verifier, slice(None), module.space))
+        speed_R[mine] = efficiency_RA[:, at] / own.seconds_of(torch.full((len(efficiency_RA),), at))
     return seconds_RA, speed_R
 
 

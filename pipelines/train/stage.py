@@ -45,8 +45,11 @@ OWN = ("train", "validation")  # the splits that training reads
 
 
 def kinds(config: Config) -> list[tuple[str, str]]:
-    """Objective and feature level of the selectors that are trained: policies see light features alone."""
-    levels = {"regressor": (LIGHT, FULL) if config.data.features == FULL else (LIGHT,), "policy": (LIGHT,)}
+    """Objective and feature level of the selectors that are trained: a policy sees all that the traces hold."""
+    levels = {
+        "regressor": (LIGHT, FULL) if config.data.features == FULL else (LIGHT,),
+        "policy": (config.data.features,),
+    }
     return [(objective, level) for objective in config.train.objectives for level in levels[objective]]
 
 
@@ -89,7 +92,8 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
             name = f"{objective}-{level}"
             with mlflow.start_run(run_name=f"train-{name}", nested=True) as nested:
                 run_id = nested.info.run_id
-                module = trained(config, (objective, level), splits, validation, bases, folder / name, run_id)
+                module = module_of(config, objective, level, hidden_widths(splits["train"], level))
+                module = trained(config, module, splits, validation, bases, folder / name, run_id)
                 judged = judge(module, validation, bases)
                 facts = {"objective": objective, "feature_level": level}
                 mlflow.log_params(facts)
@@ -125,27 +129,29 @@ def in_words(result: dict[str, Any]) -> str:
     return f"{result['chosen']} is kept, and decides at {decides or 'no sampling setting'}{also}"
 
 
+def hidden_widths(texts: Texts, level: str) -> list[int]:
+    """The widths of the hidden states that a selector with features of this level sees."""
+    return [texts.hidden[name].shape[1] for name in HIDDEN_STATES] if level == FULL else []
+
+
 def trained(
     config: Config,
-    kind: tuple[str, str],
+    module: SelectorModule,
     splits: dict[str, Texts],
     validation: list[Timed],
     bases: list[Mode],
     folder: Path,
     run_id: str,
 ) -> SelectorModule:
-    """One selector, as it was at its best epoch.
+    """A module trained on the training texts, as it was at its best epoch.
 
     Args:
-        kind: its objective and feature level.
         validation: the texts by which an epoch is judged, and `bases`, their static trees; for each sampling setting.
     """
-    (objective, level), verifier, profile = kind, config.train.verifier, validation[0].profile
+    verifier, profile = config.train.verifier, validation[0].profile
     own = {name: splits[name] for name in OWN}
-    widths = [splits["train"].hidden[name].shape[1] for name in HIDDEN_STATES] if level == FULL else []
-    module = module_of(config, objective, level, widths)
     further = None
-    if objective == "policy":
+    if not module.is_regressor:
         further = {name: step_times(module, texts, bases, verifier, profile) for name, texts in own.items()}
     roots = RootsModule(module, own, verifier, config.train.batch, config.seed, config.data.stride, further)
     module.begin_at(own["train"], verifier, roots.rows["train"])

@@ -20,6 +20,7 @@ from selector.actions import Choice
 from selector.decision import Costs, Mode, best_action
 from selector.jit import jit
 from selector.latency import LatencyProfile
+from selector.plain import gelu
 from selector.runtime.artefact import ArtefactConfig, check_finite
 from selector.schema import LENGTH_AT, SCALARS_KEY
 
@@ -27,6 +28,7 @@ Array = NDArray[Any]
 
 EPSILON = torch.nn.LayerNorm(1).eps
 NOT_FINITE = -1
+_gelu = jit(gelu)
 PROJECTION = ("0.weight", "0.bias", "1.weight", "1.bias")  # of a hidden state: a linear map and a layer norm
 
 
@@ -41,7 +43,7 @@ class Network(NamedTuple):
     sizes: Array  # O of the layers of the MLP
     numbers_N: Array  # weights and biases of each hidden state's projection and layer norm, then of each layer
     factors_UH: Array  # for `_tokens`; empty for a policy, whose outputs are the actions' logits
-    sums_KU: Array  # for `_tokens`, as well
+    sums_KU: Array  # for `_tokens`, as well; empty for a policy, whose activation is GELU
 
 
 class OneRoot:
@@ -170,7 +172,7 @@ def _outputs(scalars_F: Array, states_D: Array, network: Network) -> Array:
     outputs_H = values_I
     for layer in range(len(network.sizes)):
         if layer > 0:
-            outputs_H = np.maximum(outputs_H, np.float32(0))
+            outputs_H = np.maximum(outputs_H, np.float32(0)) if len(network.sums_KU) else _gelu(outputs_H)
         outputs_O = np.empty(network.sizes[layer], np.float32)
         at = _linear(numbers_N, at, outputs_H, outputs_O)
         outputs_H = outputs_O

@@ -32,7 +32,7 @@ WEIGHT_DECAY = 0.02  # of AdamW
 
 @dataclass
 class Batch:
-    """Training roots: features and labels; for a policy also step times and the static tree's speed, else empty."""
+    """Training roots: features and labels; for a policy also step times and the static tree's speeds, else empty."""
 
     scalars_BF: Tensor
     hidden: list[Tensor]
@@ -45,7 +45,8 @@ class SelectorModule(pl.LightningModule):
     """A network under the objective "regressor" or "policy".
 
     A regressor learns the survivals of all actions. It does not depend on times, which enter when it chooses
-    (`selector.decision`). A policy learns action probabilities for one machine (DDTE eq. 12).
+    (`selector.decision`). A policy learns action probabilities for one machine (DDTE, eq. 12 and app. E), and its
+    network also sees the context length, from which the times of the two models' passes follow.
 
     Args:
         level: "light", scalars alone, or "full", of a pair's selector; "drafter" of a log's.
@@ -74,7 +75,7 @@ class SelectorModule(pl.LightningModule):
         self.is_regressor, self.is_full = objective == "regressor", level == FULL
         self.space = ActionSpace.with_lookups() if space is None else ActionSpace.of_json(space)
         outputs = len(self.space.sums_SA) if self.is_regressor else len(self.space)
-        body = RootNetwork(self.schema, hidden_widths, outputs, **network)
+        body = RootNetwork(self.schema, hidden_widths, outputs, **network, policy=not self.is_regressor)
         self.network: SurvivalNetwork | RootNetwork = SurvivalNetwork(body, self.space) if self.is_regressor else body
         self.judged: list[tuple[Timed, Mode]] = []  # validation texts of a sampling setting, and how it decides there
 
@@ -100,14 +101,18 @@ class SelectorModule(pl.LightningModule):
 
     def loss(self, batch: Batch) -> Tensor:
         """A policy's loss with all features; a regressor's with all features plus that with the early ones."""
+        if not self.is_regressor:
+            return policy_loss(self.ratios(batch))
         passed_B1 = torch.ones_like(batch.scalars_BF[:, :1])
-        outputs = self.network(batch.scalars_BF, batch.hidden, passed_B1)
-        if self.is_regressor:
-            early = self.network(batch.scalars_BF, batch.hidden, 0 * passed_B1)
-            last = batch.survivals_BS, self.space, self.hparams["squared_weight"]
-            return survival_loss(outputs, *last) + survival_loss(early, *last)
+        late, early = (self.network(batch.scalars_BF, batch.hidden, each) for each in (passed_B1, 0 * passed_B1))
+        last = batch.survivals_BS, self.space, self.hparams["squared_weight"]
+        return survival_loss(late, *last) + survival_loss(early, *last)
+
+    def ratios(self, batch: Batch) -> Tensor:
+        """A policy's speed over the static tree's at each root, by the labels, [B]."""
+        logits_BA = self.network(batch.scalars_BF, batch.hidden, torch.ones_like(batch.scalars_BF[:, :1]))
         efficiency_BA = self.space.efficiencies(batch.survivals_BS)
-        return policy_loss(policy_ratios(outputs, efficiency_BA, batch.seconds_BA, batch.base_speed_B))
+        return policy_ratios(logits_BA, efficiency_BA, batch.seconds_BA, batch.base_speed_B)
 
     @torch.no_grad()
     def scores(self, texts: Texts, level: str | None = None) -> Tensor:

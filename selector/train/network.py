@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from selector.actions import ActionSpace
-from selector.schema import Schema
+from selector.schema import BATCH_AT, Schema
+
+DROPOUT = 0.1  # of a policy's hidden layers; the paper gives no rate
 
 
 class RootNetwork(nn.Module):
@@ -28,6 +30,7 @@ class RootNetwork(nn.Module):
         hidden_widths: D of each hidden state; none for a light selector.
         width: of each projected hidden state.
         hidden: widths of the MLP's layers.
+        policy: as in DDTE, GELU and dropout follow them instead of ReLU, and the network sees the context length.
     """
 
     count_F: Tensor
@@ -43,6 +46,7 @@ class RootNetwork(nn.Module):
         outputs: int,
         width: int = 32,
         hidden: Sequence[int] = (64, 32),
+        policy: bool = False,
     ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(d, width), nn.LayerNorm(width)) for d in hidden_widths)
@@ -50,9 +54,10 @@ class RootNetwork(nn.Module):
         sizes = [F + 1 + width * len(hidden_widths), *hidden]
         layers: list[nn.Module] = []
         for inputs, size in pairwise(sizes):
-            layers += [nn.Linear(inputs, size), nn.ReLU()]
+            after = [nn.GELU(approximate="tanh"), nn.Dropout(DROPOUT)] if policy else [nn.ReLU()]
+            layers += [nn.Linear(inputs, size), *after]
         self.mlp = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
-        self.early, self.unseen = schema.first, list(schema.unseen)
+        self.early, self.unseen = schema.first, [BATCH_AT] if policy else list(schema.unseen)
         self.register_buffer("count_F", torch.tensor([f in schema.counts for f in range(F)]))
         self.register_buffer("low_F", torch.full((F,), -torch.inf))
         self.register_buffer("high_F", torch.full((F,), torch.inf))

@@ -40,15 +40,15 @@ def survival_loss(
 
 
 def policy_ratios(logits_BA: Tensor, efficiency_BA: Tensor, seconds_BA: Tensor, base_speed_B: Tensor) -> Tensor:
-    """Expected tokens over expected seconds of a policy, over `base_speed_B`, the tokens per second of the best static
-    tree under the root's sampling setting; [B]."""
+    """Expected tokens over expected seconds of a policy (DDTE eq. 4), over `base_speed_B`, the tokens per second of the
+    sampling setting's static tree at the same root; [B]."""
     policy_BA = logits_BA.softmax(-1)
     return (policy_BA * efficiency_BA).sum(-1) / (policy_BA * seconds_BA).sum(-1) / base_speed_B
 
 
 def policy_loss(ratio_B: Tensor, worst_weight: float = 1.0, worst_share: float = 0.05) -> Tensor:
     """DDTE eq. 12: mean log-ratio to the baseline's speed, and the squared loss of the worst roots, at least one;
-    scalar. `worst_weight` is lambda, `worst_share` alpha."""
+    scalar. `worst_weight` is lambda, `worst_share` alpha; the paper gives no values."""
     worst = max(1, math.ceil(worst_share * len(ratio_B)))
     shortfall_B = (1 - ratio_B).clamp(min=0).square()
     return -ratio_B.log().mean() + worst_weight * shortfall_B.topk(worst).values.mean()

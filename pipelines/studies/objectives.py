@@ -1,0 +1,144 @@
+"""Compares training objectives: DDTE's policy as printed, variants of its objective, and the regressor.
+
+    .venv/bin/python -m pipelines.studies.objectives configs/demo.yaml data.features=full
+
+Trains each on the traces of a run, after its stage `data`, with several seeds. The best static tree and the lookup rule
+are chosen on the training texts, the best epoch and the way of deciding on the validation texts. Prints two Markdown
+tables of the speed on the held-out texts: over the rule's and over the static tree's, the times of decisions included.
+± is one standard error over sources of the mean over seeds; in brackets is the standard deviation over seeds.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from data_gen.models.sampling import Sampling
+from pipelines.config import Config, load_config
+from pipelines.data.recorded import load_traces
+from pipelines.latency.profile import load_profile
+from pipelines.run import console
+from pipelines.tracking import mlflow_run
+from pipelines.train.fitting import POLICY_NETWORK, RATE
+from pipelines.train.judging import by_setting, judge, statics, tune_rules
+from pipelines.train.stage import hidden_widths, trained
+from selector.decision import Mode
+from selector.schema import LIGHT, SETTING_AT
+from selector.train.data import SPLITS, Texts, Timed
+from selector.train.module import Batch, SelectorModule
+from selector.train.replay import Replayed, ratio_of_speeds
+from selector.train.tuning import replay_mode
+
+SEEDS = (1, 2, 3)
+
+
+class OneBase(SelectorModule):
+    """A policy whose speed is divided by one speed for each sampling setting: that of the static tree on all texts."""
+
+    bases: Sequence[Mode]
+
+    def ratios(self, batch: Batch) -> Tensor:
+        setting_B2, speed_B = batch.scalars_BF[:, SETTING_AT[:2]], torch.zeros_like(batch.base_speed_B)
+        for base in self.bases:
+            speed_B[(setting_B2 == torch.tensor(base.setting)).all(-1)] = base.speed
+        return super().ratios(replace(batch, base_speed_B=speed_B))
+
+
+class NoLogarithm(OneBase):
+    """A policy that maximises the mean of these ratios, which is linear in the labels; no term for the worst roots."""
+
+    def loss(self, batch: Batch) -> Tensor:
+        return -self.ratios(batch).mean()
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An objective, the class that computes its loss, and whether the network is that of the light regressor."""
+
+    objective: str = "policy"
+    kind: type[SelectorModule] = SelectorModule
+    small: bool = False
+
+    def module(self, config: Config, texts: Texts, bases: Sequence[Mode]) -> SelectorModule:
+        """An untrained module."""
+        pl.seed_everything(config.seed, verbose=False)
+        level, network = (LIGHT, config.train.network) if self.small else (config.data.features, POLICY_NETWORK)
+        module = self.kind(self.objective, level, hidden_widths(texts, level), network, RATE)
+        if isinstance(module, OneBase):
+            module.bases = bases
+        return module
+
+
+VARIANTS = {
+    "DDTE's policy, as printed": Variant(),
+    "one base speed for all roots": Variant(kind=OneBase),
+    "one base speed, no logarithm": Variant(kind=NoLogarithm),
+    "as printed, with the regressor's network": Variant(small=True),
+    "one base speed, with the regressor's network": Variant(kind=OneBase, small=True),
+    "one base speed, no logarithm, with the regressor's network": Variant(kind=NoLogarithm, small=True),
+    "regressor": Variant("regressor", small=True),
+}
+
+
+def main(config: Config, seeds: Sequence[int] = SEEDS) -> None:
+    profile, verifier = load_profile(config), config.train.verifier
+    splits = load_traces(config, profile.pair)
+    train, validation, held_out = (by_setting(config, splits[name], profile) for name in SPLITS)
+    bases = statics(config, train)
+    rules = [rule[verifier] for rule in tune_rules(train, {verifier: bases})]
+    rivals = {
+        name: [replay_mode(own, {}, mode) for own, mode in zip(held_out, modes, strict=True)]
+        for name, modes in (("lookup rule", rules), ("best static tree", bases))
+    }
+    found: dict[str, list[list[Replayed]]] = {}  # by variant, then setting, then seed
+    with mlflow_run(config, "objectives", ("train",)) as mlflow, tempfile.TemporaryDirectory() as folder:
+        for name, variant in VARIANTS.items():
+            each = []
+            for seed in seeds:
+                with mlflow.start_run(run_name=f"{name}, seed {seed}", nested=True) as nested:
+                    own = config.model_copy(update={"seed": seed})
+                    module, at = variant.module(own, splits["train"], bases), Path(folder, name, str(seed))
+                    module = trained(own, module, splits, validation, bases, at, nested.info.run_id)
+                each.append(replays(module, validation, bases, held_out))
+            found[name] = [list(seeds_of) for seeds_of in zip(*each, strict=True)]
+    heads = " | ".join(str(Sampling(*own.setting)) for own in held_out)
+    for rival, replayed in rivals.items():
+        console.print(f"\n| speed over the {rival} | {heads} |\n|---{'|---' * len(held_out)}|", soft_wrap=True)
+        for name, own_replays in found.items():
+            cells = [
+                ratio(mine, other, texts.texts.source_number_X)
+                for mine, other, texts in zip(own_replays, replayed, held_out, strict=True)
+            ]
+            console.print(f"| {' | '.join([name, *cells])} |", soft_wrap=True, highlight=False)
+
+
+def replays(
+    module: SelectorModule, validation: list[Timed], bases: list[Mode], held_out: list[Timed]
+) -> list[Replayed]:
+    """The held-out texts of each setting as the module decodes them, tuned on the validation texts."""
+    modes = [judged.mode for judged in judge(module, validation, bases)]
+    return [
+        replay_mode(own, module.predictions(own.texts, mode), mode, not module.is_regressor)
+        for own, mode in zip(held_out, modes, strict=True)
+    ]
+
+
+def ratio(seeds: Sequence[Replayed], other: Replayed, source_X: Tensor) -> str:
+    """The speed over another's: of the mean time over seeds with its standard error over sources, and in brackets the
+    standard deviation over seeds."""
+    mean = replace(seeds[0], seconds_X=torch.stack([each.seconds_X for each in seeds]).mean(0))
+    scatter = [each.speed / other.speed for each in seeds]
+    spread = f" ({statistics.stdev(scatter):.3f})" if len(scatter) > 1 else ""
+    return f"{ratio_of_speeds(mean, other, source_X)}{spread}"
+
+
+if __name__ == "__main__":
+    main(load_config(Path(sys.argv[1]), sys.argv[2:]))
