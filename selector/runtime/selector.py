@@ -149,13 +149,15 @@ class Selector:
 
         Args:
             target, draft: directories or hub ids of the models that decode; of paths the last part is compared.
-            device: as `LatencyProfile.device`, the key of the machine's times; "" if it is not known.
+            device: as `LatencyProfile.device`; the processors are compared, which stand before the first comma. "" if it
+                is not known.
         """
         own = [str(self.config.pair.get(role)) for role in ("target", "draft")]
         if [Path(name).name for name in own] != [Path(name).name for name in (target, draft)]:
             _warn_once(f"the selector was trained for {' and '.join(own)}; {target} and {draft} decode")
-        if device not in ("", self.latency.device):
-            _warn_once(f"the selector has the step times of {self.latency.device}; {device} decodes")
+        timed_on, here = (name.partition(",")[0] for name in (self.latency.device, device))
+        if here not in ("", timed_on):
+            _warn_once(f"the selector has the step times of {timed_on}; {here} decodes")
 
 
 @cache

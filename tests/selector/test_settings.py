@@ -124,6 +124,7 @@ def test_another_pair_and_another_machine_are_named_once(artefact: Path) -> None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         selector.check_pair("t", "models/d/", profile().device)
+        selector.check_pair("t", "d", f"{profile().device}, 2 threads, float32")
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         selector.check_pair("org/other", "d", "a laptop")
