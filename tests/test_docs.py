@@ -49,7 +49,10 @@ def test_commands_run_as_plans(line: str) -> None:
 def test_modules_that_are_run_exist(line: str) -> None:
     _, _, module, *arguments = shlex.split(line)
     assert module == "pytest" or (ROOT / module.replace(".", "/")).with_suffix(".py").exists()
-    assert all((ROOT / argument).exists() for argument in arguments)
+    paths, overrides = ([each for each in arguments if ("=" in each) == kind] for kind in (False, True))
+    assert all((ROOT / path).exists() for path in paths)
+    if overrides:
+        load_config(ROOT / paths[0], overrides)
 
 
 def test_every_command_is_covered() -> None:

@@ -65,8 +65,8 @@ class Train(Section):
     objectives: tuple[Literal["policy", "regressor"], ...] = Field(
         ("regressor", "policy"),
         min_length=1,
-        description="regressor: predicts block efficiencies, and works with any latency profile; policy: the paper's, "
-        "learns the choice itself. The best one by replay is kept",
+        description="regressor: predicts block efficiencies, and works with any latency profile; policy: DDTE's, "
+        "learns the choice itself for this machine. The best one by replay is kept",
     )
     hidden: Widths = Field((64, 32), description="widths of the network's hidden layers")
     batch: int = Field(256, ge=2, description="roots of one optimiser step")

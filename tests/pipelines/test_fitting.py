@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from scipy import stats
 from pipelines.config import Config
 from pipelines.train.fitting import MONITOR, fit, module_of
 from pipelines.train.judging import monitored
-from selector.schema import FULL, LIGHT
+from selector.schema import FULL, LENGTH_AT, LIGHT
 from selector.train.module import RootsModule, SelectorModule
 from selector.train.tuning import replay_mode
 from tests.selector.synthetic import SPACE, WIDTHS, static_mode, texts, timed
@@ -101,6 +102,19 @@ def test_the_metrics_of_every_epoch_are_those_of_numpy_and_scipy(tmp_path: Path,
         curve = [point.value for point in sorted(history, key=lambda point: point.step)]
         assert len(curve) == EPOCHS and len(set(curve)) > 1
         assert curve[replays.index(max(replays))] == pytest.approx(value, rel=2e-3), name
+
+
+def test_a_policys_network_is_that_of_the_paper() -> None:
+    """DDTE, app. E: hidden states to 128 numbers each, layers of 512 and 32 with GELU; it sees the context length."""
+    made = module_of(CONFIG, "policy", FULL, WIDTHS).eval()
+    assert [[layer.in_features, layer.out_features] for layer, _ in made.network.blocks] == [[w, 128] for w in WIDTHS]
+    linear, after = made.network.mlp[::3], [type(layer).__name__ for layer in made.network.mlp[1:3]]
+    assert [layer.out_features for layer in linear] == [512, 32, len(SPACE)] and after == ["GELU", "Dropout"]
+    data = texts(level=FULL)
+    longer = replace(data, scalars_RF=data.scalars_RF + 50.0 * (torch.arange(data.scalars_RF.shape[1]) == LENGTH_AT))
+    assert not torch.allclose(made.scores(longer), made.scores(data), atol=1e-3)
+    regressor = module_of(CONFIG, "regressor", FULL, WIDTHS).eval()
+    assert torch.equal(regressor.scores(longer), regressor.scores(data))
 
 
 def test_a_policy_predicts_nothing_to_measure(tmp_path: Path, client: Any) -> None:

@@ -294,7 +294,7 @@ def test_the_settings_config_runs_on_a_pair_that_is_there(demo: tuple[Path, str]
     ratios = [speeds[c, "selector"] / speeds[c, "static tree, traversal at the root"] for c in clocks if c != "wall"]
     assert evaluation["summary"]["ratio_vs_static_traversal_gpu_like"] == pytest.approx(sum(ratios) / 2)
     training = json.loads((tmp_path / "runs" / "settings" / "training" / "result.json").read_text())
-    assert set(training["selectors"]) == {"regressor-light", "regressor-full", "policy-light"}
+    assert set(training["selectors"]) == {"regressor-light", "regressor-full", "policy-full"}
     assert training["selectors"]["regressor-full"]["feature_level"] == "full"
     from selector.train.data import read_texts
 
