@@ -149,8 +149,7 @@ class Selector:
 
         Args:
             target, draft: directories or hub ids of the models that decode; of paths the last part is compared.
-            device: as `LatencyProfile.device`; the processors are compared, which stand before the first comma. "" if it
-                is not known.
+            device: as `LatencyProfile.device`, of which the part before the first comma is compared; "" if not known.
         """
         own = [str(self.config.pair.get(role)) for role in ("target", "draft")]
         if [Path(name).name for name in own] != [Path(name).name for name in (target, draft)]:
