@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -121,7 +122,8 @@ def _create_store(path: Path) -> None:
     for stale in path.parent.glob(f"{path.name}.*.tmp*"):
         if not psutil.pid_exists(int(stale.name.removeprefix(f"{path.name}.").split(".")[0])):
             stale.unlink(missing_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    # MLflow keeps an engine for each URL, which may still stand for another folder's file: a new name each time
+    partial = path.with_name(f"{path.name}.{os.getpid()}.{time.time_ns()}.tmp")
     SqlAlchemyStore(f"sqlite:///{partial}", path.parent.resolve().as_uri()).engine.dispose()
     if not path.exists():  # no other process was faster
         partial.replace(path)

@@ -117,7 +117,7 @@ class PreallocatedModel:
 
     def _forward(self, tokens_W: Tensor, base: Tensor, over: Window, last: int = 0) -> Tensor:
         self._place["rows_W"] = base + over.slots_W
-        positions_W = base + over.depths_S[over.slots_W.clamp(max=self.room - 1)]
+        positions_W = base + over.depths_S[over.slots_W.clamp(max=len(over.depths_S) - 1)]
         masks = self._masks.preallocated(over.visible_WS, over.depths_S, positions_W, base, self.rows, self.model.dtype)
         output = self.model(
             tokens_W.unsqueeze(0),

@@ -108,9 +108,8 @@ def test_another_machine_has_its_own_static_trees_speeds_and_times(artefact: Pat
     here, there = load_selector(artefact), load_selector(artefact, latency=slow)
     assert there.latency == slow
     for at, (mode, moved) in enumerate(zip(here.modes, there.modes, strict=True)):
-        filtered = mode.top_p < 1
         seconds = [
-            [own.action_seconds(action, 100, "traversal", (), filtered) for action in SPACE.trees]
+            [own.action_seconds(action, 100, "traversal", (), mode.setting) for action in SPACE.trees]
             for own in (profile(), slow)
         ]
         before_A, speed_A = (efficiencies(at) / torch.tensor(times) for times in seconds)
