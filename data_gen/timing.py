@@ -204,18 +204,17 @@ def real_steps(
     steps and within `tokens` new tokens. Steps of a lookup without a match and keys without steps are left out.
 
     Decodings of a prompt take turns step by step, in a random order, so that a slow moment of the machine and the
-    processor's caches affect all of them alike. Plain decoding runs by itself, as it does without a draft model.
+    processor's caches affect all of them alike.
     """
     steps: dict[tuple[str, Choice], list[Step]] = {(name, action): [] for name in verifiers for action in actions}
     for number, prompt in enumerate(prompts):
         shuffled = random.Random(number)
-        alone = [[key] for key in steps if key[1] == EMPTY]
-        order = shuffled.sample([key for key in steps if key[1] != EMPTY], len(steps) - len(alone))
-        mixed = [order[begin : begin + TOGETHER] for begin in range(0, len(order), TOGETHER)]
-        for group in shuffled.sample([*alone, *mixed], len(alone) + len(mixed)):
+        order = shuffled.sample(list(steps), len(steps))
+        for begin in range(0, len(order), TOGETHER):
             with ExitStack() as stack:
                 running = {
-                    key: stack.enter_context(closing(_steps(pair, *key, prompt, tokens, number))) for key in group
+                    key: stack.enter_context(closing(_steps(pair, *key, prompt, tokens, number)))
+                    for key in order[begin : begin + TOGETHER]
                 }
                 for _ in range(count):
                     for key in shuffled.sample(list(running), len(running)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import groupby
 
 import pytest
 
@@ -79,18 +78,3 @@ def test_how_many_take_turns_changes_the_times_alone(pair: ModelPair, monkeypatc
     together = seen()
     monkeypatch.setattr(timing, "TOGETHER", 3)
     assert seen() == together
-
-
-def test_plain_decoding_runs_by_itself(pair: ModelPair) -> None:
-    """Its steps are passes of the target over one token, without a pass of the draft in between."""
-    passes: list[tuple[str, int]] = []
-    hooks = [
-        model.register_forward_pre_hook(lambda _, inputs, role=role: passes.append((role, inputs[0].shape[1])))
-        for role, model in (("target", pair.target), ("draft", pair.draft))
-    ]
-    taken = real_steps(pair, ("traversal",), (EMPTY, Action(1, 3, 0), Action(2, 1, 2)), PROMPTS[:1], 9, 100)
-    for hook in hooks:
-        hook.remove()
-    plain = [role == "target" and width == 1 for role, width in passes]
-    longest = max(len(list(run)) for is_plain, run in groupby(plain) if is_plain)
-    assert len(taken["traversal", EMPTY]) == 9 and longest == 10
