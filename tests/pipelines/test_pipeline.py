@@ -276,6 +276,7 @@ def test_the_settings_config_runs_on_a_pair_that_is_there(demo: tuple[Path, str]
     shutil.copytree(demo[0] / "runs" / "demo" / "pair", tmp_path / "runs" / "results" / "pair")
     few = (
         "sampling=[{temperature: 1.0, top_p: 0.9}]",
+        "data.stride=2",
         "data.texts=24",
         "evaluate.prompts=2",
         "verifiers=[specinfer,traversal,lifted_uniform]",
@@ -300,7 +301,7 @@ def test_the_settings_config_runs_on_a_pair_that_is_there(demo: tuple[Path, str]
 
     texts = read_texts(tmp_path / "runs" / "settings" / "traces", "train", ["traversal"])
     assert {name: rows.shape[1] for name, rows in texts.hidden.items()} == dict.fromkeys(HIDDEN_STATES, 32)
-    known = texts.hidden_R >= 0  # of training texts every second root is learned from
+    known = texts.hidden_R >= 0  # every second root of training texts
     assert not known[texts.unknown_R].any() and float(known.float().mean()) == pytest.approx(0.48, abs=0.03)
 
 
