@@ -31,15 +31,18 @@ class PackagedSelector(nn.Module):
 
     def forward(self, scalars_BF: Tensor, passed_B: Tensor, states_BD: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Shapes, int64 [B, 3], (K, L1, L2) of a tree or (0, length, 0) of a lookup; positions, int64 [B]; scores,
-        float32 [B, A].
+        float32 [B, A]. All shapes and positions of a root where a number is not finite are -1.
 
         Args:
             scalars_BF: float32, zeros where they are not known.
             passed_B: float32, 1 where the draft has passed the root, 0 elsewhere.
             states_BD: hidden states, float32, in schema order, zeros where not known; none for a light selector.
         """
+        given = [scalars_BF, *states_BD]
+        finite_B1 = torch.cat(given, dim=-1).isfinite().all(-1, keepdim=True)
+        scalars_BF, *states_BD = (each.where(finite_B1, 0) for each in given)  # NaN would become a wild index
         index_B, scores_BA = self.made.decide(scalars_BF, states_BD, passed_B.unsqueeze(-1))
-        return self.shapes_A3[index_B], index_B, scores_BA
+        return self.shapes_A3[index_B].where(finite_B1, -1), index_B.where(finite_B1[:, 0], -1), scores_BA
 
 
 def compile_package(made: DeployedSelector, actions: tuple[Choice, ...], path: Path) -> None:
@@ -49,8 +52,14 @@ def compile_package(made: DeployedSelector, actions: tuple[Choice, ...], path: P
     example = (torch.zeros(2, made.scalars), torch.ones(2), [torch.zeros(2, width) for width in made.hidden_widths])
     shapes = ({0: batch}, {0: batch}, [{0: batch} for _ in made.hidden_widths])
     program = torch.export.export(packaged, example, dynamic_shapes=shapes)
+    # the compiled code does not check its inputs, so `espalier.h` does, by these widths
+    widths = {
+        "early": str(made.early),
+        "widths": " ".join(map(str, [made.scalars, *made.hidden_widths])),
+    }
+    configs = {"aot_inductor.metadata": widths}
     try:
-        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=configs)
     except Exception as error:  # torch and the C++ compiler raise many kinds
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"export.compiled: {path.name} could not be compiled ({reason}); is g++ installed?") from error

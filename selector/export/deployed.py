@@ -41,7 +41,7 @@ class DeployedSelector(nn.Module):
         self.network, self.regressor = module.network, module.is_regressor
         self.hidden_widths = list(module.hparams["hidden_widths"])
         self.hidden_names = list(HIDDEN_STATES[: len(self.hidden_widths)])
-        self.scalars = len(module.schema.scalars)
+        self.scalars, self.early = len(module.schema.scalars), module.schema.first
         self.length_at, self.setting_at, self.match_at, self.never = LENGTH_AT, list(SETTING_AT[:2]), MATCH_AT, NEVER
         self.batch_at, self.doubling, self.any_level = BATCH_AT, of_batch(2), ANY_LEVEL
         self.far = float("inf")

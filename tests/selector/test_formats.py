@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from selector.export.compiled import PACKAGE, run_package
 from selector.plain import PlainSelector
 from selector.runtime.selector import load_selector
-from selector.schema import FULL, HIDDEN_STATES, LIGHT, SCALAR_NAMES, SCALARS_KEY
+from selector.schema import EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, SCALAR_NAMES, SCALARS_KEY
 from tests.selector.exported import (
     KINDS,
     MODES,
@@ -98,23 +98,80 @@ def test_the_compiled_package_decides_as_torchscript(compiled: Path) -> None:
 
 
 @COMPILER
-def test_cpp_prints_the_same_actions(compiled: Path, tmp_path: Path) -> None:
-    program = tmp_path / "example"
+@torch.no_grad()
+def test_the_compiled_package_marks_roots_that_are_not_finite(compiled: Path) -> None:
+    """For callers without `espalier.h`: the positions of other roots in the batch stay."""
+    package = torch._inductor.aoti_load_package(str(compiled / PACKAGE))
+    data, rows = roots_of(MODES[2], LIGHT, count=1)
+    scalars_BF = batch_of(data, rows, LIGHT)[SCALARS_KEY]
+    passed_B = torch.ones(len(scalars_BF))
+    shapes_B3, index_B, _ = package(scalars_BF, passed_B, [])
+    for at, value in enumerate((torch.nan, torch.inf, -torch.inf)):
+        spoilt_BF = scalars_BF.clone()
+        spoilt_BF[at, 3 * at] = value
+        found_B3, found_B, _ = package(spoilt_BF, passed_B, [])
+        others = torch.arange(len(rows)) != at
+        assert found_B3[at].tolist() == [-1, -1, -1] and found_B[at] == -1
+        assert torch.equal(found_B3[others], shapes_B3[others]) and torch.equal(found_B[others], index_B[others])
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`example.cpp`, built as its first lines say."""
+    path = tmp_path_factory.mktemp("cpp") / "example"
     api = TORCH / "include" / "torch" / "csrc" / "api" / "include"
     libraries = [f"-L{TORCH}/lib", f"-Wl,-rpath,{TORCH}/lib", "-ltorch", "-ltorch_cpu", "-lc10"]
     includes = [f"-I{TORCH}/include", f"-I{api}"]
-    subprocess.run(["g++", "-std=c++20", str(CPP / "example.cpp"), *includes, *libraries, "-o", program], check=True)
+    subprocess.run(["g++", "-std=c++20", str(CPP / "example.cpp"), *includes, *libraries, "-o", path], check=True)
+    return path
+
+
+def printed(program: Path, package: Path, rows: list[list[float]], passed: bool) -> tuple[int, str, str]:
+    """Exit code and both outputs of the program for the scalars of some roots."""
+    text = "\n".join(" ".join(f"{x:.9g}" for x in row) for row in rows)
+    todo = [program, package, "passed" if passed else "early"]
+    done = subprocess.run(todo, input=text, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr.strip()
+
+
+@COMPILER
+def test_cpp_prints_the_same_actions(compiled: Path, program: Path) -> None:
+    """With all scalars, and with the early ones alone."""
     ask = run_package(compiled / PACKAGE, load_selector(compiled).widths)
     for mode in MODES[2:4]:
         data, rows = roots_of(mode, LIGHT, count=2)
-        batch = batch_of(data, rows, LIGHT)
-        text = "\n".join(" ".join(f"{x:.9g}" for x in row) for row in batch[SCALARS_KEY].tolist())
-        done = subprocess.run(
-            [program, compiled / PACKAGE, "passed"], input=text, capture_output=True, text=True, check=True
-        )
-        actions = [SPACE.actions[a] for a in ask(batch)[0].tolist()]
-        expected = [tuple(a) if len(a) == 3 else (0, *a, 0) for a in map(tuple, actions)]
-        assert [tuple(map(int, line.split())) for line in done.stdout.splitlines()] == expected
+        whole = batch_of(data, rows, LIGHT)
+        for batch in (whole, early_of(whole)):
+            code, output, _ = printed(program, compiled / PACKAGE, batch[SCALARS_KEY].tolist(), batch is whole)
+            actions = [SPACE.actions[a] for a in ask(batch)[0].tolist()]
+            expected = [tuple(a) if len(a) == 3 else (0, *a, 0) for a in map(tuple, actions)]
+            assert code == 0 and [tuple(map(int, line.split())) for line in output.splitlines()] == expected
+
+
+@COMPILER
+def test_cpp_refuses_what_the_compiled_code_would_misread(compiled: Path, program: Path) -> None:
+    F, early = len(SCALAR_NAMES), len(EARLY_SCALARS)
+    for width, passed, needed in [
+        *((width, True, F) for width in (early, 31, 20, F + 1)),
+        *((width, False, early) for width in (31, 20, early - 1, F + 1)),
+    ]:
+        code, output, error = printed(program, compiled / PACKAGE, [[1.0] * width], passed)
+        assert (code, output) == (2, "")
+        assert error == f"scalars: CPUFloatType [1, {width}]; float32 [1, {needed}] on the CPU is needed"
+    for width, passed in ((F, True), (F, False), (early, False)):
+        for value in (float("nan"), float("inf")):
+            rows = [[1.0] * width, [1.0] * (width - 1) + [value]]
+            assert printed(program, compiled / PACKAGE, rows, passed) == (2, "", "scalars: a number is not finite")
+
+
+@COMPILER
+def test_cpp_names_missing_hidden_states(tmp_path: Path, program: Path) -> None:
+    """The early scalars suffice until the draft has passed the root."""
+    package = tmp_path / "selector" / PACKAGE
+    export(package.parent, "regressor", FULL, compiled=True)
+    assert printed(program, package, [[1.0] * len(EARLY_SCALARS)], passed=False)[0] == 0
+    missing = "0 hidden states are given; the selector reads 3"
+    assert printed(program, package, [[1.0] * len(SCALAR_NAMES)], passed=True) == (2, "", missing)
 
 
 def closure(*names: str) -> set[str]:

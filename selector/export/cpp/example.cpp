@@ -4,6 +4,7 @@
 //     g++ -std=c++17 example.cpp -I$T/include -I$T/include/torch/csrc/api/include \
 //       -L$T/lib -Wl,-rpath,$T/lib -ltorch -ltorch_cpu -lc10 -o example
 //     ./example selector.pt2 passed < scalars.txt
+#include <cstdlib>
 #include <iostream>
 #include <sstream>
 
@@ -18,14 +19,19 @@ int main(int argc, char** argv) {
   int64_t roots = 0;
   for (std::string line; std::getline(std::cin, line); ++roots) {
     std::istringstream numbers(line);
-    for (float value; numbers >> value;) values.push_back(value);
+    for (std::string word; numbers >> word;) values.push_back(std::strtof(word.c_str(), nullptr));  // reads nan, too
   }
   if (roots == 0 || values.size() % roots != 0) {
     std::cerr << "every line must hold the same number of scalars\n";
     return 2;
   }
   const at::Tensor scalars = at::from_blob(values.data(), {roots, int64_t(values.size()) / roots}, at::kFloat);
-  espalier::Selector selector(argv[1]);
-  for (const auto& action : selector.decide(scalars, std::string(argv[2]) == "passed"))
-    std::cout << action.K << " " << action.L1 << " " << action.L2 << "\n";
+  try {
+    espalier::Selector selector(argv[1]);
+    for (const auto& action : selector.decide(scalars, std::string(argv[2]) == "passed"))
+      std::cout << action.K << " " << action.L1 << " " << action.L2 << "\n";
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 2;
+  }
 }
