@@ -1,4 +1,5 @@
-"""Writes the generated pages: the reference of all config keys, the map of the code, and the picture of a delayed tree.
+"""Writes the generated files: the reference of all config keys and their JSON schema, the map of the code, and the
+picture of a delayed tree.
 
 `make docs` runs this script; a test fails if a page differs from what it writes.
 """
@@ -7,10 +8,11 @@ from __future__ import annotations
 
 import ast
 import itertools
+import json
 import re
 from pathlib import Path
 
-from pipelines.config import parts
+from pipelines.config import Config, parts
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -21,6 +23,9 @@ CONFIGURATION = """# Configuration
 This page lists every key of a run's YAML file. It is generated from the schema (`make docs`). On the command line
 `section.key=value` overrides a key, for example `espalier demo train.epochs=4 "verifiers=[specinfer,traversal]"`. An
 unknown key is an error that names the nearest known one.
+
+Editors with a YAML language server complete and check the keys where a file begins with this line, whose path is
+relative to the file: `# yaml-language-server: $schema=../docs/config.schema.json`.
 """
 
 MAP = """# Map of the code
@@ -151,7 +156,17 @@ def _text(x: int, y: int, words: str, anchor: str = "middle", kind: str = "") ->
     return f"<text x='{x}' y='{y}' text-anchor='{anchor}' class='{kind}'>{words}</text>"
 
 
-PAGES = {"configuration.md": configuration, "map.md": code_map, "delayed-tree.svg": picture}
+def schema() -> str:
+    """The JSON schema of a run's YAML file, by which editors complete and check its keys."""
+    return json.dumps(Config.model_json_schema(), indent=1) + "\n"
+
+
+PAGES = {
+    "configuration.md": configuration,
+    "config.schema.json": schema,
+    "map.md": code_map,
+    "delayed-tree.svg": picture,
+}
 
 if __name__ == "__main__":
     for name, made in PAGES.items():

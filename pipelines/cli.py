@@ -12,9 +12,11 @@ import json
 import logging
 import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,7 +40,10 @@ OPTIONS = """Options:
   --timings FILE logs: the engine's step times by batch size, a CSV file
   --from FILE    latency: read an engine's own step times, a CSV file
   --engine NAME  export: write the table of vllm, sglang or tensorrt-llm
-  --help         of a stage: what it does, and the keys that it reads, with defaults"""
+  --help         of a stage: what it does, and the keys that it reads
+  --version      print the version"""
+
+KEYS = "Keys that it reads (docs/configuration.md has defaults and meanings):"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -55,10 +60,14 @@ def espalier(
     test: Annotated[list[str] | None, typer.Option()] = None,
     step_times: Annotated[str, typer.Option("--timings")] = "",
     help_: Annotated[bool, typer.Option("--help")] = False,
+    version: Annotated[bool, typer.Option("--version")] = False,
 ) -> None:
     """Run one stage, or all of them (`OPTIONS`). A user's mistake gives one line and exit code 2; an interruption gives
     exit code 130, and the same command continues."""
     try:
+        if version:
+            print(f"espalier {metadata.version('espalier')}")
+            return
         if help_ or not stage:
             print(usage(stage))
             return
@@ -159,7 +168,7 @@ def _locked(path: Path) -> int:
 
 
 def usage(stage: str) -> str:
-    """What `--help` prints: all stages, or one stage with the keys that it reads."""
+    """What `--help` prints: all stages, or one stage with the names of the keys that it reads."""
     if not stage:
         lines = [f"  {name:<9} {declared_by(name)[0]}" for name in (*STAGES, *APART)]
         lines.append(f"  {ALL:<9} the first {len(STAGES)} in order")
@@ -169,13 +178,25 @@ def usage(stage: str) -> str:
 
     declared = [declared_by(name) for name in _stages(stage)]
     read = {"name", "seed", *(key for _, sections in declared for key in sections)}
-    lines = [USAGE.format(stage=stage), *(f"  {summary}" for summary, _ in declared), "", OPTIONS]
+    lines = [
+        USAGE.format(stage=stage),
+        *(f"  {summary}" for summary, _ in declared),
+        "",
+        *OPTIONS.splitlines(),
+        "",
+        *KEYS,
+    ]
     for part in parts():
-        keys = [key for key in part.keys if key.name.partition(".")[0] in read]
+        keys = [key.name.rpartition(".")[2] for key in part.keys if key.name.partition(".")[0] in read]
         if keys:
-            lines += ["", f"{part.name or 'run'}: {part.meaning.splitlines()[0]}"]
-            lines += [f"  {key.name} = {key.default}\n      {key.meaning}" for key in keys]
-    return "\n".join(lines)
+            lines.append(f"  {part.name or 'the run'}: {', '.join(keys)}")
+    return "\n".join(folded for line in lines for folded in _folded(line))
+
+
+def _folded(line: str) -> list[str]:
+    """A line in parts of at most 80 columns."""
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.wrap(line, 80, subsequent_indent=indent, break_on_hyphens=False) if len(line) > 80 else [line]
 
 
 def _check_name(stage: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shlex
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 from pipelines.cli import ALL, APART, STAGES
-from pipelines.config import Config, load_config
+from pipelines.config import Config, known_keys, load_config
 from selector.schema import InputError
 from tests.pipelines.runs import espalier
 
@@ -86,7 +87,7 @@ def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 100
 
 
-@pytest.mark.parametrize("name", ["configuration.md", "map.md", "delayed-tree.svg"])
+@pytest.mark.parametrize("name", ["configuration.md", "config.schema.json", "map.md", "delayed-tree.svg"])
 def test_generated_pages_are_those_of_the_code(name: str) -> None:
     made = runpy.run_path(str(ROOT / "docs" / "build.py"))["PAGES"][name]()
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == made, "run make docs"
@@ -109,6 +110,25 @@ def test_help_lists_the_stages_and_of_each_the_keys_that_it_reads() -> None:
 
     assert all(re.search(rf"^  {stage}\s+\S", usage(""), flags=re.MULTILINE) for stage in (*STAGES, *APART))
     train = usage("train")
-    assert "train.epochs = 12\n      passes over the training roots" in train and "\n  seed = 1" in train
-    assert "evaluate.prompts" not in train and "evaluate.prompts" in usage("evaluate")
-    assert all(len(usage(stage).splitlines()) > 10 for stage in (*STAGES, *APART, ALL))
+    assert "\n  train: verifier, objectives, " in train and "\n  the run: name, seed" in train
+    assert "\n  evaluate: " not in train and "\n  evaluate: prompts, " in usage("evaluate")
+    for stage in (*STAGES, *APART, ALL):
+        lines = usage(stage).splitlines()
+        assert 10 < len(lines) < 40 and max(map(len, lines)) <= 80
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert re.fullmatch(r"espalier \d+\.\d+\.\d+\n", espalier(ROOT, "--version", config=""))
+
+
+def test_the_schema_describes_the_configs() -> None:
+    """Every key is in it, with its meaning; and it is found from every config that begins by naming it."""
+    schema = json.loads((ROOT / "docs" / "config.schema.json").read_text())
+    sections = {"": schema, **schema["$defs"]}
+    keys = {key for own in sections.values() for key in own["properties"]}
+    assert {key.rpartition(".")[2] for key in known_keys()} <= keys
+    assert all(own["additionalProperties"] is False for own in sections.values())
+    assert schema["$defs"]["Train"]["properties"]["epochs"]["description"].startswith("passes over the training roots")
+    for path in (ROOT / "configs").glob("*.yaml"):
+        first = path.read_text().partition("\n")[0].removeprefix("# yaml-language-server: $schema=")
+        assert (path.parent / first).resolve() == ROOT / "docs" / "config.schema.json"
