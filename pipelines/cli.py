@@ -184,7 +184,7 @@ def usage(stage: str) -> str:
         "",
         *OPTIONS.splitlines(),
         "",
-        *KEYS,
+        KEYS,
     ]
     for part in parts():
         keys = [key.name.rpartition(".")[2] for key in part.keys if key.name.partition(".")[0] in read]
