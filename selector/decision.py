@@ -94,9 +94,8 @@ class Mode:
         """Whether the mode may decide under a sampling setting.
 
         Temperatures may differ by 0.1, top-p by 0.05, 1 / top-k (0 for the whole vocabulary) and min-p by 0.02: so a
-        top-k from 50 on counts as none. Each of these moves a few percent of the probability. Beyond, drafted tokens
-        are accepted at rates that the network has not seen, and its decisions were slower than a fixed tree. At
-        temperature 0 the other three change nothing.
+        top-k from 50 on counts as none. At temperature 0 the other three change nothing. Beyond, drafted tokens are
+        accepted at rates that the network has not seen. The distances are a judgement, not a fit.
         """
         own = self.temperature, self.top_p, 1 / self.top_k if self.top_k else 0.0, self.min_p
         asked = temperature, top_p, 1 / top_k if top_k else 0.0, min_p

@@ -22,6 +22,7 @@ class RootNetwork(nn.Module):
 
     The network clamps all scalars to their range at the training roots, so that it never extrapolates, takes the
     logarithm of numbers of tokens and standardises; scalars that are not learned are 0.
+
     It may be asked before the draft has passed the root: later scalars are then at their means and hidden states at 0,
     and one more input says so.
 
