@@ -17,6 +17,7 @@ from pipelines.config import Config
 from pipelines.logs.labelling import VERIFIER
 from pipelines.logs.tuned import Tuning
 from pipelines.run import provenance
+from pipelines.train.golden import golden
 from pipelines.train.judging import law_of
 from pipelines.train.packaging import count_differing
 from selector.export.write import write_artefact
@@ -68,7 +69,8 @@ def export(
         for level, mode in tuning.selector.items()
     ]
     folder, fallback = config.folder / "selector", tunings[0].fixed.action
-    return write_artefact(folder, module, profile, VERIFIER, fallback, modes, facts, check, tokens=tokens)
+    own = folder, module, profile, VERIFIER, fallback, modes, facts, check
+    return write_artefact(*own, tokens=tokens, golden=golden)
 
 
 def decision_seconds(selector: Selector, texts: Sequence[LoggedText], sampling: Sampling) -> dict[str, float]:

@@ -14,6 +14,7 @@ from pipelines.data.recorded import timed
 from pipelines.latency.profile import load_profile
 from pipelines.pair.loading import pair_names
 from pipelines.run import provenance
+from pipelines.train.golden import golden
 from pipelines.train.result import chosen_of, load_module, load_result
 from selector.actions import Action, ActionSpace
 from selector.decision import Mode
@@ -72,7 +73,8 @@ def build(
 
     # the median static tree is drafted at roots without features, whatever the sampling setting
     fallback = sorted((Action(*mode["action"]) for mode in modes), key=lambda action: action.nodes)[len(modes) // 2]
-    return write_artefact(folder, module, profile, config.train.verifier, fallback, modes, facts, check, compiled)
+    own = folder, module, profile, config.train.verifier
+    return write_artefact(*own, fallback, modes, facts, check, compiled, golden=golden)
 
 
 def _formats(folder: Path, selector: Selector) -> list[Asked]:

@@ -51,6 +51,7 @@ On another machine pass its own profile: `load_selector(directory, latency="late
 | `model.safetensors` | the same in NumPy, without torch: `selector.plain.PlainSelector(directory).decide(scalars)` |
 | `selector.pt2` | the same compiled for C++ (`selector/export/cpp/espalier.h`), if `export.compiled=true` |
 | `config.json` | features, action table, verifier, modes, pair, figures, provenance |
+| `golden.json` | features and decisions along a fixed text, to check an engine's own code against |
 | `latency.json` | the times that the decisions are based on |
 
 | feature | shape |

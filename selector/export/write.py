@@ -4,6 +4,7 @@ selector.pt        TorchScript: features in, action index and scores out
 model.safetensors  the same weights and tables, for engines without torch (`selector.plain`)
 selector.pt2       the same compiled for C++ (`selector.export.compiled`), if `export.compiled` is set
 tokens.safetensors statistics by token, for a log's selector
+golden.json        features and decisions along a fixed text, to check an engine's own code against
 config.json        feature schema, action table, verifier, modes, pair, versions, metrics, run id, checksums
 latency.json       the latency profile of the machine it was tuned for
 README.md          the model card
@@ -37,6 +38,7 @@ from selector.runtime.tokens import FILE, TokenStatistics
 from selector.schema import PAIR, sha256
 from selector.train.module import SelectorModule
 
+GOLDEN = "golden.json"
 GENERATE = '''"""Speculative decoding with this directory's selector, in transformers' own `generate()`:
 
     target.generate(**inputs, custom_generate=folder, trust_remote_code=True, draft_model=draft, selector=folder)
@@ -62,6 +64,7 @@ def write_artefact(
     check: Callable[[Path], None] = lambda _: None,
     compiled: bool = False,
     tokens: TokenStatistics | None = None,
+    golden: Callable[[Selector], Any] | None = None,
 ) -> Selector:
     """Writes the directory under a temporary name, checks it, renames it over an earlier one, and loads the selector.
 
@@ -72,6 +75,7 @@ def write_artefact(
         check: called with the temporary directory; if it raises, an earlier directory is unchanged.
         compiled: whether to compile it for C++, too.
         tokens: statistics by token, for a log's selector.
+        golden: what `golden.json` holds, if there is to be one; JSON values.
     """
     config = config_of(module, verifier, fallback, [Mode.of(mode) for mode in modes])
     made = DeployedSelector(module, profile, config.modes, verifier)
@@ -82,6 +86,9 @@ def write_artefact(
         if tokens is not None:
             arrays = {name: torch.from_numpy(array) for name, array in tokens.to_tensors().items()}
             (partial / FILE).write_bytes(safetensors.torch.save(arrays))
+        if golden is not None:
+            made_of = golden(Selector(made, config, profile, config.modes, tokens))
+            (partial / GOLDEN).write_text(json.dumps(made_of) + "\n")
         if compiled:
             compile_package(made, module.space.actions, partial / PACKAGE)
         (partial / "latency.json").write_text(json.dumps(profile.to_json(), indent=1) + "\n")

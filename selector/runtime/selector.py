@@ -61,6 +61,15 @@ class Selector:
         self.tokens = tokens or TokenStatistics.empty()
         self.widths = {SCALARS_KEY: len(config.schema.scalars), **config.hidden_states}
 
+    def __repr__(self) -> str:
+        pair, settings = self.config.pair, dict.fromkeys(in_words(*m.setting, m.top_k, m.min_p) for m in self.modes)
+        batches = sorted({mode.batch for mode in self.modes})
+        requests = f"; batches of {', '.join(map(str, batches))}" if batches != [1] else ""
+        return (
+            f"Selector({pair['target']} / {pair['draft']}, {self.verifier}; a {self.config.objective} with "
+            f"{self.config.feature_level} features, {len(self.actions)} actions; {'; '.join(settings)}{requests})"
+        )
+
     @torch.inference_mode()
     def select(self, features: Features | None) -> Choice:
         """The action for one root; `fallback` without features.

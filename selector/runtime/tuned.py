@@ -45,6 +45,17 @@ class Tuned:
         if mode.decides:
             self._at_root = {level: self._one_root(mode, level) for level in mode.feature_levels}
 
+    def __repr__(self) -> str:
+        mode = self.mode
+        decides = f"always {mode.action}"
+        if mode.rule is not None:
+            decides = f"{mode.rule.lookup} after a match of {mode.rule.least} tokens or more, else {mode.action}"
+        elif mode.decides:
+            number = f"{len(mode.allowed) or 'all'} actions"
+            decides = f"a network with {' and then '.join(mode.feature_levels)} features chooses among {number}"
+        requests = f", batch {mode.batch}" if mode.batch > 1 else ""
+        return f"Tuned({in_words(*mode.setting, mode.top_k, mode.min_p)}{requests}: {decides})"
+
     def select(self, features: Features | None) -> Choice | None:
         """The decision at a root; the static tree without features.
 

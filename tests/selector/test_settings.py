@@ -167,3 +167,16 @@ def test_no_form_gives_its_network_an_input_beyond_its_range_in_training(
         if level == mode.feature_levels[-1]:
             asked = zip(one_by_one(beyond), one_by_one(edge), strict=True)
             assert all(tuned.select(far) == tuned.select(near) for far, near in asked)
+
+
+def test_a_selector_and_its_decisions_say_what_they_are(artefact: Path) -> None:
+    selector = loaded(artefact)
+    assert repr(selector).startswith("Selector(t / d, traversal; a regressor with light features, ")
+    assert "; temperature 0.2, top-p 1; temperature 0.4, top-p 1; " in repr(selector)
+    asked = {mode: repr(selector.at(*mode.setting)) for mode in MODES}
+    assert asked[STATIC] == "Tuned(temperature 0.2, top-p 1: always (1, 4, 0))"
+    assert (
+        asked[COPIES] == "Tuned(temperature 0.4, top-p 1: lookup 8 after a match of 5 tokens or more, else (1, 4, 0))"
+    )
+    assert asked[SOME].endswith(": a network with light features chooses among 22 actions)")
+    assert asked[MODES[-2]].endswith(": a network with early and then light features chooses among all actions)")
