@@ -69,8 +69,8 @@ def export(
         for level, mode in tuning.selector.items()
     ]
     folder, fallback = config.folder / "selector", tunings[0].fixed.action
-    own = folder, module, profile, VERIFIER, fallback, modes, facts, check
-    return write_artefact(*own, tokens=tokens, golden=golden)
+    made = folder, module, profile, VERIFIER, fallback, modes, facts, check
+    return write_artefact(*made, tokens=tokens, golden=golden)
 
 
 def decision_seconds(selector: Selector, texts: Sequence[LoggedText], sampling: Sampling) -> dict[str, float]:

@@ -27,7 +27,7 @@ PERIOD, CHANGED = 11, 0.1  # the text repeats itself, except for this share of i
 
 
 class Text(NamedTuple):
-    """A text over V tokens; the target's most probable token is always the next one, which every sampling law allows."""
+    """A text over V tokens; the target's most probable token is the next one, which every sampling law allows."""
 
     prompt: list[int]
     tokens: list[int]  # the N tokens after it

@@ -73,8 +73,8 @@ def build(
 
     # the median static tree is drafted at roots without features, whatever the sampling setting
     fallback = sorted((Action(*mode["action"]) for mode in modes), key=lambda action: action.nodes)[len(modes) // 2]
-    own = folder, module, profile, config.train.verifier
-    return write_artefact(*own, fallback, modes, facts, check, compiled, golden=golden)
+    verifier = config.train.verifier
+    return write_artefact(folder, module, profile, verifier, fallback, modes, facts, check, compiled, golden=golden)
 
 
 def _formats(folder: Path, selector: Selector) -> list[Asked]:
