@@ -34,7 +34,7 @@ from torch import Tensor
 from data_gen.text_labels.branch_walks import Walks
 from data_gen.verification import get_verifier
 from data_gen.verification.base import BottomUp, TopDown
-from data_gen.verification.distributions import divide
+from data_gen.verification.distributions import divide, exact_sums
 from data_gen.verification.khisti import Khisti
 from data_gen.verification.one_path import FirstPath
 from data_gen.verification.sorted_rows import SortedRows
@@ -129,7 +129,8 @@ class TextLabeller:
         self._p: list[Tensor] = []  # of the text's own next tokens, block by block
         self._q: list[Tensor] = []
         self._seen = 0
-        self._late: Rows | None = None  # rows at which branches that began earlier may still stand
+        self._rows: SortedRows | None = None  # of the last block
+        self._late = 0  # how many of them may still be reached by branches that begin there
         self._branches: list[list[Tensor]] = [[] for _ in verifiers]
 
     def add(self, target_probs_BV: Tensor, draft_probs_BV: Tensor) -> None:
@@ -140,22 +141,19 @@ class TextLabeller:
         if len(next_B) == 0:
             return
         # p and q of the text's tokens, from which chains follow
-        p_B, q_B = (
-            each.gather(-1, next_B.unsqueeze(-1))[:, 0].double() / each.sum(-1, dtype=torch.float64) for each in own
-        )
+        p_B, q_B = (each.gather(-1, next_B.unsqueeze(-1))[:, 0].double() / exact_sums(each) for each in own)
         if bool((p_B <= 0).any()):
             at = int((p_B <= 0).nonzero()[0]) + sum(map(len, self._p)) + 1
             raise ValueError(f"token {at} of the text has probability 0 under the target")
         self._p.append(p_B)
         self._q.append(q_B)
         if self.branching:
-            rows = own if self._late is None else tuple(map(torch.cat, zip(self._late, own, strict=True)))
-            begin = self._seen - len(target_probs_BV) - (len(rows[0]) - len(own[0]))
-            count = len(rows[0]) - self.space.max_L2 + 1
+            begin = self._seen - len(target_probs_BV) - self._late
+            self._rows = SortedRows(*own, self._rows, self._late)
+            count = max(0, len(self._rows.p_NV) - self.space.max_L2 + 1)
             if count > 0:
-                self._branch(SortedRows(*rows), begin, count)
-                rows = rows[0][count:], rows[1][count:]
-            self._late = rows[0].clone(), rows[1].clone()  # a view would keep the whole block in memory
+                self._branch(self._rows, begin, count)
+            self._late = len(self._rows.p_NV) - count
 
     def _chain(self, since: int = 0) -> tuple[Tensor, list[Tensor]]:
         """Chains from every root on, the first at `since`: running products of q/p, and each verifier's factor.

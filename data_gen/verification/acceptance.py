@@ -33,11 +33,11 @@ def optimal_acceptance(target_probs_V: Tensor, draft_probs_V: Tensor, k: int, st
         on_top = p_V[top_V][q_V[top_V] > 0].sum()
         rest_V = p_V.index_fill(0, top_V, 0.0).minimum(divide(off_V, off_V.sum()))
         return float(on_top + rest_V.sum())
-    (p_V,), (q_V,) = node.ranked.p_MV.flip(-1), node.ranked.q_MV.flip(-1)  # ascending p/q
+    _, (p_V,), (q_V,) = (each.flip(-1) for each in rows.ranked(node.nodes_M))  # ascending p/q
     p_V, q_V = p_V[q_V > 0], q_V[q_V > 0]
     p_P, inside_P = pad(p_V.cumsum(0), (1, 0)), pad(q_V.cumsum(0), (1, 0)) ** k
     if style == WITHOUT_REPLACEMENT and k > 1:
-        inside_P = torch.from_numpy(_all_inside(q_V.cpu().numpy(), k)).to(p_V.device)
+        inside_P = torch.from_numpy(_all_inside(q_V.numpy(), k))
     return float(1 + (p_P - inside_P).min().clamp(max=0))
 
 

@@ -35,6 +35,25 @@ def row_sums(rows_NV: Tensor) -> Tensor:
     return blocks.sum(-1, dtype=torch.float64) + rows_NV[..., whole:].sum(-1, dtype=torch.float64)
 
 
+def exact_sums(rows_NV: Tensor) -> Tensor:
+    """Sums over the vocabulary, float64 [N]; on the CPU row by row, because a copy of all in float64 is made first."""
+    if rows_NV.is_cuda or rows_NV.dtype == torch.float64:
+        return rows_NV.sum(-1, dtype=torch.float64)
+    return torch.stack([row_V.sum(dtype=torch.float64) for row_V in rows_NV])
+
+
+class Ranked(NamedTuple):
+    """Rows in descending `p/q`, ties by token id; tokens that the draft never takes (q = 0) stand last. On the host,
+    because rules that need the order read one token after another."""
+
+    places_NV: Tensor  # of each token
+    p_NV: Tensor
+    q_NV: Tensor
+
+
+RANKED = torch.int64, torch.float64, torch.float64  # the dtypes of `Ranked`
+
+
 class Rows:
     """The target's and the draft's distributions after all nodes, and the factors that make each row sum to one.
 
@@ -46,6 +65,8 @@ class Rows:
         self.p_NV, self.q_NV = p_NV.to(wide), q_NV.to(wide)
         self.p_scale_N = 1 / row_sums(self.p_NV)
         self.q_scale_N = 1 / row_sums(self.q_NV)  # NaN at leaves that hold NaN, where it is never read
+        self._ranked: Ranked | None = None
+        self._is_ranked_N = torch.zeros(len(p_NV), dtype=torch.bool)
 
     def at(self, nodes_M: Tensor) -> NodeDistributions:
         return NodeDistributions(self, nodes_M)
@@ -54,13 +75,24 @@ class Rows:
     def device(self) -> torch.device:
         return self.p_NV.device
 
+    def ranked(self, nodes_M: Tensor) -> Ranked:
+        """The rows in rank order, of which those at the given nodes may be read; each row is sorted once."""
+        if self._ranked is None:
+            self._ranked = self._new_ranked()
+        new_m = nodes_M.cpu().unique()
+        new_m = new_m[~self._is_ranked_N[new_m]]
+        for part_m in new_m.split(max(1, SMALL // self.p_NV.shape[-1])):
+            p_mV, q_mV = (each.cpu() for each in self.at(part_m.to(self.device)).exact())
+            tokens_mV = torch.where(q_mV > 0, p_mV / q_mV, -1.0).argsort(dim=-1, descending=True, stable=True)
+            self._ranked.p_NV[part_m], self._ranked.q_NV[part_m] = (x.gather(-1, tokens_mV) for x in (p_mV, q_mV))
+            places_V = torch.arange(tokens_mV.shape[-1]).expand_as(tokens_mV)
+            self._ranked.places_NV[part_m] = torch.empty_like(tokens_mV).scatter_(-1, tokens_mV, places_V)
+        self._is_ranked_N[new_m] = True
+        return self._ranked
 
-class Ranked(NamedTuple):
-    """Rows in descending `p/q`, ties by token id; tokens that the draft never takes (q = 0) stand last."""
-
-    places_MV: Tensor  # of each token
-    p_MV: Tensor
-    q_MV: Tensor
+    def _new_ranked(self) -> Ranked:
+        """Memory for the rows in rank order; what is not touched of it costs nothing."""
+        return Ranked(*(torch.empty(self.p_NV.shape, dtype=dtype) for dtype in RANKED))
 
 
 class NodeDistributions:
@@ -106,13 +138,6 @@ class NodeDistributions:
         residual_MV = self.residual(a_M, b_M)
         mass_M = row_sums((residual_MV > 0) * self._q_MV) * self._q_scale_M
         return row_sums(residual_MV), mass_M
-
-    @cached_property
-    def ranked(self) -> Ranked:
-        p_MV, q_MV = self.exact()
-        ratio_MV = torch.where(q_MV > 0, p_MV / q_MV, -1.0)
-        tokens_MV = ratio_MV.argsort(dim=-1, descending=True, stable=True)
-        return Ranked(tokens_MV.argsort(-1), p_MV.gather(-1, tokens_MV), q_MV.gather(-1, tokens_MV))
 
     def exact(self) -> tuple[Tensor, Tensor]:
         """p and q, float64 [M, V], summing to one."""

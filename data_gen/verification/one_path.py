@@ -90,7 +90,8 @@ class GreedyBlock(OnePath):
         after = 0.0  # S of the prefix, in units of the prefix's own mass N - S
         while children := tree.children(nodes[-1]):
             node = rows.at(torch.tensor(nodes[-1:], device=rows.device))
-            (places_V,), (ranked_q_V,), q_V = node.ranked.places_MV, node.ranked.q_MV, node.exact()[1][0]
+            ranked = (each[nodes[-1]].to(rows.device) for each in rows.ranked(node.nodes_M))
+            (places_V, _, ranked_q_V), q_V = ranked, node.exact()[1][0]
             S_V = after + (ranked_q_V.flip(0).cumsum(0).flip(0) - ranked_q_V).clamp(min=0)[places_V]
             N_V = S_V + q_V
             laws[nodes[-1]] = q_V * powers(N_V / (after + 1), S_V / (after + 1), K)  # N^K - S^K, up to a factor

@@ -169,14 +169,18 @@ def test_labels_of_peaked_rows_are_finite(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("space", [ActionSpace(2, 1, 4), ActionSpace(3, 2, 1)], ids=str)
 @pytest.mark.parametrize("size", [1, 3, 16])
 def test_a_long_text_keeps_few_rows(space: ActionSpace, size: int) -> None:
-    """Between blocks only the rows at which a branch may still stand, whatever the length; the rest that grows is one
-    number per token, or per token and survival."""
+    """The rows of a block and those at which a branch may still stand, in the same memory from block to block; what
+    grows is one number per token, or per token and survival."""
     tokens_T, *rows = random_text(48, 3, seed=7)
-    labeller = TextLabeller(tokens_T, ["traversal", "spectr"], 1, torch.Generator().manual_seed(1), space)
+    labeller = TextLabeller(tokens_T, ["traversal", "priority"], 1, torch.Generator().manual_seed(1), space)
+    places = []
     for block in zip(*(each.split(size) for each in rows), strict=True):
         labeller.add(*block)
-        assert labeller._late is not None
-        assert all(len(late) <= space.max_L2 - 1 for late in labeller._late)
+        assert labeller._rows is not None and labeller._late <= space.max_L2 - 1
+        memory = labeller._rows._memory.values()
+        assert all(len(each) <= (size + space.max_L2 - 1) * 5 // 4 for each in memory)
+        places.append([each.data_ptr() for each in memory])
+    assert places[-1] == places[-2] and len(places[-1]) == 9
 
 
 @pytest.mark.parametrize("name", ["khisti", "greedy_block"])
