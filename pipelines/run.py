@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 from data_gen.traces import differences, listed_changes
 from pipelines.config import Config
@@ -24,7 +27,7 @@ from selector.schema import InputError, sha256
 MADE_BY = {"prompts": "pair", "engine-latency": "latency"}  # stages of the records that are not named after one
 PACKAGES = ("torch", "transformers", "pytorch-lightning", "torchmetrics", "datasets", "pyarrow", "mlflow")
 
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+console = Console(highlight=False)  # where the output is no terminal, 80 columns wide
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,23 @@ def progress() -> Progress:
     """A progress bar on the terminal; plain text where the output is no terminal. Its tasks have a field `note`."""
     words = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
     return Progress(*words, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console)
+
+
+def table(rows: Sequence[Mapping[str, str]], title: str, caption: str | None = None) -> Table:
+    """Rows of equal keys as a table of the terminal; columns of numbers are aligned at the right."""
+    found = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    found.title_justify = found.caption_justify = "left"
+    for name in rows[0]:
+        numeric = is_numeric(row[name] for row in rows)
+        found.add_column(name, justify="right" if numeric else "left", no_wrap=numeric)
+    for row in rows:
+        found.add_row(*row.values())
+    return found
+
+
+def is_numeric(cells: Iterable[str]) -> bool:
+    """Whether there are numbers alone in a column: with errors, intervals, units of percent or stars, or nothing."""
+    return all(re.fullmatch(r"[-+±\d.,%\[\] *]*", cell) for cell in cells)
 
 
 def write_json(path: Path, value: Any) -> None:

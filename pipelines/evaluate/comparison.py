@@ -20,7 +20,7 @@ from torch import Tensor
 from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.evaluate.assisted import ASSISTED, ASSISTED_TUNED, PROMPT_LOOKUP
-from pipelines.evaluate.methods import AT_ROOT, BEST_BY_KIND, BEST_STATIC, COPYING, PLAIN, RECENT, SELECTOR
+from pipelines.evaluate.methods import AT_ROOT, BEST_BY_KIND, BEST_STATIC, COPYING, PLAIN, RECENT, SELECTOR, STATIC
 from pipelines.evaluate.replays import WALL, Rows
 from pipelines.statistics import speed, with_interval
 from selector.actions import EMPTY
@@ -37,7 +37,7 @@ FIGURES = {
     "ratio_vs_best_static_delayed": BEST_STATIC,
     "ratio_vs_best_static_by_kind": BEST_BY_KIND,
     "ratio_vs_static_traversal_wall": AT_ROOT,
-    "ratio_vs_rule": RECENT,
+    "ratio_vs_recent_acceptance": RECENT,
 }
 FALSE_ALARMS = 0.01  # share of the evaluations that report a disagreement by chance
 
@@ -67,7 +67,7 @@ def evaluation(config: Config, rows: Rows, replayed: Rows, own_texts: Rows, choi
         pairs = {figure: torch.cat([sums[SELECTOR], other], dim=-1) for figure, other in rivals.items()}
         for figure, both in pairs.items():
             compared.setdefault(figure, []).append(both)
-        by_setting.append(_gains(key, pairs, on_wall[SELECTOR]) | {"choices": chosen})
+        by_setting.append(_gains(key, pairs, on_wall[SELECTOR]) | {"choices": [*chosen, *_faster(chosen, on_wall)]})
     mine = [row for row in rows if row["method"] == SELECTOR]
     shared = {figure: torch.cat(parts, dim=-1) for figure, parts in compared.items()}
     time_share = _total(mine, "select_seconds") / sum(sum(row["seconds_of_steps"]) for row in mine)
@@ -119,6 +119,21 @@ def _gains(key: Setting, sums: dict[str, Tensor], replayed: dict[str, Any]) -> d
     }
 
 
+def _faster(choices: Rows, on_wall: dict[str, dict[str, Any]]) -> Rows:
+    """Further choices: the static tree and the lookup rule with another verifier than the selector's, where they are
+    faster than with it."""
+    known, found = {each["choice"]: each["over_plain"]["value"] for each in choices}, []
+    for choice, name in ((STATIC, BEST_STATIC), (COPYING, COPYING)):
+        row = on_wall[name]
+        if (
+            row["verifier"] != on_wall[SELECTOR]["verifier"]
+            and round(row["over"][PLAIN]["value"] - known[choice], 2) > 0
+        ):
+            words = f"{choice} with {row['verifier']}"
+            found.append({"choice": words, "exported": False, "over_plain": row["over"][PLAIN]})
+    return found
+
+
 def disagreements(own_texts: Rows, sources: int) -> list[str]:
     """Methods whose decoding differs from replay of the same texts beyond chance: in the tokens of their steps, or in
     the time of a step relative to the best static tree's. Where all agree, the list is not empty in one evaluation of
@@ -151,9 +166,9 @@ def _entry(rows: Rows, sums: dict[str, Tensor], replayed: dict[str, Any] | None 
     """One method under one setting."""
     name = rows[0]["method"]
     source_G = torch.arange(len(sums[name]))
-    (per_second, bounds), (ratio, ratio_bounds) = (
-        with_interval(sums[name], source_G, speed),
-        with_interval(torch.cat([sums[name], sums[BEST_STATIC]], dim=-1), source_G),
+    per_second, bounds = with_interval(sums[name], source_G, speed)
+    (ratio, ratio_bounds), (over_plain, plain_bounds) = (
+        with_interval(torch.cat([sums[name], sums[base]], dim=-1), source_G) for base in (BEST_STATIC, PLAIN)
     )
     drafted = Counter(action for row in rows for action in row["drafted"])
     return {
@@ -163,6 +178,9 @@ def _entry(rows: Rows, sums: dict[str, Tensor], replayed: dict[str, Any] | None 
         "block_efficiency": _total(rows, "tokens") / _total(rows, "steps"),
         "ratio_to_best_static": ratio,
         "ratio_interval_95": ratio_bounds,
+        "ratio_to_plain": over_plain,
+        "plain_interval_95": plain_bounds,
+        "replayed_over_plain": replayed and replayed["over"][PLAIN],
         "replay_ratio": replayed and replayed["ratio"],
         "replay_error": replayed and replayed["error"],
         "is_best_static": name == BEST_STATIC,

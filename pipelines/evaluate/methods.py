@@ -23,9 +23,9 @@ from selector.actions import EMPTY, Action
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.runtime.tuned import Tuned
-from selector.train.acceptance_rule import AcceptanceRule
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
+from selector.train.recent_acceptance import RecentAcceptance
 from selector.train.replay import Replayed
 from selector.train.tuning import StaticTable, replay_mode
 
@@ -144,7 +144,7 @@ class Method:
         """Expected steps and time on labelled texts of one sampling setting, by a machine's latency profile."""
         if not self.by_kind:
             timed, module = Timed(texts, self.verifier, profile), self.network
-            if isinstance(self.chooser, AcceptanceRule):
+            if isinstance(self.chooser, RecentAcceptance):
                 return self.chooser.replay(timed)
             if module is None:
                 return replay_mode(timed, {}, self.mode)

@@ -14,7 +14,7 @@ from data_gen.models.pair import ModelPair
 from pipelines.config import Config
 from pipelines.data.recorded import settings_of
 from pipelines.evaluate.assisted import Assistant
-from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, SELECTOR, STATIC, Method, static_methods
+from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, PLAIN, SELECTOR, STATIC, Method, static_methods
 from pipelines.train.judging import by_setting, judge, statics
 from pipelines.train.result import chosen_of, rule_of
 from selector.actions import EMPTY
@@ -56,8 +56,8 @@ def synthetic_methods(
 
 
 def replays(contenders: Contenders, texts: Texts, profile: LatencyProfile, clock: str) -> Rows:
-    """The speed of every method that can be replayed: `ratio` and `error` over the best static tree; for the selector,
-    `over` each of the others."""
+    """The speed of every method that can be replayed: `ratio` and `error` over the best static tree; `over`
+    it and plain decoding, too, and for the selector over each of the others."""
     rows = []
     for setting, own in contenders.items():
         mine = texts.setting_of(setting)
@@ -68,7 +68,7 @@ def replays(contenders: Contenders, texts: Texts, profile: LatencyProfile, clock
             over = {
                 rival: ratio_of_speeds(replayed, other, mine.source_number_X)
                 for rival, other in found.items()
-                if method.name == SELECTOR or rival == BEST_STATIC
+                if method.name == SELECTOR or rival in (BEST_STATIC, PLAIN)
             }
             rows.append(
                 {

@@ -42,6 +42,7 @@ from pipelines.evaluate.replays import (
     synthetic_methods,
     synthetic_summary,
 )
+from pipelines.evaluate.verdict import title, verdicts
 from pipelines.latency.profile import load_profile
 from pipelines.pair.loading import encode, load_pair, prompts_depend, prompts_of
 from pipelines.run import Journal, Stage, progress, read_json, write_json
@@ -52,11 +53,11 @@ from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Selector
 from selector.runtime.tuned import Tuned
-from selector.train.acceptance_rule import AcceptanceRule
 from selector.train.data import Setting, Texts
 from selector.train.module import SelectorModule
+from selector.train.recent_acceptance import RecentAcceptance
 
-FORMAT = 9  # of `evaluation.json`
+FORMAT = 10  # of `evaluation.json`
 PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption
 TUNED = "evaluation.tuned.jsonl"  # transformers' own methods that were tuned before an interruption
 GREEDY_PROMPTS = 20
@@ -90,16 +91,16 @@ def run(config: Config) -> None:
     }
     stage = Stage("evaluate", config, inputs, (output,))
     if not stage.begin():
-        findings.show(read_json(output, "evaluate"))
+        findings.show(title(config, profile.device), read_json(output, "evaluate"))
         return
     with mlflow_run(config, "evaluate", SECTIONS) as mlflow:
         evaluation = _evaluated(stage, pair, profile, result)
         stage.replace()
         write_json(output, evaluation)
         mlflow.log_artifact(str(output))
-        describe(mlflow, findings.headline(evaluation))
+        describe(mlflow, "\n\n".join(verdicts(evaluation)))
         mlflow.log_metrics(findings.metrics(evaluation["summary"]))
-    findings.show(evaluation)
+    findings.show(title(config, profile.device), evaluation)
     stage.say(losslessness.summary(evaluation["greedy"]))
     stage.finish()
     for name in (PARTIAL, TUNED):
@@ -157,7 +158,7 @@ def wall_methods(
     methods: Contenders = {}
     for setting, entry in zip(settings_of(config), chosen_of(result)["modes"], strict=True):
         mode, static = Mode.of(entry), static_methods(splits["train"].setting_of(setting), config.verifiers, profile)
-        rule = AcceptanceRule.tuned(timed(splits["train"], setting, verifier, profile), mode)
+        rule = RecentAcceptance.tuned(timed(splits["train"], setting, verifier, profile), mode)
         best = next(method for method in static if method.name == BEST_STATIC)
         methods[setting] = [
             *static,

@@ -18,8 +18,8 @@ LEVELS = {TEXT: "token ids alone", DRAFTER: "with the drafter's hits"}
 SPLITS = {"train": "training texts", "test": "held-out texts"}
 LEGEND = (
     "Speeds over plain decoding on the held-out texts, replayed exactly; ratios ± one standard error over sources. "
-    "The rule copies where the match has at least some length and otherwise drafts a fixed length; both lengths are "
-    "tuned on the training texts. The oracle knows what will be accepted."
+    "The lookup rule copies where the match has at least some length and otherwise drafts a fixed length; both lengths "
+    "are tuned on the training texts. The oracle knows what will be accepted."
 )
 
 

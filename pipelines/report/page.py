@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from pipelines.run import is_numeric
+
+CARD = 3  # cells of a card below its title
 STYLE = """<meta name="viewport" content="width=device-width, initial-scale=1"><style>
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
 .lead { font-size: 18px } .note { color: #555; font-size: 13px }
 table { border-collapse: collapse; font-size: 13px; margin: .5rem 0 }
-th, td { padding: .2rem .6rem; text-align: right } th { border-bottom: 2px solid #888 }
-tr:nth-child(even) { background: #f4f4f4 } td:first-child, th:first-child { text-align: left }
+th, td { padding: .2rem .6rem; text-align: right; vertical-align: top } td { white-space: pre }
+th { border-bottom: 2px solid #888 }
+tr:nth-child(even) { background: #f4f4f4 } td:first-child, th:first-child, .words { text-align: left }
+td:first-child { white-space: normal }
+.unfold { display: none } .verdict { font-size: 18px } .verdict li { margin: .3rem 0 } h3 { margin-bottom: 0 }
 img { max-width: 100% } figure { display: flex; flex-wrap: wrap; gap: 1rem; margin: 1rem 0 }
 figure img { flex: 0 1 34rem; min-width: 0; object-fit: contain } figure img:only-child { flex-basis: auto }
 pre { font-size: 12px; background: #f4f4f4; padding: 1rem; overflow: auto }
 .strip { white-space: pre-wrap; line-height: 1.7 } .lookup { background: #bfe3c0 } .draft { background: #c3d9f3 }
 @media (max-width: 500px) {
   thead { display: none } table, tbody, tr { display: block } tr { padding: .4rem 0; border-bottom: 1px solid #ccc }
-  td, td:first-child { display: flex; justify-content: space-between; text-align: right }
+  td, td:first-child, td.words { display: flex; justify-content: space-between; text-align: right }
   td:first-child { font-weight: 600 } td:empty { display: none } figure img { flex-basis: 100% }
   td::before { content: attr(data-label); color: #555; margin-right: 1rem; text-align: left }
+  td { white-space: pre-line } .unfold { display: block; color: #555 }
+  .folds:not(:has(:checked)) .more { display: none }
+  td:first-child::before { content: none } body { margin: 1rem auto } pre { font-size: 11px }
 }
 </style>"""
 
@@ -31,11 +40,6 @@ def document(title: str, lead: str, sections: Iterable[tuple[str, str]]) -> str:
     body = "".join(f"<h2>{html.escape(name)}</h2>{content}" for name, content in sections if content)
     head = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Espalier: {html.escape(title)}</title>{STYLE}"
     return f"{head}<h1>{html.escape(title)}</h1>{lead}{body}</html>\n"
-
-
-def sentence(words: str) -> str:
-    """The sentence that a page begins with."""
-    return f"<p class='lead'>{html.escape(words)}</p>"
 
 
 def images(pictures: Mapping[str, str]) -> str:
@@ -54,9 +58,19 @@ def folded(title: str, text: str) -> str:
     return f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(text)}</pre></details>"
 
 
-def listed(lines: Iterable[str]) -> str:
-    """Lines of text as a list."""
-    return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"
+def paragraphs(lines: Iterable[str]) -> str:
+    """Lines of text, each a paragraph."""
+    return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+
+
+def listed(lines: Iterable[str], kind: str = "") -> str:
+    """Lines of text as a list; `kind` is its class."""
+    return f"<ul class='{kind}'>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"
+
+
+def program(text: str) -> str:
+    """A program, as it is."""
+    return f"<pre>{html.escape(text)}</pre>" if text else ""
 
 
 def strip(steps: Iterable[dict[str, Any]]) -> str:
@@ -69,17 +83,34 @@ def strip(steps: Iterable[dict[str, Any]]) -> str:
     return f"<pre class='strip'>{''.join(parts)}</pre>"
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Rows of equal keys as an HTML table; on a narrow screen each row becomes a list of its cells."""
+def table(rows: list[dict[str, Any]], matter: Collection[str] = ()) -> str:
+    """Rows of equal keys as an HTML table; columns of words are aligned at the left.
+
+    On a narrow screen each row becomes a card: its first cell as a title and the next `CARD` cells. The others unfold
+    at a click.
+
+    Args:
+        matter: the first cells of the rows that are not folded on a narrow screen; all rows if empty.
+    """
     if not rows:
         return ""
-    head = "".join(f"<th>{html.escape(key)}</th>" for key in rows[0])
-    body = "".join(f"<tr>{''.join(_cell(key, value) for key, value in row.items())}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    words = {key for key in rows[0] if not is_numeric(text_of(row[key]) for row in rows)}
+    classes = {key: " ".join(["words"] * (key in words) + ["more"] * (n > CARD)) for n, key in enumerate(rows[0])}
+    head = "".join(f"<th class='{classes[key]}'>{html.escape(key)}</th>" for key in rows[0])
+    body = ""
+    for row in rows:
+        folded = " class='more'" if matter and next(iter(row.values())) not in matter else ""
+        body += f"<tr{folded}>{''.join(_cell(key, value, classes[key]) for key, value in row.items())}</tr>"
+    found = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    if "more" not in body:
+        return found
+    return (
+        f"<div class='folds'><label class='unfold'><input type='checkbox'> all that was measured</label>{found}</div>"
+    )
 
 
-def _cell(key: str, value: Any) -> str:
-    return f"<td data-label='{html.escape(key)}'>{html.escape(text_of(value))}</td>"
+def _cell(key: str, value: Any, kind: str) -> str:
+    return f"<td class='{kind}' data-label='{html.escape(key)}'>{html.escape(text_of(value))}</td>"
 
 
 def text_of(value: Any) -> str:

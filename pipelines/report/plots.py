@@ -16,8 +16,8 @@ import torch
 from matplotlib.figure import Figure
 
 from data_gen.models.sampling import Sampling
-from pipelines.evaluate.findings import setting_of
 from pipelines.evaluate.methods import SELECTOR
+from pipelines.evaluate.verdict import setting_of
 from selector.actions import Action, ActionSpace
 from selector.train.data import Timed
 from selector.train.module import SelectorModule
@@ -95,6 +95,19 @@ def calibration(module: SelectorModule, timed: Timed) -> str:
     top = max(x.max(), *labelled) + 0.5
     axis.plot([1, top], [1, top], "k--", linewidth=1)
     axis.set(xlabel=f"predicted tokens a step of {EXAMPLE}", ylabel="labelled", title=str(Sampling(*timed.setting)))
+    return _png(figure)
+
+
+def curves(histories: dict[str, dict[str, list[float]]]) -> str:
+    """The curves of training, by selector and metric: one value for each epoch; a panel for each metric."""
+    names = list(dict.fromkeys(name for own in histories.values() for name in own))
+    figure, axes = plt.subplots(1, len(names), figsize=(3.6 * len(names), 3.2), squeeze=False)
+    for name, axis in zip(names, axes[0], strict=True):
+        for selector, own in histories.items():
+            axis.plot(range(1, len(own[name]) + 1), own[name], ".-", label=selector)
+        axis.set(title=name, xlabel="epoch")
+    axes[0][0].legend(frameon=False)
+    figure.tight_layout()
     return _png(figure)
 
 

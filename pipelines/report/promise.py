@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.config import Config
-from pipelines.evaluate.findings import Cells, decoded_over_plain, setting_of
 from pipelines.evaluate.methods import COPYING, STATIC
+from pipelines.evaluate.verdict import Cells, decoded_over_plain, setting_of
 from pipelines.run import read_json
 from selector.train.replay import Ratio
 

@@ -9,13 +9,14 @@ from typing import Any
 from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, realised, settings_of, timed, traces_folder
-from pipelines.evaluate import findings, losslessness
-from pipelines.evaluate.findings import setting_of
+from pipelines.evaluate import findings, losslessness, verdict
+from pipelines.evaluate.methods import BEST_STATIC, COPYING, SELECTOR
+from pipelines.evaluate.verdict import setting_of
 from pipelines.latency.profile import load_profile
 from pipelines.report import plots
-from pipelines.report.page import document, folded, images, listed, note, sentence, strip, table
+from pipelines.report.page import document, folded, images, listed, note, paragraphs, program, strip, table
 from pipelines.report.promise import promised
-from pipelines.run import Stage, provenance, read_json, require, verify
+from pipelines.run import Stage, console, provenance, read_json, require, verify
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import chosen_of, decision_digest, load_module, load_result
 from selector.files import atomically
@@ -24,28 +25,31 @@ from selector.schema import read_manifest, sha256
 from selector.train.replay import Ratio
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")
+MATTER = (SELECTOR, COPYING, BEST_STATIC)  # the methods that a narrow screen shows first
+CURVES = ("train/loss", "validation/loss", "validation/replay")  # metrics of a training run, one value for each epoch
+Histories = dict[str, dict[str, list[float]]]  # the curves, by selector and metric
 Sections = list[tuple[str, str]]  # titles, and contents in HTML
 
 CHOICES = (
     "Speed over plain decoding. Decoded: the time was measured on held-out prompts; brackets hold 95% intervals over "
     "source files. Replayed: the time is computed for held-out texts from this machine's latency profile, ± one "
     "standard error over source files. Neither includes the noise of the time measurement, the training seed or the "
-    "choice of the pair. The last three columns are what training chose from on other texts: the static tree, the "
-    "lookup rule, which copies where the text repeats itself and drafts a tree elsewhere, and the network."
+    "choice of the pair. Training chose on other texts between the static tree, the lookup rule, which copies where "
+    "the text repeats itself and drafts a tree elsewhere, and the network. The share of copying is the time that the "
+    "lookup rule saves of the static tree's, relative to all time that the exported choice saves."
 )
-SLOWER = "A star marks a method that was slower than plain decoding; a ratio to it says little."
 GAIN = (
     "Filled marks were decoded, with 95% intervals. Open marks were replayed. The best static tree is the fastest one "
     "of all verifiers on the training texts."
 )
 METHODS = (
-    "A tree (K, L1, L2) has K branches of L2 tokens after a trunk of L1; the cell is empty where drafts differ between "
-    "steps. Tokens a step are the block efficiency: accepted tokens and the one that the verifier adds, up to the "
-    "limit of the text. Static tree, NAME: the tree that is the fastest with that verifier on the training texts. Best "
-    "static tree: the fastest of these; by kind, each kind of prompts has its own. Traversal at the root: only chains "
-    "and trees without a trunk. Recent acceptance: chains whose length follows the recent acceptance. Assisted "
-    "generation and prompt lookup are those of transformers. Tuned means the best number of drafted tokens; that and "
-    "the longest match of prompt lookup are the fastest on training prompts."
+    "Decoded and replayed are speeds over plain decoding. A tree (K, L1, L2) has K branches of L2 tokens after a trunk "
+    "of L1; the cell is empty where drafts differ between steps. Tokens/step are the block efficiency: accepted tokens "
+    "and the one that the verifier adds, up to the limit of the text. Static tree, NAME: the tree that is the fastest "
+    "with that verifier on the training texts. Best static tree: the fastest of these; by kind, each kind of prompts "
+    "has its own. Traversal at the root: only chains and trees without a trunk. Recent acceptance: chains whose length "
+    "follows the recent acceptance. Assisted generation and prompt lookup are those of transformers. Tuned means the "
+    "best number of drafted tokens; that and the longest match of prompt lookup are the fastest on training prompts."
 )
 STRIPS = (
     "The selector decoded this continuation of one held-out prompt. Green tokens were copied by a lookup and accepted. "
@@ -99,20 +103,37 @@ def run(config: Config) -> None:
         with mlflow_run(config, "report", SECTIONS) as mlflow:
             stage.replace()
             with atomically(output) as partial:
-                partial.write_text(page(config, evaluation, training), encoding="utf-8")
+                partial.write_text(page(config, evaluation, training, histories(mlflow, training)), encoding="utf-8")
             mlflow.log_artifact(str(output))
             try:  # the training run has the parameters and the curves, so the report is logged there, too
                 mlflow.MlflowClient().log_artifact(chosen_of(training)["run_id"], str(output))
             except mlflow.MlflowException:
                 stage.say("warning: the training run is not in this MLflow store: the report is not logged beside it")
-            describe(mlflow, findings.headline(evaluation))
+            describe(mlflow, "\n\n".join(verdict.verdicts(evaluation)))
         stage.finish()
-    stage.say(f"{output.resolve()}")
-    if artefact.exists():
-        stage.say(f"exported selector in {artefact.parent.resolve()}")
+    verdict.show(verdict.title(config, load_profile(config).device), evaluation)
+    lines, snippet = verdict.next_steps(config, evaluation)
+    for line in (f"All figures are in {output.resolve()}.", *lines):
+        console.print(line, soft_wrap=True)
+    if snippet:
+        console.print(f"\n{snippet}", soft_wrap=True, markup=False)
 
 
-def page(config: Config, evaluation: dict[str, Any], training: dict[str, Any]) -> str:
+def histories(mlflow: Any, training: dict[str, Any]) -> Histories:
+    """The curves of the training runs; nothing where they are not in this MLflow store."""
+    client = mlflow.MlflowClient()
+    try:
+        return {
+            name: {
+                curve: [point.value for point in client.get_metric_history(own["run_id"], curve)] for curve in CURVES
+            }
+            for name, own in training["selectors"].items()
+        }
+    except mlflow.MlflowException:
+        return {}
+
+
+def page(config: Config, evaluation: dict[str, Any], training: dict[str, Any], curves: Histories) -> str:
     """The report as one self-contained page."""
     profile = load_profile(config)
     sections = [
@@ -121,10 +142,12 @@ def page(config: Config, evaluation: dict[str, Any], training: dict[str, Any]) -
         *_trees(config, profile, training),
         ("Do the labels describe the decoder?", table(realised(config)) + note(LABELS)),
         ("Is greedy text unchanged?", f"<p>{html.escape(losslessness.summary(evaluation['greedy']))}.</p>"),
-        *_machine(config, profile, training),
+        *_machine(config, profile, training, curves),
         ("Provenance", folded("config, versions and commit", json.dumps(provenance(config), indent=1))),
     ]
-    return document(config.name, sentence(findings.headline(evaluation)), sections)
+    lines, snippet = verdict.next_steps(config, evaluation)
+    lead = listed(verdict.verdicts(evaluation), "verdict") + paragraphs(lines) + program(snippet)
+    return document(verdict.title(config, profile.device), lead, sections)
 
 
 def _promised(config: Config, evaluation: dict[str, Any], profile: LatencyProfile) -> Sections:
@@ -135,9 +158,12 @@ def _promised(config: Config, evaluation: dict[str, Any], profile: LatencyProfil
 
 def _found(evaluation: dict[str, Any]) -> Sections:
     """What is exported, the gain, all methods, and what the selector drafts."""
-    summary = evaluation["summary"]
-    exported = table(findings.choices(summary)) + note(CHOICES) + listed(findings.decisions(evaluation))
-    methods = table(findings.methods(evaluation)) + note(METHODS)
+    exported = table(verdict.choices(evaluation)) + note(CHOICES) + listed(verdict.decisions(evaluation))
+    methods = ""
+    for setting, rows in findings.methods(evaluation).items():
+        matter = [row["method"] for row in rows if row["method"].partition(" (")[0] in MATTER]
+        methods += f"<h3>{html.escape(setting)}</h3>{table(rows, matter)}"
+    methods += note(METHODS)
     if evaluation["disagreements"]:
         methods += "<p>Decoding and replay along the same texts disagree beyond chance:</p>"
         methods += listed(evaluation["disagreements"])
@@ -154,9 +180,8 @@ def _found(evaluation: dict[str, Any]) -> Sections:
     strips = (f"<h3>{html.escape(setting_of(each))}</h3>{strip(each['steps'])}" for each in evaluation["strips"])
     return [
         ("Speed over plain decoding", exported),
-        ("The exported selector's speed over other methods", table(findings.gains(summary)) + note(SLOWER)),
-        ("Speed over the best static tree", images(plots.ratios(evaluation)) + note(GAIN)),
         ("All methods", methods),
+        ("Speed over the best static tree", images(plots.ratios(evaluation)) + note(GAIN)),
         ("Texts with and without long repeats", table(by_repeats) + note(REPEATS)),
         ("Which trees the selector drafts", images(actions)),
         ("Where the tokens come from", note(STRIPS) + "".join(strips)),
@@ -183,7 +208,7 @@ def _trees(config: Config, profile: LatencyProfile, training: dict[str, Any]) ->
     ]
 
 
-def _machine(config: Config, profile: LatencyProfile, training: dict[str, Any]) -> Sections:
+def _machine(config: Config, profile: LatencyProfile, training: dict[str, Any], curves: Histories) -> Sections:
     """Training, the pair, and this machine's times."""
     steps = [
         {
@@ -204,7 +229,8 @@ def _machine(config: Config, profile: LatencyProfile, training: dict[str, Any]) 
     manifest, overlap = config.folder / "pair" / "manifest.json", ""
     if manifest.exists():
         overlap = f" The pair's mean overlap on held-out text is {read_json(manifest, 'pair')['overlap']:.3f}."
+    drawn = images({"Curves of training, by selector": plots.curves(curves)} if curves else {})
     return [
-        ("Selectors that were trained", table(selectors) + note(SELECTORS)),
+        ("Selectors that were trained", table(selectors) + note(SELECTORS) + drawn),
         ("Step times", f"<p>{html.escape(profile.device)}.{overlap}</p>" + table(steps) + note(STEPS)),
     ]

@@ -4,7 +4,7 @@
 
 Trains each on the traces of a run, after its stage `data`, with several seeds. The best static tree and the lookup rule
 are chosen on the training texts, the best epoch and the way of deciding on the validation texts. Prints two Markdown
-tables of the speed on the held-out texts: over the rule's and over the static tree's, the times of decisions included.
+tables of the speed on the held-out texts: over the lookup rule and over the static tree, with the times of decisions.
 ± is one standard error over sources of the mean over seeds; in brackets is the standard deviation over seeds.
 """
 

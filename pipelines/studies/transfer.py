@@ -35,7 +35,7 @@ from selector.train.replay import ratio_of_speeds
 from selector.train.tuning import replay_mode
 
 SEEDS, LATE = 3, 500
-HEADS = "setting | tokens | texts | rule | selector: each seed | lowest over the rule"
+HEADS = "setting | tokens | texts | lookup rule | selector: each seed | lowest over the lookup rule"
 Seed = tuple[SelectorModule, list[Mode]]
 
 

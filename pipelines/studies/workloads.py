@@ -41,7 +41,10 @@ from selector.train.tuning import LEASTS, StaticTable, replay_mode
 EVERYTHING = "all kinds"
 LENGTHS = (4, 8, 16)  # of lookups
 STEP = 8  # tokens; a pass of the step-shaped profile costs more with every STEP tokens
-HEADS = "setting | work | texts | fixed choice for it | its speed | rule | selector | over that choice | over the rule"
+HEADS = (
+    "setting | work | texts | fixed choice for it | its speed | lookup rule | selector | over that choice | "
+    "over the lookup rule"
+)
 
 
 def main(config: Config) -> None:

@@ -11,9 +11,10 @@ from rich.console import Console
 from pipelines.config import Config, load_config
 from pipelines.evaluate.assisted import ASSISTED
 from pipelines.evaluate.comparison import FIGURES, disagreements, evaluation, traced_steps
-from pipelines.evaluate.findings import choices, gains, methods, metrics, show, synthetic
+from pipelines.evaluate.findings import methods, metrics, show, synthetic
 from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, PLAIN, RECENT, SELECTOR
 from pipelines.evaluate.replays import WALL, synthetic_summary
+from pipelines.evaluate.verdict import choices
 from selector.actions import Action
 from selector.decision import Mode
 
@@ -122,7 +123,7 @@ def test_ratios_are_to_the_tree_that_training_texts_promise_the_most_of() -> Non
     assert summary["ratio_vs_static_traversal_wall"] == pytest.approx(125 / 110)
     assert summary["ratio_vs_autoregressive"] == pytest.approx(2.5)
     assert summary["ratio_vs_assisted_generation"] == pytest.approx(125 / 80)
-    assert summary["ratio_vs_rule"] == pytest.approx(125 / 104)
+    assert summary["ratio_vs_recent_acceptance"] == pytest.approx(125 / 104)
     assert "ratio_vs_best_static_by_kind" not in summary  # not among these methods
     assert summary["selector_time_share"] == pytest.approx(0.01)
     assert {entry["method"] for entry in result["methods"]} == set(SPEEDS)
@@ -131,7 +132,7 @@ def test_ratios_are_to_the_tree_that_training_texts_promise_the_most_of() -> Non
     assert result["methods"][0]["block_efficiency"] == 64 / 16  # tokens beyond the limit do not count
     assert (result["methods"][0]["prompts"], result["methods"][0]["tokens"]) == (12, 12 * 64)
     assert result["methods"][0]["actions"] == {"(1, 4, 0)": 12 * 16}
-    assert len(methods(result)) == 2 * len(SPEEDS)
+    assert {setting: len(own) for setting, own in methods(result).items()} == {"T=1": 7, "T=0.2": 7}
 
 
 def test_every_setting_has_its_decoded_and_its_replayed_gain() -> None:
@@ -147,7 +148,7 @@ def test_every_setting_has_its_decoded_and_its_replayed_gain() -> None:
         assert row["replayed"]["ratio_vs_lookup_rule"] == {"value": pytest.approx(125 / 120), "error": 2 * ERROR}
         assert row["replayed"]["ratio_vs_autoregressive"]["value"] == pytest.approx(125 / 50)
         assert "ratio_vs_assisted_generation" not in row["replayed"]
-    assert [FIGURES[figure] for figure in FIGURES if figure in summary] == [row["over"] for row in gains(summary)]
+    assert {FIGURES[figure] for figure in FIGURES if figure in summary} == set(SPEEDS) - {SELECTOR}
 
 
 def test_a_rival_that_is_slower_than_plain_decoding_under_one_setting_is_seen_there() -> None:
@@ -157,11 +158,15 @@ def test_a_rival_that_is_slower_than_plain_decoding_under_one_setting_is_seen_th
     for row in data:
         if row["method"] == ASSISTED:
             row["seconds"] = 64 / (25 if row["temperature"] == 1 else 150)
-    summary = evaluation(CONFIG, data, replayed(SPEEDS), own_texts(), CHOICES)["summary"]
+    found = evaluation(CONFIG, data, replayed(SPEEDS), own_texts(), CHOICES)
+    summary = found["summary"]
     assert [row["ratio_vs_assisted_generation"] for row in summary["by_setting"]] == pytest.approx([5, 125 / 150])
     assert summary["ratio_vs_assisted_generation"] == pytest.approx((5 + 125 / 150) / 2)
-    (cells,) = (row for row in gains(summary) if row["over"] == ASSISTED)
-    assert (cells["T=1, decoded"], cells["T=0.2, decoded"]) == ("5.000 [5.000, 5.000] *", "0.833 [0.833, 0.833]")
+    for setting, decoded, over_it in (("T=1", "0.50", "5.000"), ("T=0.2", "3.00", "0.833")):
+        (cells,) = (row for row in methods(found)[setting] if row["method"].startswith(ASSISTED))
+        assert cells["decoded"] == f"{decoded} [{decoded}, {decoded}]"
+        assert cells["selector over it, decoded"] == f"{over_it} [{over_it}, {over_it}]"
+        assert cells["selector over it, replayed"] == cells["replayed"] == ""
     assert metrics(summary)["ratio_vs_assisted_generation/T 0.2 top-p 1"] == pytest.approx(125 / 150)
 
 
@@ -217,28 +222,42 @@ def test_synthetic_clocks_are_averaged() -> None:
 
 
 def test_the_tables_say_what_was_decoded_and_what_was_replayed() -> None:
-    console = Console(width=200)
     result = compared(shift=0.5)
-    modes = [Mode(temperature, 1.0, Action(1, 4, 0)).row() for temperature in TEMPERATURES]
+    result |= {"decisions": [Mode(temperature, 1.0, Action(1, 4, 0)).row() for temperature in TEMPERATURES]}
+    console = Console(width=80)
     with pytest.MonkeyPatch.context() as patched, console.capture() as captured:
-        patched.setattr("pipelines.evaluate.findings.console", console)
-        show(result | {"decisions": modes})
+        for module in ("findings", "verdict"):
+            patched.setattr(f"pipelines.evaluate.{module}.console", console)
+        show("a pair on a machine", result)
     text = captured.get()
-    assert "1.250 [1.250, 1.250]" in text and "1.750 ±0.010" in text
+    assert text.startswith("a pair on a machine") and "…" not in text
+    assert "2.50 [2.50, 2.50]" in text and "2.50 ±0.02" in text
     assert "T=0.2: On the validation texts neither the network nor the lookup rule" in text
-    assert "decisions take 1.00% of the time" in text
-    row = next(row for row in gains(result["summary"]) if row["over"] == BEST_STATIC)
-    assert row["T=0.2, decoded"] == "1.250 [1.250, 1.250]"
-    assert row["T=0.2, replayed"] == "1.250 ±0.020"
-    assert choices(result["summary"])[1] == {
+    assert "Decisions take 1.00% of the time" in text
+    row = next(row for row in methods(result)["T=0.2"] if row["method"].startswith(BEST_STATIC))
+    assert row["selector over it, decoded"] == "1.250 [1.250, 1.250]"
+    assert row["selector over it, replayed"] == "1.250 ±0.020"
+    assert row["decoded"] == "2.00 [2.00, 2.00]" and row["replayed"] == "2.00 ±0.02"
+    assert choices(result)[1] == {
         "setting": "T=0.2",
         "exported": "network",
-        "replayed": "2.500 ±0.020",
-        "decoded": "2.500 [2.500, 2.500]",
-        "static tree, replayed": "2.000 ±0.010",
-        "lookup rule, replayed": "2.400 ±0.010",
-        "network, replayed": "2.500 ±0.010",
+        "replayed": "2.50 ±0.01",
+        "the others, replayed": "static tree 2.00 ±0.01\nlookup rule 2.40 ±0.01",
+        "decoded": "2.50 [2.50, 2.50]",
     }
+
+
+def test_a_faster_rule_with_another_verifier_is_among_the_choices() -> None:
+    """One that is as fast is not."""
+    wall = replayed(SPEEDS)
+    for row in wall:
+        if row["method"] in (COPYING, BEST_STATIC):
+            row["verifier"] = "specinfer"
+            row["over"][PLAIN]["value"] = 2.6 if row["method"] == COPYING else 2.0
+    found = evaluation(CONFIG, rows(SPEEDS), wall, own_texts(), CHOICES)["summary"]["by_setting"]
+    for row in found:
+        assert [each["choice"] for each in row["choices"][3:]] == ["lookup rule with specinfer"]
+        assert row["choices"][3]["over_plain"]["value"] == 2.6 and not row["choices"][3]["exported"]
 
 
 def test_a_decoded_text_is_told_step_by_step() -> None:

@@ -36,8 +36,8 @@ from selector.latency import gpu_like
 from selector.runtime.selector import Selector
 from selector.runtime.tuned import Tuned
 from selector.schema import EARLY, LIGHT, MATCH
-from selector.train.acceptance_rule import AcceptanceRule
 from selector.train.data import Texts, Timed, to_texts
+from selector.train.recent_acceptance import RecentAcceptance
 from selector.train.tuning import StaticTable, best_static, static_replay
 from tests.selector.synthetic import opinionated, texts
 from tests.selector.synthetic import profile as synthetic_profile
@@ -170,7 +170,7 @@ def methods_of(data: Texts) -> dict[str, Method]:
     module = opinionated()
     made = DeployedSelector(module, PROFILE, [mode], "traversal")
     tuned = Tuned(mode, Selector(made, config_of(module, "traversal", best.action, [mode]), PROFILE, [mode]))
-    rule = AcceptanceRule.tuned(timed, best)
+    rule = RecentAcceptance.tuned(timed, best)
     return {
         "chain": static("static", "specinfer", Action(1, 5, 0)),
         "tree": static("static", "traversal", ACTION),

@@ -34,7 +34,7 @@ STATELESS = {
     "n-gram first",
     "SAM-Decoding",
     "TensorRT-LLM suffix automaton",
-    "the rule at its best",
+    "the lookup rule with all options",
     "ArcticInference",
     "HVD",
 }

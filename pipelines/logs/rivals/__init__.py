@@ -34,7 +34,7 @@ def tuned_rivals(train: RivalTexts) -> dict[str, Rival]:
         "n-gram first": n_gram,
         "SAM-Decoding": sam,
         "TensorRT-LLM suffix automaton": tensorrt,
-        "the rule at its best": copying.best_rule(train, n_gram),
+        "the lookup rule with all options": copying.best_rule(train, n_gram),
         "ArcticInference": copying.arctic_inference(train),
         "HVD": copying.hybrid_verified_decoding(train),
     }

@@ -1,7 +1,7 @@
-"""A rule of thumb to compare with: the length of chains follows from recent acceptance.
+"""A rival that never copies: the length of chains follows from recent acceptance.
 
 If every drafted token is accepted independently with probability a, a chain of L tokens yields `1 + a + .. + a^L`
-tokens a step (Leviathan et al. 2023). For a, the rule takes the running mean of `min(1, q/p)` over the text so far.
+tokens a step (Leviathan et al. 2023). For a, it takes the running mean of `min(1, q/p)` over the text so far.
 
 Legend: B roots, F scalars, A actions.
 """
@@ -28,7 +28,7 @@ ACCEPTED = {decay: SCALAR_NAMES.index(f"accepted_mean_{decay:g}") for decay in D
 
 
 def chain_efficiencies(scalars_BF: Tensor, decay: float, space: ActionSpace) -> Tensor:
-    """Block efficiencies by the rule, [B, A]; 1 for actions that are not chains."""
+    """Block efficiencies by recent acceptance, [B, A]; 1 for actions that are not chains."""
     a_B1 = scalars_BF[:, ACCEPTED[decay], None].clamp(0, MOST)
     result_BA = torch.ones(len(scalars_BF), len(space))
     result_BA[:, list(space.chain_positions)] = (1 - a_B1 ** (torch.arange(space.depth + 1) + 1)) / (1 - a_B1)
@@ -36,8 +36,8 @@ def chain_efficiencies(scalars_BF: Tensor, decay: float, space: ActionSpace) -> 
 
 
 @dataclass
-class AcceptanceRule:
-    """The rule under one sampling setting, as a chooser of the decoder.
+class RecentAcceptance:
+    """Recent acceptance under one sampling setting, as a chooser of the decoder.
 
     Attributes:
         mode: its price of time; only chains are allowed.
@@ -60,12 +60,12 @@ class AcceptanceRule:
         return self.space.chain(best_action(np.array(tokens), scalars[LENGTH_AT], self.costs))
 
     def replay(self, timed: Timed) -> Replayed:
-        """The rule on labelled texts."""
+        """It on labelled texts."""
         return _replay(timed, self.mode, self.decay)
 
     @classmethod
-    def tuned(cls, timed: Timed, static: Mode) -> AcceptanceRule:
-        """The rule whose running mean and price of time are the fastest on some texts."""
+    def tuned(cls, timed: Timed, static: Mode) -> RecentAcceptance:
+        """The one whose running mean and price of time are the fastest on some texts."""
         chains = timed.space.chain_positions
         modes = [replace(static, feature_levels=(LIGHT,), rho=rho, allowed=chains) for rho in RHOS[::2]]
         mode, decay = max(product(modes, DECAYS), key=lambda each: _replay(timed, *each).speed)

@@ -1,4 +1,4 @@
-"""The rule of thumb: chains as long as recent acceptance says."""
+"""Recent acceptance: chains as long as recent acceptance says."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 from selector.decision import RHOS, choices
 from selector.schema import DECAYS, LENGTH_AT, LIGHT, SCALAR_NAMES, SCALARS_KEY
-from selector.train.acceptance_rule import MOST, AcceptanceRule, chain_efficiencies
 from selector.train.data import Timed
+from selector.train.recent_acceptance import MOST, RecentAcceptance, chain_efficiencies
 from selector.train.replay import replay
 from selector.train.tuning import StaticTable, best_static
 from tests.selector.synthetic import EASY, HARD, SPACE, texts, timed
@@ -50,7 +50,7 @@ def test_chains_yield_a_geometric_sum(decay: float) -> None:
 def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried() -> None:
     data = told()
     static = best_static(data, StaticTable.of(data))
-    rule = AcceptanceRule.tuned(data, static)
+    rule = RecentAcceptance.tuned(data, static)
     speeds = {}
     at, seconds_RA = SPACE.index(static.action), data.seconds((LIGHT,))
     for rho in (0.0, 0.5, 1.0):
@@ -71,7 +71,7 @@ def test_it_decides_one_root_at_a_time_as_it_does_in_replay() -> None:
     data = told()
     static = best_static(data, StaticTable.of(data))
     for decay in (DECAYS[0], DECAYS[2]):
-        rule = replace(AcceptanceRule.tuned(data, static), decay=decay)
+        rule = replace(RecentAcceptance.tuned(data, static), decay=decay)
         seconds_RA = data.seconds((LIGHT,))
         chosen_R = choices(chain_efficiencies(data.texts.scalars_RF, decay, SPACE), seconds_RA, rule.mode, SPACE)
         assert set(chosen_R.tolist()) <= set(CHAINS) and len(set(chosen_R.tolist())) > 2

@@ -1,0 +1,198 @@
+"""The verdict of an evaluation: under each sampling setting what is exported, how fast it is, what else there is, and
+what to do next. Speeds are over plain decoding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_gen.models.sampling import Sampling
+from pipelines.config import Config
+from pipelines.evaluate.methods import COPYING, STATIC
+from pipelines.pair.loading import pair_names
+from pipelines.run import console, table
+from selector.actions import EMPTY
+from selector.decision import Mode
+from selector.train.replay import Ratio
+
+Cells = dict[str, str]  # of one row of a table, by column
+MOST, SOME = 0.5, 0.15  # shares of the time that is saved
+SNIPPET = """from transformers import AutoModelForCausalLM, AutoTokenizer
+from data_gen.generate import speculative_generate
+
+target = AutoModelForCausalLM.from_pretrained("{target}", dtype="{dtype}"){on}
+draft = AutoModelForCausalLM.from_pretrained("{draft}", dtype="{dtype}"){on}
+tokenizer = AutoTokenizer.from_pretrained("{target}")
+inputs = tokenizer("def main():", return_tensors="pt", return_token_type_ids=False).to(target.device)
+ours = {{"custom_generate": speculative_generate, "draft_model": draft, "selector": "{selector}"}}
+text = target.generate(**inputs, **ours, max_new_tokens=64, {settings})
+print(tokenizer.decode(text[0]))"""
+
+
+def title(config: Config, device: str) -> str:
+    """The run, its pair and the machine."""
+    names = (name.rstrip("/").rpartition("/")[2] for name in (config.pair.target, config.pair.draft))
+    pair = "the embedded pair" if config.pair.target == "embedded" else " with ".join(names)
+    return f"{config.name}: {pair} on {device}"
+
+
+def setting_of(row: dict[str, Any]) -> str:
+    """The sampling setting of any row of an evaluation."""
+    return str(Sampling(row["temperature"], row["top_p"]))
+
+
+def verdicts(evaluation: dict[str, Any]) -> list[str]:
+    """One paragraph for each sampling setting."""
+    rows = zip(evaluation["summary"]["by_setting"], evaluation["decisions"], strict=True)
+    return [f"{setting_of(row)}: {_verdict(row, Mode.of(mode))}" for row, mode in rows]
+
+
+def _verdict(row: dict[str, Any], mode: Mode) -> str:
+    """The fastest choice, and what is exported if that is another one. A choice that loses is never praised."""
+    speeds, exported = _speeds(row), _exported(row)
+    best = max(speeds, key=lambda choice: (round(speeds[choice].value, 2), choice == exported))
+    if best != exported:
+        said = f"the {best} decodes {rounded(speeds[best])} times as fast as plain decoding (replayed), and"
+        if _drafts_nothing(mode):
+            return f"{said} plain decoding is exported, because on the validation texts nothing was surely faster."
+        return f"{said} the {exported}, which is exported, {_both(row)} times.{_copying(speeds, exported)}"
+    if _drafts_nothing(mode):
+        return "plain decoding is exported: nothing that drafts is faster here."
+    rule = max((choice for choice in speeds if choice.startswith(COPYING)), key=lambda choice: speeds[choice].value)
+    if exported != rule and row["ratio_vs_lookup_rule_interval_95"][1] < 1:
+        ratio = interval(row["ratio_vs_lookup_rule"], row["ratio_vs_lookup_rule_interval_95"], 2)
+        return f"the {rule} is faster than the {exported}, which is exported and decodes at {ratio} of its speed."
+    said = f"the {exported} is exported and decodes {_both(row)} times as fast as plain decoding."
+    return said + _copying(speeds, exported)
+
+
+def _drafts_nothing(mode: Mode) -> bool:
+    return not mode.feature_levels and mode.action == EMPTY
+
+
+def _speeds(row: dict[str, Any]) -> dict[str, Ratio]:
+    return {each["choice"]: Ratio(**each["over_plain"]) for each in row["choices"]}
+
+
+def _exported(row: dict[str, Any]) -> str:
+    (found,) = (each["choice"] for each in row["choices"] if each["exported"])
+    return str(found)
+
+
+def rounded(ratio: Ratio) -> str:
+    return f"{ratio.value:.2f} ±{ratio.error:.2f}"
+
+
+def _both(row: dict[str, Any]) -> str:
+    """The speed of what is exported: replayed, and also decoded where the two differ by more than their errors."""
+    replayed, decoded = Ratio(**row["replayed"]["ratio_vs_autoregressive"]), row["ratio_vs_autoregressive"]
+    low, high = row["ratio_vs_autoregressive_interval_95"]
+    error = math.hypot(high - decoded if replayed.value > decoded else decoded - low, 2 * replayed.error)
+    if abs(decoded - replayed.value) <= error:
+        return rounded(replayed)
+    return f"{rounded(replayed)} (replayed; decoded {interval(decoded, (low, high), 2)})"
+
+
+def _copying(speeds: dict[str, Ratio], exported: str) -> str:
+    """How much of the gain is copying: what the lookup rule saves of the static tree's time, as a share of all time
+    that the exported choice saves."""
+    saved = 1 - 1 / speeds[exported].value
+    if exported == STATIC or saved < 0.01:
+        return ""
+    share = min(1.0, max(0.0, (1 / speeds[STATIC].value - 1 / speeds[COPYING].value) / saved))
+    much = "Most" if share >= MOST else "Some" if share >= SOME else "Little"
+    return f" {much} of the gain is text that repeats itself: copying gives {share:.0%} of it."
+
+
+def decisions(evaluation: dict[str, Any]) -> list[str]:
+    """For each sampling setting what decides, and why."""
+    rows, modes = evaluation["summary"]["by_setting"], map(Mode.of, evaluation["decisions"])
+    return [f"{setting_of(row)}: {_reason(mode)}" for row, mode in zip(rows, modes, strict=True)]
+
+
+def _reason(mode: Mode) -> str:
+    if mode.rule is not None:
+        return (
+            "The lookup rule decides: on the validation texts it is ahead of the static tree by two standard errors "
+            "over sources, and the network is not ahead of it by one. It copies "
+            f"{mode.rule.length} tokens after a match of {mode.rule.least} or more, and drafts {mode.action} elsewhere."
+        )
+    if mode.decides:
+        levels = " and then ".join(mode.feature_levels)
+        return (
+            "The network decides: on the validation texts it is ahead of the static tree by two standard errors over "
+            f"sources, and of the lookup rule by one. It is asked with {levels} features."
+        )
+    return (
+        "On the validation texts neither the network nor the lookup rule is ahead of the static tree by two standard "
+        f"errors over sources, so {mode.action} is drafted everywhere."
+    )
+
+
+def interval(value: float, bounds: Sequence[float], digits: int = 3) -> str:
+    return f"{value:.{digits}f} [{bounds[0]:.{digits}f}, {bounds[1]:.{digits}f}]"
+
+
+def decoded_over_plain(row: dict[str, Any]) -> str:
+    """The decoded speed of what is exported under one sampling setting."""
+    return interval(row["ratio_vs_autoregressive"], row["ratio_vs_autoregressive_interval_95"], 2)
+
+
+def choices(evaluation: dict[str, Any]) -> list[Cells]:
+    """By sampling setting what is exported, its speed, and what each of the other choices would give."""
+    rows = []
+    for row, mode in zip(evaluation["summary"]["by_setting"], evaluation["decisions"], strict=True):
+        speeds, exported = _speeds(row), _exported(row)
+        others = (f"{choice} {rounded(speed)}" for choice, speed in speeds.items() if choice != exported)
+        rows.append(
+            {
+                "setting": setting_of(row),
+                "exported": "plain decoding" if _drafts_nothing(Mode.of(mode)) else exported,
+                "replayed": rounded(speeds[exported]),
+                "the others, replayed": "\n".join(others),
+                "decoded": decoded_over_plain(row),
+            }
+        )
+    return rows
+
+
+def show(title: str, evaluation: dict[str, Any]) -> None:
+    """The verdict on the terminal."""
+    console.print(table(choices(evaluation), f"{title}\nSpeed over plain decoding"))
+    for line in verdicts(evaluation):
+        console.print(line, soft_wrap=True)
+
+
+def next_steps(config: Config, evaluation: dict[str, Any]) -> tuple[list[str], str]:
+    """What to do with the run's output, in sentences; and a program that decodes with the exported selector, which is
+    empty where no draft pays or nothing is exported yet."""
+    pays = [
+        (_speeds(row)[_exported(row)].value, setting)
+        for setting, row, mode in zip(
+            config.sampling, evaluation["summary"]["by_setting"], evaluation["decisions"], strict=True
+        )
+        if not _drafts_nothing(Mode.of(mode))
+    ]
+    if not pays:
+        return ["Decode without a draft: drafting does not pay with this pair on this machine."], ""
+    folder = config.folder / "selector"
+    if not (folder / "config.json").exists():
+        return ["`espalier export` packages the selector."], ""
+    lines = [f"The exported selector is {folder.resolve()}. This program decodes with it:"]
+    engines = sorted(path for path in (config.folder / "engines").glob("*") if path.is_dir())
+    lines += [f"For {engine.name} see {_guide(engine)}." for engine in engines]
+    setting = max(pays, key=lambda each: each[0])[1].build()
+    target, draft = pair_names(config)
+    settings = ", ".join(f"{key}={value!r}" for key, value in setting.generation.items() if value is not None)
+    on = ".to('cuda')" if torch.cuda.is_available() and config.pair.device != "cpu" else ""
+    names = {"target": target, "draft": draft, "dtype": config.pair.dtype, "selector": str(folder)}
+    return lines, SNIPPET.format(settings=settings, on=on, **names)
+
+
+def _guide(folder: Path) -> Path:
+    """The page that says how to use an engine's files."""
+    return next(iter(sorted(folder.glob("README*"))), folder).resolve()

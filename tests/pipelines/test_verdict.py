@@ -1,0 +1,169 @@
+"""What a reader of an evaluation sees first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pipelines.config import Config, load_config
+from pipelines.evaluate.verdict import choices, decisions, next_steps, title, verdicts
+from pipelines.run import table
+from selector.actions import EMPTY, Action
+from selector.decision import Mode
+from tests.pipelines.runs import ROOT, SMALL
+
+SPEEDS = {"static tree": 1.8, "lookup rule": 2.4, "network": 2.5}
+ALIKE = (2.45, [2.1, 2.9])  # decoded, about what is replayed
+TREE = Mode(0.2, 0.9, Action(1, 6, 0)).row()
+NETWORK, RULE = TREE | {"feature_levels": ["early", "light"]}, TREE | {"feature_levels": ["match"], "rule": [4, 8]}
+PLAIN = TREE | {"action": list(EMPTY)}
+MODES = {"network": NETWORK, "lookup rule": RULE, "static tree": TREE}
+
+
+def setting(
+    exported: str, decoded: tuple[float, list[float]] = ALIKE, over_rule: float = 1.04, **other: float
+) -> dict[str, Any]:
+    """The figures of one sampling setting; `other` replaces replayed speeds over plain decoding, or adds choices."""
+    speeds = SPEEDS | {name.replace("_", " "): speed for name, speed in other.items()}
+    return {
+        "temperature": 0.2,
+        "top_p": 0.9,
+        "ratio_vs_autoregressive": decoded[0],
+        "ratio_vs_autoregressive_interval_95": decoded[1],
+        "ratio_vs_lookup_rule": over_rule,
+        "ratio_vs_lookup_rule_interval_95": [over_rule - 0.05, over_rule + 0.05],
+        "replayed": {"ratio_vs_autoregressive": {"value": speeds[exported], "error": 0.04}},
+        "choices": [
+            {"choice": name, "exported": name == exported, "over_plain": {"value": speed, "error": 0.04}}
+            for name, speed in speeds.items()
+        ],
+    }
+
+
+def evaluation(*rows: dict[str, Any], mode: dict[str, Any] | None = None) -> dict[str, Any]:
+    exported = [next(each["choice"] for each in row["choices"] if each["exported"]) for row in rows]
+    return {"summary": {"by_setting": list(rows)}, "decisions": [mode or MODES[name] for name in exported]}
+
+
+def said(row: dict[str, Any], mode: dict[str, Any] | None = None) -> str:
+    (found,) = verdicts(evaluation(row, mode=mode))
+    return found
+
+
+def test_what_is_exported_is_told_by_its_speed_over_plain_decoding() -> None:
+    expected = "T=0.2, top-p=0.9: the network is exported and decodes 2.50 ±0.04 times as fast as plain decoding. "
+    assert said(setting("network")).startswith(expected)
+    rule = setting("lookup rule", network=2.3)
+    assert said(rule).startswith(expected.replace("network", "lookup rule").replace("2.50", "2.40"))
+    assert len(verdicts(evaluation(setting("network"), rule))) == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (setting("network"), "Some of the gain is text that repeats itself: copying gives 23% of it."),
+        (setting("network", static_tree=1.1), "Most of the gain is text that repeats itself: copying gives 82% of it."),
+        (
+            setting("network", static_tree=2.4),
+            "Little of the gain is text that repeats itself: copying gives 0% of it.",
+        ),
+        (setting("lookup rule", static_tree=1.0), "copying gives 100% of it."),
+    ],
+)
+def test_the_share_of_copying_is_told_in_words(row: dict[str, Any], words: str) -> None:
+    """(1 / 1.8 - 1 / 2.4) / (1 - 1 / 2.5) = 0.23: of the time that is saved, what the rule saves of the tree's."""
+    assert said(row).endswith(words)
+
+
+def test_a_tree_copies_nothing() -> None:
+    assert said(setting("static tree", static_tree=2.6)).endswith("2.60 ±0.04 times as fast as plain decoding.")
+
+
+def test_decoding_that_says_something_else_than_replay_stands_beside_it() -> None:
+    assert "decodes 2.50 ±0.04 (replayed; decoded 1.90 [1.70, 2.10]) times as fast as plain decoding." in said(
+        setting("network", decoded=(1.9, [1.7, 2.1]))
+    )
+
+
+def test_no_selector_is_praised_that_loses() -> None:
+    """To the rule or to the tree, replayed, also with another verifier; or to the rule, decoded."""
+    assert said(setting("network", lookup_rule=2.6)).startswith(
+        "T=0.2, top-p=0.9: the lookup rule decodes 2.60 ±0.04 times as fast as plain decoding (replayed), and the "
+        "network, which is exported, 2.50 ±0.04 times."
+    )
+    assert said(setting("network", lookup_rule_with_specinfer=2.6)).startswith(
+        "T=0.2, top-p=0.9: the lookup rule with specinfer decodes 2.60 ±0.04 times"
+    )
+    assert said(setting("lookup rule", network=2.3, static_tree=2.45)).startswith(
+        "T=0.2, top-p=0.9: the static tree decodes 2.45 ±0.04 times"
+    )
+    assert said(setting("network", over_rule=0.9)) == (
+        "T=0.2, top-p=0.9: the lookup rule is faster than the network, which is exported and decodes at 0.90 "
+        "[0.85, 0.95] of its speed."
+    )
+
+
+def test_where_no_draft_pays_plain_decoding_is_exported_by_its_name() -> None:
+    nothing = {"static_tree": 1.0, "lookup_rule": 0.99, "network": 0.8, "decoded": (1.0, [1.0, 1.0])}
+    row = setting("static tree", **nothing)  # type: ignore[arg-type]
+    assert said(row, PLAIN) == "T=0.2, top-p=0.9: plain decoding is exported: nothing that drafts is faster here."
+    faster = said(setting("static tree", **nothing | {"lookup_rule": 1.2}), PLAIN)  # type: ignore[arg-type]
+    assert faster.startswith("T=0.2, top-p=0.9: the lookup rule decodes 1.20 ±0.04 times as fast as plain decoding")
+    assert "plain decoding is exported, because on the validation texts nothing was surely faster" in faster
+    assert choices(evaluation(row, mode=PLAIN))[0]["exported"] == "plain decoding"
+    lines, program = next_steps(Config(name="x"), evaluation(row, mode=PLAIN))
+    assert lines[0].startswith("Decode without a draft") and not program
+
+
+def test_who_decides_and_why_is_told_in_sentences() -> None:
+    found = evaluation(setting("network"), setting("lookup rule"), setting("static tree"))
+    network, rule, neither = decisions(found)
+    assert network.startswith("T=0.2, top-p=0.9: The network decides: on the validation texts it is ahead of the")
+    assert network.endswith("It is asked with early and then light features.")
+    assert rule.startswith("T=0.2, top-p=0.9: The lookup rule decides: ")
+    assert rule.endswith("It copies 8 tokens after a match of 4 or more, and drafts (1, 6, 0) elsewhere.")
+    assert "neither the network nor the lookup rule" in neither
+    assert neither.endswith("errors over sources, so (1, 6, 0) is drafted everywhere.")
+
+
+def test_the_verdict_is_80_columns_wide_and_nothing_is_cut() -> None:
+    rows = choices(evaluation(setting("network", lookup_rule_with_lifted_uniform=2.3)))
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(table(rows, "a title"))
+    lines = shown.get().splitlines()
+    assert max(map(len, lines)) <= 80 and "…" not in shown.get()
+    assert {"2.50 ±0.04", "2.45 [2.10, 2.90]"} <= {part.strip() for line in lines for part in line.split("  ")}
+
+
+def test_the_title_names_the_pair_and_the_machine() -> None:
+    own = Config.model_validate({"name": "mine", "pair": {"target": "org/large", "draft": "/models/small/"}})
+    assert title(own, "H100, bfloat16") == "mine: large with small on H100, bfloat16"
+    assert title(Config(name="demo"), "a CPU") == "demo: the embedded pair on a CPU"
+
+
+def test_the_program_of_the_next_step_runs(
+    demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It loads the pair and the exported selector, and continues a prompt; an engine's file is named."""
+    monkeypatch.chdir(demo[0])
+    config = load_config(ROOT / "configs" / "demo.yaml", SMALL)
+    row = setting("network")
+    lines, program = next_steps(config, evaluation(*[row] * len(config.sampling)))
+    assert lines == [f"The exported selector is {demo[0] / 'runs/demo/selector'}. This program decodes with it:"]
+    exec(compile(program, "next step", "exec"), {})
+    assert "def main():" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    assert next_steps(config, evaluation(*[row] * len(config.sampling))) == (
+        ["`espalier export` packages the selector."],
+        "",
+    )
+    for folder in ("selector", "engines/vllm"):
+        (tmp_path / "runs" / "demo" / folder).mkdir(parents=True)
+    (tmp_path / "runs/demo/selector/config.json").write_text("{}")
+    (tmp_path / "runs/demo/engines/vllm/README.md").write_text("how")
+    lines, _ = next_steps(config, evaluation(*[row] * len(config.sampling)))
+    assert lines[1] == f"For vllm see {tmp_path / 'runs/demo/engines/vllm/README.md'}."
