@@ -199,12 +199,13 @@ def real_steps(
     prompts: Sequence[list[int]],
     count: int,
     tokens: int,
+    tick: Callable[[], object] = lambda: None,
 ) -> dict[tuple[str, Choice], list[Step]]:
     """Steps of the pair's kind of decoder, by verifier and action: up to `count` of each text, after its slow first
     steps and within `tokens` new tokens. Steps of a lookup without a match and keys without steps are left out.
 
     Decodings of a prompt take turns step by step, in a random order, so that a slow moment of the machine and the
-    processor's caches affect all of them alike.
+    processor's caches affect all of them alike. `tick` is called `rounds` times.
     """
     steps: dict[tuple[str, Choice], list[Step]] = {(name, action): [] for name in verifiers for action in actions}
     for number, prompt in enumerate(prompts):
@@ -219,7 +220,13 @@ def real_steps(
                 for _ in range(count):
                     for key in shuffled.sample(list(running), len(running)):
                         steps[key] += islice(running[key], 1)
+            tick()
     return {key: taken for key, taken in steps.items() if taken}  # a text may end with its first step
+
+
+def rounds(verifiers: Sequence[str], actions: Sequence[Choice], prompts: Sequence[list[int]]) -> int:
+    """How often `real_steps` calls its `tick`."""
+    return len(prompts) * math.ceil(len(verifiers) * len(actions) / TOGETHER)
 
 
 def _steps(pair: ModelPair, verifier: str, action: Choice, prompt: list[int], limit: int, seed: int) -> Generator[Step]:

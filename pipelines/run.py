@@ -7,12 +7,12 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -24,6 +24,7 @@ from pipelines.config import Config
 from selector.files import atomically, unwritable
 from selector.schema import InputError, sha256
 
+T = TypeVar("T")
 MADE_BY = {"prompts": "pair", "engine-latency": "latency"}  # stages of the records that are not named after one
 PACKAGES = ("torch", "transformers", "pytorch-lightning", "torchmetrics", "datasets", "pyarrow", "mlflow")
 
@@ -194,13 +195,35 @@ def progress() -> Progress:
     return Progress(*words, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console)
 
 
+@contextmanager
+def ticking(words: str, total: int, done: int = 0) -> Iterator[Callable[[], None]]:
+    """A progress bar; yields the function that advances it by one part."""
+    with progress() as bar:
+        task = bar.add_task(words, total=total, completed=done, note="")
+        yield lambda: bar.advance(task)
+
+
+def watched(items: Collection[T], words: str) -> Iterator[T]:
+    """The items in order, behind a progress bar."""
+    with ticking(words, len(items)) as tick:
+        for item in items:
+            yield item
+            tick()
+
+
 def table(rows: Sequence[Mapping[str, str]], title: str, caption: str | None = None) -> Table:
-    """Rows of equal keys as a table of the terminal; columns of numbers are aligned at the right."""
+    """Rows of equal keys as a table of the terminal; columns of numbers are aligned at the right, and are folded only
+    where the terminal is too narrow for them."""
     found = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     found.title_justify = found.caption_justify = "left"
+    numeric = {name: is_numeric(row[name] for row in rows) for name in rows[0]}
+    width = 2  # the least that the table takes, with all numbers in one piece
     for name in rows[0]:
-        numeric = is_numeric(row[name] for row in rows)
-        found.add_column(name, justify="right" if numeric else "left", no_wrap=numeric)
+        cells = "\n".join([name, *(row[name] for row in rows)])
+        width += 2 + max(map(len, cells.splitlines() if numeric[name] else cells.split()))
+    for name in rows[0]:
+        fits = numeric[name] and width <= console.width
+        found.add_column(name, justify="right" if numeric[name] else "left", no_wrap=fits)
     for row in rows:
         found.add_row(*row.values())
     return found

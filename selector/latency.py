@@ -76,7 +76,8 @@ class LatencyProfile:
         try:
             values = json.loads(Path(path).read_text())
             found = values.pop("schema_version")
-            values.pop("check", None)
+            for name in ("check", "copied_from"):
+                values.pop(name, None)
             for name in ("draft", "target", "copied"):
                 values[name] = Table(**values[name])
             values["verify"] = {name: Table(**table) for name, table in values["verify"].items()}

@@ -88,6 +88,9 @@ class Latency(Section):
         ge=3,
         description="times that a pass is measured; decoding steps are timed on a fifth as many prompts",
     )
+    reuse: bool = Field(
+        True, description="whether another run's profile of the same pair, machine and settings is copied"
+    )
     timings: Path | None = Field(
         None, description="an engine's own step times (CSV); latency --from FILE or logs --timings FILE sets it"
     )

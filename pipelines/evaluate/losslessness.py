@@ -17,6 +17,7 @@ from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.evaluate.assisted import generation
 from pipelines.pair.loading import encode
+from pipelines.run import watched
 from selector.actions import Action
 from selector.schema import InputError
 
@@ -36,7 +37,7 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
     """
     result: dict[str, Any] = {"prompts": len(prompts), "continuations": 0, "tokens": 0, "ties": [], "differing": []}
     limit = config.data.tokens
-    for number, prompt in enumerate(prompts):
+    for number, prompt in enumerate(watched(prompts, "comparing greedy texts with generate()")):
         tokens = encode(config, pair, prompt)
         with without_own_settings(pair.target):
             expected = generation(pair, Sampling(0), tokens, limit)()[0, len(tokens) :].tolist()

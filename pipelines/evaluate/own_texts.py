@@ -29,7 +29,7 @@ from pipelines.data.recorded import against_labels, z_of
 from pipelines.evaluate.methods import BEST_STATIC, Method
 from pipelines.evaluate.replays import Contenders, Rows
 from pipelines.pair.loading import encode, recipe
-from pipelines.run import console
+from pipelines.run import console, watched
 from selector.actions import ActionSpace
 from selector.latency import LatencyProfile
 from selector.schema import InputError
@@ -69,7 +69,7 @@ def own_texts(
     result: Rows = []
     names = sorted({prompt.source for prompt in prompts})
     sources = torch.tensor([names.index(prompt.source) for prompt in prompts])
-    for setting in config.sampling:
+    for setting in watched(config.sampling, "replaying the decoded texts"):
         key = setting.temperature, setting.top_p
         accounts: dict[str, list[Account]] = {}
         known: dict[Hashable, list[Account]] = {}  # by identity: several methods may decode alike

@@ -15,6 +15,7 @@ from pipelines.config import Config
 from pipelines.data.recorded import settings_of
 from pipelines.evaluate.assisted import Assistant
 from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, PLAIN, SELECTOR, STATIC, Method, static_methods
+from pipelines.run import watched
 from pipelines.train.judging import by_setting, judge, statics
 from pipelines.train.result import chosen_of, rule_of
 from selector.actions import EMPTY
@@ -59,7 +60,7 @@ def replays(contenders: Contenders, texts: Texts, profile: LatencyProfile, clock
     """The speed of every method that can be replayed: `ratio` and `error` over the best static tree; `over`
     it and plain decoding, too, and for the selector over each of the others."""
     rows = []
-    for setting, own in contenders.items():
+    for setting, own in watched(contenders.items(), f"replaying held-out texts, {clock}"):
         mine = texts.setting_of(setting)
         methods = [method for method in own if isinstance(method, Method)]
         found = {method.name: method.replay(mine, profile) for method in methods}
@@ -100,9 +101,8 @@ def choices(
     train, validation, test = (by_setting(config, splits[name], profile) for name in SPLITS)
     bases = statics(config, train)
     found = []
-    for own, base, judged, entry in zip(
-        test, bases, judge(module, validation, bases), chosen_of(result)["modes"], strict=True
-    ):
+    all_of = list(zip(test, bases, judge(module, validation, bases), chosen_of(result)["modes"], strict=True))
+    for own, base, judged, entry in watched(all_of, "replaying the choices"):
         kept = Mode.of(entry)
         exported = NETWORK if kept.decides else COPYING if kept.rule is not None else STATIC
         rule = rule_of(result, own.setting, own.verifier)

@@ -45,7 +45,7 @@ from pipelines.evaluate.replays import (
 from pipelines.evaluate.verdict import title, verdicts
 from pipelines.latency.profile import load_profile
 from pipelines.pair.loading import encode, load_pair, prompts_depend, prompts_of
-from pipelines.run import Journal, Stage, progress, read_json, write_json
+from pipelines.run import Journal, Stage, read_json, ticking, watched, write_json
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.packaging import build
 from pipelines.train.result import chosen_of, decision_digest, load_module, load_result, rule_of
@@ -156,7 +156,9 @@ def wall_methods(
     """The methods that are both decoded and replayed on this machine."""
     verifier = config.train.verifier
     methods: Contenders = {}
-    for setting, entry in zip(settings_of(config), chosen_of(result)["modes"], strict=True):
+    for setting, entry in watched(
+        list(zip(settings_of(config), chosen_of(result)["modes"], strict=True)), "choosing the methods"
+    ):
         mode, static = Mode.of(entry), static_methods(splits["train"].setting_of(setting), config.verifiers, profile)
         rule = RecentAcceptance.tuned(timed(splits["train"], setting, verifier, profile), mode)
         best = next(method for method in static if method.name == BEST_STATIC)
@@ -173,7 +175,7 @@ def tuned_assistants(config: Config, pair: ModelPair, journal: Journal) -> dict[
     """Assisted generation as it is by default, and with its best number of drafted tokens; and prompt lookup with its
     best number of tokens and longest match. Those that the journal already holds are not tuned again."""
     prompts = [encode(config, pair, prompt) for prompt in prompts_of(config, pair, "train")[:TUNING_PROMPTS]]
-    for setting in config.sampling[len(journal.entries) :]:
+    for setting in watched(config.sampling[len(journal.entries) :], "tuning transformers' own methods"):
         sampling, limit = setting.build(), config.data.tokens
         seed = seed_of(config.seed, sampling, "assisted") % 2**31
         tuned = [best_of(kind, pair, sampling, prompts, limit, seed) for kind in (CONSTANTS, LOOKUPS)]
@@ -191,14 +193,12 @@ def decode_prompts(
     finished = {(row["prompt"], row["temperature"], row["top_p"]) for rows in journal.entries for row in rows}
     tasks = [(prompt, setting) for prompt in prompts for setting in config.sampling]
     todo = [(prompt, s) for prompt, s in tasks if (prompt.id, s.temperature, s.top_p) not in finished]
-    with progress() as bar:
-        done = len(tasks) - len(todo)
-        task = bar.add_task("decoding held-out prompts", total=len(tasks), completed=done, note="")
+    with ticking("decoding held-out prompts", len(tasks), len(tasks) - len(todo)) as tick:
         if todo:  # a process decodes its first prompt more slowly than the others, so this result is not used
             _decode_all(config, pair, *todo[0], contenders)
         for prompt, setting in todo:
             journal.add(_decode_all(config, pair, prompt, setting, contenders))
-            bar.advance(task)
+            tick()
     return [row for rows in journal.entries for row in rows]
 
 

@@ -15,13 +15,12 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.data.recorded import timed
-from pipelines.run import console
+from pipelines.run import console, table
 from selector.actions import choice_of
 from selector.decision import Mode, net_tokens
 from selector.latency import LatencyProfile
@@ -167,14 +166,17 @@ def limited_modes(
         mine = timed(texts, mode.setting, config.train.verifier, profile)
         settings.append(Unrestricted(mode, mine, module.predictions(mine.texts, mode), not module.is_regressor))
     rows = tiers(settings)
-    columns = "shapes", "of", *(str(Sampling(*each.timed.setting)) for each in settings), "the shapes"
-    title = "Speed with few shapes of trees, over the selector with all of them"
-    table = Table(*columns, title=title, title_justify="left")
-    table.caption = "chosen greedily and replayed on the validation texts; ± one standard error over sources"
-    for row in rows:
-        shown = " ".join(str(choice_of(shape)) for shape in row["shapes"][:4]) + " .." * (len(row["shapes"]) > 4)
-        table.add_row(str(len(row["shapes"])), row["kind"], *map(str, row["ratios"]), shown)
-    console.print(table)
+    cells = [
+        {
+            "shapes": str(len(row["shapes"])),
+            "of": row["kind"],
+            **{str(Sampling(*each.timed.setting)): str(own) for each, own in zip(settings, row["ratios"], strict=True)},
+            "the shapes": " ".join(map(str, map(choice_of, row["shapes"][:4]))) + " .." * (len(row["shapes"]) > 4),
+        }
+        for row in rows
+    ]
+    caption = "chosen greedily and replayed on the validation texts; ± one standard error over sources"
+    console.print(table(cells, "Speed with few shapes of trees, over the selector with all of them", caption))
     shapes = shapes_in_order(settings, candidates_of(settings, TREES), config.export.tiers)
     found = [restricted(setting, shapes) for setting in settings]
     modes = [{**entry, **judged.mode.row()} for entry, judged in zip(entries, found, strict=True)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,7 +17,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.pair.loading import hidden_widths
-from pipelines.run import verify
+from pipelines.run import read_json, read_record, verify, watched
 from selector.actions import Action, ActionSpace, Choice
 from selector.decision import Mode
 from selector.export.deployed import DeployedSelector, config_of
@@ -29,11 +31,38 @@ WIDTHS, NODES = (1, 2, 4), (1, 2, 5, 9, 17, 25, 41)  # branches of a draft pass;
 COMPARED = Action(1, 4, 0), Action(2, 2, 4)  # the trees with which decoders are compared
 COMPARED_STEPS = 8  # of each text and tree
 COMPARED_PROMPTS = 2
+COPIED_FROM = "copied_from"  # of `latency.json`: the run that measured it
 CLEARLY = 0.9  # a kind replaces the first one if its steps take less than this share; a smaller gain may be noise
 
 
 def profile_path(config: Config) -> Path:
     return config.folder / "latency.json"
+
+
+def measured_elsewhere(config: Config, depends: dict[str, Any]) -> str | None:
+    """The run with the newest profile of the same pair, machine and settings; None where there is none.
+
+    The prompts' texts and the seed may differ. A profile that was itself copied does not count.
+
+    Args:
+        depends: what the run's own profile depends on.
+    """
+    paths = config.folder.parent.glob("*/latency.json")
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
+        other = config.model_copy(update={"name": path.parent.name})
+        with suppress(InputError):
+            record = read_record(other, "latency")
+            verify(other, "latency")
+            same = _of_all_texts(record["depends"]) == _of_all_texts(depends)
+            if other.name != config.name and same and COPIED_FROM not in read_json(path, "latency"):
+                return other.name
+    return None
+
+
+def _of_all_texts(depends: dict[str, Any]) -> dict[str, Any]:
+    """What a profile depends on, without the seed and the texts on which steps are timed."""
+    prompts = {key: value for key, value in depends.get("prompts", {}).items() if key != "texts"}
+    return {**depends, "prompts": prompts, "seed": None}
 
 
 def context_lengths(config: Config) -> tuple[int, ...]:
@@ -74,7 +103,7 @@ def faster_decoder(config: Config, pair: ModelPair, prompts: list[list[int]]) ->
     if config.pair.decoder != GRAPH:
         kinds = [EAGER] if config.pair.decoder == EAGER else [EAGER, *kinds]
     seconds = {}
-    for kind in kinds if len(kinds) > 1 else ():
+    for kind in watched(kinds, "comparing decoders") if len(kinds) > 1 else ():
         pair.decoder = kind
         steps = timing.real_steps(
             pair, [config.train.verifier], COMPARED, prompts[:COMPARED_PROMPTS], COMPARED_STEPS, config.data.tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rich.table import Table as RichTable
+from rich.table import Table
 
 from data_gen import timing
 from data_gen.decoding import EAGER
@@ -18,9 +18,18 @@ from data_gen.texts.prompts import Prompt
 from data_gen.texts.written import seed_of, written_by_target
 from pipelines.config import Config
 from pipelines.latency import timings
-from pipelines.latency.profile import NODES, WIDTHS, context_lengths, decision_seconds, faster_decoder, profile_path
+from pipelines.latency.profile import (
+    COPIED_FROM,
+    NODES,
+    WIDTHS,
+    context_lengths,
+    decision_seconds,
+    faster_decoder,
+    measured_elsewhere,
+    profile_path,
+)
 from pipelines.pair.loading import encode, load_pair, prompts_depend, prompts_of, recipe
-from pipelines.run import Stage, console, progress, write_json
+from pipelines.run import Stage, console, read_json, table, ticking, watched, write_json
 from pipelines.tracking import describe, mlflow_run
 from selector.actions import Action, Choice, choice_of
 from selector.latency import LatencyProfile, setting_key
@@ -59,25 +68,30 @@ def run(config: Config) -> None:
         if reads_only(config):
             return
     pair = load_pair(config, shapes=True)
-    device = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
-    stage = Stage("latency", config, _depends(config, pair, device), (profile_path(config),))
-    if not stage.begin():
+    stage = stage_of(config, pair.fingerprint)
+    if not stage.begin(lambda: config.latency.reuse or COPIED_FROM not in read_json(profile_path(config), "latency")):
         return
+    if config.latency.reuse and (name := measured_elsewhere(config, stage.depends)) is not None:
+        _copy(stage, name)
+        return
+    device = stage.depends["device"]
     grid = timing.Grid(context_lengths(config), WIDTHS, NODES, config.latency.repeats)
     texts = prompts_of(config, pair, "train", max(1, config.latency.repeats // 5))
     prompts = [encode(config, pair, text) for text in texts]
-    with mlflow_run(config, "latency", SECTIONS) as mlflow, progress() as bar:
-        task = bar.add_task("timing passes", total=grid.repeats, note="")
-        profile = timing.measure(pair, grid, config.verifiers, device, lambda: bar.advance(task))
+    with mlflow_run(config, "latency", SECTIONS) as mlflow:
+        with ticking("timing passes", grid.repeats) as tick:
+            profile = timing.measure(pair, grid, config.verifiers, device, tick)
         pair.decoder = faster_decoder(config, pair, prompts)
         profile = replace(profile, decide=dict.fromkeys(FEATURES, 0.0), decoder=pair.decoder)
         decide = {
             level: decision_seconds(config, pair, profile, config.train.verifier, level, prompts[0])
-            for level in FEATURES
+            for level in watched(FEATURES, "timing decisions")
         }
         profile = replace(profile, decide=decide, labelling=labelling_seconds(config, pair, texts))
         actions = [choice_of(shape) for shape in FITTED + CHECKED]
-        steps = timing.real_steps(pair, config.verifiers, actions, prompts, REAL_STEPS, config.data.tokens)
+        asked = config.verifiers, actions, prompts
+        with ticking("timing decoding steps", timing.rounds(*asked)) as tick:
+            steps = timing.real_steps(pair, *asked, REAL_STEPS, config.data.tokens, tick)
         trees = [action for action in actions if isinstance(action, Action)]
         if any((name, tree) not in steps for name in config.verifiers for tree in trees):
             raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
@@ -94,11 +108,25 @@ def run(config: Config) -> None:
     stage.finish()
 
 
-def _depends(config: Config, pair: ModelPair, device: str) -> dict[str, Any]:
+def _copy(stage: Stage, name: str) -> None:
+    """Take over the profile of another run."""
+    stage.replace()
+    other = read_json(profile_path(stage.config.model_copy(update={"name": name})), "latency")
+    write_json(profile_path(stage.config), {**other, COPIED_FROM: name})
+    stage.say(f"copied from the run {name}: same pair, machine and settings (latency.reuse=false measures anew)")
+    stage.finish()
+
+
+def stage_of(config: Config, pair: str) -> Stage:
+    """The stage with what it depends on; `pair` is the pair's fingerprint."""
+    return Stage("latency", config, _depends(config, pair), (profile_path(config),))
+
+
+def _depends(config: Config, pair: str) -> dict[str, Any]:
     return {
         "format": FORMAT,
-        "device": device,
-        "pair": pair.fingerprint,
+        "device": timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads),
+        "pair": pair,
         "decoder": config.pair.decoder,
         "repeats": config.latency.repeats,
         "lengths": list(context_lengths(config)),
@@ -127,7 +155,7 @@ def check(profile: LatencyProfile, verifier: str, steps: dict[tuple[str, Choice]
 def different(config: Config, pair: ModelPair, prompts: list[list[int]]) -> dict[str, list[list[float]]]:
     """`LatencyProfile.different` of every sampling setting; empty where the decoder passes fixed slots."""
     found = {}
-    for setting in config.sampling if pair.decoder == EAGER else ():
+    for setting in watched(config.sampling, "counting different nodes") if pair.decoder == EAGER else ():
         sampling = setting.build()
         written = written_by_target(pair, prompts, config.data.tokens, sampling, seed_of(config.seed, "different"))
         texts = [(text.tokens, text.start) for text in written]
@@ -145,16 +173,18 @@ def passes(profile: LatencyProfile) -> str:
     return f"draft pass {1e3 * draft:.2f} ms, target pass {1e3 * target:.2f} ms ({ratio});\na decision {decisions}"
 
 
-def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> RichTable:
+def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> Table:
     """The times of passes and a decision, and predicted and measured step times."""
     random = ", random weights" if profile.pair.startswith(RANDOM) else ""
-    table = RichTable(title=f"Step times on {profile.device}{random}\n{passes(profile)}", title_justify="left")
-    for column in ("action", "predicted ms", "measured ms", "ratio"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        milliseconds = [f"{1e3 * row[key]:.2f}" for key in ("predicted", "measured")]
-        table.add_row(row["action"], *milliseconds, f"{row['ratio']:.2f}")
-    return table
+    cells = [
+        {
+            "action": row["action"],
+            **{f"{key} ms": f"{1e3 * row[key]:.2f}" for key in ("predicted", "measured")},
+            "ratio": f"{row['ratio']:.2f}",
+        }
+        for row in rows
+    ]
+    return table(cells, f"Step times on {profile.device}{random}\n{passes(profile)}")
 
 
 def labelling_seconds(config: Config, pair: ModelPair, prompts: list[Prompt]) -> dict[str, float]:
@@ -164,7 +194,7 @@ def labelling_seconds(config: Config, pair: ModelPair, prompts: list[Prompt]) ->
     few = {"decoded": chosen[:2], "written": chosen[: config.data.texts_per_shard]}
     spent = dict.fromkeys(PARTS, 0.0)
     tokens, roots = dict.fromkeys(few, 0), 0
-    for part, texts in few.items():
+    for part, texts in watched(few.items(), "timing labels"):
         shard = make_shard(pair, recipe(config), Work("train", sampling, texts, decoded=part == "decoded"))
         for name, seconds in shard.seconds.items():
             spent[name] += seconds

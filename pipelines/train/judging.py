@@ -16,6 +16,7 @@ from torch import Tensor
 from data_gen.models.sampling import Sampling
 from pipelines.config import Config, SamplingSetting
 from pipelines.data.recorded import settings_of, timed
+from pipelines.run import table
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.train.data import Setting, Texts, Timed
@@ -34,21 +35,26 @@ from selector.train.tuning import (
 
 def potential_table(found: dict[Setting, Potential]) -> Table:
     """Whether a selector pays, one line for each sampling setting."""
-    title = "Does a selector pay here? A quick linear model, on sources it has not seen"
-    table = Table(title=title, title_justify="left")
-    for column in ("setting", "explained variance", "autocorrelation", "in long repeats", "gain", "over", "verdict"):
-        table.add_column(column, justify="left" if column in ("setting", "over", "verdict") else "right")
+    rows = []
     for setting, each in found.items():
         low, high = (each.gain.value + sign * SURE * each.gain.error for sign in (-1, 1))
-        verdict = "yes" if low > 1 else "no" if high < 1.01 else "perhaps: train one"
-        shares = f"{each.explained:.0%}", f"{each.autocorrelation:.2f}", f"{each.repeats:.0%}"
-        table.add_row(str(Sampling(*setting)), *shares, str(each.gain), f"the {each.over}", verdict)
-    table.caption = (
-        "explained variance: of the labels of a chain of 8; autocorrelation: of acceptance, 4 tokens apart; "
-        "gain: replayed speed over the best static tree or the lookup rule, whichever is faster, decisions included, "
-        "± one standard error over sources"
+        rows.append(
+            {
+                "setting": str(Sampling(*setting)),
+                "explained": f"{each.explained:.0%}",
+                "correlated": f"{each.autocorrelation:.2f}",
+                "repeats": f"{each.repeats:.0%}",
+                "gain": str(each.gain),
+                "over": f"the {each.over}",
+                "verdict": "yes" if low > 1 else "no" if high < 1.01 else "perhaps: train one",
+            }
+        )
+    caption = (
+        "explained: variance of the labels of a chain of 8; correlated: acceptance, 4 tokens apart; repeats: positions "
+        "in long ones; gain: replayed speed over the best static tree or the lookup rule, whichever is faster, "
+        "decisions included, ± one standard error over sources"
     )
-    return table
+    return table(rows, "Does a selector pay here? A quick linear model, on sources it has not seen", caption)
 
 
 def by_setting(config: Config, texts: Texts, profile: LatencyProfile) -> list[Timed]:

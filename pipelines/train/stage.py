@@ -16,7 +16,7 @@ from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, traces_folder
 from pipelines.latency.profile import load_profile
-from pipelines.run import Stage, console, write_json
+from pipelines.run import Stage, console, table, write_json
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.fitting import fit, module_of
 from pipelines.train.judging import (
@@ -190,17 +190,24 @@ def choose(found: dict[str, dict[str, Any]]) -> str:
 
 def table_of(found: dict[str, dict[str, Any]], chosen: str) -> Table:
     """Speed over the best static tree by replay, by sampling setting and selector."""
-    title = "Validation texts, replayed: speed over the best static tree (± one standard error over sources)"
-    table = Table("setting", "static tree", title=title, title_justify="left")
-    for name in ("lookup rule", *found):
-        table.add_column(f"{name}{' (kept)' if name == chosen else ''}", justify="right")
+    rows = []
     for number, mode in enumerate(found[chosen]["modes"]):
-        own = [row["modes"][number] for row in found.values()]
-        cells = [f"{Ratio(**each['replay'])}{' *' if each['decides'] else ''}" for each in own]
-        rule = f"{Ratio(**mode['replay_rule'])}{' *' if mode['rule'] else ''}"
-        table.add_row(str(Sampling(mode["temperature"], mode["top_p"])), str(tuple(mode["action"])), rule, *cells)
-    table.caption = (
+        own = {name: row["modes"][number] for name, row in found.items()}
+        rows.append(
+            {
+                "setting": str(Sampling(mode["temperature"], mode["top_p"])),
+                "static tree": str(tuple(mode["action"])),
+                "lookup rule": f"{Ratio(**mode['replay_rule'])}{' *' if mode['rule'] else ''}",
+                **{
+                    f"{name}\n(kept)" if name == chosen else name: f"{Ratio(**each['replay'])}"
+                    f"{' *' if each['decides'] else ''}"
+                    for name, each in own.items()
+                },
+            }
+        )
+    caption = (
         "* This one decides under the setting. It is two standard errors ahead of the best static tree, and a network "
         "is also ahead of the lookup rule. Where none decides, the static tree is drafted."
     )
-    return table
+    title = "Validation texts, replayed: speed over the best static tree\n(± one standard error over sources)"
+    return table(rows, title, caption)
