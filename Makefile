@@ -58,7 +58,7 @@ worlds: $(INSTALLED) ## a study: how often the lifted rules lose to Traversal on
 docs: $(INSTALLED) ## write the pages of docs/ that are generated from the code
 	$(VENV)/bin/python docs/build.py
 
-mlflow: $(INSTALLED) ## open MLflow's page on http://127.0.0.1:5000
+mlflow: $(INSTALLED) ## MLflow, on http://127.0.0.1:5000/#/experiments?workflowType=machine_learning
 	$(VENV)/bin/mlflow ui --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlruns/mlflow.db} --host 127.0.0.1 --port 5000
 
 test: $(INSTALLED) ## the whole test suite, on two cores; no network, no GPU

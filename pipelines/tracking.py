@@ -1,28 +1,48 @@
-"""MLflow: one run per stage, in a store that is created when it is first needed."""
+"""MLflow: a run for each folder of `runs/`, and its stages as children, in a store that is created when needed."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
+import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import psutil
+import pyarrow.parquet as pq
 import yaml
 
+from data_gen.timing import device_name
 from data_gen.traces import flat
 from pipelines.config import Config
 from pipelines.run import provenance
-from selector.schema import InputError
+from selector.schema import InputError, read_manifest
 
+T = TypeVar("T")
 DEFAULT_STORE = "sqlite:///mlruns/mlflow.db"
 DESCRIPTION = "mlflow.note.content"  # the tag that MLflow shows as the description of an experiment or a run
-# MLflow's first page shows neither runs nor metrics
-WHERE_TO_LOOK = "[One run per stage](#/experiments/{number}/runs): see its description; *Columns* lists its metrics."
+# MLflow opens an experiment with its page for LLM applications, and lists runs without metrics
+VIEW = "#/experiments/{number}/runs?viewStateShareKey=found&workflowType=machine_learning"
+SHOWN = [f"metrics.`{name}`" for name in ("exported_ratio", "kept_ratio", "replayed_ratio")] + ["tags.`pair`"]
+ABOUT = """[The runs, with what they found]({view})
+
+The run that is named after the experiment says what was found; its stages are below it, and the networks below `train`.
+The ratios are speeds over the best static tree: means over sampling settings and, as `.../T ...`, for each.
+
+- `replayed_ratio`: a network alone, on validation texts; networks are compared by it
+- `kept_ratio`: with the lookup rule or the static tree where these are kept
+- `exported_ratio`: what is exported, on held-out texts
+
+The selector is a version of the registered model `espalier-selector`."""
+PARENT = "mlflow.parentRunId"
+EXPORTED = "exported_ratio"
+OF_STAGE = ("stage", "pair", "commit", "machine")  # tags
 SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}  # default: 4 minutes
 
 
@@ -32,7 +52,8 @@ def tracking_uri() -> str:
 
 @contextmanager
 def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[Any]:
-    """An MLflow run of experiment `<name>` with the resolved config; yields the `mlflow` module.
+    """An MLflow run of experiment `<name>` with the resolved config, below the run of the folder; yields the `mlflow`
+    module.
 
     Args:
         sections: the parts of the config that become the run's parameters.
@@ -49,35 +70,58 @@ def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[
     os.environ |= SERVER_PATIENCE | os.environ  # a user's own values stay
     try:
         try:
-            _start(mlflow, uri, config.name, stage)
+            made_with = provenance(config)
+            pipeline = _start(mlflow, uri, config, stage, _tags(config, sections, made_with["commit"]))
         except OSError as error:  # a folder cannot be created
             raise _failure(uri, error) from error
         try:
-            mlflow.set_tag("stage", stage)
             mlflow.log_params(parameters(config, stage, sections))
             mlflow.log_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), "config.yaml")
-            mlflow.log_dict(provenance(config), "provenance.json")
+            mlflow.log_dict(made_with, "provenance.json")
             yield mlflow
         except BaseException as error:
             status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
             logging.getLogger("mlflow").setLevel(logging.CRITICAL)
             with suppress(*failures):  # where the disk is full, the first error says more
                 mlflow.end_run(status)
+                mlflow.MlflowClient().set_terminated(pipeline, status)
             raise
         mlflow.end_run()
+        mlflow.MlflowClient().set_terminated(pipeline)
     except failures as error:
         raise _failure(uri, error) from error
 
 
-def _start(mlflow: Any, uri: str, experiment: str, run_name: str) -> None:
+def _tags(config: Config, sections: Sequence[str], commit: str | None) -> dict[str, str]:
+    """The pair, the commit of this program and the machine, for searches."""
+    own = config.pair
+    pair = {"pair": "embedded" if own.target == "embedded" else f"{own.target} / {own.draft}"}
+    machine = f"{platform.node()}, {device_name('auto', own.dtype, own.threads)}"
+    return (pair if "pair" in sections else {}) | {"commit": str(commit), "machine": machine}
+
+
+def _start(mlflow: Any, uri: str, config: Config, stage: str, tags: dict[str, str]) -> str:
+    """Start the stage's run; the id of the folder's run, its parent."""
+    experiment = config.name
     if uri == DEFAULT_STORE:
         _create_store(Path(uri.removeprefix("sqlite:///")))
     mlflow.set_tracking_uri(uri)
     if uri == DEFAULT_STORE:
         _keep_artefacts_in(Path("mlruns").resolve(), mlflow.MlflowClient(), experiment)
-    number = mlflow.set_experiment(experiment).experiment_id
-    mlflow.set_experiment_tag(DESCRIPTION, WHERE_TO_LOOK.format(number=number))
-    mlflow.start_run(run_name=run_name)
+    number, client = mlflow.set_experiment(experiment).experiment_id, mlflow.MlflowClient()
+    about, shown = ABOUT.format(view=VIEW.format(number=number)), json.dumps({"selectedColumns": SHOWN})
+    mlflow.set_experiment_tags({DESCRIPTION: about, "mlflow.sharedViewState.found": shown})
+    folder = str(config.folder.resolve())
+    runs = client.search_runs([number], "tags.stage = 'pipeline'")
+    pipeline = next((run.info.run_id for run in runs if run.data.tags["folder"] == folder), None)
+    if pipeline is None:
+        own = {"stage": "pipeline", "folder": folder}
+        pipeline = client.create_run(number, tags=own, run_name=experiment).info.run_id
+    client.update_run(pipeline, "RUNNING")
+    for name, value in tags.items():
+        client.set_tag(pipeline, name, value)
+    mlflow.start_run(run_name=stage, parent_run_id=pipeline, tags={"stage": stage, **tags})
+    return str(pipeline)
 
 
 def _failure(uri: str, error: Exception) -> InputError:
@@ -96,9 +140,53 @@ def parameters(config: Config, stage: str, sections: Sequence[str]) -> dict[str,
     return flat({name: values[name] for name in ("seed", *sections)})
 
 
-def describe(mlflow: Any, words: str) -> None:
-    """Show in MLflow a description of what the current run found."""
+def describe(mlflow: Any, words: str, metrics: Mapping[str, float] | None = None) -> None:
+    """Show in MLflow what the current run found. With metrics, which selectors are compared by, its parent shows it,
+    too."""
     mlflow.set_tag(DESCRIPTION, words)
+    if metrics is not None:
+        parent = pipeline_of(mlflow)
+        mlflow.log_metrics(metrics)
+        mlflow.log_metrics(metrics, run_id=parent)
+        mlflow.MlflowClient().set_tag(parent, DESCRIPTION, words)
+
+
+def named(figures: Mapping[str, T], row: Mapping[str, Any]) -> dict[str, T]:
+    """Metrics or tags of one sampling setting, that of a row with `temperature` and `top_p`."""
+    return {f"{name}/T {row['temperature']:g} top-p {row['top_p']:g}": value for name, value in figures.items()}
+
+
+def nested_run(mlflow: Any, name: str) -> Any:
+    """A run below the current one, with its tags; a context manager."""
+    tags = mlflow.active_run().data.tags
+    return mlflow.start_run(run_name=name, nested=True, tags={tag: tags[tag] for tag in OF_STAGE if tag in tags})
+
+
+def pipeline_of(mlflow: Any) -> str:
+    """The id of the current run's parent."""
+    return str(mlflow.active_run().data.tags[PARENT])
+
+
+def log_traces(mlflow: Any, folder: Path, splits: Sequence[str]) -> None:
+    """Log splits of a trace store as data sets of the current run: name, digest, place, columns and sizes."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    found, shards = [], read_manifest(folder)["shards"]
+    for split in splits:
+        own = {name: shard for name, shard in sorted(shards.items()) if name.startswith(f"{split}/")}
+        if not own:
+            continue
+        digest = hashlib.sha256("".join(shard["sha256"] for shard in own.values()).encode()).hexdigest()[:16]
+        columns = [
+            {"name": field.name, "type": str(field.type), "required": True}
+            for field in pq.read_schema(folder / next(iter(own)))
+        ]
+        sizes = {"num_rows": sum(s["rows"] for s in own.values()), "bytes": sum(s["bytes"] for s in own.values())}
+        source = json.dumps({"uri": str((folder / split).resolve())})
+        schema = json.dumps({"mlflow_colspec": columns})
+        data = Dataset(f"traces {split}", digest, "local", source, schema, json.dumps(sizes))
+        found.append(DatasetInput(data, [InputTag("mlflow.data.context", split)]))
+    mlflow.MlflowClient().log_inputs(mlflow.active_run().info.run_id, found)
 
 
 def _keep_artefacts_in(folder: Path, client: Any, name: str) -> None:

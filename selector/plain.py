@@ -89,6 +89,22 @@ class PlainSelector:
         scores_BA = np.where(allowed_BA, scores_BA, NEVER)
         return scores_BA.argmax(-1), scores_BA
 
+    def predict(self, frame: Any, params: Any = None) -> Any:
+        """The decisions in the form that MLflow calls: a DataFrame with the columns `K`, `L1`, `L2`, which are
+        (0, length, 0) for a lookup.
+
+        Args:
+            frame: a DataFrame with a column for each scalar and each hidden state, or for the early scalars alone.
+            params: not used.
+        """
+        names = [scalar["name"] for scalar in self.config["features"]["scalars"]]
+        names = names if set(names) <= set(frame.columns) else names[: self.early]
+        states = [np.stack(list(frame[name])) for name in self.config["features"]["hidden_states"] if name in frame]
+        index_B, _ = self.decide(frame[names].to_numpy(np.float32), states)
+        chosen = [self.actions[index] for index in index_B]
+        shapes = [(0, *action, 0) if len(action) == 1 else action for action in chosen]
+        return type(frame)(shapes, columns=["K", "L1", "L2"])
+
     def _network(self, given: list[Array], passed_B1: Array) -> Array:
         """The outputs of `selector.train.network.RootNetwork`, from scalars and, where known, hidden states, [B, H]."""
         find, body = self._tensors, "network.body." if self._regressor else "network."
@@ -115,6 +131,11 @@ class PlainSelector:
             if i != layers[-1]:
                 values = np.maximum(values, 0) if self._regressor else gelu(values)
         return values
+
+
+def _load_pyfunc(folder: str) -> PlainSelector:
+    """What MLflow calls to load a registered selector."""
+    return PlainSelector(folder)
 
 
 def gelu(values: Array) -> Array:

@@ -20,8 +20,9 @@ from pipelines.data.recorded import depends, realised, traces_folder
 from pipelines.data.shards import duration, passes_line, predicted_seconds, shards, size_line
 from pipelines.pair.loading import load_pair, recipe
 from pipelines.run import Stage, progress
-from pipelines.tracking import describe, mlflow_run
+from pipelines.tracking import describe, log_traces, mlflow_run
 from selector.schema import InputError
+from selector.train.data import SPLITS
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data")
 MEMORY = "memory: a pass that does not fit is repeated with half as many rows; at first it has data.texts_per_shard"
@@ -75,6 +76,7 @@ def run(config: Config) -> None:
         mlflow.log_metrics({"texts": texts, "bytes": size, **spent.metrics()})
         mlflow.log_metrics({f"z of decoded steps/{row['verifier']}": row["z"] for row in checks})
         mlflow.log_dict(store.manifest, "manifest.json")
+        log_traces(mlflow, folder, SPLITS)
         found = f"{texts} texts, {size / 1e6:.1f} MB in {folder}"
         describe(mlflow, found)
     stage.say(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from pipelines.evaluate import verdict
@@ -10,6 +11,7 @@ from pipelines.evaluate.methods import PLAIN, STATIC
 from pipelines.evaluate.replays import WALL, Rows
 from pipelines.evaluate.verdict import Cells, decisions, interval, rounded, setting_of
 from pipelines.run import console, table
+from pipelines.tracking import EXPORTED, named
 from selector.train.replay import Ratio
 
 SHOWN = ("method", "drafts", "tokens/step", "decoded", "replayed")  # on the terminal, which is narrow
@@ -21,11 +23,12 @@ LEGEND = (
 
 
 def metrics(summary: dict[str, Any]) -> dict[str, float]:
-    """For MLflow: the means over sampling settings, and every ratio by setting."""
-    found = {name: value for name, value in summary.items() if isinstance(value, float)}
-    for row in summary["by_setting"]:
-        place = f"T {row['temperature']:g} top-p {row['top_p']:g}"
-        found |= {f"{figure}/{place}": row[figure] for figure in FIGURES if figure in row}
+    """For MLflow: every ratio by sampling setting, and the number by which selectors are compared."""
+    rows = summary["by_setting"]
+    found = {EXPORTED: statistics.mean(row["replay_ratio"] for row in rows)}
+    for row in rows:
+        figures = {EXPORTED: row["replay_ratio"], **{name: row[name] for name in FIGURES if name in row}}
+        found |= named(figures, row)
     return found
 
 

@@ -14,6 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces
 from pipelines.export import chains
+from pipelines.export.registry import register
 from pipelines.export.tiers import limited_modes
 from pipelines.latency.profile import load_profile
 from pipelines.run import Stage, read_json, require
@@ -21,11 +22,9 @@ from pipelines.tracking import describe, mlflow_run
 from pipelines.train.packaging import build
 from pipelines.train.result import chosen_of, decision_digest, load_module, load_result
 from selector.latency import LatencyProfile
-from selector.runtime.selector import Selector
 from selector.schema import InputError, sha256
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "export")
-MODEL = "espalier-selector"  # in the registry of MLflow
 
 
 def plan(config: Config) -> list[str]:
@@ -74,43 +73,13 @@ def _write(stage: Stage, result: dict[str, Any], evaluation: dict[str, Any] | No
             module = load_module(config, result["chosen"], result)
             modes, metrics["tiers"] = limited_modes(config, module, splits["validation"], modes, profile)
         selector = build(config, folder, splits, modes, metrics, config.export.compiled)
-        mlflow.log_artifacts(str(folder), "selector")
-        register(stage, mlflow, selector, "selector")
+        register(stage, mlflow, selector, folder)
         compared = selector.config.metrics["actions_compared"]
         found = f"its actions equal the trained module's at all {compared} roots of the validation texts"
         mlflow.log_metric("roots compared", compared)
         describe(mlflow, found)
     stage.say(f"{folder}: {found}")
     stage.finish()
-
-
-def register(stage: Stage, mlflow: Any, selector: Selector, artifacts: str) -> None:
-    """Make the artefact a version of the registered model `MODEL`; a warning where there is no registry.
-
-    Args:
-        mlflow: the module, inside a run.
-        artifacts: the artefact's folder among the run's artifacts.
-    """
-    client, run, name = mlflow.MlflowClient(), mlflow.active_run().info, MODEL
-    summary = selector.config.metrics["evaluation"] or {}
-    tags = {
-        "pair": selector.config.pair["fingerprint"],
-        "verifier": selector.verifier,
-        "objective": selector.config.objective,
-        **{figure: f"{value:.4f}" for figure, value in summary.items() if isinstance(value, float)},
-    }
-    try:
-        try:
-            client.create_registered_model(name)
-        except mlflow.MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-        source = f"{run.artifact_uri}/{artifacts}"
-        version = client.create_model_version(name, source, run.run_id, tags=tags).version
-    except mlflow.MlflowException as error:  # the artefact is good without a registry
-        stage.say(f"warning: not registered as {name}: {str(error).splitlines()[0]}")
-        return
-    stage.say(f"registered as version {version} of {name}")
 
 
 def check_token(repository: str) -> None:

@@ -67,10 +67,9 @@ def run(config: Config) -> None:
         found = _evaluate(config, module, labelled, profile, run_id)
         write_json(config.folder / "evaluation.json", {"logs": found})
         words = summary.write(config, found)
-        mlflow.log_metrics(summary.metrics(found))
         for path in outputs:
             mlflow.log_artifact(str(path))
-        describe(mlflow, words)
+        describe(mlflow, words, summary.metrics(found))
     console.print(words, soft_wrap=True)
     stage.finish()
 

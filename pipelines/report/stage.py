@@ -17,8 +17,8 @@ from pipelines.report import plots
 from pipelines.report.page import document, folded, images, listed, note, paragraphs, program, strip, table
 from pipelines.report.promise import promised
 from pipelines.run import Stage, console, provenance, read_json, require, verify
-from pipelines.tracking import describe, mlflow_run
-from pipelines.train.result import chosen_of, decision_digest, load_module, load_result
+from pipelines.tracking import describe, mlflow_run, pipeline_of
+from pipelines.train.result import decision_digest, load_module, load_result
 from selector.files import atomically
 from selector.latency import LatencyProfile
 from selector.schema import read_manifest, sha256
@@ -105,10 +105,7 @@ def run(config: Config) -> None:
             with atomically(output) as partial:
                 partial.write_text(page(config, evaluation, training, histories(mlflow, training)), encoding="utf-8")
             mlflow.log_artifact(str(output))
-            try:  # the training run has the parameters and the curves, so the report is logged there, too
-                mlflow.MlflowClient().log_artifact(chosen_of(training)["run_id"], str(output))
-            except mlflow.MlflowException:
-                stage.say("warning: the training run is not in this MLflow store: the report is not logged beside it")
+            mlflow.log_artifact(str(output), run_id=pipeline_of(mlflow))
             describe(mlflow, "\n\n".join(verdict.verdicts(evaluation)))
         stage.finish()
     verdict.show(verdict.title(config, load_profile(config).device), evaluation)

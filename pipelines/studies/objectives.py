@@ -26,7 +26,7 @@ from pipelines.config import Config, load_config
 from pipelines.data.recorded import load_traces
 from pipelines.latency.profile import load_profile
 from pipelines.run import console
-from pipelines.tracking import mlflow_run
+from pipelines.tracking import mlflow_run, nested_run
 from pipelines.train.fitting import POLICY_NETWORK, RATE
 from pipelines.train.judging import by_setting, judge, statics, tune_rules
 from pipelines.train.stage import hidden_widths, trained
@@ -103,7 +103,7 @@ def main(config: Config, seeds: Sequence[int] = SEEDS) -> None:
         for name, variant in VARIANTS.items():
             each = []
             for seed in seeds:
-                with mlflow.start_run(run_name=f"{name}, seed {seed}", nested=True) as nested:
+                with nested_run(mlflow, f"{name}, seed {seed}") as nested:
                     own = config.model_copy(update={"seed": seed})
                     module, at = variant.module(own, splits["train"], bases), Path(folder, name, str(seed))
                     module = trained(own, module, splits, validation, bases, at, nested.info.run_id)

@@ -1,19 +1,24 @@
-"""Training with Lightning: the whole learning-rate schedule, the best epoch by replay, an MLflow run, Ctrl-C."""
+"""Training with Lightning: the whole learning-rate schedule, the best epoch by replay, an MLflow run, Ctrl-C, and a
+user's own callbacks and loggers."""
 
 from __future__ import annotations
 
 import logging
+import pkgutil
 import signal
+import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback, ModelCheckpoint, RichProgressBar
-from pytorch_lightning.loggers import MLFlowLogger
+from pytorch_lightning.callbacks import Callback, LearningRateMonitor, ModelCheckpoint, RichProgressBar
+from pytorch_lightning.loggers import Logger, MLFlowLogger
 
 from pipelines.config import Config
 from pipelines.tracking import tracking_uri
+from selector.schema import InputError
 from selector.train.module import RootsModule, SelectorModule
 
 MONITOR = "validation/replay"
@@ -43,6 +48,12 @@ def fit(config: Config, module: SelectorModule, roots: RootsModule, folder: Path
     checkpoints = ModelCheckpoint(folder, filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
     for name in ("utilities.rank_zero", "accelerators.cuda"):  # they remark on the hardware
         logging.getLogger(f"pytorch_lightning.{name}").setLevel(logging.WARNING)
+    own = [(name, make()) for name, make in added(config).items()]
+    for name, each in own:
+        if not isinstance(each, Callback | Logger):
+            raise InputError(f"train.lightning: {name} makes a {type(each).__name__}, no Lightning callback or logger")
+    callbacks = [each for _, each in own if isinstance(each, Callback)]
+    loggers = [each for _, each in own if isinstance(each, Logger)]
     with warnings.catch_warnings():
         for remark in REMARKS:
             warnings.filterwarnings("ignore", message=remark)
@@ -50,8 +61,8 @@ def fit(config: Config, module: SelectorModule, roots: RootsModule, folder: Path
             max_epochs=config.train.epochs,
             accelerator="cpu",  # the network is so small that copies to a GPU would take longer
             devices=1,
-            logger=MLFlowLogger(run_id=run_id, tracking_uri=tracking_uri(), log_model=False),
-            callbacks=[checkpoints, RichProgressBar(), _StopBetweenBatches()],
+            logger=[MLFlowLogger(run_id=run_id, tracking_uri=tracking_uri(), log_model=False), *loggers],
+            callbacks=[checkpoints, RichProgressBar(), LearningRateMonitor("epoch"), _StopBetweenBatches(), *callbacks],
             enable_model_summary=False,
             num_sanity_val_steps=0,
             log_every_n_steps=50,
@@ -61,6 +72,17 @@ def fit(config: Config, module: SelectorModule, roots: RootsModule, folder: Path
         except SystemExit as stopped:  # Lightning turns Ctrl-C into it
             raise KeyboardInterrupt from stopped
     return SelectorModule.load_from_checkpoint(checkpoints.best_model_path, map_location="cpu").eval()
+
+
+def added(config: Config) -> dict[str, Callable[[], object]]:
+    """What makes the user's own callbacks and loggers, by name; InputError where a name cannot be imported."""
+    sys.path.insert(0, "")  # the current folder, which a console script does not search
+    try:
+        return {name: pkgutil.resolve_name(name) for name in config.train.lightning}
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"train.lightning: {error}") from error
+    finally:
+        sys.path.remove("")
 
 
 class _StopBetweenBatches(Callback):

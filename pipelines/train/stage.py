@@ -17,8 +17,8 @@ from pipelines.config import Config
 from pipelines.data.recorded import load_traces, traces_folder
 from pipelines.latency.profile import load_profile
 from pipelines.run import Stage, console, table, write_json
-from pipelines.tracking import describe, mlflow_run
-from pipelines.train.fitting import fit, module_of
+from pipelines.tracking import describe, log_traces, mlflow_run, named, nested_run
+from pipelines.train.fitting import added, fit, module_of
 from pipelines.train.judging import (
     by_setting,
     judge,
@@ -33,7 +33,7 @@ from pipelines.train.result import chosen_of, inputs
 from selector.decision import Mode
 from selector.files import atomically
 from selector.latency import LatencyProfile
-from selector.schema import FULL, HIDDEN_STATES, LIGHT, read_manifest
+from selector.schema import FULL, HIDDEN_STATES, LIGHT
 from selector.train.data import Texts, Timed
 from selector.train.module import RootsModule, SelectorModule
 from selector.train.potential import potential
@@ -62,6 +62,7 @@ def run(config: Config) -> None:
     folder = config.folder / "training"
     profile = load_profile(config)
     stage = Stage("train", config, inputs(config, profile), (folder,))
+    added(config)  # a misspelt name is refused before the traces are read
     splits = load_traces(config, profile.pair)
     if not stage.begin():
         return
@@ -76,7 +77,7 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
     """Train all kinds of selectors, one nested MLflow run each; returns what `result.json` in the folder holds."""
     verifier = config.train.verifier
     with mlflow_run(config, "train", SECTIONS) as mlflow:
-        mlflow.log_dict(read_manifest(traces_folder(config)), "manifest.json")
+        log_traces(mlflow, traces_folder(config), OWN)
         mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
         train, validation = (by_setting(config, splits[name], profile) for name in OWN)
         estimates = {own.setting: potential(own, other) for own, other in zip(train, validation, strict=True)}
@@ -90,7 +91,8 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
         found = {}
         for objective, level in kinds(config):
             name = f"{objective}-{level}"
-            with mlflow.start_run(run_name=f"train-{name}", nested=True) as nested:
+            with nested_run(mlflow, f"train-{name}") as nested:
+                log_traces(mlflow, traces_folder(config), OWN)
                 run_id = nested.info.run_id
                 module = module_of(config, objective, level, hidden_widths(splits["train"], level))
                 module = trained(config, module, splits, validation, bases, folder / name, run_id)
@@ -99,7 +101,7 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
                 mlflow.log_params(facts)
                 facts |= {"checkpoint": f"{name}/best.ckpt", "run_id": run_id}
                 found[name] = {**facts, **row_of(judged, judged_rules, bases)}
-                mlflow.log_metrics(found[name]["metrics"])
+                mlflow.log_metrics(figures(found[name]))
         result: dict[str, Any] = {
             "chosen": choose(found),
             "selectors": found,
@@ -112,10 +114,22 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
             ],
         }
         mlflow.set_tag("chosen", result["chosen"])
-        mlflow.log_metrics(chosen_of(result)["metrics"])
-        describe(mlflow, in_words(result))
+        describe(mlflow, in_words(result), figures(chosen_of(result)))
         write_json(folder / "result.json", result)
     return result
+
+
+def figures(row: dict[str, Any]) -> dict[str, float]:
+    """For MLflow, as speeds over the best static tree: the network alone, what is kept with its error, and the lookup
+    rule; as means over sampling settings, and for each."""
+    kept, error = row["metrics"]["validation/replay_gated"], row["metrics"]["validation/replay_error"]
+    found, alone = {"kept_ratio": kept, "kept_ratio_error": error}, []
+    for mode in row["modes"]:
+        alone.append(mode["replay"]["value"])
+        rule = mode["replay_rule"]["value"]
+        best = alone[-1] if mode["decides"] else rule if mode["rule"] else 1.0
+        found |= named({"replayed_ratio": alone[-1], "kept_ratio": best, "rule_ratio": rule}, mode)
+    return found | {"replayed_ratio": statistics.mean(alone)}
 
 
 def in_words(result: dict[str, Any]) -> str:

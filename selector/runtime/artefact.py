@@ -38,6 +38,7 @@ from selector.schema import (
 from selector.tables import number
 
 CHECKSUMS = "SHA256SUMS"
+REGISTRY = "models:/"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 NO_MATCH = 1 << 20  # longer than any match
 ANY_LEVEL = -1.0
@@ -201,11 +202,14 @@ def decision_tables(
 
 
 def local_folder(folder: str | Path, revision: str | None = None) -> Path:
-    """The directory itself, or the local copy of a repository on the hub, which is downloaded if necessary.
+    """The directory itself, or the local copy of a repository on the hub or of a version in MLflow's registry, which
+    is downloaded if necessary.
 
-    `folder` is a directory or `organisation/name`, `revision` a branch, tag or commit on the hub. Raises InputError
-    where there is no such directory and the download fails.
+    `folder` is a directory, `organisation/name`, `models:/name/version` or `models:/name@alias`; `revision` a branch,
+    tag or commit on the hub. Raises InputError where there is no such directory and the download fails.
     """
+    if str(folder).startswith(REGISTRY):
+        return _of_registry(str(folder))
     path = Path(folder)
     if path.is_dir() or isinstance(folder, Path) or not HUB_ID.fullmatch(folder):
         return path
@@ -218,6 +222,22 @@ def local_folder(folder: str | Path, revision: str | None = None) -> Path:
     except Exception as error:  # the network, the hub and the cache raise many kinds
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"{folder}: no such directory, and the hub does not give it: {reason}") from error
+
+
+def _of_registry(uri: str) -> Path:
+    """The artefact directory in a registered MLflow model, from the store of `MLFLOW_TRACKING_URI`."""
+    try:
+        from mlflow.artifacts import download_artifacts
+    except ModuleNotFoundError as error:
+        raise InputError(f"{uri}: to read it from MLflow's registry, install mlflow") from error
+    try:
+        path = Path(download_artifacts(uri))
+        return next(path.glob(f"data/*/{CHECKSUMS}")).parent
+    except StopIteration as error:
+        raise InputError(f"{uri}: holds no selector directory") from error
+    except Exception as error:  # the store raises many kinds
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"{uri}: MLflow does not give it (is MLFLOW_TRACKING_URI set?): {reason}") from error
 
 
 def check_files(folder: Path) -> None:

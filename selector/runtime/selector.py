@@ -200,7 +200,8 @@ def load_selector(
     """Reads an artefact directory.
 
     Args:
-        folder: the directory, or the id of a repository on the hub.
+        folder: the directory, the id of a repository on the hub, or `models:/name/version` or `models:/name@alias` of
+            MLflow's registry.
         latency: another machine's profile, whose step times, static trees and price of time are used; all actions are
             then allowed. None for the directory's own.
         revision: branch, tag or commit on the hub.

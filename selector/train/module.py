@@ -20,7 +20,7 @@ from torchmetrics.functional.classification import binary_calibration_error
 from selector.actions import ActionSpace
 from selector.decision import Mode
 from selector.schema import FULL, MATCH, PAIR, SCHEMAS
-from selector.train.data import Texts, Timed
+from selector.train.data import Setting, Texts, Timed
 from selector.train.network import RootNetwork, SurvivalNetwork
 from selector.train.objective import policy_loss, policy_ratios, survival_loss
 from selector.train.tuning import replay_mode
@@ -138,19 +138,22 @@ class SelectorModule(pl.LightningModule):
         self.log("validation/loss", self.loss(batch), batch_size=len(batch.scalars_BF), sync_dist=True)
 
     def on_validation_epoch_end(self) -> None:
-        """Log the speed over the best static tree, by replay of the validation texts and averaged over `judged`; and a
-        regressor's metrics for each sampling setting."""
+        """Log the speed over the best static tree, by replay of the validation texts, averaged over `judged` and for
+        each sampling setting; and a regressor's metrics for each."""
         if not self.judged or self.trainer.sanity_checking:
             return
-        ratios = []
+        ratios: dict[Setting, list[float]] = {}
         for timed, mode in self.judged:
             static = replay_mode(timed, {}, mode.static_only())
             own = replay_mode(timed, self.predictions(timed.texts, mode), mode, policy=not self.is_regressor)
-            ratios.append(own.speed / static.speed)
-        self.log("validation/replay", torch.tensor(sum(ratios) / len(ratios)), rank_zero_only=True)
-        for (temperature, top_p), timed in {timed.setting: timed for timed, _ in self.judged}.items():
-            for name, value in self.metrics(timed).items():
-                self.log(f"validation/{name}/T {temperature:g} top-p {top_p:g}", value, rank_zero_only=True)
+            ratios.setdefault(timed.setting, []).append(own.speed / static.speed)
+        each = [ratio for of_setting in ratios.values() for ratio in of_setting]
+        self.log("validation/replay", torch.tensor(each).mean(), rank_zero_only=True)
+        for setting, timed in {timed.setting: timed for timed, _ in self.judged}.items():
+            found = {"replay": torch.tensor(ratios[setting]).mean(), **self.metrics(timed)}
+            for name, value in found.items():
+                place = f"T {setting[0]:g} top-p {setting[1]:g}"
+                self.log(f"validation/{name}/{place}", value, rank_zero_only=True)
 
     @torch.no_grad()
     def metrics(self, timed: Timed) -> dict[str, Tensor]:
@@ -181,7 +184,10 @@ class SelectorModule(pl.LightningModule):
         rate, steps = self.hparams["learning_rate"], int(self.trainer.estimated_stepping_batches)
         optimiser = torch.optim.AdamW(self.parameters(), lr=rate, weight_decay=WEIGHT_DECAY)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)
-        return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return {
+            "optimizer": optimiser,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step", "name": "learning rate"},
+        }
 
 
 class RootsModule(pl.LightningDataModule):

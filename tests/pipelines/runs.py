@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pkgutil
@@ -110,3 +111,15 @@ def patch(name: str, replacement: Callable[[Any], Any]) -> None:
     owner = pkgutil.resolve_name(name.rpartition(".")[0])
     attribute = name.rpartition(".")[2]
     setattr(owner, attribute, replacement(getattr(owner, attribute)))
+
+
+def evaluation_of(folder: Path, name: str = "demo") -> dict[str, Any]:
+    """What a run's evaluation found."""
+    return json.loads((folder / "runs" / name / "evaluation.json").read_text())
+
+
+def versions(folder: Path, model: str = "espalier-selector") -> list[Any]:
+    """The versions of a model in the registry of a folder's store."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db").search_model_versions(f"name = '{model}'")

@@ -14,9 +14,9 @@ import torch
 from scipy import stats
 
 from pipelines.config import Config
-from pipelines.train.fitting import MONITOR, fit, module_of
+from pipelines.train.fitting import MONITOR, added, fit, module_of
 from pipelines.train.judging import monitored
-from selector.schema import FULL, LENGTH_AT, LIGHT
+from selector.schema import FULL, LENGTH_AT, LIGHT, InputError
 from selector.train.module import RootsModule, SelectorModule
 from selector.train.tuning import replay_mode
 from tests.selector.synthetic import SPACE, WIDTHS, static_mode, texts, timed
@@ -36,7 +36,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return mlflow.MlflowClient()
 
 
-def fitted(folder: Path, objective: str, level: str) -> tuple[SelectorModule, str]:
+def fitted(folder: Path, objective: str, level: str, config: Config = CONFIG) -> tuple[SelectorModule, str]:
     """What training gives back, and the run with its curves."""
     splits = {"train": texts(12, seed=1, level=level), "validation": texts(8, seed=2, level=level)}
     module = module_of(CONFIG, objective, level, WIDTHS if level == FULL else [])
@@ -53,7 +53,7 @@ def fitted(folder: Path, objective: str, level: str) -> tuple[SelectorModule, st
     validation = timed(splits["validation"])
     module.judged = [(validation, monitored(static_mode(validation), module.asked))]
     with mlflow.start_run() as run:
-        return fit(CONFIG, module, roots, folder, run.info.run_id), run.info.run_id
+        return fit(config, module, roots, folder, run.info.run_id), run.info.run_id
 
 
 @pytest.mark.parametrize(("objective", "level"), [("regressor", LIGHT), ("regressor", FULL), ("policy", LIGHT)])
@@ -65,9 +65,10 @@ def test_all_epochs_are_trained_and_the_best_one_by_replay_is_kept(
     assert signal.getsignal(signal.SIGINT) is before
     curves = {
         name: [point.value for point in client.get_metric_history(run, name)]
-        for name in (MONITOR, "train/loss", "validation/loss")
+        for name in (MONITOR, f"{MONITOR}/T 1 top-p 1", "train/loss", "validation/loss", "learning rate")
     }
-    assert [len(curve) for curve in curves.values()] == [EPOCHS] * 3
+    assert [len(curve) for curve in curves.values()] == [EPOCHS] * 5
+    assert len(set(curves["learning rate"])) == EPOCHS and curves[MONITOR] == curves[f"{MONITOR}/T 1 top-p 1"]
     assert curves["train/loss"][-1] < curves["train/loss"][0]
     assert [file.name for file in (tmp_path / "fitted").iterdir()] == ["best.ckpt"]
     data = timed(texts(8, seed=2, level=level))
@@ -119,9 +120,57 @@ def test_a_policys_network_is_that_of_the_paper() -> None:
 
 def test_a_policy_predicts_nothing_to_measure(tmp_path: Path, client: Any) -> None:
     _, run = fitted(tmp_path / "fitted", "policy", LIGHT)
-    assert not [name for name in client.get_run(run).data.metrics if "top-p" in name]
+    names = [name for name in client.get_run(run).data.metrics if "top-p" in name]
+    assert names == ["validation/replay/T 1 top-p 1"]
 
 
 def test_the_same_seed_trains_the_same_selector(tmp_path: Path, client: Any) -> None:
     first, second = (fitted(tmp_path / name, "regressor", LIGHT)[0].state_dict() for name in ("a", "b"))
     assert all(torch.equal(values, second[name]) for name, values in first.items())
+
+
+OWN = """
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.loggers import CSVLogger
+
+class Watch(Callback):
+    def on_train_epoch_end(self, trainer, module):
+        with open("watched", "a") as file:
+            print(trainer.current_epoch, file=file)
+
+def logger():
+    return CSVLogger("logs", name="own", version=0)
+
+def number():
+    return 7
+"""
+
+
+def with_own(*names: str) -> Config:
+    return CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"lightning": names})})
+
+
+def test_a_users_callbacks_and_loggers_take_part(tmp_path: Path, client: Any) -> None:
+    """Beside those of the stage, from a file in the current folder."""
+    (tmp_path / "own_lightning.py").write_text(OWN)
+    config = with_own("own_lightning.Watch", "own_lightning.logger")
+    kept, run = fitted(tmp_path / "fitted", "regressor", LIGHT, config)
+    assert (tmp_path / "watched").read_text().split() == [str(epoch) for epoch in range(EPOCHS)]
+    header, *rows = (tmp_path / "logs" / "own" / "version_0" / "metrics.csv").read_text().splitlines()
+    assert {MONITOR, "train/loss", "learning rate"} <= set(header.split(",")) and len(rows) >= EPOCHS
+    assert len(client.get_metric_history(run, MONITOR)) == EPOCHS
+    plain, _ = fitted(tmp_path / "plain", "regressor", LIGHT)
+    assert all(torch.equal(values, kept.state_dict()[name]) for name, values in plain.state_dict().items())
+    for name, words in (
+        ("own_lightning.Nothing", "train.lightning: .*has no attribute 'Nothing'"),
+        ("no_such_module.Watch", "train.lightning: No module named 'no_such_module'"),
+    ):
+        with pytest.raises(InputError, match=words):
+            added(with_own(name))
+    with pytest.raises(InputError, match=r"train\.lightning: own_lightning\.number makes a int, no Lightning"):
+        fitted(tmp_path / "refused", "regressor", LIGHT, with_own("own_lightning.number"))
+
+
+def test_what_training_depends_on_names_them_only_where_there_are_any() -> None:
+    assert "lightning" not in CONFIG.model_dump(mode="json")["train"]
+    assert with_own("mine.Watch").model_dump(mode="json")["train"]["lightning"] == ["mine.Watch"]

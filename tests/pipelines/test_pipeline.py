@@ -16,10 +16,9 @@ from pipelines.data.shards import split_counts
 from selector.actions import ActionSpace
 from selector.runtime.selector import load_selector
 from selector.schema import HIDDEN_STATES, SCALAR_NAMES
-from tests.pipelines.runs import ROOT, SMALL, TEXTS, TOKENS, espalier
+from tests.pipelines.runs import ROOT, SMALL, STAGES, TEXTS, TOKENS, espalier, evaluation_of, versions
 from tests.pipelines.small_logs import small
 
-STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
 SURVIVALS = len(ActionSpace.default().sums_SA)
 FIGURES = (
     "ratio_vs_best_static_delayed",
@@ -29,10 +28,6 @@ FIGURES = (
     "ratio_vs_autoregressive",
 )
 ASSISTED = ("assisted generation", "assisted generation, tuned", "prompt lookup")
-
-
-def evaluation_of(folder: Path, name: str = "demo") -> dict:
-    return json.loads((folder / "runs" / name / "evaluation.json").read_text())
 
 
 def test_the_demo_ends_with_a_table_a_report_and_a_selector(demo: tuple[Path, str]) -> None:
@@ -159,45 +154,6 @@ def test_provenance_stands_beside_every_output(demo: tuple[Path, str]) -> None:
         assert "torch" in record["provenance"]["packages"]
 
 
-def test_mlflow_holds_parameters_curves_and_the_report(demo: tuple[Path, str]) -> None:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{demo[0]}/mlruns/mlflow.db")
-    experiment = client.get_experiment_by_name("demo")
-    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
-    assert set(runs) == {*STAGES, "train-policy-light", "train-regressor-light"}
-    assert runs["train"].data.params["data.texts"] == str(TEXTS)
-    assert int(runs["train"].data.params["texts.train"]) > 50
-    policy = runs["train-policy-light"]
-    assert (policy.data.params["objective"], policy.data.params["feature_level"]) == ("policy", "light")
-    for curve in ("train/loss", "validation/loss", "validation/replay"):
-        assert len(client.get_metric_history(policy.info.run_id, curve)) == 2
-    assert "validation/replay_gated" in policy.data.metrics
-    chosen = runs[f"train-{runs['train'].data.tags['chosen']}"]
-    for run in (runs["report"], chosen):  # parameters, curves and the report stand in one run too
-        assert "report.html" in {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert {"config.yaml", "provenance.json", "manifest.json"} <= {
-        file.path for file in client.list_artifacts(runs["data"].info.run_id)
-    }
-
-
-def versions(folder: Path, model: str = "espalier-selector") -> list:
-    from mlflow import MlflowClient
-
-    return MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db").search_model_versions(f"name = '{model}'")
-
-
-def test_the_export_is_a_version_of_a_registered_model(demo: tuple[Path, str]) -> None:
-    (version,) = versions(demo[0])
-    selector = load_selector(demo[0] / "runs" / "demo" / "selector")
-    summary = evaluation_of(demo[0])["summary"]
-    assert selector.config.metrics["evaluation"] == summary
-    assert version.tags["pair"] == selector.config.pair["fingerprint"]
-    assert selector.config.pair["revisions"] == {"target": None, "draft": None}  # no commits of the hub
-    assert (version.tags["verifier"], version.tags["objective"]) == (selector.verifier, selector.config.objective)
-    assert float(version.tags["ratio_vs_autoregressive"]) == pytest.approx(summary["ratio_vs_autoregressive"], abs=1e-4)
-
-
 def test_datasets_reads_the_traces(demo: tuple[Path, str], tmp_path: Path) -> None:
     from datasets import load_dataset
 
@@ -306,24 +262,3 @@ def test_the_settings_config_runs_on_a_pair_that_is_there(demo: tuple[Path, str]
     assert {name: rows.shape[1] for name, rows in texts.hidden.items()} == dict.fromkeys(HIDDEN_STATES, 32)
     known = texts.hidden_R >= 0  # every second root of training texts
     assert not known[texts.unknown_R].any() and float(known.float().mean()) == pytest.approx(0.48, abs=0.03)
-
-
-def test_a_store_without_a_registry_is_one_line(
-    demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import mlflow
-
-    from pipelines.config import Config
-    from pipelines.export.stage import MODEL, register
-    from pipelines.run import Stage
-
-    before = versions(demo[0], MODEL)
-    monkeypatch.setenv("MLFLOW_REGISTRY_URI", "nowhere://")
-    mlflow.set_tracking_uri(f"sqlite:///{demo[0]}/mlruns/mlflow.db")
-    with mlflow.start_run(experiment_id=mlflow.set_experiment("none").experiment_id):
-        selector = load_selector(demo[0] / "runs" / "demo" / "selector")
-        register(Stage("export", Config(name="demo"), {}, ()), mlflow, selector, "selector")
-    monkeypatch.delenv("MLFLOW_REGISTRY_URI")
-    (line,) = capsys.readouterr().out.strip().splitlines()
-    assert line.startswith("export: warning: not registered as espalier-selector: ")
-    assert versions(demo[0], MODEL) == before

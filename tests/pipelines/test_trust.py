@@ -149,7 +149,7 @@ def test_a_copied_store_keeps_to_its_own_folder(copy: Path, demo: tuple[Path, st
     (copy / "runs" / "demo" / "report.html").unlink()
     espalier(copy, "report", *SMALL)
     client = mlflow.MlflowClient(f"sqlite:///{copy}/mlruns/mlflow.db")
-    (written,) = client.search_runs([client.get_experiment_by_name("demo").experiment_id])
+    written, _ = client.search_runs([client.get_experiment_by_name("demo").experiment_id])  # and the pipeline's
     place = Path(written.info.artifact_uri.removeprefix("file://"))
     assert place.is_relative_to(copy) and (place / "report.html").exists()
     (kept,) = (each for each in client.search_experiments() if each.name.startswith("demo, copied from "))

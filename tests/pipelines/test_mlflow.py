@@ -1,0 +1,151 @@
+"""What MLflow holds after a whole pipeline: runs, networks to compare, data sets, and the registered selector."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pytest
+
+from pipelines.config import Config
+from pipelines.export.registry import MODEL, register
+from pipelines.run import Stage
+from selector.plain import PlainSelector
+from selector.runtime.selector import load_selector
+from tests.pipelines.runs import STAGES, TEXTS, environment, evaluation_of, versions
+
+
+def runs_of(demo: tuple[Path, str]) -> tuple[Any, dict[str, Any]]:
+    """A client of the demo's store, and its runs by name."""
+    client = mlflow.MlflowClient(f"sqlite:///{demo[0]}/mlruns/mlflow.db")
+    experiment = client.get_experiment_by_name("demo")
+    return client, {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+
+
+def test_mlflow_holds_parameters_curves_and_the_report(demo: tuple[Path, str]) -> None:
+    client, runs = runs_of(demo)
+    networks = ("train-policy-light", "train-regressor-light")
+    assert set(runs) == {"demo", *STAGES, *networks}
+    below = {name: run.data.tags.get("mlflow.parentRunId") for name, run in runs.items()}
+    ids = {name: run.info.run_id for name, run in runs.items()}
+    assert below == {"demo": None, **dict.fromkeys(STAGES, ids["demo"]), **dict.fromkeys(networks, ids["train"])}
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    assert all({"stage", "pair", "commit", "machine"} <= set(run.data.tags) for run in runs.values())
+    assert runs["train"].data.params["data.texts"] == str(TEXTS)
+    assert int(runs["train"].data.params["texts.train"]) > 50
+    policy = runs["train-policy-light"]
+    assert (policy.data.params["objective"], policy.data.params["feature_level"]) == ("policy", "light")
+    curves = [f"validation/replay/{name}" for name in ("T 0 top-p 1", "T 0.2 top-p 1", "T 1 top-p 1")]
+    for curve in ("train/loss", "validation/loss", "validation/replay", "learning rate", *curves):
+        assert len(client.get_metric_history(policy.info.run_id, curve)) == 2
+    for run in (runs["report"], runs["demo"]):
+        assert "report.html" in {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert {"config.yaml", "provenance.json", "manifest.json"} <= {
+        file.path for file in client.list_artifacts(runs["data"].info.run_id)
+    }
+
+
+def test_mlflow_compares_networks_and_says_what_is_exported(demo: tuple[Path, str]) -> None:
+    """Each number for every sampling setting, and as a mean over them; in the pipeline's run, too."""
+    metrics = {name: run.data.metrics for name, run in runs_of(demo)[1].items()}
+    result = json.loads((demo[0] / "runs" / "demo" / "training" / "result.json").read_text())
+    rows = evaluation_of(demo[0])["summary"]["by_setting"]
+    places = [f"T {row['temperature']:g} top-p {row['top_p']:g}" for row in rows]
+    for name in ("policy-light", "regressor-light"):
+        own, modes = metrics[f"train-{name}"], result["selectors"][name]["modes"]
+        assert [own[f"replayed_ratio/{place}"] for place in places] == [mode["replay"]["value"] for mode in modes]
+        assert own["replayed_ratio"] == pytest.approx(sum(mode["replay"]["value"] for mode in modes) / 3)
+        assert own["kept_ratio"] == result["selectors"][name]["metrics"]["validation/replay_gated"]
+        assert own["kept_ratio"] == pytest.approx(sum(own[f"kept_ratio/{place}"] for place in places) / 3)
+    assert [metrics["demo"][f"exported_ratio/{place}"] for place in places] == [row["replay_ratio"] for row in rows]
+    assert metrics["demo"] == metrics["train"] | metrics["evaluate"]
+    assert not [name for name in metrics["evaluate"] if name.startswith("ratio_vs") and "/T " not in name]
+
+
+def test_mlflow_lists_the_traces_as_data_sets(demo: tuple[Path, str]) -> None:
+    inputs = {
+        name: {data.dataset.name: data.dataset for data in run.inputs.dataset_inputs}
+        for name, run in runs_of(demo)[1].items()
+    }
+    splits = [f"traces {split}" for split in ("train", "validation", "test")]
+    assert list(inputs["data"]) == splits and list(inputs["train-policy-light"]) == splits[:2]
+    manifest = json.loads((demo[0] / "runs" / "demo" / "traces" / "manifest.json").read_text())
+    sizes = [json.loads(inputs["data"][name].profile)["num_rows"] for name in splits]
+    assert sum(sizes) == sum(shard["rows"] for shard in manifest["shards"].values())
+    columns = {column["name"] for column in json.loads(inputs["data"][splits[0]].schema)["mlflow_colspec"]}
+    assert {"tokens", "traversal.survivals"} <= columns
+    assert inputs["train-policy-light"][splits[0]].digest == inputs["data"][splits[0]].digest
+
+
+def test_the_export_is_a_version_of_a_registered_model(demo: tuple[Path, str]) -> None:
+    (version,) = versions(demo[0])
+    selector = load_selector(demo[0] / "runs" / "demo" / "selector")
+    summary = evaluation_of(demo[0])["summary"]
+    assert selector.config.metrics["evaluation"] == summary
+    assert version.tags["pair"] == selector.config.pair["fingerprint"]
+    assert selector.config.pair["revisions"] == {"target": None, "draft": None}  # no commits of the hub
+    assert (version.tags["verifier"], version.tags["objective"]) == (selector.verifier, selector.config.objective)
+    for row in summary["by_setting"]:
+        place = f"T {row['temperature']:g} top-p {row['top_p']:g}"
+        assert version.tags[f"exported_ratio/{place}"] == f"{row['replay_ratio']:.3f} ±{row['replay_error']:.3f}"
+        assert version.tags[f"ratio_vs_autoregressive/{place}"] == f"{row['ratio_vs_autoregressive']:.3f}"
+    assert version.description.startswith(repr(selector))
+
+
+LOADED = """
+import mlflow, numpy, pandas
+from selector.runtime import load_selector
+for uri in ("models:/espalier-selector/1", "models:/espalier-selector@demo"):
+    model, selector = mlflow.pyfunc.load_model(uri), load_selector(uri)
+    example = model.input_example
+    early = list(example.columns[: selector.schema.first])
+    for columns in (list(example.columns), early):
+        print(model.predict(example[columns]).to_dict("list"))
+    print(model.metadata.signature.inputs.input_names() == list(selector.schema.names))
+    print(selector)
+try: model.predict(example[early[:31]])
+except mlflow.MlflowException as error: print("required" in str(error) or "missing" in str(error).lower())
+try: load_selector("models:/espalier-selector/9")
+except ValueError as error: print(error)
+"""
+
+
+def test_a_registered_version_loads(demo: tuple[Path, str]) -> None:
+    """In a process that knows the store alone: by MLflow, whose model needs NumPy alone, and by `load_selector`."""
+    variables = {**environment(), "MLFLOW_TRACKING_URI": f"sqlite:///{demo[0]}/mlruns/mlflow.db"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LOADED], env=variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = done.stdout.splitlines()
+    folder = demo[0] / "runs" / "demo" / "selector"
+    roots = json.loads((folder / "golden.json").read_text())["settings"][0]["roots"][:2]
+    plain = PlainSelector(folder)
+    scalars = np.array([root["scalars"] for root in roots], np.float32)
+    for line, seen in zip(found[:2], (scalars, scalars[:, : plain.early]), strict=True):
+        chosen = [plain.actions[index] for index in plain.decide(seen)[0]]
+        shapes = [each if len(each) == 3 else (0, *each, 0) for each in chosen]
+        assert line == str({name: [shape[at] for shape in shapes] for at, name in enumerate(("K", "L1", "L2"))})
+    assert found[2:4] == ["True", repr(load_selector(folder))] and found[4:8] == found[:4]
+    assert found[8] == "True"
+    assert found[9].startswith("models:/espalier-selector/9: MLflow does not give it (is MLFLOW_TRACKING_URI set?): ")
+
+
+def test_a_store_without_a_registry_is_one_line(
+    demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = versions(demo[0], MODEL)
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", "nowhere://")
+    mlflow.set_tracking_uri(f"sqlite:///{demo[0]}/mlruns/mlflow.db")
+    with mlflow.start_run(experiment_id=mlflow.set_experiment("none").experiment_id):
+        folder = demo[0] / "runs" / "demo" / "selector"
+        register(Stage("export", Config(name="demo"), {}, ()), mlflow, load_selector(folder), folder)
+    monkeypatch.delenv("MLFLOW_REGISTRY_URI")
+    (line,) = capsys.readouterr().out.strip().splitlines()
+    assert line.startswith("export: warning: not registered as espalier-selector: ")
+    assert versions(demo[0], MODEL) == before
