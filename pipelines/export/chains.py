@@ -1,30 +1,34 @@
 """The fastest chain lengths for an engine by batch size: a file for each sampling setting, and how to use it.
 
 All requests of a batch draft chains of one length, and a step takes as long as the engine's timings say for that batch
-and length. So with b requests and chains of L tokens, `tokens per second = b E[tokens | L] / T(b, L)`.
+and length. So with b requests and chains of L tokens, `tokens per second = b E[tokens | L] / T(b, L)`. An engine that
+makes the passes of its longest chain for every batch (`Engine.masks`) pays `T(b, L)` and the draft passes beyond L.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
+
 from pipelines.config import Config, SamplingSetting
 from pipelines.data.recorded import load_traces, traces_folder
-from pipelines.export.engines import ENGINES, Defaults, Engine, Range, Served
+from pipelines.export.engines import ENGINES, Engine, Range, Served
 from pipelines.latency.timings import engine_path, load_engine_profile
 from pipelines.pair.loading import pair_names
 from pipelines.run import Stage
 from pipelines.tracking import mlflow_run
 from selector.actions import ActionSpace
 from selector.files import atomically
-from selector.latency import LatencyProfile
+from selector.latency import LatencyProfile, Table
 from selector.schema import InputError, read_manifest, sha256
 from selector.train.data import Texts, Timed
-from selector.train.replay import Ratio, ratio_of_speeds
-from selector.train.tuning import StaticTable
+from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay
 
 # verifiers that verify chains alike: token by token, or as a block
 STANDARD = ("naive", "naive_tree", "specinfer")
@@ -37,14 +41,14 @@ class BestLength:
 
     Attributes:
         tokens_per_second: of all requests together.
-        gains: speed over the engine's defaults, by their names; without those whose length was not timed.
+        gain: speed over the engine's default length; None if that was not timed.
     """
 
     batch: int
     length: int
     tokens_per_step: float
     tokens_per_second: float
-    gains: dict[str, Ratio]
+    gain: Ratio | None
 
 
 def run(config: Config, name: str) -> None:
@@ -69,11 +73,14 @@ def run(config: Config, name: str) -> None:
             partial.mkdir(parents=True)
             sections = []
             for setting in config.sampling:
-                served, lengths = table_of(engine, setting, texts, verifiers, profile, pair)
-                if served is not None and served.longest:
-                    lines = _written(engine, served, lengths, setting, partial, folder)
-                else:
-                    reason = "drafting pays at no batch size" if served else "the engine has no draft temperature"
+                reason, lines = refusal(engine, setting), []
+                if not reason:
+                    served, lengths = table_of(engine, setting, texts, verifiers, profile, pair)
+                    if served.longest:
+                        lines = _written(engine, served, lengths, setting, partial, folder)
+                    else:
+                        reason = "drafting pays at no batch size"
+                if reason:
                     stage.say(f"{setting.build()}: no table, {reason}")
                     lines = [f"No table: {reason}."]
                 sections.append("\n".join([f"## {setting.build()}", "", *lines, ""]))
@@ -104,68 +111,92 @@ def table_of(
     verifiers: tuple[str, str],
     profile: LatencyProfile,
     pair: tuple[str, str],
-) -> tuple[Served | None, list[BestLength]]:
-    """The table of one sampling setting; None where the engine cannot draft as the labels suppose.
+) -> tuple[Served, list[BestLength]]:
+    """The table of one sampling setting.
 
     Args:
         verifiers: as `chain_verifiers` returns them.
     """
-    sampled = draws(setting)
-    if sampled is None:
-        return None, []
     own = texts.setting_of((setting.temperature, setting.top_p))
-    verifier, usual = verifiers
-    lengths = best_lengths(own, verifier, profile, engine.defaults, usual, engine.first_is_longest)
-    return Served(*pair, verifier in BLOCK, sampled, ranges_of(lengths)), lengths
+    lengths = best_lengths(own, verifiers, profile, engine)
+    return Served(*pair, verifiers[0] in BLOCK, samples(setting), ranges_of(lengths)), lengths
 
 
-def draws(setting: SamplingSetting) -> bool | None:
-    """Whether drafts are sampled at the request's temperature, or are the most probable tokens (False); None for
-    another draft temperature, which engines do not support."""
-    own = setting.temperature if setting.draft_temperature is None else setting.draft_temperature
-    return own > 0 if own in (0, setting.temperature) else None
+def samples(setting: SamplingSetting) -> bool:
+    """Whether drafts are sampled; else they are the most probable tokens."""
+    return (setting.temperature if setting.draft_temperature is None else setting.draft_temperature) > 0
 
 
-def best_lengths(
-    texts: Texts, verifier: str, profile: LatencyProfile, defaults: Defaults, usual: str, first_is_longest: bool = False
-) -> list[BestLength]:
+def refusal(engine: Engine, setting: SamplingSetting) -> str:
+    """Why the engine cannot serve a setting as its labels suppose; empty if it can."""
+    if setting.temperature and setting.min_p:
+        return "the engine does not apply min_p where it speculates"
+    if not samples(setting):
+        return ""
+    if setting.draft_temperature not in (None, setting.temperature):
+        return "the engine has no draft temperature"
+    if not engine.samples:
+        return "the engine drafts the most probable tokens: make labels with draft_temperature: 0"
+    if setting.top_p < 1 or setting.top_k:
+        return "the engine's drafts follow the temperature alone: make labels with draft_temperature: 0"
+    return ""
+
+
+def best_lengths(texts: Texts, verifiers: tuple[str, str], profile: LatencyProfile, engine: Engine) -> list[BestLength]:
     """One for each batch size that was timed, ascending, among the lengths that were timed.
+
+    The longest chain is the one with which the mean logarithm of the speed over all batch sizes is largest.
 
     Args:
         texts: of one sampling setting.
-        verifier: whose labels hold for the chains.
-        defaults: what the engine drafts without a table; the fastest of several candidates is compared with.
-        usual: the verifier whose labels hold for the defaults.
-        first_is_longest: whether the smallest batch must have the longest chains.
+        verifiers: whose labels hold for the chains, and for the engine's default.
     """
     assert profile.batches is not None
-    result: list[BestLength] = []
-    for batch, target in zip(profile.batches.sizes, profile.batches.target, strict=True):
-        own, longest = profile.at_batch(batch), min(target.sizes[-1] - 1, ActionSpace.default().depth)
-        mine = _chains(texts, verifier, own)
-        other = mine if usual == verifier else _chains(texts, usual, own)
-        length = _fastest(mine, range((result[0].length if first_is_longest and result else longest) + 1))
-        chosen = mine.replayed(length)
-        gains = {}
-        for name, by_batch in defaults.items():
-            candidates = by_batch[max(size for size in by_batch if size <= batch)]
-            if known := [each for each in candidates if each <= longest]:
-                usually = other.replayed(_fastest(other, known))
-                gains[name] = ratio_of_speeds(chosen, usually, texts.source_number_X)
-        result.append(BestLength(batch, length, chosen.block_efficiency, batch * chosen.speed, gains))
+    batches = profile.batches.sizes
+    timed = [min(target.sizes[-1] - 1, ActionSpace.default().depth) for target in profile.batches.target]
+    each = [_Chains(texts, verifiers[0], profile.at_batch(batch)) for batch in batches]
+    found: list[tuple[float, list[tuple[int, Replayed]]]] = []
+    for longest in range(max(timed) + 1):
+        lengths = [[own for own in engine.lengths(longest) if own <= most] for most in timed]
+        if engine.first_is_longest:
+            lengths[0] = [own for own in lengths[0] if own == longest]
+        if all(lengths):
+            passes = longest if engine.masks else None
+            chosen = [chains.fastest(own, passes) for chains, own in zip(each, lengths, strict=True)]
+            found.append((statistics.mean(math.log(own.speed) for _, own in chosen), chosen))
+    _, best = max(found, key=lambda tried: tried[0])
+    result = []
+    for batch, most, (length, own) in zip(batches, timed, best, strict=True):
+        gain = None
+        if engine.default <= most:
+            usual = _Chains(texts, verifiers[1], profile.at_batch(batch)).replayed(engine.default)
+            gain = ratio_of_speeds(own, usual, texts.source_number_X)
+        result.append(BestLength(batch, length, own.block_efficiency, batch * own.speed, gain))
     return result
 
 
-def _chains(texts: Texts, verifier: str, profile: LatencyProfile) -> StaticTable:
-    """All chains of the traces' action space, by length."""
-    space = replace(ActionSpace.default(), max_K=1)
-    survivals_RS = texts.survivals[verifier][:, : space.depth]  # a chain's come first
-    return StaticTable.of(Timed(replace(texts, survivals={verifier: survivals_RS}), verifier, profile, space))
+class _Chains:
+    """All chains of the traces' action space on some texts, by length."""
 
+    def __init__(self, texts: Texts, verifier: str, profile: LatencyProfile) -> None:
+        self.space = replace(ActionSpace.default(), max_K=1)
+        survivals_RS = texts.survivals[verifier][:, : self.space.depth]  # a chain's come first
+        self.timed = Timed(replace(texts, survivals={verifier: survivals_RS}), verifier, profile, self.space)
+        nothing = Table([1], [1], [[0.0]])
+        drafting = replace(profile, target=nothing, verify={verifier: nothing}, corrections={}, step=0.0, nucleus=0.0)
+        self.seconds_RA, self.drafting_RA = self.timed.seconds(), self.timed.on(drafting).seconds()
 
-def _fastest(chains: StaticTable, lengths: Sequence[int]) -> int:
-    """The fastest of some lengths; the first of equally fast ones."""
-    return max(lengths, key=chains.speeds().tolist().__getitem__)
+    def replayed(self, length: int, passes: int | None = None) -> Replayed:
+        """One length everywhere, with so many passes of the draft; None for one pass a token."""
+        beyond_R = self.drafting_RA[:, length if passes is None else passes] - self.drafting_RA[:, length]
+        action_R = torch.full((len(beyond_R),), length)
+        seconds_R, size_X = self.seconds_RA[:, length] + beyond_R, self.timed.texts.size_X
+        return replay(self.timed.survivals_RS, action_R, seconds_R, size_X, self.space)
+
+    def fastest(self, lengths: Sequence[int], passes: int | None) -> tuple[int, Replayed]:
+        """The fastest of some lengths, the first of equally fast ones, and its replay."""
+        tried = [(length, self.replayed(length, passes)) for length in lengths]
+        return max(tried, key=lambda each: each[1].speed)
 
 
 def ranges_of(lengths: list[BestLength]) -> list[Range]:
@@ -189,13 +220,10 @@ def _written(
     rows = [asdict(each) for each in lengths]
     (partial / f"{name}.{engine.suffix}").write_text(engine.write(served))
     (partial / f"{name}.prediction.json").write_text(json.dumps(rows, indent=1) + "\n")
-    over = list(dict.fromkeys(gain for each in lengths for gain in each.gains))
-    table = [["requests", "drafted", "tokens a step", "tokens/s", *(f"over {each}" for each in over)]]
-    table.append(["---"] * len(table[0]))
+    table = [["requests", "drafted", "tokens a step", "tokens/s", f"over {engine.default} tokens"], ["---"] * 5]
     for each in lengths:
-        gains = [str(each.gains.get(gain, "not timed")) for gain in over]
         numbers = str(each.batch), str(each.length), f"{each.tokens_per_step:.2f}", f"{each.tokens_per_second:.0f}"
-        table.append([*numbers, *gains])
+        table.append([*numbers, "not timed" if each.gain is None else str(each.gain)])
     command = engine.command(served, str(folder / f"{name}.{engine.suffix}"))
     return ["```sh", command, "```", "", *("| " + " | ".join(cells) + " |" for cells in table)]
 

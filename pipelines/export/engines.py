@@ -1,15 +1,13 @@
-"""The engines that tables of chain lengths are written for: what each reads, and what it drafts without a table."""
+"""The engines that lengths of chains are written for: what each reads, and what it really drafts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import yaml
-
-Defaults = Mapping[str, Mapping[int, Sequence[int]]]  # by name: candidates by the smallest batch size that has them
 
 
 class Range(NamedTuple):
@@ -52,24 +50,30 @@ class Engine:
     """One engine.
 
     Attributes:
-        read: the version whose source or documentation the file follows.
-        defaults: what it drafts without a table.
+        read: the version whose source the file follows.
+        default: the length that it drafts without a table, or that its documentation shows.
+        lengths: the lengths that a batch may draft where the longest one is given.
         settings: the content of its file.
         command: the command line that uses a file.
         limits: what a user of the file must know, in Markdown.
         blocks: whether it has block verification.
+        samples: whether it can sample drafts at the request's temperature; it always can draft the likeliest tokens.
+        masks: whether the draft makes the longest chain's passes for every batch, and only the target's pass is short.
         first_is_longest: whether the smallest batch must have the longest chains.
         suffix: of its file, json or yaml.
     """
 
     read: str
-    defaults: Defaults
+    default: int
+    lengths: Callable[[int], range]
     settings: Callable[[Served], dict[str, Any]]
     command: Callable[[Served, str], str]
     limits: str
-    blocks: bool = True
+    blocks: bool = False
+    samples: bool = True
+    masks: bool = False
     first_is_longest: bool = False
-    suffix: str = "json"
+    suffix: str = "yaml"
 
     def write(self, served: Served) -> str:
         """The file's text."""
@@ -90,78 +94,77 @@ def _vllm(served: Served) -> dict[str, Any]:
 
 
 def _sglang(served: Served) -> dict[str, Any]:
-    """The file of `--speculative-adaptive-config`, with one candidate for each range, by its smallest batch size. With
-    several candidates SGLang would choose by the recent mean of accepted tokens alone."""
-    return {str(each.first): {"candidate_steps": [each.length]} for each in served.ranges}
-
-
-def _sglang_command(served: Served, file: str) -> str:
-    parts = [
-        f"python -m sglang.launch_server --model-path {served.target}",
-        f"--speculative-algorithm EAGLE3 --speculative-draft-model-path {served.draft}",
-        f"--speculative-eagle-topk 1 --speculative-num-steps {served.longest}",
-        f"--speculative-num-draft-tokens {served.longest + 1}",
-        f"--speculative-adaptive --speculative-adaptive-config {file}",
-        f"--max-running-requests {served.requests}",
-        *(["--speculative-use-rejection-sampling"] if served.sampled else []),
-        *(["--speculative-use-block-verification"] if served.sampled and served.block else []),
-    ]
-    return " ".join(parts)
+    """Options of `sglang.launch_server`, as the file of `--config` holds them."""
+    return {
+        "model-path": served.target,
+        "speculative-algorithm": "STANDALONE",
+        "speculative-draft-model-path": served.draft,
+        "speculative-eagle-topk": 1,
+        "speculative-num-steps": served.longest,
+        "speculative-num-draft-tokens": served.longest + 1,
+        "max-running-requests": served.requests,
+    }
 
 
 def _tensorrt_llm(served: Served) -> dict[str, Any]:
-    """Arguments of `tensorrt_llm.LLM`. A batch size of the schedule is the smallest one of its length in version 1.2,
-    and the largest one from 1.3 on; with both ends of each range the schedule means the same in both."""
+    """Arguments of `tensorrt_llm.LLM`. A batch size of the schedule is the largest one of its length; the smallest one
+    must have the longest chains, so both ends of its range are given."""
     config = {
         "decoding_type": "Draft_Target",
         "speculative_model": served.draft,
         "max_draft_len": served.longest,
-        "draft_len_schedule": {size: each.length for each in served.ranges for size in (each.first, each.last)},
+        "draft_len_schedule": {1: served.longest, **{each.last: each.length for each in served.ranges}},
         **({"use_rejection_sampling": True} if served.sampled else {}),
     }
     return {"max_batch_size": served.requests, "speculative_config": config}
 
 
-# SGLang without a file: the candidates by the smallest batch size that has them
-ADAPTIVE = {1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}
 ENGINES = {
     "vllm": Engine(
         read="0.33.0",
-        defaults={"5 tokens": {1: (5,)}},
+        default=5,
+        lengths=lambda longest: range(longest + 1),
         settings=_vllm,
         command=lambda served, file: (
             f'vllm serve {served.target} --max-num-seqs {served.requests} --speculative-config "$(cat {file})"'
         ),
         limits="""\
-- Drafts are sampled at the request's temperature alone: with top-p below 1 acceptance is below that of the labels.
-- Block verification, and full graphs with changing lengths, need model runner V2, which is the default where possible.
+- With a draft model, model runner V2 (the default where possible) makes `num_speculative_tokens` passes of the draft
+  for every batch, without CUDA graphs, and masks what the table does not ask for. The predictions charge all of these
+  passes, and the longest chain was chosen with them; time the steps on this runner, too. Model runner V1
+  (`VLLM_USE_V2_MODEL_RUNNER=0`) drafts what the table says, but verifies token by token.
+- The batch size counts requests whose prompts are being read.
 - With data parallelism vLLM ignores the table and drafts `num_speculative_tokens` everywhere.
-- vLLM has no default number of tokens. `5 tokens` is the example of its documentation.""",
+- vLLM has no default number of tokens. 5 is the example of its documentation.""",
+        blocks=True,
+        masks=True,
+        suffix="json",
     ),
     "sglang": Engine(
         read="0.5.23",
-        defaults={"3 steps": {1: (3,)}, "best of its adaptive default": ADAPTIVE},
+        default=3,
+        lengths=lambda longest: range(longest, longest + 1),
         settings=_sglang,
-        command=_sglang_command,
+        command=lambda served, file: f"python -m sglang.launch_server --config {file}",
         limits="""\
-- SGLang adapts only EAGLE and EAGLE-3 heads. A separate draft model (`--speculative-algorithm STANDALONE`) takes one
-  number for all batch sizes: `--speculative-num-steps L --speculative-num-draft-tokens L+1`, with L from the table
-  below.
-- `best of its adaptive default` is the fastest of the steps that it may take without a file, at each batch size.
-- `3 steps` is its default for a draft model, and for most EAGLE heads.""",
+- A separate draft model (`STANDALONE`) drafts one number of tokens for all batch sizes. SGLang adapts it to the batch
+  only for EAGLE and EAGLE-3 heads, and refuses rejection sampling and block verification for a draft model.
+- Drafts are the most probable tokens, and the target's own draw verifies them.
+- 3 tokens are its default for a draft model.""",
+        samples=False,
     ),
     "tensorrt-llm": Engine(
-        read="1.2 and 1.3",
-        defaults={"3 tokens": {1: (3,)}},
+        read="1.3",
+        default=3,
+        lengths=lambda longest: range(min(1, longest), longest + 1),
         settings=_tensorrt_llm,
         command=lambda served, file: f"trtllm-serve {served.target} --config {file}",
         limits="""\
-- The smallest batch size must have the longest chains, as it has in this table.
-- Drafts are the most probable tokens unless `use_rejection_sampling` is set, a prototype of 1.3 that 1.2 does not have:
-  where drafts are sampled, the table needs 1.3.
-- TensorRT-LLM has no default number of tokens. `3 tokens` is the example of its documentation.""",
-        blocks=False,
+- The smallest batch size must have the longest chains, and a length of 0 means 1, as in this table.
+- Version 1.2 verifies `max_draft_len` tokens whatever the table says: there, leave the table out and set
+  `max_draft_len` to the length of the batch size that you serve most.
+- Drafts are the most probable tokens unless `use_rejection_sampling` is set, which is a prototype and needs FlashInfer.
+- TensorRT-LLM has no default number of tokens. 3 is the example of its documentation.""",
         first_is_longest=True,
-        suffix="yaml",
     ),
 }

@@ -9,17 +9,13 @@ The wheels are too large for the test suite. TensorRT-LLM's parser cannot be had
 from __future__ import annotations
 
 import ast
-import bisect
 import json
-import logging
-import math
 import sys
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-from pipelines.export.engines import ADAPTIVE
+import yaml
 
 GOLDEN = Path(__file__).parent / "golden"
 BATCHES = range(1, 65)
@@ -52,21 +48,16 @@ def vllm(wheel: Path) -> None:
 
 
 def sglang(wheel: Path) -> None:
-    """The file as the router of batch sizes reads it; and the default that gains are over."""
-    tree = ast.parse(source(wheel, "sglang/srt/speculative/adaptive_spec_params.py"))
-    # its imports of sglang itself need a GPU build; the parser uses none of them but a line of the log
-    kept = [node for node in tree.body if not str(getattr(node, "module", "")).startswith("sglang")]
-    space: dict[str, Any] = {"bisect": bisect, "json": json, "math": math, "logging": logging}
-    space |= {"cached_property": cached_property, "log_info_on_rank0": lambda *_: None, "__name__": "sglang"}
-    exec(compile(ast.Module(kept, []), str(wheel), "exec"), space)
-    default = {int(size): tuple(own["candidate_steps"]) for size, own in space["DEFAULT_ADAPTIVE_CONFIG"].items()}
-    assert default == ADAPTIVE, default
-    for path in sorted(GOLDEN.glob("sglang-*.json")):
-        written = {int(size): own["candidate_steps"][0] for size, own in json.loads(path.read_text()).items()}
-        read = space["AdaptiveSpeculativeParams"](max(written.values()), str(path))
-        lengths = [read.get_steps_for_batch(batch) for batch in BATCHES]
-        assert lengths == [written[max(size for size in written if size <= batch)] for batch in BATCHES]
-        print(f"{path.name}: {wheel.name} reads what is meant")
+    """The options are fields of the server's arguments, and the algorithm is one that it knows."""
+    space: dict[str, Any] = {}
+    exec(source(wheel, "sglang/srt/arg_groups/field_order.py"), space)
+    tree = ast.parse(source(wheel, "sglang/srt/speculative/spec_info.py"))
+    algorithms = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for path in sorted(GOLDEN.glob("sglang-*.yaml")):
+        written = yaml.safe_load(path.read_text())
+        unknown = {key for key in written if key.replace("-", "_") not in space["POSITIONAL_FIELD_ORDER"]}
+        assert not unknown and written["speculative-algorithm"] in algorithms, unknown
+        print(f"{path.name}: {wheel.name} knows its options")
 
 
 if __name__ == "__main__":
