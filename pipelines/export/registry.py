@@ -34,7 +34,7 @@ def register(stage: Stage, mlflow: Any, selector: Selector, folder: Path) -> Non
         input_example=_example(selector, folder),
         pip_requirements=["numpy", "pandas"],
     )
-    client, alias, figures = mlflow.MlflowClient(), re.sub(r"\W", "-", stage.config.name), _figures(selector)
+    client, alias, figures = mlflow.MlflowClient(), alias_of(stage.config.name), _figures(selector)
     tags = {
         "pair": selector.config.pair["fingerprint"],
         "verifier": selector.verifier,
@@ -55,6 +55,12 @@ def register(stage: Stage, mlflow: Any, selector: Selector, folder: Path) -> Non
         stage.say(f"warning: not registered as {MODEL}: {str(error).splitlines()[0]}")
         return
     stage.say(f"registered as version {version} of {MODEL}: models:/{MODEL}@{alias}")
+
+
+def alias_of(name: str) -> str:
+    """The alias of a run's last export. MLflow allows no dots, and keeps `latest` and names such as `v2` to itself."""
+    alias = re.sub(r"\W", "-", name)
+    return f"run-{alias}" if re.fullmatch(r"latest|v\d+", alias, re.IGNORECASE) else alias
 
 
 def _figures(selector: Selector) -> dict[str, str]:

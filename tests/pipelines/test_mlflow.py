@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipelines.config import Config
-from pipelines.export.registry import MODEL, register
+from pipelines.export.registry import MODEL, alias_of, register
 from pipelines.run import Stage
 from selector.plain import PlainSelector
 from selector.runtime.selector import load_selector
@@ -149,3 +149,7 @@ def test_a_store_without_a_registry_is_one_line(
     (line,) = capsys.readouterr().out.strip().splitlines()
     assert line.startswith("export: warning: not registered as espalier-selector: ")
     assert versions(demo[0], MODEL) == before
+
+
+def test_an_alias_is_one_that_mlflow_takes() -> None:
+    assert [alias_of(name) for name in ("demo", "a.b", "v2", "Latest")] == ["demo", "a-b", "run-v2", "run-Latest"]
