@@ -44,11 +44,16 @@ GENERATE = '''"""Speculative decoding with this directory's selector, in transfo
     target.generate(**inputs, custom_generate=folder, trust_remote_code=True, draft_model=draft, selector=folder)
 """
 
-from data_gen.generate import speculative_generate
+try:  # without this block transformers would name a package that is not on PyPI
+    from data_gen.generate import speculative_generate
+except ImportError as error:
+    raise ImportError("this selector needs Espalier: pip install '.[pipeline]' in a clone of its repository") from error
 
 
-def generate(model, inputs=None, streamer=None, **arguments):
+def generate(model, inputs=None, streamer=None, assistant_model=None, **arguments):
     arguments.setdefault("text_streamer", streamer)
+    if assistant_model is not None:
+        arguments.setdefault("draft_model", assistant_model)
     return model.generate(inputs, custom_generate=speculative_generate, **arguments)
 '''
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import shutil
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -198,6 +200,14 @@ def test_the_exported_folder_is_a_custom_generate(
     assert torch.equal(found, pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False))
     output = pair.target.generate(PROMPT, max_new_tokens=24, return_dict_in_generate=True, **ours)
     assert isinstance(output, SpeculativeOutput)
+    ours["assistant_model"] = ours.pop("draft_model")
+    assert torch.equal(found, pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False, **ours))
+    for name in ("data_gen", "data_gen.generate"):
+        monkeypatch.setitem(sys.modules, name, None)  # as where Espalier is not installed
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "others"))
+    shutil.copytree(folder, tmp_path / "copy")
+    with pytest.raises(ImportError, match=r"pip install '.\[pipeline\]' in a clone of its repository"):
+        pair.target.generate(PROMPT, **{**ours, "custom_generate": str(tmp_path / "copy")})
 
 
 def test_a_streamer_gets_every_token_and_a_criterion_stops(pair: ModelPair) -> None:
