@@ -114,9 +114,9 @@ def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     modules = {name: importlib.import_module(module_of(name)) for name in _stages(stage)}
     if plan:
-        for name, module in modules.items():
-            for line in module.plan(config):
-                print(f"{name}: {line}")
+        from pipelines.planning import planned
+
+        print(*planned(config, modules), sep="\n")
         return
     with only_one(config.folder):
         for module in modules.values():

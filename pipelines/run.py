@@ -7,9 +7,10 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,6 +49,7 @@ class Stage:
     outputs: tuple[Path, ...]
     costly: bool = False
     hashed: tuple[Path, ...] | None = None
+    started: float = field(default_factory=time.monotonic, init=False, compare=False)
 
     def begin(self, intact: Callable[[], bool] = lambda: True) -> bool:
         """Whether there is anything to do. Says where earlier output is reused, and why other output is replaced.
@@ -74,6 +76,16 @@ class Stage:
         if self.costly:
             self.replace()
         return True
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether the output is finished, unchanged and made from the same inputs."""
+        try:
+            record = read_record(self.config, self.name)
+        except InputError:
+            return False
+        same = record["finished"] and not differences(record["depends"], self.depends)
+        return same and _changed_file(self.config, record) is None and all(path.exists() for path in self.outputs)
 
     def _recorded(self) -> dict[str, Any]:
         """The stage's record; empty where there is none, or where it is damaged and the stage is not costly."""
@@ -117,6 +129,7 @@ class Stage:
             files = (
                 [path for path in (*self.outputs, *inside) if path.is_file()] if self.hashed is None else self.hashed
             )
+            record["seconds"] = round(time.monotonic() - self.started, 1)  # `--plan` says how long the last call took
             record["files"] = {str(path.relative_to(self.config.folder)): sha256(path) for path in files}
         write_json(record_path(self.config, self.name), record | {"provenance": provenance(self.config)})
 
@@ -232,6 +245,14 @@ def table(rows: Sequence[Mapping[str, str]], title: str, caption: str | None = N
 def is_numeric(cells: Iterable[str]) -> bool:
     """Whether there are numbers alone in a column: with errors, intervals, units of percent or stars, or nothing."""
     return all(re.fullmatch(r"[-+±\d.,%\[\] *]*", cell) for cell in cells)
+
+
+def seconds_in_words(seconds: float) -> str:
+    """In hours or minutes if there are at least two of them."""
+    for unit, size in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -129,11 +129,3 @@ def predicted_seconds(config: Config) -> dict[str, float] | None:
     tokens = data.tokens + BEYOND
     amount = {"written": (texts - decoded) * tokens, "decoded": decoded * tokens, "labelled": texts * data.tokens}
     return {part: settings * amount[part] * profile.labelling[price] for part, price in COSTS.items()}
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words, in hours or minutes if there are at least two of them."""
-    for unit, size in (("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} seconds"

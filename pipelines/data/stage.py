@@ -17,8 +17,8 @@ from data_gen.traces import TraceStore
 from pipelines.config import Config
 from pipelines.data import workers
 from pipelines.data.recorded import depends, realised, traces_folder
-from pipelines.data.shards import duration, passes_line, predicted_seconds, shards, size_line
-from pipelines.pair.loading import load_pair, recipe
+from pipelines.data.shards import passes_line, predicted_seconds, shards, size_line
+from pipelines.pair.loading import known_fingerprint, load_pair, recipe
 from pipelines.run import Stage, progress
 from pipelines.tracking import describe, log_traces, mlflow_run
 from selector.schema import InputError
@@ -37,18 +37,34 @@ def plan(config: Config) -> list[str]:
     else:
         total = sum(predicted.values())
         parts = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in predicted.items())
-        lines.append(f"predicted {duration(total)} on one device, by the latency profile ({parts})")
+        lines.append(f"its time on one device: {parts}")
     return lines
+
+
+def seconds(config: Config) -> float | None:
+    """Predicted by the latency profile; None where that has no such times of this machine."""
+    predicted = predicted_seconds(config)
+    return None if predicted is None else sum(predicted.values())
+
+
+def stage_of(config: Config, pair: str | None = None) -> Stage:
+    """The stage with what it depends on.
+
+    Args:
+        pair: the pair's fingerprint; None for the recorded one.
+    """
+    folder = traces_folder(config)
+    inputs = depends(config, pair or known_fingerprint(config))
+    return Stage("data", config, inputs, (folder,), hashed=(folder / "manifest.json",))
 
 
 def run(config: Config) -> None:
     pair: Any = load_pair(config)
     fingerprint, folder = pair.fingerprint, traces_folder(config)
-    inputs = depends(config, fingerprint)
+    stage = stage_of(config, fingerprint)
     work = shards(config, pair)
-    store = TraceStore(folder, inputs)  # raises where there are traces of other inputs
+    store = TraceStore(folder, stage.depends)  # raises where there are traces of other inputs
     todo = {name: each for name, each in work.items() if not store.holds(name)}
-    stage = Stage("data", config, inputs, (folder,), hashed=(folder / "manifest.json",))
     if not stage.begin(lambda: not todo):
         return
     stage.replace()

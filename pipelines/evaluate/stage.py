@@ -43,16 +43,18 @@ from pipelines.evaluate.replays import (
     synthetic_summary,
 )
 from pipelines.evaluate.verdict import title, verdicts
-from pipelines.latency.profile import load_profile
+from pipelines.latency.profile import context_lengths, load_profile
 from pipelines.pair.loading import encode, load_pair, prompts_depend, prompts_of
 from pipelines.run import Journal, Stage, read_json, ticking, watched, write_json
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.packaging import build
 from pipelines.train.result import chosen_of, decision_digest, load_module, load_result, rule_of
+from selector.actions import EMPTY
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Selector
 from selector.runtime.tuned import Tuned
+from selector.schema import InputError
 from selector.train.data import Setting, Texts
 from selector.train.module import SelectorModule
 from selector.train.recent_acceptance import RecentAcceptance
@@ -65,19 +67,33 @@ SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evalua
 TUNING_PROMPTS = 16  # training prompts on which transformers' own methods are tuned, for every sampling setting
 
 
+def _most_methods(config: Config) -> int:
+    return len(config.verifiers) + 7 + ("traversal" in config.verifiers) + 3 * config.evaluate.assisted
+
+
 def plan(config: Config) -> list[str]:
-    methods = len(config.verifiers) + 7 + ("traversal" in config.verifiers) + 3 * config.evaluate.assisted
     return [
-        f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings x up to {methods} methods, "
+        f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings x up to "
+        f"{_most_methods(config)} methods, "
         f"{config.data.tokens} tokens each; held-out texts replayed on {1 + len(config.evaluate.gpu_like)} clocks"
     ]
 
 
-def run(config: Config) -> None:
-    output = config.folder / "evaluation.json"
-    result = load_result(config)
-    pair = load_pair(config)
-    profile = load_profile(config, pair)
+def seconds(config: Config) -> float | None:
+    """The time of decoding, as if every method took as long as plain decoding; None without a latency profile."""
+    try:
+        profile = load_profile(config)
+    except InputError:
+        return None
+    step = profile.action_seconds(EMPTY, context_lengths(config)[-1], config.train.verifier)
+    greedy = min(config.evaluate.prompts, GREEDY_PROMPTS) * (1 + len(losslessness.ACTIONS))
+    texts = config.evaluate.prompts * len(config.sampling) * _most_methods(config)
+    return step * config.data.tokens * (texts + greedy)
+
+
+def stage_of(config: Config) -> Stage:
+    """The stage with what it depends on; InputError unless training is finished."""
+    profile = load_profile(config)
     inputs = {
         "format": FORMAT,
         "evaluate": config.evaluate.model_dump(mode="json"),
@@ -85,11 +101,18 @@ def run(config: Config) -> None:
         "sampling": [setting.model_dump() for setting in config.sampling],
         "verifiers": list(config.verifiers),
         "seed": config.seed,
-        "pair": pair.fingerprint,
+        "pair": profile.pair,
         "latency": profile.to_json(),
-        **decision_digest(config, result),
+        **decision_digest(config, load_result(config)),
     }
-    stage = Stage("evaluate", config, inputs, (output,))
+    return Stage("evaluate", config, inputs, (config.folder / "evaluation.json",))
+
+
+def run(config: Config) -> None:
+    output, result = config.folder / "evaluation.json", load_result(config)
+    pair = load_pair(config)
+    profile = load_profile(config, pair)
+    stage = stage_of(config)
     if not stage.begin():
         findings.show(title(config, profile.device), read_json(output, "evaluate"))
         return

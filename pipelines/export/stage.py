@@ -32,34 +32,37 @@ def plan(config: Config) -> list[str]:
     return [*engine, f"write {config.folder / 'selector'} and compare it with the trained module on validation texts"]
 
 
+def stage_of(config: Config) -> Stage:
+    """The stage with what it depends on; InputError unless training is finished, and where the evaluation is that of
+    another selector."""
+    decides = decision_digest(config, load_result(config))
+    path = config.folder / "evaluation.json"
+    if path.exists():
+        require(config, "evaluate", decides)  # the figures must be this selector's
+    inputs = {
+        **decides,
+        "evaluation": sha256(path) if path.exists() else None,
+        "latency": load_profile(config).to_json(),
+        "tiers": config.export.tiers,
+        "compiled": config.export.compiled,
+    }
+    return Stage("export", config, inputs, (config.folder / "selector",))
+
+
 def run(config: Config) -> None:
     if config.export.engine is not None:
         chains.run(config, config.export.engine)
         if not (config.folder / "training" / "result.json").exists():
             return  # an engine's table needs no training
-    folder = config.folder / "selector"
-    result = load_result(config)
-    decides = decision_digest(config, result)
-    path = config.folder / "evaluation.json"
-    evaluation = None
-    if path.exists():
-        require(config, "evaluate", decides)  # the figures must be this selector's
-        evaluation = read_json(path, "evaluate")["summary"]
-    profile = load_profile(config)
-    inputs = {
-        **decides,
-        "evaluation": None if evaluation is None else sha256(path),
-        "latency": profile.to_json(),
-        "tiers": config.export.tiers,
-        "compiled": config.export.compiled,
-    }
+    stage = stage_of(config)
     if config.export.push is not None:
         check_token(config.export.push)
-    stage = Stage("export", config, inputs, (folder,))
     if stage.begin():
-        _write(stage, result, evaluation, profile)
+        path = config.folder / "evaluation.json"
+        evaluation = read_json(path, "evaluate")["summary"] if path.exists() else None
+        _write(stage, load_result(config), evaluation, load_profile(config))
     if config.export.push is not None:
-        stage.say(push(folder, config.export.push))
+        stage.say(push(stage.outputs[0], config.export.push))
 
 
 def _write(stage: Stage, result: dict[str, Any], evaluation: dict[str, Any] | None, profile: LatencyProfile) -> None:

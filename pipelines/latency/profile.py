@@ -14,6 +14,7 @@ from data_gen.decoding import COMPILED, EAGER, GRAPH, decoder_for
 from data_gen.decoding.loop import Features
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
+from data_gen.traces import differences
 from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.pair.loading import hidden_widths
@@ -51,18 +52,12 @@ def measured_elsewhere(config: Config, depends: dict[str, Any]) -> str | None:
     for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
         other = config.model_copy(update={"name": path.parent.name})
         with suppress(InputError):
-            record = read_record(other, "latency")
+            changes = differences(read_record(other, "latency")["depends"], depends)
             verify(other, "latency")
-            same = _of_all_texts(record["depends"]) == _of_all_texts(depends)
+            same = all(change.startswith(("prompts.texts:", "seed:")) for change in changes)
             if other.name != config.name and same and COPIED_FROM not in read_json(path, "latency"):
                 return other.name
     return None
-
-
-def _of_all_texts(depends: dict[str, Any]) -> dict[str, Any]:
-    """What a profile depends on, without the seed and the texts on which steps are timed."""
-    prompts = {key: value for key, value in depends.get("prompts", {}).items() if key != "texts"}
-    return {**depends, "prompts": prompts, "seed": None}
 
 
 def context_lengths(config: Config) -> tuple[int, ...]:

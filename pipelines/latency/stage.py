@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,7 @@ from pipelines.latency.profile import (
     measured_elsewhere,
     profile_path,
 )
-from pipelines.pair.loading import encode, load_pair, prompts_depend, prompts_of, recipe
+from pipelines.pair.loading import encode, known_fingerprint, load_pair, prompts_depend, prompts_of, recipe
 from pipelines.run import Stage, console, read_json, table, ticking, watched, write_json
 from pipelines.tracking import describe, mlflow_run
 from selector.actions import Action, Choice, choice_of
@@ -53,6 +54,10 @@ _PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
 def plan(config: Config) -> list[str]:
     if reads_only(config):
         return [f"read the step times of an engine from {config.latency.timings}"]
+    with suppress(InputError):  # the pair is not known yet
+        name = measured_elsewhere(config, stage_of(config).depends) if config.latency.reuse else None
+        if name is not None:
+            return [f"copy the profile of the run {name}: same pair, machine and settings"]
     cells = len(context_lengths(config)) * (len(WIDTHS) + len(NODES))
     return [f"{cells} pass sizes and {len(config.verifiers)} verifiers, {config.latency.repeats} times each"]
 
@@ -117,9 +122,13 @@ def _copy(stage: Stage, name: str) -> None:
     stage.finish()
 
 
-def stage_of(config: Config, pair: str) -> Stage:
-    """The stage with what it depends on; `pair` is the pair's fingerprint."""
-    return Stage("latency", config, _depends(config, pair), (profile_path(config),))
+def stage_of(config: Config, pair: str | None = None) -> Stage:
+    """The stage with what it depends on.
+
+    Args:
+        pair: the pair's fingerprint; None for the recorded one.
+    """
+    return Stage("latency", config, _depends(config, pair or known_fingerprint(config)), (profile_path(config),))
 
 
 def _depends(config: Config, pair: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from data_gen.models.self_check import check_model
 from data_gen.texts.labelled import BEYOND, DEPTH, Recipe
 from data_gen.texts.prompts import Prompt, read_prompts, split_of, take_evenly
 from pipelines.config import Config
-from pipelines.run import require, verify
+from pipelines.run import read_record, require, verify
 from selector.schema import FULL, InputError
 
 
@@ -58,6 +59,21 @@ def load_pair(config: Config, shapes: bool = False) -> ModelPair:
         )
     check_models(pair, needed)
     return pair
+
+
+def known_fingerprint(config: Config) -> str:
+    """The pair's fingerprint as the latency or the pair stage recorded it, without loading the models.
+
+    Raises:
+        InputError: neither has been run; or an embedded pair's files have changed.
+    """
+    if config.pair.target == "embedded":
+        require(config, "pair", depends(config))
+    for stage, key in (("latency", "pair"), ("pair", "fingerprint")):
+        with suppress(InputError):
+            if key in (recorded := read_record(config, stage)["depends"]) and isinstance(recorded[key], str):
+                return str(recorded[key])
+    raise InputError(f"{config.folder}: run the latency stage first")
 
 
 def check_models(pair: ModelPair, longest: int) -> None:

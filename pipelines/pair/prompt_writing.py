@@ -48,16 +48,25 @@ def chosen(config: Config, tokenizer: Any) -> Iterator[tuple[list[Prompt], str]]
         if len(kept) < (own.prompts or 1):
             raise InputError(f"prompts.sets: {own.name} gives {len(kept)} prompts, not {own.prompts or 1}: {said}")
         taken = take_evenly(kept, own.prompts)
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(p.kind for p in taken).items()))
-        yield taken, f"{own.name}: {records} records, {said}; taken: {kinds}"
+        yield taken, f"{own.name}: {records} records, {said}; taken: {_kinds(taken)}"
+
+
+def _kinds(prompts: list[Prompt]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(prompt.kind for prompt in prompts).items()))
 
 
 def plan(config: Config) -> list[str]:
-    """What the data sets give; or where they are read from, if they are on the hub or there is no tokenizer yet."""
+    """What the data sets or the file give; or where they are read from, if they are on the hub or there is no tokenizer
+    yet."""
     tokenizer = None
     if all(own.file is not None for own in config.prompts.sets):
         with suppress(InputError):  # an embedded pair has no tokenizer before the stage has run
             tokenizer = tokenizer_of(config)
+    if config.prompts.file is not None:
+        prompts, said = all_prompts(config), ""
+        if tokenizer is not None:
+            prompts, said = config.prompts.form.fit(tokenizer, prompts)
+        return [f"{config.prompts.file}: {said or f'{len(prompts)} texts'}; taken: {_kinds(prompts)}"]
     if tokenizer is not None:
         return [said for _, said in chosen(config, tokenizer)]
     counts = {own: own.prompts or "all" for own in config.prompts.sets}

@@ -41,14 +41,29 @@ def layers_of(config: Config) -> dict[str, int]:
     return {"target": config.pair.embedded.layers, "draft": 1}
 
 
+def stage_of(config: Config) -> Stage | None:
+    """The stage with what it depends on; None for a pair that is given, and checked at every call."""
+    return _embedded(config, _source(corpus.stdlib_files())) if config.pair.target == "embedded" else None
+
+
+def _embedded(config: Config, source: dict[str, Any]) -> Stage:
+    folder = config.folder / "pair"
+    outputs = folder / "models", folder / "manifest.json"
+    return Stage("pair", config, {**depends(config), "corpus": source}, outputs, costly=True)
+
+
+def _source(files: list[corpus.SourceFile]) -> dict[str, Any]:
+    """What the corpus of the embedded pair depends on."""
+    digest = hashlib.sha256("".join(file.path + file.sha256 for file in files).encode()).hexdigest()[:16]
+    return {"files": len(files), "python": sys.version.split()[0], "sha256": digest}
+
+
 def run(config: Config) -> None:
     folder = config.folder / "pair"
     files = corpus.stdlib_files()
-    digest = hashlib.sha256("".join(file.path + file.sha256 for file in files).encode()).hexdigest()[:16]
-    source = {"files": len(files), "python": sys.version.split()[0], "sha256": digest}
+    source = _source(files)
     if config.pair.target == "embedded":
-        outputs = folder / "models", folder / "manifest.json"
-        stage = Stage("pair", config, {**depends(config), "corpus": source}, outputs, costly=True)
+        stage = _embedded(config, source)
         if stage.begin():
             with mlflow_run(config, "pair", SECTIONS) as mlflow:
                 train_embedded(config, files, folder, mlflow)

@@ -21,7 +21,7 @@ from pipelines.tracking import describe, mlflow_run, pipeline_of
 from pipelines.train.result import decision_digest, load_module, load_result
 from selector.files import atomically
 from selector.latency import LatencyProfile
-from selector.schema import read_manifest, sha256
+from selector.schema import InputError, read_manifest, sha256
 from selector.train.replay import Ratio
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")
@@ -84,21 +84,29 @@ def plan(config: Config) -> list[str]:
     return [f"write {config.folder / 'report.html'}"]
 
 
-def run(config: Config) -> None:
-    output = config.folder / "report.html"
+def stage_of(config: Config) -> Stage:
+    """The stage with what it depends on; InputError unless there is an evaluation of this selector."""
     verify(config, "evaluate")
-    evaluation, training = read_json(config.folder / "evaluation.json", "evaluate"), load_result(config)
-    require(config, "evaluate", decision_digest(config, training))  # the figures must be this selector's
+    path = config.folder / "evaluation.json"
+    if not path.exists():
+        raise InputError(f"{path} does not exist: run the evaluate stage first")
+    require(config, "evaluate", decision_digest(config, load_result(config)))
     artefact, quick = config.folder / "selector" / "config.json", config.folder / "quick.json"
     manifest = read_manifest(traces_folder(config))
     depends = {
-        "evaluation": sha256(config.folder / "evaluation.json"),
+        "evaluation": sha256(path),
         "latency": sha256(config.folder / "latency.json"),
         "artefact": sha256(artefact) if artefact.exists() else None,
         "quick": sha256(quick) if quick.exists() else None,
         "traces": {name: shard["sha256"] for name, shard in manifest["shards"].items()},
     }
-    stage = Stage("report", config, depends, (output,))
+    return Stage("report", config, depends, (config.folder / "report.html",))
+
+
+def run(config: Config) -> None:
+    stage = stage_of(config)
+    (output,) = stage.outputs
+    evaluation, training = read_json(config.folder / "evaluation.json", "evaluate"), load_result(config)
     if stage.begin():
         with mlflow_run(config, "report", SECTIONS) as mlflow:
             stage.replace()

@@ -58,10 +58,14 @@ def plan(config: Config) -> list[str]:
     return [f"{names}: {config.train.epochs} epochs each, judged by replay of the validation texts"]
 
 
+def stage_of(config: Config) -> Stage:
+    """The stage with what it depends on; InputError without a latency profile or traces."""
+    return Stage("train", config, inputs(config, load_profile(config)), (config.folder / "training",))
+
+
 def run(config: Config) -> None:
-    folder = config.folder / "training"
-    profile = load_profile(config)
-    stage = Stage("train", config, inputs(config, profile), (folder,))
+    profile, stage = load_profile(config), stage_of(config)
+    (folder,) = stage.outputs
     added(config)  # a misspelt name is refused before the traces are read
     splits = load_traces(config, profile.pair)
     if not stage.begin():

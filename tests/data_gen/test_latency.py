@@ -9,7 +9,7 @@ import pytest
 from data_gen import timing
 from data_gen.decoding.loop import Step
 from data_gen.models.pair import ModelPair
-from data_gen.timing import fitted, real_steps, times
+from data_gen.timing import fitted, real_steps, rounds, times
 from selector.actions import EMPTY, Action, Choice, Lookup
 from selector.latency import Correction, LatencyProfile
 from selector.tables import Table
@@ -60,7 +60,10 @@ MET = (EMPTY, Action(1, 3, 0), Action(2, 1, 2), Lookup(4))
 
 def test_every_tree_has_its_steps(pair: ModelPair) -> None:
     """Of each text so many, after the first one; of lookups those that copy."""
-    steps = real_steps(pair, ("specinfer", "traversal"), MET, PROMPTS, count=5, tokens=100)
+    ticks: list[None] = []
+    asked = ("specinfer", "traversal"), MET, PROMPTS
+    steps = real_steps(pair, *asked, count=5, tokens=100, tick=lambda: ticks.append(None))
+    assert len(ticks) == rounds(*asked) > 0
     for (_, action), taken in steps.items():
         assert len(taken) == 10 or (action == Lookup(4) and 0 < len(taken) <= 10)
         assert {step.action for step in taken} == {action}

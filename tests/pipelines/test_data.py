@@ -27,10 +27,12 @@ from data_gen.traces import TraceStore
 from pipelines.config import load_config
 from pipelines.data import workers
 from pipelines.data.recorded import realised
-from pipelines.data.shards import duration, predicted_seconds, shards, size_line
+from pipelines.data.shards import predicted_seconds, shards, size_line
 from pipelines.data.stage import plan, run
+from pipelines.data.stage import seconds as predicted
 from pipelines.data.workers import devices
 from pipelines.pair.loading import prompts_of, recipe
+from pipelines.run import seconds_in_words
 from selector.actions import Action
 from selector.latency import LatencyProfile
 from selector.schema import InputError
@@ -338,12 +340,12 @@ def test_the_plan_says_texts_bytes_passes_memory_and_time(
     tokens = 16 + 15  # labelled ones, and what is left of the last one's look-ahead
     expected = {"written": 2 * 94 * tokens * 0.5, "decoded": 2 * 6 * tokens * 1.0, "labelled": 2 * 100 * 16 * 2.0}
     assert predicted_seconds(config) == expected
-    assert plan(config)[-1].startswith(f"predicted {duration(sum(expected.values()))} on one device")
-    assert plan(config)[-1].endswith("(written 30%, decoded 4%, labelled 66%)")
+    assert predicted(config) == sum(expected.values())
+    assert plan(config)[-1] == "its time on one device: written 30%, decoded 4%, labelled 66%"
     profile = LatencyProfile("another machine", "pair", one, one, {}, {}, 0.0, labelling=seconds)
     (tmp_path / "runs" / "run" / "latency.json").write_text(json.dumps(profile.to_json()))
     assert predicted_seconds(config) is None
-    assert [duration(s) for s in (50, 200, 10_000)] == ["50 seconds", "3.3 minutes", "2.8 hours"]
+    assert [seconds_in_words(s) for s in (50, 200, 10_000)] == ["50 seconds", "3.3 minutes", "2.8 hours"]
 
 
 def test_memory_stays_flat(

@@ -1,0 +1,68 @@
+"""`--plan`: for every stage what is reused, else what it would do and how long that takes, and the time of all."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from pipelines.config import Config
+from pipelines.run import Stage, read_record, seconds_in_words
+from selector.schema import InputError
+
+# by stage the ones whose output it reads; `pair` is left out where the pair is given, because it then writes no models
+READS = {
+    **{"latency": ("pair",), "data": ("pair",), "train": ("latency", "data")},
+    **{"evaluate": ("train",), "export": ("evaluate",), "report": ("evaluate", "export")},
+}
+
+
+def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
+    """The lines of the plan of some stages, by name in the order in which they run. Models are not loaded, so that
+    those of a given pair are taken to be as they were."""
+    lines: list[str] = []
+    anew: set[str] = set()
+    known: dict[str, float] = {}
+    unknown = []
+    for name, module in modules.items():
+        stage = None if anew & set(READS.get(name, ())) else _stage_of(module, config)
+        if stage is not None and stage.is_reusable:
+            lines.append(f"{name}: {stage.outputs[0]} is reused: nothing it depends on has changed")
+            continue
+        if name != "pair" or config.pair.target == "embedded":
+            anew.add(name)
+        lines += [f"{name}: {line}" for line in module.plan(config)]
+        seconds, reason = _seconds(name, module, config)
+        if seconds is None:
+            unknown.append(name)
+            continue
+        known[name] = seconds
+        lines.append(f"{name}: about {seconds_in_words(seconds)}, {reason}")
+    if len(modules) > 1:
+        lines.append(_total(known, unknown))
+    return lines
+
+
+def _stage_of(module: ModuleType, config: Config) -> Stage | None:
+    """A stage with what it depends on; None where an earlier one has not run, or the stage says nothing."""
+    try:
+        stage: Stage | None = module.stage_of(config) if hasattr(module, "stage_of") else None
+    except InputError:
+        return None
+    return stage
+
+
+def _seconds(name: str, module: ModuleType, config: Config) -> tuple[float | None, str]:
+    """A stage's time, and where that is known from: its own prediction, else what it last took in this run."""
+    predicted: float | None = module.seconds(config) if hasattr(module, "seconds") else None
+    if predicted is not None:
+        return predicted, "by the latency profile"
+    try:
+        return read_record(config, name).get("seconds"), "as last time"
+    except InputError:
+        return None, ""
+
+
+def _total(known: dict[str, float], unknown: list[str]) -> str:
+    if not known and not unknown:
+        return "total: nothing to do"
+    total = f"total: about {seconds_in_words(sum(known.values()))}" if known else "total: not known"
+    return f"{total}; known once they have run: {', '.join(unknown)}" if unknown else total

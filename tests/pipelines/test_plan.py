@@ -1,0 +1,146 @@
+"""`--plan`: what is reused, what is made anew, and how long that takes; and profiles that are copied between runs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipelines.cli import STAGES, module_of
+from pipelines.config import Config, load_config
+from pipelines.latency import stage as latency
+from pipelines.latency.profile import load_profile, measured_elsewhere
+from pipelines.planning import planned
+from selector.schema import InputError
+from tests.pipelines.runs import ROOT, SMALL
+from tests.pipelines.test_refusals import contents
+
+
+def config_of(*overrides: str) -> Config:
+    return load_config(ROOT / "configs" / "demo.yaml", [*SMALL, *overrides])
+
+
+def plan(*overrides: str) -> dict[str, list[str]]:
+    """The lines of the plan of all stages, by stage."""
+    before, found = contents(), {}
+    for line in planned(config_of(*overrides), {name: importlib.import_module(module_of(name)) for name in STAGES}):
+        name, _, words = line.partition(": ")
+        found.setdefault(name, []).append(words)
+    assert contents() == before
+    return found
+
+
+def reused(found: dict[str, list[str]]) -> set[str]:
+    return {name for name, lines in found.items() if "is reused" in lines[0]}
+
+
+@pytest.fixture
+def run(demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the finished run; the working directory."""
+    shutil.copytree(demo[0] / "runs", tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    return tmp_path
+
+
+def test_a_finished_run_is_reused(run: Path) -> None:
+    found = plan()
+    assert reused(found) == set(STAGES)
+    assert found["total"] == ["nothing to do"]
+    assert found["data"] == ["runs/demo/traces is reused: nothing it depends on has changed"]
+
+
+@pytest.mark.parametrize(
+    ("override", "anew"),
+    [
+        ("train.epochs=3", {"train", "evaluate", "export", "report"}),
+        ("latency.repeats=4", {"latency", "train", "evaluate", "export", "report"}),
+        ("data.texts=48", {"data", "train", "evaluate", "export", "report"}),
+        ("evaluate.prompts=4", {"evaluate", "export", "report"}),
+        ("export.tiers=2", {"export", "report"}),
+        ("pair.embedded.steps=13", set(STAGES)),
+    ],
+)
+def test_what_a_change_makes_anew_is_what_depends_on_it(run: Path, override: str, anew: set[str]) -> None:
+    found = plan(override)
+    assert reused(found) == set(STAGES) - anew
+    assert "total" in found and found["total"] != ["nothing to do"]
+
+
+def test_the_time_is_predicted_or_that_of_the_last_run(run: Path) -> None:
+    record = run / "runs/demo/stages/train.json"
+    values = json.loads(record.read_text())
+    assert values["seconds"] > 0
+    record.write_text(json.dumps(values | {"seconds": 600}))
+    found = plan("train.epochs=3")
+    assert found["train"][-1] == "about 10.0 minutes, as last time"
+    assert found["evaluate"][-1].endswith(" seconds, by the latency profile")
+    assert found["total"][0].startswith("about 1")
+    for name in ("export", "report"):
+        (run / f"runs/demo/stages/{name}.json").unlink()
+    assert plan("train.epochs=3")["total"][0].endswith("; known once they have run: export, report")
+
+
+def test_a_changed_file_is_made_anew(run: Path) -> None:
+    (run / "runs/demo/training/result.json").write_text("{}")
+    assert reused(plan()) == {"pair", "latency", "data"}
+
+
+def test_the_prompts_of_a_file_are_told(run: Path) -> None:
+    lines = "".join(json.dumps({"text": f"text number {n} of many", "kind": "chat"}) + "\n" for n in range(40))
+    (run / "mine.jsonl").write_text(lines)
+    pair = [f"pair.{role}=runs/demo/pair/models/{role}" for role in ("target", "draft")]
+    told = plan(*pair, "prompts.file=mine.jsonl")["pair"][1]
+    assert told.startswith("mine.jsonl: 40 texts of up to ") and told.endswith("taken: 40 chat")
+
+
+def second(run: Path, name: str = "second") -> None:
+    """Another run with the same pair and without a profile."""
+    for part in ("pair", "stages"):
+        shutil.copytree(run / "runs/demo" / part, run / "runs" / name / part)
+    (run / "runs" / name / "stages/latency.json").unlink()
+
+
+def test_a_profile_of_the_same_pair_machine_and_settings_is_copied(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second(run)
+    latency.run(config_of("name=second"))
+    assert "latency: copied from the run demo: same pair, machine and settings" in capsys.readouterr().out
+    copied, own = (json.loads((run / "runs" / name / "latency.json").read_text()) for name in ("second", "demo"))
+    assert copied == {**own, "copied_from": "demo"}
+    assert load_profile(config_of("name=second")) == load_profile(config_of())
+    latency.run(config_of("name=second"))
+    assert "latency: reusing" in capsys.readouterr().out
+
+
+def test_a_profile_of_other_settings_or_a_copied_one_is_not(run: Path) -> None:
+    second(run)
+    depends = latency.stage_of(config_of()).depends
+    other = config_of("name=second")
+    assert measured_elsewhere(other, depends) == "demo"
+    assert measured_elsewhere(other, depends | {"seed": 7}) == "demo"  # the texts on which steps are timed
+    assert measured_elsewhere(config_of(), depends) is None  # its own
+    for changed in ({"pair": "another"}, {"device": "another"}, {"tokens": 99}, {"lengths": [1, 2, 3]}, {"repeats": 4}):
+        assert measured_elsewhere(other, depends | changed) is None
+    latency.run(other)
+    (run / "runs/demo/latency.json").write_text("{}")  # damaged, so that the copy is all there is
+    assert measured_elsewhere(config_of("name=third"), depends) is None
+
+
+def test_a_copied_profile_can_be_measured_anew(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not reused any more; nothing is measured here."""
+    second(run)
+    latency.run(config_of("name=second"))
+
+    def measure(*_: object) -> None:
+        raise InputError("it is measured")
+
+    monkeypatch.setattr("data_gen.timing.measure", measure)
+    with pytest.raises(InputError, match="it is measured"):
+        latency.run(config_of("name=second", "latency.reuse=false"))
