@@ -118,14 +118,14 @@ def _reason(mode: Mode) -> str:
     if mode.rule is not None:
         return (
             "The lookup rule decides: on the validation texts it is ahead of the static tree by two standard errors "
-            "over sources, and the network is not ahead of it by one. It copies "
+            "over sources, and the network is not ahead of it by two. It copies "
             f"{mode.rule.length} tokens after a match of {mode.rule.least} or more, and drafts {mode.action} elsewhere."
         )
     if mode.decides:
         levels = " and then ".join(mode.feature_levels)
         return (
             "The network decides: on the validation texts it is ahead of the static tree by two standard errors over "
-            f"sources, and of the lookup rule by one. It is asked with {levels} features."
+            f"sources, and of the lookup rule as well. It is asked with {levels} features."
         )
     return (
         "On the validation texts neither the network nor the lookup rule is ahead of the static tree by two standard "

@@ -25,7 +25,7 @@ def model_card(config: ArtefactConfig) -> str:
     )
     return f"""---
 library_name: espalier
-tags: [speculative-decoding, text-generation{', custom_generate' if schema == PAIR else ''}]
+tags: [speculative-decoding, text-generation{", custom_generate" if schema == PAIR else ""}]
 ---
 
 # Selector for speculative decoding
