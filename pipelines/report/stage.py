@@ -11,6 +11,7 @@ from pipelines.config import Config
 from pipelines.data.recorded import load_traces, realised, settings_of, timed, traces_folder
 from pipelines.evaluate import findings, losslessness, verdict
 from pipelines.evaluate.methods import BEST_STATIC, COPYING, SELECTOR
+from pipelines.evaluate.stage import FORMAT
 from pipelines.evaluate.verdict import setting_of
 from pipelines.latency.profile import load_profile
 from pipelines.report import plots
@@ -90,7 +91,7 @@ def stage_of(config: Config) -> Stage:
     path = config.folder / "evaluation.json"
     if not path.exists():
         raise InputError(f"{path} does not exist: run the evaluate stage first")
-    require(config, "evaluate", decision_digest(config, load_result(config)))
+    require(config, "evaluate", {"format": FORMAT, **decision_digest(config, load_result(config))})
     artefact, quick = config.folder / "selector" / "config.json", config.folder / "quick.json"
     manifest = read_manifest(traces_folder(config))
     depends = {
