@@ -1,6 +1,6 @@
 """The trace store: Parquet shards, one folder per split, and a manifest with their checksums and what they depend on.
 
-A row is a text (schema version in `selector.schema`):
+A row is a text. Features are not in it: `data_gen.texts.recorded` computes them from the tokens and the row numbers.
 
     prompt, kind, source     string    the prompt's id, kind and source
     temperature, top_p, min_p, draft_temperature   float64   its sampling setting; the draft's temperature may be null
@@ -8,7 +8,8 @@ A row is a text (schema version in `selector.schema`):
     tokens                   int32 list    prompt and continuation
     start                    int32     position of the last prompt token, the first root
     roots                    int32     labelled roots: `start` and the positions after it
-    scalars                  float32 list  roots x `selector.schema.SCALARS`; zeros at the first root
+    target_entropy, draft_entropy   float32 list  roots: of both models after the root's token, at temperature 1, nats
+    target_prob, draft_prob         float32 list  roots: of the text's next token, after temperature and filtering
     lookup.right             uint8 list    roots: how many tokens of a lookup the text goes on with
     <verifier>.survivals     float16 list  roots x `ActionSpace.sums_SA`'s survivals, P(tau >= t | text)
     target_hidden_prev, ..   float16 list  rows x width, if recorded; every `hidden_stride`-th root from the second on
@@ -28,21 +29,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data_gen.features.recorded import ROW_NUMBERS
 from selector.actions import ActionSpace
 from selector.files import atomically
-from selector.schema import (
-    HIDDEN_STATES,
-    LOOKUP_COLUMN,
-    SCALARS,
-    SCHEMA_VERSION,
-    InputError,
-    check_shard,
-    read_manifest,
-    sha256,
-    survival_column,
-)
+from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, sha256, survival_column
 
-ROWS_VERSION = 7  # raise it when the program gives other rows for the same inputs, so that no store holds both
+ROWS_VERSION = 8  # raise it when the program gives other rows for the same inputs, so that no store holds both
 
 
 def text_schema(verifiers: Sequence[str], hidden: bool) -> pa.Schema:
@@ -54,25 +46,50 @@ def text_schema(verifiers: Sequence[str], hidden: bool) -> pa.Schema:
         ("top_k", pa.int32()),
         ("tokens", pa.list_(pa.int32())),
         *((name, pa.int32()) for name in ("start", "roots")),
-        ("scalars", pa.list_(pa.float32())),
+        *((name, pa.list_(pa.float32())) for name in ROW_NUMBERS),
         (LOOKUP_COLUMN, pa.list_(pa.uint8())),
         *((name, pa.list_(pa.float16())) for name in halves),
         ("hidden_stride", pa.int32()),
         *((name, pa.list_(pa.int32())) for name in ("step_root", "step_action", "step_accepted")),
         ("step_verifier", pa.string()),
     ]
-    return pa.schema(fields, metadata={"espalier_schema_version": str(SCHEMA_VERSION)})
+    return pa.schema(fields, metadata={"espalier_rows_version": str(ROWS_VERSION)})
 
 
 def text_bytes(tokens: int, roots: int, verifiers: int, hidden: int) -> int:
     """Bytes of one row before compression; `hidden` counts the recorded numbers of hidden states."""
-    per_root = 1 + 4 * len(SCALARS) + 2 * verifiers * len(ActionSpace.default().sums_SA)
+    per_root = 1 + 4 * len(ROW_NUMBERS) + 2 * verifiers * len(ActionSpace.default().sums_SA)
     return 4 * tokens + roots * per_root + 2 * hidden
 
 
-def versions() -> dict[str, int]:
-    """The versions that every manifest depends on, in addition to its own inputs."""
-    return {"schema_version": SCHEMA_VERSION, "rows_version": ROWS_VERSION}
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a trace store: `depends` (the inputs of its rows) and `shards` (rows, bytes, sha256).
+
+    Raises InputError where it is missing, damaged or of another version.
+    """
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text())
+        found = manifest["depends"].get("rows_version")
+        if "shards" not in manifest:
+            raise KeyError("shards")
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist: run the data stage first") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{path} is damaged: remove {folder} and run the data stage again") from error
+    if found != ROWS_VERSION:
+        reason = f"traces of version {found}; this program reads {ROWS_VERSION}"
+        raise InputError(f"{folder}: {reason}: remove it, or choose another name=, and run the data stage again")
+    return dict(manifest)
+
+
+def check_shard(folder: Path, name: str, listed: dict[str, Any]) -> None:
+    """InputError where the file is missing or its checksum is not the listed one."""
+    path = folder / name
+    if not path.exists():
+        raise InputError(f"{path} is missing: run the data stage again")
+    if sha256(path) != listed["sha256"]:
+        raise InputError(f"{path} is damaged (truncated or changed): remove it and run the data stage again")
 
 
 def differences(recorded: dict[str, Any], current: dict[str, Any]) -> list[str]:
@@ -113,7 +130,7 @@ class TraceStore:
     def __init__(self, folder: Path, depends: dict[str, Any]) -> None:
         self.folder = folder
         self.path = folder / "manifest.json"
-        depends = json.loads(json.dumps({**versions(), **depends}))
+        depends = json.loads(json.dumps({"rows_version": ROWS_VERSION, **depends}))
         if self.path.exists():
             self.manifest = read_manifest(folder)
             if changes := differences(self.manifest["depends"], depends):

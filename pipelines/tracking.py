@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 import yaml
 
 from data_gen.timing import device_name
-from data_gen.traces import flat
+from data_gen.traces import flat, read_manifest
 from pipelines.config import Config
 from pipelines.run import provenance
-from selector.schema import InputError, read_manifest
+from selector.schema import InputError
 
 T = TypeVar("T")
 DEFAULT_STORE = "sqlite:///mlruns/mlflow.db"

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from selector.actions import EMPTY, ActionSpace, Choice, Lookup
-from selector.schema import FEATURES, FULL, LIGHT, MATCH, SCHEMA_VERSION, InputError
+from selector.schema import FEATURES, FULL, LIGHT, MATCH, InputError
 from selector.tables import FREE, Batches, Table, number
 
+VERSION = 6  # of the file
 MOST_TOKENS = 64  # verified tokens of a request in an engine's step, the root included
 
 
@@ -100,13 +101,13 @@ class LatencyProfile:
             raise InputError(f"{path}: no latency profile there: run the latency stage first") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{path}: not a latency profile: run the latency stage again") from error
-        if found != SCHEMA_VERSION:
-            raise InputError(f"{path}: schema version {found}, this program reads {SCHEMA_VERSION}")
+        if found != VERSION:
+            raise InputError(f"{path}: schema version {found}, this program reads {VERSION}")
         return profile
 
     def to_json(self) -> dict[str, object]:
         known = {name: value for name, value in asdict(self).items() if value is not None}
-        return {"schema_version": SCHEMA_VERSION, **known}
+        return {"schema_version": VERSION, **known}
 
     def at_batch(self, batch: int) -> LatencyProfile:
         """The times of a step in which `batch` requests are decoded together, all with the same action.

@@ -1,19 +1,16 @@
 """The contract between data generation, training and engines: a selector's features, and the contents of a trace.
 
-`SCHEMA_VERSION` rises when a name, a unit or a shape changes; every reader refuses other versions.
+Scalars are found by their names. One that changes its meaning gets another name, so that nothing that was trained with
+the old one is used with the new one.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-SCHEMA_VERSION = 6
 
 
 class InputError(ValueError):
@@ -164,6 +161,15 @@ class Schema:
     def names(self) -> tuple[str, ...]:
         return tuple(scalar.name for scalar in self.scalars)
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with every name and unit."""
+        return hashlib.sha256(repr([(scalar.name, scalar.unit) for scalar in self.scalars]).encode()).hexdigest()[:16]
+
+    def index(self, name: str) -> int:
+        """The position of a scalar; ValueError where there is none of this name."""
+        return self.names.index(name)
+
 
 # A pair's selector decides before or after the draft has passed the root. A log's selector, for an engine's drafter,
 # decides from token ids alone, or from the drafter's hits as well.
@@ -172,11 +178,6 @@ PAIR = Schema("pair", (EARLY, LIGHT), (*EARLY_SCALARS, *DRAFT_SCALARS), len(EARL
 ID_SCALARS = (*TEXT_SCALARS, *TOKEN_SCALARS)
 LOG = Schema("log", (TEXT, DRAFTER), (*ID_SCALARS, *DRAFTER_SCALARS), len(ID_SCALARS))
 SCHEMAS = {schema.name: schema for schema in (PAIR, LOG)}
-SCALARS, SCALAR_NAMES = PAIR.scalars, PAIR.names
-# These positions are the same in every schema.
-LENGTH_AT, BATCH_AT, MATCH_AT = map(SCALAR_NAMES.index, ("context_length", "batch", "match"))
-TEMPERATURE_AT = SCALAR_NAMES.index("temperature")  # top-p follows
-SETTING_AT = [TEMPERATURE_AT, TEMPERATURE_AT + 1, BATCH_AT]
 SCALARS_KEY = "scalars"  # in a feature dictionary: one float vector in the order of the schema
 # Last hidden states (DDTE, appendix E) of `full` features. The target has not passed the root.
 HIDDEN_STATES = ("target_hidden_prev", "draft_hidden_prev", "draft_hidden_root")
@@ -186,32 +187,6 @@ LOOKUP_COLUMN = "lookup.right"  # trace column: by root, the number of a lookup'
 def survival_column(verifier: str) -> str:
     """Trace column of a verifier's labels: `P(tau >= t | text)` of every root, ordered as in `ActionSpace.sums_SA`."""
     return f"{verifier}.survivals"
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a trace store: `depends` (the inputs of its rows) and `shards` (rows, bytes, sha256).
-
-    Raises InputError where it is missing or damaged.
-    """
-    path = folder / "manifest.json"
-    try:
-        manifest = json.loads(path.read_text())
-        if not {"depends", "shards"} <= set(manifest):
-            raise KeyError("shards")
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist: run the data stage first") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{path} is damaged: remove {folder} and run the data stage again") from error
-    return manifest
-
-
-def check_shard(folder: Path, name: str, listed: dict[str, Any]) -> None:
-    """InputError where the file is missing or its checksum is not the listed one."""
-    path = folder / name
-    if not path.exists():
-        raise InputError(f"{path} is missing: run the data stage again")
-    if sha256(path) != listed["sha256"]:
-        raise InputError(f"{path} is damaged (truncated or changed): remove it and run the data stage again")
 
 
 def sha256(path: Path) -> str:

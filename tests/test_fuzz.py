@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 from data_gen.models.pair import ModelPair
 from data_gen.texts.given import read_log
 from data_gen.texts.prompts import read_prompts
+from data_gen.traces import read_manifest
 from pipelines.config import Config, known_keys, load_config
 from pipelines.run import read_record, record_path
 from selector.actions import Action
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import CHECKSUMS, checked
 from selector.runtime.selector import load_selector
-from selector.schema import SCALAR_NAMES, SCALARS_KEY, InputError, read_manifest, sha256
+from selector.schema import PAIR, SCALARS_KEY, InputError, sha256
 from tests.selector.exported import export
 from tests.selector.synthetic import profile
 
@@ -166,7 +167,7 @@ def test_artefacts_whose_checksums_were_made_to_fit(artefact: Path, data: st.Dat
         names = sorted(set(originals) - {CHECKSUMS})
         (artefact / CHECKSUMS).write_text("".join(f"{sha256(artefact / each)}  {each}\n" for each in names))
         selector = load_selector(artefact)
-        scalars = torch.ones(len(SCALAR_NAMES))
+        scalars = torch.ones(len(PAIR.names))
         for ask in (selector.select, selector.at(1.0).select):
             assert ask({SCALARS_KEY: scalars}) in selector.actions
     except InputError as error:
@@ -180,5 +181,5 @@ def test_artefacts_whose_checksums_were_made_to_fit(artefact: Path, data: st.Dat
 @given(st.dictionaries(st.sampled_from([SCALARS_KEY, "other"]), JSON | st.just(torch.ones(3))))
 def test_features(features: dict[str, Any]) -> None:
     with pytest.raises(InputError) as refused:
-        checked(features, {SCALARS_KEY: len(SCALAR_NAMES)}, 1)
+        checked(features, {SCALARS_KEY: len(PAIR.names)}, 1)
     in_one_line(refused.value)

@@ -27,7 +27,7 @@ class Numbers:
     def __init__(self) -> None:
         self._room, self._count = np.zeros(ROOM), 0
 
-    def add(self, new: Sequence[float]) -> None:
+    def add(self, new: Sequence[float] | Array) -> None:
         end = self._count + len(new)
         if end > len(self._room):
             self._room = np.concatenate([self._room[: self._count], np.zeros(end + ROOM)])

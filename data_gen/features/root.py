@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data_gen.drafting.lookup import LookupIndex
 from data_gen.features.hits import HitHistory
 from data_gen.features.rows import DraftHistory, TargetHistory, entropies
 from data_gen.features.text import TextHistory
@@ -48,12 +47,6 @@ class Accepted:
         return self._rows.hidden_ND[self._nodes[-1]]
 
 
-def agreements(target_probs_NV: Tensor, draft_probs_NV: Tensor, next_N: Tensor) -> list[float]:
-    """`min(1, q/p)` of the text's next token at each row."""
-    p_N, q_N = (rows_NV.gather(-1, next_N.unsqueeze(-1))[:, 0] for rows_NV in (target_probs_NV, draft_probs_NV))
-    return (q_N / p_N).clamp(max=1).tolist()
-
-
 class RootKnowledge:
     """The features at a decoder's roots, updated step by step.
 
@@ -73,7 +66,6 @@ class RootKnowledge:
         self._next: list[int] = []  # the tokens that the draft's history lacks
         self._p: list[float] = []  # their probabilities
         self._draft: list[ModelRow] = []  # the draft before each of them, and after the root token
-        self._root_entropy: float | None = None  # the entropy of the first of these rows, once it is known
         self._scalars_F: NDArray[np.float32] | None = None  # at the root, once they are computed
 
     def committed(self, step: Accepted, tokens: Sequence[int]) -> None:
@@ -98,34 +90,30 @@ class RootKnowledge:
             return {MATCH: torch.tensor(float(self.text.index.match))}
         if self._scalars_F is None:
             self._scalars_F = np.empty(len(PAIR.scalars), np.float32)
-            self._scalars_F[:_TEXT] = self.text.scalars(self.sampling)
-            self._scalars_F[_TEXT:_EARLY] = self._of_target.scalars()
+            self._scalars_F[:_TEXT] = self.text.scalars(self.sampling)[0]
+            self._scalars_F[_TEXT:_EARLY] = self._of_target.scalars()[0]
         if level == EARLY:
             return {SCALARS_KEY: torch.from_numpy(self._scalars_F[:_EARLY])}
         states = [row.hidden_D for row in self._draft[-2:]]
-        self._scalars_F[_EARLY:] = self._of_draft.scalars(self._digest_draft())
+        self._digest_draft()
+        self._scalars_F[_EARLY:] = self._of_draft.scalars()[0]
         result = {SCALARS_KEY: torch.from_numpy(self._scalars_F)}
         if level == FULL:
             states.insert(0, self._step.hidden_D())
             result |= {name: state.float().cpu() for name, state in zip(HIDDEN_STATES, states, strict=True)}
         return result
 
-    def _digest_draft(self) -> float:
-        """Add the draft's rows to its history, except the last one, whose next token is not known; returns the entropy
-        of the last one."""
-        known = [] if self._root_entropy is None else [self._root_entropy]
-        draft_entropies = known + entropies(torch.stack([row.logits_V for row in self._draft[len(known) :]]))
+    def _digest_draft(self) -> None:
+        """Add the draft's rows to its history; the last one stays, because its next token is not known."""
+        fresh = self._draft[1:] if self._of_draft.knows_root else self._draft
         rows, count = self._draft[:-1], len(self._draft) - 1
         next_tokens, p = self._next[:count], self._p[:count]
         if rows[0].probs_V.is_cuda:
             q = _of_next(torch.stack([row.probs_V for row in rows]), list(range(count)), next_tokens)
         else:  # on a CPU, reading single numbers takes less time than a call of torch
             q = [row.probs_V.numpy().item(token) for row, token in zip(rows, next_tokens, strict=True)]
-        accepted = [min(1.0, of_draft / of_target) for of_draft, of_target in zip(q, p, strict=True)]
-        self._of_draft.add(accepted, draft_entropies[:-1])
-        self._next, self._p = self._next[count:], self._p[count:]
-        self._draft, self._root_entropy = self._draft[-1:], draft_entropies[-1]
-        return self._root_entropy
+        self._of_draft.add(p, q, entropies(torch.stack([row.logits_V for row in fresh])))
+        self._next, self._p, self._draft = self._next[count:], self._p[count:], self._draft[-1:]
 
     def _digest(self) -> None:
         """Add the last step to the histories. Its time counts as the decision's, so it waits for a decision."""
@@ -148,53 +136,6 @@ def _of_next(probs_NV: Tensor, nodes: list[int], tokens: Sequence[int]) -> list[
         return probs_NV[nodes, torch.tensor(tokens, device=probs_NV.device)].tolist()
     rows = probs_NV.numpy()
     return [rows.item(node, token) for node, token in zip(nodes, tokens, strict=True)]
-
-
-class TextKnowledge:
-    """The features along a finished text, from its rows in their order; `start` is the last prompt token's position."""
-
-    def __init__(self, tokens: Sequence[int], start: int, sampling: Sampling) -> None:
-        self.tokens, self.start, self.sampling = tokens, start, sampling
-        self._target_entropies, self._draft_entropies, self._accepted = list[float](), list[float](), list[float]()
-
-    @property
-    def seen(self) -> int:
-        """How many rows were added."""
-        return len(self._target_entropies)
-
-    def add(self, target: ModelRows, draft: ModelRows) -> None:
-        """Add the rows after the next tokens, the first one being at `start`."""
-        begin = self.start + self.seen
-        self._target_entropies += entropies(target.logits_NV)
-        self._draft_entropies += entropies(draft.logits_NV)
-        following = self.tokens[begin + 1 : begin + 1 + len(target.probs_NV)]
-        following_N = torch.tensor(following, dtype=torch.int64, device=target.probs_NV.device)
-        N = len(following)
-        self._accepted += agreements(target.probs_NV[:N], draft.probs_NV[:N], following_N)
-
-    def scalars(self, roots: int) -> Tensor:
-        """The schema's scalars at the first `roots` roots, float32 [roots, F]; zeros at the first one."""
-        text, of_draft = TextHistory(self.tokens[: self.start + 1]), DraftHistory()
-        of_target = TargetHistory(text)
-        found_RF = np.zeros((roots, len(PAIR.scalars)), np.float32)
-        for n in range(1, roots):
-            text.add([self.tokens[self.start + n]])
-            of_target.add(self._target_entropies[n - 1 : n])
-            of_draft.add(self._accepted[n - 1 : n], self._draft_entropies[n - 1 : n])
-            found_RF[n, :_TEXT] = text.scalars(self.sampling)
-            found_RF[n, _TEXT:_EARLY] = of_target.scalars()
-            found_RF[n, _EARLY:] = of_draft.scalars(self._draft_entropies[n])
-        return torch.from_numpy(found_RF)
-
-
-def foretold(tokens: Sequence[int], start: int, roots: int, most: int) -> Tensor:
-    """How many tokens of a lookup are right, at most `most`, at each root of a text from `start` on; uint8 [roots]."""
-    index = LookupIndex(tokens[: start + 1])
-    right = []
-    for at in range(start + 1, start + 1 + roots):
-        right.append(index.agreement(tokens[at : at + most]))
-        index.extend(tokens[at : at + 1])
-    return torch.tensor(right, dtype=torch.uint8)
 
 
 class DrafterKnowledge:
@@ -221,7 +162,7 @@ class DrafterKnowledge:
 
     def scalars(self, level: str) -> NDArray[np.float32]:
         """The scalars of a level of `schema.LOG` at the newest token, float32 [F]."""
-        parts = [self.text.scalars(self.sampling, self.batch), self.tokens.of(self.text.keys())]
+        parts = [self.text.scalars(self.sampling, self.batch)[0], self.tokens.of(self.text.keys())]
         if level == LOG.levels[1]:
             parts += [self._of_drafter.scalars(), self.tokens.of(self.keys()[-1:])]
         return np.concatenate(parts).astype(np.float32)

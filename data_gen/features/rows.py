@@ -1,6 +1,6 @@
 """Features of the models' rows along a text: entropies, and the histories of the target's and the draft's rows.
 
-Legend: N tokens, V vocabulary, F scalars, D decays of running means.
+Legend: N tokens, V vocabulary, R roots, F scalars, D decays of running means.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from torch.nn.functional import cross_entropy
 from data_gen.features.numbers import DECAYS_D, SOURCES, Array, Numbers, averaged
 from data_gen.features.text import TextHistory
 from selector.jit import jit
-from selector.schema import DECAYS, LONGEST_MATCH, TARGET_SCALARS
+from selector.schema import DECAYS, DRAFT_SCALARS, LONGEST_MATCH, TARGET_SCALARS
 
+Numeric = Sequence[float] | Array
 LEAST_LOGIT = -1e4  # replaces minus infinity, the logit of a masked token, whose probability is 0
 USUAL = DECAYS.index(0.8)  # the running mean that replaces unknown entropies
 
@@ -80,57 +81,85 @@ class TargetHistory:
     def __init__(self, text: TextHistory) -> None:
         self.text = text
         self._entropies = Numbers()  # of the target before each token after the prompt
-        self._sums_2D, self._done = np.zeros((2, len(DECAYS_D))), 0
+        self._sums_2D, self._done = np.zeros((2, len(DECAYS_D))), np.zeros(1, np.int64)
 
-    def add(self, entropies: Sequence[float]) -> None:
+    def add(self, entropies: Numeric) -> None:
         """Add the target's entropy before each new committed token."""
         self._entropies.add(entropies)
 
-    def scalars(self) -> Array:
-        """The target's scalars at the newest token, float64 [F]. At least one token must have been added."""
-        found_F, entropies_N = np.empty(len(TARGET_SCALARS)), self._entropies.array_N
-        means_D = averaged(self._sums_2D, DECAYS_D, entropies_N[self._done :])
-        self._done = len(entropies_N)
-        found_F[0], found_F[1 : 1 + len(means_D)] = entropies_N[-1], means_D
-        place = self.text.start, self.text.index.source, 1 + len(means_D)
-        source_entropies(found_F, entropies_N, place, SOURCES, means_D[USUAL])
-        return found_F
+    def scalars(self, roots: int = 1) -> Array:
+        """The target's scalars at the newest tokens of the text, float64 [roots, F], as `TextHistory.scalars`. At least
+        one token must have been added before the first of these roots."""
+        found_RF, place = np.full((roots, len(TARGET_SCALARS)), np.nan), (self.text.start, USUAL)
+        known = self._entropies.array_N, self.text.sources_N
+        _target(found_RF, *known, self._sums_2D, self._done, place, DECAYS_D, SOURCES)
+        return found_RF
 
 
 class DraftHistory:
     """The draft's rows along the text, from the last prompt token on."""
 
     def __init__(self) -> None:
-        self._sums_2D = np.zeros((2, 2, len(DECAYS_D)))
-        self._means: list[float] = []
-        self._agreed, self._newest_entropy = 0, 0.0
+        self._p, self._q, self._entropies = Numbers(), Numbers(), Numbers()
+        self._sums_22D, self._state = np.zeros((2, 2, len(DECAYS_D))), np.zeros(2, np.int64)
 
-    def add(self, accepted: Sequence[float], draft_entropies: Sequence[float]) -> None:
-        """Add, for each new committed token, `min(1, q/p)` and the draft's entropy before it."""
-        pairs = zip(self._sums_2D, (accepted, draft_entropies), strict=True)
-        means = [averaged(sums_2D, DECAYS_D, np.array(values)) for sums_2D, values in pairs]
-        self._means = np.concatenate(means).tolist()
-        for share in accepted:
-            self._agreed = self._agreed + 1 if share >= 1 else 0
-        self._newest_entropy = draft_entropies[-1]
+    @property
+    def knows_root(self) -> bool:
+        """Whether the entropy at the newest token was added."""
+        return len(self._entropies.array_N) > len(self._p.array_N)
 
-    def scalars(self, draft_entropy_root: float) -> list[float]:
-        """The scalars that need the draft's rows, at the newest token."""
-        return [self._newest_entropy, draft_entropy_root, *self._means, min(self._agreed, LONGEST_MATCH)]
+    def add(self, p: Numeric, q: Numeric, entropies: Numeric) -> None:
+        """Add, for each new committed token, its probabilities by the target and by the draft, and the draft's entropy
+        before it; finally the entropy after the newest one."""
+        for numbers, new in zip((self._p, self._q, self._entropies), (p, q, entropies), strict=True):
+            numbers.add(new)
+
+    def scalars(self, roots: int = 1) -> Array:
+        """The draft's scalars at the newest tokens, float64 [roots, F], as `TargetHistory.scalars`."""
+        found_RF = np.full((roots, len(DRAFT_SCALARS)), np.nan)
+        known = self._p.array_N, self._q.array_N, self._entropies.array_N
+        _draft(found_RF, *known, self._sums_22D, self._state, DECAYS_D, LONGEST_MATCH)
+        return found_RF
 
 
 @jit
-def source_entropies(
-    found_F: Array, entropies_N: Array, place: tuple[int, int, int], lengths: Array, usual: float
+def _target(
+    found_RF: Array,
+    entropies_N: Array,
+    sources_N: Array,
+    sums_2D: Array,
+    done: Array,
+    place: tuple[int, int],
+    decays_D: Array,
+    lengths: Array,
 ) -> None:
-    """Write means of the target's entropies before a lookup's first few tokens, and how many of these are known.
+    """`TargetHistory.scalars`, in the schema's order.
 
     Args:
         entropies_N: before each token after the prompt.
-        place: tokens of the prompt, the source, the position of the first scalar.
+        sources_N: after each token of the text.
+        done: how many entropies are in the running means.
+        place: tokens of the prompt, the running mean that replaces unknown entropies.
+        lengths: of the source.
+    """
+    start, usual = place
+    for r in range(len(found_RF)):
+        known = len(entropies_N) - len(found_RF) + 1 + r
+        means_D = averaged(sums_2D, decays_D, entropies_N[done[0] : known])
+        done[0] = known
+        found_RF[r, 0], found_RF[r, 1 : 1 + len(means_D)] = entropies_N[known - 1], means_D
+        source, at = sources_N[start + known - 1], 1 + len(means_D)
+        source_entropies(found_RF[r, at:], entropies_N[:known], start, source, lengths, means_D[usual])
+
+
+@jit
+def source_entropies(found_F: Array, entropies_N: Array, start: int, source: int, lengths: Array, usual: float) -> None:
+    """Write means of the target's entropies before a lookup's first few tokens, and how many of these are known.
+
+    Args:
+        entropies_N: before each token after the prompt, which has `start` tokens.
         usual: the mean where no entropy is known.
     """
-    start, source, at = place
     distance, total, known, number = start + len(entropies_N) - 1 - source, 0.0, 0, 0
     for n in range(lengths[-1]):
         copied = source + 1 + n % distance - start
@@ -138,6 +167,32 @@ def source_entropies(
             total += entropies_N[copied]
             known += 1
         if n + 1 == lengths[number]:
-            found_F[at + number] = total / known if known > 0 else usual
+            found_F[number] = total / known if known > 0 else usual
             number += 1
-    found_F[at + number] = known / lengths[-1]
+    found_F[number] = known / lengths[-1]
+
+
+@jit
+def _draft(
+    found_RF: Array,
+    p_N: Array,
+    q_N: Array,
+    entropies_N: Array,
+    sums_22D: Array,
+    state: Array,
+    decays_D: Array,
+    longest: int,
+) -> None:
+    """`DraftHistory.scalars`, in the schema's order; `state` counts tokens in the running means, and the latest tokens
+    in a row with `q >= p`."""
+    D = len(decays_D)
+    for r in range(len(found_RF)):
+        known = len(p_N) - len(found_RF) + 1 + r
+        new = slice(state[0], known)
+        for n in range(state[0], known):
+            state[1] = state[1] + 1 if q_N[n] >= p_N[n] else 0
+        found_RF[r, 0], found_RF[r, 1] = entropies_N[known - 1], entropies_N[known]
+        found_RF[r, 2 : 2 + D] = averaged(sums_22D[0], decays_D, np.minimum(q_N[new] / p_N[new], 1.0))
+        found_RF[r, 2 + D : 2 + 2 * D] = averaged(sums_22D[1], decays_D, entropies_N[new])
+        found_RF[r, 2 + 2 * D] = min(state[1], longest)
+        state[0] = known

@@ -1,6 +1,6 @@
 """The features at a root that depend only on token ids.
 
-Legend: N tokens, F scalars, D decays of running means, M kinds of matches, C slots of a table of counts, J keys.
+Legend: N tokens, R roots, F scalars, D decays of running means, M kinds of matches, C slots of a table, J keys.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from data_gen.models.sampling import Sampling
 from selector.jit import jit, key_of, slot
 from selector.schema import PRECEDENT_LENGTHS, TEXT_SCALARS
 
-FIRST = 4  # scalars before the match: context length, requests, sampling setting
+GIVEN = 4  # scalars before the match: context length, requests, sampling setting
 MATCHES = 8  # classes of matches, see `_like`
 AHEAD = 8  # tokens of a lookup that are judged
 FADING = 0.95  # weight of a lookup relative to the next one with a match of its class
@@ -65,18 +65,24 @@ class TextHistory:
         count_runs(self.index.tokens_N, 0, int(old.state[DONE]), *table, LONGEST)
         self._known = _Text._make((*arrays, *old[3:7], *table))
 
-    def scalars(self, sampling: Sampling, batch: int = 1) -> Array:
-        """The text's scalars at the newest token, float64 [F]; `batch` requests are decoded together."""
-        found_F = np.empty(len(TEXT_SCALARS))
-        found_F[:FIRST] = len(self.index), batch, sampling.temperature, sampling.top_p
-        place = self.start, self.index.match, FIRST
-        _text(found_F, self.index.tokens_N, self._known, place, DECAYS_D, SOURCES, PRECEDENTS, CAPS)
-        return found_F
+    def scalars(self, sampling: Sampling, batch: int = 1, roots: int = 1) -> Array:
+        """The text's scalars at its newest `roots` tokens, float64 [roots, F]. Only those at the first of these tokens
+        may have been asked for before. `batch` requests are decoded together."""
+        found_RF = np.full((roots, len(TEXT_SCALARS)), np.nan)
+        found_RF[:, 1:GIVEN] = batch, sampling.temperature, sampling.top_p
+        place = self.start, GIVEN
+        _text(found_RF, self.index.tokens_N, self._known, place, DECAYS_D, SOURCES, PRECEDENTS, CAPS)
+        return found_RF
 
     @property
     def foretold_N(self) -> Array:
         """For each token, whether a lookup foretold it."""
         return self._known.foretold_N[: len(self.index)]
+
+    @property
+    def sources_N(self) -> Array:
+        """The source after each token, -1 where there is none."""
+        return self._known.sources_N[: len(self.index)]
 
     def keys(self) -> Array:
         """The keys that group training roots at the newest token, int64 [J], in the order of `schema.KEYS`."""
@@ -86,10 +92,28 @@ class TextHistory:
 
 @jit
 def _text(
+    found_RF: Array,
+    tokens_N: Array,
+    known: _Text,
+    place: tuple[int, int],
+    decays_D: Array,
+    source_lengths: Array,
+    precedent_lengths: Array,
+    caps: tuple[int, int, int],
+) -> None:
+    """`TextHistory.scalars`, from the first one that is not given on."""
+    for r in range(len(found_RF)):
+        so_far_N = tokens_N[: len(tokens_N) - len(found_RF) + 1 + r]
+        found_RF[r, 0] = len(so_far_N)
+        _at_root(found_RF[r], so_far_N, known, place, decays_D, source_lengths, precedent_lengths, caps)
+
+
+@jit
+def _at_root(
     found_F: Array,
     tokens_N: Array,
     known: _Text,
-    place: tuple[int, int, int],
+    place: tuple[int, int],
     decays_D: Array,
     source_lengths: Array,
     precedent_lengths: Array,
@@ -98,14 +122,15 @@ def _text(
     """Write the text's scalars from the match on, in the schema's order, and update `known`.
 
     Args:
-        place: tokens of the prompt, length of the match, the position of the first scalar.
+        known: also of further tokens, which are not read.
+        place: tokens of the prompt, the position of the first scalar.
         caps: the largest match or run, the longest lookup, the largest count.
     """
-    (start, match, at), (longest_match, longest_lookup, most_seen) = place, caps
+    (start, at), (longest_match, longest_lookup, most_seen) = place, caps
     N, state = len(tokens_N), known.state
     means_D = averaged(known.sums_2D, decays_D, known.foretold_N[state[DONE] : N])
     new_D = averaged(known.new_2D, decays_D, _read_on(tokens_N, known, 1 + precedent_lengths[-1]))
-    source = known.sources_N[N - 1]
+    source, match = known.sources_N[N - 1], known.matches_N[N - 1]
     found_F[at] = min(match, longest_match)
     found_F[at + 1 : at + 1 + len(means_D)] = means_D
     at += 1 + len(means_D)

@@ -20,7 +20,7 @@ from torch import Tensor
 from data_gen import traces
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Random
-from data_gen.features.root import TextKnowledge, foretold
+from data_gen.features.recorded import ROW_NUMBERS, foretold, row_numbers
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller
@@ -196,20 +196,22 @@ def _label(
     seen, roots = Plausibility(), len(text.tokens) - text.start - DEPTH
     columns = [survival_column(name) for name in recipe.verifiers]
     if roots < 1:
-        return dict.fromkeys(("scalars", LOOKUP_COLUMN, *columns, *HIDDEN_STATES), ()), seen
+        return dict.fromkeys((*ROW_NUMBERS, LOOKUP_COLUMN, *columns, *HIDDEN_STATES), ()), seen
     own = text.tokens[text.start :]
     generator = torch.Generator().manual_seed(seed_of(recipe.seed, "siblings", *own))
     labeller = TextLabeller(torch.tensor(own, device=pair.device), recipe.verifiers, recipe.siblings, generator)
-    knowledge = TextKnowledge(text.tokens, text.start, sampling)
+    numbers: dict[str, list[float]] = {name: [] for name in ROW_NUMBERS}
     hidden: list[tuple[Tensor, Tensor]] = []
     for block in rows_along(pair, text, sampling):
-        begin = text.start + knowledge.seen + 1
-        seen.add(block.target, begin, text.tokens[begin : begin + len(block.target.probs_NV)], sampling)
-        knowledge.add(*block)
+        begin = text.start + len(numbers["target_entropy"]) + 1
+        following = text.tokens[begin : begin + len(block.target.probs_NV)]
+        seen.add(block.target, begin, following, sampling)
+        for name, values in row_numbers(*block, following).items():
+            numbers[name] += values
         labeller.add(block.target.probs_NV, block.draft.probs_NV)
         if recipe.hidden:
             hidden.append((block.target.hidden_ND.half().cpu(), block.draft.hidden_ND.half().cpu()))
-    result: dict[str, Any] = {"scalars": knowledge.scalars(roots)}
+    result: dict[str, Any] = {name: values[:roots] for name, values in numbers.items()}
     result[LOOKUP_COLUMN] = foretold(text.tokens, text.start, roots, DEPTH)
     result |= dict(zip(columns, labeller.survivals().cpu(), strict=True))
     if recipe.hidden:

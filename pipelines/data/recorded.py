@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from data_gen.texts.labelled import BEHAVIOUR
+from data_gen.texts.recorded import read_texts
 from data_gen.timing import device_name
-from data_gen.traces import differences, listed_changes, versions
+from data_gen.traces import differences, listed_changes, read_manifest
 from pipelines.config import Config
 from pipelines.pair.loading import prompts_depend
 from pipelines.run import verify
 from selector.actions import ActionSpace
 from selector.latency import LatencyProfile
-from selector.schema import InputError, read_manifest, sha256, survival_column
-from selector.train.data import SPLITS, Setting, Texts, Timed, read_texts
+from selector.schema import InputError, sha256, survival_column
+from selector.train.data import SPLITS, Setting, Texts, Timed
 from selector.train.replay import outcomes
 
 ROUNDING = 2.0**-11  # labels are stored in half precision, whose numbers below 1 lie so far apart
@@ -63,7 +64,8 @@ def load_traces(config: Config, pair: str) -> dict[str, Texts]:
     """The texts of every split; InputError unless they were made with this config and pair."""
     folder = traces_folder(config)
     verify(config, "data")
-    changes = differences(read_manifest(folder)["depends"], {**versions(), **depends(config, pair)})
+    recorded = read_manifest(folder)["depends"]
+    changes = differences(recorded, {"rows_version": recorded["rows_version"], **depends(config, pair)})
     if changes:
         raise InputError(f"{folder}: made from other inputs ({listed_changes(changes)}): run the data stage")
     return {split: read_texts(folder, split, config.verifiers) for split in SPLITS}

@@ -24,6 +24,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.given import GivenText
 from data_gen.texts.labelled import Work, make_shard
 from data_gen.texts.prompts import Prompt
+from data_gen.texts.recorded import texts_of
 from pipelines.config import Config
 from pipelines.data.recorded import against_labels, z_of
 from pipelines.evaluate.methods import BEST_STATIC, Method
@@ -33,7 +34,6 @@ from pipelines.run import console, watched
 from selector.actions import ActionSpace
 from selector.latency import LatencyProfile
 from selector.schema import InputError
-from selector.train.data import to_texts
 from selector.train.replay import Ratio, jackknifed
 
 
@@ -119,7 +119,7 @@ def _accounts(
     table = table.filter(pc.greater(table["roots"], 1))
     found: dict[str, Account] = {}
     if table.num_rows > 0:
-        texts, space = to_texts(table, method.verifiers), ActionSpace.with_lookups()
+        texts, space = texts_of(table, method.verifiers), ActionSpace.with_lookups()
         position = {str(action): number for number, action in enumerate(space)}
         replayed = method.replay(texts, profile)
         columns = (column_X.tolist() for column_X in (texts.size_X, replayed.steps_X, replayed.seconds_X))

@@ -21,7 +21,6 @@ from pipelines.train.result import chosen_of, rule_of
 from selector.actions import EMPTY
 from selector.decision import Mode
 from selector.latency import LatencyProfile, gpu_like
-from selector.schema import MATCH_AT
 from selector.train.data import SPLITS, Setting, Texts
 from selector.train.module import SelectorModule
 from selector.train.potential import LONG_REPEAT
@@ -134,7 +133,7 @@ def repeats(contenders: Contenders, texts: Texts, profile: LatencyProfile) -> Ro
     rows = []
     for setting, own in contenders.items():
         mine = texts.setting_of(setting)
-        inside_R = (mine.scalars_RF[:, MATCH_AT] >= LONG_REPEAT).double()
+        inside_R = (mine.scalar("match") >= LONG_REPEAT).double()
         share_X = torch.zeros(len(mine), dtype=torch.float64).index_add_(0, mine.text_R, inside_R) / mine.size_X
         methods = {method.name: method for method in own if isinstance(method, Method)}
         for name, chosen_X in (("with", share_X >= OFTEN), ("without", share_X < OFTEN)):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from data_gen.traces import read_manifest
 from pipelines.config import Config, SamplingSetting
 from pipelines.data.recorded import load_traces, traces_folder
 from pipelines.export.engines import ENGINES, Engine, Range, Served
@@ -26,7 +27,7 @@ from pipelines.tracking import mlflow_run
 from selector.actions import ActionSpace
 from selector.files import atomically
 from selector.latency import LatencyProfile, Table
-from selector.schema import InputError, read_manifest, sha256
+from selector.schema import InputError, sha256
 from selector.train.data import Texts, Timed
 from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay
 

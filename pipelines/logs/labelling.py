@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from data_gen.features.root import DrafterKnowledge, foretold
+from data_gen.features.recorded import foretold
+from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
 from data_gen.texts.logs import LoggedText
 from data_gen.texts.prompts import Prompt, split_of
@@ -91,6 +92,7 @@ class Labeller:
             foretold_R=torch.cat([foretold(text.tokens, text.start - 1, text.roots, longest) for text in texts]),
             hidden_R=torch.full((sum(text.roots for text in texts),), -1),
             from_the_start=True,
+            schema=LOG,
         )
         return data, np.concatenate(keys)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from data_gen.texts.logs import LoggedText, distinct, drafter_of, foreign, read_logs, read_trace_log
-from data_gen.traces import versions
 from pipelines.config import Config
 from pipelines.latency.timings import profile_of, read_timings, remarks
 from pipelines.logs import summary
@@ -117,7 +116,7 @@ def _depends(config: Config) -> dict[str, Any]:
     files = filter(None, [*config.logs.files, *config.logs.test, config.latency.timings])
     manifests = {path: path / "manifest.json" for path in files}
     return {
-        **versions(),
+        "scalars": LOG.fingerprint,
         "logs_version": LOGS_VERSION,
         "files": {str(path): sha256(own if own.exists() else path) for path, own in manifests.items()},
         "logs": config.logs.model_dump(mode="json"),

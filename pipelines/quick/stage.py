@@ -21,6 +21,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.labelled import Work, make_shard
 from data_gen.texts.prompts import Prompt, split_of, take_evenly
+from data_gen.texts.recorded import texts_of
 from data_gen.verification import VERIFIERS
 from pipelines.config import Config
 from pipelines.latency.profile import NODES, WIDTHS, decision_seconds
@@ -42,7 +43,7 @@ from pipelines.train.judging import potential_table
 from selector.actions import EMPTY, Action, ActionSpace, choice_of
 from selector.latency import LatencyProfile
 from selector.schema import EARLY, LIGHT, InputError
-from selector.train.data import Setting, Timed, to_texts
+from selector.train.data import Setting, Timed
 from selector.train.potential import Potential, potential
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "quick")
@@ -192,12 +193,12 @@ def _answer(config: Config, label: _Labeller, prompts: Sequence[Prompt], profile
     """The candidates on the first texts; the selector's gain on these and more, with the best candidate's verifier."""
     count = config.quick.texts
     table = label.table(prompts[:count], LABELLED)
-    found = candidates(to_texts(table, LABELLED), profile, LABELLED)
+    found = candidates(texts_of(table, LABELLED), profile, LABELLED)
     verifier = best_of(found).verifier
     if more := prompts[count : SELECTOR_TEXTS * count]:
         others = label.table(more, (verifier,))
         table = pa.concat_tables([table.select(others.column_names), others])
-    both = (Timed(half, verifier, profile) for half in halves(to_texts(table, (verifier,))))
+    both = (Timed(half, verifier, profile) for half in halves(texts_of(table, (verifier,))))
     return Answer(min(count, len(prompts)), found, potential(*both))
 
 

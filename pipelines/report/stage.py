@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from data_gen.models.sampling import Sampling
+from data_gen.traces import read_manifest
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, realised, settings_of, timed, traces_folder
 from pipelines.evaluate import findings, losslessness, verdict
@@ -22,7 +23,7 @@ from pipelines.tracking import describe, mlflow_run, pipeline_of
 from pipelines.train.result import decision_digest, load_module, load_result
 from selector.files import atomically
 from selector.latency import LatencyProfile
-from selector.schema import InputError, read_manifest, sha256
+from selector.schema import InputError, sha256
 from selector.train.replay import Ratio
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")

@@ -31,7 +31,7 @@ from pipelines.train.fitting import POLICY_NETWORK, RATE
 from pipelines.train.judging import by_setting, judge, statics, tune_rules
 from pipelines.train.stage import hidden_widths, trained
 from selector.decision import Mode
-from selector.schema import LIGHT, SETTING_AT
+from selector.schema import LIGHT
 from selector.train.data import SPLITS, Texts, Timed
 from selector.train.module import Batch, SelectorModule
 from selector.train.replay import Replayed, ratio_of_speeds
@@ -46,7 +46,8 @@ class OneBase(SelectorModule):
     bases: Sequence[Mode]
 
     def ratios(self, batch: Batch) -> Tensor:
-        setting_B2, speed_B = batch.scalars_BF[:, SETTING_AT[:2]], torch.zeros_like(batch.base_speed_B)
+        at = [self.schema.index(name) for name in ("temperature", "top_p")]
+        setting_B2, speed_B = batch.scalars_BF[:, at], torch.zeros_like(batch.base_speed_B)
         for base in self.bases:
             speed_B[(setting_B2 == torch.tensor(base.setting)).all(-1)] = base.speed
         return super().ratios(replace(batch, base_speed_B=speed_B))

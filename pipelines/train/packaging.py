@@ -24,7 +24,7 @@ from selector.plain import PlainSelector
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Selector, load_selector
 from selector.runtime.tuned import Tuned
-from selector.schema import BATCH_AT, HIDDEN_STATES, SCALARS_KEY, InputError
+from selector.schema import HIDDEN_STATES, SCALARS_KEY, InputError
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.tuning import Predictions, decide
@@ -115,7 +115,7 @@ def count_differing(
         predictions = predicted or module.predictions(mine.texts, mode)
         trained_R = decide(mine, predictions, mode, not module.is_regressor).action_R[rows]
         scalars, hidden = mine.texts.features(rows, module.is_full)
-        scalars[:, BATCH_AT] = mode.batch
+        scalars[:, module.schema.index("batch")] = mode.batch
         views = [{SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}]
         if first in (mode.level, *mode.feature_levels):
             views.insert(0, {SCALARS_KEY: scalars[:, : module.schema.first]})

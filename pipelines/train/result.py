@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
+from data_gen.traces import read_manifest
 from pipelines.config import Config
 from pipelines.data.recorded import traces_folder
 from pipelines.latency.profile import load_profile
 from pipelines.run import read_json, require
 from selector.decision import Mode
 from selector.latency import LatencyProfile
-from selector.schema import InputError, read_manifest, sha256
+from selector.schema import PAIR, InputError, sha256
 from selector.train.data import Setting
 from selector.train.module import SelectorModule
 
@@ -26,6 +27,7 @@ def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
         "train": config.train.model_dump(mode="json"),
         "seed": config.seed,
         "networks": NETWORKS,
+        "scalars": PAIR.fingerprint,
         "traces": {name: s["sha256"] for name, s in read_manifest(traces_folder(config))["shards"].items()},
         "latency": profile.to_json(),
     }

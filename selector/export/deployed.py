@@ -14,7 +14,7 @@ from selector.actions import Action
 from selector.decision import NEVER, Mode, net_tokens, of_batch
 from selector.latency import LatencyProfile, interpolated_at
 from selector.runtime.artefact import ANY_LEVEL, ArtefactConfig, decision_tables
-from selector.schema import BATCH_AT, HIDDEN_STATES, LENGTH_AT, MATCH_AT, SETTING_AT
+from selector.schema import HIDDEN_STATES
 from selector.train.module import SelectorModule
 
 
@@ -42,8 +42,10 @@ class DeployedSelector(nn.Module):
         self.hidden_widths = list(module.hparams["hidden_widths"])
         self.hidden_names = list(HIDDEN_STATES[: len(self.hidden_widths)])
         self.scalars, self.early = len(module.schema.scalars), module.schema.first
-        self.length_at, self.setting_at, self.match_at, self.never = LENGTH_AT, list(SETTING_AT[:2]), MATCH_AT, NEVER
-        self.batch_at, self.doubling, self.any_level = BATCH_AT, of_batch(2), ANY_LEVEL
+        index = module.schema.index
+        self.setting_at = [index("temperature"), index("top_p")]
+        self.length_at, self.match_at, self.batch_at = index("context_length"), index("match"), index("batch")
+        self.never, self.doubling, self.any_level = NEVER, of_batch(2), ANY_LEVEL
         self.far = float("inf")
         for name, tensor in decision_tables(profile, modes, verifier, module.space).items():
             self.register_buffer(name, tensor)

@@ -28,7 +28,6 @@ from selector.schema import (
     LOG,
     MATCH,
     SCALARS_KEY,
-    SCHEMA_VERSION,
     SCHEMAS,
     TEXT,
     InputError,
@@ -81,7 +80,6 @@ class ArtefactConfig:
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
-            "schema_version": SCHEMA_VERSION,
             "schema": self.schema.name,
             "objective": self.objective,
             "feature_level": self.feature_level,
@@ -119,8 +117,7 @@ class ArtefactConfig:
             modes=tuple(map(Mode.of, values["modes"])),
             pair=values["pair"],
         )
-        named = [scalar["name"] for scalar in features["scalars"]]
-        if not config._fits() or (features["early"], named) != (schema.first, list(schema.names)):
+        if not config._fits() or features["early"] != schema.first:
             raise ValueError("its parts do not fit together")
         if [choice_of(action) for action in values["actions"]] != list(config.space):
             raise ValueError("the actions are not those of the space")
@@ -157,15 +154,17 @@ def read_config(path: Path) -> ArtefactConfig:
     """`config.json`; InputError where it is damaged or of another version."""
     try:
         values = json.loads(path.read_text())
-        version = values["format"], values["schema_version"]
-        if version == (FORMAT, SCHEMA_VERSION):
-            return ArtefactConfig.of_json(values)
+        if (found := values["format"]) != FORMAT:
+            raise InputError(f"{path}: {found}; this program reads {FORMAT}: export the selector again")
+        ours, theirs = list(SCHEMAS[values["schema"]].names), [each["name"] for each in values["features"]["scalars"]]
+        if ours != theirs:
+            other = ", ".join(sorted({*ours} ^ {*theirs})[:3]) or "their order"
+            raise InputError(f"{path}: its scalars are not this program's ({other}): train and export it again")
+        return ArtefactConfig.of_json(values)
+    except InputError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise InputError(f"{path}: damaged ({type(error).__name__}); export the selector again") from error
-    raise InputError(
-        f"{path}: {version[0]} of schema version {version[1]}; this program reads {FORMAT} of schema version "
-        f"{SCHEMA_VERSION}: export the selector again"
-    )
 
 
 def decision_tables(

@@ -22,7 +22,7 @@ from selector.jit import jit
 from selector.latency import LatencyProfile
 from selector.plain import gelu
 from selector.runtime.artefact import ArtefactConfig, check_finite
-from selector.schema import LENGTH_AT, SCALARS_KEY
+from selector.schema import SCALARS_KEY
 
 Array = NDArray[Any]
 
@@ -62,6 +62,7 @@ class OneRoot:
         first = level == schema.levels[0]
         self.hidden_states = {} if first else config.hidden_states
         inputs = schema.first if first else len(schema.scalars)
+        self._length_at = schema.index("context_length")
         self._network = _network(weights, config, allowed, inputs, list(self.hidden_states.values()))
         asked = mode.feature_levels[: mode.feature_levels.index(level) + 1]
         times, setting = profile.at_batch(mode.batch), (mode.temperature, mode.top_p)
@@ -83,7 +84,7 @@ class OneRoot:
         states_D = self._no_states
         if self.hidden_states:
             states_D = np.concatenate([features[name].numpy() for name in self.hidden_states])
-        best = _decide(features[SCALARS_KEY].numpy(), states_D, self._network, self._costs, LENGTH_AT)
+        best = _decide(features[SCALARS_KEY].numpy(), states_D, self._network, self._costs, self._length_at)
         if best == NOT_FINITE:
             check_finite(features)  # raises with the feature's name
         return self.actions[best]

@@ -31,7 +31,7 @@ from selector.runtime.artefact import (
 )
 from selector.runtime.tokens import TokenStatistics
 from selector.runtime.tuned import Tuned
-from selector.schema import DRAFTER, LOG, SCALARS_KEY, SETTING_AT, TEXT, InputError
+from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 
 
 class Selector:
@@ -95,7 +95,8 @@ class Selector:
 
     def _read(self, features: Features, most_axes: int) -> Features:
         read = checked(features, self.widths, most_axes, self.schema.first)
-        for setting in read[SCALARS_KEY][..., SETTING_AT].view(-1, len(SETTING_AT)).tolist():
+        at = [self.schema.index(name) for name in ("temperature", "top_p", "batch")]
+        for setting in read[SCALARS_KEY][..., at].view(-1, len(at)).tolist():
             check_setting(*setting)
         return read
 

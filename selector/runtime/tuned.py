@@ -20,7 +20,7 @@ from selector.latency import LatencyProfile
 from selector.runtime.artefact import ArtefactConfig, Features, check_finite, checked, in_words
 from selector.runtime.joint import Shapes, StepClock, joint_choice, step_clock
 from selector.runtime.one_root import OneRoot
-from selector.schema import LENGTH_AT, MATCH, MATCH_AT, SCALARS_KEY, TEMPERATURE_AT, InputError
+from selector.schema import MATCH, SCALARS_KEY, InputError
 
 
 class Loaded(Protocol):
@@ -74,7 +74,7 @@ class Tuned:
         if not mode.feature_levels:
             return mode.action
         if mode.rule is not None:
-            match = float(features[MATCH] if MATCH in features else self._read(features)[SCALARS_KEY][MATCH_AT])
+            match = float(features[MATCH] if MATCH in features else self._read(features)[SCALARS_KEY][self._at(MATCH)])
             if not math.isfinite(match):
                 raise InputError("features: match is not finite")
             return mode.copied(match)
@@ -96,7 +96,8 @@ class Tuned:
             return [choice for each in features if (choice := self.select(each)) is not None]
         (at_root, shapes, clock), read = self._jointly, [self._read(each) for each in features]
         tokens_BK = np.stack([at_root.tokens(each) for each in read])
-        context = float(np.mean([each[SCALARS_KEY][LENGTH_AT] for each in read]))
+        length = self._at("context_length")
+        context = float(np.mean([each[SCALARS_KEY][length] for each in read]))
         chosen_B = joint_choice(tokens_BK, shapes, mode.joint, *clock.prices(context, mode.batch))
         return [at_root.actions[k] for k in chosen_B]
 
@@ -123,10 +124,17 @@ class Tuned:
         """Whether features of the schema's first level suffice."""
         return self._own.config.schema.levels[0] in self.mode.feature_levels or MATCH in self.mode.feature_levels
 
+    def _at(self, name: str) -> int:
+        return self._own.config.schema.index(name)
+
+    @cached_property
+    def _setting_at(self) -> list[int]:
+        return [self._at("temperature"), self._at("top_p")]
+
     def _read(self, features: Features) -> Features:
         early = self._own.config.schema.first if self._first_suffices else None
         read = checked(features, self._own.widths, 1, early, finite=False)  # `OneRoot` checks that they are finite
-        setting = read[SCALARS_KEY][TEMPERATURE_AT : TEMPERATURE_AT + 2].tolist()
+        setting = read[SCALARS_KEY][self._setting_at].tolist()
         if setting != self._covered:
             if not self.mode.covers(setting[0], setting[1], self.mode.top_k, self.mode.min_p):
                 check_finite(read)

@@ -9,27 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import compress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from selector.actions import ActionSpace
 from selector.latency import LatencyProfile, interpolated, places
-from selector.schema import (
-    HIDDEN_STATES,
-    LOOKUP_COLUMN,
-    SCALAR_NAMES,
-    SCHEMA_VERSION,
-    InputError,
-    check_shard,
-    read_manifest,
-    survival_column,
-)
+from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputError, Schema, survival_column
 from selector.train.replay import lawful
 
 Setting = tuple[float, float]  # temperature and top-p
@@ -50,6 +39,7 @@ class Texts:
         hidden: by name, float16 [rows, D]; empty where the traces hold none.
         hidden_R: a row of `hidden`, int64; -1 where there is none.
         from_the_start: whether first roots have features, as token ids give; models' rows exist from the second on.
+        schema: of the scalars.
     """
 
     settings: list[Setting]
@@ -65,6 +55,7 @@ class Texts:
     hidden: dict[str, Tensor] = field(default_factory=dict)
     hidden_R: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     from_the_start: bool = False
+    schema: Schema = PAIR
 
     def __len__(self) -> int:
         return len(self.size_X)
@@ -110,6 +101,10 @@ class Texts:
         depth_D = torch.arange(1, len(space.sums_SA) - space.tree_survivals + 1)
         copied_RD = self.foretold_R[rows].unsqueeze(-1) >= depth_D
         return torch.cat([self.survivals[verifier][rows].float(), copied_RD.float()], dim=-1)
+
+    def scalar(self, name: str) -> Tensor:
+        """One scalar at every root, [R]."""
+        return self.scalars_RF[:, self.schema.index(name)]
 
     def features(self, rows: Tensor | slice, full: bool) -> tuple[Tensor, list[Tensor]]:
         """Scalars and hidden states of some roots, as `RootNetwork` takes them."""
@@ -164,30 +159,8 @@ class Timed:
         return self._tables[levels]
 
 
-def read_texts(folder: Path, split: str, verifiers: Sequence[str]) -> Texts:
-    """A split of a trace store.
-
-    Raises:
-        InputError: the split is empty, a file is damaged or of another schema version, or labels are missing.
-    """
-    manifest = read_manifest(folder)
-    found = manifest["depends"].get("schema_version")
-    if found != SCHEMA_VERSION:
-        raise InputError(f"{folder}: traces of schema version {found}; this program reads {SCHEMA_VERSION}")
-    names = sorted(name for name in manifest["shards"] if name.startswith(f"{split}/"))
-    if not names:
-        raise InputError(f"{folder / split}: no traces there: run the data stage first")
-    for name in names:
-        check_shard(folder, name, manifest["shards"][name])
-    table = pa.concat_tables([pq.read_table(folder / name) for name in names])
-    table = table.filter(pa.compute.greater(table["roots"], 0))  # a text may end before its first look-ahead does
-    if table.num_rows == 0:
-        raise InputError(f"{folder / split}: its texts end before any root has its look-ahead")
-    return to_texts(table, verifiers)
-
-
-def to_texts(table: pa.Table, verifiers: Sequence[str]) -> Texts:
-    """Rows of a trace store as tensors; InputError where labels are missing."""
+def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor) -> Texts:
+    """Rows of a trace store and the scalars of their roots; InputError where labels are missing."""
     for verifier in verifiers:
         if survival_column(verifier) not in table.column_names:
             raise InputError(f"the traces hold no labels for {verifier}: add it to verifiers and make them again")
@@ -207,7 +180,7 @@ def to_texts(table: pa.Table, verifiers: Sequence[str]) -> Texts:
         table["kind"].to_pylist(),
         table["source"].to_pylist(),
         table["prompt"].to_pylist(),
-        _flat(table, "scalars").view(-1, len(SCALAR_NAMES)),
+        scalars_RF,
         start_X.repeat_interleave(size_X) + number_R + 1,
         {name: _flat(table, survival_column(name)).view(int(size_X.sum()), -1) for name in verifiers},
         _flat(table, LOOKUP_COLUMN),

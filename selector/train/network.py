@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from selector.actions import ActionSpace
-from selector.schema import BATCH_AT, Schema
+from selector.schema import Schema
 
 DROPOUT = 0.1  # of a policy's hidden layers; the paper gives no rate
 
@@ -58,7 +58,7 @@ class RootNetwork(nn.Module):
             after = [nn.GELU(approximate="tanh"), nn.Dropout(DROPOUT)] if policy else [nn.ReLU()]
             layers += [nn.Linear(inputs, size), *after]
         self.mlp = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
-        self.early, self.unseen = schema.first, [BATCH_AT] if policy else list(schema.unseen)
+        self.early, self.unseen = schema.first, [schema.index("batch")] if policy else list(schema.unseen)
         self.register_buffer("count_F", torch.tensor([f in schema.counts for f in range(F)]))
         self.register_buffer("low_F", torch.full((F,), -torch.inf))
         self.register_buffer("high_F", torch.full((F,), torch.inf))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from selector.actions import Action
-from selector.schema import EARLY, LIGHT, MATCH_AT, PAIR
+from selector.schema import EARLY, LIGHT, PAIR
 from selector.train.data import Timed
 from selector.train.replay import Ratio, ratio_of_speeds
 from selector.train.tuning import (
@@ -71,7 +71,7 @@ def potential(fitted_on: Timed, judged_on: Timed) -> Potential:
     truth_R = judged_on.space.efficiencies(judged_on.survivals_RS)[known_R, at]
     error_R = truth_R - others[LIGHT][known_R, at]
     explained = max(0.0, 1 - float(error_R.square().mean() / truth_R.var(unbiased=False).clamp(min=1e-12)))
-    repeats = float((texts.scalars_RF[known_R, MATCH_AT] >= LONG_REPEAT).float().mean())
+    repeats = float((texts.scalar("match")[known_R] >= LONG_REPEAT).float().mean())
     return Potential(explained, _autocorrelation(judged_on), repeats, gain, over)
 
 

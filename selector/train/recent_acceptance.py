@@ -18,13 +18,14 @@ from torch import Tensor
 from selector.actions import Action, ActionSpace
 from selector.decision import RHOS, Costs, Mode, best_action
 from selector.runtime.artefact import Features
-from selector.schema import DECAYS, LENGTH_AT, LIGHT, SCALAR_NAMES, SCALARS_KEY
+from selector.schema import DECAYS, LIGHT, PAIR, SCALARS_KEY
 from selector.train.data import Timed
 from selector.train.replay import Replayed
 from selector.train.tuning import replay_mode
 
 MOST = 0.999  # the largest a
-ACCEPTED = {decay: SCALAR_NAMES.index(f"accepted_mean_{decay:g}") for decay in DECAYS}
+LENGTH = PAIR.index("context_length")
+ACCEPTED = {decay: PAIR.index(f"accepted_mean_{decay:g}") for decay in DECAYS}
 
 
 def chain_efficiencies(scalars_BF: Tensor, decay: float, space: ActionSpace) -> Tensor:
@@ -57,7 +58,7 @@ class RecentAcceptance:
         scalars: list[float] = features[SCALARS_KEY].tolist()
         a = min(scalars[ACCEPTED[self.decay]], MOST)
         tokens = list(accumulate(range(self.space.depth), lambda shorter, _: 1 + a * shorter, initial=1.0))
-        return self.space.chain(best_action(np.array(tokens), scalars[LENGTH_AT], self.costs))
+        return self.space.chain(best_action(np.array(tokens), scalars[LENGTH], self.costs))
 
     def replay(self, timed: Timed) -> Replayed:
         """It on labelled texts."""

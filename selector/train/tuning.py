@@ -16,7 +16,7 @@ from torch import Tensor
 
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import RHOS, LookupRule, Mode, choices
-from selector.schema import MATCH, MATCH_AT
+from selector.schema import MATCH
 from selector.train.data import Timed
 from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay
 
@@ -102,7 +102,7 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
     static_R = torch.full((len(unknown_R),), space.index(mode.action))
     if not mode.decides:
         if mode.rule is not None:
-            copies_R = mode.rule.copies(timed.texts.scalars_RF[:, MATCH_AT]) & ~unknown_R
+            copies_R = mode.rule.copies(timed.texts.scalar("match")) & ~unknown_R
             static_R = torch.where(copies_R, space.index(mode.rule.lookup), static_R)
         return Decided(static_R, timed.seconds_of(static_R, mode.feature_levels))
     action_R, seconds_R = static_R, torch.zeros(len(unknown_R))

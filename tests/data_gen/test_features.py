@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,11 +17,13 @@ from torch import Tensor
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Decoded, Features, FixedTree, Random
 from data_gen.drafting.lookup import LookupIndex
-from data_gen.features.root import TextKnowledge, agreements
+from data_gen.features.recorded import ROW_NUMBERS, row_numbers, scalars_along
+from data_gen.features.root import Accepted, RootKnowledge
 from data_gen.features.rows import LEAST_LOGIT, DraftHistory, TargetHistory, entropies
 from data_gen.features.text import TextHistory
-from data_gen.models.pair import ModelPair, ModelRows
+from data_gen.models.pair import ModelPair, ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
+from data_gen.texts.recorded import texts_of
 from data_gen.texts.written import Text, finished, rows_along
 from data_gen.verification import get_verifier
 from selector.actions import EMPTY, Action, Choice, Lookup
@@ -34,7 +39,6 @@ from selector.schema import (
     LONGEST_MATCH,
     MOST_SEEN,
     PAIR,
-    SCALAR_NAMES,
     SCALARS_KEY,
     TEXT_SCALARS,
 )
@@ -57,7 +61,7 @@ MIXED = [
 
 def count_of(level: str) -> int:
     """How many scalars are known at a level."""
-    return PAIR.first if level == EARLY else len(SCALAR_NAMES)
+    return PAIR.first if level == EARLY else len(PAIR.names)
 
 
 class Recorder:
@@ -86,13 +90,24 @@ def decoded(
     return decoder.decode(prompt, 60, torch.Generator().manual_seed(seed)), recorder.seen
 
 
+def recorded(blocks: Sequence[tuple[ModelRows, ModelRows]], text: Text, roots: int) -> dict[str, np.ndarray]:
+    """The numbers of the first roots, as a trace holds them."""
+    numbers: dict[str, list[float]] = {name: [] for name in ROW_NUMBERS}
+    for target, draft in blocks:
+        begin = text.start + len(numbers["target_entropy"]) + 1
+        following = text.tokens[begin : begin + len(target.probs_NV)]
+        for name, values in row_numbers(target, draft, following).items():
+            numbers[name] += values
+    return {name: np.array(values[:roots], np.float32) for name, values in numbers.items()}
+
+
 def replayed(pair: ModelPair, text: Text, sampling: Sampling) -> tuple[Tensor, ModelRows, ModelRows]:
     """The scalars of all roots, and both models' rows."""
     (block,) = rows_along(pair, text, sampling)
-    knowledge = TextKnowledge(text.tokens, text.start, sampling)
-    knowledge.add(*block)
-    assert knowledge.seen == len(text.tokens) - text.start
-    return knowledge.scalars(knowledge.seen), *block
+    roots = len(text.tokens) - text.start
+    scalars_RF = scalars_along(text.tokens, text.start, sampling, recorded([block], text, roots))
+    assert scalars_RF.shape == (roots, len(PAIR.names))
+    return torch.from_numpy(scalars_RF), *block
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
@@ -109,7 +124,7 @@ def test_a_decoder_knows_what_the_text_tells(pair: ModelPair, actions: list[Choi
     scalars_RF, target, draft = replayed(pair, text, sampling)
     assert len(seen) == len(result.steps)
     assert seen[0] is None
-    assert scalars_RF[0].tolist() == [0] * len(SCALAR_NAMES)
+    assert scalars_RF[0].tolist() == [0] * len(PAIR.names)
     for step, features in zip(result.steps[1:], seen[1:], strict=True):
         assert features is not None
         assert set(features) == {SCALARS_KEY, *HIDDEN_STATES}
@@ -162,10 +177,42 @@ def test_a_short_text_is_known_as_far_as_it_goes(pair: ModelPair) -> None:
     whole_RF, target, draft = replayed(pair, text, Sampling())
     short = Text(text.tokens[: text.start + 12], text.start)
     assert torch.allclose(replayed(pair, short, Sampling())[0], whole_RF[:12], atol=1e-3)
-    knowledge = TextKnowledge(text.tokens, text.start, Sampling())
-    for begin in range(0, len(target.probs_NV), 7):
-        knowledge.add(*(ModelRows(*(rows[begin : begin + 7] for rows in model)) for model in (target, draft)))
-    assert torch.allclose(knowledge.scalars(len(whole_RF)), whole_RF, atol=1e-6)
+    blocks = [
+        tuple(ModelRows(*(rows[begin : begin + 7] for rows in model)) for model in (target, draft))
+        for begin in range(0, len(target.probs_NV), 7)
+    ]
+    numbers = recorded(blocks, text, len(whole_RF))
+    assert np.array_equal(scalars_along(text.tokens, text.start, Sampling(), numbers), whole_RF)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("together", [1, 5], ids=["one by one", "five at once"])
+def test_features_from_a_trace_are_those_of_a_decoder_bit_by_bit(
+    pair: ModelPair, sampling: Sampling, together: int
+) -> None:
+    """Of the same rows, at every root whose step committed so many tokens."""
+    result, _ = decoded(pair, sampling, [Action(1, 4, 0)])
+    text = finished(pair, PROMPT, result.tokens)
+    scalars_RF, target, draft = replayed(pair, text, sampling)
+    known = RootKnowledge(PROMPT, sampling, (LIGHT,))
+    known.passed([ModelRow(*(rows[0] for rows in draft))])
+    compared = 0
+    for begin in range(0, len(scalars_RF) - together, together):
+        nodes = range(begin, begin + together)
+        known.committed(Accepted(target, nodes), text.tokens[text.start + 1 :][nodes.start : nodes.stop])
+        known.passed([ModelRow(*(rows[n + 1] for rows in draft)) for n in nodes])
+        features = known.features(LIGHT)
+        assert features is not None
+        assert features[SCALARS_KEY].tolist() == scalars_RF[nodes.stop].tolist()
+        compared += 1
+    assert compared >= 50 // together
+
+
+def test_a_scalar_that_is_not_finite_is_named() -> None:
+    numbers = {name: [[0.5, 0.5]] for name in ROW_NUMBERS} | {"target_prob": [[0.0, 0.5]], "draft_prob": [[0.0, 0.5]]}
+    row = {"tokens": [[5, 6, 7]], "start": [0], "temperature": [1.0], "top_p": [1.0], **numbers}
+    with pytest.raises(ValueError, match=r"not finite: accepted_mean_0\.5, accepted_mean_0\.8"):
+        texts_of(pa.table(row), [])
 
 
 def common(one: list[int], other: list[int]) -> int:
@@ -307,8 +354,8 @@ def test_scalars_are_what_the_schema_says(pair: ModelPair, sampling: Sampling) -
     scalars_RF, target, draft = replayed(pair, text, sampling)
     for n in (1, 2, 7, 30, len(scalars_RF) - 1):
         expected = by_hand(text, target, draft, sampling, n)
-        assert set(expected) == set(SCALAR_NAMES)
-        found = dict(zip(SCALAR_NAMES, scalars_RF[n].tolist(), strict=True))
+        assert set(expected) == set(PAIR.names)
+        found = dict(zip(PAIR.names, scalars_RF[n].tolist(), strict=True))
         assert found == pytest.approx(expected, abs=1e-4, rel=1e-5), n
 
 
@@ -333,10 +380,16 @@ def test_entropies_are_those_of_the_distributions(dtype: torch.dtype) -> None:
     assert LEAST_LOGIT < -1e3
 
 
-def test_agreements_are_min_one_and_the_ratio() -> None:
+def test_row_numbers_are_those_of_the_next_tokens() -> None:
+    """The last row's next token need not be known."""
     p_NV = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.8, 0.0], [0.9, 0.1, 0.0]])
     q_NV = torch.tensor([[0.4, 0.6, 0.0], [0.4, 0.3, 0.3], [0.0, 0.5, 0.5]])
-    assert agreements(p_NV, q_NV, torch.tensor([0, 0, 0])) == pytest.approx([0.8, 1.0, 0.0])
+    target, draft = (ModelRows(probs_NV, probs_NV.log(), probs_NV) for probs_NV in (p_NV, q_NV))
+    found = row_numbers(target, draft, [0, 1])
+    assert found["target_prob"] == pytest.approx([0.5, 0.8]) and found["draft_prob"] == pytest.approx([0.4, 0.3])
+    entropy = {name: [float(-torch.xlogy(row, row).sum()) for row in rows] for name, rows in (("p", p_NV), ("q", q_NV))}
+    assert found["target_entropy"] == pytest.approx(entropy["p"], abs=1e-6)
+    assert found["draft_entropy"] == pytest.approx(entropy["q"], abs=1e-6)
 
 
 HISTORY = st.lists(
@@ -360,9 +413,10 @@ def test_running_means_are_weighted_sums(
         )
         text.add(tokens)
         of_target.add(target_entropies)
-        of_draft.add(accepted, draft_entropies)
-    scalars = *text.scalars(Sampling(0.5, 0.75), batch=6), *of_target.scalars(), *of_draft.scalars(2.5)
-    found = dict(zip(SCALAR_NAMES, scalars, strict=True))
+        of_draft.add([1.0] * len(accepted), accepted, draft_entropies)
+    of_draft.add([], [], [2.5])
+    parts = text.scalars(Sampling(0.5, 0.75), batch=6), of_target.scalars(), of_draft.scalars()
+    found = dict(zip(PAIR.names, np.concatenate(parts, axis=1)[0], strict=True))
     tokens, accepted, of_draft_, of_target_ = map(list, zip(*known, strict=True))
     ages = range(len(known) - 1, -1, -1)
     for decay in DECAYS:
@@ -388,11 +442,12 @@ def test_long_runs_and_matches_count_as_the_longest() -> None:
 
     def found() -> dict[str, float]:
         names = [scalar.name for scalar in (*TEXT_SCALARS, *DRAFT_SCALARS)]
-        return dict(zip(names, [*text.scalars(Sampling()), *of_draft.scalars(0.5)], strict=True))
+        return dict(zip(names, [*text.scalars(Sampling())[0], *of_draft.scalars()[0]], strict=True))
 
+    of_draft.add([], [], [0.5])
     for _ in range(LONGEST_MATCH + 20):
         text.add([3])
-        of_draft.add([1.0], [0.5])
+        of_draft.add([1.0], [1.0], [0.5])
     before = found()
     longest = "agreed", "match", "copied", "source_steady", "second_match"
     assert [before[name] for name in longest] == [LONGEST_MATCH] * len(longest)
@@ -400,7 +455,7 @@ def test_long_runs_and_matches_count_as_the_longest() -> None:
     assert [before[f"seen_{count}"] for count in (1, 2, 3, 4)] == [MOST_SEEN] * 4
     assert before["context_length"] == LONGEST_MATCH + 22  # which is for the decision alone
     text.add([4])
-    of_draft.add([0.5], [0.5])
+    of_draft.add([1.0], [0.5], [0.5])
     assert [found()[name] for name in longest] == [0] * len(longest)
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from data_gen.features.recorded import ROW_NUMBERS
+from data_gen.texts.recorded import read_texts
 from data_gen.traces import ROWS_VERSION, TraceStore, text_bytes, text_schema, to_table
 from selector.actions import ActionSpace
-from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, SCALARS, SCHEMA_VERSION, InputError, survival_column
-from selector.train.data import read_texts
+from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_column
 
 ROOT = Path(__file__).parents[2]
 SURVIVALS = len(ActionSpace.default().sums_SA)
@@ -26,7 +27,7 @@ def row(roots: int = 2, value: float = 0.5) -> dict:
         **{"prompt": "p", "kind": "code", "source": "file"},
         **{"temperature": 0.7, "top_p": 0.9, "top_k": 0, "min_p": 0.0, "draft_temperature": None},
         **{"tokens": list(range(20)), "start": 3, "roots": roots},
-        "scalars": np.full((roots, len(SCALARS)), value),
+        **{name: np.full(roots, value) for name in ROW_NUMBERS},
         LOOKUP_COLUMN: np.full(roots, 3),
         LABELS: np.full((roots, SURVIVALS), value),
         **{name: np.full((max(0, roots - 1), 4), value) for name in HIDDEN_STATES},
@@ -79,7 +80,7 @@ def test_every_column_keeps_what_it_is_given() -> None:
     assert made["step_root"].to_pylist() == [[0, 4], [0, 4], []]
     assert made["step_verifier"].to_pylist() == [None, "traversal", "traversal"]
     assert made["draft_temperature"].to_pylist() == [1.5, None, None]
-    assert [len(each) for each in made["scalars"].to_pylist()] == [2 * len(SCALARS), 3 * len(SCALARS), 0]
+    assert [len(each) for each in made["target_prob"].to_pylist()] == [2, 3, 0]
     assert np.array_equal(made[LABELS][1].values.to_numpy(), labels.astype(np.float16).reshape(-1))
     assert len(made["target_hidden_prev"][1]) == 2 * 4
 
@@ -89,11 +90,11 @@ def test_hidden_states_are_columns_only_where_they_are_recorded() -> None:
     light = text_schema(["traversal", "block"], hidden=False)
     assert not set(HIDDEN_STATES) & set(light.names)
     assert {survival_column("block"), LABELS} <= set(light.names)
-    assert light.metadata[b"espalier_schema_version"] == str(SCHEMA_VERSION).encode()
+    assert light.metadata[b"espalier_rows_version"] == str(ROWS_VERSION).encode()
 
 
 def test_the_predicted_size_is_that_of_the_long_columns() -> None:
-    made, long = table([row(6)]), ("tokens", "scalars", LOOKUP_COLUMN, LABELS, *HIDDEN_STATES)
+    made, long = table([row(6)]), ("tokens", *ROW_NUMBERS, LOOKUP_COLUMN, LABELS, *HIDDEN_STATES)
     size = sum(made[name].combine_chunks().values.nbytes for name in long)
     assert text_bytes(tokens=20, roots=6, verifiers=1, hidden=3 * 5 * 4) == size
 
@@ -106,7 +107,7 @@ def test_a_value_that_is_not_finite_is_never_written(tmp_path: Path) -> None:
 
 
 def test_every_column_is_checked_for_finite_values(tmp_path: Path) -> None:
-    for column in ("target_hidden_prev", "draft_hidden_root", "scalars", "temperature", "draft_temperature"):
+    for column in ("target_hidden_prev", "draft_hidden_root", "draft_prob", "temperature", "draft_temperature"):
         value = np.inf if "temperature" in column else np.where(np.arange(8) == 5, np.nan, 1.0)
         with pytest.raises(InputError, match=rf"part-00000.parquet: {column}: a value is not finite"):
             store(tmp_path).write(NAME, table([{**row(), column: value}]))
@@ -124,7 +125,7 @@ def test_traces_of_other_inputs_are_refused(tmp_path: Path) -> None:
 def test_traces_of_another_program_are_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store(tmp_path).write(NAME, table())
     monkeypatch.setattr("data_gen.traces.ROWS_VERSION", ROWS_VERSION + 1)
-    with pytest.raises(InputError, match=f"rows_version: {ROWS_VERSION} -> {ROWS_VERSION + 1}"):
+    with pytest.raises(InputError, match=f"traces of version {ROWS_VERSION}; this program reads {ROWS_VERSION + 1}: "):
         store(tmp_path)
 
 
@@ -142,14 +143,14 @@ def test_a_damaged_shard_is_named(tmp_path: Path, damage: str) -> None:
     assert not store(tmp_path).holds(NAME)
 
 
-def test_a_shard_of_another_schema_version_is_refused(tmp_path: Path) -> None:
+def test_traces_of_another_version_are_refused_in_one_line(tmp_path: Path) -> None:
     store(tmp_path).write(NAME, table())
     manifest = tmp_path / "manifest.json"
-    manifest.write_text(manifest.read_text().replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 0'))
-    with pytest.raises(InputError, match=f"schema version 0; this program reads {SCHEMA_VERSION}"):
-        read_texts(tmp_path, "train", ["traversal"])
-    with pytest.raises(InputError, match="schema_version"):
-        store(tmp_path)
+    manifest.write_text(manifest.read_text().replace(f'"rows_version": {ROWS_VERSION}', '"rows_version": 7'))
+    message = f"{tmp_path}: traces of version 7; this program reads {ROWS_VERSION}: remove it, or choose another name="
+    for use in (lambda: store(tmp_path), lambda: read_texts(tmp_path, "train", ["traversal"])):
+        with pytest.raises(InputError, match=message):
+            use()
 
 
 def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path: Path) -> None:

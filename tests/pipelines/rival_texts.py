@@ -47,7 +47,7 @@ def timed(seed: int = 0, certain: bool = True, depth: int = DEPTH, texts: int = 
         "hit_mean_0.8": (easy_R + 0.4 * (drawn(R) - 0.5)).clamp(0, 1),
     }
     for name, values_R in known.items():
-        scalars_RF[:, LOG.names.index(name)] = values_R
+        scalars_RF[:, LOG.index(name)] = values_R
     data = Texts(
         settings=[(0.0, 1.0)],
         size_X=size_X,

@@ -16,7 +16,7 @@ from scipy import stats
 from pipelines.config import Config
 from pipelines.train.fitting import MONITOR, added, fit, module_of
 from pipelines.train.judging import monitored
-from selector.schema import FULL, LENGTH_AT, LIGHT, InputError
+from selector.schema import FULL, LIGHT, PAIR, InputError
 from selector.train.module import RootsModule, SelectorModule
 from selector.train.tuning import replay_mode
 from tests.selector.synthetic import SPACE, WIDTHS, static_mode, texts, timed
@@ -112,7 +112,8 @@ def test_a_policys_network_is_that_of_the_paper() -> None:
     linear, after = made.network.mlp[::3], [type(layer).__name__ for layer in made.network.mlp[1:3]]
     assert [layer.out_features for layer in linear] == [512, 32, len(SPACE)] and after == ["GELU", "Dropout"]
     data = texts(level=FULL)
-    longer = replace(data, scalars_RF=data.scalars_RF + 50.0 * (torch.arange(data.scalars_RF.shape[1]) == LENGTH_AT))
+    is_length_F = torch.tensor([name == "context_length" for name in PAIR.names])
+    longer = replace(data, scalars_RF=data.scalars_RF + 50.0 * is_length_F)
     assert not torch.allclose(made.scores(longer), made.scores(data), atol=1e-3)
     regressor = module_of(CONFIG, "regressor", FULL, WIDTHS).eval()
     assert torch.equal(regressor.scores(longer), regressor.scores(data))

@@ -20,7 +20,7 @@ from selector.decision import LookupRule, Mode
 from selector.export.write import write_artefact
 from selector.plain import PlainSelector
 from selector.runtime.selector import load_selector
-from selector.schema import EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, LOG, MATCH, SCALAR_NAMES
+from selector.schema import EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, LOG, MATCH, PAIR
 from selector.train.module import SelectorModule
 from tests.selector import logged
 from tests.selector.exported import FALLBACK, efficiencies, modes_of, module_of
@@ -59,7 +59,7 @@ def test_features_and_decisions_are_those_of_other_code(tmp_path: Path, level: s
             np.testing.assert_allclose(root["scalars"], expected_F, rtol=1e-5, atol=1e-6)
             answers = [None if answer is None else tuple(answer) for answer in root["answers"]]
             if not mode.decides:
-                match = dict(zip(SCALAR_NAMES, root["scalars"], strict=True))["match"]
+                match = dict(zip(PAIR.names, root["scalars"], strict=True))["match"]
                 assert answers == [tuple(mode.copied(match) if mode.rule else mode.action)]
                 continue
             assert len(answers) == len(mode.feature_levels) and answers[-1] is not None

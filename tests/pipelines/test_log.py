@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -21,13 +22,14 @@ from data_gen.text_labels.labels import TextLabeller
 from data_gen.texts.given import read_log
 from data_gen.texts.labelled import Work, label, make_shard
 from data_gen.texts.plausibility import Plausibility
+from data_gen.texts.recorded import texts_of
 from data_gen.texts.written import Text, finished
 from pipelines.config import Config, load_config
 from pipelines.data import stage as data
 from pipelines.pair.loading import encode, prompts_of, recipe
 from pipelines.train import stage as train
 from selector.actions import ActionSpace
-from selector.schema import SCALAR_NAMES, InputError, survival_column
+from selector.schema import InputError, survival_column
 from tests.pipelines.runs import ROOT, SMALL, espalier
 from tests.pipelines.test_refusals import contents, failure, refusal
 
@@ -189,13 +191,11 @@ def test_labels_agree_with_those_of_our_own_texts(
 
 
 def test_features_are_those_of_the_text(labelled: tuple[pa.Table, str]) -> None:
-    for row in labelled[0].to_pylist():
-        scalars = np.asarray(row["scalars"]).reshape(row["roots"], len(SCALAR_NAMES))
-        if row["roots"] > 1:
-            lengths = row["start"] + 1 + np.arange(row["roots"])
-            assert (scalars[1:, SCALAR_NAMES.index("context_length")] == lengths[1:]).all()
-            assert (scalars[0] == 0).all()
-            assert scalars[1:, SCALAR_NAMES.index("top_p")] == pytest.approx(row["top_p"])
+    texts = texts_of(labelled[0].filter(pc.greater(labelled[0]["roots"], 0)), [])
+    known_R, top_p_X = ~texts.unknown_R, torch.tensor([top_p for _, top_p in texts.settings])[texts.setting_X]
+    assert torch.equal(texts.scalar("context_length")[known_R], texts.length_R[known_R].float())
+    assert torch.equal(texts.scalar("top_p")[known_R], top_p_X[texts.text_R][known_R])
+    assert not texts.scalars_RF[~known_R].any()
 
 
 def test_a_selector_is_trained_on_a_log(
@@ -338,7 +338,7 @@ def test_a_token_at_the_very_edge_of_the_nucleus_ends_the_text(logged: Path, pai
     text = Text(list(tokens), start)
     columns = label(pair, recipe(config), text, Sampling(1.0, before - 5e-4), Plausibility())
     assert text.tokens == tokens[:place]
-    assert len(columns["scalars"]) == max(0, place - start - SPACE.depth)
+    assert len(columns["target_prob"]) == max(0, place - start - SPACE.depth)
     with pytest.raises(InputError, match=f"^token {place} of the text \\({tokens[place]}\\) has probability 0"):
         label(pair, recipe(config), Text(list(tokens), start), Sampling(1.0, before - 5e-3), Plausibility())
 

@@ -17,6 +17,7 @@ from data_gen.generate import speculative_generate
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.logs import read_logs, read_trace_log
+from data_gen.texts.recorded import read_texts
 from pipelines.latency.timings import profile_of, read_timings
 from pipelines.logs.labelling import VERIFIER, Labeller, space_of
 from selector.actions import Lookup
@@ -25,7 +26,7 @@ from selector.runtime.selector import Selector, load_selector
 from selector.runtime.tokens import TokenStatistics
 from selector.runtime.tuned import Tuned
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
-from selector.train.data import SPLITS, Timed, read_texts
+from selector.train.data import SPLITS, Timed
 from selector.train.module import SelectorModule
 from selector.train.tuning import StaticTable
 from tests.pipelines.runs import ROOT, espalier, outcome

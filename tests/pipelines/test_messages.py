@@ -10,11 +10,12 @@ import pytest
 
 from data_gen.texts.prompt_sets import read_set
 from data_gen.texts.prompts import read_prompts
+from data_gen.traces import read_manifest
 from pipelines.cli import NAMES
 from pipelines.config import load_config
 from pipelines.run import read_json, read_record, record_path, verify
 from pipelines.tracking import mlflow_run
-from selector.schema import InputError, read_manifest
+from selector.schema import InputError
 from tests.pipelines.runs import ROOT
 
 SOURCES = {

@@ -15,6 +15,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.labelled import Work, make_shard
 from data_gen.texts.prompts import Prompt
+from data_gen.texts.recorded import texts_of
 from pipelines.config import load_config
 from pipelines.evaluate.methods import (
     AT_ROOT,
@@ -36,7 +37,7 @@ from selector.latency import gpu_like
 from selector.runtime.selector import Selector
 from selector.runtime.tuned import Tuned
 from selector.schema import EARLY, LIGHT, MATCH
-from selector.train.data import Texts, Timed, to_texts
+from selector.train.data import Texts, Timed
 from selector.train.recent_acceptance import RecentAcceptance
 from selector.train.tuning import StaticTable, best_static, static_replay
 from tests.selector.synthetic import opinionated, texts
@@ -158,7 +159,7 @@ def labelled(pair: ModelPair) -> tuple[Texts, list[Prompt]]:
     prompts = [Prompt(f"p{n}", text, "words", f"s{n}") for n, text in enumerate(sentences)]
     works = [Work("test", SAMPLING, tuple((prompt, 0) for prompt in prompts[:TEXTS]))]
     (table,) = (make_shard(pair, recipe(CONFIG), work).table for work in works)
-    return to_texts(table, VERIFIERS), prompts[TEXTS:]
+    return texts_of(table, VERIFIERS), prompts[TEXTS:]
 
 
 def methods_of(data: Texts) -> dict[str, Method]:

@@ -15,7 +15,7 @@ from pipelines.config import load_config
 from pipelines.data.shards import split_counts
 from selector.actions import ActionSpace
 from selector.runtime.selector import load_selector
-from selector.schema import HIDDEN_STATES, SCALAR_NAMES
+from selector.schema import HIDDEN_STATES
 from tests.pipelines.runs import ROOT, SMALL, STAGES, TEXTS, TOKENS, espalier, evaluation_of, versions
 from tests.pipelines.small_logs import small
 
@@ -164,7 +164,7 @@ def test_datasets_reads_the_traces(demo: tuple[Path, str], tmp_path: Path) -> No
         for row in split:
             roots = row["roots"]
             assert roots == max(0, len(row["tokens"]) - row["start"] - 16) and roots <= TOKENS + 1
-            assert len(row["scalars"]) == roots * len(SCALAR_NAMES)
+            assert all(len(row[name]) == roots for name in ("target_entropy", "draft_prob"))
             assert len(row["traversal.survivals"]) == len(row["specinfer.survivals"]) == roots * SURVIVALS
             assert len(row["lookup.right"]) == roots and max(row["lookup.right"], default=0) <= 16
             assert len(row["step_root"]) == len(row["step_action"]) == len(row["step_accepted"])
@@ -256,7 +256,7 @@ def test_the_settings_config_runs_on_a_pair_that_is_there(demo: tuple[Path, str]
     training = json.loads((tmp_path / "runs" / "settings" / "training" / "result.json").read_text())
     assert set(training["selectors"]) == {"regressor-light", "regressor-full", "policy-full"}
     assert training["selectors"]["regressor-full"]["feature_level"] == "full"
-    from selector.train.data import read_texts
+    from data_gen.texts.recorded import read_texts
 
     texts = read_texts(tmp_path / "runs" / "settings" / "traces", "train", ["traversal"])
     assert {name: rows.shape[1] for name, rows in texts.hidden.items()} == dict.fromkeys(HIDDEN_STATES, 32)

@@ -14,13 +14,13 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.labelled import Recipe, Work, make_shard
 from data_gen.texts.prompts import Form, Prompt
+from data_gen.texts.recorded import texts_of
 from pipelines.config import load_config
 from pipelines.pair import language_model
 from pipelines.quick.candidates import best_of, candidates
 from selector.actions import EMPTY
 from selector.latency import gpu_like
 from selector.schema import InputError
-from selector.train.data import to_texts
 from tests.conftest import TEXT
 from tests.pipelines.runs import ROOT, SMALL, espalier, outcome
 from tests.selector.synthetic import texts
@@ -99,7 +99,7 @@ def test_where_the_target_copies_the_answer_is_to_copy(copying: ModelPair) -> No
         prompts.append((Prompt(str(n), f"{text} {text}", "copies", f"source {n}"), 0))
     recipe = Recipe(VERIFIERS, Form(100, "start"), tokens=40, siblings=1, stride=1, hidden=False, seed=1)
     table = make_shard(copying, recipe, Work("validation", Sampling(0.0), tuple(prompts))).table
-    found = candidates(to_texts(table, VERIFIERS), gpu_like("copying", VERIFIERS, 0.3), VERIFIERS)
+    found = candidates(texts_of(table, VERIFIERS), gpu_like("copying", VERIFIERS, 0.3), VERIFIERS)
     trees, best = found[: len(VERIFIERS)], best_of(found)
     assert best.mode.rule is not None and str(best).startswith("copy ")
     assert best.judged.pays and best.judged.ratio.value > 2 * max(each.judged.ratio.value for each in trees)

@@ -12,8 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MptConfig
 
+from data_gen.traces import ROWS_VERSION
 from pipelines.cli import main
-from selector.schema import SCHEMA_VERSION, sha256
+from selector.schema import sha256
 from tests.conftest import save_pair
 from tests.pipelines.runs import SMALL, command, espalier, outcome
 
@@ -205,16 +206,16 @@ def test_a_truncated_parquet_file(
     assert shard.read_bytes() == content
 
 
-def test_traces_of_another_schema(
+def test_traces_of_another_version(
     spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = Path("runs/demo/traces/manifest.json")
-    manifest.write_text(manifest.read_text().replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 0'))
+    manifest.write_text(manifest.read_text().replace(f'"rows_version": {ROWS_VERSION}', '"rows_version": 7'))
     signed(manifest, "data")
     shutil.rmtree("runs/demo/training")
-    assert f"made from other inputs (schema_version: 0 -> {SCHEMA_VERSION})" in refusal(
-        capsys, monkeypatch, "train", *SMALL
-    )
+    for stage in ("train", "data"):
+        said = refusal(capsys, monkeypatch, stage, *SMALL)
+        assert f"traces of version 7; this program reads {ROWS_VERSION}: remove it" in said
 
 
 @pytest.mark.parametrize("stage", ["train", "evaluate", "export"])

@@ -109,7 +109,7 @@ def test_tuned_rules_that_learn_are_as_fast_as_with_published_numbers() -> None:
 def test_two_lengths_are_found_where_they_pay() -> None:
     """Short matches go on for two tokens, long ones for eight. The drafter is right where it has been, else never."""
     data = timed(seed=14)
-    match_R, hits_R = (data.texts.scalars_RF[:, LOG.names.index(name)] for name in ("match", "hit_mean_0.8"))
+    match_R, hits_R = (data.texts.scalars_RF[:, LOG.index(name)] for name in ("match", "hit_mean_0.8"))
     foretold_R = torch.where(match_R >= 8, 8, torch.where(match_R >= 3, 2, 0))
     right_RD = (hits_R > 0.6).unsqueeze(-1).expand(-1, DEPTH)
     texts = replace(data.texts, foretold_R=foretold_R.to(torch.uint8), survivals={"naive": right_RD.half()})
@@ -122,7 +122,7 @@ def test_two_lengths_are_found_where_they_pay() -> None:
 
 def test_a_payoff_that_is_linear_is_found() -> None:
     data = timed(seed=15)
-    match_R, seen_R = (data.texts.scalars_RF[:, LOG.names.index(name)] for name in ("match", "seen_1"))
+    match_R, seen_R = (data.texts.scalars_RF[:, LOG.index(name)] for name in ("match", "seen_1"))
     seen_R.copy_((2 * seen_R).floor())
     match_R.clamp_(max=6)
     foretold_R = torch.where(match_R > 0, match_R + seen_R, 0)

@@ -132,7 +132,7 @@ def test_the_score_of_a_suffix(match: int, second: int, share: float, score: flo
     data = timed(texts=1, roots=1)
     values = {"match": match, "second_match": second, **{f"agree_{count}": share for count in (1, 2, 3, 4)}}
     for name, value in values.items():
-        data.texts.scalars_RF[:, LOG.names.index(name)] = float(value)
+        data.texts.scalars_RF[:, LOG.index(name)] = float(value)
     score_R, length_R = suffix_score(RivalTexts(data))
     assert score_R.item() == pytest.approx(score)
     assert length_R.item() == length

@@ -15,16 +15,7 @@ from selector.decision import NEVER, LookupRule, Mode, net_tokens
 from selector.export.write import write_artefact
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Selector, load_selector
-from selector.schema import (
-    EARLY,
-    EARLY_SCALARS,
-    FULL,
-    HIDDEN_STATES,
-    LIGHT,
-    MATCH,
-    MATCH_AT,
-    SCALARS_KEY,
-)
+from selector.schema import EARLY, EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, MATCH, SCALARS_KEY
 from selector.train.data import Timed
 from selector.train.module import SelectorModule
 from tests.selector.synthetic import SPACE, mode_row, opinionated, profile, survivals_of, texts, timed
@@ -114,7 +105,7 @@ def early_of(features: Features) -> Features:
 
 def mask_of(mode: Mode, data: Timed) -> Tensor:
     """What may be chosen at every root, bool [R, A]."""
-    matches = data.texts.scalars_RF[:, MATCH_AT].tolist()
+    matches = data.texts.scalar("match").tolist()
     if mode.rule is not None:
         return torch.tensor([[action == mode.copied(match) for action in SPACE] for match in matches])
     return mode.mask(SPACE).expand(len(matches), -1)

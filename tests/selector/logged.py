@@ -6,7 +6,7 @@ import torch
 
 from selector.actions import ActionSpace
 from selector.latency import LatencyProfile
-from selector.schema import LENGTH_AT, LEVELS, LOG, MATCH_AT
+from selector.schema import LEVELS, LOG, PAIR
 from selector.tables import FREE, Batches, Table
 from selector.train.data import Texts, Timed
 
@@ -43,9 +43,9 @@ def texts(count: int = 9, roots: int = 30, seed: int = 0) -> Texts:
     accepted_R = torch.randint(SPACE.depth + 1, (R,), generator=generator)
     foretold_R = torch.randint(max(SPACE.lookups) + 1, (R,), generator=generator)
     scalars_RF = torch.rand(R, len(LOG.scalars), generator=generator)
-    scalars_RF[:, MATCH_AT] = torch.randint(6, (R,), generator=generator).float()
+    scalars_RF[:, PAIR.index("match")] = torch.randint(6, (R,), generator=generator).float()
     length_R = torch.cat([20 + torch.arange(size) for size in size_X.tolist()])
-    scalars_RF[:, LENGTH_AT] = length_R.float()
+    scalars_RF[:, PAIR.index("context_length")] = length_R.float()
     return Texts(
         settings=[(0.0, 1.0)],
         size_X=size_X,

@@ -11,7 +11,7 @@ from torch import Tensor
 from selector.actions import Action, ActionSpace
 from selector.decision import Mode
 from selector.latency import LatencyProfile
-from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, SCALAR_NAMES
+from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, PAIR
 from selector.tables import Table
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
@@ -20,7 +20,7 @@ from selector.train.tuning import static_replay
 WIDTHS = [6, 4, 4]
 SPACE = ActionSpace.with_lookups()
 EASY, HARD = 0.95, 0.3  # how likely a drafted token is accepted
-TELLS = SCALAR_NAMES.index("draft_entropy_root")  # below 0.5 where the text is easy
+TELLS = PAIR.index("draft_entropy_root")  # below 0.5 where the text is easy
 REPEATED, FORETOLD = 4, 11  # the least match where the text repeats itself, and how far it goes on with it there
 Setting = tuple[float, float]
 
@@ -77,7 +77,7 @@ def texts(
     number_R = torch.arange(R) % roots
     length_R = 20 + number_R + 30 * (torch.arange(R) // roots % 4)
     own_generator = torch.Generator().manual_seed(1000 + seed)  # what else is drawn is the same with more scalars
-    scalars_RF = torch.rand(R, len(SCALAR_NAMES), generator=own_generator)
+    scalars_RF = torch.rand(R, len(PAIR.names), generator=own_generator)
     hidden = {
         name: torch.randn(R, width, generator=generator) for name, width in zip(HIDDEN_STATES, widths, strict=True)
     }
@@ -88,11 +88,11 @@ def texts(
         scalars_RF[:, TELLS] = scalars_RF[:, TELLS] / 2 + 0.5 * ~easy_R
     known = {"context_length": length_R, "batch": 1.0, "temperature": setting[0], "top_p": setting[1]}
     for name, values in known.items():
-        scalars_RF[:, SCALAR_NAMES.index(name)] = values if isinstance(values, Tensor) else float(values)
+        scalars_RF[:, PAIR.index(name)] = values if isinstance(values, Tensor) else float(values)
     repeats_R = torch.rand(R, generator=generator) < repeats
     if repeats:
         match_R = torch.randint(REPEATED, (R,), generator=generator) + REPEATED * repeats_R
-        scalars_RF[:, SCALAR_NAMES.index("match")] = match_R.float()
+        scalars_RF[:, PAIR.index("match")] = match_R.float()
     scalars_RF[number_R == 0] = 0
     known_R = number_R > 0
     return Texts(

@@ -14,15 +14,7 @@ from selector.decision import Mode
 from selector.export.deployed import DeployedSelector
 from selector.plain import PlainSelector
 from selector.runtime.selector import Selector, load_selector, torchscript
-from selector.schema import (
-    EARLY,
-    EARLY_SCALARS,
-    FULL,
-    HIDDEN_STATES,
-    SCALARS,
-    InputError,
-    sha256,
-)
+from selector.schema import EARLY, EARLY_SCALARS, FULL, HIDDEN_STATES, PAIR, InputError, sha256
 from tests.selector.exported import (
     FALLBACK,
     KINDS,
@@ -60,10 +52,10 @@ def test_what_is_deployed_is_what_is_exported(
 def test_the_config_says_what_an_engine_needs(artefacts: dict[tuple[str, str], Path]) -> None:
     for (objective, level), folder in artefacts.items():
         config = json.loads((folder / "config.json").read_text())
-        assert (config["format"], config["schema_version"]) == ("espalier-selector-8", 6)
+        assert config["format"] == "espalier-selector-8"
         assert config["features"]["early"] == len(EARLY_SCALARS)
         assert (config["objective"], config["feature_level"], config["verifier"]) == (objective, level, "traversal")
-        assert [scalar["name"] for scalar in config["features"]["scalars"]] == [scalar.name for scalar in SCALARS]
+        assert [scalar["name"] for scalar in config["features"]["scalars"]] == [scalar.name for scalar in PAIR.scalars]
         assert list(config["features"]["hidden_states"]) == (list(HIDDEN_STATES) if level == FULL else [])
         assert [choice_of(action) for action in config["actions"]] == list(SPACE)
         assert [Mode.of(mode) for mode in config["modes"]] == modes_of(level)
@@ -72,7 +64,7 @@ def test_the_config_says_what_an_engine_needs(artefacts: dict[tuple[str, str], P
         selector = load_selector(folder)
         assert (selector.feature_levels, selector.fallback) == ((level,), FALLBACK)
         readme = (folder / "README.md").read_text()
-        for name in (*(scalar.name for scalar in SCALARS), *config["features"]["hidden_states"]):
+        for name in (*(scalar.name for scalar in PAIR.scalars), *config["features"]["hidden_states"]):
             assert f"`{name}`" in readme
         assert not re.search(r"target_hidden", readme) or level == FULL
 
@@ -121,18 +113,25 @@ def changed(artefact: Path, copy: Path, change: Callable[[dict], object]) -> Pat
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("change", "message"),
     [
-        ({"schema_version": 7}, "espalier-selector-8 of schema version 7; this program reads"),
         (
-            {"format": "espalier-selector-7"},
-            "config.json: espalier-selector-7 of schema version 6; this program reads espalier-selector-8",
+            lambda config: config.update(format="espalier-selector-7"),
+            "config.json: espalier-selector-7; this program reads espalier-selector-8: export the selector again",
         ),
+        (
+            lambda config: config["features"]["scalars"][4].update(name="matched"),
+            r"its scalars are not this program's \(match, matched\): train and export it again",
+        ),
+        (lambda config: config["features"]["scalars"].reverse(), r"not this program's \(their order\)"),
+        (lambda config: config.update(schema="log"), r"not this program's \(accepted_mean_0.5, "),
     ],
 )
-def test_another_version_is_refused(artefact: Path, tmp_path: Path, other: dict, message: str) -> None:
+def test_another_version_is_refused(
+    artefact: Path, tmp_path: Path, change: Callable[[dict], object], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
-        load_selector(changed(artefact, tmp_path / "selector", lambda config: config.update(other)))
+        load_selector(changed(artefact, tmp_path / "selector", change))
 
 
 def test_another_format_is_refused_without_torch_too(artefact: Path, tmp_path: Path) -> None:
@@ -157,7 +156,6 @@ def test_another_format_is_refused_without_torch_too(artefact: Path, tmp_path: P
         lambda config: config["space"].update(lookups=[4, 2, 8, 16]),
         lambda config: config["space"].update(max_K=0),
         lambda config: config.pop("space"),
-        lambda config: config.update(schema="log"),  # whose scalars are others
         lambda config: config.update(schema="none"),
         lambda config: config["modes"][2].update(level="drafter"),  # a pair's selector has no levels
         lambda config: config["modes"][2].update(batch=0),

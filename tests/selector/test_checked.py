@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from selector.runtime.artefact import check_setting, checked
-from selector.schema import EARLY_SCALARS, HIDDEN_STATES, SCALAR_NAMES, SCALARS_KEY, InputError
+from selector.schema import EARLY_SCALARS, HIDDEN_STATES, PAIR, SCALARS_KEY, InputError
 
-F, E, D = len(SCALAR_NAMES), len(EARLY_SCALARS), 5
+F, E, D = len(PAIR.names), len(EARLY_SCALARS), 5
 LIGHT_WIDTHS = {SCALARS_KEY: F}
 FULL_WIDTHS = {SCALARS_KEY: F, **dict.fromkeys(HIDDEN_STATES, D)}
 

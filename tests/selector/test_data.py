@@ -9,21 +9,23 @@ import numpy as np
 import pytest
 import torch
 
+from data_gen.features.recorded import ROW_NUMBERS
+from data_gen.texts.recorded import read_texts, texts_of
 from data_gen.traces import TraceStore, text_schema, to_table
 from selector.actions import ActionSpace, Lookup
-from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, SCALARS, InputError, survival_column
-from selector.train.data import Texts, Timed, read_texts, to_texts
+from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputError, survival_column
+from selector.train.data import Texts, Timed
 from selector.train.replay import lawful
 from tests.selector.synthetic import WIDTHS, profile
 
 NAMES = ["block", "lifted_uniform"]
 SPACE = ActionSpace.with_lookups()
 SURVIVALS = SPACE.tree_survivals
-F = len(SCALARS)
+F = len(PAIR.scalars)
 
 
-def scalars_of(text: int, root: int) -> np.ndarray:
-    return 1000 * text + root + np.arange(F) / 100
+def entropy_of(text: int, root: int) -> float:
+    return text + root / 64
 
 
 def survivals_of(text: int, root: int, verifier: str) -> np.ndarray:
@@ -57,7 +59,8 @@ def row(text: int, roots: int, stride: int = 1, full: bool = True, **changes: ob
             "tokens": [1] * (roots + 30),
         },
         **{"start": 5 + text, "roots": roots, "hidden_stride": stride},
-        "scalars": np.array([scalars_of(text, root) for root in range(roots)]),
+        **{name: np.array([entropy_of(text, root) for root in range(roots)]) for name in ROW_NUMBERS[:2]},
+        **{name: np.full(roots, 0.5) for name in ROW_NUMBERS[2:]},
         LOOKUP_COLUMN: np.array([foretold_of(text, root) for root in range(roots)], dtype=np.uint8),
         **{survival_column(v): np.array([survivals_of(text, root, v) for root in range(roots)]) for v in NAMES},
         **hidden,
@@ -75,7 +78,7 @@ def some(full: bool = True) -> Texts:
         row(2, 6, stride=2, full=full, top_p=0.9),
         row(3, 3, full=full),
     ]
-    return to_texts(to_table(rows, text_schema(NAMES, full)), NAMES)
+    return texts_of(to_table(rows, text_schema(NAMES, full)), NAMES)
 
 
 def belongs(data: Texts, places: list[tuple[int, int]]) -> None:
@@ -84,8 +87,12 @@ def belongs(data: Texts, places: list[tuple[int, int]]) -> None:
     assert data.foretold_R.dtype == torch.uint8
     assert data.foretold_R.tolist() == [foretold_of(*place) for place in places]
     for r, (text, root) in enumerate(places):
-        assert np.allclose(data.scalars_RF[r], scalars_of(text, root))
-        assert int(data.length_R[r]) == 5 + text + root + 1
+        known = [
+            float(data.scalar(name)[r]) for name in ("target_entropy_prev", "draft_entropy_root", "context_length")
+        ]
+        length = 5 + text + root + 1
+        assert known == ([entropy_of(text, root - 1), entropy_of(text, root), length] if root else [0, 0, 0])
+        assert int(data.length_R[r]) == length
         for verifier in NAMES:
             assert np.array_equal(data.survivals[verifier][r], survivals_of(text, root, verifier).astype(np.float16))
 
@@ -156,8 +163,8 @@ def test_hidden_states_belong_to_their_roots() -> None:
     ]
     scalars_BF, states = data.features(rows, full=True)
     assert [state.dtype for state in states] == [torch.float32] * 3
+    assert torch.equal(scalars_BF, data.scalars_RF[rows])
     for b, r in enumerate(rows.tolist()):
-        assert np.allclose(scalars_BF[b], scalars_of(*PLACES[r]))
         for i, state in enumerate(states):
             assert np.allclose(state[b], hidden_of(*PLACES[r], i))
 
@@ -192,8 +199,8 @@ def test_texts_that_are_taken_keep_all_that_is_theirs() -> None:
 def test_a_verifier_without_labels_is_named() -> None:
     table = to_table([row(0, 4)], text_schema(NAMES, True))
     with pytest.raises(InputError, match="no labels for traversal: add it to verifiers"):
-        to_texts(table, ["block", "traversal"])
-    alone = to_texts(table, ["block"])
+        texts_of(table, ["block", "traversal"])
+    alone = texts_of(table, ["block"])
     assert set(alone.survivals) == {"block"}
     labels_RS = lawful(alone.labels("block", slice(None), SPACE), SPACE)
     assert torch.equal(Timed(alone, "block", profile()).survivals_RS, labels_RS)

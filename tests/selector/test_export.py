@@ -11,14 +11,7 @@ from selector.decision import NEVER
 from selector.runtime.artefact import Features
 from selector.runtime.selector import load_selector
 from selector.runtime.tuned import Tuned
-from selector.schema import (
-    EARLY,
-    LIGHT,
-    MATCH,
-    MATCH_AT,
-    SCALARS_KEY,
-    InputError,
-)
+from selector.schema import EARLY, LIGHT, MATCH, PAIR, SCALARS_KEY, InputError
 from selector.train.tuning import decide
 from tests.selector.exported import (
     ANY,
@@ -143,7 +136,7 @@ def test_the_match_alone_will_do_for_the_rule(artefact: Path) -> None:
     data, rows = roots_of(COPIES, LIGHT)
     chosen = set()
     for features in one_by_one(batch_of(data, rows, LIGHT)):
-        match = features[SCALARS_KEY][MATCH_AT]
+        match = features[SCALARS_KEY][PAIR.index("match")]
         action = tuned.select({MATCH: match})
         assert action == tuned.select(early_of(features)) == selector.select(features) == COPIES.copied(float(match))
         assert Tuned(COPIES).select({MATCH: match}) == action

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from selector.export.compiled import PACKAGE, run_package
 from selector.plain import PlainSelector
 from selector.runtime.selector import load_selector
-from selector.schema import EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, SCALAR_NAMES, SCALARS_KEY
+from selector.schema import EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, PAIR, SCALARS_KEY
 from tests.selector.exported import (
     KINDS,
     MODES,
@@ -88,7 +88,7 @@ def test_the_compiled_package_decides_as_torchscript(compiled: Path) -> None:
     for mode in MODES:
         data, rows = roots_of(mode, LIGHT, count=1)
         whole = batch_of(data, rows, LIGHT)
-        far = whole[SCALARS_KEY] + 1e3 * torch.tensor([name.startswith("source") for name in SCALAR_NAMES])
+        far = whole[SCALARS_KEY] + 1e3 * torch.tensor([name.startswith("source") for name in PAIR.names])
         for batch in (whole, early_of(whole), {SCALARS_KEY: whole[SCALARS_KEY][:1]}, {SCALARS_KEY: far}):
             index_B, scores_BA = selector.module(batch)
             found_B, found_BA = ask(batch)
@@ -150,7 +150,7 @@ def test_cpp_prints_the_same_actions(compiled: Path, program: Path) -> None:
 
 @COMPILER
 def test_cpp_refuses_what_the_compiled_code_would_misread(compiled: Path, program: Path) -> None:
-    F, early = len(SCALAR_NAMES), len(EARLY_SCALARS)
+    F, early = len(PAIR.names), len(EARLY_SCALARS)
     for width, passed, needed in [
         *((width, True, F) for width in (early, 31, 20, F + 1)),
         *((width, False, early) for width in (31, 20, early - 1, F + 1)),
@@ -171,7 +171,7 @@ def test_cpp_names_missing_hidden_states(tmp_path: Path, program: Path) -> None:
     export(package.parent, "regressor", FULL, compiled=True)
     assert printed(program, package, [[1.0] * len(EARLY_SCALARS)], passed=False)[0] == 0
     missing = "0 hidden states are given; the selector reads 3"
-    assert printed(program, package, [[1.0] * len(SCALAR_NAMES)], passed=True) == (2, "", missing)
+    assert printed(program, package, [[1.0] * len(PAIR.names)], passed=True) == (2, "", missing)
 
 
 def closure(*names: str) -> set[str]:

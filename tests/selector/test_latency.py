@@ -9,9 +9,17 @@ import torch
 
 from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup, choice_of
 from selector.decision import ASKED, LookupRule, Mode, of_batch
-from selector.latency import Correction, LatencyProfile, correction_counts, gpu_like, interpolated, interpolated_at
+from selector.latency import (
+    VERSION,
+    Correction,
+    LatencyProfile,
+    correction_counts,
+    gpu_like,
+    interpolated,
+    interpolated_at,
+)
 from selector.runtime.artefact import ANY_LEVEL, decision_tables
-from selector.schema import DRAFTER, EARLY, FEATURES, FULL, LIGHT, MATCH, SCHEMA_VERSION, TEXT, InputError
+from selector.schema import DRAFTER, EARLY, FEATURES, FULL, LIGHT, MATCH, TEXT, InputError
 from selector.tables import Batches, Table
 from tests.selector.synthetic import profile
 
@@ -145,7 +153,7 @@ def test_a_missing_profile_is_named(tmp_path: Path) -> None:
 def test_a_profile_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
     path.write_text(json.dumps({**profile().to_json(), "schema_version": 99}))
-    with pytest.raises(InputError, match=f"schema version 99, this program reads {SCHEMA_VERSION}"):
+    with pytest.raises(InputError, match=f"schema version 99, this program reads {VERSION}"):
         LatencyProfile.load(path)
 
 

@@ -11,7 +11,7 @@ import torch
 from selector.actions import Choice, Lookup
 from selector.decision import LookupRule as LookupRule
 from selector.decision import Mode
-from selector.schema import MATCH, MATCH_AT
+from selector.schema import MATCH
 from selector.train.data import Timed
 from selector.train.replay import fastest_possible, replay
 from selector.train.tuning import replay_mode
@@ -40,7 +40,7 @@ def ten_lines(data: Timed, choose: Callable[[int], Choice]) -> tuple[int, int, f
 @pytest.mark.parametrize("batch", [1, 4])
 def test_fixed_lengths_and_rules_of_a_log_are_a_walk_to_the_last_token(batch: int) -> None:
     data = logged.timed(batch)
-    match_R = data.texts.scalars_RF[:, MATCH_AT]
+    match_R = data.texts.scalar("match")
     for length in range(logged.SPACE.depth + 1):
         chain = logged.SPACE.chain(length)
         for least in (2, 4, 99):

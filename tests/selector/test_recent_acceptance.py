@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from selector.decision import RHOS, choices
-from selector.schema import DECAYS, LENGTH_AT, LIGHT, SCALAR_NAMES, SCALARS_KEY
+from selector.schema import DECAYS, LIGHT, PAIR, SCALARS_KEY
 from selector.train.data import Timed
 from selector.train.recent_acceptance import MOST, RecentAcceptance, chain_efficiencies
 from selector.train.replay import replay
@@ -26,7 +26,7 @@ def told() -> Timed:
     scalars_RF = data.scalars_RF.clone()
     for weight, decay in zip((0.2, 0.6, 1.2, 2.0), DECAYS, strict=True):
         own_R = torch.where(easy_R, EASY, HARD) + weight * noise_R
-        scalars_RF[:, SCALAR_NAMES.index(f"accepted_mean_{decay:g}")] = own_R.clamp(0, 1)
+        scalars_RF[:, PAIR.index(f"accepted_mean_{decay:g}")] = own_R.clamp(0, 1)
     scalars_RF[data.unknown_R] = 0
     return timed(replace(data, scalars_RF=scalars_RF))
 
@@ -34,8 +34,8 @@ def told() -> Timed:
 @pytest.mark.parametrize("decay", DECAYS)
 def test_chains_yield_a_geometric_sum(decay: float) -> None:
     a_B = torch.tensor([0.0, 0.25, 0.5, 0.9, 1.0])
-    scalars_BF = torch.rand(5, len(SCALAR_NAMES), generator=torch.Generator().manual_seed(1))
-    scalars_BF[:, SCALAR_NAMES.index(f"accepted_mean_{decay:g}")] = a_B
+    scalars_BF = torch.rand(5, len(PAIR.names), generator=torch.Generator().manual_seed(1))
+    scalars_BF[:, PAIR.index(f"accepted_mean_{decay:g}")] = a_B
     efficiency_BA = chain_efficiencies(scalars_BF, decay, SPACE)
     assert len(CHAINS) == 17
     for length, at in enumerate(CHAINS):
@@ -76,7 +76,7 @@ def test_it_decides_one_root_at_a_time_as_it_does_in_replay() -> None:
         chosen_R = choices(chain_efficiencies(data.texts.scalars_RF, decay, SPACE), seconds_RA, rule.mode, SPACE)
         assert set(chosen_R.tolist()) <= set(CHAINS) and len(set(chosen_R.tolist())) > 2
         for r in (~data.texts.unknown_R).nonzero()[:, 0].tolist():
-            assert data.texts.scalars_RF[r, LENGTH_AT] == data.texts.length_R[r]
+            assert data.texts.scalars_RF[r, PAIR.index("context_length")] == data.texts.length_R[r]
             assert rule.select({SCALARS_KEY: data.texts.scalars_RF[r]}) == SPACE.actions[int(chosen_R[r])]
         assert rule.select(None) == static.action
         assert rule.feature_levels == (LIGHT,)

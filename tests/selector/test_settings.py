@@ -16,7 +16,7 @@ from selector.decision import Mode
 from selector.plain import PlainSelector
 from selector.runtime.selector import load_selector
 from selector.runtime.tuned import Tuned
-from selector.schema import FULL, HIDDEN_STATES, LIGHT, MATCH, MATCH_AT, SCALARS_KEY, TEMPERATURE_AT, InputError
+from selector.schema import FULL, HIDDEN_STATES, LIGHT, MATCH, PAIR, SCALARS_KEY, InputError
 from tests.selector.exported import (
     COPIES,
     MODES,
@@ -100,7 +100,7 @@ def test_features_of_another_setting_are_refused(artefact: Path, mode: Mode) -> 
     data, rows = roots_of(mode, LIGHT, count=1)
     features = one_by_one(batch_of(data, rows, LIGHT))[0]
     tuned.select(features)
-    features[SCALARS_KEY][TEMPERATURE_AT] += 0.3
+    features[SCALARS_KEY][PAIR.index("temperature")] += 0.3
     with pytest.raises(
         InputError, match=rf"features: temperature .*; these decisions are for temperature {mode.temperature:g}"
     ):
@@ -111,7 +111,7 @@ def test_features_of_another_setting_are_refused(artefact: Path, mode: Mode) -> 
 def test_a_match_that_is_not_finite_is_refused(artefact: Path, match: float) -> None:
     data, rows = roots_of(COPIES, LIGHT, count=1)
     scalars = one_by_one(batch_of(data, rows, LIGHT))[0][SCALARS_KEY]
-    scalars[MATCH_AT] = match
+    scalars[PAIR.index("match")] = match
     for features in ({MATCH: torch.tensor(match)}, {SCALARS_KEY: scalars}):
         with pytest.raises(InputError, match="features: match is not finite"):
             loaded(artefact).at(*COPIES.setting).select(features)

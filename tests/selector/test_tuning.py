@@ -12,7 +12,7 @@ from torch import Tensor
 from selector.actions import EMPTY, Action, ActionSpace, Lookup, without_draft
 from selector.decision import RHOS, LookupRule, Mode, choices
 from selector.latency import interpolated
-from selector.schema import EARLY, FULL, LIGHT, MATCH, MATCH_AT
+from selector.schema import EARLY, FULL, LIGHT, MATCH, PAIR
 from selector.train.data import Timed
 from selector.train.replay import Ratio, Replayed, replay
 from selector.train.tuning import (
@@ -315,7 +315,7 @@ def test_the_rule_copies_wherever_the_match_is_long_enough(data: Timed, static: 
         mode = replace(static, feature_levels=(MATCH,), rule=LookupRule(least, 8))
         found = decide(data, {}, mode)
         for r, first in enumerate(data.texts.unknown_R.tolist()):
-            copies = not first and float(data.texts.scalars_RF[r, MATCH_AT]) >= least
+            copies = not first and float(data.texts.scalar("match")[r]) >= least
             action = Lookup(8) if copies else static.action
             assert SPACE.actions[int(found.action_R[r])] == action
             assert found.seconds_R[r] == seconds_RA[r, SPACE.index(action)]  # neither a decision nor a pass
@@ -325,7 +325,7 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static
     """It copies where the text repeats itself, as far as it does; by far the fastest here, of all rules and trees."""
 
     def speed(least: int, length: int, tree: Action) -> float:
-        copies_R = (data.texts.scalars_RF[:, MATCH_AT] >= least) & ~data.texts.unknown_R
+        copies_R = (data.texts.scalar("match") >= least) & ~data.texts.unknown_R
         return replayed(data, torch.where(copies_R, SPACE.index(Lookup(length)), SPACE.index(tree))).speed
 
     mode = tune_lookup_rule(data, static)
@@ -367,6 +367,6 @@ def test_where_it_is_easy_longer_trees_are_best() -> None:
     assert float(efficiency_RA[0, SPACE.index(SPACE.chain(16))]) == pytest.approx((1 - EASY**17) / (1 - EASY))
     assert float(efficiency_RA[1, SPACE.index(Action(3, 0, 1))]) == pytest.approx(2 - (1 - HARD) ** 3)
     repeating = texts(repeats=0.1)
-    match_R = repeating.scalars_RF[~repeating.unknown_R, MATCH_AT]
+    match_R = repeating.scalars_RF[~repeating.unknown_R, PAIR.index("match")]
     assert torch.equal(match_R >= REPEATED, repeating.foretold_R[~repeating.unknown_R] == FORETOLD)
     assert 0.05 < float((match_R >= REPEATED).float().mean()) < 0.15

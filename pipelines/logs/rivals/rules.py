@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from selector.jit import jit
-from selector.schema import LOG
 from selector.train.data import Timed
 from selector.train.replay import Replayed, replay
 
@@ -74,7 +73,7 @@ class RivalTexts:
     @remembered
     def scalar(self, name: str) -> Tensor:
         """One scalar of `schema.LOG` at every root, [R]."""
-        return self.timed.texts.scalars_RF[:, LOG.names.index(name)].contiguous()
+        return self.timed.texts.scalar(name).contiguous()
 
     def copy(self, length: int) -> int:
         """The action that copies `length` tokens, or as many as possible. Action k is the chain of k tokens."""
