@@ -61,5 +61,6 @@ def timed(seed: int = 0, certain: bool = True, depth: int = DEPTH, texts: int = 
         foretold_R=foretold_R.to(torch.uint8),
         hidden_R=torch.full((R,), -1),
         from_the_start=True,
+        schema=LOG,
     )
     return Timed(data, "naive", CLOCK, ActionSpace.chains(depth, LONGEST))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_gen.features.root import TextKnowledge
+from data_gen.features.recorded import row_numbers, scalars_along
 from data_gen.models.pair import ModelRows
 from data_gen.models.sampling import Sampling
 from pipelines.train.golden import ROOTS, golden
@@ -51,9 +51,8 @@ def test_features_and_decisions_are_those_of_other_code(tmp_path: Path, level: s
             ModelRows(own.probabilities(torch.tensor(found[name])), torch.tensor(found[name]), torch.zeros(41, 1))
             for own, name in ((sampling, "target_logits"), (sampling.draft, "draft_logits"))
         ]
-        knowledge = TextKnowledge(tokens, start, sampling)
-        knowledge.add(*rows)
-        scalars_RF = knowledge.scalars(len(found["tokens"]) + 1)
+        numbers = {name: np.array(values) for name, values in row_numbers(*rows, found["tokens"]).items()}
+        scalars_RF = scalars_along(tokens, start, sampling, numbers)
         for root in setting["roots"]:
             expected_F = scalars_RF[root["committed"]]
             np.testing.assert_allclose(root["scalars"], expected_F, rtol=1e-5, atol=1e-6)

@@ -59,6 +59,7 @@ def texts(count: int = 9, roots: int = 30, seed: int = 0) -> Texts:
         foretold_R=foretold_R.to(torch.uint8),
         hidden_R=torch.full((R,), -1),
         from_the_start=True,
+        schema=LOG,
     )
 
 
