@@ -227,10 +227,10 @@ def watched(items: Collection[T], words: str) -> Iterator[T]:
 def table(rows: Sequence[Mapping[str, str]], title: str, caption: str | None = None) -> Table:
     """Rows of equal keys as a table of the terminal; columns of numbers are aligned at the right, and are folded only
     where the terminal is too narrow for them."""
-    found = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    found = Table(title=f"\n{title}", caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     found.title_justify = found.caption_justify = "left"
     numeric = {name: is_numeric(row[name] for row in rows) for name in rows[0]}
-    width = 2  # the least that the table takes, with all numbers in one piece
+    width = 0  # the least that the table takes, with all numbers in one piece
     for name in rows[0]:
         cells = "\n".join([name, *(row[name] for row in rows)])
         width += 2 + max(map(len, cells.splitlines() if numeric[name] else cells.split()))

@@ -230,7 +230,7 @@ def test_the_tables_say_what_was_decoded_and_what_was_replayed() -> None:
             patched.setattr(f"pipelines.evaluate.{module}.console", console)
         show("a pair on a machine", result)
     text = captured.get()
-    assert text.startswith("a pair on a machine") and "…" not in text
+    assert text.strip().startswith("a pair on a machine") and "…" not in text
     assert "2.50 [2.50, 2.50]" in text and "2.50 ±0.02" in text
     assert "T=0.2: On the validation texts neither the network nor the lookup rule" in text
     assert "Decisions take 1.00% of the time" in text
