@@ -51,7 +51,7 @@ def test_modules_that_are_run_exist(line: str) -> None:
     _, _, module, *arguments = (word for word in shlex.split(line) if not word.startswith("--"))
     assert module == "pytest" or (ROOT / module.replace(".", "/")).with_suffix(".py").exists()
     paths, overrides = ([each for each in arguments if ("=" in each) == kind] for kind in (False, True))
-    assert all((ROOT / path).exists() for path in paths)
+    assert all((ROOT / path).exists() for path in paths if "/" in path)
     if overrides:
         load_config(ROOT / paths[0], overrides)
 
