@@ -46,7 +46,7 @@ export: $(INSTALLED) ## package the selector for an engine
 report: $(INSTALLED) ## write runs/<name>/report.html
 	$(ESPALIER) report --config $(CONFIG) $(ARGS)
 
-quick: $(INSTALLED) ## two minutes, no training: does speculation pay for this pair here, and does a selector?
+quick: $(INSTALLED) ## two minutes, needs no other stage: does speculation pay for this pair here? (CONFIG=mine.yaml)
 	$(ESPALIER) quick --config $(CONFIG) $(ARGS)
 
 logs: $(INSTALLED) ## from an engine's logs to a selector, without a model (FILES="a.jsonl b.jsonl --timings times.csv")

@@ -30,7 +30,6 @@ from selector.latency import Correction, LatencyProfile, Table, correction_count
 T = TypeVar("T")
 ROWS = 16  # of probabilities that are filtered at once
 DRAFT_PASSES = 4  # timed in a row
-DEPTHS, BRANCHES = (1, 4, 8, 16), (1, 2, 4)  # of the trees whose verification is timed
 TOGETHER = 24  # decodings of a prompt that take turns, each with its own caches
 
 
@@ -48,12 +47,15 @@ def device_name(device: str, dtype: str, threads: int | None = None) -> str:
 
 
 class Grid(NamedTuple):
-    """Context lengths, draft pass widths and tree sizes; the time of each cell is the `usual` one of `repeats` runs."""
+    """Context lengths, draft pass widths and tree sizes, and the depths and branches of trees whose verification is
+    timed; the time of each cell is the `usual` one of `repeats` runs."""
 
     lengths: Sequence[int]
     widths: Sequence[int]
     nodes: Sequence[int]
     repeats: int
+    depths: Sequence[int] = (1, 4, 8, 16)
+    branches: Sequence[int] = (1, 2, 4)
 
 
 def usual(seconds: Sequence[float]) -> float:
@@ -84,9 +86,9 @@ def measure(
     for _ in range(grid.repeats):
         for key, cell in cells.items():
             cell.before()
-            start = _now(pair)
+            start = now(pair)
             cell.work()
-            seconds[key].append((_now(pair) - start) / cell.passes)
+            seconds[key].append((now(pair) - start) / cell.passes)
         tick()
     found = {key: usual(values) for key, values in seconds.items()}
 
@@ -98,15 +100,15 @@ def measure(
         pair=pair.fingerprint,
         draft=table("draft", grid.lengths, grid.widths),
         target=table("target", grid.lengths, grid.nodes),
-        verify={name: table(name, DEPTHS, BRANCHES) for name in verifiers},
+        verify={name: table(name, grid.depths, grid.branches) for name in verifiers},
         decide={},
-        copied=table(COPIED.name, DEPTHS, BRANCHES[:1]),
+        copied=table(COPIED.name, grid.depths, grid.branches[:1]),
         nucleus=max(0.0, (found["nucleus", 0, 1] - found["nucleus", 0, 0]) / ROWS),
         step=0.0,
     )
 
 
-def _now(pair: ModelPair) -> float:
+def now(pair: ModelPair) -> float:
     if pair.device.type == "cuda":
         torch.cuda.synchronize(pair.device)
     return time.perf_counter()
@@ -140,8 +142,8 @@ def _cells(pair: ModelPair, grid: Grid, verifiers: Sequence[str]) -> Iterator[tu
     for filtered, sampling in enumerate((Sampling(), Sampling(1.0, 0.9))):
         yield ("nucleus", 0, filtered), _Cell(one_target_pass, partial(sampling.probabilities, logits_NV))
     for name in dict.fromkeys((*verifiers, COPIED.name)):
-        for depth in DEPTHS:
-            for count in BRANCHES:
+        for depth in grid.depths:
+            for count in grid.branches:
                 work = _verification(name, pair, branches(count, depth), generator)
                 yield (name, depth, count), _Cell(one_target_pass, work)
 

@@ -166,6 +166,11 @@ def hidden_width(name: str, role: str) -> int:
     return int(_load(AutoConfig, name, role).get_text_config().hidden_size)
 
 
+def model_positions(name: str, role: str) -> int:
+    """As `positions`, from a model's config alone."""
+    return positions(_load(AutoConfig, name, role), name)
+
+
 def positions(config: Any, name: str) -> int:
     """The longest context of a model in tokens; InputError where its config does not say it."""
     found = getattr(config.get_text_config(), "max_position_embeddings", None)

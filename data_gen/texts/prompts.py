@@ -83,7 +83,8 @@ class Form:
             kept.setdefault(tuple(self.cut(tokenizer, ids)), prompt)
         lengths, what = list(map(len, encoded)), "left out" if self.longer == "drop" else f"cut to their {self.longer}"
         longer, repeated = sum(length > self.tokens for length in lengths), sum(fitting) - len(kept)
-        said = f"{len(prompts)} texts of up to {max(lengths)} tokens; {longer} of more than {self.tokens} are {what}"
+        said = f"{len(prompts)} texts of up to {max(lengths)} tokens"
+        said += f"; {longer} of them are longer than prompts.tokens={self.tokens} and are {what}" if longer else ""
         said += f"; {repeated} with the tokens of an earlier one are left out" if repeated else ""
         return list(kept.values()), said
 

@@ -11,6 +11,8 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.prompt_sets import SETS
 from data_gen.texts.prompts import Form
 
+GIVEN_TOKENS = 1024  # `prompts.tokens` of a pair that is not embedded
+
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -79,7 +81,11 @@ class Prompts(Section):
 
     file: Path | None = Field(None, description="JSON lines with `text`, and optionally `kind` and `source`")
     sets: tuple[SetOfPrompts, ...] = Field((), description="data sets that the pair stage reads, instead of a file")
-    tokens: int = Field(48, ge=2, description="tokens of the longest prompt")
+    tokens: int = Field(
+        48,
+        ge=2,
+        description=f"tokens of the longest prompt; {GIVEN_TOKENS} unless given, where the pair is not embedded",
+    )
     longer: Literal["start", "end", "drop"] = Field(
         "start", description="the part of a longer prompt that is kept; drop: the prompt is left out"
     )

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from data_gen.text_labels.labels import labelled_verifier
 from data_gen.verification import VERIFIERS
-from pipelines.config.sections import Pair, Prompts, SamplingSetting, Section
+from pipelines.config.sections import GIVEN_TOKENS, Pair, Prompts, SamplingSetting, Section
 
 
 def _distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:
@@ -162,12 +162,10 @@ class Export(Section):
 class Quick(Section):
     """A check in minutes: whether speculation pays here, with which verifier and tree, and whether a selector does."""
 
-    texts: int = Field(
-        24,
-        ge=4,
-        description="texts under each sampling setting that trees are compared on; a selector's gain takes "
-        "three times as many",
+    minutes: float = Field(
+        2.0, gt=0, description="how long it may take, apart from training; with less time it does less, and says so"
     )
+    texts: int = Field(48, ge=4, description="most texts under each sampling setting")
 
 
 class Config(Section):
@@ -193,6 +191,18 @@ class Config(Section):
     export: Export = Export()
     logs: Logs = Logs()
     quick: Quick = Quick()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_given_pair(cls, values: Any) -> Any:
+        """Prompts of the embedded pair are short pieces of files; those of other pairs are somebody's work."""
+        own = {key: values.get(key) or {} for key in ("pair", "prompts")} if isinstance(values, dict) else {}
+        if (
+            all(isinstance(each, dict) for each in own.values())
+            and own.get("pair", {}).get("target", "embedded") != "embedded"
+        ):
+            return {**values, "prompts": {"tokens": GIVEN_TOKENS, **own["prompts"]}}
+        return values
 
     @model_validator(mode="after")
     def _labelled(self) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.traces import differences
 from data_gen.verification import get_verifier
 from pipelines.config import Config
-from pipelines.pair.loading import hidden_widths
+from pipelines.pair.loading import all_prompts, hidden_widths, tokenizer_of
 from pipelines.run import read_json, read_record, verify, watched
 from selector.actions import Action, ActionSpace, Choice
 from selector.decision import Mode
@@ -28,6 +29,7 @@ from selector.runtime.tuned import Tuned
 from selector.schema import FULL, LIGHT, InputError
 from selector.train.module import SelectorModule
 
+LENGTHS = 3  # contexts that are timed, at most
 WIDTHS, NODES = (1, 2, 4), (1, 2, 5, 9, 17, 25, 41)  # branches of a draft pass; nodes of a target pass with the root
 COMPARED = Action(1, 4, 0), Action(2, 2, 4)  # the trees with which decoders are compared
 COMPARED_STEPS = 8  # of each text and tree
@@ -61,9 +63,23 @@ def measured_elsewhere(config: Config, depends: dict[str, Any]) -> str | None:
 
 
 def context_lengths(config: Config) -> tuple[int, ...]:
-    """The contexts that are timed: a fifth, three fifths and all of the longest text. Times are linear in between."""
-    longest = config.prompts.tokens + config.data.tokens
-    return longest // 5, longest * 3 // 5, longest
+    """The contexts that are timed: `spread` over the run's prompts, as they are cut."""
+    tokenizer, form = tokenizer_of(config), config.prompts.form
+    kept, _ = form.fit(tokenizer, all_prompts(config))
+    return spread([len(form.cut(tokenizer, ids)) for ids in form.whole(tokenizer, kept)], config.data.tokens)
+
+
+def spread(prompts: Sequence[int], new: int) -> tuple[int, ...]:
+    """Context lengths, ascending: a short prompt, one of mean length half-way through its text, and the end of the
+    longest text. Times are linear in between.
+
+    Args:
+        prompts: the lengths of prompts, in tokens.
+        new: tokens of a text after its prompt.
+    """
+    ordered = sorted(prompts)
+    short, mean = max(1, ordered[len(ordered) // 10]), sum(ordered) // len(ordered) + new // 2
+    return tuple(sorted({short, max(short, mean), max(short, ordered[-1]) + new}))
 
 
 def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfile:
@@ -121,10 +137,23 @@ class _Timed:
 
 
 def decision_seconds(
-    config: Config, pair: ModelPair, profile: LatencyProfile, verifier: str, level: str, prompt: list[int]
+    config: Config,
+    pair: ModelPair,
+    profile: LatencyProfile,
+    verifier: str,
+    level: str,
+    prompt: list[int],
+    tokens: int,
+    texts: int = 3,
+    drafted: int = 6,
 ) -> float:
     """Mean time of a decision of an untrained network in real decoding, features included. It may choose chains and
-    lookups, as on most machines."""
+    lookups, as on most machines.
+
+    Args:
+        tokens: new ones of each of `texts` texts.
+        drafted: in every step.
+    """
     space = ActionSpace.with_lookups()
     widths = hidden_widths(config) if level == FULL else []
     module = SelectorModule("regressor", FULL if widths else LIGHT, widths, config.train.network).eval()
@@ -132,11 +161,11 @@ def decision_seconds(
     mode = Mode(1.0, 1.0, space.chain(4), feature_levels=(level,), speed=100.0, allowed=allowed)
     made = DeployedSelector(module, profile, [mode], verifier)
     selector = Selector(made, config_of(module, verifier, mode.action, [mode]), profile, [mode])
-    chooser = _Timed(Tuned(mode, selector), space.chain(6))
-    length = len(prompt) + config.data.tokens
+    chooser = _Timed(Tuned(mode, selector), space.chain(drafted))
+    length = len(prompt) + tokens
     decoder = decoder_for(pair, Sampling(), get_verifier(verifier), chooser, length, timed=True)
     generator = torch.Generator(device=pair.device).manual_seed(0)
-    steps = [step for _ in range(3) for step in decoder.decode(prompt, config.data.tokens, generator).steps[2:]]
+    steps = [step for _ in range(texts) for step in decoder.decode(prompt, tokens, generator).steps[2:]]
     if not steps:
         raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
     return timing.usual([step.seconds["select"] for step in steps])

@@ -21,6 +21,7 @@ from pipelines.config import Config
 from pipelines.latency import timings
 from pipelines.latency.profile import (
     COPIED_FROM,
+    LENGTHS,
     NODES,
     WIDTHS,
     context_lengths,
@@ -58,7 +59,7 @@ def plan(config: Config) -> list[str]:
         name = measured_elsewhere(config, stage_of(config).depends) if config.latency.reuse else None
         if name is not None:
             return [f"copy the profile of the run {name}: same pair, machine and settings"]
-    cells = len(context_lengths(config)) * (len(WIDTHS) + len(NODES))
+    cells = LENGTHS * (len(WIDTHS) + len(NODES))
     return [f"{cells} pass sizes and {len(config.verifiers)} verifiers, {config.latency.repeats} times each"]
 
 
@@ -89,7 +90,7 @@ def run(config: Config) -> None:
         pair.decoder = faster_decoder(config, pair, prompts)
         profile = replace(profile, decide=dict.fromkeys(FEATURES, 0.0), decoder=pair.decoder)
         decide = {
-            level: decision_seconds(config, pair, profile, config.train.verifier, level, prompts[0])
+            level: decision_seconds(config, pair, profile, config.train.verifier, level, prompts[0], config.data.tokens)
             for level in watched(FEATURES, "timing decisions")
         }
         profile = replace(profile, decide=decide, labelling=labelling_seconds(config, pair, texts))

@@ -11,10 +11,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import io
+import sys
 import sysconfig
 import tokenize
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 KINDS = ("code", "prose", "tests", "data")
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__"}
@@ -51,6 +53,12 @@ def stdlib_files() -> list[SourceFile]:
             share = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32
             files.append(SourceFile(name, kind_of(name, text), text, digest, share < HELD_OUT))
     return files
+
+
+def described(files: list[SourceFile]) -> dict[str, Any]:
+    """What tells these files from those of another Python."""
+    digest = hashlib.sha256("".join(file.path + file.sha256 for file in files).encode()).hexdigest()[:16]
+    return {"files": len(files), "python": sys.version.split()[0], "sha256": digest}
 
 
 def kind_of(name: str, text: str) -> str:

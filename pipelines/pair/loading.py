@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from data_gen.models.checkpoints import hidden_width, load_tokenizer
-from data_gen.models.pair import ROLES, ModelPair
+from data_gen.models.checkpoints import hidden_width, load_tokenizer, model_positions
+from data_gen.models.pair import ROLES, ModelPair, check_device
 from data_gen.models.self_check import check_model
+from data_gen.models.vocabulary import check_same_vocabulary
 from data_gen.texts.labelled import BEYOND, DEPTH, Recipe
 from data_gen.texts.prompts import Prompt, read_prompts, split_of, take_evenly
 from pipelines.config import Config
@@ -52,12 +53,7 @@ def load_pair(config: Config, shapes: bool = False) -> ModelPair:
     if own.threads:
         torch.set_num_threads(own.threads)
     pair = ModelPair.load(*pair_names(config), own.device, own.dtype, own.device_map, shapes, checksums=checksums)
-    needed = config.prompts.tokens + config.data.tokens + BEYOND + DEPTH
-    if needed > pair.max_positions:
-        raise InputError(
-            f"prompts.tokens and data.tokens ask for up to {needed} positions; the pair has {pair.max_positions}"
-        )
-    check_models(pair, needed)
+    check_models(pair, _check_positions(config, pair.max_positions))
     return pair
 
 
@@ -74,6 +70,28 @@ def known_fingerprint(config: Config) -> str:
             if key in (recorded := read_record(config, stage)["depends"]) and isinstance(recorded[key], str):
                 return str(recorded[key])
     raise InputError(f"{config.folder}: run the latency stage first")
+
+
+def _check_positions(config: Config, have: int) -> int:
+    """The positions that the config's longest text needs; InputError where a pair has fewer."""
+    needed = config.prompts.tokens + config.data.tokens + BEYOND + DEPTH
+    if needed > have:
+        most = have - needed + config.prompts.tokens
+        raise InputError(
+            f"prompts.tokens={config.prompts.tokens} and data.tokens={config.data.tokens} ask for up to {needed} "
+            f"positions; the pair has {have}" + (f": set prompts.tokens={most}" if most >= 2 else "")
+        )
+    return needed
+
+
+def check_before_loading(config: Config) -> None:
+    """Check a given pair as far as that needs no weights: its device, tokenizers and positions; InputError as
+    `load_pair`."""
+    names = pair_names(config)
+    check_device(config.pair.device)
+    target, draft = map(load_tokenizer, names, ROLES)
+    check_same_vocabulary(target, draft, names)
+    _check_positions(config, min(map(model_positions, names, ROLES)))
 
 
 def check_models(pair: ModelPair, longest: int) -> None:

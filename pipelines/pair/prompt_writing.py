@@ -21,19 +21,27 @@ from selector.train.data import SPLITS
 PROMPT_CHARACTERS = 1200  # more than `prompts.tokens` usually need
 
 
-def write(config: Config, tokenizer: Any, files: list[corpus.SourceFile], source: dict[str, Any]) -> None:
-    """Write the run's prompts, and say how many are cut or left out; `source` is what `files` depend on.
+def write(config: Config, tokenizer: Any) -> list[Prompt]:
+    """Write the run's prompts, unless the user's file holds them, and say how many are cut or left out.
+
+    Returns:
+        those that are kept, of all splits.
 
     Raises:
-        InputError: a data set cannot be read or has too few prompts, or a split has none.
+        InputError: a data set cannot be read or has too few prompts, or the file cannot be read.
     """
     path = config.folder / "pair" / "prompts.jsonl"
     if config.prompts.sets:
         _write_prompts_of_sets(config, tokenizer, path)
     elif config.prompts.file is None:
-        _write_held_out_prompts(config, tokenizer, files, path, source)
+        _write_held_out_prompts(config, tokenizer, path)
     kept, said = config.prompts.form.fit(tokenizer, all_prompts(config))
     Stage("prompts", config, {}, ()).say(said)
+    return kept
+
+
+def check_splits(config: Config, kept: list[Prompt]) -> None:
+    """InputError if a split has no prompts."""
     splits = {split_of(prompt, config.prompts.validation, config.prompts.test) for prompt in kept}
     for split in SPLITS:
         if split not in splits:
@@ -92,12 +100,11 @@ def _write_prompts_of_sets(config: Config, tokenizer: Any, path: Path) -> None:
     _replace(stage, path, list(prompts.values()))
 
 
-def _write_held_out_prompts(
-    config: Config, tokenizer: Any, files: list[corpus.SourceFile], path: Path, source: dict[str, Any]
-) -> None:
+def _write_held_out_prompts(config: Config, tokenizer: Any, path: Path) -> None:
     """Write prompts of all kinds from the library, or of all workloads for which a pair was trained."""
     number, tokens, embedded = config.prompts.per_source, config.prompts.tokens, config.pair.embedded
-    inputs = {"corpus": source, "per_source": number, "held_out": corpus.HELD_OUT}
+    files = corpus.stdlib_files()
+    inputs = {"corpus": corpus.described(files), "per_source": number, "held_out": corpus.HELD_OUT}
     workloads = config.pair.target == "embedded" and embedded.documents > 0
     if workloads:
         inputs |= {"tokens": tokens, "tokenizer": sha256(path.parent / "models" / "target" / "tokenizer.json")}

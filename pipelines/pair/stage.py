@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +41,7 @@ def layers_of(config: Config) -> dict[str, int]:
 
 def stage_of(config: Config) -> Stage | None:
     """The stage with what it depends on; None for a pair that is given, and checked at every call."""
-    return _embedded(config, _source(corpus.stdlib_files())) if config.pair.target == "embedded" else None
+    return _embedded(config, corpus.described(corpus.stdlib_files())) if config.pair.target == "embedded" else None
 
 
 def _embedded(config: Config, source: dict[str, Any]) -> Stage:
@@ -52,18 +50,17 @@ def _embedded(config: Config, source: dict[str, Any]) -> Stage:
     return Stage("pair", config, {**depends(config), "corpus": source}, outputs, costly=True)
 
 
-def _source(files: list[corpus.SourceFile]) -> dict[str, Any]:
-    """What the corpus of the embedded pair depends on."""
-    digest = hashlib.sha256("".join(file.path + file.sha256 for file in files).encode()).hexdigest()[:16]
-    return {"files": len(files), "python": sys.version.split()[0], "sha256": digest}
-
-
 def run(config: Config) -> None:
+    make_ready(config)
+    prompt_writing.check_splits(config, prompt_writing.write(config, tokenizer_of(config)))
+
+
+def make_ready(config: Config) -> None:
+    """Train the embedded pair unless it is trained, or check that a given one loads."""
     folder = config.folder / "pair"
-    files = corpus.stdlib_files()
-    source = _source(files)
     if config.pair.target == "embedded":
-        stage = _embedded(config, source)
+        files = corpus.stdlib_files()
+        stage = _embedded(config, corpus.described(files))
         if stage.begin():
             with mlflow_run(config, "pair", SECTIONS) as mlflow:
                 train_embedded(config, files, folder, mlflow)
@@ -74,7 +71,6 @@ def run(config: Config) -> None:
         random = "; without weights, which are random: only times can be measured" if pair.has_random_weights else ""
         stage.say(f"{config.pair.target} and {config.pair.draft} load and share their vocabulary{random}")
         stage.finish()
-    prompt_writing.write(config, tokenizer_of(config), files, source)
 
 
 def _encoded(config: Config, files: list[corpus.SourceFile], kept: Path) -> Corpus:

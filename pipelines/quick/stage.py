@@ -1,244 +1,217 @@
 """Stage `quick`: whether speculation pays on this machine, with which verifier and tree, and whether a selector does.
 
-It measures a coarser latency profile than the latency stage, and labels some texts that the target writes, under each
-sampling setting. Replay gives the speeds of trees and of copies of earlier text, and the gain of a quick model over the
-best of them.
+It needs no other stage. It measures a coarser latency profile than the latency stage, and labels some texts that the
+target writes, under each sampling setting. Replay gives the speeds of trees and of copies of earlier text, and the gain
+of a quick model over the best of them. It does as much as there is time for, and says what it leaves out.
 """
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.table import Column, Table
 
-from data_gen import timing
 from data_gen.models.checkpoints import is_shape
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.labelled import Work, make_shard
-from data_gen.texts.prompts import Prompt, split_of, take_evenly
+from data_gen.texts.prompt_sets import read_set
+from data_gen.texts.prompts import Prompt, read_prompts, split_of, take_evenly
 from data_gen.texts.recorded import texts_of
-from data_gen.verification import VERIFIERS
 from pipelines.config import Config
-from pipelines.latency.profile import NODES, WIDTHS, decision_seconds
-from pipelines.latency.stage import FITTED, REAL_STEPS
-from pipelines.pair.loading import (
-    all_prompts,
-    depends,
-    encode,
-    load_pair,
-    pair_names,
-    prompts_path,
-    recipe,
-    tokenizer_of,
-)
-from pipelines.quick.candidates import Candidate, best_of, candidates, halves
-from pipelines.run import Stage, console, progress, require, write_json
+from pipelines.pair import prompt_writing
+from pipelines.pair.loading import check_before_loading, load_pair, pair_names, prompts_path, recipe, tokenizer_of
+from pipelines.pair.stage import make_ready
+from pipelines.quick import machine
+from pipelines.quick.answers import Answer
+from pipelines.quick.candidates import best_of, candidates, halves
+from pipelines.quick.page import page
+from pipelines.quick.sizes import ANSWER, UNLABELLED, Prices, Sizes, fitting
+from pipelines.run import Stage, console, progress, record_path, write_json
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.judging import potential_table
-from selector.actions import EMPTY, Action, ActionSpace, choice_of
+from selector.files import atomically
 from selector.latency import LatencyProfile
-from selector.schema import EARLY, LIGHT, InputError
-from selector.train.data import Setting, Timed
-from selector.train.potential import Potential, potential
+from selector.schema import InputError
+from selector.train.data import Timed
+from selector.train.potential import potential
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "quick")
 
-SPLIT = "validation"
-REPEATS = 4
-STEP_PROMPTS = 2  # on which real decoding steps are timed
-SELECTOR_TEXTS = 3  # times as many texts as for the trees, for a model is fitted on half of them
-ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)  # assumed where the pair has no weights
-LEVELS = EARLY, LIGHT
+SPLIT = "validation"  # of which its texts are; prompts for `evaluate` are not touched
+SOURCES = 4  # two to choose on, and two to judge on
+ELSEWHERE = 12.0  # seconds for the imports before, and the tables and the record after
 PLAIN_NAMES = str.maketrans({"=": " ", ",": ""})
-UNLABELLED, SLOW = ("khisti", "greedy_block"), ("priority", "lifted_priority")  # their labels take most of the time
-LABELLED = tuple(name for name in VERIFIERS if name not in (*UNLABELLED, *SLOW))
 
 
 def plan(config: Config) -> list[str]:
     return [
-        f"{SELECTOR_TEXTS * config.quick.texts} texts of {config.data.tokens} tokens under each of "
-        f"{len(config.sampling)} sampling settings, {len(LABELLED)} verifiers; write {config.folder / 'quick.json'}"
+        f"up to {config.quick.texts} texts of up to {config.data.tokens} tokens under each of {len(config.sampling)} "
+        f"sampling settings, in {config.quick.minutes:g} minutes; write {config.folder / 'quick.json'}"
     ]
 
 
 def run(config: Config) -> None:
-    """Print the candidates and the verdict, and write them to `quick.json`; for a pair without weights, print the table
-    of `assumed`."""
-    output, shapes = config.folder / "quick.json", any(map(is_shape, pair_names(config)))
+    """Print the candidates and the verdict, and write them to `quick.json` and `quick.html`; for a pair without
+    weights, print the table of `assumed`."""
+    shapes = any(map(is_shape, pair_names(config)))
     prompts = [] if shapes else _prompts(config)
+    start = time.perf_counter()
     pair = load_pair(config, shapes=True)
-    with mlflow_run(config, "quick", SECTIONS) as mlflow, progress() as bar:
-        texts = min(len(prompts), SELECTOR_TEXTS * config.quick.texts)
-        total = REPEATS + (0 if shapes else len(config.sampling) * texts)
-        task = bar.add_task("timing" if shapes else "timing and labelling", total=total, note="")
-        profile = _profile(config, pair, lambda: bar.advance(task))
+    with mlflow_run(config, "quick", SECTIONS) as mlflow:
         if shapes:
-            console.print(assumed(profile, LABELLED[0]))
+            console.print(_without_weights(config, pair))
             return
-        stage = Stage("quick", config, {"pair": pair.fingerprint}, (output,))
-        profile = _with_steps(
-            config, pair, profile, [encode(config, pair, prompt) for prompt in prompts[:STEP_PROMPTS]]
-        )
-        found = []
-        for setting in config.sampling:
-            label = _Labeller(config, pair, setting.build(), lambda count: bar.advance(task, count))
-            found.append(_answer(config, label, prompts, profile))
-            for each in found[-1].candidates:
-                name = f"speed over plain decoding/{setting.build()}/{each.verifier}"
-                mlflow.log_metric(name.translate(PLAIN_NAMES), each.judged.ratio.value)
+        with console.status("measuring a few passes and labels"):
+            prices = Prices.measured(pair, config.data.tokens)
+        outputs = config.folder / "quick.json", config.folder / "quick.html"
+        stage = Stage("quick", config, {"pair": pair.fingerprint}, outputs)
+        lengths = [len(ids) for ids in config.prompts.form.whole(pair.tokenizer, prompts)]
+        lengths = [min(length, config.prompts.tokens) for length in lengths]
+        left = 60 * config.quick.minutes - (time.perf_counter() - start) - ELSEWHERE
+        sizes = fitting(config, prices, lengths, left)
+        left_out = sizes.left_out(config, prices, lengths)
+        _say(stage, config, prices, sizes, left_out)
+        work = _Work(config, pair, prices, sizes, _order(config, pair, sizes, prompts), lengths)
+        profile, answers = work.done()
         stage.replace()
-        rows = [answer.row(setting.build()) for answer, setting in zip(found, config.sampling, strict=True)]
-        write_json(output, {"device": profile.device, "pair": pair.fingerprint, "settings": rows})
-        mlflow.log_artifact(str(output))
-        describe(mlflow, "\n".join(answer.verdict() for answer in found))
-    for answer in found:
-        console.print(answer.table(profile.device))
-    console.print(potential_table({answer.setting: answer.potential for answer in found}))
-    for answer in found:
+        for answer in answers:
+            for each in answer.candidates:
+                name = f"speed over plain decoding/{answer.sampling}/{each.verifier}"
+                mlflow.log_metric(name.translate(PLAIN_NAMES), each.judged.ratio.value)
+        found = {"device": profile.device, "pair": pair.fingerprint, "sizes": asdict(sizes), "left_out": left_out}
+        write_json(outputs[0], {**found, "settings": [answer.to_json() for answer in answers]})
+        with atomically(outputs[1]) as partial:
+            partial.write_text(page(config.name, profile.device, answers, left_out), encoding="utf-8")
+        for path in outputs:
+            mlflow.log_artifact(str(path))
+        describe(mlflow, "\n".join(answer.verdict() for answer in answers))
+    for answer in answers:
+        console.print(answer.table())
+    console.print(potential_table({answer.candidates[0].mode.setting: answer.potential for answer in answers}))
+    for answer in answers:
         stage.say(answer.verdict())
+    stage.say(f"{outputs[1].resolve()}")
     stage.finish()
 
 
 def _prompts(config: Config) -> list[Prompt]:
-    """The prompts of the split, read and checked before anything is loaded or timed; says how many are cut."""
+    """The prompts, made if need be, and all that can be checked before weights are loaded. An embedded pair that is not
+    trained yet is trained, for there is no tokenizer without it."""
+    if config.prompts.file is not None:
+        _usable(config, read_prompts(config.prompts.file))
     if config.pair.target == "embedded":
-        require(config, "pair", depends(config))
+        if not record_path(config, "pair").exists():
+            for own in config.prompts.sets:
+                read_set(own.name, own.file)
+            Stage("quick", config, {}, ()).say("the embedded pair is not trained yet, which is done first")
+        make_ready(config)
+    else:
+        check_before_loading(config)
+    return _in_turns(_usable(config, prompt_writing.write(config, tokenizer_of(config))))
+
+
+def _usable(config: Config, prompts: list[Prompt]) -> list[Prompt]:
+    """The prompts that are not held out for `evaluate`; InputError where they have too few sources."""
     shares = config.prompts.validation, config.prompts.test
-    prompts = [prompt for prompt in all_prompts(config) if split_of(prompt, *shares) == SPLIT]
-    if len({prompt.source for prompt in prompts}) < 4:
-        raise InputError(f"{prompts_path(config)}: fewer than four sources for {SPLIT}; splits go by `source`")
-    kept, said = config.prompts.form.fit(tokenizer_of(config), prompts)
-    console.print(f"[bold]quick[/]: {said} (prompts.tokens)", soft_wrap=True)
-    if len({prompt.source for prompt in kept}) < 4:
-        raise InputError(f"prompts.tokens: fewer than four sources of {SPLIT} prompts are left")
-    return take_evenly(kept)
+    prompts = [prompt for prompt in prompts if split_of(prompt, *shares) != "test"]
+    sources = len({prompt.source for prompt in prompts})
+    if sources < SOURCES:
+        few = f"prompts of {SOURCES} sources are needed that are not held out for evaluate; there are {sources}"
+        raise InputError(f"{prompts_path(config)}: {few}")
+    return prompts
+
+
+def _in_turns(prompts: list[Prompt]) -> list[Prompt]:
+    """All prompts, evenly by kind, and one of each source before a second one of any."""
+    seen: Counter[str] = Counter()
+    turns: list[tuple[int, Prompt]] = []
+    for prompt in take_evenly(prompts):
+        turns.append((seen[prompt.source], prompt))
+        seen[prompt.source] += 1
+    return [prompt for _, prompt in sorted(turns, key=lambda turn: turn[0])]
+
+
+def _order(config: Config, pair: ModelPair, sizes: Sizes, prompts: list[Prompt]) -> list[Prompt]:
+    """The prompts of the texts: in a chat template long ones are left out."""
+    kept, _ = replace(config.prompts.form, tokens=sizes.prompt).fit(pair.tokenizer, prompts)
+    return _in_turns(kept)[: sizes.texts]
+
+
+def _say(stage: Stage, config: Config, prices: Prices, sizes: Sizes, left_out: Sequence[str]) -> None:
+    settings = f" under each of {len(config.sampling)} sampling settings" if len(config.sampling) > 1 else ""
+    stage.say(
+        f"a pass of the target takes {1e3 * prices.target:.1f} ms, of the draft {1e3 * prices.draft:.1f} ms; "
+        f"{sizes.texts} texts of {sizes.tokens} tokens{settings} and {len(sizes.verifiers)} verifiers take about "
+        f"{sizes.seconds:.0f} s more"
+    )
+    for each in left_out:
+        stage.say(f"[bold]left out[/], to stay within quick.minutes={config.quick.minutes:g}: {each}")
+    stage.say(f"{' and '.join(UNLABELLED)} have no labels along a text, and are not compared")
+
+
+def _without_weights(config: Config, pair: ModelPair) -> object:
+    sizes, length = Sizes(0, config.data.tokens, 0), config.prompts.tokens + config.data.tokens // 2
+    with progress() as bar:
+        task = bar.add_task("timing passes", total=sizes.repeats, note="")
+        return machine.assumed(machine.passes(config, pair, sizes, length, lambda: bar.advance(task)))
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What was found under one sampling setting."""
-
-    texts: int
-    candidates: list[Candidate]
-    potential: Potential
-
-    @property
-    def setting(self) -> Setting:
-        return self.candidates[0].mode.setting
-
-    @property
-    def best(self) -> Candidate:
-        return best_of(self.candidates)
-
-    def verdict(self) -> str:
-        best, ratio = self.best, self.best.judged.ratio
-        said = f"{Sampling(*self.setting)}: speculation"
-        if best.is_plain or ratio.value <= 1:
-            return f"{said} does not pay here: decode without a draft"
-        how = f"{ratio.value:.2f} ±{ratio.error:.2f} times plain decoding with {best.verifier}, {best}"
-        return f"{said} {'pays' if best.judged.pays else 'may pay'}: {how}"
-
-    def table(self, device: str) -> Table:
-        numbers = (Column(name, justify="right") for name in ("block eff.", "predicted x autoregressive"))
-        title = f"{Sampling(*self.setting)}, {device}; {self.texts} texts"
-        table = Table("verifier", "tree or copy", *numbers, title=title, title_justify="left")
-        for each in self.candidates:
-            ratio = each.judged.ratio
-            table.add_row(each.verifier, str(each), f"{each.efficiency:.2f}", f"{ratio.value:.2f} ±{ratio.error:.2f}")
-        return table
-
-    def row(self, sampling: Sampling) -> dict[str, Any]:
-        """For `quick.json`; ratios are to plain decoding, but the gain of a selector is to the best tree or rule."""
-        rows = [
-            {
-                "verifier": each.verifier,
-                "choice": str(each),
-                "copies": each.mode.rule is not None,
-                "block_efficiency": each.efficiency,
-                **asdict(each.judged.ratio),
-            }
-            for each in self.candidates
-        ]
-        promise = rows[self.candidates.index(self.best)]
-        selector = asdict(self.potential.gain)
-        return {**asdict(sampling), "texts": self.texts, "promise": promise, "selector": selector, "candidates": rows}
-
-
-@dataclass(frozen=True)
-class _Labeller:
-    """Writes and labels texts under one sampling setting; `tick` gets the number of texts that are done."""
+class _Work:
+    """What takes long. The progress bar counts the seconds that it is expected to take."""
 
     config: Config
     pair: ModelPair
-    sampling: Sampling
-    tick: Callable[[int], None]
+    prices: Prices
+    sizes: Sizes
+    prompts: list[Prompt]
+    lengths: list[int]
 
-    def table(self, prompts: Sequence[Prompt], verifiers: tuple[str, ...]) -> pa.Table:
-        own = replace(recipe(self.config), verifiers=verifiers, hidden=False)
+    def done(self) -> tuple[LatencyProfile, list[Answer]]:
+        """This machine's profile, and the answers for all sampling settings."""
+        config, sizes, prices, answers = self.config, self.sizes, self.prices, []
+        form = replace(config.prompts.form, tokens=sizes.prompt)
+        encoded = [form.encode(self.pair.tokenizer, prompt) for prompt in self.prompts]
+        length = sum(map(len, encoded)) // len(encoded) + sizes.tokens // 2
+        with progress() as bar:
+            task = bar.add_task("timing passes", total=round(sizes.seconds), note="")
+            a_round = prices.passes(len(sizes.verifiers))
+            profile = machine.passes(config, self.pair, sizes, length, lambda: bar.advance(task, a_round))
+            bar.update(task, description="timing decoding steps")
+            profile = machine.with_steps(config, self.pair, profile, sizes, encoded)
+            bar.advance(task, prices.steps(sizes.count, sizes.prompt) + prices.decisions(sizes.prompt))
+            a_text = prices.texts(sizes, self.lengths, config.data.texts_per_shard) / sizes.texts
+            for setting in config.sampling:
+                sampling = setting.build()
+                bar.update(task, description="writing and labelling texts", note=str(sampling))
+                table = self._labelled(sampling, lambda count: bar.advance(task, a_text * count))
+                bar.update(task, description="replaying texts")
+                answers.append(self._answer(sampling, table, profile))
+                bar.advance(task, ANSWER)
+            bar.update(task, completed=round(sizes.seconds), note="")
+        return profile, answers
+
+    def _labelled(self, sampling: Sampling, tick: Callable[[int], None]) -> pa.Table:
+        """Texts that can be labelled; `tick` gets the number of texts that are done."""
+        form = replace(self.config.prompts.form, tokens=self.sizes.prompt)
+        own = replace(recipe(self.config), verifiers=self.sizes.verifiers, form=form, tokens=self.sizes.tokens)
         tables, size = [], self.config.data.texts_per_shard
-        for begin in range(0, len(prompts), size):
-            part = tuple((prompt, 0) for prompt in prompts[begin : begin + size])
-            tables.append(make_shard(self.pair, own, Work(SPLIT, self.sampling, part)).table)
-            self.tick(len(part))
+        for begin in range(0, len(self.prompts), size):
+            part = tuple((prompt, 0) for prompt in self.prompts[begin : begin + size])
+            work = Work(SPLIT, sampling, part)
+            tables.append(make_shard(self.pair, replace(own, hidden=False), work).table)
+            tick(len(part))
         table = pa.concat_tables(tables)
         return table.filter(pc.greater(table["roots"], 0))
 
-
-def _answer(config: Config, label: _Labeller, prompts: Sequence[Prompt], profile: LatencyProfile) -> Answer:
-    """The candidates on the first texts; the selector's gain on these and more, with the best candidate's verifier."""
-    count = config.quick.texts
-    table = label.table(prompts[:count], LABELLED)
-    found = candidates(texts_of(table, LABELLED), profile, LABELLED)
-    verifier = best_of(found).verifier
-    if more := prompts[count : SELECTOR_TEXTS * count]:
-        others = label.table(more, (verifier,))
-        table = pa.concat_tables([table.select(others.column_names), others])
-    both = (Timed(half, verifier, profile) for half in halves(texts_of(table, (verifier,))))
-    return Answer(min(count, len(prompts)), found, potential(*both))
-
-
-def _profile(config: Config, pair: ModelPair, tick: Callable[[], None]) -> LatencyProfile:
-    """A coarse profile at a single context length, half-way through the texts."""
-    name = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
-    grid = timing.Grid((config.prompts.tokens + config.data.tokens // 2,), WIDTHS, NODES, REPEATS)
-    return timing.measure(pair, grid, LABELLED, name, tick)
-
-
-def _with_steps(config: Config, pair: ModelPair, profile: LatencyProfile, prompts: list[list[int]]) -> LatencyProfile:
-    """The profile with the time of decisions, and corrected by real decoding steps with one verifier; the corrections
-    hardly depend on it."""
-    verifier, actions = LABELLED[-1], list(map(choice_of, FITTED))
-    steps = timing.real_steps(pair, (verifier,), actions, prompts, REAL_STEPS, config.data.tokens)
-    if any((verifier, action) not in steps for action in actions if isinstance(action, Action)):
-        raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
-    profile = timing.fitted(profile, steps)
-    profile = replace(profile, corrections=dict.fromkeys(LABELLED, profile.corrections[verifier]))
-    profile = replace(profile, decide=dict.fromkeys(LEVELS, 0.0))
-    times = {each: decision_seconds(config, pair, profile, verifier, each, prompts[0]) for each in LEVELS}
-    return replace(profile, decide=times)
-
-
-def assumed(profile: LatencyProfile, verifier: str) -> Table:
-    """For some acceptance probabilities the chain with the most tokens per second, and its speed over plain decoding.
-
-    A chain of L tokens, each accepted with probability a if those before it are, yields `1 + a + .. + a^L` tokens.
-    """
-    length, space = profile.target.lengths[-1], ActionSpace.default()
-    plain = 1 / profile.action_seconds(EMPTY, length, verifier)
-    title = f"{profile.device}, random weights: times are real, acceptance is assumed"
-    columns = [Column(name, justify="right") for name in ("block eff.", "predicted x autoregressive")]
-    table = Table("acceptance", "best chain", *columns, title=title, title_justify="left")
-    for acceptance in ACCEPTANCES:
-        chains = [(plain, 1.0, 0)]
-        for drafted in range(1, space.depth + 1):
-            tokens = chains[-1][1] + acceptance**drafted
-            seconds = profile.action_seconds(space.chain(drafted), length, verifier)
-            chains.append((tokens / seconds, tokens, drafted))
-        speed, tokens, drafted = max(chains)
-        table.add_row(f"{acceptance:g}", str(drafted), f"{tokens:.2f}", f"{speed / plain:.2f}")
-    return table
+    def _answer(self, sampling: Sampling, table: pa.Table, profile: LatencyProfile) -> Answer:
+        """The candidates, and the gain of a selector with the verifier of the best one."""
+        texts = texts_of(table, self.sizes.verifiers)
+        found = candidates(texts, profile, self.sizes.verifiers)
+        both = (Timed(half, best_of(found).verifier, profile) for half in halves(texts))
+        return Answer(sampling, len(texts), found, potential(*both))

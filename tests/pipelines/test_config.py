@@ -91,3 +91,12 @@ def test_overrides_change_only_what_they_name() -> None:
     assert config.pair.embedded.draft_steps == load_config(DEMO, []).pair.embedded.draft_steps
     assert config.data.texts == 500
     assert config.sampling[0].top_p == 0.9
+
+
+def test_prompts_of_a_given_pair_are_longer() -> None:
+    given = ["pair.target=some/large", "pair.draft=some/small"]
+    assert load_config(DEMO, []).prompts.tokens == 48
+    assert load_config(DEMO, given).prompts.tokens == 1024
+    assert load_config(DEMO, [*given, "prompts.tokens=60"]).prompts.tokens == 60
+    with pytest.raises(InputError, match="prompts: Input should be a valid dictionary"):
+        load_config(DEMO, [*given, "prompts=3"])

@@ -73,7 +73,7 @@ def test_sets_are_read_fitted_and_split(
     file = CONFIGS / "demo.yaml"
     run("pair", file, options, plan=False)
     said = " ".join(capsys.readouterr().out.split())
-    assert "1 of more than 100 are left out; taken: 20 math500" in said
+    assert "1 of them are longer than prompts.tokens=100 and are left out; taken: 20 math500" in said
     config = load_config(file, options)
     kept = read_prompts(config.folder / "pair" / "prompts.jsonl")
     assert [sum(prompt.kind == kind for prompt in kept) for kind in ("math500", "qa")] == [20, 20]

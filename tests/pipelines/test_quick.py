@@ -18,11 +18,12 @@ from data_gen.texts.recorded import texts_of
 from pipelines.config import load_config
 from pipelines.pair import language_model
 from pipelines.quick.candidates import best_of, candidates
+from pipelines.quick.sizes import LEAST, Prices, Sizes, fitting
 from selector.actions import EMPTY
 from selector.latency import gpu_like
 from selector.schema import InputError
 from tests.conftest import TEXT
-from tests.pipelines.runs import ROOT, SMALL, espalier, outcome
+from tests.pipelines.runs import ROOT, SMALL, SMALL_PAIR, espalier, outcome
 from tests.selector.synthetic import texts
 
 WORKLOADS = ROOT / "configs" / "workloads.yaml"
@@ -35,8 +36,9 @@ def test_quick_answers_for_every_setting_and_the_report_shows_its_promise(
     shutil.copytree(demo[0] / "runs", tmp_path / "runs")
     shutil.copytree(demo[0] / "mlruns", tmp_path / "mlruns")
     said = espalier(tmp_path, "quick", *SMALL, "quick.texts=8")
-    before, _, after = said.partition("timing and labelling")
-    assert " of more than 12 are cut to their start" in before and "Does a selector pay here?" in after
+    before, _, after = said.partition("a pass of the target takes")
+    assert " are longer than prompts.tokens=12 and are cut to their start" in before
+    assert "Does a selector pay here?" in after
     quick = json.loads((tmp_path / "runs/demo/quick.json").read_text())
     assert [row["temperature"] for row in quick["settings"]] == [0.0, 0.2, 1.0]
     for row in quick["settings"]:
@@ -57,7 +59,7 @@ def test_quick_answers_for_every_setting_and_the_report_shows_its_promise(
     [
         (None, "prompts.jsonl: No such file or directory"),
         ('{"text": "one"}\n{"texts": "two"}\n', "prompts.jsonl:2: expected a JSON object with `text`"),
-        ('{"text": "one", "source": "a"}\n', "fewer than four sources for validation; splits go by `source`"),
+        ('{"text": "one", "source": "a"}\n', "prompts of 4 sources are needed that are not held out for evaluate"),
     ],
 )
 def test_prompts_are_checked_before_a_model_is_loaded(
@@ -69,10 +71,72 @@ def test_prompts_are_checked_before_a_model_is_loaded(
         (tmp_path / role / "model.safetensors").write_bytes(b"no weights")
     if content is not None:
         (tmp_path / "prompts.jsonl").write_text(content)
-    line = ["pair.target=./target", "pair.draft=./draft", "prompts.file=prompts.jsonl"]
+    line = ["pair.target=./target", "pair.draft=./draft", "prompts.file=prompts.jsonl", "prompts.tokens=99"]
     code, said = outcome(tmp_path, "quick", *line)
     assert code == 2 and message in said and len(said.strip().splitlines()) == 1, said
     assert not (tmp_path / "mlruns").exists()
+
+
+def test_a_given_pair_needs_a_config_and_nothing_else(pair_folders: tuple[str, str], tmp_path: Path) -> None:
+    lines = [json.dumps({"text": TEXT[n : n + 200], "source": n}) for n in range(24)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    own = f"name: mine\npair: {{target: {pair_folders[0]}, draft: {pair_folders[1]}, device: cpu, threads: 1}}\n"
+    (tmp_path / "mine.yaml").write_text(f"{own}prompts: {{file: prompts.jsonl, tokens: 40}}\ndata: {{tokens: 12}}\n")
+    said = espalier(tmp_path, "quick", "--config", "mine.yaml", "quick.texts=8", config="")
+    assert "24 of them are longer than prompts.tokens=40 and are cut" in said and "T=1: speculation" in said
+    quick = json.loads((tmp_path / "runs/mine/quick.json").read_text())
+    assert {each["verifier"] for each in quick["settings"][0]["candidates"]} == set(quick["sizes"]["verifiers"])
+    page = (tmp_path / "runs/mine/quick.html").read_text()
+    assert all(f"{each['value']:.2f} ±{each['error']:.2f}" in page for each in quick["settings"][0]["candidates"])
+
+
+def test_an_embedded_pair_is_trained_first_and_the_pair_stage_reuses_it(tmp_path: Path) -> None:
+    sizes = [*SMALL_PAIR, "prompts.tokens=12", "data.tokens=8", "sampling=[{temperature: 0.5}]", "quick.texts=8"]
+    said = espalier(tmp_path, "quick", *sizes)
+    assert said.index("the embedded pair is not trained yet") < said.index("a pass of the target takes")
+    again = espalier(tmp_path, "pair", *sizes)
+    assert "reusing runs/demo/pair/models" in again and "reusing runs/demo/pair/prompts.jsonl" in again
+
+
+def test_a_wrong_data_set_is_named_before_an_embedded_pair_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "lines.jsonl").write_text('{"problem": "one"}\n')
+    line = ["prompts.sets=[{name: gsm8k, file: lines.jsonl}]", *SMALL_PAIR]
+    code, said = outcome(tmp_path, "quick", *line)
+    assert code == 2 and "record 1 has not the fields of '{question}'" in said
+    assert "not trained" not in said and not (tmp_path / "runs/demo/pair").exists()
+
+
+PRICES = Prices(0.09, 0.02, 3e-3, 4e-4, 0.02, {"priority": 0.01, "lifted_priority": 0.012})  # of 0.5B and 0.1B on a CPU
+
+
+def sizes_in(seconds: float, *more: str, lengths: tuple[int, ...] = (900,) * 90) -> Sizes:
+    given = ["pair.target=some/large", "pair.draft=some/small"]
+    return fitting(load_config(WORKLOADS, [*given, *more]), PRICES, lengths, seconds)
+
+
+def test_what_does_not_fit_is_left_out_and_named() -> None:
+    config = load_config(WORKLOADS, ["pair.target=some/large", "pair.draft=some/small"])
+    all_of_it, some, little = (sizes_in(seconds) for seconds in (1e6, 110.0, 1.0))
+    assert all_of_it.left_out(config, PRICES, [900] * 90) == [] and all_of_it.texts == config.quick.texts
+    assert some.seconds <= 110 and LEAST <= some.texts < config.quick.texts and some.tokens < config.data.tokens
+    named = " ".join(some.left_out(config, PRICES, [900] * 90))
+    for each in (f"{48 - some.texts} of 48 texts", "90 of 90 are cut", "verifier priority", "verifier lifted_priority"):
+        assert each in named
+    assert little.texts == LEAST and little.seconds > 1
+    steps = [sizes_in(10.0 * n) for n in range(1, 60)]
+    amounts = [each.texts * each.tokens for each in steps]
+    assert amounts[0] < amounts[-1] and all(each.seconds <= 10 * n for n, each in enumerate(steps[20:], 21))
+
+
+def test_a_verifier_that_is_asked_for_is_not_left_out() -> None:
+    more = ["verifiers=[priority]", "train.verifier=priority"]
+    assert "priority" in sizes_in(110.0, *more).verifiers and "lifted_priority" not in sizes_in(110.0, *more).verifiers
+
+
+def test_prompts_that_cannot_be_cut_leave_enough_of_them() -> None:
+    drop = ["prompts.longer=drop", "quick.texts=20"]
+    lengths = tuple(range(300, 900, 10))
+    assert sizes_in(60.0, *drop, lengths=lengths).prompt >= lengths[19]
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from pipelines.cli import run
 from pipelines.config import load_config
 from pipelines.latency.stage import summary
 from pipelines.pair.loading import load_pair
-from pipelines.quick.stage import _profile as coarse
-from pipelines.quick.stage import assumed
+from pipelines.quick.machine import assumed, passes
+from pipelines.quick.sizes import Sizes
 from selector.latency import gpu_like
 from selector.schema import InputError
 from tests.pipelines.runs import ROOT
@@ -33,7 +33,7 @@ def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_profile_of_a_pair_without_weights_says_so(shapes: list[str]) -> None:
     config = load_config(DEMO, shapes)
-    profile = coarse(config, load_pair(config, shapes=True), lambda: None)
+    profile = passes(config, load_pair(config, shapes=True), Sizes(0, 8, 0), 100, lambda: None)
     assert profile.pair.startswith("random weights, ") and profile.target.at(100, 5) > 0
     assert "random weights" in str(summary(replace(profile, decide={}), []).title)
 
@@ -41,7 +41,7 @@ def test_the_profile_of_a_pair_without_weights_says_so(shapes: list[str]) -> Non
 def test_quick_then_assumes_acceptance() -> None:
     """On a machine where a draft pass takes a tenth of a target pass: 1 + 0.5 + 0.25 tokens in 1.21 instead of 1.01."""
     profile = gpu_like("random weights, x", ["block"], 0.1)
-    columns = [list(column.cells) for column in assumed(profile, "block").columns]
+    columns = [list(column.cells) for column in assumed(profile).columns]
     found = {acceptance: rest for acceptance, *rest in zip(*columns, strict=True)}
     assert found["0.5"][:2] == ["2", "1.75"]
     assert float(found["0.5"][2]) == pytest.approx(1.75 / (1.21 / 1.01), abs=0.01)

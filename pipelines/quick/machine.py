@@ -1,0 +1,68 @@
+"""This machine's times, as coarse as `quick` has time for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from rich.table import Column, Table
+
+from data_gen import timing
+from data_gen.models.pair import ModelPair
+from pipelines.config import Config
+from pipelines.latency.profile import NODES, WIDTHS, decision_seconds
+from pipelines.quick.sizes import BRANCHES, COUNTS, DECISION, DEPTHS, STEPS, Sizes
+from selector.actions import EMPTY, Action, ActionSpace
+from selector.latency import LatencyProfile
+from selector.schema import EARLY, LIGHT, InputError
+
+ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)  # assumed where the pair has no weights
+LEVELS = EARLY, LIGHT
+
+
+def passes(config: Config, pair: ModelPair, sizes: Sizes, length: int, tick: Callable[[], None]) -> LatencyProfile:
+    """A profile at a single context length."""
+    name = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
+    grid = timing.Grid((length,), WIDTHS, NODES, sizes.repeats, DEPTHS, BRANCHES)
+    return timing.measure(pair, grid, sizes.verifiers, name, tick)
+
+
+def with_steps(
+    config: Config, pair: ModelPair, profile: LatencyProfile, sizes: Sizes, prompts: list[list[int]]
+) -> LatencyProfile:
+    """The profile corrected by real decoding steps with one verifier, on which the corrections hardly depend, and with
+    the time of decisions."""
+    verifier, names = config.train.verifier, list(profile.verify)
+    prompts = prompts[: 2 if sizes.count == COUNTS[1] else 1]
+    steps = timing.real_steps(pair, (verifier,), STEPS, prompts, sizes.count, sizes.tokens)
+    if any((verifier, action) not in steps for action in STEPS if isinstance(action, Action)):
+        raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
+    profile = timing.fitted(profile, steps)
+    profile = replace(profile, corrections=dict.fromkeys(names, profile.corrections[verifier]))
+    profile = replace(profile, decide=dict.fromkeys(LEVELS, 0.0))
+    times = {
+        level: decision_seconds(config, pair, profile, verifier, level, prompts[0], DECISION, texts=1, drafted=1)
+        for level in LEVELS
+    }
+    return replace(profile, decide=times)
+
+
+def assumed(profile: LatencyProfile) -> Table:
+    """For some acceptance probabilities the chain with the most tokens per second, and its speed over plain decoding.
+
+    A chain of L tokens, each accepted with probability a if those before it are, yields `1 + a + .. + a^L` tokens.
+    """
+    verifier, length, space = next(iter(profile.verify)), profile.target.lengths[-1], ActionSpace.default()
+    plain = 1 / profile.action_seconds(EMPTY, length, verifier)
+    title = f"{profile.device}, random weights: times are real, acceptance is assumed"
+    columns = [Column(name, justify="right") for name in ("tokens a step", "speed over plain decoding")]
+    table = Table("acceptance", "best chain", *columns, title=title, title_justify="left")
+    for acceptance in ACCEPTANCES:
+        chains = [(plain, 1.0, 0)]
+        for drafted in range(1, space.depth + 1):
+            tokens = chains[-1][1] + acceptance**drafted
+            seconds = profile.action_seconds(space.chain(drafted), length, verifier)
+            chains.append((tokens / seconds, tokens, drafted))
+        speed, tokens, drafted = max(chains)
+        table.add_row(f"{acceptance:g}", str(drafted), f"{tokens:.2f}", f"{speed / plain:.2f}")
+    return table

@@ -1,0 +1,30 @@
+"""The page that `quick` leaves behind."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+from pipelines.quick.answers import Answer
+from pipelines.report.page import document, listed, note, table
+
+READING = (
+    "Speed over plain decoding, replayed along texts that the target wrote, with times measured on this machine; ± one "
+    "standard error over the sources of the prompts. Trees and copies were chosen on every other source, and judged on "
+    "those between. A tree (K, L1, L2) has K branches of L2 tokens after a trunk of L1."
+)
+SELECTOR = (
+    "The gain of a quick linear model over the best tree or the lookup rule, whichever is faster, on sources that it "
+    "has not seen; the time of decisions is included. A trained selector may gain more."
+)
+
+
+def page(name: str, device: str, answers: Sequence[Answer], left_out: Sequence[str]) -> str:
+    """One self-contained page with the answers for all sampling settings."""
+    lead = "".join(f"<p class='lead'>{html.escape(answer.verdict())}</p>" for answer in answers)
+    sections = [(str(answer.sampling), table(answer.rows())) for answer in answers]
+    sections.append(("How to read the tables", note(READING)))
+    gains = [{"setting": str(answer.sampling), **answer.selector()} for answer in answers]
+    sections.append(("Does a selector pay?", table(gains) + note(SELECTOR)))
+    sections.append(("Left out, to stay within the time", listed(left_out) if left_out else ""))
+    return document(f"{name} on {device}: does speculation pay?", lead, sections)
