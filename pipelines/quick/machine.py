@@ -34,7 +34,7 @@ def with_steps(
     the time of decisions."""
     verifier, names = config.train.verifier, list(profile.verify)
     prompts = prompts[: 2 if sizes.count == COUNTS[1] else 1]
-    steps = timing.real_steps(pair, (verifier,), STEPS, prompts, sizes.count, sizes.tokens)
+    steps = timing.real_steps(pair, (verifier,), STEPS, prompts, sizes.count, config.data.tokens)
     if any((verifier, action) not in steps for action in STEPS if isinstance(action, Action)):
         raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
     profile = timing.fitted(profile, steps)

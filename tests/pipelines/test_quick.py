@@ -91,7 +91,7 @@ def test_a_given_pair_needs_a_config_and_nothing_else(pair_folders: tuple[str, s
 
 
 def test_an_embedded_pair_is_trained_first_and_the_pair_stage_reuses_it(tmp_path: Path) -> None:
-    sizes = [*SMALL_PAIR, "prompts.tokens=12", "data.tokens=8", "sampling=[{temperature: 0.5}]", "quick.texts=8"]
+    sizes = [*SMALL_PAIR, "prompts.tokens=12", "data.tokens=24", "sampling=[{temperature: 0.5}]", "quick.texts=8"]
     said = espalier(tmp_path, "quick", *sizes)
     assert said.index("the embedded pair is not trained yet") < said.index("a pass of the target takes")
     again = espalier(tmp_path, "pair", *sizes)
