@@ -21,11 +21,10 @@ from selector.actions import Choice, choice_of
 UNLABELLED, SLOW = ("khisti", "greedy_block"), ("priority", "lifted_priority")  # without labels; with costly ones
 USUAL = tuple(name for name in VERIFIERS if name not in (*UNLABELLED, *SLOW))
 DEPTHS, BRANCHES = (1, 16), (1, 4)  # of the trees whose verification is timed: it is nearly linear in between
-STEPS: list[Choice] = [
-    choice_of(shape) for shape in ((1, 0, 0), (1, 2, 0), (1, 8, 0), (2, 2, 4), (4, 0, 4), (4, 4, 8), (4,))
-]
+SHAPES = ((1, 0, 0), (1, 2, 0), (1, 8, 0), (1, 8, 8), (2, 2, 4), (2, 8, 8), (4, 0, 4), (4, 8, 8), (4,))
+STEPS: list[Choice] = list(map(choice_of, SHAPES))  # whose steps are timed: the largest ones bound what is fitted
 CONTEXT = 64  # tokens of a pass over a prompt that is timed
-REPEATS, COUNTS = (2, 4), (4, 8)  # fewest and most measurements of a pass, and of a step with each action
+REPEATS, COUNTS = (2, 12), (3, 8)  # fewest and most measurements of a pass, and of a step with each action
 PASSES, REAL = 0.2, 0.15  # the shares of the time that may go to them
 DECISION = 12  # tokens of the texts on which a decision is timed
 ANSWER = 3.0  # seconds to replay the texts of one sampling setting
@@ -96,7 +95,7 @@ class Prices:
 
     def steps(self, count: int, prompt: int) -> float:
         """To time `count` steps with each action, after two slow ones."""
-        step = self.target + 8 * self.draft + 12 * self.target_token
+        step = self.target + 10 * self.draft + 20 * self.target_token
         return len(STEPS) * (prompt * (self.target_token + self.draft_token) + (count + 2) * step)
 
     def decisions(self, prompt: int) -> float:
