@@ -20,7 +20,7 @@ from selector.decision import Mode
 from selector.train.replay import Ratio
 
 Cells = dict[str, str]  # of one row of a table, by column
-MOST, SOME = 0.5, 0.15  # shares of the time that is saved
+MOST, SOME = 0.5, 0.15  # shares of a gain
 SNIPPET = """from transformers import AutoModelForCausalLM, AutoTokenizer
 from data_gen.generate import speculative_generate
 
@@ -98,12 +98,12 @@ def _both(row: dict[str, Any]) -> str:
 
 
 def _copying(speeds: dict[str, Ratio], exported: str) -> str:
-    """How much of the gain is copying: what the lookup rule saves of the static tree's time, as a share of all time
-    that the exported choice saves."""
-    saved = 1 - 1 / speeds[exported].value
-    if exported == STATIC or saved < 0.01:
+    """How much of the gain is copying: what the lookup rule adds to the static tree's speed, as a share of what the
+    exported choice adds to that of plain decoding."""
+    gain = speeds[exported].value - 1
+    if exported == STATIC or gain < 0.01:
         return ""
-    share = min(1.0, max(0.0, (1 / speeds[STATIC].value - 1 / speeds[COPYING].value) / saved))
+    share = min(1.0, max(0.0, (speeds[COPYING].value - speeds[STATIC].value) / gain))
     much = "Most" if share >= MOST else "Some" if share >= SOME else "Little"
     return f" {much} of the gain is text that repeats itself: copying gives {share:.0%} of it."
 

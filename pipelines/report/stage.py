@@ -37,8 +37,8 @@ CHOICES = (
     "source files. Replayed: the time is computed for held-out texts from this machine's latency profile, ± one "
     "standard error over source files. Neither includes the noise of the time measurement, the training seed or the "
     "choice of the pair. Training chose on other texts between the static tree, the lookup rule, which copies where "
-    "the text repeats itself and drafts a tree elsewhere, and the network. The share of copying is the time that the "
-    "lookup rule saves of the static tree's, relative to all time that the exported choice saves."
+    "the text repeats itself and drafts a tree elsewhere, and the network. The share of copying is what the lookup "
+    "rule adds to the static tree's speed, relative to what the exported choice adds to that of plain decoding."
 )
 GAIN = (
     "Filled marks were decoded, with 95% intervals. Open marks were replayed. The best static tree is the fastest one "
