@@ -47,6 +47,14 @@ def with_steps(
     return replace(profile, decide=times)
 
 
+def is_disturbed(profile: LatencyProfile, verifier: str) -> bool:
+    """Whether some tree seems to take less time than plain decoding, although the target passes in both: other programs
+    disturbed the measurement."""
+    length, space = profile.target.lengths[-1], ActionSpace.default()
+    plain = profile.action_seconds(EMPTY, length, verifier)
+    return any(profile.action_seconds(tree, length, verifier) < plain for tree in space.trees)
+
+
 def assumed(profile: LatencyProfile) -> Table:
     """For some acceptance probabilities the chain with the most tokens per second, and its speed over plain decoding.
 

@@ -95,6 +95,10 @@ def run(config: Config) -> None:
     console.print(potential_table({answer.candidates[0].mode.setting: answer.potential for answer in answers}))
     for answer in answers:
         stage.say(answer.verdict())
+    if machine.is_disturbed(profile, config.train.verifier):
+        stage.say(
+            "[bold yellow]warning[/]: a tree seems quicker than plain decoding: the machine is busy; repeat it later"
+        )
     stage.say(f"{outputs[1].resolve()}")
     stage.finish()
 

@@ -12,9 +12,9 @@ from pipelines.cli import run
 from pipelines.config import load_config
 from pipelines.latency.stage import summary
 from pipelines.pair.loading import load_pair
-from pipelines.quick.machine import assumed, passes
+from pipelines.quick.machine import assumed, is_disturbed, passes
 from pipelines.quick.sizes import Sizes
-from selector.latency import gpu_like
+from selector.latency import Correction, gpu_like
 from selector.schema import InputError
 from tests.pipelines.runs import ROOT
 
@@ -35,7 +35,8 @@ def test_the_profile_of_a_pair_without_weights_says_so(shapes: list[str]) -> Non
     config = load_config(DEMO, shapes)
     profile = passes(config, load_pair(config, shapes=True), Sizes(0, 8, 0), 100, lambda: None)
     assert profile.pair.startswith("random weights, ") and profile.target.at(100, 5) > 0
-    assert "random weights" in str(summary(replace(profile, decide={}), []).title)
+    row = {"action": "(1, 4, 0)", "predicted": 1.0, "measured": 1.0, "ratio": 1.0}
+    assert "random weights" in str(summary(replace(profile, decide={}), [row]).title)
 
 
 def test_quick_then_assumes_acceptance() -> None:
@@ -46,6 +47,12 @@ def test_quick_then_assumes_acceptance() -> None:
     assert found["0.5"][:2] == ["2", "1.75"]
     assert float(found["0.5"][2]) == pytest.approx(1.75 / (1.21 / 1.01), abs=0.01)
     assert float(found["0.9"][2]) > float(found["0.8"][2]) > float(found["0.7"][2])
+
+
+def test_times_that_contradict_each_other_are_noticed() -> None:
+    profile = gpu_like("a pair", ["block"], 0.1)
+    quicker = replace(profile, corrections={"block": Correction(drafting=-1.0)})
+    assert not is_disturbed(profile, "block") and is_disturbed(quicker, "block")
 
 
 def test_other_stages_want_weights(shapes: list[str]) -> None:
