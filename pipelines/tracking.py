@@ -71,11 +71,12 @@ def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[
     try:
         try:
             made_with = provenance(config)
-            pipeline = _start(mlflow, uri, config, stage, _tags(config, sections, made_with["commit"]))
+            found = parameters(config, stage, sections)
+            pipeline = _start(mlflow, uri, config, stage, _tags(found, made_with["commit"]))
         except OSError as error:  # a folder cannot be created
             raise _failure(uri, error) from error
         try:
-            mlflow.log_params(parameters(config, stage, sections))
+            mlflow.log_params(found)
             mlflow.log_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), "config.yaml")
             mlflow.log_dict(made_with, "provenance.json")
             yield mlflow
@@ -92,12 +93,12 @@ def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[
         raise _failure(uri, error) from error
 
 
-def _tags(config: Config, sections: Sequence[str], commit: str | None) -> dict[str, str]:
-    """The pair, the commit of this program and the machine, for searches."""
-    own = config.pair
-    pair = {"pair": "embedded" if own.target == "embedded" else f"{own.target} / {own.draft}"}
-    machine = f"{platform.node()}, {device_name('auto', own.dtype, own.threads)}"
-    return (pair if "pair" in sections else {}) | {"commit": str(commit), "machine": machine}
+def _tags(parameters: Mapping[str, Any], commit: str | None) -> dict[str, str]:
+    """The pair of a run with one, the commit of this program and the machine, for searches."""
+    tags = {"commit": str(commit), "machine": f"{platform.node()}, {device_name('auto', 'float32')}"}
+    if target := parameters.get("pair.target"):
+        tags["pair"] = target if target == "embedded" else f"{target} / {parameters['pair.draft']}"
+    return tags
 
 
 def _start(mlflow: Any, uri: str, config: Config, stage: str, tags: dict[str, str]) -> str:

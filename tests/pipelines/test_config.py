@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from pipelines.config import load_config
+from pipelines.data.recorded import depends
 from selector.schema import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -100,3 +102,13 @@ def test_prompts_of_a_given_pair_are_longer() -> None:
     assert load_config(DEMO, [*given, "prompts.tokens=60"]).prompts.tokens == 60
     with pytest.raises(InputError, match="prompts: Input should be a valid dictionary"):
         load_config(DEMO, [*given, "prompts=3"])
+
+
+@pytest.mark.parametrize(("level", "same"), [("light", True), ("full", False)])
+def test_the_stride_of_training_makes_no_traces_anew(level: str, same: bool, tmp_path: Path) -> None:
+    """Only hidden states are recorded at every stride-th root."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"text": f"prompt number {n}"}) + "\n" for n in range(40)))
+    keys = [f"data.features={level}", f"prompts.file={file}"]
+    one, two = (depends(load_config(DEMO, [*keys, f"data.stride={n}"]), "pair") for n in (1, 2))
+    assert (one == two) is same

@@ -56,6 +56,8 @@ def test_the_snippets_of_the_pages_run(
 ) -> None:
     """Where the demo has been run, and a log's selector trained, as the pages suppose."""
     monkeypatch.chdir(demo[0])
+    if not Path("configs").exists():
+        Path("configs").symlink_to(ROOT / "configs")
     if page.stem == "logs":
         log, clock = small(tmp_path)
         line = [str(log), "--timings", str(clock), "--name", "llama_eagle3", "train.epochs=1", "train.hidden=[8]"]
