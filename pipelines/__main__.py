@@ -10,7 +10,10 @@ def main() -> None:
     try:
         from pipelines.cli import main as command_line
     except ModuleNotFoundError as error:
-        print(f"espalier: {error.name} is not installed: pip install 'espalier[pipeline]'", file=sys.stderr)
+        print(
+            f"espalier: {error.name} is not installed: pip install '.[pipeline]' in Espalier's repository",
+            file=sys.stderr,
+        )
         sys.exit(2)
     command_line()
 

@@ -66,7 +66,7 @@ def espalier(
     exit code 130, and the same command continues."""
     try:
         if version:
-            print(f"espalier {metadata.version('espalier')}")
+            print(f"espalier {metadata.version('espalier-decoding')}")
             return
         if help_ or not stage:
             print(usage(stage))

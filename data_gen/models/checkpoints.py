@@ -60,7 +60,9 @@ def load_model(
         model.name_or_path = name
     else:
         if device_map is not None and find_spec("accelerate") is None:
-            raise InputError("pair.device_map: accelerate is not installed: pip install 'espalier[large]'")
+            raise InputError(
+                "pair.device_map: accelerate is not installed: pip install '.[large]' in Espalier's repository"
+            )
         model = _load(AutoModelForCausalLM, name, role, config=config, dtype=dtype, device_map=device_map)
         if device_map is None:
             model = model.to(device)

@@ -21,12 +21,10 @@ from pipelines.pair.loading import prompts_depend
 from pipelines.run import verify
 from selector.actions import ActionSpace
 from selector.latency import LatencyProfile
-from selector.schema import FULL, LIGHT, InputError, sha256, survival_column
+from selector.schema import LIGHT, InputError, sha256, survival_column
 from selector.train.data import SPLITS, Setting, Texts, Timed
 from selector.train.replay import outcomes
 
-ANYWHERE = {"ray", "workers", "gpus_per_worker"}
-WITHOUT_EFFECT = {LIGHT: {*ANYWHERE, "stride"}, FULL: ANYWHERE}  # keys that change no rows; hidden states have a stride
 ROUNDING = 2.0**-11  # labels are stored in half precision, whose numbers below 1 lie so far apart
 
 
@@ -43,7 +41,8 @@ def depends(config: Config, pair: str) -> dict[str, Any]:
         "sampling": [setting.model_dump() for setting in config.sampling],
         "verifiers": list(config.verifiers),
         "data": {
-            **config.data.model_dump(mode="json", exclude=WITHOUT_EFFECT[config.data.features]),
+            **config.data.model_dump(mode="json", exclude={"ray", "workers", "gpus_per_worker"}),
+            **({"stride": 1} if config.data.features == LIGHT else {}),  # only hidden states are recorded with a stride
             "behaviour": BEHAVIOUR,
         },
         "log": _log_digest(config.data.log),

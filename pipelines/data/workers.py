@@ -53,7 +53,7 @@ def ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
     try:
         import ray as engine
     except ImportError as error:
-        raise InputError("data.ray: ray is not installed: pip install 'espalier[ray]'") from error
+        raise InputError("data.ray: ray is not installed: pip install '.[ray]' in Espalier's repository") from error
     if ":" in config.pair.device:
         raise InputError(f"pair.device: {config.pair.device}: Ray gives every worker devices of its own; say cuda")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -130,7 +130,7 @@ def test_prompts_of_too_few_sources_are_found_where_they_are_read(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "few.jsonl").write_text("".join(json.dumps({"text": f"text number <{n}>"}) + "\n" for n in range(3)))
-    options = [*overrides(here)[:2], f"prompts.file={tmp_path / 'few.jsonl'}", "name=few"]
+    options = [*overrides(here)[:2], f"prompts.file={tmp_path / 'few.jsonl'}", "prompts.tokens=64", "name=few"]
     message = failure(capsys, monkeypatch, "pair", *options)
     assert "few.jsonl: prompts.validation=0.2, prompts.test=0.25: none of the 3 sources falls to " in message
 
