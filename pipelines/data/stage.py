@@ -100,9 +100,10 @@ def run(config: Config) -> None:
         stage.say(f"{spent.line()}; {spent.memory()}")
         stage.say(str(spent.plausibility))
     for row in checks:
+        warning = "; [bold yellow]warning[/]: beyond 4 the two disagree" if abs(row["z"]) > 4 else ""
         stage.say(
             f"{row['verifier']}: {row['steps']} decoding steps, block efficiency {row['expected']:.3f} by the labels, "
-            f"{row['realised']:.3f} realised, z = {row['z']:+.2f}"
+            f"{row['realised']:.3f} realised, z = {row['z']:+.2f}{warning}"
         )
     stage.finish()
 

@@ -30,13 +30,14 @@ def write(config: Config, tokenizer: Any) -> list[Prompt]:
     Raises:
         InputError: a data set cannot be read or has too few prompts, or the file cannot be read.
     """
-    path = config.folder / "pair" / "prompts.jsonl"
+    path, told = config.folder / "pair" / "prompts.jsonl", False
     if config.prompts.sets:
-        _write_prompts_of_sets(config, tokenizer, path)
+        told = _write_prompts_of_sets(config, tokenizer, path) and len(config.prompts.sets) == 1
     elif config.prompts.file is None:
         _write_held_out_prompts(config, tokenizer, path)
     kept, said = config.prompts.form.fit(tokenizer, all_prompts(config))
-    Stage("prompts", config, {}, ()).say(said)
+    if not told:
+        Stage("prompts", config, {}, ()).say(said)
     return kept
 
 
@@ -81,8 +82,9 @@ def plan(config: Config) -> list[str]:
     return [f"{own.name}: {count} prompts from {own.file or SETS[own.name].hub}" for own, count in counts.items()]
 
 
-def _write_prompts_of_sets(config: Config, tokenizer: Any, path: Path) -> None:
-    """Write the prompts of the data sets, unless neither the sets, their files nor the tokenizer have changed."""
+def _write_prompts_of_sets(config: Config, tokenizer: Any, path: Path) -> bool:
+    """Write the prompts of the data sets, and say how many are cut or left out of each; False where neither the sets,
+    their files nor the tokenizer have changed."""
     paths = [own.file for own in config.prompts.sets if own.file is not None and own.file.is_file()]
     inputs = {
         "pair": config.pair.target,
@@ -92,12 +94,13 @@ def _write_prompts_of_sets(config: Config, tokenizer: Any, path: Path) -> None:
     }
     stage = Stage("prompts", config, inputs, (path,))
     if not stage.begin():
-        return
+        return False
     prompts: dict[str, Prompt] = {}
     for taken, said in chosen(config, tokenizer):
         stage.say(said)
         prompts |= {prompt.id: prompt for prompt in taken}
     _replace(stage, path, list(prompts.values()))
+    return True
 
 
 def _write_held_out_prompts(config: Config, tokenizer: Any, path: Path) -> None:
@@ -123,7 +126,7 @@ def _replace(stage: Stage, path: Path, prompts: list[Prompt]) -> None:
     stage.replace()
     with atomically(path) as partial:
         write_prompts(partial, prompts)
-    stage.say(f"{len(prompts)} prompts of the kinds {', '.join(dict.fromkeys(prompt.kind for prompt in prompts))}")
+    stage.say(f"{len(prompts)} prompts are written: {_kinds(prompts)}")
     stage.finish()
 
 

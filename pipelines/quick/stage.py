@@ -153,8 +153,9 @@ def _say(stage: Stage, config: Config, prices: Prices, sizes: Sizes, left_out: S
         f"{sizes.texts} texts of {sizes.tokens} tokens{settings} and {len(sizes.verifiers)} verifiers take about "
         f"{sizes.seconds:.0f} s more"
     )
-    for each in left_out:
-        stage.say(f"[bold]left out[/], to stay within quick.minutes={config.quick.minutes:g}: {each}")
+    if left_out:
+        reason = f"[bold]left out[/], to stay within quick.minutes={config.quick.minutes:g}:"
+        stage.say("\n  - ".join([reason, *left_out]))
     stage.say(f"{' and '.join(UNLABELLED)} have no labels along a text, and are not compared")
 
 

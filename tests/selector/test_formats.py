@@ -32,7 +32,6 @@ from tests.selector.exported import (
 )
 
 CPP = Path(__file__).parents[2] / "selector" / "export" / "cpp"
-TORCH = Path(torch.__file__).parent
 COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
@@ -118,12 +117,14 @@ def test_the_compiled_package_marks_roots_that_are_not_finite(compiled: Path) ->
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`example.cpp`, built as its first lines say."""
-    path = tmp_path_factory.mktemp("cpp") / "example"
-    api = TORCH / "include" / "torch" / "csrc" / "api" / "include"
-    libraries = [f"-L{TORCH}/lib", f"-Wl,-rpath,{TORCH}/lib", "-ltorch", "-ltorch_cpu", "-lc10"]
-    includes = [f"-I{TORCH}/include", f"-I{api}"]
-    subprocess.run(["g++", "-std=c++20", str(CPP / "example.cpp"), *includes, *libraries, "-o", path], check=True)
-    return path
+    folder = tmp_path_factory.mktemp("cpp")
+    for file in CPP.iterdir():
+        shutil.copy(file, folder)
+    written = (CPP / "example.cpp").read_text()
+    (build,) = re.findall(r"^//     (T=.*? -o example)$", written, flags=re.MULTILINE | re.DOTALL)
+    build = build.replace("//", "").replace("$(python ", f"$({sys.executable} ")
+    subprocess.run(["sh", "-ec", build], cwd=folder, check=True)
+    return folder / "example"
 
 
 def printed(program: Path, package: Path, rows: list[list[float]], passed: bool) -> tuple[int, str, str]:

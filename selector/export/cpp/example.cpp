@@ -1,7 +1,7 @@
 // Reads the scalars of one root per line from standard input, and prints the action at each root.
 //
 //     T=$(python -c "import torch; print(torch.__path__[0])")
-//     g++ -std=c++17 example.cpp -I$T/include -I$T/include/torch/csrc/api/include \
+//     g++ -std=c++20 example.cpp -I$T/include -I$T/include/torch/csrc/api/include \
 //       -L$T/lib -Wl,-rpath,$T/lib -ltorch -ltorch_cpu -lc10 -o example
 //     ./example selector.pt2 passed < scalars.txt
 #include <cstdlib>
