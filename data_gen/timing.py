@@ -31,6 +31,7 @@ T = TypeVar("T")
 ROWS = 16  # of probabilities that are filtered at once
 DRAFT_PASSES = 4  # timed in a row
 TOGETHER = 24  # decodings of a prompt that take turns, each with its own caches
+BUSY = 0.8  # share of the time that a thread has a core, below which the machine is busy
 
 
 def device_name(device: str, dtype: str, threads: int | None = None) -> str:
@@ -112,6 +113,20 @@ def now(pair: ModelPair) -> float:
     if pair.device.type == "cuda":
         torch.cuda.synchronize(pair.device)
     return time.perf_counter()
+
+
+def clocks() -> tuple[float, float]:
+    """Seconds of time, and seconds that this thread has had a core."""
+    return time.perf_counter(), time.thread_time()
+
+
+def disturbance(device: torch.device, since: tuple[float, float]) -> str:
+    """In words, for how much of the time since `clocks()` other programs had the cores; empty where that is little, and
+    on a GPU, for which the host may wait."""
+    whole, own = (after - before for after, before in zip(clocks(), since, strict=True))
+    if device.type != "cpu" or own >= BUSY * whole:
+        return ""
+    return f"other programs had this core for {1 - own / whole:.0%} of the time while it was timed: repeat it later"
 
 
 class _Cell(NamedTuple):

@@ -85,6 +85,7 @@ def run(config: Config) -> None:
     texts = prompts_of(config, pair, "train", max(1, config.latency.repeats // 5))
     prompts = [encode(config, pair, text) for text in texts]
     with mlflow_run(config, "latency", SECTIONS) as mlflow:
+        since = timing.clocks()
         with ticking("timing passes", grid.repeats) as tick:
             profile = timing.measure(pair, grid, config.verifiers, device, tick)
         pair.decoder = faster_decoder(config, pair, prompts)
@@ -101,6 +102,7 @@ def run(config: Config) -> None:
         trees = [action for action in actions if isinstance(action, Action)]
         if any((name, tree) not in steps for name in config.verifiers for tree in trees):
             raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
+        disturbed = timing.disturbance(pair.device, since)
         profile = replace(profile, different=different(config, pair, prompts))
         profile = timing.fitted(profile, {key: taken for key, taken in steps.items() if key[1] in FITTED})
         rows = check(profile, config.train.verifier, {key: taken for key, taken in steps.items() if key[1] in CHECKED})
@@ -111,6 +113,8 @@ def run(config: Config) -> None:
             mlflow.log_metric(f"predicted over measured/{row['action']}".translate(_PLAIN), row["ratio"])
         describe(mlflow, passes(profile))
     console.print(summary(profile, rows))
+    if disturbed:
+        stage.say(f"[bold yellow]warning[/]: {disturbed} (remove {profile_path(config)} first)")
     stage.finish()
 
 

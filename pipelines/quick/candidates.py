@@ -46,11 +46,11 @@ class Candidate:
         return self.mode.rule is None and self.mode.action == EMPTY
 
     def __str__(self) -> str:
-        tree, rule = str(self.mode.action), self.mode.rule
+        tree, rule = self.mode.action, self.mode.rule
         if rule is None:
-            return tree
+            return "no draft" if tree == EMPTY else str(tree)
         copies = f"copy {rule.length} after a match of {rule.least}"
-        return copies if self.mode.action == EMPTY else f"{copies}, else {tree}"
+        return copies if tree == EMPTY else f"{copies}, else {tree}"
 
 
 def halves(texts: Texts) -> tuple[Texts, Texts]:

@@ -47,12 +47,14 @@ def with_steps(
     return replace(profile, decide=times)
 
 
-def is_disturbed(profile: LatencyProfile, verifier: str) -> bool:
-    """Whether some tree seems to take less time than plain decoding, although the target passes in both: other programs
-    disturbed the measurement."""
+def contradiction(profile: LatencyProfile, verifier: str) -> str:
+    """In words, that some tree seems to take less time than plain decoding, although the target passes in both; empty
+    where none does."""
     length, space = profile.target.lengths[-1], ActionSpace.default()
     plain = profile.action_seconds(EMPTY, length, verifier)
-    return any(profile.action_seconds(tree, length, verifier) < plain for tree in space.trees)
+    if all(profile.action_seconds(tree, length, verifier) >= plain for tree in space.trees):
+        return ""
+    return "a tree seems quicker than plain decoding: the machine is busy; repeat it later"
 
 
 def assumed(profile: LatencyProfile) -> Table:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pipelines.quick.answers import Answer
 from pipelines.report.page import document, listed, note, table
 
+TREES = "A tree (K, L1, L2) has K branches of L2 tokens after a trunk of L1."
 READING = (
     "Speed over plain decoding, replayed along texts that the target wrote, with times measured on this machine; ± one "
     "standard error over the sources of the prompts. Trees and copies were chosen on every other source, and judged on "
-    "those between. A tree (K, L1, L2) has K branches of L2 tokens after a trunk of L1."
+    f"those between. {TREES}"
 )
 SELECTOR = (
     "The gain of a quick linear model over the best tree or the lookup rule, whichever is faster, on sources that it "
@@ -19,9 +20,15 @@ SELECTOR = (
 )
 
 
-def page(name: str, device: str, answers: Sequence[Answer], left_out: Sequence[str]) -> str:
-    """One self-contained page with the answers for all sampling settings."""
+def page(name: str, device: str, answers: Sequence[Answer], left_out: Sequence[str], disturbed: str) -> str:
+    """One self-contained page with the answers for all sampling settings.
+
+    Args:
+        disturbed: why the times cannot be trusted; empty if they can.
+    """
     lead = "".join(f"<p class='lead'>{html.escape(answer.verdict())}</p>" for answer in answers)
+    if disturbed:
+        lead += f"<p class='lead'><b>Warning:</b> {html.escape(disturbed)}</p>"
     sections = [(str(answer.sampling), table(answer.rows())) for answer in answers]
     sections.append(("How to read the tables", note(READING)))
     gains = [{"setting": str(answer.sampling), **answer.selector()} for answer in answers]

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from data_gen import timing
 from data_gen.models.checkpoints import is_shape
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
@@ -29,7 +30,7 @@ from pipelines.pair.stage import make_ready
 from pipelines.quick import machine
 from pipelines.quick.answers import Answer
 from pipelines.quick.candidates import best_of, candidates, halves
-from pipelines.quick.page import page
+from pipelines.quick.page import TREES, page
 from pipelines.quick.sizes import ANSWER, UNLABELLED, Prices, Sizes, fitting
 from pipelines.run import Stage, console, progress, record_path, write_json
 from pipelines.tracking import describe, mlflow_run
@@ -66,8 +67,10 @@ def run(config: Config) -> None:
         if shapes:
             console.print(_without_weights(config, pair))
             return
+        since = timing.clocks()
         with console.status("measuring a few passes and labels"):
             prices = Prices.measured(pair, config.data.tokens)
+        busy = timing.disturbance(pair.device, since)
         outputs = config.folder / "quick.json", config.folder / "quick.html"
         stage = Stage("quick", config, {"pair": pair.fingerprint}, outputs)
         lengths = [len(ids) for ids in config.prompts.form.whole(pair.tokenizer, prompts)]
@@ -75,30 +78,32 @@ def run(config: Config) -> None:
         left = 60 * config.quick.minutes - (time.perf_counter() - start) - ELSEWHERE
         sizes = fitting(config, prices, lengths, left)
         left_out = sizes.left_out(config, prices, lengths)
-        _say(stage, config, prices, sizes, left_out)
+        if busy:
+            stage.say(f"[bold yellow]warning[/]: {busy}")
+        _say(stage, config, prices, sizes, left_out, sizes.seconds <= left)
         work = _Work(config, pair, prices, sizes, _order(config, pair, sizes, prompts), lengths)
-        profile, answers = work.done()
+        profile, answers, disturbed = work.done()
         stage.replace()
         for answer in answers:
             for each in answer.candidates:
                 name = f"speed over plain decoding/{answer.sampling}/{each.verifier}"
                 mlflow.log_metric(name.translate(PLAIN_NAMES), each.judged.ratio.value)
         found = {"device": profile.device, "pair": pair.fingerprint, "sizes": asdict(sizes), "left_out": left_out}
+        found["disturbed"] = disturbed
         write_json(outputs[0], {**found, "settings": [answer.to_json() for answer in answers]})
         with atomically(outputs[1]) as partial:
-            partial.write_text(page(config.name, profile.device, answers, left_out), encoding="utf-8")
+            partial.write_text(page(config.name, profile.device, answers, left_out, disturbed), encoding="utf-8")
         for path in outputs:
             mlflow.log_artifact(str(path))
         describe(mlflow, "\n".join(answer.verdict() for answer in answers))
     for answer in answers:
         console.print(answer.table())
+    console.print(TREES)
     console.print(potential_table({answer.candidates[0].mode.setting: answer.potential for answer in answers}))
     for answer in answers:
         stage.say(answer.verdict())
-    if machine.is_disturbed(profile, config.train.verifier):
-        stage.say(
-            "[bold yellow]warning[/]: a tree seems quicker than plain decoding: the machine is busy; repeat it later"
-        )
+    if disturbed:
+        stage.say(f"[bold yellow]warning[/]: {disturbed}")
     stage.say(f"{outputs[1].resolve()}")
     stage.finish()
 
@@ -146,7 +151,7 @@ def _order(config: Config, pair: ModelPair, sizes: Sizes, prompts: list[Prompt])
     return _in_turns(kept)[: sizes.texts]
 
 
-def _say(stage: Stage, config: Config, prices: Prices, sizes: Sizes, left_out: Sequence[str]) -> None:
+def _say(stage: Stage, config: Config, prices: Prices, sizes: Sizes, left_out: Sequence[str], is_in_time: bool) -> None:
     settings = f" under each of {len(config.sampling)} sampling settings" if len(config.sampling) > 1 else ""
     stage.say(
         f"a pass of the target takes {1e3 * prices.target:.1f} ms, of the draft {1e3 * prices.draft:.1f} ms; "
@@ -154,7 +159,8 @@ def _say(stage: Stage, config: Config, prices: Prices, sizes: Sizes, left_out: S
         f"{sizes.seconds:.0f} s more"
     )
     if left_out:
-        reason = f"[bold]left out[/], to stay within quick.minutes={config.quick.minutes:g}:"
+        purpose = "to stay within" if is_in_time else "and still it takes longer than"
+        reason = f"[bold]left out[/], {purpose} quick.minutes={config.quick.minutes:g}:"
         stage.say("\n  - ".join([reason, *left_out]))
     stage.say(f"{' and '.join(UNLABELLED)} have no labels along a text, and are not compared")
 
@@ -177,18 +183,22 @@ class _Work:
     prompts: list[Prompt]
     lengths: list[int]
 
-    def done(self) -> tuple[LatencyProfile, list[Answer]]:
-        """This machine's profile, and the answers for all sampling settings."""
+    def done(self) -> tuple[LatencyProfile, list[Answer], str]:
+        """This machine's profile, the answers for all sampling settings, and why the times cannot be trusted, if they
+        cannot."""
         config, sizes, prices, answers = self.config, self.sizes, self.prices, []
         form = replace(config.prompts.form, tokens=sizes.prompt)
         encoded = [form.encode(self.pair.tokenizer, prompt) for prompt in self.prompts]
         length = sum(map(len, encoded)) // len(encoded) + sizes.tokens // 2
         with progress() as bar:
             task = bar.add_task("timing passes", total=round(sizes.seconds), note="")
-            a_round = prices.passes(len(sizes.verifiers))
+            a_round, since = prices.passes(len(sizes.verifiers)), timing.clocks()
             profile = machine.passes(config, self.pair, sizes, length, lambda: bar.advance(task, a_round))
             bar.update(task, description="timing decoding steps")
             profile = machine.with_steps(config, self.pair, profile, sizes, encoded)
+            disturbed = timing.disturbance(self.pair.device, since) or machine.contradiction(
+                profile, config.train.verifier
+            )
             bar.advance(task, prices.steps(sizes.count, sizes.prompt) + prices.decisions(sizes.prompt))
             a_text = prices.texts(sizes, self.lengths, config.data.texts_per_shard) / sizes.texts
             for setting in config.sampling:
@@ -199,7 +209,7 @@ class _Work:
                 answers.append(self._answer(sampling, table, profile))
                 bar.advance(task, ANSWER)
             bar.update(task, completed=round(sizes.seconds), note="")
-        return profile, answers
+        return profile, answers, disturbed
 
     def _labelled(self, sampling: Sampling, tick: Callable[[int], None]) -> pa.Table:
         """Texts that can be labelled; `tick` gets the number of texts that are done."""

@@ -6,13 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import Gemma3TextConfig
 
+from data_gen import timing
 from pipelines.cli import run
 from pipelines.config import load_config
 from pipelines.latency.stage import summary
 from pipelines.pair.loading import load_pair
-from pipelines.quick.machine import assumed, is_disturbed, passes
+from pipelines.quick.machine import assumed, contradiction, passes
 from pipelines.quick.sizes import Sizes
 from selector.latency import Correction, gpu_like
 from selector.schema import InputError
@@ -52,7 +54,14 @@ def test_quick_then_assumes_acceptance() -> None:
 def test_times_that_contradict_each_other_are_noticed() -> None:
     profile = gpu_like("a pair", ["block"], 0.1)
     quicker = replace(profile, corrections={"block": Correction(drafting=-1.0)})
-    assert not is_disturbed(profile, "block") and is_disturbed(quicker, "block")
+    assert contradiction(profile, "block") == "" and contradiction(quicker, "block").startswith("a tree seems quicker")
+
+
+def test_a_busy_machine_is_noticed() -> None:
+    whole, own = timing.clocks()
+    assert timing.disturbance(torch.device("cpu"), (whole, own - 900)) == ""
+    assert timing.disturbance(torch.device("cpu"), (whole - 900, own)).startswith("other programs had this core for ")
+    assert timing.disturbance(torch.device("cuda"), (whole - 900, own)) == ""
 
 
 def test_other_stages_want_weights(shapes: list[str]) -> None:
