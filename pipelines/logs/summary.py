@@ -87,12 +87,12 @@ def _batches(logs: Figures, mixed: bool) -> str:
         {
             "batch": entry["batch"],
             "the selector sees": LEVELS[entry["level"]],
-            "best fixed length": f"{entry['fixed']:.2f} ({entry['fixed_length']} tokens)",
-            "lookup rule": entry["rule"],
             "selector": entry["selector"],
-            "oracle": entry["oracle"],
             "over the lookup rule": _over(entry, "rule"),
+            "lookup rule": entry["rule"],
             "over the fixed length": _over(entry, "fixed"),
+            "best fixed length": f"{entry['fixed']:.2f} ({entry['fixed_length']} tokens)",
+            "oracle": entry["oracle"],
         }
         for entry in logs["by_batch"]
         if entry["mixed"] == mixed

@@ -29,7 +29,7 @@ pre { font-size: 12px; background: #f4f4f4; padding: 1rem; overflow: auto }
   td::before { content: attr(data-label); color: #555; margin-right: 1rem; text-align: left }
   td { white-space: pre-line } .unfold { display: block; color: #555 }
   .folds:not(:has(:checked)) .more { display: none }
-  td:first-child::before { content: none } body { margin: 1rem auto } pre { font-size: 11px }
+  td.words:first-child::before { content: none } body { margin: 1rem auto } pre { font-size: 11px }
 }
 </style>"""
 
