@@ -1,4 +1,4 @@
-"""The actions that a selector chooses from: the shapes of delayed trees and the lengths of lookups.
+"""The actions that a selector chooses from: delayed trees, of a shape and a style, and the lengths of lookups.
 
 Legend: A actions, S survivals, D depths.
 """
@@ -6,13 +6,17 @@ Legend: A actions, S survivals, D depths.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+# How the first tokens of a tree's branches are drawn (MDSD, section 2): independently; one after another, each off the
+# ones before it; the K - 1 most likely tokens and one draw off them. Each branch goes on as a chain of draws.
+IID, WITHOUT_REPLACEMENT, GREEDY = STYLES = ("iid", "without_replacement", "greedy")
 
 
 class Action(NamedTuple):
@@ -23,12 +27,33 @@ class Action(NamedTuple):
     L2: int
 
     @property
+    def style(self) -> str:
+        return IID
+
+    @property
     def nodes(self) -> int:
         """Number of drafted tokens; equal prefixes of branches count separately."""
         return self.L1 + self.K * self.L2
 
     def __str__(self) -> str:
         return f"({self.K}, {self.L1}, {self.L2})"
+
+
+class StyledAction(NamedTuple):
+    """A delayed tree whose `K` branches begin with different tokens, drawn in a style of `STYLES` other than i.i.d."""
+
+    K: int
+    L1: int
+    L2: int
+    style: str
+
+    @property
+    def nodes(self) -> int:
+        """Number of drafted tokens."""
+        return self.L1 + self.K * self.L2
+
+    def __str__(self) -> str:
+        return f"({self.K}, {self.L1}, {self.L2}, {self.style})"
 
 
 class Lookup(NamedTuple):
@@ -44,7 +69,8 @@ class Lookup(NamedTuple):
         return f"lookup {self.length}"
 
 
-Choice = Action | Lookup
+Tree = Action | StyledAction
+Choice = Tree | Lookup
 
 EMPTY = Action(1, 0, 0)  # no token is drafted: autoregressive decoding
 LARGEST = 256  # each number of a space is below this, so that its tables stay small
@@ -55,15 +81,27 @@ def without_draft(action: Choice) -> bool:
     return isinstance(action, Lookup) or action == EMPTY
 
 
-def choice_of(values: Iterable[int]) -> Choice:
-    """An action from JSON: three numbers are a tree, one is a lookup. TypeError for any other number of them."""
+def choice_of(values: Iterable[Any]) -> Choice:
+    """An action from JSON: three numbers are a tree, with a style after them a styled one; one number is a lookup.
+    TypeError for any other number of values."""
     numbers = tuple(values)
-    return Lookup(*numbers) if len(numbers) == 1 else Action(*numbers)
+    return Lookup(*numbers) if len(numbers) == 1 else tree_of(numbers)
+
+
+def tree_of(values: Iterable[Any]) -> Tree:
+    """`choice_of` for trees alone; TypeError for a style that is not known, too."""
+    numbers = tuple(values)
+    if len(numbers) != 4:
+        return Action(*numbers)
+    if numbers[3] not in STYLES[1:]:
+        raise TypeError(f"{numbers[3]!r} is none of the styles {', '.join(STYLES[1:])}")
+    return StyledAction(*numbers)
 
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """All distinct delayed trees with `K <= max_K`, `L1 <= max_L1` and `L2 <= max_L2` in ascending order, then lookups.
+    """All distinct delayed trees with `K <= max_K`, `L1 <= max_L1` and `L2 <= max_L2` in ascending order: first those
+    with i.i.d. branches, then the branching ones of each further style; then lookups.
 
     `(K, L1, 0)` is the same chain for every `K`, and `(1, L1, L2)` is the chain of length `L = L1 + L2`. A chain is
     represented as `(1, min(L, max_L1), max(0, L - max_L1))`.
@@ -73,6 +111,7 @@ class ActionSpace:
     max_L1: int
     max_L2: int
     lookups: tuple[int, ...] = ()
+    styles: tuple[str, ...] = ()  # besides i.i.d.
 
     @classmethod
     def default(cls) -> ActionSpace:
@@ -81,8 +120,18 @@ class ActionSpace:
 
     @classmethod
     def with_lookups(cls) -> ActionSpace:
-        """The actions of a pair's selector: the default space and lookups of 2, 4, 8 and 16 tokens."""
+        """The default space and lookups of 2, 4, 8 and 16 tokens."""
         return cls(4, 8, 8, (2, 4, 8, 16))
+
+    @classmethod
+    def recorded(cls) -> ActionSpace:
+        """The trees that are labelled along a pair's texts: the default space, and greedy trees of the same shapes."""
+        return cls(4, 8, 8, styles=(GREEDY,))
+
+    @classmethod
+    def of_pairs(cls) -> ActionSpace:
+        """The actions of a pair's selector: the recorded trees and the lookups of `with_lookups`."""
+        return replace(cls.recorded(), lookups=cls.with_lookups().lookups)
 
     @classmethod
     def chains(cls, longest: int, longest_lookup: int) -> ActionSpace:
@@ -92,27 +141,31 @@ class ActionSpace:
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> ActionSpace:
         """Raises KeyError, TypeError or ValueError where the values are not an action space."""
-        space = cls(values["max_K"], values["max_L1"], values["max_L2"], tuple(values["lookups"]))
+        lookups, styles = tuple(values["lookups"]), tuple(values["styles"])
+        space = cls(values["max_K"], values["max_L1"], values["max_L2"], lookups, styles)
         sizes = (space.max_K - 1, space.max_L1, space.max_L2, *(length - 1 for length in space.lookups))
         if not all(type(size) is int and 0 <= size < LARGEST for size in sizes):
             raise ValueError("an action space needs K from 1 on, L1 and L2 from 0 on, lookups from 1 on")
         if any(b <= a for a, b in pairwise(space.lookups)):
             raise ValueError("lookups must ascend")
+        if list(space.styles) != [style for style in STYLES[1:] if style in space.styles]:
+            raise ValueError("styles must be known, and in their order")
         return space
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "lookups": list(self.lookups)}
+        return {**asdict(self), "lookups": list(self.lookups), "styles": list(self.styles)}
 
     @cached_property
-    def trees(self) -> tuple[Action, ...]:
+    def trees(self) -> tuple[Tree, ...]:
         """The actions that the draft model drafts, and the empty tree."""
-        branching = [
+        shapes = [
             Action(K, L1, L2)
             for K in range(2, self.max_K + 1)
             for L1 in range(self.max_L1 + 1)
             for L2 in range(1, self.max_L2 + 1)
         ]
-        return tuple(sorted([*map(self.chain, range(self.depth + 1)), *branching]))
+        styled = [StyledAction(*shape, style) for style in self.styles for shape in shapes]
+        return (*sorted([*map(self.chain, range(self.depth + 1)), *shapes]), *styled)
 
     @cached_property
     def actions(self) -> tuple[Choice, ...]:
@@ -141,25 +194,25 @@ class ActionSpace:
     @property
     def tree_survivals(self) -> int:
         """How many of the survivals belong to trees."""
-        return self.depth + (self.max_K - 1) * (self.max_L1 + 1) * self.max_L2
+        return self.depth + (1 + len(self.styles)) * (self.max_K - 1) * (self.max_L1 + 1) * self.max_L2
 
     @cached_property
     def sums_SA(self) -> Tensor:
         """Which survivals add up to each action's block efficiency: zeros and ones, float32 [S, A].
 
-        The survivals `P(tau >= t)` are ordered: those of the chain by depth; those of branches by K, trunk length L1
-        and depth below it, which do not depend on L2; those of lookups by depth. For example, `E[tau + 1]` of (3, 2, 4)
-        is 1 + the chain's first two + the first four of K = 3 at L1 = 2.
+        The survivals `P(tau >= t)` are ordered: those of the chain by depth; those of branches by style, K, trunk
+        length L1 and depth below it, which do not depend on L2; those of lookups by depth. For example, `E[tau + 1]` of
+        (3, 2, 4) is 1 + the chain's first two + the first four of K = 3 at L1 = 2.
         """
         sums_SA = torch.zeros(self.tree_survivals + max(self.lookups, default=0), len(self))
         for a, action in enumerate(self):
             if isinstance(action, Lookup):
                 sums_SA[self.tree_survivals : self.tree_survivals + action.length, a] = 1
                 continue
-            K, L1, L2 = action
+            K, L1, L2, style = action.K, action.L1, action.L2, (IID, *self.styles).index(action.style)
             sums_SA[: L1 + L2 if K == 1 else L1, a] = 1
             if K > 1:
-                start = self.depth + ((K - 2) * (self.max_L1 + 1) + L1) * self.max_L2
+                start = self.depth + ((style * (self.max_K - 1) + K - 2) * (self.max_L1 + 1) + L1) * self.max_L2
                 sums_SA[start : start + L2, a] = 1
         return sums_SA
 
@@ -197,17 +250,17 @@ class ActionSpace:
         """The canonical action of a chain of `length` tokens."""
         return Action(1, min(length, self.max_L1), max(0, length - self.max_L1))
 
-    def canonical(self, action: Action) -> Action:
+    def canonical(self, action: Tree) -> Tree:
         """The action of this space that drafts the same tree; ValueError where there is none."""
-        K, L1, L2 = action
-        if K == 1 or L2 == 0:
-            action = self.chain(L1 + L2)
-        if action not in self._index or min(K, L1 + 1, L2 + 1) < 1:
+        K, L1, L2 = action.K, action.L1, action.L2
+        own = self.chain(L1 + L2) if K == 1 or L2 == 0 else action
+        if own not in self._index or min(K, L1 + 1, L2 + 1) < 1:
+            styles = f", style {' or '.join((IID, *self.styles))}" if self.styles else ""
             raise ValueError(
-                f"action {Action(K, L1, L2)} is not in the space of K in 1..{self.max_K}, "
-                f"L1 in 0..{self.max_L1}, L2 in 0..{self.max_L2}"
+                f"action {action} is not in the space of K in 1..{self.max_K}, "
+                f"L1 in 0..{self.max_L1}, L2 in 0..{self.max_L2}{styles}"
             )
-        return action
+        return own
 
     def index(self, action: Choice) -> int:
         """Position in `actions` of the action that drafts the same tokens; ValueError where there is none."""

@@ -4,18 +4,21 @@ A new verifier is one small class and one entry in `VERIFIERS`, or in `STYLED` i
 """
 
 from data_gen.verification.acceptance import optimal_acceptance
-from data_gen.verification.base import STYLES, Verdict, Verifier
+from data_gen.verification.base import BottomUp, Verdict, Verifier
+from data_gen.verification.greedy import Greedy, LiftedGreedy, SpecHub
 from data_gen.verification.khisti import Khisti
-from data_gen.verification.one_path import Block, GreedyBlock, Naive
+from data_gen.verification.one_path import Block, GreedyBlock, Naive, OnePath
 from data_gen.verification.priority import LiftedPriority, Priority
-from data_gen.verification.rejection import NSS, Greedy, NaiveTree, SpecHub, SpecInfer
+from data_gen.verification.rejection import NSS, NaiveTree, SpecInfer
 from data_gen.verification.spectr import LiftedSpecTr, LiftedUniform, SpecTr
 from data_gen.verification.traversal import Traversal
+from selector.actions import GREEDY, STYLES
 
 _TOP_DOWN: tuple[type[Verifier], ...] = (NSS, Naive, NaiveTree, SpecTr, SpecInfer, Khisti, Priority)
 _BOTTOM_UP: tuple[type[Verifier], ...] = (Block, GreedyBlock, Traversal, LiftedSpecTr, LiftedPriority, LiftedUniform)
 VERIFIERS = {cls.name: cls for cls in (*_TOP_DOWN, *_BOTTOM_UP)}  # all are lossless for i.i.d. drafts
-STYLED: dict[str, type[Verifier]] = {cls.name: cls for cls in (Greedy, SpecHub)}  # lossless for other drafts only
+_GREEDY: tuple[type[Verifier], ...] = (Greedy, SpecHub, LiftedGreedy)
+STYLED = {cls.name: cls for cls in _GREEDY}  # lossless for other drafts only
 
 # The verifier of copied chains. A copy gives its tokens probability 1, and on such a chain all verifiers have one law:
 # each token is accepted with the target's probability of it. This one is the quickest.
@@ -30,4 +33,27 @@ def get_verifier(name: str, style: str = "iid") -> Verifier:
     return known[name](style)
 
 
-__all__ = ["COPIED", "STYLED", "STYLES", "VERIFIERS", "Verdict", "Verifier", "get_verifier", "optimal_acceptance"]
+def styled(verifier: Verifier, style: str) -> Verifier:
+    """The verifier of trees of a style where `verifier` verifies the others: its own rule, bottom-up or top-down, if it
+    has one for the style, else the rule of its kind."""
+    if style == verifier.style:
+        return verifier
+    rule = verifier.chain if isinstance(verifier, OnePath) else verifier
+    if style in rule.styles:
+        return type(rule)(style)
+    if style == GREEDY:
+        return (LiftedGreedy if isinstance(rule, BottomUp) else Greedy)(style)
+    return (Traversal if isinstance(rule, BottomUp) else SpecInfer)(style)
+
+
+__all__ = [
+    "COPIED",
+    "STYLED",
+    "STYLES",
+    "VERIFIERS",
+    "Verdict",
+    "Verifier",
+    "get_verifier",
+    "optimal_acceptance",
+    "styled",
+]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from data_gen.verification.base import GREEDY, IID, STYLES, WITHOUT_REPLACEMENT
-from data_gen.verification.distributions import Rows, divide
+from data_gen.verification.distributions import Rows
+from selector.actions import GREEDY, IID, STYLES, WITHOUT_REPLACEMENT
 
 LOG_STEP = 0.15  # of the quadrature over log t
 
@@ -28,11 +28,12 @@ def optimal_acceptance(target_probs_V: Tensor, draft_probs_V: Tensor, k: int, st
     node = rows.at(torch.zeros(1, dtype=torch.int64, device=rows.device))
     if style == GREEDY:
         (p_V,), (q_V,) = node.exact()
-        top_V = q_V.topk(min(k - 1, len(q_V))).indices
-        off_V = q_V.index_fill(0, top_V, 0.0)
-        on_top = p_V[top_V][q_V[top_V] > 0].sum()
-        rest_V = p_V.index_fill(0, top_V, 0.0).minimum(divide(off_V, off_V.sum()))
-        return float(on_top + rest_V.sum())
+        likely_V = q_V.argsort(descending=True, stable=True)
+        top_V, off_V = likely_V[: k - 1], q_V.index_fill(0, likely_V[: k - 1], 0.0)
+        if off_V.sum() == 0:
+            return float(p_V[likely_V[:k]].sum())
+        rest_V = p_V.index_fill(0, top_V, 0.0).minimum(off_V / off_V.sum())
+        return float(p_V[top_V].sum() + rest_V.sum())
     _, (p_V,), (q_V,) = (each.flip(-1) for each in rows.ranked(node.nodes_M))  # ascending p/q
     p_V, q_V = p_V[q_V > 0], q_V[q_V > 0]
     p_P, inside_P = pad(p_V.cumsum(0), (1, 0)), pad(q_V.cumsum(0), (1, 0)) ** k

@@ -20,9 +20,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from data_gen.trees import DraftTree, NodeGroup
 from data_gen.verification.distributions import NodeDistributions, Rows, divide, first_accepted, sample
+from selector.actions import IID
 
 Leftover = Callable[[NodeDistributions, Tensor], Tensor]  # the extra token's law, [M, V] up to a factor, by entries_Mk
-IID, WITHOUT_REPLACEMENT, GREEDY = STYLES = ("iid", "without_replacement", "greedy")
 
 
 class Verdict(NamedTuple):

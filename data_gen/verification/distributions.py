@@ -219,6 +219,21 @@ def by_ratio(node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
     return by_token_Mk.gather(-1, ratio_Mk.argsort(dim=-1, descending=True, stable=True))
 
 
+def most_likely(probs_NV: Tensor, count: int, logits_NV: Tensor | None = None) -> Tensor:
+    """The most probable tokens, and among those of probability 0 the ones with the largest logits, in this order; int64
+    [N, count], or fewer where the vocabulary is smaller. Any leading axes.
+
+    At temperature 0 one token has all the probability, and the logits say which tokens come next.
+    """
+    count = min(count, probs_NV.shape[-1])
+    top = probs_NV.topk(count)
+    rest_NV = (probs_NV if logits_NV is None else logits_NV).masked_fill(probs_NV > 0, -torch.inf)
+    possible_N1 = (top.values > 0).sum(-1, keepdim=True)
+    places_NK = torch.arange(count, device=probs_NV.device) - possible_N1
+    later_NK = rest_NV.topk(count).indices.gather(-1, places_NK.clamp(min=0))
+    return torch.where(places_NK < 0, top.indices, later_NK)
+
+
 def sample(probs_V: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """`count` i.i.d. draws from each row, int64 [..., count]; never a token of probability 0.
 

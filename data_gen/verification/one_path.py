@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from data_gen.trees import DraftTree
-from data_gen.verification.base import IID, WITHOUT_REPLACEMENT, BottomUp, TopDown, Verifier, VerifierLaw
+from data_gen.verification.base import BottomUp, TopDown, Verifier, VerifierLaw
 from data_gen.verification.distributions import Rows, powers
 from data_gen.verification.rejection import NaiveTree
 from data_gen.verification.traversal import Traversal
+from selector.actions import IID, WITHOUT_REPLACEMENT
 
 MOST_AFTER = 1e200  # beyond this, `q~` is `q`: the paths that come after the prefix outweigh it
 

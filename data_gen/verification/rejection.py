@@ -1,9 +1,8 @@
-"""Rejection sampling at a node, one draft after another, from the root down; and the verifiers of greedy drafts.
+"""Rejection sampling at a node, one draft after another, from the root down.
 
 `naive_tree` is speculative sampling (Leviathan et al. 2023, Chen et al. 2023) on the first child. `specinfer` is
 recursive rejection (Miao et al. 2024, algorithm 2; without replacement RRSw/o of MDSD, Hu et al. 2025, arXiv
-2502.18779). `greedy` (MDSD) and `spechub` (Sun et al. 2024, arXiv 2411.05289) verify drafts of the top k-1 tokens and
-one that is drawn from the rest.
+2502.18779).
 
 Legend: M nodes taken at once, V vocabulary, k child-list entries, r rounds, S sets of rejected entries, T transitions.
 """
@@ -15,8 +14,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from data_gen.verification.base import GREEDY, IID, STYLES, WITHOUT_REPLACEMENT, TopDown
+from data_gen.verification.base import TopDown
 from data_gen.verification.distributions import NodeDistributions, divide, first_accepted, is_copy, pooled
+from selector.actions import IID, STYLES, WITHOUT_REPLACEMENT
 
 MOST_SHUFFLED = 12  # entries; where there are more, they are tried in their own order, which is lossless too
 
@@ -146,48 +146,3 @@ def _rejections(k: int, device: torch.device) -> list[tuple[Tensor, Tensor, Tens
             if not rejected >> entry & 1:
                 rounds_[rejected.bit_count()].append((rejected, entry, rejected | 1 << entry))
     return [tuple(torch.tensor(moves, device=device).unbind(-1)) for moves in rounds_]  # type: ignore[misc]
-
-
-class Greedy(TopDown):
-    """Drafts of the top k-1 tokens and one drawn from the rest, which is the last entry (MDSD).
-
-    Accept the drawn child with `min(1, p/q')`; else the token is drawn from `(p - q')+`. Here `q'` is `q` off the top
-    tokens, renormalised. The acceptance is optimal for such drafts: `p(top) + sum_off_top min(p, q')`.
-    """
-
-    name = "greedy"
-    styles = (GREEDY,)
-
-    def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-        p_Mk, q_Mk = node.at(entries_Mk)
-        scale_M, taken_M = self._drawn(node, entries_Mk)
-        accept_M = divide(p_Mk[:, -1], scale_M * q_Mk[:, -1]).clamp(max=1)
-        top_Mk = (1 - accept_M).unsqueeze(-1) * divide(p_Mk, (1 - taken_M).unsqueeze(-1)).clamp(max=1)
-        top_Mk[:, -1] = accept_M
-        return top_Mk
-
-    def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-        scale_M, _ = self._drawn(node, entries_Mk)
-        return node.residual(node.ones(), scale_M).scatter_(-1, entries_Mk, 0.0)
-
-    @staticmethod
-    def _drawn(node: NodeDistributions, entries_Mk: Tensor) -> tuple[Tensor, Tensor]:
-        """`q'/q` off the top tokens, and `sum_off_top min(p, q')`; [M] each."""
-        scale_M = 1 / node.draft_mass_off(entries_Mk[:, :-1])[:, -1]
-        p_Mk, q_Mk = (values_Mk[:, :-1] for values_Mk in node.at(entries_Mk))
-        on_top_M = p_Mk.minimum(scale_M.unsqueeze(-1) * q_Mk).sum(-1)
-        return scale_M, (1 - node.excess(node.ones(), scale_M) - on_top_M).clamp(min=0)
-
-
-class SpecHub(Greedy):
-    """Pairs of the top token, which is the hub, and another token `x`; this is Greedy with k = 2.
-
-    SpecHub's linear program gives the pair `{hub, x}` the probability `q'(x)`.
-    """
-
-    name = "spechub"
-
-    def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-        if entries_Mk.shape[-1] > 2:
-            raise ValueError(f"spechub verifies pairs; a node has {entries_Mk.shape[-1]} children")
-        return super().branching(node, entries_Mk)

@@ -70,16 +70,16 @@ class Lifted(BottomUp):
         pi_Mk = pooled(self.rule.choose(node, alive_Mk, entries_Mk), entries_Mk)
         final_M = left_over(weights_M, flow_M)
         if not self.visits_by_ratio:
-            return Split(_entry_weights(pi_Mk), final_M)
+            return Split(entry_weights(pi_Mk), final_M)
         order_Mk = by_ratio(node, entries_Mk)
-        entry_Mk = torch.zeros_like(pi_Mk).scatter_(-1, order_Mk, _entry_weights(pi_Mk.gather(-1, order_Mk)))
+        entry_Mk = torch.zeros_like(pi_Mk).scatter_(-1, order_Mk, entry_weights(pi_Mk.gather(-1, order_Mk)))
         return Split(entry_Mk, final_M, order_Mk)
 
     def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         return self.rule.remainder(node, weights_M, entries_Mk)
 
 
-def _entry_weights(pi_Mk: Tensor) -> Tensor:
+def entry_weights(pi_Mk: Tensor) -> Tensor:
     """`pi_j / (1 - sum_{i<j} pi_i)`, in the order of visits."""
     before_Mk = pi_Mk.cumsum(-1) - pi_Mk
     return divide(pi_Mk, (1 - before_Mk).clamp(min=0)).clamp_(max=1)

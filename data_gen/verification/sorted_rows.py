@@ -104,6 +104,12 @@ class SortedDistributions(NodeDistributions):
     def excess(self, a_M: Tensor, b_M: Tensor) -> Tensor:
         return self.excess_and_slope(a_M, b_M)[0]
 
+    def draft_mass_off(self, entries_Mk: Tensor) -> Tensor:
+        """As for single nodes, with one sum over the vocabulary for all equal questions."""
+        asked_M = torch.cat([self.nodes_M.unsqueeze(-1), entries_Mk], dim=-1)
+        each_m, inverse_M = asked_M.unique(dim=0, return_inverse=True)
+        return NodeDistributions(self.rows, each_m[:, 0]).draft_mass_off(each_m[:, 1:])[inverse_M]
+
     def excess_and_slope(self, a_M: Tensor, b_M: Tensor) -> tuple[Tensor, Tensor]:
         start_M, threshold_M = self.nodes_M * self.rows.ratio_PV.shape[-1], a_M / b_M
         below_M = self.rows.leading(self.rows.ratio_PV, start_M, lambda ratio_M: ratio_M < threshold_M)

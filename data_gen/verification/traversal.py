@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from data_gen.verification.base import IID, WITHOUT_REPLACEMENT, BottomUp, Split
+from data_gen.verification.base import BottomUp, Split
 from data_gen.verification.distributions import NodeDistributions, divide, is_copy
 from data_gen.verification.rejection import draft_steps, rejections
+from selector.actions import IID, WITHOUT_REPLACEMENT
 
 
 class Traversal(BottomUp):

@@ -1,11 +1,8 @@
-"""Small random worlds on which everything can be enumerated.
-
-A world gives the target and the draft a conditional distribution after every context of up to `depth` tokens.
-"""
+"""The worlds of `data_gen.verification.worlds`, with all trees of a shape verified at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice, product
 
@@ -13,10 +10,11 @@ import torch
 from torch import Tensor
 
 from data_gen.trees import DraftTree, NodeGroup
-from data_gen.verification import Verifier
+from data_gen.verification import Verifier, worlds
+from data_gen.verification.worlds import KINDS
 
 TOGETHER = 4096  # trees whose laws are computed at once
-KINDS = ("random", "zeros", "equal", "one_hot", "peaked")
+__all__ = ["KINDS", "Drafts", "Forest", "World", "normalised"]
 
 
 class Forest(DraftTree):
@@ -60,110 +58,14 @@ class Drafts:
     number_N: Tensor
 
 
-class World:
-    """Distributions by context; contexts are tuples of tokens from the root."""
+class World(worlds.World):
+    """A world whose trees are verified many at once."""
 
     def __init__(self, vocabulary: int, depth: int, kind: str, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.vocabulary = vocabulary
-        self.target: dict[tuple[int, ...], Tensor] = {}
-        self.draft: dict[tuple[int, ...], Tensor] = {}
-        for length in range(depth + 1):
-            for context in product(range(vocabulary), repeat=length):
-                self.target[context], self.draft[context] = self._pair(kind, generator)
+        super().__init__(vocabulary, depth, kind, seed)
         self._delayed: dict[tuple[int, int, int, str], list[Drafts]] = {}
         self.number = {context: number for number, context in enumerate(self.target)}
         self.target_CV, self.draft_CV = (torch.stack(list(rows.values())) for rows in (self.target, self.draft))
-
-    def _pair(self, kind: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        p, q = torch.rand(2, self.vocabulary, generator=generator, dtype=torch.float64) + 1e-3
-        if kind == "zeros":  # supports that differ, and may be disjoint
-            p, q = (row * (torch.rand(self.vocabulary, generator=generator) < 0.6) for row in (p, q))
-            p[torch.randint(self.vocabulary, (), generator=generator)] += 0.1
-            q[torch.randint(self.vocabulary, (), generator=generator)] += 0.1
-        elif kind == "equal":
-            q = p.clone()
-        elif kind == "one_hot":
-            p = torch.zeros_like(p)
-            p[torch.randint(self.vocabulary, (), generator=generator)] = 1.0
-        elif kind == "peaked":  # drafts are mostly duplicates
-            q = q**8
-        return p / p.sum(), q / q.sum()
-
-    def rows(self, tree: DraftTree) -> tuple[Tensor, Tensor]:
-        """Target and draft distributions of a tree's nodes, [N, V] each."""
-        contexts = [tuple(tree.token(n) for n in tree.path_to(node)) for node in range(len(tree))]
-        return torch.stack([self.target[c] for c in contexts]), torch.stack([self.draft[c] for c in contexts])
-
-    def target_probability(self, sequence: tuple[int, ...], start: int = 0) -> float:
-        """P(sequence[start:] | sequence[:start]) under the target."""
-        probability = 1.0
-        for i in range(start, len(sequence)):
-            probability *= float(self.target[sequence[:i]][sequence[i]])
-        return probability
-
-    def draft_probability(self, path: tuple[int, ...], start: int = 0) -> float:
-        probability = 1.0
-        for i in range(start, len(path)):
-            probability *= float(self.draft[path[:i]][path[i]])
-        return probability
-
-    def drafts(
-        self, K: int, L1: int, L2: int, style: str = "iid"
-    ) -> Iterator[tuple[float, list[int], list[list[int]]]]:
-        """Every delayed draft that can happen, with its probability: (probability, trunk, branches)."""
-        for trunk in product(range(self.vocabulary), repeat=L1):
-            if not (trunk_probability := self.draft_probability(trunk)):
-                continue
-            for probability, branches in self.branches(trunk, K, L2, style):
-                yield trunk_probability * probability, list(trunk), branches
-
-    def branches(self, trunk: tuple[int, ...], K: int, L2: int, style: str) -> Iterator[tuple[float, list[list[int]]]]:
-        """All branches that can be drafted after a trunk, with their probability."""
-        if L2 == 0:
-            yield 1.0, [[]] * K
-            return
-        for probability, first in self.children(trunk, K, style):
-            rests = [self._continuations((*trunk, token), L2 - 1) for token in first]
-            for choice in product(*rests):
-                continued = self._product([p for p, _ in choice], range(len(choice)))
-                yield probability * continued, [[t, *rest] for t, (_, rest) in zip(first, choice, strict=True)]
-
-    def _continuations(self, context: tuple[int, ...], length: int) -> list[tuple[float, list[int]]]:
-        paths = product(range(self.vocabulary), repeat=length)
-        drafts = [(self.draft_probability(context + path, start=len(context)), list(path)) for path in paths]
-        return [draft for draft in drafts if draft[0] > 0]
-
-    def children(self, context: tuple[int, ...], k: int, style: str) -> Iterator[tuple[float, list[int]]]:
-        """Every list of k children that a style can draw after a context, with its probability."""
-        q = self.draft[context].tolist()
-        if style == "iid":
-            for tokens in product(range(self.vocabulary), repeat=k):
-                if probability := self._product(q, tokens):
-                    yield probability, list(tokens)
-        elif style == "without_replacement":
-            yield from self._sequential(q, k, [], 1.0)
-        else:
-            top = [int(t) for t in self.draft[context].topk(min(k - 1, self.vocabulary)).indices if q[int(t)] > 0]
-            rest = [token for token in range(self.vocabulary) if token not in top and q[token] > 0]
-            mass = sum(q[token] for token in rest)
-            yield from [(q[token] / mass, [*top, token]) for token in rest] or [(1.0, top)]
-
-    def _sequential(self, q: list[float], k: int, drawn: list[int], probability: float) -> Iterator:
-        left = [token for token in range(self.vocabulary) if token not in drawn and q[token] > 0]
-        if len(drawn) == k or not left:
-            yield probability, drawn
-            return
-        mass = sum(q[token] for token in left)
-        for token in left:
-            yield from self._sequential(q, k, [*drawn, token], probability * q[token] / mass)
-
-    @staticmethod
-    def _product(q: Sequence[float], tokens: Sequence[int]) -> float:
-        probability = 1.0
-        for token in tokens:
-            probability *= q[token]
-        return probability
 
     def delayed_trees(self, K: int, L1: int, L2: int, style: str = "iid") -> list[Drafts]:
         key = K, L1, L2, style

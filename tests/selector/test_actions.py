@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup, choice_of
+from selector.actions import EMPTY, GREEDY, Action, ActionSpace, Choice, Lookup, StyledAction, choice_of
 
 SPACES = [
+    ActionSpace.of_pairs(),
+    ActionSpace(3, 1, 2, (3,), styles=("without_replacement", "greedy")),
     ActionSpace.with_lookups(),
     ActionSpace(3, 2, 2),
     ActionSpace(2, 0, 3, (2, 5)),
@@ -22,6 +24,31 @@ def test_the_default_space_has_233_ordered_distinct_trees() -> None:
     assert list(actions) == sorted(actions)
     chains = [action for action in actions if action.K == 1]
     assert chains == [Action(1, min(n, 8), max(0, n - 8)) for n in range(17)]
+
+
+def test_styled_trees_follow_the_others_and_precede_lookups() -> None:
+    """Positions of i.i.d. trees stay; every branching shape is there in every style."""
+    space, trees = ActionSpace.of_pairs(), ActionSpace.default().actions
+    styled = [StyledAction(*shape, GREEDY) for shape in trees if shape.K > 1]
+    assert space.actions == (*trees, *styled, Lookup(2), Lookup(4), Lookup(8), Lookup(16))
+    assert space.trees == ActionSpace.recorded().actions == space.actions[:449]
+    assert [space.index(action) for action in space] == list(range(453))
+    assert space.index(StyledAction(1, 3, 2, GREEDY)) == space.index(Action(1, 5, 0))
+    assert [choice_of(list(action)) for action in space] == list(space)
+    assert ActionSpace.of_json(space.to_json()) == space
+    with pytest.raises(ValueError, match=r"\(2, 1, 1, without_replacement\) is not in .*, style iid or greedy"):
+        space.index(StyledAction(2, 1, 1, "without_replacement"))
+    with pytest.raises(ValueError, match="styles must be known"):
+        ActionSpace.of_json({**space.to_json(), "styles": ["sorted"]})
+
+
+def test_survivals_of_styled_trees_follow_those_of_iid_ones() -> None:
+    space, trees = ActionSpace.of_pairs(), ActionSpace.default()
+    S, A = trees.sums_SA.shape
+    assert space.sums_SA.shape == (S + 27 * 8 + 16, 453)
+    assert torch.equal(space.sums_SA[:S, :A], trees.sums_SA)
+    assert torch.equal(space.sums_SA[:16, A:449], trees.sums_SA[:16, [a.K > 1 for a in trees]])
+    assert torch.equal(space.sums_SA[S : S + 216, A:449], trees.sums_SA[16:, [a.K > 1 for a in trees]])
 
 
 def test_lookups_follow_the_trees() -> None:
@@ -62,25 +89,30 @@ def test_actions_that_draft_the_same_tree_have_the_same_index() -> None:
             space.index(outside)
 
 
-def name_of(space: ActionSpace, s: int) -> tuple[int, int, int]:
-    """K, trunk length and depth below it of a survival; a chain's have no trunk, and those of lookups K = 0."""
+Name = tuple[str, int, int, int]
+
+
+def name_of(space: ActionSpace, s: int) -> Name:
+    """Style, K, trunk length and depth below it of a survival; a chain's have no trunk, and those of lookups K = 0."""
     if s < space.depth:
-        return 1, 0, s + 1
+        return "iid", 1, 0, s + 1
     if s >= space.tree_survivals:
-        return 0, 0, s - space.tree_survivals + 1
-    K, rest = divmod(s - space.depth, (space.max_L1 + 1) * space.max_L2)
+        return "iid", 0, 0, s - space.tree_survivals + 1
+    each, rest = divmod(s - space.depth, (space.max_L1 + 1) * space.max_L2)
+    style, K = divmod(each, space.max_K - 1)
     L1, below = divmod(rest, space.max_L2)
-    return 2 + K, L1, below + 1
+    return ("iid", *space.styles)[style], 2 + K, L1, below + 1
 
 
-def own_survivals(action: Choice) -> list[tuple[int, int, int]]:
+def own_survivals(action: Choice) -> list[Name]:
     """By depth: of a tree those of the chain along the trunk, then those of its branches; of a lookup its own."""
     if isinstance(action, Lookup):
-        return [(0, 0, depth) for depth in range(1, action.length + 1)]
-    K, L1, L2 = action
+        return [("iid", 0, 0, depth) for depth in range(1, action.length + 1)]
+    K, L1, L2, style = action.K, action.L1, action.L2, action.style
     if K == 1:
-        return [(1, 0, depth) for depth in range(1, L1 + L2 + 1)]
-    return [(1, 0, depth) for depth in range(1, L1 + 1)] + [(K, L1, depth) for depth in range(1, L2 + 1)]
+        return [("iid", 1, 0, depth) for depth in range(1, L1 + L2 + 1)]
+    trunk: list[Name] = [("iid", 1, 0, depth) for depth in range(1, L1 + 1)]
+    return trunk + [(style, K, L1, depth) for depth in range(1, L2 + 1)]
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
