@@ -37,7 +37,7 @@ from data_gen.models.self_check import check_model
 from data_gen.models.vocabulary import scored, widened
 from data_gen.timing import device_name
 from data_gen.verification import get_verifier
-from selector.actions import Action, ActionSpace, Choice, choice_of
+from selector.actions import ActionSpace, Choice, Tree, choice_of
 from selector.runtime.selector import Selector, load_selector
 from selector.runtime.tuned import Tuned
 from selector.schema import PAIR, InputError
@@ -161,7 +161,7 @@ def speculative_generate(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     draft_model: PreTrainedModel | None = None,
-    selector: Selector | str | Path | Action | tuple[str, Action] | None = None,
+    selector: Selector | str | Path | Tree | tuple[str, Tree] | None = None,
     text_streamer: Any = None,
     **model_kwargs: Any,
 ) -> Tensor | SpeculativeOutput:
@@ -169,8 +169,9 @@ def speculative_generate(
 
     Args:
         draft_model: with the target's vocabulary, on its device.
-        selector: a loaded selector or its folder; or one action for all steps, a tree `(K, L1, L2)` or a lookup
-            `(length,)`; or a pair of a verifier's name and such an action, whose default is `lifted_uniform`.
+        selector: a loaded selector or its folder; or one action for all steps, a tree `(K, L1, L2)`, a greedy tree
+            `(K, L1, L2, "greedy")`, or a lookup `(length,)`; or a pair of a verifier's name and such an action, whose
+            default is `lifted_uniform`.
         text_streamer: a streamer of transformers. `generate` passes on neither its `streamer` nor its `tokenizer`; stop
             strings can be given as a `StopStringCriteria`.
 
@@ -263,7 +264,7 @@ def _checked_draft(model: PreTrainedModel, draft: Any, max_length: int) -> PreTr
     sizes = [scored(each) for each in models]
     if max(sizes) > PADDING * min(sizes):
         raise InputError(f"vocabularies differ: the target scores {sizes[0]} tokens, the draft {sizes[1]}")
-    longest = max_length - 1 + ActionSpace.with_lookups().deepest  # the last new token roots no tree
+    longest = max_length - 1 + ActionSpace.of_pairs().deepest  # the last new token roots no tree
     for each in models:
         if _checked.get(each, 0) < longest:
             check_model(each, each.name_or_path or type(each).__name__, longest)
@@ -285,7 +286,7 @@ def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Ch
     if isinstance(selector, tuple) and len(selector) == 2:
         verifier, selector = selector
     try:
-        space, action = ActionSpace.with_lookups(), choice_of(selector)
+        space, action = ActionSpace.of_pairs(), choice_of(selector)
         return verifier, FixedTree(space.actions[space.index(action)])
     except (TypeError, ValueError) as error:
         raise InputError(

@@ -41,7 +41,7 @@ class Layout:
         elif action.K == 1 or action.L2 == 0:
             self.K, self.L1, self.L2 = 1, action.L1 + action.L2, 0
         else:
-            self.K, self.L1, self.L2 = action
+            self.K, self.L1, self.L2 = action.K, action.L1, action.L2
         parents = [-1, *range(self.L1)]
         for depth in range(self.L2):
             parents += [self.slot(depth, k) if depth else self.L1 for k in range(self.K)]

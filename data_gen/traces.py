@@ -11,7 +11,7 @@ A row is a text. Features are not in it: `data_gen.texts.recorded` computes them
     target_entropy, draft_entropy   float32 list  roots: of both models after the root's token, at temperature 1, nats
     target_prob, draft_prob         float32 list  roots: of the text's next token, after temperature and filtering
     lookup.right             uint8 list    roots: how many tokens of a lookup the text goes on with
-    <verifier>.survivals     float16 list  roots x `ActionSpace.sums_SA`'s survivals, P(tau >= t | text)
+    <verifier>.survivals     float16 list  roots x survivals P(tau >= t | text) of `ActionSpace.recorded()`
     target_hidden_prev, ..   float16 list  rows x width, if recorded; every `hidden_stride`-th root from the second on
     hidden_stride            int32
     step_root, step_action, step_accepted   int32 lists   of the decoding steps that wrote it; empty if the target did
@@ -34,7 +34,7 @@ from selector.actions import ActionSpace
 from selector.files import atomically
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, sha256, survival_column
 
-ROWS_VERSION = 8  # raise it when the program gives other rows for the same inputs, so that no store holds both
+ROWS_VERSION = 9  # raise it when the program gives other rows for the same inputs, so that no store holds both
 
 
 def text_schema(verifiers: Sequence[str], hidden: bool) -> pa.Schema:
@@ -58,7 +58,7 @@ def text_schema(verifiers: Sequence[str], hidden: bool) -> pa.Schema:
 
 def text_bytes(tokens: int, roots: int, verifiers: int, hidden: int) -> int:
     """Bytes of one row before compression; `hidden` counts the recorded numbers of hidden states."""
-    per_root = 1 + 4 * len(ROW_NUMBERS) + 2 * verifiers * len(ActionSpace.default().sums_SA)
+    per_root = 1 + 4 * len(ROW_NUMBERS) + 2 * verifiers * len(ActionSpace.recorded().sums_SA)
     return 4 * tokens + roots * per_root + 2 * hidden
 
 

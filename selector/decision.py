@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from selector.actions import Action, ActionSpace, Choice, Lookup
+from selector.actions import ActionSpace, Choice, Lookup, Tree, tree_of
 from selector.jit import jit
 from selector.schema import DRAFTER, EARLY, FULL, LEVELS, LIGHT, MATCH, TEXT
 from selector.tables import number, place
@@ -60,7 +60,7 @@ class Mode:
 
     temperature: float
     top_p: float
-    action: Action  # the best static tree, which is drafted where no features are known or needed
+    action: Tree  # the best static tree, which is drafted where no features are known or needed
     feature_levels: tuple[str, ...] = ()  # of `schema.LEVELS`, in order; `MATCH` alone for the lookup rule
     speed: float = 1.0  # g, tokens per second
     rho: float = 1.0  # from 0 to 1
@@ -145,7 +145,7 @@ class Mode:
     def of(cls, entry: dict[str, Any]) -> "Mode":
         """The mode of a JSON entry; other keys are ignored. Raises KeyError, TypeError or ValueError for other data."""
         mode = cls(
-            action=Action(*entry["action"]),
+            action=tree_of(entry["action"]),
             allowed=tuple(entry["allowed"]),
             feature_levels=tuple(entry["feature_levels"]),
             rule=None if entry["rule"] is None else LookupRule(*entry["rule"]),
@@ -156,7 +156,7 @@ class Mode:
             mean_efficiency=tuple(map(number, entry.get("mean_efficiency", ()))),
             **{name: float(entry[name]) for name in ("temperature", "top_p", "min_p", "speed", "rho", "joint")},
         )
-        if not all(type(at) is int and at >= 0 for at in (*mode.action, *mode.allowed, *(mode.rule or ()))):
+        if not all(type(at) is int and at >= 0 for at in (*mode.action[:3], *mode.allowed, *(mode.rule or ()))):
             raise TypeError("action, allowed and rule must be non-negative integers")
         if mode.feature_levels not in ASKED or (mode.feature_levels == (MATCH,)) != (mode.rule is not None):
             raise ValueError("feature_levels and rule do not fit together")

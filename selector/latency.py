@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, ActionSpace, Choice, Lookup
+from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup, StyledAction
 from selector.schema import FEATURES, FULL, LIGHT, MATCH, InputError
 from selector.tables import FREE, Batches, Table, number
 
@@ -26,6 +26,8 @@ MOST_TOKENS = 64  # verified tokens of a request in an engine's step, the root i
 
 SPACE = ActionSpace.default()
 UNCUT = (1.0, 1.0)  # temperature and top-p
+EAGER = "eager"  # the decoder that drafts every style; the others draft i.i.d. branches alone
+NOT_DRAFTED = 1e6  # seconds of a step that the machine's decoder cannot make
 
 
 def setting_key(setting: tuple[float, float]) -> str:
@@ -68,7 +70,7 @@ class LatencyProfile:
     corrections: dict[str, Correction] = field(default_factory=dict)  # by verifier; empty where they were not fitted
     batches: Batches | None = None
     copied: Table = FREE  # verification of a lookup with any verifier, by its length
-    decoder: str = "eager"  # kind of the decoder whose steps were timed
+    decoder: str = EAGER  # kind of the decoder whose steps were timed
     different: dict[str, list[list[float]]] = field(default_factory=dict)
 
     @classmethod
@@ -125,8 +127,8 @@ class LatencyProfile:
     def nodes(self, action: Choice, setting: tuple[float, float] = UNCUT) -> float:
         """The mean number of nodes that the target passes under a sampling setting, with the root."""
         different = self.different.get(setting_key(setting))
-        if different is None or isinstance(action, Lookup) or action.K == 1:
-            return 1 + action.nodes
+        if different is None or not isinstance(action, Action) or action.K == 1:
+            return 1 + action.nodes  # branches of other styles have no node in common
         return 1 + action.L1 + sum(different[action.K - 2][: action.L2])
 
     def action_seconds(
@@ -146,6 +148,8 @@ class LatencyProfile:
             setting: temperature and top-p.
             nodes: that the target passes, with the root; `nodes(action, setting)` if None.
         """
+        if isinstance(action, StyledAction) and self.decoder != EAGER:
+            return NOT_DRAFTED
         nodes = self.nodes(action, setting) if nodes is None else nodes
         passes = _draft_passes(action, length, LIGHT in feature_levels or FULL in feature_levels)
         seconds = sum(self.draft.at(*size) for size in passes)
@@ -188,7 +192,7 @@ def _draft_passes(action: Choice, length: float, root: bool) -> list[tuple[float
     covers the last accepted token; with `root`, for a decision from the draft's rows, it is always made."""
     if isinstance(action, Lookup) or action == EMPTY:
         return [(length, 2)] if root else []
-    K, L1, L2 = action
+    K, L1, L2 = action[:3]
     trunk = [(length + depth, 1) for depth in range(1, L1 + (L2 > 0))]
     return [(length, 2), *trunk, *((length + L1 + depth * K, K) for depth in range(1, L2))]
 
@@ -197,7 +201,7 @@ def correction_counts(action: Choice) -> tuple[int, int, int, int]:
     """How often each part of a `Correction` occurs in a step with this action."""
     if isinstance(action, Lookup):
         return 0, 0, 0, 0
-    K, L1, L2 = action
+    K, L1, L2 = action[:3]
     if K == 1:
         return int(L1 + L2 > 0), L1 + L2, 0, 0
     return 1, L1 + 1, L2 - 1, 1

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-FORMAT = "espalier-selector-8"
+FORMAT = "espalier-selector-9"
 READ = "model.safetensors", "config.json"
 DTYPES = {"F32": np.float32, "I64": np.int64, "BOOL": np.bool_}
 LAYER_NORM_EPSILON = 1e-5
@@ -27,7 +27,7 @@ class PlainSelector:
     """An exported selector, from a directory that the export stage wrote.
 
     Attributes:
-        actions: `(K, L1, L2)` of a tree, `(length,)` of a lookup.
+        actions: `(K, L1, L2)` of a tree, with its style behind where that is not i.i.d.; `(length,)` of a lookup.
         early: number of scalars of the first feature level.
         widths: number of all scalars, and the width of each hidden state.
 
@@ -41,7 +41,7 @@ class PlainSelector:
         if self.config.get("format") != FORMAT:
             raise ValueError(f"{folder}: {self.config.get('format')}; this program reads {FORMAT}: export it again")
         self._tensors = tensors(files["model.safetensors"])
-        self.actions: list[tuple[int, ...]] = [tuple(action) for action in self.config["actions"]]
+        self.actions: list[tuple[Any, ...]] = [tuple(action) for action in self.config["actions"]]
         self.early: int = self.config["features"]["early"]
         self.widths = [len(self.config["features"]["scalars"]), *self.config["features"]["hidden_states"].values()]
         self._regressor = self.config["objective"] == "regressor"

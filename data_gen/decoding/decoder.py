@@ -15,9 +15,9 @@ from data_gen.decoding.loop import Clock, Loop, Outcome, Text
 from data_gen.drafting.sampled import Draft, draft_lookup, draft_tree
 from data_gen.features.root import BLOCK, Accepted
 from data_gen.models.pair import CachedModel, ModelRows
-from data_gen.verification import COPIED, Verdict
+from data_gen.verification import COPIED, Verdict, Verifier, styled
 from data_gen.verification.distributions import sample
-from selector.actions import Action, Choice, Lookup
+from selector.actions import Choice, Lookup, StyledAction
 
 
 class Decoder(Loop):
@@ -52,16 +52,18 @@ class Decoder(Loop):
                 self.draft_sampling,
                 lambda: [tokens[: n + 1] for n in range(first, end)],  # noqa: B023
             )
-            text.root_probs_V = rows.probs_NV[-1]
+            text.root_probs_V, text.root_logits_V = rows.probs_NV[-1], rows.logits_NV[-1]
             if knowledge is not None:
                 knowledge.passed(rows.each())
         return text.root_probs_V
 
     def _draft(self, text: _CachedText, action: Choice, clock: Clock) -> Draft:
-        if isinstance(action, Action) and action.nodes > 0:
+        if not isinstance(action, Lookup) and action.nodes > 0:
             root_V = self._root(text, clock)
+            style = self._verifier_of(action).style
             return draft_tree(
-                text.draft, root_V, action, self.draft_sampling, text.generator, self.verifier.style, text.tokens
+                *(text.draft, root_V, action, self.draft_sampling, text.generator, style, text.tokens),
+                root_logits_V=text.root_logits_V,
             )
         copied = text.proposal(action.length) if isinstance(action, Lookup) else []
         return draft_lookup(copied, self.pair.vocabulary, self.pair.device)
@@ -79,8 +81,12 @@ class Decoder(Loop):
     def _verify(self, text: _CachedText, action: Choice, drafted: Draft, rows: ModelRows) -> Verdict:
         if len(drafted.tree) == 1:
             return Verdict(0, int(sample(rows.probs_NV[0], 1, text.generator)))
-        verifier = COPIED if isinstance(action, Lookup) else self.verifier
-        return verifier.verify(drafted.tree, rows.probs_NV, drafted.probs_NV, text.generator)
+        return self._verifier_of(action).verify(drafted.tree, rows.probs_NV, drafted.probs_NV, text.generator)
+
+    def _verifier_of(self, action: Choice) -> Verifier:
+        if isinstance(action, Lookup):
+            return COPIED
+        return styled(self.verifier, action.style) if isinstance(action, StyledAction) else self.verifier
 
     def _commit(self, text: _CachedText, action: Choice, drafted: Draft, rows: ModelRows, verdict: Verdict) -> Outcome:
         path = drafted.tree.path_to(verdict.node)
@@ -99,3 +105,4 @@ class _CachedText(Text):
     target: CachedModel
     draft: CachedModel
     root_probs_V: Tensor  # of the draft, once it has passed the root token
+    root_logits_V: Tensor

@@ -27,7 +27,7 @@ from data_gen.slots import Layout, layout_of
 from data_gen.verification import COPIED
 from data_gen.verification.distributions import invert
 from data_gen.verification.on_slots import check_on_slots, verify_slots
-from selector.actions import EMPTY, Action, Choice, Lookup
+from selector.actions import EMPTY, Action, Choice, Lookup, StyledAction
 from selector.schema import EARLY, LIGHT, MATCH, InputError
 
 ROWS = 256  # a cache's rows are a multiple of this, so that few numbers of rows need compiled passes
@@ -139,6 +139,10 @@ class GraphDecoder(Loop):
         length, memory = len(text.tokens), text.memory
         if length > self.length:
             raise InputError(f"the text has {length} tokens; this decoder was made for {self.length}")
+        if isinstance(action, StyledAction):
+            raise InputError(
+                f"{action}: the graph decoder drafts i.i.d. branches; pair.decoder=eager drafts all styles"
+            )
         if isinstance(action, Lookup):
             copied = text.proposal(action.length)
             action = action if copied else EMPTY

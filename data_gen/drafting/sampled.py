@@ -19,9 +19,8 @@ from transformers import PreTrainedModel
 from data_gen.models.pair import CachedModel, ModelRow
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
-from data_gen.verification.base import GREEDY, IID
-from data_gen.verification.distributions import sample
-from selector.actions import Action, ActionSpace
+from data_gen.verification.distributions import most_likely, sample
+from selector.actions import GREEDY, IID, Action, ActionSpace, Tree
 
 EVERY = 8  # tokens between two roots at which branches are compared
 
@@ -43,11 +42,12 @@ class Draft:
 def draft_tree(
     draft: CachedModel,
     root_probs_V: Tensor,
-    action: Action,
+    action: Tree,
     sampling: Sampling,
     generator: torch.Generator,
     style: str = IID,
     text: Sequence[int] = (),
+    root_logits_V: Tensor | None = None,
 ) -> Draft:
     """Draft a delayed tree.
 
@@ -57,6 +57,7 @@ def draft_tree(
         generator: lives on the device of `root_probs_V`.
         style: as in `draw_children`, for the branches' first tokens.
         text: committed tokens up to the root token, for a sampling that depends on them.
+        root_logits_V: after the root token; they rank tokens of probability 0 where the style is greedy.
     """
     L1, L2 = (action.L1 + action.L2, 0) if action.K == 1 else (action.L1, action.L2)  # a chain is a trunk alone
     trunk: list[int] = []
@@ -68,8 +69,8 @@ def draft_tree(
             passed += _pass(draft, last_11, visible, len(trunk), sampling, lambda: [[*text, *trunk]])
     branches_KD = torch.zeros(1, 0, dtype=torch.int64)
     if L2 > 0:
-        ends_V = passed[-1].probs_V if passed else root_probs_V
-        branches_KD = torch.tensor(draw_children(ends_V, action.K, style, generator)).unsqueeze(-1)
+        ends = (passed[-1].probs_V, passed[-1].logits_V) if passed else (root_probs_V, root_logits_V)
+        branches_KD = torch.tensor(draw_children(ends[0], action.K, style, generator, ends[1])).unsqueeze(-1)
     K = len(branches_KD)
     for depth in range(1, L2):
         tokens_1K, branches = branches_KD[:, -1].unsqueeze(0), branches_KD.tolist()
@@ -123,22 +124,29 @@ def draft_lookup(proposal: Sequence[int], vocabulary: int, device: torch.device)
     return Draft(tree, probs_NV, {}, [])
 
 
-def draw_children(probs_V: Tensor, count: int, style: str, generator: torch.Generator) -> list[int]:
-    """Tokens of a node's children, in order; fewer than `count` where a style without replacement runs out of support.
+def draw_children(
+    probs_V: Tensor, count: int, style: str, generator: torch.Generator, logits_V: Tensor | None = None
+) -> list[int]:
+    """Tokens of a node's children, in order; fewer than `count` where different children run out of support and no
+    logits say which tokens come next.
 
     Args:
         probs_V: the draft's distribution after the node.
-        style: "iid"; "without_replacement", one draw after another; "greedy", the `count - 1` most probable tokens and
-            one draw from the others.
+        style: "iid"; "without_replacement", one draw after another; "greedy", the `count - 1` most likely tokens and
+            one draw from the others, or the next most likely one where the others have probability 0.
+        logits_V: they rank the tokens of probability 0, for greedy children.
     """
     if style == IID:
         return sample(probs_V, count, generator).tolist()
     left_V = probs_V.clone()
     tokens: list[int] = []
     if style == GREEDY:
-        top = probs_V.topk(min(count - 1, len(probs_V))).indices
-        tokens = [int(token) for token in top if probs_V[token] > 0]
-        left_V[tokens] = 0
+        likely = most_likely(probs_V, count, logits_V).tolist()
+        if logits_V is None:
+            likely = [token for token in likely if probs_V[token] > 0]
+        left_V[likely[: count - 1]] = 0
+        last = sample(left_V, 1, generator).tolist() if bool((left_V > 0).any()) else likely[count - 1 :]
+        return likely[: count - 1] + last
     while len(tokens) < count and bool((left_V > 0).any()):
         tokens.append(int(sample(left_V, 1, generator)))
         left_V[tokens[-1]] = 0

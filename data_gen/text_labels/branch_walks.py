@@ -3,7 +3,8 @@
 A walk begins where a tree's branches begin, with K branches, and goes one token of the text further at every level. At
 a level, k branches still stand on the text. One of their k next tokens, at some place, is the text's token x; the
 others, its siblings, are drawn. If m of the k are x, the walk's weight is multiplied by `k q(x) / (m p(x))`, and m
-branches go on. Walks with equally many branches take a step together, and all walks share one sort of each row.
+branches go on. Walks with equally many branches take a step together, and all walks share one sort of each row. Where
+branches begin with different tokens, one branch at most is on the text after the first level (`greedy_entries`).
 
 Legend: B branching positions, V vocabulary, L trunk lengths, M walks, m walks after their siblings are drawn, k
 child-list entries, N questions put to a bottom-up rule.
@@ -18,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_gen.text_labels.greedy_entries import greedy_entries
 from data_gen.verification.base import BottomUp, TopDown
 from data_gen.verification.distributions import divide
 from data_gen.verification.sorted_rows import SortedRows
-from selector.actions import ActionSpace
+from selector.actions import GREEDY, ActionSpace
 
 # M walks, one for every *cell* (a branching position and a K) and draw of its siblings:
 #   "cell", "k"   the walk's cell, and the number of its branches that are still on the text, int64 [M];
@@ -33,7 +35,7 @@ State = dict[Any, Tensor]
 
 
 class Walks:
-    """The walks of some verifiers; `siblings` and `generator` as in `label_text`."""
+    """The walks of some verifiers, all of one style; `siblings` and `generator` as in `label_text`."""
 
     def __init__(
         self,
@@ -45,14 +47,23 @@ class Walks:
         self.top_down = {v: each for v, each in enumerate(verifiers) if isinstance(each, TopDown)}
         self.bottom_up = {v: each for v, each in enumerate(verifiers) if isinstance(each, BottomUp)}
         self.siblings, self.generator, self.space = siblings, generator, space
+        self.style = verifiers[0].style
 
-    def down(self, rows: SortedRows, tokens_B: Tensor, count: int, weights_BL: dict[int, Tensor]) -> list[Tensor]:
+    def down(
+        self,
+        rows: SortedRows,
+        tokens_B: Tensor,
+        count: int,
+        weights_BL: dict[int, Tensor],
+        likely_BK: Tensor | None = None,
+    ) -> list[Tensor]:
         """P(at least that deep, along the text) / P(text) of branches from each of the first `count` rows, by verifier.
 
         Args:
             rows: the rows after consecutive tokens of the text, at least max_L2 - 1 more than `count`.
             tokens_B: the token that follows each row.
             weights_BL: by bottom-up verifier, the entry weight of a branching position after a trunk of each length.
+            likely_BK: the draft's max_K most likely tokens after each of the `count` rows, for greedy branches.
 
         Returns:
             float64 [count, max_K - 1, max_L2] for top-down verifiers, [count, max_K - 1, max_L2, L] for bottom-up ones.
@@ -68,17 +79,20 @@ class Walks:
         levels: dict[int, list[Tensor]] = {v: [] for v in range(len(self.top_down) + len(self.bottom_up))}
         for level in range(self.space.max_L2):
             parts = [
-                self._step(_take(state, (state["k"] == k).nonzero()[:, 0]), k, rows, level, tokens_B)
+                self._step(_take(state, (state["k"] == k).nonzero()[:, 0]), k, rows, level, tokens_B, likely_BK)
                 for k in state["k"].unique().tolist()
             ]
-            state = {key: torch.cat([part[key] for part in parts]) for key in state}
+            if parts:  # no walk is left where no greedy branch begins with the text's token
+                state = {key: torch.cat([part[key] for part in parts]) for key in state}
             for v, totals in levels.items():
                 of_M = state["pulled", v] if v in self.top_down else state["left", v] * state["entry", v]
                 own_M = (state["weight"] if of_M.ndim == 1 else state["weight"].unsqueeze(-1)) * of_M
                 totals.append(own_M.new_zeros(len(one_M), *own_M.shape[1:]).index_add_(0, state["cell"], own_M))
         return [torch.stack(totals, dim=1).unflatten(0, (count, widths)) for totals in levels.values()]
 
-    def _step(self, state: State, k: int, rows: SortedRows, level: int, tokens_B: Tensor) -> State:
+    def _step(
+        self, state: State, k: int, rows: SortedRows, level: int, tokens_B: Tensor, likely_BK: Tensor | None
+    ) -> State:
         """One token further down the text, for walks with k branches on it."""
         row_M = state["cell"].div(self.space.max_K - 1, rounding_mode="floor") + level
         x_M1 = tokens_B[row_M].unsqueeze(-1)
@@ -90,12 +104,17 @@ class Walks:
             for v in self.bottom_up:
                 state["entry", v] = (state["entry", v] * divide(p_M1, q_M1)).clamp(max=1)
             return state
-        source_m, entries_mk, probability_m = self._entries(rows, row_M, x_M1[:, 0], k, first=level == 0)
+        if self.style == GREEDY:  # only the first level has several branches
+            assert likely_BK is not None
+            asked = row_M, x_M1[:, 0], likely_BK[row_M, :k], self.siblings, self._uniform
+            source_m, entries_mk, factor_m = greedy_entries(rows, *asked)
+        else:
+            source_m, entries_mk, factor_m = self._entries(rows, row_M, x_M1[:, 0], k, first=level == 0)
+            factor_m = factor_m * k * divide(q_M1, p_M1)[source_m, 0] / (entries_mk == x_M1[source_m]).sum(-1)
         state, row_m = _take(state, source_m), row_M[source_m]
         is_text_mk = entries_mk == x_M1[source_m]
         state["k"] = is_text_mk.sum(-1)
-        ratio_m = divide(q_M1, p_M1)[source_m, 0]
-        state["weight"] = state["weight"] * probability_m * k * ratio_m / state["k"]
+        state["weight"] = state["weight"] * factor_m
         for v, top_down in self.top_down.items():
             pull_mk = top_down.pull(rows.at(row_m), entries_mk)
             state["pulled", v] = state["pulled", v] * (pull_mk * is_text_mk).sum(-1)

@@ -17,7 +17,8 @@ products of q/p. With p(x) = 0.5 and q(x) = 0.4, a chain of one token would have
 uniformly drawn place, is x; the other k - 1, its siblings, are drawn from q. If m of the k are x, a draft gives x
 `k q(x) / (m p(x))` times as often as the text does. Top-down the solver must then yield x (`pull`). Bottom-up the
 siblings that are visited before x must reject, each with one minus its entry weight on average over the drafts below
-it. The walk goes on with x's entry weight and m branches.
+it. The walk goes on with x's entry weight and m branches. Trees of another style are labelled for the verifier that
+takes the given one's place there (`data_gen.verification.styled`).
 
 A row of survivals S (`ActionSpace.sums_SA`) is the law of tau of all trees.
 
@@ -27,18 +28,19 @@ Legend: T tokens, R roots, V vocabulary, B tokens of a block, L trunk lengths, D
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from data_gen.text_labels.branch_walks import Walks
-from data_gen.verification import get_verifier
+from data_gen.verification import Verifier, get_verifier, styled
 from data_gen.verification.base import BottomUp, TopDown
-from data_gen.verification.distributions import divide, exact_sums
+from data_gen.verification.distributions import divide, exact_sums, most_likely
 from data_gen.verification.khisti import Khisti
 from data_gen.verification.one_path import FirstPath
 from data_gen.verification.sorted_rows import SortedRows
-from selector.actions import ActionSpace
+from selector.actions import GREEDY, ActionSpace
 
 ELEMENTS = 1 << 22  # probabilities of one model that are sorted at once
 
@@ -64,7 +66,7 @@ def label_text(
             device; normalised in float64.
         siblings: how many draws of the siblings are averaged; None enumerates all of them, for small vocabularies.
         generator: of the siblings' draws; torch's own if None.
-        space: the actions; the default space if None.
+        space: the actions; the default space if None. Its greedy trees rank tokens of draft probability 0 by their ids.
 
     Raises:
         ValueError: the shapes do not fit, no root has its whole look-ahead, the text holds a token of probability 0
@@ -123,18 +125,23 @@ class TextLabeller:
         if self.roots < 1:
             raise ValueError(f"{len(tokens_T)} tokens leave no root with a look-ahead of {self.space.depth}")
         self.verifiers = [labelled_verifier(name) for name in verifiers]
-        self.walks = Walks(self.verifiers, siblings, generator, self.space)
-        self.by_first_path = [isinstance(get_verifier(name), FirstPath) for name in verifiers]
         self.branching = self.space.max_K > 1 and self.space.max_L2 > 0
+        self.walked: list[list[TopDown | BottomUp]] = [  # by style, the verifier of each verifier's branches
+            self.verifiers,
+            *([_own(styled(each, style)) for each in self.verifiers] for style in self.space.styles),
+        ]
+        self.walks = [Walks(verifiers, siblings, generator, self.space) for verifiers in self.walked]
+        self.by_first_path = [isinstance(get_verifier(name), FirstPath) for name in verifiers]
         self._p: list[Tensor] = []  # of the text's own next tokens, block by block
         self._q: list[Tensor] = []
         self._seen = 0
         self._rows: SortedRows | None = None  # of the last block
         self._late = 0  # how many of them may still be reached by branches that begin there
-        self._branches: list[list[Tensor]] = [[] for _ in verifiers]
+        self._likely: Tensor | None = None  # the draft's most likely tokens after each of the last block's rows
+        self._branches: list[list[list[Tensor]]] = [[[] for _ in verifiers] for _ in self.walks]
 
-    def add(self, target_probs_BV: Tensor, draft_probs_BV: Tensor) -> None:
-        """The rows after the next B tokens."""
+    def add(self, target_probs_BV: Tensor, draft_probs_BV: Tensor, draft_logits_BV: Tensor | None = None) -> None:
+        """The rows after the next B tokens; the draft's logits rank tokens of probability 0 for greedy trees."""
         next_B = self.tokens_T[self._seen + 1 : self._seen + 1 + len(target_probs_BV)].to(target_probs_BV.device)
         own = target_probs_BV[: len(next_B)], draft_probs_BV[: len(next_B)]
         self._seen += len(target_probs_BV)
@@ -150,6 +157,11 @@ class TextLabeller:
         if self.branching:
             begin = self._seen - len(target_probs_BV) - self._late
             self._rows = SortedRows(*own, self._rows, self._late)
+            if GREEDY in self.space.styles:
+                logits_BV = None if draft_logits_BV is None else draft_logits_BV[: len(next_B)]
+                likely_BK = most_likely(own[1], self.space.max_K, logits_BV)
+                kept_BK = likely_BK[:0] if self._likely is None else self._likely[len(self._likely) - self._late :]
+                self._likely = torch.cat([kept_BK, likely_BK])
             count = max(0, len(self._rows.p_NV) - self.space.max_L2 + 1)
             if count > 0:
                 self._branch(self._rows, begin, count)
@@ -194,8 +206,9 @@ class TextLabeller:
             for v, verifier in enumerate(self.verifiers)
             if isinstance(verifier, BottomUp)
         }
-        for v, below in enumerate(self.walks.down(rows, tokens_B, count, weights_BL)):
-            self._branches[v].append(below)
+        for walks, branches in zip(self.walks, self._branches, strict=True):
+            for own, below in zip(branches, walks.down(rows, tokens_B, count, weights_BL, self._likely), strict=True):
+                own.append(below)
 
     def survivals(self) -> Tensor:
         """S of every root, float64 [verifier, R, S], in the order of `ActionSpace.sums_SA`, once all rows are added."""
@@ -207,11 +220,12 @@ class TextLabeller:
             chain_RD = (drafted_TD * chain[v])[: self.roots]
             factor_TD = drafted_TD * chain[v] if isinstance(verifier, TopDown) else drafted_TD
             survivals = [chain_RD[:, 1:]]
-            with_branches = self.branching and not self.by_first_path[v]
-            below = torch.cat(self._branches[v]) if with_branches else None  # [branching position, K, level(, L1)]
-            for K in range(self.space.max_K - 1):
-                for L1 in range(self.space.max_L1 + 1):
-                    if below is None:  # on the first path, a branch is the chain's continuation
+            for style, branches in enumerate(self._branches):
+                # i.i.d. branches on the first path are the chain's continuation
+                with_branches = self.branching and (style > 0 or not self.by_first_path[v])
+                below = torch.cat(branches[v]) if with_branches else None  # [branching position, K, level(, L1)]
+                for K, L1 in product(range(self.space.max_K - 1), range(self.space.max_L1 + 1)):
+                    if below is None:
                         survivals.append(chain_RD[:, L1 + 1 : L1 + 1 + max_L2])
                         continue
                     own = below[L1 : L1 + self.roots, K]
@@ -219,3 +233,8 @@ class TextLabeller:
                     survivals.append(factor_TD[: self.roots, L1, None] * own)
             result.append(torch.cat(survivals, dim=-1))
         return torch.stack(result)
+
+
+def _own(verifier: Verifier) -> TopDown | BottomUp:
+    assert isinstance(verifier, TopDown | BottomUp)
+    return verifier

@@ -29,15 +29,16 @@ from data_gen.texts.plausibility import ImpossibleToken, Plausibility
 from data_gen.texts.prompts import Form, Prompt
 from data_gen.texts.written import Text, finished, halving, rows_along, seed_of, written_by_target
 from data_gen.verification import get_verifier
-from selector.actions import Action, ActionSpace
+from selector.actions import GREEDY, Action, ActionSpace, StyledAction, Tree
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_column
 
-DEPTH = ActionSpace.default().depth
+SPACE = ActionSpace.recorded()
+DEPTH = SPACE.depth
 BEYOND = DEPTH - 1  # tokens after the labelled ones; the last prompt token is a root, too
 PARTS = ("written", "decoded", "labelled", "writing")  # of a run's time
-BEHAVIOUR = tuple(
-    Action(*shape)
-    for shape in ((1, 4, 0), (1, 8, 0), (1, 12, 0), (2, 2, 4), (2, 4, 6), (3, 1, 5), (4, 0, 4), (4, 4, 4))
+BEHAVIOUR: tuple[Tree, ...] = (
+    *(Action(*shape) for shape in ((1, 4, 0), (1, 8, 0), (1, 12, 0), (2, 2, 4), (3, 1, 5), (4, 4, 4))),
+    *(StyledAction(*shape, GREEDY) for shape in ((2, 0, 6), (2, 4, 4), (3, 2, 4), (4, 0, 4))),
 )
 
 
@@ -52,7 +53,7 @@ class Recipe:
     stride: int  # hidden states are recorded at every `stride`-th root of a training text
     hidden: bool  # whether hidden states are recorded
     seed: int
-    behaviour: tuple[Action, ...] = BEHAVIOUR  # the actions of decoded texts; one is drawn at every step
+    behaviour: tuple[Tree, ...] = BEHAVIOUR  # the actions of decoded texts; one is drawn at every step
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def _row(pair: ModelPair, recipe: Recipe, work: Work, written: _Written, seen: P
         **labelled,
         "hidden_stride": stride,
         "step_root": [step.length - 1 - text.start for step in steps],
-        "step_action": [ActionSpace.default().index(step.action) for step in steps],
+        "step_action": [SPACE.index(step.action) for step in steps],
         "step_accepted": [step.accepted for step in steps],
         "step_verifier": written.verifier,
     }
@@ -199,7 +200,7 @@ def _label(
         return dict.fromkeys((*ROW_NUMBERS, LOOKUP_COLUMN, *columns, *HIDDEN_STATES), ()), seen
     own = text.tokens[text.start :]
     generator = torch.Generator().manual_seed(seed_of(recipe.seed, "siblings", *own))
-    labeller = TextLabeller(torch.tensor(own, device=pair.device), recipe.verifiers, recipe.siblings, generator)
+    labeller = TextLabeller(torch.tensor(own, device=pair.device), recipe.verifiers, recipe.siblings, generator, SPACE)
     numbers: dict[str, list[float]] = {name: [] for name in ROW_NUMBERS}
     hidden: list[tuple[Tensor, Tensor]] = []
     for block in rows_along(pair, text, sampling):
@@ -208,7 +209,7 @@ def _label(
         seen.add(block.target, begin, following, sampling)
         for name, values in row_numbers(*block, following).items():
             numbers[name] += values
-        labeller.add(block.target.probs_NV, block.draft.probs_NV)
+        labeller.add(block.target.probs_NV, block.draft.probs_NV, block.draft.logits_NV)
         if recipe.hidden:
             hidden.append((block.target.hidden_ND.half().cpu(), block.draft.hidden_ND.half().cpu()))
     result: dict[str, Any] = {name: values[:roots] for name, values in numbers.items()}

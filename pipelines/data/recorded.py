@@ -5,6 +5,7 @@ Legend: N decoded steps, R roots, S survivals, J accepted lengths + 1.
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from data_gen.traces import differences, listed_changes, read_manifest
 from pipelines.config import Config
 from pipelines.pair.loading import prompts_depend
 from pipelines.run import verify
-from selector.actions import ActionSpace
+from selector.actions import IID, ActionSpace
 from selector.latency import LatencyProfile
 from selector.schema import LIGHT, InputError, sha256, survival_column
 from selector.train.data import SPLITS, Setting, Texts, Timed
@@ -83,9 +84,10 @@ def timed(texts: Texts, setting: Setting, verifier: str, profile: LatencyProfile
 
 
 def realised(config: Config) -> list[dict[str, Any]]:
-    """What decoding accepted, compared with the labels of the same steps, by verifier."""
-    folder, space = traces_folder(config), ActionSpace.default()
-    found: dict[str, list[Tensor]] = {}
+    """What decoding accepted, compared with the labels of the same steps, by verifier and style of the trees."""
+    folder, space = traces_folder(config), ActionSpace.recorded()
+    found: dict[tuple[str, str], list[Tensor]] = {}
+    styles = [action.style for action in space.trees]
     for name in [name for name in read_manifest(folder)["shards"] if name.startswith("train/")]:
         table = pq.read_table(folder / name)
         for row in range(table.num_rows):
@@ -97,13 +99,16 @@ def realised(config: Config) -> list[dict[str, Any]]:
                 )
                 survivals_RS = torch.tensor(table[survival_column(verifier)][row].as_py()).view(-1, len(space.sums_SA))
                 steps_N3 = against_labels(survivals_RS[root_N], action_N, accepted_N + 1, space)
-                found.setdefault(verifier, []).append(steps_N3)
+                for style in {styles[action] for action in action_N.tolist()}:
+                    own_N = torch.tensor([styles[action] == style for action in action_N.tolist()])
+                    found.setdefault((verifier, style), []).append(steps_N3[own_N])
     rows = []
-    for verifier in config.verifiers:
-        if verifier in found and len(steps_N3 := torch.cat(found[verifier])):
+    for key in product(config.verifiers, (IID, *space.styles)):
+        if key in found:
+            steps_N3 = torch.cat(found[key])
             tokens, expected, _ = steps_N3.mean(0).tolist()
             figures = {"expected": expected, "realised": tokens, "z": z_of(steps_N3)}
-            rows.append({"verifier": verifier, "steps": len(steps_N3), **figures})
+            rows.append({"verifier": key[0], "branches": key[1], "steps": len(steps_N3), **figures})
     return rows
 
 

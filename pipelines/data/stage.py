@@ -90,7 +90,7 @@ def run(config: Config) -> None:
         checks = realised(config)
         texts, size = store.total("rows"), store.total("bytes")
         mlflow.log_metrics({"texts": texts, "bytes": size, **spent.metrics()})
-        mlflow.log_metrics({f"z of decoded steps/{row['verifier']}": row["z"] for row in checks})
+        mlflow.log_metrics({f"z of decoded steps/{row['verifier']} {row['branches']}": row["z"] for row in checks})
         mlflow.log_dict(store.manifest, "manifest.json")
         log_traces(mlflow, folder, SPLITS)
         found = f"{texts} texts, {size / 1e6:.1f} MB in {folder}"
@@ -102,8 +102,8 @@ def run(config: Config) -> None:
     for row in checks:
         warning = "; [bold yellow]warning[/]: beyond 4 the two disagree" if abs(row["z"]) > 4 else ""
         stage.say(
-            f"{row['verifier']}: {row['steps']} decoding steps, block efficiency {row['expected']:.3f} by the labels, "
-            f"{row['realised']:.3f} realised, z = {row['z']:+.2f}{warning}"
+            f"{row['verifier']}, {row['branches']}: {row['steps']} decoding steps, block efficiency "
+            f"{row['expected']:.3f} by the labels, {row['realised']:.3f} realised, z = {row['z']:+.2f}{warning}"
         )
     stage.finish()
 

@@ -19,7 +19,8 @@ from data_gen.decoding.loop import Chooser
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
-from selector.actions import EMPTY, Action
+from selector import actions
+from selector.actions import EMPTY, IID
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.runtime.tuned import Tuned
@@ -34,7 +35,7 @@ AT_ROOT = f"{STATIC}, traversal at the root"
 BRANCHING = f"{STATIC} with branches"
 BEST_STATIC, BEST_BY_KIND = f"best {STATIC}", f"best {STATIC} by kind"
 RECENT, COPYING = "recent acceptance", "lookup rule"
-Tree = tuple[str, Action]  # a verifier and a static tree
+Tree = tuple[str, actions.Tree]  # a verifier and a static tree
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Method:
     by_kind: Mapping[str, Tree] = field(default_factory=dict)
 
     @property
-    def action(self) -> Action | None:
+    def action(self) -> actions.Tree | None:
         """The tree that is drafted at every step, or None."""
         return None if self.by_kind or self.mode.feature_levels else self.mode.action
 
@@ -174,12 +175,12 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
         return name, trees_A[fastest[name]]
 
     overall = best()
-    trees = {PLAIN: (verifiers[0], EMPTY)}
+    trees: dict[str, Tree] = {PLAIN: (verifiers[0], EMPTY)}
     for name, table in tables.items():
         if name != overall[0]:  # the tree of that verifier is the best static one
             trees[f"{STATIC}, {name}"] = name, trees_A[table.best()]
     if "traversal" in tables:
-        allowed_A = torch.tensor([action.L1 == 0 or action.K == 1 for action in trees_A])
+        allowed_A = torch.tensor([action.style == IID and (action.L1 == 0 or action.K == 1) for action in trees_A])
         trees[AT_ROOT] = "traversal", trees_A[tables["traversal"].best(allowed_A=allowed_A)]
     trees[BRANCHING] = best(allowed_A=torch.tensor([action.K > 1 for action in trees_A]))
     trees[BEST_STATIC] = overall

@@ -119,7 +119,7 @@ def _accounts(
     table = table.filter(pc.greater(table["roots"], 1))
     found: dict[str, Account] = {}
     if table.num_rows > 0:
-        texts, space = texts_of(table, method.verifiers), ActionSpace.with_lookups()
+        texts, space = texts_of(table, method.verifiers), ActionSpace.of_pairs()
         position = {str(action): number for number, action in enumerate(space)}
         replayed = method.replay(texts, profile)
         columns = (column_X.tolist() for column_X in (texts.size_X, replayed.steps_X, replayed.seconds_X))

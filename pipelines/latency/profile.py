@@ -154,7 +154,7 @@ def decision_seconds(
         tokens: new ones of each of `texts` texts.
         drafted: in every step.
     """
-    space = ActionSpace.with_lookups()
+    space = ActionSpace.of_pairs()
     widths = hidden_widths(config) if level == FULL else []
     module = SelectorModule("regressor", FULL if widths else LIGHT, widths, config.train.network).eval()
     allowed = (*space.chain_positions, *range(len(space.trees), len(space)))

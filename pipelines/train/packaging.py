@@ -16,7 +16,7 @@ from pipelines.pair.loading import pair_names
 from pipelines.run import provenance
 from pipelines.train.golden import golden
 from pipelines.train.result import chosen_of, load_module, load_result
-from selector.actions import Action, ActionSpace
+from selector.actions import ActionSpace, tree_of
 from selector.decision import Mode
 from selector.export.compiled import PACKAGE, run_package
 from selector.export.write import write_artefact
@@ -72,7 +72,7 @@ def build(
             raise InputError(f"{folder}: {differing} of its actions are not the trained module's")
 
     # the median static tree is drafted at roots without features, whatever the sampling setting
-    fallback = sorted((Action(*mode["action"]) for mode in modes), key=lambda action: action.nodes)[len(modes) // 2]
+    fallback = sorted((tree_of(mode["action"]) for mode in modes), key=lambda action: action.nodes)[len(modes) // 2]
     verifier = config.train.verifier
     return write_artefact(folder, module, profile, verifier, fallback, modes, facts, check, compiled, golden=golden)
 

@@ -36,7 +36,7 @@ tags: [speculative-decoding, text-generation{", custom_generate" if schema == PA
 from selector.runtime import load_selector
 
 selector = load_selector("this/directory")        # or a hub id; checks every file's checksum
-action = selector.select(features)                # Action(K, L1, L2) or Lookup(length)
+action = selector.select(features)                # Action(K, L1, L2), StyledAction or Lookup(length)
 scores = selector.scores(features)                # float32 [{len(config.space)}], in the order of selector.actions
 tuned = selector.at(temperature=1.0, top_p=1.0)   # one sampling setting, one root at a time: the fastest way
 ```

@@ -26,7 +26,7 @@ class PackagedSelector(nn.Module):
     def __init__(self, made: DeployedSelector, actions: tuple[Choice, ...]) -> None:
         super().__init__()
         self.made = made
-        shapes = [(0, action.length, 0) if isinstance(action, Lookup) else tuple(action) for action in actions]
+        shapes = [(0, action.length, 0) if isinstance(action, Lookup) else action[:3] for action in actions]
         self.register_buffer("shapes_A3", torch.tensor(shapes))
 
     def forward(self, scalars_BF: Tensor, passed_B: Tensor, states_BD: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:

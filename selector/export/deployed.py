@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from selector.actions import Action
+from selector.actions import Tree
 from selector.decision import NEVER, Mode, net_tokens, of_batch
 from selector.latency import LatencyProfile, interpolated_at
 from selector.runtime.artefact import ANY_LEVEL, ArtefactConfig, decision_tables
@@ -101,7 +101,7 @@ class DeployedSelector(nn.Module):
         return scores.argmax(-1), scores
 
 
-def config_of(module: SelectorModule, verifier: str, fallback: Action, modes: Sequence[Mode]) -> ArtefactConfig:
+def config_of(module: SelectorModule, verifier: str, fallback: Tree, modes: Sequence[Mode]) -> ArtefactConfig:
     """The contents of `config.json` for a trained module, without the pair and the figures."""
     widths = module.hparams["hidden_widths"]
     return ArtefactConfig(

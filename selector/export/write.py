@@ -25,7 +25,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from selector.actions import Action
+from selector.actions import Tree
 from selector.decision import Mode
 from selector.export.card import model_card
 from selector.export.compiled import PACKAGE, compile_package
@@ -63,7 +63,7 @@ def write_artefact(
     module: SelectorModule,
     profile: LatencyProfile,
     verifier: str,
-    fallback: Action,
+    fallback: Tree,
     modes: Sequence[dict[str, Any]],
     facts: dict[str, Any],
     check: Callable[[Path], None] = lambda _: None,

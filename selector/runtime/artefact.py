@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selector.actions import Action, ActionSpace, choice_of
+from selector.actions import ActionSpace, Tree, choice_of, tree_of
 from selector.decision import LookupRule, Mode
 from selector.latency import LatencyProfile
 from selector.plain import FORMAT
@@ -55,7 +55,7 @@ class ArtefactConfig:
     verifier: str
     hidden_states: dict[str, int]  # widths, in schema order; empty for a light selector
     space: ActionSpace
-    fallback: Action  # for a root without features
+    fallback: Tree  # for a root without features
     modes: tuple[Mode, ...]
     pair: dict[str, Any] = field(default_factory=dict)  # names of the models and their `fingerprint`
     facts: dict[str, Any] = field(default_factory=dict)  # `metrics`, `run_id`, `provenance`, `versions`, `checksums`
@@ -84,7 +84,6 @@ class ArtefactConfig:
             "objective": self.objective,
             "feature_level": self.feature_level,
             "verifier": self.verifier,
-            "style": "iid",  # how the branches of a tree are drawn
             "features": {
                 "early": self.schema.first,
                 "scalars": [
@@ -113,7 +112,7 @@ class ArtefactConfig:
             verifier=values["verifier"],
             hidden_states=features["hidden_states"],
             space=ActionSpace.of_json(values["space"]),
-            fallback=Action(*values["fallback"]),
+            fallback=tree_of(values["fallback"]),
             modes=tuple(map(Mode.of, values["modes"])),
             pair=values["pair"],
         )

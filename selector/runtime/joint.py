@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from selector.actions import Action, Choice, Lookup
+from selector.actions import Choice, Lookup
 from selector.jit import jit
 from selector.latency import MOST_TOKENS, LatencyProfile
 from selector.schema import InputError
@@ -66,7 +66,7 @@ class Shapes(NamedTuple):
     def of(cls, actions: Iterable[Choice]) -> Shapes:
         """Raises ValueError where an action has branches."""
         actions = list(actions)
-        if any(isinstance(action, Action) and action.K > 1 for action in actions):
+        if any(not isinstance(action, Lookup) and action.K > 1 for action in actions):
             raise ValueError("requests of one batch draft chains or lookups, not trees")
         drafted = np.array([action.nodes for action in actions])
         copies = np.array([isinstance(action, Lookup) for action in actions])

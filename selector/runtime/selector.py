@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from selector.actions import Action, ActionSpace, Choice, choice_of
+from selector.actions import ActionSpace, Choice, choice_of
 from selector.decision import Mode, nearest
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import (
@@ -182,7 +182,7 @@ def _allowed(space: ActionSpace, nodes: int | None, shapes: Iterable[tuple[int, 
     except (ValueError, TypeError) as error:
         raise InputError(f"shapes: {error}") from error
     allowed = [a for a in wanted if nodes is None or space.actions[a].nodes <= nodes]
-    if not any(isinstance(space.actions[a], Action) for a in allowed):
+    if not any(a < len(space.trees) for a in allowed):
         raise InputError(f"no tree is left of those with at most {nodes} nodes and the shapes given")
     return allowed
 

@@ -100,7 +100,8 @@ class Texts:
         continues with it, so its survivals are 0 or 1."""
         depth_D = torch.arange(1, len(space.sums_SA) - space.tree_survivals + 1)
         copied_RD = self.foretold_R[rows].unsqueeze(-1) >= depth_D
-        return torch.cat([self.survivals[verifier][rows].float(), copied_RD.float()], dim=-1)
+        drafted_RS = self.survivals[verifier][rows, : space.tree_survivals].float()  # a space may lack further styles
+        return torch.cat([drafted_RS, copied_RD.float()], dim=-1)
 
     def scalar(self, name: str) -> Tensor:
         """One scalar at every root, [R]."""
@@ -120,7 +121,7 @@ class Timed:
     texts: Texts
     verifier: str
     profile: LatencyProfile
-    space: ActionSpace = field(default_factory=ActionSpace.with_lookups)
+    space: ActionSpace = field(default_factory=ActionSpace.of_pairs)
     _tables: dict[tuple[str, ...], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     @property

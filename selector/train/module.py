@@ -73,7 +73,7 @@ class SelectorModule(pl.LightningModule):
         self.save_hyperparameters()
         self.level, self.schema = level, SCHEMAS[schema]
         self.is_regressor, self.is_full = objective == "regressor", level == FULL
-        self.space = ActionSpace.with_lookups() if space is None else ActionSpace.of_json(space)
+        self.space = ActionSpace.of_pairs() if space is None else ActionSpace.of_json(space)
         outputs = len(self.space.sums_SA) if self.is_regressor else len(self.space)
         body = RootNetwork(self.schema, hidden_widths, outputs, **network, policy=not self.is_regressor)
         self.network: SurvivalNetwork | RootNetwork = SurvivalNetwork(body, self.space) if self.is_regressor else body

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selector.actions import Action, ActionSpace
+from selector.actions import ActionSpace, Tree
 from selector.decision import RHOS, Costs, Mode, best_action
 from selector.runtime.artefact import Features
 from selector.schema import DECAYS, LIGHT, PAIR, SCALARS_KEY
@@ -52,7 +52,7 @@ class RecentAcceptance:
     space: ActionSpace
     feature_levels: tuple[str, ...] = (LIGHT,)
 
-    def select(self, features: Features | None) -> Action:
+    def select(self, features: Features | None) -> Tree:
         if features is None:
             return self.mode.action
         scalars: list[float] = features[SCALARS_KEY].tolist()

@@ -74,7 +74,7 @@ def _falling(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
     sizes = [space.depth, branching, survivals_RS.shape[1] - space.tree_survivals]
     chain_RD, branches_RS, copied_RS = survivals_RS.clamp(0, 1).split(sizes, dim=1)
     chain_RD = chain_RD.cummin(-1).values
-    paths = branches_RS.unflatten(1, (space.max_K - 1, space.max_L1 + 1, space.max_L2))
+    paths = branches_RS.unflatten(1, (-1, space.max_L1 + 1, space.max_L2))  # by style and K
     trunk_RL = torch.cat([torch.ones_like(chain_RD[:, :1]), chain_RD[:, : space.max_L1]], dim=1)
     paths = torch.minimum(paths.cummin(-1).values, trunk_RL[:, None, :, None])
     return torch.cat([chain_RD, paths.flatten(1), copied_RS], dim=1)

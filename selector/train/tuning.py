@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, Action, ActionSpace
+from selector.actions import EMPTY, ActionSpace, Tree
 from selector.decision import RHOS, LookupRule, Mode, choices
 from selector.schema import MATCH
 from selector.train.data import Timed
@@ -78,7 +78,7 @@ def best_static(timed: Timed, table: StaticTable) -> Mode:
     return Mode(*timed.setting, timed.space.trees[at], speed=float(table.speeds()[at]), mean_efficiency=efficiencies)
 
 
-def static_replay(timed: Timed, action: Action) -> Replayed:
+def static_replay(timed: Timed, action: Tree) -> Replayed:
     """One tree everywhere."""
     action_R = torch.full((len(timed.texts.length_R),), timed.space.index(action))
     return Decided(action_R, timed.seconds_of(action_R)).replayed(timed)
@@ -145,7 +145,7 @@ class Judged:
         return ratio.value - errors * ratio.error > 1
 
 
-def judge_mode(timed: Timed, predictions: Predictions, mode: Mode, static: Action, policy: bool = False) -> Judged:
+def judge_mode(timed: Timed, predictions: Predictions, mode: Mode, static: Tree, policy: bool = False) -> Judged:
     """A mode's replay against the best static tree's."""
     replayed, source_X = replay_mode(timed, predictions, mode, policy), timed.texts.source_number_X
     return Judged(mode, ratio_of_speeds(replayed, static_replay(timed, static), source_X), replayed, source_X)
@@ -176,7 +176,7 @@ def tune_lookup_rule(timed: Timed, static: Mode) -> Mode:
     lengths = timed.space.lookups
     trees = dict.fromkeys([static.action, *(timed.space.trees[at] for at in timed.space.chain_positions)])
 
-    def mode_of(least: int, length: int, tree: Action) -> Mode:
+    def mode_of(least: int, length: int, tree: Tree) -> Mode:
         return replace(static, action=tree, feature_levels=(MATCH,), rule=LookupRule(least, length))
 
     @cache

@@ -15,11 +15,12 @@ from data_gen.models.pair import CachedModel, ModelPair, Pass
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification import VERIFIERS, Verdict, Verifier, get_verifier
-from selector.actions import EMPTY, Action
+from selector.actions import EMPTY, GREEDY, Action, StyledAction, Tree
 from selector.schema import FEATURES, PAIR, SCALARS_KEY
 
 PROMPT = [5, 17, 203, 44, 91]
 ACTIONS = [Action(1, 4, 0), Action(2, 1, 3), Action(4, 0, 5), Action(3, 2, 1), Action(1, 0, 0)]
+DIFFERENT = [StyledAction(3, 1, 3, GREEDY), StyledAction(4, 0, 2, GREEDY)]
 
 
 class Watched:
@@ -48,7 +49,7 @@ class Watched:
 
 def decode(
     pair: ModelPair,
-    action: Action | None = None,
+    action: Tree | None = None,
     verifier: str | Watched = "traversal",
     temperature: float = 1.0,
     prompt: Sequence[int] = PROMPT,
@@ -67,8 +68,8 @@ def decode(
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
-@pytest.mark.parametrize("action", [None, *ACTIONS], ids=str)
-def test_greedy_decoding_equals_generate(pair: ModelPair, action: Action | None, verifier: str) -> None:
+@pytest.mark.parametrize("action", [None, *ACTIONS, *DIFFERENT], ids=str)
+def test_greedy_decoding_equals_generate(pair: ModelPair, action: Tree | None, verifier: str) -> None:
     expected = pair.target.generate(
         torch.tensor([PROMPT]), max_new_tokens=40, do_sample=False, pad_token_id=0, eos_token_id=None
     )
@@ -153,8 +154,8 @@ def test_the_empty_tree_makes_no_draft_pass(pair: ModelPair, monkeypatch: pytest
     assert len(decode(pair, Action(1, 0, 0), tokens=5).steps) == 5
 
 
-@pytest.mark.parametrize("action", [None, *ACTIONS], ids=str)
-def test_keeping_what_a_selector_may_know_changes_no_token(pair: ModelPair, action: Action | None) -> None:
+@pytest.mark.parametrize("action", [None, *ACTIONS, *DIFFERENT], ids=str)
+def test_keeping_what_a_selector_may_know_changes_no_token(pair: ModelPair, action: Tree | None) -> None:
     """Features at every root, with the draft's pass over it: the same draws, and the same text."""
     plain = decode(pair, action, tokens=40)
     for level in FEATURES:

@@ -102,6 +102,8 @@ def test_children_are_drawn_as_the_style_says() -> None:
     assert {tuple(draw_children(probs_V, 2, "greedy", generator)) for _ in range(200)} == {(0, 1), (0, 2)}
     assert sorted(draw_children(probs_V, 4, "without_replacement", generator)) == [0, 1, 2]
     assert sorted(draw_children(probs_V, 4, "greedy", generator)) == [0, 1, 2]
+    assert draw_children(probs_V, 4, "greedy", generator, torch.arange(4.0)) == [0, 1, 2, 3]
+    assert draw_children(torch.eye(4)[2], 3, "greedy", generator, torch.tensor([2.0, 1.0, 9.0, 3.0])) == [2, 3, 0]
 
 
 def test_how_many_nodes_of_branches_differ(pair: ModelPair) -> None:

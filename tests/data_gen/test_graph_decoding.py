@@ -17,7 +17,7 @@ from data_gen.models.preallocated import FILL
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
 from data_gen.verification.on_slots import ON_SLOTS
-from selector.actions import EMPTY, Action, Choice, Lookup
+from selector.actions import EMPTY, Action, Choice, Lookup, StyledAction
 from selector.schema import EARLY, FULL, LIGHT, PAIR, SCALARS_KEY, InputError
 from tests import waits
 from tests.data_gen.families import RIGHT, model_of
@@ -223,6 +223,8 @@ def test_what_is_refused(pair: ModelPair) -> None:
     apart.draft.to("meta")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="whole on one device"):
         GraphDecoder(apart, Sampling(1.0), get_verifier("traversal"), FixedTree(EMPTY), 20)
+    with pytest.raises(InputError, match=r"\(2, 0, 2, greedy\): the graph decoder drafts i.i.d. branches"):
+        decoder(chooser=FixedTree(StyledAction(2, 0, 2, "greedy"))).decode([1], 5, torch.Generator())
     with pytest.raises(InputError, match="a prompt of 21 tokens"):
         decoder().decode([1] * 21, 5, torch.Generator())
     with pytest.raises(InputError, match="this decoder was made for 20"):

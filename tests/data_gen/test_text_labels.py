@@ -10,18 +10,19 @@ from scipy import stats
 from torch import Tensor
 
 from data_gen.text_labels.labels import TextLabeller, label_text
-from data_gen.verification import VERIFIERS, get_verifier
+from data_gen.verification import VERIFIERS, get_verifier, styled
 from data_gen.verification.distributions import Rows
 from data_gen.verification.sorted_rows import SortedRows
-from selector.actions import ActionSpace
+from selector.actions import ActionSpace, StyledAction
 from tests.data_gen.worlds import KINDS, World, normalised
 
 LABELLED = [name for name in VERIFIERS if name not in ("khisti", "greedy_block")]
 FALSE_ALARM = 1e-4
+STYLES = ("greedy",)
 WORLDS = [
-    *[(2, kind, 1, ActionSpace(3, 1, 2)) for kind in KINDS],
+    *[(2, kind, 1, ActionSpace(3, 1, 2, styles=STYLES)) for kind in KINDS],
     *[(2, kind, 3, ActionSpace(2, 2, 2)) for kind in KINDS],
-    *[(3, kind, 2, ActionSpace(3, 1, 1)) for kind in KINDS],
+    *[(3, kind, 2, ActionSpace(3, 1, 1, styles=STYLES)) for kind in KINDS],
 ]
 
 
@@ -62,7 +63,8 @@ def test_the_mean_over_texts_is_the_block_efficiency(vocabulary: int, kind: str,
             mean_VA += probability * label_text(*along(world, text), LABELLED, siblings=None, space=space)[:, 0]
     for v, name in enumerate(LABELLED):
         for a, action in enumerate(space):
-            law_CV = world.appended_law(get_verifier(name), world.delayed_trees(*action))
+            verifier = styled(get_verifier(name), action.style)
+            law_CV = world.appended_law(verifier, world.delayed_trees(*action[:3], action.style))
             assert float(mean_VA[v, a]) == pytest.approx(world.block_efficiency(law_CV), abs=1e-12), (name, action)
 
 
@@ -70,13 +72,13 @@ def test_the_mean_over_texts_is_the_block_efficiency(vocabulary: int, kind: str,
 @pytest.mark.parametrize("kind", ["random", "peaked", "zeros"])
 def test_sampled_siblings_are_unbiased(kind: str, siblings: int) -> None:
     """Within 4 standard errors of all siblings enumerated, for every action; a wrong alarm in 6e-5 of comparisons, so
-    in less than one of 20 runs with other seeds (6 cases, 9 verifiers with branches, 12 trees with branches, far from
+    in less than one of 10 runs with other seeds (6 cases, 9 verifiers with branches, 24 trees with branches, far from
     independent).
 
     No sibling is so rare that the error would not show it. Where the draft is peaked, mostly all three branches stay on
     the text. The text stands 4,000 times in a row, for as many independent draws.
     """
-    space, draws = ActionSpace(3, 2, 2), 4000
+    space, draws = ActionSpace(3, 2, 2, styles=STYLES), 4000
     tokens_T = torch.tensor([0, 1, 1, 0, 2])
     p_TV, q_TV = torch.rand(2, 5, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64) + 0.3
     if kind == "peaked":
@@ -139,6 +141,24 @@ def test_verifiers_of_the_first_path_know_chains_alone() -> None:
         ]
         assert len(same) > 8
         assert all(same) if name in ("naive", "block") else not any(same), name
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+def test_at_temperature_0_a_greedy_tree_holds_the_most_likely_tokens(rank: int) -> None:
+    """Its first branches reach the text if the draft's logits rank the text's token among the first K; the branches go
+    on as chains of the most likely tokens, which are the text here."""
+    space, tokens_T = ActionSpace(3, 1, 2, styles=STYLES), torch.tensor([0, 1, 4, 2])
+    p_TV = torch.nn.functional.one_hot(tokens_T.roll(-1), 6).double()
+    logits_TV = torch.arange(6.0).repeat(4, 1)
+    logits_TV[:, tokens_T.roll(-1)] += torch.eye(4) * 10
+    logits_TV[0, 1] = 5.5 - rank  # after the root; elsewhere the draft is right
+    q_TV = torch.nn.functional.one_hot(logits_TV.argmax(-1), 6).double()
+    labeller = TextLabeller(tokens_T, LABELLED, 1, space=space)
+    labeller.add(p_TV, q_TV, logits_TV)
+    efficiency_VA = space.efficiencies(labeller.survivals())[:, 0]
+    for K in (2, 3):
+        at = space.index(StyledAction(K, 0, 2, "greedy"))
+        assert efficiency_VA[:, at].tolist() == [3.0 if rank < K else 1.0] * len(LABELLED)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

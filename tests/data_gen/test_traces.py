@@ -15,7 +15,7 @@ from selector.actions import ActionSpace
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_column
 
 ROOT = Path(__file__).parents[2]
-SURVIVALS = len(ActionSpace.default().sums_SA)
+SURVIVALS = len(ActionSpace.recorded().sums_SA)
 LABELS = survival_column("traversal")
 SCHEMA = text_schema(["traversal"], hidden=True)
 NAME = "train/part-00000.parquet"

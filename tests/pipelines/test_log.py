@@ -34,7 +34,7 @@ from tests.pipelines.runs import ROOT, SMALL, espalier
 from tests.pipelines.test_refusals import contents, failure, refusal
 
 DEMO = ROOT / "configs" / "demo.yaml"
-SPACE = ActionSpace.default()
+SPACE = ActionSpace.recorded()
 SETTINGS = (Sampling(0.0), Sampling(0.2), Sampling(1.0), Sampling(1.0, 0.9123456789, top_k=100, min_p=0.01))
 COUNTS = {"train": 8, "validation": 4, "test": 4}  # texts of each setting
 NEW = 40

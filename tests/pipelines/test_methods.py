@@ -44,7 +44,7 @@ from tests.selector.synthetic import opinionated, texts
 from tests.selector.synthetic import profile as synthetic_profile
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
-SPACE = ActionSpace.with_lookups()
+SPACE = ActionSpace.of_pairs()
 VERIFIERS = ("specinfer", "traversal")
 SAMPLING, ACTION = Sampling(0.8), Action(2, 1, 3)
 TOKENS, TEXTS = 20, 80

@@ -111,7 +111,7 @@ def test_a_decoder_that_needs_more_steps_than_it_should_is_found(
 
 def test_z_of_steps_that_follow_their_labels_is_normal() -> None:
     """With 25 steps, which begin wherever the last one ended; an alarm at 3 is false once in 370 cases."""
-    rng, space, trials = torch.Generator().manual_seed(2), ActionSpace.with_lookups(), 2000
+    rng, space, trials = torch.Generator().manual_seed(2), ActionSpace.of_pairs(), 2000
     survivals_RS = lawful(torch.rand(40, len(space.sums_SA), generator=rng), space)
     action_N = torch.randint(len(space), (25,), generator=rng)
     found = []

@@ -19,7 +19,7 @@ from selector.schema import HIDDEN_STATES
 from tests.pipelines.runs import ROOT, SMALL, STAGES, TEXTS, TOKENS, espalier, evaluation_of, versions
 from tests.pipelines.small_logs import small
 
-SURVIVALS = len(ActionSpace.default().sums_SA)
+SURVIVALS = len(ActionSpace.recorded().sums_SA)
 FIGURES = (
     "ratio_vs_best_static_delayed",
     "ratio_vs_best_static_by_kind",

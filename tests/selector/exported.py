@@ -38,7 +38,7 @@ KINDS = [(objective, level) for objective in ("policy", "regressor") for level i
 
 def efficiencies(at: int) -> Tensor:
     """Of the static trees under a mode's sampling setting: the text is harder in one than in another."""
-    return ActionSpace.default().efficiencies(survivals_of(torch.tensor([0.55 + 0.05 * at])))[0]
+    return ActionSpace.recorded().efficiencies(survivals_of(torch.tensor([0.55 + 0.05 * at])))[0]
 
 
 def modes_of(level: str) -> list[Mode]:

@@ -18,7 +18,7 @@ from selector.train.module import SelectorModule
 from selector.train.tuning import static_replay
 
 WIDTHS = [6, 4, 4]
-SPACE = ActionSpace.with_lookups()
+SPACE = ActionSpace.of_pairs()
 EASY, HARD = 0.95, 0.3  # how likely a drafted token is accepted
 TELLS = PAIR.index("draft_entropy_root")  # below 0.5 where the text is easy
 REPEATED, FORETOLD = 4, 11  # the least match where the text repeats itself, and how far it goes on with it there
@@ -41,16 +41,17 @@ def profile(draft: float = 1e-3, target: float = 5e-3) -> LatencyProfile:
 
 
 def survivals_of(accepted_R: Tensor) -> Tensor:
-    """Of trees whose tokens are accepted with one probability a each, and one of K siblings with 1 - (1 - a)^K."""
+    """Of trees whose tokens are accepted with one probability a each, and one of K siblings with 1 - (1 - a)^K, in
+    every style."""
     survivals_RS = torch.ones(len(accepted_R), SPACE.tree_survivals)
     depth_D = torch.arange(1, SPACE.depth + 1)
     survivals_RS[:, : SPACE.depth] = accepted_R.unsqueeze(-1) ** depth_D
-    branches = survivals_RS[:, SPACE.depth :].view(-1, SPACE.max_K - 1, SPACE.max_L1 + 1, SPACE.max_L2)
+    branches = survivals_RS[:, SPACE.depth :].unflatten(1, (-1, SPACE.max_K - 1, SPACE.max_L1 + 1, SPACE.max_L2))
     below_J = torch.arange(SPACE.max_L2)
     for K in range(2, SPACE.max_K + 1):
         one_R1 = 1 - (1 - accepted_R.unsqueeze(-1)) ** K
         for L1 in range(SPACE.max_L1 + 1):
-            branches[:, K - 2, L1] = accepted_R.unsqueeze(-1) ** (L1 + below_J) * one_R1
+            branches[:, :, K - 2, L1] = (accepted_R.unsqueeze(-1) ** (L1 + below_J) * one_R1).unsqueeze(1)
     return survivals_RS
 
 

@@ -19,7 +19,7 @@ from selector.train.replay import lawful
 from tests.selector.synthetic import WIDTHS, profile
 
 NAMES = ["block", "lifted_uniform"]
-SPACE = ActionSpace.with_lookups()
+SPACE = ActionSpace.of_pairs()
 SURVIVALS = SPACE.tree_survivals
 F = len(PAIR.scalars)
 
@@ -131,13 +131,14 @@ def test_labels_are_those_of_trees_and_what_a_lookup_had_right(rows: slice | tor
     places = PLACES[rows] if isinstance(rows, slice) else [PLACES[r] for r in rows.tolist()]
     for verifier in NAMES:
         labels = data.labels(verifier, rows, SPACE)
-        assert labels.dtype == torch.float32 and labels.shape == (len(places), 232 + 16)
+        assert labels.dtype == torch.float32 and labels.shape == (len(places), 448 + 16)
         for place, labels_S in zip(places, labels, strict=True):
             trees_S = survivals_of(*place, verifier).astype(np.float16)
             assert np.array_equal(labels_S[:SURVIVALS], trees_S.astype(np.float32))
             right = foretold_of(*place)
             assert labels_S[SURVIVALS:].tolist() == [1.0] * right + [0.0] * (16 - right)
-        assert torch.equal(data.labels(verifier, rows, ActionSpace.default()), labels[:, :SURVIVALS])
+        for space in (ActionSpace.recorded(), ActionSpace.default()):  # the first of them, where a space lacks styles
+            assert torch.equal(data.labels(verifier, rows, space), labels[:, : len(space.sums_SA)])
 
 
 def test_a_lookup_yields_what_it_had_right_and_one_more_token() -> None:

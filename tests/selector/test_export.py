@@ -162,13 +162,13 @@ def test_the_highest_score_is_chosen_and_the_rest_is_never_drafted(
         data, rows = roots_of(mode, level, count=2)
         batch = batch_of(data, rows, level)
         scores_BA = selector.scores(batch)
-        assert scores_BA.shape == (len(rows), 237)
+        assert scores_BA.shape == (len(rows), 453)
         may_BA = mask_of(mode, data)[rows]
         assert ((scores_BA > NEVER / 2) == may_BA).all()
         assert (scores_BA[~may_BA] == NEVER).all()
         for b, features in enumerate(one_by_one(batch)):
             scores_A = selector.scores(features)
-            assert scores_A.shape == (237,)
+            assert scores_A.shape == (453,)
             assert torch.allclose(scores_A, scores_BA[b], atol=1e-4, rtol=1e-5)
             assert selector.select(features) == SPACE.actions[int(scores_A.argmax())]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup, choice_of
+from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup, StyledAction, choice_of
 from selector.decision import ASKED, LookupRule, Mode, of_batch
 from selector.latency import (
     VERSION,
@@ -53,6 +53,16 @@ def test_every_pass_is_charged_at_its_width(action: Choice, passes: int) -> None
     verification = 300.0 if isinstance(action, Lookup) else 1000.0 if action.nodes else 0.0
     expected = passes + 100.0 + action.nodes + verification
     assert FLAT.action_seconds(action, 15, "traversal") == pytest.approx(expected)
+
+
+def test_a_greedy_tree_takes_the_time_of_its_nodes_where_it_can_be_drafted() -> None:
+    """All its branches differ; only the eager decoder drafts it."""
+    same = replace(FLAT, different={"T=1, top-p=1": [[1.0] * 8] * 3})  # i.i.d. branches are copies of one another
+    greedy, iid = StyledAction(3, 2, 2, "greedy"), Action(3, 2, 2)
+    seconds = FLAT.action_seconds(iid, 15, "traversal")
+    assert same.action_seconds(greedy, 15, "traversal") == FLAT.action_seconds(greedy, 15, "traversal") == seconds
+    assert same.action_seconds(iid, 15, "traversal") == seconds - 4
+    assert replace(FLAT, decoder="graph").action_seconds(greedy, 15, "traversal") == 1e6
 
 
 LATE = [((LIGHT,), 10_000), ((FULL,), 20_000), ((EARLY, LIGHT), 15_000), ((EARLY, FULL), 25_000)]

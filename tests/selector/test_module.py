@@ -101,7 +101,7 @@ def test_scores_do_not_depend_on_what_is_asked_together(
 ) -> None:
     made, data = opinionated(objective, level), texts(level=level)
     whole = {each: made.scores(data, each) for each in (EARLY, level)}
-    assert whole[EARLY].shape == whole[level].shape == (240, 237)
+    assert whole[EARLY].shape == whole[level].shape == (240, 453)
     assert torch.equal(made.scores(data), whole[level])
     monkeypatch.setattr("selector.train.module.ROWS_AT_ONCE", 7)
     for each, whole_RA in whole.items():

@@ -363,7 +363,7 @@ def test_times_are_those_of_the_machine_at_every_root(data: Timed) -> None:
 def test_where_it_is_easy_longer_trees_are_best() -> None:
     """The synthetic labels are what they say: for the tests above to mean anything."""
     survivals_RS = survivals_of(torch.tensor([EASY, HARD]))
-    efficiency_RA = ActionSpace.default().efficiencies(survivals_RS)
+    efficiency_RA = ActionSpace.recorded().efficiencies(survivals_RS)
     assert float(efficiency_RA[0, SPACE.index(SPACE.chain(16))]) == pytest.approx((1 - EASY**17) / (1 - EASY))
     assert float(efficiency_RA[1, SPACE.index(Action(3, 0, 1))]) == pytest.approx(2 - (1 - HARD) ** 3)
     repeating = texts(repeats=0.1)
