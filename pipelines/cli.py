@@ -28,6 +28,7 @@ from selector.schema import InputError
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
 APART = ("quick", "logs")  # stages that stand alone
 ALL = "demo"  # all of STAGES, in order
+CHECK = "check-verifier"  # a tool without config or run
 NAMES = (*STAGES, *APART, ALL)
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)  # the disk is full or not writable
 DEMO = Path("configs/demo.yaml")
@@ -71,6 +72,10 @@ def espalier(
         if help_ or not stage:
             print(usage(stage))
             return
+        if stage == CHECK:
+            from pipelines import check_verifier
+
+            raise typer.Exit(0 if check_verifier.run(words or []) else 1)
         files = [word for word in words or [] if stage == "logs" and ("=" not in word or Path(word).exists())]
         overrides = [word for word in words or [] if word not in files]
         flags = {"name": name, "latency.timings": timings or step_times, "export.engine": engine, "logs.files": files}
@@ -172,7 +177,12 @@ def usage(stage: str) -> str:
     if not stage:
         lines = [f"  {name:<9} {declared_by(name)[0]}" for name in (*STAGES, *APART)]
         lines.append(f"  {ALL:<9} the first {len(STAGES)} in order")
+        lines.append(f"  {CHECK} MODULE:NAME [style=..]: does a verifier of yours keep the target's law?")
         return "\n".join([USAGE.format(stage="STAGE"), "Stages:", *lines, "", OPTIONS])
+    if stage == CHECK:
+        from pipelines import check_verifier
+
+        return str(check_verifier.__doc__)
     _check_name(stage)
     from pipelines.config import parts
 

@@ -1,0 +1,60 @@
+"""`espalier check-verifier` finds planted faults, passes every verifier of ours, and says what it cannot check."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from data_gen.verification import STYLED, VERIFIERS
+from data_gen.verification.checking import check_draws, check_law
+from pipelines.check_verifier import named
+from pipelines.cli import app
+
+PLANTED = "tests.data_gen.verification.planted"
+OURS = [(name, style) for name, cls in (VERIFIERS | STYLED).items() for style in cls.styles if name != "spechub"]
+
+
+@pytest.mark.parametrize(("name", "style"), [case for case in OURS if case[0] != "khisti"])
+def test_ours_are_right(name: str, style: str) -> None:
+    """SpecHub verifies pairs alone; Khisti's linear programs take too long, and have a test of their own."""
+    assert check_law((VERIFIERS | STYLED)[name](style).law, style) is None
+
+
+def test_a_right_verifier_that_draws_passes() -> None:
+    """Chi-square with a false-alarm rate of 1e-4 and a fixed seed."""
+    assert check_draws(named(f"{PLANTED}:right", "iid"), "iid", draws=300) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "style", "where"),
+    [
+        ("min_ratio_on_top_k", "top_k", "(2, 0, 1)"),
+        ("residual_not_renormalised", "iid", "(2, 0, 1)"),
+        ("siblings_out_of_order", "iid", "(2, 0, 1)"),
+        ("block_without_minimum", "iid", "(1, 2, 0)"),
+    ],
+)
+def test_planted_faults_are_found_at_the_smallest_tree(name: str, style: str, where: str) -> None:
+    done = CliRunner().invoke(app, ["check-verifier", f"{PLANTED}:{name}", f"style={style}"])
+    assert done.exit_code == 1, done.output
+    assert f"wrong on trees (K, L1, L2) = {where}" in done.output
+    assert "the text (" in done.output and "for example the tree with the branches" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "check-verifier needs MODULE:NAME"),
+        (["tests:nothing"], "tests:nothing: AttributeError"),
+        (["no_such_module:verify"], "no_such_module:verify: ModuleNotFoundError"),
+        ([f"{PLANTED}:right", "style=sorted"], "a style among iid, without_replacement, greedy, top_k"),
+        ([f"{PLANTED}:right", "draws=few"], "draws=few: at least 100 are needed"),
+        ([f"{PLANTED}:right", "speed=2"], "speed=2: the options are style=.. and draws=.."),
+        (["data_gen.verification:Greedy"], "greedy is not lossless for style 'iid'"),
+        (["math:gcd"], "the verifier raises"),
+    ],
+)
+def test_what_cannot_be_checked_is_one_line(words: list[str], message: str) -> None:
+    done = CliRunner().invoke(app, ["check-verifier", *words])
+    assert done.exit_code == 2
+    assert message in done.stderr and len(done.stderr.splitlines()) == 1
