@@ -91,7 +91,7 @@ class PlainSelector:
 
     def predict(self, frame: Any, params: Any = None) -> Any:
         """The decisions in the form that MLflow calls: a DataFrame with the columns `K`, `L1`, `L2`, which are
-        (0, length, 0) for a lookup.
+        (0, length, 0) for a lookup, and `style`.
 
         Args:
             frame: a DataFrame with a column for each scalar and each hidden state, or for the early scalars alone.
@@ -103,7 +103,8 @@ class PlainSelector:
         index_B, _ = self.decide(frame[names].to_numpy(np.float32), states)
         chosen = [self.actions[index] for index in index_B]
         shapes = [(0, *action, 0) if len(action) == 1 else action for action in chosen]
-        return type(frame)(shapes, columns=["K", "L1", "L2"])
+        rows = [shape if len(shape) == 4 else (*shape, "iid") for shape in shapes]
+        return type(frame)(rows, columns=["K", "L1", "L2", "style"])
 
     def _network(self, given: list[Array], passed_B1: Array) -> Array:
         """The outputs of `selector.train.network.RootNetwork`, from scalars and, where known, hidden states, [B, H]."""

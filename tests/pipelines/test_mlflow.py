@@ -129,8 +129,9 @@ def test_a_registered_version_loads(demo: tuple[Path, str]) -> None:
     scalars = np.array([root["scalars"] for root in roots], np.float32)
     for line, seen in zip(found[:2], (scalars, scalars[:, : plain.early]), strict=True):
         chosen = [plain.actions[index] for index in plain.decide(seen)[0]]
-        shapes = [each if len(each) == 3 else (0, *each, 0) for each in chosen]
-        assert line == str({name: [shape[at] for shape in shapes] for at, name in enumerate(("K", "L1", "L2"))})
+        shapes = [(0, *each, 0) if len(each) == 1 else each for each in chosen]
+        rows = [shape if len(shape) == 4 else (*shape, "iid") for shape in shapes]
+        assert line == str({name: [row[at] for row in rows] for at, name in enumerate(("K", "L1", "L2", "style"))})
     assert found[2:4] == ["True", repr(load_selector(folder))] and found[4:8] == found[:4]
     assert found[8] == "True"
     assert found[9].startswith("models:/espalier-selector/9: MLflow does not give it (is MLFLOW_TRACKING_URI set?): ")
