@@ -80,8 +80,8 @@ def _signature(selector: Selector) -> Any:
     first = selector.schema.first
     scalars = [ColSpec("double", name, required=at < first) for at, name in enumerate(selector.schema.names)]
     states = [ColSpec(Array("double"), name, required=False) for name in selector.config.hidden_states]
-    chosen = [*(ColSpec("long", name) for name in ("K", "L1", "L2")), ColSpec("string", "style")]
-    return ModelSignature(Schema([*scalars, *states]), Schema(chosen))
+    shape = [ColSpec("long", name) for name in ("K", "L1", "L2")]
+    return ModelSignature(Schema([*scalars, *states]), Schema([*shape, ColSpec("string", "style")]))
 
 
 def _example(selector: Selector, folder: Path) -> pd.DataFrame:
