@@ -10,6 +10,7 @@ Legend: N consecutive tokens, V vocabulary, D hidden width, F scalars.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,10 +20,12 @@ from torch import Tensor
 from data_gen.features.hits import HitHistory
 from data_gen.features.rows import DraftHistory, TargetHistory, entropies
 from data_gen.features.text import TextHistory
-from data_gen.models.pair import ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
 from selector.runtime.tokens import TokenStatistics
 from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, LOG, MATCH, PAIR, SCALARS_KEY, TEXT_SCALARS
+
+if TYPE_CHECKING:  # engines that have no transformers use the features of token ids
+    from data_gen.models.pair import ModelRow, ModelRows
 
 BLOCK = 64  # whole rows of the draft that are kept at once
 _TEXT, _EARLY = len(TEXT_SCALARS), PAIR.first

@@ -140,18 +140,22 @@ def remarks(rows: list[Row]) -> Iterator[str]:
                     yield f"line {line}: {verified} verified tokens are not timed with batch {batch}, context {context}"
 
 
-def profile_of(rows: list[Row], name: str, stepped: bool, pair: str, verifiers: Sequence[str]) -> LatencyProfile:
+def profile_of(
+    rows: list[Row], name: str, stepped: bool, pair: str, verifiers: Sequence[str], drafts: bool = True
+) -> LatencyProfile:
     """The latency profile of an engine. Its verification costs nothing beside the steps, which contain it.
 
     Args:
         stepped: whether sizes between the timed ones cost as much as the next larger one (`selector.tables.along`).
+        drafts: whether there is a drafter; if not, only rows without draft passes count.
 
     Raises:
         InputError: drafting cannot be told from verification, or one of them would take no time.
     """
+    rows = rows if drafts else [row for row in rows if row.passes == 0]
     cells: dict[int, dict[int, Steps]] = defaultdict(dict)
     for batch, context in sorted({(row.batch, row.context) for row in rows}):
-        cells[batch][context] = _steps([row for row in rows if row.work[:2] == (batch, context)], name)
+        cells[batch][context] = _steps([row for row in rows if row.work[:2] == (batch, context)], name, drafts)
     batches = Batches(
         list(cells),
         [Table(list(own), [1], [[steps.draft] for steps in own.values()]) for own in cells.values()],
@@ -170,10 +174,11 @@ def profile_of(rows: list[Row], name: str, stepped: bool, pair: str, verifiers: 
     )
 
 
-def _steps(rows: list[Row], name: str) -> Steps:
+def _steps(rows: list[Row], name: str, drafts: bool) -> Steps:
     """Least squares of `seconds = target(verified) + passes x draft`, where `target(0)` is 0.
 
-    Rows with equal `verified` and different `passes`, and rows with `verified` 0, determine `draft`.
+    Rows with equal `verified` and different `passes`, and rows with `verified` 0, determine `draft`, which is 0 where
+    there is no drafter.
     """
     groups: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
@@ -188,9 +193,9 @@ def _steps(rows: list[Row], name: str) -> Steps:
         square += sum((row.passes - passes) ** 2 for row in own)
         product += sum((row.passes - passes) * (row.seconds - seconds) for row in own)
     place = f"{name} line {rows[0].line}: batch {rows[0].batch}, context {rows[0].context}"
-    if square == 0:
+    if drafts and square == 0:
         raise InputError(f"{place}: drafting cannot be told from verification: add a row of 0 verified tokens")
-    draft, target = product / square, {}
+    draft, target = product / square if drafts else 0.0, {}
     if draft < 0:
         raise InputError(f"{place}: more draft passes take less time")
     for verified, own in sorted(groups.items()):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_gen.texts.logs import LoggedText, distinct, drafter_of, foreign, read_logs, read_trace_log
+from data_gen.texts.logs import NO_DRAFTER, LoggedText, distinct, drafter_of, foreign, read_logs, read_trace_log
 from pipelines.config import Config
 from pipelines.latency.timings import profile_of, read_timings, remarks
 from pipelines.logs import summary
@@ -135,7 +135,7 @@ def _profile(config: Config, drafter: str) -> LatencyProfile | None:
     rows = read_timings(path)
     for remark in remarks(rows):
         console.print(f"[bold]logs[/]: {path}: {remark}", soft_wrap=True)
-    return profile_of(rows, str(path), config.latency.stepped, f"log:{drafter}", (VERIFIER,))
+    return profile_of(rows, str(path), config.latency.stepped, f"log:{drafter}", (VERIFIER,), drafter != NO_DRAFTER)
 
 
 @dataclass(frozen=True)

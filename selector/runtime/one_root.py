@@ -8,7 +8,7 @@ actions that may be chosen, U survivals and H outputs of the network that these 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,6 +88,12 @@ class OneRoot:
         if best == NOT_FINITE:
             check_finite(features)  # raises with the feature's name
         return self.actions[best]
+
+    def choose_for_all(self, features: Sequence[dict[str, Tensor]]) -> Choice:
+        """One action for several roots, by their mean block efficiencies and lengths. InputError as `tokens`."""
+        tokens_K = np.mean([self.tokens(each) for each in features], axis=0)
+        length = np.mean([each[SCALARS_KEY][self._length_at] for each in features])
+        return self.actions[best_action(tokens_K, float(length), self._costs)]
 
 
 def _network(

@@ -101,6 +101,16 @@ class Tuned:
         chosen_B = joint_choice(tokens_BK, shapes, mode.joint, *clock.prices(context, mode.batch))
         return [at_root.actions[k] for k in chosen_B]
 
+    def select_common(self, features: Sequence[Features]) -> Choice:
+        """One choice for all requests of a batch, from the features of each: the best for the means of their predicted
+        tokens and context lengths. It is for a network that decides from one level of features.
+
+        Raises InputError as `select`.
+        """
+        if not self.mode.decides:
+            return self.mode.action
+        return self._at_root[self.mode.feature_levels[0]].choose_for_all([self._read(each) for each in features])
+
     @property
     def _own(self) -> Loaded:
         if self._selector is None:

@@ -1,0 +1,321 @@
+"""The engines' plug-ins: decisions from token ids, however they arrive; and the engines' own classes around them.
+
+Where vLLM or SGLang is installed, their modules are the real ones, except for those that `bare` is told to replace. A
+GPU is not needed. No engine is run here but llama.cpp.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from data_gen.engines.text import TextSelector
+from data_gen.engines.vllm import Lengths, Proposer
+from data_gen.features.root import DrafterKnowledge
+from data_gen.models.sampling import Sampling
+from pipelines.config import Embedded, load_config
+from pipelines.pair.language_model import build_model, train_tokenizer
+from selector.actions import Lookup
+from selector.runtime.selector import load_selector
+from selector.schema import TEXT, InputError
+from tests.pipelines.engine_modules import bare
+from tests.pipelines.runs import ROOT, espalier
+from tests.pipelines.runs import SMALL as DEMO
+from tests.pipelines.small_logs import CLOCK, record, small
+
+SMALL = ["train.epochs=2", "train.hidden=[16,8]", "train.batch=128"]
+LONGEST, ROOM = 6, 90  # drafted tokens and the model's positions, of the engines below
+TEXTS = [(entry["prompt_token_ids"], entry["generated_token_ids"]) for entry in map(record, range(100, 106))]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two selectors: `copies`, with times of a clock that has no draft, and `chains`, beside a drafter."""
+    folder = tmp_path_factory.mktemp("plugins")
+    log, clock = small(folder)
+    undrafted = folder / "undrafted.csv"
+    undrafted.write_text("".join(line for line in CLOCK.splitlines(True) if line.split(",")[3] in ("passes", "0")))
+    for name, times, drafter in (("copies", undrafted, ["logs.drafter=none"]), ("chains", clock, [])):
+        espalier(folder, "logs", str(log), "--timings", str(times), "--name", name, *drafter, *SMALL, config="")
+    return folder / "runs"
+
+
+@pytest.fixture(scope="module")
+def copies(runs: Path) -> Path:
+    return runs / "copies/selector"
+
+
+@pytest.fixture(scope="module")
+def chains(runs: Path) -> Path:
+    return runs / "chains/selector"
+
+
+def afresh(folder: Path, prompt: list[int], generated: list[int], batch: int = 1) -> DrafterKnowledge:
+    """What is known of a text that is read at once."""
+    known = DrafterKnowledge(prompt, Sampling(0.0), load_selector(folder).tokens, batch)
+    known.committed(generated)
+    return known
+
+
+def test_texts_grow_as_if_they_were_read_at_once(copies: Path) -> None:
+    chosen, tuned = TextSelector(copies), load_selector(copies).at(0.0, level=TEXT)
+    lengths = []
+    for prompt, generated in TEXTS:
+        text = chosen.text(prompt, len(prompt))
+        for end in range(1, len(generated), 2):
+            assert text.grow(np.array(prompt + generated[:end], np.int32))
+            known = afresh(copies, prompt, generated[:end])
+            action = tuned.select(known.features(TEXT))
+            length = action.length if isinstance(action, Lookup) else 0
+            lengths.append(len(chosen.copies([text], [LONGEST])[0]))
+            assert chosen.copies([text], [LONGEST])[0] == known.text.index.proposal(min(length, LONGEST))
+        assert not text.grow(np.array([*prompt, -1])) and not text.grow(np.array(prompt))
+    assert len(set(lengths)) > 2
+
+
+def test_a_selector_of_chains_does_not_copy_and_one_of_copies_has_no_lengths(copies: Path, chains: Path) -> None:
+    with pytest.raises(InputError, match="drafter=none"):
+        TextSelector(chains).of_copies()
+    with pytest.raises(InputError, match="it knows up to 0"):
+        TextSelector(copies).of_chains([0, 3])
+    with pytest.raises(InputError, match="selector, temperature, top_p"):
+        TextSelector.of({"artefact": "x"})
+
+
+def vllm_config(folder: Path, schedule: Any = None) -> Any:
+    return SimpleNamespace(
+        additional_config={"espalier": {"selector": str(folder), "temperature": 0.0}},
+        speculative_config=SimpleNamespace(
+            model="data_gen.engines.vllm.Proposer",
+            num_speculative_tokens=LONGEST,
+            num_speculative_tokens_per_batch_size=schedule,
+        ),
+        model_config=SimpleNamespace(max_model_len=ROOM),
+    )
+
+
+def test_vllms_rows_are_proposed_what_their_texts_ask_for_wherever_they_stand(copies: Path) -> None:
+    """Called as in `GPUModelRunner.propose_draft_token_ids`; rows change places, end, begin, and wait for prompts."""
+    random_, proposer, chosen = random.Random(1), Proposer(vllm_config(copies)), TextSelector(copies)
+    ids, counts = np.zeros((8, ROOM), np.int32), np.zeros(8, np.int32)
+    at = dict.fromkeys(range(4), 0)
+    ragged = 0
+    for step in range(12):
+        rows = random_.sample(sorted(at), len(at))
+        sampled: list[list[int]] = []
+        for row, number in enumerate(rows):
+            prompt, generated = TEXTS[number]
+            new = 0 if step == 0 and number == 2 else random_.randrange(1, 5)  # its prompt is not finished
+            sampled.append(generated[at[number] : at[number] + new])
+            at[number] += new
+            counts[row] = len(prompt) + at[number]
+            ids[row] = random_.choices(range(40), k=ROOM)  # what an earlier request left
+            ids[row, : counts[row]] = [*prompt, *generated[: at[number]]]
+        found = proposer.propose(sampled, counts, ids, slot_mappings=None)
+        live = [row for row, new in enumerate(sampled) if new]
+        read = [chosen.text(ids[row, : counts[row]], len(TEXTS[rows[row]][0])) for row in live]
+        wanted = chosen.copies(read, [min(LONGEST, ROOM - counts[row] - 1) for row in live])
+        assert [found[row] for row in live] == wanted and all(found[row] == [] for row in set(range(4)) - set(live))
+        ragged += len(set(map(len, wanted))) > 1
+        if step == 5:
+            del at[0]
+            at[4] = 0
+    assert ragged > 2
+    counts[:] = ROOM
+    assert proposer.propose([[1]] * 4, counts, ids) == [[], [], [], []]
+
+
+def test_vllm_loads_the_proposer(copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`create_custom_proposer` is vLLM's; its config and its logger are ours."""
+    logger = SimpleNamespace(info=lambda *_: None)
+    stubs = {"vllm.config": {"VllmConfig": object}, "vllm.logger": {"init_logger": lambda _: logger}}
+    bare(monkeypatch, "vllm", stubs)
+    made = import_module("vllm.v1.spec_decode.custom_class_proposer").create_custom_proposer(vllm_config(copies))
+    assert isinstance(made, Proposer)
+
+
+def request(number: int, done: int) -> Any:
+    """A request as vLLM's scheduler and SGLang's worker know it."""
+    prompt, generated = TEXTS[number]
+    return SimpleNamespace(
+        rid=str(number),
+        origin_input_ids=prompt,
+        output_ids=generated[:done],
+        all_token_ids=[*prompt, *generated[:done]],
+        num_prompt_tokens=len(prompt),
+        num_computed_tokens=len(prompt) + done - 1,
+        is_prefill_chunk=False,
+        use_structured_output=False,
+        num_output_placeholders=0,
+    )
+
+
+def best(folder: Path, done: int, numbers: range, lengths: list[int]) -> int:
+    """The length for texts that are read at once."""
+    chosen = TextSelector(folder)
+    texts = [chosen.text([*p, *g[:done]], len(p)) for p, g in (TEXTS[number] for number in numbers)]
+    return chosen.length(texts, lengths)
+
+
+def test_one_request_alone_gets_the_length_that_its_own_decision_gives(chains: Path) -> None:
+    lengths = [0, 1, 2, 4, 8]
+    alone = load_selector(chains).at(0.0, shapes=[(1, length, 0) for length in lengths], level=TEXT)
+    found = set()
+    for done in range(1, 60, 3):
+        action = alone.select(afresh(chains, *[(p, g[:done]) for p, g in TEXTS][1]).features(TEXT))
+        assert action is not None
+        found.add(action.nodes)
+        assert best(chains, done, range(1, 2), lengths) == action.nodes
+    assert len(found) > 1
+
+
+def test_vllms_scheduler_schedules_the_length_that_its_requests_ask_for(
+    chains: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`AsyncScheduler` is vLLM's; the scheduler below it, which needs the engine's memory, is ours."""
+
+    class Scheduler:
+        def __init__(self, vllm_config: Any) -> None:
+            self.num_spec_tokens, self.parallel_config = LONGEST, SimpleNamespace(pipeline_parallel_size=1)
+            self.requests: dict[str, Any] = {}
+            self.use_v2_model_runner, self.num_sampled_tokens_per_step = False, 1
+
+        def _update_after_schedule(self, scheduler_output: Any) -> None:
+            pass
+
+    platform = SimpleNamespace(is_xpu=lambda: False)
+    stubs: dict[str, dict[str, Any]] = {
+        "vllm.envs": {},
+        "vllm.logger": {"init_logger": lambda _: None},
+        "vllm.platforms": {"current_platform": platform},
+        "vllm.v1.core.sched.output": {"SchedulerOutput": object},
+        "vllm.v1.core.sched.scheduler": {"Scheduler": Scheduler},
+    }
+    bare(monkeypatch, "vllm", stubs)
+    schedule = [(1, 2, 5), (3, 8, 2), (9, 64, 0)]
+    made = import_module("data_gen.engines.vllm_scheduler").SelectedLength(vllm_config(chains, schedule))
+    for done in range(1, 40, 4):
+        made.requests = {str(number): request(number, done) for number in range(4)}
+        output = SimpleNamespace(
+            num_scheduled_tokens=dict.fromkeys(made.requests, 1),
+            scheduled_spec_decode_tokens={},
+            num_spec_tokens_to_schedule=LONGEST,
+            pending_structured_output_tokens=False,
+        )
+        made._update_after_schedule(output)
+        assert output.num_spec_tokens_to_schedule == best(chains, done, range(4), [0, 2, 5])
+        drafted = {len(each.spec_token_ids) for each in made.requests.values()}
+        assert drafted == {output.num_spec_tokens_to_schedule}
+
+
+def test_vllms_schedule_is_needed(chains: Path) -> None:
+    with pytest.raises(InputError, match="num_speculative_tokens_per_batch_size"):
+        Lengths(vllm_config(chains))
+
+
+def test_sglangs_controller_takes_the_selectors_steps(
+    chains: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hooks, controller and base class are SGLang's; the worker and what reads the server's arguments are ours."""
+
+    class EAGLEWorkerV2:
+        speculative_num_steps = 3
+
+        def build_adaptive_runtime_state(self, speculative_num_steps: int, *_: Any, **__: Any) -> Any:
+            return SimpleNamespace(speculative_num_steps=speculative_num_steps)
+
+        def apply_runtime_state(self, state: Any) -> None:
+            self.speculative_num_steps = state.speculative_num_steps
+
+        def forward_batch_generation(self, batch: Any) -> int:
+            self.adaptive_controller.activate_step_by_batch(len(batch.reqs))
+            return self.speculative_num_steps
+
+    stubs: dict[str, dict[str, Any]] = {
+        "sglang.srt.arg_groups.overrides": {"resolved_view": None, "resolving_view": None},
+        "sglang.srt.runtime_context": {"attn_dp_enabled_of": None},
+        "sglang.srt.speculative.spec_info": {"SpeculativeAlgorithm": None},
+        "sglang.srt.utils": {"log_info_on_rank0": lambda *_: None},
+        "sglang.srt.speculative.eagle_worker_v2": {"EAGLEWorkerV2": EAGLEWorkerV2},
+    }
+    bare(monkeypatch, "sglang", stubs)
+    import_module("data_gen.engines.sglang").register()
+    import_module("sglang.srt.plugins.hook_registry").HookRegistry.apply_hooks()
+    params = import_module("sglang.srt.speculative.adaptive_spec_params").AdaptiveSpeculativeParams
+    table: dict[str, Any] = {"1": {"candidate_steps": [1, 3, 5]}, "3": {"candidate_steps": [0, 1, 3]}}
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(table))
+    assert params(3, str(path)).get_steps_for_batch(1) == 3  # SGLang's own without our entry
+    path.write_text(json.dumps(table | {"espalier": {"selector": str(chains)}}))
+    worker = EAGLEWorkerV2()
+    controller = import_module("sglang.srt.speculative.adaptive_runtime_state").AdaptiveController
+    worker.adaptive_controller = controller(worker, params(3, str(path)))
+    worker.adaptive_controller.init_states()
+    decoding = SimpleNamespace(is_extend=lambda: False)
+    for done in range(1, 40, 4):
+        for numbers, lengths in ((range(4), [0, 1, 3]), (range(1), [1, 3, 5])):
+            batch = SimpleNamespace(reqs=[request(number, done) for number in numbers], forward_mode=decoding)
+            assert worker.forward_batch_generation(batch) == best(chains, done, numbers, lengths)
+            worker.adaptive_controller.on_verify_complete([5] * len(numbers), len(numbers))
+
+
+def test_llama_cpp_writes_plain_greedy_text_whatever_is_copied(copies: Path, tmp_path: Path) -> None:
+    """llama.cpp runs: a Llama with biases and an induction head, which copies, from a GGUF file. Its text is also that
+    of transformers."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: pip install '.[llama_cpp]'")
+    pytest.importorskip("gguf", reason="gguf is not installed: pip install '.[llama_cpp]'")
+    from data_gen.engines.llama_cpp import SelectedCopies
+    from pipelines.studies.gguf_file import write_gguf
+    from pipelines.studies.llama_cpp import decode
+
+    drafted: list[int] = []
+
+    class Counted(SelectedCopies):
+        def __call__(self, input_ids: Any, /, **kwargs: Any) -> Any:
+            copied = super().__call__(input_ids, **kwargs)
+            drafted.append(len(copied))
+            return copied
+
+    tokenizer = train_tokenizer([Path(__file__).read_text()], 400)
+    model = build_model(Embedded(hidden=32, layers=2, documents=1), 2, len(tokenizer), tokenizer.eos_token_id, seed=3)
+    torch.nn.init.normal_(model.model.layers[1].self_attn.o_proj.bias, std=0.02)
+    write_gguf(model, tokenizer, tmp_path / "target.gguf")
+    made = [
+        llama_cpp.Llama(str(tmp_path / "target.gguf"), n_ctx=512, n_threads=1, draft_model=draft, verbose=False)
+        for draft in (None, Counted(copies))
+    ]
+    for text in ("def rows(self): return self.a\ndef rows(self)", "one two one", "for name in names: print(name); for"):
+        prompt = tokenizer(text)["input_ids"]
+        assert prompt == made[0].tokenize(text.encode(), add_bos=False)
+        plain, copied = (decode(each, prompt, 60).tokens for each in made)
+        ids = torch.tensor([prompt])
+        generated = model.generate(ids, do_sample=False, max_new_tokens=60, attention_mask=torch.ones_like(ids))
+        assert plain == copied == generated[0, len(prompt) :].tolist()
+    assert len(set(drafted)) > 2 and drafted.count(0) < len(drafted)
+
+
+def test_the_study_of_llama_cpp_compares_what_its_commands_made(
+    demo: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: pip install '.[llama_cpp]'")
+    pytest.importorskip("gguf", reason="gguf is not installed: pip install '.[llama_cpp]'")
+    from pipelines.studies.llama_cpp import main
+
+    monkeypatch.chdir(demo[0])
+    config = load_config(ROOT / "configs" / "demo.yaml", DEMO)
+    main(config, None)
+    made = config.folder / "llama_cpp"
+    arguments = [str(made / "log.jsonl"), "--timings", str(made / "times.csv"), "--name", "llama", "logs.drafter=none"]
+    espalier(demo[0], "logs", *arguments, *SMALL, config="")
+    main(config, Path("runs/llama/selector"))
+    said = capsys.readouterr().out
+    assert said.count(f"{config.evaluate.prompts} of {config.evaluate.prompts} texts are those of plain decoding") == 2
+    assert "| all | 3 |" in said
