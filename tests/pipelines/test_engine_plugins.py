@@ -165,6 +165,19 @@ def request(number: int, done: int) -> Any:
     )
 
 
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[list[int]]]:
+    """The token ids of the texts for which a length is asked from now on."""
+    found: list[list[list[int]]] = []
+    length = TextSelector.length
+
+    def recorded(self: TextSelector, texts: Any, lengths: Any) -> int:
+        found.append([list(text.known.text.index.tokens) for text in texts])
+        return length(self, texts, lengths)
+
+    monkeypatch.setattr(TextSelector, "length", recorded)
+    return found
+
+
 def best(folder: Path, done: int, numbers: range, lengths: list[int]) -> int:
     """The length for texts that are read at once."""
     chosen = deciding(folder)
@@ -173,10 +186,9 @@ def best(folder: Path, done: int, numbers: range, lengths: list[int]) -> int:
 
 
 def test_one_request_alone_gets_the_length_that_its_own_decision_gives(chains: Path) -> None:
-    lengths = list(range(9))
-    alone = load_selector(chains).at(0.0, shapes=[(1, length, 0) for length in lengths], level=TEXT)
     found = set()
-    for done, number in product(range(1, 60, 3), range(len(TEXTS))):
+    for lengths, done, number in product(([0, 8], [0, 1, 2, 3, 5], [5, 6, 8]), range(1, 60, 9), range(len(TEXTS))):
+        alone = loaded(chains).at(0.0, shapes=[(1, length, 0) for length in lengths], level=TEXT)
         prompt, generated = TEXTS[number]
         action = alone.select(afresh(chains, prompt, generated[:done]).features(TEXT))
         assert action is not None
@@ -210,6 +222,7 @@ def test_vllms_scheduler_schedules_the_length_that_its_requests_ask_for(
     bare(monkeypatch, "vllm", stubs)
     schedule = [(1, 2, 5), (3, 8, 2), (9, 64, 0)]
     made = import_module("data_gen.engines.vllm_scheduler").SelectedLength(vllm_config(chains, schedule))
+    seen = asked(monkeypatch)
     for done in range(1, 40, 4):
         made.requests = {str(number): request(number, done) for number in range(4)}
         output = SimpleNamespace(
@@ -219,6 +232,7 @@ def test_vllms_scheduler_schedules_the_length_that_its_requests_ask_for(
             pending_structured_output_tokens=False,
         )
         made._update_after_schedule(output)
+        assert seen[-1] == [each.all_token_ids for each in made.requests.values()]
         assert output.num_spec_tokens_to_schedule == best(chains, done, range(4), [0, 2, 5])
         drafted = {len(each.spec_token_ids) for each in made.requests.values()}
         assert drafted == {output.num_spec_tokens_to_schedule}
@@ -267,11 +281,13 @@ def test_sglangs_controller_takes_the_selectors_steps(
     controller = import_module("sglang.srt.speculative.adaptive_runtime_state").AdaptiveController
     worker.adaptive_controller = controller(worker, params(3, str(path)))
     worker.adaptive_controller.init_states()
-    decoding = SimpleNamespace(is_extend=lambda: False)
+    decoding, seen = SimpleNamespace(is_extend=lambda: False), asked(monkeypatch)
     for done in range(1, 40, 4):
         for numbers, lengths in ((range(4), [0, 1, 3]), (range(1), [1, 3, 5])):
             batch = SimpleNamespace(reqs=[request(number, done) for number in numbers], forward_mode=decoding)
-            assert worker.forward_batch_generation(batch) == best(chains, done, numbers, lengths)
+            steps = worker.forward_batch_generation(batch)
+            assert seen[-1] == [each.all_token_ids for each in batch.reqs]
+            assert steps == best(chains, done, numbers, lengths)
             worker.adaptive_controller.on_verify_complete([5] * len(numbers), len(numbers))
 
 
