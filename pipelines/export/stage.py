@@ -44,7 +44,6 @@ def stage_of(config: Config) -> Stage:
         "evaluation": sha256(path) if path.exists() else None,
         "latency": load_profile(config).to_json(),
         "tiers": config.export.tiers,
-        "compiled": config.export.compiled,
     }
     return Stage("export", config, inputs, (config.folder / "selector",))
 
@@ -75,7 +74,7 @@ def _write(stage: Stage, result: dict[str, Any], evaluation: dict[str, Any] | No
         if config.export.tiers is not None:
             module = load_module(config, result["chosen"], result)
             modes, metrics["tiers"] = limited_modes(config, module, splits["validation"], modes, profile)
-        selector = build(config, folder, splits, modes, metrics, config.export.compiled)
+        selector = build(config, folder, splits, modes, metrics)
         register(stage, mlflow, selector, folder)
         compared = selector.config.metrics["actions_compared"]
         found = f"its actions equal the trained module's at all {compared} roots of the validation texts"

@@ -18,7 +18,6 @@ from pipelines.train.golden import golden
 from pipelines.train.result import chosen_of, load_module, load_result
 from selector.actions import ActionSpace, tree_of
 from selector.decision import Mode
-from selector.export.compiled import PACKAGE, run_package
 from selector.export.write import write_artefact
 from selector.plain import PlainSelector
 from selector.runtime.artefact import Features
@@ -40,14 +39,12 @@ def build(
     splits: dict[str, Texts],
     modes: list[dict[str, Any]] | None = None,
     metrics: dict[str, Any] | None = None,
-    compiled: bool = False,
 ) -> Selector:
     """Write the artefact of the chosen module; InputError if it does not choose as the trained module does.
 
     Args:
         modes: how it decides under each sampling setting; as training found if None.
         metrics: further entries of the metrics in `config.json`.
-        compiled: whether to compile it for C++, too.
     """
     result, profile = load_result(config), load_profile(config)
     module, chosen = load_module(config, result["chosen"], result), chosen_of(result)
@@ -74,11 +71,11 @@ def build(
     # the median static tree is drafted at roots without features, whatever the sampling setting
     fallback = sorted((tree_of(mode["action"]) for mode in modes), key=lambda action: action.nodes)[len(modes) // 2]
     verifier = config.train.verifier
-    return write_artefact(folder, module, profile, verifier, fallback, modes, facts, check, compiled, golden=golden)
+    return write_artefact(folder, module, profile, verifier, fallback, modes, facts, check, golden=golden)
 
 
 def _formats(folder: Path, selector: Selector) -> list[Asked]:
-    """Every file of an artefact that decides: TorchScript, NumPy and, where there is one, the compiled package."""
+    """The files of an artefact that Python asks: TorchScript and NumPy."""
     plain = PlainSelector(folder)
 
     def numpy(view: Features) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,8 +83,7 @@ def _formats(folder: Path, selector: Selector) -> list[Asked]:
         index_R, scores_RA = plain.decide(view[SCALARS_KEY].numpy(), hidden)
         return torch.from_numpy(index_R), torch.from_numpy(scores_RA)
 
-    compiled = [run_package(folder / PACKAGE, selector.widths)] if (folder / PACKAGE).exists() else []
-    return [selector.module, numpy, *compiled]
+    return [selector.module, numpy]
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 selector.pt        TorchScript: features in, action index and scores out
 model.safetensors  the same weights and tables, for engines without torch (`selector.plain`)
-selector.pt2       the same compiled for C++ (`selector.export.compiled`), if `export.compiled` is set
+selector.bin       the same for C (`selector/export/c/espalier.h`)
 tokens.safetensors statistics by token, for a log's selector
 golden.json        features and decisions along a fixed text, to check an engine's own code against
 config.json        feature schema, action table, verifier, modes, pair, versions, metrics, run id, checksums
@@ -28,8 +28,9 @@ import torch
 from selector.actions import Tree
 from selector.decision import Mode
 from selector.export.card import model_card
-from selector.export.compiled import PACKAGE, compile_package
 from selector.export.deployed import DeployedSelector, config_of
+from selector.export.flat import FILE as FLAT
+from selector.export.flat import flat
 from selector.files import atomically
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import CHECKSUMS
@@ -67,7 +68,6 @@ def write_artefact(
     modes: Sequence[dict[str, Any]],
     facts: dict[str, Any],
     check: Callable[[Path], None] = lambda _: None,
-    compiled: bool = False,
     tokens: TokenStatistics | None = None,
     golden: Callable[[Selector], Any] | None = None,
 ) -> Selector:
@@ -78,7 +78,6 @@ def write_artefact(
         modes: `Mode.row` of each sampling setting; further entries are kept in `config.json`.
         facts: further entries of `config.json`, among them `pair` (names and fingerprint) and `metrics`.
         check: called with the temporary directory; if it raises, an earlier directory is unchanged.
-        compiled: whether to compile it for C++, too.
         tokens: statistics by token, for a log's selector.
         golden: what `golden.json` holds, if there is to be one; JSON values.
     """
@@ -88,14 +87,13 @@ def write_artefact(
         partial.mkdir()
         (partial / "selector.pt").write_bytes(_scripted(made))
         (partial / "model.safetensors").write_bytes(safetensors.torch.save(made.state_dict()))
+        (partial / FLAT).write_bytes(flat(made, module.space.actions))
         if tokens is not None:
             arrays = {name: torch.from_numpy(array) for name, array in tokens.to_tensors().items()}
             (partial / FILE).write_bytes(safetensors.torch.save(arrays))
         if golden is not None:
             made_of = golden(Selector(made, config, profile, config.modes, tokens))
             (partial / GOLDEN).write_text(json.dumps(made_of) + "\n")
-        if compiled:
-            compile_package(made, module.space.actions, partial / PACKAGE)
         (partial / "latency.json").write_text(json.dumps(profile.to_json(), indent=1) + "\n")
         written = {
             "modes": list(modes),

@@ -54,14 +54,13 @@ def export(
     objective: str = "regressor",
     level: str = LIGHT,
     check: Callable[[Path], None] = lambda _: None,
-    compiled: bool = False,
     evaluation: dict | None = None,
 ) -> Selector:
     metrics = {"evaluation": evaluation}
     facts = {"pair": {"target": "t", "draft": "d", "fingerprint": profile().pair}, "metrics": metrics, "run_id": "none"}
     rows = [mode_row(mode, efficiencies(at)) for at, mode in enumerate(modes_of(level))]
     module = module_of(objective, level)
-    return write_artefact(folder, module, profile(), "traversal", FALLBACK, rows, facts, check, compiled)
+    return write_artefact(folder, module, profile(), "traversal", FALLBACK, rows, facts, check)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The other files that decide: NumPy, the compiled package, C++; and what a machine needs for them."""
+"""The decision in NumPy, and what a machine needs for it and for the runtime."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from selector.export.compiled import PACKAGE, run_package
 from selector.plain import PlainSelector
-from selector.runtime.selector import load_selector
-from selector.schema import EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, PAIR, SCALARS_KEY
+from selector.schema import FULL, HIDDEN_STATES, LIGHT, SCALARS_KEY
 from tests.selector.exported import (
     KINDS,
-    MODES,
     SPACE,
     batch_of,
     early_of,
@@ -30,9 +27,6 @@ from tests.selector.exported import (
     modes_of,
     roots_of,
 )
-
-CPP = Path(__file__).parents[2] / "selector" / "export" / "cpp"
-COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
 @pytest.mark.parametrize(("objective", "level"), KINDS)
@@ -68,111 +62,6 @@ def test_numpy_refuses_what_it_cannot_read(artefact: Path, tmp_path: Path) -> No
     (copy / "model.safetensors").write_bytes(weights)
     with pytest.raises(ValueError, match=r"model\.safetensors: its checksum"):
         PlainSelector(copy)
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artefact with its package."""
-    folder = tmp_path_factory.mktemp("compiled") / "selector"
-    export(folder, "regressor", LIGHT, compiled=True)
-    return folder
-
-
-@COMPILER
-@torch.no_grad()
-def test_the_compiled_package_decides_as_torchscript(compiled: Path) -> None:
-    """In batches of any size, and for scalars that are far outside of their range in training."""
-    selector = load_selector(compiled)
-    ask = run_package(compiled / PACKAGE, selector.widths)
-    for mode in MODES:
-        data, rows = roots_of(mode, LIGHT, count=1)
-        whole = batch_of(data, rows, LIGHT)
-        far = whole[SCALARS_KEY] + 1e3 * torch.tensor([name.startswith("source") for name in PAIR.names])
-        for batch in (whole, early_of(whole), {SCALARS_KEY: whole[SCALARS_KEY][:1]}, {SCALARS_KEY: far}):
-            index_B, scores_BA = selector.module(batch)
-            found_B, found_BA = ask(batch)
-            assert torch.allclose(found_BA, scores_BA, atol=1e-3, rtol=1e-5)
-            assert (scores_BA.amax(-1) - scores_BA.gather(-1, found_B[:, None])[:, 0]).max() < 1e-4
-            assert (found_B == index_B).float().mean() >= 0.9
-
-
-@COMPILER
-@torch.no_grad()
-def test_the_compiled_package_marks_roots_that_are_not_finite(compiled: Path) -> None:
-    """For callers without `espalier.h`: the positions of other roots in the batch stay."""
-    package = torch._inductor.aoti_load_package(str(compiled / PACKAGE))
-    data, rows = roots_of(MODES[2], LIGHT, count=1)
-    scalars_BF = batch_of(data, rows, LIGHT)[SCALARS_KEY]
-    passed_B = torch.ones(len(scalars_BF))
-    shapes_B3, index_B, _ = package(scalars_BF, passed_B, [])
-    for at, value in enumerate((torch.nan, torch.inf, -torch.inf)):
-        spoilt_BF = scalars_BF.clone()
-        spoilt_BF[at, 3 * at] = value
-        found_B3, found_B, _ = package(spoilt_BF, passed_B, [])
-        others = torch.arange(len(rows)) != at
-        assert found_B3[at].tolist() == [-1, -1, -1] and found_B[at] == -1
-        assert torch.equal(found_B3[others], shapes_B3[others]) and torch.equal(found_B[others], index_B[others])
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`example.cpp`, built as its first lines say."""
-    folder = tmp_path_factory.mktemp("cpp")
-    for file in CPP.iterdir():
-        shutil.copy(file, folder)
-    written = (CPP / "example.cpp").read_text()
-    (build,) = re.findall(r"^//     (T=.*? -o example)$", written, flags=re.MULTILINE | re.DOTALL)
-    build = build.replace("//", "").replace("$(python ", f"$({sys.executable} ")
-    subprocess.run(["sh", "-ec", build], cwd=folder, check=True)
-    return folder / "example"
-
-
-def printed(program: Path, package: Path, rows: list[list[float]], passed: bool) -> tuple[int, str, str]:
-    """Exit code and both outputs of the program for the scalars of some roots."""
-    text = "\n".join(" ".join(f"{x:.9g}" for x in row) for row in rows)
-    todo = [program, package, "passed" if passed else "early"]
-    done = subprocess.run(todo, input=text, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout, done.stderr.strip()
-
-
-@COMPILER
-def test_cpp_prints_the_same_actions(compiled: Path, program: Path) -> None:
-    """With all scalars, and with the early ones alone."""
-    ask = run_package(compiled / PACKAGE, load_selector(compiled).widths)
-    for mode in MODES[2:4]:
-        data, rows = roots_of(mode, LIGHT, count=2)
-        whole = batch_of(data, rows, LIGHT)
-        for batch in (whole, early_of(whole)):
-            code, output, _ = printed(program, compiled / PACKAGE, batch[SCALARS_KEY].tolist(), batch is whole)
-            actions = [SPACE.actions[a] for a in ask(batch)[0].tolist()]
-            expected = [tuple(a) if len(a) == 3 else (0, *a, 0) for a in map(tuple, actions)]
-            assert code == 0 and [tuple(map(int, line.split())) for line in output.splitlines()] == expected
-
-
-@COMPILER
-def test_cpp_refuses_what_the_compiled_code_would_misread(compiled: Path, program: Path) -> None:
-    F, early = len(PAIR.names), len(EARLY_SCALARS)
-    for width, passed, needed in [
-        *((width, True, F) for width in (early, 31, 20, F + 1)),
-        *((width, False, early) for width in (31, 20, early - 1, F + 1)),
-    ]:
-        code, output, error = printed(program, compiled / PACKAGE, [[1.0] * width], passed)
-        assert (code, output) == (2, "")
-        assert error == f"scalars: CPUFloatType [1, {width}]; float32 [1, {needed}] on the CPU is needed"
-    for width, passed in ((F, True), (F, False), (early, False)):
-        for value in (float("nan"), float("inf")):
-            rows = [[1.0] * width, [1.0] * (width - 1) + [value]]
-            assert printed(program, compiled / PACKAGE, rows, passed) == (2, "", "scalars: a number is not finite")
-
-
-@COMPILER
-def test_cpp_names_missing_hidden_states(tmp_path: Path, program: Path) -> None:
-    """The early scalars suffice until the draft has passed the root."""
-    package = tmp_path / "selector" / PACKAGE
-    export(package.parent, "regressor", FULL, compiled=True)
-    assert printed(program, package, [[1.0] * len(EARLY_SCALARS)], passed=False)[0] == 0
-    missing = "0 hidden states are given; the selector reads 3"
-    assert printed(program, package, [[1.0] * len(PAIR.names)], passed=True) == (2, "", missing)
 
 
 def closure(*names: str) -> set[str]:

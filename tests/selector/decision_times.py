@@ -1,0 +1,70 @@
+"""The time of a decision at one root in every format, in turn, so that all see the same machine.
+
+    python -m tests.selector.decision_times [runs/demo/selector]
+
+Without an artefact it takes one of the usual size that has learnt nothing. C is called through `ctypes`, which is timed
+alone, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from selector.plain import PlainSelector
+from selector.runtime.selector import load_selector
+from selector.schema import LIGHT, SCALARS_KEY
+from selector.train.module import SelectorModule
+from tests.selector import exported, synthetic
+from tests.selector.test_c import CSelector, build
+
+CALLS = 2000
+
+
+def usual_size(folder: Path) -> None:
+    """An artefact with the network that training makes unless the config says otherwise."""
+    made, data = SelectorModule("regressor", LIGHT, [], {}), synthetic.texts(repeats=0.1)
+    made.begin_at(data, "traversal", (~data.unknown_R).nonzero()[:, 0])
+    exported.module_of = lambda *_: made.eval()  # type: ignore[assignment]
+    exported.export(folder)
+
+
+def timed(call: Callable[[], object]) -> float:
+    begin = perf_counter()
+    call()
+    return 1e6 * (perf_counter() - begin)
+
+
+@torch.no_grad()
+def main(folder: Path, library: Path) -> None:
+    selector, plain, c = load_selector(folder), PlainSelector(folder), CSelector(folder, build(library))
+    mode = next(each for each in selector.modes if each.feature_levels == (LIGHT,))
+    tuned = selector.at(mode.temperature, mode.top_p)
+    data, rows = exported.roots_of(mode, LIGHT, count=1)
+    features = exported.one_by_one(exported.batch_of(data, rows, LIGHT))[0]
+    scalars_F = features[SCALARS_KEY].numpy()
+    none, scores = np.zeros(0, np.float32), np.empty(len(plain.actions), np.float32)
+    calls: dict[str, Callable[[], object]] = {
+        "C (espalier.h)": lambda: c.one(scalars_F, none, scores),
+        "the call of C alone": lambda: c.one(none, none, scores),  # refused at once
+        "Tuned.select (Numba)": lambda: tuned.select(features),
+        "model.safetensors (NumPy)": lambda: plain.decide(scalars_F[None]),
+        "selector.pt (TorchScript)": lambda: selector.module(features),
+    }
+    micros = np.array([[timed(call) for call in calls.values()] for _ in range(CALLS)])[CALLS // 10 :]
+    for name, (median, late) in zip(calls, np.percentile(micros, (50, 99), axis=0).T, strict=True):
+        print(f"{name:28s} median {median:7.1f} us   99th percentile {late:7.1f} us")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as place:
+        if not sys.argv[1:]:
+            usual_size(Path(place) / "selector")
+        main(Path(sys.argv[1] if sys.argv[1:] else Path(place) / "selector"), Path(place) / "espalier.so")
