@@ -10,7 +10,8 @@ A log has JSON lines. A line is a text:
     id, source, kind   optional: a name; texts of one source are not independent; the kind of work
 
 A step commits the accepted tokens, the first one at the step's position, and one more token. Logs of SpecDecode-Bench's
-simulator have `acc_<name>: {"acc_len": [..]}` instead, the number of tokens that a step commits.
+simulator have `acc_<name>: {"acc_len": [..]}` instead, the number of tokens that a step commits. A line may also be an
+engine's response (`data_gen.texts.responses`).
 
 Legend: R positions, D depths.
 """
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 
 from data_gen.models.sampling import Sampling
 from data_gen.texts.prompts import joined, lines_of, record_of
+from data_gen.texts.responses import record_of_response
 from data_gen.traces import check_shard, read_manifest
 from selector.actions import LARGEST, ActionSpace
 from selector.schema import InputError, survival_column
@@ -60,7 +62,7 @@ class LoggedText:
     @property
     def roots(self) -> int:
         """Positions at which every drafter has an entry; the text is cut after the last of them."""
-        return min(len(self.tokens) - self.start, *map(len, self.survivals.values()))
+        return min([len(self.tokens) - self.start, *map(len, self.survivals.values())])
 
     def of(self, drafter: str) -> NDArray[np.float32]:
         """A drafter's survivals at every root, float32 [R, D]; D is 0 for `NO_DRAFTER`."""
@@ -111,9 +113,11 @@ def read_logs(paths: Sequence[Path]) -> list[LoggedText]:
 def _text(place: str, file: str, line: bytes) -> LoggedText:
     """The text of one line; ValueError or TypeError where the line does not fit."""
     record = record_of(line, "prompt_token_ids and generated_token_ids")
+    response = record_of_response(record)
+    record = response or record
     prompt, generated = (_ids(record, key) for key in ("prompt_token_ids", "generated_token_ids"))
     survivals = {name: _survivals(name, entry, len(generated)) for name, entry in _entries(record)}
-    if not survivals:
+    if not survivals and response is None:
         raise ValueError("no drafter: drafters, or acc_<name>, is missing")
     if not all(map(len, survivals.values())):
         raise ValueError("a drafter has no positions")
@@ -225,14 +229,14 @@ def drafter_of(texts: Sequence[LoggedText], wanted: str | None) -> str:
     """The name of the drafter whose chains are candidates.
 
     Args:
-        wanted: a drafter, or `NO_DRAFTER`; None for the only one that does not copy.
+        wanted: a drafter, or `NO_DRAFTER`; None for the only one that does not copy, if there are any.
 
     Raises:
         InputError: a text has no entry of it, or there are several and none is named.
     """
-    if wanted == NO_DRAFTER:
-        return wanted
     names = Counter(name for text in texts for name in text.survivals)
+    if wanted == NO_DRAFTER or (wanted is None and not names):
+        return NO_DRAFTER
     drafting = [name for name in names if name not in COPYING]
     listed = ", ".join(sorted(names))
     if wanted is None and len(drafting) != 1:
