@@ -40,7 +40,7 @@ OPTIONS = """Options:
   --test FILE    logs: a held-out log; may be given several times
   --timings FILE logs: the engine's step times by batch size, a CSV file
   --from FILE    latency: read an engine's own step times, a CSV file
-  --engine NAME  export: write the table of vllm, sglang or tensorrt-llm
+  --engine NAME  export: write settings of an engine (export.engine)
   --help         of a stage: what it does, and the keys that it reads
   --version      print the version"""
 

@@ -143,11 +143,8 @@ class Logs(Section):
 class Export(Section):
     """What is written for engines."""
 
-    engine: Literal["vllm", "sglang", "tensorrt-llm"] | None = Field(
-        None, description="the engine whose table of chain lengths is written, too; --engine NAME sets it"
-    )
-    compiled: bool = Field(
-        False, description="whether the selector is compiled for C++, too (`selector.pt2`), with g++"
+    engine: Literal["vllm", "sglang", "tensorrt-llm", "llama-server", "transformers"] | None = Field(
+        None, description="the engine whose chain lengths or rule are written, too; --engine NAME sets it"
     )
     push: str | None = Field(
         None,

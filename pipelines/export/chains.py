@@ -1,4 +1,4 @@
-"""The fastest chain lengths for an engine by batch size: a file for each sampling setting, and how to use it.
+"""What an engine reads, and how it is used: the fastest chain lengths by batch size, or a rule (`export.rules`).
 
 All requests of a batch draft chains of one length, and a step takes as long as the engine's timings say for that batch
 and length. So with b requests and chains of L tokens, `tokens per second = b E[tokens | L] / T(b, L)`. An engine that
@@ -13,13 +13,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from data_gen.traces import read_manifest
 from pipelines.config import Config, SamplingSetting
 from pipelines.data.recorded import load_traces, traces_folder
-from pipelines.export.engines import ENGINES, Engine, Range, Served
+from pipelines.export.engines import ENGINES, Engine, Range, Served, samples
+from pipelines.export.rules import RULES, RuleEngine, tuned
 from pipelines.latency.timings import engine_path, load_engine_profile
 from pipelines.pair.loading import pair_names
 from pipelines.run import Stage
@@ -34,6 +36,16 @@ from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay
 # verifiers that verify chains alike: token by token, or as a block
 STANDARD = ("naive", "naive_tree", "specinfer")
 BLOCK = ("block", "traversal", "lifted_uniform")
+NEVER_PAYS = "drafting pays at no batch size"
+TABLE = """\
+Each table says how many tokens every request drafts, by the number of requests decoded together. The prediction is
+`b E[tokens | L] / T(b, L)` tokens per second for b requests with chains of L tokens, where T was timed and E follows
+from the labels. It assumes that all requests of a batch decode (prompts are not counted), that contexts are as long as
+those of the texts, and that a request's accepted tokens are independent of when the others end. A batch size between
+two timed ones takes the length of the larger one.
+
+"""
+RULE = "Each section has one rule for all steps."
 
 
 @dataclass(frozen=True)
@@ -53,8 +65,8 @@ class BestLength:
 
 
 def run(config: Config, name: str) -> None:
-    """Write the tables of an engine under `engines/<name>/`."""
-    engine, profile = ENGINES[name], load_engine_profile(config)
+    """Write what an engine reads under `engines/<name>/`, for each sampling setting."""
+    engine, profile = {**ENGINES, **RULES}[name], load_engine_profile(config)
     folder = config.folder / "engines" / name
     pair = pair_names(config)
     depends = {
@@ -72,18 +84,12 @@ def run(config: Config, name: str) -> None:
         stage.replace()
         with atomically(folder) as partial:
             partial.mkdir(parents=True)
-            sections = []
+            files, sections = _Files(texts, verifiers, profile, pair, partial, folder), []
             for setting in config.sampling:
-                reason, lines = refusal(engine, setting), []
-                if not reason:
-                    served, lengths = table_of(engine, setting, texts, verifiers, profile, pair)
-                    if served.longest:
-                        lines = _written(engine, served, lengths, setting, partial, folder)
-                    else:
-                        reason = "drafting pays at no batch size"
+                reason, lines = files.of(engine, setting)
                 if reason:
-                    stage.say(f"{setting.build()}: no table, {reason}")
-                    lines = [f"No table: {reason}."]
+                    stage.say(f"{setting.build()}: nothing is written, {reason}")
+                    lines = [f"Nothing is written: {reason}."]
                 sections.append("\n".join([f"## {setting.build()}", "", *lines, ""]))
             (partial / "README.md").write_text(_readme(name, engine, profile, sections))
         mlflow.log_artifacts(str(folder), f"engines/{name}")
@@ -91,7 +97,7 @@ def run(config: Config, name: str) -> None:
     stage.finish()
 
 
-def chain_verifiers(engine: Engine, verifiers: tuple[str, ...], name: str) -> tuple[str, str]:
+def chain_verifiers(engine: Engine | RuleEngine, verifiers: tuple[str, ...], name: str) -> tuple[str, str]:
     """The one of the run's verifiers that the engine should use on chains, and the one that it uses by default.
 
     Raises:
@@ -99,7 +105,7 @@ def chain_verifiers(engine: Engine, verifiers: tuple[str, ...], name: str) -> tu
     """
     standard = next((each for each in verifiers if each in STANDARD), None)
     block = next((each for each in verifiers if each in BLOCK), None)
-    chosen = (block if engine.blocks else None) or standard
+    chosen = (block if isinstance(engine, Engine) and engine.blocks else None) or standard
     if chosen is None:
         raise InputError(f"verifiers: {name} verifies chains as one of {', '.join(STANDARD)} does: add one of them")
     return chosen, standard or chosen
@@ -121,11 +127,6 @@ def table_of(
     own = texts.setting_of((setting.temperature, setting.top_p))
     lengths = best_lengths(own, verifiers, profile, engine)
     return Served(*pair, verifiers[0] in BLOCK, samples(setting), ranges_of(lengths)), lengths
-
-
-def samples(setting: SamplingSetting) -> bool:
-    """Whether drafts are sampled; else they are the most probable tokens."""
-    return (setting.temperature if setting.draft_temperature is None else setting.draft_temperature) > 0
 
 
 def refusal(engine: Engine, setting: SamplingSetting) -> str:
@@ -212,35 +213,70 @@ def ranges_of(lengths: list[BestLength]) -> list[Range]:
     return ranges
 
 
-def _written(
-    engine: Engine, served: Served, lengths: list[BestLength], setting: SamplingSetting, partial: Path, folder: Path
-) -> list[str]:
-    """Write one setting's file and prediction to `partial`; the lines of its section, with paths in `folder`."""
-    nucleus = f"-top_p-{setting.top_p:g}" if setting.top_p < 1 else ""
-    name = f"temperature-{setting.temperature:g}{nucleus}"
-    rows = [asdict(each) for each in lengths]
-    (partial / f"{name}.{engine.suffix}").write_text(engine.write(served))
-    (partial / f"{name}.prediction.json").write_text(json.dumps(rows, indent=1) + "\n")
-    table = [["requests", "drafted", "tokens a step", "tokens/s", f"over {engine.default} tokens"], ["---"] * 5]
-    for each in lengths:
-        numbers = str(each.batch), str(each.length), f"{each.tokens_per_step:.2f}", f"{each.tokens_per_second:.0f}"
-        table.append([*numbers, "not timed" if each.gain is None else str(each.gain)])
-    command = engine.command(served, str(folder / f"{name}.{engine.suffix}"))
-    return ["```sh", command, "```", "", *("| " + " | ".join(cells) + " |" for cells in table)]
+@dataclass(frozen=True)
+class _Files:
+    """Writes one engine's files to `partial`, which becomes `folder`.
+
+    Attributes:
+        verifiers: as `chain_verifiers` returns them.
+    """
+
+    texts: Texts
+    verifiers: tuple[str, str]
+    profile: LatencyProfile
+    pair: tuple[str, str]
+    partial: Path
+    folder: Path
+
+    def of(self, engine: Engine | RuleEngine, setting: SamplingSetting) -> tuple[str, list[str]]:
+        """Why nothing is written for a sampling setting, or the lines of its section."""
+        if isinstance(engine, RuleEngine):
+            return self._rule(engine, setting)
+        if reason := refusal(engine, setting):
+            return reason, []
+        served, lengths = table_of(engine, setting, self.texts, self.verifiers, self.profile, self.pair)
+        if not served.longest:
+            return NEVER_PAYS, []
+        file = self._write(setting, engine.suffix, engine.write(served), [asdict(each) for each in lengths])
+        table = [["requests", "drafted", "tokens a step", "tokens/s", f"over {engine.default} tokens"], ["---"] * 5]
+        for each in lengths:
+            numbers = str(each.batch), str(each.length), f"{each.tokens_per_step:.2f}", f"{each.tokens_per_second:.0f}"
+            table.append([*numbers, "not timed" if each.gain is None else str(each.gain)])
+        rows = ("| " + " | ".join(cells) + " |" for cells in table)
+        return "", ["```sh", engine.command(served, file), "```", "", *rows]
+
+    def _rule(self, engine: RuleEngine, setting: SamplingSetting) -> tuple[str, list[str]]:
+        if reason := engine.refusal(setting):
+            return reason, []
+        assert self.profile.batches is not None
+        own = self.texts.setting_of((setting.temperature, setting.top_p))
+        times = self.profile.at_batch(self.profile.batches.sizes[0])
+        rule, over_plain, over_fixed = tuned(engine, own, self.verifiers[1], times)
+        if not rule.copied and not rule.drafted:
+            return NEVER_PAYS, []
+        predicted = {**rule._asdict(), "over_plain": asdict(over_plain), "over_fixed": asdict(over_fixed)}
+        file = self._write(setting, engine.suffix, engine.write(rule, *self.pair), predicted)
+        copies = f"Copy {rule.copied} tokens where the match has {rule.least} or more, else draft {rule.drafted}."
+        words = copies if rule.copied else f"Draft {rule.drafted} tokens."
+        gains = f"Predicted: {over_plain} times plain decoding, {over_fixed} times the best fixed length."
+        return "", [f"```{engine.language}", engine.command(file), "```", "", f"{words} {gains}"]
+
+    def _write(self, setting: SamplingSetting, suffix: str, content: str, predicted: Any) -> str:
+        """Write a setting's file and prediction; the file's path in `folder`."""
+        nucleus = f"-top_p-{setting.top_p:g}" if setting.top_p < 1 else ""
+        name = f"temperature-{setting.temperature:g}{nucleus}"
+        (self.partial / f"{name}.{suffix}").write_text(content)
+        (self.partial / f"{name}.prediction.json").write_text(json.dumps(predicted, indent=1) + "\n")
+        return str(self.folder / f"{name}.{suffix}")
 
 
-def _readme(name: str, engine: Engine, profile: LatencyProfile, sections: list[str]) -> str:
-    return f"""# Chains for {name}
+def _readme(name: str, engine: Engine | RuleEngine, profile: LatencyProfile, sections: list[str]) -> str:
+    kind = RULE if isinstance(engine, RuleEngine) else TABLE
+    return f"""# {name}
 
-Each table says how many tokens every request drafts, by the number of requests decoded together. The lengths are the
-fastest by replay of the run's validation texts with the step times of {profile.device}. There is one table for each
-sampling setting, and the engine takes one for all requests: choose the setting that most of your requests
-have. The files follow {name} {engine.read}.
-
-The prediction is `b E[tokens | L] / T(b, L)` tokens per second for b requests with chains of L tokens, where T was
-timed and E follows from the labels; ± one standard error over the texts' sources. It assumes that all requests of a
-batch decode (prompts are not counted), that contexts are as long as those of the texts, and that a request's accepted
-tokens are independent of when the others end. A batch size between two timed ones takes the length of the larger one.
+{kind} All is chosen by replay of the run's validation texts with the step times of {profile.device}. There is one file
+for each sampling setting, and the engine takes one for all requests: choose the setting that most of them have.
+The files follow {name} {engine.read}. ± is one standard error over the texts' sources.
 
 {engine.limits}
 

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from pipelines.config import SamplingSetting
+
 
 class Range(NamedTuple):
     """Batch sizes from `first` to `last`, both included, and the number of tokens that each request drafts."""
@@ -117,6 +119,11 @@ def _tensorrt_llm(served: Served) -> dict[str, Any]:
         **({"use_rejection_sampling": True} if served.sampled else {}),
     }
     return {"max_batch_size": served.requests, "speculative_config": config}
+
+
+def samples(setting: SamplingSetting) -> bool:
+    """Whether drafts are sampled; else they are the most probable tokens."""
+    return (setting.temperature if setting.draft_temperature is None else setting.draft_temperature) > 0
 
 
 ENGINES = {

@@ -102,6 +102,7 @@ def _figures(plain: float, found: dict[str, Any], ratio: Callable[[Any, Any], Ra
     """Speeds over plain decoding, and the selector over the lookup rule and the fixed length."""
     return {
         "fixed_length": tuning.fixed.action.nodes,
+        "rule_lengths": [*(tuning.rule.rule or (0, 0)), tuning.rule.action.nodes],  # least match, copied, drafted
         **{name: own.speed / plain for name, own in found.items()},
         **{f"selector_over_{name}": asdict(ratio(found["selector"], found[name])) for name in ("rule", "fixed")},
     }

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 import yaml
 
 from pipelines.cli import main
 from pipelines.config import Config, SamplingSetting
-from pipelines.export.chains import BestLength, best_lengths, chain_verifiers, ranges_of, refusal, samples, table_of
-from pipelines.export.engines import ENGINES, Engine, Range, Served
+from pipelines.export.chains import BestLength, _Files, best_lengths, chain_verifiers, ranges_of, refusal, table_of
+from pipelines.export.engines import ENGINES, Engine, Range, Served, samples
+from pipelines.export.rules import RULES, Rule, tuned
 from pipelines.latency.timings import profile_of, read_timings
 from selector.latency import LatencyProfile
 from selector.schema import InputError
@@ -212,6 +214,74 @@ def test_the_runs_verifiers_on_chains() -> None:
         chain_verifiers(ENGINES["tensorrt-llm"], ("traversal",), "tensorrt-llm")
 
 
+def repeating(texts: Texts, foretold: int) -> Texts:
+    """Every second root has a match of 10 tokens, after which a lookup is right so far; the others have none."""
+    scalars_RF = texts.scalars_RF.clone()
+    long_R = torch.arange(len(scalars_RF)) % 2 == 0
+    scalars_RF[:, texts.schema.index("match")] = long_R * 10.0
+    return replace(texts, scalars_RF=scalars_RF, foretold_R=long_R * foretold)
+
+
+def test_the_rule_copies_where_lookups_are_right_and_drafts_elsewhere(tmp_path: Path) -> None:
+    times = profile(flat, tmp_path).at_batch(1)
+    found = tuned(RULES["llama-server"], repeating(even(0.6), foretold=8), "specinfer", times)
+    assert found.rule.least > 1 and found.rule.copied >= max(8, found.rule.least) and 0 < found.rule.drafted < 9
+    assert found.over_fixed.value > 1.1 and found.over_plain.value > found.over_fixed.value
+    never = tuned(RULES["transformers"], repeating(even(0.6), foretold=8), "specinfer", times)
+    assert (never.rule.least, never.rule.copied) == (0, 0) and never.over_fixed.value == pytest.approx(1)
+    by_length = [speed(flat, 1, length, 0.6) for length in range(9)]
+    assert by_length[never.rule.drafted] == pytest.approx(max(by_length), rel=2e-3)
+
+
+@pytest.mark.parametrize("name", ["vllm", "llama-server", "transformers"])
+def test_a_setting_gets_a_file_a_prediction_and_a_section(name: str, tmp_path: Path) -> None:
+    engine = {**ENGINES, **RULES}[name]
+    own = repeating(even(0.6), foretold=8)
+    files = _Files(own, ("traversal", "specinfer"), profile(flat, tmp_path), ("T", "D"), tmp_path, Path("runs/a"))
+    greedy = SamplingSetting(draft_temperature=0.0 if name == "llama-server" else None)
+    reason, lines = files.of(engine, greedy)
+    assert not reason and f"runs/a/temperature-1.{engine.suffix}" in "\n".join(lines)
+    assert (tmp_path / f"temperature-1.{engine.suffix}").read_text() and "±" in lines[-1]
+    assert json.loads((tmp_path / "temperature-1.prediction.json").read_text())
+    refused, lines = files.of(engine, SamplingSetting(draft_temperature=0.5))
+    assert refused and not lines
+
+
+def test_what_llama_server_reads() -> None:
+    """`ngram-simple` copies nothing where it is to copy fewer tokens than must match."""
+    write = RULES["llama-server"].write
+    assert write(Rule(6, 8, 4), "T", "D") == (
+        "llama-server --model T.gguf --spec-type ngram-simple,draft-simple --spec-ngram-simple-size-n 6 "
+        "--spec-ngram-simple-size-m 8 --spec-draft-model D.gguf --spec-draft-n-max 4 --spec-draft-n-min 0 "
+        "--spec-draft-p-min 0\n"
+    )
+    assert "draft" not in write(Rule(6, 8, 0), "T", "D") and "ngram" not in write(Rule(0, 0, 4), "T", "D")
+    assert "draft_temperature: 0" in RULES["llama-server"].refusal(SamplingSetting())
+    assert not RULES["llama-server"].refusal(SamplingSetting(temperature=0.0))
+
+
+def test_transformers_drafts_what_its_file_says() -> None:
+    """Its own candidate generator, set up as assisted generation sets it up."""
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    draft = transformers.LlamaForCausalLM(config).eval()
+    draft.generation_config.update(**json.loads(RULES["transformers"].write(Rule(0, 0, 5), "T", "D")))
+    target = transformers.LlamaForCausalLM(config).eval()
+    text, asked = torch.tensor([[1, 2, 3]]), []
+    forward = target.forward
+
+    def counted(*args: object, **kwargs: object) -> object:
+        asked.append(kwargs["input_ids"].shape[1])  # type: ignore[union-attr]
+        return forward(*args, **kwargs)
+
+    target.forward = counted
+    target.generate(text, assistant_model=draft, do_sample=False, max_new_tokens=20, eos_token_id=None)
+    assert asked[0] == 3 + 5 and set(asked[1:-4]) <= {6}
+    refusal_of = RULES["transformers"].refusal
+    assert refusal_of(SamplingSetting(draft_temperature=0.5)) and not refusal_of(SamplingSetting(top_p=0.9))
+
+
 @pytest.fixture
 def finished(demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the finished run; the working directory."""
@@ -239,6 +309,9 @@ def test_a_finished_run_gets_tables_for_an_engine(
     (finished / "timings.csv").write_text(timings(stepped))
     assert espalier(monkeypatch, "latency", "--from", "timings.csv") == 0
     assert (finished / "runs/demo/latency.json").read_bytes() == before  # this machine's own
+    assert espalier(monkeypatch, "export", "--engine", "transformers") == 0
+    setting = json.loads((finished / "runs/demo/engines/transformers/temperature-0.json").read_text())
+    assert setting["num_assistant_tokens"] > 0 and setting["num_assistant_tokens_schedule"] == "constant"
     for name in ("vllm", "tensorrt-llm"):  # JSON and YAML
         assert espalier(monkeypatch, "export", "--engine", name) == 0
         folder = finished / "runs/demo/engines" / name
