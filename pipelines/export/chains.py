@@ -66,7 +66,7 @@ class BestLength:
 
 def run(config: Config, name: str) -> None:
     """Write what an engine reads under `engines/<name>/`, for each sampling setting."""
-    engine, profile = {**ENGINES, **RULES}[name], load_engine_profile(config)
+    engine, profile = ENGINES.get(name) or RULES[name], load_engine_profile(config)
     folder = config.folder / "engines" / name
     pair = pair_names(config)
     depends = {
