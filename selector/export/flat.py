@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from selector.actions import Choice, Lookup
+from selector.actions import STYLES, Choice, Lookup
 from selector.export.deployed import DeployedSelector
 from selector.plain import FORMAT
 
@@ -32,7 +32,10 @@ Part = Tensor | Sequence[int]
 def flat(made: DeployedSelector, actions: Sequence[Choice]) -> bytes:
     """The content of the file."""
     find, body = made.state_dict(), "network.body." if made.regressor else "network."
-    shapes = [(0, each.length, 0) if isinstance(each, Lookup) else tuple(each) for each in actions]
+    shapes = [
+        (0, each.length, 0, 0) if isinstance(each, Lookup) else (*each[:3], STYLES.index(each.style))
+        for each in actions
+    ]
     places = [*made.setting_at, made.batch_at, made.match_at, made.length_at]
     settings, lengths, _ = made.late_SLA.shape
     sizes = [made.scalars, made.early, *places, len(shapes), settings, lengths, int(made.regressor)]

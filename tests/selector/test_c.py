@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from selector.actions import STYLES
 from selector.export.flat import FILE
 from selector.plain import PlainSelector
 from selector.schema import EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, PAIR, SCALARS_KEY
@@ -43,15 +44,22 @@ class CSelector:
 
     def one(self, scalars: np.ndarray, states: np.ndarray, scores: np.ndarray) -> int:
         """One decision, whose shape must be that of its position."""
-        shape, size = (ctypes.c_int32 * 3)(), ctypes.c_size_t
+        shape, size = (ctypes.c_int32 * 4)(), ctypes.c_size_t
         given = scalars.ctypes, size(len(scalars)), states.ctypes, size(len(states))
         here = ctypes.c_void_p(self.address)
         pointers = [each if isinstance(each, size) else ctypes.c_void_p(each.data) for each in given]
         index = self.library.espalier_decide(here, *pointers, shape, ctypes.c_void_p(scores.ctypes.data))
         if index >= 0:
             action = self.plain.actions[index]
-            assert tuple(shape) == (action if len(action) == 3 else (0, *action, 0))
+            assert tuple(shape) == numbers_of(action)
         return int(index)
+
+
+def numbers_of(action: tuple) -> tuple[int, ...]:
+    """An action of `PlainSelector` as C has it."""
+    if len(action) == 1:
+        return 0, *action, 0, 0
+    return *action[:3], STYLES.index(action[3]) if len(action) == 4 else 0
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +146,7 @@ def test_the_example_prints_the_actions(artefacts: dict[tuple[str, str], Path], 
             hidden = [batch[name] for name in HIDDEN_STATES if name in batch]
             code, output, _ = printed(program, folder / FILE, torch.cat([batch[SCALARS_KEY], *hidden], -1).tolist())
             index_B, _ = plain.decide(batch[SCALARS_KEY].numpy(), [each.numpy() for each in hidden])
-            shapes = [
-                action if len(action) == 3 else (0, *action, 0) for action in map(plain.actions.__getitem__, index_B)
-            ]
+            shapes = map(numbers_of, map(plain.actions.__getitem__, index_B))
             assert code == 0 and output.splitlines() == [" ".join(map(str, shape)) for shape in shapes]
         assert printed(program, folder / FILE, [[1.0] * 7]) == (2, "", "wrong number of features")
         assert printed(program, folder / FILE, [[float("nan")] * EARLY]) == (2, "", "a number is not finite")

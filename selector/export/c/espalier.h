@@ -24,15 +24,16 @@
 #ifndef ESPALIER_API
 #define ESPALIER_API static inline
 #endif
-enum { ESPALIER_MAGIC = 0x50534531, ESPALIER_FORMAT = 8 };
+enum { ESPALIER_MAGIC = 0x50534531, ESPALIER_FORMAT = 9 };
 enum { ESPALIER_ERROR = 256, ESPALIER_BLOCKS = 8, ESPALIER_LAYERS = 16, ESPALIER_MOST = 1 << 20 };
 /* What `espalier_decide` returns instead of a position: wrong widths, a number that is not finite, no memory. */
 enum { ESPALIER_WIDTH = -1, ESPALIER_NOT_FINITE = -2, ESPALIER_MEMORY = -3 };
 enum { ESPALIER_TEMPERATURE, ESPALIER_TOP_P, ESPALIER_BATCH, ESPALIER_MATCH, ESPALIER_CONTEXT, ESPALIER_PLACES };
 
-/* A tree of K branches of L2 tokens below a trunk of L1 tokens; a lookup of L1 tokens if K is 0. */
+/* A tree of K branches of L2 tokens below a trunk of L1 tokens; a lookup of L1 tokens if K is 0. How branches are drawn:
+ * 0 independently, 1 without replacement, 2 greedily (selector/actions.py). */
 typedef struct {
-  int32_t K, L1, L2;
+  int32_t K, L1, L2, style;
 } espalier_action;
 
 /* A linear map: weights [I, O] and biases. Or weights that are 0 or 1, of which those of input i that are 1 have the
@@ -49,7 +50,7 @@ typedef struct {
   size_t settings, lengths, blocks, layers, widest, words, read;
   int regressor, damaged;
   uint32_t *file;
-  const int32_t *shapes_A3, *allowed_SA, *copied_SA, *count_F;
+  const int32_t *shapes_A4, *allowed_SA, *copied_SA, *count_F;
   const float *settings_S3, *lengths_L, *early_SLA, *late_SLA, *speed_S, *rho_S, *late_S, *least_S, *level_S;
   const float *mean_F, *scale_F, *low_F, *high_F;
   espalier_map block[ESPALIER_BLOCKS], layer[ESPALIER_LAYERS], factors, sums;
@@ -132,7 +133,7 @@ static inline void espalier_tables(espalier *s) {
   A = s->actions = s->widest = espalier_count(s, 1, ESPALIER_MOST);
   S = s->settings = espalier_count(s, 1, 1 << 16), L = s->lengths = espalier_count(s, 2, 1 << 16);
   s->regressor = (int)espalier_count(s, 0, 1);
-  s->shapes_A3 = espalier_ints(s, 3 * A);
+  s->shapes_A4 = espalier_ints(s, 4 * A);
   s->settings_S3 = espalier_floats(s, 3 * S), s->lengths_L = espalier_floats(s, L);
   s->early_SLA = espalier_floats(s, S * L * A), s->late_SLA = espalier_floats(s, S * L * A);
   s->speed_S = espalier_floats(s, S), s->rho_S = espalier_floats(s, S);
@@ -308,7 +309,7 @@ ESPALIER_API int espalier_decide(const espalier *s, const float *scalars, size_t
     if (x[a] > x[best]) best = a;
     if (scores) scores[a] = x[a];
   }
-  action->K = s->shapes_A3[3 * best], action->L1 = s->shapes_A3[3 * best + 1], action->L2 = s->shapes_A3[3 * best + 2];
+  memcpy(action, s->shapes_A4 + 4 * best, sizeof *action);
   free(memory);
   return (int)best;
 }

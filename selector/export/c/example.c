@@ -20,7 +20,7 @@ int main(int argc, char **argv) {
     if (end != '\n') continue;
     const size_t scalars = given < selector->scalars ? given : selector->scalars;
     found = espalier_decide(selector, values, scalars, values + scalars, given - scalars, &action, NULL);
-    if (found >= 0) printf("%ld %ld %ld\n", (long)action.K, (long)action.L1, (long)action.L2);
+    if (found >= 0) printf("%d %d %d %d\n", (int)action.K, (int)action.L1, (int)action.L2, (int)action.style);
     given = 0;
   }
   if (found < 0) fprintf(stderr, found == ESPALIER_WIDTH ? "wrong number of features\n" : "a number is not finite\n");
