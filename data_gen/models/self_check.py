@@ -61,12 +61,10 @@ def check_model(model: Any, name: str, longest: int) -> float:
         raise InputError(
             f"{name}: texts and the trees behind them take up to {longest} positions; the model has {rows}"
         )
-    quantised = getattr(model, "is_quantized", False)  # such weights have no copy in float32
-    few = None if quantised else few_layers(model)
+    few = few_layers(model)
     worst = 0.0
     for length in lengths(model.config, longest):
-        if few is not None:
-            _check(few, name, length, STRICT)
+        _check(few, name, length, STRICT)
         worst = max(worst, _check(model, name, length, TOLERANCES.get(model.dtype, TOLERANCES[torch.float32])))
     return worst
 
@@ -90,13 +88,19 @@ def _check(model: Any, name: str, length: int, tolerance: float) -> float:
 
 
 def few_layers(model: Any) -> Any:
-    """A float32 copy of the model's first two layers, the first layer of each other kind, and some of its tokens."""
+    """A float32 copy of the model's first two layers, the first layer of each other kind, and some of its tokens.
+
+    Quantised weights have no copy in float32: random ones take their place, because masks and positions do not depend
+    on them.
+    """
     text = model.config.get_text_config()
     kinds = list(getattr(text, "layer_types", None) or ())
     chosen = sorted({0, min(1, text.num_hidden_layers - 1), *map(kinds.index, kinds)})
     copies: dict[int, Any] = {}  # what stands in the copy for an object, by its id
     for module in model.modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == text.num_hidden_layers:
+            for number in chosen:
+                copies.update({id(own): _random(own) for own in module[number].modules() if _is_quantised(own)})
             copies[id(module)] = torch.nn.ModuleList(deepcopy(module[number], copies) for number in chosen)
     for table in (model.get_input_embeddings(), model.get_output_embeddings()):
         for own in table.parameters():
@@ -106,6 +110,25 @@ def few_layers(model: Any) -> Any:
         copied.config.get_text_config().layer_types = [kinds[number] for number in chosen]
     copied.get_input_embeddings().padding_idx = None  # it may lie beyond the tokens that are left
     return copied
+
+
+def _is_quantised(module: Any) -> bool:
+    """Whether it is a linear map without floating-point weights."""
+    weight = getattr(module, "weight", None)
+    known = isinstance(getattr(module, "in_features", None), int) and isinstance(module.out_features, int)
+    return known and not (isinstance(weight, Tensor) and weight.is_floating_point())
+
+
+def _random(module: Any) -> torch.nn.Linear:
+    """A linear map of a module's shape, on the device of its numbers."""
+    device = next((own.device for own in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+    has_bias = getattr(module, "bias", None) is not None
+    generator = torch.Generator().manual_seed(module.in_features)
+    made = torch.nn.Linear(module.in_features, module.out_features, has_bias, dtype=torch.float32)
+    with torch.no_grad():
+        for numbers in made.parameters():
+            numbers.normal_(std=module.in_features**-0.5, generator=generator)
+    return made.requires_grad_(False).to(device)
 
 
 def table_of_positions(model: Any) -> int | None:

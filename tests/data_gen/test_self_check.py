@@ -76,3 +76,40 @@ def test_only_a_few_layers_are_copied() -> None:
     assert model.config.layer_types == kinds and model.dtype == torch.bfloat16
     assert copied.config.layer_types == ["sliding_attention", "sliding_attention", "full_attention"]
     assert len(copied.model.layers) == 3 and copied.dtype == torch.float32
+
+
+class Int8Linear(torch.nn.Module):
+    """A linear map with int8 weights and a scale for each output, as quantisers make them."""
+
+    def __init__(self, own: torch.nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.bias = own.in_features, own.out_features, own.bias
+        scale = own.weight.detach().abs().amax(-1, keepdim=True).float() / 127
+        self.register_buffer("weight", (own.weight.detach().float() / scale).round().to(torch.int8))
+        self.register_buffer("scale", scale)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(values, (self.weight * self.scale).to(values.dtype), self.bias)
+
+
+def quantised(family: str) -> torch.nn.Module:
+    """In bfloat16, with quantised layers; embeddings and output layers stay as they are."""
+    model = model_of(family).to(torch.bfloat16)
+    head = model.get_output_embeddings()
+    for module in list(model.modules()):
+        for name, own in list(module.named_children()):
+            if type(own) is torch.nn.Linear and own is not head:
+                setattr(module, name, Int8Linear(own))
+    return model
+
+
+def test_a_quantised_model_is_checked_strictly() -> None:
+    """By a copy with other weights; where they would only be compared loosely, MPT would pass."""
+    model = quantised("Llama")
+    check_model(model, "Llama", LONGEST)
+    kinds = {type(module) for module in few_layers(model).modules()}
+    assert Int8Linear not in kinds and torch.nn.Linear in kinds
+    assert Int8Linear in {type(module) for module in model.modules()}
+    for family in ("MPT", "GPT-Neo"):
+        with pytest.raises(InputError, match=f"^{family}: .*{REFUSED[family][2]}"):
+            check_model(quantised(family), family, LONGEST)
