@@ -8,13 +8,16 @@ of a file, and the same text is taken once.
 from __future__ import annotations
 
 import hashlib
+import json
 import string
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_gen.texts.prompts import Prompt, lines_of, record_of
+import fsspec
+
+from data_gen.texts.prompts import TOO_DEEP, Prompt, record_of
 from selector.schema import InputError
 
 BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of local files, by suffix
@@ -108,10 +111,27 @@ def _records(name: str, file: Path | None) -> Iterator[dict[str, Any]]:
         builder = next((BUILDERS[suffix] for suffix in file.suffixes if suffix in BUILDERS), "text")
         source = {"path": builder, "data_files": str(file)}
     try:
-        if file is not None and file.suffix == ".jsonl" and file.is_file():
-            for _, line in lines_of(file):
-                record_of(line, "fields")  # the reader of data sets crashes on lines that are nested too deep
+        if file is not None and file.is_file() and source["path"] == "json":
+            _check_nesting(file)
         yield from load_dataset(**{"split": "train", **source}, streaming=True)
     except Exception as error:  # a damaged file or a missing network may raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"prompts.sets: {name}: cannot read {file or source['path']}: {reason}") from error
+
+
+def _check_nesting(file: Path) -> None:
+    """ValueError where JSON is nested too deep, packed or not: there the reader of data sets ends the process."""
+    with fsspec.open(str(file), "rb", compression="infer") as content:
+        if ".jsonl" in file.suffixes:
+            parts = (line for line in content if line.strip())
+        else:
+            whole = content.read()
+            try:
+                json.loads(whole.decode("utf-8-sig"))
+                return
+            except RecursionError as error:
+                raise ValueError(TOO_DEEP) from error
+            except ValueError:  # one object a line
+                parts = (line for line in whole.splitlines() if line.strip())
+        for line in parts:
+            record_of(line, "fields")

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from selector.schema import InputError
 
 T = TypeVar("T")
+TOO_DEEP = "not JSON: nested too deep"
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def record_of(line: bytes, expected: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ValueError("not UTF-8 text") from error
     except RecursionError as error:
-        raise ValueError("not JSON: nested too deep") from error
+        raise ValueError(TOO_DEEP) from error
     except ValueError as error:
         raise ValueError(f"not JSON, and so not a JSON object ({str(error).split(':')[0]})") from error
     if b"\\ud" in line.lower() and not _is_text(record):

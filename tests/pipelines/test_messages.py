@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +18,7 @@ from data_gen.texts.prompts import read_prompts
 from data_gen.traces import read_manifest
 from pipelines.cli import NAMES
 from pipelines.config import load_config
+from pipelines.config.reading import parts
 from pipelines.run import read_json, read_record, record_path, verify
 from pipelines.tracking import mlflow_run
 from selector.schema import InputError
@@ -105,3 +111,35 @@ def test_a_record_of_a_data_set_that_is_nested_too_deep_is_no_crash(tmp_path: Pa
     path.write_text(f'{{"problem": {DEEP}{"]" * len(DEEP)}}}')
     with pytest.raises(InputError, match=r"cannot read .*set\.jsonl: not JSON: nested too deep"):
         read_set("math500", path)
+
+
+PACKERS: dict[str, Callable[..., Any]] = {
+    ".jsonl": open,
+    ".jsonl.gz": gzip.open,
+    ".json.gz": gzip.open,
+    ".jsonl.bz2": bz2.open,
+    ".jsonl.xz": lzma.open,
+}
+
+
+@pytest.mark.parametrize("suffix", [*PACKERS, ".json"])
+def test_no_data_set_that_is_nested_too_deep_crashes(suffix: str, tmp_path: Path) -> None:
+    """Packed or not, as one object a line or as one array."""
+    path = tmp_path / f"set{suffix}"
+    record = f'{{"problem": {DEEP}{"]" * len(DEEP)}}}'.encode()
+    with PACKERS.get(suffix, open)(path, "wb") as file:
+        file.write(record if suffix.startswith(".jsonl") else b"[" + record + b"]")
+    with pytest.raises(InputError, match=rf"cannot read .*set{suffix}: .*nested too deep"):
+        read_set("math500", path)
+
+
+def test_no_number_of_the_config_may_be_infinite() -> None:
+    """Of every key with a number as its default."""
+    numbers = {key.name for part in parts() for key in part.keys if re.fullmatch(r"-?[\d.]+", key.default)}
+    numbers -= {key for key in numbers if key.startswith("sampling.")}  # a list of settings
+    assert len(numbers) > 20
+    for key in numbers:
+        for value in (".inf", "-.inf", ".nan"):
+            with pytest.raises(InputError) as error:
+                load_config(ROOT / "configs" / "demo.yaml", [f"{key}={value}"])
+            assert key in str(error.value) and "\n" not in str(error.value)
