@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import re
 import subprocess
@@ -22,7 +23,7 @@ from rich.table import Table
 
 from data_gen.traces import differences, listed_changes
 from pipelines.config import Config
-from selector.files import atomically, unwritable
+from selector.files import atomically, json_text, unwritable
 from selector.schema import InputError, sha256
 
 T = TypeVar("T")
@@ -256,19 +257,35 @@ def seconds_in_words(seconds: float) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file whole or not at all."""
+    """Write a JSON file whole or not at all; see `selector.files.json_text`."""
     with atomically(path) as partial:
-        partial.write_text(json.dumps(value, indent=1) + "\n")
+        partial.write_text(json_text(value, indent=1) + "\n")
+
+
+def _with_bounds(value: Any) -> Any:
+    """Figures with infinity for a bound or an error that is null: it is not known, because there is a single source."""
+    if isinstance(value, list):
+        return [_with_bounds(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _with_bounds(each) for key, each in value.items()}
+    for key, each in found.items():
+        if key.endswith("interval_95") and isinstance(each, list):
+            found[key] = [math.inf if bound is None else bound for bound in each]
+    for figure, error in (("value", "error"), ("ratio", "error"), ("replay_ratio", "replay_error")):
+        if found.get(figure) is not None and error in found and found[error] is None:
+            found[error] = math.inf
+    return found
 
 
 def read_json(path: Path, made_by: str) -> Any:
-    """The content of a JSON file.
+    """The content of a JSON file; a bound or an error that is null is infinity again.
 
     Raises:
         InputError: it is missing or not JSON. The message names it and tells the user to run the stage `made_by`.
     """
     try:
-        return json.loads(path.read_text())
+        return _with_bounds(json.loads(path.read_text()))
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist: run the {made_by} stage first") from error
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:

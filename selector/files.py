@@ -1,12 +1,15 @@
-"""Files and folders that are written completely or not at all."""
+"""Files and folders that are written completely or not at all, and their JSON."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from selector.schema import InputError
 
@@ -39,6 +42,19 @@ def atomically(path: Path) -> Iterator[Path]:
             raise
         _remove(partial)
         raise unwritable(partial, error) from error
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON; numbers that are not finite, which JSON cannot hold, become null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def unwritable(path: Path | str, error: Exception) -> InputError:

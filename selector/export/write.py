@@ -15,7 +15,6 @@ SHA256SUMS         the checksums of all of the above
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -31,7 +30,7 @@ from selector.export.card import model_card
 from selector.export.deployed import DeployedSelector, config_of
 from selector.export.flat import FILE as FLAT
 from selector.export.flat import flat
-from selector.files import atomically
+from selector.files import atomically, json_text
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import CHECKSUMS
 from selector.runtime.selector import Selector, load_selector, torchscript
@@ -93,8 +92,8 @@ def write_artefact(
             (partial / FILE).write_bytes(safetensors.torch.save(arrays))
         if golden is not None:
             made_of = golden(Selector(made, config, profile, config.modes, tokens))
-            (partial / GOLDEN).write_text(json.dumps(made_of) + "\n")
-        (partial / "latency.json").write_text(json.dumps(profile.to_json(), indent=1) + "\n")
+            (partial / GOLDEN).write_text(json_text(made_of) + "\n")
+        (partial / "latency.json").write_text(json_text(profile.to_json(), indent=1) + "\n")
         written = {
             "modes": list(modes),
             "versions": {name: version(name) for name in ("torch", "pytorch-lightning")},
@@ -102,7 +101,7 @@ def write_artefact(
             **facts,
         }
         config = replace(config, pair=facts["pair"], facts=written)
-        (partial / "config.json").write_text(json.dumps(config.to_json(), indent=1) + "\n")
+        (partial / "config.json").write_text(json_text(config.to_json(), indent=1) + "\n")
         (partial / "README.md").write_text(model_card(config))
         if module.schema == PAIR:
             (partial / "custom_generate").mkdir()

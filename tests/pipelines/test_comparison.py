@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from pipelines.evaluate.findings import methods, metrics, show, synthetic
 from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, PLAIN, RECENT, SELECTOR
 from pipelines.evaluate.replays import WALL, synthetic_summary
 from pipelines.evaluate.verdict import choices
+from pipelines.run import read_json, write_json
 from selector.actions import Action
 from selector.decision import Mode
 
@@ -299,3 +302,18 @@ def test_sources_are_the_same_ones_under_all_settings() -> None:
     selectors = [entry for entry in result["methods"] if entry["method"] == SELECTOR]
     for entry in selectors:
         assert [low, high] == pytest.approx(entry["ratio_interval_95"])
+
+
+def test_what_a_single_source_leaves_open_is_null_in_the_file(tmp_path: Path) -> None:
+    """JSON has no infinity. Read again, the same figures are shown."""
+    replays = [row | {"error": math.inf} for row in replayed(SPEEDS)]
+    found = evaluation(CONFIG, rows(SPEEDS, sources=1, spread=0.1), replays, [], CHOICES)
+    path = tmp_path / "evaluation.json"
+    write_json(path, found)
+
+    def refused(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    json.loads(path.read_text(), parse_constant=refused)
+    assert '"ratio_vs_best_static_delayed_interval_95": [\n   0.0,\n   null\n  ]' in path.read_text()
+    assert read_json(path, "evaluate") == json.loads(json.dumps(found))
