@@ -210,3 +210,19 @@ def test_numbers_of_tokens_go_in_by_their_logarithm() -> None:
     outputs = counting(scalars_BF, [], torch.ones(16, 1))
     assert torch.allclose(outputs, plain(logarithms_BF, [], torch.ones(16, 1)), atol=1e-6)
     assert not torch.allclose(outputs, plain(scalars_BF, [], torch.ones(16, 1)), atol=0.1)
+
+
+@pytest.mark.parametrize("size", [1e2, 1e4, 1e6])
+def test_hidden_states_of_any_size_give_inputs_of_bounded_length(size: float) -> None:
+    """Each is normalised after its projection, so that it needs no clamp to its training range: larger states move the
+    outputs no farther than a bound that follows from the weights."""
+    own, (scalars_BF, states) = network(SPACES[0]), inputs()
+    with torch.no_grad():
+        for block, state_BD in zip(own.body.blocks, states, strict=True):
+            linear, norm = block
+            torch.nn.init.normal_(linear.weight), torch.nn.init.normal_(norm.weight)
+            length = block(size * state_BD).norm(dim=-1)
+            most = len(norm.weight) ** 0.5 * norm.weight.abs().max() + norm.bias.norm()
+            assert bool((length <= most * 1.001).all())
+        large, larger = (own(scalars_BF, [size * f * each for each in states], PASSED) for f in (1, 10))
+    torch.testing.assert_close(large, larger, atol=0.05, rtol=0.05)  # what stays is the direction
