@@ -31,6 +31,7 @@ from transformers.utils import ModelOutput
 
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Chooser, FixedTree, Step
+from data_gen.models.checkpoints import weights_of
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.models.self_check import check_model
@@ -279,7 +280,8 @@ def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Ch
     if isinstance(selector, Selector):
         if selector.schema != PAIR:
             raise InputError("selector: trained on an engine's log; generate() needs one that was trained on a pair")
-        selector.check_pair(*pair.names, device_name(str(pair.device), str(pair.target.dtype).removeprefix("torch.")))
+        device = device_name(str(pair.device), str(pair.target.dtype).removeprefix("torch."))
+        selector.check_pair(*pair.names, device, [weights_of(each) for each in (pair.target, pair.draft)])
         temperature, top_p, top_k, min_p = sampling.law
         return selector.verifier, selector.at(temperature, top_p, top_k=top_k, min_p=min_p)
     verifier = DEFAULT_VERIFIER

@@ -19,6 +19,7 @@ import torch
 
 from data_gen.decoding import decoder_for
 from data_gen.decoding.loop import FixedTree, Step
+from data_gen.models.checkpoints import weights_of
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
@@ -32,6 +33,7 @@ ROWS = 16  # of probabilities that are filtered at once
 DRAFT_PASSES = 4  # timed in a row
 TOGETHER = 24  # decodings of a prompt that take turns, each with its own caches
 BUSY = 0.8  # share of the time that a thread has a core, below which the machine is busy
+BETWEEN = Action(1, 4, 0)  # drafted before a plain step that does not follow another
 
 
 def device_name(device: str, dtype: str, threads: int | None = None) -> str:
@@ -104,6 +106,7 @@ def measure(
         verify={name: table(name, grid.depths, grid.branches) for name in verifiers},
         decide={},
         copied=table(COPIED.name, grid.depths, grid.branches[:1]),
+        weights=[weights_of(model) for model in (pair.target, pair.draft)],
         nucleus=max(0.0, (found["nucleus", 0, 1] - found["nucleus", 0, 0]) / ROWS),
         step=0.0,
     )
@@ -259,6 +262,25 @@ def _steps(pair: ModelPair, verifier: str, action: Choice, prompt: list[int], li
             new, slow = new + len(tokens), slow + 1
             if slow > decoder.slow_steps and (step.nodes > 1 or action == EMPTY):
                 yield step
+
+
+def plain_alone(pair: ModelPair, verifier: str, prompts: Sequence[list[int]], count: int, tokens: int) -> float:
+    """`LatencyProfile.plain`, from up to `count` rounds of each text within `tokens` new tokens; 0 without rounds.
+
+    In each round a step drafts `BETWEEN`, and two plain steps of another decoding follow: the first finds the caches as
+    between steps that draft, and the second as in plain decoding. So a slow moment of the machine affects both alike.
+    """
+    first, second = [], []
+    for number, prompt in enumerate(prompts):
+        with ExitStack() as stack:
+            drafting, plain = (
+                stack.enter_context(closing(_steps(pair, verifier, action, prompt, tokens, number)))
+                for action in (BETWEEN, EMPTY)
+            )
+            for _, between, alone in islice(zip(drafting, plain, plain, strict=False), count):
+                first.append(between.total)
+                second.append(alone.total)
+    return usual(second) - usual(first) if first else 0.0
 
 
 def times(profile: LatencyProfile, verifier: str, action: Choice, steps: Sequence[Step]) -> tuple[float, float]:

@@ -54,6 +54,9 @@ class LatencyProfile:
         different: for each sampling setting (`setting_key`), the mean number of different nodes that K branches have at
             each of their depths, for K from 2 on. Equal prefixes of branches are one node of the target's pass. Where a
             setting is missing, all nodes are counted.
+        weights: of the target and the draft, a hash of some of their numbers; empty where they are not known.
+        plain: seconds of a step of plain decoding in a run of its own, minus that of one between steps that draft: the
+            draft's passes push the target's weights out of the processor's caches.
         batches: an engine's passes over several requests together; `draft` and `target` are then those of the smallest
             batch. None where one request was timed.
     """
@@ -72,6 +75,8 @@ class LatencyProfile:
     copied: Table = FREE  # verification of a lookup with any verifier, by its length
     decoder: str = EAGER  # kind of the decoder whose steps were timed
     different: dict[str, list[list[float]]] = field(default_factory=dict)
+    weights: list[str] = field(default_factory=list)
+    plain: float = 0.0
 
     @classmethod
     def load(cls, path: Path) -> LatencyProfile:
@@ -90,13 +95,13 @@ class LatencyProfile:
                 tables = {role: [Table(**table) for table in batches[role]] for role in ("draft", "target")}
                 values["batches"] = Batches(**{**batches, **tables})
             profile = cls(**values)
-            number(profile.step)
+            number(profile.step), number(profile.plain)
             times = (profile.nucleus, *profile.decide.values(), *profile.labelling.values())
             for rows in profile.different.values():
                 times += tuple(chain.from_iterable(rows))
                 if [len(row) for row in rows] != [SPACE.max_L2] * (SPACE.max_K - 1):
                     raise ValueError("the numbers of different nodes are not those of all branches and depths")
-            names = (profile.device, profile.pair, profile.decoder)
+            names = (profile.device, profile.pair, profile.decoder, *profile.weights)
             if min(map(number, times)) < 0 or not all(isinstance(name, str) for name in names):
                 raise ValueError("a number is below 0, or a name is not a string")
         except OSError as error:
@@ -160,6 +165,8 @@ class LatencyProfile:
         elif action != EMPTY:
             seconds += self.verify[verifier].at(action.L1 + action.L2, action.K)
             seconds += sum(map(mul, correction_counts(action), self.corrections.get(verifier, Correction())))
+        elif not feature_levels:  # nothing is ever drafted
+            seconds += self.plain
         if setting[1] < 1:
             seconds += self.nucleus * (nodes + sum(width for _, width in passes))
         return seconds

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-FORMAT = "espalier-selector-9"
+FORMAT = "espalier-selector-10"
 READ = "model.safetensors", "config.json"
 DTYPES = {"F32": np.float32, "I64": np.int64, "BOOL": np.bool_}
 LAYER_NORM_EPSILON = 1e-5
 DOUBLING, ANY_LEVEL = np.float32(1e-3), -1.0  # distance of twice the batch size; a mode for every level
+FAR, FARTHER = (0.1, 0.05), np.float32(1e3)  # in temperature and top-p: where a mode no longer decides
 NEVER = np.float32(-1e9)  # the score of an action that may not be chosen
 
 
@@ -71,13 +72,18 @@ class PlainSelector:
         find = self._tensors
         batch_B1 = DOUBLING * np.log2(scalars_BF[:, self._batch].clip(min=1))[:, None]
         setting_B3 = np.concatenate([scalars_BF[:, self._setting], batch_B1], axis=-1)
-        distance_BS = np.abs(setting_B3[:, None] - find["settings_S3"]).sum(-1)
+        distance_BS3 = np.abs(setting_B3[:, None] - find["settings_S3"])
+        other_top_p_BS = (distance_BS3[..., 1] > FAR[1] + 1e-6) & (setting_B3[:, :1] > 0)
+        beyond_BS = (distance_BS3[..., 0] > FAR[0] + 1e-6) | other_top_p_BS
+        distance_BS = distance_BS3.sum(-1) + FARTHER * beyond_BS
         of_this_level_S = (find["level_S"] == ANY_LEVEL) | (find["level_S"] == float(not early))
         at_B = np.where(of_this_level_S, distance_BS, np.inf).argmin(-1)
         passed_B1 = find["late_S"][at_B][:, None] * np.float32(not early)
         scores_BA = self._network(given, passed_B1)
         copies_B1 = (scalars_BF[:, self._match] >= find["least_S"][at_B])[:, None]
         allowed_BA = np.where(copies_B1, find["copied_SA"][at_B], find["allowed_SA"][at_B])
+        beyond_B1 = np.take_along_axis(beyond_BS, at_B[:, None], -1)  # there the static tree is chosen
+        allowed_BA = np.where(beyond_B1, find["static_SA"][at_B], allowed_BA)
         if self._regressor:  # the network's outputs are logits of conditional survivals
             log_survivals_BS = -np.logaddexp(0, -scores_BA) @ find["network.factors_SS"]
             tokens_BA = 1 + np.exp(log_survivals_BS) @ find["sums_SA"]

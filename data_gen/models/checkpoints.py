@@ -37,6 +37,7 @@ WEIGHTS = (
     "pytorch_model.bin",
 )  # whole, or in parts with an index; in the order in which transformers looks for them
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+SAMPLED = 64  # numbers of each tensor that stand for all of a model's weights
 RANDOM = "random weights, "  # the beginning of the fingerprint of a pair with a shape
 
 
@@ -156,6 +157,17 @@ def _checksum(path: Path, known: dict[str, str]) -> str:
 
 def _entry(key: str, digest: str) -> str:
     return f"{digest} {zlib.crc32(f'{key} {digest}'.encode()):08x}"
+
+
+def weights_of(model: PreTrainedModel) -> str:
+    """A hash of the first numbers of a loaded model's weights, in bfloat16: 16 hex digits, which do not depend on the
+    device or, of floats, on the dtype. Reading all weights would take minutes."""
+    digest = hashlib.sha256()
+    for _, weights in sorted(model.named_parameters()):
+        if weights.is_floating_point() and not weights.is_meta:
+            first = weights.detach().flatten()[:SAMPLED].to("cpu", torch.bfloat16)
+            digest.update(first.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def revision(name: str) -> str | None:

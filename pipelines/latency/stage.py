@@ -47,8 +47,9 @@ FITTED: list[tuple[int, ...]] = [  # trees, and lookups as tuples of one number
 CHECKED: list[tuple[int, ...]] = [
     *((1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 2, 6), (4,)),
 ]
-FORMAT = 5  # of `latency.json`; a profile of another format is measured anew
+FORMAT = 6  # of `latency.json`; a profile of another format is measured anew
 REAL_STEPS = 8  # timed steps of each text and tree
+PLAIN_ROUNDS = 24  # of each text, for plain decoding in a run of its own
 _PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
 
 
@@ -105,6 +106,8 @@ def run(config: Config) -> None:
         disturbed = timing.disturbance(pair.device, since)
         profile = replace(profile, different=different(config, pair, prompts))
         profile = timing.fitted(profile, {key: taken for key, taken in steps.items() if key[1] in FITTED})
+        plain = timing.plain_alone(pair, config.train.verifier, prompts, PLAIN_ROUNDS, config.data.tokens)
+        profile = replace(profile, plain=plain)
         rows = check(profile, config.train.verifier, {key: taken for key, taken in steps.items() if key[1] in CHECKED})
         stage.replace()
         write_json(profile_path(config), {**profile.to_json(), "check": rows})

@@ -7,15 +7,22 @@
 What follows `--on` changes the config for the second run, whose stages up to `data` must be finished. Networks are
 trained on the first run's texts with three seeds, and tuned there, as are the lookup rules. All of them are replayed on
 the second run's held-out texts, from the beginning and from token `LATE` on. A sampling setting that no mode covers is
-decided as by `Selector.at`. Speeds are relative to the best static tree for the second run's training texts.
+decided as by `Selector.at`: by static trees that follow the accepted lengths. These depend on what happened before, so
+they are simulated, `RUNS` times for each text. Speeds are relative to the best static tree for the second run's
+training texts.
+
+Legend: X texts, R roots, T trees, A actions, J accepted lengths + 1.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import fields, replace
 from pathlib import Path
+
+import torch
 
 from data_gen.models.sampling import Sampling
 from pipelines.config import Config, load_config
@@ -28,32 +35,34 @@ from pipelines.train.judging import by_setting, judge, judge_rules, statics, tun
 from pipelines.train.stage import SECTIONS, keep_if_ahead, trained
 from selector.decision import Mode, nearest
 from selector.latency import LatencyProfile
+from selector.runtime.online import OnlineTree
 from selector.schema import LIGHT
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
-from selector.train.replay import ratio_of_speeds
+from selector.train.replay import Replayed, outcomes, ratio_of_speeds
 from selector.train.tuning import replay_mode
 
 SEEDS, LATE = 3, 500
+RUNS = 20
 HEADS = "setting | tokens | texts | lookup rule | selector: each seed | lowest over the lookup rule"
 Seed = tuple[SelectorModule, list[Mode]]
 
 
 def main(config: Config, other: Config) -> None:
     profile, there = load_profile(config), load_profile(other)
-    rules, seeds = _trained(config, profile)
+    rules, seeds, trees = _trained(config, profile)
     theirs = load_traces(other, there.pair)
     train, held_out = (by_setting(other, theirs[split], there) for split in ("train", "test"))
     console.print(f"\n| {HEADS} |\n{'|---' * 6}|", soft_wrap=True, highlight=False)
     for base, timed in zip(statics(other, train), held_out, strict=True):
         for first in (0, LATE):
             if bool((timed.texts.size_X > first).any()):
-                row = _row(_from(timed, first), first, base, rules, seeds)
+                row = _row(_from(timed, first), first, base, rules, seeds, trees)
                 console.print(f"| {' | '.join(row)} |", soft_wrap=True, highlight=False)
 
 
-def _trained(config: Config, profile: LatencyProfile) -> tuple[list[Mode], list[Seed]]:
-    """The lookup rules, and for each seed a network with the mode of each setting."""
+def _trained(config: Config, profile: LatencyProfile) -> tuple[list[Mode], list[Seed], list[Mode]]:
+    """The lookup rules, for each seed a network with the mode of each setting, and the static trees."""
     splits, verifier = load_traces(config, profile.pair), config.train.verifier
     train, validation = (by_setting(config, splits[split], profile) for split in ("train", "validation"))
     bases = statics(config, train)
@@ -69,7 +78,7 @@ def _trained(config: Config, profile: LatencyProfile) -> tuple[list[Mode], list[
             module = trained(own, module, splits, validation, bases, folder, run_id)
         each = zip(judge(module, validation, bases), judged_rules, bases, strict=True)
         seeds.append((module, [keep_if_ahead(judged, rule, base).mode for judged, rule, base in each]))
-    return [rule[verifier] for rule in rules], seeds
+    return [rule[verifier] for rule in rules], seeds, bases
 
 
 def _from(timed: Timed, first: int) -> Timed:
@@ -84,24 +93,57 @@ def _from(timed: Timed, first: int) -> Timed:
     return Timed(cut, timed.verifier, timed.profile)
 
 
-def _row(timed: Timed, first: int, base: Mode, rules: list[Mode], seeds: list[Seed]) -> Iterator[str]:
+def online(timed: Timed, nearest_mode: Mode) -> Replayed:
+    """Static trees that follow the accepted lengths, from each text's beginning; means over `RUNS` simulations."""
+    space, seconds_RA = timed.space, timed.seconds()
+    seconds_T = seconds_RA[:, : len(space.trees)].double().mean(0)
+    fresh = OnlineTree(space, nearest_mode.mean_efficiency, seconds_T, range(len(space.trees)))
+    generator = torch.Generator().manual_seed(0)
+    sums_X3 = torch.zeros(len(timed.texts), 3, dtype=torch.float64)
+    begin = 0
+    for x, size in enumerate(timed.texts.size_X.tolist()):
+        for _ in range(RUNS):
+            tree, root = copy(fresh), 0
+            while root < size:
+                a, row = space.index(tree.action), slice(begin + root, begin + root + 1)
+                law_J = outcomes(timed.survivals_RS[row], torch.tensor([a]), space)[0].clamp(min=0)
+                tau = int(torch.multinomial(law_J, 1, generator=generator))
+                sums_X3[x] += torch.tensor([min(tau + 1, size - root), float(seconds_RA[row, a]), 1.0])
+                tree.observe(tree.action, tau)
+                root += tau + 1
+        begin += size
+    tokens_X, seconds_X, steps_X = (sums_X3 / RUNS).unbind(-1)
+    return Replayed(tokens_X, seconds_X, steps_X, torch.zeros(0))
+
+
+def _row(
+    timed: Timed, first: int, base: Mode, rules: list[Mode], seeds: list[Seed], trees: list[Mode]
+) -> Iterator[str]:
+    """A line of the table; `trees` are the best static ones of the trained settings."""
     sources = timed.texts.source_number_X
     static, rule = (replay_mode(timed, {}, mode) for mode in (base, _decided(rules, base)))
     found = []
     for module, modes in seeds:
         mode = _decided(modes, base)
         own = replay_mode(timed, module.predictions(timed.texts, mode), mode)
-        found.append((mode, ratio_of_speeds(own, static, sources), ratio_of_speeds(own, rule, sources)))
+        found.append((_decider(mode), own))
+    if not any(mode.covers(*base.setting, base.top_k, base.min_p) for mode in trees):
+        found = [("the trained setting's tree", found[0][1]), ("follows", online(timed, _nearest(trees, base)))]
     yield str(Sampling(*base.setting, top_k=base.top_k, min_p=base.min_p))
     yield f"from {first}" if first else "all"
     yield str(len(timed.texts))
     yield str(ratio_of_speeds(rule, static, sources))
-    yield "; ".join(f"{ratio} {_decider(mode)}" for mode, ratio, _ in found)
-    yield str(min((ratio for *_, ratio in found), key=lambda ratio: ratio.value))
+    yield "; ".join(f"{ratio_of_speeds(own, static, sources)} {decider}" for decider, own in found)
+    lowest = min((ratio_of_speeds(own, rule, sources) for _, own in found[-SEEDS:]), key=lambda ratio: ratio.value)
+    yield str(lowest)
+
+
+def _nearest(modes: list[Mode], base: Mode) -> Mode:
+    return nearest(modes, *base.setting, top_k=base.top_k, min_p=base.min_p)
 
 
 def _decided(modes: list[Mode], base: Mode) -> Mode:
-    mode = nearest(modes, *base.setting, top_k=base.top_k, min_p=base.min_p)
+    mode = _nearest(modes, base)
     return mode if mode.covers(*base.setting, base.top_k, base.min_p) else mode.static_only()
 
 

@@ -41,7 +41,7 @@ scores = selector.scores(features)                # float32 [{len(config.space)}
 tuned = selector.at(temperature=1.0, top_p=1.0)   # one sampling setting, one root at a time: the fastest way
 ```
 
-Far from every trained sampling setting `selector.at` warns, and always drafts the best static tree of the nearest one.
+Far from every trained sampling setting `selector.at` warns, and drafts static trees, beginning with the nearest one's.
 
 On another machine pass its own profile: `load_selector(directory, latency="latency.json")`.
 {IN_TRANSFORMERS if schema == PAIR else ""}

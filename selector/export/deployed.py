@@ -11,15 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from selector.actions import Tree
-from selector.decision import NEVER, Mode, net_tokens, of_batch
+from selector.decision import FAR, NEVER, Mode, net_tokens, of_batch
 from selector.latency import LatencyProfile, interpolated_at
+from selector.plain import FARTHER
 from selector.runtime.artefact import ANY_LEVEL, ArtefactConfig, decision_tables
 from selector.schema import HIDDEN_STATES
 from selector.train.module import SelectorModule
 
 
 class DeployedSelector(nn.Module):
-    """The network in evaluation mode, and the decision of the nearest mode, with one machine's times."""
+    """The network in evaluation mode, and the decision of the nearest mode, with one machine's times.
+
+    Beyond a distance in temperature or top-p (`Mode.covers`), the nearest mode's static tree is chosen.
+    """
 
     settings_S3: Tensor  # `Mode.key`
     lengths_L: Tensor  # measured context lengths
@@ -31,6 +35,7 @@ class DeployedSelector(nn.Module):
     late_S: Tensor  # 1 where the mode uses the draft's rows, or the drafter's hits for a log's selector; else 0
     least_S: Tensor  # the shortest match for which the lookup rule applies
     copied_SA: Tensor  # the lookup of the rule
+    static_SA: Tensor  # the static tree
     level_S: Tensor  # position of the mode's level in `LOG.levels`, or `ANY_LEVEL`
     sums_SA: Tensor
     hidden_widths: list[int]
@@ -46,7 +51,7 @@ class DeployedSelector(nn.Module):
         self.setting_at = [index("temperature"), index("top_p")]
         self.length_at, self.match_at, self.batch_at = index("context_length"), index("match"), index("batch")
         self.never, self.doubling, self.any_level = NEVER, of_batch(2), ANY_LEVEL
-        self.far = float("inf")
+        self.far, self.farther = list(FAR[:2]), float(FARTHER)
         for name, tensor in decision_tables(profile, modes, verifier, module.space).items():
             self.register_buffer(name, tensor)
         self.register_buffer("sums_SA", module.space.sums_SA.clone())
@@ -80,14 +85,18 @@ class DeployedSelector(nn.Module):
         """As `forward`, for a batch padded with zeros; `passed_B1` is float32, 1 where all scalars are known."""
         batch_B1 = self.doubling * scalars_BF[:, self.batch_at].clamp(min=1).log2().unsqueeze(-1)
         setting_B3 = torch.cat([scalars_BF[:, self.setting_at], batch_B1], dim=-1)
-        distance_BS = (setting_B3.unsqueeze(1) - self.settings_S3).abs().sum(-1)
+        distance_BS3 = (setting_B3.unsqueeze(1) - self.settings_S3).abs()
+        other_top_p_BS = (distance_BS3[:, :, 1] > self.far[1] + 1e-6) & (setting_B3[:, :1] > 0)
+        beyond_BS = (distance_BS3[:, :, 0] > self.far[0] + 1e-6) | other_top_p_BS
         of_other_level_BS = (self.level_S != self.any_level) & (self.level_S != passed_B1)
-        distance_BS = distance_BS.masked_fill(of_other_level_BS, self.far)
-        at_B = distance_BS.argmin(-1)
+        distance_BS = distance_BS3.sum(-1) + self.farther * beyond_BS
+        at_B = distance_BS.masked_fill(of_other_level_BS, float("inf")).argmin(-1)
+        beyond_B1 = beyond_BS.gather(-1, at_B.unsqueeze(-1))
         passed_B1 = passed_B1 * self.late_S[at_B].unsqueeze(-1)
         scores = self.network(scalars_BF, states, passed_B1)
         copies_B1 = (scalars_BF[:, self.match_at] >= self.least_S[at_B]).unsqueeze(-1)
         allowed_BA = torch.where(copies_B1, self.copied_SA[at_B], self.allowed_SA[at_B])
+        allowed_BA = torch.where(beyond_B1, self.static_SA[at_B], allowed_BA)
         if self.regressor:
             length_B = scalars_BF[:, self.length_at]
             early_BA = interpolated_at(self.early_SLA, self.lengths_L, at_B, length_B)

@@ -195,6 +195,7 @@ def decision_tables(
         "late_S": torch.tensor([float(mode.feature_levels[-1:] in late) for mode in modes]),
         "least_S": torch.tensor([float(rule.least) for rule in rules]),
         "copied_SA": torch.tensor([[action == rule.lookup for action in space] for rule in rules]),
+        "static_SA": torch.tensor([[action == mode.action for action in space] for mode in modes]),
         "level_S": torch.tensor([float(LOG.levels.index(mode.level)) if mode.level else ANY_LEVEL for mode in modes]),
     }
 

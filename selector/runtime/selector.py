@@ -6,7 +6,7 @@ Legend: B roots, A actions, T trees, F scalars, D hidden width.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -29,6 +29,7 @@ from selector.runtime.artefact import (
     local_folder,
     read_config,
 )
+from selector.runtime.online import OnlineTree
 from selector.runtime.tokens import TokenStatistics
 from selector.runtime.tuned import Tuned
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
@@ -60,6 +61,7 @@ class Selector:
         self.feature_levels: tuple[str, ...] = (config.feature_level,)
         self.tokens = tokens or TokenStatistics.empty()
         self.widths = {SCALARS_KEY: len(config.schema.scalars), **config.hidden_states}
+        self._online: dict[Hashable, OnlineTree] = {}
 
     def __repr__(self) -> str:
         pair, settings = self.config.pair, dict.fromkeys(in_words(*m.setting, m.top_k, m.min_p) for m in self.modes)
@@ -79,6 +81,8 @@ class Selector:
 
         Raises:
             InputError: a feature is missing, of another shape or dtype, or not finite, or a setting is out of range.
+
+        Beyond every trained sampling setting (`Mode.covers`), it is the static tree of the nearest one, with a warning.
         """
         if features is None:
             return self.fallback
@@ -96,8 +100,13 @@ class Selector:
     def _read(self, features: Features, most_axes: int) -> Features:
         read = checked(features, self.widths, most_axes, self.schema.first)
         at = [self.schema.index(name) for name in ("temperature", "top_p", "batch")]
-        for setting in read[SCALARS_KEY][..., at].view(-1, len(at)).tolist():
-            check_setting(*setting)
+        for T, top_p, batch in dict.fromkeys(map(tuple, read[SCALARS_KEY][..., at].view(-1, len(at)).tolist())):
+            check_setting(T, top_p, batch)
+            if not any(mode.covers(T, top_p, mode.top_k, mode.min_p) for mode in self.modes):
+                _warn_once(
+                    f"features: {in_words(T, top_p)}: too far from every trained setting; "
+                    "the static tree of the nearest is chosen"
+                )
         return read
 
     def at(
@@ -113,9 +122,9 @@ class Selector:
     ) -> Tuned:
         """The selector under the mode that is nearest to a sampling setting and a number of requests.
 
-        Where no mode covers the setting (`Mode.covers`), the best static tree of the nearest one is always drafted: a
-        tree that does not depend on the text loses less there than a network outside of its training data. A warning
-        says so, once for each setting.
+        Where no mode covers the setting (`Mode.covers`), static trees are drafted: they lose less there than a network
+        outside of its training data. The first is the best one of the nearest mode; from then on it follows the
+        accepted lengths that `Tuned.observe` is told (`OnlineTree`). A warning says so, once for each setting.
 
         Args:
             nodes: largest number of drafted tokens; equal prefixes of branches count separately.
@@ -141,29 +150,39 @@ class Selector:
         covered = mode.covers(*asked)
         if covered and nodes is None and shapes is None:
             return Tuned(mode, self, less)
-        trained, speed_T = (
-            in_words(*mode.setting, mode.top_k, mode.min_p),
-            self.config.static_speeds(mode, self.latency),
+        allowed, speed_T = _allowed(self.space, nodes, shapes), self.config.static_speeds(mode, self.latency)
+        if covered:
+            return Tuned(mode.restricted(self.space, allowed, speed_T), self, less)
+        static = mode.static_only().restricted(self.space, allowed, speed_T)
+        trained = in_words(*mode.setting, mode.top_k, mode.min_p)
+        _warn_once(
+            f"{in_words(*asked)}: too far from the trained {trained}; {static.action} is drafted, "
+            "then the static tree that fits the accepted lengths"
         )
-        mode = (mode if covered else mode.static_only()).restricted(
-            self.space, _allowed(self.space, nodes, shapes), speed_T
-        )
-        if not covered:
-            _warn_once(
-                f"{in_words(*asked)}: too far from the trained {trained}; {mode.action} is drafted at every step"
-            )
-        return Tuned(mode, self, less)
+        trees = [a for a in allowed if a < len(self.space.trees)]
+        key = asked, mode, tuple(trees)
+        if key not in self._online:  # what it learns serves all requests under this setting
+            seconds_T = torch.tensor(mode.mean_efficiency) / speed_T
+            self._online[key] = OnlineTree(self.space, mode.mean_efficiency, seconds_T, trees)
+        return Tuned(static, self, less, self._online[key])
 
-    def check_pair(self, target: str, draft: str, device: str = "") -> None:
+    def check_pair(self, target: str, draft: str, device: str = "", weights: Sequence[str] = ()) -> None:
         """Warn, once, where the models or the machine are not those that the selector was trained for.
 
         Args:
-            target, draft: directories or hub ids of the models that decode; of paths the last part is compared.
+            target, draft: directories or hub ids of the models that decode. Of paths the last part is compared, and
+                only where the weights are not known.
             device: as `LatencyProfile.device`, of which the part before the first comma is compared; "" if not known.
+            weights: as `LatencyProfile.weights`, of the models that decode.
         """
-        own = [str(self.config.pair.get(role)) for role in ("target", "draft")]
-        if [Path(name).name for name in own] != [Path(name).name for name in (target, draft)]:
-            _warn_once(f"the selector was trained for {' and '.join(own)}; {target} and {draft} decode")
+        own, theirs = [str(self.config.pair.get(role)) for role in ("target", "draft")], [target, draft]
+        if weights and self.latency.weights:
+            same = list(weights) == self.latency.weights
+            theirs = [f"{name} with other weights" if name in own else name for name in theirs]
+        else:
+            same = [Path(name).name for name in own] == [Path(name).name for name in theirs]
+        if not same:
+            _warn_once(f"the selector was trained for {' and '.join(own)}; {' and '.join(theirs)} decode")
         timed_on, here = (name.partition(",")[0] for name in (self.latency.device, device))
         if here not in ("", timed_on):
             _warn_once(f"the selector has the step times of {timed_on}; {here} decodes")

@@ -14,12 +14,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from selector.actions import Choice, without_draft
+from selector.actions import Choice, Lookup, without_draft
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import ArtefactConfig, Features, check_finite, checked, in_words
 from selector.runtime.joint import Shapes, StepClock, joint_choice, step_clock
 from selector.runtime.one_root import OneRoot
+from selector.runtime.online import OnlineTree
 from selector.schema import MATCH, SCALARS_KEY, InputError
 
 
@@ -36,18 +37,26 @@ class Tuned:
     """A selector under one sampling setting, for one root at a time; a lookup rule or a static tree needs no selector.
 
     Call `select` with the features of each of `feature_levels` in turn until it returns an action. Where only features
-    of the schema's first level are given, `less` decides instead.
+    of the schema's first level are given, `less` decides instead. Under a sampling setting that was not trained, the
+    static tree follows the accepted lengths that `observe` is told (`online`).
     """
 
-    def __init__(self, mode: Mode, selector: Loaded | None = None, less: Tuned | None = None) -> None:
+    def __init__(
+        self,
+        mode: Mode,
+        selector: Loaded | None = None,
+        less: Tuned | None = None,
+        online: OnlineTree | None = None,
+    ) -> None:
         self.mode, self.feature_levels, self._selector, self._less = mode, mode.feature_levels, selector, less
+        self._online = online
         self._covered: list[float] = []  # the sampling setting of the latest features, which need no second check
         if mode.decides:
             self._at_root = {level: self._one_root(mode, level) for level in mode.feature_levels}
 
     def __repr__(self) -> str:
         mode = self.mode
-        decides = f"always {mode.action}"
+        decides = f"always {mode.action}" if self._online is None else f"{mode.action} until steps were observed"
         if mode.rule is not None:
             decides = f"{mode.rule.lookup} after a match of {mode.rule.least} tokens or more, else {mode.action}"
         elif mode.decides:
@@ -67,6 +76,8 @@ class Tuned:
                 the mode does not cover.
         """
         mode = self.mode
+        if self._online is not None:
+            return self._online.action
         if features is None:
             return mode.action
         if self._less is not None and len(features.get(SCALARS_KEY, ())) == self._own.config.schema.first:
@@ -83,6 +94,12 @@ class Tuned:
         early = self._first_suffices and (len(mode.feature_levels) == 1 or known == self._own.config.schema.first)
         action = self._at_root[mode.feature_levels[0 if early else -1]].choose(read)
         return None if early and len(mode.feature_levels) > 1 and not without_draft(action) else action
+
+    def observe(self, action: Choice, accepted: int) -> None:
+        """Learn from a step: what was drafted, and tau, the number of drafted tokens that were accepted. It matters
+        only under a sampling setting that was not trained; the decoders and `generate()` call it."""
+        if self._online is not None and not isinstance(action, Lookup):
+            self._online.observe(action, accepted)
 
     def select_jointly(self, features: Sequence[Features]) -> list[Choice]:
         """The choices of several requests that share their draft passes, from the features of each, as in `select`.

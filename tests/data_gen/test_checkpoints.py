@@ -7,13 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from data_gen.models.checkpoints import RANDOM, positions, revision
+from data_gen.models.checkpoints import RANDOM, positions, revision, weights_of
 from data_gen.models.pair import ModelPair
 from selector.schema import InputError
 from tests.conftest import save_pair
@@ -141,3 +142,14 @@ def test_the_commit_of_a_hub_model_is_known(tmp_path: Path, pair_folders: tuple[
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == commit
     assert revision(pair_folders[0]) is None
+
+
+def test_the_hash_of_weights_follows_them_and_not_their_dtype(pair: ModelPair) -> None:
+    """Loaded models have no files; names may be the same."""
+    found = weights_of(pair.target)
+    assert len(found) == 16 and found != weights_of(pair.draft)
+    copied = deepcopy(pair.target)
+    assert weights_of(copied.to(torch.bfloat16)) == found == weights_of(copied.float())
+    with torch.no_grad():
+        copied.model.layers[1].mlp.up_proj.weight[0, 3] += 1
+    assert weights_of(copied) != found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -81,3 +82,34 @@ def test_how_many_take_turns_changes_the_times_alone(pair: ModelPair, monkeypatc
     together = seen()
     monkeypatch.setattr(timing, "TOGETHER", 3)
     assert seen() == together
+
+
+def test_a_plain_step_is_timed_after_another_and_after_one_that_drafts(
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft's passes take time of the next step: here as the machine's caches do, but exactly."""
+    ran: list[Choice] = []
+
+    def steps(
+        pair: ModelPair, verifier: str, action: Choice, prompt: list[int], limit: int, seed: int
+    ) -> Iterator[Step]:
+        for _ in range(10):
+            seconds = 3.0 if action == EMPTY and ran[-1] != EMPTY else 2.0
+            ran.append(action)
+            yield Step(30, action, 0, 1 + action.nodes, {"target": seconds})
+
+    monkeypatch.setattr(timing, "_steps", lambda *asked: steps(*asked))
+    assert timing.plain_alone(pair, "traversal", PROMPTS, 4, 100) == pytest.approx(-1.0)
+    assert ran == [timing.BETWEEN, EMPTY, EMPTY] * 8
+    assert timing.plain_alone(pair, "traversal", [], 4, 100) == 0.0
+
+
+def test_plain_decoding_has_a_time_of_its_own() -> None:
+    """Where nothing decides, so that nothing is ever drafted; not at a root where a selector drafts nothing."""
+    own = replace(profile(), plain=-2e-3)
+    for action in (EMPTY, Action(1, 4, 0), Lookup(4)):
+        for levels in ((), ("match",), ("early",)):
+            change = own.action_seconds(action, 30, "traversal", levels) - profile().action_seconds(
+                action, 30, "traversal", levels
+            )
+            assert change == pytest.approx(-2e-3 if action == EMPTY and not levels else 0.0, abs=1e-12)

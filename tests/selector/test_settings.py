@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from selector.actions import EMPTY
-from selector.decision import Mode
+from selector.decision import NEVER, Mode
 from selector.plain import PlainSelector
 from selector.runtime.selector import load_selector
 from selector.runtime.tuned import Tuned
@@ -20,6 +20,7 @@ from selector.schema import FULL, HIDDEN_STATES, LIGHT, MATCH, PAIR, SCALARS_KEY
 from tests.selector.exported import (
     COPIES,
     MODES,
+    NUCLEUS,
     SOME,
     STATIC,
     batch_of,
@@ -88,6 +89,27 @@ def test_the_nearest_of_the_modes_that_cover_a_setting_decides(artefact: Path) -
         assert load_selector(artefact).at(0.91, 0.96).mode == SOME
 
 
+def test_features_far_from_every_setting_give_the_static_tree_in_every_form(artefact: Path) -> None:
+    """TorchScript, `select` and NumPy; within the distance the mode decides."""
+    selector, plain = load_selector(artefact), PlainSelector(artefact)
+    for mode in (SOME, COPIES, NUCLEUS):
+        data, rows = roots_of(mode, LIGHT)
+        batch = batch_of(data, rows, LIGHT)
+        for further, far in ((0.05, False), (5.0, True)):
+            batch[SCALARS_KEY][:, PAIR.index("temperature")] = mode.temperature + further
+            found, scores = selector.module(batch)
+            assert found.tolist() == plain.decide(batch[SCALARS_KEY].numpy())[0].tolist()
+            static = {SPACE.index(each.action) for each in selector.modes}
+            assert (len(found.unique()) == 1 and set(found.tolist()) <= static) == far
+            if far:
+                nearest = max(selector.modes, key=lambda each: (each.temperature, each.top_p == mode.top_p))
+                assert set(found.tolist()) == {SPACE.index(nearest.action)}
+                assert (scores[:, SPACE.index(EMPTY)] == NEVER).all()
+    one = one_by_one(batch)[0]
+    with pytest.warns(UserWarning, match=r"features: temperature 6, top-p 0.9: too far from every trained setting"):
+        assert selector.select(one) in {mode.action for mode in selector.modes}
+
+
 @pytest.mark.parametrize("asked", [{"top_k": -1}, {"min_p": 1.5}, {"min_p": float("nan")}])
 def test_what_is_no_truncation_is_refused(artefact: Path, asked: dict[str, float]) -> None:
     with pytest.raises(InputError, match="no sampling setting"):
@@ -133,6 +155,18 @@ def test_another_pair_and_another_machine_are_named_once(artefact: Path) -> None
         "the selector was trained for t and d; org/other and d decode",
         "the selector has the step times of test machine; a laptop decodes",
     ]
+
+
+def test_other_weights_under_the_same_names_are_named(artefact: Path) -> None:
+    """And the same weights under other names are not."""
+    selector = load_selector(artefact)
+    selector.latency = replace(selector.latency, weights=["a", "b"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        selector.check_pair("elsewhere", "moved", weights=["a", "b"])
+        selector.check_pair("t", "d")  # not known
+    with pytest.warns(UserWarning, match="trained for t and d; t with other weights and d with other weights decode"):
+        selector.check_pair("t", "d", weights=["a", "c"])
 
 
 @pytest.mark.parametrize("level", [LIGHT, FULL])

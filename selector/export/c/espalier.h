@@ -24,7 +24,7 @@
 #ifndef ESPALIER_API
 #define ESPALIER_API static inline
 #endif
-enum { ESPALIER_MAGIC = 0x50534531, ESPALIER_FORMAT = 9 };
+enum { ESPALIER_MAGIC = 0x50534531, ESPALIER_FORMAT = 10 };
 enum { ESPALIER_ERROR = 256, ESPALIER_BLOCKS = 8, ESPALIER_LAYERS = 16, ESPALIER_MOST = 1 << 20 };
 /* What `espalier_decide` returns instead of a position: wrong widths, a number that is not finite, no memory. */
 enum { ESPALIER_WIDTH = -1, ESPALIER_NOT_FINITE = -2, ESPALIER_MEMORY = -3 };
@@ -50,7 +50,7 @@ typedef struct {
   size_t settings, lengths, blocks, layers, widest, words, read;
   int regressor, damaged;
   uint32_t *file;
-  const int32_t *shapes_A4, *allowed_SA, *copied_SA, *count_F;
+  const int32_t *shapes_A4, *allowed_SA, *copied_SA, *static_SA, *count_F;
   const float *settings_S3, *lengths_L, *early_SLA, *late_SLA, *speed_S, *rho_S, *late_S, *least_S, *level_S;
   const float *mean_F, *scale_F, *low_F, *high_F;
   espalier_map block[ESPALIER_BLOCKS], layer[ESPALIER_LAYERS], factors, sums;
@@ -139,6 +139,7 @@ static inline void espalier_tables(espalier *s) {
   s->speed_S = espalier_floats(s, S), s->rho_S = espalier_floats(s, S);
   s->late_S = espalier_floats(s, S), s->least_S = espalier_floats(s, S), s->level_S = espalier_floats(s, S);
   s->allowed_SA = espalier_ints(s, S * A), s->copied_SA = espalier_ints(s, S * A);
+  s->static_SA = espalier_ints(s, S * A);
 }
 
 /* CRC-32, as zlib computes it. */
@@ -244,16 +245,20 @@ static inline float *espalier_outputs(const espalier *s, const float *scalars, c
   return x;
 }
 
-/* The nearest sampling setting and batch size, among those for the level that is known. */
-static inline size_t espalier_nearest(const espalier *s, const float *scalars, int passed) {
+/* The nearest sampling setting and batch size, among those for the level that is known; one that is not `beyond` the
+ * distance at which it may decide comes first. */
+static inline size_t espalier_nearest(const espalier *s, const float *scalars, int passed, int *beyond) {
   const float batch = 1e-3f * log2f(fmaxf(scalars[s->place[ESPALIER_BATCH]], 1));
   float nearest = INFINITY;
   size_t i, at = 0;
   for (i = 0; i < s->settings; ++i) {
     const float *own = s->settings_S3 + 3 * i;
-    float distance = fabsf(scalars[s->place[ESPALIER_TEMPERATURE]] - own[0]) +
-                     fabsf(scalars[s->place[ESPALIER_TOP_P]] - own[1]) + fabsf(batch - own[2]);
-    if ((s->level_S[i] == -1 || s->level_S[i] == (float)passed) && distance < nearest) nearest = distance, at = i;
+    const float warmer = fabsf(scalars[s->place[ESPALIER_TEMPERATURE]] - own[0]);
+    const float wider = fabsf(scalars[s->place[ESPALIER_TOP_P]] - own[1]);
+    const int far = warmer > 0.100001f || (wider > 0.050001f && scalars[s->place[ESPALIER_TEMPERATURE]] > 0);
+    const float distance = warmer + wider + fabsf(batch - own[2]) + (far ? 1e3f : 0);
+    if ((s->level_S[i] == -1 || s->level_S[i] == (float)passed) && distance < nearest)
+      nearest = distance, at = i, *beyond = far;
   }
   return at;
 }
@@ -290,13 +295,14 @@ ESPALIER_API int espalier_decide(const espalier *s, const float *scalars, size_t
   const int32_t *may;
   size_t at, a, best = 0;
   float *memory, *x, *y;
-  int passed;
+  int passed, beyond = 0;
   if (known && (scalars_given != s->scalars || states_given != s->states)) return ESPALIER_WIDTH;
   if (!espalier_finite(scalars, scalars_given)) return ESPALIER_NOT_FINITE;
   if (known && !espalier_finite(states, states_given)) return ESPALIER_NOT_FINITE;
   if (!(memory = (float *)malloc(2 * s->widest * sizeof(float)))) return ESPALIER_MEMORY;
-  at = espalier_nearest(s, scalars, known), passed = known && s->late_S[at] != 0;
+  at = espalier_nearest(s, scalars, known, &beyond), passed = known && s->late_S[at] != 0;
   may = (scalars[s->place[ESPALIER_MATCH]] >= s->least_S[at] ? s->copied_SA : s->allowed_SA) + at * s->actions;
+  if (beyond) may = s->static_SA + at * s->actions;
   x = espalier_outputs(s, scalars, states, passed, memory, memory + s->widest);
   y = x == memory ? memory + s->widest : memory;
   if (s->regressor) {
