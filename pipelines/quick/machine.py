@@ -8,12 +8,15 @@ from dataclasses import replace
 from rich.table import Column, Table
 
 from data_gen import timing
+from data_gen.decoding import EAGER
+from data_gen.drafting.sampled import EVERY, different_nodes
 from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.latency.profile import NODES, WIDTHS, decision_seconds
-from pipelines.quick.sizes import BRANCHES, COUNTS, DECISION, DEPTHS, STEPS, Sizes
+from pipelines.quick.sizes import BRANCHES, COUNTS, DECISION, DEPTHS, ROOTS, STEPS, TEXTS, Sizes
 from selector.actions import EMPTY, Action, ActionSpace
-from selector.latency import LatencyProfile
+from selector.latency import LatencyProfile, setting_key
 from selector.schema import EARLY, LIGHT, InputError
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)  # assumed where the pair has no weights
@@ -39,12 +42,29 @@ def with_steps(
         raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
     profile = timing.fitted(profile, steps)
     profile = replace(profile, corrections=dict.fromkeys(names, profile.corrections[verifier]))
-    profile = replace(profile, decide=dict.fromkeys(LEVELS, 0.0))
+    plain = timing.plain_alone(pair, verifier, prompts, sizes.count, config.data.tokens)
+    profile = replace(profile, plain=plain, decide=dict.fromkeys(LEVELS, 0.0))
     times = {
         level: decision_seconds(config, pair, profile, verifier, level, prompts[0], DECISION, texts=1, drafted=1)
         for level in LEVELS
     }
     return replace(profile, decide=times)
+
+
+def with_different(
+    pair: ModelPair, profile: LatencyProfile, sampling: Sampling, texts: list[tuple[list[int], int]], seed: int
+) -> LatencyProfile:
+    """The profile with the number of different nodes that branches have under a sampling setting, from a few roots.
+
+    Args:
+        texts: token ids, and the position of the first root.
+    """
+    if pair.decoder != EAGER:  # others pass fixed slots
+        return profile
+    few = [(tokens[: start + ROOTS * EVERY], start) for tokens, start in texts[:TEXTS]]
+    found = different_nodes(pair.draft, few, sampling.draft, seed)
+    key = setting_key((sampling.temperature, sampling.top_p))
+    return replace(profile, different={**profile.different, key: found})
 
 
 def contradiction(profile: LatencyProfile, verifier: str) -> str:

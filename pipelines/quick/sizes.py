@@ -16,7 +16,7 @@ from data_gen.timing import now
 from data_gen.verification import VERIFIERS
 from pipelines.config import Config
 from pipelines.latency.profile import NODES, WIDTHS
-from selector.actions import Choice, choice_of
+from selector.actions import ActionSpace, Choice, choice_of
 
 UNLABELLED, SLOW = ("khisti", "greedy_block"), ("priority", "lifted_priority")  # without labels; with costly ones
 USUAL = tuple(name for name in VERIFIERS if name not in (*UNLABELLED, *SLOW))
@@ -26,6 +26,7 @@ STEPS: list[Choice] = list(map(choice_of, SHAPES))  # whose steps are timed: the
 CONTEXT = 64  # tokens of a pass over a prompt that is timed
 REPEATS, COUNTS = (2, 12), (3, 8)  # fewest and most measurements of a pass, and of a step with each action
 PASSES, REAL = 0.2, 0.15  # the shares of the time that may go to them
+TEXTS, ROOTS = 2, 8  # texts, and roots of each, at which branches are compared
 DECISION = 12  # tokens of the texts on which a decision is timed
 ANSWER = 3.0  # seconds to replay the texts of one sampling setting
 LEAST, ENOUGH = 8, 16  # texts: there are never fewer, and with so many no further saving is made
@@ -84,7 +85,9 @@ class Prices:
         written += ceil(sizes.texts / batch) * (sizes.tokens + BEYOND) * a_step
         row = self.target_token + self.draft_token
         labels = self.row + sum(self.slow.get(name, 0.0) for name in sizes.verifiers)
-        return written + sizes.texts * ((prompt + rows) * row + rows * labels)
+        a_root = 1 + ActionSpace.default().max_L2
+        compared = TEXTS * (prompt * self.draft_token + ROOTS * a_root * (self.draft + 3 * self.draft_token))
+        return written + compared + sizes.texts * ((prompt + rows) * row + rows * labels)
 
     def passes(self, verifiers: int) -> float:
         """To measure every pass and verification once: before each of them the other model passes."""
@@ -94,9 +97,9 @@ class Prices:
         return cells * 1.2 * self.target + drafts + targets
 
     def steps(self, count: int, prompt: int) -> float:
-        """To time `count` steps with each action, after two slow ones."""
+        """To time `count` steps with each action, after two slow ones; those of plain decoding once more."""
         step = self.target + 10 * self.draft + 20 * self.target_token
-        return len(STEPS) * (prompt * (self.target_token + self.draft_token) + (count + 2) * step)
+        return (len(STEPS) + 3) * (prompt * (self.target_token + self.draft_token) + (count + 2) * step)
 
     def decisions(self, prompt: int) -> float:
         return 2 * (prompt * (self.target_token + self.draft_token) + DECISION * (self.target + self.draft))

@@ -205,6 +205,8 @@ class _Work:
                 sampling = setting.build()
                 bar.update(task, description="writing and labelling texts", note=str(sampling))
                 table = self._labelled(sampling, lambda count: bar.advance(task, a_text * count))
+                own = list(zip(table["tokens"].to_pylist(), table["start"].to_pylist(), strict=True))
+                profile = machine.with_different(self.pair, profile, sampling, own, config.seed)
                 bar.update(task, description="replaying texts")
                 answers.append(self._answer(sampling, table, profile))
                 bar.advance(task, ANSWER)

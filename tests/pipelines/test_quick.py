@@ -18,8 +18,9 @@ from data_gen.texts.recorded import texts_of
 from pipelines.config import load_config
 from pipelines.pair import language_model
 from pipelines.quick.candidates import best_of, candidates
+from pipelines.quick.machine import with_different
 from pipelines.quick.sizes import LEAST, Prices, Sizes, fitting
-from selector.actions import EMPTY
+from selector.actions import EMPTY, Action
 from selector.latency import gpu_like
 from selector.schema import InputError
 from tests.conftest import TEXT
@@ -184,3 +185,13 @@ def test_four_sources_are_needed_two_to_choose_on_and_two_to_judge_on() -> None:
     data = texts(count=6)  # two texts make a source
     with pytest.raises(InputError, match="3 sources have texts that can be labelled: four are needed"):
         candidates(data, gpu_like("pair", ["traversal"], 0.05), ["traversal"])
+
+
+def test_equal_branches_are_counted_once(pair: ModelPair) -> None:
+    """At temperature 0 all branches of a greedy draft are one; another setting's numbers stay."""
+    text = [(torch.arange(7, 60).tolist(), 5)]
+    profile = with_different(pair, gpu_like(pair.fingerprint, ["traversal"], 0.1), Sampling(1.5), text, 1)
+    profile = with_different(pair, profile, Sampling(0.0), text, 1)
+    tree = Action(4, 0, 8)
+    assert profile.nodes(tree, (0.0, 1.0)) == 9.0
+    assert 9 < profile.nodes(tree, (1.5, 1.0)) <= 33 == profile.nodes(tree, (1.0, 1.0))
