@@ -18,8 +18,8 @@ from torch import Tensor
 from selector.actions import ActionSpace, Tree
 
 POWERS = tuple(2 ** (n / 4) for n in range(-12, 13))
-PRIOR = 8.0  # steps under the trained setting that count as seen
-MEMORY = 0.99  # the weight of a step, relative to the one after it
+PRIOR = 40.0  # steps under the trained setting that count as seen
+MEMORY = 0.998  # the weight of a step, relative to the one after it
 
 
 class OnlineTree:

@@ -46,13 +46,13 @@ def test_it_begins_with_the_best_static_tree(online: OnlineTree) -> None:
 
 @pytest.mark.parametrize("power", [1 / 8, 0.5, 2.0, 4.0])
 def test_it_finds_the_best_tree_of_another_setting(power: float, online: OnlineTree) -> None:
-    """Every step accepts what its tree accepts on average at that power; to 1% of the best tree's speed."""
+    """Every step accepts what its tree accepts on average at that power; to 2% of the best tree's speed."""
     tokens_T = tokens_at(power)
     first = online.action
-    for _ in range(300):
+    for _ in range(3000):
         online.observe(online.action, float(tokens_T[SPACE.index(online.action)]) - 1)  # type: ignore[arg-type]
     speed_T = tokens_T / SECONDS_T
-    assert speed_T[SPACE.index(online.action)] > 0.99 * speed_T.max()
+    assert speed_T[SPACE.index(online.action)] > 0.98 * speed_T.max()
     assert speed_T[SPACE.index(online.action)] > speed_T[SPACE.index(first)]
 
 
@@ -60,19 +60,21 @@ def test_a_few_steps_count_little(online: OnlineTree) -> None:
     """One step that accepts all leaves it near the trained setting: `PRIOR` steps of it count as seen."""
     before = online.action
     online.observe(before, before.L1 + before.L2)
-    assert 1 < PRIOR < 20
+    assert 10 < PRIOR < 100
     assert online.action in {best_at(power) for power in POWERS if 0.5 <= power <= 1}
 
 
-def test_it_drafts_again_after_plain_decoding(online: OnlineTree) -> None:
-    """Plain decoding tells nothing, so what it has seen is forgotten."""
-    while online.action != EMPTY:
+def test_it_drafts_again_after_plain_decoding() -> None:
+    """Plain decoding tells nothing, so what was seen before is forgotten."""
+    chain = SPACE.chain(4)
+    online = OnlineTree(SPACE, tokens_at(1).tolist(), SECONDS_T, [SPACE.index(EMPTY), SPACE.index(chain)])
+    assert online.action == chain
+    drafted = []
+    for _ in range(5000):
+        drafted.append(online.action == chain)
         online.observe(online.action, 0)
-    steps = 0
-    while online.action == EMPTY:
-        online.observe(EMPTY, 0)
-        steps += 1
-    assert 10 < steps < 1000
+    first = drafted.index(False)
+    assert 1 < first < 200 and not all(drafted[first:]) and any(drafted[first:])
 
 
 def test_only_allowed_trees_are_drafted() -> None:

@@ -89,6 +89,7 @@ def test_the_nearest_of_the_modes_that_cover_a_setting_decides(artefact: Path) -
         assert load_selector(artefact).at(0.91, 0.96).mode == SOME
 
 
+@torch.no_grad()
 def test_features_far_from_every_setting_give_the_static_tree_in_every_form(artefact: Path) -> None:
     """TorchScript, `select` and NumPy; within the distance the mode decides."""
     selector, plain = load_selector(artefact), PlainSelector(artefact)
