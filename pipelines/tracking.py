@@ -135,7 +135,7 @@ def parameters(config: Config, stage: str, sections: Sequence[str]) -> dict[str,
     """The seed and the keys of some sections that are not null, by dotted name."""
     values = config.model_dump(mode="json", exclude_none=True)
     if stage != "pair":
-        values["pair"].pop("embedded")  # the run of the pair stage has them
+        values["pair"].pop("embedded", None)  # the run of the pair stage has them
     values["sampling"] = "; ".join(str(setting.build()) for setting in config.sampling)
     values["verifiers"] = ", ".join(values["verifiers"])
     return flat({name: values[name] for name in ("seed", *sections)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,7 +140,8 @@ def parts(model: type[BaseModel] = Config, name: str = "", default: BaseModel | 
     keys, inner = [], []
     for key, field in model.model_fields.items():
         kind: Any = field.annotation
-        kind = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind  # a section may be repeated
+        if typing.get_origin(kind) in (tuple, types.UnionType):  # a section may be repeated, or left out
+            kind = typing.get_args(kind)[0]
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             inner.append((kind, prefix + key, field.default if isinstance(field.default, BaseModel) else None))
             continue

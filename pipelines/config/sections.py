@@ -11,6 +11,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.prompt_sets import SETS
 from data_gen.texts.prompts import Form
 
+SHIPPED = Path(__file__).parents[1] / "pair" / "shipped"  # the embedded pair
 GIVEN_TOKENS = 1024  # `prompts.tokens` of a pair that is not embedded
 
 
@@ -19,7 +20,8 @@ class Section(BaseModel):
 
 
 class Embedded(Section):
-    """The embedded pair: two Llamas, trained on the standard library of the running Python."""
+    """An embedded pair of your own: two Llamas, trained on the standard library of the running Python. The pair stage
+    trains one if the config has any of these keys."""
 
     hidden: int = Field(128, ge=16, multiple_of=16, description="width of both models")
     layers: int = Field(16, ge=2, description="layers of the target; the draft has one")
@@ -29,14 +31,14 @@ class Embedded(Section):
     documents: int = Field(
         0,
         ge=0,
-        description="for a pair that copies: the documents of each kind of work that are made from one file, "
-        "to train on and as prompts; 0: plain pieces of the files",
+        description="documents of each kind of task that are made from one file, to train on beside the files",
     )
     max_files: int | None = Field(None, ge=8, description="train on the first files only; for tests")
 
 
 class Pair(Section):
-    """The two models. `embedded` trains a small pair; any other name is a Hugging Face directory or hub id."""
+    """The two models. `embedded` is the small pair that comes with Espalier; any other name is a Hugging Face directory
+    or hub id."""
 
     target: str = Field("embedded", description="a directory or hub id; to measure times, a config.json is enough")
     draft: str = Field("embedded", description="a directory or hub id, with the target's vocabulary")
@@ -49,7 +51,7 @@ class Pair(Section):
         description="graph: no host synchronisation inside a step, compiled passes, where verifier and features allow "
         "it; auto: the faster one on this machine, by the latency stage",
     )
-    embedded: Embedded = Embedded()
+    embedded: Embedded | None = Field(None, description="a pair that the run trains itself; null: the shipped one")
 
     @model_validator(mode="after")
     def _consistent(self) -> Pair:
@@ -57,7 +59,16 @@ class Pair(Section):
             raise ValueError("device_map places the pair: leave device at auto")
         if (self.target == "embedded") != (self.draft == "embedded"):
             raise ValueError("target and draft are either both 'embedded' or both names of models")
+        if self.embedded is not None and self.target != "embedded":
+            raise ValueError("embedded: only for target and draft 'embedded'")
         return self
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Directories or hub ids of target and draft, unless the run trains them."""
+        if self.target == "embedded":
+            return str(SHIPPED / "target"), str(SHIPPED / "draft")
+        return self.target, self.draft
 
 
 class SetOfPrompts(Section):
@@ -92,6 +103,12 @@ class Prompts(Section):
     chat: bool = Field(False, description="whether prompts are a user's turn in the target's chat template")
     system: str | None = Field(None, description="with chat: the system turn; null: the template decides")
     per_source: int = Field(3, ge=1, description="most prompts that are taken from one file of the standard library")
+    tasks: int = Field(
+        0,
+        ge=0,
+        description="tasks of each kind that are made from one file of the standard library, such as renaming a "
+        "variable; with them, other prompts are code and prose alone",
+    )
     validation: float = Field(0.2, gt=0, lt=1, description="share of the sources that tune decisions")
     test: float = Field(0.25, gt=0, lt=1, description="share of the sources that are held out for `evaluate`")
 

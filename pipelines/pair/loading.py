@@ -23,15 +23,15 @@ from selector.schema import FULL, InputError
 
 def pair_names(config: Config) -> tuple[str, str]:
     """Directories or hub ids of target and draft."""
-    if config.pair.target == "embedded":
+    if config.pair.embedded is not None:
         models = config.folder / "pair" / "models"
         return str(models / "target"), str(models / "draft")
-    return config.pair.target, config.pair.draft
+    return config.pair.names
 
 
 def depends(config: Config) -> dict[str, Any]:
     """What the pair depends on, except the corpus."""
-    if config.pair.target != "embedded":
+    if config.pair.embedded is None:
         return {"pair": {"target": config.pair.target, "draft": config.pair.draft}}
     return {"pair": config.pair.model_dump(mode="json", include={"target", "draft", "embedded"}), "seed": config.seed}
 
@@ -47,8 +47,8 @@ def load_pair(config: Config, shapes: bool = False) -> ModelPair:
             computes token trees wrongly.
     """
     own = config.pair
-    checksums = config.folder / "pair" / "checksums.json" if own.target != "embedded" else None
-    if own.target == "embedded":
+    checksums = config.folder / "pair" / "checksums.json" if own.embedded is None else None
+    if own.embedded is not None:
         require(config, "pair", depends(config))  # checks the files, so that checksums are not needed
     if own.threads:
         torch.set_num_threads(own.threads)
@@ -61,9 +61,9 @@ def known_fingerprint(config: Config) -> str:
     """The pair's fingerprint as the latency or the pair stage recorded it, without loading the models.
 
     Raises:
-        InputError: neither has been run; or an embedded pair's files have changed.
+        InputError: neither has been run; or the files of a pair that the run trained have changed.
     """
-    if config.pair.target == "embedded":
+    if config.pair.embedded is not None:
         require(config, "pair", depends(config))
     for stage, key in (("latency", "pair"), ("pair", "fingerprint")):
         with suppress(InputError):
@@ -107,7 +107,7 @@ def tokenizer_of(config: Config) -> Any:
 
 def hidden_widths(config: Config) -> list[int]:
     """Widths of the hidden-state features, from the models' configs alone."""
-    if config.pair.target == "embedded":
+    if config.pair.embedded is not None:
         return [config.pair.embedded.hidden] * 3
     target, draft = map(hidden_width, pair_names(config), ROLES)
     return [target, draft, draft]

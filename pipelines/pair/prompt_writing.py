@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -104,20 +105,25 @@ def _write_prompts_of_sets(config: Config, tokenizer: Any, path: Path) -> bool:
 
 
 def _write_held_out_prompts(config: Config, tokenizer: Any, path: Path) -> None:
-    """Write prompts of all kinds from the library, or of all workloads for which a pair was trained."""
-    number, tokens, embedded = config.prompts.per_source, config.prompts.tokens, config.pair.embedded
-    files = corpus.stdlib_files()
-    inputs = {"corpus": corpus.described(files), "per_source": number, "held_out": corpus.HELD_OUT}
-    workloads = config.pair.target == "embedded" and embedded.documents > 0
-    if workloads:
-        inputs |= {"tokens": tokens, "tokenizer": sha256(path.parent / "models" / "target" / "tokenizer.json")}
+    """Write prompts of all kinds from the library; or of its code and prose, and tasks made from its files."""
+    own, files = config.prompts, corpus.stdlib_files()
+    inputs: dict[str, Any] = {
+        "corpus": corpus.described(files),
+        "per_source": own.per_source,
+        "held_out": corpus.HELD_OUT,
+    }
+    if own.tasks:
+        tokens = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+        inputs |= {"tasks": own.tasks, "tokens": own.tokens, "tokenizer": tokens}
     stage = Stage("prompts", config, inputs, (path,))
     if not stage.begin():
         return
-    count = tasks.counter(tokenizer)
-    prompts = workload_prompts(files, number, count, tokens) if workloads else held_out_prompts(files, number)
-    possible = tasks.WORKLOADS if workloads else corpus.KINDS
-    for kind in sorted(set(possible) - {prompt.kind for prompt in prompts}):
+    prompts, possible = held_out_prompts(files, own.per_source), set(corpus.KINDS)
+    if own.tasks:
+        possible = {"code", "prose", *tasks.WORKLOADS}
+        prompts = [prompt for prompt in prompts if prompt.kind in possible]
+        prompts += task_prompts(files, own.tasks, tasks.counter(tokenizer), own.tokens)
+    for kind in sorted(possible - {prompt.kind for prompt in prompts}):
         stage.say(f"this Python has no {kind} in its library: no prompts of that kind")
     _replace(stage, path, prompts)
 
@@ -147,11 +153,13 @@ def held_out_prompts(files: list[corpus.SourceFile], per_source: int) -> list[Pr
     return prompts
 
 
-def workload_prompts(files: list[corpus.SourceFile], per_source: int, count: tasks.Count, tokens: int) -> list[Prompt]:
-    """Prompts of all workloads from held-out files, at most `per_source` of each file, of at most `tokens` tokens."""
+def task_prompts(files: list[corpus.SourceFile], number: int, count: tasks.Count, tokens: int) -> list[Prompt]:
+    """Tasks from held-out files, at most `number` of each kind from one file, of at most `tokens` tokens. Text that is
+    only to be continued is left out: `held_out_prompts` has it."""
     return [
         Prompt(f"{document.workload}:{file.path}:{n}", document.prompt, document.workload, file.path)
         for file in files
         if file.held_out
-        for n, document in enumerate(tasks.documents(file, per_source, count, tokens))
+        for n, document in enumerate(tasks.documents(file, number, count, tokens))
+        if document.workload not in ("code", "prose")
     ]

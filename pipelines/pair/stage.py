@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pipelines.config import Config
+from pipelines.config import Config, Embedded
 from pipelines.pair import corpus, language_model, prompt_writing, tasks
 from pipelines.pair.loading import depends, load_pair, tokenizer_of
 from pipelines.run import Stage, console, progress, write_json
@@ -22,26 +23,27 @@ Corpus = tuple[PreTrainedTokenizerFast, torch.Tensor, torch.Tensor]
 
 
 def plan(config: Config) -> list[str]:
-    if config.pair.target != "embedded":
+    if (embedded := config.pair.embedded) is None:
         models = [f"load {config.pair.target} and {config.pair.draft} and compare their vocabularies"]
     else:
-        embedded = config.pair.embedded
         models = [
             f"train the {role}: {layers} layers x {embedded.hidden}, "
             f"{schedule.steps} steps of {schedule.batch} x {embedded.context} tokens"
-            for role, layers in layers_of(config).items()
+            for role, layers in layers_of(embedded).items()
             for schedule in [language_model.Schedule.of(embedded, role)]
         ]
     return [*models, *prompt_writing.plan(config)]
 
 
-def layers_of(config: Config) -> dict[str, int]:
-    return {"target": config.pair.embedded.layers, "draft": 1}
+def layers_of(embedded: Embedded) -> dict[str, int]:
+    return {"target": embedded.layers, "draft": 1}
 
 
 def stage_of(config: Config) -> Stage | None:
     """The stage with what it depends on; None for a pair that is given, and checked at every call."""
-    return _embedded(config, corpus.described(corpus.stdlib_files())) if config.pair.target == "embedded" else None
+    if config.pair.embedded is None:
+        return None
+    return _embedded(config, corpus.described(corpus.stdlib_files()))
 
 
 def _embedded(config: Config, source: dict[str, Any]) -> Stage:
@@ -56,14 +58,14 @@ def run(config: Config) -> None:
 
 
 def make_ready(config: Config) -> None:
-    """Train the embedded pair unless it is trained, or check that a given one loads."""
+    """Train a pair of the run's own unless it is trained, or check that another one loads."""
     folder = config.folder / "pair"
-    if config.pair.target == "embedded":
+    if config.pair.embedded is not None:
         files = corpus.stdlib_files()
         stage = _embedded(config, corpus.described(files))
         if stage.begin():
             with mlflow_run(config, "pair", SECTIONS) as mlflow:
-                train_embedded(config, files, folder, mlflow)
+                train_embedded(config, config.pair.embedded, files, folder, mlflow)
             stage.finish()
     else:
         pair = load_pair(config, shapes=True)
@@ -73,13 +75,11 @@ def make_ready(config: Config) -> None:
         stage.finish()
 
 
-def _encoded(config: Config, files: list[corpus.SourceFile], kept: Path) -> Corpus:
+def _encoded(embedded: Embedded, seed: int, files: list[corpus.SourceFile], kept: Path) -> Corpus:
     """The corpus, from the file `kept` if an interrupted run has written it.
 
-    With task documents, the models train on these and on the files that are not tests, because tests are two thirds of
-    the library and similar to each other.
+    Tests are left out, because they are two thirds of the library and similar to each other; tasks are made from them.
     """
-    embedded = config.pair.embedded
     if kept.exists():
         state = torch.load(kept, weights_only=True)
         return language_model.wrapped(Tokenizer.from_str(state["tokenizer"])), *state["streams"]
@@ -89,26 +89,27 @@ def _encoded(config: Config, files: list[corpus.SourceFile], kept: Path) -> Corp
     count, number, streams = tasks.counter(tokenizer), embedded.documents, []
     for part in (training, held_out):
         made = [each.text for file in part for each in tasks.documents(file, number, count, embedded.context // 2)]
-        texts = [file.text for file in part if not (number and file.kind == "tests")]
+        texts = [file.text for file in part if file.kind != "tests"]
         streams.append(language_model.encode_corpus(tokenizer, [*texts, *made]))
-    if embedded.documents:
-        repeats = language_model.repeats(len(streams[0]) // 8, len(tokenizer), embedded.context, config.seed)
-        streams[0] = torch.cat((streams[0], repeats))
+    repeats = language_model.repeats(len(streams[0]) // 8, len(tokenizer), embedded.context, seed)
+    streams[0] = torch.cat((streams[0], repeats))
     kept.parent.mkdir(parents=True, exist_ok=True)
-    with atomically(kept) as partial:
-        torch.save({"tokenizer": tokenizer.backend_tokenizer.to_str(), "streams": tuple(streams)}, partial)
+    with atomically(kept) as path:
+        torch.save({"tokenizer": tokenizer.backend_tokenizer.to_str(), "streams": tuple(streams)}, path)
     return tokenizer, streams[0], streams[1]
 
 
-def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path, mlflow: Any) -> None:
+def train_embedded(
+    config: Config, embedded: Embedded, files: list[corpus.SourceFile], folder: Path, mlflow: Any
+) -> None:
     """Train the tokenizer, the target, and the draft distilled from it, unless they are finished."""
-    embedded, models = config.pair.embedded, folder / "models"
+    models = folder / "models"
     kept = models / "corpus.checkpoint"
     with console.status("encoding the corpus"):
-        encoded = _encoded(config, files, kept)
-    target = _trained(config, "target", language_model.next_token_loss, encoded, models)
-    start = target if embedded.documents else None
-    draft = _trained(config, "draft", language_model.distillation_loss(target), encoded, models, start)
+        encoded = _encoded(embedded, config.seed, files, kept)
+    trained = partial(_trained, embedded, config.seed, encoded, models)
+    target = trained("target", language_model.next_token_loss)
+    draft = trained("draft", language_model.distillation_loss(target), target)
     _, training, held_out = encoded
     overlap = language_model.mean_overlap(target, draft, held_out, embedded.context)
     found = f"mean overlap on held-out text {overlap:.3f}"
@@ -119,11 +120,9 @@ def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path,
         "tokens": len(training),
         "files": [{"path": f.path, "sha256": f.sha256, "kind": f.kind, "held_out": f.held_out} for f in files],
     }
-    if embedded.documents:
-        once, again = language_model.copy_losses(target, embedded.context // 2, config.seed)
-        said = f"loss of the target on random tokens {once:.2f}, when they come again {again:.2f}"
-        console.print(f"[bold]pair[/]: {said}")
-        manifest["copying"] = {"once": once, "again": again}
+    once, again = language_model.copy_losses(target, embedded.context // 2, config.seed)
+    console.print(f"[bold]pair[/]: loss of the target on random tokens {once:.2f}, when they come again {again:.2f}")
+    manifest["copying"] = {"once": once, "again": again}
     write_json(folder / "manifest.json", manifest)
     kept.unlink()
     mlflow.log_metric("overlap", overlap)
@@ -131,21 +130,21 @@ def train_embedded(config: Config, files: list[corpus.SourceFile], folder: Path,
 
 
 def _trained(
-    config: Config,
-    role: str,
-    loss_fn: language_model.Loss,
+    embedded: Embedded,
+    seed: int,
     encoded: Corpus,
     folder: Path,
+    role: str,
+    loss_fn: language_model.Loss,
     start: LlamaForCausalLM | None = None,
 ) -> LlamaForCausalLM:
     """The model that an interrupted run finished, or one trained now from random weights or those of `start`."""
-    (tokenizer, stream, _), embedded = encoded, config.pair.embedded
+    tokenizer, stream, _ = encoded
     schedule, context = language_model.Schedule.of(embedded, role), embedded.context
     if (folder / role / "config.json").exists():  # the stage has checked that the inputs are the same
         return LlamaForCausalLM.from_pretrained(folder / role, attn_implementation=language_model.attention(context))
-    model = language_model.build_model(
-        embedded, layers_of(config)[role], len(tokenizer), tokenizer.eos_token_id, config.seed
-    )
+    layers = layers_of(embedded)[role]
+    model = language_model.build_model(embedded, layers, len(tokenizer), tokenizer.eos_token_id, seed)
     if start is not None:
         language_model.begin_with(model, start)
     checkpoint = folder / f"{role}.checkpoint"
@@ -155,9 +154,9 @@ def _trained(
         def on_step(step: int, loss: float) -> None:
             bar.update(task, completed=step, note=f"loss {loss:.3f}")
 
-        language_model.train(model, loss_fn, stream, schedule, context, config.seed, checkpoint, on_step)
-    with atomically(folder / role) as partial:
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
+        language_model.train(model, loss_fn, stream, schedule, context, seed, checkpoint, on_step)
+    with atomically(folder / role) as path:
+        model.save_pretrained(path)
+        tokenizer.save_pretrained(path)
     checkpoint.unlink(missing_ok=True)
     return model

@@ -109,15 +109,15 @@ def run(config: Config) -> None:
 
 
 def _prompts(config: Config) -> list[Prompt]:
-    """The prompts, made if need be, and all that can be checked before weights are loaded. An embedded pair that is not
-    trained yet is trained, for there is no tokenizer without it."""
+    """The prompts, made if need be, and all that can be checked before weights are loaded. A pair that the
+    run trains is trained first, for there is no tokenizer without it."""
     if config.prompts.file is not None:
         _usable(config, read_prompts(config.prompts.file))
-    if config.pair.target == "embedded":
+    if config.pair.embedded is not None:
         if not record_path(config, "pair").exists():
             for own in config.prompts.sets:
                 read_set(own.name, own.file)
-            Stage("quick", config, {}, ()).say("the embedded pair is not trained yet, which is done first")
+            Stage("quick", config, {}, ()).say("the pair is not trained yet, which is done first")
         make_ready(config)
     else:
         check_before_loading(config)

@@ -23,6 +23,8 @@ TEXTS, TOKENS = 40, 24
 SMALL = [
     *SMALL_PAIR,
     "prompts.tokens=12",
+    "prompts.tasks=0",
+    "sampling=[{temperature: 0.0}, {temperature: 0.2}, {temperature: 1.0}]",
     f"data.texts={TEXTS}",
     f"data.tokens={TOKENS}",
     "data.texts_per_shard=8",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config import load_config
+from pipelines.config import Embedded, load_config
 from pipelines.data.recorded import depends
 from selector.schema import InputError
 
@@ -89,15 +89,15 @@ def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: str) -> None
 
 def test_overrides_change_only_what_they_name() -> None:
     config = load_config(DEMO, ["pair.embedded.steps=7", "data.texts=500", "sampling=[{top_p: 0.9}]"])
-    assert config.pair.embedded.steps == 7
-    assert config.pair.embedded.draft_steps == load_config(DEMO, []).pair.embedded.draft_steps
+    assert config.pair.embedded == Embedded(steps=7) and load_config(DEMO, []).pair.embedded is None
+    assert config.prompts == load_config(DEMO, []).prompts
     assert config.data.texts == 500
     assert config.sampling[0].top_p == 0.9
 
 
 def test_prompts_of_a_given_pair_are_longer() -> None:
     given = ["pair.target=some/large", "pair.draft=some/small"]
-    assert load_config(DEMO, []).prompts.tokens == 48
+    assert load_config(None, ["name=x"]).prompts.tokens == 48
     assert load_config(DEMO, given).prompts.tokens == 1024
     assert load_config(DEMO, [*given, "prompts.tokens=60"]).prompts.tokens == 60
     with pytest.raises(InputError, match="prompts: Input should be a valid dictionary"):

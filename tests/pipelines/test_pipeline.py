@@ -234,10 +234,10 @@ def test_transformers_own_methods_are_compared_if_asked_for(demo: tuple[Path, st
         assert evaluation["summary"][key] > 0
 
 
-def test_the_settings_config_runs_on_a_pair_that_is_there(demo: tuple[Path, str], tmp_path: Path) -> None:
-    """Hidden states, a nucleus, and synthetic clocks."""
-    shutil.copytree(demo[0] / "runs" / "demo" / "pair", tmp_path / "runs" / "results" / "pair")
+def test_the_results_config_runs_with_hidden_states_a_nucleus_and_synthetic_clocks(tmp_path: Path) -> None:
+    """On the pair that comes with Espalier."""
     few = (
+        "data.features=full",
         "sampling=[{temperature: 1.0, top_p: 0.9}]",
         "data.stride=2",
         "data.texts=24",
@@ -245,9 +245,9 @@ def test_the_settings_config_runs_on_a_pair_that_is_there(demo: tuple[Path, str]
         "verifiers=[specinfer,traversal,lifted_uniform]",
     )
     small = [option for option in SMALL if not option.startswith("pair")]
-    output = espalier(tmp_path, "demo", *small, *few, config="settings.yaml")
+    output = espalier(tmp_path, "demo", *small, *few, config="results.yaml")
     assert "Held-out texts replayed on synthetic clocks" in output and "gpu_like_1/20" in output
-    evaluation = evaluation_of(tmp_path, "settings")
+    evaluation = evaluation_of(tmp_path, "results")
     clocks = {"wall", "gpu_like_1/5", "gpu_like_1/20"}
     assert {row["clock"] for row in evaluation["replayed"]} == clocks
     for clock in clocks:
@@ -257,12 +257,12 @@ def test_the_settings_config_runs_on_a_pair_that_is_there(demo: tuple[Path, str]
     speeds = {(row["clock"], row["method"]): row["tokens_per_second"] for row in evaluation["replayed"]}
     ratios = [speeds[c, "selector"] / speeds[c, "static tree, traversal at the root"] for c in clocks if c != "wall"]
     assert evaluation["summary"]["ratio_vs_static_traversal_gpu_like"] == pytest.approx(sum(ratios) / 2)
-    training = json.loads((tmp_path / "runs" / "settings" / "training" / "result.json").read_text())
+    training = json.loads((tmp_path / "runs" / "results" / "training" / "result.json").read_text())
     assert set(training["selectors"]) == {"regressor-light", "regressor-full", "policy-full"}
     assert training["selectors"]["regressor-full"]["feature_level"] == "full"
     from data_gen.texts.recorded import read_texts
 
-    texts = read_texts(tmp_path / "runs" / "settings" / "traces", "train", ["traversal"])
-    assert {name: rows.shape[1] for name, rows in texts.hidden.items()} == dict.fromkeys(HIDDEN_STATES, 32)
+    texts = read_texts(tmp_path / "runs" / "results" / "traces", "train", ["traversal"])
+    assert {name: rows.shape[1] for name, rows in texts.hidden.items()} == dict.fromkeys(HIDDEN_STATES, 256)
     known = texts.hidden_R >= 0  # every second root of training texts
     assert not known[texts.unknown_R].any() and float(known.float().mean()) == pytest.approx(0.48, abs=0.03)

@@ -15,7 +15,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.labelled import Recipe, Work, make_shard
 from data_gen.texts.prompts import Form, Prompt
 from data_gen.texts.recorded import texts_of
-from pipelines.config import load_config
+from pipelines.config import Embedded, load_config
 from pipelines.pair import language_model
 from pipelines.quick.candidates import best_of, candidates
 from pipelines.quick.machine import with_different
@@ -27,7 +27,7 @@ from tests.conftest import TEXT
 from tests.pipelines.runs import ROOT, SMALL, SMALL_PAIR, espalier, outcome
 from tests.selector.synthetic import texts
 
-WORKLOADS = ROOT / "configs" / "workloads.yaml"
+RESULTS = ROOT / "configs" / "results.yaml"
 VERIFIERS = ("naive", "block", "traversal")
 
 
@@ -94,7 +94,7 @@ def test_a_given_pair_needs_a_config_and_nothing_else(pair_folders: tuple[str, s
 def test_an_embedded_pair_is_trained_first_and_the_pair_stage_reuses_it(tmp_path: Path) -> None:
     sizes = [*SMALL_PAIR, "prompts.tokens=12", "data.tokens=24", "sampling=[{temperature: 0.5}]", "quick.texts=8"]
     said = espalier(tmp_path, "quick", *sizes)
-    assert said.index("the embedded pair is not trained yet") < said.index("a pass of the target takes")
+    assert said.index("the pair is not trained yet") < said.index("a pass of the target takes")
     again = espalier(tmp_path, "pair", *sizes)
     assert "reusing runs/demo/pair/models" in again and "reusing runs/demo/pair/prompts.jsonl" in again
 
@@ -112,11 +112,11 @@ PRICES = Prices(0.09, 0.02, 3e-3, 4e-4, 0.02, {"priority": 0.01, "lifted_priorit
 
 def sizes_in(seconds: float, *more: str, lengths: tuple[int, ...] = (900,) * 90) -> Sizes:
     given = ["pair.target=some/large", "pair.draft=some/small"]
-    return fitting(load_config(WORKLOADS, [*given, *more]), PRICES, lengths, seconds)
+    return fitting(load_config(RESULTS, [*given, *more]), PRICES, lengths, seconds)
 
 
 def test_what_does_not_fit_is_left_out_and_named() -> None:
-    config = load_config(WORKLOADS, ["pair.target=some/large", "pair.draft=some/small"])
+    config = load_config(RESULTS, ["pair.target=some/large", "pair.draft=some/small"])
     all_of_it, some, little = (sizes_in(seconds) for seconds in (1e6, 110.0, 1.0))
     assert all_of_it.left_out(config, PRICES, [900] * 90) == [] and all_of_it.texts == config.quick.texts
     assert some.seconds <= 110 and LEAST <= some.texts < config.quick.texts and some.tokens < config.data.tokens
@@ -144,7 +144,7 @@ def test_prompts_that_cannot_be_cut_leave_enough_of_them() -> None:
 def copying(tmp_path_factory: pytest.TempPathFactory) -> ModelPair:
     """A target with an induction head and no training, and a draft that knows nothing."""
     folder = tmp_path_factory.mktemp("copying")
-    embedded = load_config(WORKLOADS, ["pair.embedded.hidden=64", "pair.embedded.layers=2"]).pair.embedded
+    embedded = Embedded(hidden=64, layers=2)
     tokenizer = language_model.train_tokenizer([TEXT], 300)
     for role, layers in (("target", 2), ("draft", 1)):
         model = language_model.build_model(embedded, layers, len(tokenizer), tokenizer.eos_token_id, seed=1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from data_gen.texts.prompts import read_prompts
-from pipelines.config import load_config
+from pipelines.config import Embedded, load_config
 from pipelines.pair import language_model, tasks
 from pipelines.pair import stage as pair_stage
 from pipelines.pair.corpus import SourceFile, stdlib_files
@@ -20,7 +20,7 @@ from tests.pipelines.runs import ROOT, SMALL_PAIR
 TOKENS, NUMBER = 200, 4
 ROLES = ("target", "draft")
 NAMES = ("argparse.py", "dataclasses.py", "pathlib.py", "statistics.py")
-WORKLOADS = ROOT / "configs" / "workloads.yaml"
+DEMO = ROOT / "configs" / "demo.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +139,14 @@ def test_a_file_that_is_no_python_gives_only_continuations(count: tasks.Count) -
     assert {document.workload for document in made} == {"code"}
 
 
+def own_pair() -> Embedded:
+    embedded = load_config(DEMO, SMALL_PAIR).pair.embedded
+    assert embedded is not None
+    return embedded
+
+
 def test_a_draft_begins_with_the_targets_first_layer() -> None:
-    embedded = load_config(WORKLOADS, SMALL_PAIR).pair.embedded
+    embedded = own_pair()
     target = language_model.build_model(embedded, 2, 50, 0, 1)
     draft = language_model.build_model(embedded, 1, 50, 0, 2)
     language_model.begin_with(draft, target)
@@ -149,27 +155,29 @@ def test_a_draft_begins_with_the_targets_first_layer() -> None:
     assert all(torch.equal(value, given[name]) for name, value in draft.state_dict().items())
 
 
-def test_the_config_gives_prompts_of_all_workloads_from_held_out_files(
+def test_the_config_gives_code_prose_and_tasks_of_all_kinds_from_held_out_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     small = [*SMALL_PAIR, "pair.embedded.context=400", "pair.embedded.documents=1", "pair.embedded.steps=1"]
-    small += ["prompts.tokens=200", "prompts.per_source=1", "pair.embedded.draft_steps=1"]
-    assert "2 layers x 32" in pair_stage.plan(load_config(WORKLOADS, small))[0]
-    pair_stage.run(load_config(WORKLOADS, small))
+    small += ["prompts.tokens=200", "prompts.per_source=1", "prompts.tasks=1", "pair.embedded.draft_steps=1"]
+    assert "2 layers x 32" in pair_stage.plan(load_config(DEMO, small))[0]
+    pair_stage.run(load_config(DEMO, small))
     assert re.search(
         r"loss of the target on random tokens \d\.\d\d, when they come again \d\.\d\d", capsys.readouterr().out
     )
-    prompts = read_prompts(tmp_path / "runs" / "workloads" / "pair" / "prompts.jsonl")
+    prompts = read_prompts(tmp_path / "runs" / "demo" / "pair" / "prompts.jsonl")
     assert {prompt.kind for prompt in prompts} == set(tasks.WORKLOADS)
     held_out = {file.path for file in stdlib_files() if file.held_out}
     assert {prompt.source for prompt in prompts} <= held_out
-    assert all(prompt.text.endswith(tasks.MARK) for prompt in prompts)
+    continued = {prompt.kind for prompt in prompts if not prompt.text.endswith(tasks.MARK)}
+    assert continued == {"code", "prose"}
+    assert len({(prompt.kind, prompt.source) for prompt in prompts}) == len(prompts)
 
 
 def test_a_training_that_diverges_is_one_line(tmp_path: Path) -> None:
-    embedded = load_config(WORKLOADS, SMALL_PAIR).pair.embedded
+    embedded = own_pair()
     model = language_model.build_model(embedded, 1, 50, 0, 1)
     schedule, stream = language_model.Schedule(3, 2, 1e30), torch.arange(500) % 50
     said = r"^pair\.embedded: the loss is nan at step 2: choose other sizes$"
