@@ -1,10 +1,10 @@
 """Copies that a selector chooses in llama.cpp, beside plain decoding and llama-cpp-python's own lookups.
 
-    .venv/bin/espalier pair --config configs/workloads.yaml
-    .venv/bin/python -m pipelines.studies.llama_cpp configs/workloads.yaml
-    .venv/bin/espalier logs runs/workloads/llama_cpp/log.jsonl --timings runs/workloads/llama_cpp/times.csv \
+    .venv/bin/espalier pair --config configs/demo.yaml
+    .venv/bin/python -m pipelines.studies.llama_cpp configs/demo.yaml
+    .venv/bin/espalier logs runs/demo/llama_cpp/log.jsonl --timings runs/demo/llama_cpp/times.csv \
         --name copies logs.drafter=none
-    .venv/bin/python -m pipelines.studies.llama_cpp configs/workloads.yaml runs/copies/selector
+    .venv/bin/python -m pipelines.studies.llama_cpp configs/demo.yaml runs/copies/selector
 
 The first run of the study writes the pair's target as a GGUF file, times llama.cpp's passes, and logs greedy texts. The
 second decodes held-out prompts greedily, with all methods in turn, and prints a Markdown table. The constants of the

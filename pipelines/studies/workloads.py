@@ -1,6 +1,6 @@
 """Compares a selector on every kind of work with the best fixed choice for all kinds, and with the best for that kind.
 
-    .venv/bin/python -m pipelines.studies.workloads configs/workloads.yaml
+    .venv/bin/python -m pipelines.studies.workloads configs/results.yaml
 
 Replays a trained run's held-out texts with this machine's times and with synthetic ones; prints a Markdown table for
 each. A *fixed choice* is one tree for all steps, or a prompt lookup of a fixed length wherever the match is long enough
