@@ -98,7 +98,7 @@ def test_overrides_change_only_what_they_name() -> None:
 def test_prompts_of_a_given_pair_are_longer() -> None:
     given = ["pair.target=some/large", "pair.draft=some/small"]
     assert load_config(None, ["name=x"]).prompts.tokens == 48
-    assert load_config(DEMO, given).prompts.tokens == 1024
+    assert load_config(None, ["name=x", *given]).prompts.tokens == 1024
     assert load_config(DEMO, [*given, "prompts.tokens=60"]).prompts.tokens == 60
     with pytest.raises(InputError, match="prompts: Input should be a valid dictionary"):
         load_config(DEMO, [*given, "prompts=3"])
