@@ -97,7 +97,7 @@ def online(timed: Timed, nearest_mode: Mode) -> Replayed:
     """Static trees that follow the accepted lengths, from each text's beginning; means over `RUNS` simulations."""
     space, seconds_RA = timed.space, timed.seconds()
     seconds_T = seconds_RA[:, : len(space.trees)].double().mean(0)
-    fresh = OnlineTree(space, nearest_mode.mean_efficiency, seconds_T, range(len(space.trees)))
+    fresh = OnlineTree(space, nearest_mode.mean_efficiency, seconds_T, range(len(space.trees)), nearest_mode.action)
     generator = torch.Generator().manual_seed(0)
     sums_X3 = torch.zeros(len(timed.texts), 3, dtype=torch.float64)
     begin = 0

@@ -29,13 +29,19 @@ class OnlineTree:
     """
 
     def __init__(
-        self, space: ActionSpace, mean_efficiency: Sequence[float], seconds_T: Tensor, allowed: Sequence[int]
+        self,
+        space: ActionSpace,
+        mean_efficiency: Sequence[float],
+        seconds_T: Tensor,
+        allowed: Sequence[int],
+        first: Tree,
     ) -> None:
         """
         Args:
             mean_efficiency: tokens per step of all trees under the trained setting, in the order of `space.trees`.
             seconds_T: of a step with each tree.
             allowed: positions of the trees that may be drafted, at least one.
+            first: the best tree under the trained setting.
         """
         tokens_GT = scaled(space, mean_efficiency)
         speed_GT = (tokens_GT / seconds_T.double())[:, list(allowed)]
@@ -43,7 +49,7 @@ class OnlineTree:
         self._position = {tree: position for position, tree in enumerate(space.trees)}
         self._accepted_TG = (tokens_GT - 1).T.tolist()
         trained = POWERS.index(1.0)
-        self.action = self._trees[trained]
+        self.action = self._trees[trained] = first
         own_G = self._accepted_TG[self._position[self.action]]
         self._prior_G = [PRIOR * (accepted - own_G[trained]) for accepted in own_G]
         self._excess_G = [0.0] * len(POWERS)  # by which the latest steps should have accepted more at each power

@@ -163,7 +163,7 @@ class Selector:
         key = asked, mode, tuple(trees)
         if key not in self._online:  # what it learns serves all requests under this setting
             seconds_T = torch.tensor(mode.mean_efficiency) / speed_T
-            self._online[key] = OnlineTree(self.space, mode.mean_efficiency, seconds_T, trees)
+            self._online[key] = OnlineTree(self.space, mode.mean_efficiency, seconds_T, trees, static.action)
         return Tuned(static, self, less, self._online[key])
 
     def check_pair(self, target: str, draft: str, device: str = "", weights: Sequence[str] = ()) -> None:

@@ -30,7 +30,7 @@ def best_at(power: float) -> Action:
 
 @pytest.fixture
 def online() -> OnlineTree:
-    return OnlineTree(SPACE, tokens_at(1).tolist(), SECONDS_T, range(len(SPACE.trees)))
+    return OnlineTree(SPACE, tokens_at(1).tolist(), SECONDS_T, range(len(SPACE.trees)), best_at(1))
 
 
 def test_survivals_are_raised_to_each_power() -> None:
@@ -67,7 +67,7 @@ def test_a_few_steps_count_little(online: OnlineTree) -> None:
 def test_it_drafts_again_after_plain_decoding() -> None:
     """Plain decoding tells nothing, so what was seen before is forgotten."""
     chain = SPACE.chain(4)
-    online = OnlineTree(SPACE, tokens_at(1).tolist(), SECONDS_T, [SPACE.index(EMPTY), SPACE.index(chain)])
+    online = OnlineTree(SPACE, tokens_at(1).tolist(), SECONDS_T, [SPACE.index(EMPTY), SPACE.index(chain)], chain)
     assert online.action == chain
     drafted = []
     for _ in range(5000):
@@ -79,7 +79,7 @@ def test_it_drafts_again_after_plain_decoding() -> None:
 
 def test_only_allowed_trees_are_drafted() -> None:
     chains = [SPACE.index(SPACE.chain(length)) for length in (1, 2, 6)]
-    online = OnlineTree(SPACE, tokens_at(1).tolist(), SECONDS_T, chains)
+    online = OnlineTree(SPACE, tokens_at(1).tolist(), SECONDS_T, chains, SPACE.chain(2))
     for accepted in (6, 6, 6, 6, 6, 6, *[0] * 60):
         assert SPACE.index(online.action) in chains
         online.observe(online.action, min(accepted, online.action.L1))
