@@ -27,7 +27,7 @@ def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
         if stage is not None and stage.is_reusable:
             lines.append(f"{name}: {stage.outputs[0]} is reused: nothing it depends on has changed")
             continue
-        if name != "pair" or config.pair.embedded is not None:
+        if name != "pair" or config.pair.trained is not None:
             anew.add(name)
         lines += [f"{name}: {line}" for line in module.plan(config)]
         seconds, reason = _seconds(name, module, config)

@@ -59,9 +59,12 @@ class Pair(Section):
             raise ValueError("device_map places the pair: leave device at auto")
         if (self.target == "embedded") != (self.draft == "embedded"):
             raise ValueError("target and draft are either both 'embedded' or both names of models")
-        if self.embedded is not None and self.target != "embedded":
-            raise ValueError("embedded: only for target and draft 'embedded'")
         return self
+
+    @property
+    def trained(self) -> Embedded | None:
+        """How the run trains a pair of its own; None where it takes one that is there."""
+        return self.embedded if self.target == "embedded" else None
 
     @property
     def names(self) -> tuple[str, str]:

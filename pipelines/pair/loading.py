@@ -23,7 +23,7 @@ from selector.schema import FULL, InputError
 
 def pair_names(config: Config) -> tuple[str, str]:
     """Directories or hub ids of target and draft."""
-    if config.pair.embedded is not None:
+    if config.pair.trained is not None:
         models = config.folder / "pair" / "models"
         return str(models / "target"), str(models / "draft")
     return config.pair.names
@@ -31,7 +31,7 @@ def pair_names(config: Config) -> tuple[str, str]:
 
 def depends(config: Config) -> dict[str, Any]:
     """What the pair depends on, except the corpus."""
-    if config.pair.embedded is None:
+    if config.pair.trained is None:
         return {"pair": {"target": config.pair.target, "draft": config.pair.draft}}
     return {"pair": config.pair.model_dump(mode="json", include={"target", "draft", "embedded"}), "seed": config.seed}
 
@@ -47,8 +47,8 @@ def load_pair(config: Config, shapes: bool = False) -> ModelPair:
             computes token trees wrongly.
     """
     own = config.pair
-    checksums = config.folder / "pair" / "checksums.json" if own.embedded is None else None
-    if own.embedded is not None:
+    checksums = config.folder / "pair" / "checksums.json" if own.trained is None else None
+    if own.trained is not None:
         require(config, "pair", depends(config))  # checks the files, so that checksums are not needed
     if own.threads:
         torch.set_num_threads(own.threads)
@@ -63,7 +63,7 @@ def known_fingerprint(config: Config) -> str:
     Raises:
         InputError: neither has been run; or the files of a pair that the run trained have changed.
     """
-    if config.pair.embedded is not None:
+    if config.pair.trained is not None:
         require(config, "pair", depends(config))
     for stage, key in (("latency", "pair"), ("pair", "fingerprint")):
         with suppress(InputError):
@@ -107,8 +107,8 @@ def tokenizer_of(config: Config) -> Any:
 
 def hidden_widths(config: Config) -> list[int]:
     """Widths of the hidden-state features, from the models' configs alone."""
-    if config.pair.embedded is not None:
-        return [config.pair.embedded.hidden] * 3
+    if config.pair.trained is not None:
+        return [config.pair.trained.hidden] * 3
     target, draft = map(hidden_width, pair_names(config), ROLES)
     return [target, draft, draft]
 

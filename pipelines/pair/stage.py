@@ -23,7 +23,7 @@ Corpus = tuple[PreTrainedTokenizerFast, torch.Tensor, torch.Tensor]
 
 
 def plan(config: Config) -> list[str]:
-    if (embedded := config.pair.embedded) is None:
+    if (embedded := config.pair.trained) is None:
         models = [f"load {config.pair.target} and {config.pair.draft} and compare their vocabularies"]
     else:
         models = [
@@ -41,7 +41,7 @@ def layers_of(embedded: Embedded) -> dict[str, int]:
 
 def stage_of(config: Config) -> Stage | None:
     """The stage with what it depends on; None for a pair that is given, and checked at every call."""
-    if config.pair.embedded is None:
+    if config.pair.trained is None:
         return None
     return _embedded(config, corpus.described(corpus.stdlib_files()))
 
@@ -60,12 +60,12 @@ def run(config: Config) -> None:
 def make_ready(config: Config) -> None:
     """Train a pair of the run's own unless it is trained, or check that another one loads."""
     folder = config.folder / "pair"
-    if config.pair.embedded is not None:
+    if config.pair.trained is not None:
         files = corpus.stdlib_files()
         stage = _embedded(config, corpus.described(files))
         if stage.begin():
             with mlflow_run(config, "pair", SECTIONS) as mlflow:
-                train_embedded(config, config.pair.embedded, files, folder, mlflow)
+                train_embedded(config, config.pair.trained, files, folder, mlflow)
             stage.finish()
     else:
         pair = load_pair(config, shapes=True)

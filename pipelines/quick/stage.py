@@ -113,7 +113,7 @@ def _prompts(config: Config) -> list[Prompt]:
     run trains is trained first, for there is no tokenizer without it."""
     if config.prompts.file is not None:
         _usable(config, read_prompts(config.prompts.file))
-    if config.pair.embedded is not None:
+    if config.pair.trained is not None:
         if not record_path(config, "pair").exists():
             for own in config.prompts.sets:
                 read_set(own.name, own.file)

@@ -36,6 +36,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
 from selector.actions import Action
+from selector.runtime.selector import load_selector
 from selector.schema import InputError
 from tests.selector.exported import export
 
@@ -160,14 +161,16 @@ def test_drafts_have_the_temperature_that_the_selector_was_trained_with(
 ) -> None:
     """The steps are those of a decoder with this draft temperature and the same seed."""
     selector = export(tmp_path / "selector")
-    selector.modes = [replace(mode, draft_temperature=draft_temperature) for mode in selector.modes]
+    again = load_selector(tmp_path / "selector")  # each learns from its own steps
+    for each in (selector, again):
+        each.modes = [replace(mode, draft_temperature=draft_temperature) for mode in each.modes]
     sampled = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
     torch.manual_seed(5)
     found = speculative(pair, selector=selector, max_new_tokens=60, return_dict_in_generate=True, **sampled)
     torch.manual_seed(5)
     generator = torch.Generator().manual_seed(int(torch.randint(2**63 - 1, ())))
     sampling = Sampling(temperature, draft_temperature=draft_temperature)
-    decoder = Decoder(pair, sampling, get_verifier(selector.verifier), selector.at(temperature))
+    decoder = Decoder(pair, sampling, get_verifier(again.verifier), again.at(temperature))
     expected = decoder.decode(PROMPT[0].tolist(), 60, generator)
     assert found.sequences[0, PROMPT.shape[1] :].tolist() == expected.tokens
     assert found.accepted == tuple(step.accepted for step in expected.steps)

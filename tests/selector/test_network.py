@@ -40,9 +40,9 @@ def test_a_survival_is_the_product_of_the_factors_above_it(space: ActionSpace) -
     names = [name_of(space, s) for s in range(len(space.sums_SA))]
     assert factors_SS.shape == (len(names), len(names))
     assert factors_SS.unique().tolist() in ([0, 1], [1])
-    for t, (K, L1, depth) in enumerate(names):
-        trunk = [(1, 0, d) for d in range(1, (depth if K == 1 else L1) + 1)]
-        own = [(K, L1, d) for d in range(1, depth + 1)] if K != 1 else []
+    for t, (style, K, L1, depth) in enumerate(names):
+        trunk = [("iid", 1, 0, d) for d in range(1, (depth if K == 1 else L1) + 1)]
+        own = [(style, K, L1, d) for d in range(1, depth + 1)] if K != 1 else []
         above = own if K == 0 else trunk + own  # a lookup has no trunk: the draft's chance says nothing of it
         assert [names[s] for s in factors_SS[:, t].nonzero()[:, 0].tolist()] == above
 

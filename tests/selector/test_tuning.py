@@ -242,7 +242,7 @@ def by_loop(
 
 
 @pytest.mark.parametrize("policy", [False, True])
-@pytest.mark.parametrize("allowed", [(), (0, 1, 9, 40, 200, 234, 236)], ids=["any", "some"])
+@pytest.mark.parametrize("allowed", [(), (0, 1, 9, 40, 200, TREES + 1, TREES + 3)], ids=["any", "some"])
 @pytest.mark.parametrize("feature_levels", [(EARLY,), (LIGHT,), (EARLY, LIGHT), (EARLY, FULL)], ids=" ".join)
 def test_roots_are_decided_one_after_the_other(
     data: Timed, static: Mode, feature_levels: tuple[str, ...], allowed: tuple[int, ...], policy: bool
