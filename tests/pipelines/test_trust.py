@@ -166,7 +166,7 @@ def test_a_tracking_server_that_does_not_answer_is_one_line(copy: Path, monkeypa
 
 
 def wrong_token() -> None:
-    """In the process of a stage: every verifier's extra token is another one than it says."""
+    """In the process of a stage: every verifier's extra token is another one than it says, in either decoder."""
 
     def spoilt(verify: Callable[..., Verdict]) -> Callable[..., Verdict]:
         def change(*arguments: Any) -> Verdict:
@@ -175,7 +175,8 @@ def wrong_token() -> None:
 
         return change
 
-    patch("data_gen.verification.base.Verifier.verify", spoilt)
+    for name in ("verification.base.Verifier.verify", "decoding.graph.verify_slots"):
+        patch(f"data_gen.{name}", spoilt)
 
 
 def test_evaluation_stops_where_greedy_text_differs(copy: Path) -> None:
