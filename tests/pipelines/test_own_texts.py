@@ -95,11 +95,11 @@ def test_steps_that_take_longer_than_the_profile_says_are_found(found: dict[tupl
             assert row["step_time"]["value"] == pytest.approx(SLOW[name] / SLOW[BEST_STATIC], rel=1e-4)
 
 
-@pytest.mark.parametrize("count", [6, PROMPTS])
+@pytest.mark.parametrize("count", [10, PROMPTS])
 def test_a_decoder_that_needs_more_steps_than_it_should_is_found(
     pair: ModelPair, prompts: list[Prompt], rows: list[dict], count: int
 ) -> None:
-    """Every second step stands twice; six prompts are enough to see it, with trees as with chains."""
+    """Every second step stands twice; ten prompts are enough to see it, with trees as with chains."""
     damaged = [
         {**row, **{key: [x for n, x in enumerate(row[key]) for _ in range(1 + n % 2)] for key in doubled}}
         for doubled in (("step_roots", "seconds_of_steps", "drafted"),)
