@@ -16,6 +16,7 @@ from torch import Tensor
 
 from selector.actions import EMPTY, ActionSpace, Tree
 from selector.decision import RHOS, LookupRule, Mode, choices
+from selector.latency import NOT_DRAFTED
 from selector.schema import MATCH
 from selector.train.data import Timed
 from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay
@@ -158,6 +159,10 @@ def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool
         predictions: with one feature level, or with the early one and all features.
         static: the mode in which nothing is decided.
     """
+    if policy and not static.allowed:  # the price of time keeps a regressor from what the decoder cannot draft
+        drafted = (timed.seconds(tuple(predictions)[:1]) < NOT_DRAFTED).any(0).nonzero()[:, 0].tolist()
+        if len(drafted) < len(timed.space):
+            static = replace(static, allowed=tuple(drafted))
     tried = []
     for levels in dict.fromkeys([*((level,) for level in predictions), tuple(predictions)]):
         own = replace(static, feature_levels=levels, rho=1.0)

@@ -21,6 +21,5 @@ def test_every_variant_has_a_row_over_the_rule_and_over_the_tree(
     own = [row for row in rows if row[0] in VARIANTS]
     assert [row[0] for row in own] == [*VARIANTS, *VARIANTS]
     speeds = [[float(cell.split(" ")[0]) for cell in row[1:]] for row in own]
-    # with the graph decoder a barely trained policy may choose a greedy tree, which that decoder drafts at no speed
-    assert all(len(row) == len(config.sampling) and min(row) >= 0 for row in speeds)
+    assert all(len(row) == len(config.sampling) and min(row) > 0 for row in speeds)
     assert len({tuple(row) for row in speeds}) > len(VARIANTS)  # the variants differ
