@@ -20,6 +20,7 @@ from selector.actions import ActionSpace, Tree
 POWERS = tuple(2 ** (n / 4) for n in range(-12, 13))
 PRIOR = 40.0  # steps under the trained setting that count as seen
 MEMORY = 0.998  # the weight of a step, relative to the one after it
+DECIMALS = 9  # of tokens per step, so that equal trees are equal whatever the linear algebra rounds
 
 
 class OnlineTree:
@@ -68,4 +69,5 @@ def scaled(space: ActionSpace, mean_efficiency: Sequence[float]) -> Tensor:
     sums_ST = space.sums_SA[: space.tree_survivals, :trees].double()
     tokens_T1 = torch.tensor(mean_efficiency, dtype=torch.float64).unsqueeze(-1)
     survivals_S = torch.linalg.lstsq(sums_ST.T, tokens_T1 - 1).solution[:, 0].clamp(1e-9, 1)
-    return 1 + survivals_S ** torch.tensor(POWERS, dtype=torch.float64).unsqueeze(-1) @ sums_ST
+    tokens_GT: Tensor = 1 + survivals_S ** torch.tensor(POWERS, dtype=torch.float64).unsqueeze(-1) @ sums_ST
+    return tokens_GT.round(decimals=DECIMALS)

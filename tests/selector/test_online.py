@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, Action, ActionSpace, Lookup
+from selector.actions import EMPTY, Action, ActionSpace, Lookup, StyledAction
 from selector.runtime.online import POWERS, PRIOR, OnlineTree, scaled
 from selector.runtime.selector import load_selector
 from tests.selector.synthetic import survivals_of
@@ -38,6 +38,15 @@ def test_survivals_are_raised_to_each_power() -> None:
     found_GT = scaled(SPACE, tokens_at(1).tolist())
     for power, found_T in zip(POWERS, found_GT, strict=True):
         torch.testing.assert_close(found_T, tokens_at(power), atol=1e-6, rtol=0)
+
+
+def test_equal_trees_are_equal_whatever_the_linear_algebra_rounds() -> None:
+    """So that two runs choose the same one: greedy trees with the means of the i.i.d. trees of their shapes."""
+    space = ActionSpace.recorded()
+    tokens_GT = scaled(space, space.efficiencies(survivals_of(torch.tensor([0.55])))[0].tolist())
+    styled = [at for at, tree in enumerate(space.trees) if isinstance(tree, StyledAction)]
+    shapes = [space.trees.index(Action(*space.trees[at][:3])) for at in styled]
+    assert styled and torch.equal(tokens_GT[:, styled], tokens_GT[:, shapes])
 
 
 def test_it_begins_with_the_best_static_tree(online: OnlineTree) -> None:
