@@ -7,9 +7,9 @@
 What follows `--on` changes the config for the second run, whose stages up to `data` must be finished. Networks are
 trained on the first run's texts with three seeds, and tuned there, as are the lookup rules. All of them are replayed on
 the second run's held-out texts, from the beginning and from token `LATE` on. A sampling setting that no mode covers is
-decided as by `Selector.at`: by static trees that follow the accepted lengths. These depend on what happened before, so
-they are simulated, `RUNS` times for each text. Speeds are relative to the best static tree for the second run's
-training texts.
+decided as by `Selector.at`: by static trees that follow the accepted lengths from text to text. These depend on what
+happened before, so they are simulated, `RUNS` times for each text. Speeds are relative to the best static tree for the
+second run's training texts.
 
 Legend: X texts, R roots, T trees, A actions, J accepted lengths + 1.
 """
@@ -94,24 +94,25 @@ def _from(timed: Timed, first: int) -> Timed:
 
 
 def online(timed: Timed, nearest_mode: Mode) -> Replayed:
-    """Static trees that follow the accepted lengths, from each text's beginning; means over `RUNS` simulations."""
+    """Static trees that follow the accepted lengths from text to text; means over `RUNS` simulations, each with the
+    texts in another order."""
     space, seconds_RA = timed.space, timed.seconds()
     seconds_T = seconds_RA[:, : len(space.trees)].double().mean(0)
     fresh = OnlineTree(space, nearest_mode.mean_efficiency, seconds_T, range(len(space.trees)), nearest_mode.action)
     generator = torch.Generator().manual_seed(0)
     sums_X3 = torch.zeros(len(timed.texts), 3, dtype=torch.float64)
-    begin = 0
-    for x, size in enumerate(timed.texts.size_X.tolist()):
-        for _ in range(RUNS):
-            tree, root = copy(fresh), 0
+    size_X, begin_X = timed.texts.size_X, timed.texts.size_X.cumsum(0) - timed.texts.size_X
+    for _ in range(RUNS):
+        tree = copy(fresh)
+        for x in torch.randperm(len(size_X), generator=generator).tolist():
+            root, size = 0, int(size_X[x])
             while root < size:
-                a, row = space.index(tree.action), slice(begin + root, begin + root + 1)
-                law_J = outcomes(timed.survivals_RS[row], torch.tensor([a]), space)[0].clamp(min=0)
+                a, at = space.index(tree.action), int(begin_X[x]) + root
+                law_J = outcomes(timed.survivals_RS[at : at + 1], torch.tensor([a]), space)[0].clamp(min=0)
                 tau = int(torch.multinomial(law_J, 1, generator=generator))
-                sums_X3[x] += torch.tensor([min(tau + 1, size - root), float(seconds_RA[row, a]), 1.0])
+                sums_X3[x] += torch.tensor([min(tau + 1, size - root), float(seconds_RA[at, a]), 1.0])
                 tree.observe(tree.action, tau)
                 root += tau + 1
-        begin += size
     tokens_X, seconds_X, steps_X = (sums_X3 / RUNS).unbind(-1)
     return Replayed(tokens_X, seconds_X, steps_X, torch.zeros(0))
 
