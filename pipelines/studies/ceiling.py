@@ -43,7 +43,7 @@ from selector.train.data import Timed
 from selector.train.replay import fastest_possible, ratio_of_speeds, replay
 from selector.train.tuning import SPEEDS, replay_mode
 
-ROLLOUTS, TEXTS = 48, 10
+ROLLOUTS, TEXTS = 24, 8
 SPACE = ActionSpace.recorded()
 DEPTH = SPACE.depth
 HEADS = "setting | texts | roots | lookup rule over the best static tree | expected labels over the rule | hindsight"

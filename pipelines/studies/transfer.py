@@ -4,12 +4,12 @@
     .venv/bin/espalier data --config configs/demo.yaml name=long data.tokens=1100 data.texts=48
     .venv/bin/python -m pipelines.studies.transfer configs/demo.yaml --on name=long data.tokens=1100 data.texts=48
 
-What follows `--on` changes the config for the second run, whose stages up to `data` must be finished. Networks are
-trained on the first run's texts with three seeds, and tuned there, as are the lookup rules. All of them are replayed on
-the second run's held-out texts, from the beginning and from token `LATE` on. A sampling setting that no mode covers is
-decided as by `Selector.at`: by static trees that follow the accepted lengths from text to text. These depend on what
-happened before, so they are simulated, `RUNS` times for each text. Speeds are relative to the best static tree for the
-second run's training texts.
+What follows an `--on` changes the config for another run, whose stages up to `data` must be finished; there may be
+several. Networks are trained on the first run's texts with three seeds, and tuned there, as are the lookup rules. All
+are replayed on the held-out texts of the other runs, or of the first one where there is no `--on`, from the beginning
+and from token `LATE` on. A sampling setting that no mode covers is decided as by `Selector.at`: by static trees that
+follow the accepted lengths from text to text. These depend on what happened before, so they are simulated, `RUNS` times
+for each text. Speeds are relative to the best static tree for the other run's training texts.
 
 Legend: X texts, R roots, T trees, A actions, J accepted lengths + 1.
 """
@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import fields, replace
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -48,17 +49,18 @@ HEADS = "setting | tokens | texts | lookup rule | selector: each seed | lowest o
 Seed = tuple[SelectorModule, list[Mode]]
 
 
-def main(config: Config, other: Config) -> None:
-    profile, there = load_profile(config), load_profile(other)
-    rules, seeds, trees = _trained(config, profile)
-    theirs = load_traces(other, there.pair)
-    train, held_out = (by_setting(other, theirs[split], there) for split in ("train", "test"))
-    console.print(f"\n| {HEADS} |\n{'|---' * 6}|", soft_wrap=True, highlight=False)
-    for base, timed in zip(statics(other, train), held_out, strict=True):
-        for first in (0, LATE):
-            if bool((timed.texts.size_X > first).any()):
-                row = _row(_from(timed, first), first, base, rules, seeds, trees)
-                console.print(f"| {' | '.join(row)} |", soft_wrap=True, highlight=False)
+def main(config: Config, others: list[Config]) -> None:
+    rules, seeds, trees = _trained(config, load_profile(config))
+    for other in others:
+        profile = load_profile(other)
+        theirs = load_traces(other, profile.pair)
+        train, held_out = (by_setting(other, theirs[split], profile) for split in ("train", "test"))
+        console.print(f"\n{other.name}\n\n| {HEADS} |\n{'|---' * 6}|", soft_wrap=True, highlight=False)
+        for base, timed in zip(statics(other, train), held_out, strict=True):
+            for first in (0, LATE):
+                if bool((timed.texts.size_X > first).any()):
+                    row = _row(_from(timed, first), first, base, rules, seeds, trees)
+                    console.print(f"| {' | '.join(row)} |", soft_wrap=True, highlight=False)
 
 
 def _trained(config: Config, profile: LatencyProfile) -> tuple[list[Mode], list[Seed], list[Mode]]:
@@ -153,7 +155,6 @@ def _decider(mode: Mode) -> str:
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[2:]
-    split = arguments.index("--on") if "--on" in arguments else len(arguments)
-    path, shared, changed = Path(sys.argv[1]), arguments[:split], arguments[split + 1 :]
-    main(load_config(path, shared), load_config(path, [*shared, *changed]))
+    path, parts = Path(sys.argv[1]), [list(part) for on, part in groupby(sys.argv[2:], "--on".__ne__) if on]
+    shared = parts.pop(0) if sys.argv[2:3] != ["--on"] and parts else []
+    main(load_config(path, shared), [load_config(path, [*shared, *part]) for part in parts or [[]]])

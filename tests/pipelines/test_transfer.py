@@ -29,7 +29,7 @@ def test_every_setting_has_a_row_for_whole_texts_and_one_for_their_ends(
 ) -> None:
     monkeypatch.setattr(transfer, "LATE", 10)
     monkeypatch.setattr(transfer, "SEEDS", 1)
-    transfer.main(config, config)
+    transfer.main(config, [config])
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| T")]
     assert [row[1] for row in rows] == ["all", "from 10"] * len(config.sampling)
     assert not any("nan" in cell or "inf" in cell for row in rows for cell in row)
