@@ -52,7 +52,8 @@ class Data(Section):
     workers: int | None = Field(
         None,
         ge=1,
-        description="workers of Ray; null: one per GPU, or as many as the cores allow where there are no GPUs",
+        description="processes that make shards: without Ray on a CPU, where null is one; with Ray, where null is one "
+        "per GPU, or as many as the cores allow",
     )
     gpus_per_worker: int = Field(
         1, ge=1, description="GPUs of one worker; more than 1 for a target that pair.device_map spreads"

@@ -61,6 +61,9 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
 def run(config: Config) -> None:
     pair: Any = load_pair(config)
     fingerprint, folder = pair.fingerprint, traces_folder(config)
+    several = (config.data.workers or 1) if config.data.ray is None else 1
+    if several > 1 and pair.device.type == "cuda":
+        raise InputError("data.workers: several processes with GPUs need Ray: data.ray=local")
     stage = stage_of(config, fingerprint)
     work = shards(config, pair)
     store = TraceStore(folder, stage.depends)  # raises where there are traces of other inputs
@@ -80,6 +83,8 @@ def run(config: Config) -> None:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             made = workers.ray(config, fingerprint, todo)
+        elif several > 1 and todo:
+            made = workers.processes(config, fingerprint, todo, several)
         else:
             made = ((name, make_shard(pair, recipe(config), each)) for name, each in todo.items())
         for name, shard in made:

@@ -1,12 +1,17 @@
-"""Ray actors that make the data stage's shards, on one machine or many; only the driver writes the store."""
+"""Workers that make the data stage's shards: processes of this machine, or Ray's actors. Only the driver writes the
+store."""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from functools import cached_property
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -22,7 +27,7 @@ Made = Iterator[tuple[str, Shard]]  # names and shards
 
 
 class Worker:
-    """A Ray actor. It loads its pair with its first shard, and again after the actor was lost."""
+    """It loads its pair with its first shard, and again where Ray replaces a lost actor."""
 
     def __init__(self, config: Config, fingerprint: str, folder: str, threads: int) -> None:
         self.config, self.fingerprint, self.folder, self.threads = config, fingerprint, folder, threads
@@ -42,6 +47,45 @@ class Worker:
         if pair.fingerprint != self.fingerprint:
             raise InputError(f"the pair on {here} is not the driver's")
         return pair
+
+
+_worker: Worker | None = None  # of a process of this machine
+
+
+def processes(config: Config, fingerprint: str, work: dict[str, Work], count: int) -> Made:
+    """Shards in the order in which they are finished, by processes of this machine.
+
+    Raises:
+        InputError: a process was killed.
+    """
+    arguments = config, fingerprint, str(Path.cwd()), torch.get_num_threads()
+    pool = ProcessPoolExecutor(min(count, len(work)), get_context("spawn"), _begin, arguments)
+    try:
+        for shard in as_completed([pool.submit(_make, name, todo) for name, todo in work.items()]):
+            yield shard.result()
+    except BrokenProcessPool as error:
+        reason = "a worker was killed; short of memory? lower data.workers or data.texts_per_shard"
+        raise InputError(f"data.workers: {reason}") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin(config: Config, fingerprint: str, folder: str, threads: int) -> None:
+    """In a new process, which ends when the driver does."""
+    global _worker
+    _worker, driver = Worker(config, fingerprint, folder, threads), parent_process()
+    assert driver is not None
+
+    def watch() -> None:
+        driver.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
+def _make(name: str, todo: Work) -> tuple[str, Shard]:
+    assert _worker is not None
+    return _worker.make(name, todo)
 
 
 def ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Made:

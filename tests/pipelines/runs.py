@@ -29,6 +29,7 @@ SMALL = [
     f"data.tokens={TOKENS}",
     "data.texts_per_shard=8",
     "data.siblings=1",
+    "data.workers=1",
     "latency.repeats=3",
     "train.epochs=2",
     "train.hidden=[16,8]",

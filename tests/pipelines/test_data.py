@@ -263,6 +263,24 @@ def test_other_inputs_are_refused_and_named(
     assert files(folder) == whole
 
 
+def test_processes_write_the_same_bytes_though_one_is_killed(
+    whole: Setting, tmp_path: Path, pair_folders: tuple[str, str], start: Callable[..., BaseProcess]
+) -> None:
+    """The stage ends where a process is killed, and the same command goes on. No process is left behind."""
+    config_file(tmp_path, pair_folders)
+    driver = start(tmp_path, "data.workers=2")
+    begun = psutil.Process(driver.pid)
+    while not (killed := [each for each in begun.children(recursive=True) if _makes_a_shard(each, "spawn_main")]):
+        time.sleep(0.01)
+    killed[0].kill()
+    assert finish(driver) == 2
+    said = (tmp_path / "stderr").read_text().strip()
+    assert said.splitlines()[-1].startswith("espalier: data.workers: a worker was killed")
+    assert not any(each.is_running() for each in killed[1:])
+    assert finish(start(tmp_path, "data.workers=2")) == 0
+    assert files(tmp_path) == whole
+
+
 @pytest.mark.parametrize(("kills", "workers"), [(4, 1), (1, 2)])
 def test_ray_writes_the_same_bytes_though_workers_are_killed(
     whole: Setting,
@@ -295,9 +313,9 @@ def test_ray_writes_the_same_bytes_though_workers_are_killed(
     assert files(tmp_path) == whole
 
 
-def _makes_a_shard(process: psutil.Process) -> bool:
+def _makes_a_shard(process: psutil.Process, name: str = "ray::Worker.make") -> bool:
     try:
-        return process.cmdline()[0].startswith("ray::Worker.make")
+        return name in " ".join(process.cmdline())
     except (psutil.Error, IndexError):
         return False
 
