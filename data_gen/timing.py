@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from data_gen.decoding import decoder_for
 from data_gen.decoding.loop import FixedTree, Step
@@ -74,7 +75,12 @@ def _quicker(things: Sequence[T], seconds: Callable[[T], float]) -> list[T]:
 
 @torch.inference_mode()
 def measure(
-    pair: ModelPair, grid: Grid, verifiers: Sequence[str], device: str, tick: Callable[[], None]
+    pair: ModelPair,
+    grid: Grid,
+    verifiers: Sequence[str],
+    device: str,
+    tick: Callable[[], None],
+    until: float = math.inf,
 ) -> LatencyProfile:
     """Time every cell of the grid, in rounds over all cells, so that a slow moment of the machine affects all alike.
 
@@ -83,10 +89,13 @@ def measure(
     Args:
         device: from `device_name`.
         tick: called after each of the `repeats` rounds.
+        until: no round after the first one begins later than this moment of `now`.
     """
     cells = dict(_cells(pair, grid, verifiers))
     seconds: dict[tuple, list[float]] = {key: [] for key in cells}
-    for _ in range(grid.repeats):
+    for number in range(grid.repeats):
+        if number > 0 and now(pair) > until:
+            break
         for key, cell in cells.items():
             cell.before()
             start = now(pair)
@@ -159,11 +168,12 @@ def _cells(pair: ModelPair, grid: Grid, verifiers: Sequence[str]) -> Iterator[tu
     logits_NV = torch.randn(ROWS, vocabulary, device=pair.device)
     for filtered, sampling in enumerate((Sampling(), Sampling(1.0, 0.9))):
         yield ("nucleus", 0, filtered), _Cell(one_target_pass, partial(sampling.probabilities, logits_NV))
+    drafted = {(depth, count): branches(count, depth) for depth in grid.depths for count in grid.branches}
+    drafted_rows = {size: (tree, *_rows(pair, len(tree), generator)) for size, tree in drafted.items()}
     for name in dict.fromkeys((*verifiers, COPIED.name)):
-        for depth in grid.depths:
-            for count in grid.branches:
-                work = _verification(name, pair, branches(count, depth), generator)
-                yield (name, depth, count), _Cell(one_target_pass, work)
+        for (depth, count), rows in drafted_rows.items():
+            work = partial(get_verifier(name).verify, *rows, generator)
+            yield (name, depth, count), _Cell(one_target_pass, work)
 
 
 def tree_of(nodes: int) -> DraftTree:
@@ -206,10 +216,10 @@ def _target_pass(target: CachedModel, tree: DraftTree) -> Callable[[], None]:
     return work
 
 
-def _verification(name: str, pair: ModelPair, tree: DraftTree, generator: torch.Generator) -> Callable[[], object]:
-    logits = 3 * torch.randn(2, len(tree), pair.vocabulary, generator=generator, device=pair.device)
-    p_NV, q_NV = (logits[0] + logits[1]).softmax(-1), logits[1].softmax(-1)
-    return partial(get_verifier(name).verify, tree, p_NV, q_NV, generator)
+def _rows(pair: ModelPair, nodes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Random distributions of the target and the draft after the nodes of a tree, [N, V] each."""
+    logits = 3 * torch.randn(2, nodes, pair.vocabulary, generator=generator, device=pair.device)
+    return (logits[0] + logits[1]).softmax(-1), logits[1].softmax(-1)
 
 
 def real_steps(
@@ -220,9 +230,11 @@ def real_steps(
     count: int,
     tokens: int,
     tick: Callable[[], object] = lambda: None,
+    until: float = math.inf,
 ) -> dict[tuple[str, Choice], list[Step]]:
     """Steps of the pair's kind of decoder, by verifier and action: up to `count` of each text, after its slow first
-    steps and within `tokens` new tokens. Steps of a lookup without a match and keys without steps are left out.
+    steps and within `tokens` new tokens. Steps of a lookup without a match and keys without steps are left out. After
+    the moment `until` of `now` every decoding makes its first such step, and no more.
 
     Decodings of a prompt take turns step by step, in a random order, so that a slow moment of the machine and the
     processor's caches affect all of them alike. `tick` is called `rounds` times.
@@ -237,7 +249,9 @@ def real_steps(
                     key: stack.enter_context(closing(_steps(pair, *key, prompt, tokens, number)))
                     for key in order[begin : begin + TOGETHER]
                 }
-                for _ in range(count):
+                for turn in range(count):
+                    if turn > 0 and now(pair) > until:
+                        break
                     for key in shuffled.sample(list(running), len(running)):
                         steps[key] += islice(running[key], 1)
             tick()

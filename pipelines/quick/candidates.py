@@ -20,6 +20,8 @@ from selector.schema import MATCH, InputError
 from selector.train.data import Texts, Timed
 from selector.train.tuning import LEASTS, Judged, StaticTable, judge_mode, replay_mode, tune_lookup_rule
 
+SOURCES = 4  # at least: two to choose on, and two to judge on
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -56,7 +58,7 @@ class Candidate:
 def halves(texts: Texts) -> tuple[Texts, Texts]:
     """The texts of every other source, and the others; InputError where one half has fewer than two sources."""
     number_X = texts.source_number_X
-    if len(number_X.unique()) < 4:
+    if len(number_X.unique()) < SOURCES:
         raise InputError(f"quick: {len(number_X.unique())} sources have texts that can be labelled: four are needed")
     first, second = (texts.take((number_X % 2 == parity).nonzero()[:, 0]) for parity in (0, 1))
     return first, second

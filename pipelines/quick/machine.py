@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.latency.profile import NODES, WIDTHS, decision_seconds
-from pipelines.quick.sizes import BRANCHES, COUNTS, DECISION, DEPTHS, ROOTS, STEPS, TEXTS, Sizes
+from pipelines.quick.sizes import BRANCHES, DEPTHS, STEPS, Sizes
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.latency import LatencyProfile, setting_key
 from selector.schema import EARLY, LIGHT, InputError
@@ -23,45 +24,54 @@ ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)  # assumed where the pair has no weights
 LEVELS = EARLY, LIGHT
 
 
-def passes(config: Config, pair: ModelPair, sizes: Sizes, length: int, tick: Callable[[], None]) -> LatencyProfile:
-    """A profile at a single context length."""
+def passes(
+    config: Config, pair: ModelPair, sizes: Sizes, length: int, tick: Callable[[], None], until: float = math.inf
+) -> LatencyProfile:
+    """A profile at a single context length; `until` as in `timing.measure`."""
     name = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
     grid = timing.Grid((length,), WIDTHS, NODES, sizes.repeats, DEPTHS, BRANCHES)
-    return timing.measure(pair, grid, sizes.verifiers, name, tick)
+    return timing.measure(pair, grid, sizes.verifiers, name, tick, until)
 
 
 def with_steps(
-    config: Config, pair: ModelPair, profile: LatencyProfile, sizes: Sizes, prompts: list[list[int]]
+    config: Config, pair: ModelPair, profile: LatencyProfile, sizes: Sizes, prompts: list[list[int]], until: float
 ) -> LatencyProfile:
     """The profile corrected by real decoding steps with one verifier, on which the corrections hardly depend, and with
-    the time of decisions."""
-    verifier, names = config.train.verifier, list(profile.verify)
-    prompts = prompts[: 2 if sizes.count == COUNTS[1] else 1]
-    steps = timing.real_steps(pair, (verifier,), STEPS, prompts, sizes.count, config.data.tokens)
-    if any((verifier, action) not in steps for action in STEPS if isinstance(action, Action)):
+    the time of decisions; `until` as in `timing.real_steps`."""
+    verifier, names, actions = config.train.verifier, list(profile.verify), STEPS[: sizes.actions]
+    prompts = [prompt[-sizes.context :] for prompt in prompts[: sizes.prompts]]
+    steps = timing.real_steps(pair, (verifier,), actions, prompts, sizes.count, config.data.tokens, until=until)
+    if any((verifier, action) not in steps for action in actions if isinstance(action, Action)):
         raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
     profile = timing.fitted(profile, steps)
     profile = replace(profile, corrections=dict.fromkeys(names, profile.corrections[verifier]))
     plain = timing.plain_alone(pair, verifier, prompts, sizes.count, config.data.tokens)
     profile = replace(profile, plain=plain, decide=dict.fromkeys(LEVELS, 0.0))
     times = {
-        level: decision_seconds(config, pair, profile, verifier, level, prompts[0], DECISION, texts=1, drafted=1)
+        level: decision_seconds(config, pair, profile, verifier, level, prompts[0], sizes.decision, texts=1, drafted=1)
         for level in LEVELS
     }
     return replace(profile, decide=times)
 
 
 def with_different(
-    pair: ModelPair, profile: LatencyProfile, sampling: Sampling, texts: list[tuple[list[int], int]], seed: int
+    pair: ModelPair,
+    profile: LatencyProfile,
+    sampling: Sampling,
+    texts: list[tuple[list[int], int]],
+    seed: int,
+    compared: tuple[int, int],
 ) -> LatencyProfile:
     """The profile with the number of different nodes that branches have under a sampling setting, from a few roots.
 
     Args:
         texts: token ids, and the position of the first root.
+        compared: of how many texts, and at how many roots of each.
     """
     if pair.decoder != EAGER:  # others pass fixed slots
         return profile
-    few = [(tokens[: start + ROOTS * EVERY], start) for tokens, start in texts[:TEXTS]]
+    count, roots = compared
+    few = [(tokens[: start + roots * EVERY], start) for tokens, start in texts[:count]]
     found = different_nodes(pair.draft, few, sampling.draft, seed)
     key = setting_key((sampling.temperature, sampling.top_p))
     return replace(profile, different={**profile.different, key: found})

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
 
-from pipelines.quick.answers import Answer
+from pipelines.quick.in_time import Found
 from pipelines.report.page import document, listed, note, table
 
 TREES = "A tree (K, L1, L2) has K branches of L2 tokens after a trunk of L1."
@@ -20,18 +19,14 @@ SELECTOR = (
 )
 
 
-def page(name: str, device: str, answers: Sequence[Answer], left_out: Sequence[str], disturbed: str) -> str:
-    """One self-contained page with the answers for all sampling settings.
-
-    Args:
-        disturbed: why the times cannot be trusted; empty if they can.
-    """
-    lead = "".join(f"<p class='lead'>{html.escape(answer.verdict())}</p>" for answer in answers)
-    if disturbed:
-        lead += f"<p class='lead'><b>Warning:</b> {html.escape(disturbed)}</p>"
-    sections = [(str(answer.sampling), table(answer.rows())) for answer in answers]
+def page(name: str, found: Found) -> str:
+    """One self-contained page with the answers for all sampling settings."""
+    lead = "".join(f"<p class='lead'>{html.escape(answer.verdict())}</p>" for answer in found.answers)
+    if found.disturbed:
+        lead += f"<p class='lead'><b>Warning:</b> {html.escape(found.disturbed)}</p>"
+    sections = [(str(answer.sampling), table(answer.rows())) for answer in found.answers]
     sections.append(("How to read the tables", note(READING)))
-    gains = [{"setting": str(answer.sampling), **answer.selector()} for answer in answers]
+    gains = [{"setting": str(answer.sampling), **answer.selector()} for answer in found.answers]
     sections.append(("Does a selector pay?", table(gains) + note(SELECTOR)))
-    sections.append(("Left out, to stay within the time", listed(left_out) if left_out else ""))
-    return document(f"{name} on {device}: does speculation pay?", lead, sections)
+    sections.append(("Left out, to stay within the time", listed(found.left_out) if found.left_out else ""))
+    return document(f"{name} on {found.profile.device}: does speculation pay?", lead, sections)

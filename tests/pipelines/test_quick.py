@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def test_quick_answers_for_every_setting_and_the_report_shows_its_promise(
 ) -> None:
     shutil.copytree(demo[0] / "runs", tmp_path / "runs")
     shutil.copytree(demo[0] / "mlruns", tmp_path / "mlruns")
-    said = espalier(tmp_path, "quick", *SMALL, "quick.texts=8")
+    said = espalier(tmp_path, "quick", *SMALL, "quick.texts=8", "quick.minutes=60")
     before, _, after = said.partition("a pass of the target takes")
     assert " are longer than prompts.tokens=12 and are cut to their start" in before
     assert "Does a selector pay here?" in after
@@ -83,7 +84,7 @@ def test_a_given_pair_needs_a_config_and_nothing_else(pair_folders: tuple[str, s
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
     own = f"name: mine\npair: {{target: {pair_folders[0]}, draft: {pair_folders[1]}, device: cpu, threads: 1}}\n"
     (tmp_path / "mine.yaml").write_text(f"{own}prompts: {{file: prompts.jsonl, tokens: 40}}\ndata: {{tokens: 12}}\n")
-    said = espalier(tmp_path, "quick", "--config", "mine.yaml", "quick.texts=8", config="")
+    said = espalier(tmp_path, "quick", "--config", "mine.yaml", "quick.texts=8", "quick.minutes=60", config="")
     assert "24 of them are longer than prompts.tokens=40 and are cut" in said and "T=1: speculation" in said
     quick = json.loads((tmp_path / "runs/mine/quick.json").read_text())
     assert {each["verifier"] for each in quick["settings"][0]["candidates"]} == set(quick["sizes"]["verifiers"])
@@ -92,7 +93,14 @@ def test_a_given_pair_needs_a_config_and_nothing_else(pair_folders: tuple[str, s
 
 
 def test_an_embedded_pair_is_trained_first_and_the_pair_stage_reuses_it(tmp_path: Path) -> None:
-    sizes = [*SMALL_PAIR, "prompts.tokens=12", "data.tokens=24", "sampling=[{temperature: 0.5}]", "quick.texts=8"]
+    sizes = [
+        *SMALL_PAIR,
+        "prompts.tokens=12",
+        "data.tokens=24",
+        "sampling=[{temperature: 0.5}]",
+        "quick.texts=8",
+        "quick.minutes=60",
+    ]
     said = espalier(tmp_path, "quick", *sizes)
     assert said.index("the pair is not trained yet") < said.index("a pass of the target takes")
     again = espalier(tmp_path, "pair", *sizes)
@@ -110,23 +118,34 @@ def test_a_wrong_data_set_is_named_before_an_embedded_pair_is_trained(tmp_path: 
 PRICES = Prices(0.09, 0.02, 3e-3, 4e-4, 0.02, {"priority": 0.01, "lifted_priority": 0.012})  # of 0.5B and 0.1B on a CPU
 
 
-def sizes_in(seconds: float, *more: str, lengths: tuple[int, ...] = (900,) * 90) -> Sizes:
+def sizes_in(
+    seconds: float, *more: str, lengths: tuple[int, ...] = (900,) * 90, prices: Prices = PRICES, timed: Any = None
+) -> Sizes:
     given = ["pair.target=some/large", "pair.draft=some/small"]
-    return fitting(load_config(RESULTS, [*given, *more]), PRICES, lengths, seconds)
+    return fitting(load_config(RESULTS, [*given, *more]), prices, lengths, seconds, timed)
 
 
 def test_what_does_not_fit_is_left_out_and_named() -> None:
     config = load_config(RESULTS, ["pair.target=some/large", "pair.draft=some/small"])
     all_of_it, some, little = (sizes_in(seconds) for seconds in (1e6, 110.0, 1.0))
-    assert all_of_it.left_out(config, PRICES, [900] * 90) == [] and all_of_it.texts == config.quick.texts
+    assert all_of_it.left_out(config, [900] * 90, [48] * 3) == [] and all_of_it.texts == config.quick.texts
     assert some.seconds <= 110 and LEAST <= some.texts < config.quick.texts and some.tokens < config.data.tokens
-    named = " ".join(some.left_out(config, PRICES, [900] * 90))
-    for each in (f"{48 - some.texts} of 48 texts", "90 of 90 are cut", "verifier priority", "verifier lifted_priority"):
+    named = " ".join(some.left_out(config, [900] * 90, [9, 7]))
+    for each in ("settings T=1", "41 of 48 texts", "90 of 90 are cut", "verifiers priority and lifted_priority"):
         assert each in named
-    assert little.texts == LEAST and little.seconds > 1
+    assert little.texts == LEAST and little.seconds > little.least > 1
     steps = [sizes_in(10.0 * n) for n in range(1, 60)]
     amounts = [each.texts * each.tokens for each in steps]
     assert amounts[0] < amounts[-1] and all(each.seconds <= 10 * n for n, each in enumerate(steps[20:], 21))
+
+
+def test_a_large_pair_fits_where_little_is_measured() -> None:
+    """0.5B and 0.1B with 152k tokens on two cores: the machine is timed once, with few trees and short prompts."""
+    prices = Prices(0.11, 0.035, 0.018, 0.005, 0.03)
+    sizes = sizes_in(85.0, "sampling=[{temperature: 1.0}, {temperature: 0.6}]", prices=prices)
+    assert sizes.seconds <= 85 and sizes.repeats == 1 and sizes.actions < sizes_in(1e6).actions
+    after = sizes_in(46.0, "sampling=[{temperature: 1.0}, {temperature: 0.6}]", prices=prices, timed=sizes)
+    assert after.seconds <= 46 and (after.repeats, after.count, after.actions) == (1, sizes.count, sizes.actions)
 
 
 def test_a_verifier_that_is_asked_for_is_not_left_out() -> None:
@@ -190,8 +209,8 @@ def test_four_sources_are_needed_two_to_choose_on_and_two_to_judge_on() -> None:
 def test_equal_branches_are_counted_once(pair: ModelPair) -> None:
     """At temperature 0 all branches of a greedy draft are one; another setting's numbers stay."""
     text = [(torch.arange(7, 60).tolist(), 5)]
-    profile = with_different(pair, gpu_like(pair.fingerprint, ["traversal"], 0.1), Sampling(1.5), text, 1)
-    profile = with_different(pair, profile, Sampling(0.0), text, 1)
+    profile = with_different(pair, gpu_like(pair.fingerprint, ["traversal"], 0.1), Sampling(1.5), text, 1, (2, 8))
+    profile = with_different(pair, profile, Sampling(0.0), text, 1, (2, 8))
     tree = Action(4, 0, 8)
     assert profile.nodes(tree, (0.0, 1.0)) == 9.0
     assert 9 < profile.nodes(tree, (1.5, 1.0)) <= 33 == profile.nodes(tree, (1.0, 1.0))
