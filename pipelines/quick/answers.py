@@ -12,6 +12,8 @@ from pipelines.quick.candidates import Candidate, best_of
 from pipelines.run import table
 from selector.train.potential import Potential
 
+NOTICEABLE = 1.02  # times plain decoding: the few steps that are timed do not tell less apart
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -29,7 +31,7 @@ class Answer:
     def verdict(self) -> str:
         best, ratio = self.best, self.best.judged.ratio
         said = f"{self.sampling}: speculation"
-        if best.is_plain or ratio.value <= 1:
+        if best.is_plain or ratio.value <= NOTICEABLE:
             return f"{said} does not pay here: decode without a draft"
         how = f"{ratio.value:.2f} ±{ratio.error:.2f} times plain decoding with {best.verifier}, {best}"
         return f"{said} {'pays' if best.judged.pays else 'may pay'}: {how}"

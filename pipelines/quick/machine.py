@@ -46,7 +46,8 @@ def with_steps(
     profile = timing.fitted(profile, steps)
     profile = replace(profile, corrections=dict.fromkeys(names, profile.corrections[verifier]))
     plain = timing.plain_alone(pair, verifier, prompts, sizes.count, config.data.tokens)
-    profile = replace(profile, plain=plain, decide=dict.fromkeys(LEVELS, 0.0))
+    # a plain step finds the caches as the last one left them, so it is not slower than between other steps
+    profile = replace(profile, plain=min(0.0, plain), decide=dict.fromkeys(LEVELS, 0.0))
     times = {
         level: decision_seconds(config, pair, profile, verifier, level, prompts[0], sizes.decision, texts=1, drafted=1)
         for level in LEVELS

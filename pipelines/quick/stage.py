@@ -63,11 +63,11 @@ def run(config: Config) -> None:
         since = timing.clocks()
         with console.status("measuring a few passes and labels"):
             prices, sizes = _sizes(config, pair, lengths, end)
-        busy = timing.disturbance(pair.device, since)
         outputs = config.folder / "quick.json", config.folder / "quick.html"
         stage = Stage("quick", config, {"pair": pair.fingerprint}, outputs)
-        if busy:
+        if busy := timing.disturbance(pair.device, since):
             stage.say(f"[bold yellow]warning[/]: {busy}")
+        _refuse_to_be_late(config, prices, sizes, end - time.perf_counter())
         _say(stage, config, prices, sizes)
         found = InTime(config, pair, prices, sizes, _in_turns(prompts), lengths, end).found()
         stage.replace()
@@ -114,26 +114,25 @@ def _make_ready(config: Config) -> None:
 
 
 def _sizes(config: Config, pair: ModelPair, lengths: Sequence[int], end: float) -> tuple[Prices, Sizes]:
-    """What its parts cost, and what fits. Costly verifiers are priced only where there may be time for them.
-
-    Raises:
-        InputError: the least takes longer.
-    """
+    """What its parts cost, and what fits. Costly verifiers are priced only where there may be time for them."""
     prices, new = Prices.measured(pair, config.data.tokens), config.data.tokens
     sizes = fitting(config, prices, lengths, end - time.perf_counter())
     wanted = min(config.quick.texts, len(lengths))
     if config.train.verifier in SLOW or (sizes.texts, sizes.tokens, sizes.prompt) == (wanted, new, max(lengths)):
         prices = prices.with_slow(pair, new)
         sizes = fitting(config, prices, lengths, end - time.perf_counter())
-    late = sizes.least - (end - time.perf_counter())
-    if late > 0:
-        minutes = ceil(10 * (config.quick.minutes + 1.1 * late / 60)) / 10
+    return prices, sizes
+
+
+def _refuse_to_be_late(config: Config, prices: Prices, sizes: Sizes, left: float) -> None:
+    """InputError where the least that can be done takes longer than there is time for."""
+    if sizes.least > left:
+        minutes = ceil(10 * (config.quick.minutes + 1.1 * (sizes.least - left) / 60)) / 10
         raise InputError(
             f"quick: a pass of the target takes {1e3 * prices.target:.0f} ms here, of the draft "
             f"{1e3 * prices.draft:.0f} ms: even the least takes longer than quick.minutes={config.quick.minutes:g}: "
             f"set quick.minutes={minutes:g}"
         )
-    return prices, sizes
 
 
 def _prompts(config: Config) -> list[Prompt]:

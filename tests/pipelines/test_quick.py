@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from data_gen.texts.recorded import texts_of
 from pipelines.config import Embedded, load_config
 from pipelines.pair import language_model
 from pipelines.quick.candidates import best_of, candidates
+from pipelines.quick.in_time import InTime
 from pipelines.quick.machine import with_different
 from pipelines.quick.sizes import LEAST, Prices, Sizes, fitting
 from selector.actions import EMPTY, Action
@@ -90,6 +92,33 @@ def test_a_given_pair_needs_a_config_and_nothing_else(pair_folders: tuple[str, s
     assert {each["verifier"] for each in quick["settings"][0]["candidates"]} == set(quick["sizes"]["verifiers"])
     page = (tmp_path / "runs/mine/quick.html").read_text()
     assert all(f"{each['value']:.2f} ±{each['error']:.2f}" in page for each in quick["settings"][0]["candidates"])
+
+
+def test_what_cannot_end_in_time_is_refused_and_says_how_long_it_takes(
+    pair_folders: tuple[str, str], tmp_path: Path
+) -> None:
+    lines = [json.dumps({"text": TEXT[n : n + 200], "source": n}) for n in range(24)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    given = [f"pair.{role}={name}" for role, name in zip(("target", "draft"), pair_folders, strict=True)]
+    more = ["prompts.file=prompts.jsonl", "prompts.tokens=40", "data.tokens=12", "quick.minutes=0.201"]
+    code, said = outcome(tmp_path, "quick", *given, *more)
+    assert code == 2 and "even the least takes longer than quick.minutes=0.201: set quick.minutes=" in said
+
+
+def test_sampling_settings_for_which_time_is_up_are_left_out(
+    pair_folders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first setting's few texts take all of the time; they are enough for its answer."""
+    prompts = [Prompt(str(n), TEXT[n : n + 200], "text", str(n)) for n in range(24)]
+    more = ["prompts.tokens=40", "data.tokens=12", "sampling=[{temperature: 1.0}, {temperature: 0.5}]"]
+    given = [f"pair.{role}={name}" for role, name in zip(("target", "draft"), pair_folders, strict=True)]
+    config, pair = load_config(RESULTS, [*given, *more]), ModelPair.load(*pair_folders, device="cpu")
+    lengths, prices = [40] * 24, Prices(1e-3, 1e-3, 1e-4, 1e-4, 1e-3)
+    sizes = fitting(config, prices, lengths, 100.0)
+    found = InTime(config, pair, prices, sizes, prompts, lengths, time.perf_counter()).found()
+    assert [answer.texts for answer in found.answers] == [LEAST]
+    assert "the sampling settings T=0.5" in found.left_out and "44 of 48 texts" not in found.left_out
+    assert "20 of 24 texts" in found.left_out and found.sizes.tokens <= 12
 
 
 def test_an_embedded_pair_is_trained_first_and_the_pair_stage_reuses_it(tmp_path: Path) -> None:
