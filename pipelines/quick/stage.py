@@ -34,7 +34,7 @@ from selector.schema import InputError
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "quick")
 
-ELSEWHERE = 12.0  # seconds for the imports before, and the tables and the record after
+ELSEWHERE = 18.0  # seconds for the imports before, and the tables and the record after
 PLAIN_NAMES = str.maketrans({"=": " ", ",": ""})
 
 
