@@ -61,8 +61,8 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
 def run(config: Config) -> None:
     pair: Any = load_pair(config)
     fingerprint, folder = pair.fingerprint, traces_folder(config)
-    several = (config.data.workers or 1) if config.data.ray is None else 1
-    if several > 1 and pair.device.type == "cuda":
+    elsewhere = config.data.ray is not None or (config.data.workers or 1) > 1
+    if elsewhere and config.data.ray is None and pair.device.type == "cuda":
         raise InputError("data.workers: several processes with GPUs need Ray: data.ray=local")
     stage = stage_of(config, fingerprint)
     work = shards(config, pair)
@@ -77,14 +77,12 @@ def run(config: Config) -> None:
         spent.judge(Plausibility(**store.manifest["shards"][name]["plausibility"]))
     with mlflow_run(config, "data", SECTIONS) as mlflow, progress() as bar:
         task = bar.add_task("labelling texts", total=len(work), completed=len(work) - len(todo), note="")
-        if config.data.ray is not None:
+        if elsewhere:
             pair = None  # workers have their own pairs, so this one leaves the device
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            made = workers.ray(config, fingerprint, todo)
-        elif several > 1 and todo:
-            made = workers.processes(config, fingerprint, todo, several)
+            made = (workers.processes if config.data.ray is None else workers.ray)(config, fingerprint, todo)
         else:
             made = ((name, make_shard(pair, recipe(config), each)) for name, each in todo.items())
         for name, shard in made:

@@ -52,14 +52,14 @@ class Worker:
 _worker: Worker | None = None  # of a process of this machine
 
 
-def processes(config: Config, fingerprint: str, work: dict[str, Work], count: int) -> Made:
-    """Shards in the order in which they are finished, by processes of this machine.
+def processes(config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
+    """Shards in the order in which they are finished, by `data.workers` processes of this machine.
 
     Raises:
         InputError: a process was killed.
     """
     arguments = config, fingerprint, str(Path.cwd()), torch.get_num_threads()
-    pool = ProcessPoolExecutor(min(count, len(work)), get_context("spawn"), _begin, arguments)
+    pool = ProcessPoolExecutor(config.data.workers, get_context("spawn"), _begin, arguments)
     try:
         for shard in as_completed([pool.submit(_make, name, todo) for name, todo in work.items()]):
             yield shard.result()
