@@ -44,7 +44,7 @@ def timed(call: Callable[[], object]) -> float:
 @torch.no_grad()
 def main(folder: Path, library: Path) -> None:
     selector, plain, c = load_selector(folder), PlainSelector(folder), CSelector(folder, build(library))
-    mode = next(each for each in selector.modes if each.feature_levels == (LIGHT,))
+    mode = next(each for each in selector.modes if each.decides)
     tuned = selector.at(mode.temperature, mode.top_p)
     data, rows = exported.roots_of(mode, LIGHT, count=1)
     features = exported.one_by_one(exported.batch_of(data, rows, LIGHT))[0]
