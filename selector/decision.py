@@ -56,6 +56,7 @@ class Mode:
 
     A selector with several `feature_levels` first gets the early features. It answers where it chooses a lookup or the
     empty tree, which need no draft pass. Otherwise the draft passes the root, and the mode decides with all features.
+    On texts that are longer than those of the network's training, the mode decides as `by_rule`.
     """
 
     temperature: float
@@ -65,7 +66,8 @@ class Mode:
     speed: float = 1.0  # g, tokens per second
     rho: float = 1.0  # from 0 to 1
     allowed: tuple[int, ...] = ()  # positions of the actions that may be chosen, ascending; all actions if empty
-    rule: LookupRule | None = None
+    rule: LookupRule | None = None  # which decides, or would decide on longer texts than the network
+    longest: int = 0  # the tokens of a text up to which the network decides; 0 for no limit
     batch: int = 1
     level: str = ""  # `text` or `drafter`, the features that a log's selector needs; "" for a pair's selector
     joint: float = 0.0  # tokens per second of the whole batch, for joint decisions; 0 where each request decides alone
@@ -79,6 +81,11 @@ class Mode:
     def decides(self) -> bool:
         """Whether a network decides."""
         return self.feature_levels not in ((), (MATCH,))
+
+    @property
+    def copies(self) -> bool:
+        """Whether the lookup rule decides."""
+        return self.feature_levels == (MATCH,)
 
     @property
     def setting(self) -> tuple[float, float]:
@@ -109,13 +116,21 @@ class Mode:
         allowed = set(self.allowed or range(len(space)))
         return torch.tensor([a in allowed for a in range(len(space))])
 
+    def is_beyond(self, length: float) -> bool:
+        """Whether the committed text is longer than those that the network was trained on."""
+        return 0 < self.longest < length
+
+    def by_rule(self) -> "Mode":
+        """The mode of the lookup rule, or of the static tree where there is none."""
+        return replace(self, feature_levels=(MATCH,) if self.rule else (), longest=0, joint=0.0)
+
     def copied(self, match: float) -> Choice:
         """The choice of the lookup rule: its lookup or the static tree."""
         return self.rule.lookup if self.rule is not None and self.rule.copies(match) else self.action
 
     def static_only(self) -> "Mode":
         """The mode that always drafts the static tree."""
-        return replace(self, feature_levels=(), rule=None, joint=0.0)
+        return replace(self, feature_levels=(), rule=None, longest=0, joint=0.0)
 
     def restricted(self, space: ActionSpace, positions: Iterable[int], speed_T: Tensor) -> "Mode":
         """The mode of an engine that can draft only the actions at some positions, among them at least one tree.
@@ -132,8 +147,9 @@ class Mode:
             best = own
         kept = [a for a in left if not self.allowed or a in self.allowed] or left
         speed = self.speed * float(speed_T[best] / speed_T[own])
-        mode = self if self.rule is None or copies else self.static_only()
-        return replace(mode, action=space.trees[best], speed=speed, allowed=tuple(sorted({*kept, best})))
+        mode = self if copies or self.decides else self.static_only()
+        rule = self.rule if copies else None
+        return replace(mode, action=space.trees[best], speed=speed, allowed=tuple(sorted({*kept, best})), rule=rule)
 
     def row(self) -> dict[str, Any]:
         """The mode's entry in JSON."""
@@ -150,6 +166,7 @@ class Mode:
             feature_levels=tuple(entry["feature_levels"]),
             rule=None if entry["rule"] is None else LookupRule(*entry["rule"]),
             batch=entry["batch"],
+            longest=entry["longest"],
             level=entry["level"],
             top_k=entry["top_k"],
             draft_temperature=entry["draft_temperature"],
@@ -158,13 +175,13 @@ class Mode:
         )
         if not all(type(at) is int and at >= 0 for at in (*mode.action[:3], *mode.allowed, *(mode.rule or ()))):
             raise TypeError("action, allowed and rule must be non-negative integers")
-        if mode.feature_levels not in ASKED or (mode.feature_levels == (MATCH,)) != (mode.rule is not None):
+        if mode.feature_levels not in ASKED or (not mode.decides and bool(mode.feature_levels) != bool(mode.rule)):
             raise ValueError("feature_levels and rule do not fit together")
         numbers = *mode.setting, mode.min_p, mode.speed, mode.rho, mode.joint, mode.draft_temperature or 0.0
         if not all(map(math.isfinite, numbers)) or mode.speed <= 0 or mode.joint < 0:
             raise ValueError("a number is out of range")
-        if type(mode.top_k) is not int or mode.top_k < 0:
-            raise TypeError("top_k must be a non-negative integer")
+        if any(type(each) is not int or each < 0 for each in (mode.top_k, mode.longest)):
+            raise TypeError("top_k and longest must be non-negative integers")
         if type(mode.batch) is not int or mode.batch < 1 or mode.level not in ("", TEXT, DRAFTER):
             raise ValueError("batch or level is out of range")
         return mode

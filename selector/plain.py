@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-FORMAT = "espalier-selector-10"
+FORMAT = "espalier-selector-11"
 READ = "model.safetensors", "config.json"
 DTYPES = {"F32": np.float32, "I64": np.int64, "BOOL": np.bool_}
 LAYER_NORM_EPSILON = 1e-5
@@ -80,10 +80,11 @@ class PlainSelector:
         at_B = np.where(of_this_level_S, distance_BS, np.inf).argmin(-1)
         passed_B1 = find["late_S"][at_B][:, None] * np.float32(not early)
         scores_BA = self._network(given, passed_B1)
-        copies_B1 = (scalars_BF[:, self._match] >= find["least_S"][at_B])[:, None]
-        allowed_BA = np.where(copies_B1, find["copied_SA"][at_B], find["allowed_SA"][at_B])
         beyond_B1 = np.take_along_axis(beyond_BS, at_B[:, None], -1)  # there the static tree is chosen
-        allowed_BA = np.where(beyond_B1, find["static_SA"][at_B], allowed_BA)
+        decides_B1 = (scalars_BF[:, self._length] <= find["longest_S"][at_B])[:, None]  # beyond, the lookup rule does
+        copies_B1 = (scalars_BF[:, self._match] >= find["least_S"][at_B])[:, None]
+        by_rule_BA = np.where(copies_B1 & ~beyond_B1, find["copied_SA"][at_B], find["static_SA"][at_B])
+        allowed_BA = np.where(decides_B1 & ~beyond_B1, find["allowed_SA"][at_B], by_rule_BA)
         if self._regressor:  # the network's outputs are logits of conditional survivals
             log_survivals_BS = -np.logaddexp(0, -scores_BA) @ find["network.factors_SS"]
             tokens_BA = 1 + np.exp(log_survivals_BS) @ find["sums_SA"]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
@@ -21,7 +22,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import Verifier
 from selector.actions import Choice
-from selector.schema import FULL, LIGHT
+from selector.schema import FULL, LIGHT, MATCH
 
 Features = dict[str, Tensor]
 PARTS = ("draft", "select", "target", "verify", "commit")
@@ -31,7 +32,8 @@ class Chooser(Protocol):
     """Chooses the action of a step.
 
     `select` gets the features of each of the `feature_levels` (of `selector.schema.FEATURES`, or the match alone) in
-    turn, until it returns an action. After the last level, and at the first root, it gets None and must answer.
+    turn, until it returns an action. After the last level, and at the first root, it gets None and must answer. If it
+    has an attribute `longest` that is not 0, it gets the match alone once the text has more tokens.
     """
 
     @property
@@ -161,6 +163,7 @@ class Loop(ABC):
     def __post_init__(self) -> None:
         self.draft_sampling = self.sampling.draft
         self._observer = self.chooser if isinstance(self.chooser, Observer) else None
+        self._longest = getattr(self.chooser, "longest", 0) or math.inf
 
     @torch.inference_mode()
     def decode(self, prompt: Sequence[int], max_new_tokens: int, generator: torch.Generator) -> Decoded:
@@ -213,7 +216,11 @@ class Loop(ABC):
         return Step(length, action, len(outcome.tokens) - 1, outcome.nodes, clock.seconds), outcome.tokens
 
     def _choose(self, text: Any, clock: Clock) -> Choice:
-        for level in self.chooser.feature_levels if len(text.tokens) > text.prompt_length else ():
+        levels = self.chooser.feature_levels if len(text.tokens) > text.prompt_length else ()
+        if levels and len(text.tokens) > self._longest:
+            levels = (MATCH,)
+            text.knowledge.keep_match_alone()
+        for level in levels:
             if level in (LIGHT, FULL):
                 self._show_root(text, clock)
                 clock.lap("draft")

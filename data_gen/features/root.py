@@ -71,6 +71,11 @@ class RootKnowledge:
         self._draft: list[ModelRow] = []  # the draft before each of them, and after the root token
         self._scalars_F: NDArray[np.float32] | None = None  # at the root, once they are computed
 
+    def keep_match_alone(self) -> None:
+        """From now on give the match alone, which takes less time."""
+        self._match_alone, self.needs_draft = True, False
+        self._next, self._p, self._draft = [], [], []
+
     def committed(self, step: Accepted, tokens: Sequence[int]) -> None:
         """Add a step's tokens, which follow its root and its accepted nodes."""
         self._digest()

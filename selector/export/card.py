@@ -41,7 +41,8 @@ scores = selector.scores(features)                # float32 [{len(config.space)}
 tuned = selector.at(temperature=1.0, top_p=1.0)   # one sampling setting, one root at a time: the fastest way
 ```
 
-Far from every trained sampling setting `selector.at` warns, and drafts static trees, beginning with the nearest one's.
+Far from every trained sampling setting `selector.at` warns, and the nearest one's lookup rule and static tree decide.
+On texts that are longer than those of its training the lookup rule decides instead of the network.
 
 On another machine pass its own profile: `load_selector(directory, latency="latency.json")`.
 {IN_TRANSFORMERS if schema == PAIR else ""}

@@ -22,7 +22,8 @@ from selector.train.module import SelectorModule
 class DeployedSelector(nn.Module):
     """The network in evaluation mode, and the decision of the nearest mode, with one machine's times.
 
-    Beyond a distance in temperature or top-p (`Mode.covers`), the nearest mode's static tree is chosen.
+    Beyond a distance in temperature or top-p (`Mode.covers`), the nearest mode's static tree is chosen, and on longer
+    texts than those of its training the lookup rule decides.
     """
 
     settings_S3: Tensor  # `Mode.key`
@@ -31,7 +32,8 @@ class DeployedSelector(nn.Module):
     late_SLA: Tensor  # seconds of a step that is decided after it
     speed_S: Tensor
     rho_S: Tensor
-    allowed_SA: Tensor  # actions that may be chosen where the lookup rule does not apply
+    longest_S: Tensor  # the tokens of a text up to which the network decides
+    allowed_SA: Tensor  # actions that it may choose
     late_S: Tensor  # 1 where the mode uses the draft's rows, or the drafter's hits for a log's selector; else 0
     least_S: Tensor  # the shortest match for which the lookup rule applies
     copied_SA: Tensor  # the lookup of the rule
@@ -94,11 +96,12 @@ class DeployedSelector(nn.Module):
         beyond_B1 = beyond_BS.gather(-1, at_B.unsqueeze(-1))
         passed_B1 = passed_B1 * self.late_S[at_B].unsqueeze(-1)
         scores = self.network(scalars_BF, states, passed_B1)
+        length_B = scalars_BF[:, self.length_at]
+        decides_B1 = (length_B <= self.longest_S[at_B]).unsqueeze(-1)
         copies_B1 = (scalars_BF[:, self.match_at] >= self.least_S[at_B]).unsqueeze(-1)
-        allowed_BA = torch.where(copies_B1, self.copied_SA[at_B], self.allowed_SA[at_B])
-        allowed_BA = torch.where(beyond_B1, self.static_SA[at_B], allowed_BA)
+        by_rule_BA = torch.where(copies_B1 & ~beyond_B1, self.copied_SA[at_B], self.static_SA[at_B])
+        allowed_BA = torch.where(decides_B1 & ~beyond_B1, self.allowed_SA[at_B], by_rule_BA)
         if self.regressor:
-            length_B = scalars_BF[:, self.length_at]
             early_BA = interpolated_at(self.early_SLA, self.lengths_L, at_B, length_B)
             late_BA = interpolated_at(self.late_SLA, self.lengths_L, at_B, length_B)
             seconds_BA = torch.where(passed_B1 > 0, late_BA, early_BA)

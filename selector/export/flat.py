@@ -22,7 +22,7 @@ FILE = "selector.bin"  # in the artefact directory
 MAGIC = 0x50534531
 TABLES = (
     *("settings_S3", "lengths_L", "early_SLA", "late_SLA", "speed_S", "rho_S", "late_S", "least_S", "level_S"),
-    *("allowed_SA", "copied_SA", "static_SA"),
+    *("longest_S", "allowed_SA", "copied_SA", "static_SA"),
 )
 SCALING = "mean_F", "scale_F", "low_F", "high_F", "count_F"
 

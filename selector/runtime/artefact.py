@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selector.actions import ActionSpace, Tree, choice_of, tree_of
+from selector.actions import ActionSpace, Choice, Tree, choice_of, tree_of
 from selector.decision import LookupRule, Mode
 from selector.latency import LatencyProfile
 from selector.plain import FORMAT
@@ -39,7 +39,7 @@ from selector.tables import number
 CHECKSUMS = "SHA256SUMS"
 REGISTRY = "models:/"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-NO_MATCH = 1 << 20  # longer than any match
+NO_MATCH, NO_LIMIT = 1 << 20, 1 << 30  # longer than any match, and than any text
 ANY_LEVEL = -1.0
 Features = dict[str, Tensor]
 
@@ -72,10 +72,16 @@ class ArtefactConfig:
 
     def static_speeds(self, mode: Mode, latency: LatencyProfile) -> Tensor:
         """Tokens per second of each of `space.trees` under a mode's setting, at the middle measured context length."""
-        latency, setting = latency.at_batch(mode.batch), (mode.temperature, mode.top_p)
+        return torch.tensor(mode.mean_efficiency) / self.seconds(self.space.trees, mode, latency)
+
+    def seconds(
+        self, actions: Iterable[Choice], mode: Mode, latency: LatencyProfile, levels: Sequence[str] = ()
+    ) -> Tensor:
+        """Of a step with each action under a mode's setting, at the middle measured context length; `levels` as the
+        `feature_levels` of `LatencyProfile.action_seconds`."""
+        latency = latency.at_batch(mode.batch)
         length = latency.draft.lengths[len(latency.draft.lengths) // 2]
-        seconds = [latency.action_seconds(tree, length, self.verifier, (), setting) for tree in self.space.trees]
-        return torch.tensor(mode.mean_efficiency) / torch.tensor(seconds)
+        return torch.tensor([latency.action_seconds(a, length, self.verifier, levels, mode.setting) for a in actions])
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -191,6 +197,7 @@ def decision_tables(
         "late_SLA": times(())[1],
         "speed_S": torch.tensor([mode.speed for mode in modes]),
         "rho_S": torch.tensor([mode.rho for mode in modes]),
+        "longest_S": torch.tensor([float(mode.longest or NO_LIMIT) if mode.decides else 0.0 for mode in modes]),
         "allowed_SA": torch.stack([mode.mask(space) for mode in modes]),
         "late_S": torch.tensor([float(mode.feature_levels[-1:] in late) for mode in modes]),
         "least_S": torch.tensor([float(rule.least) for rule in rules]),

@@ -29,7 +29,7 @@ from selector.runtime.artefact import (
     local_folder,
     read_config,
 )
-from selector.runtime.online import OnlineTree
+from selector.runtime.online import Online
 from selector.runtime.tokens import TokenStatistics
 from selector.runtime.tuned import Tuned
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
@@ -61,7 +61,7 @@ class Selector:
         self.feature_levels: tuple[str, ...] = (config.feature_level,)
         self.tokens = tokens or TokenStatistics.empty()
         self.widths = {SCALARS_KEY: len(config.schema.scalars), **config.hidden_states}
-        self._online: dict[Hashable, OnlineTree] = {}
+        self._online: dict[Hashable, Online] = {}
 
     def __repr__(self) -> str:
         pair, settings = self.config.pair, dict.fromkeys(in_words(*m.setting, m.top_k, m.min_p) for m in self.modes)
@@ -122,9 +122,9 @@ class Selector:
     ) -> Tuned:
         """The selector under the mode that is nearest to a sampling setting and a number of requests.
 
-        Where no mode covers the setting (`Mode.covers`), static trees are drafted: they lose less there than a network
-        outside of its training data. The first is the best one of the nearest mode; from then on it follows the
-        accepted lengths that `Tuned.observe` is told (`OnlineTree`). A warning says so, once for each setting.
+        Where no mode covers the setting (`Mode.covers`), the lookup rule and the best static tree of the nearest mode
+        decide: they lose less there than a network outside of its training data. From then on both follow the accepted
+        lengths that `Tuned.observe` is told (`Online`). A warning says so, once for each setting.
 
         Args:
             nodes: largest number of drafted tokens; equal prefixes of branches count separately.
@@ -153,18 +153,19 @@ class Selector:
         allowed, speed_T = _allowed(self.space, nodes, shapes), self.config.static_speeds(mode, self.latency)
         if covered:
             return Tuned(mode.restricted(self.space, allowed, speed_T), self, less)
-        static = mode.static_only().restricted(self.space, allowed, speed_T)
+        best = max((a for a in allowed if a < len(self.space.trees)), key=speed_T.__getitem__)
+        own = replace(mode.by_rule(), action=self.space.trees[best]).restricted(self.space, allowed, speed_T)
         trained = in_words(*mode.setting, mode.top_k, mode.min_p)
         _warn_once(
-            f"{in_words(*asked)}: too far from the trained {trained}; {static.action} is drafted, "
-            "then the static tree that fits the accepted lengths"
+            f"{in_words(*asked)}: too far from the trained {trained}; its lookup rule and {own.action} decide, "
+            "then what fits the accepted lengths"
         )
-        trees = [a for a in allowed if a < len(self.space.trees)]
-        key = asked, mode, tuple(trees)
+        key = asked, mode, tuple(allowed)
         if key not in self._online:  # what it learns serves all requests under this setting
-            seconds_T = torch.tensor(mode.mean_efficiency) / speed_T
-            self._online[key] = OnlineTree(self.space, mode.mean_efficiency, seconds_T, trees, static.action)
-        return Tuned(static, self, less, self._online[key])
+            actions = *self.space.trees, *([own.rule.lookup] if own.rule else [])
+            seconds = self.config.seconds(actions, own, self.latency, own.feature_levels)
+            self._online[key] = Online(self.space, own, seconds, allowed)
+        return Tuned(own, self, less, self._online[key])
 
     def check_pair(self, target: str, draft: str, device: str = "", weights: Sequence[str] = ()) -> None:
         """Warn, once, where the models or the machine are not those that the selector was trained for.

@@ -14,13 +14,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from selector.actions import Choice, Lookup, without_draft
+from selector.actions import Choice, without_draft
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import ArtefactConfig, Features, check_finite, checked, in_words
 from selector.runtime.joint import Shapes, StepClock, joint_choice, step_clock
 from selector.runtime.one_root import OneRoot
-from selector.runtime.online import OnlineTree
+from selector.runtime.online import Online
 from selector.schema import MATCH, SCALARS_KEY, InputError
 
 
@@ -37,8 +37,9 @@ class Tuned:
     """A selector under one sampling setting, for one root at a time; a lookup rule or a static tree needs no selector.
 
     Call `select` with the features of each of `feature_levels` in turn until it returns an action. Where only features
-    of the schema's first level are given, `less` decides instead. Under a sampling setting that was not trained, the
-    static tree follows the accepted lengths that `observe` is told (`online`).
+    of the schema's first level are given, `less` decides instead. On texts of more than `longest` tokens, if it is not
+    0, a network's mode needs the match alone. Under a sampling setting that was not trained, the choices follow the
+    accepted lengths that `observe` is told (`online`).
     """
 
     def __init__(
@@ -46,22 +47,25 @@ class Tuned:
         mode: Mode,
         selector: Loaded | None = None,
         less: Tuned | None = None,
-        online: OnlineTree | None = None,
+        online: Online | None = None,
     ) -> None:
         self.mode, self.feature_levels, self._selector, self._less = mode, mode.feature_levels, selector, less
-        self._online = online
+        self.longest, self._online = mode.longest, online
         self._covered: list[float] = []  # the sampling setting of the latest features, which need no second check
         if mode.decides:
             self._at_root = {level: self._one_root(mode, level) for level in mode.feature_levels}
 
     def __repr__(self) -> str:
         mode = self.mode
-        decides = f"always {mode.action}" if self._online is None else f"{mode.action} until steps were observed"
+        decides = f"always {mode.action}"
         if mode.rule is not None:
             decides = f"{mode.rule.lookup} after a match of {mode.rule.least} tokens or more, else {mode.action}"
-        elif mode.decides:
+        if mode.decides:
+            longer = f"; beyond {mode.longest} tokens {decides}" if mode.longest else ""
             number = f"{len(mode.allowed) or 'all'} actions"
-            decides = f"a network with {' and then '.join(mode.feature_levels)} features chooses among {number}"
+            decides = f"a network with {' and then '.join(mode.feature_levels)} features chooses among {number}{longer}"
+        if self._online is not None:
+            decides += ", until steps were observed"
         requests = f", batch {mode.batch}" if mode.batch > 1 else ""
         return f"Tuned({in_words(*mode.setting, mode.top_k, mode.min_p)}{requests}: {decides})"
 
@@ -76,20 +80,21 @@ class Tuned:
                 the mode does not cover.
         """
         mode = self.mode
-        if self._online is not None:
-            return self._online.action
-        if features is None:
-            return mode.action
+        if features is None or not mode.feature_levels:
+            return mode.action if self._online is None else self._online.action
         if self._less is not None and len(features.get(SCALARS_KEY, ())) == self._own.config.schema.first:
             return self._less.select(features)
-        if not mode.feature_levels:
-            return mode.action
-        if mode.rule is not None:
-            match = float(features[MATCH] if MATCH in features else self._read(features)[SCALARS_KEY][self._at(MATCH)])
+        by_rule = MATCH in features and (mode.rule is not None or mode.longest > 0)
+        read = {} if by_rule else self._read(features)
+        if (
+            by_rule
+            or not mode.decides
+            or (mode.longest and mode.is_beyond(float(read[SCALARS_KEY][self._at("context_length")])))
+        ):
+            match = float(features[MATCH] if by_rule else read[SCALARS_KEY][self._at(MATCH)])
             if not math.isfinite(match):
                 raise InputError("features: match is not finite")
-            return mode.copied(match)
-        read = self._read(features)
+            return mode.copied(match) if self._online is None else self._online.choose(match)
         known = read[SCALARS_KEY].shape[0]
         early = self._first_suffices and (len(mode.feature_levels) == 1 or known == self._own.config.schema.first)
         action = self._at_root[mode.feature_levels[0 if early else -1]].choose(read)
@@ -98,7 +103,7 @@ class Tuned:
     def observe(self, action: Choice, accepted: int) -> None:
         """Learn from a step: what was drafted, and tau, the number of drafted tokens that were accepted. It matters
         only under a sampling setting that was not trained; the decoders and `generate()` call it."""
-        if self._online is not None and not isinstance(action, Lookup):
+        if self._online is not None:
             self._online.observe(action, accepted)
 
     def select_jointly(self, features: Sequence[Features]) -> list[Choice]:

@@ -56,6 +56,7 @@ class Texts:
     hidden_R: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     from_the_start: bool = False
     schema: Schema = PAIR
+    space: ActionSpace = field(default_factory=ActionSpace.of_pairs)  # of the actions that have labels
 
     def __len__(self) -> int:
         return len(self.size_X)
@@ -121,8 +122,12 @@ class Timed:
     texts: Texts
     verifier: str
     profile: LatencyProfile
-    space: ActionSpace = field(default_factory=ActionSpace.of_pairs)
+    given_space: ActionSpace | None = None  # that of the texts if None
     _tables: dict[tuple[str, ...], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def space(self) -> ActionSpace:
+        return self.given_space or self.texts.space
 
     @property
     def setting(self) -> Setting:
@@ -174,6 +179,10 @@ def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor) -> T
     hidden = {name: _flat(table, name) for name in HIDDEN_STATES if name in table.column_names}
     stride_R = stride_X.clamp(min=1).repeat_interleave(size_X)
     has_R = (number_R >= 1) & ((number_R - 1) % stride_R == 0) & (len(hidden) > 0)
+    space = ActionSpace.of_pairs()
+    survivals = {name: _flat(table, survival_column(name)).view(int(size_X.sum()), -1) for name in verifiers}
+    if all(each.shape[1] == space.depth for each in survivals.values()):  # those of a head, which drafts chains alone
+        space = replace(ActionSpace.with_lookups(), max_K=1)
     return Texts(
         settings,
         size_X,
@@ -183,10 +192,11 @@ def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor) -> T
         table["prompt"].to_pylist(),
         scalars_RF,
         start_X.repeat_interleave(size_X) + number_R + 1,
-        {name: _flat(table, survival_column(name)).view(int(size_X.sum()), -1) for name in verifiers},
+        survivals,
         _flat(table, LOOKUP_COLUMN),
         {name: rows.view(int(has_R.sum()), -1) for name, rows in hidden.items()},
         torch.where(has_R, has_R.cumsum(0) - 1, -1),
+        space=space,
     )
 
 

@@ -93,6 +93,11 @@ class SelectorModule(pl.LightningModule):
         """The lowest and the highest value of each scalar at the training roots."""
         return list(zip(self._body.low_F.tolist(), self._body.high_F.tolist(), strict=True))
 
+    @property
+    def longest(self) -> int:
+        """The length of the longest committed text at a training root, in tokens."""
+        return int(self._body.high_F[self.schema.index("context_length")])
+
     def begin_at(self, texts: Texts, verifier: str, rows: Tensor) -> None:
         """Fit the scalars' ranges and scaling on the training roots, and begin a regressor at their mean survivals."""
         self._body.standardise(texts.scalars_RF[rows])

@@ -98,7 +98,8 @@ class Decided:
 
 def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = False) -> Decided:
     """What a mode does: the static tree at roots without features and where nothing is decided; a lookup by its rule;
-    elsewhere what its network chooses, asked with one feature level after another (`Mode`)."""
+    elsewhere what its network chooses, asked with one feature level after another, and on texts that are longer than
+    its training texts what the rule chooses (`Mode`)."""
     space, unknown_R = timed.space, timed.texts.unknown_R
     static_R = torch.full((len(unknown_R),), space.index(mode.action))
     if not mode.decides:
@@ -118,6 +119,10 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
         time_R = seconds_RA.gather(-1, here_R.unsqueeze(-1))[:, 0]
         action_R, seconds_R = torch.where(open_R, here_R, action_R), torch.where(open_R, time_R, seconds_R)
         open_R = open_R & space.needs_draft_A[chosen_R] & ~unknown_R
+    if mode.longest:
+        beyond_R, rule = timed.texts.length_R > mode.longest, decide(timed, {}, mode.by_rule())
+        action_R = torch.where(beyond_R, rule.action_R, action_R)
+        seconds_R = torch.where(beyond_R, rule.seconds_R, seconds_R)
     return Decided(action_R, seconds_R)
 
 

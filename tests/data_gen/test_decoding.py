@@ -249,6 +249,43 @@ def test_a_draft_that_lags_behind_catches_up_in_little_memory(
             torch.testing.assert_close(late.last[key], values, atol=1e-5, rtol=1e-5)
 
 
+class Short(Late):
+    """Asks for the draft's rows, but on texts of at most 40 tokens."""
+
+    longest = 40
+
+    def __init__(self) -> None:
+        super().__init__(("early", "light"), Action(1, 2, 0), always=True)
+        self.seen: list[set[str] | None] = []
+
+    def select(self, features: dict[str, Tensor] | None) -> Action | None:
+        self.seen.append(None if features is None else set(features))
+        return super().select(features) if features is None or SCALARS_KEY in features else self.action
+
+
+@pytest.mark.parametrize("kind", [Decoder, GraphDecoder])
+def test_on_long_texts_a_chooser_gets_the_match_alone(pair: ModelPair, kind: type[Loop]) -> None:
+    """The same that a lookup rule gets there. Short and long texts keep the draft's cache right."""
+    short = Short()
+    prompt = PROMPT * 2
+    more = {"length": 200} if kind is GraphDecoder else {}
+    found = kind(pair, Sampling(0.0), get_verifier("traversal"), short, **more).decode(
+        prompt, 60, torch.Generator().manual_seed(0)
+    )
+    asked = iter(short.seen[1:])
+    for step in found.steps[1:]:
+        if step.length > 40:
+            assert next(asked) == {"match"}
+        else:
+            assert [next(asked), next(asked)] == [{SCALARS_KEY}, {SCALARS_KEY}]
+    assert {step.length > 40 for step in found.steps[1:]} == {False, True}
+    expected = kind(pair, Sampling(0.0), get_verifier("traversal"), FixedTree(Action(1, 2, 0)), **more).decode(
+        prompt, 60, torch.Generator().manual_seed(0)
+    )
+    assert found.tokens == expected.tokens
+    assert [step.accepted for step in found.steps] == [step.accepted for step in expected.steps]
+
+
 def test_the_same_seed_decodes_the_same_text(pair: ModelPair) -> None:
     assert decode(pair, seed=3).tokens == decode(pair, seed=3).tokens != decode(pair, seed=4).tokens
 

@@ -31,8 +31,9 @@ SOME = Mode(1.0, 1.0, Action(2, 2, 3), (LIGHT,), speed=220.0, rho=0.5, allowed=L
 NUCLEUS = Mode(1.0, 0.9, Action(1, 5, 0), (LIGHT,), speed=150.0, rho=1.0, allowed=LIMITED)
 IN_TURN = Mode(1.4, 1.0, Action(2, 2, 3), (EARLY, LIGHT), speed=220.0, rho=0.5)
 SOME_IN_TURN = Mode(1.4, 0.9, Action(2, 2, 3), (EARLY, LIGHT), speed=220.0, rho=0.25, allowed=LIMITED)
-MODES = STATIC, COPIES, ANY, KNOWN_EARLY, SOME, NUCLEUS, IN_TURN, SOME_IN_TURN
-NAMES = ["static", "copies", "decided", "early", "limited", "nucleus", "in turn", "limited in turn"]
+SHORT = Mode(1.8, 1.0, Action(1, 3, 0), (EARLY, LIGHT), speed=210.0, rho=0.5, rule=LookupRule(5, 8), longest=70)
+MODES = STATIC, COPIES, ANY, KNOWN_EARLY, SOME, NUCLEUS, IN_TURN, SOME_IN_TURN, SHORT
+NAMES = ["static", "copies", "decided", "early", "limited", "nucleus", "in turn", "limited in turn", "short texts"]
 KINDS = [(objective, level) for objective in ("policy", "regressor") for level in (LIGHT, FULL)]
 
 
@@ -105,9 +106,11 @@ def early_of(features: Features) -> Features:
 def mask_of(mode: Mode, data: Timed) -> Tensor:
     """What may be chosen at every root, bool [R, A]."""
     matches = data.texts.scalar("match").tolist()
-    if mode.rule is not None:
-        return torch.tensor([[action == mode.copied(match) for action in SPACE] for match in matches])
-    return mode.mask(SPACE).expand(len(matches), -1)
+    by_rule = torch.tensor([[action == mode.copied(match) for action in SPACE] for match in matches])
+    if not mode.decides:
+        return by_rule
+    beyond_R1 = (data.texts.length_R > (mode.longest or torch.inf)).unsqueeze(-1)
+    return torch.where(beyond_R1, by_rule, mode.mask(SPACE))
 
 
 def worth(made: SelectorModule, data: Timed, mode: Mode, early: bool = False) -> Tensor:

@@ -52,7 +52,7 @@ def test_what_is_deployed_is_what_is_exported(
 def test_the_config_says_what_an_engine_needs(artefacts: dict[tuple[str, str], Path]) -> None:
     for (objective, level), folder in artefacts.items():
         config = json.loads((folder / "config.json").read_text())
-        assert config["format"] == "espalier-selector-10"
+        assert config["format"] == "espalier-selector-11"
         assert config["features"]["early"] == len(EARLY_SCALARS)
         assert (config["objective"], config["feature_level"], config["verifier"]) == (objective, level, "traversal")
         assert [scalar["name"] for scalar in config["features"]["scalars"]] == [scalar.name for scalar in PAIR.scalars]
@@ -116,8 +116,8 @@ def changed(artefact: Path, copy: Path, change: Callable[[dict], object]) -> Pat
     ("change", "message"),
     [
         (
-            lambda config: config.update(format="espalier-selector-9"),
-            "config.json: espalier-selector-9; this program reads espalier-selector-10: export the selector again",
+            lambda config: config.update(format="espalier-selector-10"),
+            "config.json: espalier-selector-10; this program reads espalier-selector-11: export the selector again",
         ),
         (
             lambda config: config["features"]["scalars"][4].update(name="matched"),
@@ -135,8 +135,8 @@ def test_another_version_is_refused(
 
 
 def test_another_format_is_refused_without_torch_too(artefact: Path, tmp_path: Path) -> None:
-    older = changed(artefact, tmp_path / "selector", lambda config: config.update(format="espalier-selector-9"))
-    with pytest.raises(ValueError, match="selector: espalier-selector-9; this program reads espalier-selector-10"):
+    older = changed(artefact, tmp_path / "selector", lambda config: config.update(format="espalier-selector-10"))
+    with pytest.raises(ValueError, match="selector: espalier-selector-10; this program reads espalier-selector-11"):
         PlainSelector(older)
 
 

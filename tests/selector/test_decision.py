@@ -156,6 +156,14 @@ def test_the_rule_copies_from_its_least_match_on() -> None:
     assert COPIES.mask(SPACE).tolist() == [action == CHAIN for action in SPACE]
 
 
+def test_on_longer_texts_a_network_gives_way_to_the_rule() -> None:
+    short = replace(DECIDED, rule=COPIES.rule, longest=175)
+    assert [short.is_beyond(length) for length in (1, 175, 176)] == [False, False, True]
+    assert not DECIDED.is_beyond(10**9)
+    assert short.by_rule() == replace(DECIDED, feature_levels=(MATCH,), rule=COPIES.rule)
+    assert replace(DECIDED, longest=175).by_rule() == DECIDED.static_only()
+
+
 def test_lookups_and_the_empty_tree_need_no_draft() -> None:
     assert [action for action in SPACE if without_draft(action)] == [EMPTY, Lookup(4)]
 
@@ -179,6 +187,7 @@ def test_the_rule_is_scriptable() -> None:
         replace(DECIDED, feature_levels=(TEXT,), batch=16, level=TEXT),
         replace(DECIDED, top_k=20, min_p=0.05, draft_temperature=0.0),
         replace(DECIDED, feature_levels=(DRAFTER,), batch=4, level=DRAFTER, joint=900.0),
+        replace(DECIDED, rule=LookupRule(3, 4), longest=175),
         *(replace(DECIDED, feature_levels=level) for level in ASKED[2:]),
     ],
     ids=[
@@ -190,6 +199,7 @@ def test_the_rule_is_scriptable() -> None:
         "by text",
         "truncated",
         "together",
+        "short texts",
         *map(" ".join, ASKED[2:]),
     ],
 )
@@ -211,7 +221,9 @@ def test_a_mode_survives_json(mode: Mode) -> None:
         {"feature_levels": [EARLY, MATCH]},
         {"feature_levels": LIGHT},
         {"feature_levels": [MATCH]},  # without a rule
-        {"rule": [3, 4]},  # which is not asked for
+        {"feature_levels": [], "rule": [3, 4]},  # which is not asked for
+        {"longest": -1},
+        {"longest": 5.0},
         {"feature_levels": [MATCH], "rule": [3]},
         {"feature_levels": [MATCH], "rule": [3.5, 4]},
         {"feature_levels": [MATCH], "rule": [-1, 4]},

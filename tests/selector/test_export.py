@@ -24,6 +24,7 @@ from tests.selector.exported import (
     MODES,
     NAMES,
     NUCLEUS,
+    SHORT,
     SOME,
     SOME_IN_TURN,
     STATIC,
@@ -142,6 +143,15 @@ def test_the_match_alone_will_do_for_the_rule(artefact: Path) -> None:
         assert Tuned(COPIES).select({MATCH: match}) == action
         chosen.add(action)
     assert chosen == {COPIES.action, Lookup(8)}
+
+
+def test_on_long_texts_the_match_alone_will_do_without_the_rules_lookup_too(artefact: Path) -> None:
+    """Of an engine that cannot draft it; the static tree is then drafted."""
+    whole, fewer = (loaded(artefact).at(SHORT.temperature, nodes=nodes) for nodes in (None, 4))
+    assert fewer.mode.rule is None and fewer.longest == whole.longest == SHORT.longest
+    for match in (0.0, 9.0):
+        assert fewer.select({MATCH: torch.tensor(match)}) == fewer.mode.action
+        assert whole.select({MATCH: torch.tensor(match)}) == SHORT.copied(match)
 
 
 def test_a_mode_without_a_network_needs_no_selector() -> None:

@@ -19,8 +19,10 @@ from selector.runtime.tuned import Tuned
 from selector.schema import FULL, HIDDEN_STATES, LIGHT, MATCH, PAIR, SCALARS_KEY, InputError
 from tests.selector.exported import (
     COPIES,
+    IN_TURN,
     MODES,
     NUCLEUS,
+    SHORT,
     SOME,
     STATIC,
     batch_of,
@@ -63,7 +65,7 @@ def test_top_k_and_min_p_are_compared_with_the_modes_own() -> None:
     ],
     ids=["temperature", "top-k", "min-p", "top-p"],
 )
-def test_far_from_every_trained_setting_the_best_static_tree_is_drafted(
+def test_far_from_every_trained_setting_the_rule_and_the_best_static_tree_decide(
     artefact: Path, asked: dict[str, float], mode: Mode, words: str
 ) -> None:
     """And one line says so, once in a process."""
@@ -76,8 +78,9 @@ def test_far_from_every_trained_setting_the_best_static_tree_is_drafted(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert selector.at(**asked).mode == tuned.mode
-    assert tuned.feature_levels == ()
-    assert {tuned.select(features) for features in one_by_one(batch_of(data, rows, LIGHT))} == {best}
+    assert tuned.feature_levels == ((MATCH,) if mode.rule else ()) and tuned.select(None) == best
+    chosen = {tuned.select(features) for features in one_by_one(batch_of(data, rows, LIGHT))}
+    assert chosen == {best, *([mode.rule.lookup] if mode.rule else [])}
     with pytest.warns(UserWarning, match=words):
         assert selector.at(**asked, nodes=2).select(None).nodes <= 2  # type: ignore[union-attr]
 
@@ -214,4 +217,7 @@ def test_a_selector_and_its_decisions_say_what_they_are(artefact: Path) -> None:
         asked[COPIES] == "Tuned(temperature 0.4, top-p 1: lookup 8 after a match of 5 tokens or more, else (1, 4, 0))"
     )
     assert asked[SOME].endswith(": a network with light features chooses among 22 actions)")
-    assert asked[MODES[-2]].endswith(": a network with early and then light features chooses among all actions)")
+    both = ": a network with early and then light features chooses among all actions"
+    assert asked[IN_TURN].endswith(f"{both})")
+    longer = "beyond 70 tokens lookup 8 after a match of 5 tokens or more, else (1, 3, 0)"
+    assert asked[SHORT].endswith(f"{both}; {longer})")

@@ -24,7 +24,7 @@
 #ifndef ESPALIER_API
 #define ESPALIER_API static inline
 #endif
-enum { ESPALIER_MAGIC = 0x50534531, ESPALIER_FORMAT = 10 };
+enum { ESPALIER_MAGIC = 0x50534531, ESPALIER_FORMAT = 11 };
 enum { ESPALIER_ERROR = 256, ESPALIER_BLOCKS = 8, ESPALIER_LAYERS = 16, ESPALIER_MOST = 1 << 20 };
 /* What `espalier_decide` returns instead of a position: wrong widths, a number that is not finite, no memory. */
 enum { ESPALIER_WIDTH = -1, ESPALIER_NOT_FINITE = -2, ESPALIER_MEMORY = -3 };
@@ -52,6 +52,7 @@ typedef struct {
   uint32_t *file;
   const int32_t *shapes_A4, *allowed_SA, *copied_SA, *static_SA, *count_F;
   const float *settings_S3, *lengths_L, *early_SLA, *late_SLA, *speed_S, *rho_S, *late_S, *least_S, *level_S;
+  const float *longest_S;
   const float *mean_F, *scale_F, *low_F, *high_F;
   espalier_map block[ESPALIER_BLOCKS], layer[ESPALIER_LAYERS], factors, sums;
 } espalier;
@@ -138,6 +139,7 @@ static inline void espalier_tables(espalier *s) {
   s->early_SLA = espalier_floats(s, S * L * A), s->late_SLA = espalier_floats(s, S * L * A);
   s->speed_S = espalier_floats(s, S), s->rho_S = espalier_floats(s, S);
   s->late_S = espalier_floats(s, S), s->least_S = espalier_floats(s, S), s->level_S = espalier_floats(s, S);
+  s->longest_S = espalier_floats(s, S);
   s->allowed_SA = espalier_ints(s, S * A), s->copied_SA = espalier_ints(s, S * A);
   s->static_SA = espalier_ints(s, S * A);
 }
@@ -301,8 +303,11 @@ ESPALIER_API int espalier_decide(const espalier *s, const float *scalars, size_t
   if (known && !espalier_finite(states, states_given)) return ESPALIER_NOT_FINITE;
   if (!(memory = (float *)malloc(2 * s->widest * sizeof(float)))) return ESPALIER_MEMORY;
   at = espalier_nearest(s, scalars, known, &beyond), passed = known && s->late_S[at] != 0;
-  may = (scalars[s->place[ESPALIER_MATCH]] >= s->least_S[at] ? s->copied_SA : s->allowed_SA) + at * s->actions;
-  if (beyond) may = s->static_SA + at * s->actions;
+  may = s->static_SA + at * s->actions;
+  if (!beyond && scalars[s->place[ESPALIER_CONTEXT]] <= s->longest_S[at])
+    may = s->allowed_SA + at * s->actions;
+  else if (!beyond && scalars[s->place[ESPALIER_MATCH]] >= s->least_S[at])
+    may = s->copied_SA + at * s->actions;
   x = espalier_outputs(s, scalars, states, passed, memory, memory + s->widest);
   y = x == memory ? memory + s->widest : memory;
   if (s->regressor) {
