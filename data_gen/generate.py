@@ -32,13 +32,14 @@ from transformers.utils import ModelOutput
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Chooser, FixedTree, Step
 from data_gen.models.checkpoints import weights_of
-from data_gen.models.pair import ModelPair
+from data_gen.models.heads import check_fits, check_head
+from data_gen.models.pair import ModelPair, is_head
 from data_gen.models.sampling import Sampling
 from data_gen.models.self_check import check_model
 from data_gen.models.vocabulary import scored, widened
 from data_gen.timing import device_name
 from data_gen.verification import get_verifier
-from selector.actions import ActionSpace, Choice, Tree, choice_of
+from selector.actions import ActionSpace, Choice, Lookup, Tree, choice_of
 from selector.runtime.selector import Selector, load_selector
 from selector.runtime.tuned import Tuned
 from selector.schema import PAIR, InputError
@@ -169,7 +170,8 @@ def speculative_generate(
     """The decoding loop for `generate(custom_generate=speculative_generate, ..)`.
 
     Args:
-        draft_model: with the target's vocabulary, on its device.
+        draft_model: with the target's vocabulary, on its device; or a head for the target, from
+            `data_gen.models.heads.load_head`, which drafts chains.
         selector: a loaded selector or its folder; or one action for all steps, a tree `(K, L1, L2)`, a greedy tree
             `(K, L1, L2, "greedy")`, or a lookup `(length,)`; or a pair of a verifier's name and such an action, whose
             default is `lifted_uniform`.
@@ -189,13 +191,16 @@ def speculative_generate(
         _check_settings(input_ids, logits_processor, generation_config, model_kwargs)
         draft = _checked_draft(model, draft_model, int(generation_config.max_length or 0))
         pair = ModelPair(model, draft, cast(Any, None), (str(model.name_or_path), str(draft.name_or_path)), "")
+        if pair.has_head and draft not in _checked:
+            check_head(pair, f"draft_model: {draft.name_or_path}")
+            _checked[draft] = 1
         sampling = Processed.of(generation_config, logits_processor)
         verifier, chooser = _choice(selector, sampling, pair)
         if isinstance(chooser, Tuned):
             sampling = replace(sampling, draft_temperature=chooser.mode.draft_temperature)
         decoder = Decoder(pair, sampling, get_verifier(verifier), chooser)
         generator = torch.Generator(device=model.device).manual_seed(int(torch.randint(2**63 - 1, ())))
-        stack.enter_context(widened(model, draft))
+        stack.enter_context(widened(*([model] if pair.has_head else [model, draft])))
         steps = stack.enter_context(closing(decoder.steps(input_ids[0].tolist(), generator)))
         sequences, taken = _until_stopped(steps, input_ids, stopping_criteria, text_streamer)
     if generation_config.return_dict_in_generate:
@@ -261,7 +266,9 @@ def _checked_draft(model: PreTrainedModel, draft: Any, max_length: int) -> PreTr
         raise InputError(f"draft_model: {draft!r:.80} is not a model; AutoModelForCausalLM.from_pretrained loads one")
     if draft.device != model.device:
         raise InputError(f"draft_model: it is on {draft.device}, and the target on {model.device}")
-    models = model, cast(PreTrainedModel, draft)
+    models = (model,) if is_head(draft) else (model, cast(PreTrainedModel, draft))
+    if is_head(draft):
+        check_fits(draft, model, f"draft_model: {draft.name_or_path}")
     sizes = [scored(each) for each in models]
     if max(sizes) > PADDING * min(sizes):
         raise InputError(f"vocabularies differ: the target scores {sizes[0]} tokens, the draft {sizes[1]}")
@@ -270,7 +277,7 @@ def _checked_draft(model: PreTrainedModel, draft: Any, max_length: int) -> PreTr
         if _checked.get(each, 0) < longest:
             check_model(each, each.name_or_path or type(each).__name__, longest)
             _checked[each] = longest
-    return models[1]
+    return cast(PreTrainedModel, draft)
 
 
 def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Chooser]:
@@ -288,9 +295,12 @@ def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Ch
     if isinstance(selector, tuple) and len(selector) == 2:
         verifier, selector = selector
     try:
-        space, action = ActionSpace.of_pairs(), choice_of(selector)
-        return verifier, FixedTree(space.actions[space.index(action)])
+        space = ActionSpace.of_pairs()
+        action = space.actions[space.index(choice_of(selector))]
     except (TypeError, ValueError) as error:
         raise InputError(
             "selector: neither a selector, nor its folder, nor a tree (K, L1, L2), nor a lookup (length,)"
         ) from error
+    if pair.has_head and not isinstance(action, Lookup) and action.K > 1:
+        raise InputError(f"selector: the tree {action} has branches; a head drafts chains")
+    return verifier, FixedTree(action)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from data_gen.decoding import decoder_for
 from data_gen.decoding.loop import FixedTree, Step
+from data_gen.models.cached_head import CachedHead, caches
 from data_gen.models.checkpoints import weights_of
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling
@@ -47,7 +48,8 @@ def device_name(device: str, dtype: str, threads: int | None = None) -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     processor = names[0] if names else platform.processor() or platform.machine()
-    return f"{processor}, {threads or torch.get_num_threads()} threads, {dtype}"
+    threads = threads or torch.get_num_threads()
+    return f"{processor}, {threads} thread{'s' * (threads > 1)}, {dtype}"
 
 
 class Grid(NamedTuple):
@@ -155,9 +157,9 @@ def _cells(pair: ModelPair, grid: Grid, verifiers: Sequence[str]) -> Iterator[tu
     vocabulary = pair.vocabulary
     for length in grid.lengths:
         context = torch.randint(vocabulary, (length,), generator=torch.Generator().manual_seed(length)).tolist()
-        draft, target = CachedModel(pair.draft), CachedModel(pair.target)
-        draft.fill(context)
+        target, draft = caches(pair)
         target.fill(context[:-1])
+        draft.fill(context)
         one_target_pass, one_draft_pass = _target_pass(target, tree_of(1)), _draft_passes(draft, 1, 1, generator)
         for width in grid.widths:
             passes = _draft_passes(draft, width, DRAFT_PASSES, generator)
@@ -188,7 +190,9 @@ def branches(count: int, depth: int) -> DraftTree:
     return DraftTree.from_paths([], [[b] * depth for b in range(count)])
 
 
-def _draft_passes(draft: CachedModel, width: int, count: int, generator: torch.Generator) -> Callable[[], None]:
+def _draft_passes(
+    draft: CachedModel | CachedHead, width: int, count: int, generator: torch.Generator
+) -> Callable[[], None]:
     """Consecutive draft passes, each with the draw of the next tokens."""
     device = draft.model.device
     tokens = torch.zeros(1, width, dtype=torch.int64, device=device)
@@ -326,6 +330,8 @@ def fitted(profile: LatencyProfile, steps: Mapping[tuple[str, Choice], Sequence[
     profile = replace(profile, corrections={name: Correction(drafting, trunk_pass) for name in names})
     trees = {key: taken for key, taken in drafted.items() if key[1].K > 1}
     counts = [(correction_counts(action)[2], *(float(name == own) for own in names)) for name, action in trees]
+    if not trees:  # a head drafts chains alone
+        return profile
     branch_pass, *branching = _least_squares(profile, trees, counts)
     corrections = {
         name: Correction(drafting, trunk_pass, branch_pass, own) for name, own in zip(names, branching, strict=True)

@@ -56,9 +56,9 @@ def text_schema(verifiers: Sequence[str], hidden: bool) -> pa.Schema:
     return pa.schema(fields, metadata={"espalier_rows_version": str(ROWS_VERSION)})
 
 
-def text_bytes(tokens: int, roots: int, verifiers: int, hidden: int) -> int:
+def text_bytes(tokens: int, roots: int, verifiers: int, hidden: int, trees: ActionSpace) -> int:
     """Bytes of one row before compression; `hidden` counts the recorded numbers of hidden states."""
-    per_root = 1 + 4 * len(ROW_NUMBERS) + 2 * verifiers * len(ActionSpace.recorded().sums_SA)
+    per_root = 1 + 4 * len(ROW_NUMBERS) + 2 * verifiers * len(trees.sums_SA)
     return 4 * tokens + roots * per_root + 2 * hidden
 
 

@@ -7,6 +7,7 @@ cache may also lack accepted tokens, which its next root pass covers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from data_gen.decoding.loop import Clock, Loop, Outcome, Text
 from data_gen.drafting.sampled import Draft, draft_lookup, draft_tree
 from data_gen.features.root import BLOCK, Accepted
+from data_gen.models.cached_head import caches, check_prompt
 from data_gen.models.pair import CachedModel, ModelRows
 from data_gen.verification import COPIED, Verdict, Verifier, styled
 from data_gen.verification.distributions import sample
@@ -25,7 +27,8 @@ class Decoder(Loop):
 
     def _open(self, prompt: Sequence[int], generator: torch.Generator) -> _CachedText:
         text = _CachedText(prompt, self.sampling, self.chooser.feature_levels, generator)
-        text.target, text.draft = CachedModel(self.pair.target), CachedModel(self.pair.draft)
+        check_prompt(self.pair, len(prompt))
+        text.target, text.draft = caches(self.pair)
         text.target.fill(prompt[:-1])
         return text
 
@@ -103,6 +106,6 @@ class _CachedText(Text):
     """A text with both models' caches."""
 
     target: CachedModel
-    draft: CachedModel
+    draft: Any  # a `CachedModel` or a `CachedHead`
     root_probs_V: Tensor  # of the draft, once it has passed the root token
     root_logits_V: Tensor

@@ -70,6 +70,8 @@ class GraphDecoder(Loop):
             raise InputError("the graph decoder needs distributions that follow from the logits alone")
         if len({weights.device for model in (pair.target, pair.draft) for weights in model.parameters()}) > 1:
             raise InputError("the graph decoder needs target and draft whole on one device")
+        if pair.has_head:
+            raise InputError("the graph decoder has no passes for a head")
         if self.compiled:
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
         self.slow_steps = WARM + 2 if self.recorded and pair.device.type == "cuda" else 1

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from data_gen.models.cached_head import CachedHead
 from data_gen.models.pair import CachedModel, ModelRow
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification.distributions import most_likely, sample
 from selector.actions import GREEDY, IID, Action, ActionSpace, Tree
+from selector.schema import InputError
 
 EVERY = 8  # tokens between two roots at which branches are compared
 
@@ -31,7 +33,9 @@ class Draft:
 
     tree: DraftTree
     probs_NV: Tensor  # the draft's distribution after each node; zeros at leaves
-    row_of: dict[int, int]  # row in the draft's cache of each node that the draft has passed, except the root
+    # row in the draft's cache of each node that the draft has passed, except the root; empty where the draft passes
+    # accepted tokens again
+    row_of: dict[int, int]
     _passed: list[ModelRow]  # by row
 
     def rows(self, nodes: Iterable[int]) -> list[ModelRow]:
@@ -40,7 +44,7 @@ class Draft:
 
 
 def draft_tree(
-    draft: CachedModel,
+    draft: CachedModel | CachedHead,
     root_probs_V: Tensor,
     action: Tree,
     sampling: Sampling,
@@ -58,7 +62,12 @@ def draft_tree(
         style: as in `draw_children`, for the branches' first tokens.
         text: committed tokens up to the root token, for a sampling that depends on them.
         root_logits_V: after the root token; they rank tokens of probability 0 where the style is greedy.
+
+    Raises:
+        InputError: a head is to draft branches; names the tree.
     """
+    if isinstance(draft, CachedHead) and action.K > 1:
+        raise InputError(f"the tree {action} has branches; a head drafts chains, such as {Action(1, *action[1:])}")
     L1, L2 = (action.L1 + action.L2, 0) if action.K == 1 else (action.L1, action.L2)  # a chain is a trunk alone
     trunk: list[int] = []
     passed: list[ModelRow] = []
@@ -86,7 +95,7 @@ def draft_tree(
     probs_NV[0] = root_probs_V
     if row_of:
         probs_NV[list(row_of)] = torch.stack([passed[row].probs_V for row in row_of.values()])
-    return Draft(tree, probs_NV, row_of, passed)
+    return Draft(tree, probs_NV, {} if draft.recomputes else row_of, passed)
 
 
 @torch.inference_mode()
@@ -154,7 +163,7 @@ def draw_children(
 
 
 def _pass(
-    draft: CachedModel,
+    draft: CachedModel | CachedHead,
     tokens_1W: Tensor,
     visible: Tensor,
     depth: int,

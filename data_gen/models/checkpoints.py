@@ -175,9 +175,14 @@ def revision(name: str) -> str | None:
     return None if Path(name).is_dir() else extract_commit_hash(str(cached_file(name, CONFIG)), None)
 
 
+def text_config(name: str, role: str) -> Any:
+    """The part of a model's config that is about its text layers; InputError where it cannot be read."""
+    return _load(AutoConfig, name, role).get_text_config()
+
+
 def hidden_width(name: str, role: str) -> int:
     """A model's hidden width, from its config alone; InputError where the config cannot be read."""
-    return int(_load(AutoConfig, name, role).get_text_config().hidden_size)
+    return int(text_config(name, role).hidden_size)
 
 
 def model_positions(name: str, role: str) -> int:

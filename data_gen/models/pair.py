@@ -1,13 +1,14 @@
 """A pair of target and draft model, and a model with its KV cache.
 
-Legend: B sequences, W tokens of one pass, R cached rows beyond the committed ones, V vocabulary, D hidden width.
+Legend: B sequences, W tokens of one pass, R cached rows beyond the committed ones, V vocabulary, D hidden width, A
+widths of several layers' states together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from data_gen.models.checkpoints import RANDOM, fingerprint, is_shape, load_mode
 from data_gen.models.masks import TreeMasks
 from data_gen.models.sampling import Sampling
 from data_gen.models.vocabulary import check_same_vocabulary, scored, widen
+from selector.actions import ActionSpace
 from selector.schema import InputError
 
 ROLES = ("target", "draft")
@@ -64,10 +66,17 @@ class CachedModel:
     The cache holds `committed` rows, which every later token sees, and after them the rows of a token tree. `keep`
     commits the accepted path and drops the other rows of the tree. Layers with a sliding window keep all rows, too, and
     the mask hides them, because a tree may still need them.
+
+    Args:
+        layers: the residual stream is recorded after so many layers, each of these, for a head that reads it.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    recomputes = False  # whether drafted tokens are passed again once they are accepted
+
+    def __init__(self, model: PreTrainedModel, layers: Sequence[int] = ()) -> None:
         self.model, self.committed, self.cache = model, 0, DynamicCache()
+        self._layers_read, self._passed_WA = list(layers), torch.zeros(0)
+        self._states: list[Tensor] = []  # of committed tokens that no head has taken yet, [tokens, A] each
         self._masks = TreeMasks(model.config)
         self._offsets: list[Tensor] = []  # of the tree's rows, [1 or B, W] of each pass
         self._finite = torch.ones((), dtype=torch.bool, device=model.device)
@@ -89,7 +98,8 @@ class CachedModel:
         masks = self._masks.build(visible, self._offsets, self.committed, self.model.dtype)
         given: list[Tensor] = []  # the input of the output layer: no other hidden state is stored
         head = self.model.get_output_embeddings()
-        with head.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0])):
+        hook = head.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+        with hook, recorded(self.model, self._layers_read) as seen:
             output = self.model(
                 tokens_BW,
                 attention_mask=_expanded(masks, batch),
@@ -98,9 +108,19 @@ class CachedModel:
                 use_cache=True,
                 logits_to_keep=last,
             )
+        if seen:
+            self._passed_WA = torch.cat([seen[number].to(device) for number in self._layers_read], dim=-1)[0]
         logits_BWV = output.logits.to(device)  # a model that is spread over devices may end on another one
         self._finite = self._finite & logits_BWV.amax(-1).isfinite().all()
         return Pass(logits_BWV, given[0].to(device))
+
+    def take_states(self, count: int) -> Tensor:
+        """The recorded states of the next committed tokens, [count, A]; each token's are given once."""
+        states_TA = torch.cat(self._states)
+        if len(states_TA) < count:
+            raise ValueError(f"{count} tokens' states are asked for; the target has committed {len(states_TA)} more")
+        self._states = [states_TA[count:]]
+        return states_TA[:count]
 
     def extend(self, tokens: Sequence[int]) -> Pass:
         """One causal pass over consecutive tokens, which are committed at once."""
@@ -135,6 +155,8 @@ class CachedModel:
     def keep(self, path: Sequence[int]) -> None:
         """Commit the given tree rows (ascending; 0 is the first row of the tree) and drop all other tree rows."""
         kept = self.committed + len(path)
+        if self._layers_read and path:
+            self._states.append(self._passed_WA[list(path)])
         in_place = list(path) == list(range(len(path)))
         if not in_place or len(path) < sum(offsets.shape[1] for offsets in self._offsets):
             source = torch.tensor(path, dtype=torch.int64) + self.committed
@@ -154,6 +176,31 @@ class CachedModel:
         return {number: layer for number, layer in enumerate(layers) if layer.is_initialized}
 
 
+@contextmanager
+def recorded(model: PreTrainedModel, numbers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    """Inside the context, passes write the residual stream after so many layers to the dict, [B, W, D] by number; after
+    all of them, that is before the last norm."""
+    seen: dict[int, Tensor] = {}
+    with ExitStack() as stack:
+        for number in numbers:
+            stack.enter_context(_after_layer(model, number, seen))
+        yield seen
+
+
+def _after_layer(model: PreTrainedModel, number: int, seen: dict[int, Tensor]) -> Any:
+    count = model.config.get_text_config().num_hidden_layers
+    lists = (each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
+    layers = next(each for each in lists if len(each) == count)
+    if number < count:
+        return layers[number].register_forward_pre_hook(
+            lambda _, inputs, given: seen.update({number: inputs[0] if inputs else given["hidden_states"]}),
+            with_kwargs=True,
+        )
+    return layers[-1].register_forward_hook(
+        lambda _, inputs, output: seen.update({number: output[0] if isinstance(output, tuple) else output})
+    )
+
+
 def _expanded(masks: Tensor | dict[str, Tensor], batch: int) -> Any:
     if isinstance(masks, dict):
         return {kind: mask.expand(batch, -1, -1, -1) for kind, mask in masks.items()}
@@ -162,7 +209,8 @@ def _expanded(masks: Tensor | dict[str, Tensor], batch: int) -> Any:
 
 @dataclass
 class ModelPair:
-    """A target and a draft model over one vocabulary, and their tokenizer."""
+    """A target and a draft over one vocabulary, and their tokenizer. The draft is a model, or a head that reads the
+    target's hidden states (`data_gen.models.cached_head`)."""
 
     target: PreTrainedModel
     draft: PreTrainedModel
@@ -226,10 +274,19 @@ class ModelPair:
         return self.fingerprint.startswith(RANDOM)
 
     @property
+    def has_head(self) -> bool:
+        return is_head(self.draft)
+
+    @property
+    def trees(self) -> ActionSpace:
+        """The trees that the draft can draft: a head drafts chains alone."""
+        return replace(ActionSpace.default(), max_K=1) if self.has_head else ActionSpace.recorded()
+
+    @property
     def max_positions(self) -> int:
         """The longest context that both models take; InputError where a config does not say it."""
-        models = self.target, self.draft
-        return min(positions(model.config, name) for model, name in zip(models, self.names, strict=True))
+        models = (self.target,) if self.has_head else (self.target, self.draft)
+        return min(positions(model.config, name) for model, name in zip(models, self.names, strict=False))
 
     @property
     def vocabulary(self) -> int:
@@ -239,6 +296,11 @@ class ModelPair:
     @property
     def eos_ids(self) -> frozenset[int]:
         return eos_ids(self.target)
+
+
+def is_head(model: Any) -> bool:
+    """Whether a model is a head of the speculators library."""
+    return hasattr(getattr(model, "config", None), "speculators_model_type")
 
 
 def eos_ids(model: PreTrainedModel) -> frozenset[int]:

@@ -20,6 +20,9 @@ siblings that are visited before x must reject, each with one minus its entry we
 it. The walk goes on with x's entry weight and m branches. Trees of another style are labelled for the verifier that
 takes the given one's place there (`data_gen.verification.styled`).
 
+*A head's chain.* A head's rows depend on the root and on the depth below it (`data_gen.models.cached_head`). From one
+root it is a draft like any other, so the same products hold with q of this root at each depth. It has no branches here.
+
 A row of survivals S (`ActionSpace.sums_SA`) is the law of tau of all trees.
 
 Legend: T tokens, R roots, V vocabulary, B tokens of a block, L trunk lengths, D depths, S survivals, A actions.
@@ -63,7 +66,8 @@ def label_text(
     Args:
         tokens_T: int64, of a text that follows the target's law.
         target_probs_TV, draft_probs_TV: row t is the distribution after token t; float64, float32 or bf16, on any
-            device; normalised in float64.
+            device; normalised in float64. Of a head the draft's rows are [T, D, V]: row t, d is its distribution below
+            root t behind the next d tokens of the text; for a space of chains alone.
         siblings: how many draws of the siblings are averaged; None enumerates all of them, for small vocabularies.
         generator: of the siblings' draws; torch's own if None.
         space: the actions; the default space if None. Its greedy trees rank tokens of draft probability 0 by their ids.
@@ -78,8 +82,14 @@ def label_text(
             f"{len(tokens_T)} tokens need as many rows; target has {len(target_probs_TV)}, draft {len(draft_probs_TV)}"
         )
     labeller = TextLabeller(tokens_T, verifiers, siblings, generator, space)
-    for rows in blocks(target_probs_TV, draft_probs_TV):
-        labeller.add(*rows)
+    ahead_TD = None
+    if draft_probs_TV.dim() == 3:
+        draft_probs_TDV, draft_probs_TV = draft_probs_TV, draft_probs_TV[:, 0]
+        next_TD = torch.cat([tokens_T[1:], tokens_T.new_zeros(space.depth)]).unfold(0, space.depth, 1)
+        ahead_TD = draft_probs_TDV.gather(-1, next_TD.unsqueeze(-1))[..., 0].double() / exact_sums(draft_probs_TDV)
+    for number, rows in enumerate(blocks(target_probs_TV, draft_probs_TV)):
+        begin = number * block_rows(target_probs_TV.shape[-1])
+        labeller.add(*rows, ahead_BD=None if ahead_TD is None else ahead_TD[begin : begin + len(rows[0])])
     return space.efficiencies(labeller.survivals())
 
 
@@ -134,14 +144,28 @@ class TextLabeller:
         self.by_first_path = [isinstance(get_verifier(name), FirstPath) for name in verifiers]
         self._p: list[Tensor] = []  # of the text's own next tokens, block by block
         self._q: list[Tensor] = []
+        self._ahead: list[Tensor] = []  # of a head: q of the next `depth` tokens, [B, D] each
         self._seen = 0
         self._rows: SortedRows | None = None  # of the last block
         self._late = 0  # how many of them may still be reached by branches that begin there
         self._likely: Tensor | None = None  # the draft's most likely tokens after each of the last block's rows
         self._branches: list[list[list[Tensor]]] = [[[] for _ in verifiers] for _ in self.walks]
 
-    def add(self, target_probs_BV: Tensor, draft_probs_BV: Tensor, draft_logits_BV: Tensor | None = None) -> None:
-        """The rows after the next B tokens; the draft's logits rank tokens of probability 0 for greedy trees."""
+    def add(
+        self,
+        target_probs_BV: Tensor,
+        draft_probs_BV: Tensor,
+        draft_logits_BV: Tensor | None = None,
+        ahead_BD: Tensor | None = None,
+    ) -> None:
+        """The rows after the next B tokens; the draft's logits rank tokens of probability 0 for greedy trees.
+
+        Args:
+            ahead_BD: of a head, its probabilities of the text's next D tokens, float64; D is the depth of the space.
+
+        Raises:
+            ValueError: the space has branches, which a head does not draft.
+        """
         next_B = self.tokens_T[self._seen + 1 : self._seen + 1 + len(target_probs_BV)].to(target_probs_BV.device)
         own = target_probs_BV[: len(next_B)], draft_probs_BV[: len(next_B)]
         self._seen += len(target_probs_BV)
@@ -152,6 +176,10 @@ class TextLabeller:
         if bool((p_B <= 0).any()):
             at = int((p_B <= 0).nonzero()[0]) + sum(map(len, self._p)) + 1
             raise ValueError(f"token {at} of the text has probability 0 under the target")
+        if ahead_BD is not None:
+            if self.branching:
+                raise ValueError(f"a head drafts chains: trees of up to {self.space.max_K} branches have no labels")
+            self._ahead.append(ahead_BD[: len(next_B)])
         self._p.append(p_B)
         self._q.append(q_B)
         if self.branching:
@@ -179,19 +207,20 @@ class TextLabeller:
             padded = torch.cat([values_T, values_T.new_zeros(depth)])  # the padding is never read
             return padded.unfold(0, depth, 1)[: len(values_T)]
 
-        def products(values_T: Tensor) -> Tensor:
-            values_TD = ahead(values_T).cumprod(-1)
+        def products(values_TD: Tensor) -> Tensor:
+            values_TD = values_TD.cumprod(-1)
             return torch.cat([torch.ones_like(values_TD[:, :1]), values_TD], dim=-1)
 
+        p_TD, q_TD = ahead(p_T), torch.cat(self._ahead)[since:] if self._ahead else ahead(q_T)
         weights = [torch.ones_like(p_T)]
-        for ratio_T in ahead(divide(p_T, q_T)).unbind(-1):
+        for ratio_T in divide(p_TD, q_TD).unbind(-1):
             weights.append((weights[-1] * ratio_T).clamp(max=1))
         entry_TD = torch.stack(weights, dim=-1)
         factors = [
-            products(verifier.accept(p_T, q_T)) if isinstance(verifier, TopDown) else entry_TD
+            products(verifier.accept(p_TD, q_TD)) if isinstance(verifier, TopDown) else entry_TD
             for verifier in self.verifiers
         ]
-        return products(divide(q_T, p_T)), factors
+        return products(divide(q_TD, p_TD)), factors
 
     def _branch(self, rows: SortedRows, begin: int, count: int) -> None:
         """Branches that begin at the `count` positions from `begin` on, where `rows` begin, too."""

@@ -127,7 +127,8 @@ def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Written]:
     for number, (prompt, tokens) in enumerate(zip(prompts, encoded, strict=True)):
         verifier = recipe.verifiers[number % len(recipe.verifiers)]
         own = seed_of(seed, number)
-        chooser = Random(list(recipe.behaviour), torch.Generator().manual_seed(own))
+        behaviour = [action for action in recipe.behaviour if pair.trees.max_K >= action.K]
+        chooser = Random(behaviour, torch.Generator().manual_seed(own))
         decoder = Decoder(pair, work.sampling, get_verifier(verifier), chooser)
         with _naming(f"prompt {prompt.id}"):
             decoded = decoder.decode(tokens, new, torch.Generator(device=pair.device).manual_seed(own + 1))
@@ -161,7 +162,7 @@ def _row(pair: ModelPair, recipe: Recipe, work: Work, written: _Written, seen: P
         **labelled,
         "hidden_stride": stride,
         "step_root": [step.length - 1 - text.start for step in steps],
-        "step_action": [SPACE.index(step.action) for step in steps],
+        "step_action": [pair.trees.index(step.action) for step in steps],
         "step_accepted": [step.accepted for step in steps],
         "step_verifier": written.verifier,
     }
@@ -200,16 +201,18 @@ def _label(
         return dict.fromkeys((*ROW_NUMBERS, LOOKUP_COLUMN, *columns, *HIDDEN_STATES), ()), seen
     own = text.tokens[text.start :]
     generator = torch.Generator().manual_seed(seed_of(recipe.seed, "siblings", *own))
-    labeller = TextLabeller(torch.tensor(own, device=pair.device), recipe.verifiers, recipe.siblings, generator, SPACE)
+    labeller = TextLabeller(
+        torch.tensor(own, device=pair.device), recipe.verifiers, recipe.siblings, generator, pair.trees
+    )
     numbers: dict[str, list[float]] = {name: [] for name in ROW_NUMBERS}
     hidden: list[tuple[Tensor, Tensor]] = []
     for block in rows_along(pair, text, sampling):
         begin = text.start + len(numbers["target_entropy"]) + 1
         following = text.tokens[begin : begin + len(block.target.probs_NV)]
         seen.add(block.target, begin, following, sampling)
-        for name, values in row_numbers(*block, following).items():
+        for name, values in row_numbers(block.target, block.draft, following).items():
             numbers[name] += values
-        labeller.add(block.target.probs_NV, block.draft.probs_NV, block.draft.logits_NV)
+        labeller.add(block.target.probs_NV, block.draft.probs_NV, block.draft.logits_NV, block.ahead_BD)
         if recipe.hidden:
             hidden.append((block.target.hidden_ND.half().cpu(), block.draft.hidden_ND.half().cpu()))
     result: dict[str, Any] = {name: values[:roots] for name, values in numbers.items()}

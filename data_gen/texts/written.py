@@ -19,7 +19,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from data_gen.decoding.loop import Step
-from data_gen.models.pair import CachedModel, ModelPair, ModelRows, without_own_settings
+from data_gen.models.cached_head import CachedHead, caches, check_prompt
+from data_gen.models.pair import ModelPair, ModelRows, Pass, without_own_settings
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import block_rows
 from selector.schema import InputError
@@ -40,10 +41,12 @@ class Text:
 
 
 class RowBlock(NamedTuple):
-    """Both models' rows after some consecutive tokens of a text."""
+    """Both models' rows after some consecutive tokens of a text; of a head also its probabilities of the tokens ahead,
+    [B, depth], as in `CachedHead.ahead`."""
 
     target: ModelRows
     draft: ModelRows
+    ahead_BD: Tensor | None = None
 
 
 def seed_of(*parts: object) -> int:
@@ -116,22 +119,28 @@ def rows_along(pair: ModelPair, text: Text, sampling: Sampling) -> Iterator[RowB
     """The rows after the text's tokens from `start` on, in blocks, by one teacher-forced pass of each model.
 
     Raises:
-        InputError: a model gives numbers that are not finite.
+        InputError: a model gives numbers that are not finite, or a head's prompt has one token.
     """
-    models = CachedModel(pair.target), CachedModel(pair.draft)
+    check_prompt(pair, text.start + 1)
+    models = caches(pair)
+    tokens_T, depth = torch.tensor(text.tokens), pair.trees.depth
     size = fewer(block_rows(pair.vocabulary))
     for model in models:
         if text.start > 0:
             model.fill(text.tokens[: text.start])
     for begin in range(text.start, len(text.tokens), size):
         target, draft = (model.extend(text.tokens[begin : begin + size]) for model in models)
-        rows = (
-            ModelRows(own.probabilities(each.logits_BWV[0]), each.logits_BWV[0], each.hidden_BWD[0])
-            for each, own in ((target, sampling), (draft, sampling.draft))
-        )
-        yield RowBlock(*rows)
+        ahead_BD, cached = None, models[1]
+        if isinstance(cached, CachedHead):
+            ahead_BD = cached.ahead(draft, tokens_T, begin, depth, sampling.draft)
+        yield RowBlock(_rows(target, sampling), _rows(draft, sampling.draft), ahead_BD)
     for model in models:
         model.check()
+
+
+def _rows(passed: Pass, sampling: Sampling) -> ModelRows:
+    logits_WV = passed.logits_BWV[0]
+    return ModelRows(sampling.probabilities(logits_WV), logits_WV, passed.hidden_BWD[0])
 
 
 def fewer(rows: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from pathlib import Path
 from typing import Literal
 
@@ -42,6 +43,12 @@ class Pair(Section):
 
     target: str = Field("embedded", description="a directory or hub id; to measure times, a config.json is enough")
     draft: str = Field("embedded", description="a directory or hub id, with the target's vocabulary")
+    head: str | None = Field(
+        None,
+        exclude_if=operator.not_,  # without one, what other stages depend on stays as it was
+        description="instead of a draft: an EAGLE-3 head for the target in the format of the speculators library, a "
+        "directory or hub id; `embedded` is one that the run trains for the embedded target; needs the extra `heads`",
+    )
     device: str = Field("auto", description="cpu, cuda, cuda:1, ..; auto takes a GPU where there is one")
     device_map: str | None = Field(None, description="auto spreads a large target over all devices, with accelerate")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="number format of weights and passes")
@@ -57,21 +64,36 @@ class Pair(Section):
     def _consistent(self) -> Pair:
         if self.device_map is not None and self.device != "auto":
             raise ValueError("device_map places the pair: leave device at auto")
-        if (self.target == "embedded") != (self.draft == "embedded"):
+        if self.head is not None:
+            if self.draft != "embedded":
+                raise ValueError("draft: a head takes its place: leave one of them out")
+            if self.head == "embedded" and self.target != "embedded":
+                raise ValueError(f"head: 'embedded' is for the embedded target: name a head for {self.target}")
+            if self.embedded is not None and (given := {"hidden", "layers", "steps"} & self.embedded.model_fields_set):
+                raise ValueError(f"embedded.{min(given)}: a head is trained for the target as it is: leave it out")
+        elif (self.target == "embedded") != (self.draft == "embedded"):
             raise ValueError("target and draft are either both 'embedded' or both names of models")
         return self
 
     @property
     def trained(self) -> Embedded | None:
-        """How the run trains a pair of its own; None where it takes one that is there."""
+        """How the run trains a pair of its own, or a head for the embedded target; None where it takes what is
+        there."""
+        if self.head is not None:
+            return self.embedded or Embedded() if self.head == "embedded" else None
         return self.embedded if self.target == "embedded" else None
 
     @property
     def names(self) -> tuple[str, str]:
-        """Directories or hub ids of target and draft, unless the run trains them."""
+        """Directories or hub ids of the target and of its draft or head, unless the run trains them."""
         if self.target == "embedded":
-            return str(SHIPPED / "target"), str(SHIPPED / "draft")
-        return self.target, self.draft
+            return str(SHIPPED / "target"), self.head or str(SHIPPED / "draft")
+        return self.target, self.drafting
+
+    @property
+    def drafting(self) -> str:
+        """The draft or the head."""
+        return self.head or self.draft
 
 
 class SetOfPrompts(Section):

@@ -5,6 +5,7 @@ Legend: N decoded steps, R roots, S survivals, J accepted lengths + 1.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,8 @@ def timed(texts: Texts, setting: Setting, verifier: str, profile: LatencyProfile
 def realised(config: Config) -> list[dict[str, Any]]:
     """What decoding accepted, compared with the labels of the same steps, by verifier and style of the trees."""
     folder, space = traces_folder(config), ActionSpace.recorded()
+    if config.pair.head:
+        space = replace(space, max_K=1, styles=())
     found: dict[tuple[str, str], list[Tensor]] = {}
     styles = [action.style for action in space.trees]
     for name in [name for name in read_manifest(folder)["shards"] if name.startswith("train/")]:

@@ -10,13 +10,14 @@ from itertools import product
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.given import GivenText, apart, read_log
-from data_gen.texts.labelled import BEYOND, Work
+from data_gen.texts.labelled import BEYOND, DEPTH, Work
 from data_gen.texts.prompts import split_of
 from data_gen.timing import device_name
 from data_gen.traces import text_bytes
 from pipelines.config import Config
 from pipelines.pair.loading import check_models, hidden_widths, no_prompts, prompts_of
 from pipelines.run import console
+from selector.actions import ActionSpace
 from selector.latency import LatencyProfile
 from selector.schema import FULL, InputError
 from selector.train.data import SPLITS
@@ -93,7 +94,8 @@ def size_line(config: Config) -> str:
     tokens = config.prompts.tokens + data.tokens + BEYOND
     strides = {split: data.stride if split == "train" else 1 for split in counts}
     verifiers = len(config.verifiers)
-    each = {split: text_bytes(tokens, data.tokens, verifiers, hidden // n) for split, n in strides.items()}
+    trees = replace(ActionSpace.default(), max_K=1) if config.pair.head else ActionSpace.recorded()
+    each = {split: text_bytes(tokens, data.tokens, verifiers, hidden // n, trees) for split, n in strides.items()}
     total = settings * sum(count * each[split] for split, count in counts.items())
     texts = ", ".join(f"{count} for {split}" for split, count in counts.items())
     return (
@@ -111,8 +113,13 @@ def passes_line(config: Config) -> str:
     return (
         f"{settings * shards * new:,} passes of the target that write up to {data.texts_per_shard} texts each, "
         f"{settings * decoded * new:,} tokens written by speculative decoding, "
-        f"{settings * sum(counts.values()):,} texts passed by both models to label them"
+        f"{settings * sum(counts.values()):,} texts passed by {_labelling(config)} to label them"
     )
+
+
+def _labelling(config: Config) -> str:
+    """What passes a text to label it."""
+    return f"the target, and by the head {DEPTH} times," if config.pair.head else "both models"
 
 
 def predicted_seconds(config: Config) -> dict[str, float] | None:

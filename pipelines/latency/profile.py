@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,8 @@ def faster_decoder(config: Config, pair: ModelPair, prompts: list[list[int]]) ->
         kinds = [COMPILED]
     else:
         kinds = [GRAPH, COMPILED] if config.pair.decoder == GRAPH and shutil.which("g++") else [GRAPH]
-    if config.pair.decoder != GRAPH:
-        kinds = [EAGER] if config.pair.decoder == EAGER else [EAGER, *kinds]
+    if pair.has_head or config.pair.decoder != GRAPH:
+        kinds = [EAGER] if pair.has_head or config.pair.decoder == EAGER else [EAGER, *kinds]
     seconds = {}
     for kind in watched(kinds, "comparing decoders") if len(kinds) > 1 else ():
         pair.decoder = kind
@@ -154,9 +155,10 @@ def decision_seconds(
         tokens: new ones of each of `texts` texts.
         drafted: in every step.
     """
-    space = ActionSpace.of_pairs()
+    space = replace(pair.trees, lookups=ActionSpace.with_lookups().lookups)
     widths = hidden_widths(config) if level == FULL else []
-    module = SelectorModule("regressor", FULL if widths else LIGHT, widths, config.train.network).eval()
+    level_of = FULL if widths else LIGHT
+    module = SelectorModule("regressor", level_of, widths, config.train.network, space=space.to_json()).eval()
     allowed = (*space.chain_positions, *range(len(space.trees), len(space)))
     mode = Mode(1.0, 1.0, space.chain(4), feature_levels=(level,), speed=100.0, allowed=allowed)
     made = DeployedSelector(module, profile, [mode], verifier)

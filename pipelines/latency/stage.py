@@ -33,7 +33,7 @@ from pipelines.latency.profile import (
 from pipelines.pair.loading import encode, known_fingerprint, load_pair, prompts_depend, prompts_of, recipe
 from pipelines.run import Stage, console, read_json, table, ticking, watched, write_json
 from pipelines.tracking import describe, mlflow_run
-from selector.actions import Action, Choice, choice_of
+from selector.actions import Action, Choice, Lookup, choice_of
 from selector.latency import LatencyProfile, setting_key
 from selector.schema import FEATURES, InputError
 
@@ -97,6 +97,7 @@ def run(config: Config) -> None:
         }
         profile = replace(profile, decide=decide, labelling=labelling_seconds(config, pair, texts))
         actions = [choice_of(shape) for shape in FITTED + CHECKED]
+        actions = [each for each in actions if isinstance(each, Lookup) or pair.trees.max_K >= each.K]
         asked = config.verifiers, actions, prompts
         with ticking("timing decoding steps", timing.rounds(*asked)) as tick:
             steps = timing.real_steps(pair, *asked, REAL_STEPS, config.data.tokens, tick)
@@ -170,9 +171,11 @@ def check(profile: LatencyProfile, verifier: str, steps: dict[tuple[str, Choice]
 
 
 def different(config: Config, pair: ModelPair, prompts: list[list[int]]) -> dict[str, list[list[float]]]:
-    """`LatencyProfile.different` of every sampling setting; empty where the decoder passes fixed slots."""
+    """`LatencyProfile.different` of every sampling setting; empty where the decoder passes fixed slots, and for a head,
+    which drafts no branches."""
     found = {}
-    for setting in watched(config.sampling, "counting different nodes") if pair.decoder == EAGER else ():
+    counted = pair.decoder == EAGER and not pair.has_head
+    for setting in watched(config.sampling, "counting different nodes") if counted else ():
         sampling = setting.build()
         written = written_by_target(pair, prompts, config.data.tokens, sampling, seed_of(config.seed, "different"))
         texts = [(text.tokens, text.start) for text in written]

@@ -102,6 +102,11 @@ def vocabulary_of(embedded: Embedded) -> int:
     return min(VOCABULARY, PER_WIDTH * embedded.hidden)
 
 
+def load(folder: Path, context: int) -> LlamaForCausalLM:
+    """A trained model in float32."""
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention(context))
+
+
 def build_model(embedded: Embedded, layers: int, vocabulary: int, eos: int, seed: int) -> LlamaForCausalLM:
     """A Llama with random weights and tied embeddings; with an induction head if it has layers for one."""
     torch.manual_seed(seed)
@@ -267,11 +272,16 @@ def _resumed(model: LlamaForCausalLM, optimiser: torch.optim.Optimizer, checkpoi
     return int(state["step"])
 
 
+def windows(stream: torch.Tensor, context: int) -> torch.Tensor:
+    """32 evenly spaced windows of a stream, [32, context]."""
+    starts = torch.linspace(0, len(stream) - context - 1, 32).long()
+    return stream[starts[:, None] + torch.arange(context)]
+
+
 @torch.no_grad()
 def mean_overlap(target: LlamaForCausalLM, draft: LlamaForCausalLM, stream: torch.Tensor, context: int) -> float:
     """Mean of `sum_x min(p(x), q(x))` at temperature 1 over 32 evenly spaced windows of held-out text."""
-    starts = torch.linspace(0, len(stream) - context - 1, 32).long()
-    batch_BT = stream[starts[:, None] + torch.arange(context)]
+    batch_BT = windows(stream, context)
     p, q = (model(batch_BT).logits.float().softmax(-1) for model in (target, draft))
     return torch.minimum(p, q).sum(-1).mean().item()
 

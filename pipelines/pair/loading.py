@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from data_gen.models.checkpoints import hidden_width, load_tokenizer, model_positions
+from data_gen.models.heads import check_head, check_head_config, load_pair_with_head
 from data_gen.models.pair import ROLES, ModelPair, check_device
 from data_gen.models.self_check import check_model
 from data_gen.models.vocabulary import check_same_vocabulary
@@ -18,13 +19,15 @@ from data_gen.texts.labelled import BEYOND, DEPTH, Recipe
 from data_gen.texts.prompts import Prompt, read_prompts, split_of, take_evenly
 from pipelines.config import Config
 from pipelines.run import read_record, require, verify
-from selector.schema import FULL, InputError
+from selector.schema import FULL, InputError, sha256
 
 
 def pair_names(config: Config) -> tuple[str, str]:
-    """Directories or hub ids of target and draft."""
+    """Directories or hub ids of the target, and of its draft or head."""
     if config.pair.trained is not None:
         models = config.folder / "pair" / "models"
+        if config.pair.head:
+            return config.pair.names[0], str(models / "head")
         return str(models / "target"), str(models / "draft")
     return config.pair.names
 
@@ -32,7 +35,11 @@ def pair_names(config: Config) -> tuple[str, str]:
 def depends(config: Config) -> dict[str, Any]:
     """What the pair depends on, except the corpus."""
     if config.pair.trained is None:
-        return {"pair": {"target": config.pair.target, "draft": config.pair.draft}}
+        return {"pair": {"target": config.pair.target, "head" if config.pair.head else "draft": config.pair.drafting}}
+    if config.pair.head:
+        head = config.pair.trained.model_dump(include={"context", "documents", "draft_steps", "max_files"})
+        weights = sha256(Path(config.pair.names[0]) / "model.safetensors")
+        return {"pair": {"target": weights, "head": head}, "seed": config.seed}
     return {"pair": config.pair.model_dump(mode="json", include={"target", "draft", "embedded"}), "seed": config.seed}
 
 
@@ -52,7 +59,8 @@ def load_pair(config: Config, shapes: bool = False) -> ModelPair:
         require(config, "pair", depends(config))  # checks the files, so that checksums are not needed
     if own.threads:
         torch.set_num_threads(own.threads)
-    pair = ModelPair.load(*pair_names(config), own.device, own.dtype, own.device_map, shapes, checksums=checksums)
+    load = load_pair_with_head if own.head else ModelPair.load
+    pair = load(*pair_names(config), own.device, own.dtype, own.device_map, shapes, checksums=checksums)
     check_models(pair, _check_positions(config, pair.max_positions))
     return pair
 
@@ -89,6 +97,10 @@ def check_before_loading(config: Config) -> None:
     `load_pair`."""
     names = pair_names(config)
     check_device(config.pair.device)
+    if config.pair.head:
+        check_head_config(names[1], names[0])
+        _check_positions(config, model_positions(names[0], "target"))
+        return
     target, draft = map(load_tokenizer, names, ROLES)
     check_same_vocabulary(target, draft, names)
     _check_positions(config, min(map(model_positions, names, ROLES)))
@@ -96,8 +108,11 @@ def check_before_loading(config: Config) -> None:
 
 def check_models(pair: ModelPair, longest: int) -> None:
     """InputError where a model of the pair computes token trees wrongly in a text of up to `longest` tokens."""
-    for model, name in zip((pair.target, pair.draft), pair.names, strict=True):
-        check_model(model, name, longest)
+    check_model(pair.target, pair.names[0], longest)
+    if pair.has_head:
+        check_head(pair, pair.names[1])
+    else:
+        check_model(pair.draft, pair.names[1], longest)
 
 
 def tokenizer_of(config: Config) -> Any:
@@ -107,9 +122,10 @@ def tokenizer_of(config: Config) -> Any:
 
 def hidden_widths(config: Config) -> list[int]:
     """Widths of the hidden-state features, from the models' configs alone."""
-    if config.pair.trained is not None:
+    if config.pair.trained is not None and not config.pair.head:
         return [config.pair.trained.hidden] * 3
-    target, draft = map(hidden_width, pair_names(config), ROLES)
+    target = hidden_width(pair_names(config)[0], "target")
+    draft = target if config.pair.head else hidden_width(pair_names(config)[1], "draft")
     return [target, draft, draft]
 
 

@@ -1,4 +1,4 @@
-"""Stage `pair`: train the embedded pair, or check that a given pair loads; write the prompts."""
+"""Stage `pair`: train a pair or a head, or check that a given pair loads; write the prompts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from data_gen.models.heads import load_head, require_library
 from pipelines.config import Config, Embedded
-from pipelines.pair import corpus, language_model, prompt_writing, tasks
+from pipelines.pair import corpus, head, language_model, prompt_writing, tasks
 from pipelines.pair.loading import depends, load_pair, tokenizer_of
 from pipelines.run import Stage, console, progress, write_json
 from pipelines.tracking import describe, mlflow_run
@@ -24,19 +25,24 @@ Corpus = tuple[PreTrainedTokenizerFast, torch.Tensor, torch.Tensor]
 
 def plan(config: Config) -> list[str]:
     if (embedded := config.pair.trained) is None:
-        models = [f"load {config.pair.target} and {config.pair.draft} and compare their vocabularies"]
+        models = [f"load {config.pair.target} and {config.pair.drafting} and compare their vocabularies"]
+    elif config.pair.head:
+        models = [f"train the head for {config.pair.names[0]}: {_steps(embedded, 'head')}"]
     else:
         models = [
-            f"train the {role}: {layers} layers x {embedded.hidden}, "
-            f"{schedule.steps} steps of {schedule.batch} x {embedded.context} tokens"
+            f"train the {role}: {layers} layers x {embedded.hidden}, {_steps(embedded, role)}"
             for role, layers in layers_of(embedded).items()
-            for schedule in [language_model.Schedule.of(embedded, role)]
         ]
     return [*models, *prompt_writing.plan(config)]
 
 
 def layers_of(embedded: Embedded) -> dict[str, int]:
     return {"target": embedded.layers, "draft": 1}
+
+
+def _steps(embedded: Embedded, role: str) -> str:
+    schedule = language_model.Schedule.of(embedded, role)
+    return f"{schedule.steps} steps of {schedule.batch} x {embedded.context} tokens"
 
 
 def stage_of(config: Config) -> Stage | None:
@@ -58,25 +64,34 @@ def run(config: Config) -> None:
 
 
 def make_ready(config: Config) -> None:
-    """Train a pair of the run's own unless it is trained, or check that another one loads."""
+    """Train a pair or a head of the run's own unless it is trained, or check that another pair loads."""
     folder = config.folder / "pair"
+    if config.pair.head:
+        require_library()
     if config.pair.trained is not None:
         files = corpus.stdlib_files()
         stage = _embedded(config, corpus.described(files))
         if stage.begin():
             with mlflow_run(config, "pair", SECTIONS) as mlflow:
-                train_embedded(config, config.pair.trained, files, folder, mlflow)
+                train = train_head if config.pair.head else train_embedded
+                train(config, config.pair.trained, files, folder, mlflow)
             stage.finish()
     else:
         pair = load_pair(config, shapes=True)
         stage = Stage("pair", config, {**depends(config), "fingerprint": pair.fingerprint}, ())
         random = "; without weights, which are random: only times can be measured" if pair.has_random_weights else ""
-        stage.say(f"{config.pair.target} and {config.pair.draft} load and share their vocabulary{random}")
+        stage.say(f"{config.pair.target} and {config.pair.drafting} load and share their vocabulary{random}")
         stage.finish()
 
 
-def _encoded(embedded: Embedded, seed: int, files: list[corpus.SourceFile], kept: Path) -> Corpus:
-    """The corpus, from the file `kept` if an interrupted run has written it.
+def _encoded(
+    embedded: Embedded,
+    seed: int,
+    files: list[corpus.SourceFile],
+    kept: Path,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+) -> Corpus:
+    """The corpus, from the file `kept` if an interrupted run has written it; a tokenizer is trained unless it is given.
 
     Tests are left out, because they are two thirds of the library and similar to each other; tasks are made from them.
     """
@@ -85,7 +100,9 @@ def _encoded(embedded: Embedded, seed: int, files: list[corpus.SourceFile], kept
         return language_model.wrapped(Tokenizer.from_str(state["tokenizer"])), *state["streams"]
     training = [file for file in files if not file.held_out][: embedded.max_files]
     held_out = [file for file in files if file.held_out][:64]
-    tokenizer = language_model.train_tokenizer([file.text for file in training], language_model.vocabulary_of(embedded))
+    if tokenizer is None:
+        size = language_model.vocabulary_of(embedded)
+        tokenizer = language_model.train_tokenizer([file.text for file in training], size)
     count, number, streams = tasks.counter(tokenizer), embedded.documents, []
     for part in (training, held_out):
         made = [each.text for file in part for each in tasks.documents(file, number, count, embedded.context // 2)]
@@ -129,6 +146,28 @@ def train_embedded(
     describe(mlflow, found)
 
 
+def train_head(config: Config, embedded: Embedded, files: list[corpus.SourceFile], folder: Path, mlflow: Any) -> None:
+    """Train a head for the embedded target, on what its draft was trained on, unless it is finished."""
+    name, models = config.pair.names[0], folder / "models"
+    kept = models / "corpus.checkpoint"
+    with console.status("encoding the corpus"):
+        encoded = _encoded(embedded, config.seed, files, kept, PreTrainedTokenizerFast.from_pretrained(name))
+    target = language_model.load(Path(name), embedded.context)
+    if not (models / "head" / "config.json").exists():
+        fresh = head.new_head(name, config.seed)
+        _train(embedded, config.seed, encoded, models / "head", fresh, head.head_loss(target))
+    trained = load_head(str(models / "head"), name, "cpu", torch.float32)
+    overlaps = head.overlaps(trained, target, language_model.windows(encoded[2], embedded.context))
+    found = f"mean overlap on held-out text by depth: {', '.join(f'{each:.3f}' for each in overlaps)}"
+    console.print(f"[bold]pair[/]: {found}")
+    parameters = {"target": target.num_parameters(), "head": trained.num_parameters()}
+    about = {"overlap": overlaps[0], "overlaps": overlaps, "parameters": parameters, "tokens": len(encoded[1])}
+    write_json(folder / "manifest.json", about)
+    kept.unlink()
+    mlflow.log_metric("overlap", overlaps[0])
+    describe(mlflow, found)
+
+
 def _trained(
     embedded: Embedded,
     seed: int,
@@ -139,24 +178,29 @@ def _trained(
     start: LlamaForCausalLM | None = None,
 ) -> LlamaForCausalLM:
     """The model that an interrupted run finished, or one trained now from random weights or those of `start`."""
-    tokenizer, stream, _ = encoded
-    schedule, context = language_model.Schedule.of(embedded, role), embedded.context
-    if (folder / role / "config.json").exists():  # the stage has checked that the inputs are the same
-        return LlamaForCausalLM.from_pretrained(folder / role, attn_implementation=language_model.attention(context))
-    layers = layers_of(embedded)[role]
-    model = language_model.build_model(embedded, layers, len(tokenizer), tokenizer.eos_token_id, seed)
-    if start is not None:
-        language_model.begin_with(model, start)
-    checkpoint = folder / f"{role}.checkpoint"
+    if not (folder / role / "config.json").exists():  # the stage has checked that the inputs are the same
+        tokenizer, layers = encoded[0], layers_of(embedded)[role]
+        model = language_model.build_model(embedded, layers, len(tokenizer), tokenizer.eos_token_id, seed)
+        if start is not None:
+            language_model.begin_with(model, start)
+        _train(embedded, seed, encoded, folder / role, model, loss_fn)
+    return language_model.load(folder / role, embedded.context)
+
+
+def _train(
+    embedded: Embedded, seed: int, encoded: Corpus, folder: Path, model: Any, loss_fn: language_model.Loss
+) -> None:
+    """Train a model, go on where a run was interrupted, and write it with its tokenizer to a folder of its role."""
+    (tokenizer, stream, _), role = encoded, folder.name
+    schedule, checkpoint = language_model.Schedule.of(embedded, role), folder.with_suffix(".checkpoint")
     with progress() as bar:
         task = bar.add_task(f"training the {role}", total=schedule.steps, note="")
 
         def on_step(step: int, loss: float) -> None:
             bar.update(task, completed=step, note=f"loss {loss:.3f}")
 
-        language_model.train(model, loss_fn, stream, schedule, context, seed, checkpoint, on_step)
-    with atomically(folder / role) as path:
+        language_model.train(model, loss_fn, stream, schedule, embedded.context, seed, checkpoint, on_step)
+    with atomically(folder) as path:
         model.save_pretrained(path)
         tokenizer.save_pretrained(path)
     checkpoint.unlink(missing_ok=True)
-    return model

@@ -90,10 +90,10 @@ def decoded(
     return decoder.decode(prompt, 60, torch.Generator().manual_seed(seed)), recorder.seen
 
 
-def recorded(blocks: Sequence[tuple[ModelRows, ModelRows]], text: Text, roots: int) -> dict[str, np.ndarray]:
+def recorded(pairs: Sequence[tuple[ModelRows, ModelRows]], text: Text, roots: int) -> dict[str, np.ndarray]:
     """The numbers of the first roots, as a trace holds them."""
     numbers: dict[str, list[float]] = {name: [] for name in ROW_NUMBERS}
-    for target, draft in blocks:
+    for target, draft in pairs:
         begin = text.start + len(numbers["target_entropy"]) + 1
         following = text.tokens[begin : begin + len(target.probs_NV)]
         for name, values in row_numbers(target, draft, following).items():
@@ -105,9 +105,10 @@ def replayed(pair: ModelPair, text: Text, sampling: Sampling) -> tuple[Tensor, M
     """The scalars of all roots, and both models' rows."""
     (block,) = rows_along(pair, text, sampling)
     roots = len(text.tokens) - text.start
-    scalars_RF = scalars_along(text.tokens, text.start, sampling, recorded([block], text, roots))
+    rows = block.target, block.draft
+    scalars_RF = scalars_along(text.tokens, text.start, sampling, recorded([rows], text, roots))
     assert scalars_RF.shape == (roots, len(PAIR.names))
-    return torch.from_numpy(scalars_RF), *block
+    return torch.from_numpy(scalars_RF), *rows
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)

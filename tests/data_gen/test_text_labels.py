@@ -306,3 +306,40 @@ def test_the_ends_of_the_unit_interval_draw_possible_tokens(dtype: torch.dtype) 
     uniform_n = torch.tensor([0.0, 1e-300, 0.5, 1 - 2**-53], dtype=torch.float64)
     drawn_Pn = SortedRows(p_PV, q_PV).draw(torch.arange(2), uniform_n.expand(2, -1))
     assert (q_PV.gather(-1, drawn_Pn) > 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_where_the_draft_depends_on_the_root(kind: str) -> None:
+    """A head's rows at other roots are of another draft; each root's labels are those of its own (1e-12)."""
+    space = ActionSpace(1, 2, 1)
+    world, other = World(3, space.depth, kind, 1), World(3, space.depth, "random", 2)
+    mean_VA = torch.zeros(len(LABELLED), len(space), dtype=torch.float64)
+    for text in product(range(3), repeat=space.depth):
+        if (probability := world.target_probability(text)) > 0:
+            tokens_T, p_TV, _ = along(world, text)
+            q_TDV = torch.stack([other.draft[text[:t]].expand(space.depth, 3) for t in range(space.depth + 1)])
+            q_TDV[0] = torch.stack([world.draft[text[:d]] for d in range(space.depth)])
+            mean_VA += probability * label_text(tokens_T, p_TV, q_TDV, LABELLED, space=space)[:, 0]
+    for v, name in enumerate(LABELLED):
+        for a, action in enumerate(space):
+            law_CV = world.appended_law(get_verifier(name), world.delayed_trees(*action))
+            assert float(mean_VA[v, a]) == pytest.approx(world.block_efficiency(law_CV), abs=1e-12), (name, action)
+
+
+def test_every_root_has_a_draft_of_its_own() -> None:
+    """Labels of each root are those of a text that begins there; where all roots share rows, those of one draft."""
+    space, (tokens_T, p_TV, q_TV) = ActionSpace(1, 2, 2), random_text(10, 3, seed=17)
+    q_TDV = torch.rand(10, 4, 3, generator=torch.Generator().manual_seed(18), dtype=torch.float64) + 0.1
+    labels_VRA = label_text(tokens_T, p_TV, q_TDV, LABELLED, space=space)
+    for root in range(6):
+        own = tokens_T[root : root + 5], p_TV[root : root + 5], q_TDV[root : root + 5]
+        assert torch.allclose(labels_VRA[:, root], label_text(*own, LABELLED, space=space)[:, 0], atol=1e-12)
+    shared_TDV = torch.nn.functional.pad(q_TV, (0, 0, 0, 4)).unfold(0, 4, 1)[:10].transpose(1, 2)
+    expected = label_text(tokens_T, p_TV, q_TV, LABELLED, space=space)
+    assert torch.allclose(label_text(tokens_T, p_TV, shared_TDV, LABELLED, space=space), expected, atol=1e-12)
+
+
+def test_branches_of_a_head_are_refused_by_name() -> None:
+    tokens_T, p_TV, q_TV = random_text(8, 3, seed=19)
+    with pytest.raises(ValueError, match="a head drafts chains: trees of up to 2 branches have no labels"):
+        label_text(tokens_T, p_TV, q_TV.unsqueeze(1).expand(8, 3, 3), ["traversal"], space=ActionSpace(2, 2, 1))

@@ -96,7 +96,7 @@ def test_hidden_states_are_columns_only_where_they_are_recorded() -> None:
 def test_the_predicted_size_is_that_of_the_long_columns() -> None:
     made, long = table([row(6)]), ("tokens", *ROW_NUMBERS, LOOKUP_COLUMN, LABELS, *HIDDEN_STATES)
     size = sum(made[name].combine_chunks().values.nbytes for name in long)
-    assert text_bytes(tokens=20, roots=6, verifiers=1, hidden=3 * 5 * 4) == size
+    assert text_bytes(tokens=20, roots=6, verifiers=1, hidden=3 * 5 * 4, trees=ActionSpace.recorded()) == size
 
 
 def test_a_value_that_is_not_finite_is_never_written(tmp_path: Path) -> None:

@@ -1,0 +1,244 @@
+"""EAGLE-3 heads: step by step against the library's own pass, labels, decoding, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+pytest.importorskip("speculators", reason="the extra `heads` is not installed")
+
+from data_gen.decoding import Decoder
+from data_gen.decoding.loop import FixedTree, Random
+from data_gen.features.recorded import row_numbers, scalars_along
+from data_gen.generate import speculative_generate
+from data_gen.models import heads
+from data_gen.models.cached_head import caches
+from data_gen.models.heads import check_head, load_head, load_pair_with_head
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.text_labels.labels import TextLabeller
+from data_gen.texts.written import Text, rows_along
+from data_gen.trees import DraftTree
+from data_gen.verification import get_verifier
+from pipelines.data.recorded import against_labels, z_of
+from selector.actions import EMPTY, Action, Lookup
+from selector.schema import SCALARS_KEY, InputError
+from tests.data_gen.heads import LLAMA, QWEN, changed, published, save_head, save_target
+
+PROMPT = [5, 9, 33, 7]
+SIZES = [
+    (300, 32, 6, 200, {}),
+    (1000, 64, 8, 777, {"norm_before_residual": True}),
+    (300, 128, 4, 100, {"fc_norm": True}),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("head")
+    target = save_target(folder / "target")
+    return target, save_head(folder / "head", target)
+
+
+@pytest.fixture(scope="module")
+def pair(folders: tuple[str, str]) -> ModelPair:
+    return load_pair_with_head(*folders, device="cpu")
+
+
+@pytest.mark.parametrize(("vocabulary", "hidden", "layers", "known", "options"), SIZES)
+def test_step_by_step_is_what_the_library_gives_for_all_roots_at_once(
+    tmp_path: Path, vocabulary: int, hidden: int, layers: int, known: int, options: dict[str, Any]
+) -> None:
+    """q within 1e-6, at every root and depth, for chains and for the rows of labels; with a reduced vocabulary."""
+    target = save_target(tmp_path / "target", vocabulary, hidden, layers)
+    pair = load_pair_with_head(target, save_head(tmp_path / "head", target, known, **options), device="cpu")
+    assert check_head(pair, "head") < 1e-5
+    depth, tokens = heads.CHECKED_DEPTH, torch.randint(vocabulary, (heads.CHECKED_TEXT,)).tolist()
+    expected = [logits_TV.softmax(-1) for logits_TV in heads._one_call(pair, tokens)]
+    passed, cached = caches(pair)
+    passed.fill(tokens)
+    cached.fill(tokens[:2])
+    first = cached.extend(tokens[2:])
+    found_BD = cached.ahead(first, torch.tensor(tokens), 2, depth, Sampling())
+    number_of = dict(zip((pair.draft.d2t + torch.arange(known)).tolist(), range(known), strict=True))
+    whole = len(tokens) - depth
+    for root, d in product(range(2, whole), range(depth)):
+        at = number_of.get(tokens[root + d + 1])
+        q = 0.0 if at is None else float(expected[d][root - 1, at])
+        assert float(found_BD[root - 2, d]) == pytest.approx(q, abs=1e-6)
+    assert (found_BD[: whole - 2] > 0).any(0).all() and (found_BD[whole - 2 :] == 0).all()
+
+
+def test_greedy_texts_are_those_of_generate(pair: ModelPair) -> None:
+    """60 of 60 prompts, where copies are accepted in between and the head drafts at temperature 1."""
+    generator = torch.Generator().manual_seed(1)
+    actions = [Action(1, 4, 0), Action(1, 8, 8), EMPTY, Lookup(8)]
+    accepted = 0
+    for number in range(60):
+        prompt = torch.randint(1, 300, (4,), generator=generator).tolist()  # `generate` takes 0 for padding
+        expected = pair.target.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False, pad_token_id=0)
+        chooser = Random(actions, torch.Generator().manual_seed(number))
+        verifier = get_verifier(("specinfer", "traversal", "lifted_uniform")[number % 3])
+        decoded = Decoder(pair, Sampling(0, draft_temperature=1.0), verifier, chooser).decode(
+            prompt, 24, torch.Generator().manual_seed(number)
+        )
+        assert decoded.tokens == expected[0, 4:].tolist()
+        accepted += sum(step.accepted for step in decoded.steps)
+    assert accepted > 0
+
+
+@pytest.mark.parametrize("name", ["specinfer", "traversal", "lifted_uniform"])
+def test_a_decoded_step_follows_the_target(pair: ModelPair, name: str) -> None:
+    """By enumeration of all chains of two tokens, on supports of three: the law of two tokens is the target's."""
+    sampling, verifier = Sampling(temperature=3.0, top_k=3), get_verifier(name)
+    target, head = caches(pair)
+    target.fill(PROMPT[:-1])
+    first_V = sampling.probabilities(head.extend(PROMPT).logits_BWV[0, -1])
+    law = torch.zeros(300, 300, dtype=torch.float64)
+    root_V = sampling.probabilities(target.extend(PROMPT[-1:]).logits_BWV[0, -1]).double()
+    after: dict[int, torch.Tensor] = {}
+    for x in range(300):
+        if root_V[x] > 0 or first_V[x] > 0:
+            rows_1V = target.forward(torch.tensor([[x]]), torch.tensor([0]), torch.ones(1, 1, dtype=torch.bool))
+            after[x] = sampling.probabilities(rows_1V.logits_BWV[0, 0]).double()
+            target.keep([])
+    head_state = head._state_1WD
+    for x in first_V.nonzero()[:, 0].tolist():
+        head._state_1WD = head_state
+        second = head.forward(torch.tensor([[x]]), torch.tensor([0]), torch.ones(1, 1, dtype=torch.bool))
+        second_V = sampling.probabilities(second.logits_BWV[0, -1])
+        head.keep([])
+        for y in second_V.nonzero()[:, 0].tolist():
+            tree, drafted = DraftTree.from_paths([x, y], [[]]), float(first_V[x]) * float(second_V[y])
+            p_NV = torch.stack([root_V, after[x], torch.full((300,), 1 / 300, dtype=torch.float64)])
+            law_NV = verifier.law(tree, p_NV, torch.stack([first_V, second_V, second_V]).double())
+            law += drafted * law_NV[0].unsqueeze(-1) * torch.stack([after.get(z, root_V * 0) for z in range(300)])
+            law[x] += drafted * law_NV[1]
+            law[x, y] += drafted * float(law_NV[2].sum())
+    expected = root_V.unsqueeze(-1) * torch.stack([after.get(z, root_V * 0) for z in range(300)])
+    torch.testing.assert_close(law, expected, atol=1e-6, rtol=0)
+
+
+def test_decoded_steps_agree_with_the_labels(pair: ModelPair) -> None:
+    """|z| < 3.5 for three verifiers, with a false alarm in 2,000 runs; at a temperature at which much is accepted."""
+    sampling, names = Sampling(temperature=6.0), ["specinfer", "traversal", "lifted_uniform"]
+    for name in names:
+        steps = []
+        for seed in range(6):
+            chooser = Random([Action(1, 2, 0), Action(1, 6, 0)], torch.Generator().manual_seed(seed))
+            decoder = Decoder(pair, sampling, get_verifier(name), chooser)
+            decoded = decoder.decode(PROMPT, 60, torch.Generator().manual_seed(seed))
+            text = Text(PROMPT + decoded.tokens, len(PROMPT) - 1)
+            labeller = TextLabeller(torch.tensor(text.tokens[text.start :]), [name], space=pair.trees)
+            for block in rows_along(pair, text, sampling):
+                labeller.add(block.target.probs_NV, block.draft.probs_NV, ahead_BD=block.ahead_BD)
+            survivals_RS = labeller.survivals()[0]
+            taken = [step for step in decoded.steps if step.length - len(PROMPT) < len(survivals_RS)]
+            root_N = torch.tensor([step.length - len(PROMPT) for step in taken])
+            action_N = torch.tensor([pair.trees.index(step.action) for step in taken])
+            tokens_N = torch.tensor([step.accepted + 1 for step in taken])
+            steps.append(against_labels(survivals_RS[root_N], action_N, tokens_N, pair.trees))
+        steps_N3 = torch.cat(steps)
+        assert abs(z_of(steps_N3)) < 3.5 and float(steps_N3[:, 0].mean()) > 1.2
+
+
+class Seen:
+    """Drafts one tree, and keeps the features of every root."""
+
+    feature_levels = ("light",)
+
+    def __init__(self) -> None:
+        self.scalars: list[torch.Tensor] = []
+
+    def select(self, features: dict[str, torch.Tensor] | None) -> Action:
+        if features is not None:
+            self.scalars.append(features[SCALARS_KEY].clone())
+        return Action(1, 3, 0)
+
+
+def test_a_decoder_knows_what_a_finished_text_tells(pair: ModelPair) -> None:
+    sampling, seen = Sampling(temperature=6.0), Seen()
+    decoder = Decoder(pair, sampling, get_verifier("traversal"), seen)
+    decoded = decoder.decode(PROMPT, 40, torch.Generator().manual_seed(0))
+    tokens = PROMPT + decoded.tokens
+    block = next(iter(rows_along(pair, Text(tokens, len(PROMPT) - 1), sampling)))
+    numbers = row_numbers(block.target, block.draft, tokens[len(PROMPT) :])
+    along_RF = scalars_along(tokens, len(PROMPT) - 1, sampling, {key: np.array(own) for key, own in numbers.items()})
+    roots = [step.length - len(PROMPT) for step in decoded.steps[1:]]
+    for root, scalars_F in zip(roots, seen.scalars, strict=True):
+        np.testing.assert_allclose(scalars_F.numpy(), along_RF[root], atol=1e-4, rtol=1e-4)
+
+
+def test_generate_takes_a_head(pair: ModelPair, folders: tuple[str, str]) -> None:
+    head = load_head(folders[1], folders[0], "cpu", torch.float32)
+    inputs, target = torch.tensor([PROMPT]), pair.target
+    asked: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+    expected = target.generate(inputs, **asked)
+    ours: Any = {"custom_generate": speculative_generate, "draft_model": head}
+    assert torch.equal(target.generate(inputs, **asked, **ours, selector=(1, 4, 0)), expected)
+    with pytest.raises(InputError, match=r"the tree \(2, 1, 2\) has branches; a head drafts chains"):
+        target.generate(inputs, **asked, **ours, selector=(2, 1, 2))
+
+
+def test_branches_and_short_prompts_are_refused(pair: ModelPair) -> None:
+    generator = torch.Generator().manual_seed(0)
+    with pytest.raises(InputError, match=r"the tree \(2, 1, 3\) has branches; a head drafts chains"):
+        Decoder(pair, Sampling(), get_verifier("traversal"), FixedTree(Action(2, 1, 3))).decode(PROMPT, 8, generator)
+    with pytest.raises(InputError, match="the prompt has one token"):
+        Decoder(pair, Sampling(), get_verifier("traversal"), FixedTree(Action(1, 3, 0))).decode([5], 8, generator)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"speculators_model_type": "dflash"}, "is a head of the kind dflash; only eagle3 can be decoded here"),
+        ({"speculators_model_type": None}, "is not in the format of the speculators library"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}, "reads layer 9; .* has 6"),
+        ({"hidden_size": 64}, "is for a target with hidden_size=64; .* has 32"),
+        ({"vocab_size": 301}, "is for a target with vocab_size=301; .* has 300"),
+        ({"layer_types": ["sliding_attention"]}, "has a sliding window"),
+    ],
+)
+def test_heads_that_do_not_fit_are_named(
+    folders: tuple[str, str], tmp_path: Path, values: dict[str, Any], said: str
+) -> None:
+    head = Path(save_head(tmp_path / "head", folders[0]))
+    config = json.loads((head / "config.json").read_text())
+    inside = {key: value for key, value in values.items() if key in ("hidden_size", "vocab_size", "layer_types")}
+    outside = {key: value for key, value in values.items() if key not in inside}
+    changed(head, **outside, transformer_layer_config={**config["transformer_layer_config"], **inside})
+    with pytest.raises(InputError, match=said):
+        load_pair_with_head(folders[0], str(head), device="cpu")
+
+
+def test_maps_of_the_vocabulary_that_contradict_each_other_are_refused(
+    folders: tuple[str, str], tmp_path: Path
+) -> None:
+    head = Path(save_head(tmp_path / "head", folders[0]))
+    weights = load_file(head / "model.safetensors")
+    weights["d2t"] = weights["d2t"].roll(1)
+    save_file(weights, head / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match="its maps d2t and t2d of the vocabulary contradict each other"):
+        load_pair_with_head(folders[0], str(head), device="cpu")
+
+
+@pytest.mark.parametrize("config", [LLAMA, QWEN], ids=["Llama-3.1-8B", "Qwen3-8B"])
+def test_published_configs_load_at_tiny_size(tmp_path: Path, config: dict[str, Any]) -> None:
+    """With random weights: the shapes of the passes, and the self-check."""
+    target, head = published(tmp_path, config)
+    pair = load_pair_with_head(target, head, device="cpu", shapes=True)
+    layers = pair.target.config.num_hidden_layers
+    assert pair.draft.target_layer_ids == [2, layers // 2, layers - 3] and pair.has_random_weights
+    passed, cached = caches(pair)
+    passed.fill(PROMPT)
+    first = cached.extend(PROMPT)
+    assert first.logits_BWV.shape == (1, 3, 512) and first.hidden_BWD.shape == (1, 3, 64)
+    assert int(first.logits_BWV.isfinite().sum(-1)[0, 0]) == 128
+    assert check_head(pair, "head") < 1e-4
