@@ -70,6 +70,8 @@ def main(config: Config) -> None:
             row = [name, f"T = {base.temperature:g}", *static_row(own), _selected(module, own, base) if module else "-"]
             console.print(f"| {' | '.join(row)} |", soft_wrap=True, highlight=False)
     first = next(iter(clocks(config, pair).values()))
+    for own in by_setting(config, splits["test"], first):
+        console.print(f"T = {own.setting[0]:g}: {first_tokens(own)}", soft_wrap=True, highlight=False)
     if {"specinfer", "traversal"} <= set(config.verifiers):
         verifiers(config, splits["test"], first)
     train = by_setting(config, splits["train"], first)[0]
@@ -101,6 +103,18 @@ def verifiers(config: Config, texts: Texts, clock: LatencyProfile) -> None:
         mine, source_X = steps("traversal", greedy), own.source_number_X
         over = (ratio_of_speeds(mine, steps(*each), source_X) for each in (("specinfer", greedy), ("traversal", shape)))
         console.print(f"| T = {setting[0]:g} | {greedy} | {' | '.join(map(str, over))} |", highlight=False)
+
+
+def first_tokens(timed: Timed) -> str:
+    """How often drafted first tokens are on the text, and how long a step with one takes."""
+    space, seconds_A = timed.space, timed.seconds().mean(0)
+    tokens_A = space.efficiencies(timed.survivals_RS).mean(0)
+    none, one, four = map(space.index, (space.chain(0), space.chain(1), StyledAction(4, 0, 1, GREEDY)))
+    return (
+        f"the first drafted token is right at {float(tokens_A[one]) - 1:.0%} of the roots, one of four first tokens at "
+        f"{float(tokens_A[four]) - 1:.0%}; a step with one drafted token takes "
+        f"{float(seconds_A[one] / seconds_A[none]):.2f} times as long as plain decoding"
+    )
 
 
 def best_of(timed: Timed, style: str | None, Ks: tuple[int, ...] = (2, 3, 4)) -> Tree:

@@ -7,9 +7,9 @@
 What follows an `--on` changes the config for another run, whose stages up to `data` must be finished; there may be
 several. Networks are trained on the first run's texts with three seeds, and tuned there, as are the lookup rules. All
 are replayed on the held-out texts of the other runs, or of the first one where there is no `--on`, from the beginning
-and from token `LATE` on. A sampling setting that no mode covers is decided as by `Selector.at`: by static trees that
-follow the accepted lengths from text to text. These depend on what happened before, so they are simulated, `RUNS` times
-for each text. Speeds are relative to the best static tree for the other run's training texts.
+and from token `LATE` on. A sampling setting that no mode covers is decided as by `Selector.at`: by a lookup rule and
+static trees that follow the accepted lengths from text to text. These depend on what happened before, so they are
+simulated, `RUNS` times for each text. Speeds are relative to the best static tree for the other run's training texts.
 
 Legend: X texts, R roots, T trees, A actions, J accepted lengths + 1.
 """
@@ -36,7 +36,7 @@ from pipelines.train.judging import by_setting, judge, judge_rules, statics, tun
 from pipelines.train.stage import SECTIONS, keep_if_ahead, trained
 from selector.decision import Mode, nearest
 from selector.latency import LatencyProfile
-from selector.runtime.online import OnlineTree
+from selector.runtime.online import Online
 from selector.schema import LIGHT
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
@@ -44,6 +44,7 @@ from selector.train.replay import Replayed, outcomes, ratio_of_speeds
 from selector.train.tuning import replay_mode
 
 SEEDS, LATE = 3, 500
+TREE = "tree of the nearest setting"
 RUNS = 20
 HEADS = "setting | tokens | texts | lookup rule | selector: each seed | lowest over the lookup rule"
 Seed = tuple[SelectorModule, list[Mode]]
@@ -79,7 +80,7 @@ def _trained(config: Config, profile: LatencyProfile) -> tuple[list[Mode], list[
             module = module_of(own, "regressor", LIGHT, [])
             module = trained(own, module, splits, validation, bases, folder, run_id)
         each = zip(judge(module, validation, bases), judged_rules, bases, strict=True)
-        seeds.append((module, [keep_if_ahead(judged, rule, base).mode for judged, rule, base in each]))
+        seeds.append((module, [keep_if_ahead(judged, rule, base, module.longest).mode for judged, rule, base in each]))
     return [rule[verifier] for rule in rules], seeds, bases
 
 
@@ -95,25 +96,29 @@ def _from(timed: Timed, first: int) -> Timed:
     return Timed(cut, timed.verifier, timed.profile)
 
 
-def online(timed: Timed, nearest_mode: Mode) -> Replayed:
-    """Static trees that follow the accepted lengths from text to text; means over `RUNS` simulations, each with the
-    texts in another order."""
-    space, seconds_RA = timed.space, timed.seconds()
-    seconds_T = seconds_RA[:, : len(space.trees)].double().mean(0)
-    fresh = OnlineTree(space, nearest_mode.mean_efficiency, seconds_T, range(len(space.trees)), nearest_mode.action)
+def online(timed: Timed, mode: Mode) -> Replayed:
+    """What follows the accepted lengths from text to text, from the mode of the nearest trained setting on: means over
+    `RUNS` simulations, each with the texts in another order."""
+    space, seconds_RA = timed.space, timed.seconds(mode.feature_levels)
+    actions = [*space.trees, *([mode.rule.lookup] if mode.rule else [])]
+    seconds = seconds_RA[:, list(map(space.index, actions))].double().mean(0)
+    fresh = Online(space, mode, seconds, range(len(space)))
     generator = torch.Generator().manual_seed(0)
     sums_X3 = torch.zeros(len(timed.texts), 3, dtype=torch.float64)
     size_X, begin_X = timed.texts.size_X, timed.texts.size_X.cumsum(0) - timed.texts.size_X
+    match_R = timed.texts.scalar("match").masked_fill(timed.texts.unknown_R, 0).tolist()
     for _ in range(RUNS):
-        tree = copy(fresh)
+        follows = copy(fresh)
         for x in torch.randperm(len(size_X), generator=generator).tolist():
             root, size = 0, int(size_X[x])
             while root < size:
-                a, at = space.index(tree.action), int(begin_X[x]) + root
+                at = int(begin_X[x]) + root
+                action = follows.choose(match_R[at])
+                a = space.index(action)
                 law_J = outcomes(timed.survivals_RS[at : at + 1], torch.tensor([a]), space)[0].clamp(min=0)
                 tau = int(torch.multinomial(law_J, 1, generator=generator))
                 sums_X3[x] += torch.tensor([min(tau + 1, size - root), float(seconds_RA[at, a]), 1.0])
-                tree.observe(tree.action, tau)
+                follows.observe(action, tau)
                 root += tau + 1
     tokens_X, seconds_X, steps_X = (sums_X3 / RUNS).unbind(-1)
     return Replayed(tokens_X, seconds_X, steps_X, torch.zeros(0))
@@ -123,21 +128,24 @@ def _row(
     timed: Timed, first: int, base: Mode, rules: list[Mode], seeds: list[Seed], trees: list[Mode]
 ) -> Iterator[str]:
     """A line of the table; `trees` are the best static ones of the trained settings."""
-    sources = timed.texts.source_number_X
-    static, rule = (replay_mode(timed, {}, mode) for mode in (base, _decided(rules, base)))
-    found = []
-    for module, modes in seeds:
-        mode = _decided(modes, base)
-        own = replay_mode(timed, module.predictions(timed.texts, mode), mode)
-        found.append((_decider(mode), own))
-    if not any(mode.covers(*base.setting, base.top_k, base.min_p) for mode in trees):
-        found = [("the trained setting's tree", found[0][1]), ("follows", online(timed, _nearest(trees, base)))]
+    sources, found = timed.texts.source_number_X, []
+    static, rule = (replay_mode(timed, {}, mode) for mode in (base, _nearest(rules, base)))
+    if any(_covers(mode, base) for mode in trees):
+        for module, modes in seeds:
+            mode = _nearest(modes, base)
+            found.append((_decider(mode), replay_mode(timed, module.predictions(timed.texts, mode), mode)))
+    else:
+        tree = _nearest(trees, base)
+        found.append((TREE, replay_mode(timed, {}, tree)))
+        follows = replace(_nearest(seeds[0][1], base).by_rule(), action=tree.action)
+        found.append(("follows", online(timed, follows)))
     yield str(Sampling(*base.setting, top_k=base.top_k, min_p=base.min_p))
     yield f"from {first}" if first else "all"
     yield str(len(timed.texts))
     yield str(ratio_of_speeds(rule, static, sources))
     yield "; ".join(f"{ratio_of_speeds(own, static, sources)} {decider}" for decider, own in found)
-    lowest = min((ratio_of_speeds(own, rule, sources) for _, own in found[-SEEDS:]), key=lambda ratio: ratio.value)
+    judged = [own for decider, own in found if decider != TREE]
+    lowest = min((ratio_of_speeds(own, rule, sources) for own in judged), key=lambda ratio: ratio.value)
     yield str(lowest)
 
 
@@ -145,9 +153,8 @@ def _nearest(modes: list[Mode], base: Mode) -> Mode:
     return nearest(modes, *base.setting, top_k=base.top_k, min_p=base.min_p)
 
 
-def _decided(modes: list[Mode], base: Mode) -> Mode:
-    mode = _nearest(modes, base)
-    return mode if mode.covers(*base.setting, base.top_k, base.min_p) else mode.static_only()
+def _covers(mode: Mode, base: Mode) -> bool:
+    return mode.covers(*base.setting, base.top_k, base.min_p)
 
 
 def _decider(mode: Mode) -> str:

@@ -63,7 +63,7 @@ def main(config: Config) -> None:
             rules = [rule[verifier] for rule in tuned]
             judged_rules = judge_rules(tuned, validation, bases)
             each = zip(judged, judged_rules, bases, strict=True)
-            modes = [keep_if_ahead(own, rule, base).mode for own, rule, base in each]
+            modes = [keep_if_ahead(own, rule, base, module.longest).mode for own, rule, base in each]
         console.print(f"\n**{name}**\n\n| {HEADS} |\n{'|---' * 9}|", soft_wrap=True, highlight=False)
         for mode, rule in zip(modes, rules, strict=True):
             for row in rows(config, splits, profile, mode, rule, module):
