@@ -97,7 +97,8 @@ def _tags(parameters: Mapping[str, Any], commit: str | None) -> dict[str, str]:
     """The pair of a run with one, the commit of this program and the machine, for searches."""
     tags = {"commit": str(commit), "machine": f"{platform.node()}, {device_name('auto', 'float32')}"}
     if target := parameters.get("pair.target"):
-        tags["pair"] = target if target == "embedded" else f"{target} / {parameters['pair.draft']}"
+        draft = parameters.get("pair.head") or parameters["pair.draft"]
+        tags["pair"] = target if target == "embedded" else f"{target} / {draft}"
     return tags
 
 

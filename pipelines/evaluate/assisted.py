@@ -67,8 +67,10 @@ class Assistant:
         handle = pair.target.register_forward_hook(lambda *_: passes.append(None))
         torch.manual_seed(seed)
         try:
-            with quiet(), without_own_settings(pair.target, pair.draft):
-                if self.tokens is not None:  # the assistant's own generation config says how much it drafts
+            drafts_itself = [] if pair.has_head else [pair.draft]
+            with quiet(), without_own_settings(pair.target, *drafts_itself):
+                # the assistant's own generation config says how much it drafts
+                if self.tokens is not None and drafts_itself:
                     own = pair.draft.generation_config
                     own.num_assistant_tokens, own.num_assistant_tokens_schedule = self.tokens, "constant"
                     own.assistant_confidence_threshold = 0.0

@@ -43,7 +43,7 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
             expected = generation(pair, Sampling(0), tokens, limit)()[0, len(tokens) :].tolist()
         verifier = get_verifier(config.verifiers[number % len(config.verifiers)])
         drafting = pair if number % 2 else replace(pair, draft=pair.target)
-        for action in ACTIONS:
+        for action in [each for each in ACTIONS if drafting.trees.max_K >= each.K]:
             tree, length = FixedTree(action), len(tokens) + limit
             decoder = decoder_for(drafting, Sampling(0, draft_temperature=1.0), verifier, tree, length)
             found = decoder.decode(tokens, limit, torch.Generator(device=pair.device).manual_seed(0)).tokens

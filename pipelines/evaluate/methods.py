@@ -182,7 +182,8 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
     if "traversal" in tables:
         allowed_A = torch.tensor([action.style == IID and (action.L1 == 0 or action.K == 1) for action in trees_A])
         trees[AT_ROOT] = "traversal", trees_A[tables["traversal"].best(allowed_A=allowed_A)]
-    trees[BRANCHING] = best(allowed_A=torch.tensor([action.K > 1 for action in trees_A]))
+    if trees_A[-1].K > 1:  # the trees ascend
+        trees[BRANCHING] = best(allowed_A=torch.tensor([action.K > 1 for action in trees_A]))
     trees[BEST_STATIC] = overall
     kinds = {
         kind: best(torch.tensor([x for x, own in enumerate(texts.kind_X) if own == kind]))

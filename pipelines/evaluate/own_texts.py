@@ -31,7 +31,6 @@ from pipelines.evaluate.methods import BEST_STATIC, Method
 from pipelines.evaluate.replays import Contenders, Rows
 from pipelines.pair.loading import encode, recipe
 from pipelines.run import console, watched
-from selector.actions import ActionSpace
 from selector.latency import LatencyProfile
 from selector.schema import InputError
 from selector.train.replay import Ratio, jackknifed
@@ -119,7 +118,8 @@ def _accounts(
     table = table.filter(pc.greater(table["roots"], 1))
     found: dict[str, Account] = {}
     if table.num_rows > 0:
-        texts, space = texts_of(table, method.verifiers), ActionSpace.of_pairs()
+        texts = texts_of(table, method.verifiers)
+        space = texts.space
         position = {str(action): number for number, action in enumerate(space)}
         replayed = method.replay(texts, profile)
         columns = (column_X.tolist() for column_X in (texts.size_X, replayed.steps_X, replayed.seconds_X))

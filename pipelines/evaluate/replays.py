@@ -103,7 +103,7 @@ def choices(
     all_of = list(zip(test, bases, judge(module, validation, bases), chosen_of(result)["modes"], strict=True))
     for own, base, judged, entry in watched(all_of, "replaying the choices"):
         kept = Mode.of(entry)
-        exported = NETWORK if kept.decides else COPYING if kept.rule is not None else STATIC
+        exported = NETWORK if kept.decides else COPYING if kept.copies else STATIC
         rule = rule_of(result, own.setting, own.verifier)
         modes = {STATIC: base, COPYING: rule, NETWORK: judged.mode, exported: kept}
         plain = static_replay(own, EMPTY)

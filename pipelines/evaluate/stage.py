@@ -200,8 +200,9 @@ def tuned_assistants(config: Config, pair: ModelPair, journal: Journal) -> dict[
     for setting in watched(config.sampling[len(journal.entries) :], "tuning transformers' own methods"):
         sampling, limit = setting.build(), config.data.tokens
         seed = seed_of(config.seed, sampling, "assisted") % 2**31
-        tuned = [best_of(kind, pair, sampling, prompts, limit, seed) for kind in (CONSTANTS, LOOKUPS)]
-        journal.add([asdict(each) for each in (Assistant(), *tuned)])
+        kinds = (LOOKUPS,) if pair.has_head else (CONSTANTS, LOOKUPS)  # `generate` takes no head as an assistant
+        tuned = [best_of(kind, pair, sampling, prompts, limit, seed) for kind in kinds]
+        journal.add([asdict(each) for each in ([] if pair.has_head else [Assistant()]) + tuned])
     return {
         (setting.temperature, setting.top_p): [Assistant(**each) for each in found]
         for setting, found in zip(config.sampling, journal.entries, strict=True)

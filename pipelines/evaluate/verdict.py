@@ -3,7 +3,6 @@ what to do next. Speeds are over plain decoding."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,13 @@ from selector.train.replay import Ratio
 
 Cells = dict[str, str]  # of one row of a table, by column
 MOST, SOME = 0.5, 0.15  # shares of a gain
+DRAFT = 'draft = AutoModelForCausalLM.from_pretrained("{draft}", dtype="{dtype}"){on}'
+HEAD = 'draft = load_head("{draft}", "{target}", target.device, target.dtype)'
 SNIPPET = """from transformers import AutoModelForCausalLM, AutoTokenizer
-from data_gen.generate import speculative_generate
+from data_gen.generate import speculative_generate{imported}
 
 target = AutoModelForCausalLM.from_pretrained("{target}", dtype="{dtype}"){on}
-draft = AutoModelForCausalLM.from_pretrained("{draft}", dtype="{dtype}"){on}
+{loaded}
 tokenizer = AutoTokenizer.from_pretrained("{target}")
 inputs = tokenizer("def main():", return_tensors="pt", return_token_type_ids=False).to(target.device)
 ours = {{"custom_generate": speculative_generate, "draft_model": draft, "selector": "{selector}"}}
@@ -35,8 +36,9 @@ print(tokenizer.decode(text[0]))"""
 
 def title(config: Config, device: str) -> str:
     """The run, its pair and the machine."""
-    names = (name.rstrip("/").rpartition("/")[2] for name in (config.pair.target, config.pair.draft))
-    pair = "the embedded pair" if config.pair.target == "embedded" else " with ".join(names)
+    names = (name.rstrip("/").rpartition("/")[2] for name in pair_names(config))
+    embedded = "the embedded target with its head" if config.pair.head else "the embedded pair"
+    pair = embedded if config.pair.target == "embedded" else " with ".join(names)
     return f"{config.name}: {pair} on {device}"
 
 
@@ -56,18 +58,17 @@ def _verdict(row: dict[str, Any], mode: Mode) -> str:
     speeds, exported = _speeds(row), _exported(row)
     best = max(speeds, key=lambda choice: (round(speeds[choice].value, 2), choice == exported))
     if best != exported:
-        said = f"the {best} decodes {rounded(speeds[best])} times as fast as plain decoding (replayed), and"
+        said = f"the {best} is {rounded(speeds[best])} times as fast as plain decoding in replay."
         if _drafts_nothing(mode):
-            return f"{said} plain decoding is exported, because on the validation texts nothing was surely faster."
-        return f"{said} the {exported}, which is exported, {_both(row)} times.{_copying(speeds, exported)}"
+            return f"{said} Plain decoding is exported, because on the validation texts nothing was surely faster."
+        return f"{said} The {exported}, which is exported, is {_both(row)}.{_copying(speeds, exported)}"
     if _drafts_nothing(mode):
         return "plain decoding is exported: nothing that drafts is faster here."
     rule = max((choice for choice in speeds if choice.startswith(COPYING)), key=lambda choice: speeds[choice].value)
     if exported != rule and row["ratio_vs_lookup_rule_interval_95"][1] < 1:
         ratio = interval(row["ratio_vs_lookup_rule"], row["ratio_vs_lookup_rule_interval_95"], 2)
         return f"the {rule} is faster than the {exported}, which is exported and decodes at {ratio} of its speed."
-    said = f"the {exported} is exported and decodes {_both(row)} times as fast as plain decoding."
-    return said + _copying(speeds, exported)
+    return f"the {exported} is exported. It is {_both(row)}.{_copying(speeds, exported)}"
 
 
 def _drafts_nothing(mode: Mode) -> bool:
@@ -88,13 +89,9 @@ def rounded(ratio: Ratio) -> str:
 
 
 def _both(row: dict[str, Any]) -> str:
-    """The speed of what is exported: replayed, and also decoded where the two differ by more than their errors."""
-    replayed, decoded = Ratio(**row["replayed"]["ratio_vs_autoregressive"]), row["ratio_vs_autoregressive"]
-    low, high = row["ratio_vs_autoregressive_interval_95"]
-    error = math.hypot(high - decoded if replayed.value > decoded else decoded - low, 2 * replayed.error)
-    if abs(decoded - replayed.value) <= error:
-        return rounded(replayed)
-    return f"{rounded(replayed)} (replayed; decoded {interval(decoded, (low, high), 2)})"
+    """The speed of what is exported, replayed and decoded."""
+    replayed = rounded(Ratio(**row["replayed"]["ratio_vs_autoregressive"]))
+    return f"{replayed} times as fast as plain decoding in replay and {decoded_over_plain(row)} times in decoding"
 
 
 def _copying(speeds: dict[str, Ratio], exported: str) -> str:
@@ -115,17 +112,18 @@ def decisions(evaluation: dict[str, Any]) -> list[str]:
 
 
 def _reason(mode: Mode) -> str:
+    if mode.decides:
+        levels = " and then ".join(mode.feature_levels)
+        longer = f" On texts of more than {mode.longest} tokens the lookup rule decides." if mode.longest else ""
+        return (
+            "The network decides: on the validation texts it is ahead of the static tree by two standard errors over "
+            f"sources, and of the lookup rule as well. It is asked with {levels} features.{longer}"
+        )
     if mode.rule is not None:
         return (
             "The lookup rule decides: on the validation texts it is ahead of the static tree by two standard errors "
             "over sources, and the network is not ahead of it by two. It copies "
             f"{mode.rule.length} tokens after a match of {mode.rule.least} or more, and drafts {mode.action} elsewhere."
-        )
-    if mode.decides:
-        levels = " and then ".join(mode.feature_levels)
-        return (
-            "The network decides: on the validation texts it is ahead of the static tree by two standard errors over "
-            f"sources, and of the lookup rule as well. It is asked with {levels} features."
         )
     return (
         "On the validation texts neither the network nor the lookup rule is ahead of the static tree by two standard "
@@ -190,7 +188,9 @@ def next_steps(config: Config, evaluation: dict[str, Any]) -> tuple[list[str], s
     settings = ", ".join(f"{key}={value!r}" for key, value in setting.generation.items() if value is not None)
     on = ".to('cuda')" if torch.cuda.is_available() and config.pair.device != "cpu" else ""
     names = {"target": target, "draft": draft, "dtype": config.pair.dtype, "selector": str(folder)}
-    return lines, SNIPPET.format(settings=settings, on=on, **names)
+    imported = "\nfrom data_gen.models.heads import load_head" if config.pair.head else ""
+    loaded = (HEAD if config.pair.head else DRAFT).format(on=on, **names)
+    return lines, SNIPPET.format(settings=settings, on=on, imported=imported, loaded=loaded, **names)
 
 
 def _guide(folder: Path) -> Path:

@@ -20,7 +20,7 @@ import torch
 from data_gen.traces import read_manifest
 from pipelines.config import Config, SamplingSetting
 from pipelines.data.recorded import load_traces, traces_folder
-from pipelines.export.engines import ENGINES, Engine, Range, Served, samples
+from pipelines.export.engines import ENGINES, Engine, Range, Served, engine_of, samples
 from pipelines.export.rules import RULES, RuleEngine, tuned
 from pipelines.latency.timings import engine_path, load_engine_profile
 from pipelines.pair.loading import pair_names
@@ -66,7 +66,9 @@ class BestLength:
 
 def run(config: Config, name: str) -> None:
     """Write what an engine reads under `engines/<name>/`, for each sampling setting."""
-    engine, profile = ENGINES.get(name) or RULES[name], load_engine_profile(config)
+    head = config.pair.head is not None
+    engine = engine_of(name, head) if head or name in ENGINES else RULES[name]
+    profile = load_engine_profile(config)
     folder = config.folder / "engines" / name
     pair = pair_names(config)
     depends = {
@@ -84,7 +86,7 @@ def run(config: Config, name: str) -> None:
         stage.replace()
         with atomically(folder) as partial:
             partial.mkdir(parents=True)
-            files, sections = _Files(texts, verifiers, profile, pair, partial, folder), []
+            files, sections = _Files(texts, verifiers, profile, pair, partial, folder, head), []
             for setting in config.sampling:
                 reason, lines = files.of(engine, setting)
                 if reason:
@@ -227,6 +229,7 @@ class _Files:
     pair: tuple[str, str]
     partial: Path
     folder: Path
+    head: bool = False
 
     def of(self, engine: Engine | RuleEngine, setting: SamplingSetting) -> tuple[str, list[str]]:
         """Why nothing is written for a sampling setting, or the lines of its section."""
@@ -235,9 +238,12 @@ class _Files:
         if reason := refusal(engine, setting):
             return reason, []
         served, lengths = table_of(engine, setting, self.texts, self.verifiers, self.profile, self.pair)
+        served = replace(served, head=self.head)
         if not served.longest:
             return NEVER_PAYS, []
         file = self._write(setting, engine.suffix, engine.write(served), [asdict(each) for each in lengths])
+        if engine.steps is not None:
+            Path(self.partial / Path(file).name).with_suffix(".steps.json").write_text(json.dumps(engine.steps(served)))
         table = [["requests", "drafted", "tokens a step", "tokens/s", f"over {engine.default} tokens"], ["---"] * 5]
         for each in lengths:
             numbers = str(each.batch), str(each.length), f"{each.tokens_per_step:.2f}", f"{each.tokens_per_second:.0f}"

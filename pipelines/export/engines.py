@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import yaml
 
 from pipelines.config import SamplingSetting
+from selector.schema import InputError
 
 
 class Range(NamedTuple):
@@ -25,7 +26,7 @@ class Served:
     """What an engine is told.
 
     Attributes:
-        target, draft: the models' directories or hub ids.
+        target, draft: the models' directories or hub ids; the draft may be an EAGLE-3 head.
         block: whether chains are verified as blocks, and not token by token.
         sampled: whether drafts are sampled at the request's temperature, and are not the most probable tokens.
         ranges: the lengths of all batch sizes, from 1 on.
@@ -36,6 +37,7 @@ class Served:
     block: bool
     sampled: bool
     ranges: list[Range]
+    head: bool = False
 
     @property
     def longest(self) -> int:
@@ -63,6 +65,7 @@ class Engine:
         masks: whether the draft makes the longest chain's passes for every batch, and only the target's pass is short.
         first_is_longest: whether the smallest batch must have the longest chains.
         suffix: of its file, json or yaml.
+        steps: the content of a second file, `.steps.json`, if the table stands in a file of its own.
     """
 
     read: str
@@ -76,6 +79,7 @@ class Engine:
     masks: bool = False
     first_is_longest: bool = False
     suffix: str = "yaml"
+    steps: Callable[[Served], dict[str, Any]] | None = None
 
     def write(self, served: Served) -> str:
         """The file's text."""
@@ -86,7 +90,7 @@ class Engine:
 def _vllm(served: Served) -> dict[str, Any]:
     """`vllm.config.SpeculativeConfig`; batch sizes are inclusive."""
     return {
-        "method": "draft_model",
+        "method": "eagle3" if served.head else "draft_model",
         "model": served.draft,
         "num_speculative_tokens": served.longest,
         "num_speculative_tokens_per_batch_size": [list(each) for each in served.ranges],
@@ -99,13 +103,18 @@ def _sglang(served: Served) -> dict[str, Any]:
     """Options of `sglang.launch_server`, as the file of `--config` holds them."""
     return {
         "model-path": served.target,
-        "speculative-algorithm": "STANDALONE",
+        "speculative-algorithm": "EAGLE3" if served.head else "STANDALONE",
         "speculative-draft-model-path": served.draft,
         "speculative-eagle-topk": 1,
         "speculative-num-steps": served.longest,
         "speculative-num-draft-tokens": served.longest + 1,
         "max-running-requests": served.requests,
     }
+
+
+def _sglang_steps(served: Served) -> dict[str, Any]:
+    """The file of `--speculative-adaptive-config`: the passes of a head, by the first batch size of each range."""
+    return {str(each.first): {"candidate_steps": [each.length]} for each in served.ranges}
 
 
 def _tensorrt_llm(served: Served) -> dict[str, Any]:
@@ -175,3 +184,36 @@ ENGINES = {
         first_is_longest=True,
     ),
 }
+
+# As above, where the draft is an EAGLE-3 head; TensorRT-LLM's file for a head is not known here.
+OF_HEADS = {
+    "vllm": replace(
+        ENGINES["vllm"],
+        masks=False,
+        limits="""\
+- The batch size counts requests whose prompts are being read.
+- With data parallelism vLLM ignores the table and drafts `num_speculative_tokens` everywhere.
+- vLLM has no default number of tokens. 5 is the example of its documentation.""",
+    ),
+    "sglang": replace(
+        ENGINES["sglang"],
+        lengths=lambda longest: range(longest + 1),
+        command=lambda served, file: (
+            f"python -m sglang.launch_server --config {file} --speculative-adaptive "
+            f"--speculative-adaptive-config {file.removesuffix('.yaml')}.steps.json"
+        ),
+        steps=_sglang_steps,
+        limits="""\
+- The second file gives every batch size one number of steps, so SGLang's adaptive mode has nothing to adapt but the
+  batch. With CUDA graphs a batch counts as the graph's size that it is padded to.
+- Drafts are the most probable tokens, and the target's own draw verifies them.
+- The gain is that over 3 tokens.""",
+    ),
+}
+
+
+def engine_of(name: str, head: bool) -> Engine:
+    """An engine by name; InputError where there is no file for a head."""
+    if head and name not in OF_HEADS:
+        raise InputError(f"export.engine: there is no file for {name} with a head, only for {', '.join(OF_HEADS)}")
+    return (OF_HEADS if head else ENGINES)[name]

@@ -212,7 +212,7 @@ def fitting(
     rungs += [Sizes(0, tokens, longest, kept)]
     rungs += [
         Sizes(0, min(tokens, new), min(longest, max(prompt, least)), kept)
-        for prompt, new in ((512, 128), (256, 64), (128, 48), (128, 32), (64, 16), (32, 16))
+        for prompt, new in ((512, 128), (256, 64), (128, 48), (128, 32), (64, 16), (32, 16), (32, 8))
     ]
     if timed is not None:
         rungs = [replace(rung, verifiers=timed.verifiers) for rung in rungs]

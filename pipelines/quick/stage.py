@@ -48,6 +48,8 @@ def plan(config: Config) -> list[str]:
 def run(config: Config) -> None:
     """Print the candidates and the verdict, and write them to `quick.json` and `quick.html`; for a pair without
     weights, print the table of `assumed`."""
+    if config.pair.head:
+        raise InputError("pair.head: quick compares trees of draft models; `espalier demo` runs all stages with a head")
     if config.pair.trained is not None:
         _make_ready(config)
     end = time.perf_counter() + 60 * config.quick.minutes - ELSEWHERE

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from data_gen.models.sampling import Sampling
 from pipelines.evaluate.methods import SELECTOR
 from pipelines.evaluate.verdict import setting_of
-from selector.actions import Action, ActionSpace
+from selector.actions import Action
 from selector.train.data import Timed
 from selector.train.module import SelectorModule
 from selector.train.tuning import StaticTable
@@ -62,9 +62,12 @@ def ratios(evaluation: dict[str, Any]) -> dict[str, str]:
 
 def efficiency_by_tree(timed: Timed) -> str:
     """Tokens a step of every static tree over (L1, L2), one panel per K; the fastest tree is marked."""
-    space, table = ActionSpace.default(), StaticTable.of(timed)
+    space, table = timed.space, StaticTable.of(timed)
     mean_A, best = table.efficiencies(), space.trees[table.best()]
-    figure, axes = plt.subplots(2, -(-space.max_K // 2), figsize=(6, 5.6), sharex=True, sharey=True)
+    rows = min(2, space.max_K)
+    figure, axes = plt.subplots(
+        rows, -(-space.max_K // rows), figsize=(6, 5.6), sharex=True, sharey=True, squeeze=False
+    )
     for K, axis in enumerate(axes.flat, 1):
         grid = [
             [float(mean_A[space.index(Action(K, L1, L2))]) for L2 in range(space.max_L2 + 1)]

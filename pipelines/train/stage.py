@@ -98,13 +98,14 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
             with nested_run(mlflow, f"train-{name}") as nested:
                 log_traces(mlflow, traces_folder(config), OWN)
                 run_id = nested.info.run_id
-                module = module_of(config, objective, level, hidden_widths(splits["train"], level))
+                space = splits["train"].space.to_json()
+                module = module_of(config, objective, level, hidden_widths(splits["train"], level), space=space)
                 module = trained(config, module, splits, validation, bases, folder / name, run_id)
                 judged = judge(module, validation, bases)
                 facts = {"objective": objective, "feature_level": level}
                 mlflow.log_params(facts)
                 facts |= {"checkpoint": f"{name}/best.ckpt", "run_id": run_id}
-                found[name] = {**facts, **row_of(judged, judged_rules, bases)}
+                found[name] = {**facts, **row_of(judged, judged_rules, bases, module.longest)}
                 mlflow.log_metrics(figures(found[name]))
         result: dict[str, Any] = {
             "chosen": choose(found),
@@ -141,7 +142,7 @@ def in_words(result: dict[str, Any]) -> str:
     modes = list(map(Mode.of, chosen_of(result)["modes"]))
     decides, copies = (
         ", ".join(str(Sampling(*mode.setting)) for mode in modes if of(mode))
-        for of in (lambda mode: mode.decides, lambda mode: mode.rule is not None)
+        for of in (lambda mode: mode.decides, lambda mode: mode.copies)
     )
     also = f"; copies by rule at {copies}" if copies else ""
     return f"{result['chosen']} is kept, and decides at {decides or 'no sampling setting'}{also}"
@@ -177,11 +178,12 @@ def trained(
     return fit(config, module, roots, folder, run_id)
 
 
-def row_of(judged: list[Judged], rules: list[Judged], bases: list[Mode]) -> dict[str, Any]:
-    """What `result.json` holds of a selector's decisions: metrics over all settings, and a mode for each."""
+def row_of(judged: list[Judged], rules: list[Judged], bases: list[Mode], longest: int) -> dict[str, Any]:
+    """What `result.json` holds of a selector's decisions: metrics over all settings, and a mode for each. `longest` as
+    in `keep_if_ahead`."""
     modes, ratios = [], []
     for each, rule, base in zip(judged, rules, bases, strict=True):
-        best = keep_if_ahead(each, rule, base)
+        best = keep_if_ahead(each, rule, base, longest)
         modes.append({**best.mode.row(), "replay": asdict(each.ratio), "replay_rule": asdict(rule.ratio)})
         ratios.append(best.ratio)
     error = sum(ratio.error**2 for ratio in ratios) ** 0.5 / len(ratios)
@@ -189,11 +191,11 @@ def row_of(judged: list[Judged], rules: list[Judged], bases: list[Mode]) -> dict
     return {"metrics": {"validation/replay_gated": gated, "validation/replay_error": error}, "modes": modes}
 
 
-def keep_if_ahead(judged: Judged, rule: Judged, static: Mode) -> Judged:
+def keep_if_ahead(judged: Judged, rule: Judged, static: Mode, longest: int) -> Judged:
     """The network's decisions where they pay and are ahead of the rule for lookups; else the rule where it pays; else
-    the static tree."""
+    the static tree. The network decides up to the `longest` text of its training, and the rule beyond it."""
     if judged.pays and judged.is_ahead_of(rule, SURE):  # by less it may be luck: it was tuned on these texts
-        return judged
+        return replace(judged, mode=replace(judged.mode, rule=rule.mode.rule, action=rule.mode.action, longest=longest))
     return rule if rule.pays else Judged(static, Ratio(1.0, 0.0))
 
 
@@ -215,7 +217,7 @@ def table_of(found: dict[str, dict[str, Any]], chosen: str) -> Table:
             {
                 "setting": str(Sampling(mode["temperature"], mode["top_p"])),
                 "static tree": str(tuple(mode["action"])),
-                "lookup rule": f"{Ratio(**mode['replay_rule'])}{' *' if mode['rule'] else ''}",
+                "lookup rule": f"{Ratio(**mode['replay_rule'])}{' *' if mode['rule'] and not mode['decides'] else ''}",
                 **{
                     f"{name}\n(kept)" if name == chosen else name: f"{Ratio(**each['replay'])}"
                     f"{' *' if each['decides'] else ''}"

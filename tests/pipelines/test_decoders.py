@@ -34,7 +34,7 @@ def test_the_faster_decoder_is_taken(
     asked: str, device: str, seconds: dict[str, float], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the steps of each kind that may be used, and of no other."""
-    pair = SimpleNamespace(device=torch.device(device), decoder=EAGER, spare={})
+    pair = SimpleNamespace(device=torch.device(device), decoder=EAGER, spare={}, has_head=False)
     timed: list[str] = []
 
     def steps(own: SimpleNamespace, *_: object) -> dict[str, list[Step]]:

@@ -265,7 +265,12 @@ def test_what_llama_server_reads() -> None:
 def test_transformers_drafts_what_its_file_says() -> None:
     """Its own candidate generator, set up as assisted generation sets it up."""
     config = transformers.LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        eos_token_id=None,  # else the draft may end its candidates early
     )
     draft = transformers.LlamaForCausalLM(config).eval()
     draft.generation_config.update(**json.loads(RULES["transformers"].write(Rule(0, 0, 5), "T", "D")))

@@ -5,22 +5,29 @@ The code comes from an installed package, or out of its wheel without installing
     pip download --no-deps --dest wheels vllm==0.33.0 sglang==0.5.23
     ESPALIER_WHEELS=wheels python -m pytest tests/pipelines/test_own_parsers.py
 
+That of TensorRT-LLM, whose wheel lacks it, may be a copy of its repository: `wheels/tensorrt_llm/llmapi/llm_args.py`.
 Whole engines need a GPU to import, so single functions and classes of them are run.
 """
 
 from __future__ import annotations
 
 import ast
+import bisect
+import functools
 import importlib.util
 import json
 import os
+import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
+import pydantic
 import pytest
 import yaml
+
+from pipelines.export.engines import Range, Served, engine_of
 
 WHEELS = Path(os.environ.get("ESPALIER_WHEELS", "wheels"))
 GOLDEN = Path(__file__).parent / "golden"
@@ -33,11 +40,13 @@ def source(engine: str, name: str) -> str:
     spec = importlib.util.find_spec(engine)
     if spec is not None and spec.submodule_search_locations:
         return (Path(spec.submodule_search_locations[0]) / name).read_text()
+    if (file := WHEELS / engine / name).exists():
+        return file.read_text()
     wheels = sorted(WHEELS.glob(f"{engine}-*.whl"))
     if not wheels:
         pytest.skip(f"{engine} is not installed, and ESPALIER_WHEELS names no folder with its wheel")
-    with ZipFile(wheels[-1]) as file:
-        return file.read(f"{engine}/{name}").decode()
+    with ZipFile(wheels[-1]) as wheel:
+        return wheel.read(f"{engine}/{name}").decode()
 
 
 def class_of(engine: str, file: str, name: str) -> ast.ClassDef:
@@ -91,12 +100,56 @@ def test_sglang_knows_its_options(path: Path) -> None:
     assert written["speculative-algorithm"] in algorithms
 
 
-def test_tensorrt_llm_reads_its_files() -> None:
-    args = pytest.importorskip("tensorrt_llm.llmapi.llm_args", reason="tensorrt_llm is not installed: it needs a GPU")
-    for path in sorted(GOLDEN.glob("tensorrt-llm-*.yaml")):
-        written = yaml.safe_load(path.read_text())["speculative_config"]
-        written.pop("decoding_type")
-        assert args.DraftTargetDecodingConfig(**written).max_draft_len == written["max_draft_len"]
+def test_sglang_drafts_with_a_head_what_its_table_says(tmp_path: Path) -> None:
+    """By its own routing of batch sizes."""
+    file, names = "srt/speculative/adaptive_spec_params.py", ("AdaptiveStepSlot", "AdaptiveSpeculativeParams")
+    tree = ast.parse(source("sglang", file))
+    load = next(node for node in tree.body if getattr(node, "name", "") == "_load_adaptive_config")
+    space: dict[str, Any] = {
+        "bisect": bisect,
+        "json": json,
+        "cached_property": functools.cached_property,
+        "logger": None,
+    }
+    space["log_info_on_rank0"] = lambda *_: None
+    exec(compile(ast.Module([load, *(class_of("sglang", file, name) for name in names)], []), file, "exec"), space)
+    ranges = [Range(1, 4, 6), Range(5, 8, 2), Range(9, 64, 0)]
+    steps = engine_of("sglang", True).steps
+    assert steps is not None
+    (tmp_path / "t.json").write_text(json.dumps(steps(Served("big", "head", True, False, ranges, head=True))))
+    params = space["AdaptiveSpeculativeParams"](6, str(tmp_path / "t.json"))
+    for each in ranges:
+        for batch in range(each.first, each.last + 1):
+            assert params.get_steps_for_batch(batch) == each.length
+
+
+@pytest.fixture(scope="module")
+def draft_target() -> type[pydantic.BaseModel]:
+    """TensorRT-LLM's own class for a draft model, out of its package or of a copy of its repository."""
+    space = {name: getattr(module, name) for module in (pydantic, typing) for name in module.__all__}
+    space |= {"Path": Path, "functools": functools, "PydanticField": pydantic.Field, "TelemetryField": Any}
+    space["StrictBaseModel"] = pydantic.create_model(
+        "StrictBaseModel", __config__=pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    )
+    wanted = ("Field", "DecodingBaseConfig", "DraftTargetDecodingConfig")
+    tree = ast.parse(source("tensorrt_llm", "llmapi/llm_args.py"))
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in wanted]
+    exec(compile(ast.Module(found, []), "llm_args.py", "exec"), space)
+    made: type[pydantic.BaseModel] = space[wanted[-1]]
+    made.model_rebuild(_types_namespace=space)
+    return made
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("tensorrt-llm-*.yaml")), ids=lambda path: path.stem)
+def test_tensorrt_llm_reads_its_files(draft_target: type[pydantic.BaseModel], path: Path) -> None:
+    """And refuses another key, and a table whose first length is not the longest."""
+    written = yaml.safe_load(path.read_text())["speculative_config"]
+    read = draft_target.model_validate(written)
+    assert {key: getattr(read, key) for key in written} == written
+    table = written["draft_len_schedule"]
+    for wrong in ({"draft_length": 3}, {"draft_len_schedule": {**table, min(table): 1}}):
+        with pytest.raises(pydantic.ValidationError):
+            draft_target.model_validate(written | wrong)
 
 
 def test_the_samples_have_vllms_keys() -> None:

@@ -134,7 +134,8 @@ def test_a_selector_decides_only_where_that_pays(demo: tuple[Path, str]) -> None
                 for name in ("replay", "replay_rule")
             }
             assert mode["decides"] == (pays["replay"] and mode["replay"]["value"] >= mode["replay_rule"]["value"])
-            assert (mode["rule"] is not None) == (not mode["decides"] and bool(pays["replay_rule"]))
+            assert (mode["rule"] is not None) == (mode["decides"] or bool(pays["replay_rule"]))
+            assert (mode["longest"] > 0) == mode["decides"]
     assert evaluation_of(demo[0])["decisions"] == training["selectors"][training["chosen"]]["modes"]
     exported = load_selector(demo[0] / "runs" / "demo" / "selector")
     modes = training["selectors"][training["chosen"]]["modes"]

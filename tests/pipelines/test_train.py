@@ -16,7 +16,7 @@ from pipelines.train.fitting import module_of as new_module
 from pipelines.train.judging import judge, judge_rules, statics, step_times, tune_rules
 from pipelines.train.packaging import count_differing
 from pipelines.train.result import rule_of
-from pipelines.train.stage import choose, keep_if_ahead, kinds, row_of, table_of, trained
+from pipelines.train.stage import choose, in_words, keep_if_ahead, kinds, row_of, table_of, trained
 from selector.decision import LookupRule, Mode
 from selector.export.write import write_artefact
 from selector.latency import LatencyProfile
@@ -96,8 +96,9 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
     judged = judge(module, own, bases)
     assert [each.pays for each in judged] == [True, False]
     assert judged[0].ratio.value > 1.2
-    row = row_of(judged, no_rules(judged), bases)
+    row = row_of(judged, no_rules(judged), bases, module.longest)
     hot, cold = (Mode.of(mode) for mode in row["modes"])
+    assert hot.longest == module.longest == int(data["train"].length_R.max()) and hot.rule == LookupRule(4, 8)
     assert hot.decides and not cold.decides and cold.action == bases[1].action
     gated = (judged[0].ratio.value + 1) / 2  # the static tree is kept under the other setting
     assert row["metrics"]["validation/replay_gated"] == pytest.approx(gated)
@@ -127,7 +128,9 @@ def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(network: float
 
     mine = judged(replace(static, feature_levels=(EARLY,)), network, [1.1, 0.9, 1.0, 1.0])
     own = judged(replace(static, feature_levels=(MATCH,), rule=LookupRule(4, 8)), rule, [1.0, 1.0, 1.1, 0.9])
-    assert keep_if_ahead(mine, own, static).mode == {"network": mine.mode, "rule": own.mode, "static": static}[what]
+    both = replace(mine.mode, rule=own.mode.rule, longest=200)  # beyond 200 tokens the rule decides
+    kept = keep_if_ahead(mine, own, static, 200).mode
+    assert kept == {"network": both, "rule": own.mode, "static": static}[what]
 
 
 def test_a_rule_is_tuned_on_the_training_texts_and_judged_on_others() -> None:
@@ -223,11 +226,28 @@ def test_the_kinds_follow_from_what_the_traces_hold() -> None:
     assert kinds(full) == [("regressor", LIGHT), ("regressor", FULL), ("policy", FULL)]
 
 
+def test_a_networks_rule_is_not_called_the_one_that_decides() -> None:
+    mode = Mode(*HOT, SPACE.chain(3), (EARLY,), rule=LookupRule(4, 8), longest=200)
+    copies = replace(mode, feature_levels=(MATCH,), longest=0, temperature=0.1)
+    rows = [{**each.row(), "replay_rule": {"value": 1.1, "error": 0.0}} for each in (mode, copies)]
+    ratio = {"replay": {"value": 1.2, "error": 0.0}}
+    found = {"modes": [row | ratio for row in rows], "metrics": {}}
+    words = in_words({"chosen": "regressor-light", "selectors": {"regressor-light": found}})
+    decided, copied = words.partition("decides at ")[2].split("; copies by rule at ")
+    assert f"T={HOT[0]:g}" in decided and f"T={HOT[0]:g}" not in copied and "T=0.1" in copied
+    console = Console(width=160)
+    with console.capture() as captured:
+        console.print(table_of({"regressor-light": found}, "regressor-light"))
+    network, rule = (line for line in captured.get().splitlines() if "1.100 ±" in line)
+    assert "1.100 ±0.000 *" not in network and "1.200 ±0.000 *" in network
+    assert "1.100 ±0.000 *" in rule and "1.200 ±0.000 *" not in rule
+
+
 def test_the_table_marks_where_decisions_are_made() -> None:
     data = splits()
     bases = statics(CONFIG, by_setting(data["train"]))
     judged = judge(opinionated(), by_setting(data["validation"]), bases)
-    row = row_of(judged, no_rules(judged), bases)
+    row = row_of(judged, no_rules(judged), bases, 200)
     for mode, decides in zip(row["modes"], (True, False), strict=True):
         mode["decides"] = decides
     console = Console(width=160)
