@@ -70,8 +70,8 @@ def main(config: Config) -> None:
             row = [name, f"T = {base.temperature:g}", *static_row(own), _selected(module, own, base) if module else "-"]
             console.print(f"| {' | '.join(row)} |", soft_wrap=True, highlight=False)
     first = next(iter(clocks(config, pair).values()))
-    for own in by_setting(config, splits["test"], first):
-        console.print(f"T = {own.setting[0]:g}: {first_tokens(own)}", soft_wrap=True, highlight=False)
+    for held_out in by_setting(config, splits["test"], first):
+        console.print(f"T = {held_out.setting[0]:g}: {first_tokens(held_out)}", soft_wrap=True, highlight=False)
     if {"specinfer", "traversal"} <= set(config.verifiers):
         verifiers(config, splits["test"], first)
     train = by_setting(config, splits["train"], first)[0]
@@ -109,7 +109,8 @@ def first_tokens(timed: Timed) -> str:
     """How often drafted first tokens are on the text, and how long a step with one takes."""
     space, seconds_A = timed.space, timed.seconds().mean(0)
     tokens_A = space.efficiencies(timed.survivals_RS).mean(0)
-    none, one, four = map(space.index, (space.chain(0), space.chain(1), StyledAction(4, 0, 1, GREEDY)))
+    trees: tuple[Tree, ...] = space.chain(0), space.chain(1), StyledAction(4, 0, 1, GREEDY)
+    none, one, four = (space.index(tree) for tree in trees)
     return (
         f"the first drafted token is right at {float(tokens_A[one]) - 1:.0%} of the roots, one of four first tokens at "
         f"{float(tokens_A[four]) - 1:.0%}; a step with one drafted token takes "
