@@ -231,7 +231,8 @@ def train(
     Raises:
         InputError: training diverges.
     """
-    optimiser = torch.optim.AdamW(model.parameters(), lr=schedule.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+    rate, betas = schedule.learning_rate, (0.9, 0.95)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=betas, weight_decay=0.1, fused=True)
     done = _resumed(model, optimiser, checkpoint)
     model.train()
     bfloat16, saved = multiplies_faster_in_bfloat16(), time.monotonic()

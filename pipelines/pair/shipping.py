@@ -8,6 +8,7 @@ The weights are rounded to bfloat16. What was trained on what, and how well, sta
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,18 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from data_gen.models.pair import ROLES
+from data_gen.texts.prompts import take_evenly
 from pipelines.config import Config, load_config
 from pipelines.config.sections import SHIPPED
-from pipelines.pair import corpus
+from pipelines.pair import corpus, tasks
 from pipelines.pair.language_model import encode_corpus, next_token_loss
+from pipelines.pair.prompt_writing import held_out_prompts, task_prompts
 from pipelines.run import console, provenance, read_json, write_json
 from selector.files import atomically
 
 WINDOWS, WINDOW = 64, 513  # of held-out library code: their number and their tokens
+PROMPTS, PROMPT, NEW = 36, 256, 128  # held-out prompts that are continued greedily, their tokens at most, and new ones
+PERIOD, LOOP = 16, 16  # tokens of a loop's longest period, and of the shortest loop
 LICENCE = (
     "The models were trained on the standard library of CPython and on tasks made from it, which are under the Python "
     "Software Foundation License, version 2. The weights are under the project's own licence."
@@ -47,6 +52,7 @@ def ship(config: Config) -> dict[str, Any]:
             "corpus": corpus.described(corpus.stdlib_files()),
             "tokens": manifest["tokens"],
             "loss_on_held_out_code": code_loss(shipped / "target"),
+            "greedy_tokens_inside_loops": loop_share(shipped / "target"),
             "overlap": manifest["overlap"],
             "copying": manifest["copying"],
             "held_out": [file["path"] for file in manifest["files"] if file["held_out"]],
@@ -68,9 +74,41 @@ def code_loss(target: Path) -> float:
     return sum(next_token_loss(model, batch).item() for batch in batches) / len(batches)
 
 
+@torch.no_grad()
+def loop_share(target: Path) -> float:
+    """Share of the tokens inside loops in greedy continuations of held-out prompts: code, prose and tasks."""
+    model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(target)
+    files = corpus.stdlib_files()
+    prompts = [prompt for prompt in held_out_prompts(files, 1) if prompt.kind in ("code", "prose")]
+    prompts += task_prompts(files, 1, tasks.counter(tokenizer), PROMPT)
+    found: list[bool] = []
+    for prompt in take_evenly(prompts, PROMPTS):
+        ids_1T = tokenizer(prompt.text, return_tensors="pt").input_ids[:, :PROMPT]
+        generate: Any = model.generate
+        text_T = generate(ids_1T, attention_mask=torch.ones_like(ids_1T), do_sample=False, max_new_tokens=NEW)[0]
+        found += inside_loops(text_T[ids_1T.shape[1] :].tolist())
+    return sum(found) / len(found)
+
+
+def inside_loops(tokens: Sequence[int]) -> list[bool]:
+    """Which tokens equal the one a period before them, with a period of up to `PERIOD` tokens, all along a run of at
+    least two periods and `LOOP` tokens."""
+    inside = [False] * len(tokens)
+    for period in range(1, PERIOD + 1):
+        begin = period
+        for at in range(period, len(tokens) + 1):
+            if at == len(tokens) or tokens[at] != tokens[at - period]:
+                if at - begin >= max(2 * period, LOOP):
+                    inside[begin:at] = [True] * (at - begin)
+                begin = at + 1
+    return inside
+
+
 def main(path: str) -> None:
     about = ship(load_config(Path(path), []))
-    console.print(f"{SHIPPED}: {about['loss_on_held_out_code']:.2f} nats a token on held-out library code")
+    loss, loops = about["loss_on_held_out_code"], about["greedy_tokens_inside_loops"]
+    console.print(f"{SHIPPED}: {loss:.2f} nats a token on held-out library code; {loops:.0%} of greedy text in loops")
 
 
 if __name__ == "__main__":

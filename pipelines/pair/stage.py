@@ -19,6 +19,7 @@ from pipelines.tracking import describe, mlflow_run
 from selector.files import atomically
 
 SECTIONS = ("pair", "prompts", "sampling", "data")
+TASK = 256  # tokens of the longest prompt of a task, and of its output, as in the demo
 # the tokenizer, and the token ids of the training files and of some held-out ones, int64 [tokens] each
 Corpus = tuple[PreTrainedTokenizerFast, torch.Tensor, torch.Tensor]
 
@@ -104,8 +105,9 @@ def _encoded(
         size = language_model.vocabulary_of(embedded)
         tokenizer = language_model.train_tokenizer([file.text for file in training], size)
     count, number, streams = tasks.counter(tokenizer), embedded.documents, []
+    longest = min(embedded.context // 2, TASK)
     for part in (training, held_out):
-        made = [each.text for file in part for each in tasks.documents(file, number, count, embedded.context // 2)]
+        made = [each.text for file in part for each in tasks.documents(file, number, count, longest)]
         texts = [file.text for file in part if file.kind != "tests"]
         streams.append(language_model.encode_corpus(tokenizer, [*texts, *made]))
     repeats = language_model.repeats(len(streams[0]) // 8, len(tokenizer), embedded.context, seed)

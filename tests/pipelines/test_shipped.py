@@ -44,6 +44,20 @@ def test_its_loss_on_held_out_code_is_what_it_says() -> None:
     assert shipping.code_loss(SHIPPED / "target") == pytest.approx(about["loss_on_held_out_code"], abs=0.15)
 
 
+def test_loops_are_runs_that_repeat_a_few_tokens() -> None:
+    words = list(range(100, 140))
+    assert sum(shipping.inside_loops(words)) == 0
+    assert shipping.inside_loops([*words, *[7] * 20, *words]).count(True) == 19
+    assert shipping.inside_loops(words + [1, 2, 3] * 8).count(True) == 21
+    assert sum(shipping.inside_loops(words[:12] * 2 + words[20:])) == 0  # one repeat is no loop
+    assert sum(shipping.inside_loops(words + words)) == 0  # nor is a long period
+
+
+def test_its_greedy_text_seldom_loops() -> None:
+    about = json.loads((SHIPPED / "provenance.json").read_text())
+    assert about["greedy_tokens_inside_loops"] < 0.25
+
+
 def test_a_trained_pair_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ROOT / "configs" / "embedded_pair.yaml"
     small = load_config(config, SMALL_PAIR)
