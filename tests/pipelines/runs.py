@@ -32,6 +32,7 @@ SMALL = [
     "data.workers=1",
     "latency.repeats=3",
     "train.epochs=2",
+    "train.objectives=[regressor,policy]",
     "train.hidden=[16,8]",
     "evaluate.prompts=3",
     "evaluate.assisted=false",  # transformers' assistants are tuned for a third of an evaluation

@@ -214,7 +214,7 @@ def test_every_stage_has_a_plan_that_does_nothing(tmp_path: Path) -> None:
     counts = ", ".join(f"{count} for {split}" for split, count in split_counts(config).items())
     assert f"data: {len(config.sampling)} sampling settings x {config.data.texts} texts ({counts})" in output
     assert re.search(r"up to \d+ kB a text, \d+ MB in all before compression", output)
-    assert f"train: regressor (light), policy (light): {config.train.epochs} epochs each" in output
+    assert f"train: regressor (light): {config.train.epochs} epochs each" in output
     assert f"evaluate: {config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings" in output
     for stage in STAGES:
         assert re.search(f"^{stage}: ", output, flags=re.MULTILINE)
