@@ -102,6 +102,7 @@ def break_model(part: str) -> None:
 def run_stage(folder: Path, overrides: list[str], spoil: str | None, pipe: Any) -> None:
     """In a process of its own: the data stage; what it says is sent, and its exit code."""
     import pipelines.data.stage
+    import pipelines.data.workers
     from pipelines.cli import app
 
     os.chdir(folder)
@@ -124,6 +125,8 @@ def run_stage(folder: Path, overrides: list[str], spoil: str | None, pipe: Any) 
         pipelines.data.stage.make_shard = make_shard
     if spoil in PARTS:
         break_model(spoil)
+    if spoil == "few retries":  # a new actor takes a minute on a busy machine
+        pipelines.data.workers.RETRIES = 1
     pipe.send("started")
     app(["data", "--config", str(folder / "config.yaml"), *overrides])
 
@@ -283,7 +286,7 @@ def test_processes_write_the_same_bytes_though_one_is_killed(
     assert files(tmp_path) == whole
 
 
-@pytest.mark.parametrize(("kills", "workers"), [(4, 1), (1, 2)])
+@pytest.mark.parametrize(("kills", "workers"), [(2, 1), (1, 2)])
 def test_ray_writes_the_same_bytes_though_workers_are_killed(
     whole: Setting,
     tmp_path: Path,
@@ -292,11 +295,11 @@ def test_ray_writes_the_same_bytes_though_workers_are_killed(
     kills: int,
     workers: int,
 ) -> None:
-    """One worker is killed at work, once the first shard is there. A shard that loses four ends the run, and the same
-    command without Ray goes on."""
+    """One worker is killed at work, once the first shard is there. A shard that loses more than it may ends the run, and
+    the same command without Ray goes on."""
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     config_file(tmp_path, pair_folders)
-    driver = start(tmp_path, "data.ray=local", f"data.workers={workers}")
+    driver = start(tmp_path, "data.ray=local", f"data.workers={workers}", spoil="few retries")
     killed: set[int] = set()
     while len(killed) < kills and driver.is_alive():
         children = psutil.Process(driver.pid).children(recursive=True) if shard_count(tmp_path) else []
@@ -308,7 +311,7 @@ def test_ray_writes_the_same_bytes_though_workers_are_killed(
     said = (tmp_path / "stderr").read_text()
     if kills > 1:
         assert code == 2
-        assert "espalier: data.ray: a worker was lost more than 3 times over one shard" in said.splitlines()[-1]
+        assert "espalier: data.ray: a worker was lost more than 1 times over one shard" in said.splitlines()[-1]
         assert finish(start(tmp_path)) == 0
     else:
         assert code == 0, said
