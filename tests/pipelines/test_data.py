@@ -295,8 +295,8 @@ def test_ray_writes_the_same_bytes_though_workers_are_killed(
     kills: int,
     workers: int,
 ) -> None:
-    """One worker is killed at work, once the first shard is there. A shard that loses two ends the run here, and the same
-    command without Ray goes on."""
+    """One worker is killed at work, once the first shard is there. A shard that loses two ends the run here, and the
+    same command without Ray goes on."""
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     config_file(tmp_path, pair_folders)
     driver = start(tmp_path, "data.ray=local", f"data.workers={workers}", spoil="few retries")
