@@ -77,7 +77,7 @@ def code_loss(target: Path) -> float:
 @torch.no_grad()
 def loop_share(target: Path) -> float:
     """Share of the tokens inside loops in greedy continuations of held-out prompts: code, prose and tasks."""
-    model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
+    model: Any = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
     tokenizer: Any = AutoTokenizer.from_pretrained(target)
     files = corpus.stdlib_files()
     prompts = [prompt for prompt in held_out_prompts(files, 1) if prompt.kind in ("code", "prose")]
@@ -85,8 +85,7 @@ def loop_share(target: Path) -> float:
     found: list[bool] = []
     for prompt in take_evenly(prompts, PROMPTS):
         ids_1T = tokenizer(prompt.text, return_tensors="pt").input_ids[:, :PROMPT]
-        generate: Any = model.generate
-        text_T = generate(ids_1T, attention_mask=torch.ones_like(ids_1T), do_sample=False, max_new_tokens=NEW)[0]
+        text_T = model.generate(ids_1T, attention_mask=torch.ones_like(ids_1T), do_sample=False, max_new_tokens=NEW)[0]
         found += inside_loops(text_T[ids_1T.shape[1] :].tolist())
     return sum(found) / len(found)
 
