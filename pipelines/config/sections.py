@@ -27,6 +27,12 @@ class Embedded(Section):
     hidden: int = Field(128, ge=16, multiple_of=16, description="width of both models")
     layers: int = Field(16, ge=2, description="layers of the target; the draft has one")
     steps: int = Field(600, ge=1, description="optimiser steps of the target's training")
+    loop_steps: int = Field(
+        0,
+        ge=0,
+        exclude_if=operator.not_,  # without any, what other stages depend on stays as it was
+        description="further steps of the target's training, against the loops of its own greedy text",
+    )
     draft_steps: int = Field(350, ge=1, description="optimiser steps of the draft's distillation from the target")
     context: int = Field(128, ge=16, description="tokens of a training sequence")
     documents: int = Field(

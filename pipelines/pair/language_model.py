@@ -35,6 +35,7 @@ CHARACTERS = 6_000_000  # that the tokenizer is learned from
 HEADS = 4
 TOKENS_PER_STEP = 2048
 COMPILED = 1000  # steps from which on compiling, which takes a minute, saves more: a fifth of a step
+SHORTEST = 16  # tokens of the shortest random run that comes twice; shorter ones would teach loops
 END = "<|end|>"  # the end-of-sequence token, also between files
 CHECKPOINT_SECONDS = 30
 NEXT_TO = 10.0  # approximate logit difference in layer 0 between the token before and its neighbours
@@ -58,8 +59,12 @@ class Schedule(NamedTuple):
 
     @classmethod
     def of(cls, embedded: Embedded, role: str) -> Schedule:
-        least, rate = (4, 1e-3) if role == "target" else (8, 2e-3)
-        steps = embedded.steps if role == "target" else embedded.draft_steps
+        """The schedule of the target, of the base that it begins as where loops are trained away, or of what drafts."""
+        least, rate, steps = 8, 2e-3, embedded.draft_steps
+        if role == "base" or (role == "target" and not embedded.loop_steps):
+            least, rate, steps = 4, 1e-3, embedded.steps
+        elif role == "target":
+            least, rate, steps = 4, 1e-4, embedded.loop_steps
         return cls(steps, max(least, TOKENS_PER_STEP // embedded.context), rate)
 
 
@@ -86,10 +91,16 @@ def encode_corpus(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> torch
     return torch.tensor([token for encoding in encodings for token in (*encoding.ids, tokenizer.eos_token_id)])
 
 
-def repeats(tokens: int, vocabulary: int, window: int, seed: int) -> torch.Tensor:
-    """About `tokens` token ids, int64 [tokens]: windows whose second half repeats a random first half."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(vocabulary, (tokens // window, window // 2), generator=generator).repeat(1, 2).flatten()
+def repeats(tokens: int, vocabulary: int, longest: int, seed: int) -> torch.Tensor:
+    """At least `tokens` token ids, int64: runs of random tokens, each of which comes twice. The logarithms of their
+    lengths are uniform, from `SHORTEST` tokens to the longest run's."""
+    generator, runs, made = torch.Generator().manual_seed(seed), [], 0
+    while made < tokens:
+        share = float(torch.rand((), generator=generator))
+        run = torch.randint(vocabulary, (int(SHORTEST * (longest / SHORTEST) ** share),), generator=generator)
+        runs += [run, run]
+        made += 2 * len(run)
+    return torch.cat(runs)
 
 
 def attention(context: int) -> str:

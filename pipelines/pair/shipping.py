@@ -8,7 +8,6 @@ The weights are rounded to bfloat16. What was trained on what, and how well, sta
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,13 @@ from pipelines.config import Config, load_config
 from pipelines.config.sections import SHIPPED
 from pipelines.pair import corpus, tasks
 from pipelines.pair.language_model import encode_corpus, next_token_loss
+from pipelines.pair.loops import inside_loops
 from pipelines.pair.prompt_writing import held_out_prompts, task_prompts
 from pipelines.run import console, provenance, read_json, write_json
 from selector.files import atomically
 
 WINDOWS, WINDOW = 64, 513  # of held-out library code: their number and their tokens
 PROMPTS, PROMPT, NEW = 36, 256, 128  # held-out prompts that are continued greedily, their tokens at most, and new ones
-PERIOD, LOOP = 16, 16  # tokens of a loop's longest period, and of the shortest loop
 LICENCE = (
     "The models were trained on the standard library of CPython and on tasks made from it, which are under the Python "
     "Software Foundation License, version 2. The weights are under the project's own licence."
@@ -88,20 +87,6 @@ def loop_share(target: Path) -> float:
         text_T = model.generate(ids_1T, attention_mask=torch.ones_like(ids_1T), do_sample=False, max_new_tokens=NEW)[0]
         found += inside_loops(text_T[ids_1T.shape[1] :].tolist())
     return sum(found) / len(found)
-
-
-def inside_loops(tokens: Sequence[int]) -> list[bool]:
-    """Which tokens equal the one a period before them, with a period of up to `PERIOD` tokens, all along a run of at
-    least two periods and `LOOP` tokens."""
-    inside = [False] * len(tokens)
-    for period in range(1, PERIOD + 1):
-        begin = period
-        for at in range(period, len(tokens) + 1):
-            if at == len(tokens) or tokens[at] != tokens[at - period]:
-                if at - begin >= max(2 * period, LOOP):
-                    inside[begin:at] = [True] * (at - begin)
-                begin = at + 1
-    return inside
 
 
 def main(path: str) -> None:

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data_gen.models.heads import load_head, require_library
 from pipelines.config import Config, Embedded
-from pipelines.pair import corpus, head, language_model, prompt_writing, tasks
+from pipelines.pair import corpus, head, language_model, loops, prompt_writing, tasks
 from pipelines.pair.loading import depends, load_pair, tokenizer_of
 from pipelines.run import Stage, console, progress, write_json
 from pipelines.tracking import describe, mlflow_run
@@ -38,7 +38,9 @@ def plan(config: Config) -> list[str]:
 
 
 def layers_of(embedded: Embedded) -> dict[str, int]:
-    return {"target": embedded.layers, "draft": 1}
+    """By role; the target begins as a base where it is trained in two parts."""
+    base = {"base": embedded.layers} if embedded.loop_steps else {}
+    return {**base, "target": embedded.layers, "draft": 1}
 
 
 def _steps(embedded: Embedded, role: str) -> str:
@@ -110,7 +112,7 @@ def _encoded(
         made = [each.text for file in part for each in tasks.documents(file, number, count, longest)]
         texts = [file.text for file in part if file.kind != "tests"]
         streams.append(language_model.encode_corpus(tokenizer, [*texts, *made]))
-    repeats = language_model.repeats(len(streams[0]) // 8, len(tokenizer), embedded.context, seed)
+    repeats = language_model.repeats(len(streams[0]) // 8, len(tokenizer), embedded.context // 2, seed)
     streams[0] = torch.cat((streams[0], repeats))
     kept.parent.mkdir(parents=True, exist_ok=True)
     with atomically(kept) as path:
@@ -127,7 +129,11 @@ def train_embedded(
     with console.status("encoding the corpus"):
         encoded = _encoded(embedded, config.seed, files, kept)
     trained = partial(_trained, embedded, config.seed, encoded, models)
-    target = trained("target", language_model.next_token_loss)
+    if embedded.loop_steps:
+        base = trained("base", language_model.next_token_loss)
+        target = trained("target", loops.loss_without_loops, base)
+    else:
+        target = trained("target", language_model.next_token_loss)
     draft = trained("draft", language_model.distillation_loss(target), target)
     _, training, held_out = encoded
     overlap = language_model.mean_overlap(target, draft, held_out, embedded.context)
