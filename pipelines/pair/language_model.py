@@ -51,21 +51,23 @@ class Schedule(NamedTuple):
     Attributes:
         batch: sequences of a step.
         learning_rate: the peak. Both models begin with weights that work, which large rates would destroy.
+        repeats: random tokens that come twice, for each token of the corpus.
     """
 
     steps: int
     batch: int
     learning_rate: float
+    repeats: float = 1 / 8
 
     @classmethod
     def of(cls, embedded: Embedded, role: str) -> Schedule:
         """The schedule of the target, of the base that it begins as where loops are trained away, or of what drafts."""
-        least, rate, steps = 8, 2e-3, embedded.draft_steps
+        least, rate, steps, repeats = 8, 2e-3, embedded.draft_steps, 1 / 8
         if role == "base" or (role == "target" and not embedded.loop_steps):
             least, rate, steps = 4, 1e-3, embedded.steps
         elif role == "target":
-            least, rate, steps = 4, 1e-4, embedded.loop_steps
-        return cls(steps, max(least, TOKENS_PER_STEP // embedded.context), rate)
+            least, rate, steps, repeats = 3, 1e-4, embedded.loop_steps, 0.0  # the loss has repeats of its own
+        return cls(steps, max(least, TOKENS_PER_STEP // embedded.context), rate, repeats)
 
 
 def train_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
@@ -94,7 +96,7 @@ def encode_corpus(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> torch
 def repeats(tokens: int, vocabulary: int, longest: int, seed: int) -> torch.Tensor:
     """At least `tokens` token ids, int64: runs of random tokens, each of which comes twice. The logarithms of their
     lengths are uniform, from `SHORTEST` tokens to the longest run's."""
-    generator, runs, made = torch.Generator().manual_seed(seed), [], 0
+    generator, runs, made = torch.Generator().manual_seed(seed), [torch.zeros(0, dtype=torch.int64)], 0
     while made < tokens:
         share = float(torch.rand((), generator=generator))
         run = torch.randint(vocabulary, (int(SHORTEST * (longest / SHORTEST) ** share),), generator=generator)

@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
-from pipelines.pair.language_model import next_token_loss
+from pipelines.pair.language_model import next_token_loss, repeats
 
 PERIOD, LOOP = 16, 16  # tokens of a loop's longest period, and of the shortest loop
 WINDOW = 256  # tokens of a prompt and its continuation, half of them each
+REPEATS = 0.25  # weight of random tokens that come twice; without them the model unlearns copying with the loops
 
 
 def inside_loops(tokens: Sequence[int]) -> list[bool]:
@@ -37,23 +38,27 @@ def inside_loops(tokens: Sequence[int]) -> list[bool]:
 
 
 def loss_without_loops(model: LlamaForCausalLM, batch_BT: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy in nats per token, plus the unlikelihood of loops, `-log(1 - p)` at each of their tokens.
+    """Cross-entropy in nats per token, on texts [B, T] and on random runs that come twice, and the unlikelihood."""
+    tokens, vocabulary = batch_BT.shape[1], model.config.vocab_size
+    random_1T = repeats(tokens, vocabulary, tokens // 2, int(batch_BT.sum()))[None, :tokens]
+    on_text = next_token_loss(model, batch_BT) + unlikelihood(model, batch_BT)
+    return (1 - REPEATS) * on_text + REPEATS * next_token_loss(model, random_1T)
 
-    The batch's texts [B, T] are cut into windows, and the model continues the first half of each greedily. The sum over
-    tokens inside loops is divided by the number of all new tokens.
+
+def unlikelihood(model: LlamaForCausalLM, batch_BT: torch.Tensor) -> torch.Tensor:
+    """`-log(1 - p)` of the tokens inside loops of the model's own text, divided by the number of all its tokens.
+
+    The texts [B, T] are cut into windows, and the model continues the first half of each greedily.
     """
     window = min(WINDOW, batch_BT.shape[1])
     prompts_PT = batch_BT[:, : batch_BT.shape[1] // window * window].reshape(-1, window)[:, : window // 2]
     texts_PW = _continued(model, prompts_PT, window)
-    new = window // 2
+    new = prompts_PT.shape[1]
     looped_PT = torch.tensor([inside_loops(text) for text in texts_PW[:, new:].tolist()])
-    likelihood = next_token_loss(model, batch_BT)
-    if not looped_PT.any():
-        return likelihood
     logits = model(texts_PW[:, :-1]).logits[:, new - 1 :].float()
     log_p_PT = -F.cross_entropy(logits.transpose(1, 2), texts_PW[:, new:], reduction="none")
-    unlikelihood_PT = -torch.log1p(-log_p_PT.exp().clamp(max=1 - 1e-6))
-    return likelihood + unlikelihood_PT[looped_PT].sum() / looped_PT.numel()
+    unlikely_PT = -torch.log1p(-log_p_PT.exp().clamp(max=1 - 1e-6))
+    return (unlikely_PT * looped_PT).mean()
 
 
 @torch.no_grad()

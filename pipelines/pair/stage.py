@@ -112,8 +112,6 @@ def _encoded(
         made = [each.text for file in part for each in tasks.documents(file, number, count, longest)]
         texts = [file.text for file in part if file.kind != "tests"]
         streams.append(language_model.encode_corpus(tokenizer, [*texts, *made]))
-    repeats = language_model.repeats(len(streams[0]) // 8, len(tokenizer), embedded.context // 2, seed)
-    streams[0] = torch.cat((streams[0], repeats))
     kept.parent.mkdir(parents=True, exist_ok=True)
     with atomically(kept) as path:
         torch.save({"tokenizer": tokenizer.backend_tokenizer.to_str(), "streams": tuple(streams)}, path)
@@ -201,6 +199,8 @@ def _train(
     """Train a model, go on where a run was interrupted, and write it with its tokenizer to a folder of its role."""
     (tokenizer, stream, _), role = encoded, folder.name
     schedule, checkpoint = language_model.Schedule.of(embedded, role), folder.with_suffix(".checkpoint")
+    repeated = int(schedule.repeats * len(stream)), len(tokenizer), embedded.context // 2
+    stream = torch.cat((stream, language_model.repeats(*repeated, seed)))
     with progress() as bar:
         task = bar.add_task(f"training the {role}", total=schedule.steps, note="")
 
