@@ -33,10 +33,10 @@ def test_it_is_small_and_says_where_it_comes_from() -> None:
     assert own is not None and about["config"]["pair"]["embedded"] == own.model_dump(mode="json")
 
 
-@pytest.mark.parametrize(("distance", "most"), [(512, 0.6), (128, 2.0)])  # it was trained on repeats after 512 tokens
-def test_the_target_copies(shipped: ModelPair, distance: int, most: float) -> None:
+@pytest.mark.parametrize("distance", [64, 128, 256, 512])
+def test_the_target_copies(shipped: ModelPair, distance: int) -> None:
     once, again = language_model.copy_losses(shipped.target, distance, 1)
-    assert once > 6 and again < most
+    assert once > 6 and again < 1.5
 
 
 def test_its_loss_on_held_out_code_is_what_it_says() -> None:
@@ -45,18 +45,9 @@ def test_its_loss_on_held_out_code_is_what_it_says() -> None:
     assert shipping.code_loss(SHIPPED / "target") == pytest.approx(about["loss_on_held_out_code"], abs=0.15)
 
 
-def test_loops_are_runs_that_repeat_a_few_tokens() -> None:
-    words = list(range(100, 140))
-    assert sum(shipping.inside_loops(words)) == 0
-    assert shipping.inside_loops([*words, *[7] * 20, *words]).count(True) == 19
-    assert shipping.inside_loops(words + [1, 2, 3] * 8).count(True) == 21
-    assert sum(shipping.inside_loops(words[:12] * 2 + words[20:])) == 0  # one repeat is no loop
-    assert sum(shipping.inside_loops(words + words)) == 0  # nor is a long period
-
-
 def test_most_of_its_greedy_text_does_not_loop() -> None:
     about = json.loads((SHIPPED / "provenance.json").read_text())
-    assert about["greedy_tokens_inside_loops"] < 0.4
+    assert about["greedy_tokens_inside_loops"] < 0.25
 
 
 def test_a_trained_pair_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
