@@ -39,8 +39,9 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
     limit = config.data.tokens
     for number, prompt in enumerate(watched(prompts, "comparing greedy texts with generate()")):
         tokens = encode(config, pair, prompt)
+        generate = generation(pair, Sampling(0), tokens, limit)  # before the target loses its end-of-sequence tokens
         with without_own_settings(pair.target):
-            expected = generation(pair, Sampling(0), tokens, limit)()[0, len(tokens) :].tolist()
+            expected = generate()[0, len(tokens) :].tolist()
         verifier = get_verifier(config.verifiers[number % len(config.verifiers)])
         drafting = pair if number % 2 else replace(pair, draft=pair.target)
         for action in [each for each in ACTIONS if drafting.trees.max_K >= each.K]:

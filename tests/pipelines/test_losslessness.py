@@ -15,6 +15,7 @@ from data_gen.texts.prompts import Prompt
 from pipelines.config import load_config
 from pipelines.evaluate.assisted import Assistant
 from pipelines.evaluate.losslessness import greedy_check, tie
+from pipelines.pair.loading import encode
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 CONFIG = load_config(DEMO, ["prompts.tokens=12", "data.tokens=10"])
@@ -40,6 +41,15 @@ def test_a_checkpoint_settings_move_neither_the_rival_nor_the_check(pair: ModelP
     checked = greedy_check(poisoned, CONFIG, PROMPTS)
     assert checked["continuations"] == 6 and not checked["differing"] + checked["ties"]
     assert poisoned.target.generation_config.repetition_penalty == POISON["repetition_penalty"]
+
+
+def test_texts_that_end_are_compared_to_their_end(pair_folders: tuple[str, str]) -> None:
+    pair = ModelPair.load(*pair_folders, device="cpu")
+    prompt = torch.tensor([encode(CONFIG, pair, PROMPTS[0])])
+    text = pair.target.generate(prompt, max_new_tokens=10, do_sample=False)[0, prompt.shape[1] :].tolist()
+    pair.target.generation_config.eos_token_id = text[4]
+    checked = greedy_check(pair, CONFIG, PROMPTS[:1])
+    assert checked["tokens"] == 3 * (1 + text.index(text[4])) and not checked["differing"] + checked["ties"]
 
 
 def test_in_bfloat16_texts_part_at_ties_alone(pair_folders: tuple[str, str]) -> None:
