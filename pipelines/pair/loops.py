@@ -11,6 +11,7 @@ Legend: B texts, T tokens, P prompts, W tokens of a prompt and its continuation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -64,7 +65,9 @@ def unlikelihood(model: LlamaForCausalLM, batch_BT: torch.Tensor) -> torch.Tenso
 @torch.no_grad()
 def _continued(model: LlamaForCausalLM, prompts_PT: torch.Tensor, length: int) -> torch.Tensor:
     """Prompts with their greedy continuations, [P, length]; the end of a text does not end them."""
-    attends = torch.ones_like(prompts_PT)
+    attends, generate = torch.ones_like(prompts_PT), cast(Any, model).generate
     with torch.autocast("cpu", enabled=False):
-        lengths = dict.fromkeys(("min_length", "max_length"), length)
-        return model.generate(prompts_PT, attention_mask=attends, do_sample=False, **lengths)
+        texts_PW: torch.Tensor = generate(
+            prompts_PT, attention_mask=attends, do_sample=False, min_length=length, max_length=length
+        )
+    return texts_PW
