@@ -32,6 +32,10 @@ from tests.selector.synthetic import texts
 
 RESULTS = ROOT / "configs" / "results.yaml"
 VERIFIERS = ("naive", "block", "traversal")
+LARGE = [
+    *("pair.target=some/large", "pair.draft=some/small", "data.tokens=256"),
+    "sampling=[{temperature: 0.0}, {temperature: 0.6}, {temperature: 1.0}]",
+]
 
 
 def test_quick_answers_for_every_setting_and_the_report_shows_its_promise(
@@ -150,12 +154,11 @@ PRICES = Prices(0.09, 0.02, 3e-3, 4e-4, 0.02, {"priority": 0.01, "lifted_priorit
 def sizes_in(
     seconds: float, *more: str, lengths: tuple[int, ...] = (900,) * 90, prices: Prices = PRICES, timed: Any = None
 ) -> Sizes:
-    given = ["pair.target=some/large", "pair.draft=some/small"]
-    return fitting(load_config(RESULTS, [*given, *more]), prices, lengths, seconds, timed)
+    return fitting(load_config(RESULTS, [*LARGE, *more]), prices, lengths, seconds, timed)
 
 
 def test_what_does_not_fit_is_left_out_and_named() -> None:
-    config = load_config(RESULTS, ["pair.target=some/large", "pair.draft=some/small"])
+    config = load_config(RESULTS, LARGE)
     all_of_it, some, little = (sizes_in(seconds) for seconds in (1e6, 110.0, 1.0))
     assert all_of_it.left_out(config, [900] * 90, [48] * 3) == [] and all_of_it.texts == config.quick.texts
     assert some.seconds <= 110 and LEAST <= some.texts < config.quick.texts and some.tokens < config.data.tokens
