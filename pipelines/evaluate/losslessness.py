@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -27,9 +28,9 @@ SPACINGS = 4  # of neighbouring numbers at the best logit: rounding may move eac
 
 
 def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict[str, Any]:
-    """Compare three actions on every prompt, verifiers in turn; the draft samples, so that trees have branches.
-
-    At every other prompt the target drafts for itself, so that deep branches are accepted even if the draft is weak.
+    """Compare every combination of action, verifier and drafting model, and every prompt, at least once. The draft
+    samples, so that trees have branches; or the target drafts for itself, so that deep branches are accepted even if
+    the draft is weak.
 
     Returns:
         the numbers of prompts, continuations and tokens, and where continuations differ: `ties` where the logits of
@@ -37,25 +38,33 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
     """
     result: dict[str, Any] = {"prompts": len(prompts), "continuations": 0, "tokens": 0, "ties": [], "differing": []}
     limit = config.data.tokens
-    for number, prompt in enumerate(watched(prompts, "comparing greedy texts with generate()")):
+    ways = [
+        (drafting, action, name)
+        for drafting, action, name in product((pair, replace(pair, draft=pair.target)), ACTIONS, config.verifiers)
+        if drafting.trees.max_K >= action.K
+    ]
+    expected: dict[str, list[int]] = {}
+    for number in watched(range(max(len(prompts), len(ways))), "comparing greedy texts with generate()"):
+        prompt, (drafting, action, name) = prompts[number % len(prompts)], ways[number % len(ways)]
         tokens = encode(config, pair, prompt)
-        generate = generation(pair, Sampling(0), tokens, limit)  # before the target loses its end-of-sequence tokens
-        with without_own_settings(pair.target):
-            expected = generate()[0, len(tokens) :].tolist()
-        verifier = get_verifier(config.verifiers[number % len(config.verifiers)])
-        drafting = pair if number % 2 else replace(pair, draft=pair.target)
-        for action in [each for each in ACTIONS if drafting.trees.max_K >= each.K]:
-            tree, length = FixedTree(action), len(tokens) + limit
-            decoder = decoder_for(drafting, Sampling(0, draft_temperature=1.0), verifier, tree, length)
-            found = decoder.decode(tokens, limit, torch.Generator(device=pair.device).manual_seed(0)).tokens
-            result["continuations"] += 1
-            result["tokens"] += len(expected)
-            if found != expected:
-                pairs = zip(found, expected, strict=False)
-                at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(found), len(expected)))
-                gap, allowed = _gap(pair, tokens + expected[:at], found[at : at + 1], expected[at : at + 1])
-                where = {"prompt": prompt.id, "action": str(action), "verifier": verifier.name, "at": at, "gap": gap}
-                result["ties" if gap <= allowed else "differing"].append(where)
+        if prompt.id not in expected:
+            generate = generation(
+                pair, Sampling(0), tokens, limit
+            )  # before the target loses its end-of-sequence tokens
+            with without_own_settings(pair.target):
+                expected[prompt.id] = generate()[0, len(tokens) :].tolist()
+        text, length = expected[prompt.id], len(tokens) + limit
+        sampling, verifier = Sampling(0, draft_temperature=1.0), get_verifier(name)
+        decoder = decoder_for(drafting, sampling, verifier, FixedTree(action), length)
+        found = decoder.decode(tokens, limit, torch.Generator(device=pair.device).manual_seed(0)).tokens
+        result["continuations"] += 1
+        result["tokens"] += len(text)
+        if found != text:
+            pairs = zip(found, text, strict=False)
+            at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(found), len(text)))
+            gap, allowed = _gap(pair, tokens + text[:at], found[at : at + 1], text[at : at + 1])
+            where = {"prompt": prompt.id, "action": str(action), "verifier": name, "at": at, "gap": gap}
+            result["ties" if gap <= allowed else "differing"].append(where)
     return result
 
 

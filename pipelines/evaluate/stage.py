@@ -86,7 +86,8 @@ def seconds(config: Config) -> float | None:
     except InputError:
         return None
     step = profile.action_seconds(EMPTY, context_lengths(config)[-1], config.train.verifier)
-    greedy = min(config.evaluate.prompts, GREEDY_PROMPTS) * (1 + len(losslessness.ACTIONS))
+    prompts = min(config.evaluate.prompts, GREEDY_PROMPTS)
+    greedy = prompts + max(prompts, 2 * len(losslessness.ACTIONS) * len(config.verifiers))
     texts = config.evaluate.prompts * len(config.sampling) * _most_methods(config)
     return step * config.data.tokens * (texts + greedy)
 

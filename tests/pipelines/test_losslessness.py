@@ -39,7 +39,7 @@ def test_a_checkpoint_settings_move_neither_the_rival_nor_the_check(pair: ModelP
         found = [Assistant(4).generate(each, sampling, [5, 17, 203], 24, seed=2)[:2] for each in (pair, poisoned)]
         assert found[0] == found[1]
     checked = greedy_check(poisoned, CONFIG, PROMPTS)
-    assert checked["continuations"] == 6 and not checked["differing"] + checked["ties"]
+    assert checked["continuations"] == 12 and not checked["differing"] + checked["ties"]
     assert poisoned.target.generation_config.repetition_penalty == POISON["repetition_penalty"]
 
 
@@ -49,13 +49,13 @@ def test_texts_that_end_are_compared_to_their_end(pair_folders: tuple[str, str])
     text = pair.target.generate(prompt, max_new_tokens=10, do_sample=False)[0, prompt.shape[1] :].tolist()
     pair.target.generation_config.eos_token_id = text[4]
     checked = greedy_check(pair, CONFIG, PROMPTS[:1])
-    assert checked["tokens"] == 3 * (1 + text.index(text[4])) and not checked["differing"] + checked["ties"]
+    assert checked["tokens"] == 12 * (1 + text.index(text[4])) and not checked["differing"] + checked["ties"]
 
 
 def test_in_bfloat16_texts_part_at_ties_alone(pair_folders: tuple[str, str]) -> None:
     pair = ModelPair.load(*pair_folders, device="cpu", dtype="bfloat16")
     checked = greedy_check(pair, CONFIG, PROMPTS)
-    assert checked["continuations"] == 6 and not checked["differing"]
+    assert checked["continuations"] == 12 and not checked["differing"]
 
 
 def test_a_difference_that_is_no_tie_is_found(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:

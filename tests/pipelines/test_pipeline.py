@@ -119,7 +119,7 @@ def test_every_method_has_an_entry_for_each_setting(demo: tuple[Path, str]) -> N
         assert {step["source"] for step in strip["steps"]} <= {"lookup", "draft", "nothing"}
         assert all(step["accepted"] == "" for step in strip["steps"] if step["source"] == "nothing")
         assert all(step["extra"] for step in strip["steps"][:-1])
-    assert evaluation["greedy"]["continuations"] == 9 and not evaluation["greedy"]["differing"]
+    assert evaluation["greedy"]["continuations"] == 18 and not evaluation["greedy"]["differing"]
 
 
 def test_a_selector_decides_only_where_that_pays(demo: tuple[Path, str]) -> None:
