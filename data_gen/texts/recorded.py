@@ -23,7 +23,16 @@ def read_texts(folder: Path, split: str, verifiers: Sequence[str]) -> Texts:
     """A split of a trace store.
 
     Raises:
-        InputError: the split is empty, a file is damaged or of another version, or labels are missing.
+        InputError: as `read_rows`, or labels are missing.
+    """
+    return texts_of(read_rows(folder, split), verifiers)
+
+
+def read_rows(folder: Path, split: str) -> pa.Table:
+    """The rows of a split of a trace store that have roots, one for each text.
+
+    Raises:
+        InputError: there is none, or a file is damaged or of another version.
     """
     manifest = read_manifest(folder)
     names = sorted(name for name in manifest["shards"] if name.startswith(f"{split}/"))
@@ -35,7 +44,7 @@ def read_texts(folder: Path, split: str, verifiers: Sequence[str]) -> Texts:
     table = table.filter(pc.greater(table["roots"], 0))  # a text may end before its first look-ahead does
     if table.num_rows == 0:
         raise InputError(f"{folder / split}: its texts end before any root has its look-ahead")
-    return texts_of(table, verifiers)
+    return table
 
 
 def texts_of(table: pa.Table, verifiers: Sequence[str]) -> Texts:

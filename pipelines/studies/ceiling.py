@@ -14,13 +14,12 @@ Legend: B rollouts, D depths, R roots, S survivals, A actions, V vocabulary.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 from rich.progress import track
 from torch import Tensor
@@ -30,7 +29,7 @@ from data_gen.features.recorded import foretold
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller
-from data_gen.texts.recorded import texts_of
+from data_gen.texts.recorded import read_rows, texts_of
 from data_gen.texts.written import seed_of
 from pipelines.config import Config, load_config
 from pipelines.data.recorded import load_traces, traces_folder
@@ -58,14 +57,16 @@ class Rollouts(NamedTuple):
     draft_logits_BDV: Tensor
 
 
-def continuations(pair: ModelPair, tokens: Sequence[int], caches: list[DynamicCache], sampling: Sampling) -> Rollouts:
-    """`ROLLOUTS` continuations of a text by `DEPTH` tokens, or a single one where none is drawn by chance.
+def continuations(
+    pair: ModelPair, tokens: Sequence[int], caches: list[DynamicCache], sampling: Sampling, rollouts: int
+) -> Rollouts:
+    """Continuations of a text by `DEPTH` tokens, or a single one where none is drawn by chance.
 
     Args:
         tokens: up to the root token.
         caches: of target and draft, with rows for all tokens but the last.
     """
-    rollouts, known = ROLLOUTS if sampling.temperature > 0 else 1, len(tokens) - 1
+    rollouts, known = rollouts if sampling.temperature > 0 else 1, len(tokens) - 1
     target, draft = (_widened(cache, known, rollouts) for cache in caches)
     texts_BD, rows = torch.full((rollouts, 1), tokens[-1], device=pair.device), []
     for n in range(DEPTH):
@@ -106,16 +107,19 @@ def expected(rollouts: Rollouts, verifier: str, siblings: int) -> Tensor:
 
 
 @torch.inference_mode()
-def expected_along(pair: ModelPair, row: pa.Table, sampling: Sampling, config: Config) -> tuple[Tensor, Tensor]:
-    """At every root of a recorded text: mean survivals of the trees [R, S], and of a lookup [R, D]."""
-    tokens, start, roots = (row[name][0].as_py() for name in ("tokens", "start", "roots"))
+def expected_along(
+    pair: ModelPair, row: pa.Table, sampling: Sampling, config: Config, numbers: Iterable[int], rollouts: int
+) -> tuple[Tensor, Tensor]:
+    """At some roots of a recorded text, by number: mean survivals of the trees [R, S], and of a lookup [R, D], over
+    continuations."""
+    tokens, start = (row[name][0].as_py() for name in ("tokens", "start"))
     caches = [DynamicCache(), DynamicCache()]
     for model, cache in zip((pair.target, pair.draft), caches, strict=True):
         _logits(model, torch.tensor([tokens], device=pair.device), cache, 0)
     torch.manual_seed(seed_of(config.seed, "rollouts", *tokens))
     trees, copies = [], []
-    for root in range(start, start + roots):
-        own = continuations(pair, tokens[: root + 1], caches, sampling)
+    for root in (start + number for number in numbers):
+        own = continuations(pair, tokens[: root + 1], caches, sampling, rollouts)
         trees.append(expected(own, config.train.verifier, config.data.siblings))
         right_B = [foretold([*tokens[:root], *text], root, 1, DEPTH) for text in own.texts_BD.tolist()]
         copies.append((torch.cat(right_B)[:, None] > torch.arange(DEPTH)).double().mean(0))
@@ -126,8 +130,8 @@ def row_of(pair: ModelPair, table: pa.Table, timed: Timed, base: Any, rule: Any,
     """A line of the study's table."""
     sampling = Sampling(base.temperature, base.top_p, base.draft_temperature, base.top_k, base.min_p)
     each = [
-        expected_along(pair, table.slice(at, 1), sampling, config)
-        for at in track(range(table.num_rows), str(sampling), console=console)
+        expected_along(pair, table.slice(at, 1), sampling, config, range(roots), ROLLOUTS)
+        for at, roots in track(list(enumerate(table["roots"].to_pylist())), str(sampling), console=console)
     ]
     trees_RS, copies_RD = (torch.cat(part) for part in zip(*each, strict=True))
     trees_RS = trees_RS[:, : timed.space.tree_survivals]
@@ -151,14 +155,13 @@ def main(config: Config) -> None:
     train = by_setting(config, load_traces(config, profile.pair)["train"], profile)
     bases, verifier = statics(config, train), config.train.verifier
     rules = tune_rules(train, {verifier: bases})
-    shards = sorted((traces_folder(config) / "test").glob("*.parquet"))
-    table = pa.concat_tables([pq.read_table(shard) for shard in shards])
+    table = read_rows(traces_folder(config), "test")
     console.print(f"\n| {HEADS} |\n{'|---' * 6}|", soft_wrap=True, highlight=False)
     for base, rule in zip(bases, rules, strict=True):
         mine = [
             pc.equal(table[name], value) for name, value in zip(("temperature", "top_p"), base.setting, strict=True)
         ]
-        some = table.filter(pc.and_(pc.and_(*mine), pc.greater(table["roots"], 0))).slice(0, TEXTS)
+        some = table.filter(pc.and_(*mine)).slice(0, TEXTS)
         timed = Timed(texts_of(some, (verifier,)), verifier, profile)
         line = row_of(pair, some, timed, base, rule[verifier], config)
         console.print(f"| {' | '.join(line)} |", soft_wrap=True, highlight=False)
