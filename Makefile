@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 ESPALIER := $(VENV)/bin/espalier
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo pair embedded-pair latency data train evaluate export report quick logs worlds docs mlflow test fuzz lint clean
+.PHONY: help install demo pair embedded-pair embedded-head latency data train evaluate export report quick logs worlds docs mlflow test fuzz lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -22,7 +22,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 install: $(INSTALLED) ## create .venv and install everything into it
 
-demo: $(INSTALLED) ## the whole pipeline on a small pair, six minutes on 2 cores: ends with a verdict and a report
+demo: $(INSTALLED) ## the whole pipeline on a small pair, under seven minutes on 2 cores: ends with a verdict and a report
 	$(ESPALIER) demo --config $(CONFIG) $(ARGS)
 
 pair: $(INSTALLED) ## check that the pair loads, or train one (pair.embedded), and write the prompts (CONFIG=..., ARGS="section.key=value")
@@ -31,6 +31,10 @@ pair: $(INSTALLED) ## check that the pair loads, or train one (pair.embedded), a
 embedded-pair: $(INSTALLED) ## train the pair that comes with Espalier anew, over an hour
 	$(ESPALIER) pair --config configs/embedded_pair.yaml $(ARGS)
 	$(VENV)/bin/python -m pipelines.pair.shipping configs/embedded_pair.yaml
+
+embedded-head: $(INSTALLED) ## train the head that comes with Espalier anew, half an hour (needs the extra heads)
+	$(ESPALIER) pair --config configs/embedded_head.yaml $(ARGS)
+	$(VENV)/bin/python -m pipelines.pair.shipping configs/embedded_head.yaml
 
 latency: $(INSTALLED) ## measure this machine's latency profile
 	$(ESPALIER) latency --config $(CONFIG) $(ARGS)

@@ -12,7 +12,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.prompt_sets import SETS
 from data_gen.texts.prompts import Form
 
-SHIPPED = Path(__file__).parents[1] / "pair" / "shipped"  # the embedded pair
+SHIPPED = Path(__file__).parents[1] / "pair" / "shipped"  # the embedded pair, and a head for its target
 GIVEN_TOKENS = 1024  # `prompts.tokens` of a pair that is not embedded
 
 
@@ -53,7 +53,8 @@ class Pair(Section):
         None,
         exclude_if=operator.not_,  # without one, what other stages depend on stays as it was
         description="instead of a draft: an EAGLE-3 head for the target in the format of the speculators library, a "
-        "directory or hub id; `embedded` is one that the run trains for the embedded target; needs the extra `heads`",
+        "directory or hub id; `embedded` is for the embedded target, and comes with Espalier unless `pair.embedded` "
+        "says how to train one; needs the extra `heads`",
     )
     device: str = Field("auto", description="cpu, cuda, cuda:1, ..; auto takes a GPU where there is one")
     device_map: str | None = Field(None, description="auto spreads a large target over all devices, with accelerate")
@@ -85,21 +86,22 @@ class Pair(Section):
     def trained(self) -> Embedded | None:
         """How the run trains a pair of its own, or a head for the embedded target; None where it takes what is
         there."""
-        if self.head is not None:
-            return self.embedded or Embedded() if self.head == "embedded" else None
-        return self.embedded if self.target == "embedded" else None
+        return self.embedded if self.target == "embedded" and self.head in (None, "embedded") else None
 
     @property
     def names(self) -> tuple[str, str]:
         """Directories or hub ids of the target and of its draft or head, unless the run trains them."""
-        if self.target == "embedded":
-            return str(SHIPPED / "target"), self.head or str(SHIPPED / "draft")
-        return self.target, self.drafting
+        role = "draft" if self.head is None else "head"
+        return _place("target", self.target), _place(role, self.drafting)
 
     @property
     def drafting(self) -> str:
         """The draft or the head."""
         return self.head or self.draft
+
+
+def _place(role: str, name: str) -> str:
+    return str(SHIPPED / role) if name == "embedded" else name
 
 
 class SetOfPrompts(Section):

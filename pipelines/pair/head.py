@@ -17,12 +17,13 @@ from pipelines.pair.language_model import Loss
 
 DEPTHS = 4  # drafted tokens over which the loss is averaged
 DECAY = 0.9  # of the loss from one depth to the next
-TOGETHER = 256  # tokens of the texts of one pass; its attention covers all of them
+TOGETHER = 512  # tokens of the texts of one pass; its attention covers all of them
 LOSS = '{"kl_div": 1.0, "tv": 1.0}'  # as for the embedded draft
 
 
 def new_head(target: str, seed: int) -> Any:
-    """A head of one layer with random weights and the target's embeddings, for all of its vocabulary."""
+    """A head of one layer with random weights and the target's embeddings, last norm and output rows, for all of its
+    vocabulary."""
     from speculators.models.eagle3 import Eagle3DraftModel
     from transformers import AutoConfig
 
@@ -39,6 +40,7 @@ def new_head(target: str, seed: int) -> Any:
         target_layer_ids=[layers // 4, layers // 2, layers],
         draft_attn_impl="eager",
     )
+    head.norm.load_state_dict(head.verifier_norm.state_dict())  # to which the output rows belong
     head.lm_head.weight.requires_grad_(True)
     return head
 

@@ -1,8 +1,10 @@
-"""Puts a trained pair in the place of the one that comes with Espalier: `make embedded-pair`.
+"""Puts a trained pair, or a head for it, in the place of the one that comes with Espalier: `make embedded-pair`.
 
     .venv/bin/python -m pipelines.pair.shipping configs/embedded_pair.yaml
+    .venv/bin/python -m pipelines.pair.shipping configs/embedded_head.yaml
 
-The weights are rounded to bfloat16. What was trained on what, and how well, stands beside them in `provenance.json`.
+The weights are rounded to bfloat16. What was trained on what, and how well, stands beside them in `provenance.json`. A
+head reads one target's states, so a new pair takes the old one's head away.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from data_gen.models.heads import load_head
 from data_gen.models.pair import ROLES
 from data_gen.texts.prompts import take_evenly
 from pipelines.config import Config, load_config
@@ -24,6 +27,7 @@ from pipelines.pair.loops import inside_loops
 from pipelines.pair.prompt_writing import held_out_prompts, task_prompts
 from pipelines.run import console, provenance, read_json, write_json
 from selector.files import atomically
+from selector.schema import sha256
 
 WINDOWS, WINDOW = 64, 513  # of held-out library code: their number and their tokens
 PROMPTS, PROMPT, NEW = 36, 256, 128  # held-out prompts that are continued greedily, their tokens at most, and new ones
@@ -37,10 +41,35 @@ def ship(config: Config) -> dict[str, Any]:
     """Copy the models that a run has trained to `SHIPPED`, in bfloat16; what `provenance.json` says of them.
 
     Raises:
-        InputError: the run has trained no pair.
+        InputError: the run has trained no models.
     """
     folder = config.folder / "pair"
     manifest = read_json(folder / "manifest.json", "pair")
+    return _ship_head(config, folder, manifest) if config.pair.head else _ship_pair(config, folder, manifest)
+
+
+def _ship_head(config: Config, folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """The head alone, beside the target for which it was trained."""
+    with atomically(SHIPPED / "head") as shipped:
+        head = load_head(str(folder / "models" / "head"), config.pair.names[0], "cpu", torch.bfloat16)
+        head.config.speculators_config.verifier.name_or_path = "embedded"  # not a path of the machine that trained it
+        own = {name: value for name, value in head.state_dict().items() if name != "embed_tokens.weight"}
+        head.save_pretrained(shipped, state_dict=own)  # its embeddings are the target's
+        (shipped / "config.py").unlink()  # a copy of the library's code
+        described = read_json(shipped / "config.json", "pair")
+        write_json(shipped / "config.json", {key: value for key, value in described.items() if key != "auto_map"})
+        about = {
+            "licence": LICENCE,
+            "target": sha256(SHIPPED / "target" / "model.safetensors"),
+            "tokens": manifest["tokens"],
+            "overlaps": manifest["overlaps"],
+            **provenance(config),
+        }
+        write_json(shipped / "provenance.json", about)
+    return about
+
+
+def _ship_pair(config: Config, folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     with atomically(SHIPPED) as shipped:
         for role in ROLES:
             model = LlamaForCausalLM.from_pretrained(folder / "models" / role, dtype=torch.bfloat16)
@@ -90,7 +119,10 @@ def loop_share(target: Path) -> float:
 
 
 def main(path: str) -> None:
-    about = ship(load_config(Path(path), []))
+    about = ship(config := load_config(Path(path), []))
+    if config.pair.head:
+        console.print(f"{SHIPPED / 'head'}: overlaps by depth {about['overlaps']}")
+        return
     loss, loops = about["loss_on_held_out_code"], about["greedy_tokens_inside_loops"]
     console.print(f"{SHIPPED}: {loss:.2f} nats a token on held-out library code; {loops:.0%} of greedy text in loops")
 

@@ -65,7 +65,13 @@ def test_what_a_head_excludes(overrides: list[str], said: str) -> None:
 
 
 def test_a_head_is_part_of_the_plan(tmp_path: Path) -> None:
-    assert "train the head for " in espalier(tmp_path, "pair", "--plan", config="head.yaml")
+    assert "train the head for " in espalier(tmp_path, "pair", "--plan", config="embedded_head.yaml")
+
+
+@needs_heads
+def test_the_head_that_comes_with_espalier_is_loaded(tmp_path: Path) -> None:
+    said = espalier(tmp_path, "pair", "data.texts=20", config="head.yaml")
+    assert "embedded and embedded load" in said
 
 
 @needs_heads

@@ -1,8 +1,9 @@
-"""The pair that comes with Espalier: what it is, how it copies, and how a trained pair takes its place."""
+"""The pair and the head that come with Espalier: what they are, how they copy, and how trained ones replace them."""
 
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ from data_gen.models.pair import ROLES, ModelPair
 from pipelines.config import load_config
 from pipelines.config.sections import SHIPPED
 from pipelines.pair import language_model, shipping
-from selector.schema import InputError
+from selector.schema import InputError, sha256
 from tests.pipelines.runs import ROOT, SMALL_PAIR, espalier
 
-MEGABYTES = 16
+MEGABYTES = {"target": 12, "draft": 4, "head": 4}
+needs_heads = pytest.mark.skipif(find_spec("speculators") is None, reason="the extra `heads` is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +26,40 @@ def shipped() -> ModelPair:
     return ModelPair.load(*(str(SHIPPED / role) for role in ROLES))
 
 
-def test_it_is_small_and_says_where_it_comes_from() -> None:
-    files = [path for path in SHIPPED.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < MEGABYTES * 10**6
-    about = json.loads((SHIPPED / "provenance.json").read_text())
+@pytest.mark.parametrize("role", MEGABYTES)
+def test_its_files_are_small(role: str) -> None:
+    files = [path for path in (SHIPPED / role).rglob("*") if path.is_file()]
+    assert 10**6 < sum(path.stat().st_size for path in files) < MEGABYTES[role] * 10**6
+
+
+@pytest.mark.parametrize(
+    ("place", "config"), [(SHIPPED, "embedded_pair.yaml"), (SHIPPED / "head", "embedded_head.yaml")]
+)
+def test_it_says_where_it_comes_from(place: Path, config: str) -> None:
+    about = json.loads((place / "provenance.json").read_text())
     assert "Python Software Foundation License" in about["licence"]
-    own = load_config(ROOT / "configs" / "embedded_pair.yaml", []).pair.embedded
+    own = load_config(ROOT / "configs" / config, []).pair.embedded
     assert own is not None and about["config"]["pair"]["embedded"] == own.model_dump(mode="json")
+
+
+def test_the_head_is_for_this_target() -> None:
+    about = json.loads((SHIPPED / "head" / "provenance.json").read_text())
+    assert about["target"] == sha256(SHIPPED / "target" / "model.safetensors")
+    assert str(ROOT) not in (SHIPPED / "head" / "config.json").read_text()
+
+
+@needs_heads
+def test_the_head_drafts_as_well_as_it_says() -> None:
+    """On texts of the held-out library, whose windows are those of its training."""
+    from data_gen.models.heads import load_pair_with_head
+    from pipelines.pair import corpus, head
+
+    pair = load_pair_with_head(str(SHIPPED / "target"), str(SHIPPED / "head"), device="cpu")
+    files = [file.text for file in corpus.stdlib_files() if file.held_out and file.kind == "code"]
+    windows = language_model.windows(language_model.encode_corpus(pair.tokenizer, files), 128)
+    about = json.loads((SHIPPED / "head" / "provenance.json").read_text())
+    found = head.overlaps(pair.draft, pair.target, windows)
+    assert found == pytest.approx(about["overlaps"], abs=0.1)  # another version of Python has other files
 
 
 @pytest.mark.parametrize("distance", [64, 128, 256, 512])
