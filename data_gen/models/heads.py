@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
@@ -120,12 +121,28 @@ def load_head(name: str, target: str, device: torch.device | str, dtype: torch.d
             model = _with_random_weights(made.to(dtype))
         else:
             model = Eagle3DraftModel.from_pretrained(name, config=config, dtype=dtype)
+            _complete(model, name)
     except InputError:
         raise
     except Exception as error:  # a damaged file may raise anything
         raise InputError(f"pair.head: cannot load {name}: {_reason(error)}") from error
     model.name_or_path = name
     return model.to(device).eval()
+
+
+def _complete(head: Any, name: str) -> None:
+    """The library takes weights that are NaN from the target, but transformers 5 gives those that a checkpoint lacks
+    random numbers, or what the memory held before."""
+    index = cached_file(name, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False)
+    if index is not None:
+        held = set(json.loads(Path(index).read_text())["weight_map"])
+    else:
+        with safe_open(str(cached_file(name, "model.safetensors")), "pt") as file:
+            held = set(file.keys())
+    for table in ("embed_tokens", "lm_head"):
+        if f"{table}.weight" not in held:
+            getattr(head, table).weight.data.fill_(torch.nan)
+    head.load_verifier_weights()
 
 
 def _with_random_weights(head: Any) -> Any:

@@ -242,3 +242,19 @@ def test_published_configs_load_at_tiny_size(tmp_path: Path, config: dict[str, A
     assert first.logits_BWV.shape == (1, 3, 512) and first.hidden_BWD.shape == (1, 3, 64)
     assert int(first.logits_BWV.isfinite().sum(-1)[0, 0]) == 128
     assert check_head(pair, "head") < 1e-4
+
+
+@pytest.mark.parametrize("table", ["embed_tokens", "lm_head"])
+def test_tables_that_a_checkpoint_lacks_are_the_targets(tmp_path: Path, table: str) -> None:
+    target = save_target(tmp_path / "target")
+    folder = Path(save_head(tmp_path / "head", target, known=None))
+    weights = load_file(folder / "model.safetensors")
+    lacking = {name: value for name, value in weights.items() if name != f"{table}.weight"}
+    assert len(lacking) == len(weights) - 1
+    save_file(lacking, folder / "model.safetensors", {"format": "pt"})
+    head = load_head(str(folder), target, "cpu", torch.float32)
+    own = load_file(Path(target) / "model.safetensors")
+    of_target = {"embed_tokens": "model.embed_tokens.weight", "lm_head": "lm_head.weight"}
+    for name, wanted in of_target.items():
+        expected = own[wanted] if name == table else weights[f"{name}.weight"]
+        torch.testing.assert_close(getattr(head, name).weight.data, expected)
