@@ -93,13 +93,13 @@ def encode_corpus(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> torch
     return torch.tensor([token for encoding in encodings for token in (*encoding.ids, tokenizer.eos_token_id)])
 
 
-def repeats(tokens: int, vocabulary: int, longest: int, seed: int) -> torch.Tensor:
+def repeats(tokens: int, vocabulary: int, longest: int, seed: int, shortest: int = SHORTEST) -> torch.Tensor:
     """At least `tokens` token ids, int64: runs of random tokens, each of which comes twice. The logarithms of their
-    lengths are uniform, from `SHORTEST` tokens to the longest run's."""
+    lengths are uniform, from the shortest run's to the longest one's."""
     generator, runs, made = torch.Generator().manual_seed(seed), [torch.zeros(0, dtype=torch.int64)], 0
     while made < tokens:
         share = float(torch.rand((), generator=generator))
-        run = torch.randint(vocabulary, (int(SHORTEST * (longest / SHORTEST) ** share),), generator=generator)
+        run = torch.randint(vocabulary, (int(shortest * (longest / shortest) ** share),), generator=generator)
         runs += [run, run]
         made += 2 * len(run)
     return torch.cat(runs)

@@ -199,8 +199,9 @@ def _train(
     """Train a model, go on where a run was interrupted, and write it with its tokenizer to a folder of its role."""
     (tokenizer, stream, _), role = encoded, folder.name
     schedule, checkpoint = language_model.Schedule.of(embedded, role), folder.with_suffix(".checkpoint")
-    repeated = int(schedule.repeats * len(stream)), len(tokenizer), embedded.context // 2
-    stream = torch.cat((stream, language_model.repeats(*repeated, seed)))
+    repeated, longest = int(schedule.repeats * len(stream)), embedded.context // 2
+    shortest = longest if role == "base" else language_model.SHORTEST  # its further steps add the other distances
+    stream = torch.cat((stream, language_model.repeats(repeated, len(tokenizer), longest, seed, shortest)))
     with progress() as bar:
         task = bar.add_task(f"training the {role}", total=schedule.steps, note="")
 
