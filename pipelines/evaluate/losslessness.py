@@ -48,10 +48,8 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
         prompt, (drafting, action, name) = prompts[number % len(prompts)], ways[number % len(ways)]
         tokens = encode(config, pair, prompt)
         if prompt.id not in expected:
-            generate = generation(
-                pair, Sampling(0), tokens, limit
-            )  # before the target loses its end-of-sequence tokens
-            with without_own_settings(pair.target):
+            generate = generation(pair, Sampling(0), tokens, limit)
+            with without_own_settings(pair.target):  # it loses its end-of-sequence tokens, which `generate` has
                 expected[prompt.id] = generate()[0, len(tokens) :].tolist()
         text, length = expected[prompt.id], len(tokens) + limit
         sampling, verifier = Sampling(0, draft_temperature=1.0), get_verifier(name)
