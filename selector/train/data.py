@@ -91,7 +91,7 @@ class Texts:
         chosen[index_X] = True
         rows_R = chosen[self.text_R]
         taken: dict[str, Any] = {"survivals": {name: rows[rows_R] for name, rows in self.survivals.items()}}
-        for name in (each.name for each in fields(self) if each.name.endswith(("_X", "_R", "_RF"))):
+        for name in (each.name for each in fields(self) if each.name.endswith(("_X", "_R", "_RF", "_RD"))):
             values, kept = getattr(self, name), chosen if name.endswith("_X") else rows_R
             taken[name] = list(compress(values, chosen.tolist())) if isinstance(values, list) else values[kept]
         return replace(self, **taken)

@@ -38,7 +38,12 @@ def test_averaged_labels_are_those_of_continuations(demo: tuple[Path, str], monk
     texts, verifier = load_traces(config, load_profile(config).pair)["train"], config.train.verifier
     strided = config.model_copy(update={"data": config.data.model_copy(update={"stride": 5})})
     found = averaged(strided, texts, 3)
-    changed_R = (found.survivals[verifier] != texts.survivals[verifier]).any(-1)
+    rows = slice(None)
+    changed_RS = found.labels(verifier, rows, found.space) != texts.labels(verifier, rows, texts.space)
+    changed_R, trees = changed_RS.any(-1), found.space.tree_survivals
+    assert changed_RS[:, :trees].any() and changed_RS[:, trees:].any()
+    few = found.setting_of((1.0, 1.0))
+    assert few.labels(verifier, rows, few.space).shape == (int(few.size_X.sum()), changed_RS.shape[1])
     learned_R = torch.zeros(len(changed_R), dtype=torch.bool)
     learned_R[learned_rows(texts, 5)] = True
     greedy_R = texts.setting_X[texts.text_R] == texts.settings.index((0.0, 1.0))
