@@ -1,6 +1,6 @@
 """Compares training objectives: DDTE's policy as printed, variants of its objective, and the regressor.
 
-    .venv/bin/python -m pipelines.studies.objectives configs/demo.yaml data.features=full [data.stride=4] [averaged=4]
+    .venv/bin/python -m pipelines.studies.objectives configs/demo.yaml data.features=full [data.stride=4] [--averaged=4]
 
 Trains each on the traces of a run, after its stage `data`, with several seeds. The best static tree and the lookup rule
 are chosen on the training texts, the best epoch and the way of deciding on the validation texts. Prints two Markdown
@@ -8,8 +8,8 @@ tables of the speed on the held-out texts: over the lookup rule and over the sta
 ± is one standard error over sources of the mean over seeds; in brackets is the standard deviation over seeds.
 
 The printed objective takes a logarithm of expected labels, and a label along a text is one draw of them. With
-`averaged=4` it is also trained on mean labels over four continuations of every root that is learned from. This takes a
-fifth of a second for each; a stride leaves roots out, for all objectives alike.
+`--averaged=4` it is also trained on mean labels over four continuations of every root that is learned from. That takes a
+fifth of a second each; a stride leaves roots out, for all objectives alike.
 """
 
 from __future__ import annotations
@@ -193,6 +193,6 @@ def ratio(seeds: Sequence[Replayed], other: Replayed, source_X: Tensor) -> str:
 
 
 if __name__ == "__main__":
-    means = [each for each in sys.argv[2:] if each.startswith("averaged=")]
+    means = [each for each in sys.argv[2:] if each.startswith("--averaged=")]
     own = load_config(Path(sys.argv[1]), [each for each in sys.argv[2:] if each not in means])
     main(own, rollouts=int(means[-1].partition("=")[2]) if means else 0)
