@@ -8,8 +8,8 @@ tables of the speed on the held-out texts: over the lookup rule and over the sta
 ± is one standard error over sources of the mean over seeds; in brackets is the standard deviation over seeds.
 
 The printed objective takes a logarithm of expected labels, and a label along a text is one draw of them. With
-`--averaged=4` it is also trained on mean labels over four continuations of every root that is learned from. That takes a
-fifth of a second each; a stride leaves roots out, for all objectives alike.
+`--averaged=4` it is also trained on mean labels over four continuations of every root that is learned from. They take
+a fifth of a second for each; a stride leaves roots out, for all objectives alike.
 """
 
 from __future__ import annotations
