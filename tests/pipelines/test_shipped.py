@@ -50,7 +50,7 @@ def test_the_head_is_for_this_target() -> None:
 
 @needs_heads
 def test_the_head_drafts_as_well_as_it_says() -> None:
-    """On texts of the held-out library, whose windows are those of its training."""
+    """On held-out code of the library, in shorter windows than those of its training."""
     from data_gen.models.heads import load_pair_with_head
     from pipelines.pair import corpus, head
 
