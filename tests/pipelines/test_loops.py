@@ -36,6 +36,12 @@ def test_random_runs_come_twice_after_many_lengths(longest: int) -> None:
         assert min(lengths) < 32 and max(lengths) > 256
 
 
+def test_runs_of_one_length_all_come_again_after_it() -> None:
+    tokens_T = language_model.repeats(5_000, 10**9, 64, 1, shortest=64)
+    halves = tokens_T.view(-1, 2, 64)
+    assert torch.equal(halves[:, 0], halves[:, 1]) and len(set(tokens_T.tolist())) == len(tokens_T) // 2
+
+
 def test_unlikelihood_is_that_of_the_tokens_inside_loops() -> None:
     torch.manual_seed(1)
     model = language_model.build_model(Embedded(hidden=32), 2, 50, 0, 1)
