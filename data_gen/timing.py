@@ -29,6 +29,7 @@ from data_gen.verification import COPIED, get_verifier
 from data_gen.verification.distributions import sample
 from selector.actions import EMPTY, Action, Choice, Lookup
 from selector.latency import Correction, LatencyProfile, Table, correction_counts
+from selector.schema import MATCH
 
 T = TypeVar("T")
 ROWS = 16  # of probabilities that are filtered at once
@@ -267,10 +268,15 @@ def rounds(verifiers: Sequence[str], actions: Sequence[Choice], prompts: Sequenc
     return len(prompts) * math.ceil(len(verifiers) * len(actions) / TOGETHER)
 
 
+def _seen_for(action: Choice) -> tuple[str, ...]:
+    """The features of the decisions for an action: for a lookup the match, which takes time to find."""
+    return (MATCH,) if isinstance(action, Lookup) else ()
+
+
 def _steps(pair: ModelPair, verifier: str, action: Choice, prompt: list[int], limit: int, seed: int) -> Generator[Step]:
     """The steps of one decoding for `real_steps`."""
     verify, length = get_verifier(verifier), len(prompt) + limit
-    decoder = decoder_for(pair, Sampling(), verify, FixedTree(action), length, timed=True)
+    decoder = decoder_for(pair, Sampling(), verify, FixedTree(action, _seen_for(action)), length, timed=True)
     generator = torch.Generator(device=pair.device).manual_seed(seed)
     with closing(decoder.steps(prompt, generator)) as steps:
         tokens: list[int] = []
@@ -305,7 +311,7 @@ def times(profile: LatencyProfile, verifier: str, action: Choice, steps: Sequenc
     """Predicted and measured seconds of a step with one action: means without the slowest tenth."""
     kept = _quicker(steps, lambda step: step.total)
     predicted = statistics.fmean(
-        profile.action_seconds(action, step.length, verifier, nodes=step.nodes) for step in kept
+        profile.action_seconds(action, step.length, verifier, _seen_for(action), nodes=step.nodes) for step in kept
     )
     return predicted, statistics.fmean(step.total for step in kept)
 

@@ -66,7 +66,7 @@ class LatencyProfile:
     draft: Table  # one draft pass with sampling of the next tokens, by context length and width in tokens
     target: Table  # one target pass over a tree with its distributions, by context length and nodes with the root
     verify: dict[str, Table]  # for each verifier, by depth of the tree and number of branches
-    decide: dict[str, float]  # one decision of a selector, with its features, by feature level (`schema.LEVELS`)
+    decide: dict[str, float]  # one decision, with its features, by what it sees: `schema.LEVELS`, or the match alone
     step: float  # the rest of a decoding step; fitted, and below 0 where passes in a step are faster than alone
     labelling: dict[str, float] = field(default_factory=dict)
     nucleus: float = 0.0  # additional time of one row of probabilities where top-p is below 1

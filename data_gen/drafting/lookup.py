@@ -23,11 +23,15 @@ from selector.jit import jit, slot
 Array = NDArray[Any]
 ROOM = 512  # tokens, at first
 STATES, LAST, MATCH, SOURCE = range(4)  # of `LookupIndex._now`
-_NOTHING = np.zeros(0, np.int64)
 
 
 class LookupIndex:
-    """The longest earlier match of a text's end, and the tokens after it. The text grows by `extend`."""
+    """The longest earlier match of a text's end, and the tokens after it. The text grows by `extend`.
+
+    Attributes:
+        found_3N: for each token, whether it was the first one of the proposal before it, and the source and the length
+            of the match after it, int64; what follows the text's end has no meaning.
+    """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self.tokens: list[int] = []
@@ -38,12 +42,12 @@ class LookupIndex:
         """Allocate an empty automaton for twice as many tokens; n tokens make at most 2n states and 3n edges."""
         self._most = 2 * count + ROOM
         slots = 1 << (6 * self._most).bit_length()  # at most half of them are taken
+        self.found_3N = np.zeros((3, self._most), np.int64)
         self._tokens_N = np.zeros(self._most, np.int64)
-        self._states_3S = np.full((3, 2 * self._most), -1)  # link, length of the longest string, an end of it
-        self._edges_E = np.zeros(slots, np.uint64), np.zeros(slots, np.int64), np.zeros(slots, np.int64)
-        self._newest_S = np.full(2 * self._most, -1)  # each state's newest edge
-        self._states_3S[1, 0] = 0
         self._now = np.array([1, 0, 0, -1])
+        states_4S = np.full((4, 2 * self._most), -1)  # link, length of the longest string, an end of it, newest edge
+        states_4S[1, 0] = 0
+        self._automaton = states_4S, np.zeros(slots, np.uint64), np.zeros((2, slots), np.int64)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -63,24 +67,17 @@ class LookupIndex:
         """The position of the match's last token; -1 where there is no match."""
         return int(self._now[SOURCE])
 
-    def extend(self, tokens: Sequence[int]) -> tuple[Array, Array, Array]:
-        """Append tokens.
-
-        Returns:
-            For each of them, whether it was the first token of the proposal before it; the source and the length of
-            the match after it.
-        """
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens."""
         if not tokens:
-            return _NOTHING, _NOTHING, _NOTHING
+            return
         begin = len(self.tokens)
         self.tokens += tokens
         if len(self.tokens) > self._most:
             self._make_room(len(self.tokens))
             begin = 0
         self._tokens_N[begin : len(self.tokens)] = self.tokens[begin:]
-        grown_3N: Array = _grown(self.tokens_N, begin, self._states_3S, *self._edges_E, self._newest_S, self._now)
-        first_N, source_N, match_N = grown_3N[:, -len(tokens) :]
-        return first_N, source_N, match_N
+        _grow(self._tokens_N, begin, len(self.tokens), self.found_3N, *self._automaton, self._now)
 
     def proposal(self, length: int) -> list[int]:
         """The next `length` tokens, if the text continues as after the match; none where there is no match."""
@@ -99,28 +96,30 @@ class LookupIndex:
 
 
 @jit
-def _grown(
+def _grow(
     tokens_N: Array,
     begin: int,
-    states_3S: Array,
+    end: int,
+    found_3N: Array,
+    states_4S: Array,
     keys_E: Array,
-    targets_E: Array,
-    before_E: Array,
-    newest_S: Array,
+    edges_2E: Array,
     now: Array,
-) -> Array:
-    """Add the tokens from `begin` on to the automaton; returns what `extend` does, [3, N].
+) -> None:
+    """Add the tokens from `begin` to `end` to the automaton.
 
     Args:
-        states_3S: links, lengths of the longest strings, ends.
-        keys_E, targets_E, before_E: each edge's state and token, as one number; the state that it leads to; the same
-            state's edge before it, so that `newest_S` begins a linked list.
+        found_3N: `LookupIndex.found_3N`, written here.
+        states_4S: links, lengths of the longest strings, ends, newest edges.
+        keys_E: each edge's state and token, as one number.
+        edges_2E: the state that it leads to; the same state's edge before it, so that its newest edge begins a linked
+            list.
     """
-    link_S, longest_S, end_S = states_3S
-    found_3N = np.zeros((3, len(tokens_N) - begin), np.int64)
-    for here in range(begin, len(tokens_N)):
+    link_S, longest_S, end_S, newest_S = states_4S
+    targets_E, before_E = edges_2E
+    for here in range(begin, end):
         token = tokens_N[here]
-        found_3N[0, here - begin] = now[MATCH] > 0 and tokens_N[now[SOURCE] + 1] == token
+        found_3N[0, here] = now[MATCH] > 0 and tokens_N[now[SOURCE] + 1] == token
         state, new = now[LAST], now[STATES]
         now[STATES], now[LAST], now[MATCH], now[SOURCE] = new + 1, new, 0, -1
         link_S[new], longest_S[new], end_S[new] = 0, longest_S[state] + 1, here
@@ -145,8 +144,7 @@ def _grown(
             link_S[new] = known
             now[MATCH], now[SOURCE] = longest_S[known], end_S[known]
             end_S[known] = here
-        found_3N[1, here - begin], found_3N[2, here - begin] = now[SOURCE], now[MATCH]
-    return found_3N
+        found_3N[1, here], found_3N[2, here] = now[SOURCE], now[MATCH]
 
 
 @jit

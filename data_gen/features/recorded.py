@@ -46,7 +46,7 @@ def scalars_along(tokens: Sequence[int], start: int, sampling: Sampling, numbers
         text.add(tokens[start + 1 : start + roots])
         target.add(of_target[: roots - 1])
         draft.add(p[: roots - 1], q[: roots - 1], of_draft)
-        parts = text.scalars(sampling, roots=roots - 1), target.scalars(roots - 1), draft.scalars(roots - 1)
+        parts = target.scalars(sampling, roots=roots - 1), draft.scalars(roots - 1)
         found_RF[1:] = np.concatenate(parts, axis=1)
     return found_RF
 

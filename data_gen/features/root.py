@@ -22,13 +22,13 @@ from data_gen.features.rows import DraftHistory, TargetHistory, entropies
 from data_gen.features.text import TextHistory
 from data_gen.models.sampling import Sampling
 from selector.runtime.tokens import TokenStatistics
-from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, LOG, MATCH, PAIR, SCALARS_KEY, TEXT_SCALARS
+from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, LOG, MATCH, PAIR, SCALARS_KEY
 
 if TYPE_CHECKING:  # engines that have no transformers use the features of token ids
     from data_gen.models.pair import ModelRow, ModelRows
 
 BLOCK = 64  # whole rows of the draft that are kept at once
-_TEXT, _EARLY = len(TEXT_SCALARS), PAIR.first
+_EARLY = PAIR.first
 
 
 class Accepted:
@@ -98,8 +98,7 @@ class RootKnowledge:
             return {MATCH: torch.tensor(float(self.text.index.match))}
         if self._scalars_F is None:
             self._scalars_F = np.empty(len(PAIR.scalars), np.float32)
-            self._scalars_F[:_TEXT] = self.text.scalars(self.sampling)[0]
-            self._scalars_F[_TEXT:_EARLY] = self._of_target.scalars()[0]
+            self._scalars_F[:_EARLY] = self._of_target.scalars(self.sampling)[0]
         if level == EARLY:
             return {SCALARS_KEY: torch.from_numpy(self._scalars_F[:_EARLY])}
         states = [row.hidden_D for row in self._draft[-2:]]

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from data_gen.features.numbers import DECAYS_D, SOURCES, Array, Numbers, averaged
-from data_gen.features.text import TextHistory
+from data_gen.features.numbers import CAPS, DECAYS_D, PRECEDENTS, SOURCES, Array, Numbers, averaged
+from data_gen.features.text import Text, TextHistory, text_scalars
+from data_gen.models.sampling import Sampling
 from selector.jit import jit
-from selector.schema import DECAYS, DRAFT_SCALARS, LONGEST_MATCH, TARGET_SCALARS
+from selector.schema import DRAFT_SCALARS, EARLY_SCALARS, LONGEST_MATCH, TEXT_SCALARS
 
 Numeric = Sequence[float] | Array
 LEAST_LOGIT = -1e4  # replaces minus infinity, the logit of a masked token, whose probability is 0
-USUAL = DECAYS.index(0.8)  # the running mean that replaces unknown entropies
+USUAL = 1  # of `DECAYS`, 0.8: the running mean that replaces unknown entropies
 
 
 def entropies(logits_NV: Tensor, rows: Sequence[int] | None = None) -> list[float]:
@@ -33,14 +34,15 @@ def entropies(logits_NV: Tensor, rows: Sequence[int] | None = None) -> list[floa
         return cross_entropy(logits_NV, logits_NV.softmax(-1), reduction="none").tolist()  # with itself
     plain = logits_NV.dtype == torch.float32  # slicing is cheaper in NumPy
     array_NV = logits_NV.numpy()[picked] if plain else logits_NV[picked].float().numpy()
-    found: list[float] = _entropies(array_NV).tolist()
+    entropies_N = np.empty(len(array_NV))
+    _entropies(entropies_N, array_NV)
+    found: list[float] = entropies_N.tolist()
     return found
 
 
 @jit
-def _entropies(logits_NV: Array) -> Array:
-    """Two passes over each row: the maximum, then `sum e^x` and `sum e^x x` of the differences to it."""
-    entropies_N = np.empty(len(logits_NV))
+def _entropies(entropies_N: Array, logits_NV: Array) -> None:
+    """Write the entropy of each row from two passes: the maximum, then `sum e^x` and `sum e^x x` of the differences."""
     for n in range(len(logits_NV)):
         row_V = logits_NV[n]
         most = np.float32(LEAST_LOGIT)
@@ -53,7 +55,6 @@ def _entropies(logits_NV: Array) -> Array:
             total += share
             weighted += share * below
         entropies_N[n] = np.log(total) - weighted / total
-    return entropies_N
 
 
 @jit
@@ -87,12 +88,14 @@ class TargetHistory:
         """Add the target's entropy before each new committed token."""
         self._entropies.add(entropies)
 
-    def scalars(self, roots: int = 1) -> Array:
-        """The target's scalars at the newest tokens of the text, float64 [roots, F], as `TextHistory.scalars`. At least
-        one token must have been added before the first of these roots."""
-        found_RF, place = np.full((roots, len(TARGET_SCALARS)), np.nan), (self.text.start, USUAL)
-        known = self._entropies.array_N, self.text.sources_N
-        _target(found_RF, *known, self._sums_2D, self._done, place, DECAYS_D, SOURCES)
+    def scalars(self, sampling: Sampling, batch: int = 1, roots: int = 1) -> Array:
+        """The early scalars at the newest tokens of the text, which are the text's and then the target's, float64
+        [roots, F]; arguments as those of `TextHistory.scalars`. At least one token must have been added before the
+        first of these roots."""
+        found_RF = np.empty((roots, len(EARLY_SCALARS)))
+        known = *self.text.known, self._entropies.array_N, self._sums_2D, self._done
+        given = batch, sampling.temperature, sampling.top_p, self.text.start, len(TEXT_SCALARS)
+        _early(found_RF, *known, *given, DECAYS_D, SOURCES, PRECEDENTS, CAPS)
         return found_RF
 
 
@@ -123,33 +126,49 @@ class DraftHistory:
 
 
 @jit
-def _target(
+def _early(
     found_RF: Array,
+    tokens_N: Array,
+    found_3N: Array,
+    sums_22D: Array,
+    by_match_4M: Array,
+    state: Array,
+    keys_C: Array,
+    counts_C: Array,
     entropies_N: Array,
-    sources_N: Array,
-    sums_2D: Array,
+    of_target_2D: Array,
     done: Array,
-    place: tuple[int, int],
+    batch: float,
+    temperature: float,
+    top_p: float,
+    start: int,
+    at: int,
     decays_D: Array,
-    lengths: Array,
+    source_lengths: Array,
+    precedent_lengths: Array,
+    caps: tuple[int, int, int],
 ) -> None:
     """`TargetHistory.scalars`, in the schema's order.
 
     Args:
+        tokens_N to counts_C: `TextHistory.known`.
         entropies_N: before each token after the prompt.
-        sources_N: after each token of the text.
+        of_target_2D: the running means' sums and weights.
         done: how many entropies are in the running means.
-        place: tokens of the prompt, the running mean that replaces unknown entropies.
-        lengths: of the source.
+        start: tokens of the prompt.
+        at: the position of the target's first scalar.
     """
-    start, usual = place
+    text = Text(tokens_N, found_3N, sums_22D, by_match_4M, state, keys_C, counts_C)
     for r in range(len(found_RF)):
         known = len(entropies_N) - len(found_RF) + 1 + r
-        means_D = averaged(sums_2D, decays_D, entropies_N[done[0] : known])
+        found_F = found_RF[r]
+        found_F[1], found_F[2], found_F[3] = batch, temperature, top_p
+        text_scalars(found_F, text, start + known, start, decays_D, source_lengths, precedent_lengths, caps)
+        means_D = averaged(of_target_2D, decays_D, entropies_N[done[0] : known])
         done[0] = known
-        found_RF[r, 0], found_RF[r, 1 : 1 + len(means_D)] = entropies_N[known - 1], means_D
-        source, at = sources_N[start + known - 1], 1 + len(means_D)
-        source_entropies(found_RF[r, at:], entropies_N[:known], start, source, lengths, means_D[usual])
+        found_F[at], found_F[at + 1 : at + 1 + len(means_D)] = entropies_N[known - 1], means_D
+        rest_F, source = found_F[at + 1 + len(means_D) :], found_3N[1, start + known - 1]
+        source_entropies(rest_F, entropies_N[:known], start, source, source_lengths, means_D[USUAL])
 
 
 @jit

@@ -20,18 +20,16 @@ GIVEN = 4  # scalars before the match: context length, requests, sampling settin
 MATCHES = 8  # classes of matches, see `_like`
 AHEAD = 8  # tokens of a lookup that are judged
 FADING = 0.95  # weight of a lookup relative to the next one with a match of its class
-DONE, COPIED, STEADY = range(3)  # of `_Text.state`
+DONE, COPIED, STEADY = range(3)  # of `Text.state`
 LONGEST = 1 + PRECEDENT_LENGTHS[-1]  # tokens of a run that is counted
 
 
-class _Text(NamedTuple):
+class Text(NamedTuple):
     """The state of a text's history, as compiled functions take it."""
 
-    foretold_N: Array  # for each token, whether a lookup foretold it
-    sources_N: Array  # the source after each token, -1 where there is none
-    matches_N: Array  # the length of the match there
-    sums_2D: Array  # weighted sums and weights, for the running means of foretold tokens
-    new_2D: Array  # likewise of new tokens
+    tokens_N: Array
+    found_3N: Array  # `LookupIndex.found_3N`
+    sums_22D: Array  # weighted sums and weights, for the running means of foretold tokens and of new ones
     by_match_4M: Array  # by class of match, sums and weights of foretold tokens and of how far lookups were right
     state: Array  # tokens that are counted (`DONE`), were foretold in a row (`COPIED`), had moving sources (`STEADY`)
     keys_C: Array  # table of all runs of a few tokens
@@ -44,45 +42,44 @@ class TextHistory:
     def __init__(self, prompt: Sequence[int]) -> None:
         self.index = LookupIndex()
         self.start = len(prompt)
-        sums = np.zeros((2, len(DECAYS_D))), np.zeros((2, len(DECAYS_D))), np.zeros((4, MATCHES))
-        arrays = np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)
-        self._known = _Text(*arrays, *sums, np.zeros(3, np.int64), *empty_table(0))
+        self._sums = np.zeros((2, 2, len(DECAYS_D))), np.zeros((4, MATCHES)), np.zeros(3, np.int64)
+        self._make_table(0)
         self.add(prompt)
 
     def add(self, tokens: Sequence[int]) -> None:
         """Add committed tokens."""
-        begin, end = len(self.index), len(self.index) + len(tokens)
-        if end > len(self._known.foretold_N):
-            self._make_room(end)
-        for array_N, new_N in zip(self._known[:3], self.index.extend(list(tokens)), strict=True):
-            array_N[begin:end] = new_N
+        self.index.extend(tokens)
+        if len(self.index) > self._room:
+            self._make_table(len(self.index))
 
-    def _make_room(self, tokens: int) -> None:
-        """Make room for twice as many tokens, and count the runs of tokens anew."""
-        old, room = self._known, 2 * tokens + ROOM
-        arrays = (np.concatenate([a, np.zeros(room - len(a), a.dtype)]) for a in old[:3])
-        table = empty_table(room * LONGEST)
-        count_runs(self.index.tokens_N, 0, int(old.state[DONE]), *table, LONGEST)
-        self._known = _Text._make((*arrays, *old[3:7], *table))
+    def _make_table(self, tokens: int) -> None:
+        """Make a table with room for twice as many tokens, and count the runs of tokens anew."""
+        self._room = 2 * tokens + ROOM
+        self._table = empty_table(self._room * LONGEST)
+        count_runs(self.index.tokens_N, 0, int(self._sums[2][DONE]), *self._table, LONGEST)
 
     def scalars(self, sampling: Sampling, batch: int = 1, roots: int = 1) -> Array:
         """The text's scalars at its newest `roots` tokens, float64 [roots, F]. Only those at the first of these tokens
         may have been asked for before. `batch` requests are decoded together."""
-        found_RF = np.full((roots, len(TEXT_SCALARS)), np.nan)
+        found_RF = np.empty((roots, len(TEXT_SCALARS)))
         found_RF[:, 1:GIVEN] = batch, sampling.temperature, sampling.top_p
-        place = self.start, GIVEN
-        _text(found_RF, self.index.tokens_N, self._known, place, DECAYS_D, SOURCES, PRECEDENTS, CAPS)
+        _text(found_RF, *self.known, self.start, DECAYS_D, SOURCES, PRECEDENTS, CAPS)
         return found_RF
+
+    @property
+    def known(self) -> Text:
+        """The history's state."""
+        return Text(self.index.tokens_N, self.index.found_3N, *self._sums, *self._table)
 
     @property
     def foretold_N(self) -> Array:
         """For each token, whether a lookup foretold it."""
-        return self._known.foretold_N[: len(self.index)]
+        return self.index.found_3N[0, : len(self.index)]
 
     @property
     def sources_N(self) -> Array:
         """The source after each token, -1 where there is none."""
-        return self._known.sources_N[: len(self.index)]
+        return self.index.found_3N[1, : len(self.index)]
 
     def keys(self) -> Array:
         """The keys that group training roots at the newest token, int64 [J], in the order of `schema.KEYS`."""
@@ -94,55 +91,62 @@ class TextHistory:
 def _text(
     found_RF: Array,
     tokens_N: Array,
-    known: _Text,
-    place: tuple[int, int],
+    found_3N: Array,
+    sums_22D: Array,
+    by_match_4M: Array,
+    state: Array,
+    keys_C: Array,
+    counts_C: Array,
+    start: int,
     decays_D: Array,
     source_lengths: Array,
     precedent_lengths: Array,
     caps: tuple[int, int, int],
 ) -> None:
-    """`TextHistory.scalars`, from the first one that is not given on."""
+    """`TextHistory.scalars`. The fields of `Text` come one by one, because Numba takes twice as long to read a named
+    tuple."""
+    known = Text(tokens_N, found_3N, sums_22D, by_match_4M, state, keys_C, counts_C)
     for r in range(len(found_RF)):
-        so_far_N = tokens_N[: len(tokens_N) - len(found_RF) + 1 + r]
-        found_RF[r, 0] = len(so_far_N)
-        _at_root(found_RF[r], so_far_N, known, place, decays_D, source_lengths, precedent_lengths, caps)
+        N = len(tokens_N) - len(found_RF) + 1 + r
+        text_scalars(found_RF[r], known, N, start, decays_D, source_lengths, precedent_lengths, caps)
 
 
 @jit
-def _at_root(
+def text_scalars(
     found_F: Array,
-    tokens_N: Array,
-    known: _Text,
-    place: tuple[int, int],
+    known: Text,
+    N: int,
+    start: int,
     decays_D: Array,
     source_lengths: Array,
     precedent_lengths: Array,
     caps: tuple[int, int, int],
 ) -> None:
-    """Write the text's scalars from the match on, in the schema's order, and update `known`.
+    """Write the scalars of a text's first N tokens, but for those that are given, and update `known`.
 
     Args:
         known: also of further tokens, which are not read.
-        place: tokens of the prompt, the position of the first scalar.
+        start: tokens of the prompt.
         caps: the largest match or run, the longest lookup, the largest count.
     """
-    (start, at), (longest_match, longest_lookup, most_seen) = place, caps
-    N, state = len(tokens_N), known.state
-    means_D = averaged(known.sums_2D, decays_D, known.foretold_N[state[DONE] : N])
-    new_D = averaged(known.new_2D, decays_D, _read_on(tokens_N, known, 1 + precedent_lengths[-1]))
-    source, match = known.sources_N[N - 1], known.matches_N[N - 1]
-    found_F[at] = min(match, longest_match)
+    (longest_match, longest_lookup, most_seen), at = caps, GIVEN
+    tokens_N, state = known.tokens_N[:N], known.state
+    foretold_N, sources_N, matches_N = known.found_3N
+    means_D = averaged(known.sums_22D[0], decays_D, foretold_N[state[DONE] : N])
+    new_D = averaged(known.sums_22D[1], decays_D, _read_on(tokens_N, known, 1 + precedent_lengths[-1]))
+    source, match = sources_N[N - 1], matches_N[N - 1]
+    found_F[0], found_F[at] = N, min(match, longest_match)
     found_F[at + 1 : at + 1 + len(means_D)] = means_D
     at += 1 + len(means_D)
     found_F[at] = min(state[COPIED], longest_match)
     found_F[at + 1] = min(state[STEADY], longest_match)
     found_F[at + 2] = 1.0 if 0 <= source < start - 1 else 0.0
-    found_F[at + 3] = in_a_row(known.foretold_N[:N], source, longest_lookup)
-    at = shares(found_F, at + 4, known.foretold_N[:N], source, source_lengths, 0.0)
-    second = known.sources_N[source] if source >= 0 else -1
+    found_F[at + 3] = in_a_row(foretold_N[:N], source, longest_lookup)
+    at = shares(found_F, at + 4, foretold_N[:N], source, source_lengths, 0.0)
+    second = sources_N[source] if source >= 0 else -1
     found_F[at] = alike_before(tokens_N, second, longest_match)
     found_F[at + 1] = alike_after(tokens_N, source, second, longest_lookup)
-    third = known.sources_N[second] if second >= 0 else -1
+    third = sources_N[second] if second >= 0 else -1
     found_F[at + 2] = min(found_F[at + 1], alike_after(tokens_N, source, third, longest_lookup))
     precedents(found_F, at + 3, tokens_N, source, known.keys_C, known.counts_C, precedent_lengths, most_seen)
     at += 3 + 2 * len(precedent_lengths)
@@ -154,24 +158,25 @@ def _at_root(
 
 
 @jit
-def _read_on(tokens_N: Array, known: _Text, longest: int) -> Array:
+def _read_on(tokens_N: Array, known: Text, longest: int) -> Array:
     """Count the tokens that are not counted yet; returns for each of these whether it was new in the text."""
     state, N = known.state, len(tokens_N)
+    foretold_N, sources_N, matches_N = known.found_3N
     new_N = np.zeros(N - state[DONE])
     for n in range(state[DONE], N):
-        state[COPIED] = state[COPIED] + 1 if known.foretold_N[n] > 0 else 0
-        moved = n > 0 and 0 <= known.sources_N[n - 1] == known.sources_N[n] - 1
+        state[COPIED] = state[COPIED] + 1 if foretold_N[n] > 0 else 0
+        moved = n > 0 and 0 <= sources_N[n - 1] == sources_N[n] - 1
         state[STEADY] = state[STEADY] + 1 if moved else 0
         count_runs(tokens_N, n, n + 1, known.keys_C, known.counts_C, longest)
         new_N[n - state[DONE]] = known.counts_C[slot(known.keys_C, longer(np.uint64(0), tokens_N[n]))] == 1
-        if n > 0 and known.matches_N[n - 1] > 0:
-            _note(known.by_match_4M, 0, known.matches_N[n - 1], known.foretold_N[n])
+        if n > 0 and matches_N[n - 1] > 0:
+            _note(known.by_match_4M, 0, matches_N[n - 1], foretold_N[n])
         before = n - AHEAD  # the lookup at this position can be judged now
-        if before >= 0 and known.matches_N[before] > 0:
-            source, right = known.sources_N[before], 0
+        if before >= 0 and matches_N[before] > 0:
+            source, right = sources_N[before], 0
             while right < AHEAD and copied_token(tokens_N[: before + 1], source, right) == tokens_N[before + 1 + right]:
                 right += 1
-            _note(known.by_match_4M, 2, known.matches_N[before], right / AHEAD)
+            _note(known.by_match_4M, 2, matches_N[before], right / AHEAD)
     state[DONE] = N
     return new_N
 

@@ -22,16 +22,17 @@ from pipelines.config import Config
 from pipelines.pair.loading import all_prompts, hidden_widths, tokenizer_of
 from pipelines.run import read_json, read_record, verify, watched
 from selector.actions import Action, ActionSpace, Choice
-from selector.decision import Mode
+from selector.decision import LookupRule, Mode
 from selector.export.deployed import DeployedSelector, config_of
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Selector
 from selector.runtime.tuned import Tuned
-from selector.schema import FULL, LIGHT, InputError
+from selector.schema import FEATURES, FULL, LIGHT, MATCH, InputError
 from selector.train.module import SelectorModule
 
 LENGTHS = 3  # contexts that are timed, at most
 WIDTHS, NODES = (1, 2, 4), (1, 2, 5, 9, 17, 25, 41)  # branches of a draft pass; nodes of a target pass with the root
+DECISIONS = (MATCH, *FEATURES)  # what the decisions that are timed see
 COMPARED = Action(1, 4, 0), Action(2, 2, 4)  # the trees with which decoders are compared
 COMPARED_STEPS = 8  # of each text and tree
 COMPARED_PROMPTS = 2
@@ -148,8 +149,8 @@ def decision_seconds(
     texts: int = 3,
     drafted: int = 6,
 ) -> float:
-    """Mean time of a decision of an untrained network in real decoding, features included. It may choose chains and
-    lookups, as on most machines.
+    """Mean time of a decision in real decoding, features included: by the lookup rule for the level `match`, else by an
+    untrained network, which may choose chains and lookups, as on most machines.
 
     Args:
         tokens: new ones of each of `texts` texts.
@@ -160,7 +161,8 @@ def decision_seconds(
     level_of = FULL if widths else LIGHT
     module = SelectorModule("regressor", level_of, widths, config.train.network, space=space.to_json()).eval()
     allowed = (*space.chain_positions, *range(len(space.trees), len(space)))
-    mode = Mode(1.0, 1.0, space.chain(4), feature_levels=(level,), speed=100.0, allowed=allowed)
+    rule = LookupRule(2, space.lookups[-1]) if level == MATCH else None
+    mode = Mode(1.0, 1.0, space.chain(4), feature_levels=(level,), rule=rule, speed=100.0, allowed=allowed)
     made = DeployedSelector(module, profile, [mode], verifier)
     selector = Selector(made, config_of(module, verifier, mode.action, [mode]), profile, [mode])
     chooser = _Timed(Tuned(mode, selector), space.chain(drafted))

@@ -21,6 +21,7 @@ from pipelines.config import Config
 from pipelines.latency import timings
 from pipelines.latency.profile import (
     COPIED_FROM,
+    DECISIONS,
     LENGTHS,
     NODES,
     WIDTHS,
@@ -35,7 +36,7 @@ from pipelines.run import Stage, console, read_json, table, ticking, watched, wr
 from pipelines.tracking import describe, mlflow_run
 from selector.actions import Action, Choice, Lookup, choice_of
 from selector.latency import LatencyProfile, setting_key
-from selector.schema import FEATURES, InputError
+from selector.schema import InputError
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "latency", "train")
 
@@ -47,7 +48,7 @@ FITTED: list[tuple[int, ...]] = [  # trees, and lookups as tuples of one number
 CHECKED: list[tuple[int, ...]] = [
     *((1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 2, 6), (4,)),
 ]
-FORMAT = 6  # of `latency.json`; a profile of another format is measured anew
+FORMAT = 7  # of `latency.json`; a profile of another format is measured anew
 REAL_STEPS = 8  # timed steps of each text and tree
 PLAIN_ROUNDS = 24  # of each text, for plain decoding in a run of its own
 _PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
@@ -90,10 +91,10 @@ def run(config: Config) -> None:
         with ticking("timing passes", grid.repeats) as tick:
             profile = timing.measure(pair, grid, config.verifiers, device, tick)
         pair.decoder = faster_decoder(config, pair, prompts)
-        profile = replace(profile, decide=dict.fromkeys(FEATURES, 0.0), decoder=pair.decoder)
+        profile = replace(profile, decide=dict.fromkeys(DECISIONS, 0.0), decoder=pair.decoder)
         decide = {
             level: decision_seconds(config, pair, profile, config.train.verifier, level, prompts[0], config.data.tokens)
-            for level in watched(FEATURES, "timing decisions")
+            for level in watched(DECISIONS, "timing decisions")
         }
         profile = replace(profile, decide=decide, labelling=labelling_seconds(config, pair, texts))
         actions = [choice_of(shape) for shape in FITTED + CHECKED]

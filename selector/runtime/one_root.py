@@ -35,9 +35,7 @@ PROJECTION = ("0.weight", "0.bias", "1.weight", "1.bias")  # of a hidden state: 
 class Network(NamedTuple):
     """The network in flat arrays."""
 
-    counts_F: Array  # bool, the scalars of which the logarithm is taken
-    low_F: Array  # the range that the scalars are clamped to
-    high_F: Array
+    ranges_3F: Array  # whether the logarithm of each scalar is taken, and the range that it is clamped to, float32
     widths: Array  # of the hidden states
     projected: int  # numbers that each hidden state is projected to
     sizes: Array  # O of the layers of the MLP
@@ -84,7 +82,7 @@ class OneRoot:
         states_D = self._no_states
         if self.hidden_states:
             states_D = np.concatenate([features[name].numpy() for name in self.hidden_states])
-        best = _decide(features[SCALARS_KEY].numpy(), states_D, self._network, self._costs, self._length_at)
+        best = _decide(features[SCALARS_KEY].numpy(), states_D, self._length_at, *self._network, *self._costs)
         if best == NOT_FINITE:
             check_finite(features)  # raises with the feature's name
         return self.actions[best]
@@ -117,9 +115,7 @@ def _network(
     layers[-1] = layers[-1][0][outputs], layers[-1][1][outputs]
     parts = [*projections, *(part for layer in layers for part in layer)]
     return Network(
-        counts_F=own["count_F"][:inputs].numpy(),
-        low_F=own["low_F"][:inputs].numpy(),
-        high_F=own["high_F"][:inputs].numpy(),
+        ranges_3F=torch.stack([own[name][:inputs].float() for name in ("count_F", "low_F", "high_F")]).numpy(),
         widths=np.array(widths, np.int64),
         projected=len(projections[1]) if projections else 0,
         sizes=np.array([len(bias_O) for _, bias_O in layers]),
@@ -148,8 +144,28 @@ def _plain(values: Tensor) -> Array:
 
 
 @jit
-def _decide(scalars_F: Array, states_D: Array, network: Network, costs: Costs, length_at: int) -> int:
-    """The position of the chosen action; `NOT_FINITE` where a feature is not finite."""
+def _decide(
+    scalars_F: Array,
+    states_D: Array,
+    length_at: int,
+    ranges_3F: Array,
+    widths: Array,
+    projected: int,
+    sizes: Array,
+    numbers_N: Array,
+    factors_UH: Array,
+    sums_KU: Array,
+    lengths_L: Array,
+    seconds_LK: Array,
+    speed: float,
+    rho: float,
+) -> int:
+    """The position of the chosen action; `NOT_FINITE` where a feature is not finite.
+
+    It takes the fields of `Network` and `Costs` one by one, because Numba takes twice as long to read named tuples.
+    """
+    network = Network(ranges_3F, widths, projected, sizes, numbers_N, factors_UH, sums_KU)
+    costs = Costs(lengths_L, seconds_LK, speed, rho)
     if not (np.isfinite(scalars_F).all() and np.isfinite(states_D).all()):
         return NOT_FINITE
     outputs_H = _outputs(scalars_F, states_D, network)
@@ -161,11 +177,13 @@ def _decide(scalars_F: Array, states_D: Array, network: Network, costs: Costs, l
 @jit
 def _outputs(scalars_F: Array, states_D: Array, network: Network) -> Array:
     """The network's outputs, [H], from the first F scalars."""
-    F, projected, numbers_N = len(network.counts_F), network.projected, network.numbers_N
+    projected, numbers_N = network.projected, network.numbers_N
+    counts_F, low_F, high_F = network.ranges_3F
+    F = len(counts_F)
     values_I = np.empty(F + projected * len(network.widths), np.float32)
     for f in range(F):
-        value = min(max(scalars_F[f], network.low_F[f]), network.high_F[f])
-        values_I[f] = np.log1p(max(value, np.float32(0))) if network.counts_F[f] else value
+        value = min(max(scalars_F[f], low_F[f]), high_F[f])
+        values_I[f] = np.log1p(max(value, np.float32(0))) if counts_F[f] else value
     at, begin = 0, 0
     for i in range(len(network.widths)):
         state = states_D[begin : begin + network.widths[i]]

@@ -84,21 +84,22 @@ class Tuned:
             return mode.action if self._online is None else self._online.action
         if self._less is not None and len(features.get(SCALARS_KEY, ())) == self._own.config.schema.first:
             return self._less.select(features)
-        by_rule = MATCH in features and (mode.rule is not None or mode.longest > 0)
-        read = {} if by_rule else self._read(features)
-        if (
-            by_rule
-            or not mode.decides
-            or (mode.longest and mode.is_beyond(float(read[SCALARS_KEY][self._at("context_length")])))
-        ):
-            match = float(features[MATCH] if by_rule else read[SCALARS_KEY][self._at(MATCH)])
-            if not math.isfinite(match):
-                raise InputError("features: match is not finite")
-            return mode.copied(match) if self._online is None else self._online.choose(match)
-        known = read[SCALARS_KEY].shape[0]
-        early = self._first_suffices and (len(mode.feature_levels) == 1 or known == self._own.config.schema.first)
+        if MATCH in features and (mode.rule is not None or mode.longest > 0):
+            return self._by_rule(float(features[MATCH]))
+        read = self._read(features)
+        scalars_F = read[SCALARS_KEY].numpy()  # reading single numbers takes less time than a call of torch
+        if not mode.decides or (mode.longest and mode.is_beyond(scalars_F.item(self._length_at))):
+            return self._by_rule(scalars_F.item(self._match_at))
+        early = self._first_suffices and (
+            len(mode.feature_levels) == 1 or len(scalars_F) == self._own.config.schema.first
+        )
         action = self._at_root[mode.feature_levels[0 if early else -1]].choose(read)
         return None if early and len(mode.feature_levels) > 1 and not without_draft(action) else action
+
+    def _by_rule(self, match: float) -> Choice:
+        if not math.isfinite(match):
+            raise InputError("features: match is not finite")
+        return self.mode.copied(match) if self._online is None else self._online.choose(match)
 
     def observe(self, action: Choice, accepted: int) -> None:
         """Learn from a step: what was drafted, and tau, the number of drafted tokens that were accepted. It matters
@@ -118,8 +119,7 @@ class Tuned:
             return [choice for each in features if (choice := self.select(each)) is not None]
         (at_root, shapes, clock), read = self._jointly, [self._read(each) for each in features]
         tokens_BK = np.stack([at_root.tokens(each) for each in read])
-        length = self._at("context_length")
-        context = float(np.mean([each[SCALARS_KEY][length] for each in read]))
+        context = float(np.mean([each[SCALARS_KEY][self._length_at] for each in read]))
         chosen_B = joint_choice(tokens_BK, shapes, mode.joint, *clock.prices(context, mode.batch))
         return [at_root.actions[k] for k in chosen_B]
 
@@ -160,17 +160,35 @@ class Tuned:
         return self._own.config.schema.index(name)
 
     @cached_property
+    def _length_at(self) -> int:
+        return self._at("context_length")
+
+    @cached_property
+    def _match_at(self) -> int:
+        return self._at(MATCH)
+
+    @cached_property
+    def _early_shape(self) -> tuple[int, ...]:
+        """Of scalars that suffice, and whose check in NumPy takes less time than that of all features."""
+        return (self._own.config.schema.first if self._first_suffices else -1,)
+
+    @cached_property
     def _setting_at(self) -> list[int]:
         return [self._at("temperature"), self._at("top_p")]
 
     def _read(self, features: Features) -> Features:
-        early = self._own.config.schema.first if self._first_suffices else None
-        read = checked(features, self._own.widths, 1, early, finite=False)  # `OneRoot` checks that they are finite
-        setting = read[SCALARS_KEY][self._setting_at].tolist()
+        """The features that are needed; InputError as `select`, but for numbers that are not finite."""
+        scalars = features.get(SCALARS_KEY)
+        scalars_F = scalars.numpy() if type(scalars) is torch.Tensor and scalars.is_cpu else None
+        if scalars_F is None or scalars_F.dtype != np.float32 or scalars_F.shape != self._early_shape:
+            early = self._own.config.schema.first if self._first_suffices else None
+            features = checked(features, self._own.widths, 1, early, finite=False)  # `OneRoot` checks that
+            scalars_F = features[SCALARS_KEY].numpy()
+        setting = [scalars_F.item(at) for at in self._setting_at]
         if setting != self._covered:
             if not self.mode.covers(setting[0], setting[1], self.mode.top_k, self.mode.min_p):
-                check_finite(read)
+                check_finite(features)
                 given, own = in_words(setting[0], setting[1]), in_words(*self.mode.setting)
                 raise InputError(f"features: {given}; these decisions are for {own}")
             self._covered = setting
-        return read
+        return features

@@ -416,7 +416,7 @@ def test_running_means_are_weighted_sums(
         of_target.add(target_entropies)
         of_draft.add([1.0] * len(accepted), accepted, draft_entropies)
     of_draft.add([], [], [2.5])
-    parts = text.scalars(Sampling(0.5, 0.75), batch=6), of_target.scalars(), of_draft.scalars()
+    parts = of_target.scalars(Sampling(0.5, 0.75), batch=6), of_draft.scalars()
     found = dict(zip(PAIR.names, np.concatenate(parts, axis=1)[0], strict=True))
     tokens, accepted, of_draft_, of_target_ = map(list, zip(*known, strict=True))
     ages = range(len(known) - 1, -1, -1)

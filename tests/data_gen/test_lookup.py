@@ -58,9 +58,8 @@ def test_the_longest_match_is_that_of_brute_force(tokens: list[int], given_first
         if n < len(tokens):
             rest = tokens[n:][: len(proposal)]
             assert index.agreement(rest) == next((i for i, x in enumerate(rest) if x != proposal[i]), len(rest))
-            foretold_N, sources_N, matches_N = index.extend([tokens[n]])
-            assert foretold_N.tolist() == [proposal[:1] == [tokens[n]]]
-            assert (sources_N.tolist(), matches_N.tolist()) == ([index.source], [index.match])
+            index.extend([tokens[n]])
+            assert index.found_3N[:, n].tolist() == [proposal[:1] == [tokens[n]], index.source, index.match]
             assert len(index) == n + 1
 
 
@@ -72,10 +71,10 @@ def test_tokens_may_come_one_by_one_or_many_at_once(vocabulary: int, seed: int, 
     one, many = LookupIndex(tokens[:5]), LookupIndex(tokens[:5])
     for begin in range(5, len(tokens), at_once):
         chunk = tokens[begin : begin + at_once]
-        together = many.extend(chunk)
-        singly = [one.extend([token]) for token in chunk]
-        for number, found_N in enumerate(together):
-            assert found_N.tolist() == [int(found[number][0]) for found in singly]
+        many.extend(chunk)
+        for token in chunk:
+            one.extend([token])
+        assert (many.found_3N[:, : len(many)] == one.found_3N[:, : len(one)]).all()
         assert (many.match, many.source, many.proposal(3)) == (one.match, one.source, one.proposal(3))
     assert many.tokens == one.tokens == tokens
 

@@ -18,8 +18,7 @@ def known(prompt: list[int], generated: list[int], entropies: list[float]) -> di
     for token, entropy in zip(generated, entropies, strict=True):
         history.add([token])
         of_target.add([entropy])
-    scalars = *history.scalars(Sampling())[0], *of_target.scalars()[0]
-    return dict(zip([scalar.name for scalar in EARLY_SCALARS], scalars, strict=True))
+    return dict(zip([scalar.name for scalar in EARLY_SCALARS], of_target.scalars(Sampling())[0], strict=True))
 
 
 def test_half_of_the_precedents_speak_for_what_would_be_copied() -> None:
