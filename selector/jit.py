@@ -1,8 +1,7 @@
 """Functions that Numba compiles, because each call of torch or NumPy between two model passes costs microseconds.
 
-Together they take half a minute to compile, so compiled code is kept on disk until the function's own file changes.
-Constants of other files are therefore passed as arguments, and after a change of `slot` or `selector.tables.place` the
-`__pycache__` folders must be removed.
+Together they take half a minute to compile, so compiled code is kept on disk until the file of the function, or of one
+that it calls, changes. Constants of other files are therefore passed as arguments.
 
 Legend: C slots.
 """
@@ -12,6 +11,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 from numba.core.caching import FunctionCache
+from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 from numpy.typing import NDArray
 
@@ -42,7 +43,7 @@ class _Cache(FunctionCache):
     def __init__(self, function: Any) -> None:
         super().__init__(function)
         impl = self._impl
-        self._cache_file = _Files(Path(self._cache_path, impl.filename_base), impl.locator.get_source_stamp())
+        self._cache_file = _Files(Path(self._cache_path, impl.filename_base), function)
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         with suppress(OSError):  # a full disk only costs time
@@ -55,8 +56,14 @@ class _Files:
     A file that was cut short, damaged or made from other code counts as missing, so it is compiled and written again.
     """
 
-    def __init__(self, base: Path, stamp: object) -> None:
-        self._base, self._made_from = base, (numba.__version__, stamp)
+    def __init__(self, base: Path, function: Any) -> None:
+        self._base, self._function = base, function
+
+    @cached_property
+    def _made_from(self) -> tuple[str, ...]:
+        """The version of the compiler, and hashes of the files of the function and of those that it calls."""
+        paths = sorted({Path(each.__code__.co_filename) for each in _called(self._function, {self._function})})
+        return numba.__version__, *(sha256(path.read_bytes()).hexdigest() for path in paths)
 
     def _of(self, key: tuple[Any, ...]) -> tuple[Path, bytes]:
         """The file of a key (signature, processor, code), and what its checksum begins with."""
@@ -73,6 +80,16 @@ class _Files:
         path, made_from = self._of(key)
         code = dumps(value)
         path.write_bytes(sha256(made_from + code).digest() + code)
+
+
+def _called(function: Any, known: set[Any]) -> set[Any]:
+    """`known`, with all compiled functions that a function calls, and that these call."""
+    values = (function.__globals__.get(name) for name in function.__code__.co_names)
+    for value in [value.py_func for value in values if isinstance(value, Dispatcher)]:
+        if value not in known:
+            known.add(value)
+            _called(value, known)
+    return known
 
 
 @jit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -64,3 +66,31 @@ def test_damaged_code_is_compiled_again(tmp_path: Path, monkeypatch: pytest.Monk
     file.unlink()
     file.mkdir()
     assert not reused()
+
+
+def test_a_change_of_a_called_functions_file_compiles_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that is called through another function, too."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kept"))
+    sources = {
+        "lowest": "@jit\ndef lowest(x: float) -> float:\n    return x + 1\n",
+        "middle": "from lowest import lowest\n@jit\ndef middle(x: float) -> float:\n    return lowest(x)\n",
+        "top": "from middle import middle\n@jit\ndef top(x: float) -> float:\n    return middle(x)\n",
+    }
+    for name, text in sources.items():
+        (tmp_path / f"{name}.py").write_text(f"from selector.jit import jit\n{text}")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def loaded() -> Any:
+        for name in sources:
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        return importlib.import_module("top").top
+
+    for expected, reused in ((2.0, False), (2.0, True)):
+        top = loaded()
+        assert top(1.0) == expected and bool(top.stats.cache_hits) == reused
+    (tmp_path / "lowest.py").write_text(f"from selector.jit import jit\n{sources['lowest']}".replace("x + 1", "x + 10"))
+    top = loaded()
+    assert top(1.0) == 11.0 and not top.stats.cache_hits
+    for name in sources:
+        sys.modules.pop(name)
