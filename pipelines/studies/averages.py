@@ -1,21 +1,24 @@
 """What fewer loops cost the target: averages of its weights before and after the training against loops.
 
-    git archive 7a478d3 pipelines/pair/shipped/target | tar -x -C runs
-    .venv/bin/python -m pipelines.studies.averages runs/pipelines/pair/shipped/target pipelines/pair/shipped/target
+    .venv/bin/python -m pipelines.studies.averages 7a478d3
 
-Commit 7a478d3 has the embedded target as it was before. An average of both weights stands for less of this training, so
+That commit has the embedded target as it was before. An average of both weights stands for less of this training, so
 the rows show how much loss every share of loops costs (`pipelines.pair.shipping` measures both).
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import tarfile
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from pipelines.config.sections import SHIPPED
 from pipelines.pair.shipping import code_loss, loop_share
 from pipelines.run import console
 
@@ -23,13 +26,18 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 HEADS = "share of the weights after | loss on held-out code, nats a token | greedy tokens inside loops"
 
 
-def main(before: Path, after: Path) -> None:
+def main(commit: str) -> None:
     console.print(f"\n| {HEADS} |\n{'|---' * 3}|", soft_wrap=True, highlight=False)
-    for share in SHARES:
-        with TemporaryDirectory() as folder:
-            write_average(before, after, share, Path(folder))
-            loss, loops = code_loss(Path(folder)), loop_share(Path(folder))
-        console.print(f"| {share:g} | {loss:.3f} | {loops:.0%} |", soft_wrap=True, highlight=False)
+    with TemporaryDirectory() as folder:
+        target, average = SHIPPED / "target", Path(folder, "average")
+        asked = ["git", "archive", commit, "target"]
+        packed = subprocess.run(asked, cwd=SHIPPED, check=True, stdout=subprocess.PIPE)
+        with tarfile.open(fileobj=BytesIO(packed.stdout)) as archive:
+            archive.extractall(folder, filter="data")
+        for share in SHARES:
+            write_average(Path(folder, "target"), target, share, average)
+            loss, loops = code_loss(average), loop_share(average)
+            console.print(f"| {share:g} | {loss:.3f} | {loops:.0%} |", soft_wrap=True, highlight=False)
 
 
 def write_average(before: Path, after: Path, share: float, folder: Path) -> None:
@@ -42,4 +50,4 @@ def write_average(before: Path, after: Path, share: float, folder: Path) -> None
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    main(sys.argv[1])
