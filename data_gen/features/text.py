@@ -48,7 +48,7 @@ class TextHistory:
 
     def add(self, tokens: Sequence[int]) -> None:
         """Add committed tokens."""
-        self.index.extend(tokens)
+        self.index.extend(list(tokens))
         if len(self.index) > self._room:
             self._make_table(len(self.index))
 
