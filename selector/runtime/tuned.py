@@ -90,9 +90,7 @@ class Tuned:
         scalars_F = read[SCALARS_KEY].numpy()  # reading single numbers takes less time than a call of torch
         if not mode.decides or (mode.longest and mode.is_beyond(scalars_F.item(self._length_at))):
             return self._by_rule(scalars_F.item(self._match_at))
-        early = self._first_suffices and (
-            len(mode.feature_levels) == 1 or len(scalars_F) == self._own.config.schema.first
-        )
+        early = self._first_suffices and (len(mode.feature_levels) == 1 or scalars_F.shape == self._early_shape)
         action = self._at_root[mode.feature_levels[0 if early else -1]].choose(read)
         return None if early and len(mode.feature_levels) > 1 and not without_draft(action) else action
 
@@ -179,8 +177,9 @@ class Tuned:
     def _read(self, features: Features) -> Features:
         """The features that are needed; InputError as `select`, but for numbers that are not finite."""
         scalars = features.get(SCALARS_KEY)
-        scalars_F = scalars.numpy() if type(scalars) is torch.Tensor and scalars.is_cpu else None
-        if scalars_F is None or scalars_F.dtype != np.float32 or scalars_F.shape != self._early_shape:
+        plain = type(scalars) is torch.Tensor and scalars.is_cpu and scalars.dtype == torch.float32
+        scalars_F = scalars.numpy() if plain else None
+        if scalars_F is None or scalars_F.shape != self._early_shape:
             early = self._own.config.schema.first if self._first_suffices else None
             features = checked(features, self._own.widths, 1, early, finite=False)  # `OneRoot` checks that
             scalars_F = features[SCALARS_KEY].numpy()

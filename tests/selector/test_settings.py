@@ -133,6 +133,15 @@ def test_features_of_another_setting_are_refused(artefact: Path, mode: Mode) -> 
         tuned.select(features)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_scalars_of_another_dtype_are_refused(artefact: Path, dtype: torch.dtype) -> None:
+    """In one line, also where NumPy has no such dtype."""
+    data, rows = roots_of(IN_TURN, LIGHT, count=1)
+    scalars = one_by_one(batch_of(data, rows, LIGHT))[0][SCALARS_KEY]
+    with pytest.raises(InputError, match=f"features: scalars is {dtype}"):
+        loaded(artefact).at(*IN_TURN.setting).select({SCALARS_KEY: scalars[: PAIR.first].to(dtype)})
+
+
 @pytest.mark.parametrize("match", [float("nan"), float("inf")])
 def test_a_match_that_is_not_finite_is_refused(artefact: Path, match: float) -> None:
     data, rows = roots_of(COPIES, LIGHT, count=1)

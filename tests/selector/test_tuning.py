@@ -170,6 +170,15 @@ def test_what_is_decided_is_charged_for_deciding(data: Timed, static: Mode) -> N
         assert torch.allclose(more_X, own * free.steps_X - at_first, rtol=1e-3)
 
 
+def test_a_rules_decision_is_charged_too(data: Timed, static: Mode) -> None:
+    """Whether it copies or not; what it copies costs no more than that."""
+    times = replace(data.profile, decide={**data.profile.decide, MATCH: 0.002})
+    rule = replace(static, feature_levels=(MATCH,), rule=LookupRule(2, 8))
+    found, free = decide(data.on(times), {}, rule), decide(data, {}, rule)
+    assert torch.equal(found.action_R, free.action_R) and len(found.action_R.unique()) == 2
+    torch.testing.assert_close(found.seconds_R, free.seconds_R + 0.002)
+
+
 def test_only_trees_that_are_never_missed_are_left_out(data: Timed) -> None:
     """Those kept make up all but so many of the steps, no smaller set does, and the empty tree is one of them."""
     generator = torch.Generator().manual_seed(4)
