@@ -176,9 +176,9 @@ class Tuned:
 
     def _read(self, features: Features) -> Features:
         """The features that are needed; InputError as `select`, but for numbers that are not finite."""
-        scalars = features.get(SCALARS_KEY)
-        plain = type(scalars) is torch.Tensor and scalars.is_cpu and scalars.dtype == torch.float32
-        scalars_F = scalars.numpy() if plain else None
+        scalars, scalars_F = features.get(SCALARS_KEY), None
+        if type(scalars) is torch.Tensor and scalars.is_cpu and scalars.dtype == torch.float32:
+            scalars_F = scalars.numpy()
         if scalars_F is None or scalars_F.shape != self._early_shape:
             early = self._own.config.schema.first if self._first_suffices else None
             features = checked(features, self._own.widths, 1, early, finite=False)  # `OneRoot` checks that
