@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from data_gen.decoding import decoder_for
-from data_gen.decoding.loop import FixedTree, Step
+from data_gen.decoding.loop import Chooser, FixedTree, Step
 from data_gen.models.cached_head import CachedHead, caches
 from data_gen.models.checkpoints import weights_of
 from data_gen.models.pair import CachedModel, ModelPair
@@ -36,7 +36,6 @@ ROWS = 16  # of probabilities that are filtered at once
 DRAFT_PASSES = 4  # timed in a row
 TOGETHER = 24  # decodings of a prompt that take turns, each with its own caches
 BUSY = 0.8  # share of the time that a thread has a core, below which the machine is busy
-BETWEEN = Action(1, 4, 0)  # drafted before a plain step that does not follow another
 
 
 def device_name(device: str, dtype: str, threads: int | None = None) -> str:
@@ -251,8 +250,10 @@ def real_steps(
         for begin in range(0, len(order), TOGETHER):
             with ExitStack() as stack:
                 running = {
-                    key: stack.enter_context(closing(_steps(pair, *key, prompt, tokens, number)))
-                    for key in order[begin : begin + TOGETHER]
+                    (name, action): stack.enter_context(
+                        closing(steps_of(pair, name, FixedTree(action, _seen_for(action)), prompt, tokens, number))
+                    )
+                    for name, action in order[begin : begin + TOGETHER]
                 }
                 for turn in range(count):
                     if turn > 0 and now(pair) > until:
@@ -273,10 +274,12 @@ def _seen_for(action: Choice) -> tuple[str, ...]:
     return (MATCH,) if isinstance(action, Lookup) else ()
 
 
-def _steps(pair: ModelPair, verifier: str, action: Choice, prompt: list[int], limit: int, seed: int) -> Generator[Step]:
-    """The steps of one decoding for `real_steps`."""
+def steps_of(
+    pair: ModelPair, verifier: str, chooser: Chooser, prompt: list[int], limit: int, seed: int
+) -> Generator[Step]:
+    """The steps of one decoding within `limit` new tokens, after its slow ones; without lookups that find no match."""
     verify, length = get_verifier(verifier), len(prompt) + limit
-    decoder = decoder_for(pair, Sampling(), verify, FixedTree(action, _seen_for(action)), length, timed=True)
+    decoder = decoder_for(pair, Sampling(), verify, chooser, length, timed=True)
     generator = torch.Generator(device=pair.device).manual_seed(seed)
     with closing(decoder.steps(prompt, generator)) as steps:
         tokens: list[int] = []
@@ -284,27 +287,8 @@ def _steps(pair: ModelPair, verifier: str, action: Choice, prompt: list[int], li
         while new < limit and pair.eos_ids.isdisjoint(tokens):
             step, tokens = next(steps)
             new, slow = new + len(tokens), slow + 1
-            if slow > decoder.slow_steps and (step.nodes > 1 or action == EMPTY):
+            if slow > decoder.slow_steps and (step.nodes > 1 or step.action == EMPTY):
                 yield step
-
-
-def plain_alone(pair: ModelPair, verifier: str, prompts: Sequence[list[int]], count: int, tokens: int) -> float:
-    """`LatencyProfile.plain`, from up to `count` rounds of each text within `tokens` new tokens; 0 without rounds.
-
-    In each round a step drafts `BETWEEN`, and two plain steps of another decoding follow: the first finds the caches as
-    between steps that draft, and the second as in plain decoding. So a slow moment of the machine affects both alike.
-    """
-    first, second = [], []
-    for number, prompt in enumerate(prompts):
-        with ExitStack() as stack:
-            drafting, plain = (
-                stack.enter_context(closing(_steps(pair, verifier, action, prompt, tokens, number)))
-                for action in (BETWEEN, EMPTY)
-            )
-            for _, between, alone in islice(zip(drafting, plain, plain, strict=False), count):
-                first.append(between.total)
-                second.append(alone.total)
-    return usual(second) - usual(first) if first else 0.0
 
 
 def times(profile: LatencyProfile, verifier: str, action: Choice, steps: Sequence[Step]) -> tuple[float, float]:

@@ -27,6 +27,7 @@ MOST_TOKENS = 64  # verified tokens of a request in an engine's step, the root i
 SPACE = ActionSpace.default()
 UNCUT = (1.0, 1.0)  # temperature and top-p
 EAGER = "eager"  # the decoder that drafts every style; the others draft i.i.d. branches alone
+NEVER_LATE = Table([0], [0], [[0.0]])
 NOT_DRAFTED = 1e6  # seconds of a step that the machine's decoder cannot make
 
 
@@ -57,6 +58,8 @@ class LatencyProfile:
         weights: of the target and the draft, a hash of some of their numbers; empty where they are not known.
         plain: seconds of a step of plain decoding in a run of its own, minus that of one between steps that draft: the
             draft's passes push the target's weights out of the processor's caches.
+        late: by how much longer a step that drafts takes, by the tokens that came since the draft's last pass; it has
+            to pass them all.
         batches: an engine's passes over several requests together; `draft` and `target` are then those of the smallest
             batch. None where one request was timed.
     """
@@ -77,6 +80,7 @@ class LatencyProfile:
     different: dict[str, list[list[float]]] = field(default_factory=dict)
     weights: list[str] = field(default_factory=list)
     plain: float = 0.0
+    late: Table = NEVER_LATE
 
     @classmethod
     def load(cls, path: Path) -> LatencyProfile:
@@ -86,8 +90,9 @@ class LatencyProfile:
             found = values.pop("schema_version")
             for name in ("check", "copied_from"):
                 values.pop(name, None)
-            for name in ("draft", "target", "copied"):
-                values[name] = Table(**values[name])
+            for name in ("draft", "target", "copied", "late"):
+                if name != "late" or name in values:
+                    values[name] = Table(**values[name])
             values["verify"] = {name: Table(**table) for name, table in values["verify"].items()}
             fitted = values["corrections"].items()
             values["corrections"] = {name: Correction(*map(number, seconds)) for name, seconds in fitted}

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from data_gen import timing
+from data_gen import order_times, timing
 from data_gen.decoding import EAGER
 from data_gen.decoding.loop import Step
 from data_gen.drafting.sampled import different_nodes
@@ -48,9 +48,9 @@ FITTED: list[tuple[int, ...]] = [  # trees, and lookups as tuples of one number
 CHECKED: list[tuple[int, ...]] = [
     *((1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 2, 6), (4,)),
 ]
-FORMAT = 7  # of `latency.json`; a profile of another format is measured anew
+FORMAT = 8  # of `latency.json`; a profile of another format is measured anew
 REAL_STEPS = 8  # timed steps of each text and tree
-PLAIN_ROUNDS = 24  # of each text, for plain decoding in a run of its own
+PLAIN_ROUNDS = 24  # of each text, for plain decoding in a run of its own, and for drafts after plain steps
 _PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
 
 
@@ -108,8 +108,9 @@ def run(config: Config) -> None:
         disturbed = timing.disturbance(pair.device, since)
         profile = replace(profile, different=different(config, pair, prompts))
         profile = timing.fitted(profile, {key: taken for key, taken in steps.items() if key[1] in FITTED})
-        plain = timing.plain_alone(pair, config.train.verifier, prompts, PLAIN_ROUNDS, config.data.tokens)
-        profile = replace(profile, plain=plain)
+        plain = order_times.plain_alone(pair, config.train.verifier, prompts, PLAIN_ROUNDS, config.data.tokens)
+        late = order_times.late_drafts(pair, config.train.verifier, prompts, PLAIN_ROUNDS, config.data.tokens)
+        profile = replace(profile, plain=plain, late=late)
         rows = check(profile, config.train.verifier, {key: taken for key, taken in steps.items() if key[1] in CHECKED})
         stage.replace()
         write_json(profile_path(config), {**profile.to_json(), "check": rows})

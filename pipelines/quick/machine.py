@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rich.table import Column, Table
 
-from data_gen import timing
+from data_gen import order_times, timing
 from data_gen.decoding import EAGER
 from data_gen.drafting.sampled import EVERY, different_nodes
 from data_gen.models.pair import ModelPair
@@ -45,7 +45,7 @@ def with_steps(
         raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
     profile = timing.fitted(profile, steps)
     profile = replace(profile, corrections=dict.fromkeys(names, profile.corrections[verifier]))
-    plain = timing.plain_alone(pair, verifier, prompts, sizes.count, config.data.tokens)
+    plain = order_times.plain_alone(pair, verifier, prompts, sizes.count, config.data.tokens)
     # a plain step finds the caches as the last one left them, so it is not slower than between other steps
     profile = replace(profile, plain=min(0.0, plain), decide=dict.fromkeys(LEVELS, 0.0))
     times = {

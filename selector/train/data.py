@@ -158,6 +158,12 @@ class Timed:
         below_R, above_R = seconds_LA[upper_R - 1, action_R], seconds_LA[upper_R, action_R]
         return below_R * (1 - share_R) + above_R * share_R
 
+    @cached_property
+    def late_M(self) -> Tensor:
+        """`LatencyProfile.late` by the number of tokens, float64 [M]."""
+        late = self.profile.late
+        return torch.tensor([late.at(0, tokens) for tokens in range(late.sizes[-1] + 1)], dtype=torch.float64)
+
     def _table(self, feature_levels: Sequence[str]) -> tuple[Tensor, Tensor]:
         levels = tuple(feature_levels)
         if levels not in self._tables:  # tuning asks for the same tables many times

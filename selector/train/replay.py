@@ -6,11 +6,15 @@ number of steps that begin at each position follows from one walk along the text
 
     D(first root) = 1,      D(i + n) += D(i) P(tau + 1 = n | i, a(i)),
 
-and the expected time is `sum_i D(i) T(a(i), i)`. Tokens that the last step yields beyond the text's end take time and
-do not count. This holds for every policy that decides at roots by what is known there, before any token is drafted.
-The only variance is that between texts; errors are over their sources, by the jackknife.
+and the expected time is `sum_i D(i) T(a(i), i)`. The draft falls behind the text while steps copy, or draft nothing,
+and its next pass takes longer (`LatencyProfile.late`). So D is also by the number m of tokens that came since the
+draft's last pass: a step in which the draft passes its root takes `late(m)` more and sets m to 0, and any other step
+adds its n tokens to m. Tokens that the last step yields beyond the text's end take time and do not count. This holds
+for every policy that decides at roots by what is known there, before any token is drafted. The only variance is that
+between texts; errors are over their sources, by the jackknife.
 
-Legend: X texts, N roots of one text, R roots of all texts, A actions, S survivals, D depth, J accepted lengths + 1.
+Legend: X texts, N roots of one text, R roots of all texts, A actions, S survivals, D depth, J accepted lengths + 1,
+M tokens since the draft's last pass.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +34,14 @@ from selector.jit import jit
 
 Array = NDArray[Any]
 ROUNDS = 5  # of restoring the means and clipping again
+
+
+class Lateness(NamedTuple):
+    """Which steps let the draft pass their root, bool [R]; and by how many seconds such a step is longer when 0, 1, ..
+    tokens came since the draft's last pass, float64 [M]. A larger number counts as the last one."""
+
+    passes_R: Tensor
+    seconds_M: Tensor
 
 
 @dataclass(frozen=True)
@@ -88,43 +100,66 @@ def outcomes(survivals_RS: Tensor, action_R: Tensor, space: ActionSpace) -> Tens
     return torch.cat([one_R1, reached_RD], dim=-1) - torch.cat([reached_RD, 0 * one_R1], dim=-1)
 
 
-def replay(survivals_RS: Tensor, action_R: Tensor, seconds_R: Tensor, size_X: Tensor, space: ActionSpace) -> Replayed:
+def replay(
+    survivals_RS: Tensor,
+    action_R: Tensor,
+    seconds_R: Tensor,
+    size_X: Tensor,
+    space: ActionSpace,
+    late: Lateness | None = None,
+) -> Replayed:
     """A policy, given as the action of every root, int64 [R].
 
     Args:
-        seconds_R: of a step with that action.
+        seconds_R: of a step with that action, if the draft is not late.
         size_X: the number of roots of each text, int64; their rows follow one another.
+        late: None where it makes no difference.
     """
     survivals, paths, actions = (each.contiguous().numpy() for each in (survivals_RS, space.survival_of_AD, action_R))
-    sums_X3, visits_R = _walk(survivals, paths, actions, seconds_R.double().numpy(), size_X.numpy())
+    passes_R, late_M = late or Lateness(torch.ones(len(action_R), dtype=torch.bool), torch.zeros(1).double())
+    timed = seconds_R.double().numpy(), passes_R.numpy(), late_M.numpy()
+    sums_X3, visits_R = _walk(survivals, paths, actions, *timed, size_X.numpy())
     tokens_X, seconds_X, steps_X = torch.from_numpy(sums_X3).unbind(-1)
     return Replayed(tokens_X, seconds_X, steps_X, torch.from_numpy(visits_R))
 
 
 @jit
 def _walk(
-    survivals_RS: Array, survival_of_AD: Array, action_R: Array, seconds_R: Array, size_X: Array
+    survivals_RS: Array,
+    survival_of_AD: Array,
+    action_R: Array,
+    seconds_R: Array,
+    passes_R: Array,
+    late_M: Array,
+    size_X: Array,
 ) -> tuple[Array, Array]:
     """`replay`: tokens, seconds and steps of each text, [X, 3], and how many steps begin at each root, [R]."""
-    none, depth = survivals_RS.shape[1], survival_of_AD.shape[1]
+    none, depth, latest = survivals_RS.shape[1], survival_of_AD.shape[1], len(late_M) - 1
     sums_X3, visits_R = np.zeros((len(size_X), 3)), np.zeros(len(action_R))
     begin = 0
     for x in range(len(size_X)):
-        begins_N = np.zeros(size_X[x] + depth + 1)  # how many steps begin at each root, on beyond the text's end
-        begins_N[0] = 1.0
+        begins_NM = np.zeros((size_X[x] + depth + 1, latest + 1))  # D, on beyond the text's end
+        begins_NM[0, 0] = 1.0
         for n in range(size_X[x]):
-            row, here, reached = begin + n, begins_N[n], 1.0
+            row, here, reached = begin + n, begins_NM[n].sum(), 1.0
             if here == 0.0:
                 continue
             visits_R[row] = here
             sums_X3[x, 1] += here * seconds_R[row]
+            if passes_R[row]:
+                sums_X3[x, 1] += (begins_NM[n] * late_M).sum()
             sums_X3[x, 2] += here
             for d in range(depth + 1):
                 if n + d < size_X[x]:
                     sums_X3[x, 0] += here * reached
                 survival = survival_of_AD[action_R[row], d] if d < depth else none
                 further = survivals_RS[row, survival] if survival < none else 0.0
-                begins_N[n + 1 + d] += here * (reached - further)  # d accepted, and no more
+                ends = reached - further  # d accepted, and no more
+                if passes_R[row]:
+                    begins_NM[n + 1 + d, 0] += here * ends
+                elif ends != 0.0:
+                    for m in range(latest + 1):
+                        begins_NM[n + 1 + d, min(m + 1 + d, latest)] += begins_NM[n, m] * ends
                 reached = further
                 if survival >= none:
                     break
@@ -133,7 +168,8 @@ def _walk(
 
 
 def fastest_possible(survivals_RS: Tensor, seconds_RA: Tensor, size_X: Tensor, space: ActionSpace) -> Replayed:
-    """The policy with the least expected time for each text, of all policies that know the labels."""
+    """The policy with the least expected time for each text, of all policies that know the labels; the draft counts as
+    never late, so this is a bound."""
     survivals, paths = (each.contiguous().numpy() for each in (survivals_RS, space.survival_of_AD))
     action_R = torch.from_numpy(_best_ahead(survivals, paths, seconds_RA.double().numpy(), size_X.numpy()))
     seconds_R = seconds_RA.gather(-1, action_R.unsqueeze(-1))[:, 0]

@@ -17,9 +17,9 @@ from torch import Tensor
 from selector.actions import EMPTY, ActionSpace, Tree
 from selector.decision import RHOS, LookupRule, Mode, choices
 from selector.latency import NOT_DRAFTED
-from selector.schema import MATCH
+from selector.schema import FULL, LIGHT, MATCH
 from selector.train.data import Timed
-from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay
+from selector.train.replay import Lateness, Ratio, Replayed, ratio_of_speeds, replay
 
 SPEEDS = (0.85, 1.0, 1.15, 1.3)  # prices of time that are tried, as multiples of the speed at rho = 1
 SURE = 2.0  # standard errors over sources by which decisions must be ahead of the best static tree
@@ -82,18 +82,21 @@ def best_static(timed: Timed, table: StaticTable) -> Mode:
 def static_replay(timed: Timed, action: Tree) -> Replayed:
     """One tree everywhere."""
     action_R = torch.full((len(timed.texts.length_R),), timed.space.index(action))
-    return Decided(action_R, timed.seconds_of(action_R)).replayed(timed)
+    return replay(timed.survivals_RS, action_R, timed.seconds_of(action_R), timed.texts.size_X, timed.space)
 
 
 @dataclass(frozen=True)
 class Decided:
-    """What a mode does at every root: the action, int64, and the seconds of a step, decisions included."""
+    """What a mode does at every root: the action, int64; the seconds of a step, decisions included; and whether the
+    draft passes the root, bool."""
 
     action_R: Tensor
     seconds_R: Tensor
+    passes_R: Tensor
 
     def replayed(self, timed: Timed) -> Replayed:
-        return replay(timed.survivals_RS, self.action_R, self.seconds_R, timed.texts.size_X, timed.space)
+        late = Lateness(self.passes_R, timed.late_M)
+        return replay(timed.survivals_RS, self.action_R, self.seconds_R, timed.texts.size_X, timed.space, late)
 
 
 def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = False) -> Decided:
@@ -106,9 +109,9 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
         if mode.rule is not None:
             copies_R = mode.rule.copies(timed.texts.scalar("match")) & ~unknown_R
             static_R = torch.where(copies_R, space.index(mode.rule.lookup), static_R)
-        return Decided(static_R, timed.seconds_of(static_R, mode.feature_levels))
+        return Decided(static_R, timed.seconds_of(static_R, mode.feature_levels), space.needs_draft_A[static_R])
     action_R, seconds_R = static_R, torch.zeros(len(unknown_R))
-    open_R = torch.ones_like(unknown_R)
+    open_R, passes_R = torch.ones_like(unknown_R), torch.zeros_like(unknown_R)
     for number, level in enumerate(mode.feature_levels, 1):
         seconds_RA = timed.seconds(mode.feature_levels[:number])
         if policy:
@@ -118,12 +121,16 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
         here_R = torch.where(unknown_R, static_R, chosen_R)
         time_R = seconds_RA.gather(-1, here_R.unsqueeze(-1))[:, 0]
         action_R, seconds_R = torch.where(open_R, here_R, action_R), torch.where(open_R, time_R, seconds_R)
+        if level in (LIGHT, FULL):
+            passes_R |= open_R & ~unknown_R
         open_R = open_R & space.needs_draft_A[chosen_R] & ~unknown_R
+    passes_R |= space.needs_draft_A[action_R]
     if mode.longest:
         beyond_R, rule = timed.texts.length_R > mode.longest, decide(timed, {}, mode.by_rule())
         action_R = torch.where(beyond_R, rule.action_R, action_R)
         seconds_R = torch.where(beyond_R, rule.seconds_R, seconds_R)
-    return Decided(action_R, seconds_R)
+        passes_R = torch.where(beyond_R, rule.passes_R, passes_R)
+    return Decided(action_R, seconds_R, passes_R)
 
 
 def replay_mode(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = False) -> Replayed:
@@ -173,11 +180,18 @@ def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool
         own = replace(static, feature_levels=levels, rho=1.0)
         speed = replay_mode(timed, predictions, own, policy).speed
         prices = [] if policy else [(rho, speed * factor) for rho in RHOS if rho < 1 for factor in SPEEDS]
-        tried += [own, *(replace(own, rho=rho, speed=g) for rho, g in prices)]
+        priced = [own, *(replace(own, rho=rho, speed=g) for rho, g in prices)]
+        tried += [each for mode in priced for each in (mode, _without_drafts(mode, timed.space))]
     best = max(tried, key=lambda mode: replay_mode(timed, predictions, mode, policy).speed)
     found = decide(timed, predictions, best, policy)
     best = replace(best, allowed=common(found.replayed(timed).visits_R, found.action_R, timed))
     return judge_mode(timed, predictions, best, static.action, policy)
+
+
+def _without_drafts(mode: Mode, space: ActionSpace) -> Mode:
+    """The mode that copies or drafts nothing. Where few drafts pay, those that remain come late and may not pay."""
+    kept = [a for a in (~space.needs_draft_A).nonzero()[:, 0].tolist() if not mode.allowed or a in mode.allowed]
+    return replace(mode, allowed=tuple(kept)) if len(kept) > 1 else mode
 
 
 def tune_lookup_rule(timed: Timed, static: Mode) -> Mode:

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from data_gen import timing
-from data_gen.decoding.loop import Step
+from data_gen import order_times, timing
+from data_gen.decoding.loop import Chooser, Step
 from data_gen.models.pair import ModelPair
+from data_gen.order_times import BETWEEN, LATE, late_drafts, plain_alone
 from data_gen.timing import fitted, real_steps, rounds, times
 from selector.actions import EMPTY, Action, Choice, Lookup
 from selector.latency import Correction, LatencyProfile
@@ -91,17 +92,45 @@ def test_a_plain_step_is_timed_after_another_and_after_one_that_drafts(
     ran: list[Choice] = []
 
     def steps(
-        pair: ModelPair, verifier: str, action: Choice, prompt: list[int], limit: int, seed: int
+        pair: ModelPair, verifier: str, chooser: Chooser, prompt: list[int], limit: int, seed: int
     ) -> Iterator[Step]:
         for _ in range(10):
+            action = chooser.select(None)
+            assert action is not None
             seconds = 3.0 if action == EMPTY and ran[-1] != EMPTY else 2.0
             ran.append(action)
             yield Step(30, action, 0, 1 + action.nodes, {"target": seconds})
 
-    monkeypatch.setattr(timing, "_steps", lambda *asked: steps(*asked))
-    assert timing.plain_alone(pair, "traversal", PROMPTS, 4, 100) == pytest.approx(-1.0)
-    assert ran == [timing.BETWEEN, EMPTY, EMPTY] * 8
-    assert timing.plain_alone(pair, "traversal", [], 4, 100) == 0.0
+    monkeypatch.setattr(order_times, "steps_of", steps)
+    assert plain_alone(pair, "traversal", PROMPTS, 4, 100) == pytest.approx(-1.0)
+    assert ran == [BETWEEN, EMPTY, EMPTY] * 8
+    assert plain_alone(pair, "traversal", [], 4, 100) == 0.0
+
+
+def test_a_draft_is_timed_after_each_number_of_plain_steps(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here a draft takes longer by the tokens that it missed, exactly, but not by one; the table never falls."""
+    extra = {0: 0.0, 1: -0.5, 2: 0.25, 4: 1.0, 8: 2.0, 16: 1.5}
+
+    def steps(
+        pair: ModelPair, verifier: str, chooser: Chooser, prompt: list[int], limit: int, seed: int
+    ) -> Iterator[Step]:
+        missed = 0
+        for _ in range(100):
+            action = chooser.select(None)
+            assert action is not None
+            yield Step(30, action, 0, 1 + action.nodes, {"draft": 2.0 + extra[missed] if action == BETWEEN else 1.0})
+            missed = 0 if action == BETWEEN else missed + 1
+
+    monkeypatch.setattr(order_times, "steps_of", steps)
+    late = late_drafts(pair, "traversal", PROMPTS, 4, 100)
+    assert [late.at(0, tokens) for tokens in (0, 1, 2, 3, 4, 8, 12, 16, 40)] == [0, 0, 0.25, 0.625, 1, 2, 2, 2, 2]
+    assert late_drafts(pair, "traversal", [], 4, 100).at(0, 16) == 0.0
+
+
+def test_real_drafts_are_timed_after_plain_steps(pair: ModelPair) -> None:
+    late = late_drafts(pair, "traversal", PROMPTS, 2, 60)
+    assert late.sizes == [*LATE] and late.seconds[0][0] == 0.0
+    assert late.seconds[0] == sorted(late.seconds[0])
 
 
 def test_plain_decoding_has_a_time_of_its_own() -> None:

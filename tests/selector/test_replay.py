@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import defaultdict
 from dataclasses import replace
 from itertools import accumulate, pairwise, product
 
@@ -17,12 +18,13 @@ from data_gen.text_labels.labels import TextLabeller
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier
 from selector.actions import Action, ActionSpace, Lookup
-from selector.train.replay import Replayed, lawful, outcomes, replay
+from selector.train.replay import Lateness, Replayed, lawful, outcomes, replay
 from selector.train.tuning import StaticTable
 from tests.data_gen.worlds import normalised
 
 SPACE = ActionSpace(2, 1, 2)
 COPYING = ActionSpace(2, 1, 2, (1, 3))
+NEVER = torch.zeros(1, dtype=torch.float64)  # late
 VERIFIERS = ["specinfer", "nss", "traversal", "lifted_uniform"]
 Appended = list[tuple[tuple[int, ...], float]]
 
@@ -96,21 +98,32 @@ def seconds_at(position: int, action: int, space: ActionSpace = SPACE) -> float:
     return 1.0 + 0.3 * space.actions[action].nodes + 0.1 * position
 
 
-def replayed(survivals_XRS: Tensor, texts: list[tuple[int, ...]], space: ActionSpace = SPACE) -> Replayed:
+def passes_at(position: int, action: int, space: ActionSpace) -> bool:
+    """The draft passes the root for every tree, and at some roots whatever is chosen there, as for a decision."""
+    return bool(space.needs_draft_A[action]) or position == 2
+
+
+def replayed(
+    survivals_XRS: Tensor, texts: list[tuple[int, ...]], space: ActionSpace = SPACE, late_M: Tensor = NEVER
+) -> Replayed:
     """The policy on texts of one length."""
     X, R, S = survivals_XRS.shape
     actions = [[action_at(n, text[n], space) for n in range(R)] for text in texts]
     seconds = [seconds_at(n, a, space) for own in actions for n, a in enumerate(own)]
     size_X = torch.full((X,), R)
     action_R = torch.tensor(actions).flatten()
-    return replay(survivals_XRS.reshape(X * R, S), action_R, torch.tensor(seconds, dtype=torch.float64), size_X, space)
+    seconds_R = torch.tensor(seconds, dtype=torch.float64)
+    passes_R = torch.tensor([passes_at(n, a, space) for own in actions for n, a in enumerate(own)])
+    late = Lateness(passes_R, late_M)
+    return replay(survivals_XRS.reshape(X * R, S), action_R, seconds_R, size_X, space, late)
 
 
+@pytest.mark.parametrize("late", [[0.0], [0.0, 0.5, 0.7, 1.9]], ids=["never late", "late"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_replay_of_all_texts_is_the_decoder(seed: int) -> None:
+def test_replay_of_all_texts_is_the_decoder(seed: int, late: list[float]) -> None:
     """The decoder's expected tokens, seconds and steps, from all it may draft and append, are replay's mean over all
-    texts (1e-12). It drafts trees, and copies from the text so far. What the last step yields beyond a text's end does
-    not count: tokens are the text's own."""
+    texts (1e-12). It drafts trees, and copies from the text so far; a draft that has missed tokens takes longer. What
+    the last step yields beyond a text's end does not count: tokens are the text's own."""
     world, roots, space = LastTokenWorld(seed), 5, COPYING
     chosen = {space.actions[action_at(n, last, space)] for n, last in product(range(roots), range(2))}
     assert {Lookup(1), Lookup(3)} < chosen and len(chosen) > 7
@@ -119,7 +132,8 @@ def test_replay_of_all_texts_is_the_decoder(seed: int) -> None:
     survivals_XVRS = torch.stack([world.survivals(text, VERIFIERS, siblings=None) for text in texts])
     copied_XRS = torch.tensor([[world.foretold(text, n, 3) for n in range(roots)] for text in texts])
     for v, name in enumerate(VERIFIERS):
-        mine = replayed(torch.cat([survivals_XVRS[:, v], copied_XRS], dim=-1), texts, space)
+        labels_XRS = torch.cat([survivals_XVRS[:, v], copied_XRS], dim=-1)
+        mine = replayed(labels_XRS, texts, space, torch.tensor(late, dtype=torch.float64))
         laws: dict[tuple[int, int], Appended] = {}
 
         def law(
@@ -138,21 +152,24 @@ def test_replay_of_all_texts_is_the_decoder(seed: int) -> None:
                 ]
             return laws[last, action]
 
-        begins = {(0,): 1.0}  # how many steps begin after a text
+        # how many steps begin after a text, by how many tokens the draft has missed
+        begins: defaultdict[tuple[tuple[int, ...], int], float] = defaultdict(float, {((0,), 0): 1.0})
         tokens = seconds = steps = 0.0
-        for text in [(0, *rest) for position in range(roots) for rest in product(range(2), repeat=position)]:
+        every = [(0, *rest) for position in range(roots) for rest in product(range(2), repeat=position)]
+        for text, missed in product(every, range(roots)):
             position = len(text) - 1
-            visits, action = begins.get(text, 0.0), action_at(position, text[-1], space)
+            visits, action = begins[text, missed], action_at(position, text[-1], space)
+            passes = passes_at(position, action, space)
             steps += visits
-            seconds += visits * seconds_at(position, action, space)
+            seconds += visits * (seconds_at(position, action, space) + passes * late[min(missed, len(late) - 1)])
             for appended, probability in law(text, action):
                 tokens += visits * probability * min(len(appended), roots - position)
-                begins[text + appended] = begins.get(text + appended, 0.0) + visits * probability
+                begins[text + appended, 0 if passes else missed + len(appended)] += visits * probability
         assert float(weight_X @ mine.steps_X) == pytest.approx(steps, abs=1e-12), name
         assert float(weight_X @ mine.seconds_X) == pytest.approx(seconds, abs=1e-12), name
         assert float(weight_X @ mine.tokens_X) == pytest.approx(tokens, abs=1e-12), name
         assert mine.tokens_X.tolist() == pytest.approx([roots] * len(texts), abs=1e-12), name
-        assert sum(visits for text, visits in begins.items() if len(text) == roots) == pytest.approx(
+        assert sum(visits for (text, _), visits in begins.items() if len(text) == roots) == pytest.approx(
             float(weight_X @ mine.visits_R.view(-1, roots)[:, -1]), abs=1e-12
         )
 
@@ -320,6 +337,9 @@ def test_replay_of_a_text_worked_by_hand() -> None:
     assert late.visits_R.tolist() == pytest.approx([1, 1, 1])
     assert late.tokens_X.tolist() == pytest.approx([3])
     assert late.seconds_X.tolist() == pytest.approx([70])
+    passes_R, seconds_M = torch.tensor([False, False, True]), torch.tensor([0.0, 3.0, 5.0], dtype=torch.float64)
+    given = survivals_RS, torch.tensor([nothing, nothing, chain]), seconds_R, size_X, space
+    assert replay(*given, Lateness(passes_R, seconds_M)).seconds_X.tolist() == pytest.approx([75])  # two tokens missed
 
 
 def test_texts_do_not_mix() -> None:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from selector.actions import EMPTY, Action, ActionSpace, Lookup, without_draft
 from selector.decision import RHOS, LookupRule, Mode, choices
-from selector.latency import interpolated
+from selector.latency import Table, interpolated
 from selector.schema import EARLY, FULL, LIGHT, MATCH, PAIR
 from selector.train.data import Timed
-from selector.train.replay import Ratio, Replayed, replay
+from selector.train.replay import Lateness, Ratio, Replayed, replay
 from selector.train.tuning import (
     LEASTS,
     RARE,
@@ -263,6 +263,11 @@ def test_roots_are_decided_one_after_the_other(
     found = decide(data, predictions, mode, policy)
     actions, seconds, asked = by_loop(data, predictions, mode, policy)
     assert found.action_R.tolist() == actions
+    firsts = data.texts.unknown_R.tolist()
+    assert found.passes_R.tolist() == [
+        not without_draft(SPACE.actions[a]) or (not first and feature_levels[:times] != (EARLY,))
+        for a, times, first in zip(actions, asked, firsts, strict=True)
+    ]
     assert found.seconds_R.tolist() == pytest.approx(seconds, rel=1e-6)
     kinds = set()
     for r in (~data.texts.unknown_R & (data.texts.length_R >= 100)).nonzero()[:, 0].tolist():  # the last time measured
@@ -288,9 +293,21 @@ def test_a_mode_replays_what_it_decides(data: Timed, static: Mode) -> None:
     predictions = {EARLY: noisy_scores(data, 0), LIGHT: noisy_scores(data, 1)}
     mode = replace(static, feature_levels=(EARLY, LIGHT), rho=0.5)
     found = decide(data, predictions, mode)
-    expected = replay(data.survivals_RS, found.action_R, found.seconds_R, data.texts.size_X, SPACE)
-    mine = replay_mode(data, predictions, mode)
-    assert torch.equal(mine.seconds_X, expected.seconds_X) and torch.equal(mine.tokens_X, expected.tokens_X)
+    given = data.survivals_RS, found.action_R, found.seconds_R, data.texts.size_X, SPACE
+    late = replace(profile(), late=Table([0], [0, 4], [[0.0, 2e-3]]))
+    for own, lateness in ((data, None), (data.on(late), Lateness(found.passes_R, data.on(late).late_M))):
+        expected, mine = replay(*given, lateness), replay_mode(own, predictions, mode)
+        assert torch.equal(mine.seconds_X, expected.seconds_X) and torch.equal(mine.tokens_X, expected.tokens_X)
+
+
+def test_drafts_that_come_too_late_to_pay_are_left_out(data: Timed, static: Mode) -> None:
+    """A dear draft pays at easy roots alone, and not even there if it has to pass all tokens since the last one."""
+    drafts = {}
+    for extra in (0.0, 0.5):
+        own = data.on(replace(profile(draft=3e-3), late=Table([0], [0, 1], [[0.0, extra]])))
+        mode = tune_mode(own, {EARLY: true_scores(data)}, replace(static, action=EMPTY)).mode
+        drafts[extra] = not all(without_draft(SPACE.actions[a]) for a in mode.allowed)
+    assert drafts == {0.0: True, 0.5: False}
 
 
 def of_lookups(data: Timed) -> Tensor:

@@ -1,0 +1,70 @@
+"""What the order of steps costs: plain decoding in a run of its own, and drafts that come after plain steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import accumulate, islice
+
+from data_gen.decoding.loop import Features, FixedTree
+from data_gen.models.pair import ModelPair
+from data_gen.timing import steps_of, usual
+from selector.actions import EMPTY, Action, Choice
+from selector.latency import Table
+
+BETWEEN = Action(1, 4, 0)  # drafted between plain steps
+LATE = (0, 1, 2, 4, 8, 16)  # plain steps before one that drafts
+
+
+def plain_alone(pair: ModelPair, verifier: str, prompts: Sequence[list[int]], count: int, tokens: int) -> float:
+    """`LatencyProfile.plain`, from up to `count` rounds of each text within `tokens` new tokens; 0 without rounds.
+
+    In each round a step drafts `BETWEEN`, and two plain steps of another decoding follow: the first finds the caches as
+    between steps that draft, and the second as in plain decoding. So a slow moment of the machine affects both alike.
+    """
+    first, second = [], []
+    for number, prompt in enumerate(prompts):
+        with ExitStack() as stack:
+            drafting, plain = (
+                stack.enter_context(closing(steps_of(pair, verifier, FixedTree(action), prompt, tokens, number)))
+                for action in (BETWEEN, EMPTY)
+            )
+            for _, between, alone in islice(zip(drafting, plain, plain, strict=False), count):
+                first.append(between.total)
+                second.append(alone.total)
+    return usual(second) - usual(first) if first else 0.0
+
+
+@dataclass
+class _Late:
+    """Drafts `BETWEEN` after so many plain steps."""
+
+    plain: int
+    feature_levels: tuple[str, ...] = ()
+    since: int = 0
+
+    def select(self, features: Features | None) -> Choice:
+        self.since = (self.since + 1) % (self.plain + 1)
+        return EMPTY if self.since else BETWEEN
+
+
+def late_drafts(pair: ModelPair, verifier: str, prompts: Sequence[list[int]], count: int, tokens: int) -> Table:
+    """`LatencyProfile.late`, from up to `count` rounds of each text within `tokens` new tokens.
+
+    In each round several decodings take turns. Each makes a number of plain steps (`LATE`) and then drafts, so that a
+    slow moment of the machine affects all alike.
+    """
+    seconds: dict[int, list[float]] = {plain: [] for plain in LATE}
+    for number, prompt in enumerate(prompts):
+        with ExitStack() as stack:
+            running = {
+                plain: stack.enter_context(closing(steps_of(pair, verifier, _Late(plain), prompt, tokens, number)))
+                for plain in LATE
+            }
+            for _ in range(count):
+                for plain, steps in running.items():
+                    drafted = [step for step in islice(steps, max(2, plain + 1)) if step.action != EMPTY]
+                    seconds[plain] += [step.total for step in drafted[-1:]]  # the others follow another text's steps
+    later = [usual(own) - usual(seconds[0]) if own else 0.0 for own in seconds.values()]
+    return Table([0], [*LATE], [list(accumulate(later, max))])
