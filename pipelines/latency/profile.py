@@ -146,7 +146,7 @@ def decision_seconds(
     level: str,
     prompt: list[int],
     tokens: int,
-    texts: int = 3,
+    texts: int,
     drafted: int = 6,
 ) -> float:
     """Mean time of a decision in real decoding, features included: by the lookup rule for the level `match`, else by an

@@ -84,7 +84,8 @@ def run(config: Config) -> None:
         return
     device = stage.depends["device"]
     grid = timing.Grid(context_lengths(config), WIDTHS, NODES, config.latency.repeats)
-    texts = prompts_of(config, pair, "train", max(1, config.latency.repeats // 5))
+    count = max(1, config.latency.repeats // 5)
+    texts = prompts_of(config, pair, "train", count)
     prompts = [encode(config, pair, text) for text in texts]
     with mlflow_run(config, "latency", SECTIONS) as mlflow:
         since = timing.clocks()
@@ -92,16 +93,17 @@ def run(config: Config) -> None:
             profile = timing.measure(pair, grid, config.verifiers, device, tick)
         pair.decoder = faster_decoder(config, pair, prompts)
         profile = replace(profile, decide=dict.fromkeys(DECISIONS, 0.0), decoder=pair.decoder)
+        asked = config, pair, profile, config.train.verifier
         decide = {
-            level: decision_seconds(config, pair, profile, config.train.verifier, level, prompts[0], config.data.tokens)
+            level: decision_seconds(*asked, level, prompts[0], config.data.tokens, count)
             for level in watched(DECISIONS, "timing decisions")
         }
         profile = replace(profile, decide=decide, labelling=labelling_seconds(config, pair, texts))
         actions = [choice_of(shape) for shape in FITTED + CHECKED]
         actions = [each for each in actions if isinstance(each, Lookup) or pair.trees.max_K >= each.K]
-        asked = config.verifiers, actions, prompts
-        with ticking("timing decoding steps", timing.rounds(*asked)) as tick:
-            steps = timing.real_steps(pair, *asked, REAL_STEPS, config.data.tokens, tick)
+        wanted = config.verifiers, actions, prompts
+        with ticking("timing decoding steps", timing.rounds(*wanted)) as tick:
+            steps = timing.real_steps(pair, *wanted, REAL_STEPS, config.data.tokens, tick)
         trees = [action for action in actions if isinstance(action, Action)]
         if any((name, tree) not in steps for name in config.verifiers for tree in trees):
             raise InputError("prompts: their continuations end before a second decoding step, which could be timed")

@@ -17,7 +17,7 @@ from torch import Tensor
 from selector.actions import EMPTY, ActionSpace, Tree
 from selector.decision import RHOS, LookupRule, Mode, choices
 from selector.latency import NOT_DRAFTED
-from selector.schema import FULL, LIGHT, MATCH
+from selector.schema import EARLY, FULL, LIGHT, MATCH
 from selector.train.data import Timed
 from selector.train.replay import Lateness, Ratio, Replayed, ratio_of_speeds, replay
 
@@ -181,7 +181,9 @@ def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool
         speed = replay_mode(timed, predictions, own, policy).speed
         prices = [] if policy else [(rho, speed * factor) for rho in RHOS if rho < 1 for factor in SPEEDS]
         priced = [own, *(replace(own, rho=rho, speed=g) for rho, g in prices)]
-        tried += [each for mode in priced for each in (mode, _without_drafts(mode, timed.space))]
+        tried += priced
+        if levels == (EARLY,):  # the other features come from the draft's own pass
+            tried += [_without_drafts(mode, timed.space) for mode in priced]
     best = max(tried, key=lambda mode: replay_mode(timed, predictions, mode, policy).speed)
     found = decide(timed, predictions, best, policy)
     best = replace(best, allowed=common(found.replayed(timed).visits_R, found.action_R, timed))
