@@ -53,6 +53,7 @@ class Recipe:
     stride: int  # hidden states are recorded at every `stride`-th root of a training text
     hidden: bool  # whether hidden states are recorded
     seed: int
+    branches: bool = True  # whether trees with branches are labelled
     behaviour: tuple[Tree, ...] = BEHAVIOUR  # the actions of decoded texts; one is drawn at every step
 
 
@@ -202,7 +203,12 @@ def _label(
     own = text.tokens[text.start :]
     generator = torch.Generator().manual_seed(seed_of(recipe.seed, "siblings", *own))
     labeller = TextLabeller(
-        torch.tensor(own, device=pair.device), recipe.verifiers, recipe.siblings, generator, pair.trees
+        torch.tensor(own, device=pair.device),
+        recipe.verifiers,
+        recipe.siblings,
+        generator,
+        pair.trees,
+        recipe.branches,
     )
     numbers: dict[str, list[float]] = {name: [] for name in ROW_NUMBERS}
     hidden: list[tuple[Tensor, Tensor]] = []

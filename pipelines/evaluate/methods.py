@@ -100,6 +100,15 @@ class Method:
         return "" if self.action is None else str(self.action)
 
     @property
+    def branches(self) -> bool:
+        """Whether a step may draft a tree with several branches."""
+        drafted: list[actions.Choice] = [self.mode.action, *(tree for _, tree in self.by_kind.values())]
+        if self.network is not None and self.mode.decides:
+            space = self.network.space
+            drafted += [space.actions[a] for a in self.mode.allowed or range(len(space))]
+        return any(not isinstance(each, actions.Lookup) and each.K > 1 for each in drafted)
+
+    @property
     def identity(self) -> Hashable:
         """Equal for methods that decode alike. Without drafted trees the verifier makes no difference."""
         if self.by_kind or self.mode.decides:

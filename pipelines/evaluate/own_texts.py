@@ -113,7 +113,8 @@ def _accounts(
         for prompt in prompts
     )
     own = recipe(config)
-    own = replace(own, verifiers=method.verifiers, hidden=own.hidden and method.network is not None)
+    hidden = own.hidden and method.network is not None
+    own = replace(own, verifiers=method.verifiers, hidden=hidden, branches=method.branches)
     table = make_shard(pair, own, Work("test", sampling, (), given=given)).table
     table = table.filter(pc.greater(table["roots"], 1))
     found: dict[str, Account] = {}

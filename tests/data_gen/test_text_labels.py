@@ -13,7 +13,7 @@ from data_gen.text_labels.labels import TextLabeller, label_text
 from data_gen.verification import VERIFIERS, get_verifier, styled
 from data_gen.verification.distributions import Rows
 from data_gen.verification.sorted_rows import SortedRows
-from selector.actions import ActionSpace, StyledAction
+from selector.actions import GREEDY, ActionSpace, StyledAction
 from tests.data_gen.worlds import KINDS, World, normalised
 
 LABELLED = [name for name in VERIFIERS if name not in ("khisti", "greedy_block")]
@@ -141,6 +141,19 @@ def test_verifiers_of_the_first_path_know_chains_alone() -> None:
         ]
         assert len(same) > 8
         assert all(same) if name in ("naive", "block") else not any(same), name
+
+
+def test_chains_have_the_same_labels_where_branches_have_none() -> None:
+    tokens_T, p_TV, q_TV = random_text(11, 4, seed=4)
+    space, found = ActionSpace(3, 2, 2, styles=(GREEDY,)), []
+    for branches in (True, False):
+        labeller = TextLabeller(tokens_T, LABELLED, 1, torch.Generator().manual_seed(1), space, branches)
+        labeller.add(p_TV, q_TV)
+        found.append(labeller.survivals())
+    depth = space.depth
+    assert found[0].shape == found[1].shape
+    assert torch.equal(found[0][..., :depth], found[1][..., :depth])
+    assert not torch.equal(found[0][..., depth:], found[1][..., depth:])
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])

@@ -99,6 +99,16 @@ def test_what_decodes_alike_is_decoded_once() -> None:
     assert selecting.identity == copying["specinfer", EMPTY].identity
 
 
+def test_a_method_knows_whether_it_drafts_branches() -> None:
+    chain, module = Action(1, 4, 0), opinionated()
+    chains = replace(Mode(0.0, 1.0, chain, (EARLY,)), allowed=(0, *module.space.chain_positions))
+    assert not static("static", "traversal", chain).branches and static("static", "traversal", ACTION).branches
+    assert static("by kind", "traversal", chain, by_kind={"data": ("traversal", ACTION)}).branches
+    assert not Method("selector", "traversal", chains, module).branches
+    for allowed in ((), (0, module.space.index(ACTION))):
+        assert Method("selector", "traversal", replace(chains, allowed=allowed), module).branches
+
+
 def test_each_kind_of_prompts_has_its_own_tree(pair: ModelPair) -> None:
     method = static("by kind", "traversal", ACTION, by_kind={"data": ("specinfer", Action(1, 4, 0))})
     assert method.action is None and static("static", "traversal", ACTION).action == ACTION
