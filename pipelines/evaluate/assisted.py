@@ -48,7 +48,9 @@ class Assistant:
         matched = "" if self.match is None else f" after a match of at most {self.match}"
         return "" if self.tokens is None else f"drafts of {self.tokens}{matched}"
 
-    identity = name
+    def identity(self, kind: str) -> str:
+        """As `Method.identity`."""
+        return self.name
 
     def decode(self, pair: ModelPair, sampling: Sampling, task: Task) -> Decoding:
         """As `Method.decode`; the steps cannot be observed."""

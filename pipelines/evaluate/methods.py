@@ -108,12 +108,13 @@ class Method:
             drafted += [space.actions[a] for a in self.mode.allowed or range(len(space))]
         return any(not isinstance(each, actions.Lookup) and each.K > 1 for each in drafted)
 
-    @property
-    def identity(self) -> Hashable:
-        """Equal for methods that decode alike. Without drafted trees the verifier makes no difference."""
-        if self.by_kind or self.mode.decides:
+    def identity(self, kind: str) -> Hashable:
+        """Equal for methods that decode prompts of a kind alike. Without drafted trees the verifier makes no
+        difference."""
+        if self.mode.decides:
             return self.name
-        return "" if self.mode.action == EMPTY else self.verifier, self.mode.action, self.mode.rule
+        verifier, action = self.tree(kind)
+        return "" if action == EMPTY else verifier, action, self.mode.rule
 
     @property
     def verifiers(self) -> tuple[str, ...]:

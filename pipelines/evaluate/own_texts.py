@@ -71,14 +71,15 @@ def own_texts(
     for setting in watched(config.sampling, "replaying the decoded texts"):
         key = setting.temperature, setting.top_p
         accounts: dict[str, list[Account]] = {}
-        known: dict[Hashable, list[Account]] = {}  # by identity: several methods may decode alike
+        known: dict[Hashable, list[Account]] = {}  # by identities: several methods may decode alike
         for method in [method for method in contenders[key] if isinstance(method, Method)]:
             place = method.name, *key
             own = {row["prompt"]: row for row in rows if (row["method"], row["temperature"], row["top_p"]) == place}
+            alike = tuple(method.identity(prompt.kind) for prompt in prompts)
             try:
-                if method.identity not in known:
-                    known[method.identity] = _accounts(config, pair, setting.build(), prompts, method, own, profile)
-                accounts[method.name] = known[method.identity]
+                if alike not in known:
+                    known[alike] = _accounts(config, pair, setting.build(), prompts, method, own, profile)
+                accounts[method.name] = known[alike]
             except InputError as error:  # the decoded prompts must not be lost
                 console.print(f"{setting.build()}, {method.name}: {error}: not compared with replay", soft_wrap=True)
         for name, own_X in accounts.items():

@@ -235,8 +235,8 @@ def _decode_all(
     task = Task(encode(config, pair, prompt), prompt.kind, config.data.tokens, seed)
     decodings: dict[Any, Decoding] = {}
     for method in random.Random(seed).sample(methods, len(methods)):
-        if method.identity not in decodings:
-            decodings[method.identity] = method.decode(pair, sampling, task)
+        if (identity := method.identity(prompt.kind)) not in decodings:
+            decodings[identity] = method.decode(pair, sampling, task)
     place: dict[str, Any] = {"prompt": prompt.id, "kind": prompt.kind, "source": prompt.source}
     place |= {"temperature": setting.temperature, "top_p": setting.top_p}
-    return [place | row_of(method, decodings[method.identity]) for method in methods]
+    return [place | row_of(method, decodings[method.identity(prompt.kind)]) for method in methods]

@@ -92,11 +92,16 @@ def test_what_decodes_alike_is_decoded_once() -> None:
     }
     fixed = {key: static("static", *key) for key in copying}
     for methods in (copying, fixed):
-        assert len({method.identity for method in methods.values()}) == 3
-        assert methods["specinfer", EMPTY].identity == methods["traversal", EMPTY].identity
-    assert {each.identity for each in copying.values()}.isdisjoint(each.identity for each in fixed.values())
+        assert len({method.identity("code") for method in methods.values()}) == 3
+        assert methods["specinfer", EMPTY].identity("code") == methods["traversal", EMPTY].identity("code")
+    assert {each.identity("code") for each in copying.values()}.isdisjoint(
+        each.identity("code") for each in fixed.values()
+    )
     selecting = Method("selector", "traversal", copying["traversal", EMPTY].mode, opinionated())
-    assert selecting.identity == copying["specinfer", EMPTY].identity
+    assert selecting.identity("code") == copying["specinfer", EMPTY].identity("code")
+    by_kind = static("by kind", "traversal", ACTION, by_kind={"data": ("specinfer", EMPTY)})
+    assert by_kind.identity("data") == fixed["traversal", EMPTY].identity("data")
+    assert by_kind.identity("code") == static("static", "traversal", ACTION).identity("code")
 
 
 def test_a_method_knows_whether_it_drafts_branches() -> None:
