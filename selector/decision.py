@@ -238,7 +238,13 @@ class Costs(NamedTuple):
 def best_action(tokens_K: NDArray[Any], length: float, costs: Costs) -> int:
     """The position that `choices` gives at one root, from its block efficiencies (float64) and its context length."""
     above, share = place(costs.lengths_L, length)
-    low_K, high_K = costs.seconds_LK[above - 1], costs.seconds_LK[above]
-    seconds_K = low_K + share * (high_K - low_K)
-    price = costs.speed ** (1 - costs.rho) * (tokens_K / seconds_K).max() ** costs.rho
-    return int(np.argmax(tokens_K - price * seconds_K))
+    seconds_K, ratio, best = np.empty(len(tokens_K)), 0.0, 0
+    for k in range(len(tokens_K)):  # array expressions take Numba seconds to compile
+        low, high = costs.seconds_LK[above - 1, k], costs.seconds_LK[above, k]
+        seconds_K[k] = low + share * (high - low)
+        ratio = max(ratio, tokens_K[k] / seconds_K[k])
+    price = costs.speed ** (1 - costs.rho) * ratio**costs.rho
+    for k in range(len(tokens_K)):
+        if tokens_K[k] - price * seconds_K[k] > tokens_K[best] - price * seconds_K[best]:
+            best = k
+    return best

@@ -3,7 +3,7 @@
 Together they take half a minute to compile, so compiled code is kept on disk until the file of the function, or of one
 that it calls, changes. Constants of other files are therefore passed as arguments.
 
-Legend: C slots.
+Legend: C slots, F scalars, D some of them.
 """
 
 from __future__ import annotations
@@ -103,6 +103,15 @@ def slot(keys_C: NDArray[np.uint64], key: np.uint64) -> np.uint64:
     at = (mixed ^ (mixed >> np.uint64(32))) & last
     while keys_C[at] != np.uint64(0) and keys_C[at] != key:
         at = (at + np.uint64(1)) & last
+    return at
+
+
+@jit
+def put(found_F: NDArray[Any], at: int, values_D: NDArray[Any]) -> int:
+    """Write values from a position on; returns the one after them. Numba compiles assignments to slices for seconds."""
+    for value in values_D:
+        found_F[at] = value
+        at += 1
     return at
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from operator import mul
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -192,11 +193,19 @@ class LatencyProfile:
         for each in feature_levels:
             if each != MATCH and each not in self.decide:
                 raise InputError(f"the latency profile of {self.device} has no time for a decision that sees {each}")
-        lengths = self.draft.lengths if len(self.draft.lengths) > 1 else [0, *self.draft.lengths]
-        rows = [
-            [self.action_seconds(a, length, verifier, feature_levels, setting) for a in actions] for length in lengths
-        ]
-        return torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)
+        asked = actions, verifier, tuple(feature_levels), setting
+        if asked not in self._tables:
+            lengths = self.draft.lengths if len(self.draft.lengths) > 1 else [0, *self.draft.lengths]
+            rows = [
+                [self.action_seconds(a, length, verifier, feature_levels, setting) for a in actions]
+                for length in lengths
+            ]
+            self._tables[asked] = torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)
+        return self._tables[asked]
+
+    @cached_property
+    def _tables(self) -> dict[Any, tuple[Tensor, Tensor]]:
+        return {}  # earlier answers of `table`: tuning and the methods of an evaluation ask for the same ones
 
 
 def _draft_passes(action: Choice, length: float, root: bool) -> list[tuple[float, int]]:

@@ -77,7 +77,9 @@ def place(grid_L: NDArray[Any], value: float) -> tuple[int, float]:
     """The position of a value's upper neighbour on an ascending grid of two or more, and the share of the way from the
     lower neighbour to it, from 0 to 1."""
     value = min(max(value, grid_L[0]), grid_L[-1])
-    above = max(1, int(np.searchsorted(grid_L, value)))
+    above = 1
+    while grid_L[above] < value:
+        above += 1
     return above, (value - grid_L[above - 1]) / (grid_L[above] - grid_L[above - 1])
 
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from data_gen.features.numbers import CAPS, DECAYS_D, PRECEDENTS, SOURCES, Array, Numbers, averaged
 from data_gen.features.text import Text, TextHistory, text_scalars
 from data_gen.models.sampling import Sampling
-from selector.jit import jit
+from selector.jit import jit, put
 from selector.schema import DRAFT_SCALARS, EARLY_SCALARS, LONGEST_MATCH, TEXT_SCALARS
 
 Numeric = Sequence[float] | Array
@@ -166,8 +166,8 @@ def _early(
         text_scalars(found_F, text, start + known, start, decays_D, source_lengths, precedent_lengths, caps)
         means_D = averaged(of_target_2D, decays_D, entropies_N[done[0] : known])
         done[0] = known
-        found_F[at], found_F[at + 1 : at + 1 + len(means_D)] = entropies_N[known - 1], means_D
-        rest_F, source = found_F[at + 1 + len(means_D) :], found_3N[1, start + known - 1]
+        found_F[at] = entropies_N[known - 1]
+        rest_F, source = found_F[put(found_F, at + 1, means_D) :], found_3N[1, start + known - 1]
         source_entropies(rest_F, entropies_N[:known], start, source, source_lengths, means_D[USUAL])
 
 
@@ -204,14 +204,13 @@ def _draft(
 ) -> None:
     """`DraftHistory.scalars`, in the schema's order; `state` counts tokens in the running means, and the latest tokens
     in a row with `q >= p`."""
-    D = len(decays_D)
     for r in range(len(found_RF)):
         known = len(p_N) - len(found_RF) + 1 + r
         new = slice(state[0], known)
         for n in range(state[0], known):
             state[1] = state[1] + 1 if q_N[n] >= p_N[n] else 0
         found_RF[r, 0], found_RF[r, 1] = entropies_N[known - 1], entropies_N[known]
-        found_RF[r, 2 : 2 + D] = averaged(sums_22D[0], decays_D, np.minimum(q_N[new] / p_N[new], 1.0))
-        found_RF[r, 2 + D : 2 + 2 * D] = averaged(sums_22D[1], decays_D, entropies_N[new])
-        found_RF[r, 2 + 2 * D] = min(state[1], longest)
+        at = put(found_RF[r], 2, averaged(sums_22D[0], decays_D, np.minimum(q_N[new] / p_N[new], 1.0)))
+        at = put(found_RF[r], at, averaged(sums_22D[1], decays_D, entropies_N[new]))
+        found_RF[r, at] = min(state[1], longest)
         state[0] = known

@@ -13,7 +13,7 @@ import numpy as np
 from data_gen.drafting.lookup import LookupIndex
 from data_gen.features.numbers import CAPS, DECAYS_D, PRECEDENTS, ROOM, SOURCES, Array, averaged, empty_table, longer
 from data_gen.models.sampling import Sampling
-from selector.jit import jit, key_of, slot
+from selector.jit import jit, key_of, put, slot
 from selector.schema import PRECEDENT_LENGTHS, TEXT_SCALARS
 
 GIVEN = 4  # scalars before the match: context length, requests, sampling setting
@@ -136,7 +136,7 @@ def text_scalars(
     new_D = averaged(known.sums_22D[1], decays_D, _read_on(tokens_N, known, 1 + precedent_lengths[-1]))
     source, match = sources_N[N - 1], matches_N[N - 1]
     found_F[0], found_F[at] = N, min(match, longest_match)
-    at = _put(found_F, at + 1, means_D)
+    at = put(found_F, at + 1, means_D)
     found_F[at] = min(state[COPIED], longest_match)
     found_F[at + 1] = min(state[STEADY], longest_match)
     found_F[at + 2] = 1.0 if 0 <= source < start - 1 else 0.0
@@ -148,19 +148,10 @@ def text_scalars(
     third = sources_N[second] if second >= 0 else -1
     found_F[at + 2] = min(found_F[at + 1], alike_after(tokens_N, source, third, longest_lookup))
     precedents(found_F, at + 3, tokens_N, source, known.keys_C, known.counts_C, precedent_lengths, most_seen)
-    at, like = _put(found_F, at + 3 + 2 * len(precedent_lengths), new_D), _like(match)
+    at, like = put(found_F, at + 3 + 2 * len(precedent_lengths), new_D), _like(match)
     for part in range(2):  # shrunk to what is usual in this text
         total, weight = known.by_match_4M[2 * part, like], known.by_match_4M[2 * part + 1, like]
         found_F[at + part] = (total + 2 * means_D[-1]) / (weight + 2)
-
-
-@jit
-def _put(found_F: Array, at: int, values_D: Array) -> int:
-    """Write values from a position on; returns the one after them. Numba compiles assignments to slices for seconds."""
-    for value in values_D:
-        found_F[at] = value
-        at += 1
-    return at
 
 
 @jit

@@ -189,19 +189,31 @@ def _outputs(scalars_F: Array, states_D: Array, network: Network) -> Array:
         state = states_D[begin : begin + network.widths[i]]
         block = values_I[F + i * projected : F + (i + 1) * projected]
         at = _linear(numbers_N, at, state, block)
-        block -= block.mean()
-        block /= np.sqrt((block * block).mean() + np.float32(EPSILON))
-        block *= numbers_N[at : at + projected]
-        block += numbers_N[at + projected : at + 2 * projected]
+        _normalise(block, numbers_N[at : at + projected], numbers_N[at + projected : at + 2 * projected])
         at, begin = at + 2 * projected, begin + network.widths[i]
     outputs_H = values_I
     for layer in range(len(network.sizes)):
         if layer > 0:
-            outputs_H = np.maximum(outputs_H, np.float32(0)) if len(network.sums_KU) else _gelu(outputs_H)
+            for h in range(len(outputs_H)):
+                value = outputs_H[h]
+                outputs_H[h] = max(value, np.float32(0)) if len(network.sums_KU) else _gelu(value)
         outputs_O = np.empty(network.sizes[layer], np.float32)
         at = _linear(numbers_N, at, outputs_H, outputs_O)
         outputs_H = outputs_O
     return outputs_H
+
+
+@jit
+def _normalise(values_O: Array, weights_O: Array, biases_O: Array) -> None:
+    """Apply a layer norm. Its loops compile in a quarter of the time of array expressions."""
+    number, total, squares = np.float32(len(values_O)), np.float32(0), np.float32(0)
+    for value in values_O:
+        total += value
+    for value in values_O:
+        squares += (value - total / number) ** 2
+    scale = np.sqrt(squares / number + np.float32(EPSILON))
+    for o in range(len(values_O)):
+        values_O[o] = (values_O[o] - total / number) / scale * weights_O[o] + biases_O[o]
 
 
 @jit

@@ -123,7 +123,6 @@ class Timed:
     verifier: str
     profile: LatencyProfile
     given_space: ActionSpace | None = None  # that of the texts if None
-    _tables: dict[tuple[str, ...], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def space(self) -> ActionSpace:
@@ -165,10 +164,7 @@ class Timed:
         return torch.tensor([late.at(0, tokens) for tokens in range(late.sizes[-1] + 1)], dtype=torch.float64)
 
     def _table(self, feature_levels: Sequence[str]) -> tuple[Tensor, Tensor]:
-        levels = tuple(feature_levels)
-        if levels not in self._tables:  # tuning asks for the same tables many times
-            self._tables[levels] = self.profile.table(self.space.actions, self.verifier, levels, self.setting)
-        return self._tables[levels]
+        return self.profile.table(self.space.actions, self.verifier, feature_levels, self.setting)
 
 
 def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor) -> Texts:
