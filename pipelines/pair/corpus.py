@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import tokenize
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ def kind_of(name: str, text: str) -> str:
     return "data" if literals > 0.6 * len(lines) else "code"
 
 
+@cache
 def prose_of(text: str) -> str:
     """The docstrings and comments of a module, in order, as running text."""
     pieces: list[tuple[int, str]] = []

@@ -205,7 +205,7 @@ def _outputs(scalars_F: Array, states_D: Array, network: Network) -> Array:
 
 @jit
 def _normalise(values_O: Array, weights_O: Array, biases_O: Array) -> None:
-    """Apply a layer norm. Its loops compile in a quarter of the time of array expressions."""
+    """Apply a layer norm, in loops, because array expressions take Numba seconds to compile."""
     number, total, squares = np.float32(len(values_O)), np.float32(0), np.float32(0)
     for value in values_O:
         total += value

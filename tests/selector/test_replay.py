@@ -17,10 +17,10 @@ from data_gen.drafting.sampled import draft_lookup
 from data_gen.text_labels.labels import TextLabeller
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier
-from selector.actions import Action, ActionSpace, Lookup
+from selector.actions import ActionSpace, Lookup
 from selector.train.replay import Lateness, Replayed, lawful, outcomes, replay
-from selector.train.tuning import StaticTable
 from tests.data_gen.worlds import normalised
+from tests.selector.synthetic import some_survivals
 
 SPACE = ActionSpace(2, 1, 2)
 COPYING = ActionSpace(2, 1, 2, (1, 3))
@@ -224,140 +224,6 @@ def test_replay_of_drawn_texts_and_siblings_is_a_simulated_decoder(name: str) ->
     assert (error_2 < 0.02 * simulated_X2.mean(0)).all()  # close enough to tell
     other = replayed(survivals_XRS.roll(1, dims=1), texts)  # labels of the wrong roots: noticed
     assert not ((other.steps_X.mean() - simulated_X2[:, 1].mean()).abs() < 4 * error_2[1])
-
-
-def some_survivals(sizes: list[int], space: ActionSpace, seed: int) -> Tensor:
-    """Survivals that fall with depth in every tree of the space, and in lookups, whose labels are 0 or 1."""
-    generator = torch.Generator().manual_seed(seed)
-    falling_RS = torch.rand(sum(sizes), len(space.sums_SA), generator=generator, dtype=torch.float64)
-    survivals_RS = falling_RS.clone()
-    survivals_RS[:, : space.depth] = falling_RS[:, : space.depth].cumprod(-1)
-    survivals_RS[:, space.tree_survivals :] = (falling_RS[:, space.tree_survivals :] > 0.3).double().cumprod(-1)
-    branches = survivals_RS[:, space.depth : space.tree_survivals].unflatten(
-        1, (space.max_K - 1, space.max_L1 + 1, space.max_L2)
-    )
-    for L1 in range(space.max_L1 + 1):
-        above_R = survivals_RS[:, L1 - 1] if L1 else torch.ones(sum(sizes), dtype=torch.float64)
-        branches[:, :, L1] = branches[:, :, L1].cumprod(-1) * above_R[:, None, None]
-    return survivals_RS
-
-
-def walked(
-    survivals_RS: Tensor, action_R: Tensor, seconds_R: Tensor, sizes: list[int], space: ActionSpace
-) -> list[tuple[float, float, float]]:
-    """Tokens, seconds and steps of each text, as the formula of `selector.train.replay` says it."""
-    law_RJ, found, begin = outcomes(survivals_RS, action_R, space), [], 0
-    for size in sizes:
-        begins_N, tokens, seconds, steps = torch.zeros(size + law_RJ.shape[1] + 1, dtype=torch.float64), 0.0, 0.0, 0.0
-        begins_N[0] = 1
-        for n in range(size):
-            here = float(begins_N[n])
-            for more, probability in enumerate(law_RJ[begin + n].tolist(), 1):
-                begins_N[n + more] += here * probability
-                tokens += here * probability * min(more, size - n)
-            seconds, steps = seconds + here * float(seconds_R[begin + n]), steps + here
-        found.append((tokens, seconds, steps))
-        begin += size
-    return found
-
-
-def test_replay_is_the_walk_along_every_text() -> None:
-    """Texts of different lengths, one of them without a root; a lookup may reach further than any tree."""
-    sizes, space = [7, 1, 0, 12], ActionSpace(3, 2, 2, (2, 6))
-    size_X, survivals_RS = torch.tensor(sizes), some_survivals(sizes, space, seed=6)
-    generator = torch.Generator().manual_seed(7)
-    seconds_RA = torch.rand(sum(sizes), len(space), generator=generator) + 0.5
-    static = torch.stack(StaticTable.of_labels(survivals_RS, seconds_RA, size_X, space, range(len(space))), dim=-1)
-    for a in range(len(space)):
-        action_R = torch.full((sum(sizes),), a)
-        expected = torch.tensor(walked(survivals_RS, action_R, seconds_RA[:, a], sizes, space), dtype=torch.float64)
-        torch.testing.assert_close(static[:, a], expected, rtol=1e-6, atol=1e-12)
-    chosen = [4, 0, len(space) - 1]
-    assert torch.equal(
-        torch.stack(StaticTable.of_labels(survivals_RS, seconds_RA, size_X, space, chosen), -1), static[:, chosen]
-    )
-    mixed_R = torch.randint(len(space), (sum(sizes),), generator=generator)
-    seconds_R = seconds_RA.gather(-1, mixed_R.unsqueeze(-1))[:, 0]
-    mine = replay(survivals_RS, mixed_R, seconds_R, size_X, space)
-    expected = torch.tensor(walked(survivals_RS, mixed_R, seconds_R, sizes, space), dtype=torch.float64)
-    found = torch.stack([mine.tokens_X, mine.seconds_X, mine.steps_X], dim=-1)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
-    assert mine.tokens_X.tolist() == pytest.approx(sizes, rel=1e-6)
-    assert float(mine.visits_R.sum()) == pytest.approx(float(mine.steps_X.sum()))
-
-
-def test_outcomes_are_a_law_whose_mean_is_the_label() -> None:
-    space = ActionSpace(3, 2, 2, (2, 6))
-    survivals_RS = some_survivals([len(space)], space, seed=9)
-    action_R = torch.arange(len(space))
-    law_RJ = outcomes(survivals_RS, action_R, space)
-    assert law_RJ.shape == (len(space), space.deepest + 1)
-    assert torch.allclose(law_RJ.sum(-1), torch.ones(len(space), dtype=torch.float64), atol=1e-14)
-    assert (law_RJ >= 0).all()
-    mean_R = law_RJ @ torch.arange(1, space.deepest + 2, dtype=torch.float64)
-    assert torch.allclose(mean_R, space.efficiencies(survivals_RS).diagonal(), atol=1e-14)
-    for a, action in enumerate(space):
-        depth = action.length if isinstance(action, Lookup) else action.L1 + action.L2
-        assert (law_RJ[a, depth + 1 :] == 0).all()
-        assert not isinstance(action, Lookup) or law_RJ[a].max() == 1  # certain
-
-
-def test_replay_of_a_text_worked_by_hand() -> None:
-    """Four tokens, three roots, chains of one token.
-
-    p of the text's next tokens is 0.5, 0.8, 0.5 and q is 0.4, 0.2, 0.6, so that a chain of one is accepted with
-    S = min(1, q/p) = 0.8, 0.25, 1. With that chain at every root:
-
-        D(0) = 1
-        D(1) = D(0) (1 - 0.8)                 = 0.2
-        D(2) = D(0) 0.8 + D(1) (1 - 0.25)     = 0.95
-        tokens  = 1 x 1.8 + 0.2 x 1.25 + 0.95 x 1 = 3
-        seconds = 1 x 10 + 0.2 x 20 + 0.95 x 40   = 52
-
-    Of the two tokens of a step from the last root only one is the text's. With nothing drafted at the first two roots
-    every root is visited: 1 + 1 + 1 tokens in 3 steps.
-    """
-    space = ActionSpace(1, 1, 0)
-    labeller = TextLabeller(torch.tensor([0, 1, 0, 1]), ["naive"], space=space)
-    p_TV = torch.tensor([[0.5, 0.5], [0.8, 0.2], [0.5, 0.5], [1.0, 0.0]], dtype=torch.float64)
-    q_TV = torch.tensor([[0.6, 0.4], [0.2, 0.8], [0.4, 0.6], [0.0, 1.0]], dtype=torch.float64)
-    labeller.add(p_TV, q_TV)
-    survivals_RS = labeller.survivals()[0]
-    assert torch.allclose(survivals_RS[:, 0], torch.tensor([0.8, 0.25, 1.0], dtype=torch.float64), atol=1e-15)
-    nothing, chain = space.index(Action(1, 0, 0)), space.index(Action(1, 1, 0))
-    seconds_R, size_X = torch.tensor([10.0, 20.0, 40.0]), torch.tensor([3])
-    drafted = replay(survivals_RS, torch.full((3,), chain), seconds_R, size_X, space)
-    assert drafted.visits_R.tolist() == pytest.approx([1, 0.2, 0.95])
-    assert drafted.tokens_X.tolist() == pytest.approx([3])
-    assert drafted.seconds_X.tolist() == pytest.approx([52])
-    assert drafted.steps_X.tolist() == pytest.approx([2.15])
-    assert drafted.speed == pytest.approx(3 / 52)
-    assert drafted.block_efficiency == pytest.approx(3 / 2.15)
-    late = replay(survivals_RS, torch.tensor([nothing, nothing, chain]), seconds_R, size_X, space)
-    assert late.visits_R.tolist() == pytest.approx([1, 1, 1])
-    assert late.tokens_X.tolist() == pytest.approx([3])
-    assert late.seconds_X.tolist() == pytest.approx([70])
-    passes_R, seconds_M = torch.tensor([False, False, True]), torch.tensor([0.0, 3.0, 5.0], dtype=torch.float64)
-    given = survivals_RS, torch.tensor([nothing, nothing, chain]), seconds_R, size_X, space
-    assert replay(*given, Lateness(passes_R, seconds_M)).seconds_X.tolist() == pytest.approx([75])  # two tokens missed
-
-
-def test_texts_do_not_mix() -> None:
-    """Each text of a set is replayed as if alone, whatever stands beside it."""
-    sizes, space = [4, 9, 2], SPACE
-    survivals_RS = some_survivals(sizes, space, seed=10)
-    generator = torch.Generator().manual_seed(11)
-    action_R = torch.randint(0, len(space), (15,), generator=generator)
-    seconds_R = torch.rand(15, generator=generator, dtype=torch.float64)
-    together = replay(survivals_RS, action_R, seconds_R, torch.tensor(sizes), space)
-    start = 0
-    for x, size in enumerate(sizes):
-        own = slice(start, start + size)
-        alone = replay(survivals_RS[own], action_R[own], seconds_R[own], torch.tensor([size]), space)
-        assert torch.allclose(alone.visits_R, together.visits_R[own], atol=1e-15)
-        for name in ("tokens_X", "seconds_X", "steps_X"):
-            assert float(getattr(alone, name)) == pytest.approx(float(getattr(together, name)[x]), abs=1e-14)
-        start += size
 
 
 def drawn_survivals(name: str, siblings: int | None, count: int = 300, space: ActionSpace = SPACE) -> Tensor:
