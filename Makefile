@@ -22,13 +22,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 install: $(INSTALLED) ## create .venv and install everything into it
 
-demo: $(INSTALLED) ## the whole pipeline on a small pair, seven to eight minutes on 2 slow cores: ends with a verdict and a report
+demo: $(INSTALLED) ## the whole pipeline on a small pair, six to seven minutes on 2 cores: ends with a verdict and a report
 	$(ESPALIER) demo --config $(CONFIG) $(ARGS)
 
 pair: $(INSTALLED) ## check that the pair loads, or train one (pair.embedded), and write the prompts (CONFIG=..., ARGS="section.key=value")
 	$(ESPALIER) pair --config $(CONFIG) $(ARGS)
 
-embedded-pair: $(INSTALLED) ## train the pair that comes with Espalier anew, over an hour
+embedded-pair: $(INSTALLED) ## train the pair that comes with Espalier anew, one to three hours
 	$(ESPALIER) pair --config configs/embedded_pair.yaml $(ARGS)
 	$(VENV)/bin/python -m pipelines.pair.shipping configs/embedded_pair.yaml
 

@@ -12,7 +12,7 @@ from transformers import Gemma3TextConfig
 from data_gen import timing
 from pipelines.cli import run
 from pipelines.config import load_config
-from pipelines.latency.stage import summary
+from pipelines.latency.stage import summary, unsteady
 from pipelines.pair.loading import load_pair
 from pipelines.quick.machine import assumed, contradiction, passes
 from pipelines.quick.sizes import Sizes
@@ -62,6 +62,12 @@ def test_a_busy_machine_is_noticed() -> None:
     assert timing.disturbance(torch.device("cpu"), (whole, own - 900)) == ""
     assert timing.disturbance(torch.device("cpu"), (whole - 900, own)).startswith("other programs had this core for ")
     assert timing.disturbance(torch.device("cuda"), (whole - 900, own)) == ""
+
+
+def test_predictions_that_miss_the_measured_steps_are_noticed() -> None:
+    near, far = ([{"ratio": 1 + sign * share} for sign in (1, -1)] for share in (0.08, 0.16))
+    assert unsteady([]) == unsteady(near) == ""
+    assert unsteady([*near, *far]).startswith("predicted step times are 12% away")
 
 
 def test_other_stages_want_weights(shapes: list[str]) -> None:
