@@ -24,6 +24,7 @@ SMALL = [
     *SMALL_PAIR,
     "prompts.tokens=12",
     "prompts.tasks=0",
+    "prompts.validation=0.2",
     "verifiers=[specinfer,traversal,lifted_uniform]",
     "sampling=[{temperature: 0.0}, {temperature: 0.2}, {temperature: 1.0}]",
     f"data.texts={TEXTS}",
