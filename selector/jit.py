@@ -1,7 +1,7 @@
 """Functions that Numba compiles, because each call of torch or NumPy between two model passes costs microseconds.
 
-Together they take half a minute to compile, so compiled code is kept on disk until the file of the function, or of one
-that it calls, changes. Constants of other files are therefore passed as arguments.
+Together they take a quarter of a minute to compile, so compiled code is kept on disk until the file of the function, or
+of one that it calls, changes. Constants of other files are therefore passed as arguments.
 
 Legend: C slots, F scalars, D some of them.
 """

@@ -132,7 +132,7 @@ def test_prompts_of_too_few_sources_are_found_where_they_are_read(
     (tmp_path / "few.jsonl").write_text("".join(json.dumps({"text": f"text number <{n}>"}) + "\n" for n in range(3)))
     options = [*overrides(here)[:2], f"prompts.file={tmp_path / 'few.jsonl'}", "prompts.tokens=64", "name=few"]
     message = failure(capsys, monkeypatch, "pair", *options)
-    assert "few.jsonl: prompts.validation=0.2, prompts.test=0.25: none of the 3 sources falls to " in message
+    assert "few.jsonl: prompts.validation=0.3, prompts.test=0.25: none of the 3 sources falls to " in message
 
 
 def test_mistakes_of_the_sets_are_named(
