@@ -149,7 +149,7 @@ def test_what_decoding_accepted_is_what_the_labels_say(demo: tuple[Path, str]) -
     assert all(abs(float(z)) < 4 for _, _, z in found)
     assert sum(int(steps) for _, steps, _ in found) >= 15
     (unlikely,) = re.findall(r"data: (\S+)% of the tokens had a probability below 0.001; (\S+)% are to be", demo[1])
-    assert abs(float(unlikely[0]) - float(unlikely[1])) < 1.2  # four standard deviations for 5,000 tokens
+    assert abs(float(unlikely[0]) - float(unlikely[1])) < 1.2  # four binomial standard deviations of 5,000 tokens
 
 
 def test_provenance_stands_beside_every_output(demo: tuple[Path, str]) -> None:
