@@ -20,7 +20,7 @@ def test_a_new_feature_is_replayed_on_traces_that_were_made_without_it(demo: tup
         shutil.copytree(ROOT / room, code / room, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(demo[0], folder)
     (change,) = re.findall(r"```diff\n(.*?)```", PAGE, flags=re.DOTALL)
-    subprocess.run(["patch", "-p1"], cwd=code, input=change, text=True, check=True)
+    subprocess.run(["patch", "-p1", "--fuzz=0"], cwd=code, input=change, text=True, check=True)
     (line,) = re.findall(r"^.venv/bin/python (-m pipelines.studies.features .*)$", PAGE, flags=re.MULTILINE)
     _, module, config, name = shlex.split(line)
     command = [sys.executable, "-m", module, str(ROOT / config), name, *SMALL]
