@@ -245,9 +245,7 @@ class ModelPair:
         Raises:
             InputError: a model is missing or not readable, or cannot pass token trees; or the vocabularies differ.
         """
-        check_device(device)
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = resolve_device(device)
         names = target, draft
         for name, role in zip(names, ROLES, strict=True):
             if not shapes and is_shape(name):
@@ -323,9 +321,12 @@ def without_own_settings(*models: PreTrainedModel) -> Iterator[None]:
             model.generation_config = config
 
 
-def check_device(device: str) -> None:
-    """InputError unless torch has the device here."""
+def resolve_device(device: str) -> str:
+    """The torch device that is meant: "auto" takes a GPU where there is one. InputError unless torch has it here."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device="cpu" if device == "auto" else device)
+        torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"pair.device: {device} is not available here") from error
+    return device

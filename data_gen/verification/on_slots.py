@@ -104,7 +104,7 @@ def check_on_slots(verifier: Verifier) -> None:
 def _top_down(verifier: TopDown, layout: Layout, merged: Merged, rows: SlotRows) -> Tensor:
     """P(accepted slot), with all nodes at once: what a solver does at a node does not depend on the others."""
     steps_S = torch.zeros(layout.size, dtype=torch.float64, device=rows.device)  # P(parent -> slot)
-    steps_S[0] = 1.0
+    steps_S[:1] = 1.0  # setting one element would copy it from the host
     if layout.inner > 0:
         inner = slice(0, layout.inner)
         entries_ME = merged.entries_SE[inner]
@@ -123,7 +123,7 @@ def _bottom_up(verifier: BottomUp, layout: Layout, merged: Merged, rows: SlotRow
     parents_S = merged.first_S[layout.parents_S.clamp(min=0)]
     ratio_S = divide(*rows.at(parents_S).at(merged.tokens_S.clamp(min=0).unsqueeze(-1)))[:, 0]
     weights_S = torch.zeros(layout.size, dtype=torch.float64, device=rows.device)
-    weights_S[0] = 1.0
+    weights_S[:1] = 1.0
     for slot in range(1, layout.L1 + 1):
         weights_S[slot] = (weights_S[slot - 1] * ratio_S[slot]).clamp(max=1)
     finals_S = torch.zeros_like(weights_S)  # a node's own weight once its children are rejected

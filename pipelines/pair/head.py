@@ -79,7 +79,7 @@ def _passed(head: Any, target: Any, batch_BT: Tensor) -> tuple[Tensor, Tensor]:
     with torch.no_grad(), recorded(target, [*head.target_layer_ids, last]) as seen:
         logits_BTV = target(batch_BT).logits.float()
     states_BTA = torch.cat([seen[number] for number in head.target_layer_ids], dim=-1)
-    tokens_BT, texts = batch_BT[:, 1:], torch.arange(len(batch_BT)).unsqueeze(-1)
+    tokens_BT, texts = batch_BT[:, 1:], torch.arange(len(batch_BT), device=batch_BT.device).unsqueeze(-1)
     counted_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
     counted_BT[:, -DEPTHS:] = False  # their chains would run into the next text
     _, loss, _ = head(
@@ -87,7 +87,7 @@ def _passed(head: Any, target: Any, batch_BT: Tensor) -> tuple[Tensor, Tensor]:
         tokens_BT.reshape(1, -1),
         texts.expand_as(tokens_BT).reshape(1, -1),
         counted_BT.view(1, -1),
-        (torch.arange(1, batch_BT.shape[1]).repeat(len(batch_BT))).unsqueeze(0),
+        torch.arange(1, batch_BT.shape[1], device=batch_BT.device).repeat(len(batch_BT)).unsqueeze(0),
         seen[last][:, 1:].flatten(0, 1).unsqueeze(0),
         ttt_steps=DEPTHS,
         ttt_step_loss_decay=DECAY,

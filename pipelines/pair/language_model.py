@@ -19,7 +19,7 @@ import timeit
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -115,9 +115,12 @@ def vocabulary_of(embedded: Embedded) -> int:
     return min(VOCABULARY, PER_WIDTH * embedded.hidden)
 
 
-def load(folder: Path, context: int) -> LlamaForCausalLM:
+def load(folder: Path, context: int, device: str = "cpu") -> LlamaForCausalLM:
     """A trained model in float32."""
-    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention(context))
+    kind = attention(context)
+    model: Any = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=kind)
+    loaded: LlamaForCausalLM = model.to(device)
+    return loaded
 
 
 def build_model(embedded: Embedded, layers: int, vocabulary: int, eos: int, seed: int) -> LlamaForCausalLM:
@@ -213,8 +216,10 @@ def distillation_loss(target: LlamaForCausalLM) -> Loss:
     return loss
 
 
-def multiplies_faster_in_bfloat16() -> bool:
-    """Whether this CPU has instructions for bfloat16; without them it is much slower than in float32."""
+def multiplies_faster_in_bfloat16(device: torch.device) -> bool:
+    """GPUs do; of CPUs those with instructions for bfloat16, without which it is much slower than in float32."""
+    if device.type != "cpu":
+        return True
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         matrix = torch.ones(256, 256, dtype=dtype)
@@ -232,7 +237,8 @@ def train(
     checkpoint: Path,
     on_step: Callable[[int, float], None],
 ) -> None:
-    """AdamW with warm-up and cosine decay, on random windows of the stream; in bfloat16 where that is faster.
+    """AdamW with warm-up and cosine decay, on random windows of the stream and the model's device; in bfloat16 where
+    that is faster.
 
     After an interruption it continues from `checkpoint`, which the caller removes.
 
@@ -244,22 +250,22 @@ def train(
     Raises:
         InputError: training diverges.
     """
-    rate, betas = schedule.learning_rate, (0.9, 0.95)
+    rate, betas, device = schedule.learning_rate, (0.9, 0.95), model.device
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=betas, weight_decay=0.1, fused=True)
     done = _resumed(model, optimiser, checkpoint)
     model.train()
-    bfloat16, saved = multiplies_faster_in_bfloat16(), time.monotonic()
+    bfloat16, saved = multiplies_faster_in_bfloat16(device), time.monotonic()
     if schedule.steps >= COMPILED:
         loss_fn = torch.compile(loss_fn)
     for step in range(done, schedule.steps):
         # each step has its own generator, so that a resumed run draws the windows of an uninterrupted one
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         starts = torch.randint(len(stream) - context - 1, (schedule.batch, 1), generator=generator)
-        batch_BT = stream[starts + torch.arange(context + 1)]
+        batch_BT = stream[starts + torch.arange(context + 1)].to(device)
         cosine = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step / schedule.steps)))
         for group in optimiser.param_groups:
             group["lr"] = schedule.learning_rate * min(1.0, (step + 1) / 50) * cosine
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
             loss = loss_fn(model, batch_BT)
         if not math.isfinite(loss.item()):
             raise InputError(f"pair.embedded: the loss is {loss.item()} at step {step + 1}: choose other sizes")
@@ -280,7 +286,7 @@ def _resumed(model: LlamaForCausalLM, optimiser: torch.optim.Optimizer, checkpoi
     """Load the weights and the optimiser's state of an interrupted run; returns the steps that it has done."""
     if not checkpoint.exists():
         return 0
-    state = torch.load(checkpoint, weights_only=True)
+    state = torch.load(checkpoint, map_location=model.device, weights_only=True)
     model.load_state_dict(state["model"])
     optimiser.load_state_dict(state["optimiser"])
     return int(state["step"])
@@ -295,7 +301,7 @@ def windows(stream: torch.Tensor, context: int) -> torch.Tensor:
 @torch.no_grad()
 def mean_overlap(target: LlamaForCausalLM, draft: LlamaForCausalLM, stream: torch.Tensor, context: int) -> float:
     """Mean of `sum_x min(p(x), q(x))` at temperature 1 over 32 evenly spaced windows of held-out text."""
-    batch_BT = windows(stream, context)
+    batch_BT = windows(stream, context).to(target.device)
     p, q = (model(batch_BT).logits.float().softmax(-1) for model in (target, draft))
     return torch.minimum(p, q).sum(-1).mean().item()
 

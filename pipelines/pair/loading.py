@@ -12,7 +12,7 @@ import torch
 
 from data_gen.models.checkpoints import hidden_width, load_tokenizer, model_positions
 from data_gen.models.heads import check_head, check_head_config, load_pair_with_head
-from data_gen.models.pair import ROLES, ModelPair, check_device
+from data_gen.models.pair import ROLES, ModelPair, resolve_device
 from data_gen.models.self_check import check_model
 from data_gen.models.vocabulary import check_same_vocabulary
 from data_gen.texts.labelled import BEYOND, DEPTH, Recipe
@@ -96,7 +96,7 @@ def check_before_loading(config: Config) -> None:
     """Check a given pair as far as that needs no weights: its device, tokenizers and positions; InputError as
     `load_pair`."""
     names = pair_names(config)
-    check_device(config.pair.device)
+    resolve_device(config.pair.device)
     if config.pair.head:
         check_head_config(names[1], names[0])
         _check_positions(config, model_positions(names[0], "target"))

@@ -41,7 +41,7 @@ def inside_loops(tokens: Sequence[int]) -> list[bool]:
 def loss_without_loops(model: LlamaForCausalLM, batch_BT: torch.Tensor) -> torch.Tensor:
     """Cross-entropy in nats per token, on texts [B, T] and on random runs that come twice, and the unlikelihood."""
     tokens, vocabulary = batch_BT.shape[1], model.config.vocab_size
-    random_1T = repeats(tokens, vocabulary, tokens // 2, int(batch_BT.sum()))[None, :tokens]
+    random_1T = repeats(tokens, vocabulary, tokens // 2, int(batch_BT.sum()))[None, :tokens].to(model.device)
     on_text = next_token_loss(model, batch_BT) + unlikelihood(model, batch_BT)
     return (1 - REPEATS) * on_text + REPEATS * next_token_loss(model, random_1T)
 
@@ -55,7 +55,7 @@ def unlikelihood(model: LlamaForCausalLM, batch_BT: torch.Tensor) -> torch.Tenso
     prompts_PT = batch_BT[:, : batch_BT.shape[1] // window * window].reshape(-1, window)[:, : window // 2]
     texts_PW = _continued(model, prompts_PT, window)
     new = prompts_PT.shape[1]
-    looped_PT = torch.tensor([inside_loops(text) for text in texts_PW[:, new:].tolist()])
+    looped_PT = torch.tensor([inside_loops(text) for text in texts_PW[:, new:].tolist()], device=model.device)
     logits = model(texts_PW[:, :-1]).logits[:, new - 1 :].float()
     log_p_PT = -F.cross_entropy(logits.transpose(1, 2), texts_PW[:, new:], reduction="none")
     unlikely_PT = -torch.log1p(-log_p_PT.exp().clamp(max=1 - 1e-6))
@@ -66,7 +66,7 @@ def unlikelihood(model: LlamaForCausalLM, batch_BT: torch.Tensor) -> torch.Tenso
 def _continued(model: LlamaForCausalLM, prompts_PT: torch.Tensor, length: int) -> torch.Tensor:
     """Prompts with their greedy continuations, [P, length]; the end of a text does not end them."""
     attends, generate = torch.ones_like(prompts_PT), cast(Any, model).generate
-    with torch.autocast("cpu", enabled=False):
+    with torch.autocast(model.device.type, enabled=False):
         texts_PW: torch.Tensor = generate(
             prompts_PT, attention_mask=attends, do_sample=False, min_length=length, max_length=length
         )

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data_gen.models.heads import load_head, require_library
+from data_gen.models.pair import resolve_device
 from pipelines.config import Config, Embedded
 from pipelines.pair import corpus, head, language_model, loops, prompt_writing, tasks
 from pipelines.pair.loading import depends, load_pair, tokenizer_of
@@ -123,10 +124,10 @@ def train_embedded(
 ) -> None:
     """Train the tokenizer, the target, and the draft distilled from it, unless they are finished."""
     models = folder / "models"
-    kept = models / "corpus.checkpoint"
+    kept, device = models / "corpus.checkpoint", resolve_device(config.pair.device)
     with console.status("encoding the corpus"):
         encoded = _encoded(embedded, config.seed, files, kept)
-    trained = partial(_trained, embedded, config.seed, encoded, models)
+    trained = partial(_trained, embedded, config.seed, encoded, models, device)
     if embedded.loop_steps:
         base = trained("base", language_model.next_token_loss)
         target = trained("target", loops.loss_without_loops, base)
@@ -155,15 +156,15 @@ def train_embedded(
 def train_head(config: Config, embedded: Embedded, files: list[corpus.SourceFile], folder: Path, mlflow: Any) -> None:
     """Train a head for the embedded target, on what its draft was trained on, unless it is finished."""
     name, models = config.pair.names[0], folder / "models"
-    kept = models / "corpus.checkpoint"
+    kept, device = models / "corpus.checkpoint", resolve_device(config.pair.device)
     with console.status("encoding the corpus"):
         encoded = _encoded(embedded, config.seed, files, kept, PreTrainedTokenizerFast.from_pretrained(name))
-    target = language_model.load(Path(name), embedded.context)
+    target = language_model.load(Path(name), embedded.context, device)
     if not (models / "head" / "config.json").exists():
         fresh = head.new_head(name, config.seed)
-        _train(embedded, config.seed, encoded, models / "head", fresh, head.head_loss(target))
-    trained = load_head(str(models / "head"), name, "cpu", torch.float32)
-    overlaps = head.overlaps(trained, target, language_model.windows(encoded[2], embedded.context))
+        _train(embedded, config.seed, encoded, models / "head", device, fresh, head.head_loss(target))
+    trained = load_head(str(models / "head"), name, device, torch.float32)
+    overlaps = head.overlaps(trained, target, language_model.windows(encoded[2], embedded.context).to(device))
     found = f"mean overlap on held-out text by depth: {', '.join(f'{each:.3f}' for each in overlaps)}"
     console.print(f"[bold]pair[/]: {found}")
     parameters = {"target": target.num_parameters(), "head": trained.num_parameters()}
@@ -179,6 +180,7 @@ def _trained(
     seed: int,
     encoded: Corpus,
     folder: Path,
+    device: str,
     role: str,
     loss_fn: language_model.Loss,
     start: LlamaForCausalLM | None = None,
@@ -189,12 +191,18 @@ def _trained(
         model = language_model.build_model(embedded, layers, len(tokenizer), tokenizer.eos_token_id, seed)
         if start is not None:
             language_model.begin_with(model, start)
-        _train(embedded, seed, encoded, folder / role, model, loss_fn)
-    return language_model.load(folder / role, embedded.context)
+        _train(embedded, seed, encoded, folder / role, device, model, loss_fn)
+    return language_model.load(folder / role, embedded.context, device)
 
 
 def _train(
-    embedded: Embedded, seed: int, encoded: Corpus, folder: Path, model: Any, loss_fn: language_model.Loss
+    embedded: Embedded,
+    seed: int,
+    encoded: Corpus,
+    folder: Path,
+    device: str,
+    model: Any,
+    loss_fn: language_model.Loss,
 ) -> None:
     """Train a model, go on where a run was interrupted, and write it with its tokenizer to a folder of its role."""
     (tokenizer, stream, _), role = encoded, folder.name
@@ -208,7 +216,7 @@ def _train(
         def on_step(step: int, loss: float) -> None:
             bar.update(task, completed=step, note=f"loss {loss:.3f}")
 
-        language_model.train(model, loss_fn, stream, schedule, embedded.context, seed, checkpoint, on_step)
+        language_model.train(model.to(device), loss_fn, stream, schedule, embedded.context, seed, checkpoint, on_step)
     with atomically(folder) as path:
         model.save_pretrained(path)
         tokenizer.save_pretrained(path)

@@ -240,13 +240,14 @@ def test_what_is_refused(pair: ModelPair) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_recorded_step_is_the_same_step() -> None:
+@pytest.mark.parametrize("verifier", [cls.name for cls in ON_SLOTS])
+def test_a_recorded_step_is_the_same_step(verifier: str) -> None:
     """The step as a CUDA graph writes what the same work writes when it is queued anew."""
     own = pair_of("Llama", dtype=torch.float32)
     for model in (own.target, own.draft):
         model.cuda()
     texts = [
-        GraphDecoder(own, Sampling(1.0), get_verifier("traversal"), any_of_them(), 80, recorded=recorded)
+        GraphDecoder(own, Sampling(1.0), get_verifier(verifier), any_of_them(), 80, recorded=recorded)
         .decode(PROMPT, 60, torch.Generator(device="cuda").manual_seed(1))
         .tokens
         for recorded in (False, True)
