@@ -52,8 +52,8 @@ class Data(Section):
     workers: int | None = Field(
         None,
         ge=1,
-        description="processes that make shards: without Ray on a CPU, where null is one; with Ray, where null is one "
-        "per GPU, or as many as the cores allow",
+        description="processes that make shards; null: one, or with Ray one per GPU or as many as the cores allow. "
+        "Without Ray, a GPU always has one",
     )
     gpus_per_worker: int = Field(
         1, ge=1, description="GPUs of one worker; more than 1 for a target that pair.device_map spreads"

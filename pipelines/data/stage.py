@@ -61,9 +61,8 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
 def run(config: Config) -> None:
     pair: Any = load_pair(config)
     fingerprint, folder = pair.fingerprint, traces_folder(config)
-    elsewhere = config.data.ray is not None or (config.data.workers or 1) > 1
-    if elsewhere and config.data.ray is None and pair.device.type == "cuda":
-        raise InputError("data.workers: several processes with GPUs need Ray: data.ray=local")
+    several = (config.data.workers or 1) > 1
+    elsewhere = config.data.ray is not None or (several and pair.device.type == "cpu")
     stage = stage_of(config, fingerprint)
     work = shards(config, pair)
     store = TraceStore(folder, stage.depends)  # raises where there are traces of other inputs
@@ -72,6 +71,8 @@ def run(config: Config) -> None:
         return
     stage.replace()
     stage.say(size_line(config))
+    if several and not elsewhere:
+        stage.say("one process makes the shards: several with GPUs need Ray (data.ray=local)")
     spent = _Spent(config)
     for name in set(work) - set(todo):
         spent.judge(Plausibility(**store.manifest["shards"][name]["plausibility"]))
