@@ -21,7 +21,7 @@ class Section(BaseModel):
 
 
 class Embedded(Section):
-    """An embedded pair of your own: two Llamas, trained on the standard library of the running Python, on `pair.device`.
+    """An embedded pair of your own: two Llamas, trained on `pair.device` on the standard library of the running Python.
     The pair stage trains one if the config has any of these keys."""
 
     hidden: int = Field(128, ge=16, multiple_of=16, description="width of both models")
