@@ -28,13 +28,13 @@ demo: $(INSTALLED) ## the whole pipeline on a small pair, six to seven minutes o
 pair: $(INSTALLED) ## check that the pair loads, or train one (pair.embedded), and write the prompts (CONFIG=..., ARGS="section.key=value")
 	$(ESPALIER) pair --config $(CONFIG) $(ARGS)
 
-embedded-pair: $(INSTALLED) ## train the pair that comes with Espalier anew, one to three hours
+embedded-pair: $(INSTALLED) ## train the pair that comes with Espalier anew: minutes on a GPU, one to three hours on two cores
 	$(ESPALIER) pair --config configs/embedded_pair.yaml $(ARGS)
-	$(VENV)/bin/python -m pipelines.pair.shipping configs/embedded_pair.yaml
+	$(VENV)/bin/python -m pipelines.pair.shipping configs/embedded_pair.yaml $(ARGS)
 
-embedded-head: $(INSTALLED) ## train the head that comes with Espalier anew, half an hour (needs the extra heads)
+embedded-head: $(INSTALLED) ## train the head that comes with Espalier anew, half an hour on two cores (needs the extra heads)
 	$(ESPALIER) pair --config configs/embedded_head.yaml $(ARGS)
-	$(VENV)/bin/python -m pipelines.pair.shipping configs/embedded_head.yaml
+	$(VENV)/bin/python -m pipelines.pair.shipping configs/embedded_head.yaml $(ARGS)
 
 latency: $(INSTALLED) ## measure this machine's latency profile
 	$(ESPALIER) latency --config $(CONFIG) $(ARGS)

@@ -1,7 +1,7 @@
 """Puts a trained pair, or a head for it, in the place of the one that comes with Espalier: `make embedded-pair`.
 
-    .venv/bin/python -m pipelines.pair.shipping configs/embedded_pair.yaml
-    .venv/bin/python -m pipelines.pair.shipping configs/embedded_head.yaml
+    .venv/bin/python -m pipelines.pair.shipping configs/embedded_pair.yaml [section.key=value ...]
+    .venv/bin/python -m pipelines.pair.shipping configs/embedded_head.yaml [section.key=value ...]
 
 The weights are rounded to bfloat16. What was trained on what, and how well, stands beside them in `provenance.json`. A
 head reads one target's states, so a new pair takes the old one's head away.
@@ -123,8 +123,8 @@ def loop_share(target: Path) -> float:
     return sum(found) / len(found)
 
 
-def main(path: str) -> None:
-    about = ship(config := load_config(Path(path), []))
+def main(path: str, *settings: str) -> None:
+    about = ship(config := load_config(Path(path), [*settings]))
     if config.pair.head:
         console.print(f"{SHIPPED / 'head'}: overlaps by depth {about['overlaps']}")
         return
