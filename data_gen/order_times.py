@@ -7,12 +7,9 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import accumulate, islice
 
-from data_gen.decoding import decoder_for
 from data_gen.decoding.loop import Features, FixedTree
 from data_gen.models.pair import ModelPair
-from data_gen.models.sampling import Sampling
 from data_gen.timing import steps_of, usual
-from data_gen.verification import get_verifier
 from selector.actions import EMPTY, Action, Choice
 from selector.latency import Table
 
@@ -69,8 +66,5 @@ def late_drafts(pair: ModelPair, verifier: str, prompts: Sequence[list[int]], co
                 for plain, steps in running.items():
                     drafted = [step for step in islice(steps, max(2, plain + 1)) if step.action != EMPTY]
                     seconds[plain] += [step.total for step in drafted[-1:]]  # the others follow another text's steps
-    # on a GPU a pass over so many tokens is recorded as a CUDA graph when it recurs, and is fast from then on
-    slow = decoder_for(pair, Sampling(), get_verifier(verifier), _Late(0), tokens).slow_steps - 1
-    quick = [own[slow:] for own in seconds.values()]
-    later = [usual(own) - usual(quick[0]) if own and quick[0] else 0.0 for own in quick]
+    later = [usual(own) - usual(seconds[0]) if own else 0.0 for own in seconds.values()]
     return Table([0], [*LATE], [list(accumulate(later, max))])

@@ -22,7 +22,7 @@ from data_gen.decoding import decoder_for
 from data_gen.decoding.loop import Chooser, FixedTree, Step
 from data_gen.models.cached_head import CachedHead, caches
 from data_gen.models.checkpoints import weights_of
-from data_gen.models.pair import CachedModel, ModelPair
+from data_gen.models.pair import CachedModel, ModelPair, resolve_device
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification import COPIED, get_verifier
@@ -40,8 +40,7 @@ BUSY = 0.8  # share of the time that a thread has a core, below which the machin
 
 def device_name(device: str, dtype: str, threads: int | None = None) -> str:
     """The key of measured times: the processor, the number of CPU threads (torch's choice if None), the dtype."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = resolve_device(device)
     if device.startswith("cuda"):
         return f"{torch.cuda.get_device_name(device)}, {dtype}"
     info = Path("/proc/cpuinfo")

@@ -29,6 +29,7 @@ SPACE = ActionSpace.default()
 UNCUT = (1.0, 1.0)  # temperature and top-p
 EAGER = "eager"  # the decoder that drafts every style; the others draft i.i.d. branches alone
 NEVER_LATE = Table([0], [0], [[0.0]])
+LEAST = 0.05  # of the target's pass: no step is faster, though a fit to disturbed measurements may say so
 NOT_DRAFTED = 1e6  # seconds of a step that the machine's decoder cannot make
 
 
@@ -165,7 +166,8 @@ class LatencyProfile:
         passes = _draft_passes(action, length, LIGHT in feature_levels or FULL in feature_levels)
         seconds = sum(self.draft.at(*size) for size in passes)
         decisions = sum(self.decide.get(each, 0.0) for each in feature_levels)
-        seconds += self.target.at(length, nodes) + self.step + decisions
+        target = self.target.at(length, nodes)
+        seconds += target + self.step + decisions
         if isinstance(action, Lookup):
             seconds += self.copied.at(action.length, 1)
         elif action != EMPTY:
@@ -175,7 +177,7 @@ class LatencyProfile:
             seconds += self.plain
         if setting[1] < 1:
             seconds += self.nucleus * (nodes + sum(width for _, width in passes))
-        return seconds
+        return max(seconds, LEAST * target)
 
     def table(
         self,

@@ -19,7 +19,7 @@ import timeit
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -115,12 +115,11 @@ def vocabulary_of(embedded: Embedded) -> int:
     return min(VOCABULARY, PER_WIDTH * embedded.hidden)
 
 
-def load(folder: Path, context: int, device: str = "cpu") -> LlamaForCausalLM:
+def load(folder: Path, context: int, device: str) -> LlamaForCausalLM:
     """A trained model in float32."""
     kind = attention(context)
     model: Any = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=kind)
-    loaded: LlamaForCausalLM = model.to(device)
-    return loaded
+    return cast(LlamaForCausalLM, model.to(device))
 
 
 def build_model(embedded: Embedded, layers: int, vocabulary: int, eos: int, seed: int) -> LlamaForCausalLM:
@@ -217,9 +216,9 @@ def distillation_loss(target: LlamaForCausalLM) -> Loss:
 
 
 def multiplies_faster_in_bfloat16(device: torch.device) -> bool:
-    """GPUs do; of CPUs those with instructions for bfloat16, without which it is much slower than in float32."""
+    """Whether the device has instructions for bfloat16; without them it is much slower than in float32."""
     if device.type != "cpu":
-        return True
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         matrix = torch.ones(256, 256, dtype=dtype)
@@ -237,10 +236,10 @@ def train(
     checkpoint: Path,
     on_step: Callable[[int, float], None],
 ) -> None:
-    """AdamW with warm-up and cosine decay, on random windows of the stream and the model's device; in bfloat16 where
-    that is faster.
+    """AdamW with warm-up and cosine decay, on random windows of the stream.
 
-    After an interruption it continues from `checkpoint`, which the caller removes.
+    It runs on the model's device, and in bfloat16 where that is faster. After an interruption it continues from
+    `checkpoint`, which the caller removes.
 
     Args:
         loss_fn: maps the model and a batch of token ids [B, T] to a scalar.

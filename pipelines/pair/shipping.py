@@ -19,7 +19,6 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from data_gen.models.heads import load_head
 from data_gen.models.pair import ROLES
 from data_gen.texts.prompts import take_evenly
-from data_gen.timing import device_name
 from pipelines.config import Config, load_config
 from pipelines.config.sections import SHIPPED
 from pipelines.pair import corpus, tasks
@@ -64,7 +63,7 @@ def _ship_head(config: Config, folder: Path, manifest: dict[str, Any]) -> dict[s
             "target": sha256(SHIPPED / "target" / "model.safetensors"),
             "tokens": manifest["tokens"],
             "overlaps": manifest["overlaps"],
-            **_made(config),
+            **provenance(config),
         }
         write_json(shipped / "provenance.json", about)
     return about
@@ -85,14 +84,10 @@ def _ship_pair(config: Config, folder: Path, manifest: dict[str, Any]) -> dict[s
             "overlap": manifest["overlap"],
             "copying": manifest["copying"],
             "held_out": [file["path"] for file in manifest["files"] if file["held_out"]],
-            **_made(config),
+            **provenance(config),
         }
         write_json(shipped / "provenance.json", about)
     return about
-
-
-def _made(config: Config) -> dict[str, Any]:
-    return {"device": device_name(config.pair.device, config.pair.dtype, config.pair.threads), **provenance(config)}
 
 
 @torch.no_grad()

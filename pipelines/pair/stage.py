@@ -124,7 +124,8 @@ def train_embedded(
 ) -> None:
     """Train the tokenizer, the target, and the draft distilled from it, unless they are finished."""
     models = folder / "models"
-    kept, device = models / "corpus.checkpoint", resolve_device(config.pair.device)
+    kept = models / "corpus.checkpoint"
+    device = resolve_device(config.pair.device)
     with console.status("encoding the corpus"):
         encoded = _encoded(embedded, config.seed, files, kept)
     trained = partial(_trained, embedded, config.seed, encoded, models, device)
@@ -156,13 +157,14 @@ def train_embedded(
 def train_head(config: Config, embedded: Embedded, files: list[corpus.SourceFile], folder: Path, mlflow: Any) -> None:
     """Train a head for the embedded target, on what its draft was trained on, unless it is finished."""
     name, models = config.pair.names[0], folder / "models"
-    kept, device = models / "corpus.checkpoint", resolve_device(config.pair.device)
+    kept = models / "corpus.checkpoint"
+    device = resolve_device(config.pair.device)
     with console.status("encoding the corpus"):
         encoded = _encoded(embedded, config.seed, files, kept, PreTrainedTokenizerFast.from_pretrained(name))
     target = language_model.load(Path(name), embedded.context, device)
     if not (models / "head" / "config.json").exists():
-        fresh = head.new_head(name, config.seed)
-        _train(embedded, config.seed, encoded, models / "head", device, fresh, head.head_loss(target))
+        fresh = head.new_head(name, config.seed).to(device)
+        _train(embedded, config.seed, encoded, models / "head", fresh, head.head_loss(target))
     trained = load_head(str(models / "head"), name, device, torch.float32)
     overlaps = head.overlaps(trained, target, language_model.windows(encoded[2], embedded.context).to(device))
     found = f"mean overlap on held-out text by depth: {', '.join(f'{each:.3f}' for each in overlaps)}"
@@ -188,21 +190,15 @@ def _trained(
     """The model that an interrupted run finished, or one trained now from random weights or those of `start`."""
     if not (folder / role / "config.json").exists():  # the stage has checked that the inputs are the same
         tokenizer, layers = encoded[0], layers_of(embedded)[role]
-        model = language_model.build_model(embedded, layers, len(tokenizer), tokenizer.eos_token_id, seed)
+        model: Any = language_model.build_model(embedded, layers, len(tokenizer), tokenizer.eos_token_id, seed)
         if start is not None:
             language_model.begin_with(model, start)
-        _train(embedded, seed, encoded, folder / role, device, model, loss_fn)
+        _train(embedded, seed, encoded, folder / role, model.to(device), loss_fn)
     return language_model.load(folder / role, embedded.context, device)
 
 
 def _train(
-    embedded: Embedded,
-    seed: int,
-    encoded: Corpus,
-    folder: Path,
-    device: str,
-    model: Any,
-    loss_fn: language_model.Loss,
+    embedded: Embedded, seed: int, encoded: Corpus, folder: Path, model: Any, loss_fn: language_model.Loss
 ) -> None:
     """Train a model, go on where a run was interrupted, and write it with its tokenizer to a folder of its role."""
     (tokenizer, stream, _), role = encoded, folder.name
@@ -216,7 +212,7 @@ def _train(
         def on_step(step: int, loss: float) -> None:
             bar.update(task, completed=step, note=f"loss {loss:.3f}")
 
-        language_model.train(model.to(device), loss_fn, stream, schedule, embedded.context, seed, checkpoint, on_step)
+        language_model.train(model, loss_fn, stream, schedule, embedded.context, seed, checkpoint, on_step)
     with atomically(folder) as path:
         model.save_pretrained(path)
         tokenizer.save_pretrained(path)

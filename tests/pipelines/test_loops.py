@@ -84,7 +84,7 @@ def test_a_pair_is_trained_against_loops_from_its_base_on(tmp_path: Path) -> Non
     assert "train the target: 2 layers x 32, 2 steps" in planned
     espalier(tmp_path, "pair", *asked, config="embedded_pair.yaml")
     folder = tmp_path / "runs" / "embedded_pair" / "pair" / "models"
-    base, target = (language_model.load(folder / role, 32).state_dict() for role in ("base", "target"))
+    base, target = (language_model.load(folder / role, 32, "cpu").state_dict() for role in ("base", "target"))
     assert any(not torch.equal(base[name], target[name]) for name in base)
     assert all((base[name] - target[name]).abs().max() < 0.01 for name in base)  # not trained anew
 

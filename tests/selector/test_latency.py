@@ -202,6 +202,13 @@ def test_corrections_count_passes_and_branches() -> None:
         assert gap == pytest.approx(sum(n * 10.0 ** (6 + i) for i, n in enumerate(counts)))
 
 
+def test_no_step_takes_less_than_nothing() -> None:
+    """Whatever was fitted on a machine that was disturbed."""
+    fitted = replace(profile(), step=-1.0)
+    for action in (EMPTY, Action(1, 4, 0), Lookup(4)):
+        assert 0 < fitted.action_seconds(action, 30, "traversal") < profile().target.at(30, 1)
+
+
 def test_every_row_is_charged_for_the_nucleus_where_there_is_one() -> None:
     sorting = replace(FLAT, nucleus=0.5)
     for action, rows in (
