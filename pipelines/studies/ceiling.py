@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,7 +137,9 @@ def row_of(pair: ModelPair, table: pa.Table, timed: Timed, base: Any, rule: Any,
     trees_RS, copies_RD = (torch.cat(part) for part in zip(*each, strict=True))
     trees_RS = trees_RS[:, : timed.space.tree_survivals]
     tokens_RA = timed.space.efficiencies(torch.cat([trees_RS, copies_RD], dim=-1))
-    seconds_RA, size_X, sources = timed.seconds(), timed.texts.size_X, timed.texts.source_number_X
+    # a choice costs no time, and plain steps are those between steps that draft, as for the rule
+    seconds_RA = replace(timed, profile=replace(timed.profile, plain=0.0)).seconds()
+    size_X, sources = timed.texts.size_X, timed.texts.source_number_X
     static, own_rule = (replay_mode(timed, {}, mode) for mode in (base, rule))
     best, price = own_rule, own_rule.speed
     for factor in SPEEDS:
