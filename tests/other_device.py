@@ -26,7 +26,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 CUDA = torch.device("cuda", 0)
 TRANSFERS = ("aten._to_copy.default", "aten.copy_.default")  # may take tensors of both
-INDICES = (torch.int64, torch.bool)  # of the CPU may index a GPU's tensors
+INDEXING = ("aten.index.Tensor", "aten.index_put")  # `x[i]`, for which alone a GPU takes indices of the CPU
+INDICES = (torch.int64, torch.bool)
 
 
 class OnDevice(Tensor):
@@ -71,7 +72,7 @@ def dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     name, device = str(func), kwargs.get("device")
     if here and name not in TRANSFERS:
         for each in tensors:
-            indexes = "index" in name and each.dtype in INDICES
+            indexes = name.startswith(INDEXING) and each.dtype in INDICES
             if not isinstance(each, OnDevice) and each.dim() > 0 and not indexes:
                 raise RuntimeError(f"{name}: a tensor of the CPU, {tuple(each.shape)}, among those of the device")
     if device is not None:
@@ -83,9 +84,9 @@ def dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         goes = id(args[0]) in here
 
     def wrapped(each: Any) -> Any:
-        if not isinstance(each, Tensor):
-            return each
-        return here.get(id(each)) if id(each) in here else OnDevice(each) if goes else each
+        if id(each) in here:
+            return here[id(each)]
+        return OnDevice(each) if goes and isinstance(each, Tensor) else each
 
     return tree_map(wrapped, result)
 
