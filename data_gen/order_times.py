@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import islice
+
+from scipy.optimize import isotonic_regression
 
 from data_gen.decoding.loop import Features, FixedTree
 from data_gen.models.pair import ModelPair
 from data_gen.timing import steps_of, usual
 from selector.actions import EMPTY, Action, Choice
-from selector.latency import Table
+from selector.latency import NEVER_LATE, Table
 
 BETWEEN = Action(1, 4, 0)  # drafted between plain steps
 LATE = (0, 1, 2, 4, 8, 16)  # plain steps before one that drafts
@@ -50,21 +52,35 @@ class _Late:
 
 
 def late_drafts(pair: ModelPair, verifier: str, prompts: Sequence[list[int]], count: int, tokens: int) -> Table:
-    """`LatencyProfile.late`, from up to `count` rounds of each text within `tokens` new tokens.
+    """`LatencyProfile.late`, from `count` rounds for each text.
 
     In each round several decodings take turns. Each makes a number of plain steps (`LATE`) and then drafts, so that a
-    slow moment of the machine affects all alike.
+    slow moment of the machine affects all alike. More tokens to pass never take less time, so the means are fitted by
+    isotonic regression.
     """
     seconds: dict[int, list[float]] = {plain: [] for plain in LATE}
-    for number, prompt in enumerate(prompts):
-        with ExitStack() as stack:
-            running = {
-                plain: stack.enter_context(closing(steps_of(pair, verifier, _Late(plain), prompt, tokens, number)))
-                for plain in LATE
-            }
-            for _ in range(count):
-                for plain, steps in running.items():
-                    drafted = [step for step in islice(steps, max(2, plain + 1)) if step.action != EMPTY]
-                    seconds[plain] += [step.total for step in drafted[-1:]]  # the others follow another text's steps
-    later = [usual(own) - usual(seconds[0]) if own else 0.0 for own in seconds.values()]
-    return Table([0], [*LATE], [list(accumulate(later, max))])
+    with ExitStack() as stack:
+        running = {
+            plain: stack.enter_context(closing(_drafts_after(plain, pair, verifier, prompts, count, tokens)))
+            for plain in LATE
+        }
+        for _ in range(count * len(prompts)):
+            for plain, drafts in running.items():
+                turn = [*islice(drafts, 1 if plain else 2)]  # the first of two in a row follows another text's step
+                seconds[plain] += turn[-1:]
+    timed = [plain for plain in LATE if seconds[plain]]
+    if not timed:
+        return NEVER_LATE
+    later = [usual(seconds[plain]) - usual(seconds[timed[0]]) for plain in timed]
+    fitted = isotonic_regression(later, weights=[len(seconds[plain]) for plain in timed]).x
+    return Table([0], timed, [[max(0.0, value) for value in fitted.tolist()]])
+
+
+def _drafts_after(
+    plain: int, pair: ModelPair, verifier: str, prompts: Sequence[list[int]], count: int, tokens: int
+) -> Generator[float]:
+    """Seconds of steps that draft after `plain` others, from decodings of all texts, `count` times within `tokens` new
+    tokens each."""
+    for number, prompt in enumerate([*prompts] * count):
+        with closing(steps_of(pair, verifier, _Late(plain), prompt, tokens, number)) as steps:
+            yield from (step.total for step in steps if step.action != EMPTY)

@@ -52,7 +52,7 @@ CHECKED: list[tuple[int, ...]] = [
 FORMAT = 8  # of `latency.json`; a profile of another format is measured anew
 REAL_STEPS = 8  # timed steps of each text and tree
 UNSTEADY = 0.1  # mean distance of predicted step times from measured ones, as a share, that is warned of
-PLAIN_ROUNDS = 24  # of each text, for plain decoding in a run of its own, and for drafts after plain steps
+PLAIN_ROUNDS = 24  # for each text, of plain decoding in a run of its own, and of drafts after plain steps
 _PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
 
 
