@@ -5,16 +5,20 @@ Legend: X texts, R roots, F scalar features.
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import asdict
 from typing import Any
 
+import pyarrow as pa
 import torch
+from torch import Tensor
 
 from data_gen.models.pair import ModelPair
 from pipelines.config import Config
 from pipelines.data.recorded import settings_of
 from pipelines.evaluate.assisted import Assistant
 from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, PLAIN, SELECTOR, STATIC, Method, static_methods
+from pipelines.pair.loops import inside_loops
 from pipelines.run import watched
 from pipelines.train.judging import by_setting, judge, statics
 from pipelines.train.result import chosen_of, rule_of
@@ -29,7 +33,7 @@ from selector.train.tuning import replay_mode, static_replay
 
 NETWORK = "network"
 WALL = "wall"  # synthetic clocks are named after the draft's share of a target pass: gpu_like_1/20
-OFTEN = 0.25  # a text has long repeats if at least this share of its positions lies inside one
+OFTEN = 0.25  # a text loops, or has long repeats, if at least this share of its tokens lies inside one
 Rows = list[dict[str, Any]]
 Contenders = dict[Setting, list[Method | Assistant]]  # by sampling setting
 
@@ -128,15 +132,32 @@ def synthetic_summary(replayed: Rows) -> dict[str, float]:
     return {"ratio_vs_static_traversal_gpu_like": sum(ratios) / len(ratios)} if ratios else {}
 
 
-def repeats(contenders: Contenders, texts: Texts, profile: LatencyProfile) -> Rows:
-    """The selector's replayed gain on held-out texts with and without long repeats."""
+def loops(table: pa.Table) -> Tensor:
+    """Share of the tokens of each recorded text that lie inside loops, [X]. The prompt does not count."""
+    texts = zip(table["tokens"].to_pylist(), table["start"].to_pylist(), strict=True)
+    return torch.tensor([statistics.mean(inside_loops(tokens[start:])) for tokens, start in texts])
+
+
+def repeats(contenders: Contenders, texts: Texts, loops_X: Tensor, profile: LatencyProfile) -> Rows:
+    """The selector's replayed gain on held-out texts that loop, on others with long repeats, and on the rest.
+
+    Args:
+        loops_X: as `loops` returns it, of the same texts.
+    """
     rows = []
     for setting, own in contenders.items():
         mine = texts.setting_of(setting)
         inside_R = (mine.scalar("match") >= LONG_REPEAT).double()
-        share_X = torch.zeros(len(mine), dtype=torch.float64).index_add_(0, mine.text_R, inside_R) / mine.size_X
+        repeated_X = torch.zeros(len(mine), dtype=torch.float64).index_add_(0, mine.text_R, inside_R) / mine.size_X
+        looping_X = loops_X[texts.setting_X == texts.settings.index(setting)] >= OFTEN
+        repeating_X = ~looping_X & (repeated_X >= OFTEN)
+        parts = {
+            "that loop": looping_X,
+            "with other long repeats": repeating_X,
+            "without either": ~looping_X & ~repeating_X,
+        }
         methods = {method.name: method for method in own if isinstance(method, Method)}
-        for name, chosen_X in (("with", share_X >= OFTEN), ("without", share_X < OFTEN)):
+        for name, chosen_X in parts.items():
             part = mine.take(chosen_X.nonzero()[:, 0])
             if len(part) == 0:
                 continue
@@ -146,7 +167,7 @@ def repeats(contenders: Contenders, texts: Texts, profile: LatencyProfile) -> Ro
                 {
                     "temperature": setting[0],
                     "top_p": setting[1],
-                    "texts": f"{name} long repeats",
+                    "texts": name,
                     "count": len(part),
                     "ratio": ratio.value,
                     "error": ratio.error,

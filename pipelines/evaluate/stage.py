@@ -14,9 +14,10 @@ from typing import Any
 
 from data_gen.models.pair import ModelPair
 from data_gen.texts.prompts import Prompt
+from data_gen.texts.recorded import read_rows
 from data_gen.texts.written import seed_of
 from pipelines.config import Config, SamplingSetting
-from pipelines.data.recorded import load_traces, settings_of, timed
+from pipelines.data.recorded import load_traces, settings_of, timed, traces_folder
 from pipelines.evaluate import comparison, findings, losslessness
 from pipelines.evaluate.assisted import CONSTANTS, LOOKUPS, Assistant, best_of
 from pipelines.evaluate.methods import (
@@ -36,6 +37,7 @@ from pipelines.evaluate.replays import (
     Contenders,
     Rows,
     choices,
+    loops,
     repeats,
     replays,
     synthetic_clocks,
@@ -162,7 +164,7 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
     return {
         **evaluation,
         "decisions": chosen_of(result)["modes"],
-        "repeats": repeats(contenders, splits["test"], profile),
+        "repeats": repeats(contenders, splits["test"], loops(read_rows(traces_folder(config), "test")), profile),
         "greedy": greedy,
         "strips": strips,
     }

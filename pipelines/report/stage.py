@@ -63,7 +63,10 @@ LABELS = (
     "those that decoding gave. z is the difference over its standard deviation. Beyond 4 it would show an error: that "
     "happens by chance once in 16,000 comparisons."
 )
-REPEATS = "Replayed. A text has long repeats where a quarter of its positions lie inside a repeat of 8 or more tokens."
+REPEATS = (
+    "Replayed. A text loops if a quarter of its tokens lie inside repeats of at most 16 tokens. It has long repeats if "
+    "a quarter of its positions follow 8 or more tokens that occurred before."
+)
 CALIBRATION = (
     f"Roots of the validation texts are in ten groups by the prediction for the tree {plots.EXAMPLE}; each point shows "
     "the means of one group. On the dashed line predictions are exact."
@@ -189,7 +192,7 @@ def _found(evaluation: dict[str, Any]) -> Sections:
         ("Speed over plain decoding", exported),
         ("All methods", methods),
         ("Speed over the best static tree", images(plots.ratios(evaluation)) + note(GAIN)),
-        ("Texts with and without long repeats", table(by_repeats) + note(REPEATS)),
+        ("Texts that loop, others that repeat, and the rest", table(by_repeats) + note(REPEATS)),
         ("Which trees the selector drafts", images(actions)),
         ("Where the tokens come from", note(STRIPS) + "".join(strips)),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -11,6 +12,7 @@ from tokenizers.models import BPE
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pipelines.config import Embedded
+from pipelines.evaluate.replays import loops as loops_of
 from pipelines.pair import language_model, loops
 from pipelines.pair.language_model import Schedule
 from pipelines.studies.averages import write_average
@@ -24,6 +26,13 @@ def test_loops_are_runs_that_repeat_a_few_tokens() -> None:
     assert loops.inside_loops(words + [1, 2, 3] * 8).count(True) == 21
     assert sum(loops.inside_loops(words[:12] * 2 + words[20:])) == 0  # one repeat is no loop
     assert sum(loops.inside_loops(words + words)) == 0  # nor is a long period
+
+
+def test_loops_of_recorded_texts_are_those_after_the_prompt() -> None:
+    prompt, words = [7] * 40, list(range(100, 140))
+    texts = [prompt + words, prompt + words[:20] + [1, 2] * 10, words + [5] * 20]
+    table = pa.table({"tokens": texts, "start": [40, 40, 40]})
+    assert loops_of(table).tolist() == pytest.approx([0, 18 / 40, 19 / 20])
 
 
 @pytest.mark.parametrize("longest", [8, 64, 512])
