@@ -13,7 +13,7 @@ from pipelines.evaluate.losslessness import greedy_check
 from tests.data_gen.families import RIGHT, model_of
 from tests.pipelines.runs import ROOT
 
-CONFIG = load_config(ROOT / "configs" / "demo.yaml", ["prompts.tokens=12", "data.tokens=20"])
+CONFIG = load_config(ROOT / "configs" / "demo.yaml", ["prompts.tokens=12", "data.tokens=12"])
 PROMPTS = [Prompt(str(n), text, "prose", "a") for n, text in enumerate(("the quick brown fox", "over the lazy dog"))]
 
 

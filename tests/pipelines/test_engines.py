@@ -323,7 +323,7 @@ def test_a_finished_run_gets_tables_for_an_engine(
         assert espalier(monkeypatch, "export", "--engine", name) == 0
         folder = finished / "runs/demo/engines" / name
         page = (folder / "README.md").read_text()
-        assert page.count("\n## ") == 3  # sampling settings
+        assert page.count("\n## ") == 2  # sampling settings
         written = {path.stem: path for path in folder.iterdir() if path.suffix == f".{ENGINES[name].suffix}"}
         tables = {stem: path for stem, path in written.items() if not stem.endswith(".prediction")}
         for stem, path in tables.items():

@@ -37,10 +37,10 @@ def test_mlflow_holds_parameters_curves_and_the_report(demo: tuple[Path, str]) -
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
     assert all({"stage", "pair", "commit", "machine"} <= set(run.data.tags) for run in runs.values())
     assert runs["train"].data.params["data.texts"] == str(TEXTS)
-    assert int(runs["train"].data.params["texts.train"]) > 50
+    assert int(runs["train"].data.params["texts.train"]) > 40
     policy = runs["train-policy-light"]
     assert (policy.data.params["objective"], policy.data.params["feature_level"]) == ("policy", "light")
-    curves = [f"validation/replay/{name}" for name in ("T 0 top-p 1", "T 0.2 top-p 1", "T 1 top-p 1")]
+    curves = [f"validation/replay/{name}" for name in ("T 0 top-p 1", "T 1 top-p 1")]
     for curve in ("train/loss", "validation/loss", "validation/replay", "learning rate", *curves):
         assert len(client.get_metric_history(policy.info.run_id, curve)) == 2
     for run in (runs["report"], runs["demo"]):
@@ -59,9 +59,9 @@ def test_mlflow_compares_networks_and_says_what_is_exported(demo: tuple[Path, st
     for name in ("policy-light", "regressor-light"):
         own, modes = metrics[f"train-{name}"], result["selectors"][name]["modes"]
         assert [own[f"replayed_ratio/{place}"] for place in places] == [mode["replay"]["value"] for mode in modes]
-        assert own["replayed_ratio"] == pytest.approx(sum(mode["replay"]["value"] for mode in modes) / 3)
+        assert own["replayed_ratio"] == pytest.approx(sum(mode["replay"]["value"] for mode in modes) / 2)
         assert own["kept_ratio"] == result["selectors"][name]["metrics"]["validation/replay_gated"]
-        assert own["kept_ratio"] == pytest.approx(sum(own[f"kept_ratio/{place}"] for place in places) / 3)
+        assert own["kept_ratio"] == pytest.approx(sum(own[f"kept_ratio/{place}"] for place in places) / 2)
     assert [metrics["demo"][f"exported_ratio/{place}"] for place in places] == [row["replay_ratio"] for row in rows]
     assert metrics["demo"] == metrics["train"] | metrics["evaluate"]
     assert not [name for name in metrics["evaluate"] if name.startswith("ratio_vs") and "/T " not in name]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from data_gen.models.pair import ModelPair
+from data_gen.texts.recorded import read_rows, read_texts
 from pipelines.config import load_config
 from pipelines.data.shards import split_counts
 from selector.actions import ActionSpace
@@ -44,7 +45,7 @@ def test_the_demo_ends_with_a_table_a_report_and_a_selector(demo: tuple[Path, st
     chosen = json.loads((run / "training" / "result.json").read_text())["chosen"]
     # by setting the speeds, the block efficiencies and, of a regressor, the calibration; actions over all settings,
     # training's curves
-    assert report.count("data:image/png;base64,") == 2 + 3 * (2 + chosen.startswith("regressor"))
+    assert report.count("data:image/png;base64,") == 2 + 2 * (2 + chosen.startswith("regressor"))
     assert len(set(re.findall(r"<img alt='([^']{20,})'", report))) == report.count("<img")
     for title in ("Speed over plain decoding", "All methods", "Tokens a step of every static tree", "Step times"):
         assert title in report
@@ -77,7 +78,7 @@ def test_the_summary_holds_every_figure(demo: tuple[Path, str]) -> None:
         assert 0 < low <= summary[figure] <= high
     assert 0 <= summary["selector_time_share"] < 1
     assert "ratio_vs_static_traversal_gpu_like" not in summary  # no synthetic clock is asked for
-    assert [(row["temperature"], row["top_p"]) for row in summary["by_setting"]] == [(0.0, 1), (0.2, 1), (1.0, 1)]
+    assert [(row["temperature"], row["top_p"]) for row in summary["by_setting"]] == [(0.0, 1), (1.0, 1)]
     for row in summary["by_setting"]:
         low, high = row["wall_interval_95"]
         assert 0 < low <= row["wall_ratio"] <= high
@@ -86,7 +87,7 @@ def test_the_summary_holds_every_figure(demo: tuple[Path, str]) -> None:
         assert [each["choice"] for each in row["choices"]][:3] == ["static tree", "lookup rule", "network"]
         (exported,) = (each["over_plain"] for each in row["choices"] if each["exported"])
         assert exported == pytest.approx(row["replayed"]["ratio_vs_autoregressive"])
-    mean = sum(row["wall_ratio"] for row in summary["by_setting"]) / 3
+    mean = sum(row["wall_ratio"] for row in summary["by_setting"]) / 2
     assert summary["ratio_vs_best_static_delayed"] == pytest.approx(mean)
 
 
@@ -105,15 +106,16 @@ def test_every_method_has_an_entry_for_each_setting(demo: tuple[Path, str]) -> N
         assert entry["replay_ratio"] is not None
     expected = {"plain decoding", "selector", "best static tree", "best static tree by kind", "lookup rule"}
     expected |= {"static tree, traversal at the root", "static tree with branches", "recent acceptance"}
-    for temperature in (0.0, 0.2, 1.0):
+    for temperature in (0.0, 1.0):
         names = {entry["method"] for entry in evaluation["methods"] if entry["temperature"] == temperature}
         assert expected <= names
         assert (
             len(names & {f"static tree, {verifier}" for verifier in ("traversal", "specinfer", "lifted_uniform")}) == 2
         )
     assert {row["clock"] for row in evaluation["replayed"]} == {"wall"}
-    assert {row["texts"].split()[0] for row in evaluation["repeats"]} <= {"with", "without"}
-    assert sum(row["count"] for row in evaluation["repeats"]) <= 3 * TEXTS
+    assert {row["texts"] for row in evaluation["repeats"]} <= {"that loop", "with other long repeats", "without either"}
+    held_out = read_rows(demo[0] / "runs" / "demo" / "traces", "test")
+    assert sum(row["count"] for row in evaluation["repeats"]) == held_out.num_rows
     assert len(evaluation["strips"]) == len(evaluation["summary"]["by_setting"])
     for strip in evaluation["strips"]:
         assert {step["source"] for step in strip["steps"]} <= {"lookup", "draft", "nothing"}
@@ -149,7 +151,7 @@ def test_what_decoding_accepted_is_what_the_labels_say(demo: tuple[Path, str]) -
     assert all(abs(float(z)) < 4 for _, _, z in found)
     assert sum(int(steps) for _, steps, _ in found) >= 15
     (unlikely,) = re.findall(r"data: (\S+)% of the tokens had a probability below 0.001; (\S+)% are to be", demo[1])
-    assert abs(float(unlikely[0]) - float(unlikely[1])) < 1.2  # four binomial standard deviations of 5,000 tokens
+    assert abs(float(unlikely[0]) - float(unlikely[1])) < 1.5  # four binomial standard deviations of 3,000 tokens
 
 
 def test_provenance_stands_beside_every_output(demo: tuple[Path, str]) -> None:
@@ -177,7 +179,7 @@ def test_datasets_reads_the_traces(demo: tuple[Path, str], tmp_path: Path) -> No
             assert bool(row["step_root"]) == (row["step_verifier"] is not None)
             assert not set(HIDDEN_STATES) & set(row)  # light features alone
     decoded = [row["step_verifier"] for row in data["train"] if row["step_verifier"]]
-    assert len(decoded) == 3 * round(0.1 * 22) and not any(row["step_verifier"] for row in data["test"])
+    assert len(decoded) == 2 * round(0.1 * 22) and not any(row["step_verifier"] for row in data["test"])
     sources = {split: {row["source"] for row in data[split]} for split in data}
     assert sources["train"].isdisjoint(sources["validation"] | sources["test"])
     assert sources["validation"].isdisjoint(sources["test"])
@@ -230,7 +232,7 @@ def test_transformers_own_methods_are_compared_if_asked_for(demo: tuple[Path, st
     evaluation = evaluation_of(tmp_path)
     for name in ASSISTED:
         entries = [entry for entry in evaluation["methods"] if entry["method"] == name]
-        assert [entry["temperature"] for entry in entries] == [0.0, 0.2, 1.0]
+        assert [entry["temperature"] for entry in entries] == [0.0, 1.0]
         assert all(entry["verifier"] == "transformers" and entry["replay_ratio"] is None for entry in entries)
     for key in ("ratio_vs_assisted_generation", "ratio_vs_assisted_generation_constant", "ratio_vs_prompt_lookup"):
         assert evaluation["summary"][key] > 0
@@ -244,7 +246,7 @@ def test_the_results_config_runs_with_hidden_states_a_nucleus_and_synthetic_cloc
         "data.stride=2",
         "data.texts=24",
         "evaluate.prompts=2",
-        "verifiers=[specinfer,traversal,lifted_uniform]",
+        "verifiers=[traversal,lifted_uniform]",
     )
     small = [option for option in SMALL if not option.startswith("pair")]
     output = espalier(tmp_path, "demo", *small, *few, config="results.yaml")
@@ -262,8 +264,6 @@ def test_the_results_config_runs_with_hidden_states_a_nucleus_and_synthetic_cloc
     training = json.loads((tmp_path / "runs" / "results" / "training" / "result.json").read_text())
     assert set(training["selectors"]) == {"regressor-light", "regressor-full", "policy-full"}
     assert training["selectors"]["regressor-full"]["feature_level"] == "full"
-    from data_gen.texts.recorded import read_texts
-
     texts = read_texts(tmp_path / "runs" / "results" / "traces", "train", ["traversal"])
     assert {name: rows.shape[1] for name, rows in texts.hidden.items()} == dict.fromkeys(HIDDEN_STATES, 256)
     known = texts.hidden_R >= 0  # every second root of training texts

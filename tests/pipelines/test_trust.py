@@ -34,6 +34,7 @@ def copy(demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """A folder with a finished run, which a test may spoil."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")  # a relative one is kept by MLflow
     shutil.copytree(demo[0] / "runs", tmp_path / "runs")
+    shutil.copyfile(demo[0] / "mlruns" / "mlflow.db", tmp_path / "mlflow.db")  # a new one takes seconds
     return tmp_path
 
 

@@ -17,7 +17,7 @@ from selector.train.objective import policy_ratios, survival_loss
 from selector.train.tuning import StaticTable, best_static, replay_mode, tune_mode
 from tests.selector.synthetic import SPACE, TELLS, joined, module, opinionated, static_mode, texts, timed
 
-STEPS = 2000
+STEPS = 1000
 BOTH = pytest.mark.parametrize(("objective", "level"), [(o, s) for o in ("policy", "regressor") for s in (LIGHT, FULL)])
 
 
