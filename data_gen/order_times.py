@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
@@ -51,36 +51,45 @@ class _Late:
         return EMPTY if self.since else BETWEEN
 
 
-def late_drafts(pair: ModelPair, verifier: str, prompts: Sequence[list[int]], count: int, tokens: int) -> Table:
-    """`LatencyProfile.late`, from `count` rounds for each text.
+def late_drafts(
+    pair: ModelPair,
+    verifier: str,
+    prompts: Sequence[list[int]],
+    count: int,
+    tokens: int,
+    tick: Callable[[], object] = lambda: None,
+) -> Table:
+    """`LatencyProfile.late`, from `count` rounds of each text within `tokens` new tokens; free without any.
 
-    In each round several decodings take turns. Each makes a number of plain steps (`LATE`) and then drafts, so that a
-    slow moment of the machine affects all alike. More tokens to pass never take less time, so the means are fitted by
-    isotonic regression.
+    In each round decodings of the text take turns. Each makes a number of plain steps (`LATE`) and then drafts, so that
+    a slow moment of the machine affects all alike. More tokens to pass never take less time, so the means are fitted by
+    isotonic regression. `tick` is called for each round.
     """
-    seconds: dict[int, list[float]] = {plain: [] for plain in LATE}
-    with ExitStack() as stack:
-        running = {
-            plain: stack.enter_context(closing(_drafts_after(plain, pair, verifier, prompts, count, tokens)))
-            for plain in LATE
-        }
-        for _ in range(count * len(prompts)):
-            for plain, drafts in running.items():
-                turn = [*islice(drafts, 1 if plain else 2)]  # the first of two in a row follows another text's step
-                seconds[plain] += turn[-1:]
-    timed = [plain for plain in LATE if seconds[plain]]
-    if not timed:
+    seconds: dict[int, list[float]] = {plain: [] for plain in LATE if 2 * (plain + 1) + BETWEEN.nodes < tokens}
+    for prompt in prompts:
+        with ExitStack() as stack:
+            running = {
+                plain: stack.enter_context(closing(_drafts_after(plain, pair, verifier, prompt, count, tokens)))
+                for plain in seconds
+            }
+            for _ in range(count):
+                for plain, drafts in running.items():
+                    turn = [*islice(drafts, 1 if plain else 2)]  # the first of two follows another decoding's step
+                    seconds[plain] += turn[-1:]
+                tick()
+    timed = [plain for plain, own in seconds.items() if own]
+    if 0 not in timed:
         return NEVER_LATE
-    later = [usual(seconds[plain]) - usual(seconds[timed[0]]) for plain in timed]
+    later = [usual(seconds[plain]) - usual(seconds[0]) for plain in timed]
     fitted = isotonic_regression(later, weights=[len(seconds[plain]) for plain in timed]).x
     return Table([0], timed, [[max(0.0, value) for value in fitted.tolist()]])
 
 
 def _drafts_after(
-    plain: int, pair: ModelPair, verifier: str, prompts: Sequence[list[int]], count: int, tokens: int
+    plain: int, pair: ModelPair, verifier: str, prompt: list[int], count: int, tokens: int
 ) -> Generator[float]:
-    """Seconds of steps that draft after `plain` others, from decodings of all texts, `count` times within `tokens` new
-    tokens each."""
-    for number, prompt in enumerate([*prompts] * count):
-        with closing(steps_of(pair, verifier, _Late(plain), prompt, tokens, number)) as steps:
-            yield from (step.total for step in steps if step.action != EMPTY)
+    """Seconds of the steps that draft after `plain` others, from up to `count` decodings of a text. The first draft of
+    each decoding is left out: the draft has just passed the prompt."""
+    for seed in range(count):
+        with closing(steps_of(pair, verifier, _Late(plain), prompt, tokens, seed)) as steps:
+            yield from islice((step.total for step in steps if step.action != EMPTY), 1, None)

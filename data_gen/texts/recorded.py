@@ -28,8 +28,11 @@ def read_texts(folder: Path, split: str, verifiers: Sequence[str]) -> Texts:
     return texts_of(read_rows(folder, split), verifiers)
 
 
-def read_rows(folder: Path, split: str) -> pa.Table:
+def read_rows(folder: Path, split: str, columns: list[str] | None = None) -> pa.Table:
     """The rows of a split of a trace store that have roots, one for each text.
+
+    Args:
+        columns: those to read, `roots` among them; None for all.
 
     Raises:
         InputError: there is none, or a file is damaged or of another version.
@@ -40,7 +43,7 @@ def read_rows(folder: Path, split: str) -> pa.Table:
         raise InputError(f"{folder / split}: no traces there: run the data stage first")
     for name in names:
         check_shard(folder, name, manifest["shards"][name])
-    table = pa.concat_tables([pq.read_table(folder / name) for name in names])
+    table = pa.concat_tables([pq.read_table(folder / name, columns=columns) for name in names])
     table = table.filter(pc.greater(table["roots"], 0))  # a text may end before its first look-ahead does
     if table.num_rows == 0:
         raise InputError(f"{folder / split}: its texts end before any root has its look-ahead")

@@ -33,7 +33,7 @@ from selector.train.tuning import replay_mode, static_replay
 
 NETWORK = "network"
 WALL = "wall"  # synthetic clocks are named after the draft's share of a target pass: gpu_like_1/20
-OFTEN = 0.25  # a text loops, or has long repeats, if at least this share of its tokens lies inside one
+OFTEN = 0.25  # a text loops, or has long repeats, if at least this share of its tokens or roots lies inside one
 Rows = list[dict[str, Any]]
 Contenders = dict[Setting, list[Method | Assistant]]  # by sampling setting
 
@@ -133,9 +133,10 @@ def synthetic_summary(replayed: Rows) -> dict[str, float]:
 
 
 def loops(table: pa.Table) -> Tensor:
-    """Share of the tokens of each recorded text that lie inside loops, [X]. The prompt does not count."""
-    texts = zip(table["tokens"].to_pylist(), table["start"].to_pylist(), strict=True)
-    return torch.tensor([statistics.mean(inside_loops(tokens[start:])) for tokens, start in texts])
+    """Share of the tokens after the roots of each recorded text that lie inside loops, [X]."""
+    texts = zip(*(table[name].to_pylist() for name in ("tokens", "start", "roots")), strict=True)
+    new = (tokens[start + 1 : start + 1 + roots] for tokens, start, roots in texts)
+    return torch.tensor([statistics.mean(inside_loops(tokens)) for tokens in new])
 
 
 def repeats(contenders: Contenders, texts: Texts, loops_X: Tensor, profile: LatencyProfile) -> Rows:

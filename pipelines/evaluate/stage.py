@@ -61,7 +61,7 @@ from selector.train.data import Setting, Texts
 from selector.train.module import SelectorModule
 from selector.train.recent_acceptance import RecentAcceptance
 
-FORMAT = 10  # of `evaluation.json`
+FORMAT = 11  # of `evaluation.json`
 PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption
 TUNED = "evaluation.tuned.jsonl"  # transformers' own methods that were tuned before an interruption
 GREEDY_PROMPTS = 20
@@ -155,6 +155,7 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
     chosen = choices(config, profile, splits, result, module)
     evaluation = comparison.evaluation(config, decoded, replayed, own, chosen)
     evaluation["summary"] |= synthetic_summary(replayed)
+    held_out = read_rows(traces_folder(config), "test", ["tokens", "start", "roots"])
     strips = [
         {key: row[key] for key in ("temperature", "top_p", "prompt")}
         | {"steps": comparison.traced_steps(row, pair.tokenizer)}
@@ -164,7 +165,7 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
     return {
         **evaluation,
         "decisions": chosen_of(result)["modes"],
-        "repeats": repeats(contenders, splits["test"], loops(read_rows(traces_folder(config), "test")), profile),
+        "repeats": repeats(contenders, splits["test"], loops(held_out), profile),
         "greedy": greedy,
         "strips": strips,
     }

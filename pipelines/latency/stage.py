@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from contextlib import suppress
 from dataclasses import replace
@@ -49,10 +50,11 @@ FITTED: list[tuple[int, ...]] = [  # trees, and lookups as tuples of one number
 CHECKED: list[tuple[int, ...]] = [
     *((1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 2, 6), (4,)),
 ]
-FORMAT = 8  # of `latency.json`; a profile of another format is measured anew
+FORMAT = 9  # of `latency.json`; a profile of another format is measured anew
 REAL_STEPS = 8  # timed steps of each text and tree
 UNSTEADY = 0.1  # mean distance of predicted step times from measured ones, as a share, that is warned of
-PLAIN_ROUNDS = 24  # for each text, of plain decoding in a run of its own, and of drafts after plain steps
+PLAIN_ROUNDS = 24  # of each text, for plain decoding in a run of its own
+LATE_ROUNDS = 5  # of all texts for each of `latency.repeats`, for drafts after plain steps
 _PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
 
 
@@ -113,7 +115,9 @@ def run(config: Config) -> None:
         profile = replace(profile, different=different(config, pair, prompts))
         profile = timing.fitted(profile, {key: taken for key, taken in steps.items() if key[1] in FITTED})
         plain = order_times.plain_alone(pair, config.train.verifier, prompts, PLAIN_ROUNDS, config.data.tokens)
-        late = order_times.late_drafts(pair, config.train.verifier, prompts, PLAIN_ROUNDS, config.data.tokens)
+        turns = math.ceil(LATE_ROUNDS * config.latency.repeats / len(prompts))
+        with ticking("timing late drafts", turns * len(prompts)) as tick:
+            late = order_times.late_drafts(pair, config.train.verifier, prompts, turns, config.data.tokens, tick)
         profile = replace(profile, plain=plain, late=late)
         rows = check(profile, config.train.verifier, {key: taken for key, taken in steps.items() if key[1] in CHECKED})
         stage.replace()

@@ -64,8 +64,9 @@ LABELS = (
     "happens by chance once in 16,000 comparisons."
 )
 REPEATS = (
-    "Replayed. A text loops if a quarter of its tokens lie inside repeats of at most 16 tokens. It has long repeats if "
-    "a quarter of its positions follow 8 or more tokens that occurred before."
+    "Replayed. A text loops if at least a quarter of its tokens go on with a run that repeats the same 1 to 16 tokens. "
+    "It has long repeats if at least a quarter of its positions follow 8 or more tokens that occurred before. ±inf "
+    "stands where all texts have one source."
 )
 CALIBRATION = (
     f"Roots of the validation texts are in ten groups by the prediction for the tree {plots.EXAMPLE}; each point shows "

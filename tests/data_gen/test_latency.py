@@ -110,29 +110,39 @@ def test_a_plain_step_is_timed_after_another_and_after_one_that_drafts(
 
 
 def test_a_draft_is_timed_after_each_number_of_plain_steps(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here a draft takes longer by the tokens that it missed, exactly. Where times fall, the table has their mean."""
+    """Here a draft takes longer by the tokens that it missed, exactly, and by the text's length, as the first draft of
+    a decoding, and after another decoding's step. Where times fall, the table has their mean."""
     extra = {0: 0.0, 1: -0.5, 2: 0.25, 4: 1.0, 8: 2.0, 16: 1.5}
+    latest: list[object] = [None]
 
     def steps(
         pair: ModelPair, verifier: str, chooser: Chooser, prompt: list[int], limit: int, seed: int
     ) -> Iterator[Step]:
-        missed = 0
-        for _ in range(100):
+        mine, missed, first = object(), 0, True
+        for _ in range(limit):
             action = chooser.select(None)
             assert action is not None
-            yield Step(30, action, 0, 1 + action.nodes, {"draft": 2.0 + extra[missed] if action == BETWEEN else 1.0})
-            missed = 0 if action == BETWEEN else missed + 1
+            seconds = 1.0
+            if action == BETWEEN:
+                seconds = 2.0 + len(prompt) + extra[missed] + 9 * first + 5 * (latest[0] is not mine)
+                missed, first = 0, False
+            else:
+                missed += 1
+            latest[0] = mine
+            yield Step(30, action, 0, 1 + action.nodes, {"draft": seconds})
 
     monkeypatch.setattr(order_times, "steps_of", steps)
-    late = late_drafts(pair, "traversal", PROMPTS, 4, 100)
+    late = late_drafts(pair, "traversal", PROMPTS, 6, 60)
     assert [late.at(0, tokens) for tokens in (0, 1, 2, 3, 4, 8, 12, 40)] == [0, 0, 0.25, 0.625, 1, 1.75, 1.75, 1.75]
-    assert late_drafts(pair, "traversal", [], 4, 100).at(0, 16) == 0.0
+    assert late_drafts(pair, "traversal", PROMPTS, 6, 24).sizes == [0, 1, 2, 4, 8]  # no second draft after 16 others
+    for nothing in (late_drafts(pair, "traversal", [], 6, 60), late_drafts(pair, "traversal", PROMPTS, 6, 5)):
+        assert nothing.at(0, 16) == 0.0
 
 
 def test_real_drafts_are_timed_after_plain_steps(pair: ModelPair) -> None:
-    late = late_drafts(pair, "traversal", PROMPTS, 2, 60)
-    assert late.sizes == [*LATE] and late.seconds[0][0] == 0.0
-    assert late.seconds[0] == sorted(late.seconds[0])
+    ticks: list[None] = []
+    late = late_drafts(pair, "traversal", PROMPTS, 2, 60, lambda: ticks.append(None))
+    assert late.sizes == [*LATE] and len(ticks) == 2 * len(PROMPTS)
     with closing(timing.steps_of(pair, "traversal", order_times._Late(3), PROMPTS[1], 60, 0)) as steps:
         drafted = [step.action == BETWEEN for step in islice(steps, 10)]  # without the slow first step
     assert drafted == [False, False, True, *[False, False, False, True], *[False] * 3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,7 @@ def test_a_log_of_another_law_is_refused_again_and_again(
     law: str,
     pair: ModelPair,
     pair_folders: tuple[str, str],
+    empty_store: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -155,9 +157,10 @@ def test_a_log_of_another_law_is_refused_again_and_again(
     """No token of it is impossible, and what is finished when it is found out must not let the rest through."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    log = write(tmp_path / "log.jsonl", sampled(pair, law, 40))
+    shutil.copyfile(empty_store, tmp_path / "mlflow.db")
+    log = write(tmp_path / "log.jsonl", sampled(pair, law, 24))
     arguments = options(pair_folders, f"data.log={log}", "sampling=[{temperature: 1}]", "data.texts_per_shard=4")
-    write(tmp_path / "prompts.jsonl", [{"text": sentence(n)} for n in range(40)])
+    write(tmp_path / "prompts.jsonl", [{"text": sentence(n)} for n in range(24)])
     arguments.append(f"prompts.file={tmp_path / 'prompts.jsonl'}")
     if law == "the target's own":
         assert "of the tokens had a probability below 0.001" in said(capsys, monkeypatch, "data", arguments)

@@ -28,11 +28,12 @@ def test_loops_are_runs_that_repeat_a_few_tokens() -> None:
     assert sum(loops.inside_loops(words + words)) == 0  # nor is a long period
 
 
-def test_loops_of_recorded_texts_are_those_after_the_prompt() -> None:
+def test_loops_of_recorded_texts_are_those_after_their_roots() -> None:
+    """The prompt does not count, and neither do the tokens of the last look-ahead."""
     prompt, words = [7] * 40, list(range(100, 140))
-    texts = [prompt + words, prompt + words[:20] + [1, 2] * 10, words + [5] * 20]
-    table = pa.table({"tokens": texts, "start": [40, 40, 40]})
-    assert loops_of(table).tolist() == pytest.approx([0, 18 / 40, 19 / 20])
+    texts = [prompt + words, prompt + words[:20] + [1, 2] * 18, words + [5] * 36, prompt + words[:10] + [3] * 16]
+    table = pa.table({"tokens": texts, "start": [39] * 4, "roots": [24, 40, 20, 10]})
+    assert loops_of(table).tolist() == pytest.approx([0, 18 / 40, 19 / 20, 0])
 
 
 @pytest.mark.parametrize("longest", [8, 64, 512])

@@ -23,12 +23,14 @@ from pipelines.evaluate.methods import (
     BEST_STATIC,
     BRANCHING,
     PLAIN,
+    SELECTOR,
     Decoding,
     Method,
     Task,
     row_of,
     static_methods,
 )
+from pipelines.evaluate.replays import repeats
 from pipelines.pair.loading import recipe
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import LookupRule, Mode
@@ -194,6 +196,25 @@ def methods_of(data: Texts) -> dict[str, Method]:
         "selector": Method("selector", "traversal", mode, module, tuned),
         "lookups": Method("lookups", "traversal", replace(best, feature_levels=(MATCH,), rule=LookupRule(1, 8))),
     }
+
+
+def test_texts_that_loop_are_told_from_others_that_repeat_themselves() -> None:
+    """Six texts under two settings in turn: of each setting one loops, one has long repeats, and one has neither."""
+    data = texts(6, seed=5)
+    data.settings, data.setting_X = [(0.5, 1.0), (1.0, 1.0)], torch.tensor([0, 1] * 3)
+    data.scalar("match")[torch.isin(data.text_R, torch.tensor([0, 2, 5]))] = 20  # text 0 loops, too
+    loops_X = torch.tensor([0.3, 0.0, 0.1, 0.9, 0.0, 0.2])
+    mine, base = (static(name, "traversal", tree) for name, tree in ((SELECTOR, Action(1, 3, 0)), (BEST_STATIC, EMPTY)))
+    profile = synthetic_profile()
+    rows = repeats({key: [mine, base] for key in data.settings}, data, loops_X, profile)
+    found = {(row["temperature"], row["texts"]): row for row in rows}
+    expected = {"that loop": (0, 3), "with other long repeats": (2, 5), "without either": (4, 1)}
+    assert found.keys() == {(setting[0], name) for setting in data.settings for name in expected}
+    for name, numbers in expected.items():
+        for setting, number in zip(data.settings, numbers, strict=True):
+            row, part = found[setting[0], name], data.take(torch.tensor([number]))
+            saved = base.replay(part, profile).seconds_X - mine.replay(part, profile).seconds_X
+            assert row["count"] == 1 and row["seconds_saved"] == pytest.approx(float(saved), rel=0.1)
 
 
 def quotient(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float, float]:

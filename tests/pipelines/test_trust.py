@@ -30,11 +30,11 @@ KINDS = (  # those of the next test aside; `python -m tests.pipelines.flips` has
 
 
 @pytest.fixture
-def copy(demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a finished run, which a test may spoil."""
+def copy(demo: tuple[Path, str], empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a finished run, which a test may spoil, and an empty store."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")  # a relative one is kept by MLflow
     shutil.copytree(demo[0] / "runs", tmp_path / "runs")
-    shutil.copyfile(demo[0] / "mlruns" / "mlflow.db", tmp_path / "mlflow.db")  # a new one takes seconds
+    shutil.copyfile(empty_store, tmp_path / "mlflow.db")
     return tmp_path
 
 
