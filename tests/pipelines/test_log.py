@@ -172,7 +172,7 @@ def test_labels_are_those_of_plain_passes(labelled: tuple[pa.Table, str], pair: 
     assert compared > 1000
 
 
-@pytest.mark.parametrize("temperature", [0.2, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_labels_agree_with_those_of_our_own_texts(
     demo: tuple[Path, str], labelled: tuple[pa.Table, str], temperature: float
 ) -> None:
