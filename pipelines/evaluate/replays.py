@@ -136,7 +136,7 @@ def loops(table: pa.Table) -> Tensor:
     """Share of the tokens after the roots of each recorded text that lie inside loops, [X]."""
     texts = zip(*(table[name].to_pylist() for name in ("tokens", "start", "roots")), strict=True)
     new = (tokens[start + 1 : start + 1 + roots] for tokens, start, roots in texts)
-    return torch.tensor([statistics.mean(inside_loops(tokens)) for tokens in new])
+    return torch.tensor([statistics.fmean(inside_loops(tokens)) for tokens in new])
 
 
 def repeats(contenders: Contenders, texts: Texts, loops_X: Tensor, profile: LatencyProfile) -> Rows:
