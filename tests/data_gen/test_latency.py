@@ -142,7 +142,9 @@ def test_a_draft_is_timed_after_each_number_of_plain_steps(pair: ModelPair, monk
 def test_real_drafts_are_timed_after_plain_steps(pair: ModelPair) -> None:
     ticks: list[None] = []
     late = late_drafts(pair, "traversal", PROMPTS, 2, 60, lambda: ticks.append(None))
-    assert late.sizes == [*LATE] and len(ticks) == 2 * len(PROMPTS)
+    assert late.sizes == [*LATE] and late.seconds[0][0] == 0.0
+    assert late.seconds[0] == sorted(late.seconds[0])
+    assert len(ticks) == 2 * len(PROMPTS)
     with closing(timing.steps_of(pair, "traversal", order_times._Late(3), PROMPTS[1], 60, 0)) as steps:
         drafted = [step.action == BETWEEN for step in islice(steps, 10)]  # without the slow first step
     assert drafted == [False, False, True, *[False, False, False, True], *[False] * 3]
