@@ -64,7 +64,7 @@ class Schedule(NamedTuple):
         """The schedule of the target, of the base that it begins as where loops are trained away, or of what drafts."""
         least, rate, steps, repeats = 8, 2e-3, embedded.draft_steps, 1 / 8
         if role == "base" or (role == "target" and not embedded.loop_steps):
-            least, rate, steps = 4, 1e-3, embedded.steps
+            least, steps = 4, embedded.steps
         elif role == "target":
             least, rate, steps, repeats = 3, 1e-4, embedded.loop_steps, 0.0  # the loss has repeats of its own
         return cls(steps, max(least, TOKENS_PER_STEP // embedded.context), rate, repeats)

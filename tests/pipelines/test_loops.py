@@ -7,15 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import BPE
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pipelines.config import Embedded
 from pipelines.evaluate.replays import loops as loops_of
 from pipelines.pair import language_model, loops
 from pipelines.pair.language_model import Schedule
-from pipelines.studies.averages import write_average
 from tests.pipelines.runs import SMALL_PAIR, espalier
 
 
@@ -97,16 +93,3 @@ def test_a_pair_is_trained_against_loops_from_its_base_on(tmp_path: Path) -> Non
     base, target = (language_model.load(folder / role, 32, "cpu").state_dict() for role in ("base", "target"))
     assert any(not torch.equal(base[name], target[name]) for name in base)
     assert all((base[name] - target[name]).abs().max() < 0.01 for name in base)  # not trained anew
-
-
-@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
-def test_an_average_lies_between_the_weights_before_and_after(tmp_path: Path, share: float) -> None:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE({"a": 0}, [])))
-    models = {name: language_model.build_model(Embedded(hidden=32), 1, 50, 0, n) for n, name in enumerate("ab")}
-    for name, model in models.items():
-        model.save_pretrained(tmp_path / name)
-        tokenizer.save_pretrained(tmp_path / name)
-    write_average(tmp_path / "a", tmp_path / "b", share, tmp_path / "c")
-    found = LlamaForCausalLM.from_pretrained(tmp_path / "c")
-    for one, other, mean in zip(*(each.parameters() for each in (*models.values(), found)), strict=True):
-        torch.testing.assert_close(mean, (1 - share) * one + share * other)
