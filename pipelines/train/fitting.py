@@ -62,7 +62,7 @@ def fit(config: Config, module: SelectorModule, roots: RootsModule, folder: Path
             accelerator="cpu",  # the network is so small that copies to a GPU would take longer
             devices=1,
             logger=[MLFlowLogger(run_id=run_id, tracking_uri=tracking_uri(), log_model=False), *loggers],
-            callbacks=[checkpoints, RichProgressBar(), LearningRateMonitor("epoch"), _StopBetweenBatches(), *callbacks],
+            callbacks=[checkpoints, RichProgressBar(), LearningRateMonitor("epoch"), StopBetweenBatches(), *callbacks],
             enable_model_summary=False,
             num_sanity_val_steps=0,
             log_every_n_steps=50,
@@ -85,7 +85,7 @@ def added(config: Config) -> dict[str, Callable[[], object]]:
         sys.path.remove("")
 
 
-class _StopBetweenBatches(Callback):
+class StopBetweenBatches(Callback):
     """Lets Ctrl-C take effect at the next batch: in the middle of a write it would leave MLflow's database locked."""
 
     def __init__(self) -> None:

@@ -1,0 +1,172 @@
+"""A draft that `espalier distil` made: some of the target's layers, and its output layer over a part of the vocabulary.
+
+The embeddings and the output layer's rows are the target's own and are not stored: a draft is its layers, its last norm
+and the tokens that it can say. All other tokens get the logit minus infinity, so `q` is 0 there and a verifier needs to
+know nothing of it. The part of the vocabulary follows FR-Spec (arXiv 2502.14856) and EAGLE-3 (2503.01840).
+
+Legend: R tokens that the draft can say, V vocabulary, D hidden width, T tokens of a pass.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import linear
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from data_gen.models.checkpoints import CONFIG, text_config
+from selector.files import atomically
+from selector.schema import InputError
+
+WEIGHTS, LAYERS = "model.safetensors", "espalier_layers"  # the config's key with the target's layers that it began as
+SAID = "said_tokens"  # the tensor of the token ids that the draft can say, int32 [R]
+
+
+class ReducedHead(torch.nn.Module):
+    """An output layer over some tokens; the logits of all others are minus infinity.
+
+    Args:
+        weight_RD: rows of the target's output layer, or all rows of a reduced one.
+        said_R: the token of each row, int64.
+        vocabulary: V.
+    """
+
+    said_R: Tensor
+
+    def __init__(self, weight_RD: Tensor, said_R: Tensor, vocabulary: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight_RD, requires_grad=False)
+        self.register_buffer("said_R", said_R, persistent=False)
+        self.in_features, self.out_features = weight_RD.shape[1], vocabulary
+
+    def forward(self, hidden_TD: Tensor) -> Tensor:
+        few_TR = linear(hidden_TD, self.weight)
+        logits_TV = few_TR.new_full((*few_TR.shape[:-1], self.out_features), -torch.inf)
+        return logits_TV.index_copy(-1, self.said_R[: len(self.weight)], few_TR)  # a self-check cuts the rows
+
+
+def new_draft(target: PreTrainedModel, layers: Sequence[int], said_R: Tensor) -> PreTrainedModel:
+    """A draft whose layers are copies of the target's, in its dtype on its device; its embeddings are the target's.
+
+    Args:
+        layers: numbers of the target's layers, in the order in which the draft has them.
+        said_R: token ids that it can say, int64.
+
+    Raises:
+        InputError: the target has no such layers.
+    """
+    count = target.config.get_text_config().num_hidden_layers
+    if not layers or not all(0 <= number < count for number in layers):
+        raise InputError(f"distil.layers={list(layers)}: the target's layers have the numbers 0 to {count - 1}")
+    draft = _with_tables(_draft_config(target, layers), target, said_R)
+    own = dict(target.named_parameters())
+    with torch.no_grad():
+        for name, weights in stored_weights(draft).items():
+            weights.copy_(own[_in_target(name, layers)])
+    return draft
+
+
+def load_draft(name: str, target: PreTrainedModel) -> PreTrainedModel:
+    """A stored draft for a target that is loaded, in its dtype on its device.
+
+    Raises:
+        InputError: a file is missing or damaged, or the draft is for a target of another shape; names the draft.
+    """
+    config, table = text_config(name, "draft"), target.get_output_embeddings()
+    try:
+        with safe_open(Path(name) / WEIGHTS, "pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is no dict)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"pair.draft: cannot load {name}: {error}") from error
+    shape, wanted = (config.hidden_size, config.vocab_size), (table.weight.shape[1], table.out_features)
+    if shape != wanted:
+        raise InputError(
+            f"pair.draft: {name} was distilled for a target of width {shape[0]} with {shape[1]} tokens; "
+            f"{target.name_or_path} has width {wanted[0]} and {wanted[1]} tokens"
+        )
+    draft = _with_tables(config, target, tensors.pop(SAID, torch.zeros(0)).long())
+    stored = stored_weights(draft)
+    if tensors.keys() != stored.keys() or any(tensors[key].shape != stored[key].shape for key in stored):
+        raise InputError(f"pair.draft: {name}: {WEIGHTS} does not hold the weights that its config names")
+    with torch.no_grad():
+        for key, weights in stored.items():
+            weights.copy_(tensors[key])
+    draft.name_or_path = name
+    return draft.eval()
+
+
+def save_draft(draft: PreTrainedModel, folder: Path) -> None:
+    """Write a draft's config and, in bfloat16, its weights, whole or not at all; InputError where the disk is full."""
+    with atomically(folder) as partial:
+        partial.mkdir()
+        draft.config.to_json_file(partial / CONFIG)
+        weights = {
+            name: own.detach().to("cpu", torch.bfloat16).contiguous() for name, own in stored_weights(draft).items()
+        }
+        said_R = draft.get_output_embeddings().said_R.to("cpu", torch.int32)
+        save_file({**weights, SAID: said_R}, partial / WEIGHTS)
+
+
+def is_distilled(name: str) -> bool:
+    """Whether a name is the folder of such a draft."""
+    try:
+        return LAYERS in json.loads((Path(name) / CONFIG).read_text())
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def _draft_config(target: PreTrainedModel, layers: Sequence[int]) -> Any:
+    """The target's config with some of its layers."""
+    whole = target.config.get_text_config()
+    config, count = deepcopy(whole), whole.num_hidden_layers
+    config.num_hidden_layers = len(layers)
+    for key, value in whole.to_dict().items():  # such as the kind of each layer
+        if isinstance(value, list) and len(value) == count:
+            setattr(config, key, [value[number] for number in layers])
+    config.tie_word_embeddings = False
+    if getattr(config, "final_logit_softcapping", None):
+        config.final_logit_softcapping = None  # it would give tokens that are not said a finite logit
+    setattr(config, LAYERS, list(layers))
+    return config
+
+
+def _with_tables(config: Any, target: PreTrainedModel, said_R: Tensor) -> PreTrainedModel:
+    """A model of a config, whose embeddings are the target's and whose output layer has some of its rows."""
+    table = target.get_output_embeddings()
+    rows, config = int(table.weight.shape[0]), deepcopy(config)
+    if not len(said_R) or int(said_R.min()) < 0 or int(said_R.max()) >= rows:
+        raise InputError(f"the draft's tokens are none, or beyond the target's {rows}")
+    config.vocab_size = 8  # tables of its own would be made for nothing
+    for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        setattr(config, key, None)
+    draft: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=target.dtype).to(target.device)
+    said_R = said_R.to(target.device)
+    draft.set_input_embeddings(target.get_input_embeddings())
+    draft.set_output_embeddings(ReducedHead(table.weight.detach()[said_R].clone(), said_R, rows))
+    draft.config.get_text_config().vocab_size = rows
+    draft.generation_config = deepcopy(target.generation_config)
+    return draft
+
+
+def stored_weights(draft: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
+    """The weights that are the draft's own."""
+    tables = draft.get_input_embeddings(), draft.get_output_embeddings()
+    shared = {id(own) for table in tables for own in table.parameters()}
+    return {name: own for name, own in draft.named_parameters() if id(own) not in shared}
+
+
+def _in_target(name: str, layers: Sequence[int]) -> str:
+    """The name in the target of a weight of the draft."""
+    before, found, after = name.partition("layers.")
+    if not found:
+        return name
+    number, _, rest = after.partition(".")
+    return f"{before}{found}{layers[int(number)]}.{rest}"

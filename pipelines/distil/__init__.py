@@ -1,0 +1,1 @@
+"""Trains a draft for a target that has none."""

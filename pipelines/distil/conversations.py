@@ -1,0 +1,215 @@
+"""Sequences that the target writes for a draft's training, with what its distributions are computed from.
+
+A sequence is a conversation in the target's chat template. The user's first turn is a prompt of the run, or begins
+with some of its words, or is the target's own; then the target answers, writes the next user's turn, and so on to the
+end, so that no pass is spent on texts that have ended. A target without a template continues one prompt after the
+other.
+
+Legend: B sequences, T tokens of a sequence, D hidden width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
+
+from data_gen.models.pair import eos_ids
+from selector.schema import InputError
+
+TEMPERATURES = (1.0, 0.6, 1.0, 0.3, 0.8)  # of answers, by sequence in turn; a user's turn is drawn at 1
+WHOLE, BEGUN = 0.5, 0.25  # shares of conversations whose first turn is a prompt, or begins with some of its words
+LONGEST_TURN = 96  # tokens of a user's turn that the target writes
+MARKS = "\x02one\x02", "\x02two\x02", "\x02three\x02"  # stand for turns, to find what the template puts between them
+LINEAR = 0.05  # the largest distance of logits from a linear map, as a share of their standard deviation
+
+
+class Template(NamedTuple):
+    """The tokens that a chat template puts before a user's first turn, after a user's turn, and after an answer. The
+    first token of the last two ends a turn, and the target writes it itself."""
+
+    opening: list[int]
+    to_answer: list[int]
+    to_user: list[int]
+
+    @classmethod
+    def of(cls, tokenizer: Any, system: str | None) -> Template | None:
+        """None for a tokenizer without a template, or with one that cannot hold these turns."""
+        if not tokenizer.chat_template:
+            return None
+        roles = ("user", "assistant", "user")
+        turns = [{"role": role, "content": mark} for role, mark in zip(roles, MARKS, strict=True)]
+        turns = turns if system is None else [{"role": "system", "content": system}, *turns]
+        try:
+            text = str(tokenizer.apply_chat_template(turns, tokenize=False))
+        except Exception:  # a template is a program, and may raise anything
+            return None
+        parts = re.split("|".join(MARKS), text)
+        if len(parts) != len(MARKS) + 1:
+            return None
+        found = tokenizer(parts[:3], add_special_tokens=False)["input_ids"]
+        return cls(*found) if all(found[1:]) else None
+
+
+@dataclass
+class Start:
+    """How a sequence begins: the given tokens, and whether the target answers after them or goes on with the user's
+    turn."""
+
+    given: list[int]
+    answers: bool
+    temperature: float
+
+
+class Written(NamedTuple):
+    """Sequences of one batch, on the CPU."""
+
+    tokens_BT: Tensor  # int32
+    drawn_BT: Tensor  # whether the target drew the token, bool
+    hidden_BTD: Tensor  # the input of the output layer at each token, bfloat16
+    log_total_BT: Tensor  # the logarithm of the sum of the exponentiated logits there, float32
+
+
+def starts(template: Template | None, prompts: Sequence[list[int]], chance: random.Random) -> Iterator[Start]:
+    """Beginnings without end.
+
+    Args:
+        prompts: the tokens of prompts, without the template.
+    """
+    number = 0
+    while True:
+        order = chance.sample(range(len(prompts)), len(prompts))
+        for prompt in (prompts[index] for index in order):
+            temperature, kind = TEMPERATURES[number % len(TEMPERATURES)], chance.random()
+            number += 1
+            if template is None:
+                yield Start(list(prompt), True, temperature)
+            elif kind < WHOLE:
+                yield Start([*template.opening, *prompt, *template.to_answer], True, temperature)
+            else:
+                words = chance.randint(1, max(1, min(len(prompt) // 2, 16))) if kind < WHOLE + BEGUN else 0
+                yield Start([*template.opening, *prompt[:words]], False, temperature)
+
+
+@torch.inference_mode()
+def write(
+    target: PreTrainedModel,
+    template: Template | None,
+    begun: Sequence[Start],
+    further: Iterator[Start],
+    length: int,
+    seed: int,
+    tick: Callable[[], None] = lambda: None,
+) -> Written:
+    """One batch of sequences of `length` tokens.
+
+    Args:
+        further: what goes on where a target without a template has ended its text.
+        tick: called after each token.
+
+    Raises:
+        InputError: the target's logits are no linear map of its last hidden state, or not finite.
+    """
+    table, width = target.get_output_embeddings(), target.config.get_text_config().hidden_size
+    cache = Cache(layers=[_Rows(length) for _ in range(target.config.get_text_config().num_hidden_layers)])
+    generator = torch.Generator(device=target.device).manual_seed(seed)
+    rows = [_Row(start, template, further, eos_ids(target)) for start in begun]
+    shape = len(rows), length
+    tokens_BT, drawn_BT = torch.zeros(shape, dtype=torch.int32), torch.zeros(shape, dtype=torch.bool)
+    hidden_BTD = torch.empty(*shape, width, dtype=torch.bfloat16)
+    log_total_BT, given = torch.empty(shape), list[Tensor]()
+    with table.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0])):
+        drawn_B = torch.zeros(len(rows), dtype=torch.int64)
+        for t in range(length):
+            taken = [row.take(token) for row, token in zip(rows, drawn_B.tolist(), strict=True)]
+            tokens_BT[:, t], drawn_BT[:, t] = (torch.tensor(each) for each in zip(*taken, strict=True))
+            ids_B1, places_B1 = tokens_BT[:, t : t + 1].long().to(target.device), torch.full((len(rows), 1), t)
+            output = target(ids_B1, past_key_values=cache, use_cache=True, position_ids=places_B1.to(target.device))
+            logits_BV, hidden_BD = output.logits[:, -1].float(), given.pop()[:, -1]
+            if t == 0:
+                _check_linear(target, logits_BV, hidden_BD)
+            hidden_BTD[:, t], log_total_BT[:, t] = hidden_BD.cpu(), logits_BV.logsumexp(-1).cpu()
+            temperatures_B1 = torch.tensor([[row.temperature] for row in rows], device=target.device)
+            drawn_B = _drawn(logits_BV.div_(temperatures_B1), generator).cpu()
+            tick()
+    if not log_total_BT.isfinite().all():
+        raise InputError(f"{target.name_or_path}: the model gives numbers that are not finite (NaN or infinity)")
+    return Written(tokens_BT, drawn_BT, hidden_BTD, log_total_BT)
+
+
+def _drawn(logits_BV: Tensor, generator: torch.Generator) -> Tensor:
+    """One token each, by the inverse of the distribution function, which is faster on a CPU than `multinomial`."""
+    sums_BV = logits_BV.softmax(-1).cumsum(-1)
+    places_B1 = torch.rand(len(sums_BV), 1, device=sums_BV.device, generator=generator) * sums_BV[:, -1:]
+    return torch.searchsorted(sums_BV, places_B1, right=True)[:, 0].clamp(max=sums_BV.shape[1] - 1)
+
+
+def _check_linear(target: PreTrainedModel, logits_BV: Tensor, hidden_BD: Tensor) -> None:
+    table = target.get_output_embeddings()
+    apart = (linear(hidden_BD, table.weight, getattr(table, "bias", None)).float() - logits_BV).abs().amax()
+    if apart > LINEAR * logits_BV.std():
+        raise InputError(
+            f"{target.name_or_path}: its logits are no linear map of its last hidden state: no draft for it"
+        )
+
+
+class _Row:
+    """One conversation: which tokens are given, and who speaks."""
+
+    def __init__(self, start: Start, template: Template | None, further: Iterator[Start], ends: frozenset[int]) -> None:
+        self._template, self._further, self._given, self._said = template, further, deque(start.given), 0
+        self._answers, self._temperature, self._ends = start.answers, start.temperature, ends
+
+    @property
+    def temperature(self) -> float:
+        """Of the next token."""
+        return self._temperature if self._answers else 1.0
+
+    def take(self, drawn: int) -> tuple[int, bool]:
+        """The next token, and whether it is the drawn one: it is not where a token is given."""
+        if self._given:
+            return self._given.popleft(), False
+        self._said += 1
+        if self._template is None:
+            if drawn in self._ends:
+                self._given.extend(next(self._further).given)
+            return drawn, True
+        end, *rest = self._template.to_user if self._answers else self._template.to_answer
+        too_long = not self._answers and self._said > LONGEST_TURN
+        if not (drawn == end or drawn in self._ends or too_long):
+            return drawn, True
+        self._answers, self._said = not self._answers, 0
+        self._given.extend(rest)
+        return end, drawn == end
+
+
+class _Rows(DynamicLayer):
+    """Keys and values of a batch in one allocation; transformers' own layer copies all of them at every token."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self._rows, self._filled = rows, 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            shape = (*key_states.shape[:2], self._rows)
+            self._all = [states.new_empty(*shape, states.shape[-1]) for states in (key_states, value_states)]
+        end = self._filled + key_states.shape[2]
+        for states, new in zip(self._all, (key_states, value_states), strict=True):
+            states[:, :, self._filled : end] = new
+        self._filled = end
+        self.keys, self.values = (states[:, :, :end] for states in self._all)
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        return self._filled

@@ -1,0 +1,141 @@
+"""Training of a draft with Lightning, and what the draft promises.
+
+`overlap` is the probability that a drafted token is accepted, `cost` a draft pass as a share of a target pass, and `speed`
+that of the best chain over plain decoding if both were constant.
+
+Legend: X sequences, T tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar
+from pytorch_lightning.loggers import MLFlowLogger
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
+
+from data_gen.models.distilled import stored_weights
+from data_gen.models.pair import CachedModel
+from data_gen.models.vocabulary import scored
+from pipelines.config import Distil
+from pipelines.distil.objective import Distances, DistilModule, Places
+from pipelines.distil.texts import Sequences
+from pipelines.tracking import tracking_uri
+from pipelines.train.fitting import REMARKS, StopBetweenBatches
+
+LONGEST = 32  # drafted tokens of the longest chain that `speed` looks at
+TIMED, BEHIND = 15, 200  # passes that are timed, and the tokens before them
+EVERY = 100  # steps between checkpoints
+
+
+class _Module(DistilModule):
+    """Its checkpoints leave out what is the target's."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {name: weights.detach() for name, weights in stored_weights(self.draft).items()}
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> None:
+        with torch.no_grad():
+            for name, weights in stored_weights(self.draft).items():
+                weights.copy_(state_dict[name])
+
+
+def fit(
+    own: Distil,
+    seed: int,
+    draft: PreTrainedModel,
+    data: Sequences,
+    steps: int,
+    dtype: torch.dtype,
+    folder: Path,
+    run_id: str,
+) -> None:
+    """Train a draft in place. An interrupted training goes on from its last checkpoint in `folder`; the MLflow run gets
+    the curves."""
+    pl.seed_everything(seed, verbose=False)
+    for name in ("utilities.rank_zero", "accelerators.cuda"):  # they remark on the hardware
+        logging.getLogger(f"pytorch_lightning.{name}").setLevel(logging.WARNING)
+    checkpoints = ModelCheckpoint(folder, save_last=True, save_top_k=0, every_n_train_steps=EVERY)
+    with warnings.catch_warnings():
+        for remark in REMARKS:
+            warnings.filterwarnings("ignore", message=remark)
+        trainer = pl.Trainer(
+            max_steps=steps,
+            accelerator="cpu" if draft.device.type == "cpu" else "gpu",
+            devices=1,
+            precision="bf16-mixed" if dtype == torch.bfloat16 else "32-true",
+            logger=MLFlowLogger(run_id=run_id, tracking_uri=tracking_uri(), log_model=False),
+            callbacks=[checkpoints, RichProgressBar(), StopBetweenBatches()],
+            enable_model_summary=False,
+            log_every_n_steps=10,
+        )
+        last = folder / "last.ckpt"
+        order = torch.Generator().manual_seed(seed)
+        loader: DataLoader[Places] = DataLoader(data, own.sequences, shuffle=True, drop_last=True, generator=order)
+        try:
+            module = _Module(draft, own.loss, own.rate, steps)
+            trainer.fit(module, loader, ckpt_path=str(last) if last.exists() else None, weights_only=False)
+        except SystemExit as stopped:  # Lightning turns Ctrl-C into it
+            raise KeyboardInterrupt from stopped
+    draft.eval()
+
+
+@torch.inference_mode()
+def measured(draft: PreTrainedModel, held_out: Sequences, answers_XT: Tensor, kinds: Sequence[str]) -> dict[str, Any]:
+    """`overlap` and `covered` over the target's answers to held-out prompts at temperature 1, and overlap by kind.
+
+    Args:
+        answers_XT: the places whose next token belongs to an answer, bool.
+    """
+    module, found = DistilModule(draft, "sum", 0.0, 1), list[tuple[str, int, Distances]]()
+    for number, kind in enumerate(kinds):
+        one, places_1T = held_out[number], answers_XT[number : number + 1]
+        if places_1T.any():
+            tokens, hidden, total, _ = (each.unsqueeze(0).to(draft.device) for each in one)
+            batch = Places(tokens, hidden, total, places_1T.to(draft.device))
+            found.append((kind, int(places_1T.sum()), module(batch)[1]))
+
+    def mean(name: str, of: str | None = None) -> float:
+        parts = [(count, float(getattr(each, name))) for kind, count, each in found if of in (None, kind)]
+        return sum(count * value for count, value in parts) / sum(count for count, _ in parts)
+
+    return {
+        "overlap": mean("overlap"),
+        "covered": mean("covered"),
+        "overlap_by_kind": {kind: mean("overlap", kind) for kind in sorted({kind for kind, _, _ in found})},
+    }
+
+
+def speed(overlap: float, cost: float) -> float:
+    """Of the best chain over plain decoding, where every drafted token is accepted with the same probability and
+    verification costs nothing: the largest `(1 + a + .. + a^l) / (1 + l c)`."""
+    return max(sum(overlap**n for n in range(length + 1)) / (1 + length * cost) for length in range(LONGEST + 1))
+
+
+@torch.inference_mode()
+def cost(draft: PreTrainedModel, target: PreTrainedModel) -> float:
+    """A draft pass of one token as a share of a target pass: medians of passes that alternate."""
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(scored(target), (BEHIND,), generator=generator).tolist()
+    models = [CachedModel(model) for model in (draft, target)]
+    for model in models:
+        model.fill(text)
+    seconds: list[list[float]] = [[], []]
+    for token in text[:TIMED]:
+        for model, own in zip(models, seconds, strict=True):
+            began = time.perf_counter()
+            model.extend([token])
+            model.check()  # a GPU has then finished
+            own.append(time.perf_counter() - began)
+    draft_seconds, target_seconds = map(statistics.median, seconds)
+    return draft_seconds / target_seconds
