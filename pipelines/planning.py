@@ -8,16 +8,16 @@ from pipelines.config import Config
 from pipelines.run import Stage, read_record, seconds_in_words
 from selector.schema import InputError
 
-# by stage the ones whose output it reads; `pair` is left out where the pair is given, because it then writes no models
+# by stage the ones whose output it reads
 READS = {
-    **{"latency": ("pair",), "data": ("pair",), "train": ("latency", "data")},
-    **{"evaluate": ("train",), "export": ("evaluate",), "report": ("evaluate", "export")},
+    **{"train": ("latency", "data"), "evaluate": ("train",)},
+    **{"export": ("evaluate",), "report": ("evaluate", "export")},
 }
 
 
 def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
     """The lines of the plan of some stages, by name in the order in which they run. Models are not loaded, so that
-    those of a given pair are taken to be as they were."""
+    those of the pair are taken to be as they were."""
     lines: list[str] = []
     anew: set[str] = set()
     known: dict[str, float] = {}
@@ -27,8 +27,7 @@ def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
         if stage is not None and stage.is_reusable:
             lines.append(f"{name}: {stage.outputs[0]} is reused: nothing it depends on has changed")
             continue
-        if name != "pair" or config.pair.trained is not None:
-            anew.add(name)
+        anew.add(name)
         lines += [f"{name}: {line}" for line in module.plan(config)]
         seconds, reason = _seconds(name, module, config)
         if seconds is None:

@@ -71,7 +71,7 @@ def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[
     try:
         try:
             made_with = provenance(config)
-            found = parameters(config, stage, sections)
+            found = parameters(config, sections)
             pipeline = _start(mlflow, uri, config, stage, _tags(found, made_with["commit"]))
         except OSError as error:  # a folder cannot be created
             raise _failure(uri, error) from error
@@ -98,7 +98,7 @@ def _tags(parameters: Mapping[str, Any], commit: str | None) -> dict[str, str]:
     tags = {"commit": str(commit), "machine": f"{platform.node()}, {device_name('auto', 'float32')}"}
     if target := parameters.get("pair.target"):
         draft = parameters.get("pair.head") or parameters["pair.draft"]
-        tags["pair"] = target if target == "embedded" else f"{target} / {draft}"
+        tags["pair"] = f"{target} / {draft}"
     return tags
 
 
@@ -132,11 +132,9 @@ def _failure(uri: str, error: Exception) -> InputError:
     return InputError(f"{uri}: MLflow's store fails: {str(error).splitlines()[0]}; {advice}")
 
 
-def parameters(config: Config, stage: str, sections: Sequence[str]) -> dict[str, Any]:
+def parameters(config: Config, sections: Sequence[str]) -> dict[str, Any]:
     """The seed and the keys of some sections that are not null, by dotted name."""
     values = config.model_dump(mode="json", exclude_none=True)
-    if stage != "pair":
-        values["pair"].pop("embedded", None)  # the run of the pair stage has them
     values["sampling"] = "; ".join(str(setting.build()) for setting in config.sampling)
     values["verifiers"] = ", ".join(values["verifiers"])
     return flat({name: values[name] for name in ("seed", *sections)})

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m tests.other_device FILE
 
-This decodes, writes and labels texts with the pair that comes with Espalier, on the CPU and then on the device, and
+This decodes, writes and labels texts with a tiny pair, on the CPU and then on the device, and
 writes the outcomes as JSON.
 
 Tensors of the device and of the CPU mix as little as on a GPU: an operator that gets both raises an error, and so does
@@ -157,18 +157,18 @@ def outcomes(device: str) -> dict[str, Any]:
     """Texts that are decoded with every verifier, and what a shard of labelled texts holds."""
     from data_gen.decoding.decoder import Decoder
     from data_gen.decoding.loop import Random
-    from data_gen.models.pair import ROLES, ModelPair
+    from data_gen.models.pair import ModelPair
     from data_gen.models.sampling import Sampling
     from data_gen.texts.labelled import BEHAVIOUR, Work, make_shard
     from data_gen.texts.prompts import Prompt
     from data_gen.verification import VERIFIERS, get_verifier
     from pipelines.config import load_config
-    from pipelines.config.sections import SHIPPED
     from pipelines.pair.loading import recipe
     from selector.actions import EMPTY, Lookup
     from tests.pipelines.runs import ROOT
+    from tests.tiny import small_pair
 
-    pair = ModelPair.load(*(str(SHIPPED / role) for role in ROLES), device=device)
+    pair = ModelPair.load(*small_pair(), device=device)
     text = "def area(width, height):\n    return width * height\n\n\ndef area("
     tokens, actions = pair.tokenizer(text).input_ids, [*BEHAVIOUR, EMPTY, Lookup(4)]
     found: dict[str, Any] = {}

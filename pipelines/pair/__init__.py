@@ -1,1 +1,1 @@
-"""Stage `pair`: the embedded pair is trained here, any other one is loaded; and the prompts."""
+"""Stage `pair`: the pair is loaded here; and the prompts."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from data_gen.models.checkpoints import hidden_width, load_tokenizer, model_positions
+from data_gen.models.gguf import resolved
 from data_gen.models.heads import check_head, check_head_config, load_pair_with_head
 from data_gen.models.pair import ROLES, ModelPair, resolve_device
 from data_gen.models.self_check import check_model
@@ -18,29 +19,40 @@ from data_gen.models.vocabulary import check_same_vocabulary
 from data_gen.texts.labelled import BEYOND, DEPTH, Recipe
 from data_gen.texts.prompts import Prompt, read_prompts, split_of, take_evenly
 from pipelines.config import Config
-from pipelines.run import read_record, require, verify
-from selector.schema import FULL, InputError, sha256
+from pipelines.config.sections import DISTILLED, SHIPPED, SMOLLM2
+from pipelines.run import read_record, verify
+from selector.schema import FULL, InputError
+
+PROMPTS = Path(__file__).with_name("prompts.jsonl")  # that come with Espalier
+
+
+def target_name(config: Config) -> str:
+    """The target's directory or hub id; a GGUF file is converted to a directory first.
+
+    Raises:
+        InputError: the file is missing or cannot be converted.
+    """
+    return resolved(config.pair.target, "target")
 
 
 def pair_names(config: Config) -> tuple[str, str]:
-    """Directories or hub ids of the target, and of its draft or head."""
-    if config.pair.trained is not None:
-        models = config.folder / "pair" / "models"
-        if config.pair.head:
-            return config.pair.names[0], str(models / "head")
-        return str(models / "target"), str(models / "draft")
-    return config.pair.names
+    """Directories or hub ids of the target, and of its draft or head; InputError as `target_name`, or where the draft
+    that the run trains is not there yet."""
+    if config.pair.head is not None:
+        return target_name(config), config.pair.head
+    if config.pair.draft == SMOLLM2:
+        return target_name(config), str(SHIPPED)
+    if config.pair.draft == DISTILLED:
+        folder = config.folder / "distil" / "draft"
+        if not folder.is_dir():
+            raise InputError(f"{folder} does not exist: run the distil stage first")
+        return target_name(config), str(folder)
+    return target_name(config), resolved(config.pair.draft, "draft")
 
 
 def depends(config: Config) -> dict[str, Any]:
-    """What the pair depends on, except the corpus."""
-    if config.pair.trained is None:
-        return {"pair": {"target": config.pair.target, "head" if config.pair.head else "draft": config.pair.drafting}}
-    if config.pair.head:
-        head = config.pair.trained.model_dump(include={"context", "documents", "draft_steps", "max_files"})
-        weights = sha256(Path(config.pair.names[0]) / "model.safetensors")
-        return {"pair": {"target": weights, "head": head}, "seed": config.seed}
-    return {"pair": config.pair.model_dump(mode="json", include={"target", "draft", "embedded"}), "seed": config.seed}
+    """The pair, as the config names it."""
+    return {"pair": {"target": config.pair.target, "head" if config.pair.head else "draft": config.pair.drafting}}
 
 
 def load_pair(config: Config, shapes: bool = False) -> ModelPair:
@@ -50,13 +62,10 @@ def load_pair(config: Config, shapes: bool = False) -> ModelPair:
         shapes: whether configs without weights are enough, because only times are measured.
 
     Raises:
-        InputError: the pair is missing, was trained with another config, does not load, has too short a context, or
-            computes token trees wrongly.
+        InputError: the pair is missing, does not load, has too short a context, or computes token trees wrongly.
     """
     own = config.pair
-    checksums = config.folder / "pair" / "checksums.json" if own.trained is None else None
-    if own.trained is not None:
-        require(config, "pair", depends(config))  # checks the files, so that checksums are not needed
+    checksums = config.folder / "pair" / "checksums.json"
     if own.threads:
         torch.set_num_threads(own.threads)
     load = load_pair_with_head if own.head else ModelPair.load
@@ -66,13 +75,8 @@ def load_pair(config: Config, shapes: bool = False) -> ModelPair:
 
 
 def known_fingerprint(config: Config) -> str:
-    """The pair's fingerprint as the latency or the pair stage recorded it, without loading the models.
-
-    Raises:
-        InputError: neither has been run; or the files of a pair that the run trained have changed.
-    """
-    if config.pair.trained is not None:
-        require(config, "pair", depends(config))
+    """The pair's fingerprint as the latency or the pair stage recorded it, without loading the models; InputError where
+    neither has been run."""
     for stage, key in (("latency", "pair"), ("pair", "fingerprint")):
         with suppress(InputError):
             if key in (recorded := read_record(config, stage)["depends"]) and isinstance(recorded[key], str):
@@ -93,7 +97,7 @@ def _check_positions(config: Config, have: int) -> int:
 
 
 def check_before_loading(config: Config) -> None:
-    """Check a given pair as far as that needs no weights: its device, tokenizers and positions; InputError as
+    """Check the pair as far as that needs no weights: its device, tokenizers and positions; InputError as
     `load_pair`."""
     names = pair_names(config)
     resolve_device(config.pair.device)
@@ -117,15 +121,14 @@ def check_models(pair: ModelPair, longest: int) -> None:
 
 def tokenizer_of(config: Config) -> Any:
     """The target's tokenizer, without its weights; InputError where it cannot be read."""
-    return load_tokenizer(pair_names(config)[0], "target")
+    return load_tokenizer(target_name(config), "target")
 
 
 def hidden_widths(config: Config) -> list[int]:
     """Widths of the hidden-state features, from the models' configs alone."""
-    if config.pair.trained is not None and not config.pair.head:
-        return [config.pair.trained.hidden] * 3
-    target = hidden_width(pair_names(config)[0], "target")
-    draft = target if config.pair.head else hidden_width(pair_names(config)[1], "draft")
+    names = pair_names(config)
+    target = hidden_width(names[0], "target")
+    draft = target if config.pair.head else hidden_width(names[1], "draft")
     return [target, draft, draft]
 
 
@@ -137,14 +140,15 @@ def recipe(config: Config) -> Recipe:
 
 
 def prompts_path(config: Config) -> Path:
-    """The user's file, or the file of the pair stage."""
-    return config.prompts.file or config.folder / "pair" / "prompts.jsonl"
+    """The user's file, the one that the pair stage wrote of data sets, or the one that comes with Espalier."""
+    written = config.folder / "pair" / "prompts.jsonl"
+    return config.prompts.file or (written if config.prompts.sets else PROMPTS)
 
 
 def all_prompts(config: Config) -> list[Prompt]:
     """The prompts of all splits; InputError if they are missing or have changed since the pair stage."""
     path = prompts_path(config)
-    if config.prompts.file is None:
+    if config.prompts.sets:
         if not path.exists():
             raise InputError(f"{path} does not exist: run the pair stage first")
         verify(config, "prompts")

@@ -1,8 +1,7 @@
-"""Writes a run's prompts, from data sets or from held-out files of the standard library."""
+"""Reads a run's prompts, and writes those of data sets."""
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,18 +11,15 @@ from typing import Any
 from data_gen.texts.prompt_sets import SETS, read_set
 from data_gen.texts.prompts import Prompt, split_of, take_evenly, write_prompts
 from pipelines.config import Config
-from pipelines.pair import corpus, tasks
 from pipelines.pair.loading import all_prompts, no_prompts, prompts_path, tokenizer_of
 from pipelines.run import Stage
 from selector.files import atomically
 from selector.schema import InputError, sha256
 from selector.train.data import SPLITS
 
-PROMPT_CHARACTERS = 1200  # more than `prompts.tokens` usually need
-
 
 def write(config: Config, tokenizer: Any) -> list[Prompt]:
-    """Write the run's prompts, unless the user's file holds them, and say how many are cut or left out.
+    """Write the run's prompts, unless a file holds them, and say how many are cut or left out.
 
     Returns:
         those that are kept, of all splits.
@@ -34,8 +30,6 @@ def write(config: Config, tokenizer: Any) -> list[Prompt]:
     path, told = config.folder / "pair" / "prompts.jsonl", False
     if config.prompts.sets:
         told = _write_prompts_of_sets(config, tokenizer, path) and len(config.prompts.sets) == 1
-    elif config.prompts.file is None:
-        _write_held_out_prompts(config, tokenizer, path)
     kept, said = config.prompts.form.fit(tokenizer, all_prompts(config))
     if not told:
         Stage("prompts", config, {}, ()).say(said)
@@ -70,13 +64,13 @@ def plan(config: Config) -> list[str]:
     yet."""
     tokenizer = None
     if all(own.file is not None for own in config.prompts.sets):
-        with suppress(InputError):  # an embedded pair has no tokenizer before the stage has run
+        with suppress(InputError):  # the target may not be there yet
             tokenizer = tokenizer_of(config)
-    if config.prompts.file is not None:
+    if not config.prompts.sets:
         prompts, said = all_prompts(config), ""
         if tokenizer is not None:
             prompts, said = config.prompts.form.fit(tokenizer, prompts)
-        return [f"{config.prompts.file}: {said or f'{len(prompts)} texts'}; taken: {_kinds(prompts)}"]
+        return [f"{prompts_path(config)}: {said or f'{len(prompts)} texts'}; taken: {_kinds(prompts)}"]
     if tokenizer is not None:
         return [said for _, said in chosen(config, tokenizer)]
     counts = {own: own.prompts or "all" for own in config.prompts.sets}
@@ -104,62 +98,9 @@ def _write_prompts_of_sets(config: Config, tokenizer: Any, path: Path) -> bool:
     return True
 
 
-def _write_held_out_prompts(config: Config, tokenizer: Any, path: Path) -> None:
-    """Write prompts of all kinds from the library; or of its code and prose, and tasks made from its files."""
-    own, files = config.prompts, corpus.stdlib_files()
-    inputs: dict[str, Any] = {
-        "corpus": corpus.described(files),
-        "per_source": own.per_source,
-        "held_out": corpus.HELD_OUT,
-    }
-    if own.tasks:
-        tokens = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
-        inputs |= {"tasks": own.tasks, "tokens": own.tokens, "tokenizer": tokens}
-    stage = Stage("prompts", config, inputs, (path,))
-    if not stage.begin():
-        return
-    prompts, possible = held_out_prompts(files, own.per_source), set(corpus.KINDS)
-    if own.tasks:
-        possible = {"code", "prose", *tasks.WORKLOADS}
-        prompts = [prompt for prompt in prompts if prompt.kind in possible]
-        prompts += task_prompts(files, own.tasks, tasks.counter(tokenizer), own.tokens)
-    for kind in sorted(possible - {prompt.kind for prompt in prompts}):
-        stage.say(f"this Python has no {kind} in its library: no prompts of that kind")
-    _replace(stage, path, prompts)
-
-
 def _replace(stage: Stage, path: Path, prompts: list[Prompt]) -> None:
     stage.replace()
     with atomically(path) as partial:
         write_prompts(partial, prompts)
     stage.say(f"{len(prompts)} prompts are written: {_kinds(prompts)}")
     stage.finish()
-
-
-def held_out_prompts(files: list[corpus.SourceFile], per_source: int) -> list[Prompt]:
-    """Prompts at evenly spaced lines of held-out files, at most `per_source` of each file and kind."""
-    prompts = []
-    for file in (file for file in files if file.held_out):
-        texts = {file.kind: file.text}
-        if file.kind == "code":
-            texts["prose"] = corpus.prose_of(file.text)
-        for kind, text in texts.items():
-            starts = [0, *(i + 1 for i, char in enumerate(text) if char == "\n")]
-            starts = [start for start in starts if start + PROMPT_CHARACTERS <= len(text)]
-            prompts += [
-                Prompt(f"{kind}:{file.path}:{start}", text[start : start + PROMPT_CHARACTERS], kind, file.path)
-                for start in starts[:: max(1, -(-len(starts) // per_source))]
-            ]
-    return prompts
-
-
-def task_prompts(files: list[corpus.SourceFile], number: int, count: tasks.Count, tokens: int) -> list[Prompt]:
-    """Tasks from held-out files, at most `number` of each kind from one file, of at most `tokens` tokens. Text that is
-    only to be continued is left out: `held_out_prompts` has it."""
-    return [
-        Prompt(f"{document.workload}:{file.path}:{n}", document.prompt, document.workload, file.path)
-        for file in files
-        if file.held_out
-        for n, document in enumerate(tasks.documents(file, number, count, tokens))
-        if document.workload not in ("code", "prose")
-    ]

@@ -15,18 +15,23 @@ from math import ceil
 from data_gen import timing
 from data_gen.models.checkpoints import is_shape
 from data_gen.models.pair import ModelPair
-from data_gen.texts.prompt_sets import read_set
-from data_gen.texts.prompts import Prompt, read_prompts, split_of, take_evenly
+from data_gen.texts.prompts import Prompt, split_of, take_evenly
 from pipelines.config import Config
 from pipelines.pair import prompt_writing
-from pipelines.pair.loading import check_before_loading, load_pair, pair_names, prompts_path, tokenizer_of
-from pipelines.pair.stage import make_ready
+from pipelines.pair.loading import (
+    all_prompts,
+    check_before_loading,
+    load_pair,
+    pair_names,
+    prompts_path,
+    tokenizer_of,
+)
 from pipelines.quick import machine
 from pipelines.quick.candidates import SOURCES
 from pipelines.quick.in_time import Found, InTime
 from pipelines.quick.page import TREES, page
 from pipelines.quick.sizes import SLOW, UNLABELLED, Prices, Sizes, fitting
-from pipelines.run import Stage, console, progress, record_path, write_json
+from pipelines.run import Stage, console, progress, write_json
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.judging import potential_table
 from selector.files import atomically
@@ -50,8 +55,6 @@ def run(config: Config) -> None:
     weights, print the table of `assumed`."""
     if config.pair.head:
         raise InputError("pair.head: quick compares trees of draft models; `espalier demo` runs all stages with a head")
-    if config.pair.trained is not None:
-        _make_ready(config)
     end = time.perf_counter() + 60 * config.quick.minutes - ELSEWHERE
     shapes = any(map(is_shape, pair_names(config)))
     prompts = [] if shapes else _prompts(config)
@@ -104,17 +107,6 @@ def _print(stage: Stage, config: Config, found: Found) -> None:
         stage.say(f"[bold yellow]warning[/]: {found.disturbed}")
 
 
-def _make_ready(config: Config) -> None:
-    """Train the run's pair if need be, for there is no tokenizer without it. Data that it needs is checked first."""
-    if config.prompts.file is not None:
-        _usable(config, read_prompts(config.prompts.file))
-    if not record_path(config, "pair").exists():
-        for own in config.prompts.sets:
-            read_set(own.name, own.file)
-        Stage("quick", config, {}, ()).say("the pair is not trained yet, which is done first")
-    make_ready(config)
-
-
 def _sizes(config: Config, pair: ModelPair, lengths: Sequence[int], end: float) -> tuple[Prices, Sizes]:
     """What its parts cost, and what fits. Costly verifiers are priced only where there may be time for them."""
     prices, new = Prices.measured(pair, config.data.tokens), config.data.tokens
@@ -139,10 +131,9 @@ def _refuse_to_be_late(config: Config, prices: Prices, sizes: Sizes, left: float
 
 def _prompts(config: Config) -> list[Prompt]:
     """The prompts, made if need be, and all that can be checked before weights are loaded."""
-    if config.pair.trained is None:
-        if config.prompts.file is not None:
-            _usable(config, read_prompts(config.prompts.file))
-        check_before_loading(config)
+    if not config.prompts.sets:
+        _usable(config, all_prompts(config))
+    check_before_loading(config)
     return _usable(config, prompt_writing.write(config, tokenizer_of(config)))
 
 

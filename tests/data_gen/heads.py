@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pipelines.pair.language_model import train_tokenizer
-from tests.conftest import TEXT
+from tests.tiny import TEXT, train_tokenizer
 
 
 def save_target(folder: Path, vocabulary: int = 300, hidden: int = 32, layers: int = 6) -> str:

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from data_gen.models.checkpoints import RANDOM, positions, revision, weights_of
 from data_gen.models.pair import ModelPair
 from selector.schema import InputError
-from tests.conftest import save_pair
 from tests.data_gen.families import LONGEST, config_of
+from tests.tiny import save_pair
 
 WEIGHTS = "model.safetensors"
 

@@ -14,7 +14,7 @@ from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier
 from selector.actions import Action
 from selector.schema import InputError
-from tests.conftest import save_pair
+from tests.tiny import save_pair
 
 CONTEXT = [5, 17, 203, 44, 91, 7]
 TREE = DraftTree.from_paths([11, 12], [[21, 22], [31, 32], [21, 42]])

@@ -20,8 +20,8 @@ from data_gen.verification import VERIFIERS, get_verifier
 from pipelines.evaluate.assisted import Assistant
 from selector.actions import Action
 from selector.schema import InputError
-from tests.conftest import VOCABULARY
 from tests.data_gen.worlds import World
+from tests.tiny import VOCABULARY
 
 PROMPT = [1, 0, 2]
 PADDED = VOCABULARY + 20

@@ -1,4 +1,4 @@
-"""Stages through their real entry point, on a pair that takes seconds to train."""
+"""Stages through their real entry point, on a tiny pair."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from tests.tiny import small_pair
+
 ROOT = Path(__file__).parents[2]
+TARGET, DRAFT = small_pair()
 SMALL_PAIR = [
-    *("pair.embedded.hidden=32", "pair.embedded.layers=2", "pair.embedded.context=32", "pair.embedded.max_files=12"),
-    *("pair.embedded.steps=12", "pair.embedded.draft_steps=12"),
+    f"pair.target={TARGET}",
+    f"pair.draft={DRAFT}",
     "pair.device=cpu",  # also where there is a GPU, whose sums differ from run to run
 ]
 TEXTS, TOKENS = 40, 24
 SMALL = [
     *SMALL_PAIR,
     "prompts.tokens=12",
-    "prompts.tasks=0",
     "prompts.validation=0.2",
     "verifiers=[specinfer,traversal,lifted_uniform]",
     "sampling=[{temperature: 0.0}, {temperature: 1.0}]",

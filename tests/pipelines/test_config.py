@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config import Embedded, load_config
+from pipelines.config import load_config
 from pipelines.data.recorded import depends
 from selector.schema import InputError
 
@@ -24,7 +24,7 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
         ("data.textz=3", "unknown key data.textz; did you mean data.texts?"),
         ("data.roots=64", "unknown key data.roots"),  # of earlier versions
         ("trian.batch=3", "unknown key trian; did you mean train?"),
-        ("pair.embedded.layer=3", "unknown key pair.embedded.layer; did you mean pair.embedded.layers?"),
+        ("distil.layer=3", "unknown key distil.layer; did you mean distil.layers?"),
         ("data.texts=many", "data.texts: Input should be a valid integer"),
         ("prompts.test=1.5", "prompts.test: Input should be less than 1"),
         ("data.features=some", "data.features: Input should be 'light' or 'full'"),
@@ -33,15 +33,20 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
         ("verifiers=[travresal]", "verifiers: unknown verifier 'travresal'; known are"),
         ("verifiers=[specinfer]", "train.verifier: 'lifted_uniform' is not among verifiers"),
         ("verifiers=[khisti,lifted_uniform]", "verifiers: khisti has no labels along a text"),
-        ('pair.embedded={"a\\nb": 1}', r"unknown key 'pair.embedded.a\nb'"),
+        ('distil={"a\\nb": 1}', r"unknown key 'distil.a\nb'"),
         ("train.objectives=[judge]", "train.objectives.0: Input should be 'policy' or 'regressor'"),
         ("evaluate.gpu_like=[0]", "evaluate.gpu_like.0: Input should be greater than 0"),
         ("sampling=[{temperature: -1}]", "sampling.0.temperature: Input should be greater than or equal to 0"),
-        ("pair.target=some/model", "pair: target and draft are either both 'embedded' or both names"),
+        (
+            "pair.target=some/model",
+            "pair: draft: the one that comes with Espalier is not for the target some/model: name",
+        ),
         ("sampling=[{temprature: 1}]", "unknown key sampling.0.temprature; did you mean sampling.temperature?"),
         ("sampling=[{top_p: 0.5},{top_p: 0.5}]", "sampling: a setting is listed twice"),
-        ("pair.embedded.hidden=40", "pair.embedded.hidden: Input should be a multiple of 16"),
-        ("pair.embedded.layers=1", "pair.embedded.layers: Input should be greater than or equal to 2"),
+        ("distil.layers=[-1]", "distil.layers.0: Input should be greater than or equal to 0"),
+        ("distil.layers=[]", "distil.layers: Tuple should have at least 1 item"),
+        ("distil.loss=cosine", "distil.loss: Input should be 'forward_kl', 'total_variation' or 'sum'"),
+        ("prompts.per_source=3", "unknown key prompts.per_source"),  # of earlier versions
         ("train.hidden=[-1]", "train.hidden.0: Input should be greater than or equal to 1"),
         ("name=../x", "name: String should match pattern"),
         ("pair.dtype=float8", "pair.dtype: Input should be 'float32' or 'bfloat16'"),
@@ -88,20 +93,27 @@ def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: str) -> None
 
 
 def test_overrides_change_only_what_they_name() -> None:
-    config = load_config(DEMO, ["pair.embedded.steps=7", "data.texts=500", "sampling=[{top_p: 0.9}]"])
-    assert config.pair.embedded == Embedded(steps=7) and load_config(DEMO, []).pair.embedded is None
+    config = load_config(DEMO, ["distil.passes=7", "data.texts=500", "sampling=[{top_p: 0.9}]"])
+    assert config.distil.passes == 7 and load_config(DEMO, []).distil.passes == 3
     assert config.prompts == load_config(DEMO, []).prompts
     assert config.data.texts == 500
     assert config.sampling[0].top_p == 0.9
 
 
-def test_prompts_of_a_given_pair_are_longer() -> None:
-    given = ["pair.target=some/large", "pair.draft=some/small"]
-    assert load_config(None, ["name=x"]).prompts.tokens == 48
-    assert load_config(None, ["name=x", *given]).prompts.tokens == 1024
-    assert load_config(DEMO, [*given, "prompts.tokens=60"]).prompts.tokens == 60
-    with pytest.raises(InputError, match="prompts: Input should be a valid dictionary"):
-        load_config(DEMO, [*given, "prompts=3"])
+@pytest.mark.parametrize(
+    "pair",
+    [
+        {},
+        {"target": "/models/SmolLM2-135M-Instruct"},
+        {"target": "some/model", "draft": "distilled"},
+        {"target": "some/model", "draft": "some/small"},
+        {"target": "some/model", "head": "some/head"},
+    ],
+)
+def test_every_target_has_a_draft_of_its_own(pair: dict[str, str]) -> None:
+    config = load_config(None, ["name=x", *(f"pair.{key}={value}" for key, value in pair.items())])
+    assert config.pair.drafting == pair.get("head", pair.get("draft", "smollm2"))
+    assert config.prompts.tokens == 1024
 
 
 @pytest.mark.parametrize(("level", "same"), [("light", True), ("full", False)])

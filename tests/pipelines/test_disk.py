@@ -57,7 +57,6 @@ def copy(demo: tuple[Path, str], tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("stage", "output", "at", "most", "named"),
     [
-        ("pair", "pair", "pipelines.pair.language_model.train", 4000, "runs/demo/pair/models/target.tmp: "),
         ("latency", "latency.json", "pipelines.latency.stage.write_json", 4000, "runs/demo/latency.json.tmp: "),
         # whose end Lightning, too, would like to record
         ("train", "training", "pytorch_lightning.Trainer.save_checkpoint", 30_000, "sqlite:///mlruns/mlflow.db: "),
@@ -68,8 +67,6 @@ def copy(demo: tuple[Path, str], tmp_path: Path) -> Path:
 def test_a_full_disk_under_the_run(copy: Path, stage: str, output: str, at: str, most: int, named: str) -> None:
     run = copy / "runs" / "demo"
     shutil.rmtree(run / output) if (run / output).is_dir() else (run / output).unlink()
-    if stage == "pair":
-        (run / "stages" / "pair.json").unlink()
     line = refused(copy, stage, at, most)
     assert line.startswith(f"espalier: {named}") and line.endswith((ADVICE, STORE)), line
     espalier(copy, stage, *SMALL)

@@ -23,15 +23,14 @@ from data_gen.engines.text import TextSelector
 from data_gen.engines.vllm import Lengths, Proposer
 from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
-from pipelines.config import Embedded, load_config
-from pipelines.pair.language_model import build_model, train_tokenizer
 from selector.actions import Lookup
 from selector.runtime.selector import load_selector
 from selector.schema import TEXT, InputError
+from tests.copying import copying_model
 from tests.pipelines.engine_modules import bare
-from tests.pipelines.runs import ROOT, espalier
-from tests.pipelines.runs import SMALL as DEMO
+from tests.pipelines.runs import espalier
 from tests.pipelines.small_logs import CLOCK, record, small
+from tests.tiny import train_tokenizer
 
 SMALL = ["train.epochs=6", "train.hidden=[16,8]", "train.batch=128"]
 LONGEST, ROOM = 6, 90  # drafted tokens and the model's positions, of the engines below
@@ -291,14 +290,24 @@ def test_sglangs_controller_takes_the_selectors_steps(
             worker.adaptive_controller.on_verify_complete([5] * len(numbers), len(numbers))
 
 
+def decoded(llama: Any, prompt: list[int], most: int) -> list[int]:
+    """A greedy text of at most so many tokens, up to the end token."""
+    tokens: list[int] = []
+    llama.reset()
+    for token in llama.generate(prompt, temp=0.0, repeat_penalty=1.0):
+        tokens.append(token)
+        if len(tokens) == most or token == llama.token_eos():
+            break
+    return tokens
+
+
 def test_llama_cpp_writes_plain_greedy_text_whatever_is_copied(copies: Path, tmp_path: Path) -> None:
     """llama.cpp runs: a Llama with biases and an induction head, which copies, from a GGUF file. Its text is also that
     of transformers."""
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: pip install '.[llama_cpp]'")
     pytest.importorskip("gguf", reason="gguf is not installed: pip install '.[llama_cpp]'")
     from data_gen.engines.llama_cpp import SelectedCopies
-    from pipelines.studies.gguf_file import write_gguf
-    from pipelines.studies.llama_cpp import decode
+    from tests.pipelines.gguf_file import write_gguf
 
     drafted: list[int] = []
 
@@ -309,7 +318,7 @@ def test_llama_cpp_writes_plain_greedy_text_whatever_is_copied(copies: Path, tmp
             return copied
 
     tokenizer = train_tokenizer([Path(__file__).read_text()], 400)
-    model = build_model(Embedded(hidden=32, layers=2, documents=1), 2, len(tokenizer), tokenizer.eos_token_id, seed=3)
+    model = copying_model(32, 2, len(tokenizer), tokenizer.eos_token_id, seed=3)
     torch.nn.init.normal_(model.model.layers[1].self_attn.o_proj.bias, std=0.02)
     write_gguf(model, tokenizer, tmp_path / "target.gguf")
     made = [
@@ -319,27 +328,8 @@ def test_llama_cpp_writes_plain_greedy_text_whatever_is_copied(copies: Path, tmp
     for text in ("def rows(self): return self.a\ndef rows(self)", "one two one", "for name in names: print(name); for"):
         prompt = tokenizer(text)["input_ids"]
         assert prompt == made[0].tokenize(text.encode(), add_bos=False)
-        plain, copied = (decode(each, prompt, 60).tokens for each in made)
+        plain, copied = (decoded(each, prompt, 60) for each in made)
         ids = torch.tensor([prompt])
         generated = model.generate(ids, do_sample=False, max_new_tokens=60, attention_mask=torch.ones_like(ids))
         assert plain == copied == generated[0, len(prompt) :].tolist()
     assert len(set(drafted)) > 2 and drafted.count(0) < len(drafted)
-
-
-def test_the_study_of_llama_cpp_compares_what_its_commands_made(
-    demo: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: pip install '.[llama_cpp]'")
-    pytest.importorskip("gguf", reason="gguf is not installed: pip install '.[llama_cpp]'")
-    from pipelines.studies.llama_cpp import main
-
-    monkeypatch.chdir(demo[0])
-    config = load_config(ROOT / "configs" / "demo.yaml", DEMO)
-    main(config, None)
-    made = config.folder / "llama_cpp"
-    arguments = [str(made / "log.jsonl"), "--timings", str(made / "times.csv"), "--name", "llama", "logs.drafter=none"]
-    espalier(demo[0], "logs", *arguments, *SMALL, config="")
-    main(config, Path("runs/llama/selector"))
-    said = capsys.readouterr().out
-    assert said.count(f"{config.evaluate.prompts} of {config.evaluate.prompts} texts are those of plain decoding") == 2
-    assert "| all | 3 |" in said

@@ -53,21 +53,6 @@ def copy(demo: tuple[Path, str], tmp_path: Path) -> Path:
 SIGNALS = (signal.SIGINT, signal.SIGKILL)
 
 
-def test_the_pair_stage_ends_with_the_same_weights(demo: tuple[Path, str], copy: Path) -> None:
-    run = copy / "runs" / "demo"
-    shutil.rmtree(run / "pair")
-    (run / "stages" / "pair.json").unlink()
-    stopped(copy, signal.SIGINT, "pair", *SMALL, at="pipelines.pair.language_model.distillation_loss")
-    target = run / "pair" / "models" / "target" / "model.safetensors"
-    kept = target.stat().st_mtime_ns
-    stopped(copy, signal.SIGKILL, "pair", *SMALL, at="pipelines.pair.stage.write_json")
-    assert "pair: reusing" not in espalier(copy, "pair", *SMALL)
-    assert target.stat().st_mtime_ns == kept
-    for role in ("target", "draft"):
-        name = Path("runs", "demo", "pair", "models", role, "model.safetensors")
-        assert (copy / name).read_bytes() == (demo[0] / name).read_bytes()
-
-
 def test_the_latency_stage_is_run_again(copy: Path) -> None:
     profile, fewer = copy / "runs" / "demo" / "latency.json", [*SMALL, "latency.repeats=4"]
     before = profile.read_bytes()

@@ -43,10 +43,9 @@ Lines = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def logged(demo: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the demo's pair, its prompts and a log of texts that transformers wrote."""
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a log of texts that transformers wrote."""
     folder = tmp_path_factory.mktemp("logged")
-    shutil.copytree(demo[0] / "runs" / "demo" / "pair", folder / "pair")
     config = config_of(folder)
     pair = ModelPair.load(config.pair.target, config.pair.draft, device="cpu")
     torch.manual_seed(5)
@@ -104,10 +103,7 @@ def options(folder: Path, name: str = "logged") -> list[str]:
     """Of a run on the log."""
     names = "temperature", "top_p", "top_k", "min_p"
     settings = ", ".join(str({name: getattr(setting, name) for name in names}) for setting in SETTINGS)
-    own = [option for option in SMALL if not option.startswith("pair")]
-    own += [f"name={name}", f"sampling=[{settings}]", f"prompts.file={folder / 'pair' / 'prompts.jsonl'}"]
-    own += [f"pair.{role}={folder / 'pair' / 'models' / role}" for role in ("target", "draft")]
-    return [*own, f"data.log={folder / 'log.jsonl'}"]
+    return [*SMALL, f"name={name}", f"sampling=[{settings}]", f"data.log={folder / 'log.jsonl'}"]
 
 
 def config_of(folder: Path) -> Config:

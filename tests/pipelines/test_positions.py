@@ -12,9 +12,9 @@ from pipelines.config import load_config
 from pipelines.data.shards import shards
 from pipelines.pair.loading import load_pair
 from selector.schema import InputError
-from tests.conftest import TEXT
 from tests.data_gen.families import LONGROPE, model_of
 from tests.pipelines.runs import ROOT
+from tests.tiny import TEXT
 
 DEMO = ROOT / "configs" / "demo.yaml"
 SIZES = ("prompts.tokens=12", "data.tokens=24")  # the deepest tree behind a text ends at token 67

@@ -13,7 +13,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.texts.prompts import read_prompts
 from pipelines.cli import run
 from pipelines.config import Config, load_config
-from pipelines.pair.loading import encode, prompts_of
+from pipelines.pair.loading import all_prompts, encode, prompts_of
 from selector.schema import InputError
 from selector.train.data import SPLITS
 from tests.data_gen.test_prompt_sets import RECORDS
@@ -85,6 +85,14 @@ def test_sets_are_read_fitted_and_split(
         assert encode(config, pair, prompt) == pair.tokenizer(text, add_special_tokens=False)["input_ids"]
     run("pair", file, options, plan=False)
     assert "reusing runs/sets/pair/prompts.jsonl" in capsys.readouterr().out
+    written = config.folder / "pair" / "prompts.jsonl"
+    written.write_text(written.read_text().replace("a", "b", 1))
+    with pytest.raises(
+        InputError, match=r"prompts\.jsonl: missing, or changed since it was written: run the pair stage"
+    ):
+        all_prompts(config)
+    run("pair", file, options, plan=False)
+    assert all_prompts(config) == kept
 
 
 def test_prompts_of_a_file_that_are_too_long_are_left_out(here: Path, tmp_path: Path) -> None:

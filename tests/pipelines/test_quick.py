@@ -17,8 +17,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.labelled import Recipe, Work, make_shard
 from data_gen.texts.prompts import Form, Prompt
 from data_gen.texts.recorded import texts_of
-from pipelines.config import Embedded, load_config
-from pipelines.pair import language_model
+from pipelines.config import load_config
 from pipelines.quick.candidates import best_of, candidates
 from pipelines.quick.in_time import InTime
 from pipelines.quick.machine import with_different
@@ -26,9 +25,10 @@ from pipelines.quick.sizes import LEAST, Prices, Sizes, fitting
 from selector.actions import EMPTY, Action
 from selector.latency import gpu_like
 from selector.schema import InputError
-from tests.conftest import TEXT
+from tests.copying import copying_model
 from tests.pipelines.runs import ROOT, SMALL, SMALL_PAIR, espalier, outcome
 from tests.selector.synthetic import texts
+from tests.tiny import TEXT, train_tokenizer
 
 RESULTS = ROOT / "configs" / "results.yaml"
 VERIFIERS = ("naive", "block", "traversal")
@@ -125,27 +125,12 @@ def test_sampling_settings_for_which_time_is_up_are_left_out(
     assert "20 of 24 texts" in found.left_out and found.sizes.tokens <= 12
 
 
-def test_an_embedded_pair_is_trained_first_and_the_pair_stage_reuses_it(tmp_path: Path) -> None:
-    sizes = [
-        *SMALL_PAIR,
-        "prompts.tokens=12",
-        "data.tokens=24",
-        "sampling=[{temperature: 0.5}]",
-        "quick.texts=8",
-        "quick.minutes=60",
-    ]
-    said = espalier(tmp_path, "quick", *sizes)
-    assert said.index("the pair is not trained yet") < said.index("a pass of the target takes")
-    again = espalier(tmp_path, "pair", *sizes)
-    assert "reusing runs/demo/pair/models" in again and "reusing runs/demo/pair/prompts.jsonl" in again
-
-
-def test_a_wrong_data_set_is_named_before_an_embedded_pair_is_trained(tmp_path: Path) -> None:
+def test_a_wrong_data_set_is_named_before_a_model_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "lines.jsonl").write_text('{"problem": "one"}\n')
     line = ["prompts.sets=[{name: gsm8k, file: lines.jsonl}]", *SMALL_PAIR]
     code, said = outcome(tmp_path, "quick", *line)
     assert code == 2 and "record 1 has not the fields of '{question}'" in said
-    assert "not trained" not in said and not (tmp_path / "runs/demo/pair").exists()
+    assert not (tmp_path / "mlruns").exists()
 
 
 PRICES = Prices(0.09, 0.02, 3e-3, 4e-4, 0.02, {"priority": 0.01, "lifted_priority": 0.012})  # of 0.5B and 0.1B on a CPU
@@ -195,10 +180,9 @@ def test_prompts_that_cannot_be_cut_leave_enough_of_them() -> None:
 def copying(tmp_path_factory: pytest.TempPathFactory) -> ModelPair:
     """A target with an induction head and no training, and a draft that knows nothing."""
     folder = tmp_path_factory.mktemp("copying")
-    embedded = Embedded(hidden=64, layers=2)
-    tokenizer = language_model.train_tokenizer([TEXT], 300)
+    tokenizer = train_tokenizer([TEXT], 300)
     for role, layers in (("target", 2), ("draft", 1)):
-        model = language_model.build_model(embedded, layers, len(tokenizer), tokenizer.eos_token_id, seed=1)
+        model = copying_model(64, layers, len(tokenizer), tokenizer.eos_token_id, seed=1)
         model.save_pretrained(folder / role)
         tokenizer.save_pretrained(folder / role)
     return ModelPair.load(str(folder / "target"), str(folder / "draft"), device="cpu")

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, MptConfig
 from data_gen.traces import ROWS_VERSION
 from pipelines.cli import main
 from selector.schema import sha256
-from tests.conftest import save_pair
-from tests.pipelines.runs import SMALL, command, espalier, outcome
+from tests.pipelines.runs import DRAFT, SMALL, command, espalier, outcome
+from tests.tiny import save_pair
 
 
 @pytest.fixture
@@ -73,12 +73,7 @@ def signed(path: Path, stage: str) -> None:
             ["data.texts=48"],
             "runs/demo/traces: made from other inputs (data.texts: 40 -> 48); choose another name= or remove it",
         ),
-        ("data", ["seed=2"], "runs/demo: the pair stage was run with other inputs (seed: 1 -> 2): run it again"),
-        (
-            "pair",
-            ["seed=2"],
-            "manifest.json: made from other inputs (seed: 1 -> 2); choose another name= or remove them",
-        ),
+        ("data", ["seed=2"], "runs/demo/traces: made from other inputs (seed: 1 -> 2); choose another name= or remove"),
         ("data", ["data.features=full"], 'made from other inputs (data.features: "light" -> "full"); choose another'),
         (
             "train",
@@ -87,9 +82,9 @@ def signed(path: Path, stage: str) -> None:
         ),
         ("pair", ["sampling=[{temperature: .inf}]"], "temperature: Input should be a finite number"),
         ("data", ["seed=99999999999999999999999"], "seed: Input should be less than"),
-        ("pair", ["pair.embedded.steps=13"], "pair.embedded.steps: 12 -> 13"),
+        ("pair", ["pair.draft=smollm2"], "draft: the one that comes with Espalier is not for the target /"),
+        ("pair", ["pair.draft=distilled"], "runs/demo/distil/draft does not exist: run the distil stage first"),
         ("data", ["pair.target=/no/such", "pair.draft=/no/such"], "pair.target: there is no folder /no/such"),
-        ("data", ["name=other"], "runs/other/stages/pair.json does not exist: run the pair stage first"),
         ("data", ["pair.device=gpu"], "pair.device: gpu is not available here"),
         ("data", ["data.tokens=4000"], "ask for up to"),
         ("evaluate", ["prompts.test=0.9"], "runs/demo/traces: made from other inputs (prompts.shares"),
@@ -129,7 +124,7 @@ def test_a_model_that_reads_positions_off_its_cache(
     capsys.readouterr()  # how far the saving is
     for stage, dtype in (("pair", "bfloat16"), ("latency", "float32"), ("data", "bfloat16"), ("quick", "float32")):
         arguments = [*SMALL, "name=other", f"pair.target={target}", f"pair.draft={draft}", f"pair.dtype={dtype}"]
-        message = failure(capsys, monkeypatch, stage, *arguments, f"prompts.file={spoilt}/runs/demo/pair/prompts.jsonl")
+        message = failure(capsys, monkeypatch, stage, *arguments)
         assert f"{target}: a pass over a token tree is not what plain passes give: behind 6 tokens" in message
 
 
@@ -232,12 +227,11 @@ def test_a_latency_profile_of_another_device(
 
 
 def test_a_damaged_model(spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = Path("runs/demo/pair/models/draft/model.safetensors")
+    shutil.copytree(DRAFT, "draft")
+    weights = Path("draft/model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1000])
-    message = f"{weights}: missing, or changed since it was written: run the pair stage again"
-    assert message in refusal(capsys, monkeypatch, "data", *SMALL)
-    signed(weights, "pair")
-    assert "pair.draft: cannot load runs/demo/pair/models/draft: " in refusal(capsys, monkeypatch, "data", *SMALL)
+    message = refusal(capsys, monkeypatch, "data", *SMALL, "pair.draft=./draft")
+    assert "pair.draft: cannot load ./draft: " in message
 
 
 def test_a_changed_artefact(spoilt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +270,6 @@ def test_a_prompt_file_without_enough_sources(
         ("report", "evaluation.json", None, "run the evaluate stage again"),
         ("evaluate", "stages/train.json", None, "is damaged: remove it and run the train stage again"),
         ("evaluate", "stages/train.json", "{}", "is damaged: remove it and run the train stage again"),
-        ("data", "stages/pair.json", "[]", "is damaged: remove it and run the pair stage again"),
         ("train", "traces/manifest.json", None, "run the data stage again"),
         ("data", "traces/manifest.json", None, "is damaged: remove runs/demo/traces and run the data stage again"),
         ("train", "latency.json", None, "runs/demo/latency.json"),

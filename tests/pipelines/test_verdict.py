@@ -147,7 +147,6 @@ def test_the_verdict_is_80_columns_wide_and_nothing_is_cut() -> None:
 def test_the_title_names_the_pair_and_the_machine() -> None:
     own = Config.model_validate({"name": "mine", "pair": {"target": "org/large", "draft": "/models/small/"}})
     assert title(own, "H100, bfloat16") == "mine: large with small on H100, bfloat16"
-    assert title(Config(name="demo"), "a CPU") == "demo: the embedded pair on a CPU"
 
 
 def test_the_program_of_the_next_step_runs(

@@ -1,0 +1,80 @@
+"""Tiny pairs with random weights, made from real configs and saved as ordinary Hugging Face directories."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from selector.files import atomically
+
+VOCABULARY = 300
+TEXT = "the quick brown fox jumps over the lazy dog and then some more text follows it\n" * 40
+END = "<|end|>"
+
+
+def train_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of at most `vocabulary` tokens, whose first one begins and ends a text."""
+    tokenizer, byte_level = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel
+    tokenizer.pre_tokenizer, tokenizer.decoder = byte_level(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=[END], initial_alphabet=byte_level.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END)
+
+
+def save_pair(
+    folder: Path,
+    vocabulary: int = VOCABULARY,
+    seed: int = 0,
+    eos: int | None = None,
+    positions: int = 512,
+    peaked: float = 0.6,
+) -> tuple[str, str]:
+    """Random models with peaked distributions; the draft is the target's first layer, so that both overlap."""
+    tokenizer = train_tokenizer([TEXT], vocabulary)
+    tokenizer.add_tokens([f"<{i}>" for i in range(vocabulary - len(tokenizer))])
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=positions,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=eos,
+    )
+    target = LlamaForCausalLM(config)
+    target.lm_head.weight.data *= peaked
+    target.model.layers[1].mlp.down_proj.weight.data *= 0.1
+    draft = LlamaForCausalLM(LlamaConfig(**{**config.to_dict(), "num_hidden_layers": 1}))
+    shared = {name: value for name, value in target.state_dict().items() if "layers.1" not in name}
+    draft.load_state_dict(shared)
+    for role, model in (("target", target), ("draft", draft)):
+        model.save_pretrained(folder / role)
+        tokenizer.save_pretrained(folder / role)
+    return str(folder / "target"), str(folder / "draft")
+
+
+def small_pair() -> tuple[str, str]:
+    """A pair with room for the prompts of any config, made once on a machine for all processes and later runs."""
+    made_by = f"{Path(__file__).read_text()} {torch.__version__} {transformers.__version__}"
+    name = f"espalier-tests-{os.getuid()}-{hashlib.sha256(made_by.encode()).hexdigest()[:16]}"
+    folder = Path(tempfile.gettempdir()) / name
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            with torch.random.fork_rng(), atomically(folder) as partial:
+                save_pair(partial, positions=2048, peaked=2.0)
+    return str(folder / "target"), str(folder / "draft")
