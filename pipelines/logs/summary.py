@@ -74,7 +74,7 @@ def _page(config: Config, logs: Figures, words: str) -> str:
         "All requests of a batch take one decision": _batches(logs, mixed=False),
         "Different requests in one batch": _batches(logs, mixed=True),
         "By kind of work": table([row for entry in logs["by_batch"] for row in _kinds(entry)]),
-        "Rules of other projects": table(list(map(_rival, logs["rivals"]))),
+        "Stronger rules": table(list(map(_rival, logs["rivals"]))),
         "Every fixed length": table(list(map(_length, logs["lengths"]))),
         "Provenance": folded("Where this comes from", json.dumps(provenance(config), indent=1)),
     }

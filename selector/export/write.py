@@ -2,7 +2,6 @@
 
 selector.pt        TorchScript: features in, action index and scores out
 model.safetensors  the same weights and tables, for engines without torch (`selector.plain`)
-selector.bin       the same for C (`selector/export/c/espalier.h`)
 tokens.safetensors statistics by token, for a log's selector
 golden.json        features and decisions along a fixed text, to check an engine's own code against
 config.json        feature schema, action table, verifier, modes, pair, versions, metrics, run id, checksums
@@ -28,8 +27,6 @@ from selector.actions import Tree
 from selector.decision import Mode
 from selector.export.card import model_card
 from selector.export.deployed import DeployedSelector, config_of
-from selector.export.flat import FILE as FLAT
-from selector.export.flat import flat
 from selector.files import atomically, json_text
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import CHECKSUMS
@@ -86,7 +83,6 @@ def write_artefact(
         partial.mkdir()
         (partial / "selector.pt").write_bytes(_scripted(made))
         (partial / "model.safetensors").write_bytes(safetensors.torch.save(made.state_dict()))
-        (partial / FLAT).write_bytes(flat(made, module.space.actions))
         if tokens is not None:
             arrays = {name: torch.from_numpy(array) for name, array in tokens.to_tensors().items()}
             (partial / FILE).write_bytes(safetensors.torch.save(arrays))

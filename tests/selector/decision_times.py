@@ -2,8 +2,7 @@
 
     python -m tests.selector.decision_times [runs/demo/selector]
 
-Without an artefact it takes one of the usual size that has learnt nothing. C is called through `ctypes`, which is timed
-alone, too.
+Without an artefact it takes one of the usual size that has learnt nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from selector.runtime.selector import load_selector
 from selector.schema import LIGHT, SCALARS_KEY
 from selector.train.module import SelectorModule
 from tests.selector import exported, synthetic
-from tests.selector.test_c import CSelector, build
 
 CALLS = 2000
 
@@ -42,17 +40,14 @@ def timed(call: Callable[[], object]) -> float:
 
 
 @torch.no_grad()
-def main(folder: Path, library: Path) -> None:
-    selector, plain, c = load_selector(folder), PlainSelector(folder), CSelector(folder, build(library))
+def main(folder: Path) -> None:
+    selector, plain = load_selector(folder), PlainSelector(folder)
     mode = next(each for each in selector.modes if each.decides)
     tuned = selector.at(mode.temperature, mode.top_p)
     data, rows = exported.roots_of(mode, LIGHT, count=1)
     features = exported.one_by_one(exported.batch_of(data, rows, LIGHT))[0]
     scalars_F = features[SCALARS_KEY].numpy()
-    none, scores = np.zeros(0, np.float32), np.empty(len(plain.actions), np.float32)
     calls: dict[str, Callable[[], object]] = {
-        "C (espalier.h)": lambda: c.one(scalars_F, none, scores),
-        "the call of C alone": lambda: c.one(none, none, scores),  # refused at once
         "Tuned.select (Numba)": lambda: tuned.select(features),
         "model.safetensors (NumPy)": lambda: plain.decide(scalars_F[None]),
         "selector.pt (TorchScript)": lambda: selector.module(features),
@@ -67,4 +62,4 @@ if __name__ == "__main__":
     with TemporaryDirectory() as place:
         if not sys.argv[1:]:
             usual_size(Path(place) / "selector")
-        main(Path(sys.argv[1] if sys.argv[1:] else Path(place) / "selector"), Path(place) / "espalier.so")
+        main(Path(sys.argv[1] if sys.argv[1:] else Path(place) / "selector"))
