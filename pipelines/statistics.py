@@ -1,9 +1,9 @@
 """95% intervals of ratios over *sources* (files that prompts come from): the prompts of one file are not independent.
 
-The jackknife over sources gives the standard error of the ratio's logarithm, and Student's t gives the bounds. The
-degrees of freedom are one less than the effective number of sources (Kish), which is smaller where a few sources take
-most of the time. With six sources or more, such intervals contain the true ratio in 92 to 98% of cases. The noise of a
-machine's clock, the training seed and the choice of the pair are not included.
+Of ratios of sums, the jackknife over sources gives the standard error of the logarithm, and Student's t gives the
+bounds. The degrees of freedom are one less than the effective number of sources (Kish), which is smaller where a few
+sources take most of the time. With six sources or more, such intervals contain the true ratio in 92 to 98% of cases.
+The noise of a machine's clock, the training seed and the choice of the pair are not included.
 """
 
 from __future__ import annotations
@@ -53,3 +53,25 @@ def with_interval(
     shares_G = torch.zeros(len(names), dtype=torch.float64).index_add_(0, group_X, shares_X)
     width = float(stats.t.isf((1 - LEVEL) / 2, 1 / float(shares_G.square().sum()) - 1)) * log.error
     return value, (value * torch.tensor([-width, width], dtype=torch.float64).exp()).tolist()
+
+
+def paired(logs_XR: Tensor, source_X: Tensor) -> tuple[float, list[float]]:
+    """The geometric mean of ratios that were each measured on one prompt in one round, and its 95% interval: a
+    t-interval of the mean logarithm over sources, back as ratios. What differs between prompts or drifts between
+    rounds, alike for both methods, cancels. The bounds of a single source are 0 and infinity, unless the ratio is
+    exactly 1.
+
+    Args:
+        logs_XR: the ratios' logarithms, one row for each prompt and one column for each round. A prompt counts with the
+            mean of its rounds, and a source with the mean of its prompts.
+        source_X: the source of each prompt, int64.
+    """
+    names, group_X = source_X.unique(return_inverse=True)
+    sums_G = torch.zeros(len(names), dtype=torch.float64).index_add_(0, group_X, logs_XR.double().mean(-1))
+    means_G = sums_G / group_X.bincount()
+    mean = float(means_G.mean())
+    if len(names) == 1:
+        return math.exp(mean), [1.0, 1.0] if mean == 0 else [0.0, math.inf]
+    error = float(means_G.std()) / math.sqrt(len(names))
+    width = float(stats.t.isf((1 - LEVEL) / 2, len(names) - 1)) * error
+    return math.exp(mean), [math.exp(mean - width), math.exp(mean + width)]

@@ -48,19 +48,20 @@ class Assistant:
         matched = "" if self.match is None else f" after a match of at most {self.match}"
         return "" if self.tokens is None else f"drafts of {self.tokens}{matched}"
 
-    def identity(self, kind: str) -> str:
+    @property
+    def identity(self) -> str:
         """As `Method.identity`."""
         return self.name
 
     def decode(self, pair: ModelPair, sampling: Sampling, task: Task) -> Decoding:
         """As `Method.decode`; the steps cannot be observed."""
-        new, passes, seconds = self.generate(pair, sampling, task.prompt, task.limit, task.seed)
-        return Decoding(new, seconds, passes, new)
+        text, passes, seconds = self.generate(pair, sampling, task.prompt, task.limit, task.seed)
+        return Decoding(len(text), seconds, passes, len(text), text=text)
 
     def generate(
         self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, seed: int
-    ) -> tuple[int, int, float]:
-        """New tokens, target passes, and wall-clock seconds."""
+    ) -> tuple[list[int], int, float]:
+        """New tokens, the number of target passes, and wall-clock seconds."""
         passes: list[None] = []
         drafts: dict[str, Any] = {"assistant_model": pair.draft}
         if self.match is not None:
@@ -77,14 +78,11 @@ class Assistant:
                     own.num_assistant_tokens, own.num_assistant_tokens_schedule = self.tokens, "constant"
                     own.assistant_confidence_threshold = 0.0
                 start = time.perf_counter()
-                output = generate()
-                new = output.shape[1] - len(prompt)
-                if output.is_cuda:
-                    torch.cuda.synchronize(output.device)
+                text = generate()[0, len(prompt) :].tolist()  # which waits for a GPU
                 seconds = time.perf_counter() - start
         finally:
             handle.remove()
-        return new, len(passes), seconds
+        return text, len(passes), seconds
 
 
 def generation(
@@ -133,8 +131,8 @@ def best_of(
     for number, prompt in enumerate(prompts):
         shift = number % len(left)
         for assistant in (*left[shift:], *left[:shift]):
-            new, _, seconds = assistant.generate(pair, sampling, prompt, limit, seed + number)
-            totals[assistant][0] += new
+            text, _, seconds = assistant.generate(pair, sampling, prompt, limit, seed + number)
+            totals[assistant][0] += len(text)
             totals[assistant][1] += seconds
         if number % ROUND == ROUND - 1 or number == len(prompts) - 1:
             left.sort(key=lambda assistant: totals[assistant][1] / totals[assistant][0])

@@ -7,18 +7,20 @@ from typing import Any
 
 from pipelines.evaluate import verdict
 from pipelines.evaluate.comparison import FIGURES
-from pipelines.evaluate.methods import PLAIN, STATIC
+from pipelines.evaluate.methods import PLAIN, SELECTOR, STATIC
+from pipelines.evaluate.origins import COPIED, DRAFTED, TARGET
 from pipelines.evaluate.replays import WALL, Rows
-from pipelines.evaluate.verdict import Cells, decisions, interval, rounded, setting_of
+from pipelines.evaluate.verdict import Cells, decisions, measured, rounded, setting_of
 from pipelines.run import console, table
 from pipelines.tracking import EXPORTED, named
 from selector.train.replay import Ratio
 
 SHOWN = ("method", "drafts", "tokens/step", "decoded", "replayed")  # on the terminal, which is narrow
+ALL = "of all kinds"
 LEGEND = (
-    "Decoded: held-out prompts, with 95% intervals over sources. Replayed: held-out texts, ± one standard error over "
-    "sources. Neither includes the training seed or the choice of the pair. Best static tree: the fastest tree of all "
-    "verifiers on the training texts."
+    "Decoded: held-out prompts, two methods compared on the same prompt in the same round, with 95% intervals over "
+    "sources. Replayed: held-out texts, ± one standard error over sources. Neither includes the training seed or the "
+    "choice of the pair. Best static tree: the fastest tree of all verifiers on the training texts."
 )
 
 
@@ -27,7 +29,7 @@ def metrics(summary: dict[str, Any]) -> dict[str, float]:
     rows = summary["by_setting"]
     found = {EXPORTED: statistics.mean(row["replay_ratio"] for row in rows)}
     for row in rows:
-        figures = {EXPORTED: row["replay_ratio"], **{name: row[name] for name in FIGURES if name in row}}
+        figures = {EXPORTED: row["replay_ratio"], **{name: each["value"] for name, each in row["paired"].items()}}
         found |= named(figures, row)
     return found
 
@@ -42,14 +44,14 @@ def methods(evaluation: dict[str, Any]) -> dict[str, list[Cells]]:
         found[setting_of(row)] = [
             {
                 "method": _label(entry),
-                "decoded": interval(entry["ratio_to_plain"], entry["plain_interval_95"], 2),
+                "decoded": measured(entry["over_plain"]),
                 "replayed": _replayed(entry["replayed_over_plain"]),
                 **_over(row, figures.get(entry["method"], "")),
                 "drafts": entry["drafts"],
                 "tokens/step": f"{entry['block_efficiency']:.2f}",
                 "tokens/s": f"{entry['tokens_per_second']:.0f}",
             }
-            for entry in sorted(own, key=lambda entry: -entry["ratio_to_plain"])
+            for entry in sorted(own, key=lambda entry: -entry["over_plain"]["value"])
         ]
     return found
 
@@ -57,7 +59,7 @@ def methods(evaluation: dict[str, Any]) -> dict[str, list[Cells]]:
 def _over(row: dict[str, Any], figure: str) -> Cells:
     """The selector's speed over a rival's; nothing where there is no such figure."""
     return {
-        "selector over it, decoded": interval(row[figure], row[f"{figure}_interval_95"]) if figure in row else "",
+        "selector over it, decoded": measured(row["paired"][figure], 3) if figure in row["paired"] else "",
         "selector over it, replayed": str(Ratio(**row["replayed"][figure])) if figure in row["replayed"] else "",
     }
 
@@ -71,6 +73,27 @@ def _label(entry: dict[str, Any]) -> str:
     method, verifier = entry["method"], entry["verifier"]
     said = method == PLAIN or verifier == "transformers" or method.startswith(f"{STATIC}, ")
     return method if said else f"{method} ({verifier})"
+
+
+def origins(evaluation: dict[str, Any]) -> list[Cells]:
+    """What the selector's tokens came from by sampling setting, over all prompts and for every kind, and its decoded
+    speed there."""
+    rows = []
+    for row in evaluation["summary"]["by_setting"]:
+        (own,) = (e for e in evaluation["methods"] if (e["method"], setting_of(e)) == (SELECTOR, setting_of(row)))
+        overall = {"kind": ALL, "prompts": own["prompts"], "shares": own["shares"]}
+        overall |= {"over_plain": own["over_plain"], "over_rule": row["paired"]["ratio_vs_lookup_rule"]}
+        rows += [
+            {
+                "setting": setting_of(row),
+                "prompts": f"{each['prompts']} {each['kind']}",
+                **{origin: f"{each['shares'][origin]:.0%}" for origin in (DRAFTED, COPIED, TARGET)},
+                "over plain": measured(each["over_plain"]),
+                "over the rule": measured(each["over_rule"]),
+            }
+            for each in (overall, *(row["by_kind"] if len(row["by_kind"]) > 1 else ()))
+        ]
+    return rows
 
 
 def synthetic(replayed: Rows) -> list[Cells]:
@@ -97,6 +120,8 @@ def show(title: str, evaluation: dict[str, Any]) -> None:
     console.print(LEGEND, soft_wrap=True)
     if rows := synthetic(evaluation["replayed"]):
         console.print(table(rows, "Held-out texts replayed on synthetic clocks: speed over the best static tree"))
+    overall = [row for row in origins(evaluation) if row["prompts"].endswith(ALL)]
+    console.print(table(overall, "What the selector's tokens came from, and its decoded speed"))
     for line in decisions(evaluation):
         console.print(line, soft_wrap=True)
     console.print(f"Decisions take {evaluation['summary']['selector_time_share']:.2%} of the time.")

@@ -8,8 +8,9 @@ Legend: X texts, A actions.
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -26,31 +27,27 @@ from selector.latency import LatencyProfile
 from selector.runtime.tuned import Tuned
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
-from selector.train.recent_acceptance import RecentAcceptance
 from selector.train.replay import Replayed
 from selector.train.tuning import StaticTable, replay_mode
 
 PLAIN, SELECTOR, STATIC = "plain decoding", "selector", "static tree"
 AT_ROOT = f"{STATIC}, traversal at the root"
 BRANCHING = f"{STATIC} with branches"
-BEST_STATIC, BEST_BY_KIND = f"best {STATIC}", f"best {STATIC} by kind"
-RECENT, COPYING = "recent acceptance", "lookup rule"
-Tree = tuple[str, actions.Tree]  # a verifier and a static tree
+BEST_STATIC, COPYING = f"best {STATIC}", "lookup rule"
 
 
 @dataclass(frozen=True)
 class Task:
-    """A prompt's token ids and kind, the largest number of new tokens, and the seed."""
+    """A prompt's token ids, the largest number of new tokens, and the seed."""
 
     prompt: list[int]
-    kind: str
     limit: int
     seed: int
 
 
 @dataclass
 class Decoding:
-    """A method's continuation of one prompt. The lists are empty where the steps cannot be observed.
+    """A method's continuation of one prompt. The lists by step are empty where the steps cannot be observed.
 
     Attributes:
         tokens: the number of new tokens up to the limit, as replay counts them.
@@ -79,7 +76,6 @@ class Method:
         mode: the static tree, the lookup rule, or how the network decides.
         network: the trained module, whose predictions replay uses.
         chooser: makes the decisions in decoding where the mode alone cannot.
-        by_kind: verifiers and static trees that replace the method's own for some kinds of prompts.
     """
 
     name: str
@@ -87,12 +83,11 @@ class Method:
     mode: Mode
     network: SelectorModule | None = None
     chooser: Chooser | None = None
-    by_kind: Mapping[str, Tree] = field(default_factory=dict)
 
     @property
     def action(self) -> actions.Tree | None:
         """The tree that is drafted at every step, or None."""
-        return None if self.by_kind or self.mode.feature_levels else self.mode.action
+        return None if self.mode.feature_levels else self.mode.action
 
     @property
     def drafts(self) -> str:
@@ -102,36 +97,21 @@ class Method:
     @property
     def branches(self) -> bool:
         """Whether a step may draft a tree with several branches."""
-        drafted: list[actions.Choice] = [self.mode.action, *(tree for _, tree in self.by_kind.values())]
+        drafted: list[actions.Choice] = [self.mode.action]
         if self.network is not None and self.mode.decides:
             space = self.network.space
             drafted += [space.actions[a] for a in self.mode.allowed or range(len(space))]
         return any(not isinstance(each, actions.Lookup) and each.K > 1 for each in drafted)
 
-    def identity(self, kind: str) -> Hashable:
-        """Equal for methods that decode prompts of a kind alike. Without drafted trees the verifier makes no
-        difference."""
+    @property
+    def identity(self) -> Hashable:
+        """Equal for methods that decode alike. Without drafted trees the verifier makes no difference."""
         if self.mode.decides:
             return self.name
-        verifier, action = self.tree(kind)
-        return "" if action == EMPTY else verifier, action, self.mode.rule
-
-    @property
-    def verifiers(self) -> tuple[str, ...]:
-        """The verifiers whose labels replay needs."""
-        return tuple(dict.fromkeys((self.verifier, *(verifier for verifier, _ in self.by_kind.values()))))
-
-    def tree(self, kind: str) -> Tree:
-        """The verifier and the static tree for a kind of prompts."""
-        return self.by_kind.get(kind, (self.verifier, self.mode.action))
-
-    def _with(self, tree: Tree) -> Method:
-        return replace(self, verifier=tree[0], mode=replace(self.mode, action=tree[1]), by_kind={})
+        return "" if self.mode.action == EMPTY else self.verifier, self.mode.action, self.mode.rule
 
     def decode(self, pair: ModelPair, sampling: Sampling, task: Task) -> Decoding:
         """Continue one prompt."""
-        if self.by_kind:
-            return self._with(self.tree(task.kind)).decode(pair, sampling, task)
         chooser, length = self.chooser or Tuned(self.mode), len(task.prompt) + task.limit
         decoder = decoder_for(pair, sampling, get_verifier(self.verifier), chooser, length)
         generator = torch.Generator(device=pair.device).manual_seed(task.seed)
@@ -153,25 +133,15 @@ class Method:
 
     def replay(self, texts: Texts, profile: LatencyProfile) -> Replayed:
         """Expected steps and time on labelled texts of one sampling setting, by a machine's latency profile."""
-        if not self.by_kind:
-            timed, module = Timed(texts, self.verifier, profile), self.network
-            if isinstance(self.chooser, RecentAcceptance):
-                return self.chooser.replay(timed)
-            if module is None:
-                return replay_mode(timed, {}, self.mode)
-            return replay_mode(timed, module.predictions(texts, self.mode), self.mode, not module.is_regressor)
-        trees = list(map(self.tree, texts.kind_X))
-        columns_3X = torch.zeros(3, len(texts), dtype=torch.float64)
-        for tree in dict.fromkeys(trees):
-            index = torch.tensor([x for x, own in enumerate(trees) if own == tree])
-            found = self._with(tree).replay(texts.take(index), profile)
-            columns_3X[:, index] = torch.stack([found.tokens_X, found.seconds_X, found.steps_X])
-        return Replayed(columns_3X[0], columns_3X[1], columns_3X[2], torch.zeros(0))
+        timed, module = Timed(texts, self.verifier, profile), self.network
+        if module is None:
+            return replay_mode(timed, {}, self.mode)
+        return replay_mode(timed, module.predictions(texts, self.mode), self.mode, not module.is_regressor)
 
 
 def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfile) -> list[Method]:
     """Plain decoding, and the fastest static trees: with each verifier, with Traversal on chains and trees without a
-    trunk, on trees with branches, over all of these, and for each kind of prompts.
+    trunk, on trees with branches, and over all of these.
 
     Args:
         texts: training texts of one sampling setting.
@@ -179,13 +149,13 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
     timed = {name: Timed(texts, name, profile) for name in verifiers}
     tables, trees_A = {name: StaticTable.of(own) for name, own in timed.items()}, timed[verifiers[0]].space.trees
 
-    def best(index_X: torch.Tensor | slice = slice(None), allowed_A: torch.Tensor | None = None) -> Tree:
-        fastest = {name: table.best(index_X, allowed_A) for name, table in tables.items()}
-        name = max(fastest, key=lambda name: float(tables[name].speeds(index_X)[fastest[name]]))
+    def best(allowed_A: torch.Tensor | None = None) -> tuple[str, actions.Tree]:
+        fastest = {name: table.best(allowed_A=allowed_A) for name, table in tables.items()}
+        name = max(fastest, key=lambda name: float(tables[name].speeds()[fastest[name]]))
         return name, trees_A[fastest[name]]
 
     overall = best()
-    trees: dict[str, Tree] = {PLAIN: (verifiers[0], EMPTY)}
+    trees: dict[str, tuple[str, actions.Tree]] = {PLAIN: (verifiers[0], EMPTY)}
     for name, table in tables.items():
         if name != overall[0]:  # the tree of that verifier is the best static one
             trees[f"{STATIC}, {name}"] = name, trees_A[table.best()]
@@ -193,19 +163,22 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
         allowed_A = torch.tensor([action.style == IID and (action.L1 == 0 or action.K == 1) for action in trees_A])
         trees[AT_ROOT] = "traversal", trees_A[tables["traversal"].best(allowed_A=allowed_A)]
     if trees_A[-1].K > 1:  # the trees ascend
-        trees[BRANCHING] = best(allowed_A=torch.tensor([action.K > 1 for action in trees_A]))
+        trees[BRANCHING] = best(torch.tensor([action.K > 1 for action in trees_A]))
     trees[BEST_STATIC] = overall
-    kinds = {
-        kind: best(torch.tensor([x for x, own in enumerate(texts.kind_X) if own == kind]))
-        for kind in sorted(set(texts.kind_X))
-    }
     setting = texts.settings[int(texts.setting_X[0])]
-    methods = [Method(name, verifier, Mode(*setting, action)) for name, (verifier, action) in trees.items()]
-    return [*methods, Method(BEST_BY_KIND, overall[0], methods[-1].mode, by_kind=kinds)]
+    return [Method(name, verifier, Mode(*setting, action)) for name, (verifier, action) in trees.items()]
 
 
-def row_of(method: Any, decoding: Decoding) -> dict[str, Any]:
-    """A method's part of a journal row."""
+def row_of(method: Any, decodings: Sequence[Decoding]) -> dict[str, Any]:
+    """A method's part of a journal row: the decoding of the first round, with the mean times of the rounds whose steps
+    are the same; and as `rounds` the tokens and the seconds of each."""
+    first = decodings[0]
+    alike = [each for each in decodings if (each.text, each.step_roots) == (first.text, first.step_roots)]
     action = method.action and list(method.action)
-    names = {"method": method.name, "verifier": method.verifier, "action": action, "drafts": method.drafts}
-    return {**names, **vars(decoding)}
+    return {
+        **{"method": method.name, "verifier": method.verifier, "action": action, "drafts": method.drafts},
+        **vars(first),
+        "select_seconds": fmean(each.select_seconds for each in alike),
+        "seconds_of_steps": list(map(fmean, zip(*(each.seconds_of_steps for each in alike), strict=True))),
+        "rounds": [[each.tokens, each.seconds] for each in decodings],
+    }

@@ -71,15 +71,14 @@ def own_texts(
     for setting in watched(config.sampling, "replaying the decoded texts"):
         key = setting.temperature, setting.top_p
         accounts: dict[str, list[Account]] = {}
-        known: dict[Hashable, list[Account]] = {}  # by identities: several methods may decode alike
+        known: dict[Hashable, list[Account]] = {}  # by identity: several methods may decode alike
         for method in [method for method in contenders[key] if isinstance(method, Method)]:
             place = method.name, *key
             own = {row["prompt"]: row for row in rows if (row["method"], row["temperature"], row["top_p"]) == place}
-            alike = tuple(method.identity(prompt.kind) for prompt in prompts)
             try:
-                if alike not in known:
-                    known[alike] = _accounts(config, pair, setting.build(), prompts, method, own, profile)
-                accounts[method.name] = known[alike]
+                if method.identity not in known:
+                    known[method.identity] = _accounts(config, pair, setting.build(), prompts, method, own, profile)
+                accounts[method.name] = known[method.identity]
             except InputError as error:  # the decoded prompts must not be lost
                 console.print(f"{setting.build()}, {method.name}: {error}: not compared with replay", soft_wrap=True)
         for name, own_X in accounts.items():
@@ -115,12 +114,12 @@ def _accounts(
     )
     own = recipe(config)
     hidden = own.hidden and method.network is not None
-    own = replace(own, verifiers=method.verifiers, hidden=hidden, branches=method.branches)
+    own = replace(own, verifiers=(method.verifier,), hidden=hidden, branches=method.branches)
     table = make_shard(pair, own, Work("test", sampling, (), given=given)).table
     table = table.filter(pc.greater(table["roots"], 1))
     found: dict[str, Account] = {}
     if table.num_rows > 0:
-        texts = texts_of(table, method.verifiers)
+        texts = texts_of(table, (method.verifier,))
         space = texts.space
         position = {str(action): number for number, action in enumerate(space)}
         replayed = method.replay(texts, profile)
@@ -130,7 +129,7 @@ def _accounts(
             root_N = torch.tensor([*decoded["step_roots"], decoded["block_tokens"]])
             count = int((root_N[:-1] < roots).sum())
             action_N = torch.tensor([position[action] for action in decoded["drafted"][:count]])
-            labels_RS = texts.labels(method.tree(texts.kind_X[x])[0], texts.text_R == x, space)
+            labels_RS = texts.labels(method.verifier, texts.text_R == x, space)
             steps_N3 = against_labels(labels_RS[root_N[:count]], action_N, root_N.diff()[:count], space)
             found[name] = Account(count, sum(decoded["seconds_of_steps"][:count]), steps, seconds, steps_N3)
     return [found.get(prompt.id, Account()) for prompt in prompts]

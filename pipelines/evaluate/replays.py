@@ -1,24 +1,15 @@
-"""Methods replayed on held-out texts: with this machine's latency profile (the clock `wall`), and with synthetic ones.
-
-Legend: X texts, R roots, F scalar features.
-"""
+"""Methods replayed on held-out texts: with this machine's latency profile (the clock `wall`), and synthetic ones."""
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import asdict
 from typing import Any
-
-import pyarrow as pa
-import torch
-from torch import Tensor
 
 from data_gen.models.pair import ModelPair
 from pipelines.config import Config
 from pipelines.data.recorded import settings_of
 from pipelines.evaluate.assisted import Assistant
 from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, PLAIN, SELECTOR, STATIC, Method, static_methods
-from pipelines.pair.loops import inside_loops
 from pipelines.run import watched
 from pipelines.train.judging import by_setting, judge, statics
 from pipelines.train.result import chosen_of, rule_of
@@ -27,13 +18,11 @@ from selector.decision import Mode
 from selector.latency import LatencyProfile, gpu_like
 from selector.train.data import SPLITS, Setting, Texts
 from selector.train.module import SelectorModule
-from selector.train.potential import LONG_REPEAT
 from selector.train.replay import ratio_of_speeds
 from selector.train.tuning import replay_mode, static_replay
 
 NETWORK = "network"
 WALL = "wall"  # synthetic clocks are named after the draft's share of a target pass: gpu_like_1/20
-OFTEN = 0.25  # a text loops, or has long repeats, if at least this share of its tokens or roots lies inside one
 Rows = list[dict[str, Any]]
 Contenders = dict[Setting, list[Method | Assistant]]  # by sampling setting
 
@@ -130,49 +119,3 @@ def synthetic_summary(replayed: Rows) -> dict[str, float]:
             found.setdefault(key, {})[row["method"]] = row["tokens_per_second"]
     ratios = [own[SELECTOR] / own[AT_ROOT] for own in found.values() if AT_ROOT in own]
     return {"ratio_vs_static_traversal_gpu_like": sum(ratios) / len(ratios)} if ratios else {}
-
-
-def loops(table: pa.Table) -> Tensor:
-    """Share of the tokens after the roots of each recorded text that lie inside loops, [X]."""
-    texts = zip(*(table[name].to_pylist() for name in ("tokens", "start", "roots")), strict=True)
-    new = (tokens[start + 1 : start + 1 + roots] for tokens, start, roots in texts)
-    return torch.tensor([statistics.fmean(inside_loops(tokens)) for tokens in new])
-
-
-def repeats(contenders: Contenders, texts: Texts, loops_X: Tensor, profile: LatencyProfile) -> Rows:
-    """The selector's replayed gain on held-out texts that loop, on others with long repeats, and on the rest.
-
-    Args:
-        loops_X: as `loops` returns it, of the same texts.
-    """
-    rows = []
-    for setting, own in contenders.items():
-        mine = texts.setting_of(setting)
-        inside_R = (mine.scalar("match") >= LONG_REPEAT).double()
-        repeated_X = torch.zeros(len(mine), dtype=torch.float64).index_add_(0, mine.text_R, inside_R) / mine.size_X
-        looping_X = loops_X[texts.setting_X == texts.settings.index(setting)] >= OFTEN
-        repeating_X = ~looping_X & (repeated_X >= OFTEN)
-        parts = {
-            "that loop": looping_X,
-            "with other long repeats": repeating_X,
-            "without either": ~looping_X & ~repeating_X,
-        }
-        methods = {method.name: method for method in own if isinstance(method, Method)}
-        for name, chosen_X in parts.items():
-            part = mine.take(chosen_X.nonzero()[:, 0])
-            if len(part) == 0:
-                continue
-            selector, base = (methods[each].replay(part, profile) for each in (SELECTOR, BEST_STATIC))
-            ratio = ratio_of_speeds(selector, base, part.source_number_X)
-            rows.append(
-                {
-                    "temperature": setting[0],
-                    "top_p": setting[1],
-                    "texts": name,
-                    "count": len(part),
-                    "ratio": ratio.value,
-                    "error": ratio.error,
-                    "seconds_saved": float(selector.tokens_X.sum()) / base.speed - float(selector.seconds_X.sum()),
-                }
-            )
-    return rows

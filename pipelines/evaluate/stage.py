@@ -1,29 +1,29 @@
 """Stage `evaluate`: held-out prompts decoded with every method, and held-out texts replayed.
 
-Decoding is timed with the methods interleaved prompt by prompt. Replay uses this machine's latency profile and
-synthetic ones.
+Every prompt is decoded with every method in turn, in one round or several; the order rotates from round to round.
+Replay uses this machine's latency profile and synthetic ones.
 """
 
 from __future__ import annotations
 
 import random
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from data_gen.models.pair import ModelPair
 from data_gen.texts.prompts import Prompt
-from data_gen.texts.recorded import read_rows
 from data_gen.texts.written import seed_of
 from pipelines.config import Config, SamplingSetting
-from pipelines.data.recorded import load_traces, settings_of, timed, traces_folder
+from pipelines.data.recorded import load_traces, settings_of
 from pipelines.evaluate import comparison, findings, losslessness
 from pipelines.evaluate.assisted import CONSTANTS, LOOKUPS, Assistant, best_of
 from pipelines.evaluate.methods import (
     BEST_STATIC,
     COPYING,
-    RECENT,
     SELECTOR,
     Decoding,
     Method,
@@ -31,14 +31,13 @@ from pipelines.evaluate.methods import (
     row_of,
     static_methods,
 )
+from pipelines.evaluate.origins import strips
 from pipelines.evaluate.own_texts import own_texts
 from pipelines.evaluate.replays import (
     WALL,
     Contenders,
     Rows,
     choices,
-    loops,
-    repeats,
     replays,
     synthetic_clocks,
     synthetic_methods,
@@ -59,9 +58,9 @@ from selector.runtime.tuned import Tuned
 from selector.schema import InputError
 from selector.train.data import Setting, Texts
 from selector.train.module import SelectorModule
-from selector.train.recent_acceptance import RecentAcceptance
 
-FORMAT = 11  # of `evaluation.json`
+T = TypeVar("T")
+FORMAT = 12  # of `evaluation.json`
 PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption
 TUNED = "evaluation.tuned.jsonl"  # transformers' own methods that were tuned before an interruption
 GREEDY_PROMPTS = 20
@@ -70,13 +69,13 @@ TUNING_PROMPTS = 16  # training prompts on which transformers' own methods are t
 
 
 def _most_methods(config: Config) -> int:
-    return len(config.verifiers) + 7 + ("traversal" in config.verifiers) + 3 * config.evaluate.assisted
+    return len(config.verifiers) + 5 + ("traversal" in config.verifiers) + 3 * config.evaluate.assisted
 
 
 def plan(config: Config) -> list[str]:
     return [
         f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings x up to "
-        f"{_most_methods(config)} methods, "
+        f"{_most_methods(config)} methods x {config.evaluate.rounds} rounds, "
         f"{config.data.tokens} tokens each; held-out texts replayed on {1 + len(config.evaluate.gpu_like)} clocks"
     ]
 
@@ -90,7 +89,7 @@ def seconds(config: Config) -> float | None:
     step = profile.action_seconds(EMPTY, context_lengths(config)[-1], config.train.verifier)
     prompts = min(config.evaluate.prompts, GREEDY_PROMPTS)
     greedy = prompts + max(prompts, 2 * len(losslessness.ACTIONS) * len(config.verifiers))
-    texts = config.evaluate.prompts * len(config.sampling) * _most_methods(config)
+    texts = config.evaluate.prompts * len(config.sampling) * _most_methods(config) * config.evaluate.rounds
     return step * config.data.tokens * (texts + greedy)
 
 
@@ -155,19 +154,14 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
     chosen = choices(config, profile, splits, result, module)
     evaluation = comparison.evaluation(config, decoded, replayed, own, chosen)
     evaluation["summary"] |= synthetic_summary(replayed)
-    held_out = read_rows(traces_folder(config), "test", ["tokens", "start", "roots"])
-    strips = [
-        {key: row[key] for key in ("temperature", "top_p", "prompt")}
-        | {"steps": comparison.traced_steps(row, pair.tokenizer)}
-        for row in decoded
-        if (row["method"], row["prompt"]) == (SELECTOR, prompts[0].id)
-    ]
+    setting, key = config.sampling[0], ("method", "temperature", "top_p")
+    place = SELECTOR, setting.temperature, setting.top_p
+    own_rows = [row for row in decoded if tuple(map(row.get, key)) == place]
     return {
         **evaluation,
         "decisions": chosen_of(result)["modes"],
-        "repeats": repeats(contenders, splits["test"], loops(held_out), profile),
         "greedy": greedy,
-        "strips": strips,
+        "strips": strips(own_rows, prompts, partial(encode, config, pair), pair.tokenizer),
     }
 
 
@@ -186,11 +180,9 @@ def wall_methods(
         list(zip(settings_of(config), chosen_of(result)["modes"], strict=True)), "choosing the methods"
     ):
         mode, static = Mode.of(entry), static_methods(splits["train"].setting_of(setting), config.verifiers, profile)
-        rule = RecentAcceptance.tuned(timed(splits["train"], setting, verifier, profile), mode)
         best = next(method for method in static if method.name == BEST_STATIC)
         methods[setting] = [
             *static,
-            Method(RECENT, verifier, rule.mode, chooser=rule),
             Method(COPYING, best.verifier, rule_of(result, setting, best.verifier)),
             Method(SELECTOR, verifier, mode, module, Tuned(mode, selector)),
         ]
@@ -229,17 +221,27 @@ def decode_prompts(
     return [row for rows in journal.entries for row in rows]
 
 
+def turns(items: Sequence[T], rounds: int) -> list[list[T]]:
+    """The items once in each round, rotated so that each of them takes different places: every place once in as many
+    rounds as there are items."""
+    step = max(1, len(items) // rounds)
+    shifts = (number * step % len(items) for number in range(rounds))
+    return [[*items[shift:], *items[:shift]] for shift in shifts]
+
+
 def _decode_all(
     config: Config, pair: ModelPair, prompt: Prompt, setting: SamplingSetting, contenders: Contenders
 ) -> Rows:
-    """One prompt with every method, in an order that depends on the prompt. Methods that decode alike decode once."""
+    """One prompt with every method in every round, in an order that depends on the prompt and the round. Methods that
+    decode alike decode once a round. The seed is one for all rounds, so that texts are written again."""
     sampling, methods = setting.build(), contenders[setting.temperature, setting.top_p]
     seed = seed_of(config.seed, prompt.id, sampling, "evaluate")
-    task = Task(encode(config, pair, prompt), prompt.kind, config.data.tokens, seed)
-    decodings: dict[Any, Decoding] = {}
-    for method in random.Random(seed).sample(methods, len(methods)):
-        if (identity := method.identity(prompt.kind)) not in decodings:
-            decodings[identity] = method.decode(pair, sampling, task)
+    task = Task(encode(config, pair, prompt), config.data.tokens, seed)
+    distinct = list({method.identity: method for method in methods}.values())
+    decodings: dict[Any, list[Decoding]] = {method.identity: [] for method in distinct}
+    for order in turns(random.Random(seed).sample(distinct, len(distinct)), config.evaluate.rounds):
+        for method in order:
+            decodings[method.identity].append(method.decode(pair, sampling, task))
     place: dict[str, Any] = {"prompt": prompt.id, "kind": prompt.kind, "source": prompt.source}
     place |= {"temperature": setting.temperature, "top_p": setting.top_p}
-    return [place | row_of(method, decodings[method.identity(prompt.kind)]) for method in methods]
+    return [place | row_of(method, decodings[method.identity]) for method in methods]

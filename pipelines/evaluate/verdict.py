@@ -3,7 +3,6 @@ what to do next. Speeds are over plain decoding."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,8 @@ import torch
 
 from data_gen.models.sampling import Sampling
 from pipelines.config import Config
-from pipelines.evaluate.methods import COPYING, STATIC
+from pipelines.config.sections import Pair
+from pipelines.evaluate.methods import BEST_STATIC, COPYING, STATIC
 from pipelines.pair.loading import pair_names
 from pipelines.run import console, table
 from selector.actions import EMPTY
@@ -36,10 +36,9 @@ print(tokenizer.decode(text[0]))"""
 
 def title(config: Config, device: str) -> str:
     """The run, its pair and the machine."""
-    names = (name.rstrip("/").rpartition("/")[2] for name in pair_names(config))
-    embedded = "the embedded target with its head" if config.pair.head else "the embedded pair"
-    pair = embedded if config.pair.target == "embedded" else " with ".join(names)
-    return f"{config.name}: {pair} on {device}"
+    target, draft = (name.rstrip("/").rpartition("/")[2] for name in (config.pair.target, config.pair.drafting))
+    own = draft == Pair.model_fields["draft"].default
+    return f"{config.name}: {target} with {'its draft' if own else draft} on {device}"
 
 
 def setting_of(row: dict[str, Any]) -> str:
@@ -50,7 +49,23 @@ def setting_of(row: dict[str, Any]) -> str:
 def verdicts(evaluation: dict[str, Any]) -> list[str]:
     """One paragraph for each sampling setting."""
     rows = zip(evaluation["summary"]["by_setting"], evaluation["decisions"], strict=True)
-    return [f"{setting_of(row)}: {_verdict(row, Mode.of(mode))}" for row, mode in rows]
+    return [f"{setting_of(row)}: {_verdict(row, Mode.of(mode))} {wall_clock(row)}" for row, mode in rows]
+
+
+def wall_clock(row: dict[str, Any]) -> str:
+    """Whether the gain over the two rivals that need no learning is there in wall-clock time."""
+    rivals = {COPYING: "ratio_vs_lookup_rule", BEST_STATIC: "ratio_vs_best_static_delayed"}
+    said = (f"over the {rival} {_stands(row['paired'][figure])}" for rival, figure in rivals.items())
+    equal = row["equal_texts"] and " All methods wrote the same text for {} of {} prompts.".format(*row["equal_texts"])
+    return f"In wall-clock time, prompt by prompt, the selector's gain {' and '.join(said)}.{equal or ''}"
+
+
+def _stands(ratio: dict[str, Any]) -> str:
+    low, high = ratio["interval_95"]
+    if low == high == 1:
+        return "is nil (both decode alike)"
+    words = "is there" if low > 1 else "is a loss" if high < 1 else "cannot be told from none"
+    return f"{words} ({measured(ratio, 3)})"
 
 
 def _verdict(row: dict[str, Any], mode: Mode) -> str:
@@ -65,9 +80,10 @@ def _verdict(row: dict[str, Any], mode: Mode) -> str:
     if _drafts_nothing(mode):
         return "plain decoding is exported: nothing that drafts is faster here."
     rule = max((choice for choice in speeds if choice.startswith(COPYING)), key=lambda choice: speeds[choice].value)
-    if exported != rule and row["ratio_vs_lookup_rule_interval_95"][1] < 1:
-        ratio = interval(row["ratio_vs_lookup_rule"], row["ratio_vs_lookup_rule_interval_95"], 2)
-        return f"the {rule} is faster than the {exported}, which is exported and decodes at {ratio} of its speed."
+    over_rule = row["paired"]["ratio_vs_lookup_rule"]
+    if exported != rule and over_rule["interval_95"][1] < 1:
+        of = measured(over_rule)
+        return f"the {rule} is faster than the {exported}, which is exported and decodes at {of} of its speed."
     return f"the {exported} is exported. It is {_both(row)}.{_copying(speeds, exported)}"
 
 
@@ -131,13 +147,15 @@ def _reason(mode: Mode) -> str:
     )
 
 
-def interval(value: float, bounds: Sequence[float], digits: int = 3) -> str:
-    return f"{value:.{digits}f} [{bounds[0]:.{digits}f}, {bounds[1]:.{digits}f}]"
+def measured(ratio: dict[str, Any], digits: int = 2) -> str:
+    """A decoded ratio with its 95% interval."""
+    value, (low, high) = ratio["value"], ratio["interval_95"]
+    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def decoded_over_plain(row: dict[str, Any]) -> str:
     """The decoded speed of what is exported under one sampling setting."""
-    return interval(row["ratio_vs_autoregressive"], row["ratio_vs_autoregressive_interval_95"], 2)
+    return measured(row["paired"]["ratio_vs_autoregressive"])
 
 
 def choices(evaluation: dict[str, Any]) -> list[Cells]:

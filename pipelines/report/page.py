@@ -21,7 +21,8 @@ td:first-child { white-space: normal }
 img { max-width: 100% } figure { display: flex; flex-wrap: wrap; gap: 1rem; margin: 1rem 0 }
 figure img { flex: 0 1 34rem; min-width: 0; object-fit: contain } figure img:only-child { flex-basis: auto }
 pre { font-size: 12px; background: #f4f4f4; padding: 1rem; overflow: auto }
-.strip { white-space: pre-wrap; line-height: 1.7 } .lookup { background: #bfe3c0 } .draft { background: #c3d9f3 }
+.strip { white-space: pre-wrap; line-height: 1.7 } .strip i { color: #777; font-style: normal }
+.drafted { background: #c3d9f3 } .copied { background: #bfe3c0 } .target { background: #f8d9a8 }
 @media (max-width: 500px) {
   thead { display: none } table, tbody, tr { display: block } tr { padding: .4rem 0; border-bottom: 1px solid #ccc }
   td, td:first-child, td.words { display: flex; justify-content: space-between; text-align: right }
@@ -73,14 +74,21 @@ def program(text: str) -> str:
     return f"<pre>{html.escape(text)}</pre>" if text else ""
 
 
-def strip(steps: Iterable[dict[str, Any]]) -> str:
-    """Decoded text, coloured by where its tokens come from; `steps` as `comparison.traced_steps` returns them."""
+def legend(words: Mapping[str, str]) -> str:
+    """What the colours of `strip` mean, by origin."""
+    said = (f"<span class='{origin}'>{origin}</span> {html.escape(what)}" for origin, what in words.items())
+    return f"<p class='note'>{'; '.join(said)}. Point at a token to see what its step drafted.</p>"
+
+
+def strip(title: str, answer: Mapping[str, Any]) -> str:
+    """The end of a prompt and its continuation, coloured by where its tokens come from, as `origins.strips` returns
+    them."""
     parts = (
-        f"<span title='{html.escape(step['drafted'])}'><span class='{step['source']}'>"
-        f"{html.escape(step['accepted'])}</span><b>{html.escape(step['extra'])}</b></span>"
-        for step in steps
+        f"<span class='{origin}' title='{html.escape(action)}'>{html.escape(text)}</span>"
+        for origin, text, action in answer["pieces"]
     )
-    return f"<pre class='strip'>{''.join(parts)}</pre>"
+    said = f"<i>{html.escape(answer['text'])}</i>{''.join(parts)}"
+    return f"<h3>{html.escape(title)}</h3><pre class='strip'>{said}</pre>"
 
 
 def table(rows: list[dict[str, Any]], matter: Collection[str] = ()) -> str:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from data_gen.models.sampling import Sampling
 from pipelines.evaluate.methods import SELECTOR
-from pipelines.evaluate.verdict import setting_of
+from pipelines.evaluate.verdict import measured, setting_of
 from selector.actions import Action
 from selector.train.data import Timed
 from selector.train.module import SelectorModule
@@ -36,21 +36,21 @@ def _png(figure: Figure) -> str:
 def ratios(evaluation: dict[str, Any]) -> dict[str, str]:
     """A plot for each sampling setting, by its description: the speed of every method over the best static tree's."""
     found = {}
-    measured = [entry for entry in evaluation["methods"] if not entry["is_best_static"]]
-    for setting in dict.fromkeys(map(setting_of, measured)):
-        own = [entry for entry in measured if setting_of(entry) == setting]
+    rivals = [entry for entry in evaluation["methods"] if not entry["is_best_static"]]
+    for setting in dict.fromkeys(map(setting_of, rivals)):
+        own = [entry for entry in rivals if setting_of(entry) == setting]
         own.sort(key=lambda entry: entry["method"] == SELECTOR)  # the selector on top
-        low, high = own[-1]["ratio_interval_95"]
         words = (
             f"Speed of every method over the best static tree's at {setting}. The selector's: decoded "
-            f"{own[-1]['ratio_to_best_static']:.2f} [{low:.2f}, {high:.2f}], replayed {own[-1]['replay_ratio']:.2f}."
+            f"{measured(own[-1]['over_best_static'])}, replayed {own[-1]['replay_ratio']:.2f}."
         )
-        right = 1.5 * max(max(entry["ratio_to_best_static"], entry["replay_ratio"] or 0) for entry in own)
+        right = 1.5 * max(max(entry["over_best_static"]["value"], entry["replay_ratio"] or 0) for entry in own)
         figure, axis = plt.subplots(figsize=(6, 0.32 * len(own) + 1))
         axis.axvline(1, color="#888", linewidth=1)
         for y, entry in enumerate(own):
-            ratio, colour = entry["ratio_to_best_static"], "tab:orange" if entry["method"] == SELECTOR else "tab:blue"
-            spread = np.abs(np.minimum([entry["ratio_interval_95"]], 2 * right).T - ratio)
+            ratio, bounds = entry["over_best_static"].values()
+            colour = "tab:orange" if entry["method"] == SELECTOR else "tab:blue"
+            spread = np.abs(np.minimum([bounds], 2 * right).T - ratio)
             axis.errorbar(ratio, y, xerr=spread, fmt="o", color=colour, capsize=3, markersize=5)
             if entry["replay_ratio"] is not None:
                 axis.plot(entry["replay_ratio"], y, "D", color=colour, markerfacecolor="white", markersize=5)

@@ -16,7 +16,7 @@ from pipelines.evaluate.stage import FORMAT
 from pipelines.evaluate.verdict import setting_of
 from pipelines.latency.profile import load_profile
 from pipelines.report import plots
-from pipelines.report.page import document, folded, images, listed, note, paragraphs, program, strip, table
+from pipelines.report.page import document, folded, images, legend, listed, note, paragraphs, program, strip, table
 from pipelines.report.promise import promised
 from pipelines.run import Stage, console, provenance, read_json, require, verify
 from pipelines.tracking import describe, mlflow_run, pipeline_of
@@ -33,8 +33,9 @@ Histories = dict[str, dict[str, list[float]]]  # the curves, by selector and met
 Sections = list[tuple[str, str]]  # titles, and contents in HTML
 
 CHOICES = (
-    "Speed over plain decoding. Decoded: the time was measured on held-out prompts; brackets hold 95% intervals over "
-    "source files. Replayed: the time is computed for held-out texts from this machine's latency profile, ± one "
+    "Speed over plain decoding. Decoded: the time was measured on held-out prompts, every prompt with all methods in "
+    "turn, and compared prompt by prompt and round by round (geometric means); brackets hold 95% intervals over source "
+    "files. Replayed: the time is computed for held-out texts from this machine's latency profile, ± one "
     "standard error over source files. Neither includes the noise of the time measurement, the training seed or the "
     "choice of the pair. Training chose on other texts between the static tree, the lookup rule, which copies where "
     "the text repeats itself and drafts a tree elsewhere, and the network. The share of copying is what the lookup "
@@ -48,25 +49,24 @@ METHODS = (
     "Decoded and replayed are speeds over plain decoding. A tree (K, L1, L2) has K branches of L2 tokens after a trunk "
     "of L1; the cell is empty where drafts differ between steps. Tokens/step are the block efficiency: accepted tokens "
     "and the one that the verifier adds, up to the limit of the text. Static tree, NAME: the tree that is the fastest "
-    "with that verifier on the training texts. Best static tree: the fastest of these; by kind, each kind of prompts "
-    "has its own. Traversal at the root: only chains and trees without a trunk. Recent acceptance: chains whose length "
-    "follows the recent acceptance. Assisted generation and prompt lookup are those of transformers. Tuned means the "
-    "best number of drafted tokens; that and the longest match of prompt lookup are the fastest on training prompts."
+    "with that verifier on the training texts. Best static tree: the fastest of these. Traversal at the root: only "
+    "chains and trees without a trunk. Assisted generation and prompt lookup are those of transformers. Tuned means "
+    "the best number of drafted tokens; that and the longest match of prompt lookup are the fastest on training "
+    "prompts."
 )
-STRIPS = (
-    "The selector decoded this continuation of one held-out prompt. Green tokens were copied by a lookup and accepted. "
-    "Blue tokens were drafted by the draft model and accepted. Bold tokens were added by the verifier at the end of "
-    "each step. Point at a step to see what was drafted there."
+ORIGINS_NOTE = (
+    "Every step ends with one token that the target adds. The others were accepted: from the draft model's tree, or "
+    "from a copy of what followed an earlier match. Speeds are decoded ones, with 95% intervals over source files."
 )
+STRIPS = {
+    "drafted": "by the draft model, and accepted",
+    "copied": "by a lookup, and accepted",
+    "target": "added by the target at the end of a step",
+}
 LABELS = (
     "The steps were decoded by the data stage. The table compares the tokens per step that the labels predict with "
     "those that decoding gave. z is the difference over its standard deviation. Beyond 4 it would show an error: that "
     "happens by chance once in 16,000 comparisons."
-)
-REPEATS = (
-    "Replayed. A text loops if at least a quarter of its tokens go on with a run that repeats the same 1 to 16 tokens. "
-    "It has long repeats if at least a quarter of its positions follow 8 or more tokens that occurred before. ±inf "
-    "stands where all texts have one source."
 )
 CALIBRATION = (
     f"Roots of the validation texts are in ten groups by the prediction for the tree {plots.EXAMPLE}; each point shows "
@@ -178,24 +178,16 @@ def _found(evaluation: dict[str, Any]) -> Sections:
     if evaluation["disagreements"]:
         methods += "<p>Decoding and replay along the same texts disagree beyond chance:</p>"
         methods += listed(evaluation["disagreements"])
-    by_repeats = [
-        {
-            "setting": setting_of(row),
-            "texts": f"{row['count']} {row['texts']}",
-            "selector over the best static tree": str(Ratio(row["ratio"], row["error"])),
-            "seconds saved": row["seconds_saved"],
-        }
-        for row in evaluation["repeats"]
-    ]
     actions = {"Share of the decoding steps by tree and sampling setting": plots.chosen_actions(evaluation)}
-    strips = (f"<h3>{html.escape(setting_of(each))}</h3>{strip(each['steps'])}" for each in evaluation["strips"])
+    came_from = table(findings.origins(evaluation)) + note(ORIGINS_NOTE)
+    strips = "".join(strip(f"{setting_of(each)}, {each['kind']}", each) for each in evaluation["strips"])
     return [
         ("Speed over plain decoding", exported),
         ("All methods", methods),
         ("Speed over the best static tree", images(plots.ratios(evaluation)) + note(GAIN)),
-        ("Texts that loop, others that repeat, and the rest", table(by_repeats) + note(REPEATS)),
         ("Which trees the selector drafts", images(actions)),
-        ("Where the tokens come from", note(STRIPS) + "".join(strips)),
+        ("What the selector's tokens came from", came_from),
+        ("Decoded answers", legend(STRIPS) + strips),
     ]
 
 

@@ -48,8 +48,8 @@ def rows(pair: ModelPair, prompts: list[Prompt]) -> list[dict]:
     for setting in SETTINGS:
         for number, prompt in enumerate(prompts):
             for method in METHODS:
-                task = Task(encode(OWN, pair, prompt), prompt.kind, TOKENS, seed=number)
-                row = row_of(method, method.decode(pair, setting.build(), task))
+                task = Task(encode(OWN, pair, prompt), TOKENS, seed=number)
+                row = row_of(method, [method.decode(pair, setting.build(), task)])
                 place = {"prompt": prompt.id, "temperature": setting.temperature, "top_p": setting.top_p}
                 seconds = [SLOW[method.name] * _seconds(PROFILE, method, row, root) for root in row["step_roots"]]
                 found.append({**row, **place, "seconds_of_steps": seconds})

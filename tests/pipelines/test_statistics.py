@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from pipelines.statistics import speed, speed_ratio, with_interval
+from pipelines.statistics import paired, speed, speed_ratio, with_interval
 
 TRIALS = 1500  # one standard error of a coverage of 95% is then 0.6 points
 
@@ -54,3 +54,29 @@ def test_settings_are_averaged() -> None:
     sums_XC = torch.tensor([[1.0, 1, 1, 3, 1, 2, 2, 2]] * 2)
     assert float(speed_ratio(sums_XC.sum(0))) == pytest.approx((3 + 0.5) / 2)
     assert float(speed(sums_XC[:, 2:4].sum(0))) == pytest.approx(1 / 3)
+
+
+def test_paired_ratios_by_hand() -> None:
+    """Two prompts of one source and one of another, in two rounds: the sources' means are log 2 and log 8. With one
+    degree of freedom the bounds are 12.706 standard errors away, each error half the distance."""
+    logs_XR = torch.tensor([[2.0, 0.5], [1.0, 16.0], [8.0, 8.0]]).log()
+    value, (low, high) = paired(logs_XR, torch.tensor([4, 4, 7]))
+    assert value == pytest.approx(4)
+    assert (low, high) == pytest.approx((4 / 2**12.7062, 4 * 2**12.7062), rel=1e-4)
+    assert paired(logs_XR, torch.tensor([4, 4, 4])) == (pytest.approx(2 ** (5 / 3)), [0, math.inf])
+    assert paired(0 * logs_XR, torch.tensor([4, 4, 4])) == (1, [1, 1])
+    assert paired(0 * logs_XR + math.log(2), torch.tensor([4, 4, 7]))[1] == pytest.approx([2, 2])
+
+
+@pytest.mark.parametrize("sources", [4, 12])
+def test_paired_intervals_cover_the_true_ratio_as_often_as_they_say(sources: int) -> None:
+    """Prompts of one source share a part of their ratio, rounds of one prompt another, and each round has noise."""
+    generator = torch.Generator().manual_seed(sources)
+    of, covered = torch.arange(sources).repeat_interleave(3), 0
+    for _ in range(TRIALS):
+        parts = (torch.randn(size, generator=generator) for size in ((sources, 1), (3 * sources, 1), (3 * sources, 2)))
+        source, prompt, noise = parts
+        value, (low, high) = paired(math.log(1.2) + 0.2 * source[of] + 0.1 * prompt + 0.3 * noise, of)
+        assert low < value < high
+        covered += low <= 1.2 <= high
+    assert covered / TRIALS == pytest.approx(0.95, abs=0.02)
