@@ -26,7 +26,7 @@ from selector.files import unwritable
 from selector.schema import InputError
 
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
-APART = ("quick", "logs")  # stages that stand alone
+APART = ("quick", "logs", "distil")  # stages that stand alone
 ALL = "demo"  # all of STAGES, in order
 CHECK = "check-verifier"  # a tool without config or run
 NAMES = (*STAGES, *APART, ALL)

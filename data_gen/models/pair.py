@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from data_gen.models.checkpoints import RANDOM, fingerprint, is_shape, load_model, load_tokenizer, positions
+from data_gen.models.checkpoints import RANDOM, fingerprint, is_shape, load_model, positions
+from data_gen.models.distilled import is_distilled, load_draft
 from data_gen.models.masks import TreeMasks
 from data_gen.models.sampling import Sampling
-from data_gen.models.vocabulary import check_same_vocabulary, scored, widen
+from data_gen.models.vocabulary import scored, shared_tokenizer, widen
 from selector.actions import ActionSpace
 from selector.schema import InputError
 
@@ -250,17 +251,19 @@ class ModelPair:
         for name, role in zip(names, ROLES, strict=True):
             if not shapes and is_shape(name):
                 raise InputError(f"pair.{role}: {name} holds a config and no weights: only times can be measured")
-        tokenizers = [load_tokenizer(name, role) for name, role in zip(names, ROLES, strict=True)]
-        check_same_vocabulary(tokenizers[0], tokenizers[1], names)
+        tokenizer = shared_tokenizer(target, draft)
         target_model = load_model(target, "target", DTYPES[dtype], device, device_map)
-        draft_model = load_model(draft, "draft", DTYPES[dtype], target_model.device)
+        if is_distilled(draft):
+            draft_model = load_draft(draft, target_model)
+        else:
+            draft_model = load_model(draft, "draft", DTYPES[dtype], target_model.device)
         models = target_model, draft_model
         size = max(map(scored, models))
         for model in models:
             widen(model, size)
             model.config.get_text_config().vocab_size = size
-        found = fingerprint(names, tokenizers[0], eos_ids(target_model), checksums)
-        return cls(*models, tokenizers[0], names, found)
+        found = fingerprint(names, tokenizer, eos_ids(target_model), checksums)
+        return cls(*models, tokenizer, names, found)
 
     @property
     def device(self) -> torch.device:

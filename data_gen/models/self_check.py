@@ -162,7 +162,8 @@ def _differences(model: Any, length: int) -> Iterator[tuple[str, float]]:
     """Where logits were compared, and their difference."""
     generator, device = torch.Generator().manual_seed(length), model.device
     parts = [length, SPACE.max_L1, *[SPACE.max_L2] * SPACE.max_K, FURTHER]
-    drawn = torch.randint(scored(model), (sum(parts),), generator=generator)
+    known = min(scored(model), len(model.get_input_embeddings().weight))
+    drawn = torch.randint(known, (sum(parts),), generator=generator)
     context, trunk, *branches, further = (part.tolist() for part in drawn.split(parts))
     tree = DraftTree.from_paths(trunk, branches)
     cached = CachedModel(model)

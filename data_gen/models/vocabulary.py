@@ -15,12 +15,15 @@ from torch.nn.functional import pad
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedTokenizerBase
 
+from data_gen.models.checkpoints import load_tokenizer
+from data_gen.models.distilled import ReducedHead, is_distilled
 from selector.schema import InputError
 
 
 def scored(model: Any) -> int:
-    """The number of tokens that a model scores: the rows of its output table."""
-    return int(model.get_output_embeddings().weight.shape[0])
+    """The number of tokens that a model scores: the rows of its output table, unless it can say some tokens alone."""
+    table = model.get_output_embeddings()
+    return table.out_features if isinstance(table, ReducedHead) else int(table.weight.shape[0])
 
 
 def check_same_vocabulary(
@@ -36,6 +39,15 @@ def check_same_vocabulary(
             f"vocabularies differ: {names[0]} has {len(vocabularies[0])} tokens, {names[1]} {len(vocabularies[1])}; "
             f"the first that differs is token {first}: {ours} and {theirs}"
         )
+
+
+def shared_tokenizer(target: str, draft: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a pair, by its names; a distilled draft has none of its own. InputError where one cannot be
+    read, or as `check_same_vocabulary`."""
+    found = load_tokenizer(target, "target")
+    if not is_distilled(draft):
+        check_same_vocabulary(found, load_tokenizer(draft, "draft"), (target, draft))
+    return found
 
 
 @contextmanager

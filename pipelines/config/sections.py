@@ -131,9 +131,10 @@ class Distil(Section):
     )
     tokens: int = Field(1_000_000, ge=1, description="tokens that the target writes for the training")
     context: int = Field(384, ge=2, description="tokens of one training sequence")
-    batch: int = Field(64, ge=1, description="sequences that the target writes at once")
+    batch: int = Field(128, ge=1, description="sequences that the target writes at once")
+    sequences: int = Field(8, ge=1, description="sequences of one optimiser step")
     passes: int = Field(3, ge=1, description="epochs over the texts")
-    rate: float = Field(1e-3, gt=0, description="peak learning rate")
+    rate: float = Field(1e-2, gt=0, description="peak learning rate")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="number format of the training's passes; auto: the faster one here"
     )

@@ -16,6 +16,8 @@ from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.nn.functional import linear
 
+from data_gen.models.distilled import stored_weights
+
 WEIGHT_DECAY, WARM_UP, LAST = 0.01, 0.05, 0.02  # the share of steps before the peak rate; its last share
 
 
@@ -48,8 +50,8 @@ class Places(NamedTuple):
 
 
 class DistilModule(pl.LightningModule):
-    """A draft under one of `LOSSES`. Its matrices are trained by Muon (Jordan 2024), with a linear warm-up and a cosine;
-    embeddings, output rows, norms and biases stay the target's. After as many steps, Muon is well ahead of AdamW here.
+    """A draft under one of `LOSSES`. Its matrices are trained by Muon (Jordan 2024), with a linear warm-up and a
+    cosine; embeddings, output rows, norms and biases stay the target's.
 
     Args:
         draft: from `data_gen.models.distilled.new_draft`, float32.
@@ -60,7 +62,7 @@ class DistilModule(pl.LightningModule):
     def __init__(self, draft: Any, loss: str, rate: float, steps: int) -> None:
         super().__init__()
         self.draft, self.rate, self.steps = draft, rate, steps
-        self.weights = LOSSES[loss]
+        self.weights, self.strict_loading = LOSSES[loss], False  # checkpoints leave out what is the target's
         tables = draft.get_input_embeddings(), draft.get_output_embeddings()
         shared = {id(each) for table in tables for each in table.parameters()}
         for own in draft.parameters():
@@ -76,6 +78,10 @@ class DistilModule(pl.LightningModule):
         loss, found = self(batch)
         self.log_dict({"loss": loss, "overlap": found.overlap}, prog_bar=True)
         return loss
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        own = {f"draft.{name}" for name in stored_weights(self.draft)}
+        checkpoint["state_dict"] = {key: value for key, value in checkpoint["state_dict"].items() if key in own}
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         own = [weights for weights in self.draft.parameters() if weights.requires_grad]

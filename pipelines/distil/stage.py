@@ -21,7 +21,7 @@ from pipelines.distil.recording import HELD_OUT, batches, folder_of
 from pipelines.distil.texts import Sequences
 from pipelines.distil.training import cost, fit, measured, speed
 from pipelines.pair import prompt_writing
-from pipelines.pair.loading import pair_names
+from pipelines.pair.loading import target_name
 from pipelines.run import Stage, console, read_json, table, write_json
 from pipelines.tracking import describe, mlflow_run
 from selector.schema import InputError
@@ -48,12 +48,12 @@ def steps(config: Config) -> int:
 
 
 def run(config: Config) -> None:
-    name, own = pair_names(config)[0], config.distil
+    name, own = target_name(config), config.distil
     tokenizer, device = load_tokenizer(name, "target"), resolve_device(config.pair.device)
     prompt_writing.write(config, tokenizer)
     if config.pair.threads:
         torch.set_num_threads(config.pair.threads)
-    target = load_model(name, "target", torch.float32, device, config.pair.device_map)
+    target: Any = load_model(name, "target", torch.float32, device, config.pair.device_map)
     texts = _texts(config, fingerprint([name], tokenizer, eos_ids(target)))
     dtype = _dtype(own.dtype, target.device)
     if texts.begin():

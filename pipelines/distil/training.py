@@ -1,7 +1,7 @@
 """Training of a draft with Lightning, and what the draft promises.
 
-`overlap` is the probability that a drafted token is accepted, `cost` a draft pass as a share of a target pass, and `speed`
-that of the best chain over plain decoding if both were constant.
+`overlap` is the probability that a drafted token is accepted, `cost` a draft pass as a share of a target pass, and
+`speed` that of the best chain over plain decoding if both were constant.
 
 Legend: X sequences, T tokens of a sequence.
 """
@@ -24,10 +24,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from data_gen.models.distilled import stored_weights
 from data_gen.models.pair import CachedModel
 from data_gen.models.vocabulary import scored
-from pipelines.config import Distil
+from pipelines.config.sections import Distil
 from pipelines.distil.objective import Distances, DistilModule, Places
 from pipelines.distil.texts import Sequences
 from pipelines.tracking import tracking_uri
@@ -36,18 +35,6 @@ from pipelines.train.fitting import REMARKS, StopBetweenBatches
 LONGEST = 32  # drafted tokens of the longest chain that `speed` looks at
 TIMED, BEHIND = 15, 200  # passes that are timed, and the tokens before them
 EVERY = 100  # steps between checkpoints
-
-
-class _Module(DistilModule):
-    """Its checkpoints leave out what is the target's."""
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return {name: weights.detach() for name, weights in stored_weights(self.draft).items()}
-
-    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> None:
-        with torch.no_grad():
-            for name, weights in stored_weights(self.draft).items():
-                weights.copy_(state_dict[name])
 
 
 def fit(
@@ -67,10 +54,11 @@ def fit(
         logging.getLogger(f"pytorch_lightning.{name}").setLevel(logging.WARNING)
     checkpoints = ModelCheckpoint(folder, save_last=True, save_top_k=0, every_n_train_steps=EVERY)
     with warnings.catch_warnings():
-        for remark in REMARKS:
+        for remark in (*REMARKS, ".*in eval mode at the start.*"):
             warnings.filterwarnings("ignore", message=remark)
         trainer = pl.Trainer(
             max_steps=steps,
+            max_epochs=own.passes,
             accelerator="cpu" if draft.device.type == "cpu" else "gpu",
             devices=1,
             precision="bf16-mixed" if dtype == torch.bfloat16 else "32-true",
@@ -83,7 +71,7 @@ def fit(
         order = torch.Generator().manual_seed(seed)
         loader: DataLoader[Places] = DataLoader(data, own.sequences, shuffle=True, drop_last=True, generator=order)
         try:
-            module = _Module(draft, own.loss, own.rate, steps)
+            module = DistilModule(draft, own.loss, own.rate, steps)
             trainer.fit(module, loader, ckpt_path=str(last) if last.exists() else None, weights_only=False)
         except SystemExit as stopped:  # Lightning turns Ctrl-C into it
             raise KeyboardInterrupt from stopped

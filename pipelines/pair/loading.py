@@ -15,7 +15,7 @@ from data_gen.models.gguf import resolved
 from data_gen.models.heads import check_head, check_head_config, load_pair_with_head
 from data_gen.models.pair import ROLES, ModelPair, resolve_device
 from data_gen.models.self_check import check_model
-from data_gen.models.vocabulary import check_same_vocabulary
+from data_gen.models.vocabulary import shared_tokenizer
 from data_gen.texts.labelled import BEYOND, DEPTH, Recipe
 from data_gen.texts.prompts import Prompt, read_prompts, split_of, take_evenly
 from pipelines.config import Config
@@ -105,8 +105,7 @@ def check_before_loading(config: Config) -> None:
         check_head_config(names[1], names[0])
         _check_positions(config, model_positions(names[0], "target"))
         return
-    target, draft = map(load_tokenizer, names, ROLES)
-    check_same_vocabulary(target, draft, names)
+    shared_tokenizer(*names)
     _check_positions(config, min(map(model_positions, names, ROLES)))
 
 
