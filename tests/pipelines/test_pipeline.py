@@ -41,9 +41,8 @@ def test_the_demo_ends_with_a_table_a_report_and_a_selector(demo: tuple[Path, st
     assert re.search(r"its actions equal the trained module's at all \d{3} roots of the validation texts", output)
     report = (run / "report.html").read_text()
     chosen = json.loads((run / "training" / "result.json").read_text())["chosen"]
-    # by setting the speeds, the block efficiencies and, of a regressor, the calibration; actions over all settings,
-    # training's curves
-    assert report.count("data:image/png;base64,") == 2 + 2 * (2 + chosen.startswith("regressor"))
+    # by setting the speeds, the block efficiencies and, of a regressor, the calibration; actions over all settings
+    assert report.count("data:image/png;base64,") == 1 + 2 * (2 + chosen.startswith("regressor"))
     assert len(set(re.findall(r"<img alt='([^']{20,})'", report))) == report.count("<img")
     for title in ("Speed over plain decoding", "All methods", "Tokens a step of every static tree", "Step times"):
         assert title in report
