@@ -142,7 +142,7 @@ def _load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     reader = GGUFReader(path)
     told = {key: reader.fields[key].contents() for key in reader.fields if key.endswith((".pre", ".scaling.type"))}
     with _silent():
-        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     stored, taken = sum(int(each.n_elements) for each in reader.tensors), model.num_parameters()
     if stored != taken:  # transformers drops tensors that it has no place for, and draws those that it misses

@@ -37,7 +37,7 @@ print(tokenizer.decode(text[0]))"""
 def title(config: Config, device: str) -> str:
     """The run, its pair and the machine."""
     target, draft = (name.rstrip("/").rpartition("/")[2] for name in (config.pair.target, config.pair.drafting))
-    own = draft == Pair.model_fields["draft"].default
+    own = config.pair.drafting == Pair.model_fields["draft"].default
     return f"{config.name}: {target} with {'its draft' if own else draft} on {device}"
 
 

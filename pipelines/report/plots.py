@@ -101,19 +101,6 @@ def calibration(module: SelectorModule, timed: Timed) -> str:
     return _png(figure)
 
 
-def curves(histories: dict[str, dict[str, list[float]]]) -> str:
-    """The curves of training, by selector and metric: one value for each epoch; a panel for each metric."""
-    names = list(dict.fromkeys(name for own in histories.values() for name in own))
-    figure, axes = plt.subplots(1, len(names), figsize=(3.6 * len(names), 3.2), squeeze=False)
-    for name, axis in zip(names, axes[0], strict=True):
-        for selector, own in histories.items():
-            axis.plot(range(1, len(own[name]) + 1), own[name], ".-", label=selector)
-        axis.set(title=name, xlabel="epoch")
-    axes[0][0].legend(frameon=False)
-    figure.tight_layout()
-    return _png(figure)
-
-
 def chosen_actions(evaluation: dict[str, Any]) -> str:
     """Share of the decoding steps in which the selector chose each action."""
     entries = [entry for entry in evaluation["methods"] if entry["method"] == SELECTOR]

@@ -28,8 +28,6 @@ from selector.train.replay import Ratio
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")
 MATTER = (SELECTOR, COPYING, BEST_STATIC)  # the methods that a narrow screen shows first
-CURVES = ("train/loss", "validation/loss", "validation/replay")  # metrics of a training run, one value for each epoch
-Histories = dict[str, dict[str, list[float]]]  # the curves, by selector and metric
 Sections = list[tuple[str, str]]  # titles, and contents in HTML
 
 CHOICES = (
@@ -117,7 +115,7 @@ def run(config: Config) -> None:
         with mlflow_run(config, "report", SECTIONS) as mlflow:
             stage.replace()
             with atomically(output) as partial:
-                partial.write_text(page(config, evaluation, training, histories(mlflow, training)), encoding="utf-8")
+                partial.write_text(page(config, evaluation, training), encoding="utf-8")
             mlflow.log_artifact(str(output))
             mlflow.log_artifact(str(output), run_id=pipeline_of(mlflow))
             describe(mlflow, "\n\n".join(verdict.verdicts(evaluation)))
@@ -130,21 +128,7 @@ def run(config: Config) -> None:
         console.print(f"\n{snippet}", soft_wrap=True, markup=False)
 
 
-def histories(mlflow: Any, training: dict[str, Any]) -> Histories:
-    """The curves of the training runs; nothing where they are not in this MLflow store."""
-    client = mlflow.MlflowClient()
-    try:
-        return {
-            name: {
-                curve: [point.value for point in client.get_metric_history(own["run_id"], curve)] for curve in CURVES
-            }
-            for name, own in training["selectors"].items()
-        }
-    except mlflow.MlflowException:
-        return {}
-
-
-def page(config: Config, evaluation: dict[str, Any], training: dict[str, Any], curves: Histories) -> str:
+def page(config: Config, evaluation: dict[str, Any], training: dict[str, Any]) -> str:
     """The report as one self-contained page."""
     profile = load_profile(config)
     sections = [
@@ -153,7 +137,7 @@ def page(config: Config, evaluation: dict[str, Any], training: dict[str, Any], c
         *_trees(config, profile, training),
         ("Do the labels describe the decoder?", table(realised(config)) + note(LABELS)),
         ("Is greedy text unchanged?", f"<p>{html.escape(losslessness.summary(evaluation['greedy']))}.</p>"),
-        *_machine(config, profile, training, curves),
+        *_machine(config, profile, training),
         ("Provenance", folded("config, versions and commit", json.dumps(provenance(config), indent=1))),
     ]
     lines, snippet = verdict.next_steps(config, evaluation)
@@ -211,7 +195,7 @@ def _trees(config: Config, profile: LatencyProfile, training: dict[str, Any]) ->
     ]
 
 
-def _machine(config: Config, profile: LatencyProfile, training: dict[str, Any], curves: Histories) -> Sections:
+def _machine(config: Config, profile: LatencyProfile, training: dict[str, Any]) -> Sections:
     """Training, the pair, and this machine's times."""
     steps = [
         {
@@ -232,8 +216,7 @@ def _machine(config: Config, profile: LatencyProfile, training: dict[str, Any], 
     manifest, overlap = config.folder / "pair" / "manifest.json", ""
     if manifest.exists():
         overlap = f" The pair's mean overlap on held-out text is {read_json(manifest, 'pair')['overlap']:.3f}."
-    drawn = images({"Curves of training, by selector": plots.curves(curves)} if curves else {})
     return [
-        ("Selectors that were trained", table(selectors) + note(SELECTORS) + drawn),
+        ("Selectors that were trained", table(selectors) + note(SELECTORS)),
         ("Step times", f"<p>{html.escape(profile.device)}.{overlap}</p>" + table(steps) + note(STEPS)),
     ]

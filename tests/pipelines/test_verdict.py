@@ -31,13 +31,14 @@ def setting(
 ) -> dict[str, Any]:
     """The figures of one sampling setting; `other` replaces replayed speeds over plain decoding, or adds choices."""
     speeds = SPEEDS | {name.replace("_", " "): speed for name, speed in other.items()}
+    over = {"ratio_vs_autoregressive": decoded}
+    over |= {"ratio_vs_lookup_rule": (over_rule, [over_rule - 0.05, over_rule + 0.05])}
+    over |= {"ratio_vs_best_static_delayed": (1.2, [1.1, 1.3])}
     return {
         "temperature": 0.2,
         "top_p": 0.9,
-        "ratio_vs_autoregressive": decoded[0],
-        "ratio_vs_autoregressive_interval_95": decoded[1],
-        "ratio_vs_lookup_rule": over_rule,
-        "ratio_vs_lookup_rule_interval_95": [over_rule - 0.05, over_rule + 0.05],
+        "paired": {figure: {"value": value, "interval_95": bounds} for figure, (value, bounds) in over.items()},
+        "equal_texts": None,
         "replayed": {"ratio_vs_autoregressive": {"value": speeds[exported], "error": 0.04}},
         "choices": [
             {"choice": name, "exported": name == exported, "over_plain": {"value": speed, "error": 0.04}}
@@ -78,11 +79,11 @@ def test_what_is_exported_is_told_by_its_speed_over_plain_decoding() -> None:
 )
 def test_the_share_of_copying_is_told_in_words(row: dict[str, Any], words: str) -> None:
     """(2.4 - 1.8) / (2.5 - 1) = 0.4: of the gain over plain decoding, what the rule adds to the tree's speed."""
-    assert said(row).endswith(words)
+    assert f"{words} In wall-clock" in said(row)
 
 
 def test_a_tree_copies_nothing() -> None:
-    assert said(setting("static tree", static_tree=2.6)).endswith(" times in decoding.")
+    assert " times in decoding. In wall-clock" in said(setting("static tree", static_tree=2.6))
 
 
 def test_what_was_decoded_stands_beside_what_was_replayed() -> None:
@@ -103,16 +104,42 @@ def test_no_selector_is_praised_that_loses() -> None:
     assert said(setting("lookup rule", network=2.3, static_tree=2.45)).startswith(
         "T=0.2, top-p=0.9: the static tree is 2.45 ±0.04 times"
     )
-    assert said(setting("network", over_rule=0.9)) == (
+    assert said(setting("network", over_rule=0.9)).startswith(
         "T=0.2, top-p=0.9: the lookup rule is faster than the network, which is exported and decodes at 0.90 "
-        "[0.85, 0.95] of its speed."
+        "[0.85, 0.95] of its speed. In wall-clock"
     )
+
+
+@pytest.mark.parametrize(
+    ("over_rule", "words"),
+    [
+        (1.06, "is there (1.060 [1.010, 1.110])"),
+        (1.04, "cannot be told from none (1.040 [0.990, 1.090])"),
+        (0.9, "is a loss (0.900 [0.850, 0.950])"),
+    ],
+)
+def test_whether_the_gain_is_there_in_wall_clock_is_one_sentence(over_rule: float, words: str) -> None:
+    row = setting("network", over_rule=over_rule)
+    expected = (
+        f"In wall-clock time, prompt by prompt, the selector's gain over the lookup rule {words} and over the best "
+        "static tree is there (1.200 [1.100, 1.300])."
+    )
+    assert said(row).endswith(expected)
+    row["equal_texts"] = [11, 12]
+    assert said(row).endswith(f"{expected} All methods wrote the same text for 11 of 12 prompts.")
+
+
+def test_who_decodes_as_the_rule_does_gains_nothing_over_it() -> None:
+    row = setting("lookup rule")
+    row["paired"]["ratio_vs_lookup_rule"] = {"value": 1.0, "interval_95": [1.0, 1.0]}
+    assert "gain over the lookup rule is nil (both decode alike) and over" in said(row)
 
 
 def test_where_no_draft_pays_plain_decoding_is_exported_by_its_name() -> None:
     nothing = {"static_tree": 1.0, "lookup_rule": 0.99, "network": 0.8, "decoded": (1.0, [1.0, 1.0])}
     row = setting("static tree", **nothing)  # type: ignore[arg-type]
-    assert said(row, PLAIN) == "T=0.2, top-p=0.9: plain decoding is exported: nothing that drafts is faster here."
+    expected = "T=0.2, top-p=0.9: plain decoding is exported: nothing that drafts is faster here. In wall-clock"
+    assert said(row, PLAIN).startswith(expected)
     faster = said(setting("static tree", **nothing | {"lookup_rule": 1.2}), PLAIN)  # type: ignore[arg-type]
     assert faster.startswith("T=0.2, top-p=0.9: the lookup rule is 1.20 ±0.04 times as fast as plain decoding")
     assert "Plain decoding is exported, because on the validation texts nothing was surely faster" in faster
@@ -147,6 +174,7 @@ def test_the_verdict_is_80_columns_wide_and_nothing_is_cut() -> None:
 def test_the_title_names_the_pair_and_the_machine() -> None:
     own = Config.model_validate({"name": "mine", "pair": {"target": "org/large", "draft": "/models/small/"}})
     assert title(own, "H100, bfloat16") == "mine: large with small on H100, bfloat16"
+    assert title(Config(name="mine"), "a CPU") == "mine: smollm2 with its draft on a CPU"
 
 
 def test_the_program_of_the_next_step_runs(
