@@ -1,4 +1,4 @@
-"""Puts a run's draft where the draft that comes with Espalier stands: `python -m pipelines.distil.shipping CONFIG ..`."""
+"""`python -m pipelines.distil.shipping CONFIG ..` puts a run's draft in the place of the one that comes with Espalier."""
 
 from __future__ import annotations
 

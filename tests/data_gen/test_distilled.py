@@ -1,0 +1,156 @@
+"""A draft that says a part of the vocabulary is a draft like any other: laws, labels, features, decoding."""
+
+from __future__ import annotations
+
+import itertools
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from data_gen.decoding.decoder import Decoder
+from data_gen.decoding.loop import FixedTree
+from data_gen.features.rows import entropies
+from data_gen.generate import speculative_generate
+from data_gen.models.distilled import LAYERS, is_distilled, load_draft, new_draft, save_draft
+from data_gen.models.pair import CachedModel, ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.models.self_check import check_model
+from data_gen.models.vocabulary import scored
+from data_gen.text_labels.labels import label_text
+from data_gen.texts.written import rows_along, written_by_target
+from data_gen.verification import VERIFIERS, get_verifier
+from pipelines.evaluate.assisted import Assistant
+from selector.actions import Action, ActionSpace
+from selector.schema import InputError
+from tests.data_gen.worlds import World
+from tests.tiny import VOCABULARY
+
+PROMPT = [1, 0, 2]
+SAID = torch.tensor([0, 2])
+SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "head_dim": 8, "initializer_range": 0.5}
+SPECIAL = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+
+
+def tiny(vocabulary: int, layers: int = 3) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary, num_hidden_layers=layers, max_position_embeddings=64, **SHAPE, **SPECIAL
+    )
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def world_of(target: PreTrainedModel, draft: PreTrainedModel, depth: int) -> World:
+    """The world of two models behind a prompt: their rows after every text."""
+    world = World(scored(target), depth, "random", 0)
+    for own, model in ((world.target, target), (world.draft, draft)):
+        for context in own:
+            own[context] = CachedModel(model).extend([*PROMPT, *context]).logits_BWV[0, -1].double().softmax(-1)
+    world.target_CV, world.draft_CV = (torch.stack(list(rows.values())) for rows in (world.target, world.draft))
+    return world
+
+
+def test_every_verifier_is_lossless_with_it() -> None:
+    target = tiny(3)
+    world = world_of(target, new_draft(target, [0, 2], SAID), 3)
+    assert not world.draft_CV[:, 1].any() and (world.draft_CV[:, SAID] > 0).all() and (world.target_CV > 0).all()
+    for name, shape in itertools.product(VERIFIERS, [(1, 1, 1), (2, 1, 1), (2, 0, 2), (3, 0, 1)]):
+        law_CV = world.appended_law(get_verifier(name), world.delayed_trees(*shape, "iid"))
+        assert world.losslessness_error(law_CV, sum(shape[1:])) < 1e-12, (name, shape)
+
+
+def test_labels_have_the_mean_of_its_trees() -> None:
+    """Over all texts, for every action, exactly."""
+    target, space, names = tiny(3), ActionSpace(2, 1, 1), ["traversal", "lifted_uniform", "specinfer"]
+    world = world_of(target, new_draft(target, [1], SAID), space.depth)
+    mean_VA = torch.zeros(len(names), len(space), dtype=torch.float64)
+    for text in product(range(3), repeat=space.depth):
+        contexts = [text[:i] for i in range(len(text) + 1)]
+        rows = (torch.stack([own[context] for context in contexts]) for own in (world.target, world.draft))
+        labels_VRA = label_text(torch.tensor((0, *text)), *rows, names, siblings=None, space=space)
+        mean_VA += world.target_probability(text) * labels_VRA[:, 0]
+    for v, name in enumerate(names):
+        for a, action in enumerate(space):
+            law_CV = world.appended_law(get_verifier(name), world.delayed_trees(*action[:3], action.style))
+            assert float(mean_VA[v, a]) == pytest.approx(world.block_efficiency(law_CV), abs=1e-12), (name, action)
+
+
+def test_it_begins_as_the_targets_own_layers() -> None:
+    """With all layers and all tokens it is the target."""
+    target = tiny(20)
+    draft, ids = new_draft(target, [0, 1, 2], torch.arange(20)), torch.tensor([[3, 4, 5, 6]])
+    assert torch.equal(draft(ids).logits, target(ids).logits)
+    fewer = new_draft(target, [0, 1, 2], torch.arange(7))(ids).logits
+    assert torch.equal(fewer[..., :7], target(ids).logits[..., :7]) and (fewer[..., 7:] == -torch.inf).all()
+    assert draft.get_input_embeddings() is target.get_input_embeddings()
+
+
+def test_layers_of_another_kind_stay_what_they_are() -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = Gemma3TextConfig(
+        vocab_size=20, num_hidden_layers=3, num_key_value_heads=1, layer_types=kinds, sliding_window=8,
+        max_position_embeddings=64, **SHAPE, **SPECIAL,
+    )  # fmt: skip
+    target = AutoModelForCausalLM.from_config(config).eval()
+    draft = new_draft(target, [1, 2], torch.arange(0, 20, 2))
+    assert draft.config.layer_types == kinds[1:]
+    assert check_model(draft, "draft", 40) < 1e-3
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, pair_folders: tuple[str, str]) -> tuple[str, str]:
+    """A target, and a draft of its first layer that says every third token."""
+    target = AutoModelForCausalLM.from_pretrained(pair_folders[0])
+    folder = tmp_path_factory.mktemp("distilled") / "draft"
+    save_draft(new_draft(target, [0], torch.arange(0, VOCABULARY, 3)), folder)
+    return pair_folders[0], str(folder)
+
+
+def test_a_pair_with_it_does_all_that_others_do(saved: tuple[str, str]) -> None:
+    pair = ModelPair.load(*saved, device="cpu")
+    assert pair.vocabulary == VOCABULARY and check_model(pair.draft, "draft", 60) < 1e-3
+    (text,) = written_by_target(pair, [[5, 9]], 30, Sampling(), seed=1)
+    (block,) = rows_along(pair, text, Sampling())
+    q_NV = block.draft.probs_NV
+    assert q_NV.shape == block.target.probs_NV.shape and (q_NV[:, 1::3] == 0).all() and (q_NV[:, ::3] > 0).all()
+    own = torch.special.entr(q_NV.double()).sum(-1)
+    assert torch.tensor(entropies(block.draft.logits_NV)) == pytest.approx(own, abs=1e-5)
+    expected = pair.target.generate(torch.tensor([[5, 9]]), max_new_tokens=24, do_sample=False)
+    decoder = Decoder(pair, Sampling(0), get_verifier("traversal"), FixedTree(Action(3, 1, 3)))
+    assert decoder.decode([5, 9], 24, torch.Generator().manual_seed(0)).tokens == expected[0, 2:].tolist()
+    assert Assistant(3).generate(pair, Sampling(0), [5, 9], 24, seed=1)[0] == expected[0, 2:].tolist()
+    ours = {"custom_generate": speculative_generate, "draft_model": pair.draft, "selector": (2, 1, 2)}
+    assert torch.equal(
+        pair.target.generate(torch.tensor([[5, 9]]), max_new_tokens=24, do_sample=False, **ours), expected
+    )
+
+
+def test_it_is_stored_without_the_targets_tables(saved: tuple[str, str]) -> None:
+    target = AutoModelForCausalLM.from_pretrained(saved[0])
+    assert is_distilled(saved[1]) and not is_distilled(saved[0]) and not is_distilled("org/model")
+    made, loaded = new_draft(target, [0], torch.arange(0, VOCABULARY, 3)), load_draft(saved[1], target)
+    assert list(getattr(loaded.config, LAYERS)) == [0]
+    ids = torch.tensor([[5, 9, 7]])
+    assert torch.equal(loaded(ids).logits.isfinite(), made(ids).logits.isfinite())
+    for name, weights in made.model.layers.named_parameters():
+        assert torch.equal(loaded.model.layers.get_parameter(name), weights.bfloat16().float())
+    assert sum(path.stat().st_size for path in Path(saved[1]).iterdir()) < 30_000
+
+
+def test_a_wrong_draft_is_refused(saved: tuple[str, str], tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"pair\.draft: .* was distilled for a target of width 32 with 300 tokens; .* 16 and 20"
+    ):
+        load_draft(saved[1], tiny(20))
+    target = AutoModelForCausalLM.from_pretrained(saved[0])
+    for layers in ([], [2], [-1]):
+        with pytest.raises(InputError, match=r"distil\.layers.*the numbers 0 to 1"):
+            new_draft(target, layers, SAID)
+    save_draft(new_draft(target, [0], SAID), tmp_path / "draft")
+    weights = tmp_path / "draft" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(InputError, match=r"pair\.draft: cannot load"):
+        load_draft(str(tmp_path / "draft"), target)

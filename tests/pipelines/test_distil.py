@@ -1,0 +1,209 @@
+"""The distil stage: the sequences that the target writes, the loss, and a draft from nothing to decoding."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+
+from data_gen.models.pair import ModelPair
+from pipelines.config import load_config
+from pipelines.distil import shipping
+from pipelines.distil.conversations import LONGEST_TURN, Start, Template, Written, _Row, starts, write
+from pipelines.distil.objective import LOSSES, _Loss
+from pipelines.distil.texts import Sequences, is_whole, save
+from pipelines.distil.training import speed
+from selector.schema import InputError, sha256
+from tests.pipelines.runs import ROOT, espalier, outcome, patch
+from tests.tiny import small_pair
+
+TARGET = small_pair()[0]
+TURNS = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<|end|>{% endfor %}"
+SMALL = [
+    *(f"pair.target={TARGET}", "pair.draft=distilled", "pair.device=cpu", "prompts.tokens=64", "prompts.chat=false"),
+    *("prompts.longer=start", "distil.layers=[0]", "distil.vocabulary=60", "distil.context=160", "distil.batch=8"),
+    *("distil.tokens=3840", "distil.passes=2", "distil.rate=0.003", "distil.dtype=float32"),
+]
+
+
+@pytest.fixture(scope="module")
+def target() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(TARGET).eval()
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    found = AutoTokenizer.from_pretrained(TARGET)
+    found.chat_template = TURNS + "{% if add_generation_prompt %}<assistant>{% endif %}"
+    return found
+
+
+def test_a_template_falls_into_what_stands_between_turns(tokenizer: PreTrainedTokenizerFast) -> None:
+    template = Template.of(tokenizer, None)
+    assert template is not None
+    assert list(map(tokenizer.decode, template)) == ["<user>", "<|end|><assistant>", "<|end|><user>"]
+    with_system = Template.of(tokenizer, "Be brief.")
+    assert with_system is not None and tokenizer.decode(with_system.opening) == "<system>Be brief.<|end|><user>"
+    tokenizer.chat_template = "{{ raise_exception('no') }}"
+    assert Template.of(tokenizer, None) is None
+    tokenizer.chat_template = None
+    assert Template.of(tokenizer, None) is None
+
+
+def test_conversations_begin_in_three_ways() -> None:
+    template, prompts = Template([1], [2, 3], [2, 4]), [[10, 11, 12, 13], [20, 21]]
+    kinds: Counter[str] = Counter()
+    for start in islice(starts(template, prompts, random.Random(0)), 400):
+        if start.answers:
+            assert start.given in [[1, *prompt, 2, 3] for prompt in prompts]
+        else:
+            assert start.given == [1] or any(start.given[1:] == prompt[: len(start.given) - 1] for prompt in prompts)
+        kinds["whole" if start.answers else "begun" if len(start.given) > 1 else "own"] += 1
+    assert 160 < kinds["whole"] < 240 and 60 < kinds["begun"] < 140 and 60 < kinds["own"] < 140
+    plain = list(islice(starts(None, prompts, random.Random(0)), 4))
+    assert all(start.answers and start.given in prompts for start in plain)
+
+
+def written(target: PreTrainedModel, template: Template | None, begun: list[Start], length: int = 60) -> Written:
+    return write(target, template, begun, starts(template, [[7, 8]], random.Random(1)), length, seed=3)
+
+
+def test_what_is_recorded_is_the_targets_distribution(target: PreTrainedModel) -> None:
+    """By one pass without a cache over each finished sequence."""
+    found = written(target, None, [Start([5, 9, 4], True, 1.0), Start([11], True, 0.3)])
+    with torch.no_grad():
+        logits_BTV = target(found.tokens_BT.long()).logits
+        again_BTV = target.get_output_embeddings()(found.hidden_BTD.float())
+    assert torch.allclose(found.log_total_BT, logits_BTV.logsumexp(-1), atol=1e-3)
+    # hidden states are stored in bfloat16
+    assert (logits_BTV.softmax(-1) - again_BTV.softmax(-1)).abs().amax() < 0.05
+    assert found.tokens_BT[0, :3].tolist() == [5, 9, 4] and found.tokens_BT[1, 0] == 11
+    assert not found.drawn_BT[0, :3].any() and found.drawn_BT[0, 3]
+
+
+def test_turns_follow_one_another() -> None:
+    """A turn ends where the target writes the token that ends it or a text, or where a user's turn is too long."""
+    row = _Row(Start([1], False, 0.5), Template([1], [9, 3], [9, 4]), iter(()), frozenset({8}))
+    assert row.take(0) == (1, False) and row.temperature == 1
+    assert row.take(5) == (5, True)
+    assert row.take(9) == (9, True) and row.temperature == 0.5
+    assert row.take(6) == (3, False)  # given, whatever was drawn
+    assert [row.take(7) for _ in range(2 * LONGEST_TURN)] == [(7, True)] * 2 * LONGEST_TURN
+    assert row.take(8) == (9, False) and row.take(6) == (4, False) and row.temperature == 1
+    assert [row.take(7) for _ in range(LONGEST_TURN)] == [(7, True)] * LONGEST_TURN
+    assert row.take(7) == (9, False) and row.take(6) == (3, False) and row.temperature == 0.5
+
+
+def test_without_a_template_prompts_follow_one_another() -> None:
+    row = _Row(Start([1, 2], True, 0.5), None, iter([Start([3, 4], True, 0.1)]), frozenset({8}))
+    taken = [row.take(token) for token in (0, 0, 7, 8, 0, 0, 7)]
+    assert taken == [(1, False), (2, False), (7, True), (8, True), (3, False), (4, False), (7, True)]
+
+
+def exact(states_ND: Tensor, rows_RD: Tensor, hidden_ND: Tensor, total_N: Tensor, cross: float, apart: float) -> Tensor:
+    p_NR, log_q_NR = (hidden_ND @ rows_RD.T - total_N[:, None]).exp(), (states_ND @ rows_RD.T).log_softmax(-1)
+    overlap = torch.minimum(p_NR, log_q_NR.exp()).sum(-1).mean()
+    return cross * -(p_NR * log_q_NR).sum(-1).mean() + apart * (1 - overlap)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_loss_has_the_gradient_of_its_formula(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.distil.objective.ELEMENTS", 7 * 30)  # in parts of seven places
+    generator = torch.Generator().manual_seed(0)
+    states_ND, hidden_ND = torch.randn(2, 50, 8, generator=generator).requires_grad_().unbind(0)
+    rows_RD = torch.randn(40, 8, generator=generator)
+    given = rows_RD[:30], hidden_ND.detach(), (hidden_ND.detach() @ rows_RD.T).logsumexp(-1), *LOSSES[loss]
+    found, crossed, overlap, covered = _Loss.apply(states_ND, *given)
+    (slope,) = torch.autograd.grad(found, states_ND, retain_graph=True)
+    expected = exact(states_ND, *given)
+    (true_slope,) = torch.autograd.grad(expected, states_ND)
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert torch.allclose(slope, true_slope, atol=1e-6)
+    assert 0 < overlap < covered < 1 and crossed > 0
+
+
+def test_the_most_frequent_tokens_are_counted_where_they_were_drawn(tmp_path: Path) -> None:
+    tokens_BT, drawn_BT = (
+        torch.tensor([[9, 9, 9, 4, 4, 2]], dtype=torch.int32),
+        torch.tensor([[False] * 3 + [True] * 3]),
+    )
+    save(Written(tokens_BT, drawn_BT, torch.zeros(1, 6, 4), torch.zeros(1, 6)), tmp_path / "texts")
+    data = Sequences([tmp_path / "texts"])
+    assert data.most_frequent(2, 12, []).tolist() == [2, 4]
+    assert data.most_frequent(3, 12, [7]).tolist() == [2, 4, 7]
+    assert data.most_frequent(4, 12, []).tolist() == [0, 1, 2, 4]
+    assert data.most_frequent(0, 12, []).tolist() == list(range(12))
+    assert data[0].counted_BT.tolist() == [False, False, True, True, True, False]
+    with (tmp_path / "texts").open("r+b") as file:
+        file.truncate(40)
+    assert not is_whole(tmp_path / "texts")
+    with pytest.raises(InputError, match="damaged or missing"):
+        Sequences([tmp_path / "texts"])
+
+
+def test_the_speed_of_a_draft_is_that_of_its_best_chain() -> None:
+    assert speed(0.5, 0.1) == pytest.approx(max(1, 1.5 / 1.1, 1.75 / 1.2, 1.875 / 1.3, 1.9375 / 1.4))
+    assert speed(0.3, 0.9) == 1
+
+
+def test_a_draft_from_nothing_to_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = espalier(tmp_path, "distil", *SMALL)
+    folder = tmp_path / "runs" / "demo" / "distil"
+    about = json.loads((folder / "manifest.json").read_text())["draft"]
+    assert about["vocabulary"] == 60 and 0.1 < about["overlap"] < about["covered"] < 1
+    assert len(about["overlap_by_kind"]) > 2 and "Overlap of the last one by kind" in said
+    assert "distil: reusing" in espalier(tmp_path, "distil", *SMALL)
+    again = espalier(tmp_path, "distil", *SMALL, "distil.layers=[1]")  # on the same texts
+    tried = json.loads((folder / "manifest.json").read_text())["tried"]
+    assert [each["layers"] for each in tried] == [[0], [1]] and "[1]" in again and "writing texts" not in again
+    code, refused = outcome(tmp_path, "distil", *SMALL, "distil.context=128")
+    assert code == 2 and "texts" in refused and "context" in refused
+    pair = ModelPair.load(TARGET, str(folder / "draft"), device="cpu")
+    assert pair.draft.config.num_hidden_layers == 1
+    assert "their vocabulary" in espalier(tmp_path, "pair", *SMALL, "distil.layers=[1]", "data.tokens=24")
+    monkeypatch.chdir(tmp_path)
+    made = shipping.ship(load_config(ROOT / "configs" / "demo.yaml", SMALL), tmp_path / "shipped")
+    assert made["weights"] == sha256(tmp_path / "shipped" / "model.safetensors") and "SmolLM2" in made["licence"]
+
+
+def kill_at(name: str, number: int) -> None:
+    """The process is killed when a function is called for the `number`-th time."""
+    calls = count(1)
+
+    def killing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if next(calls) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **named)
+
+        return call
+
+    patch(name, killing)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "files"), [("pipelines.distil.recording.save", 2, 1), ("pipelines.distil.stage.measured", 1, 3)]
+)
+def test_a_killed_stage_goes_on(tmp_path: Path, name: str, number: int, files: int) -> None:
+    """Killed between two batches of texts, and after the training: what is finished stays."""
+    texts = tmp_path / "runs" / "demo" / "distil" / "texts"
+    code, _ = outcome(tmp_path, "distil", *SMALL, prepare=partial(kill_at, name, number))
+    assert code == -signal.SIGKILL
+    before = {path.name: sha256(path) for path in texts.glob("*.safetensors")}
+    assert len(before) == files
+    espalier(tmp_path, "distil", *SMALL)
+    after = {path.name: sha256(path) for path in texts.glob("*.safetensors")}
+    assert len(after) == 3 and before.items() <= after.items()
+    assert (texts.parent / "draft" / "model.safetensors").exists() and not (texts.parent / "training").exists()
