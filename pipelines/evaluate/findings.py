@@ -8,7 +8,7 @@ from typing import Any
 from pipelines.evaluate import verdict
 from pipelines.evaluate.comparison import FIGURES
 from pipelines.evaluate.methods import PLAIN, SELECTOR, STATIC
-from pipelines.evaluate.origins import COPIED, DRAFTED, TARGET
+from pipelines.evaluate.origins import ORIGINS
 from pipelines.evaluate.replays import WALL, Rows
 from pipelines.evaluate.verdict import Cells, decisions, measured, rounded, setting_of
 from pipelines.run import console, table
@@ -87,7 +87,7 @@ def origins(evaluation: dict[str, Any]) -> list[Cells]:
             {
                 "setting": setting_of(row),
                 "prompts": f"{each['prompts']} {each['kind']}",
-                **{origin: f"{each['shares'][origin]:.0%}" for origin in (DRAFTED, COPIED, TARGET)},
+                **{origin: f"{each['shares'][origin]:.0%}" for origin in ORIGINS},
                 "over plain": measured(each["over_plain"]),
                 "over the rule": measured(each["over_rule"]),
             }
@@ -121,7 +121,8 @@ def show(title: str, evaluation: dict[str, Any]) -> None:
     if rows := synthetic(evaluation["replayed"]):
         console.print(table(rows, "Held-out texts replayed on synthetic clocks: speed over the best static tree"))
     overall = [row for row in origins(evaluation) if row["prompts"].endswith(ALL)]
-    console.print(table(overall, "What the selector's tokens came from, and its decoded speed"))
+    shown = [{name: row[name] for name in ("setting", *ORIGINS, "over plain")} for row in overall]
+    console.print(table(shown, "What the selector's tokens came from, and its decoded speed"))
     for line in decisions(evaluation):
         console.print(line, soft_wrap=True)
     console.print(f"Decisions take {evaluation['summary']['selector_time_share']:.2%} of the time.")

@@ -13,6 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces
+from pipelines.evaluate.stage import FORMAT
 from pipelines.export import chains
 from pipelines.export.registry import register
 from pipelines.export.tiers import limited_modes
@@ -38,7 +39,7 @@ def stage_of(config: Config) -> Stage:
     decides = decision_digest(config, load_result(config))
     path = config.folder / "evaluation.json"
     if path.exists():
-        require(config, "evaluate", decides)  # the figures must be this selector's
+        require(config, "evaluate", {"format": FORMAT, **decides})  # the figures must be this selector's
     inputs = {
         **decides,
         "evaluation": sha256(path) if path.exists() else None,

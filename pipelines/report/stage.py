@@ -131,9 +131,10 @@ def run(config: Config) -> None:
 def page(config: Config, evaluation: dict[str, Any], training: dict[str, Any]) -> str:
     """The report as one self-contained page."""
     profile = load_profile(config)
+    quick = promised(config, evaluation, profile.pair)
     sections = [
         *_found(evaluation),
-        *_promised(config, evaluation, profile),
+        ("What quick promised", table(quick) + note(PROMISE) if quick else ""),
         *_trees(config, profile, training),
         ("Do the labels describe the decoder?", table(realised(config)) + note(LABELS)),
         ("Is greedy text unchanged?", f"<p>{html.escape(losslessness.summary(evaluation['greedy']))}.</p>"),
@@ -143,12 +144,6 @@ def page(config: Config, evaluation: dict[str, Any], training: dict[str, Any]) -
     lines, snippet = verdict.next_steps(config, evaluation)
     lead = listed(verdict.verdicts(evaluation), "verdict") + paragraphs(lines) + program(snippet)
     return document(verdict.title(config, profile.device), lead, sections)
-
-
-def _promised(config: Config, evaluation: dict[str, Any], profile: LatencyProfile) -> Sections:
-    """What `quick` promised, if it was run."""
-    rows = promised(config, evaluation, profile.pair)
-    return [("What quick promised", table(rows) + note(PROMISE))] if rows else []
 
 
 def _found(evaluation: dict[str, Any]) -> Sections:
@@ -213,10 +208,7 @@ def _machine(config: Config, profile: LatencyProfile, training: dict[str, Any]) 
         }
         for name, own in training["selectors"].items()
     ]
-    manifest, overlap = config.folder / "pair" / "manifest.json", ""
-    if manifest.exists():
-        overlap = f" The pair's mean overlap on held-out text is {read_json(manifest, 'pair')['overlap']:.3f}."
     return [
         ("Selectors that were trained", table(selectors) + note(SELECTORS)),
-        ("Step times", f"<p>{html.escape(profile.device)}.{overlap}</p>" + table(steps) + note(STEPS)),
+        ("Step times", f"<p>{html.escape(profile.device)}.</p>" + table(steps) + note(STEPS)),
     ]
