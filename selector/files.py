@@ -18,8 +18,8 @@ from selector.schema import InputError
 def atomically(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, whose file or folder is renamed to `path` when the block ends without an error.
 
-    A file is flushed to the disk before it is renamed. After an error, `path` is unchanged, and nothing stays beside it. Raises InputError, which
-    names the path, where something cannot be written.
+    A file is flushed to the disk before it is renamed. After an error, `path` is unchanged, and nothing stays beside
+    it. Raises InputError, which names the path, where something cannot be written.
     """
     partial = path.with_name(path.name + ".tmp")
     try:
