@@ -141,7 +141,7 @@ def _load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
     reader = GGUFReader(path)
     told = {key: reader.fields[key].contents() for key in reader.fields if key.endswith((".pre", ".scaling.type"))}
-    place = {"pretrained_model_name_or_path": path.parent, "gguf_file": str(path.absolute())}
+    place: dict[str, Any] = {"pretrained_model_name_or_path": path.parent, "gguf_file": str(path.absolute())}
     with _silent():  # of a mere name, transformers would take the file in the current folder
         model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(**place)
