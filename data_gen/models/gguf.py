@@ -141,9 +141,10 @@ def _load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
     reader = GGUFReader(path)
     told = {key: reader.fields[key].contents() for key in reader.fields if key.endswith((".pre", ".scaling.type"))}
-    with _silent():
-        model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    place: dict[str, Any] = {"pretrained_model_name_or_path": path.parent, "gguf_file": str(path.absolute())}
+    with _silent():  # of a mere name, transformers would take the file in the current folder
+        model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(**place)
     stored, taken = sum(int(each.n_elements) for each in reader.tensors), model.num_parameters()
     if stored != taken:  # transformers drops tensors that it has no place for, and draws those that it misses
         raise ValueError(f"it holds {stored:,} weights, of which transformers makes a model with {taken:,}")

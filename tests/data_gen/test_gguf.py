@@ -89,6 +89,18 @@ def test_a_file_is_converted_once_and_a_changed_file_anew(
     assert capfd.readouterr().err.count("is converted, once") == 2
 
 
+def test_a_file_of_the_same_name_in_the_current_folder_is_another_file(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    write(Path("tiny.gguf"), random_model("llama"), "gpt-2")
+    write(Path("../tiny.gguf"), other := random_model("qwen2"), "qwen2")
+    folder = resolved("../tiny.gguf", "target")
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(other))
+    assert resolved("tiny.gguf", "target") != folder
+
+
 def cut(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
