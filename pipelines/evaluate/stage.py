@@ -154,9 +154,8 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
     chosen = choices(config, profile, splits, result, module)
     evaluation = comparison.evaluation(config, decoded, replayed, own, chosen)
     evaluation["summary"] |= synthetic_summary(replayed)
-    setting, key = config.sampling[0], ("method", "temperature", "top_p")
-    place = SELECTOR, setting.temperature, setting.top_p
-    own_rows = [row for row in decoded if tuple(map(row.get, key)) == place]
+    place = SELECTOR, config.sampling[0].temperature, config.sampling[0].top_p
+    own_rows = [row for row in decoded if (row["method"], row["temperature"], row["top_p"]) == place]
     return {
         **evaluation,
         "decisions": chosen_of(result)["modes"],

@@ -3,6 +3,7 @@ what to do next. Speeds are over plain decoding."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -148,9 +149,10 @@ def _reason(mode: Mode) -> str:
 
 
 def measured(ratio: dict[str, Any], digits: int = 2) -> str:
-    """A decoded ratio with its 95% interval."""
-    value, (low, high) = ratio["value"], ratio["interval_95"]
-    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+    """A decoded ratio with its 95% interval, if it has one: there is none for a single source."""
+    low, high = ratio["interval_95"]
+    bounds = f" [{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(high) else ""
+    return f"{ratio['value']:.{digits}f}{bounds}"
 
 
 def decoded_over_plain(row: dict[str, Any]) -> str:

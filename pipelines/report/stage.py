@@ -54,7 +54,8 @@ METHODS = (
 )
 ORIGINS_NOTE = (
     "Every step ends with one token that the target adds. The others were accepted: from the draft model's tree, or "
-    "from a copy of what followed an earlier match. Speeds are decoded ones, with 95% intervals over source files."
+    "from a copy of what followed an earlier match. Speeds are decoded ones, with 95% intervals over source files, "
+    "where there are several."
 )
 STRIPS = {
     "drafted": "by the draft model, and accepted",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,11 @@ def test_no_selector_is_praised_that_loses() -> None:
         "T=0.2, top-p=0.9: the lookup rule is faster than the network, which is exported and decodes at 0.90 "
         "[0.85, 0.95] of its speed. In wall-clock"
     )
+
+
+def test_a_single_source_has_no_interval() -> None:
+    row = setting("network", decoded=(1.9, [0.0, math.inf]))
+    assert "in replay and 1.90 times in decoding." in said(row)
 
 
 @pytest.mark.parametrize(
