@@ -1,4 +1,4 @@
-"""`python -m pipelines.distil.shipping CONFIG ..` puts a run's draft in the place of the one that comes with Espalier."""
+"""`python -m pipelines.distil.shipping CONFIG` puts a run's draft in the place of the one that comes with Espalier."""
 
 from __future__ import annotations
 

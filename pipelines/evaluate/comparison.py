@@ -9,15 +9,12 @@ Legend: G sources, X prompts, R rounds.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from typing import Any
 
 import torch
-from scipy import stats
 from torch import Tensor
 
-from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.evaluate.assisted import ASSISTED, ASSISTED_TUNED, PROMPT_LOOKUP
 from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, PLAIN, SELECTOR, STATIC
@@ -25,7 +22,6 @@ from pipelines.evaluate.origins import shares
 from pipelines.evaluate.replays import WALL, Rows
 from pipelines.statistics import paired, speed, with_interval
 from selector.train.data import Setting
-from selector.train.replay import Ratio
 
 # by figure of the summary: the method that the selector's speed is compared with
 FIGURES = {
@@ -37,16 +33,15 @@ FIGURES = {
     "ratio_vs_best_static_delayed": BEST_STATIC,
     "ratio_vs_static_traversal_wall": AT_ROOT,
 }
-FALSE_ALARMS = 0.01  # share of the evaluations that report a disagreement by chance
 
 
-def evaluation(config: Config, rows: Rows, replayed: Rows, own_texts: Rows, choices: list[Rows]) -> dict[str, Any]:
+def evaluation(config: Config, rows: Rows, replayed: Rows, choices: list[Rows]) -> dict[str, Any]:
     """`summary`, with the selector's speed over the rivals' by sampling setting, and the means over settings;
-    `methods` with one entry per method and setting; `disagreements`; and `replayed` and `own_texts` as given.
+    `methods` with one entry per method and setting; and `replayed` as given.
 
     Args:
         rows: of the journal.
-        replayed, own_texts: as the functions of these names return them.
+        replayed: as the function of this name returns it.
         choices: as `replays.choices` returns them, for each setting.
     """
     sources = sorted({row["source"] for row in rows})
@@ -73,8 +68,6 @@ def evaluation(config: Config, rows: Rows, replayed: Rows, own_texts: Rows, choi
         "summary": _figures(shared) | {"selector_time_share": time_share, "by_setting": by_setting},
         "methods": entries,
         "replayed": replayed,
-        "own_texts": own_texts,
-        "disagreements": disagreements(own_texts, len(sources)),
     }
 
 
@@ -165,30 +158,6 @@ def _faster(choices: Rows, on_wall: dict[str, dict[str, Any]]) -> Rows:
         ):
             words = f"{choice} with {row['verifier']}"
             found.append({"choice": words, "exported": False, "over_plain": row["over"][PLAIN]})
-    return found
-
-
-def disagreements(own_texts: Rows, sources: int) -> list[str]:
-    """Methods whose decoding differs from replay of the same texts beyond chance: in the tokens of their steps, or in
-    the time of a step relative to the best static tree's. Where all agree, the list is not empty in one evaluation of
-    a hundred (`FALSE_ALARMS`, shared among the comparisons by Bonferroni's rule).
-
-    Args:
-        sources: the number of sources that the errors of times are estimated from, by Student's t.
-    """
-    found = []
-    level = FALSE_ALARMS / (4 * max(1, len(own_texts)))  # two comparisons for each row, two sides for each
-    most = float(stats.norm.isf(level))
-    most_of_time = float(stats.t.isf(level, sources - 1)) if sources > 1 else math.inf
-    for row in own_texts:
-        method = f"{Sampling(row['temperature'], row['top_p'])}, {row['method']}"
-        if abs(row["z"]) > most:
-            found.append(
-                f"{method}: {row['steps']} steps decoded, {row['replayed_steps']:.1f} replayed, z = {row['z']:.1f}"
-            )
-        time = Ratio(**row["step_time"])
-        if abs(time.value - 1) > most_of_time * time.error:
-            found.append(f"{method}: its steps take {time} of the predicted time, relative to the best static tree's")
     return found
 
 

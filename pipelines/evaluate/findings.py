@@ -126,5 +126,3 @@ def show(title: str, evaluation: dict[str, Any]) -> None:
     for line in decisions(evaluation):
         console.print(line, soft_wrap=True)
     console.print(f"Decisions take {evaluation['summary']['selector_time_share']:.2%} of the time.")
-    for line in evaluation["disagreements"]:
-        console.print(f"Decoding and replay disagree: {line}", soft_wrap=True)

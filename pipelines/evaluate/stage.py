@@ -32,7 +32,6 @@ from pipelines.evaluate.methods import (
     static_methods,
 )
 from pipelines.evaluate.origins import strips
-from pipelines.evaluate.own_texts import own_texts
 from pipelines.evaluate.replays import (
     WALL,
     Contenders,
@@ -150,9 +149,8 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
     greedy = losslessness.greedy_check(pair, config, prompts[:GREEDY_PROMPTS])
     losslessness.require_equal(greedy)
     decoded = decode_prompts(config, pair, prompts, contenders, Journal(config.folder / PARTIAL, stage.depends))
-    own = own_texts(config, pair, prompts, contenders, decoded, profile)
     chosen = choices(config, profile, splits, result, module)
-    evaluation = comparison.evaluation(config, decoded, replayed, own, chosen)
+    evaluation = comparison.evaluation(config, decoded, replayed, chosen)
     evaluation["summary"] |= synthetic_summary(replayed)
     place = SELECTOR, config.sampling[0].temperature, config.sampling[0].top_p
     own_rows = [row for row in decoded if (row["method"], row["temperature"], row["top_p"]) == place]

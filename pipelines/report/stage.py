@@ -17,7 +17,6 @@ from pipelines.evaluate.verdict import setting_of
 from pipelines.latency.profile import load_profile
 from pipelines.report import plots
 from pipelines.report.page import document, folded, images, legend, listed, note, paragraphs, program, strip, table
-from pipelines.report.promise import promised
 from pipelines.run import Stage, console, provenance, read_json, require, verify
 from pipelines.tracking import describe, mlflow_run, pipeline_of
 from pipelines.train.result import decision_digest, load_module, load_result
@@ -75,11 +74,6 @@ SELECTORS = (
     "Speed over the best static tree of the same verifier if the network decided everywhere, replayed on validation "
     "texts, ± one standard error over source files. Where it is not two of them ahead, the static tree is kept."
 )
-PROMISE = (
-    "Speeds over plain decoding. Quick chose among all verifiers before anything was trained, on a few texts of the "
-    "validation prompts and with a coarser latency profile; ± is one standard error over source files. What came out "
-    "is for the trained verifier and the test prompts, in brackets with 95% intervals."
-)
 STEPS = (
     "These trees were decoded, and the latency profile was not fitted to them. The ratio is predicted over measured."
 )
@@ -96,13 +90,12 @@ def stage_of(config: Config) -> Stage:
     if not path.exists():
         raise InputError(f"{path} does not exist: run the evaluate stage first")
     require(config, "evaluate", {"format": FORMAT, **decision_digest(config, load_result(config))})
-    artefact, quick = config.folder / "selector" / "config.json", config.folder / "quick.json"
+    artefact = config.folder / "selector" / "config.json"
     manifest = read_manifest(traces_folder(config))
     depends = {
         "evaluation": sha256(path),
         "latency": sha256(config.folder / "latency.json"),
         "artefact": sha256(artefact) if artefact.exists() else None,
-        "quick": sha256(quick) if quick.exists() else None,
         "traces": {name: shard["sha256"] for name, shard in manifest["shards"].items()},
     }
     return Stage("report", config, depends, (config.folder / "report.html",))
@@ -132,10 +125,8 @@ def run(config: Config) -> None:
 def page(config: Config, evaluation: dict[str, Any], training: dict[str, Any]) -> str:
     """The report as one self-contained page."""
     profile = load_profile(config)
-    quick = promised(config, evaluation, profile.pair)
     sections = [
         *_found(evaluation),
-        ("What quick promised", table(quick) + note(PROMISE) if quick else ""),
         *_trees(config, profile, training),
         ("Do the labels describe the decoder?", table(realised(config)) + note(LABELS)),
         ("Is greedy text unchanged?", f"<p>{html.escape(losslessness.summary(evaluation['greedy']))}.</p>"),
@@ -155,9 +146,6 @@ def _found(evaluation: dict[str, Any]) -> Sections:
         matter = [row["method"] for row in rows if row["method"].partition(" (")[0] in MATTER]
         methods += f"<h3>{html.escape(setting)}</h3>{table(rows, matter)}"
     methods += note(METHODS)
-    if evaluation["disagreements"]:
-        methods += "<p>Decoding and replay along the same texts disagree beyond chance:</p>"
-        methods += listed(evaluation["disagreements"])
     actions = {"Share of the decoding steps by tree and sampling setting": plots.chosen_actions(evaluation)}
     came_from = table(findings.origins(evaluation)) + note(ORIGINS_NOTE)
     strips = "".join(strip(f"{setting_of(each)}, {each['kind']}", each) for each in evaluation["strips"])
