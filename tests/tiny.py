@@ -18,6 +18,10 @@ from selector.files import atomically
 VOCABULARY = 300
 TEXT = "the quick brown fox jumps over the lazy dog and then some more text follows it\n" * 40
 END = "<|end|>"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def train_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
@@ -76,5 +80,7 @@ def small_pair() -> tuple[str, str]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             with torch.random.fork_rng(), atomically(folder) as partial:
-                save_pair(partial, positions=2048, peaked=2.0)
+                names = save_pair(partial, positions=2048, peaked=2.0)
+                for name in names:
+                    (Path(name) / "chat_template.jinja").write_text(TEMPLATE)
     return str(folder / "target"), str(folder / "draft")

@@ -64,7 +64,7 @@ def test_the_snippets_of_the_pages_run(
         espalier(tmp_path, "logs", *line, config="")
         monkeypatch.chdir(tmp_path)
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
-        own = block.replace("pipelines/pair/shipped/target", TARGET)  # the pair of this demo
+        own = block.replace("smollm2", TARGET)  # the pair of this demo
         own = own.replace("pipelines/pair/shipped/draft", DRAFT)
         exec(compile(own, page.name, "exec"), {})
 
