@@ -68,8 +68,8 @@ def save_pair(
     target.lm_head.weight.data *= peaked
     if readable:
         texts = [tokenizer.decode([token]) for token in range(vocabulary)]
-        target.lm_head.weight.data[[not (text.isascii() and text.isprintable()) for text in texts]] = 0
-        target.lm_head.weight.data[0] = 0  # the end token
+        others = [text == END or not (text.isascii() and text.isprintable()) for text in texts]
+        target.lm_head.weight.data[others] *= 0.05  # not 0, which would tie them at the edge of a top-k
     target.model.layers[1].mlp.down_proj.weight.data *= 0.1
     draft = LlamaForCausalLM(LlamaConfig(**{**config.to_dict(), "num_hidden_layers": 1}))
     shared = {name: value for name, value in target.state_dict().items() if "layers.1" not in name}
