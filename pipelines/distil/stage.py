@@ -33,7 +33,7 @@ COMPARED = ("layers", "vocabulary", "loss", "passes", "minutes", "overlap", "cov
 def plan(config: Config) -> list[str]:
     own, size = config.distil, batches(config)
     layers, said = ", ".join(map(str, own.layers)), f"{own.vocabulary:,}" if own.vocabulary else "all"
-    disk = size * own.batch * own.context / 1e6
+    disk = size * own.batch * own.context / 1e3
     return [
         f"{size * own.batch * own.context:,} tokens written by {config.pair.target}, {own.batch} sequences of "
         f"{own.context} at once; about {disk:.0f} MB for each 500 of its hidden width",
