@@ -1,7 +1,7 @@
 """Writes the artefact directory of a trained module.
 
 selector.pt        TorchScript: features in, action index and scores out
-model.safetensors  the same weights and tables, for engines without torch (`selector.plain`)
+model.safetensors  the same weights and tables
 tokens.safetensors statistics by token, for a log's selector
 golden.json        features and decisions along a fixed text, to check an engine's own code against
 config.json        feature schema, action table, verifier, modes, pair, versions, metrics, run id, checksums

@@ -19,7 +19,6 @@ from torch import Tensor
 from selector.actions import ActionSpace, Choice, Tree, choice_of, tree_of
 from selector.decision import LookupRule, Mode
 from selector.latency import LatencyProfile
-from selector.plain import FORMAT
 from selector.schema import (
     EARLY,
     FULL,
@@ -36,6 +35,7 @@ from selector.schema import (
 )
 from selector.tables import number
 
+FORMAT = "espalier-selector-11"
 CHECKSUMS = "SHA256SUMS"
 REGISTRY = "models:/"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
