@@ -19,12 +19,8 @@ class Registered:
 
     @torch.inference_mode()
     def predict(self, frame: Any, params: Any = None) -> Any:
-        """A DataFrame with the columns `K`, `L1`, `L2`, which are (0, length, 0) for a lookup, and `style`.
-
-        Args:
-            frame: a DataFrame with a column for each scalar and each hidden state, or for the early scalars alone.
-            params: not used.
-        """
+        """A DataFrame with the columns `K`, `L1`, `L2`, which are (0, length, 0) for a lookup, and `style`; from one
+        with a column for each scalar and each hidden state, or for the early scalars alone. `params` are not used."""
         features = self.config["features"]
         names = [scalar["name"] for scalar in features["scalars"]]
         names = names if set(names) <= set(frame.columns) else names[: features["early"]]
@@ -37,6 +33,4 @@ class Registered:
         return type(frame)(rows, columns=["K", "L1", "L2", "style"])
 
 
-def _load_pyfunc(folder: str) -> Registered:
-    """What MLflow calls to load the model."""
-    return Registered(folder)
+_load_pyfunc = Registered  # what MLflow calls to load the model
