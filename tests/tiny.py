@@ -18,6 +18,10 @@ from selector.files import atomically
 VOCABULARY = 300
 TEXT = "the quick brown fox jumps over the lazy dog and then some more text follows it\n" * 40
 END = "<|end|>"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def train_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
@@ -38,8 +42,13 @@ def save_pair(
     eos: int | None = None,
     positions: int = 512,
     peaked: float = 0.6,
+    readable: bool = False,
 ) -> tuple[str, str]:
-    """Random models with peaked distributions; the draft is the target's first layer, so that both overlap."""
+    """Random models with peaked distributions; the draft is the target's first layer, so that both overlap.
+
+    Args:
+        readable: whether tokens that are no printable text are improbable.
+    """
     tokenizer = train_tokenizer([TEXT], vocabulary)
     tokenizer.add_tokens([f"<{i}>" for i in range(vocabulary - len(tokenizer))])
     torch.manual_seed(seed)
@@ -57,6 +66,10 @@ def save_pair(
     )
     target = LlamaForCausalLM(config)
     target.lm_head.weight.data *= peaked
+    if readable:
+        texts = [tokenizer.decode([token]) for token in range(vocabulary)]
+        others = [text == END or not (text.isascii() and text.isprintable()) for text in texts]
+        target.lm_head.weight.data[others] *= 0.05  # not 0, which would tie them at the edge of a top-k
     target.model.layers[1].mlp.down_proj.weight.data *= 0.1
     draft = LlamaForCausalLM(LlamaConfig(**{**config.to_dict(), "num_hidden_layers": 1}))
     shared = {name: value for name, value in target.state_dict().items() if "layers.1" not in name}
@@ -76,5 +89,7 @@ def small_pair() -> tuple[str, str]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             with torch.random.fork_rng(), atomically(folder) as partial:
-                save_pair(partial, positions=2048, peaked=2.0)
+                names = save_pair(partial, positions=2048, peaked=2.0, readable=True)
+                for name in names:
+                    (Path(name) / "chat_template.jinja").write_text(TEMPLATE)
     return str(folder / "target"), str(folder / "draft")

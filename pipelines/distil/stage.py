@@ -26,7 +26,7 @@ from pipelines.run import Stage, console, read_json, table, write_json
 from pipelines.tracking import describe, mlflow_run
 from selector.schema import InputError
 
-SECTIONS = ("pair", "prompts", "distil")
+SECTIONS = ("pair", "prompts", "sampling", "distil")
 COMPARED = ("layers", "vocabulary", "loss", "passes", "minutes", "overlap", "covered", "cost", "speed")
 
 

@@ -7,8 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from data_gen.models.gguf import SMOLLM2
 from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.config.sections import Pair
@@ -21,18 +20,19 @@ from selector.train.replay import Ratio
 
 Cells = dict[str, str]  # of one row of a table, by column
 MOST, SOME = 0.5, 0.15  # shares of a gain
-DRAFT = 'draft = AutoModelForCausalLM.from_pretrained("{draft}", dtype="{dtype}"){on}'
-HEAD = 'draft = load_head("{draft}", "{target}", target.device, target.dtype)'
-SNIPPET = """from transformers import AutoModelForCausalLM, AutoTokenizer
-from data_gen.generate import speculative_generate{imported}
+ASKED = """pair.tokenizer.apply_chat_template(
+    [{"role": "user", "content": "Write a Python function that counts the vowels of a word, and a test of it."}],
+    add_generation_prompt=True, return_tensors="pt", return_dict=True,
+)"""
+BEGUN = 'pair.tokenizer("def main():", return_tensors="pt", return_token_type_ids=False)'
+SNIPPET = """from data_gen.generate import speculative_generate
+{imported}
 
-target = AutoModelForCausalLM.from_pretrained("{target}", dtype="{dtype}"){on}
-{loaded}
-tokenizer = AutoTokenizer.from_pretrained("{target}")
-inputs = tokenizer("def main():", return_tensors="pt", return_token_type_ids=False).to(target.device)
-ours = {{"custom_generate": speculative_generate, "draft_model": draft, "selector": "{selector}"}}
-text = target.generate(**inputs, **ours, max_new_tokens=64, {settings})
-print(tokenizer.decode(text[0]))"""
+pair = {load}("{target}", "{draft}", "{device}", "{dtype}")
+inputs = {inputs}.to(pair.device)
+ours = {{"custom_generate": speculative_generate, "draft_model": pair.draft, "selector": "{selector}"}}
+text = pair.target.generate(**inputs, **ours, max_new_tokens=200, {settings})
+print(pair.tokenizer.decode(text[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
 
 
 def title(config: Config, device: str) -> str:
@@ -204,13 +204,14 @@ def next_steps(config: Config, evaluation: dict[str, Any]) -> tuple[list[str], s
     engines = sorted(path for path in (config.folder / "engines").glob("*") if path.is_dir())
     lines += [f"For {engine.name} see {_guide(engine)}." for engine in engines]
     setting = max(pays, key=lambda each: each[0])[1].build()
-    target, draft = pair_names(config)
+    own, names = config.pair, pair_names(config)
     settings = ", ".join(f"{key}={value!r}" for key, value in setting.generation.items() if value is not None)
-    on = ".to('cuda')" if torch.cuda.is_available() and config.pair.device != "cpu" else ""
-    names = {"target": target, "draft": draft, "dtype": config.pair.dtype, "selector": str(folder)}
-    imported = "\nfrom data_gen.models.heads import load_head" if config.pair.head else ""
-    loaded = (HEAD if config.pair.head else DRAFT).format(on=on, **names)
-    return lines, SNIPPET.format(settings=settings, on=on, imported=imported, loaded=loaded, **names)
+    module, load = ("heads", "load_pair_with_head") if own.head else ("pair", "ModelPair.load")
+    imported = f"from data_gen.models.{module} import {load.partition('.')[0]}"
+    target = own.target if own.target == SMOLLM2 else names[0]
+    values = {"target": target, "draft": names[1], "device": own.device, "dtype": own.dtype, "selector": str(folder)}
+    inputs = ASKED if config.prompts.chat else BEGUN
+    return lines, SNIPPET.format(settings=settings, imported=imported, load=load, inputs=inputs, **values)
 
 
 def _guide(folder: Path) -> Path:

@@ -26,7 +26,7 @@ SMALL_PAIR = [
 TEXTS, TOKENS = 40, 24
 SMALL = [
     *SMALL_PAIR,
-    "prompts.tokens=12",
+    *("prompts.tokens=12", "prompts.chat=false", "prompts.longer=start"),
     "prompts.validation=0.2",
     "verifiers=[specinfer,traversal,lifted_uniform]",
     "sampling=[{temperature: 0.0}, {temperature: 1.0}]",

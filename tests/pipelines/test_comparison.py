@@ -285,7 +285,7 @@ def test_sources_are_the_same_ones_under_all_settings() -> None:
 def test_what_a_single_source_leaves_open_is_null_in_the_file(tmp_path: Path) -> None:
     """JSON has no infinity. Read again, the same figures are shown."""
     replays = [row | {"error": math.inf} for row in replayed(SPEEDS)]
-    found = evaluation(CONFIG, rows(SPEEDS, sources=1, spread=0.1), replays, [], CHOICES)
+    found = evaluation(CONFIG, rows(SPEEDS, sources=1, spread=0.1), replays, CHOICES)
     path = tmp_path / "evaluation.json"
     write_json(path, found)
 

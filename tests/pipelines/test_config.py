@@ -67,7 +67,7 @@ def test_a_wrong_key_or_value_is_one_line_that_names_it(override: str, message: 
     [
         (["seed=2", "data.texts=many"], "'data.texts=many': "),
         (["data.texts=9", "data.texts=many"], "'data.texts=many': "),  # the last one counts
-        (["seed=2", "prompts.chat=true", "prompts.tokens=9"], "'prompts.chat=true': "),  # a mistake of the section
+        (["seed=2", "prompts.longer=end", "prompts.tokens=9"], "'prompts.longer=end': "),  # a mistake of the section
         (["seed=2", "train.verifier=block"], "'train.verifier=block': "),  # and of the whole config
     ],
 )

@@ -8,7 +8,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from tests.pipelines.runs import ROOT, espalier, outcome, patch
 from tests.tiny import small_pair
 
 TARGET = small_pair()[0]
-TURNS = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<|end|>{% endfor %}"
 SMALL = [
     *(f"pair.target={TARGET}", "pair.draft=distilled", "pair.device=cpu", "prompts.tokens=64", "prompts.chat=false"),
     *("prompts.longer=start", "distil.layers=[0]", "distil.vocabulary=60", "distil.context=160", "distil.batch=8"),
@@ -45,9 +44,7 @@ def target() -> PreTrainedModel:
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
-    found = AutoTokenizer.from_pretrained(TARGET)
-    found.chat_template = TURNS + "{% if add_generation_prompt %}<assistant>{% endif %}"
-    return found
+    return AutoTokenizer.from_pretrained(TARGET)
 
 
 def test_a_template_falls_into_what_stands_between_turns(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -183,6 +180,7 @@ def kill_at(name: str, number: int) -> None:
     calls = count(1)
 
     def killing(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
         def call(*arguments: Any, **named: Any) -> Any:
             if next(calls) == number:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -207,3 +205,18 @@ def test_a_killed_stage_goes_on(tmp_path: Path, name: str, number: int, files: i
     after = {path.name: sha256(path) for path in texts.glob("*.safetensors")}
     assert len(after) == 3 and before.items() <= after.items()
     assert (texts.parent / "draft" / "model.safetensors").exists() and not (texts.parent / "training").exists()
+
+
+def kill_at_step(number: int) -> None:
+    """There is a checkpoint at every second step."""
+    patch("pipelines.distil.training.EVERY", lambda _: 2)
+    kill_at("pipelines.distil.training.DistilModule.training_step", number)
+
+
+def test_a_killed_training_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """Of six steps four were kept, so the second call makes two: at a third one it would be killed."""
+
+    code, _ = outcome(tmp_path, "distil", *SMALL, prepare=partial(kill_at_step, 6))
+    assert code == -signal.SIGKILL
+    code, said = outcome(tmp_path, "distil", *SMALL, prepare=partial(kill_at_step, 3))
+    assert code == 0, said

@@ -115,8 +115,8 @@ def test_prompts_of_a_file_that_are_too_long_are_left_out(here: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["prompts.chat=true"], "prompts: longer: a prompt in a chat template cannot be cut: drop"),
-        (["prompts.system=hello"], "prompts: system: without chat there is no system turn"),
+        (["prompts.longer=start"], "prompts: longer: a prompt in a chat template cannot be cut: drop"),
+        (["prompts.chat=false", "prompts.system=hello"], "prompts: system: without chat there is no system turn"),
         (["prompts.file=a.jsonl", "prompts.sets=[{name: gsm8k}]"], "prompts: sets: prompts come from a file or from"),
         (["prompts.sets=[{name: gsm9k}]"], "prompts.sets.0: name: 'gsm9k' is none of math500, "),
         (["prompts.sets=[{name: lines}]"], "prompts.sets.0: file: lines is on no hub: name a file"),
@@ -138,7 +138,7 @@ def test_prompts_of_too_few_sources_are_found_where_they_are_read(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "few.jsonl").write_text("".join(json.dumps({"text": f"text number <{n}>"}) + "\n" for n in range(3)))
-    options = [*overrides(here)[:2], f"prompts.file={tmp_path / 'few.jsonl'}", "prompts.tokens=64", "name=few"]
+    options = [*overrides(here)[:2], f"prompts.file={tmp_path / 'few.jsonl'}", "prompts.validation=0.3", "name=few"]
     message = failure(capsys, monkeypatch, "pair", *options)
     assert "few.jsonl: prompts.validation=0.3, prompts.test=0.25: none of the 3 sources falls to " in message
 
@@ -147,8 +147,8 @@ def test_mistakes_of_the_sets_are_named(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = overrides(here, "gsm8k")
-    many = [*options[:2], f"prompts.sets=[{{name: gsm8k, file: {here / 'gsm8k.jsonl'}, prompts: 1000}}]"]
+    options = [*overrides(here, "gsm8k"), "prompts.tokens=1024"]
+    many = [*options[:2], options[-1], f"prompts.sets=[{{name: gsm8k, file: {here / 'gsm8k.jsonl'}, prompts: 1000}}]"]
     assert "prompts.sets: gsm8k gives 41 prompts, not 1000" in refusal(capsys, monkeypatch, "pair", *many, "--plan")
     short = [*options, "prompts.tokens=2", "prompts.longer=drop"]
     assert "prompts.sets: gsm8k gives 0 prompts, not 20" in refusal(capsys, monkeypatch, "pair", *short, "--plan")

