@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -187,13 +188,9 @@ class _Chains:
 def ranges_of(lengths: list[BestLength]) -> list[Range]:
     """Lengths by ranges of batch sizes. A size between two timed ones takes the length of the larger one, because it is
     padded to that one's graph."""
-    ranges: list[Range] = []
-    for each in lengths:
-        if ranges and ranges[-1].length == each.length:
-            ranges[-1] = ranges[-1]._replace(last=each.batch)
-        else:
-            ranges.append(Range(ranges[-1].last + 1 if ranges else 1, each.batch, each.length))
-    return ranges
+    last = [list(alike)[-1] for _, alike in groupby(lengths, key=lambda each: each.length)]
+    firsts = [1, *(each.batch + 1 for each in last)]
+    return [Range(first, each.batch, each.length) for first, each in zip(firsts, last, strict=False)]
 
 
 @dataclass(frozen=True)

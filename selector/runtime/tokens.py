@@ -74,18 +74,14 @@ class TokenStatistics:
         path = folder / FILE
         if not path.exists():
             return cls.empty()
-        read = _tensors(path.read_bytes())
+        content = path.read_bytes()  # a safetensors file: the length of its header, the header in JSON, the numbers
+        size = int.from_bytes(content[:8], "little")
+        header, body = json.loads(content[8 : 8 + size]), memoryview(content)[8 + size :]
+        read = {
+            name: np.frombuffer(body[slice(*entry["data_offsets"])], DTYPES[entry["dtype"]]).reshape(entry["shape"])
+            for name, entry in header.items()
+        }
         return cls(read["keys_N"], *(read[name].astype(np.float64) for name in ("counts_N", "sums_NK", "means_K")))
-
-
-def _tensors(content: bytes) -> dict[str, Array]:
-    """The tensors of a safetensors file: the length of its header, the header in JSON, then the numbers."""
-    size = int.from_bytes(content[:8], "little")
-    header, body = json.loads(content[8 : 8 + size]), memoryview(content)[8 + size :]
-    return {
-        name: np.frombuffer(body[slice(*entry["data_offsets"])], DTYPES[entry["dtype"]]).reshape(entry["shape"])
-        for name, entry in header.items()
-    }
 
 
 def _summed(at: Array, values: Array, size: int) -> tuple[Array, Array]:
