@@ -15,17 +15,9 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from selector.train.replay import jackknifed
+from selector.train.replay import jackknifed, speed_ratio
 
 LEVEL = 0.95
-
-
-def speed_ratio(sums_C: Tensor) -> Tensor:
-    """Tokens per second over another's, from tokens, seconds, the other's tokens and its seconds; where there are more
-    than four columns, each further four are another setting, and the result is the mean over settings."""
-    speeds = sums_C.unflatten(-1, (-1, 2, 2))
-    speeds = speeds[..., 0] / speeds[..., 1]
-    return (speeds[..., 0] / speeds[..., 1]).mean(-1)
 
 
 def speed(sums_2: Tensor) -> Tensor:

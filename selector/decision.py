@@ -7,7 +7,7 @@ elsewhere. If it never changed, the right price would be the root's own best rat
     price = g^(1 - rho) (max_a E(a) / T(a))^rho,
 
 and rho is tuned by replay. At rho = 1 the action with the largest ratio E / T is the best. `net_tokens` computes this
-for tensors, `best_action` for one root, and `selector.plain` in NumPy. The tests compare the three.
+for tensors, and `best_action` for one root. The tests compare the two.
 
 Legend: B roots, A actions, K actions that may be chosen, L context lengths, T trees, S sampling settings.
 """

@@ -65,6 +65,11 @@ def unwritable(path: Path | str, error: Exception) -> InputError:
     return InputError(f"{place}: cannot be written: {reason or error}; {advice}")
 
 
+def first_line(error: Exception) -> str:
+    """Of a library's message; the error's kind where there is none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)

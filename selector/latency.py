@@ -23,8 +23,7 @@ from selector.tables import FREE, Batches, Table, number
 
 VERSION = 6  # of the file
 MOST_TOKENS = 64  # verified tokens of a request in an engine's step, the root included
-
-
+PASS = 20e-3  # seconds of the target on a synthetic GPU
 SPACE = ActionSpace.default()
 UNCUT = (1.0, 1.0)  # temperature and top-p
 EAGER = "eager"  # the decoder that drafts every style; the others draft i.i.d. branches alone
@@ -230,13 +229,9 @@ def correction_counts(action: Choice) -> tuple[int, int, int, int]:
     return 1, L1 + 1, L2 - 1, 1
 
 
-def interpolated(table_LA: Tensor, lengths_L: Tensor, length_B: Tensor) -> Tensor:
-    """Rows of a table at other lengths, linear in between and constant beyond, [B, A]. Scriptable."""
-    return interpolated_at(table_LA.unsqueeze(0), lengths_L, torch.zeros(len(length_B), dtype=torch.int64), length_B)
-
-
 def interpolated_at(table_SLA: Tensor, lengths_L: Tensor, at_B: Tensor, length_B: Tensor) -> Tensor:
-    """`interpolated`, with the table `at_B` (int64) for each row."""
+    """Rows of tables at other lengths, linear in between and constant beyond, [B, A]; `at_B` (int64) is the table of
+    each row. Scriptable."""
     upper_B, share_B = places(lengths_L, length_B)
     share_B1 = share_B.unsqueeze(-1)
     return table_SLA[at_B, upper_B - 1] * (1 - share_B1) + table_SLA[at_B, upper_B] * share_B1
@@ -250,12 +245,12 @@ def places(lengths_L: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
     return upper_B, (length_B - low_B) / (high_B - low_B)
 
 
-def gpu_like(pair: str, verifiers: Iterable[str], draft_share: float, target_seconds: float = 20e-3) -> LatencyProfile:
+def gpu_like(pair: str, verifiers: Iterable[str], draft_share: float) -> LatencyProfile:
     """A synthetic profile of one sequence on a GPU, where a pass over 32 tokens takes as long as a pass over one.
 
-    `draft_share` is the time of a draft pass as a share of a target pass, which takes `target_seconds`.
+    `draft_share` is the time of a draft pass as a share of a target pass, which takes `PASS`.
     """
-    draft, target = draft_share * target_seconds, target_seconds
+    draft, target = draft_share * PASS, PASS
     return LatencyProfile(
         device=f"synthetic: GPU-like, a draft pass {draft_share:g} of a target pass, 32 tokens at the price of one",
         pair=pair,

@@ -76,11 +76,6 @@ class TextHistory:
         """For each token, whether a lookup foretold it."""
         return self.index.found_3N[0, : len(self.index)]
 
-    @property
-    def sources_N(self) -> Array:
-        """The source after each token, -1 where there is none."""
-        return self.index.found_3N[1, : len(self.index)]
-
     def keys(self) -> Array:
         """The keys that group training roots at the newest token, int64 [J], in the order of `schema.KEYS`."""
         found: Array = _keys(self.index.tokens_N, self.index.source, self.index.match, self.foretold_N[-1] > 0)

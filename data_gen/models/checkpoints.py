@@ -25,10 +25,11 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers.utils import logging
 from transformers.utils.hub import cached_file, extract_commit_hash
 
 from data_gen.models.masks import check_attention
-from selector.files import atomically
+from selector.files import atomically, first_line
 from selector.schema import InputError
 
 CONFIG = "config.json"
@@ -81,8 +82,7 @@ def _load(loader: Any, name: str, role: str, **kwargs: object) -> Any:
     try:
         return loader.from_pretrained(name, **kwargs)
     except Exception as error:  # a damaged file may raise anything
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"pair.{role}: cannot load {name}: {reason}") from error
+        raise InputError(f"pair.{role}: cannot load {name}: {first_line(error)}") from error
 
 
 def load_tokenizer(name: str, role: str) -> PreTrainedTokenizerBase:
@@ -165,6 +165,17 @@ def checksum(path: Path, known: dict[str, str]) -> str:
 
 def _entry(key: str, digest: str) -> str:
     return f"{digest} {zlib.crc32(f'{key} {digest}'.encode()):08x}"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' remarks and warnings."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def weights_of(model: PreTrainedModel) -> str:

@@ -19,10 +19,9 @@ import torch
 from filelock import FileLock
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
 
-from data_gen.models.checkpoints import checksum, kept_checksums
-from selector.files import atomically, unwritable
+from data_gen.models.checkpoints import checksum, kept_checksums, quiet
+from selector.files import atomically, first_line, unwritable
 from selector.schema import InputError
 
 SMOLLM2, SUFFIX = "smollm2", ".gguf"
@@ -131,8 +130,7 @@ def _readable(path: Path, role: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a damaged file may raise anything
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"pair.{role}: cannot read {path}: {reason}") from error
+        raise InputError(f"pair.{role}: cannot read {path}: {first_line(error)}") from error
 
 
 def _load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -161,13 +159,8 @@ def _load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 @contextmanager
 def _silent() -> Iterator[None]:
     """Nothing is said about loading; the bar of the conversion heeds no setting."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logging.set_verbosity(before)
+    with quiet(), redirect_stderr(io.StringIO()):
+        yield
 
 
 def _rule(tokenizer: PreTrainedTokenizerBase) -> Any:

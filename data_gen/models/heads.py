@@ -22,6 +22,7 @@ from data_gen.models.gguf import resolved
 from data_gen.models.pair import DTYPES, CachedModel, ModelPair, eos_ids, resolve_device
 from data_gen.models.self_check import TOLERANCES
 from data_gen.models.vocabulary import scored
+from selector.files import first_line
 from selector.schema import InputError
 
 EAGLE3 = "eagle3"
@@ -74,7 +75,7 @@ def head_config(name: str) -> Any:
         kind = json.loads(path.read_text()).get("speculators_model_type")
         config = Eagle3SpeculatorConfig.from_pretrained(name) if kind == EAGLE3 else None
     except Exception as error:  # a damaged file may raise anything
-        raise InputError(f"pair.head: cannot read {name}: {_reason(error)}") from error
+        raise InputError(f"pair.head: cannot read {name}: {first_line(error)}") from error
     if kind is None:
         raise InputError(f"pair.head: {name} is not in the format of the speculators library, whose `convert` makes it")
     if config is None:
@@ -96,10 +97,6 @@ def check_head_config(name: str, target: str) -> None:
         raise InputError(f"pair.head: {name} reads layer {max(read)}; {target} has {own.num_hidden_layers}")
     if "sliding_attention" in (getattr(layer, "layer_types", None) or ()):
         raise InputError(f"pair.head: {name} has a sliding window, for which there is no mask here")
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def load_head(name: str, target: str, device: torch.device | str, dtype: torch.dtype) -> Any:
@@ -124,7 +121,7 @@ def load_head(name: str, target: str, device: torch.device | str, dtype: torch.d
     except InputError:
         raise
     except Exception as error:  # a damaged file may raise anything
-        raise InputError(f"pair.head: cannot load {name}: {_reason(error)}") from error
+        raise InputError(f"pair.head: cannot load {name}: {first_line(error)}") from error
     model.name_or_path = name
     return model.to(device).eval()
 

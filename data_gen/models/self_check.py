@@ -25,6 +25,7 @@ from data_gen.models.pair import CachedModel
 from data_gen.models.vocabulary import scored
 from data_gen.trees import DraftTree
 from selector.actions import ActionSpace
+from selector.files import first_line
 from selector.schema import InputError
 
 CHANGES = (  # config keys whose values are lengths at which a model changes
@@ -75,8 +76,7 @@ def _check(model: Any, name: str, length: int, tolerance: float) -> float:
     try:
         differences = list(_differences(model, length))
     except Exception as error:  # a model without such a cache or mask may raise anything
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{name}: cannot pass token trees: {type(error).__name__}: {reason}") from error
+        raise InputError(f"{name}: cannot pass token trees: {type(error).__name__}: {first_line(error)}") from error
     for where, difference in differences:
         worst = max(worst, difference)
         if not difference <= tolerance:  # also where it is NaN

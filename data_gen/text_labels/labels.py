@@ -119,11 +119,7 @@ def labelled_verifier(name: str) -> TopDown | BottomUp:
 
 
 class TextLabeller:
-    """Survivals along one text, from blocks of rows in the order of the text; see `label_text` for the arguments.
-
-    Args:
-        branches: whether trees with branches are labelled, which takes most of the time; if not, as a chain is.
-    """
+    """Survivals along one text, from blocks of rows in the order of the text; see `label_text` for the arguments."""
 
     def __init__(
         self,
@@ -132,7 +128,6 @@ class TextLabeller:
         siblings: int | None = 1,
         generator: torch.Generator | None = None,
         space: ActionSpace | None = None,
-        branches: bool = True,
     ) -> None:
         self.space = space or ActionSpace.default()
         self.tokens_T = tokens_T
@@ -140,7 +135,7 @@ class TextLabeller:
         if self.roots < 1:
             raise ValueError(f"{len(tokens_T)} tokens leave no root with a look-ahead of {self.space.depth}")
         self.verifiers = [labelled_verifier(name) for name in verifiers]
-        self.branching = branches and self.space.max_K > 1 and self.space.max_L2 > 0
+        self.branching = self.space.max_K > 1 and self.space.max_L2 > 0
         self.walked: list[list[TopDown | BottomUp]] = [  # by style, the verifier of each verifier's branches
             self.verifiers,
             *([_own(styled(each, style)) for each in self.verifiers] for style in self.space.styles),

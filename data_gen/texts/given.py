@@ -22,21 +22,16 @@ class GivenText:
     place: str
 
 
-def read_log(path: Path, pair: ModelPair, draft_temperature: float | None = None) -> list[GivenText]:
+def read_log(path: Path, pair: ModelPair) -> list[GivenText]:
     """An engine's texts: JSON lines with `prompt` and `completion`, each a text or a list of token ids, `temperature`,
     and optionally `top_p`, `top_k`, `min_p`, `kind`, `source` and `id`.
 
     Token ids are safer than text: a tokenizer need not give back the tokens that were sampled.
 
-    Args:
-        draft_temperature: the draft's, which the log does not contain; the target's if None.
-
     Raises:
         InputError: the file is missing or empty, or a line does not fit; names the file and the line.
     """
-    return read_lines(
-        path, "texts", lambda place, line: _text(place, line, pair, draft_temperature), lambda text: text.prompt.id
-    )
+    return read_lines(path, "texts", lambda place, line: _text(place, line, pair), lambda text: text.prompt.id)
 
 
 def apart(texts: list[GivenText]) -> tuple[list[GivenText], str]:
@@ -56,7 +51,7 @@ def apart(texts: list[GivenText]) -> tuple[list[GivenText], str]:
     return list(kept.values()), "; ".join(said)
 
 
-def _text(place: str, line: bytes, pair: ModelPair, draft_temperature: float | None) -> GivenText:
+def _text(place: str, line: bytes, pair: ModelPair) -> GivenText:
     """The text of one line; ValueError where the line does not fit."""
     record = record_of(line, "`prompt` and `completion`")
     prompt, completion = (_token_ids(record, key, pair) for key in ("prompt", "completion"))
@@ -69,7 +64,7 @@ def _text(place: str, line: bytes, pair: ModelPair, draft_temperature: float | N
     temperature, top_p, top_k, min_p = given.values()
     if temperature < 0 or not 0 < top_p <= 1 or top_k < 0 or top_k % 1 or not 0 <= min_p <= 1:
         raise ValueError(", ".join(f"{key} {value:g}" for key, value in given.items()) + " is no sampling setting")
-    sampling = Sampling(temperature, top_p, draft_temperature, int(top_k), min_p)
+    sampling = Sampling(temperature, top_p, None, int(top_k), min_p)
     shown = record["prompt"] if isinstance(record["prompt"], str) else str(pair.tokenizer.decode(prompt))
     return GivenText(Prompt.of(record, shown, place), prompt, completion, sampling, place)
 

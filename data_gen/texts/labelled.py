@@ -53,7 +53,6 @@ class Recipe:
     stride: int  # hidden states are recorded at every `stride`-th root of a training text
     hidden: bool  # whether hidden states are recorded
     seed: int
-    branches: bool = True  # whether trees with branches are labelled
     behaviour: tuple[Tree, ...] = BEHAVIOUR  # the actions of decoded texts; one is drawn at every step
 
 
@@ -202,14 +201,8 @@ def _label(
         return dict.fromkeys((*ROW_NUMBERS, LOOKUP_COLUMN, *columns, *HIDDEN_STATES), ()), seen
     own = text.tokens[text.start :]
     generator = torch.Generator().manual_seed(seed_of(recipe.seed, "siblings", *own))
-    labeller = TextLabeller(
-        torch.tensor(own, device=pair.device),
-        recipe.verifiers,
-        recipe.siblings,
-        generator,
-        pair.trees,
-        recipe.branches,
-    )
+    tokens_T = torch.tensor(own, device=pair.device)
+    labeller = TextLabeller(tokens_T, recipe.verifiers, recipe.siblings, generator, pair.trees)
     numbers: dict[str, list[float]] = {name: [] for name in ROW_NUMBERS}
     hidden: list[tuple[Tensor, Tensor]] = []
     for block in rows_along(pair, text, sampling):

@@ -18,6 +18,7 @@ from typing import Any
 import fsspec
 
 from data_gen.texts.prompts import TOO_DEEP, Prompt, record_of
+from selector.files import first_line
 from selector.schema import InputError
 
 BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of local files, by suffix
@@ -115,8 +116,7 @@ def _records(name: str, file: Path | None) -> Iterator[dict[str, Any]]:
             _check_nesting(file)
         yield from load_dataset(**{"split": "train", **source}, streaming=True)
     except Exception as error:  # a damaged file or a missing network may raise anything
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"prompts.sets: {name}: cannot read {file or source['path']}: {reason}") from error
+        raise InputError(f"prompts.sets: {name}: cannot read {file or source['path']}: {first_line(error)}") from error
 
 
 def _check_nesting(file: Path) -> None:

@@ -20,22 +20,10 @@ from selector.train.data import Texts, to_texts
 
 
 def read_texts(folder: Path, split: str, verifiers: Sequence[str]) -> Texts:
-    """A split of a trace store.
+    """The texts of a split of a trace store that have roots.
 
     Raises:
-        InputError: as `read_rows`, or labels are missing.
-    """
-    return texts_of(read_rows(folder, split), verifiers)
-
-
-def read_rows(folder: Path, split: str, columns: list[str] | None = None) -> pa.Table:
-    """The rows of a split of a trace store that have roots, one for each text.
-
-    Args:
-        columns: those to read, `roots` among them; None for all.
-
-    Raises:
-        InputError: there is none, or a file is damaged or of another version.
+        InputError: there is none, a file is damaged or of another version, or labels are missing.
     """
     manifest = read_manifest(folder)
     names = sorted(name for name in manifest["shards"] if name.startswith(f"{split}/"))
@@ -43,11 +31,11 @@ def read_rows(folder: Path, split: str, columns: list[str] | None = None) -> pa.
         raise InputError(f"{folder / split}: no traces there: run the data stage first")
     for name in names:
         check_shard(folder, name, manifest["shards"][name])
-    table = pa.concat_tables([pq.read_table(folder / name, columns=columns) for name in names])
+    table = pa.concat_tables([pq.read_table(folder / name) for name in names])
     table = table.filter(pc.greater(table["roots"], 0))  # a text may end before its first look-ahead does
     if table.num_rows == 0:
         raise InputError(f"{folder / split}: its texts end before any root has its look-ahead")
-    return table
+    return texts_of(table, verifiers)
 
 
 def texts_of(table: pa.Table, verifiers: Sequence[str]) -> Texts:

@@ -36,7 +36,6 @@ class Text:
 
     tokens: list[int]
     start: int  # position of the last prompt token, the first root
-    ended: bool = False  # whether the last token is an end-of-sequence token
     steps: list[Step] = field(default_factory=list)  # of speculative decoding, if it wrote the text
 
 
@@ -111,7 +110,7 @@ class _Finite(LogitsProcessor):
 def finished(pair: ModelPair, prompt: Sequence[int], new: Sequence[int], steps: Sequence[Step] = ()) -> Text:
     """The text of a prompt and its continuation, which ends with the first end-of-sequence token."""
     end = next((n for n, token in enumerate(new, 1) if token in pair.eos_ids), None)
-    return Text([*prompt, *new[:end]], len(prompt) - 1, end is not None, list(steps))
+    return Text([*prompt, *new[:end]], len(prompt) - 1, list(steps))
 
 
 @torch.inference_mode()

@@ -5,8 +5,9 @@ A world gives the target and the draft a conditional distribution after every co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
+from math import prod
 
 import torch
 from torch import Tensor
@@ -52,16 +53,10 @@ class World:
 
     def target_probability(self, sequence: tuple[int, ...], start: int = 0) -> float:
         """P(sequence[start:] | sequence[:start]) under the target."""
-        probability = 1.0
-        for i in range(start, len(sequence)):
-            probability *= float(self.target[sequence[:i]][sequence[i]])
-        return probability
+        return prod((float(self.target[sequence[:i]][sequence[i]]) for i in range(start, len(sequence))), start=1.0)
 
     def draft_probability(self, path: tuple[int, ...], start: int = 0) -> float:
-        probability = 1.0
-        for i in range(start, len(path)):
-            probability *= float(self.draft[path[:i]][path[i]])
-        return probability
+        return prod((float(self.draft[path[:i]][path[i]]) for i in range(start, len(path))), start=1.0)
 
     def drafts(self, K: int, L1: int, L2: int, style: str = IID) -> Iterator[tuple[float, list[int], list[list[int]]]]:
         """Every delayed draft that can happen, with its probability: (probability, trunk, branches)."""
@@ -79,8 +74,8 @@ class World:
         for probability, first in self.children(trunk, K, style):
             rests = [self._continuations((*trunk, token), L2 - 1) for token in first]
             for choice in product(*rests):
-                continued = self._product([p for p, _ in choice], range(len(choice)))
-                yield probability * continued, [[t, *rest] for t, (_, rest) in zip(first, choice, strict=True)]
+                paths = [[token, *rest] for token, (_, rest) in zip(first, choice, strict=True)]
+                yield probability * prod(p for p, _ in choice), paths
 
     def _continuations(self, context: tuple[int, ...], length: int) -> list[tuple[float, list[int]]]:
         paths = product(range(self.vocabulary), repeat=length)
@@ -92,7 +87,7 @@ class World:
         q = self.draft[context].tolist()
         if style == IID:
             for tokens in product(range(self.vocabulary), repeat=k):
-                if probability := self._product(q, tokens):
+                if probability := prod(q[token] for token in tokens):
                     yield probability, list(tokens)
         elif style == WITHOUT_REPLACEMENT:
             yield from self._sequential(q, k, [], 1.0)
@@ -112,10 +107,3 @@ class World:
         mass = sum(q[token] for token in left)
         for token in left:
             yield from self._sequential(q, k, [*drawn, token], probability * q[token] / mass)
-
-    @staticmethod
-    def _product(q: Sequence[float], tokens: Sequence[int]) -> float:
-        probability = 1.0
-        for token in tokens:
-            probability *= q[token]
-        return probability

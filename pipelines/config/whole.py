@@ -148,11 +148,6 @@ class Export(Section):
     engine: Literal["vllm", "sglang", "tensorrt-llm", "llama-server", "transformers"] | None = Field(
         None, description="the engine whose chain lengths or rule are written, too; --engine NAME sets it"
     )
-    push: str | None = Field(
-        None,
-        pattern=r"^[\w.-]+/[\w.-]+$",
-        description="a repository on the hub that gets a copy, with a token of yours",
-    )
     tiers: int | None = Field(
         None, ge=1, description="the most shapes of trees that the exported selector may draft; null: as trained"
     )

@@ -110,16 +110,12 @@ def passes_line(config: Config) -> str:
     counts = split_counts(config)
     decoded = round(DECODED * counts["train"])
     shards = sum(-(-(count - decoded * (split == "train")) // data.texts_per_shard) for split, count in counts.items())
+    by = f"the target, and by the head {DEPTH} times," if config.pair.head else "both models"
     return (
         f"{settings * shards * new:,} passes of the target that write up to {data.texts_per_shard} texts each, "
         f"{settings * decoded * new:,} tokens written by speculative decoding, "
-        f"{settings * sum(counts.values()):,} texts passed by {_labelling(config)} to label them"
+        f"{settings * sum(counts.values()):,} texts passed by {by} to label them"
     )
-
-
-def _labelling(config: Config) -> str:
-    """What passes a text to label it."""
-    return f"the target, and by the head {DEPTH} times," if config.pair.head else "both models"
 
 
 def predicted_seconds(config: Config) -> dict[str, float] | None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from transformers import GenerationConfig
-from transformers.utils import logging
 
+from data_gen.models.checkpoints import quiet
 from data_gen.models.pair import ModelPair, without_own_settings
 from data_gen.models.sampling import Sampling
 from pipelines.evaluate.methods import Decoding, Task
@@ -98,17 +97,6 @@ def generation(
     )
     generate: Any = pair.target.generate
     return partial(generate, inputs, attention_mask=torch.ones_like(inputs), generation_config=config, **drafts)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without the library's warnings about its own calls."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 CONSTANTS = tuple(map(Assistant, (1, 2, 3, 4, 6, 8, 12, 16)))

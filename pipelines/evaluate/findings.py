@@ -45,7 +45,7 @@ def methods(evaluation: dict[str, Any]) -> dict[str, list[Cells]]:
             {
                 "method": _label(entry),
                 "decoded": measured(entry["over_plain"]),
-                "replayed": _replayed(entry["replayed_over_plain"]),
+                "replayed": rounded(Ratio(**ratio)) if (ratio := entry["replayed_over_plain"]) else "",
                 **_over(row, figures.get(entry["method"], "")),
                 "drafts": entry["drafts"],
                 "tokens/step": f"{entry['block_efficiency']:.2f}",
@@ -62,10 +62,6 @@ def _over(row: dict[str, Any], figure: str) -> Cells:
         "selector over it, decoded": measured(row["paired"][figure], 3) if figure in row["paired"] else "",
         "selector over it, replayed": str(Ratio(**row["replayed"][figure])) if figure in row["replayed"] else "",
     }
-
-
-def _replayed(ratio: dict[str, float] | None) -> str:
-    return "" if ratio is None else rounded(Ratio(**ratio))
 
 
 def _label(entry: dict[str, Any]) -> str:

@@ -20,8 +20,7 @@ from data_gen.decoding.loop import Chooser
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
-from selector import actions
-from selector.actions import EMPTY, IID
+from selector.actions import EMPTY, IID, Tree
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.runtime.tuned import Tuned
@@ -85,7 +84,7 @@ class Method:
     chooser: Chooser | None = None
 
     @property
-    def action(self) -> actions.Tree | None:
+    def action(self) -> Tree | None:
         """The tree that is drafted at every step, or None."""
         return None if self.mode.feature_levels else self.mode.action
 
@@ -93,15 +92,6 @@ class Method:
     def drafts(self) -> str:
         """What every step drafts, in words; empty where that differs between steps."""
         return "" if self.action is None else str(self.action)
-
-    @property
-    def branches(self) -> bool:
-        """Whether a step may draft a tree with several branches."""
-        drafted: list[actions.Choice] = [self.mode.action]
-        if self.network is not None and self.mode.decides:
-            space = self.network.space
-            drafted += [space.actions[a] for a in self.mode.allowed or range(len(space))]
-        return any(not isinstance(each, actions.Lookup) and each.K > 1 for each in drafted)
 
     @property
     def identity(self) -> Hashable:
@@ -149,13 +139,13 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
     timed = {name: Timed(texts, name, profile) for name in verifiers}
     tables, trees_A = {name: StaticTable.of(own) for name, own in timed.items()}, timed[verifiers[0]].space.trees
 
-    def best(allowed_A: torch.Tensor | None = None) -> tuple[str, actions.Tree]:
+    def best(allowed_A: torch.Tensor | None = None) -> tuple[str, Tree]:
         fastest = {name: table.best(allowed_A=allowed_A) for name, table in tables.items()}
         name = max(fastest, key=lambda name: float(tables[name].speeds()[fastest[name]]))
         return name, trees_A[fastest[name]]
 
     overall = best()
-    trees: dict[str, tuple[str, actions.Tree]] = {PLAIN: (verifiers[0], EMPTY)}
+    trees: dict[str, tuple[str, Tree]] = {PLAIN: (verifiers[0], EMPTY)}
     for name, table in tables.items():
         if name != overall[0]:  # the tree of that verifier is the best static one
             trees[f"{STATIC}, {name}"] = name, trees_A[table.best()]

@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -113,24 +114,6 @@ def chain_verifiers(engine: Engine | RuleEngine, verifiers: tuple[str, ...], nam
     return chosen, standard or chosen
 
 
-def table_of(
-    engine: Engine,
-    setting: SamplingSetting,
-    texts: Texts,
-    verifiers: tuple[str, str],
-    profile: LatencyProfile,
-    pair: tuple[str, str],
-) -> tuple[Served, list[BestLength]]:
-    """The table of one sampling setting.
-
-    Args:
-        verifiers: as `chain_verifiers` returns them.
-    """
-    own = texts.setting_of((setting.temperature, setting.top_p))
-    lengths = best_lengths(own, verifiers, profile, engine)
-    return Served(*pair, verifiers[0] in BLOCK, samples(setting), ranges_of(lengths)), lengths
-
-
 def refusal(engine: Engine, setting: SamplingSetting) -> str:
     """Why the engine cannot serve a setting as its labels suppose; empty if it can."""
     if setting.temperature and setting.min_p:
@@ -184,8 +167,7 @@ class _Chains:
 
     def __init__(self, texts: Texts, verifier: str, profile: LatencyProfile) -> None:
         self.space = replace(ActionSpace.default(), max_K=1)
-        survivals_RS = texts.survivals[verifier][:, : self.space.depth]  # a chain's come first
-        self.timed = Timed(replace(texts, survivals={verifier: survivals_RS}), verifier, profile, self.space)
+        self.timed = Timed(texts, verifier, profile, self.space)
         nothing = Table([1], [1], [[0.0]])
         drafting = replace(profile, target=nothing, verify={verifier: nothing}, corrections={}, step=0.0, nucleus=0.0)
         self.seconds_RA, self.drafting_RA = self.timed.seconds(), self.timed.on(drafting).seconds()
@@ -206,13 +188,9 @@ class _Chains:
 def ranges_of(lengths: list[BestLength]) -> list[Range]:
     """Lengths by ranges of batch sizes. A size between two timed ones takes the length of the larger one, because it is
     padded to that one's graph."""
-    ranges: list[Range] = []
-    for each in lengths:
-        if ranges and ranges[-1].length == each.length:
-            ranges[-1] = ranges[-1]._replace(last=each.batch)
-        else:
-            ranges.append(Range(ranges[-1].last + 1 if ranges else 1, each.batch, each.length))
-    return ranges
+    last = [list(alike)[-1] for _, alike in groupby(lengths, key=lambda each: each.length)]
+    firsts = [1, *(each.batch + 1 for each in last)]
+    return [Range(first, each.batch, each.length) for first, each in zip(firsts, last, strict=False)]
 
 
 @dataclass(frozen=True)
@@ -233,12 +211,13 @@ class _Files:
 
     def of(self, engine: Engine | RuleEngine, setting: SamplingSetting) -> tuple[str, list[str]]:
         """Why nothing is written for a sampling setting, or the lines of its section."""
+        own = self.texts.setting_of((setting.temperature, setting.top_p))
         if isinstance(engine, RuleEngine):
-            return self._rule(engine, setting)
+            return self._rule(engine, setting, own)
         if reason := refusal(engine, setting):
             return reason, []
-        served, lengths = table_of(engine, setting, self.texts, self.verifiers, self.profile, self.pair)
-        served = replace(served, head=self.head)
+        lengths, block = best_lengths(own, self.verifiers, self.profile, engine), self.verifiers[0] in BLOCK
+        served = Served(*self.pair, block, samples(setting), ranges_of(lengths), self.head)
         if not served.longest:
             return NEVER_PAYS, []
         file = self._write(setting, engine.suffix, engine.write(served), [asdict(each) for each in lengths])
@@ -251,11 +230,10 @@ class _Files:
         rows = ("| " + " | ".join(cells) + " |" for cells in table)
         return "", ["```sh", engine.command(served, file), "```", "", *rows]
 
-    def _rule(self, engine: RuleEngine, setting: SamplingSetting) -> tuple[str, list[str]]:
+    def _rule(self, engine: RuleEngine, setting: SamplingSetting, own: Texts) -> tuple[str, list[str]]:
         if reason := engine.refusal(setting):
             return reason, []
         assert self.profile.batches is not None
-        own = self.texts.setting_of((setting.temperature, setting.top_p))
         times = self.profile.at_batch(self.profile.batches.sizes[0])
         rule, over_plain, over_fixed = tuned(engine, own, self.verifiers[1], times)
         if not rule.copied and not rule.drafted:

@@ -190,10 +190,7 @@ OF_HEADS = {
     "vllm": replace(
         ENGINES["vllm"],
         masks=False,
-        limits="""\
-- The batch size counts requests whose prompts are being read.
-- With data parallelism vLLM ignores the table and drafts `num_speculative_tokens` everywhere.
-- vLLM has no default number of tokens. 5 is the example of its documentation.""",
+        limits=ENGINES["vllm"].limits.partition("token by token.\n")[2],  # the first is about draft models
     ),
     "sglang": replace(
         ENGINES["sglang"],

@@ -16,7 +16,7 @@ from selector.schema import SCALARS_KEY
 from selector.train.replay import Ratio
 
 MODEL = "espalier-selector"  # in the registry of MLflow
-PLAIN = Path(__file__).parents[2] / "selector" / "plain.py"  # all of the code that the model needs
+CODE = Path(__file__).with_name("registered.py")
 EXAMPLES = 2  # roots of the input example
 ABOUT = f"""Chooses what to draft at every step of speculative decoding. Each export is a version; the alias, a run's
 name, is that of its last one. `load_selector("models:/{MODEL}@alias")` and `mlflow.pyfunc.load_model` load it."""
@@ -27,12 +27,12 @@ def register(stage: Stage, mlflow: Any, selector: Selector, folder: Path) -> Non
     whose alias is the run's name; a warning where there is no registry."""
     logged = mlflow.pyfunc.log_model(
         name="selector",
-        loader_module=PLAIN.stem,
+        loader_module=CODE.stem,
         data_path=str(folder),
-        code_paths=[str(PLAIN)],
+        code_paths=[str(CODE)],
         signature=_signature(selector),
         input_example=_example(selector, folder),
-        pip_requirements=["numpy", "pandas"],
+        pip_requirements=["torch", "numpy", "pandas"],
     )
     client, alias, figures = mlflow.MlflowClient(), alias_of(stage.config.name), _figures(selector)
     tags = {

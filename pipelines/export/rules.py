@@ -130,8 +130,7 @@ def tuned(engine: RuleEngine, texts: Texts, verifier: str, profile: LatencyProfi
     """The rule for the texts of one sampling setting, by replay of these."""
     lookups = ActionSpace.with_lookups().lookups
     space = replace(ActionSpace.default(), max_K=1, lookups=lookups)
-    survivals = {verifier: texts.survivals[verifier][:, : space.depth]}  # a chain's come first
-    timed = Timed(replace(texts, survivals=survivals), verifier, profile, space)
+    timed = Timed(texts, verifier, profile, space)
     fixed = best_static(timed, StaticTable.of(timed))
     mode = _served(tune_lookup_rule(timed, fixed), lookups) if engine.copies else fixed
     own, source_X = replay_mode(timed, {}, mode), timed.texts.source_number_X

@@ -1,15 +1,11 @@
 """Stage `export`: the chosen module as an artefact directory, compared with the trained module.
 
-The artefact also becomes a version of a registered MLflow model and, on request, a copy on the Hugging Face hub.
+The artefact also becomes a version of a registered MLflow model.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
-
-from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import HfHubHTTPError
 
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces
@@ -23,7 +19,7 @@ from pipelines.tracking import describe, mlflow_run
 from pipelines.train.packaging import build
 from pipelines.train.result import chosen_of, decision_digest, load_module, load_result
 from selector.latency import LatencyProfile
-from selector.schema import InputError, sha256
+from selector.schema import sha256
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "export")
 
@@ -55,14 +51,10 @@ def run(config: Config) -> None:
         if not (config.folder / "training" / "result.json").exists():
             return  # an engine's table needs no training
     stage = stage_of(config)
-    if config.export.push is not None:
-        check_token(config.export.push)
     if stage.begin():
         path = config.folder / "evaluation.json"
         evaluation = read_json(path, "evaluate")["summary"] if path.exists() else None
         _write(stage, load_result(config), evaluation, load_profile(config))
-    if config.export.push is not None:
-        stage.say(push(stage.outputs[0], config.export.push))
 
 
 def _write(stage: Stage, result: dict[str, Any], evaluation: dict[str, Any] | None, profile: LatencyProfile) -> None:
@@ -83,27 +75,3 @@ def _write(stage: Stage, result: dict[str, Any], evaluation: dict[str, Any] | No
         describe(mlflow, found)
     stage.say(f"{folder}: {found}")
     stage.finish()
-
-
-def check_token(repository: str) -> None:
-    """InputError where there is no token of the hub."""
-    if get_token() is None:
-        raise InputError(f"export.push={repository}: no hub token here: run `hf auth login`, or set HF_TOKEN")
-
-
-def push(folder: Path, repository: str) -> str:
-    """Upload the directory; returns what was done, in words.
-
-    Raises:
-        InputError: the hub cannot be reached, or refuses.
-    """
-    api = HfApi()
-    try:
-        api.create_repo(repository, exist_ok=True)
-        commit = api.upload_folder(
-            repo_id=repository, folder_path=folder, commit_message="Selector", delete_patterns="*"
-        )
-    except (HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"{folder} is complete, but {repository} did not get its copy: {reason}") from error
-    return f"{repository} on the hub holds a copy, commit {commit.oid[:12]}"

@@ -138,9 +138,7 @@ def restricted(setting: Unrestricted, shapes: list[int]) -> Judged:
 def candidates_of(settings: list[Unrestricted], kind: str) -> list[int]:
     """Positions of the shapes of a kind (`CHAINS` or `TREES`)."""
     space = settings[0].timed.space
-    if kind == CHAINS:
-        return list(space.chain_positions)
-    return list(range(len(space)))
+    return list(space.chain_positions if kind == CHAINS else range(len(space)))
 
 
 def tiers(settings: list[Unrestricted]) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ Legend: X texts, R roots, A actions, F features, K kinds of drafts (chain, copy)
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
@@ -30,7 +29,7 @@ from selector.train.tuning import LEASTS
 
 Array = NDArray[Any]
 Moves = Sequence[dict[str, Any]]  # alternative changes of a rule's parameters
-AnyRival = TypeVar("AnyRival", bound="Rival")
+AnyRival = TypeVar("AnyRival", bound="Copying | Payoff")
 COPIES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20)  # candidate lengths of copies
 HITS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, math.inf)  # candidate thresholds for the share of recent hits
 PAYOFFS = (0.5, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 14, math.inf)  # candidate thresholds, in predicted tokens
@@ -45,7 +44,7 @@ def rivals(train: Timed, test: Timed, rule: Mode) -> dict[str, Replayed]:
     """The rules, tuned on training texts and replayed on held-out ones; `rule` is the lookup rule as tuned there."""
     own, held_out = RivalTexts(train), RivalTexts(test)
     assert rule.rule is not None
-    tuned = {
+    tuned: dict[str, Rival] = {
         "the lookup rule with all options": best_rule(own, Copying(rule.action.nodes, *rule.rule)),
         "HVD": hybrid_verified_decoding(own),
     }
@@ -104,16 +103,7 @@ class RivalTexts:
 
 
 @dataclass(frozen=True)
-class Rival(ABC):
-    """A rule with its parameters."""
-
-    @abstractmethod
-    def actions(self, texts: RivalTexts) -> Tensor:
-        """The positions of its actions at every root, int64 [R]."""
-
-
-@dataclass(frozen=True)
-class Copying(Rival):
+class Copying:
     """Copy where the match has at least some length, else draft."""
 
     drafted: int
@@ -125,13 +115,14 @@ class Copying(Rival):
     steady: int = 0
 
     def actions(self, texts: RivalTexts) -> Tensor:
+        """The positions of its actions at every root, int64 [R]."""
         actions = self.drafted, self.steady, texts.copy(self.copied), texts.copy(self.far)
         least = self.hits, float(self.least), float(self.longer)
         return torch.from_numpy(_copying(texts.match_R.numpy(), texts.hits_R.numpy(), actions, least))
 
 
 @dataclass(frozen=True)
-class Payoff(Rival):
+class Payoff:
     """Copy where the predicted accepted length of the copy reaches a threshold (`hybrid_verified_decoding`)."""
 
     weights: tuple[float, ...]  # of a constant 1 and of `PAYOFF_SCALARS`
@@ -140,8 +131,12 @@ class Payoff(Rival):
     copied: int
 
     def actions(self, texts: RivalTexts) -> Tensor:
+        """As `Copying.actions`."""
         copies_R = (payoff(texts, self.weights) >= self.least) & (texts.match_R > 0)
         return torch.where(copies_R, texts.copy(self.copied), self.drafted)
+
+
+Rival = Copying | Payoff  # a rule with its parameters
 
 
 def best_rule(train: RivalTexts, start: Copying) -> Copying:

@@ -173,11 +173,6 @@ def no_prompts(config: Config, path: Path, prompts: list[Prompt], split: str) ->
     return InputError(f"{path}: {shares}: none of the {sources} sources falls to {split}: add some, or change a share")
 
 
-def _of_split(config: Config, split: str) -> list[Prompt]:
-    shares = config.prompts.validation, config.prompts.test
-    return [prompt for prompt in all_prompts(config) if split_of(prompt, *shares) == split]
-
-
 def encode(config: Config, pair: ModelPair, prompt: Prompt) -> list[int]:
     """The token ids of a prompt, at most `prompts.tokens`."""
     return config.prompts.form.encode(pair.tokenizer, prompt)
@@ -185,6 +180,7 @@ def encode(config: Config, pair: ModelPair, prompt: Prompt) -> list[int]:
 
 def prompts_depend(config: Config, *splits: str) -> dict[str, Any]:
     """What the prompts' tokens of some splits depend on, except the pair: their form, and a hash of all texts."""
-    prompts = [prompt for split in splits for prompt in sorted(_of_split(config, split), key=lambda p: p.id)]
+    shares, ordered = (config.prompts.validation, config.prompts.test), sorted(all_prompts(config), key=lambda p: p.id)
+    prompts = [prompt for split in splits for prompt in ordered if split_of(prompt, *shares) == split]
     lines = "\0".join(f"{p.id}\0{p.kind}\0{p.source}\0{p.text}" for p in prompts)
     return {**asdict(config.prompts.form), "texts": hashlib.sha256(lines.encode()).hexdigest()[:16]}

@@ -94,13 +94,9 @@ def _write_prompts_of_sets(config: Config, tokenizer: Any, path: Path) -> bool:
     for taken, said in chosen(config, tokenizer):
         stage.say(said)
         prompts |= {prompt.id: prompt for prompt in taken}
-    _replace(stage, path, list(prompts.values()))
-    return True
-
-
-def _replace(stage: Stage, path: Path, prompts: list[Prompt]) -> None:
     stage.replace()
     with atomically(path) as partial:
-        write_prompts(partial, prompts)
-    stage.say(f"{len(prompts)} prompts are written: {_kinds(prompts)}")
+        write_prompts(partial, prompts.values())
+    stage.say(f"{len(prompts)} prompts are written: {_kinds(list(prompts.values()))}")
     stage.finish()
+    return True

@@ -67,12 +67,6 @@ class Answer:
             }
             for each in self.candidates
         ]
-        promise = rows[self.candidates.index(self.best)]
-        selector = asdict(self.potential.gain)
-        return {
-            **asdict(self.sampling),
-            "texts": self.texts,
-            "promise": promise,
-            "selector": selector,
-            "candidates": rows,
-        }
+        promise, selector = rows[self.candidates.index(self.best)], asdict(self.potential.gain)
+        found = {"texts": self.texts, "promise": promise, "selector": selector, "candidates": rows}
+        return asdict(self.sampling) | found

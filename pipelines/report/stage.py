@@ -9,7 +9,7 @@ from typing import Any
 from data_gen.models.sampling import Sampling
 from data_gen.traces import read_manifest
 from pipelines.config import Config
-from pipelines.data.recorded import load_traces, realised, settings_of, timed, traces_folder
+from pipelines.data.recorded import load_traces, realised, traces_folder
 from pipelines.evaluate import findings, losslessness, verdict
 from pipelines.evaluate.methods import BEST_STATIC, COPYING, SELECTOR
 from pipelines.evaluate.stage import FORMAT
@@ -19,6 +19,7 @@ from pipelines.report import plots
 from pipelines.report.page import document, folded, images, legend, listed, note, paragraphs, program, strip, table
 from pipelines.run import Stage, console, provenance, read_json, require, verify
 from pipelines.tracking import describe, mlflow_run, pipeline_of
+from pipelines.train.judging import by_setting
 from pipelines.train.result import decision_digest, load_module, load_result
 from selector.files import atomically
 from selector.latency import LatencyProfile
@@ -163,10 +164,7 @@ def _trees(config: Config, profile: LatencyProfile, training: dict[str, Any]) ->
     """Block efficiencies of trees, and their predictions."""
     module = load_module(config, training["chosen"], training)
     splits, verifier = load_traces(config, profile.pair), config.train.verifier
-    train, validation = (
-        [timed(splits[split], setting, verifier, profile) for setting in settings_of(config)]
-        for split in ("train", "validation")
-    )
+    train, validation = (by_setting(config, splits[split], profile) for split in ("train", "validation"))
     yields = {f"Tokens a step of all trees, {Sampling(*own.setting)}": plots.efficiency_by_tree(own) for own in train}
     predicted = {
         f"Predicted against labelled tokens a step, {Sampling(*each.setting)}": plots.calibration(module, each)

@@ -19,7 +19,6 @@ from pipelines.train.result import chosen_of, load_module, load_result
 from selector.actions import ActionSpace, tree_of
 from selector.decision import Mode
 from selector.export.write import write_artefact
-from selector.plain import PlainSelector
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Selector, load_selector
 from selector.runtime.tuned import Tuned
@@ -28,9 +27,7 @@ from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.tuning import Predictions, decide
 
-TIE = 1e-3  # tokens: the formats sum in different orders
-
-Asked = Callable[[Features], tuple[torch.Tensor, torch.Tensor]]  # actions by position [R], and scores [R, A]
+TIE = 1e-3  # tokens: the two forms sum in different orders
 
 
 def build(
@@ -74,18 +71,6 @@ def build(
     return write_artefact(folder, module, profile, verifier, fallback, modes, facts, check, golden=golden)
 
 
-def _formats(folder: Path, selector: Selector) -> list[Asked]:
-    """The files of an artefact that Python asks: TorchScript and NumPy."""
-    plain = PlainSelector(folder)
-
-    def numpy(view: Features) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = [view[name].numpy() for name in HIDDEN_STATES if name in view]
-        index_R, scores_RA = plain.decide(view[SCALARS_KEY].numpy(), hidden)
-        return torch.from_numpy(index_R), torch.from_numpy(scores_RA)
-
-    return [selector.module, numpy]
-
-
 @torch.no_grad()
 def count_differing(
     module: SelectorModule,
@@ -94,7 +79,7 @@ def count_differing(
     predicted: Predictions | None = None,
     most: int | None = None,
 ) -> int:
-    """The number of roots at which the trained module, a file of the artefact or its path for one root chooses an
+    """The number of roots at which the trained module, the artefact's TorchScript or its path for one root chooses an
     action that is worse than the best one by more than `TIE`.
 
     Args:
@@ -103,7 +88,6 @@ def count_differing(
         most: about how many roots are compared in each mode; None for all.
     """
     differing, selector, (first, _) = 0, load_selector(folder), module.schema.levels
-    asked = _formats(folder, selector)
     for mode in selector.modes:
         mine = texts_of(mode)
         rows = (~mine.texts.unknown_R).nonzero()[:, 0]
@@ -116,9 +100,8 @@ def count_differing(
         if first in (mode.level, *mode.feature_levels):
             views.insert(0, {SCALARS_KEY: scalars[:, : module.schema.first]})
         views = views[:1] if mode.level == first else views
-        answers = [_in_turn(ask, views, module.space) for ask in asked]
-        alone_R = _one_by_one(Tuned(mode, selector), views, module.space)
-        chosen, scores_RA = [trained_R, alone_R, *(action_R for action_R, _ in answers)], answers[0][1]
+        action_R, scores_RA = _in_turn(selector.module, views, module.space)
+        chosen = trained_R, action_R, _one_by_one(Tuned(mode, selector), views, module.space)
         lost_NR = torch.stack([scores_RA.amax(-1) - scores_RA.gather(-1, a.unsqueeze(-1))[:, 0] for a in chosen])
         differing += int((lost_NR > TIE).any(0).sum())
     return differing
@@ -133,8 +116,8 @@ def _one_by_one(tuned: Tuned, views: list[Features], space: ActionSpace) -> torc
     return torch.tensor(actions)
 
 
-def _in_turn(ask: Asked, views: list[Features], space: ActionSpace) -> tuple[torch.Tensor, torch.Tensor]:
-    """Actions and scores of a file, asked with one view after the other."""
+def _in_turn(ask: torch.nn.Module, views: list[Features], space: ActionSpace) -> tuple[torch.Tensor, torch.Tensor]:
+    """Actions [R] and scores [R, A] of the TorchScript, asked with one view after the other."""
     action_R, scores_RA = ask(views[0])
     for view in views[1:]:
         (later_R, later_RA), asked_R = ask(view), space.needs_draft_A[action_R]

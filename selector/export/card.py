@@ -49,7 +49,7 @@ On another machine pass its own profile: `load_selector(directory, latency="late
 | file | for |
 |---|---|
 | `selector.pt` | TorchScript: `forward(features) -> (action index, scores)`, one root or a batch |
-| `model.safetensors` | the same in NumPy, without torch: `selector.plain.PlainSelector(directory).decide(scalars)` |
+| `model.safetensors` | the same weights and tables |
 | `config.json` | features, action table, verifier, modes, pair, figures, provenance |
 | `golden.json` | features and decisions along a fixed text, to check an engine's own code against |
 | `latency.json` | the times that the decisions are based on |

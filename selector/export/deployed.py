@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from selector.actions import Tree
 from selector.decision import FAR, NEVER, Mode, net_tokens, of_batch
 from selector.latency import LatencyProfile, interpolated_at
-from selector.plain import FARTHER
 from selector.runtime.artefact import ANY_LEVEL, ArtefactConfig, decision_tables
 from selector.schema import HIDDEN_STATES
 from selector.train.module import SelectorModule
+
+FARTHER = 1e3  # added to the distance of a mode that does not cover the setting
 
 
 class DeployedSelector(nn.Module):
@@ -53,7 +54,7 @@ class DeployedSelector(nn.Module):
         self.setting_at = [index("temperature"), index("top_p")]
         self.length_at, self.match_at, self.batch_at = index("context_length"), index("match"), index("batch")
         self.never, self.doubling, self.any_level = NEVER, of_batch(2), ANY_LEVEL
-        self.far, self.farther = list(FAR[:2]), float(FARTHER)
+        self.far, self.farther = list(FAR[:2]), FARTHER
         for name, tensor in decision_tables(profile, modes, verifier, module.space).items():
             self.register_buffer(name, tensor)
         self.register_buffer("sums_SA", module.space.sums_SA.clone())

@@ -1,7 +1,7 @@
 """Writes the artefact directory of a trained module.
 
 selector.pt        TorchScript: features in, action index and scores out
-model.safetensors  the same weights and tables, for engines without torch (`selector.plain`)
+model.safetensors  the same weights and tables
 tokens.safetensors statistics by token, for a log's selector
 golden.json        features and decisions along a fixed text, to check an engine's own code against
 config.json        feature schema, action table, verifier, modes, pair, versions, metrics, run id, checksums
@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import safetensors.numpy
 import safetensors.torch
 import torch
 
@@ -84,8 +85,7 @@ def write_artefact(
         (partial / "selector.pt").write_bytes(_scripted(made))
         (partial / "model.safetensors").write_bytes(safetensors.torch.save(made.state_dict()))
         if tokens is not None:
-            arrays = {name: torch.from_numpy(array) for name, array in tokens.to_tensors().items()}
-            (partial / FILE).write_bytes(safetensors.torch.save(arrays))
+            (partial / FILE).write_bytes(safetensors.numpy.save(tokens.to_tensors()))
         if golden is not None:
             made_of = golden(Selector(made, config, profile, config.modes, tokens))
             (partial / GOLDEN).write_text(json_text(made_of) + "\n")

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from selector.actions import ActionSpace, Choice, Tree, choice_of, tree_of
 from selector.decision import LookupRule, Mode
+from selector.files import first_line
 from selector.latency import LatencyProfile
-from selector.plain import FORMAT
 from selector.schema import (
     EARLY,
     FULL,
@@ -36,6 +36,7 @@ from selector.schema import (
 )
 from selector.tables import number
 
+FORMAT = "espalier-selector-11"
 CHECKSUMS = "SHA256SUMS"
 REGISTRY = "models:/"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -207,12 +208,12 @@ def decision_tables(
     }
 
 
-def local_folder(folder: str | Path, revision: str | None = None) -> Path:
+def local_folder(folder: str | Path) -> Path:
     """The directory itself, or the local copy of a repository on the hub or of a version in MLflow's registry, which
     is downloaded if necessary.
 
-    `folder` is a directory, `organisation/name`, `models:/name/version` or `models:/name@alias`; `revision` a branch,
-    tag or commit on the hub. Raises InputError where there is no such directory and the download fails.
+    `folder` is a directory, `organisation/name`, `models:/name/version` or `models:/name@alias`. Raises InputError
+    where there is no such directory and the download fails.
     """
     if str(folder).startswith(REGISTRY):
         return _of_registry(str(folder))
@@ -224,10 +225,9 @@ def local_folder(folder: str | Path, revision: str | None = None) -> Path:
     except ModuleNotFoundError as error:
         raise InputError(f"{folder}: no such directory; to fetch it from the hub, install huggingface_hub") from error
     try:
-        return Path(snapshot_download(folder, revision=revision))
+        return Path(snapshot_download(folder))
     except Exception as error:  # the network, the hub and the cache raise many kinds
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"{folder}: no such directory, and the hub does not give it: {reason}") from error
+        raise InputError(f"{folder}: no such directory, and the hub does not give it: {first_line(error)}") from error
 
 
 def _of_registry(uri: str) -> Path:
@@ -242,7 +242,7 @@ def _of_registry(uri: str) -> Path:
     except StopIteration as error:
         raise InputError(f"{uri}: holds no selector directory") from error
     except Exception as error:  # the store raises many kinds
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         raise InputError(f"{uri}: MLflow does not give it (is MLFLOW_TRACKING_URI set?): {reason}") from error
 
 

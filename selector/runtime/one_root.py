@@ -20,7 +20,6 @@ from selector.actions import Choice
 from selector.decision import Costs, Mode, best_action
 from selector.jit import jit
 from selector.latency import LatencyProfile
-from selector.plain import gelu
 from selector.runtime.artefact import ArtefactConfig, check_finite
 from selector.schema import SCALARS_KEY
 
@@ -28,7 +27,6 @@ Array = NDArray[Any]
 
 EPSILON = torch.nn.LayerNorm(1).eps
 NOT_FINITE = -1
-_gelu = jit(gelu)
 PROJECTION = ("0.weight", "0.bias", "1.weight", "1.bias")  # of a hidden state: a linear map and a layer norm
 
 
@@ -201,6 +199,13 @@ def _outputs(scalars_F: Array, states_D: Array, network: Network) -> Array:
         at = _linear(numbers_N, at, outputs_H, outputs_O)
         outputs_H = outputs_O
     return outputs_H
+
+
+@jit
+def _gelu(value: np.float32) -> np.float32:
+    """The activation of a policy's network, with the hyperbolic tangent as in torch's `approximate="tanh"`."""
+    inner = np.float32(np.sqrt(2 / np.pi)) * (value + np.float32(0.044715) * value**3)
+    return np.float32(0.5) * value * (np.float32(1) + np.tanh(inner))
 
 
 @jit

@@ -215,9 +215,7 @@ def torchscript() -> Iterator[None]:
         yield
 
 
-def load_selector(
-    folder: str | Path, latency: str | Path | LatencyProfile | None = None, revision: str | None = None
-) -> Selector:
+def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | None = None) -> Selector:
     """Reads an artefact directory.
 
     Args:
@@ -225,13 +223,12 @@ def load_selector(
             MLflow's registry.
         latency: another machine's profile, whose step times, static trees and price of time are used; all actions are
             then allowed. None for the directory's own.
-        revision: branch, tag or commit on the hub.
 
     Raises:
         InputError: a file is missing, damaged or of another schema version, the download fails, or the profile is of
             another pair or lacks the verifier.
     """
-    folder = local_folder(folder, revision)
+    folder = local_folder(folder)
     check_files(folder)
     config = read_config(folder / "config.json")
     own = profile = LatencyProfile.load(folder / "latency.json")

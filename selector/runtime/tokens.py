@@ -7,6 +7,7 @@ Legend: N known keys, J keys of a root, K means (`MEANS`), R roots, F = J (K + 1
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selector.jit import jit
-from selector.plain import tensors
 from selector.schema import MEANS, MOST_COUNTED
 
 Array = NDArray[Any]
 FILE = "tokens.safetensors"  # in the artefact directory
 WEIGHT = 20.0  # of the mean of all roots, in observations
 LEAST = 2  # occurrences of a key that is kept
+DTYPES = {"F32": np.float32, "I64": np.int64}
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,13 @@ class TokenStatistics:
         path = folder / FILE
         if not path.exists():
             return cls.empty()
-        read = tensors(path.read_bytes())
+        content = path.read_bytes()  # a safetensors file: the length of its header, the header in JSON, the numbers
+        size = int.from_bytes(content[:8], "little")
+        header, body = json.loads(content[8 : 8 + size]), memoryview(content)[8 + size :]
+        read = {
+            name: np.frombuffer(body[slice(*entry["data_offsets"])], DTYPES[entry["dtype"]]).reshape(entry["shape"])
+            for name, entry in header.items()
+        }
         return cls(read["keys_N"], *(read[name].astype(np.float64) for name in ("counts_N", "sums_NK", "means_K")))
 
 

@@ -88,8 +88,9 @@ class Tuned:
             return self._by_rule(float(features[MATCH]))
         read = self._read(features)
         scalars_F = read[SCALARS_KEY].numpy()  # reading single numbers takes less time than a call of torch
-        if not mode.decides or (mode.longest and mode.is_beyond(scalars_F.item(self._length_at))):
-            return self._by_rule(scalars_F.item(self._match_at))
+        length_at, match_at, _ = self._places
+        if not mode.decides or (mode.longest and mode.is_beyond(scalars_F.item(length_at))):
+            return self._by_rule(scalars_F.item(match_at))
         early = self._first_suffices and (len(mode.feature_levels) == 1 or scalars_F.shape == self._early_shape)
         action = self._at_root[mode.feature_levels[0 if early else -1]].choose(read)
         return None if early and len(mode.feature_levels) > 1 and not without_draft(action) else action
@@ -117,7 +118,7 @@ class Tuned:
             return [choice for each in features if (choice := self.select(each)) is not None]
         (at_root, shapes, clock), read = self._jointly, [self._read(each) for each in features]
         tokens_BK = np.stack([at_root.tokens(each) for each in read])
-        context = float(np.mean([each[SCALARS_KEY][self._length_at] for each in read]))
+        context = float(np.mean([each[SCALARS_KEY][self._places[0]] for each in read]))
         chosen_B = joint_choice(tokens_BK, shapes, mode.joint, *clock.prices(context, mode.batch))
         return [at_root.actions[k] for k in chosen_B]
 
@@ -154,25 +155,16 @@ class Tuned:
         """Whether features of the schema's first level suffice."""
         return self._own.config.schema.levels[0] in self.mode.feature_levels or MATCH in self.mode.feature_levels
 
-    def _at(self, name: str) -> int:
-        return self._own.config.schema.index(name)
-
     @cached_property
-    def _length_at(self) -> int:
-        return self._at("context_length")
-
-    @cached_property
-    def _match_at(self) -> int:
-        return self._at(MATCH)
+    def _places(self) -> tuple[int, int, list[int]]:
+        """The positions of the context length, of the match, and of the sampling setting among the scalars."""
+        index = self._own.config.schema.index
+        return index("context_length"), index(MATCH), [index("temperature"), index("top_p")]
 
     @cached_property
     def _early_shape(self) -> tuple[int, ...]:
         """Of scalars that suffice, and whose check in NumPy takes less time than that of all features."""
         return (self._own.config.schema.first if self._first_suffices else -1,)
-
-    @cached_property
-    def _setting_at(self) -> list[int]:
-        return [self._at("temperature"), self._at("top_p")]
 
     def _read(self, features: Features) -> Features:
         """The features that are needed; InputError as `select`, but for numbers that are not finite."""
@@ -183,7 +175,7 @@ class Tuned:
             early = self._own.config.schema.first if self._first_suffices else None
             features = checked(features, self._own.widths, 1, early, finite=False)  # `OneRoot` checks that
             scalars_F = features[SCALARS_KEY].numpy()
-        setting = [scalars_F.item(at) for at in self._setting_at]
+        setting = [scalars_F.item(at) for at in self._places[2]]
         if setting != self._covered:
             if not self.mode.covers(setting[0], setting[1], self.mode.top_k, self.mode.min_p):
                 check_finite(features)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from selector.actions import ActionSpace
-from selector.latency import LatencyProfile, interpolated, places
+from selector.latency import LatencyProfile, interpolated_at, places
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputError, Schema, survival_column
 from selector.train.replay import lawful
 
@@ -148,7 +148,8 @@ class Timed:
     def seconds(self, feature_levels: Sequence[str] = ()) -> Tensor:
         """Predicted step times in seconds, float32 [R, A]; `feature_levels` as in `LatencyProfile.action_seconds`."""
         lengths_L, seconds_LA = self._table(feature_levels)
-        return interpolated(seconds_LA, lengths_L, self.texts.length_R)
+        length_R = self.texts.length_R
+        return interpolated_at(seconds_LA.unsqueeze(0), lengths_L, torch.zeros_like(length_R), length_R)
 
     def seconds_of(self, action_R: Tensor, feature_levels: Sequence[str] = ()) -> Tensor:
         """The time of one action at each root, float32 [R], without the times of the others."""

@@ -219,16 +219,20 @@ def ratio_of_speeds(mine: Replayed, other: Replayed, source_X: Tensor) -> Ratio:
     return jackknifed(torch.stack([mine.tokens_X, mine.seconds_X, other.tokens_X, other.seconds_X], dim=-1), source_X)
 
 
-def _of_speeds(sums_4: Tensor) -> Tensor:
-    return (sums_4[..., 0] / sums_4[..., 1]) / (sums_4[..., 2] / sums_4[..., 3])
+def speed_ratio(sums_C: Tensor) -> Tensor:
+    """Tokens per second over another's, from tokens, seconds, the other's tokens and its seconds; where there are more
+    than four columns, each further four are another setting, and the result is the mean over settings."""
+    speeds = sums_C.unflatten(-1, (-1, 2, 2))
+    speeds = speeds[..., 0] / speeds[..., 1]
+    return (speeds[..., 0] / speeds[..., 1]).mean(-1)
 
 
-def jackknifed(sums_XC: Tensor, source_X: Tensor, ratio: Callable[[Tensor], Tensor] = _of_speeds) -> Ratio:
+def jackknifed(sums_XC: Tensor, source_X: Tensor, ratio: Callable[[Tensor], Tensor] = speed_ratio) -> Ratio:
     """A ratio of sums of columns, and its standard error over sources: infinite for a single one, unless the ratio is
     exactly 1.
 
     Args:
-        ratio: of sums, over their last axis; by default `(tokens / seconds) / (tokens / seconds)` of four columns.
+        ratio: of sums, over their last axis.
     """
     _, group_X = source_X.unique(return_inverse=True)
     G, C = int(group_X.max()) + 1, sums_XC.shape[1]

@@ -84,7 +84,7 @@ def test_greedy_texts_are_those_of_generate(pair: ModelPair) -> None:
             torch.tensor([prompt]), max_new_tokens=30, do_sample=False, pad_token_id=0, eos_token_id=None
         )
         assert text.tokens == alone[0].tolist()
-        assert (text.start, text.ended, text.steps) == (len(prompt) - 1, False, [])
+        assert (text.start, text.steps) == (len(prompt) - 1, [])
 
 
 def test_the_seed_decides_and_nothing_else_moves(pair: ModelPair) -> None:
@@ -129,18 +129,17 @@ def test_a_text_ends_with_its_end_token(pair: ModelPair, monkeypatch: pytest.Mon
         new = unbounded.tokens[len(prompt) :]
         end = next((n for n, token in enumerate(new, 1) if token in ends), None)
         assert text.tokens == [*prompt, *new[:end]]
-        assert text.ended == (end is not None)
         assert text.start == len(prompt) - 1
-    assert stopped[0].ended and stopped[2].ended
+    assert stopped[0].tokens[-1] in ends and stopped[2].tokens[-1] in ends
     assert min(len(text.tokens) for text in stopped) < max(len(text.tokens) for text in stopped)
 
 
 def test_nothing_belongs_to_a_text_after_its_end(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
     """An end token in the prompt is no end."""
     monkeypatch.setattr(pair.target.generation_config, "eos_token_id", 7)
-    assert finished(pair, [1, 7, 2], [3, 4, 7, 7, 5]) == Text([1, 7, 2, 3, 4, 7], 2, True)
-    assert finished(pair, [1, 7, 2], [3, 4]) == Text([1, 7, 2, 3, 4], 2, False)
-    assert finished(pair, [1], [7]) == Text([1, 7], 0, True)
+    assert finished(pair, [1, 7, 2], [3, 4, 7, 7, 5]) == Text([1, 7, 2, 3, 4, 7], 2)
+    assert finished(pair, [1, 7, 2], [3, 4]) == Text([1, 7, 2, 3, 4], 2)
+    assert finished(pair, [1], [7]) == Text([1, 7], 0)
 
 
 def test_seeds_follow_from_every_part_and_nothing_else() -> None:
@@ -200,13 +199,13 @@ def log(path: Path, *records: object) -> Path:
 def test_a_log_of_token_ids_is_taken_as_it_is(pair: ModelPair, tmp_path: Path) -> None:
     line = {**GOOD, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "kind": "code", "source": "file.py", "id": 17}
     path = log(tmp_path / "log.jsonl", line, b"", {**GOOD, "temperature": 0})
-    first, second = read_log(path, pair, 1.3)
+    first, second = read_log(path, pair)
     shown = str(pair.tokenizer.decode([5, 6]))
     assert first.prompt == Prompt("17", shown, "code", "file.py")
     assert (first.place, first.prompt_tokens, first.completion) == (f"{path}:1", [5, 6], [7, 8, 9])
-    assert first.sampling == Sampling(0.7, 0.9, 1.3, 20, 0.05)
+    assert first.sampling == Sampling(0.7, 0.9, None, 20, 0.05)
     assert second.prompt == Prompt("line-3", shown, "text", "line-3")
-    assert (second.place, second.sampling) == (f"{path}:3", Sampling(0.0, 1.0, 1.3))
+    assert (second.place, second.sampling) == (f"{path}:3", Sampling(0.0))
 
 
 class Begins:

@@ -18,7 +18,7 @@ import yaml
 
 from pipelines.cli import main
 from pipelines.config import Config, SamplingSetting
-from pipelines.export.chains import BestLength, _Files, best_lengths, chain_verifiers, ranges_of, refusal, table_of
+from pipelines.export.chains import BestLength, _Files, best_lengths, chain_verifiers, ranges_of, refusal
 from pipelines.export.engines import ENGINES, Engine, Range, Served, samples
 from pipelines.export.rules import RULES, Rule, tuned
 from pipelines.latency.timings import profile_of, read_timings
@@ -176,8 +176,9 @@ def test_files_are_those_of_the_golden_folder(gpu: str, name: str, tmp_path: Pat
     own = profile(GPUS[gpu], tmp_path)
     setting = SamplingSetting(draft_temperature=None if engine.samples else 0.0)
     verifiers = ("traversal" if engine.blocks else "specinfer", "specinfer")
-    served, _ = table_of(engine, setting, even(), verifiers, own, ("T", "D"))
-    assert engine.write(served) == (GOLDEN / f"{name}-{gpu}.{engine.suffix}").read_text()
+    reason, _ = _Files(even(), verifiers, own, ("T", "D"), tmp_path, tmp_path).of(engine, setting)
+    (written,) = (path for path in tmp_path.glob(f"temperature-*.{engine.suffix}") if ".prediction" not in path.name)
+    assert not reason and written.read_text() == (GOLDEN / f"{name}-{gpu}.{engine.suffix}").read_text()
 
 
 @pytest.mark.parametrize(

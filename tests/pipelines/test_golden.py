@@ -18,7 +18,6 @@ from pipelines.train.golden import ROOTS, golden
 from selector.actions import choice_of
 from selector.decision import LookupRule, Mode
 from selector.export.write import write_artefact
-from selector.plain import PlainSelector
 from selector.runtime.selector import load_selector
 from selector.schema import EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, LOG, MATCH, PAIR
 from selector.train.module import SelectorModule
@@ -37,10 +36,11 @@ def exported(folder: Path, level: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("level", [LIGHT, FULL])
+@torch.no_grad()
 def test_features_and_decisions_are_those_of_other_code(tmp_path: Path, level: str) -> None:
-    """Of one pass over the whole text, and of the file without torch, which is asked with one level after the other."""
+    """Of one pass over the whole text, and of the TorchScript, which is asked with one level after the other."""
     found = exported(tmp_path / "selector", level)
-    plain = PlainSelector(tmp_path / "selector")
+    selector = load_selector(tmp_path / "selector")
     tokens, start = found["prompt"] + found["tokens"], len(found["prompt"]) - 1
     assert [setting["feature_levels"] for setting in found["settings"]] == [
         list(mode.feature_levels) for mode in modes_of(level)
@@ -62,12 +62,11 @@ def test_features_and_decisions_are_those_of_other_code(tmp_path: Path, level: s
                 assert answers == [tuple(mode.copied(match) if mode.rule else mode.action)]
                 continue
             assert len(answers) == len(mode.feature_levels) and answers[-1] is not None
-            first = np.array(root["scalars"], np.float32)[None, : len(EARLY_SCALARS)]
-            states = [np.zeros((1, width), np.float32) for width in plain.widths[1:]]
-            whole = np.array(root["scalars"], np.float32)[None]
+            scalars = torch.tensor(root["scalars"])
+            whole = {name: torch.zeros(width) for name, width in selector.widths.items()} | {"scalars": scalars}
             for name, answer in zip(mode.feature_levels, answers, strict=True):
-                asked = plain.decide(whole, states) if name == level else plain.decide(first)
-                choice = plain.actions[int(asked[0][0])]
+                view = whole if name == level else {"scalars": scalars[: len(EARLY_SCALARS)]}
+                choice = tuple(selector.actions[int(selector.module(view)[0])])
                 assert answer == choice or (answer is None and len(choice) == 3 and choice != (1, 0, 0))
     chosen = {tuple(root["answers"][-1]) for setting in found["settings"] for root in setting["roots"]}
     assert len(chosen) > 3 and [root["committed"] for root in found["settings"][0]["roots"]] == list(ROOTS)

@@ -96,15 +96,6 @@ def test_what_decodes_alike_is_decoded_once() -> None:
     assert selecting.identity == copying["specinfer", EMPTY].identity
 
 
-def test_a_method_knows_whether_it_drafts_branches() -> None:
-    chain, module = Action(1, 4, 0), opinionated()
-    chains = replace(Mode(0.0, 1.0, chain, (EARLY,)), allowed=(0, *module.space.chain_positions))
-    assert not static("static", "traversal", chain).branches and static("static", "traversal", ACTION).branches
-    assert not Method("selector", "traversal", chains, module).branches
-    for allowed in ((), (0, module.space.index(ACTION))):
-        assert Method("selector", "traversal", replace(chains, allowed=allowed), module).branches
-
-
 def test_static_trees_are_the_fastest_of_their_kind() -> None:
     """With one verifier that is always the better one by a little."""
     data, times = texts(10, seed=4), gpu_like("pair", VERIFIERS, 0.2)

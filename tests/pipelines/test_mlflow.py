@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
-import numpy as np
 import pytest
+import torch
 
 from pipelines.config import Config
 from pipelines.export.registry import MODEL, alias_of, register
 from pipelines.run import Stage
-from selector.plain import PlainSelector
 from selector.runtime.selector import load_selector
 from tests.pipelines.runs import STAGES, TEXTS, environment, evaluation_of, versions
 
@@ -117,7 +116,7 @@ except ValueError as error: print(error)
 
 
 def test_a_registered_version_loads(demo: tuple[Path, str]) -> None:
-    """In a process that knows the store alone: by MLflow, whose model needs NumPy alone, and by `load_selector`."""
+    """In a process that knows the store alone: by MLflow, whose model holds its code, and by `load_selector`."""
     variables = {**environment(), "MLFLOW_TRACKING_URI": f"sqlite:///{demo[0]}/mlruns/mlflow.db"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LOADED], env=variables, capture_output=True, text=True, check=False
@@ -126,14 +125,14 @@ def test_a_registered_version_loads(demo: tuple[Path, str]) -> None:
     found = done.stdout.splitlines()
     folder = demo[0] / "runs" / "demo" / "selector"
     roots = json.loads((folder / "golden.json").read_text())["settings"][0]["roots"][:2]
-    plain = PlainSelector(folder)
-    scalars = np.array([root["scalars"] for root in roots], np.float32)
-    for line, seen in zip(found[:2], (scalars, scalars[:, : plain.early]), strict=True):
-        chosen = [plain.actions[index] for index in plain.decide(seen)[0]]
+    selector = load_selector(folder)
+    scalars = torch.tensor([root["scalars"] for root in roots])
+    for line, seen in zip(found[:2], (scalars, scalars[:, : selector.schema.first]), strict=True):
+        chosen = [tuple(selector.actions[at]) for at in selector.scores({"scalars": seen}).argmax(-1)]
         shapes = [(0, *each, 0) if len(each) == 1 else each for each in chosen]
         rows = [shape if len(shape) == 4 else (*shape, "iid") for shape in shapes]
         assert line == str({name: [row[at] for row in rows] for at, name in enumerate(("K", "L1", "L2", "style"))})
-    assert found[2:4] == ["True", repr(load_selector(folder))] and found[4:8] == found[:4]
+    assert found[2:4] == ["True", repr(selector)] and found[4:8] == found[:4]
     assert found[8] == "True"
     assert found[9].startswith("models:/espalier-selector/9: MLflow does not give it (is MLFLOW_TRACKING_URI set?): ")
 

@@ -16,9 +16,8 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from selector.plain import PlainSelector
 from selector.runtime.selector import load_selector
-from selector.schema import LIGHT, SCALARS_KEY
+from selector.schema import LIGHT
 from selector.train.module import SelectorModule
 from tests.selector import exported, synthetic
 
@@ -41,15 +40,13 @@ def timed(call: Callable[[], object]) -> float:
 
 @torch.no_grad()
 def main(folder: Path) -> None:
-    selector, plain = load_selector(folder), PlainSelector(folder)
+    selector = load_selector(folder)
     mode = next(each for each in selector.modes if each.decides)
     tuned = selector.at(mode.temperature, mode.top_p)
     data, rows = exported.roots_of(mode, LIGHT, count=1)
     features = exported.one_by_one(exported.batch_of(data, rows, LIGHT))[0]
-    scalars_F = features[SCALARS_KEY].numpy()
     calls: dict[str, Callable[[], object]] = {
         "Tuned.select (Numba)": lambda: tuned.select(features),
-        "model.safetensors (NumPy)": lambda: plain.decide(scalars_F[None]),
         "selector.pt (TorchScript)": lambda: selector.module(features),
     }
     micros = np.array([[timed(call) for call in calls.values()] for _ in range(CALLS)])[CALLS // 10 :]

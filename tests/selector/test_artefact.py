@@ -12,7 +12,6 @@ import torch
 from selector.actions import choice_of
 from selector.decision import Mode
 from selector.export.deployed import DeployedSelector
-from selector.plain import PlainSelector
 from selector.runtime.selector import Selector, load_selector, torchscript
 from selector.schema import EARLY, EARLY_SCALARS, FULL, HIDDEN_STATES, PAIR, InputError, sha256
 from tests.selector.exported import (
@@ -132,12 +131,6 @@ def test_another_version_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         load_selector(changed(artefact, tmp_path / "selector", change))
-
-
-def test_another_format_is_refused_without_torch_too(artefact: Path, tmp_path: Path) -> None:
-    older = changed(artefact, tmp_path / "selector", lambda config: config.update(format="espalier-selector-10"))
-    with pytest.raises(ValueError, match="selector: espalier-selector-10; this program reads espalier-selector-11"):
-        PlainSelector(older)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The decision in NumPy, and what a machine needs for it and for the runtime."""
+"""What a machine needs for the runtime, where an artefact is read from, and its card."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from selector.plain import PlainSelector
-from selector.schema import FULL, HIDDEN_STATES, LIGHT, SCALARS_KEY
+from selector.schema import FULL, LIGHT
 from tests.selector.exported import (
-    KINDS,
-    SPACE,
     batch_of,
     early_of,
     export,
@@ -27,41 +24,6 @@ from tests.selector.exported import (
     modes_of,
     roots_of,
 )
-
-
-@pytest.mark.parametrize(("objective", "level"), KINDS)
-@torch.no_grad()
-def test_numpy_decides_as_torchscript(artefacts: dict[tuple[str, str], Path], objective: str, level: str) -> None:
-    """Under all settings at once, with all features and with the early ones alone."""
-    folder = artefacts[objective, level]
-    selector, plain = loaded(folder), PlainSelector(folder)
-    assert plain.actions == [tuple(action) for action in SPACE]
-    for mode in modes_of(level):
-        data, rows = roots_of(mode, level, count=2)
-        for batch in (batch_of(data, rows, level), early_of(batch_of(data, rows, level))):
-            index_B, scores_BA = selector.module(batch)
-            hidden = [batch[name].numpy() for name in HIDDEN_STATES if name in batch]
-            found_B, found_BA = plain.decide(batch[SCALARS_KEY].numpy(), hidden)
-            np.testing.assert_allclose(found_BA, scores_BA.numpy(), atol=1e-3, rtol=1e-5)
-            lost_B = scores_BA.amax(-1) - scores_BA.gather(-1, torch.from_numpy(found_B)[:, None])[:, 0]
-            assert lost_B.max() < 1e-4
-            assert (torch.from_numpy(found_B) == index_B).float().mean() > 0.95
-
-
-def test_numpy_refuses_what_it_cannot_read(artefact: Path, tmp_path: Path) -> None:
-    plain = PlainSelector(artefact)
-    with pytest.raises(ValueError, match=r"shapes \[\(7,\)\]"):
-        plain.decide(np.zeros((1, 7)))
-    with pytest.raises(ValueError, match="not finite"):
-        plain.decide(np.full((1, plain.widths[0]), np.nan))
-    with pytest.raises(ValueError, match="no selector directory"):
-        PlainSelector(tmp_path / "nowhere")
-    copy = shutil.copytree(artefact, tmp_path / "copy")
-    weights = bytearray((copy / "model.safetensors").read_bytes())
-    weights[-1] ^= 1
-    (copy / "model.safetensors").write_bytes(weights)
-    with pytest.raises(ValueError, match=r"model\.safetensors: its checksum"):
-        PlainSelector(copy)
 
 
 def closure(*names: str) -> set[str]:
@@ -92,25 +54,20 @@ def link_packages(folder: Path, names: set[str]) -> None:
                 (folder / top).symlink_to(Path(str(importlib.metadata.distribution(name).locate_file(top))).resolve())
 
 
-@pytest.mark.parametrize(("needs", "program"), [(("torch", "numpy", "numba"), "runtime"), (("numpy",), "plain")])
 @pytest.mark.parametrize("level", [LIGHT, FULL])
 def test_an_environment_with_nothing_else_will_do(
-    artefacts: dict[tuple[str, str], Path], tmp_path: Path, level: str, needs: tuple[str, ...], program: str
+    artefacts: dict[tuple[str, str], Path], tmp_path: Path, level: str
 ) -> None:
-    """The runtime needs torch, NumPy and Numba, the plain file NumPy alone; each decides as it does here."""
+    """The runtime needs torch, NumPy and Numba; it decides as it does here."""
     folder = artefacts["regressor", level]
-    link_packages(tmp_path / "site", closure(*needs))
-    here = Path(__file__).parents[2]
-    if program == "plain":  # one file, which an engine may copy
-        (tmp_path / "site" / "plain.py").symlink_to(here / "selector" / "plain.py")
-    else:
-        (tmp_path / "site" / "selector").symlink_to(here / "selector")
+    link_packages(tmp_path / "site", closure("torch", "numpy", "numba"))
+    (tmp_path / "site" / "selector").symlink_to(Path(__file__).parents[2] / "selector")
     mode = next(mode for mode in modes_of(level) if mode.feature_levels == (level,))
     data, rows = roots_of(mode, level, count=1)
     batch = batch_of(data, rows, level)
     np.savez(tmp_path / "batch.npz", **{name: values.numpy() for name, values in batch.items()})
     done = subprocess.run(
-        [sys.executable, "-S", "-c", PROGRAMS[program], str(folder), str(tmp_path / "batch.npz")],
+        [sys.executable, "-S", "-c", PROGRAM, str(folder), str(tmp_path / "batch.npz")],
         env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
         capture_output=True,
         text=True,
@@ -123,8 +80,7 @@ def test_an_environment_with_nothing_else_will_do(
     assert not re.search(r"(?i)warning", done.stderr)
 
 
-PROGRAMS = {
-    "runtime": """
+PROGRAM = """
 import sys, numpy, torch
 from selector.runtime import load_selector
 selector = load_selector(sys.argv[1])
@@ -132,17 +88,7 @@ batch = {name: torch.from_numpy(values) for name, values in numpy.load(sys.argv[
 early = {"scalars": batch["scalars"][:, : selector.schema.first]}
 for view in (batch, early):
     print(*selector.scores(view).argmax(-1).tolist())
-""",
-    "plain": """
-import sys, numpy
-from plain import PlainSelector
-selector = PlainSelector(sys.argv[1])
-batch = numpy.load(sys.argv[2])
-hidden = [batch[name] for name in selector.config["features"]["hidden_states"]]
-print(*selector.decide(batch["scalars"], hidden)[0])
-print(*selector.decide(batch["scalars"][:, : selector.early])[0])
-""",
-}
+"""
 
 
 def test_a_hub_id_is_read_from_what_is_stored_of_it(

@@ -15,7 +15,6 @@ from selector.latency import (
     LatencyProfile,
     correction_counts,
     gpu_like,
-    interpolated,
     interpolated_at,
 )
 from selector.runtime.artefact import ANY_LEVEL, decision_tables
@@ -111,7 +110,9 @@ def test_interpolated_rows_agree_with_the_profile() -> None:
     for row, length in zip(table, (10, 100), strict=True):
         times = [profile().action_seconds(action, length, "traversal", (EARLY, LIGHT)) for action in ACTIONS]
         assert row.tolist() == pytest.approx(times)
-    rows = interpolated(table, lengths, torch.tensor([10, 55, 100, 300, 1]))
+    rows = interpolated_at(
+        table.unsqueeze(0), lengths, torch.zeros(5, dtype=torch.int64), torch.tensor([10, 55, 100, 300, 1])
+    )
     assert torch.allclose(rows[0], table[0]) and torch.allclose(rows[2], table[1])
     assert torch.allclose(rows[1], (table[0] + table[1]) / 2)
     assert torch.equal(rows[3], rows[2]) and torch.equal(rows[4], rows[0])  # constant beyond

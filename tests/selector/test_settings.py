@@ -7,16 +7,14 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from selector.actions import EMPTY
 from selector.decision import NEVER, Mode
-from selector.plain import PlainSelector
 from selector.runtime.selector import load_selector
 from selector.runtime.tuned import Tuned
-from selector.schema import FULL, HIDDEN_STATES, LIGHT, MATCH, PAIR, SCALARS_KEY, InputError
+from selector.schema import FULL, LIGHT, MATCH, PAIR, SCALARS_KEY, InputError
 from tests.selector.exported import (
     COPIES,
     IN_TURN,
@@ -94,15 +92,14 @@ def test_the_nearest_of_the_modes_that_cover_a_setting_decides(artefact: Path) -
 
 @torch.no_grad()
 def test_features_far_from_every_setting_give_the_static_tree_in_every_form(artefact: Path) -> None:
-    """TorchScript, `select` and NumPy; within the distance the mode decides."""
-    selector, plain = load_selector(artefact), PlainSelector(artefact)
+    """TorchScript and `select`; within the distance the mode decides."""
+    selector = load_selector(artefact)
     for mode in (SOME, COPIES, NUCLEUS):
         data, rows = roots_of(mode, LIGHT)
         batch = batch_of(data, rows, LIGHT)
         for further, far in ((0.05, False), (5.0, True)):
             batch[SCALARS_KEY][:, PAIR.index("temperature")] = mode.temperature + further
             found, scores = selector.module(batch)
-            assert found.tolist() == plain.decide(batch[SCALARS_KEY].numpy())[0].tolist()
             static = {SPACE.index(each.action) for each in selector.modes}
             assert (len(found.unique()) == 1 and set(found.tolist()) <= static) == far
             if far:
@@ -187,10 +184,10 @@ def test_other_weights_under_the_same_names_are_named(artefact: Path) -> None:
 def test_no_form_gives_its_network_an_input_beyond_its_range_in_training(
     artefacts: dict[tuple[str, str], Path], level: str
 ) -> None:
-    """TorchScript, from which the package for C++ is made, NumPy, and the fast path: features far outside the range,
-    which the artefact states, give what the nearest features inside give."""
+    """TorchScript and the fast path: features far outside the range, which the artefact states, give what the nearest
+    features inside give."""
     folder = artefacts["regressor", level]
-    selector, plain = loaded(folder), PlainSelector(folder)
+    selector = loaded(folder)
     stated = json.loads((folder / "config.json").read_text())["features"]["scalars"]
     low_F, high_F = (torch.tensor([scalar[side] for scalar in stated]) for side in ("lowest", "highest"))
     own_F = torch.tensor(
@@ -208,8 +205,6 @@ def test_no_form_gives_its_network_an_input_beyond_its_range_in_training(
             (_, far_BA), (_, near_BA), (_, own_BA) = (selector.module(view(each)) for each in (beyond, edge, inside))
             torch.testing.assert_close(far_BA, near_BA, atol=1e-3, rtol=1e-5)
             assert not torch.allclose(near_BA, own_BA, atol=1e-2)
-            hidden = [view(beyond)[name].numpy() for name in HIDDEN_STATES if name in view(beyond)]
-            np.testing.assert_allclose(plain.decide(view(beyond)[SCALARS_KEY].numpy(), hidden)[1], near_BA, atol=1e-3)
         tuned = selector.at(*mode.setting)
         if level == mode.feature_levels[-1]:
             asked = zip(one_by_one(beyond), one_by_one(edge), strict=True)

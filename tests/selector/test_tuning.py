@@ -11,7 +11,7 @@ from torch import Tensor
 
 from selector.actions import EMPTY, Action, ActionSpace, Lookup, without_draft
 from selector.decision import RHOS, LookupRule, Mode, choices
-from selector.latency import Table, interpolated
+from selector.latency import Table, interpolated_at
 from selector.schema import EARLY, FULL, LIGHT, MATCH, PAIR
 from selector.train.data import Timed
 from selector.train.replay import Lateness, Ratio, Replayed, replay
@@ -374,7 +374,9 @@ def test_where_nothing_repeats_the_tuned_rule_copies_nothing() -> None:
 
 def test_times_are_those_of_the_machine_at_every_root(data: Timed) -> None:
     lengths_L, seconds_LA = profile().table(SPACE.actions, "traversal", (LIGHT,))
-    assert torch.allclose(data.seconds((LIGHT,)), interpolated(seconds_LA, lengths_L, data.texts.length_R))
+    length_R = data.texts.length_R
+    expected_RA = interpolated_at(seconds_LA.unsqueeze(0), lengths_L, torch.zeros_like(length_R), length_R)
+    assert torch.allclose(data.seconds((LIGHT,)), expected_RA)
     assert not torch.allclose(data.seconds((LIGHT,))[0], data.seconds((LIGHT,))[-1], rtol=0.1)
     far = int(data.texts.length_R.argmax())  # the last length that was measured, or beyond
     assert data.texts.length_R[far] >= 100

@@ -1,0 +1,36 @@
+"""All of the code of a registered model, which MLflow stores with it: tables ask the artefact's TorchScript."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class Registered:
+    """An artefact directory in the form that MLflow calls."""
+
+    def __init__(self, folder: str) -> None:
+        self.config = json.loads((Path(folder) / "config.json").read_text())
+        self.module = torch.jit.load(str(Path(folder) / "selector.pt"), map_location="cpu")
+
+    @torch.inference_mode()
+    def predict(self, frame: Any, params: Any = None) -> Any:
+        """A DataFrame with the columns `K`, `L1`, `L2`, which are (0, length, 0) for a lookup, and `style`; from one
+        with a column for each scalar and each hidden state, or for the early scalars alone. `params` are not used."""
+        features = self.config["features"]
+        names = [scalar["name"] for scalar in features["scalars"]]
+        names = names if set(names) <= set(frame.columns) else names[: features["early"]]
+        given = {name: np.stack(list(frame[name])) for name in features["hidden_states"] if name in frame}
+        given["scalars"] = frame[names].to_numpy()
+        index_B, _ = self.module({name: torch.from_numpy(values.astype(np.float32)) for name, values in given.items()})
+        chosen = [self.config["actions"][index] for index in index_B.tolist()]
+        shapes = [(0, *action, 0) if len(action) == 1 else action for action in chosen]
+        rows = [shape if len(shape) == 4 else (*shape, "iid") for shape in shapes]
+        return type(frame)(rows, columns=["K", "L1", "L2", "style"])
+
+
+_load_pyfunc = Registered  # what MLflow calls to load the model
