@@ -24,9 +24,11 @@ SMALL_PAIR = [
     "pair.device=cpu",  # also where there is a GPU, whose sums differ from run to run
 ]
 TEXTS, TOKENS = 40, 24
+UNTEMPLATED = ("prompts.chat=false", "prompts.longer=start")  # texts without a chat template
 SMALL = [
     *SMALL_PAIR,
-    *("prompts.tokens=12", "prompts.chat=false", "prompts.longer=start"),
+    *UNTEMPLATED,
+    "prompts.tokens=12",
     "prompts.validation=0.2",
     "verifiers=[specinfer,traversal,lifted_uniform]",
     "sampling=[{temperature: 0.0}, {temperature: 1.0}]",

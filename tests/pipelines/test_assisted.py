@@ -23,6 +23,7 @@ from pipelines.evaluate.assisted import (
 )
 from pipelines.evaluate.stage import tuned_assistants
 from pipelines.run import Journal
+from tests.pipelines.runs import UNTEMPLATED
 
 PROMPT = [5, 17, 203, 44, 91]
 
@@ -71,7 +72,7 @@ def test_an_interruption_costs_no_tuning(pair: ModelPair, tmp_path: Path, monkey
     file, journal = tmp_path / "prompts.jsonl", tmp_path / "tuned.jsonl"
     file.write_text("".join(json.dumps({"text": f"the quick brown fox {n}"}) + "\n" for n in range(8)))
     demo = Path(__file__).parents[2] / "configs" / "demo.yaml"
-    config = load_config(demo, [f"prompts.file={file}", "data.tokens=4", "sampling=[{temperature: 0.5}]"])
+    config = load_config(demo, [*UNTEMPLATED, f"prompts.file={file}", "data.tokens=4", "sampling=[{temperature: 0.5}]"])
     found = tuned_assistants(config, pair, Journal(journal, {}))
     assert [each.name for each in found[0.5, 1.0]] == [ASSISTED, ASSISTED_TUNED, PROMPT_LOOKUP]
     monkeypatch.setattr("pipelines.evaluate.stage.best_of", None)

@@ -11,9 +11,9 @@ from data_gen.texts.prompts import Prompt
 from pipelines.config import load_config
 from pipelines.evaluate.losslessness import greedy_check
 from tests.data_gen.families import RIGHT, model_of
-from tests.pipelines.runs import ROOT
+from tests.pipelines.runs import ROOT, UNTEMPLATED
 
-CONFIG = load_config(ROOT / "configs" / "demo.yaml", ["prompts.tokens=12", "data.tokens=12"])
+CONFIG = load_config(ROOT / "configs" / "demo.yaml", [*UNTEMPLATED, "prompts.tokens=12", "data.tokens=12"])
 PROMPTS = [Prompt(str(n), text, "prose", "a") for n, text in enumerate(("the quick brown fox", "over the lazy dog"))]
 
 

@@ -17,7 +17,7 @@ from pipelines.config import load_config
 from pipelines.data.shards import shards
 from pipelines.pair.loading import encode, prompts_of
 from selector.train.data import SPLITS
-from tests.pipelines.runs import ROOT
+from tests.pipelines.runs import ROOT, UNTEMPLATED
 from tests.pipelines.test_refusals import failure
 
 DEMO = ROOT / "configs" / "demo.yaml"
@@ -37,7 +37,7 @@ def write(path: Path, lines: Lines) -> str:
 
 def options(pair_folders: tuple[str, str], *more: str) -> list[str]:
     target, draft = pair_folders
-    sizes = ["prompts.tokens=16", "data.tokens=8", "data.texts=24"]
+    sizes = [*UNTEMPLATED, "prompts.tokens=16", "data.tokens=8", "data.texts=24"]
     return [f"pair.target={target}", f"pair.draft={draft}", *sizes, "name=equal", *more]
 
 

@@ -16,9 +16,10 @@ from pipelines.config import load_config
 from pipelines.evaluate.assisted import Assistant
 from pipelines.evaluate.losslessness import greedy_check, tie
 from pipelines.pair.loading import encode
+from tests.pipelines.runs import UNTEMPLATED
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
-CONFIG = load_config(DEMO, ["prompts.tokens=12", "data.tokens=10"])
+CONFIG = load_config(DEMO, [*UNTEMPLATED, "prompts.tokens=12", "data.tokens=10"])
 PROMPTS = [Prompt(str(n), text, "prose", "a") for n, text in enumerate(("the quick brown fox", "over the lazy dog"))]
 POISON = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "suppress_tokens": list(range(40, 90)), "min_p": 0.9}
 

@@ -39,6 +39,7 @@ from selector.runtime.tuned import Tuned
 from selector.schema import EARLY, LIGHT, MATCH
 from selector.train.data import Texts, Timed
 from selector.train.tuning import StaticTable, best_static
+from tests.pipelines.runs import UNTEMPLATED
 from tests.selector.synthetic import opinionated, texts
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
@@ -46,7 +47,9 @@ SPACE = ActionSpace.of_pairs()
 VERIFIERS = ("specinfer", "traversal")
 SAMPLING, ACTION = Sampling(0.8), Action(2, 1, 3)
 TOKENS, TEXTS = 20, 80
-CONFIG = load_config(DEMO, [f"verifiers=[{','.join(VERIFIERS)}]", "train.verifier=traversal", f"data.tokens={TOKENS}"])
+CONFIG = load_config(
+    DEMO, [*UNTEMPLATED, f"verifiers=[{','.join(VERIFIERS)}]", "train.verifier=traversal", f"data.tokens={TOKENS}"]
+)
 PROFILE = gpu_like("pair", VERIFIERS, 0.2)
 
 
