@@ -141,7 +141,7 @@ def _load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     told = {key: reader.fields[key].contents() for key in reader.fields if key.endswith((".pre", ".scaling.type"))}
     place: dict[str, Any] = {"pretrained_model_name_or_path": path.parent, "gguf_file": str(path.absolute())}
     with _silent():  # of a mere name, transformers would take the file in the current folder
-        model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+        model: Any = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(**place)
     stored, taken = sum(int(each.n_elements) for each in reader.tensors), model.num_parameters()
     if stored != taken:  # transformers drops tensors that it has no place for, and draws those that it misses
