@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from data_gen.texts.prompt_sets import read_set
-from tests.pipelines.runs import SMALL, espalier
+from tests.pipelines.runs import SMALL, UNTEMPLATED, espalier
 
 V, CONTEXT, WINDOW = 1024, 640, 64
 SHAPE = {
@@ -112,7 +112,7 @@ def run(family: str, folder: Path, files: dict[str, Path], *overrides: str) -> s
         "sampling": [{"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.8, "top_k": 20}],
     }
     (folder / "chat.yaml").write_text(yaml.safe_dump(config))
-    small = [each for each in SMALL if not each.startswith(("pair.", "sampling="))]
+    small = [each for each in SMALL if each not in UNTEMPLATED and not each.startswith(("pair.", "sampling="))]
     return espalier(folder, "demo", *small, *overrides, config=str(folder / "chat.yaml"))
 
 
