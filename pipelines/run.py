@@ -27,7 +27,8 @@ from selector.files import atomically, json_text, unwritable
 from selector.schema import InputError, sha256
 
 T = TypeVar("T")
-MADE_BY = {"prompts": "pair", "engine-latency": "latency", "distil-texts": "distil"}  # stages of the records that are not named after one
+# stages of the records that are not named after one
+MADE_BY = {"prompts": "pair", "engine-latency": "latency", "distil-texts": "distil"}
 PACKAGES = ("torch", "transformers", "pytorch-lightning", "torchmetrics", "datasets", "pyarrow", "mlflow")
 
 console = Console(highlight=False)  # where the output is no terminal, 80 columns wide
