@@ -145,6 +145,8 @@ def kept_checksums(kept: Path | None) -> Iterator[dict[str, str]]:
         with suppress(OSError, ValueError, RecursionError):
             known = {str(key): str(value) for key, value in dict(json.loads(kept.read_text())).items()}
     before = dict(known)
+    for key in [key for key, value in known.items() if value != _entry(key, value.partition(" ")[0])]:
+        del known[key]  # damaged
     yield known
     if kept is not None and known != before:
         with suppress(InputError), atomically(kept) as partial:  # an unwritable folder only costs time
@@ -152,11 +154,11 @@ def kept_checksums(kept: Path | None) -> Iterator[dict[str, str]]:
 
 
 def checksum(path: Path, known: dict[str, str]) -> str:
-    """The SHA-256 of a file, from the `known` ones if its entry is there and not damaged; else the entry is added."""
+    """The SHA-256 of a file, from the `known` ones if its entry is there; else the entry is added."""
     stat = path.stat()
     key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
     found = known.get(key, "").partition(" ")[0]
-    if not found or known[key] != _entry(key, found):
+    if not found:
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         known[key] = _entry(key, found)

@@ -120,7 +120,9 @@ def against_labels(survivals_NS: Tensor, action_N: Tensor, tokens_N: Tensor, spa
     law_NJ = outcomes(survivals_NS, action_N, space)
     n_J = torch.arange(1, law_NJ.shape[-1] + 1, dtype=torch.float64)
     mean_N = law_NJ @ n_J
-    variance_N = (law_NJ @ n_J**2 - mean_N**2).clamp(min=0) + ROUNDING
+    most_N = torch.tensor([space.trees[action].L1 + space.trees[action].L2 + 1 for action in action_N.tolist()])
+    impossible_N = mean_N - mean_N.clamp(min=torch.ones_like(mean_N), max=most_N.double())  # few siblings' noise
+    variance_N = (law_NJ @ n_J**2 - mean_N**2).clamp(min=0) + impossible_N**2 + ROUNDING
     return torch.stack([tokens_N.double(), mean_N, variance_N], dim=-1)
 
 
@@ -129,7 +131,8 @@ def z_of(steps_N3: Tensor) -> float:
 
     Whatever came before, a step's tokens have the law that the labels of its root give, so the sum is a martingale and
     its variance is the sum of the variances: with dozens of steps `z` is nearly normal, and |z| > 3 happens by chance
-    once in 370 cases. The labels' own variance for branching trees is left out.
+    once in 370 cases. The labels' own variance for branching trees is left out, except where a mean is beyond what
+    its tree can yield.
     """
     tokens, mean, variance = steps_N3.sum(0).tolist()
     return (tokens - mean) / variance**0.5

@@ -81,7 +81,7 @@ def test_the_data_stage_goes_on_and_ends_with_the_same_bytes(demo: tuple[Path, s
 def test_a_training_that_is_stopped_leaves_the_earlier_one(copy: Path, signum: int) -> None:
     earlier = copy / "runs" / "demo" / "training"
     before = {path: path.read_bytes() for path in earlier.rglob("*") if path.is_file()}
-    batch = "pipelines.train.fitting._StopBetweenBatches.on_train_batch_start"
+    batch = "pipelines.train.fitting.StopBetweenBatches.on_train_batch_start"
     stopped(copy, signum, "train", *SMALL, "train.epochs=3", at=batch, call=4)
     assert before == {path: path.read_bytes() for path in earlier.rglob("*") if path.is_file()}
     assert "train: reusing" in espalier(copy, "train", *SMALL)

@@ -26,7 +26,7 @@ from selector.actions import EMPTY, Action
 from selector.latency import gpu_like
 from selector.schema import InputError
 from tests.copying import copying_model
-from tests.pipelines.runs import ROOT, SMALL, SMALL_PAIR, espalier, outcome
+from tests.pipelines.runs import ROOT, SMALL, SMALL_PAIR, UNTEMPLATED, espalier, outcome
 from tests.selector.synthetic import texts
 from tests.tiny import TEXT, train_tokenizer
 
@@ -95,7 +95,7 @@ def test_what_cannot_end_in_time_is_refused_and_says_how_long_it_takes(
     lines = [json.dumps({"text": TEXT[n : n + 200], "source": n}) for n in range(24)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
     given = [f"pair.{role}={name}" for role, name in zip(("target", "draft"), pair_folders, strict=True)]
-    more = ["prompts.file=prompts.jsonl", "prompts.tokens=40", "data.tokens=12", "quick.minutes=0.301"]
+    more = [*UNTEMPLATED, "prompts.file=prompts.jsonl", "prompts.tokens=40", "data.tokens=12", "quick.minutes=0.301"]
     code, said = outcome(tmp_path, "quick", *given, *more)
     assert code == 2 and "even the least takes longer than quick.minutes=0.301: set quick.minutes=" in said
 
@@ -105,7 +105,7 @@ def test_sampling_settings_for_which_time_is_up_are_left_out(
 ) -> None:
     """The first setting's few texts take all of the time; they are enough for its answer."""
     prompts = [Prompt(str(n), TEXT[n : n + 200], "text", str(n)) for n in range(24)]
-    more = ["prompts.tokens=40", "data.tokens=12", "sampling=[{temperature: 1.0}, {temperature: 0.5}]"]
+    more = [*UNTEMPLATED, "prompts.tokens=40", "data.tokens=12", "sampling=[{temperature: 1.0}, {temperature: 0.5}]"]
     given = [f"pair.{role}={name}" for role, name in zip(("target", "draft"), pair_folders, strict=True)]
     config, pair = load_config(RESULTS, [*given, *more]), ModelPair.load(*pair_folders, device="cpu")
     lengths, prices = [40] * 24, Prices(1e-3, 1e-3, 1e-4, 1e-4, 1e-3)
