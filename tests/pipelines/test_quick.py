@@ -33,6 +33,7 @@ from tests.tiny import TEXT, train_tokenizer
 RESULTS = ROOT / "configs" / "results.yaml"
 VERIFIERS = ("naive", "block", "traversal")
 LARGE = [
+    *(*UNTEMPLATED, "prompts.tokens=256"),
     *("pair.target=some/large", "pair.draft=some/small", "data.tokens=256"),
     "sampling=[{temperature: 0.0}, {temperature: 0.6}, {temperature: 1.0}]",
 ]
