@@ -31,7 +31,7 @@ from selector.train.tuning import StaticTable, replay_mode
 
 PLAIN, SELECTOR, STATIC = "plain decoding", "selector", "static tree"
 AT_ROOT = f"{STATIC}, traversal at the root"
-BRANCHING = f"{STATIC} with branches"
+CHAIN, BRANCHING = "static chain", f"{STATIC} with branches"
 BEST_STATIC, COPYING = f"best {STATIC}", "lookup rule"
 
 
@@ -131,7 +131,7 @@ class Method:
 
 def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfile) -> list[Method]:
     """Plain decoding, and the fastest static trees: with each verifier, with Traversal on chains and trees without a
-    trunk, on trees with branches, and over all of these.
+    trunk, on chains, on trees with branches, and over all of these.
 
     Args:
         texts: training texts of one sampling setting.
@@ -152,6 +152,7 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
     if "traversal" in tables:
         allowed_A = torch.tensor([action.style == IID and (action.L1 == 0 or action.K == 1) for action in trees_A])
         trees[AT_ROOT] = "traversal", trees_A[tables["traversal"].best(allowed_A=allowed_A)]
+    trees[CHAIN] = best(torch.tensor([action.K == 1 and action != EMPTY for action in trees_A]))
     if trees_A[-1].K > 1:  # the trees ascend
         trees[BRANCHING] = best(torch.tensor([action.K > 1 for action in trees_A]))
     trees[BEST_STATIC] = overall

@@ -59,7 +59,7 @@ from selector.train.data import Setting, Texts
 from selector.train.module import SelectorModule
 
 T = TypeVar("T")
-FORMAT = 12  # of `evaluation.json`
+FORMAT = 13  # of `evaluation.json`
 PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption
 TUNED = "evaluation.tuned.jsonl"  # transformers' own methods that were tuned before an interruption
 GREEDY_PROMPTS = 40
@@ -68,7 +68,7 @@ TUNING_PROMPTS = 16  # training prompts on which transformers' own methods are t
 
 
 def _most_methods(config: Config) -> int:
-    return len(config.verifiers) + 5 + ("traversal" in config.verifiers) + 3 * config.evaluate.assisted
+    return len(config.verifiers) + 6 + ("traversal" in config.verifiers) + 3 * config.evaluate.assisted
 
 
 def plan(config: Config) -> list[str]:

@@ -21,6 +21,7 @@ from pipelines.evaluate.methods import (
     AT_ROOT,
     BEST_STATIC,
     BRANCHING,
+    CHAIN,
     PLAIN,
     Decoding,
     Method,
@@ -119,7 +120,8 @@ def test_static_trees_are_the_fastest_of_their_kind() -> None:
 
     branching = max(float(speed_A[a]) for a, action in enumerate(SPACE.trees) if action.K > 1)
     root = max(float(speed_A[a]) for a, action in enumerate(SPACE.trees) if action.L1 == 0 or action.K == 1)
-    assert (fastest(BRANCHING), fastest(AT_ROOT)) == (branching, root)
+    chain = max(float(speed_A[a]) for a, action in enumerate(SPACE.trees) if action.K == 1 and action != EMPTY)
+    assert (fastest(BRANCHING), fastest(AT_ROOT), fastest(CHAIN)) == (branching, root, chain)
 
 
 @pytest.fixture(scope="module")

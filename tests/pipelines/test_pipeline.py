@@ -108,7 +108,7 @@ def test_every_method_has_an_entry_for_each_setting(demo: tuple[Path, str]) -> N
             assert entry["block_efficiency"] == 1
         assert entry["replay_ratio"] is not None and sum(entry["shares"].values()) == pytest.approx(1)
     expected = {"plain decoding", "selector", "best static tree", "lookup rule"}
-    expected |= {"static tree, traversal at the root", "static tree with branches"}
+    expected |= {"static chain", "static tree, traversal at the root", "static tree with branches"}
     for temperature in (0.0, 1.0):
         names = {entry["method"] for entry in evaluation["methods"] if entry["temperature"] == temperature}
         assert expected <= names
