@@ -55,7 +55,7 @@ FORMAT = 9  # of `latency.json`; a profile of another format is measured anew
 REAL_STEPS = 8  # timed steps of each text and tree
 UNSTEADY = 0.1  # mean distance of predicted step times from measured ones, as a share, that is warned of
 PLAIN_ROUNDS = 24  # of each text, for plain decoding in a run of its own
-LATE_ROUNDS = 5  # of all texts for each of `latency.repeats`, for drafts after plain steps
+LATE_ROUNDS = 3  # of all texts for each of `latency.repeats`, for drafts after plain steps
 _PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
 
 
