@@ -234,9 +234,9 @@ def real_steps(
     tick: Callable[[], object] = lambda: None,
     until: float = math.inf,
 ) -> dict[tuple[str, Choice], list[Step]]:
-    """Steps of the pair's kind of decoder, by verifier and action (`cases`): up to `count` of each text, after its slow first
-    steps and within `tokens` new tokens. Steps of a lookup without a match and keys without steps are left out. After
-    the moment `until` of `now` every decoding makes its first such step, and no more.
+    """Steps of the pair's kind of decoder, by verifier and action (`cases`): up to `count` of each text, after its slow
+    first steps and within `tokens` new tokens. Steps of a lookup without a match and keys without steps are left out.
+    After the moment `until` of `now` every decoding makes its first such step, and no more.
 
     Decodings of a prompt take turns step by step, in a random order, so that a slow moment of the machine and the
     processor's caches affect all of them alike. `tick` is called `rounds` times.
