@@ -1,27 +1,39 @@
 """From decoded prompts and replayed texts to the figures of an evaluation.
 
-Decoded ratios are ratios of sums, and paired ones (each prompt and round by itself), with 95% intervals
-(`pipelines.statistics`). Replayed ratios have one standard error, by the jackknife. All are over sources. Tokens count
-up to the limit, whoever decodes them.
+Decoded ratios are paired: each prompt and round by itself (`pipelines.statistics`). Replayed ratios have one standard
+error, by the jackknife. All are over sources. Tokens count up to the limit, whoever decodes them.
 
-Legend: G sources, X prompts, R rounds.
+Legend: X prompts, R rounds.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pipelines.config import Config
 from pipelines.evaluate.assisted import ASSISTED, ASSISTED_TUNED, PROMPT_LOOKUP
-from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, PLAIN, SELECTOR, STATIC
+from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, PLAIN, SELECTOR
 from pipelines.evaluate.origins import shares
-from pipelines.evaluate.replays import WALL, Rows
+from pipelines.evaluate.table import (
+    ALL,
+    EFFICIENCY,
+    ON,
+    SHARE,
+    TOKENS_PER_SECOND,
+    Figure,
+    Table,
+    decoded,
+    replayed,
+    setting_name,
+)
 from pipelines.statistics import paired, speed, with_interval
-from selector.train.data import Setting
+
+Rows = list[dict[str, Any]]  # of the journal
 
 # by figure of the summary: the method that the selector's speed is compared with
 FIGURES = {
@@ -35,156 +47,122 @@ FIGURES = {
 }
 
 
-def evaluation(config: Config, rows: Rows, replayed: Rows, choices: list[Rows]) -> dict[str, Any]:
-    """`summary`, with the selector's speed over the rivals' by sampling setting, and the means over settings;
-    `methods` with one entry per method and setting; and `replayed` as given.
+def figures(rows: Rows) -> Iterator[Figure]:
+    """The decoded figures of all methods, settings and kinds of prompts."""
+    for setting in dict.fromkeys(row["setting"] for row in rows):
+        here = [row for row in rows if row["setting"] == setting]
+        kinds = sorted({row["kind"] for row in here})
+        for kind in (ALL, *kinds) if len(kinds) > 1 else (ALL,):
+            methods: dict[str, Rows] = {}
+            for row in here:
+                if kind in (ALL, row["kind"]):
+                    methods.setdefault(row["method"], []).append(row)
+            yield from _of_kind(setting, kind, methods)
 
-    Args:
-        rows: of the journal.
-        replayed: as the function of this name returns it.
-        choices: as `replays.choices` returns them, for each setting.
-    """
-    sources = sorted({row["source"] for row in rows})
-    entries: Rows = []
-    by_setting: Rows = []
-    compared: dict[str, list[Tensor]] = {}
-    for setting, chosen in zip(config.sampling, choices, strict=True):
-        key = (setting.temperature, setting.top_p)
-        decoded = _by_method(rows, key)
-        place = WALL, *key
-        on_wall = {row["method"]: row for row in replayed if (row["clock"], row["temperature"], row["top_p"]) == place}
-        sums = {name: sums_by_source(own, sources) for name, own in decoded.items()}
-        for name in sorted(decoded, key=lambda name: (name == SELECTOR, name != PLAIN, name)):
-            entries.append(_entry(name, decoded, sums[name], on_wall.get(name)))
-        both = {name: torch.cat([sums[SELECTOR], other], dim=-1) for name, other in sums.items()}
-        for figure in (figure for figure, rival in FIGURES.items() if rival in sums):
-            compared.setdefault(figure, []).append(both[FIGURES[figure]])
-        gains = _gains(key, decoded, both[BEST_STATIC], on_wall[SELECTOR])
-        by_setting.append(gains | {"choices": [*chosen, *_faster(chosen, on_wall)]})
+
+def _of_kind(setting: str, kind: str, methods: dict[str, Rows]) -> Iterator[Figure]:
+    for method, own in methods.items():
+        at = setting, method, kind
+        rounds_XR2 = torch.tensor([row["rounds"] for row in own], dtype=torch.float64)
+        yield Figure(*at, TOKENS_PER_SECOND, *_bounded(with_interval(rounds_XR2.sum(1), _sources(own), speed)))
+        yield Figure(*at, EFFICIENCY, total(own, "tokens") / total(own, "steps"))
+        for origin, share in (shares(own) or {}).items():
+            yield Figure(*at, f"{SHARE} {origin}", share)
+        for rival in methods if method == SELECTOR else (PLAIN, BEST_STATIC):
+            if rival != method:
+                yield Figure(*at, decoded(rival), *over(own, methods[rival]))
+
+
+def over(mine: Rows, other: Rows) -> tuple[float, float | None, float | None]:
+    """The paired speed of one method over another on the prompts of its rows, and its 95% interval."""
+    theirs = {row["prompt"]: row["rounds"] for row in other}
+    both_X2R2 = torch.tensor([[row["rounds"], theirs[row["prompt"]]] for row in mine], dtype=torch.float64)
+    mine_XR, other_XR = (both_X2R2[..., 0] / both_X2R2[..., 1]).unbind(1)
+    return _bounded(paired((mine_XR / other_XR).log(), _sources(mine)))
+
+
+def _sources(rows: Rows) -> torch.Tensor:
+    names = sorted({row["source"] for row in rows})
+    return torch.tensor([names.index(row["source"]) for row in rows])
+
+
+def _bounded(figure: tuple[float, list[float]]) -> tuple[float, float | None, float | None]:
+    value, (low, high) = figure
+    return (value, low, high) if math.isfinite(high) else (value, None, None)
+
+
+def summary(config: Config, table: Table, rows: Rows) -> dict[str, Any]:
+    """The selector's speed over its rivals', as means over sampling settings and for each; and its decisions' share of
+    the time."""
+    settings = [setting_name(each.temperature, each.top_p) for each in config.sampling]
+    found: dict[str, Any] = {}
+    for name, rival in FIGURES.items():
+        ratios = [table.get(setting, SELECTOR, decoded(rival)) for setting in settings]
+        if known := [ratio.value for ratio in ratios if ratio]:
+            found[name] = sum(known) / len(known)
+    if on_gpu := [
+        each.value
+        for each in table.figures
+        if each.method == SELECTOR and each.measure.startswith(ON) and each.measure.endswith(f" over {AT_ROOT}")
+    ]:
+        found["ratio_vs_static_traversal_gpu_like"] = sum(on_gpu) / len(on_gpu)
     mine = [row for row in rows if row["method"] == SELECTOR]
-    shared = {figure: torch.cat(parts, dim=-1) for figure, parts in compared.items()}
-    time_share = _total(mine, "select_seconds") / sum(sum(row["seconds_of_steps"]) for row in mine)
-    return {
-        "summary": _figures(shared) | {"selector_time_share": time_share, "by_setting": by_setting},
-        "methods": entries,
-        "replayed": replayed,
-    }
-
-
-def _by_method(rows: Rows, key: Setting) -> dict[str, Rows]:
-    """The rows of one sampling setting."""
-    found: dict[str, Rows] = {}
-    for row in rows:
-        if (row["temperature"], row["top_p"]) == key:
-            found.setdefault(row["method"], []).append(row)
+    found["selector_time_share"] = total(mine, "select_seconds") / sum(sum(row["seconds_of_steps"]) for row in mine)
+    found["by_setting"] = [
+        {
+            "temperature": each.temperature,
+            "top_p": each.top_p,
+            **_gain(table, name),
+            "equal_texts": _equal_texts(rows, name) if each.temperature == 0 else None,
+        }
+        for name, each in zip(settings, config.sampling, strict=True)
+    ]
     return found
 
 
-def sums_by_source(rows: Rows, sources: list[str]) -> Tensor:
-    """Tokens and seconds of some prompts, over all rounds, float64 [G, 2]."""
-    place_X = torch.tensor([sources.index(row["source"]) for row in rows])
-    values_X2 = torch.tensor([row["rounds"] for row in rows], dtype=torch.float64).sum(1)
-    return torch.zeros(len(sources), 2, dtype=torch.float64).index_add_(0, place_X, values_X2)
+def _gain(table: Table, setting: str) -> dict[str, Any]:
+    """The selector's speed over the best static tree, decoded and replayed."""
+    wall, replay = (table.of(setting, SELECTOR, over_it(BEST_STATIC)) for over_it in (decoded, replayed))
+    return {
+        "wall_ratio": wall.value,
+        "wall_interval_95": [wall.low, wall.high],
+        "replay_ratio": replay.value,
+        "replay_error": None if replay.high is None else replay.high - replay.value,
+        "over_plain": table.of(setting, SELECTOR, decoded(PLAIN)).value,
+    }
 
 
-def over(mine: Rows, other: Rows) -> dict[str, Any]:
-    """The paired speed of one method over another on the prompts of its rows: `value` and `interval_95`."""
-    theirs, names = {row["prompt"]: row["rounds"] for row in other}, sorted({row["source"] for row in mine})
-    both_X2R2 = torch.tensor([[row["rounds"], theirs[row["prompt"]]] for row in mine], dtype=torch.float64)
-    mine_XR, other_XR = (both_X2R2[..., 0] / both_X2R2[..., 1]).unbind(1)
-    logs_XR = (mine_XR / other_XR).log()
-    value, bounds = paired(logs_XR, torch.tensor([names.index(row["source"]) for row in mine]))
-    return {"value": value, "interval_95": bounds}
-
-
-def _equal_texts(decoded: dict[str, Rows]) -> list[int]:
+def _equal_texts(rows: Rows, setting: str) -> list[int]:
     """The number of prompts that all methods continued alike, and of all prompts."""
     texts: dict[str, set[tuple[int, ...]]] = {}
-    for row in (row for rows in decoded.values() for row in rows):
-        texts.setdefault(row["prompt"], set()).add(tuple(row["text"]))
+    for row in rows:
+        if row["setting"] == setting:
+            texts.setdefault(row["prompt"], set()).add(tuple(row["text"]))
     return [sum(len(found) == 1 for found in texts.values()), len(texts)]
 
 
-def _by_kind(decoded: dict[str, Rows]) -> Rows:
-    """For every kind of prompts the selector's paired speed over plain decoding and over the rule, and its tokens'
-    shares."""
-    found = []
-    for kind in sorted({row["kind"] for row in decoded[SELECTOR]}):
-        own = [row for row in decoded[SELECTOR] if row["kind"] == kind]
-        paired_with = {"over_plain": over(own, decoded[PLAIN]), "over_rule": over(own, decoded[COPYING])}
-        found.append({"kind": kind, "prompts": len(own), **paired_with, "shares": shares(own)})
-    return found
+def methods(table: Table, rows: Rows) -> Rows:
+    """One entry for each method and sampling setting: what it is, and its speed."""
+    own: dict[tuple[str, str], Rows] = {}
+    for row in rows:
+        own.setdefault((row["setting"], row["method"]), []).append(row)
+    return [_entry(table, setting, method, each) for (setting, method), each in own.items()]
 
 
-def _figures(sums: dict[str, Tensor]) -> dict[str, Any]:
-    """Figures with their intervals, from sums [G, 4] for each setting, side by side."""
-    found: dict[str, Any] = {}
-    for figure, sums_GC in sums.items():
-        found[figure], found[f"{figure}_interval_95"] = with_interval(sums_GC, torch.arange(len(sums_GC)))
-    return found
-
-
-def _gains(key: Setting, decoded: dict[str, Rows], sums_G4: Tensor, replayed: dict[str, Any]) -> dict[str, Any]:
-    """The selector's speed over every rival's under one setting: decoded and, where that is possible, replayed.
-
-    Args:
-        sums_G4: of the selector and the best static tree.
-    """
-    ratio, bounds = with_interval(sums_G4, torch.arange(len(sums_G4)))
-    mine, over_it = decoded[SELECTOR], replayed["over"]
+def _entry(table: Table, setting: str, method: str, rows: Rows) -> dict[str, Any]:
+    per_second = table.of(setting, method, TOKENS_PER_SECOND)
+    actions = Counter(action for row in rows for action in row["drafted"])
     return {
-        "temperature": key[0],
-        "top_p": key[1],
-        "replay_ratio": replayed["ratio"],
-        "replay_error": replayed["error"],
-        "wall_ratio": ratio,
-        "wall_interval_95": bounds,
-        "replayed": {figure: over_it[rival] for figure, rival in FIGURES.items() if rival in over_it},
-        "paired": {figure: over(mine, decoded[rival]) for figure, rival in FIGURES.items() if rival in decoded},
-        "equal_texts": _equal_texts(decoded) if key[0] == 0 else None,
-        "by_kind": _by_kind(decoded),
-    }
-
-
-def _faster(choices: Rows, on_wall: dict[str, dict[str, Any]]) -> Rows:
-    """Further choices: the static tree and the lookup rule with another verifier than the selector's, where they are
-    faster than with it."""
-    known, found = {each["choice"]: each["over_plain"]["value"] for each in choices}, []
-    for choice, name in ((STATIC, BEST_STATIC), (COPYING, COPYING)):
-        row = on_wall[name]
-        if (
-            row["verifier"] != on_wall[SELECTOR]["verifier"]
-            and round(row["over"][PLAIN]["value"] - known[choice], 2) > 0
-        ):
-            words = f"{choice} with {row['verifier']}"
-            found.append({"choice": words, "exported": False, "over_plain": row["over"][PLAIN]})
-    return found
-
-
-def _total(rows: Rows, key: str) -> float:
-    return sum(row[key] for row in rows)
-
-
-def _entry(
-    name: str, decoded: dict[str, Rows], sums_G2: Tensor, replayed: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """One method under one setting."""
-    rows = decoded[name]
-    per_second, bounds = with_interval(sums_G2, torch.arange(len(sums_G2)), speed)
-    drafted = Counter(action for row in rows for action in row["drafted"])
-    return {
-        **{key: rows[0][key] for key in ("method", "verifier", "action", "drafts", "temperature", "top_p")},
-        "tokens_per_second": per_second,
-        "interval_95": bounds,
-        "block_efficiency": _total(rows, "tokens") / _total(rows, "steps"),
-        "over_plain": over(rows, decoded[PLAIN]),
-        "over_best_static": over(rows, decoded[BEST_STATIC]),
-        "replayed_over_plain": replayed and replayed["over"][PLAIN],
-        "replay_ratio": replayed and replayed["ratio"],
-        "replay_error": replayed and replayed["error"],
-        "is_best_static": name == BEST_STATIC,
-        "tokens": int(_total(rows, "tokens")),
+        **{key: rows[0][key] for key in ("setting", "method", "verifier", "action", "drafts", "temperature", "top_p")},
+        "tokens_per_second": per_second.value,
+        "interval_95": [per_second.low, per_second.high],
+        "block_efficiency": table.of(setting, method, EFFICIENCY).value,
+        "tokens": int(total(rows, "tokens")),
         "prompts": len(rows),
-        "actions": dict(drafted.most_common()),
-        "shares": shares(rows),
+        "actions": dict(actions.most_common()),
     }
+
+
+def total(rows: Rows, key: str) -> float:
+    """The sum of an entry of all rows."""
+    return sum(row[key] for row in rows)

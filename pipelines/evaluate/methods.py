@@ -32,7 +32,7 @@ from selector.train.tuning import StaticTable, replay_mode
 PLAIN, SELECTOR, STATIC = "plain decoding", "selector", "static tree"
 AT_ROOT = f"{STATIC}, traversal at the root"
 CHAIN, BRANCHING = "static chain", f"{STATIC} with branches"
-BEST_STATIC, COPYING = f"best {STATIC}", "lookup rule"
+BEST_STATIC, COPYING, NETWORK = f"best {STATIC}", "lookup rule", "network"
 
 
 @dataclass(frozen=True)

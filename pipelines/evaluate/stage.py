@@ -32,20 +32,12 @@ from pipelines.evaluate.methods import (
     static_methods,
 )
 from pipelines.evaluate.origins import strips
-from pipelines.evaluate.replays import (
-    WALL,
-    Contenders,
-    Rows,
-    choices,
-    replays,
-    synthetic_clocks,
-    synthetic_methods,
-    synthetic_summary,
-)
-from pipelines.evaluate.verdict import title, verdicts
+from pipelines.evaluate.replays import networks, replays, synthetic_clocks, synthetic_methods
+from pipelines.evaluate.table import Table, setting_name
+from pipelines.evaluate.verdict import Evaluation, title, verdicts
 from pipelines.latency.profile import context_lengths, load_profile
 from pipelines.pair.loading import encode, load_pair, prompts_depend, prompts_of
-from pipelines.run import Journal, Stage, read_json, ticking, watched, write_json
+from pipelines.run import Journal, Stage, ticking, watched
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.packaging import build
 from pipelines.train.result import chosen_of, decision_digest, load_module, load_result, rule_of
@@ -59,7 +51,8 @@ from selector.train.data import Setting, Texts
 from selector.train.module import SelectorModule
 
 T = TypeVar("T")
-FORMAT = 13  # of `evaluation.json`
+Contenders = dict[Setting, list[Method | Assistant]]  # by sampling setting
+FORMAT = 14  # of `evaluation.json`
 PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption
 TUNED = "evaluation.tuned.jsonl"  # transformers' own methods that were tuned before an interruption
 GREEDY_PROMPTS = 40
@@ -106,60 +99,63 @@ def stage_of(config: Config) -> Stage:
         "latency": profile.to_json(),
         **decision_digest(config, load_result(config)),
     }
-    return Stage("evaluate", config, inputs, (config.folder / "evaluation.json",))
+    return Stage("evaluate", config, inputs, Evaluation.files(config))
 
 
 def run(config: Config) -> None:
-    output, result = config.folder / "evaluation.json", load_result(config)
+    result = load_result(config)
     pair = load_pair(config)
     profile = load_profile(config, pair)
     stage = stage_of(config)
     if not stage.begin():
-        findings.show(title(config, profile.device), read_json(output, "evaluate"))
+        findings.show(title(config, profile.device), Evaluation.read(config))
         return
     with mlflow_run(config, "evaluate", SECTIONS) as mlflow:
         evaluation = _evaluated(stage, pair, profile, result)
         stage.replace()
-        write_json(output, evaluation)
-        mlflow.log_artifact(str(output))
-        describe(mlflow, "\n\n".join(verdicts(evaluation)), findings.metrics(evaluation["summary"]))
+        evaluation.write(config)
+        for path in stage.outputs:
+            mlflow.log_artifact(str(path))
+        describe(mlflow, "\n\n".join(verdicts(evaluation)), findings.metrics(evaluation))
     findings.show(title(config, profile.device), evaluation)
-    stage.say(losslessness.summary(evaluation["greedy"]))
+    stage.say(losslessness.summary(evaluation.found["greedy"]))
     stage.finish()
     for name in (PARTIAL, TUNED):
         (config.folder / name).unlink(missing_ok=True)
 
 
-def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: dict[str, Any]) -> dict[str, Any]:
-    """What `evaluation.json` holds."""
+def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: dict[str, Any]) -> Evaluation:
+    """Decode and replay."""
     config = stage.config
     prompts = prompts_of(config, pair, "test", config.evaluate.prompts)
     splits = load_traces(config, profile.pair)
     module = load_module(config, result["chosen"], result)
     with tempfile.TemporaryDirectory() as temporary:
         selector = build(config, Path(temporary) / "selector", splits)
-    contenders = wall_methods(config, profile, splits, result, module, selector)
+    methods = wall_methods(config, profile, splits, result, module, selector)
+    alone = networks(config, profile, splits, module)
+    replayed = list(replays({key: [*own, alone[key]] for key, own in methods.items()}, splits["test"], profile))
+    for clock, other in synthetic_clocks(config, pair).items():
+        replayed += replays(synthetic_methods(config, other, splits, module), splits["test"], other, clock)
+    contenders: Contenders = {key: [*own] for key, own in methods.items()}
     if config.evaluate.assisted:
         tuned = tuned_assistants(config, pair, Journal(config.folder / TUNED, stage.depends))
         for setting, assistants in tuned.items():
             contenders[setting] += assistants
-    replayed = replays(contenders, splits["test"], profile, WALL)
-    for clock, other in synthetic_clocks(config, pair).items():
-        replayed += replays(synthetic_methods(config, other, splits, module), splits["test"], other, clock)
     greedy = losslessness.greedy_check(pair, config, prompts[:GREEDY_PROMPTS])
     losslessness.require_equal(greedy)
     decoded = decode_prompts(config, pair, prompts, contenders, Journal(config.folder / PARTIAL, stage.depends))
-    chosen = choices(config, profile, splits, result, module)
-    evaluation = comparison.evaluation(config, decoded, replayed, chosen)
-    evaluation["summary"] |= synthetic_summary(replayed)
-    place = SELECTOR, config.sampling[0].temperature, config.sampling[0].top_p
-    own_rows = [row for row in decoded if (row["method"], row["temperature"], row["top_p"]) == place]
-    return {
-        **evaluation,
+    table = Table([*comparison.figures(decoded), *replayed])
+    place = SELECTOR, setting_name(config.sampling[0].temperature, config.sampling[0].top_p)
+    own_rows = [row for row in decoded if (row["method"], row["setting"]) == place]
+    found = {
+        "summary": comparison.summary(config, table, decoded),
+        "methods": comparison.methods(table, decoded),
         "decisions": chosen_of(result)["modes"],
         "greedy": greedy,
         "strips": strips(own_rows, prompts, partial(encode, config, pair), pair.tokenizer),
     }
+    return Evaluation(found, table)
 
 
 def wall_methods(
@@ -169,10 +165,10 @@ def wall_methods(
     result: dict[str, Any],
     module: SelectorModule,
     selector: Selector,
-) -> Contenders:
+) -> dict[Setting, list[Method]]:
     """The methods that are both decoded and replayed on this machine."""
     verifier = config.train.verifier
-    methods: Contenders = {}
+    methods: dict[Setting, list[Method]] = {}
     for setting, entry in watched(
         list(zip(settings_of(config), chosen_of(result)["modes"], strict=True)), "choosing the methods"
     ):
@@ -204,7 +200,7 @@ def tuned_assistants(config: Config, pair: ModelPair, journal: Journal) -> dict[
 
 def decode_prompts(
     config: Config, pair: ModelPair, prompts: list[Prompt], contenders: Contenders, journal: Journal
-) -> Rows:
+) -> comparison.Rows:
     """Every prompt under every setting with every method; those that the journal already holds are not decoded."""
     finished = {(row["prompt"], row["temperature"], row["top_p"]) for rows in journal.entries for row in rows}
     tasks = [(prompt, setting) for prompt in prompts for setting in config.sampling]
@@ -228,7 +224,7 @@ def turns(items: Sequence[T], rounds: int) -> list[list[T]]:
 
 def _decode_all(
     config: Config, pair: ModelPair, prompt: Prompt, setting: SamplingSetting, contenders: Contenders
-) -> Rows:
+) -> comparison.Rows:
     """One prompt with every method in every round, in an order that depends on the prompt and the round. Methods that
     decode alike decode once a round. The seed is one for all rounds, so that texts are written again."""
     sampling, methods = setting.build(), contenders[setting.temperature, setting.top_p]
@@ -241,4 +237,5 @@ def _decode_all(
             decodings[method.identity].append(method.decode(pair, sampling, task))
     place: dict[str, Any] = {"prompt": prompt.id, "kind": prompt.kind, "source": prompt.source}
     place |= {"temperature": setting.temperature, "top_p": setting.top_p}
+    place["setting"] = setting_name(setting.temperature, setting.top_p)
     return [place | row_of(method, decodings[method.identity]) for method in methods]

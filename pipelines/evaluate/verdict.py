@@ -3,20 +3,19 @@ what to do next. Speeds are over plain decoding."""
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data_gen.models.gguf import SMOLLM2
-from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.config.sections import Pair
-from pipelines.evaluate.methods import BEST_STATIC, COPYING, STATIC
+from pipelines.evaluate.methods import BEST_STATIC, COPYING, NETWORK, PLAIN, SELECTOR, STATIC
+from pipelines.evaluate.table import Figure, Table, decoded, replayed, setting_name
 from pipelines.pair.loading import pair_names
-from pipelines.run import console, table
+from pipelines.run import console, read_json, table, write_json
 from selector.actions import EMPTY
 from selector.decision import Mode
-from selector.train.replay import Ratio
 
 Cells = dict[str, str]  # of one row of a table, by column
 MOST, SOME = 0.5, 0.15  # shares of a gain
@@ -42,90 +41,118 @@ def title(config: Config, device: str) -> str:
     return f"{config.name}: {target} with {'its draft' if own else draft} on {device}"
 
 
-def setting_of(row: dict[str, Any]) -> str:
-    """The sampling setting of any row of an evaluation."""
-    return str(Sampling(row["temperature"], row["top_p"]))
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluation.json` holds, and the table beside it."""
+
+    found: dict[str, Any]
+    table: Table
+
+    @staticmethod
+    def files(config: Config) -> tuple[Path, Path]:
+        return config.folder / "evaluation.json", config.folder / "evaluation.parquet"
+
+    @classmethod
+    def read(cls, config: Config) -> Evaluation:
+        """InputError unless there is one."""
+        found, figures = cls.files(config)
+        return cls(read_json(found, "evaluate"), Table.read(figures))
+
+    def write(self, config: Config) -> None:
+        """Each file whole or not at all."""
+        found, figures = self.files(config)
+        write_json(found, self.found)
+        self.table.write(figures)
+
+    @property
+    def settings(self) -> list[tuple[str, Mode]]:
+        """The sampling settings, and what decides under each of them."""
+        rows = zip(self.found["summary"]["by_setting"], self.found["decisions"], strict=True)
+        return [(setting_name(row["temperature"], row["top_p"]), Mode.of(mode)) for row, mode in rows]
 
 
-def verdicts(evaluation: dict[str, Any]) -> list[str]:
+def verdicts(evaluation: Evaluation) -> list[str]:
     """One paragraph for each sampling setting."""
-    rows = zip(evaluation["summary"]["by_setting"], evaluation["decisions"], strict=True)
-    return [f"{setting_of(row)}: {_verdict(row, Mode.of(mode))} {wall_clock(row)}" for row, mode in rows]
+    found, rows = evaluation.table, evaluation.found["summary"]["by_setting"]
+    return [
+        f"{setting}: {_verdict(found, setting, mode)} {wall_clock(found, setting, row['equal_texts'])}"
+        for (setting, mode), row in zip(evaluation.settings, rows, strict=True)
+    ]
 
 
-def wall_clock(row: dict[str, Any]) -> str:
+def wall_clock(found: Table, setting: str, equal: list[int] | None) -> str:
     """Whether the gain over the two rivals that need no learning is there in wall-clock time."""
-    rivals = {COPYING: "ratio_vs_lookup_rule", BEST_STATIC: "ratio_vs_best_static_delayed"}
-    said = (f"over the {rival} {_stands(row['paired'][figure])}" for rival, figure in rivals.items())
-    equal = row["equal_texts"] and " All methods wrote the same text for {} of {} prompts.".format(*row["equal_texts"])
-    return f"In wall-clock time, prompt by prompt, the selector's gain {' and '.join(said)}.{equal or ''}"
+    said = (
+        f"over the {rival} {_stands(found.of(setting, SELECTOR, decoded(rival)))}" for rival in (COPYING, BEST_STATIC)
+    )
+    alike = equal and " All methods wrote the same text for {} of {} prompts.".format(*equal)
+    return f"In wall-clock time, prompt by prompt, the selector's gain {' and '.join(said)}.{alike or ''}"
 
 
-def _stands(ratio: dict[str, Any]) -> str:
-    low, high = ratio["interval_95"]
-    if low == high == 1:
+def _stands(ratio: Figure) -> str:
+    if ratio.low == ratio.high == 1:
         return "is nil (both decode alike)"
-    words = "is there" if low > 1 else "is a loss" if high < 1 else "cannot be told from none"
-    return f"{words} ({measured(ratio, 3)})"
+    if ratio.low is None or ratio.high is None:
+        return f"has no interval ({ratio.text(3)})"
+    words = "is there" if ratio.low > 1 else "is a loss" if ratio.high < 1 else "cannot be told from none"
+    return f"{words} ({ratio.text(3)})"
 
 
-def _verdict(row: dict[str, Any], mode: Mode) -> str:
-    """The fastest choice, and what is exported if that is another one. A choice that loses is never praised."""
-    speeds, exported = _speeds(row), _exported(row)
-    best = max(speeds, key=lambda choice: (round(speeds[choice].value, 2), choice == exported))
-    if best != exported:
-        said = f"the {best} is {rounded(speeds[best])} times as fast as plain decoding in replay."
-        if _drafts_nothing(mode):
-            return f"{said} Plain decoding is exported, because on the validation texts nothing was surely faster."
-        return f"{said} The {exported}, which is exported, is {_both(row)}.{_copying(speeds, exported)}"
-    if _drafts_nothing(mode):
-        return "plain decoding is exported: nothing that drafts is faster here."
-    rule = max((choice for choice in speeds if choice.startswith(COPYING)), key=lambda choice: speeds[choice].value)
-    over_rule = row["paired"]["ratio_vs_lookup_rule"]
-    if exported != rule and over_rule["interval_95"][1] < 1:
-        of = measured(over_rule)
-        return f"the {rule} is faster than the {exported}, which is exported and decodes at {of} of its speed."
-    return f"the {exported} is exported. It is {_both(row)}.{_copying(speeds, exported)}"
+def exported(mode: Mode) -> str:
+    """What is exported, in words."""
+    if mode.decides:
+        return NETWORK
+    return COPYING if mode.copies else "plain decoding" if _drafts_nothing(mode) else STATIC
 
 
 def _drafts_nothing(mode: Mode) -> bool:
     return not mode.feature_levels and mode.action == EMPTY
 
 
-def _speeds(row: dict[str, Any]) -> dict[str, Ratio]:
-    return {each["choice"]: Ratio(**each["over_plain"]) for each in row["choices"]}
+def _verdict(found: Table, setting: str, mode: Mode) -> str:
+    """The fastest choice, and what is exported if that is another one. A choice that loses is never praised."""
+    name, rivals = exported(mode), _others(found, setting, mode)
+    best = max(rivals, key=lambda each: each.value)
+    if _drafts_nothing(mode):
+        if round(best.value, 2) <= 1:
+            return "plain decoding is exported: nothing that drafts is faster here."
+        return (
+            f"the {best.method} is {best} times as fast as plain decoding in replay. Plain decoding is exported, "
+            "because on the validation texts nothing was surely faster."
+        )
+    own = found.of(setting, SELECTOR, replayed(PLAIN))
+    both = f"{own} times as fast as plain decoding in replay and {found.of(setting, SELECTOR, decoded(PLAIN))} times in"
+    both = f"{both} decoding.{_copying(found, setting, own, name)}"
+    if round(best.value, 2) > round(own.value, 2):
+        said = f"the {best.method} is {best} times as fast as plain decoding in replay."
+        return f"{said} The {name}, which is exported, is {both}"
+    over_rule = found.of(setting, SELECTOR, decoded(COPYING))
+    if over_rule.high is not None and over_rule.high < 1:
+        return f"the {COPYING} is faster than the {name}, which is exported and decodes at {over_rule} of its speed."
+    return f"the {name} is exported. It is {both}"
 
 
-def _exported(row: dict[str, Any]) -> str:
-    (found,) = (each["choice"] for each in row["choices"] if each["exported"])
-    return str(found)
+def _others(found: Table, setting: str, mode: Mode) -> list[Figure]:
+    """The replayed speeds of what could be exported instead."""
+    names = [name for name in (BEST_STATIC, COPYING, NETWORK) if name != exported(mode)]
+    ratios = [found.get(setting, name, replayed(PLAIN)) for name in names]
+    return [ratio for ratio in ratios if ratio is not None]
 
 
-def rounded(ratio: Ratio) -> str:
-    return f"{ratio.value:.2f} ±{ratio.error:.2f}"
-
-
-def _both(row: dict[str, Any]) -> str:
-    """The speed of what is exported, replayed and decoded."""
-    replayed = rounded(Ratio(**row["replayed"]["ratio_vs_autoregressive"]))
-    return f"{replayed} times as fast as plain decoding in replay and {decoded_over_plain(row)} times in decoding"
-
-
-def _copying(speeds: dict[str, Ratio], exported: str) -> str:
-    """How much of the gain is copying: what the lookup rule adds to the static tree's speed, as a share of what the
-    exported choice adds to that of plain decoding."""
-    gain = speeds[exported].value - 1
-    if exported == STATIC or gain < 0.01:
+def _copying(found: Table, setting: str, own: Figure, name: str) -> str:
+    """How much of the gain is copying: what the lookup rule adds to the best static tree's speed, as a share of what
+    the exported choice adds to that of plain decoding."""
+    if name == STATIC or own.value < 1.01:
         return ""
-    share = min(1.0, max(0.0, (speeds[COPYING].value - speeds[STATIC].value) / gain))
+    rule, tree = (found.of(setting, each, replayed(PLAIN)).value for each in (COPYING, BEST_STATIC))
+    share = min(1.0, max(0.0, (rule - tree) / (own.value - 1)))
     much = "Most" if share >= MOST else "Some" if share >= SOME else "Little"
     return f" {much} of the gain is text that repeats itself: copying gives {share:.0%} of it."
 
 
-def decisions(evaluation: dict[str, Any]) -> list[str]:
+def decisions(evaluation: Evaluation) -> list[str]:
     """For each sampling setting what decides, and why."""
-    rows, modes = evaluation["summary"]["by_setting"], map(Mode.of, evaluation["decisions"])
-    return [f"{setting_of(row)}: {_reason(mode)}" for row, mode in zip(rows, modes, strict=True)]
+    return [f"{setting}: {_reason(mode)}" for setting, mode in evaluation.settings]
 
 
 def _reason(mode: Mode) -> str:
@@ -148,52 +175,35 @@ def _reason(mode: Mode) -> str:
     )
 
 
-def measured(ratio: dict[str, Any], digits: int = 2) -> str:
-    """A decoded ratio with its 95% interval, if it has one: there is none for a single source."""
-    low, high = ratio["interval_95"]
-    bounds = f" [{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(high) else ""
-    return f"{ratio['value']:.{digits}f}{bounds}"
-
-
-def decoded_over_plain(row: dict[str, Any]) -> str:
-    """The decoded speed of what is exported under one sampling setting."""
-    return measured(row["paired"]["ratio_vs_autoregressive"])
-
-
-def choices(evaluation: dict[str, Any]) -> list[Cells]:
+def choices(evaluation: Evaluation) -> list[Cells]:
     """By sampling setting what is exported, its speed, and what each of the other choices would give."""
-    rows = []
-    for row, mode in zip(evaluation["summary"]["by_setting"], evaluation["decisions"], strict=True):
-        speeds, exported = _speeds(row), _exported(row)
-        others = (f"{choice} {rounded(speed)}" for choice, speed in speeds.items() if choice != exported)
-        rows.append(
-            {
-                "setting": setting_of(row),
-                "exported": "plain decoding" if _drafts_nothing(Mode.of(mode)) else exported,
-                "replayed": rounded(speeds[exported]),
-                "the others, replayed": "\n".join(others),
-                "decoded": decoded_over_plain(row),
-            }
-        )
-    return rows
+    found = evaluation.table
+    return [
+        {
+            "setting": setting,
+            "exported": exported(mode),
+            "replayed": str(found.of(setting, SELECTOR, replayed(PLAIN))),
+            "the others, replayed": "\n".join(f"{each.method} {each}" for each in _others(found, setting, mode)),
+            "decoded": str(found.of(setting, SELECTOR, decoded(PLAIN))),
+        }
+        for setting, mode in evaluation.settings
+    ]
 
 
-def show(title: str, evaluation: dict[str, Any]) -> None:
+def show(title: str, evaluation: Evaluation) -> None:
     """The verdict on the terminal."""
     console.print(table(choices(evaluation), f"{title}\nSpeed over plain decoding"))
     for line in verdicts(evaluation):
         console.print(line, soft_wrap=True)
 
 
-def next_steps(config: Config, evaluation: dict[str, Any]) -> tuple[list[str], str]:
+def next_steps(config: Config, evaluation: Evaluation) -> tuple[list[str], str]:
     """What to do with the run's output, in sentences; and a program that decodes with the exported selector, which is
     empty where no draft pays or nothing is exported yet."""
     pays = [
-        (_speeds(row)[_exported(row)].value, setting)
-        for setting, row, mode in zip(
-            config.sampling, evaluation["summary"]["by_setting"], evaluation["decisions"], strict=True
-        )
-        if not _drafts_nothing(Mode.of(mode))
+        (evaluation.table.of(name, SELECTOR, replayed(PLAIN)).value, setting)
+        for setting, (name, mode) in zip(config.sampling, evaluation.settings, strict=True)
+        if not _drafts_nothing(mode)
     ]
     if not pays:
         return ["Decode without a draft: drafting does not pay with this pair on this machine."], ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 from collections import Counter
-from typing import Any
 
 import matplotlib
 
@@ -16,8 +15,9 @@ import torch
 from matplotlib.figure import Figure
 
 from data_gen.models.sampling import Sampling
-from pipelines.evaluate.methods import SELECTOR
-from pipelines.evaluate.verdict import measured, setting_of
+from pipelines.evaluate.methods import BEST_STATIC, SELECTOR
+from pipelines.evaluate.table import decoded, replayed
+from pipelines.evaluate.verdict import Evaluation
 from selector.actions import Action
 from selector.train.data import Timed
 from selector.train.module import SelectorModule
@@ -33,31 +33,31 @@ def _png(figure: Figure) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def ratios(evaluation: dict[str, Any]) -> dict[str, str]:
+def ratios(evaluation: Evaluation) -> dict[str, str]:
     """A plot for each sampling setting, by its description: the speed of every method over the best static tree's."""
-    found = {}
-    rivals = [entry for entry in evaluation["methods"] if not entry["is_best_static"]]
-    for setting in dict.fromkeys(map(setting_of, rivals)):
-        own = [entry for entry in rivals if setting_of(entry) == setting]
-        own.sort(key=lambda entry: entry["method"] == SELECTOR)  # the selector on top
+    found, pictures = evaluation.table, {}
+    for setting, _ in evaluation.settings:
+        own = [found.of(setting, name, decoded(BEST_STATIC)) for name in found.methods(setting, decoded(BEST_STATIC))]
+        own.sort(key=lambda each: each.method == SELECTOR)  # the selector on top
+        beside = {each.method: found.get(setting, each.method, replayed(BEST_STATIC)) for each in own}
         words = (
-            f"Speed of every method over the best static tree's at {setting}. The selector's: decoded "
-            f"{measured(own[-1]['over_best_static'])}, replayed {own[-1]['replay_ratio']:.2f}."
+            f"Speed of every method over the best static tree's at {setting}. The selector's: decoded {own[-1]}, "
+            f"replayed {beside[SELECTOR]}."
         )
-        right = 1.5 * max(max(entry["over_best_static"]["value"], entry["replay_ratio"] or 0) for entry in own)
+        right = 1.5 * max(each.value for each in (*own, *beside.values()) if each is not None)
         figure, axis = plt.subplots(figsize=(6, 0.32 * len(own) + 1))
         axis.axvline(1, color="#888", linewidth=1)
-        for y, entry in enumerate(own):
-            ratio, bounds = entry["over_best_static"].values()
-            colour = "tab:orange" if entry["method"] == SELECTOR else "tab:blue"
-            spread = np.abs(np.minimum([bounds], 2 * right).T - ratio)
-            axis.errorbar(ratio, y, xerr=spread, fmt="o", color=colour, capsize=3, markersize=5)
-            if entry["replay_ratio"] is not None:
-                axis.plot(entry["replay_ratio"], y, "D", color=colour, markerfacecolor="white", markersize=5)
+        for y, each in enumerate(own):
+            colour = "tab:orange" if each.method == SELECTOR else "tab:blue"
+            low, high = each.low or 0.0, min(each.high or 2 * right, 2 * right)
+            spread = [[each.value - low], [high - each.value]]
+            axis.errorbar(each.value, y, xerr=spread, fmt="o", color=colour, capsize=3, markersize=5)
+            if (replay := beside[each.method]) is not None:
+                axis.plot(replay.value, y, "D", color=colour, markerfacecolor="white", markersize=5)
         axis.set(title=setting, xlabel="speed over the best static tree", xlim=(0, right))
-        axis.set(yticks=range(len(own)), yticklabels=[entry["method"] for entry in own])
-        found[words] = _png(figure)
-    return found
+        axis.set(yticks=range(len(own)), yticklabels=[each.method for each in own])
+        pictures[words] = _png(figure)
+    return pictures
 
 
 def efficiency_by_tree(timed: Timed) -> str:
@@ -101,16 +101,16 @@ def calibration(module: SelectorModule, timed: Timed) -> str:
     return _png(figure)
 
 
-def chosen_actions(evaluation: dict[str, Any]) -> str:
+def chosen_actions(evaluation: Evaluation) -> str:
     """Share of the decoding steps in which the selector chose each action."""
-    entries = [entry for entry in evaluation["methods"] if entry["method"] == SELECTOR]
+    entries = [entry for entry in evaluation.found["methods"] if entry["method"] == SELECTOR]
     totals = sum((Counter(entry["actions"]) for entry in entries), Counter[str]())
     shown = [action for action, _ in totals.most_common(15)]
     figure, axis = plt.subplots(figsize=(7, 3.2))
     width = 0.8 / len(entries)
     for i, entry in enumerate(entries):
         shares = [entry["actions"].get(action, 0) / sum(entry["actions"].values()) for action in shown]
-        axis.bar(np.arange(len(shown)) + i * width, shares, width, label=setting_of(entry))
+        axis.bar(np.arange(len(shown)) + i * width, shares, width, label=entry["setting"])
     axis.set_xticks(np.arange(len(shown)) + 0.4 - width / 2, shown, rotation=60, ha="right")
     axis.set(ylabel="share of steps", xlabel="(K, L1, L2)", ylim=(0, None))
     axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)

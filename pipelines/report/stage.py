@@ -13,7 +13,8 @@ from pipelines.data.recorded import load_traces, realised, traces_folder
 from pipelines.evaluate import findings, losslessness, verdict
 from pipelines.evaluate.methods import BEST_STATIC, COPYING, SELECTOR
 from pipelines.evaluate.stage import FORMAT
-from pipelines.evaluate.verdict import setting_of
+from pipelines.evaluate.table import setting_name
+from pipelines.evaluate.verdict import Evaluation
 from pipelines.latency.profile import load_profile
 from pipelines.report import plots
 from pipelines.report.page import document, folded, images, legend, listed, note, paragraphs, program, strip, table
@@ -87,14 +88,14 @@ def plan(config: Config) -> list[str]:
 def stage_of(config: Config) -> Stage:
     """The stage with what it depends on; InputError unless there is an evaluation of this selector."""
     verify(config, "evaluate")
-    path = config.folder / "evaluation.json"
+    path, figures = Evaluation.files(config)
     if not path.exists():
         raise InputError(f"{path} does not exist: run the evaluate stage first")
     require(config, "evaluate", {"format": FORMAT, **decision_digest(config, load_result(config))})
     artefact = config.folder / "selector" / "config.json"
     manifest = read_manifest(traces_folder(config))
     depends = {
-        "evaluation": sha256(path),
+        "evaluation": [sha256(path), sha256(figures)],
         "latency": sha256(config.folder / "latency.json"),
         "artefact": sha256(artefact) if artefact.exists() else None,
         "traces": {name: shard["sha256"] for name, shard in manifest["shards"].items()},
@@ -105,7 +106,7 @@ def stage_of(config: Config) -> Stage:
 def run(config: Config) -> None:
     stage = stage_of(config)
     (output,) = stage.outputs
-    evaluation, training = read_json(config.folder / "evaluation.json", "evaluate"), load_result(config)
+    evaluation, training = Evaluation.read(config), load_result(config)
     if stage.begin():
         with mlflow_run(config, "report", SECTIONS) as mlflow:
             stage.replace()
@@ -123,14 +124,14 @@ def run(config: Config) -> None:
         console.print(f"\n{snippet}", soft_wrap=True, markup=False)
 
 
-def page(config: Config, evaluation: dict[str, Any], training: dict[str, Any]) -> str:
+def page(config: Config, evaluation: Evaluation, training: dict[str, Any]) -> str:
     """The report as one self-contained page."""
     profile = load_profile(config)
     sections = [
         *_found(evaluation),
         *_trees(config, profile, training),
         ("Do the labels describe the decoder?", table(realised(config)) + note(LABELS)),
-        ("Is greedy text unchanged?", f"<p>{html.escape(losslessness.summary(evaluation['greedy']))}.</p>"),
+        ("Is greedy text unchanged?", f"<p>{html.escape(losslessness.summary(evaluation.found['greedy']))}.</p>"),
         *_machine(config, profile, training),
         ("Provenance", folded("config, versions and commit", json.dumps(provenance(config), indent=1))),
     ]
@@ -139,7 +140,7 @@ def page(config: Config, evaluation: dict[str, Any], training: dict[str, Any]) -
     return document(verdict.title(config, profile.device), lead, sections)
 
 
-def _found(evaluation: dict[str, Any]) -> Sections:
+def _found(evaluation: Evaluation) -> Sections:
     """What is exported, the gain, all methods, and what the selector drafts."""
     exported = table(verdict.choices(evaluation)) + note(CHOICES) + listed(verdict.decisions(evaluation))
     methods = ""
@@ -149,7 +150,10 @@ def _found(evaluation: dict[str, Any]) -> Sections:
     methods += note(METHODS)
     actions = {"Share of the decoding steps by tree and sampling setting": plots.chosen_actions(evaluation)}
     came_from = table(findings.origins(evaluation)) + note(ORIGINS_NOTE)
-    strips = "".join(strip(f"{setting_of(each)}, {each['kind']}", each) for each in evaluation["strips"])
+    strips = "".join(
+        strip(f"{setting_name(each['temperature'], each['top_p'])}, {each['kind']}", each)
+        for each in evaluation.found["strips"]
+    )
     return [
         ("Speed over plain decoding", exported),
         ("All methods", methods),
@@ -191,7 +195,7 @@ def _machine(config: Config, profile: LatencyProfile, training: dict[str, Any]) 
     selectors = [
         {
             "selector": f"{name} (kept)" if name == training["chosen"] else name,
-            **{setting_of(mode): str(Ratio(**mode["replay"])) for mode in own["modes"]},
+            **{setting_name(mode["temperature"], mode["top_p"]): str(Ratio(**mode["replay"])) for mode in own["modes"]},
         }
         for name, own in training["selectors"].items()
     ]

@@ -14,6 +14,9 @@ from data_gen.models.pair import ModelPair
 from data_gen.texts.recorded import read_texts
 from pipelines.config import load_config
 from pipelines.data.shards import split_counts
+from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, NETWORK, PLAIN, SELECTOR
+from pipelines.evaluate.origins import ORIGINS
+from pipelines.evaluate.table import SHARE, Table, decoded, replayed
 from selector.actions import ActionSpace
 from selector.runtime.selector import load_selector
 from selector.schema import HIDDEN_STATES
@@ -71,25 +74,22 @@ def test_the_snippets_of_the_pages_run(
 
 def test_the_summary_holds_every_figure(demo: tuple[Path, str]) -> None:
     summary = evaluation_of(demo[0])["summary"]
-    for figure in FIGURES:
-        low, high = summary[f"{figure}_interval_95"]
-        assert 0 < low <= summary[figure] <= high
+    assert all(summary[figure] > 0 for figure in FIGURES)
     assert 0 <= summary["selector_time_share"] < 1
     assert "ratio_vs_static_traversal_gpu_like" not in summary  # no synthetic clock is asked for
     assert [(row["temperature"], row["top_p"]) for row in summary["by_setting"]] == [(0.0, 1), (1.0, 1)]
-    for row in summary["by_setting"]:
+    found = Table.read(demo[0] / "runs" / "demo" / "evaluation.parquet")
+    for row, setting in zip(summary["by_setting"], found.settings(), strict=True):
         low, high = row["wall_interval_95"]
         assert 0 < low <= row["wall_ratio"] <= high
         assert row["replay_error"] >= 0 and isinstance(row["replay_ratio"], float)
-        assert row["replayed"].keys() == {*FIGURES, "ratio_vs_lookup_rule"}  # all that transformers does not decode
-        assert row["paired"].keys() == row["replayed"].keys()
-        for ratio in row["paired"].values():
-            assert 0 < ratio["interval_95"][0] <= ratio["value"] <= ratio["interval_95"][1]
         assert row["equal_texts"] == ([3, 3] if row["temperature"] == 0 else None)
-        assert sum(each["prompts"] for each in row["by_kind"]) == 3
-        assert [each["choice"] for each in row["choices"]][:3] == ["static tree", "lookup rule", "network"]
-        (exported,) = (each["over_plain"] for each in row["choices"] if each["exported"])
-        assert exported == pytest.approx(row["replayed"]["ratio_vs_autoregressive"])
+        for rival in (PLAIN, COPYING, BEST_STATIC, AT_ROOT):
+            for measure in (decoded(rival), replayed(rival)):
+                figure = found.of(setting, SELECTOR, measure)
+                assert figure.low and figure.high and 0 < figure.low <= figure.value <= figure.high
+        assert found.of(setting, NETWORK, replayed(PLAIN)).value > 0
+        assert sum(found.of(setting, SELECTOR, f"{SHARE} {origin}").value for origin in ORIGINS) == pytest.approx(1)
     mean = sum(row["wall_ratio"] for row in summary["by_setting"]) / 2
     assert summary["ratio_vs_best_static_delayed"] == pytest.approx(mean)
 
@@ -97,7 +97,7 @@ def test_the_summary_holds_every_figure(demo: tuple[Path, str]) -> None:
 def test_every_method_has_an_entry_for_each_setting(demo: tuple[Path, str]) -> None:
     evaluation = evaluation_of(demo[0])
     keys = {"method", "verifier", "temperature", "top_p", "tokens_per_second", "block_efficiency", "interval_95"}
-    keys |= {"tokens", "prompts", "replay_ratio", "replay_error"}
+    keys |= {"tokens", "prompts"}
     for entry in evaluation["methods"]:
         assert keys <= set(entry)
         low, high = entry["interval_95"]
@@ -106,7 +106,6 @@ def test_every_method_has_an_entry_for_each_setting(demo: tuple[Path, str]) -> N
         assert entry["prompts"] == 3 and entry["tokens"] > 0
         if entry["method"] == "plain decoding":
             assert entry["block_efficiency"] == 1
-        assert entry["replay_ratio"] is not None and sum(entry["shares"].values()) == pytest.approx(1)
     expected = {"plain decoding", "selector", "best static tree", "lookup rule"}
     expected |= {"static chain", "static tree, traversal at the root", "static tree with branches"}
     for temperature in (0.0, 1.0):
@@ -115,7 +114,6 @@ def test_every_method_has_an_entry_for_each_setting(demo: tuple[Path, str]) -> N
         assert (
             len(names & {f"static tree, {verifier}" for verifier in ("traversal", "specinfer", "lifted_uniform")}) == 2
         )
-    assert {row["clock"] for row in evaluation["replayed"]} == {"wall"}
     assert evaluation["strips"] and all(each["temperature"] == 0 for each in evaluation["strips"])
     for each in evaluation["strips"]:
         assert each["text"] and {origin for origin, _, _ in each["pieces"]} <= {"drafted", "copied", "target"}
@@ -235,7 +233,7 @@ def test_transformers_own_methods_are_compared_if_asked_for(demo: tuple[Path, st
     for name in ASSISTED:
         entries = [entry for entry in evaluation["methods"] if entry["method"] == name]
         assert [entry["temperature"] for entry in entries] == [0.0, 1.0]
-        assert all(entry["verifier"] == "transformers" and entry["replay_ratio"] is None for entry in entries)
+        assert all(entry["verifier"] == "transformers" for entry in entries)
     for key in ("ratio_vs_assisted_generation", "ratio_vs_assisted_generation_constant", "ratio_vs_prompt_lookup"):
         assert evaluation["summary"][key] > 0
 
@@ -252,14 +250,9 @@ def test_the_results_config_runs_with_hidden_states_a_nucleus_and_synthetic_cloc
     output = espalier(tmp_path, "demo", *SMALL, *few, config="results.yaml")
     assert "Held-out texts replayed on synthetic clocks" in output and "gpu_like_1/20" in output
     evaluation = evaluation_of(tmp_path, "results")
-    clocks = {"wall", "gpu_like_1/5", "gpu_like_1/20"}
-    assert {row["clock"] for row in evaluation["replayed"]} == clocks
-    for clock in clocks:
-        own = {row["method"]: row for row in evaluation["replayed"] if row["clock"] == clock}
-        assert {"selector", "best static tree", "static tree, traversal at the root"} <= set(own)
-        assert own["best static tree"]["ratio"] == 1 and own["best static tree"]["error"] == 0
-    speeds = {(row["clock"], row["method"]): row["tokens_per_second"] for row in evaluation["replayed"]}
-    ratios = [speeds[c, "selector"] / speeds[c, "static tree, traversal at the root"] for c in clocks if c != "wall"]
+    found = Table.read(tmp_path / "runs" / "results" / "evaluation.parquet")
+    clocks = [replayed(AT_ROOT, clock) for clock in ("gpu_like_1/5", "gpu_like_1/20")]
+    ratios = [found.of("T=1, top-p=0.9", SELECTOR, clock).value for clock in clocks]
     assert evaluation["summary"]["ratio_vs_static_traversal_gpu_like"] == pytest.approx(sum(ratios) / 2)
     training = json.loads((tmp_path / "runs" / "results" / "training" / "result.json").read_text())
     assert set(training["selectors"]) == {"regressor-light", "regressor-full", "policy-full"}
