@@ -114,7 +114,7 @@ class Evaluate(Section):
     """Decoding of held-out prompts with every method, interleaved prompt by prompt."""
 
     prompts: int = Field(30, ge=2, description="held-out prompts for each sampling setting, of data.tokens tokens each")
-    rounds: int = Field(1, ge=1, description="times that a prompt is decoded with every method, in rotating order")
+    rounds: int = Field(1, ge=1, description="times that greedy text is decoded with every method, in rotating order")
     assisted: bool = Field(
         True, description="whether transformers' assisted generation and prompt lookup are compared, too"
     )

@@ -94,6 +94,11 @@ class Method:
         return "" if self.action is None else str(self.action)
 
     @property
+    def is_decoded(self) -> bool:
+        """Whether it is decoded, too: not the trees that only tell more of how the best one was found."""
+        return (self.name != BRANCHING and not self.name.startswith(f"{STATIC}, ")) or self.name == AT_ROOT
+
+    @property
     def identity(self) -> Hashable:
         """Equal for methods that decode alike. Without drafted trees the verifier makes no difference."""
         if self.mode.decides:

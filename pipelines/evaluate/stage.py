@@ -61,13 +61,18 @@ TUNING_PROMPTS = 16  # training prompts on which transformers' own methods are t
 
 
 def _most_methods(config: Config) -> int:
-    return len(config.verifiers) + 6 + ("traversal" in config.verifiers) + 3 * config.evaluate.assisted
+    return 5 + ("traversal" in config.verifiers) + 3 * config.evaluate.assisted
+
+
+def _rounds(config: Config, setting: SamplingSetting) -> int:
+    """Where tokens are drawn, methods write different texts, and another round would write the same ones again."""
+    return 1 if setting.temperature > 0 else config.evaluate.rounds
 
 
 def plan(config: Config) -> list[str]:
     return [
         f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings x up to "
-        f"{_most_methods(config)} methods x {config.evaluate.rounds} rounds, "
+        f"{_most_methods(config)} methods, in {config.evaluate.rounds} rounds where text is greedy, "
         f"{config.data.tokens} tokens each; held-out texts replayed on {1 + len(config.evaluate.gpu_like)} clocks"
     ]
 
@@ -81,7 +86,8 @@ def seconds(config: Config) -> float | None:
     step = profile.action_seconds(EMPTY, context_lengths(config)[-1], config.train.verifier)
     prompts = min(config.evaluate.prompts, GREEDY_PROMPTS)
     greedy = prompts + max(prompts, 2 * len(losslessness.ACTIONS) * len(config.verifiers))
-    texts = config.evaluate.prompts * len(config.sampling) * _most_methods(config) * config.evaluate.rounds
+    rounds = sum(_rounds(config, setting) for setting in config.sampling)
+    texts = config.evaluate.prompts * rounds * _most_methods(config)
     return step * config.data.tokens * (texts + greedy)
 
 
@@ -137,7 +143,7 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
     replayed = list(replays({key: [*own, alone[key]] for key, own in methods.items()}, splits["test"], profile))
     for clock, other in synthetic_clocks(config, pair).items():
         replayed += replays(synthetic_methods(config, other, splits, module), splits["test"], other, clock)
-    contenders: Contenders = {key: [*own] for key, own in methods.items()}
+    contenders: Contenders = {key: [each for each in own if each.is_decoded] for key, own in methods.items()}
     if config.evaluate.assisted:
         tuned = tuned_assistants(config, pair, Journal(config.folder / TUNED, stage.depends))
         for setting, assistants in tuned.items():
@@ -232,7 +238,7 @@ def _decode_all(
     task = Task(encode(config, pair, prompt), config.data.tokens, seed)
     distinct = list({method.identity: method for method in methods}.values())
     decodings: dict[Any, list[Decoding]] = {method.identity: [] for method in distinct}
-    for order in turns(random.Random(seed).sample(distinct, len(distinct)), config.evaluate.rounds):
+    for order in turns(random.Random(seed).sample(distinct, len(distinct)), _rounds(config, setting)):
         for method in order:
             decodings[method.identity].append(method.decode(pair, sampling, task))
     place: dict[str, Any] = {"prompt": prompt.id, "kind": prompt.kind, "source": prompt.source}
