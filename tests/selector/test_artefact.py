@@ -12,7 +12,8 @@ import torch
 from selector.actions import choice_of
 from selector.decision import Mode
 from selector.export.deployed import DeployedSelector
-from selector.runtime.selector import Selector, load_selector, torchscript
+from selector.export.write import load_script, torchscript
+from selector.runtime.selector import Selector, load_selector
 from selector.schema import EARLY, EARLY_SCALARS, FULL, HIDDEN_STATES, PAIR, InputError, sha256
 from tests.selector.exported import (
     FALLBACK,
@@ -21,7 +22,6 @@ from tests.selector.exported import (
     batch_of,
     early_of,
     export,
-    loaded,
     modes_of,
     module_of,
     one_by_one,
@@ -42,7 +42,7 @@ def test_what_is_deployed_is_what_is_exported(
     whole = batch_of(data, rows, level)
     with torch.inference_mode():
         for batch in (whole, early_of(whole), one_by_one(whole)[3], early_of(one_by_one(whole)[3])):
-            expected = loaded(artefacts[objective, level]).module(batch)
+            expected = load_script(artefacts[objective, level])(batch)
             for own in (made, scripted):
                 for mine, other in zip(own(batch), expected, strict=True):
                     assert torch.allclose(mine, other, atol=1e-5)

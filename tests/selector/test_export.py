@@ -8,6 +8,7 @@ import torch
 
 from selector.actions import Choice, Lookup, without_draft
 from selector.decision import NEVER
+from selector.export.write import load_script
 from selector.runtime.artefact import Features
 from selector.runtime.selector import load_selector
 from selector.runtime.tuned import Tuned
@@ -48,9 +49,10 @@ from tests.selector.synthetic import SPACE
 def test_all_ways_to_ask_choose_as_the_trained_module(
     artefacts: dict[tuple[str, str], Path], objective: str, level: str, at: int
 ) -> None:
-    """TorchScript in batches and one root at a time, the selector, the fast path, and the module's own choices. They
-    add up in other orders: an action counts as the same where it is worth the same to 1e-4 tokens."""
+    """TorchScript in batches and one root at a time, the selector, the same under one setting, and the module's own
+    choices. They add up in other orders: an action counts as the same where it is worth the same to 1e-4 tokens."""
     selector, made, mode = loaded(artefacts[objective, level]), module_of(objective, level), modes_of(level)[at]
+    module = load_script(artefacts[objective, level])
     data, rows = roots_of(mode, level)
     batch = batch_of(data, rows, level)
     roots = one_by_one(batch)
@@ -60,12 +62,12 @@ def test_all_ways_to_ask_choose_as_the_trained_module(
     assert tuned.feature_levels == mode.feature_levels
 
     def script(features: Features) -> Choice:
-        return SPACE.actions[int(selector.module(features)[0])]
+        return SPACE.actions[int(module(features)[0])]
 
     with torch.inference_mode():
-        index_B, _ = selector.module(batch)
+        index_B, _ = module(batch)
         if EARLY in mode.feature_levels:
-            early_B, _ = selector.module(early_of(batch))
+            early_B, _ = module(early_of(batch))
             index_B = torch.where(DRAFTS[early_B] & (len(mode.feature_levels) > 1), index_B, early_B)
         alone = [in_turn(script, mode, features) for features in roots]
     asked = {
@@ -73,12 +75,12 @@ def test_all_ways_to_ask_choose_as_the_trained_module(
         "batch": index_B.tolist(),
         "script": alone,
         "select": [in_turn(selector.select, mode, features) for features in roots],
-        "fast": [in_turn(tuned.select, mode, features) for features in roots],
+        "tuned": [in_turn(tuned.select, mode, features) for features in roots],
     }
     for name, chosen in asked.items():
         assert most_lost(made, data, mode, rows, chosen) < 1e-4, name
         assert sum(a == b for a, b in zip(chosen, asked["module"], strict=True)) >= 0.95 * len(rows), name
-    kinds = len(set(asked["fast"]))
+    kinds = len(set(asked["tuned"]))
     assert kinds > 2 if mode.decides else kinds == (1 if mode.rule is None else 2)
 
 

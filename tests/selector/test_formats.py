@@ -15,6 +15,7 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
+from selector.export.write import load_script
 from selector.schema import FULL, LIGHT
 from tests.selector.exported import (
     batch_of,
@@ -58,9 +59,9 @@ def link_packages(folder: Path, names: set[str]) -> None:
 def test_an_environment_with_nothing_else_will_do(
     artefacts: dict[tuple[str, str], Path], tmp_path: Path, level: str
 ) -> None:
-    """The runtime needs torch, NumPy and Numba; it decides as it does here."""
+    """The runtime needs torch and NumPy; it decides as the TorchScript does here."""
     folder = artefacts["regressor", level]
-    link_packages(tmp_path / "site", closure("torch", "numpy", "numba"))
+    link_packages(tmp_path / "site", closure("torch", "numpy"))
     (tmp_path / "site" / "selector").symlink_to(Path(__file__).parents[2] / "selector")
     mode = next(mode for mode in modes_of(level) if mode.feature_levels == (level,))
     data, rows = roots_of(mode, level, count=1)
@@ -75,7 +76,7 @@ def test_an_environment_with_nothing_else_will_do(
     )
     assert done.returncode == 0, done.stderr
     with torch.no_grad():
-        asked = [loaded(folder).module(view)[0].tolist() for view in (batch, early_of(batch))]
+        asked = [load_script(folder)(view)[0].tolist() for view in (batch, early_of(batch))]
     assert done.stdout.split() == [str(a) for both in asked for a in both]
     assert not re.search(r"(?i)warning", done.stderr)
 

@@ -9,6 +9,7 @@ import torch
 
 from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup, StyledAction, choice_of
 from selector.decision import ASKED, LookupRule, Mode, of_batch
+from selector.export.deployed import ANY_LEVEL, decision_tables
 from selector.latency import (
     VERSION,
     Correction,
@@ -17,7 +18,6 @@ from selector.latency import (
     gpu_like,
     interpolated_at,
 )
-from selector.runtime.artefact import ANY_LEVEL, decision_tables
 from selector.schema import DRAFTER, EARLY, FEATURES, FULL, LIGHT, MATCH, TEXT, InputError
 from selector.tables import Batches, Table
 from tests.selector.synthetic import profile
