@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selector.actions import ActionSpace, Choice, Tree, choice_of, tree_of
+from selector.actions import ActionSpace, Tree, choice_of, tree_of
 from selector.decision import Mode
 from selector.files import first_line
 from selector.latency import LatencyProfile
@@ -65,16 +64,10 @@ class ArtefactConfig:
 
     def static_speeds(self, mode: Mode, latency: LatencyProfile) -> Tensor:
         """Tokens per second of each of `space.trees` under a mode's setting, at the middle measured context length."""
-        return torch.tensor(mode.mean_efficiency) / self.seconds(self.space.trees, mode, latency)
-
-    def seconds(
-        self, actions: Iterable[Choice], mode: Mode, latency: LatencyProfile, levels: Sequence[str] = ()
-    ) -> Tensor:
-        """Of a step with each action under a mode's setting, at the middle measured context length; `levels` as the
-        `feature_levels` of `LatencyProfile.action_seconds`."""
-        latency = latency.at_batch(mode.batch)
-        length = latency.draft.lengths[len(latency.draft.lengths) // 2]
-        return torch.tensor([latency.action_seconds(a, length, self.verifier, levels, mode.setting) for a in actions])
+        own = latency.at_batch(mode.batch)
+        length = own.draft.lengths[len(own.draft.lengths) // 2]
+        seconds = [own.action_seconds(tree, length, self.verifier, (), mode.setting) for tree in self.space.trees]
+        return torch.tensor(mode.mean_efficiency) / torch.tensor(seconds)
 
     def to_json(self) -> dict[str, Any]:
         return {

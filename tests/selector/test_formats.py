@@ -15,7 +15,6 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from selector.export.write import load_script
 from selector.schema import FULL, LIGHT
 from tests.selector.exported import (
     batch_of,
@@ -24,6 +23,7 @@ from tests.selector.exported import (
     loaded,
     modes_of,
     roots_of,
+    scripted,
 )
 
 
@@ -76,7 +76,7 @@ def test_an_environment_with_nothing_else_will_do(
     )
     assert done.returncode == 0, done.stderr
     with torch.no_grad():
-        asked = [load_script(folder)(view)[0].tolist() for view in (batch, early_of(batch))]
+        asked = [scripted(folder)(view)[0].tolist() for view in (batch, early_of(batch))]
     assert done.stdout.split() == [str(a) for both in asked for a in both]
     assert not re.search(r"(?i)warning", done.stderr)
 

@@ -18,7 +18,7 @@ from selector.latency import (
     gpu_like,
     interpolated_at,
 )
-from selector.schema import DRAFTER, EARLY, FEATURES, FULL, LIGHT, MATCH, TEXT, InputError
+from selector.schema import DRAFTER, EARLY, FULL, LIGHT, MATCH, TEXT, InputError
 from selector.tables import Batches, Table
 from tests.selector.synthetic import profile
 
@@ -85,17 +85,6 @@ def test_what_needs_no_draft_takes_no_pass_of_it(feature_levels: tuple[str, ...]
     assert FLAT.action_seconds(EMPTY, 15, "traversal", feature_levels) == pytest.approx(own + 100)
     assert FLAT.action_seconds(Lookup(8), 15, "traversal", feature_levels) == pytest.approx(own + 108 + 300)
     assert FLAT.action_seconds(Action(1, 1, 0), 15, "traversal", feature_levels) == pytest.approx(own + 2 + 101 + 1000)
-
-
-def test_a_lookup_takes_a_chain_s_time_without_passes_and_with_a_verification_of_its_own() -> None:
-    for length in (2, 8, 16):
-        chain = ActionSpace.default().chain(length)
-        for own in (10, 55, 300):
-            drafted, copied = (profile().action_seconds(action, own, "traversal") for action in (chain, Lookup(length)))
-            passes = profile().draft.at(own, 2) + sum(profile().draft.at(own + n, 1) for n in range(1, length))
-            verified = profile().verify["traversal"].at(length, 1) - profile().copied.at(length, 1)
-            assert drafted - copied == pytest.approx(passes + verified)
-            assert verified > 0
 
 
 def test_tables_are_linear_between_and_constant_beyond_the_grid() -> None:
@@ -182,14 +171,6 @@ def test_a_gpu_like_profile_verifies_32_tokens_at_the_price_of_one() -> None:
     assert times[4, 0, 8] - times[4, 0, 7] == pytest.approx((0.05 + 0.5 / 32) * target)  # the 33rd token is not free
 
 
-def test_a_gpu_like_profile_has_times_for_every_way_to_decide() -> None:
-    made = gpu_like("pair", (name for name in ("block", "traversal")), draft_share=0.1)
-    for name in ("block", "traversal"):
-        for level in FEATURES:
-            gap = made.action_seconds(EMPTY, 100, name, (level,)) - made.action_seconds(EMPTY, 100, name)
-            assert gap == pytest.approx((0.1 * (level != EARLY) + 0.01) * made.target.at(100, 1))
-
-
 def test_corrections_count_passes_and_branches() -> None:
     """What a step took beyond the tables, once a step, per pass of the trunk and of the branches, and for branching."""
     shapes = {(1, 0, 0): (0, 0, 0, 0), (1, 3, 0): (1, 3, 0, 0), (1, 8, 2): (1, 10, 0, 0), (4, 0, 1): (1, 1, 0, 1)}
@@ -201,13 +182,6 @@ def test_corrections_count_passes_and_branches() -> None:
         assert correction_counts(action) == counts
         gap = corrected.action_seconds(action, 15, "traversal") - FLAT.action_seconds(action, 15, "traversal")
         assert gap == pytest.approx(sum(n * 10.0 ** (6 + i) for i, n in enumerate(counts)))
-
-
-def test_no_step_takes_less_than_nothing() -> None:
-    """Whatever was fitted on a machine that was disturbed."""
-    fitted = replace(profile(), step=-1.0)
-    for action in (EMPTY, Action(1, 4, 0), Lookup(4)):
-        assert 0 < fitted.action_seconds(action, 30, "traversal") < profile().target.at(30, 1)
 
 
 def test_every_row_is_charged_for_the_nucleus_where_there_is_one() -> None:
