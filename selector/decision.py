@@ -180,7 +180,7 @@ class Mode:
         if mode.feature_levels not in ASKED or (not mode.decides and bool(mode.feature_levels) != bool(mode.rule)):
             raise ValueError("feature_levels and rule do not fit together")
         numbers = *mode.setting, mode.min_p, mode.speed, mode.rho, mode.joint, mode.draft_temperature or 0.0
-        if not all(map(math.isfinite, numbers)) or mode.speed <= 0 or mode.joint < 0:
+        if not all(map(math.isfinite, numbers)) or mode.speed <= 0 or mode.joint < 0 or not 0 <= mode.rho <= 1:
             raise ValueError("a number is out of range")
         if any(type(each) is not int or each < 0 for each in (mode.top_k, mode.longest)):
             raise TypeError("top_k and longest must be non-negative integers")
@@ -195,7 +195,7 @@ def of_batch(batch: float) -> float:
 
 
 def nearest(
-    modes: Sequence[Mode], temperature: float, top_p: float, batch: int = 1, top_k: int = 0, min_p: float = 0.0
+    modes: Sequence[Mode], temperature: float, top_p: float, batch: float = 1, top_k: int = 0, min_p: float = 0.0
 ) -> Mode:
     """The mode of the nearest sampling setting, of those that cover the asked one if there are any; among several with
     one setting the mode of the nearest batch size."""

@@ -84,14 +84,15 @@ def test_of_a_logs_selector(tmp_path: Path) -> None:
     rows = [mode_row(mode, torch.ones(len(space.trees))) for mode in (*modes, rule)]
     facts = {"pair": {"target": "t", "draft": "d", "fingerprint": own.pair}, "metrics": {}, "run_id": "none"}
     write_artefact(tmp_path / "s", module, own, "naive", space.chain(2), rows, facts, golden=golden)
-    found, selector = json.loads((tmp_path / "s" / "golden.json").read_text()), load_selector(tmp_path / "s")
+    found = json.loads((tmp_path / "s" / "golden.json").read_text())
+    selector, script = load_selector(tmp_path / "s"), load_script(tmp_path / "s")
     for setting in found["settings"]:
         for root in setting["roots"]:
             assert len(root["scalars"]) == (LOG.first if setting["level"] == LOG.levels[0] else len(LOG.scalars))
             features = {"scalars": torch.tensor(root["scalars"])}
             (answer,) = root["answers"]
             tuned = selector.at(0.0, batch=setting["batch"], level=setting["level"])
-            assert choice_of(answer) == tuned.select(features)
+            assert choice_of(answer) == tuned.select(features) == selector.actions[int(script(features)[0])]
     copied = [root["answers"][0] for root in found["settings"][-1]["roots"]]
     assert [6] in copied and list(space.chain(2)) in copied
     assert set(HIDDEN_STATES).isdisjoint(found)

@@ -180,6 +180,7 @@ def test_a_mode_survives_json(mode: Mode) -> None:
         {"allowed": [0.5]},
         {"speed": 0.0},
         {"rho": float("nan")},
+        {"rho": 1.5},
         {"temperature": None},
         {"batch": 0},
         {"batch": 1.0},

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from selector.actions import Choice, Lookup, without_draft
-from selector.decision import NEVER
+from selector.decision import NEVER, Mode
 from selector.runtime.artefact import Features
 from selector.runtime.selector import load_selector
 from selector.runtime.tuned import Tuned
@@ -104,7 +104,7 @@ def test_scores_are_what_the_trained_module_and_the_torchscript_say(
 @pytest.mark.parametrize("mode", [IN_TURN, SOME_IN_TURN], ids=["any", "limited"])
 @pytest.mark.parametrize("objective", ["policy", "regressor"])
 def test_the_draft_is_asked_for_where_the_early_choice_needs_it(
-    artefacts: dict[tuple[str, str], Path], objective: str, mode: str
+    artefacts: dict[tuple[str, str], Path], objective: str, mode: Mode
 ) -> None:
     """And nowhere else; both happen. Who has all features may give them at once, and gets the later choice."""
     selector = loaded(artefacts[objective, LIGHT])

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup, StyledAction, choice_of
-from selector.decision import ASKED, LookupRule, Mode, of_batch
-from selector.export.deployed import ANY_LEVEL, decision_tables
 from selector.latency import (
     VERSION,
     Correction,
@@ -19,7 +17,7 @@ from selector.latency import (
     interpolated_at,
 )
 from selector.schema import DRAFTER, EARLY, FULL, LIGHT, MATCH, TEXT, InputError
-from selector.tables import Batches, Table
+from selector.tables import Table
 from tests.selector.synthetic import profile
 
 FLAT = LatencyProfile(
@@ -201,65 +199,6 @@ def test_a_root_pass_of_a_selector_is_filtered_too() -> None:
     for level, rows in (((LIGHT,), 3), ((EARLY, LIGHT), 3), ((EARLY,), 1)):
         plain, filtered = (sorting.action_seconds(EMPTY, 15, "traversal", level, setting=(1.0, p)) for p in (1.0, 0.9))
         assert filtered - plain == pytest.approx(0.5 * rows)
-
-
-@pytest.mark.parametrize("feature_levels", ASKED[2:], ids=" ".join)
-def test_decisions_are_made_by_sampling_setting(feature_levels: tuple[str, ...]) -> None:
-    own = replace(FLAT, nucleus=0.5)
-    tree = Action(1, 3, 0)
-    modes = [
-        Mode(0.5, 1.0, tree, speed=70.0),
-        Mode(1.0, 0.9, tree, feature_levels, speed=90.0, rho=0.25, allowed=(0, 5, 77, 235)),
-        Mode(1.0, 1.0, tree, feature_levels, speed=80.0, rho=0.5),
-        Mode(0.0, 1.0, tree, (MATCH,), speed=60.0, rule=LookupRule(6, 8)),
-    ]
-    tables = decision_tables(own, modes, "traversal", ActionSpace.with_lookups())
-    assert tables["settings_S3"].tolist() == [[0.5, 1.0, 0], [1.0, pytest.approx(0.9), 0], [1.0, 1.0, 0], [0.0, 1.0, 0]]
-    assert tables["level_S"].tolist() == [ANY_LEVEL] * 4
-    assert tables["speed_S"].tolist() == [70, 90, 80, 60]
-    assert tables["rho_S"].tolist() == [1.0, 0.25, 0.5, 1.0]
-    may = [allowed_A.nonzero()[:, 0].tolist() for allowed_A in tables["allowed_SA"]]
-    assert may == [[ACTIONS.index(tree)], [0, 5, 77, 235], list(range(237)), [ACTIONS.index(tree)]]
-    late = float(feature_levels not in ((TEXT,), (EARLY,)))
-    assert tables["late_S"].tolist() == [0, late, late, 0]
-    assert tables["least_S"][3] == 6 and float(tables["least_S"][:3].min()) > 1e6  # no text is so long
-    assert tables["copied_SA"][3].nonzero()[:, 0].tolist() == [ACTIONS.index(Lookup(8))]
-    lengths_B = torch.full((4,), 15.0)
-    for seen_all, table_SLA in ((True, tables["late_SLA"]), (False, tables["early_SLA"])):
-        times_SA = interpolated_at(table_SLA, tables["lengths_L"], torch.arange(4), lengths_B)
-        for mode, times_A in zip(modes, times_SA, strict=True):
-            asked = (
-                mode.feature_levels
-                if seen_all
-                else tuple(each for each in mode.feature_levels if each in (TEXT, EARLY))
-            )
-            for action in (EMPTY, tree, Action(2, 1, 2), Lookup(4)):
-                expected = own.action_seconds(action, 15, "traversal", asked, setting=(mode.temperature, mode.top_p))
-                assert float(times_A[ACTIONS.index(action)]) == pytest.approx(expected)
-
-
-def test_decisions_are_made_by_number_of_requests_and_by_level() -> None:
-    """With the times of so many requests together; the setting has the logarithm of their number."""
-
-    def twice(table: Table) -> Table:
-        return replace(table, seconds=[[2 * each for each in row] for row in table.seconds])
-
-    drafts, targets = ([table, twice(table)] for table in (FLAT.draft, FLAT.target))
-    own, tree = replace(FLAT, batches=Batches([1, 8], drafts, targets, stepped=False)), Action(1, 3, 0)
-    modes = [
-        Mode(0.0, 1.0, tree, asked, speed=70.0, batch=batch, level=level)
-        for batch in (1, 8)
-        for level, asked in ((TEXT, (TEXT,)), (DRAFTER, (DRAFTER,)), ("", ()))
-    ]
-    tables = decision_tables(own, modes, "traversal", ActionSpace.with_lookups())
-    assert tables["settings_S3"][:, 2].tolist() == pytest.approx([0, 0, 0, *[of_batch(8)] * 3])
-    assert tables["level_S"].tolist() == [0, 1, ANY_LEVEL, 0, 1, ANY_LEVEL]
-    times_SA = interpolated_at(tables["late_SLA"], tables["lengths_L"], torch.arange(6), torch.full((6,), 15.0))
-    for mode, times_A in zip(modes, times_SA, strict=True):
-        for action in (EMPTY, tree, Lookup(4)):
-            expected = own.at_batch(mode.batch).action_seconds(action, 15, "traversal", mode.feature_levels)
-            assert float(times_A[ACTIONS.index(action)]) == pytest.approx(expected)
-    assert float(times_SA[3].min()) > float(times_SA[0].min())
 
 
 def test_coinciding_branches_are_one_node() -> None:

@@ -89,7 +89,7 @@ def test_the_nearest_of_the_modes_that_cover_a_setting_decides(artefact: Path) -
         assert load_selector(artefact).at(0.91, 0.96).mode == SOME
 
 
-@pytest.mark.parametrize(("far", "nearest"), [(1.15, SOME), (0.45, COPIES), (5.0, SHORT)], ids=str)
+@pytest.mark.parametrize(("far", "nearest"), [(1.15, SOME), (0.45, COPIES), (5.0, SHORT)], ids=["tree", "rule", "both"])
 @torch.inference_mode()
 def test_features_far_from_every_setting_give_the_rule_in_every_form(artefact: Path, far: float, nearest: Mode) -> None:
     """TorchScript, the selector, and a mode that was asked for another setting; both may say so."""
