@@ -45,7 +45,7 @@ Three walks through the code:
   `data_gen/text_labels/labels.py`, `data_gen/text_labels/branch_walks.py`, `data_gen/traces.py` (Parquet); then
   `selector/train/data.py` and `selector/train/module.py`.
 - *A decision, from training to the engine*: `pipelines/train/packaging.py`, `selector/export/write.py` (the artefact),
-  `selector/runtime/selector.py`, `selector/runtime/one_root.py`, `selector/decision.py`.
+  `selector/runtime/selector.py`, `selector/runtime/tuned.py`, `selector/runtime/one_root.py`.
 - *The law of a verifier*: `data_gen/verification/base.py` (`law`, and the walk over the tree), then the verifier's own
   file.
 """

@@ -7,9 +7,9 @@ elsewhere. If it never changed, the right price would be the root's own best rat
     price = g^(1 - rho) (max_a E(a) / T(a))^rho,
 
 and rho is tuned by replay. At rho = 1 the action with the largest ratio E / T is the best. `net_tokens` computes this
-for tensors, and `best_action` for one root. The tests compare the two.
+for tensors, `selector.runtime.one_root` for NumPy arrays.
 
-Legend: B roots, A actions, K actions that may be chosen, L context lengths, T trees, S sampling settings.
+Legend: B roots, A actions, T trees.
 """
 
 # Annotations are not postponed, because TorchScript reads those of functions as objects.
@@ -19,15 +19,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from selector.actions import ActionSpace, Choice, Lookup, Tree, tree_of
-from selector.jit import jit
 from selector.schema import DRAFTER, EARLY, FULL, LEVELS, LIGHT, MATCH, TEXT
-from selector.tables import number, place
+from selector.tables import number
 
 ASKED = ((), (MATCH,), *((level,) for level in LEVELS), (EARLY, LIGHT), (EARLY, FULL))  # values of `feature_levels`
 RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -56,7 +53,7 @@ class Mode:
 
     A selector with several `feature_levels` first gets the early features. It answers where it chooses a lookup or the
     empty tree, which need no draft pass. Otherwise the draft passes the root, and the mode decides with all features.
-    On texts that are longer than those of the network's training, the mode decides as `by_rule`.
+    Beyond the sampling settings (`covers`) and the lengths of the network's training, the mode decides as `by_rule`.
     """
 
     temperature: float
@@ -81,6 +78,11 @@ class Mode:
     def decides(self) -> bool:
         """Whether a network decides."""
         return self.feature_levels not in ((), (MATCH,))
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether a network decides by what its schema's second level adds, too."""
+        return self.feature_levels[-1:] in ((LIGHT,), (FULL,), (DRAFTER,))
 
     @property
     def copies(self) -> bool:
@@ -178,7 +180,7 @@ class Mode:
         if mode.feature_levels not in ASKED or (not mode.decides and bool(mode.feature_levels) != bool(mode.rule)):
             raise ValueError("feature_levels and rule do not fit together")
         numbers = *mode.setting, mode.min_p, mode.speed, mode.rho, mode.joint, mode.draft_temperature or 0.0
-        if not all(map(math.isfinite, numbers)) or mode.speed <= 0 or mode.joint < 0:
+        if not all(map(math.isfinite, numbers)) or mode.speed <= 0 or mode.joint < 0 or not 0 <= mode.rho <= 1:
             raise ValueError("a number is out of range")
         if any(type(each) is not int or each < 0 for each in (mode.top_k, mode.longest)):
             raise TypeError("top_k and longest must be non-negative integers")
@@ -193,7 +195,7 @@ def of_batch(batch: float) -> float:
 
 
 def nearest(
-    modes: Sequence[Mode], temperature: float, top_p: float, batch: int = 1, top_k: int = 0, min_p: float = 0.0
+    modes: Sequence[Mode], temperature: float, top_p: float, batch: float = 1, top_k: int = 0, min_p: float = 0.0
 ) -> Mode:
     """The mode of the nearest sampling setting, of those that cover the asked one if there are any; among several with
     one setting the mode of the nearest batch size."""
@@ -223,28 +225,3 @@ def choices(efficiency_BA: Tensor, seconds_BA: Tensor, mode: Mode, space: Action
     """Positions of the actions that a mode chooses, int64 [B]."""
     speed, rho = torch.tensor(mode.speed).view(1, 1), torch.tensor(mode.rho).view(1, 1)
     return net_tokens(efficiency_BA, seconds_BA, speed, rho, mode.mask(space).unsqueeze(0)).argmax(-1)
-
-
-class Costs(NamedTuple):
-    """Step times of the actions that may be chosen, by context length, and the price of time."""
-
-    lengths_L: NDArray[Any]  # float64, ascending, at least two
-    seconds_LK: NDArray[Any]  # float64
-    speed: float  # g
-    rho: float
-
-
-@jit
-def best_action(tokens_K: NDArray[Any], length: float, costs: Costs) -> int:
-    """The position that `choices` gives at one root, from its block efficiencies (float64) and its context length."""
-    above, share = place(costs.lengths_L, length)
-    seconds_K, ratio, best = np.empty(len(tokens_K)), 0.0, 0
-    for k in range(len(tokens_K)):  # array expressions take Numba seconds to compile
-        low, high = costs.seconds_LK[above - 1, k], costs.seconds_LK[above, k]
-        seconds_K[k] = low + share * (high - low)
-        ratio = max(ratio, tokens_K[k] / seconds_K[k])
-    price = costs.speed ** (1 - costs.rho) * ratio**costs.rho
-    for k in range(len(tokens_K)):
-        if tokens_K[k] - price * seconds_K[k] > tokens_K[best] - price * seconds_K[best]:
-            best = k
-    return best

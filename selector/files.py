@@ -1,4 +1,4 @@
-"""Files and folders that are written completely or not at all, and their JSON."""
+"""Files and folders that are written completely or not at all, their JSON, and arrays in files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from selector.schema import InputError
+
+DTYPES = {"F32": np.float32, "I64": np.int64, "BOOL": np.bool_}
 
 
 @contextmanager
@@ -55,6 +60,18 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of a safetensors file: the length of its header, the header in JSON, the numbers."""
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header, body = json.loads(content[8 : 8 + size]), memoryview(content)[8 + size :]
+    header.pop("__metadata__", None)
+    return {
+        name: np.frombuffer(body[slice(*entry["data_offsets"])], DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        for name, entry in header.items()
+    }
 
 
 def unwritable(path: Path | str, error: Exception) -> InputError:

@@ -1,95 +1,39 @@
-"""Functions that Numba compiles, because each call of torch or NumPy between two model passes costs microseconds.
+"""Loops that Numba compiles if it is installed; without it they run as plain Python, with the same results.
 
-Together they take a quarter of a minute to compile, so compiled code is kept on disk until the file of the function, or
-of one that it calls, changes. Constants of other files are therefore passed as arguments.
+Replay needs it for its speed. Decisions do not: they are a few dozen calls of NumPy.
 
 Legend: C slots, F scalars, D some of them.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
-from contextlib import suppress
-from functools import cached_property
-from hashlib import sha256
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numba
 import numpy as np
-from numba.core.caching import FunctionCache
-from numba.core.dispatcher import Dispatcher
-from numba.core.serialize import dumps
 from numpy.typing import NDArray
 
-F = TypeVar("F", bound=Callable[..., object])
+try:
+    import numba
+except ModuleNotFoundError:
+    numba = None
 
-SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}  # vectorises sums; NaN and infinity keep their meaning
-CHECKSUM = 32  # bytes
+F = TypeVar("F", bound=Callable[..., object])
+OPTIONS = {"fastmath": {"reassoc", "contract", "nsz"}}  # vectorises sums; NaN and infinity keep their meaning
 
 
 def jit(function: F) -> F:
-    """The function, compiled when it is first called, and kept on disk where that is possible."""
-    compiled: Any = numba.njit(fastmath=SUMS_IN_ANY_ORDER)(function)
-    with suppress(RuntimeError):  # neither the package's folder nor the user's can be written to
-        compiled._cache = _Cache(function)
-    return cast(F, compiled)
+    """The function, compiled when it is first called, and kept on disk where that is possible.
 
-
-class _Cache(FunctionCache):
-    """Numba's cache of a function, with files that are checked before their machine code is used."""
-
-    def __init__(self, function: Any) -> None:
-        super().__init__(function)
-        impl = self._impl
-        self._cache_file = _Files(Path(self._cache_path, impl.filename_base), function)
-
-    def save_overload(self, signature: Any, compiled: Any) -> None:
-        with suppress(OSError):  # a full disk only costs time
-            super().save_overload(signature, compiled)
-
-
-class _Files:
-    """One file for each signature of a function: a checksum of what the code was compiled from and of the code.
-
-    A file that was cut short, damaged or made from other code counts as missing, so it is compiled and written again.
+    Numba compiles anew when the function's own file changes, but not when that of a compiled function which it calls
+    does. So such functions stand in one file.
     """
-
-    def __init__(self, base: Path, function: Any) -> None:
-        self._base, self._function = base, function
-
-    @cached_property
-    def _made_from(self) -> tuple[str, ...]:
-        """The version of the compiler, and hashes of the files of the function and of those that it calls."""
-        paths = sorted({Path(each.__code__.co_filename) for each in _called(self._function, {self._function})})
-        return numba.__version__, *(sha256(path.read_bytes()).hexdigest() for path in paths)
-
-    def _of(self, key: tuple[Any, ...]) -> tuple[Path, bytes]:
-        """The file of a key (signature, processor, code), and what its checksum begins with."""
-        name = sha256(repr(key[:2]).encode()).hexdigest()[:16]
-        return self._base.with_name(f"{self._base.name}.{name}.nbc"), repr((self._made_from, key)).encode()
-
-    def load(self, key: tuple[Any, ...]) -> Any:
-        path, made_from = self._of(key)
-        content = path.read_bytes() if path.is_file() else b""
-        checksum, code = content[:CHECKSUM], content[CHECKSUM:]
-        return pickle.loads(code) if checksum == sha256(made_from + code).digest() else None
-
-    def save(self, key: tuple[Any, ...], value: Any) -> None:
-        path, made_from = self._of(key)
-        code = dumps(value)
-        path.write_bytes(sha256(made_from + code).digest() + code)
-
-
-def _called(function: Any, known: set[Any]) -> set[Any]:
-    """`known`, with all compiled functions that a function calls, and that these call."""
-    values = (function.__globals__.get(name) for name in function.__code__.co_names)
-    for value in [value.py_func for value in values if isinstance(value, Dispatcher)]:
-        if value not in known:
-            known.add(value)
-            _called(value, known)
-    return known
+    if numba is None:
+        return function
+    try:
+        return cast(F, numba.njit(cache=True, **OPTIONS)(function))
+    except RuntimeError:  # neither the package's folder nor the user's can be written to
+        return cast(F, numba.njit(**OPTIONS)(function))
 
 
 @jit

@@ -238,7 +238,8 @@ def interpolated_at(table_SLA: Tensor, lengths_L: Tensor, at_B: Tensor, length_B
 
 
 def places(lengths_L: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
-    """`selector.tables.place` for tensors: upper neighbours, int64 [B], and shares, [B]. Scriptable."""
+    """Positions of the upper neighbours of some lengths on the grid, int64 [B], and the shares of the way to them from
+    the lower ones, [B]. Scriptable."""
     length_B = length_B.to(lengths_L.dtype).clamp(lengths_L[0], lengths_L[-1])
     upper_B = torch.searchsorted(lengths_L, length_B.contiguous()).clamp(1, lengths_L.size(0) - 1)
     low_B, high_B = lengths_L[upper_B - 1], lengths_L[upper_B]

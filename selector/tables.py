@@ -7,12 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import isfinite
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-from selector.jit import jit
 
 
 @dataclass(frozen=True)
@@ -70,17 +66,6 @@ def along(grid: Sequence[int], values: Sequence[float], x: float, stepped: bool)
     if stepped:
         return next(value for size, value in zip(grid, values, strict=True) if x <= size)
     return float(np.interp(x, grid, values))
-
-
-@jit
-def place(grid_L: NDArray[Any], value: float) -> tuple[int, float]:
-    """The position of a value's upper neighbour on an ascending grid of two or more, and the share of the way from the
-    lower neighbour to it, from 0 to 1."""
-    value = min(max(value, grid_L[0]), grid_L[-1])
-    above = 1
-    while grid_L[above] < value:
-        above += 1
-    return above, (value - grid_L[above - 1]) / (grid_L[above] - grid_L[above - 1])
 
 
 @dataclass(frozen=True)

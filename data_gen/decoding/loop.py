@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -40,13 +40,6 @@ class Chooser(Protocol):
     def feature_levels(self) -> tuple[str, ...]: ...
 
     def select(self, features: Features | None) -> Choice | None: ...
-
-
-@runtime_checkable
-class Observer(Protocol):
-    """A chooser that is told what every step drafted and how many of these tokens were accepted."""
-
-    def observe(self, action: Choice, accepted: int) -> None: ...
 
 
 @dataclass
@@ -162,7 +155,6 @@ class Loop(ABC):
 
     def __post_init__(self) -> None:
         self.draft_sampling = self.sampling.draft
-        self._observer = self.chooser if isinstance(self.chooser, Observer) else None
         self._longest = getattr(self.chooser, "longest", 0) or math.inf
 
     @torch.inference_mode()
@@ -210,8 +202,6 @@ class Loop(ABC):
         if text.knowledge is not None:
             text.knowledge.committed(outcome.accepted, outcome.tokens)
         text.tokens += outcome.tokens
-        if self._observer is not None:
-            self._observer.observe(action, len(outcome.tokens) - 1)
         clock.lap("commit")
         return Step(length, action, len(outcome.tokens) - 1, outcome.nodes, clock.seconds), outcome.tokens
 

@@ -23,7 +23,7 @@ from pipelines.pair.loading import all_prompts, hidden_widths, tokenizer_of
 from pipelines.run import read_json, read_record, verify, watched
 from selector.actions import Action, ActionSpace, Choice
 from selector.decision import LookupRule, Mode
-from selector.export.deployed import DeployedSelector, config_of
+from selector.export.deployed import config_of
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Selector
 from selector.runtime.tuned import Tuned
@@ -162,8 +162,7 @@ def decision_seconds(
     allowed = (*space.chain_positions, *range(len(space.trees), len(space)))
     rule = LookupRule(2, space.lookups[-1]) if level == MATCH else None
     mode = Mode(1.0, 1.0, space.chain(4), feature_levels=(level,), rule=rule, speed=100.0, allowed=allowed)
-    made = DeployedSelector(module, profile, [mode], verifier)
-    selector = Selector(made, config_of(module, verifier, mode.action, [mode]), profile, [mode])
+    selector = Selector(module.state_dict(), config_of(module, verifier, mode.action, [mode]), profile, [mode])
     chooser = _Timed(Tuned(mode, selector), space.chain(drafted))
     length = len(prompt) + tokens
     decoder = decoder_for(pair, Sampling(), get_verifier(verifier), chooser, length, timed=True)

@@ -18,7 +18,7 @@ from pipelines.train.golden import golden
 from pipelines.train.result import chosen_of, load_module, load_result
 from selector.actions import ActionSpace, tree_of
 from selector.decision import Mode
-from selector.export.write import write_artefact
+from selector.export.write import load_script, write_artefact
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Selector, load_selector
 from selector.runtime.tuned import Tuned
@@ -87,7 +87,7 @@ def count_differing(
         predicted: the module's predictions for these texts, by feature level, if they are the same for all modes.
         most: about how many roots are compared in each mode; None for all.
     """
-    differing, selector, (first, _) = 0, load_selector(folder), module.schema.levels
+    differing, selector, script, first = 0, load_selector(folder), load_script(folder), module.schema.levels[0]
     for mode in selector.modes:
         mine = texts_of(mode)
         rows = (~mine.texts.unknown_R).nonzero()[:, 0]
@@ -100,7 +100,7 @@ def count_differing(
         if first in (mode.level, *mode.feature_levels):
             views.insert(0, {SCALARS_KEY: scalars[:, : module.schema.first]})
         views = views[:1] if mode.level == first else views
-        action_R, scores_RA = _in_turn(selector.module, views, module.space)
+        action_R, scores_RA = _in_turn(script, views, module.space)
         chosen = trained_R, action_R, _one_by_one(Tuned(mode, selector), views, module.space)
         lost_NR = torch.stack([scores_RA.amax(-1) - scores_RA.gather(-1, a.unsqueeze(-1))[:, 0] for a in chosen])
         differing += int((lost_NR > TIE).any(0).sum())

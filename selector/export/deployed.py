@@ -10,21 +10,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from selector.actions import Tree
-from selector.decision import FAR, NEVER, Mode, net_tokens, of_batch
+from selector.actions import ActionSpace, Tree
+from selector.decision import FAR, NEVER, LookupRule, Mode, net_tokens, of_batch
 from selector.latency import LatencyProfile, interpolated_at
-from selector.runtime.artefact import ANY_LEVEL, ArtefactConfig, decision_tables
-from selector.schema import HIDDEN_STATES
+from selector.runtime.artefact import ArtefactConfig
+from selector.schema import EARLY, HIDDEN_STATES, LOG, TEXT
 from selector.train.module import SelectorModule
 
+NO_MATCH, NO_LIMIT = 1 << 20, 1 << 30  # longer than any match, and than any text
+ANY_LEVEL = -1.0
 FARTHER = 1e3  # added to the distance of a mode that does not cover the setting
 
 
 class DeployedSelector(nn.Module):
     """The network in evaluation mode, and the decision of the nearest mode, with one machine's times.
 
-    Beyond a distance in temperature or top-p (`Mode.covers`), the nearest mode's static tree is chosen, and on longer
-    texts than those of its training the lookup rule decides.
+    Beyond a distance in temperature or top-p (`Mode.covers`), and on longer texts than those of its training, the
+    lookup rule and the static tree of that mode decide.
     """
 
     settings_S3: Tensor  # `Mode.key`
@@ -100,7 +102,7 @@ class DeployedSelector(nn.Module):
         length_B = scalars_BF[:, self.length_at]
         decides_B1 = (length_B <= self.longest_S[at_B]).unsqueeze(-1)
         copies_B1 = (scalars_BF[:, self.match_at] >= self.least_S[at_B]).unsqueeze(-1)
-        by_rule_BA = torch.where(copies_B1 & ~beyond_B1, self.copied_SA[at_B], self.static_SA[at_B])
+        by_rule_BA = torch.where(copies_B1, self.copied_SA[at_B], self.static_SA[at_B])
         allowed_BA = torch.where(decides_B1 & ~beyond_B1, self.allowed_SA[at_B], by_rule_BA)
         if self.regressor:
             early_BA = interpolated_at(self.early_SLA, self.lengths_L, at_B, length_B)
@@ -112,6 +114,40 @@ class DeployedSelector(nn.Module):
         else:
             scores = scores.masked_fill(~allowed_BA, self.never)
         return scores.argmax(-1), scores
+
+
+def decision_tables(
+    profile: LatencyProfile, modes: Sequence[Mode], verifier: str, space: ActionSpace
+) -> dict[str, Tensor]:
+    """The tables of `DeployedSelector`; InputError where the profile has no times for them."""
+    at_batch = {mode.batch: profile.at_batch(mode.batch) for mode in modes}
+
+    def times(levels: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+        """Lengths and step times, if decisions use only the mode's feature levels in `levels`; () stands for all."""
+        tables = []
+        for mode in modes:
+            asked = [level for level in mode.feature_levels if not levels or level in levels]
+            setting = mode.temperature, mode.top_p
+            tables.append(at_batch[mode.batch].table(space.actions, verifier, asked, setting))
+        return tables[0][0], torch.stack([seconds_LA for _, seconds_LA in tables])
+
+    lengths_L, early_SLA = times((TEXT, EARLY))
+    rules = [mode.rule or LookupRule(NO_MATCH, 0) for mode in modes]
+    return {
+        "settings_S3": torch.tensor([mode.key for mode in modes]),
+        "lengths_L": lengths_L,
+        "early_SLA": early_SLA,
+        "late_SLA": times(())[1],
+        "speed_S": torch.tensor([mode.speed for mode in modes]),
+        "rho_S": torch.tensor([mode.rho for mode in modes]),
+        "longest_S": torch.tensor([float(mode.longest or NO_LIMIT) if mode.decides else 0.0 for mode in modes]),
+        "allowed_SA": torch.stack([mode.mask(space) for mode in modes]),
+        "late_S": torch.tensor([float(mode.sees_all) for mode in modes]),
+        "least_S": torch.tensor([float(rule.least) for rule in rules]),
+        "copied_SA": torch.tensor([[action == rule.lookup for action in space] for rule in rules]),
+        "static_SA": torch.tensor([[action == mode.action for action in space] for mode in modes]),
+        "level_S": torch.tensor([float(LOG.levels.index(mode.level)) if mode.level else ANY_LEVEL for mode in modes]),
+    }
 
 
 def config_of(module: SelectorModule, verifier: str, fallback: Tree, modes: Sequence[Mode]) -> ArtefactConfig:

@@ -14,7 +14,9 @@ SHA256SUMS         the checksums of all of the above
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -31,7 +33,7 @@ from selector.export.deployed import DeployedSelector, config_of
 from selector.files import atomically, json_text
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import CHECKSUMS
-from selector.runtime.selector import Selector, load_selector, torchscript
+from selector.runtime.selector import Selector, load_selector
 from selector.runtime.tokens import FILE, TokenStatistics
 from selector.schema import PAIR, sha256
 from selector.train.module import SelectorModule
@@ -87,7 +89,7 @@ def write_artefact(
         if tokens is not None:
             (partial / FILE).write_bytes(safetensors.numpy.save(tokens.to_tensors()))
         if golden is not None:
-            made_of = golden(Selector(made, config, profile, config.modes, tokens))
+            made_of = golden(Selector(made.state_dict(), config, profile, config.modes, tokens))
             (partial / GOLDEN).write_text(json_text(made_of) + "\n")
         (partial / "latency.json").write_text(json_text(profile.to_json(), indent=1) + "\n")
         written = {
@@ -106,6 +108,20 @@ def write_artefact(
         (partial / CHECKSUMS).write_text("".join(f"{sha256(partial / name)}  {name}\n" for name in names))
         check(partial)
     return load_selector(folder)
+
+
+def load_script(folder: Path) -> torch.jit.ScriptModule:
+    """The TorchScript of an artefact directory."""
+    with torchscript():
+        return torch.jit.load(str(folder / "selector.pt"), map_location="cpu").eval()
+
+
+@contextmanager
+def torchscript() -> Iterator[None]:
+    """Suppresses the warning that TorchScript is deprecated."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r".?torch\.jit\.\w+.? is deprecated", category=DeprecationWarning)
+        yield
 
 
 def _scripted(made: DeployedSelector) -> bytes:

@@ -1,14 +1,10 @@
-"""The files, the config and the decision tables of an artefact directory, and the checks of a root's features.
-
-Legend: S modes, A actions, L context lengths, T trees.
-"""
+"""The files and the config of an artefact directory, and the checks of a root's features."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,20 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selector.actions import ActionSpace, Choice, Tree, choice_of, tree_of
-from selector.decision import LookupRule, Mode
+from selector.actions import ActionSpace, Tree, choice_of, tree_of
+from selector.decision import Mode
 from selector.files import first_line
 from selector.latency import LatencyProfile
 from selector.schema import (
-    EARLY,
     FULL,
     HIDDEN_STATES,
-    LIGHT,
     LOG,
     MATCH,
     SCALARS_KEY,
     SCHEMAS,
-    TEXT,
     InputError,
     Schema,
     sha256,
@@ -40,8 +33,6 @@ FORMAT = "espalier-selector-11"
 CHECKSUMS = "SHA256SUMS"
 REGISTRY = "models:/"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-NO_MATCH, NO_LIMIT = 1 << 20, 1 << 30  # longer than any match, and than any text
-ANY_LEVEL = -1.0
 Features = dict[str, Tensor]
 
 
@@ -73,16 +64,10 @@ class ArtefactConfig:
 
     def static_speeds(self, mode: Mode, latency: LatencyProfile) -> Tensor:
         """Tokens per second of each of `space.trees` under a mode's setting, at the middle measured context length."""
-        return torch.tensor(mode.mean_efficiency) / self.seconds(self.space.trees, mode, latency)
-
-    def seconds(
-        self, actions: Iterable[Choice], mode: Mode, latency: LatencyProfile, levels: Sequence[str] = ()
-    ) -> Tensor:
-        """Of a step with each action under a mode's setting, at the middle measured context length; `levels` as the
-        `feature_levels` of `LatencyProfile.action_seconds`."""
-        latency = latency.at_batch(mode.batch)
-        length = latency.draft.lengths[len(latency.draft.lengths) // 2]
-        return torch.tensor([latency.action_seconds(a, length, self.verifier, levels, mode.setting) for a in actions])
+        own = latency.at_batch(mode.batch)
+        length = own.draft.lengths[len(own.draft.lengths) // 2]
+        seconds = [own.action_seconds(tree, length, self.verifier, (), mode.setting) for tree in self.space.trees]
+        return torch.tensor(mode.mean_efficiency) / torch.tensor(seconds)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -173,41 +158,6 @@ def read_config(path: Path) -> ArtefactConfig:
         raise InputError(f"{path}: damaged ({type(error).__name__}); export the selector again") from error
 
 
-def decision_tables(
-    profile: LatencyProfile, modes: Sequence[Mode], verifier: str, space: ActionSpace
-) -> dict[str, Tensor]:
-    """The tables of `selector.export.deployed.DeployedSelector`; InputError where the profile has no times for them."""
-    at_batch = {mode.batch: profile.at_batch(mode.batch) for mode in modes}
-
-    def times(levels: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-        """Lengths and step times, if decisions use only the mode's feature levels in `levels`; () stands for all."""
-        tables = []
-        for mode in modes:
-            asked = [level for level in mode.feature_levels if not levels or level in levels]
-            setting = mode.temperature, mode.top_p
-            tables.append(at_batch[mode.batch].table(space.actions, verifier, asked, setting))
-        return tables[0][0], torch.stack([seconds_LA for _, seconds_LA in tables])
-
-    lengths_L, early_SLA = times((TEXT, EARLY))
-    rules = [mode.rule or LookupRule(NO_MATCH, 0) for mode in modes]
-    late = (LIGHT,), (FULL,), LOG.levels[1:]
-    return {
-        "settings_S3": torch.tensor([mode.key for mode in modes]),
-        "lengths_L": lengths_L,
-        "early_SLA": early_SLA,
-        "late_SLA": times(())[1],
-        "speed_S": torch.tensor([mode.speed for mode in modes]),
-        "rho_S": torch.tensor([mode.rho for mode in modes]),
-        "longest_S": torch.tensor([float(mode.longest or NO_LIMIT) if mode.decides else 0.0 for mode in modes]),
-        "allowed_SA": torch.stack([mode.mask(space) for mode in modes]),
-        "late_S": torch.tensor([float(mode.feature_levels[-1:] in late) for mode in modes]),
-        "least_S": torch.tensor([float(rule.least) for rule in rules]),
-        "copied_SA": torch.tensor([[action == rule.lookup for action in space] for rule in rules]),
-        "static_SA": torch.tensor([[action == mode.action for action in space] for mode in modes]),
-        "level_S": torch.tensor([float(LOG.levels.index(mode.level)) if mode.level else ANY_LEVEL for mode in modes]),
-    }
-
-
 def local_folder(folder: str | Path) -> Path:
     """The directory itself, or the local copy of a repository on the hub or of a version in MLflow's registry, which
     is downloaded if necessary.
@@ -254,7 +204,7 @@ def check_files(folder: Path) -> None:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{listing}: missing or unreadable; this is no selector directory") from error
     listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    if not {"selector.pt", "config.json", "latency.json"} <= set(listed):
+    if not {"selector.pt", "model.safetensors", "config.json", "latency.json"} <= set(listed):
         raise InputError(f"{listing}: damaged; export the selector again")
     for name, digest in listed.items():
         path = folder / name
@@ -264,23 +214,13 @@ def check_files(folder: Path) -> None:
             raise InputError(f"{path}: its checksum does not match {CHECKSUMS}; export the selector again")
 
 
-def check_finite(features: Features) -> None:
-    """InputError, which names the feature, where a number is not finite."""
-    for name, value in features.items():
-        if not math.isfinite(float(value.sum())):  # one call, because the sum keeps any NaN or infinity
-            raise InputError(f"features: {name} is not finite")
-
-
-def checked(
-    features: Features, widths: dict[str, int], most_axes: int, early: int | None = None, finite: bool = True
-) -> Features:
+def checked(features: Features, widths: dict[str, int], most_axes: int, early: int | None = None) -> Features:
     """The features named in `widths`, on the CPU.
 
     Args:
         widths: of the last axis, by name.
         most_axes: 1 for one root, 2 where a batch is accepted, too.
         early: number of scalars that suffice without the other features; None where all features are needed.
-        finite: whether to check that all numbers are finite.
 
     Raises:
         InputError: a feature is missing, of another shape or dtype than the schema's, or not finite; names it.
@@ -299,8 +239,9 @@ def checked(
         read[name] = value if value.is_cpu else value.cpu()
     if len(read) > 1 and len({value.shape[:-1] for value in read.values()}) > 1:
         raise InputError("features: batches of different sizes")
-    if finite:
-        check_finite(read)
+    for name, value in read.items():
+        if not math.isfinite(float(value.sum())):  # one call, because the sum keeps any NaN or infinity
+            raise InputError(f"features: {name} is not finite")
     return read
 
 

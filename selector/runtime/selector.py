@@ -1,22 +1,21 @@
-"""A loaded selector: it makes the decisions of an artefact directory and needs only torch, NumPy and Numba.
+"""A loaded selector: it makes the decisions of an artefact directory and needs only torch and NumPy.
 
 Legend: B roots, A actions, T trees, F scalars, D hidden width.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from selector.actions import ActionSpace, Choice, choice_of
 from selector.decision import Mode, nearest
+from selector.files import read_tensors
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import (
     ArtefactConfig,
@@ -24,14 +23,12 @@ from selector.runtime.artefact import (
     check_files,
     check_setting,
     checked,
-    decision_tables,
     in_words,
     local_folder,
     read_config,
 )
-from selector.runtime.online import Online
 from selector.runtime.tokens import TokenStatistics
-from selector.runtime.tuned import Tuned
+from selector.runtime.tuned import Tuned, warn_far, warn_once
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 
 
@@ -44,24 +41,25 @@ class Selector:
         fallback: the action for a root without features.
         latency: the profile that the decisions are based on.
         tokens: statistics by token, for the features of a log's selector.
+        weights: of the network, arrays or tensors, by the names in `model.safetensors`.
         widths: of the features, by name.
     """
 
     def __init__(
         self,
-        module: torch.nn.Module,
+        weights: Mapping[str, Any],
         config: ArtefactConfig,
         latency: LatencyProfile,
         modes: Sequence[Mode],
         tokens: TokenStatistics | None = None,
     ) -> None:
-        self.module, self.config, self.latency, self.modes = module, config, latency, list(modes)
+        self.weights, self.config, self.latency, self.modes = weights, config, latency, list(modes)
         self.space, self.schema, self.verifier = config.space, config.schema, config.verifier
         self.actions, self.fallback = config.space.actions, config.fallback
         self.feature_levels: tuple[str, ...] = (config.feature_level,)
         self.tokens = tokens or TokenStatistics.empty()
         self.widths = {SCALARS_KEY: len(config.schema.scalars), **config.hidden_states}
-        self._online: dict[Hashable, Online] = {}
+        self._known: dict[tuple[float, float, float, str], Tuned] = {}
 
     def __repr__(self) -> str:
         pair, settings = self.config.pair, dict.fromkeys(in_words(*m.setting, m.top_k, m.min_p) for m in self.modes)
@@ -72,7 +70,6 @@ class Selector:
             f"{self.config.feature_level} features, {len(self.actions)} actions; {'; '.join(settings)}{requests})"
         )
 
-    @torch.inference_mode()
     def select(self, features: Features | None) -> Choice:
         """The action for one root; `fallback` without features.
 
@@ -82,32 +79,40 @@ class Selector:
         Raises:
             InputError: a feature is missing, of another shape or dtype, or not finite, or a setting is out of range.
 
-        Beyond every trained sampling setting (`Mode.covers`), it is the static tree of the nearest one, with a warning.
+        The mode that is nearest to the features' sampling setting and number of requests decides, as `Tuned.select`.
         """
         if features is None:
             return self.fallback
-        return self.actions[int(self.module(self._read(features, 1))[0])]
+        chosen = self._tuned_of(checked(features, self.widths, 1, self.schema.first)).select(features, final=True)
+        assert chosen is not None
+        return chosen
 
-    @torch.inference_mode()
     def scores(self, features: Features) -> Tensor:
         """Scores of all actions, float32 [A], or [B, A] for a batch. The highest is chosen.
 
-        Those of a regressor are `E - price T` in tokens. Actions that the mode does not allow have `decision.NEVER`.
+        Those of a regressor are `E - price T` in tokens. Actions that may not be chosen have `decision.NEVER`.
         Raises InputError as `select`.
         """
-        return self.module(self._read(features, 2))[1]
+        read = checked(features, self.widths, 2, self.schema.first)
+        if read[SCALARS_KEY].dim() == 1:
+            return torch.from_numpy(self._tuned_of(read).scores(read))
+        roots = [dict(zip(read, values, strict=True)) for values in zip(*read.values(), strict=True)]
+        return torch.stack([self.scores(root) for root in roots])
 
-    def _read(self, features: Features, most_axes: int) -> Features:
-        read = checked(features, self.widths, most_axes, self.schema.first)
-        at = [self.schema.index(name) for name in ("temperature", "top_p", "batch")]
-        for T, top_p, batch in dict.fromkeys(map(tuple, read[SCALARS_KEY][..., at].view(-1, len(at)).tolist())):
-            check_setting(T, top_p, batch)
-            if not any(mode.covers(T, top_p, mode.top_k, mode.min_p) for mode in self.modes):
-                _warn_once(
-                    f"features: {in_words(T, top_p)}: too far from every trained setting; "
-                    "the static tree of the nearest is chosen"
-                )
-        return read
+    def _tuned_of(self, read: Features) -> Tuned:
+        """The nearest mode for the sampling setting and the number of requests that some features tell."""
+        scalars_F, at = (
+            read[SCALARS_KEY].numpy(),
+            [self.schema.index(name) for name in ("temperature", "top_p", "batch")],
+        )
+        temperature, top_p, batch = scalars_F[at].tolist()
+        level = self.schema.levels[int(len(scalars_F) > self.schema.first)] if self.schema == LOG else ""
+        asked = temperature, top_p, batch, level
+        if asked not in self._known:
+            check_setting(temperature, top_p, batch)
+            modes = [mode for mode in self.modes if mode.level == level]
+            self._known[asked] = Tuned(nearest(modes or self.modes, temperature, top_p, batch), self)
+        return self._known[asked]
 
     def at(
         self,
@@ -122,9 +127,8 @@ class Selector:
     ) -> Tuned:
         """The selector under the mode that is nearest to a sampling setting and a number of requests.
 
-        Where no mode covers the setting (`Mode.covers`), the lookup rule and the best static tree of the nearest mode
-        decide: they lose less there than a network outside of its training data. From then on both follow the accepted
-        lengths that `Tuned.observe` is told (`Online`). A warning says so, once for each setting.
+        Where no mode covers the setting (`Mode.covers`), the lookup rule and the static tree of the nearest one decide:
+        they lose less there than a network outside of its training data. A warning says so, once for each setting.
 
         Args:
             nodes: largest number of drafted tokens; equal prefixes of branches count separately.
@@ -147,25 +151,13 @@ class Selector:
         if not modes:
             raise InputError(f"level {level}: this selector has {', '.join(self.schema.levels)}")
         mode = nearest(modes, temperature, top_p, batch, top_k, min_p)
-        covered = mode.covers(*asked)
-        if covered and nodes is None and shapes is None:
-            return Tuned(mode, self, less)
-        allowed, speed_T = _allowed(self.space, nodes, shapes), self.config.static_speeds(mode, self.latency)
-        if covered:
-            return Tuned(mode.restricted(self.space, allowed, speed_T), self, less)
-        best = max((a for a in allowed if a < len(self.space.trees)), key=speed_T.__getitem__)
-        own = replace(mode.by_rule(), action=self.space.trees[best]).restricted(self.space, allowed, speed_T)
-        trained = in_words(*mode.setting, mode.top_k, mode.min_p)
-        _warn_once(
-            f"{in_words(*asked)}: too far from the trained {trained}; its lookup rule and {own.action} decide, "
-            "then what fits the accepted lengths"
-        )
-        key = asked, mode, tuple(allowed)
-        if key not in self._online:  # what it learns serves all requests under this setting
-            actions = *self.space.trees, *([own.rule.lookup] if own.rule else [])
-            seconds = self.config.seconds(actions, own, self.latency, own.feature_levels)
-            self._online[key] = Online(self.space, own, seconds, allowed)
-        return Tuned(own, self, less, self._online[key])
+        if not mode.covers(*asked):
+            warn_far(in_words(*asked), mode)
+            mode = mode.by_rule()
+        if nodes is not None or shapes is not None:
+            speed_T = self.config.static_speeds(mode, self.latency)
+            mode = mode.restricted(self.space, _allowed(self.space, nodes, shapes), speed_T)
+        return Tuned(mode, self, less)
 
     def check_pair(self, target: str, draft: str, device: str = "", weights: Sequence[str] = ()) -> None:
         """Warn, once, where the models or the machine are not those that the selector was trained for.
@@ -183,16 +175,10 @@ class Selector:
         else:
             same = [Path(name).name for name in own] == [Path(name).name for name in theirs]
         if not same:
-            _warn_once(f"the selector was trained for {' and '.join(own)}; {' and '.join(theirs)} decode")
+            warn_once(f"the selector was trained for {' and '.join(own)}; {' and '.join(theirs)} decode")
         timed_on, here = (name.partition(",")[0] for name in (self.latency.device, device))
         if here not in ("", timed_on):
-            _warn_once(f"the selector has the step times of {timed_on}; {here} decodes")
-
-
-@cache
-def _warn_once(message: str) -> None:
-    """A warning that a process gives once, whatever its filters are."""
-    warnings.warn(message, stacklevel=3)
+            warn_once(f"the selector has the step times of {timed_on}; {here} decodes")
 
 
 def _allowed(space: ActionSpace, nodes: int | None, shapes: Iterable[tuple[int, ...]] | None) -> list[int]:
@@ -205,14 +191,6 @@ def _allowed(space: ActionSpace, nodes: int | None, shapes: Iterable[tuple[int, 
     if not any(a < len(space.trees) for a in allowed):
         raise InputError(f"no tree is left of those with at most {nodes} nodes and the shapes given")
     return allowed
-
-
-@contextmanager
-def torchscript() -> Iterator[None]:
-    """Suppresses the warning that TorchScript is deprecated."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r".?torch\.jit\.\w+.? is deprecated", category=DeprecationWarning)
-        yield
 
 
 def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | None = None) -> Selector:
@@ -236,14 +214,9 @@ def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | Non
         profile = latency if isinstance(latency, LatencyProfile) else LatencyProfile.load(Path(latency))
     if profile.pair != config.pair["fingerprint"]:
         raise InputError(f"{folder}: the latency profile was measured with another pair")
-    with torchscript():
-        module = torch.jit.load(str(folder / "selector.pt"), map_location="cpu").eval()
-    modes: Sequence[Mode] = config.modes
-    if profile != own:
-        modes = [_moved(config, mode, profile, own) for mode in modes]
-        for name, tensor in decision_tables(profile, modes, config.verifier, config.space).items():
-            setattr(module, name, tensor)
-    return Selector(module, config, profile, modes, TokenStatistics.load(folder))
+    modes = config.modes if profile == own else [_moved(config, mode, profile, own) for mode in config.modes]
+    weights = read_tensors(folder / "model.safetensors")
+    return Selector(weights, config, profile, modes, TokenStatistics.load(folder))
 
 
 def _moved(config: ArtefactConfig, mode: Mode, latency: LatencyProfile, own: LatencyProfile) -> Mode:

@@ -7,7 +7,6 @@ Legend: N known keys, J keys of a root, K means (`MEANS`), R roots, F = J (K + 1
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selector.jit import jit
+from selector.files import read_tensors
 from selector.schema import MEANS, MOST_COUNTED
 
 Array = NDArray[Any]
 FILE = "tokens.safetensors"  # in the artefact directory
 WEIGHT = 20.0  # of the mean of all roots, in observations
 LEAST = 2  # occurrences of a key that is kept
-DTYPES = {"F32": np.float32, "I64": np.int64}
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,9 @@ class TokenStatistics:
         own_counts, own_sums = _summed(own, values, int(own.max()) + 1)
         means_K = values_RK.mean(0)
         counts, sums = counts_N[at] - own_counts[own], sums_NK[at] - own_sums[own]
-        shares = (sums + WEIGHT * means_K) / (counts + WEIGHT)[:, None]
-        without = np.concatenate([shares, np.minimum(counts, MOST_COUNTED)[:, None]], axis=1)
         often_N = counts_N >= LEAST
         found = cls(keys_N[often_N], counts_N[often_N], sums_NK[often_N], means_K)
-        return found, without.reshape(R, J * (K + 1))
+        return found, _shrunk(counts, sums, means_K).reshape(R, J * (K + 1))
 
     @classmethod
     def empty(cls) -> TokenStatistics:
@@ -60,8 +56,11 @@ class TokenStatistics:
 
     def of(self, keys_J: Array) -> Array:
         """The scalars of some keys, float64 [F]: for each key its means, and its number of occurrences."""
-        found: Array = _found(keys_J, self.keys_N, self.counts_N, self.sums_NK, self.means_K, WEIGHT, MOST_COUNTED)
-        return found
+        at_J = np.searchsorted(self.keys_N, keys_J)
+        known_J = np.searchsorted(self.keys_N, keys_J, "right") > at_J
+        counts_J, sums_JK = np.zeros(len(keys_J)), np.zeros((len(keys_J), len(self.means_K)))
+        counts_J[known_J], sums_JK[known_J] = self.counts_N[at_J[known_J]], self.sums_NK[at_J[known_J]]
+        return _shrunk(counts_J, sums_JK, self.means_K).ravel()
 
     def to_tensors(self) -> dict[str, Array]:
         """The arrays of the artefact's file."""
@@ -74,13 +73,7 @@ class TokenStatistics:
         path = folder / FILE
         if not path.exists():
             return cls.empty()
-        content = path.read_bytes()  # a safetensors file: the length of its header, the header in JSON, the numbers
-        size = int.from_bytes(content[:8], "little")
-        header, body = json.loads(content[8 : 8 + size]), memoryview(content)[8 + size :]
-        read = {
-            name: np.frombuffer(body[slice(*entry["data_offsets"])], DTYPES[entry["dtype"]]).reshape(entry["shape"])
-            for name, entry in header.items()
-        }
+        read = read_tensors(path)
         return cls(read["keys_N"], *(read[name].astype(np.float64) for name in ("counts_N", "sums_NK", "means_K")))
 
 
@@ -90,20 +83,7 @@ def _summed(at: Array, values: Array, size: int) -> tuple[Array, Array]:
     return np.bincount(at, minlength=size).astype(np.float64), sums
 
 
-@jit
-def _found(
-    keys_J: Array, keys_N: Array, counts_N: Array, sums_NK: Array, means_K: Array, weight: float, most: int
-) -> Array:
-    """The shrunk means and the count of each key, [F]; unknown keys have the means of all roots."""
-    K = len(means_K)
-    found_F = np.zeros(len(keys_J) * (K + 1))
-    for j in range(len(keys_J)):
-        at, count = np.searchsorted(keys_N, keys_J[j]), 0.0
-        known = at < len(keys_N) and keys_N[at] == keys_J[j]
-        if known:
-            count = counts_N[at]
-        for k in range(K):
-            total = sums_NK[at, k] if known else 0.0
-            found_F[j * (K + 1) + k] = (total + weight * means_K[k]) / (count + weight)
-        found_F[j * (K + 1) + K] = min(count, most)
-    return found_F
+def _shrunk(counts_J: Array, sums_JK: Array, means_K: Array) -> Array:
+    """The means and the number of occurrences of each key, [J, K + 1]; unknown keys have the means of all roots."""
+    means_JK = (sums_JK + WEIGHT * means_K) / (counts_J + WEIGHT)[:, None]
+    return np.concatenate([means_JK, np.minimum(counts_J, MOST_COUNTED)[:, None]], axis=1)

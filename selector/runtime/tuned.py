@@ -1,33 +1,32 @@
 """A loaded selector under one sampling setting: the decisions at one root, or at those of several requests.
 
-Legend: B requests, K actions that may be chosen.
+Legend: A actions, K those that may be chosen, B requests.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import cached_property
-from typing import Protocol
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cache, cached_property
+from typing import Any, Protocol
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from selector.actions import Choice, without_draft
-from selector.decision import Mode
+from selector.decision import NEVER, Mode
 from selector.latency import LatencyProfile
-from selector.runtime.artefact import ArtefactConfig, Features, check_finite, checked, in_words
+from selector.runtime.artefact import ArtefactConfig, Features, checked, in_words
 from selector.runtime.joint import Shapes, StepClock, joint_choice, step_clock
 from selector.runtime.one_root import OneRoot
-from selector.runtime.online import Online
 from selector.schema import MATCH, SCALARS_KEY, InputError
 
 
 class Loaded(Protocol):
     """What decisions need of a `selector.runtime.selector.Selector`."""
 
-    module: torch.nn.Module
+    weights: Mapping[str, Any]
     config: ArtefactConfig
     latency: LatencyProfile
     widths: dict[str, int]  # of the features, by name
@@ -36,24 +35,16 @@ class Loaded(Protocol):
 class Tuned:
     """A selector under one sampling setting, for one root at a time; a lookup rule or a static tree needs no selector.
 
-    Call `select` with the features of each of `feature_levels` in turn until it returns an action. Where only features
-    of the schema's first level are given, `less` decides instead. On texts of more than `longest` tokens, if it is not
-    0, a network's mode needs the match alone. Under a sampling setting that was not trained, the choices follow the
-    accepted lengths that `observe` is told (`online`).
+    Call `select` with the features of each of `feature_levels` in turn until it returns an action. On texts of more
+    than `longest` tokens, if it is not 0, a network's mode needs the match alone. Where only features of the schema's
+    first level are given, `less` decides instead, if there is one.
     """
 
-    def __init__(
-        self,
-        mode: Mode,
-        selector: Loaded | None = None,
-        less: Tuned | None = None,
-        online: Online | None = None,
-    ) -> None:
-        self.mode, self.feature_levels, self._selector, self._less = mode, mode.feature_levels, selector, less
-        self.longest, self._online = mode.longest, online
-        self._covered: list[float] = []  # the sampling setting of the latest features, which need no second check
-        if mode.decides:
-            self._at_root = {level: self._one_root(mode, level) for level in mode.feature_levels}
+    def __init__(self, mode: Mode, selector: Loaded | None = None, less: Tuned | None = None) -> None:
+        if mode.decides and selector is None:
+            raise InputError("a network's decisions need its selector")
+        self.mode, self.feature_levels, self.longest = mode, mode.feature_levels, mode.longest
+        self._selector, self._less, self._at_root = selector, less, dict[bool, OneRoot]()
 
     def __repr__(self) -> str:
         mode = self.mode
@@ -64,63 +55,69 @@ class Tuned:
             longer = f"; beyond {mode.longest} tokens {decides}" if mode.longest else ""
             number = f"{len(mode.allowed) or 'all'} actions"
             decides = f"a network with {' and then '.join(mode.feature_levels)} features chooses among {number}{longer}"
-        if self._online is not None:
-            decides += ", until steps were observed"
         requests = f", batch {mode.batch}" if mode.batch > 1 else ""
         return f"Tuned({in_words(*mode.setting, mode.top_k, mode.min_p)}{requests}: {decides})"
 
-    def select(self, features: Features | None) -> Choice | None:
+    def select(self, features: Features | None, final: bool = False) -> Choice | None:
         """The decision at a root; the static tree without features.
 
+        Beyond the lengths and the sampling settings of the training the lookup rule and the static tree decide; of the
+        latter a warning tells, once.
+
+        Args:
+            features: of one of `feature_levels`, or of the schema's first level where more are not known.
+            final: whether there will be no more features at this root.
+
         Returns:
-            None where only early features are given and the decision needs all of them, after the draft's root pass.
+            None where only features of the first level are given and the decision needs all of them, after the draft's
+            root pass; never if `final`.
 
         Raises:
-            InputError: a feature is missing, of another shape or dtype, or not finite, or is of a sampling setting that
-                the mode does not cover.
+            InputError: a feature is missing, of another shape or dtype, or not finite.
         """
         mode = self.mode
         if features is None or not mode.feature_levels:
-            return mode.action if self._online is None else self._online.action
-        if self._less is not None and len(features.get(SCALARS_KEY, ())) == self._own.config.schema.first:
-            return self._less.select(features)
+            return mode.action
         if MATCH in features and (mode.rule is not None or mode.longest > 0):
-            return self._by_rule(float(features[MATCH]))
+            match = float(features[MATCH])
+            if not math.isfinite(match):
+                raise InputError("features: match is not finite")
+            return mode.copied(match)
+        if self._only_first(features):
+            return self._less.select(features, final)  # type: ignore[union-attr]
         read = self._read(features)
-        scalars_F = read[SCALARS_KEY].numpy()  # reading single numbers takes less time than a call of torch
-        length_at, match_at, _ = self._places
-        if not mode.decides or (mode.longest and mode.is_beyond(scalars_F.item(length_at))):
-            return self._by_rule(scalars_F.item(match_at))
-        early = self._first_suffices and (len(mode.feature_levels) == 1 or scalars_F.shape == self._early_shape)
-        action = self._at_root[mode.feature_levels[0 if early else -1]].choose(read)
-        return None if early and len(mode.feature_levels) > 1 and not without_draft(action) else action
+        if self._is_beyond(read):
+            return self._by_rule(read)
+        at_root = self._root_of(read)
+        action = self._actions[self._allowed_K[at_root.worth(read, self._allowed_K).argmax()]]
+        again = at_root.early and len(mode.feature_levels) > 1 and not final
+        return None if again and not without_draft(action) else action
 
-    def _by_rule(self, match: float) -> Choice:
-        if not math.isfinite(match):
-            raise InputError("features: match is not finite")
-        return self.mode.copied(match) if self._online is None else self._online.choose(match)
-
-    def observe(self, action: Choice, accepted: int) -> None:
-        """Learn from a step: what was drafted, and tau, the number of drafted tokens that were accepted. It matters
-        only under a sampling setting that was not trained; the decoders and `generate()` call it."""
-        if self._online is not None:
-            self._online.observe(action, accepted)
+    def scores(self, features: Features) -> NDArray[np.float32]:
+        """What each action is worth at one root, [A]: as `Selector.scores`. Raises InputError as `select`."""
+        if self._only_first(features):
+            return self._less.scores(features)  # type: ignore[union-attr]
+        read, positions_K = self._read(features), self._allowed_K
+        if self._is_beyond(read):
+            positions_K = np.array([self._own.config.space.index(self._by_rule(read))])
+        scores_A = np.full(len(self._actions), NEVER, np.float32)
+        scores_A[positions_K] = self._root_of(read).worth(read, positions_K)
+        return scores_A
 
     def select_jointly(self, features: Sequence[Features]) -> list[Choice]:
         """The choices of several requests that share their draft passes, from the features of each, as in `select`.
 
         Raises InputError as `select`.
         """
-        mode = self.mode
-        if self._less is not None and all(len(each[SCALARS_KEY]) == self._own.config.schema.first for each in features):
-            return self._less.select_jointly(features)
-        if not mode.joint:
+        if all(map(self._only_first, features)):
+            return self._less.select_jointly(features)  # type: ignore[union-attr]
+        if not self.mode.joint:
             return [choice for each in features if (choice := self.select(each)) is not None]
-        (at_root, shapes, clock), read = self._jointly, [self._read(each) for each in features]
-        tokens_BK = np.stack([at_root.tokens(each) for each in read])
-        context = float(np.mean([each[SCALARS_KEY][self._places[0]] for each in read]))
-        chosen_B = joint_choice(tokens_BK, shapes, mode.joint, *clock.prices(context, mode.batch))
-        return [at_root.actions[k] for k in chosen_B]
+        (shapes, clock), read = self._shared, [self._read(each) for each in features]
+        tokens_BA, length = self._predicted(read, np.arange(len(self._actions)))
+        prices = clock.prices(length, self.mode.batch)
+        chosen_B = joint_choice(tokens_BA.astype(np.float64), shapes, self.mode.joint, *prices)
+        return [self._actions[a] for a in chosen_B]
 
     def select_common(self, features: Sequence[Features]) -> Choice:
         """One choice for all requests of a batch, from the features of each: the best for the means of their predicted
@@ -130,56 +127,77 @@ class Tuned:
         """
         if not self.mode.decides:
             return self.mode.action
-        return self._at_root[self.mode.feature_levels[0]].choose_for_all([self._read(each) for each in features])
+        read = [self._read(each) for each in features]
+        tokens_BK, length = self._predicted(read, self._allowed_K)
+        net_K = self._root_of(read[0]).net(tokens_BK.mean(0), length, self._allowed_K)
+        return self._actions[self._allowed_K[net_K.argmax()]]
+
+    def _predicted(self, read: Sequence[Features], actions_K: NDArray[Any]) -> tuple[NDArray[Any], float]:
+        """The predicted tokens of some actions for each request, [B, K], and the mean context length."""
+        at_root = self._root_of(read[0])
+        tokens_BK = np.stack([at_root.tokens(each, actions_K) for each in read])
+        return tokens_BK, float(np.mean([at_root.length(each) for each in read]))
 
     @property
     def _own(self) -> Loaded:
         if self._selector is None:
-            raise InputError(
-                "a network's decisions need its selector" if self.mode.decides else "features: match is missing"
-            )
+            raise InputError("features: match is missing")
         return self._selector
 
-    def _one_root(self, mode: Mode, level: str) -> OneRoot:
-        own = self._own
-        return OneRoot(own.module.state_dict(), own.config, own.latency, mode, level)
+    @cached_property
+    def _actions(self) -> tuple[Choice, ...]:
+        return self._own.config.space.actions
 
     @cached_property
-    def _jointly(self) -> tuple[OneRoot, Shapes, StepClock]:
+    def _allowed_K(self) -> NDArray[Any]:
+        """The positions of the actions that the network may choose."""
+        return np.array(self.mode.allowed or range(len(self._actions)))
+
+    @cached_property
+    def _shared(self) -> tuple[Shapes, StepClock]:
         """For joint decisions, which consider all actions."""
-        at_root = self._one_root(replace(self.mode, allowed=()), self.mode.feature_levels[-1])
-        return at_root, Shapes.of(at_root.actions), step_clock(self._own.latency, self.mode.batch)
+        return Shapes.of(self._actions), step_clock(self._own.latency, self.mode.batch)
 
-    @cached_property
-    def _first_suffices(self) -> bool:
-        """Whether features of the schema's first level suffice."""
-        return self._own.config.schema.levels[0] in self.mode.feature_levels or MATCH in self.mode.feature_levels
+    def _only_first(self, features: Features) -> bool:
+        """Whether another mode is for these features."""
+        return self._less is not None and len(features.get(SCALARS_KEY, ())) == self._own.config.schema.first
 
-    @cached_property
-    def _places(self) -> tuple[int, int, list[int]]:
-        """The positions of the context length, of the match, and of the sampling setting among the scalars."""
-        index = self._own.config.schema.index
-        return index("context_length"), index(MATCH), [index("temperature"), index("top_p")]
-
-    @cached_property
-    def _early_shape(self) -> tuple[int, ...]:
-        """Of scalars that suffice, and whose check in NumPy takes less time than that of all features."""
-        return (self._own.config.schema.first if self._first_suffices else -1,)
+    def _root_of(self, read: Features) -> OneRoot:
+        """Of the features' level, or of the mode's if it is lower."""
+        own = self._own
+        early = len(read[SCALARS_KEY]) == own.config.schema.first or not self.mode.sees_all
+        if early not in self._at_root:
+            self._at_root[early] = OneRoot(own.weights, own.config, own.latency, self.mode, early)
+        return self._at_root[early]
 
     def _read(self, features: Features) -> Features:
-        """The features that are needed; InputError as `select`, but for numbers that are not finite."""
-        scalars, scalars_F = features.get(SCALARS_KEY), None
-        if type(scalars) is torch.Tensor and scalars.is_cpu and scalars.dtype == torch.float32:
-            scalars_F = scalars.numpy()
-        if scalars_F is None or scalars_F.shape != self._early_shape:
-            early = self._own.config.schema.first if self._first_suffices else None
-            features = checked(features, self._own.widths, 1, early, finite=False)  # `OneRoot` checks that
-            scalars_F = features[SCALARS_KEY].numpy()
-        setting = [scalars_F.item(at) for at in self._places[2]]
-        if setting != self._covered:
-            if not self.mode.covers(setting[0], setting[1], self.mode.top_k, self.mode.min_p):
-                check_finite(features)
-                given, own = in_words(setting[0], setting[1]), in_words(*self.mode.setting)
-                raise InputError(f"features: {given}; these decisions are for {own}")
-            self._covered = setting
-        return features
+        return checked(features, self._own.widths, 1, self._own.config.schema.first)
+
+    def _scalar(self, read: Features, name: str) -> float:
+        return float(read[SCALARS_KEY][self._own.config.schema.index(name)])
+
+    def _is_beyond(self, read: Features) -> bool:
+        """Whether no network decides, or none that has seen such a setting or length."""
+        mode = self.mode
+        if not mode.decides:
+            return True
+        setting = self._scalar(read, "temperature"), self._scalar(read, "top_p")
+        if mode.covers(*setting, mode.top_k, mode.min_p):
+            return mode.is_beyond(self._scalar(read, "context_length"))
+        warn_far(f"features: {in_words(*setting)}", mode)
+        return True
+
+    def _by_rule(self, read: Features) -> Choice:
+        return self.mode.copied(self._scalar(read, MATCH))
+
+
+def warn_far(asked: str, mode: Mode) -> None:
+    """A warning that a setting is beyond what a mode was trained for."""
+    trained = in_words(*mode.setting, mode.top_k, mode.min_p)
+    warn_once(f"{asked}: too far from the trained {trained}; its lookup rule and {mode.action} decide")
+
+
+@cache
+def warn_once(message: str) -> None:
+    """A warning that a process gives once, whatever its filters are."""
+    warnings.warn(message, stacklevel=3)

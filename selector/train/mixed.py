@@ -2,8 +2,7 @@
 
 Their decisions are made together (`selector.runtime.joint`), or each by itself.
 
-Legend: B requests in flight, R roots of all texts, A actions, X texts, C contexts, V verified tokens, S kinds of drafts
-(chains, lookups), P parts of the texts' sources.
+Legend: R roots of all texts, A actions, X texts, S kinds of drafts (chains, lookups), P parts of the texts' sources.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from selector.jit import jit
 from selector.latency import LatencyProfile
-from selector.runtime.joint import Shapes, StepClock, joint_choice, step_clock
-from selector.tables import place
+from selector.runtime.joint import Shapes, Streamed, decoded, step_clock
 from selector.train.data import Timed
 from selector.train.replay import Ratio, jackknifed
 
@@ -44,16 +41,6 @@ class MixedReplay(NamedTuple):
         return jackknifed(torch.stack([*self, *other], dim=-1), torch.arange(len(self.tokens_P)))
 
 
-class _Texts(NamedTuple):
-    """First roots, numbers of roots, context lengths, and how many tokens of the longest chain and of the longest
-    lookup would be accepted."""
-
-    begin_X: Array
-    size_X: Array
-    length_R: Array
-    accepted_RS: Array
-
-
 class MixedBatches:
     """Texts as streams of requests, one for each part of the sources; B requests of a stream are decoded at once.
 
@@ -72,7 +59,7 @@ class MixedBatches:
         drawn_R1 = generator.random((len(length_R), 1))
         kinds = np.split(timed.survivals_RS.numpy(), [timed.space.tree_survivals], axis=1)
         accepted_RS = np.stack([(part > drawn_R1).sum(1) for part in kinds], axis=1)
-        self._texts = _Texts(np.cumsum(size_X) - size_X, size_X, length_R, accepted_RS)
+        self._texts = Streamed(np.cumsum(size_X) - size_X, size_X, length_R, accepted_RS)
         number_X = timed.texts.source_number_X.numpy()
         part_of = generator.permutation(number_X.max() + 1) % PARTS
         own = [np.flatnonzero(part_of[number_X] == part) for part in range(PARTS)]
@@ -101,54 +88,5 @@ class MixedBatches:
     def _run(self, action_R: Array, tokens_RA: Array, speed: float) -> MixedReplay:
         clock = self.clock, self.clock.token_C / self.batch
         decisions = action_R, tokens_RA, speed
-        rows = [_walk(stream, self.batch, self._texts, self.shapes, clock, decisions) for stream in self._streams]
+        rows = [decoded(stream, self.batch, self._texts, self.shapes, clock, decisions) for stream in self._streams]
         return MixedReplay(*torch.tensor(rows, dtype=torch.float64).unbind(-1))
-
-
-@jit
-def _walk(
-    stream: Array,
-    batch: int,
-    texts: _Texts,
-    shapes: Shapes,
-    clocks: tuple[StepClock, Array],
-    decisions: tuple[Array, Array, float],
-) -> tuple[float, float]:
-    """Tokens and seconds of one stream.
-
-    Args:
-        clocks: step times, and the time to verify one more token of one request, [C].
-        decisions: an action of every root, [R]; or predicted block efficiencies, [R, A], and the speed of the batch.
-    """
-    (clock, token_C), (action_R, tokens_RA, speed) = clocks, decisions
-    text_B, at_B = stream[:batch].copy(), np.zeros(batch, np.int64)
-    coming, tokens, seconds = batch, 0, 0.0
-    while coming < len(stream):
-        row_B = texts.begin_X[text_B] + at_B
-        above, share = place(clock.contexts_C, texts.length_R[row_B].mean())
-        draft = _between(clock.draft_C, above, share)
-        if len(tokens_RA):
-            token = _between(token_C, above, share)
-            chosen_B = joint_choice(tokens_RA[row_B], shapes, speed, token, draft)
-        else:
-            chosen_B = action_R[row_B]
-        drafted = shapes.drafted_A[chosen_B].mean()
-        row_V = clock.target_CV[above - 1] + share * (clock.target_CV[above] - clock.target_CV[above - 1])
-        seconds += np.interp(drafted, np.arange(len(row_V)), row_V) + shapes.passes_A[chosen_B].max() * draft
-        for b in range(batch):
-            action, size = chosen_B[b], texts.size_X[text_B[b]]
-            right = min(texts.accepted_RS[row_B[b], int(shapes.copies_A[action])], shapes.drafted_A[action])
-            tokens += min(right + 1, size - at_B[b])
-            at_B[b] += right + 1
-            if at_B[b] >= size:
-                at_B[b] = 0
-                if coming < len(stream):  # else the stream is over, and so is this walk
-                    text_B[b] = stream[coming]
-                coming += 1
-    return tokens, seconds
-
-
-@jit
-def _between(values_C: Array, above: int, share: float) -> float:
-    low: float = values_C[above - 1]
-    return low + share * (values_C[above] - low)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,7 @@ from data_gen.models.pair import CachedModel, ModelPair, Pass
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification import VERIFIERS, Verdict, Verifier, get_verifier
-from selector.actions import EMPTY, GREEDY, Action, Choice, Lookup, StyledAction, Tree
+from selector.actions import EMPTY, GREEDY, Action, StyledAction, Tree
 from selector.schema import FEATURES, PAIR, SCALARS_KEY
 
 PROMPT = [5, 17, 203, 44, 91]
@@ -327,28 +326,3 @@ def test_the_passes_over_the_prompt_are_no_part_of_a_step(
         assert step.seconds["target"] == 3 and 2 <= step.seconds["draft"] <= 3
         assert sum(step.seconds.values()) == step.seconds["target"] + step.seconds["draft"]
     assert now[0] == sum(sum(step.seconds.values()) for step in steps) + 2 * (len(prompt) - 1)
-
-
-class Follower:
-    """Drafts in turns, and keeps what it is told."""
-
-    feature_levels: tuple[str, ...] = ()
-
-    def __init__(self) -> None:
-        self.told: list[tuple[Choice, int]] = []
-
-    def select(self, features: object) -> Choice:
-        return [Action(1, 3, 0), Action(2, 1, 2), EMPTY, Lookup(4)][len(self.told) % 4]
-
-    def observe(self, action: Choice, accepted: int) -> None:
-        self.told.append((action, accepted))
-
-
-@pytest.mark.parametrize("kind", [Decoder, partial(GraphDecoder, length=80)], ids=["eager", "graph"])
-def test_a_chooser_is_told_what_was_accepted(kind: Callable[..., Loop], pair: ModelPair) -> None:
-    chooser = Follower()
-    decoded = kind(pair, Sampling(0.7), get_verifier("traversal"), chooser).decode(
-        PROMPT, 40, torch.Generator().manual_seed(0)
-    )
-    assert chooser.told == [(step.action, step.accepted) for step in decoded.steps]
-    assert any(accepted > 0 for _, accepted in chooser.told)

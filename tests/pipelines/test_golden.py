@@ -17,7 +17,7 @@ from data_gen.models.sampling import Sampling
 from pipelines.train.golden import ROOTS, golden
 from selector.actions import choice_of
 from selector.decision import LookupRule, Mode
-from selector.export.write import write_artefact
+from selector.export.write import load_script, write_artefact
 from selector.runtime.selector import load_selector
 from selector.schema import EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, LOG, MATCH, PAIR
 from selector.train.module import SelectorModule
@@ -40,7 +40,7 @@ def exported(folder: Path, level: str) -> dict[str, Any]:
 def test_features_and_decisions_are_those_of_other_code(tmp_path: Path, level: str) -> None:
     """Of one pass over the whole text, and of the TorchScript, which is asked with one level after the other."""
     found = exported(tmp_path / "selector", level)
-    selector = load_selector(tmp_path / "selector")
+    selector, script = load_selector(tmp_path / "selector"), load_script(tmp_path / "selector")
     tokens, start = found["prompt"] + found["tokens"], len(found["prompt"]) - 1
     assert [setting["feature_levels"] for setting in found["settings"]] == [
         list(mode.feature_levels) for mode in modes_of(level)
@@ -66,7 +66,7 @@ def test_features_and_decisions_are_those_of_other_code(tmp_path: Path, level: s
             whole = {name: torch.zeros(width) for name, width in selector.widths.items()} | {"scalars": scalars}
             for name, answer in zip(mode.feature_levels, answers, strict=True):
                 view = whole if name == level else {"scalars": scalars[: len(EARLY_SCALARS)]}
-                choice = tuple(selector.actions[int(selector.module(view)[0])])
+                choice = tuple(selector.actions[int(script(view)[0])])
                 assert answer == choice or (answer is None and len(choice) == 3 and choice != (1, 0, 0))
     chosen = {tuple(root["answers"][-1]) for setting in found["settings"] for root in setting["roots"]}
     assert len(chosen) > 3 and [root["committed"] for root in found["settings"][0]["roots"]] == list(ROOTS)
@@ -84,14 +84,15 @@ def test_of_a_logs_selector(tmp_path: Path) -> None:
     rows = [mode_row(mode, torch.ones(len(space.trees))) for mode in (*modes, rule)]
     facts = {"pair": {"target": "t", "draft": "d", "fingerprint": own.pair}, "metrics": {}, "run_id": "none"}
     write_artefact(tmp_path / "s", module, own, "naive", space.chain(2), rows, facts, golden=golden)
-    found, selector = json.loads((tmp_path / "s" / "golden.json").read_text()), load_selector(tmp_path / "s")
+    found = json.loads((tmp_path / "s" / "golden.json").read_text())
+    selector, script = load_selector(tmp_path / "s"), load_script(tmp_path / "s")
     for setting in found["settings"]:
         for root in setting["roots"]:
             assert len(root["scalars"]) == (LOG.first if setting["level"] == LOG.levels[0] else len(LOG.scalars))
             features = {"scalars": torch.tensor(root["scalars"])}
             (answer,) = root["answers"]
             tuned = selector.at(0.0, batch=setting["batch"], level=setting["level"])
-            assert choice_of(answer) == tuned.select(features)
+            assert choice_of(answer) == tuned.select(features) == selector.actions[int(script(features)[0])]
     copied = [root["answers"][0] for root in found["settings"][-1]["roots"]]
     assert [6] in copied and list(space.chain(2)) in copied
     assert set(HIDDEN_STATES).isdisjoint(found)

@@ -33,7 +33,7 @@ from pipelines.evaluate.stage import turns
 from pipelines.pair.loading import recipe
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import LookupRule, Mode
-from selector.export.deployed import DeployedSelector, config_of
+from selector.export.deployed import config_of
 from selector.latency import gpu_like
 from selector.runtime.selector import Selector
 from selector.runtime.tuned import Tuned
@@ -142,8 +142,9 @@ def methods_of(data: Texts) -> dict[str, Method]:
     lookups = tuple(range(len(SPACE.trees), len(SPACE)))
     mode = Mode(*timed.setting, best.action, (EARLY, LIGHT), best.speed, 0.5, (*chains, *lookups))
     module = opinionated()
-    made = DeployedSelector(module, PROFILE, [mode], "traversal")
-    tuned = Tuned(mode, Selector(made, config_of(module, "traversal", best.action, [mode]), PROFILE, [mode]))
+    tuned = Tuned(
+        mode, Selector(module.state_dict(), config_of(module, "traversal", best.action, [mode]), PROFILE, [mode])
+    )
     return {
         "chain": static("static", "specinfer", Action(1, 5, 0)),
         "tree": static("static", "traversal", ACTION),

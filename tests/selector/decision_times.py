@@ -16,6 +16,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from selector.export.write import load_script
 from selector.runtime.selector import load_selector
 from selector.schema import LIGHT
 from selector.train.module import SelectorModule
@@ -40,14 +41,14 @@ def timed(call: Callable[[], object]) -> float:
 
 @torch.no_grad()
 def main(folder: Path) -> None:
-    selector = load_selector(folder)
+    selector, script = load_selector(folder), load_script(folder)
     mode = next(each for each in selector.modes if each.decides)
     tuned = selector.at(mode.temperature, mode.top_p)
     data, rows = exported.roots_of(mode, LIGHT, count=1)
     features = exported.one_by_one(exported.batch_of(data, rows, LIGHT))[0]
     calls: dict[str, Callable[[], object]] = {
-        "Tuned.select (Numba)": lambda: tuned.select(features),
-        "selector.pt (TorchScript)": lambda: selector.module(features),
+        "Tuned.select (NumPy)": lambda: tuned.select(features),
+        "selector.pt (TorchScript)": lambda: script(features),
     }
     micros = np.array([[timed(call) for call in calls.values()] for _ in range(CALLS)])[CALLS // 10 :]
     for name, (median, late) in zip(calls, np.percentile(micros, (50, 99), axis=0).T, strict=True):

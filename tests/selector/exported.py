@@ -12,7 +12,7 @@ from torch import Tensor
 
 from selector.actions import Action, ActionSpace, Choice, Lookup, without_draft
 from selector.decision import NEVER, LookupRule, Mode, net_tokens
-from selector.export.write import write_artefact
+from selector.export.write import load_script, write_artefact
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Selector, load_selector
 from selector.schema import EARLY, EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, MATCH, SCALARS_KEY
@@ -80,7 +80,7 @@ def varies(made: SelectorModule, mode: Mode, level: str) -> bool:
     return len(last_B.unique()) > 3 and (len(mode.feature_levels) < 2 or 0.1 < drafts < 0.9)
 
 
-loaded = cache(load_selector)
+loaded, scripted = cache(load_selector), cache(load_script)
 
 
 def roots_of(mode: Mode, level: str, count: int = 5) -> tuple[Timed, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -170,14 +169,6 @@ def test_hidden_states_belong_to_their_roots() -> None:
             assert np.allclose(state[b], hidden_of(*PLACES[r], i))
 
 
-def test_light_features_are_the_scalars_alone() -> None:
-    for data in (some(), some(full=False)):
-        scalars_BF, states = data.features(slice(2, 5), full=False)
-        assert torch.equal(scalars_BF, data.scalars_RF[2:5])
-        assert states == []
-    assert (some(full=False).hidden_R == -1).all()
-
-
 def test_texts_that_are_taken_keep_all_that_is_theirs() -> None:
     """In the order of the whole, however they are asked for; hidden states, too."""
     data = some()
@@ -207,13 +198,6 @@ def test_a_verifier_without_labels_is_named() -> None:
     assert torch.equal(Timed(alone, "block", profile()).survivals_RS, labels_RS)
     with pytest.raises(InputError, match="no labels for lifted_uniform"):
         _ = Timed(alone, "lifted_uniform", profile()).survivals_RS
-
-
-def test_texts_are_timed_under_their_own_setting() -> None:
-    timed = Timed(some().setting_of((0.7, 0.9)), "block", profile())
-    assert timed.setting == (0.7, 0.9)
-    with pytest.raises(InputError, match="no times for block"):
-        timed.seconds()
 
 
 def written(folder: Path, shards: dict[str, list[dict]], full: bool = True) -> Path:
@@ -248,12 +232,4 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         read_texts(folder, "test", NAMES)
     (folder / "train" / "part-00000.parquet").unlink()
     with pytest.raises(InputError, match=r"part-00000.parquet is missing: run the data stage again"):
-        read_texts(folder, "train", NAMES)
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", json.dumps({"depends": {}}), "null"])
-def test_a_damaged_manifest_is_named(tmp_path: Path, content: str) -> None:
-    folder = written(tmp_path / "traces", {"train/part-00000.parquet": [row(0, 4)]})
-    (folder / "manifest.json").write_text(content)
-    with pytest.raises(InputError, match=r"manifest.json is damaged: remove .*traces and run the data stage again"):
         read_texts(folder, "train", NAMES)

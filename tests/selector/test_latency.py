@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup, StyledAction, choice_of
-from selector.decision import ASKED, LookupRule, Mode, of_batch
 from selector.latency import (
     VERSION,
     Correction,
@@ -17,9 +16,8 @@ from selector.latency import (
     gpu_like,
     interpolated_at,
 )
-from selector.runtime.artefact import ANY_LEVEL, decision_tables
-from selector.schema import DRAFTER, EARLY, FEATURES, FULL, LIGHT, MATCH, TEXT, InputError
-from selector.tables import Batches, Table
+from selector.schema import DRAFTER, EARLY, FULL, LIGHT, MATCH, TEXT, InputError
+from selector.tables import Table
 from tests.selector.synthetic import profile
 
 FLAT = LatencyProfile(
@@ -85,17 +83,6 @@ def test_what_needs_no_draft_takes_no_pass_of_it(feature_levels: tuple[str, ...]
     assert FLAT.action_seconds(EMPTY, 15, "traversal", feature_levels) == pytest.approx(own + 100)
     assert FLAT.action_seconds(Lookup(8), 15, "traversal", feature_levels) == pytest.approx(own + 108 + 300)
     assert FLAT.action_seconds(Action(1, 1, 0), 15, "traversal", feature_levels) == pytest.approx(own + 2 + 101 + 1000)
-
-
-def test_a_lookup_takes_a_chain_s_time_without_passes_and_with_a_verification_of_its_own() -> None:
-    for length in (2, 8, 16):
-        chain = ActionSpace.default().chain(length)
-        for own in (10, 55, 300):
-            drafted, copied = (profile().action_seconds(action, own, "traversal") for action in (chain, Lookup(length)))
-            passes = profile().draft.at(own, 2) + sum(profile().draft.at(own + n, 1) for n in range(1, length))
-            verified = profile().verify["traversal"].at(length, 1) - profile().copied.at(length, 1)
-            assert drafted - copied == pytest.approx(passes + verified)
-            assert verified > 0
 
 
 def test_tables_are_linear_between_and_constant_beyond_the_grid() -> None:
@@ -182,14 +169,6 @@ def test_a_gpu_like_profile_verifies_32_tokens_at_the_price_of_one() -> None:
     assert times[4, 0, 8] - times[4, 0, 7] == pytest.approx((0.05 + 0.5 / 32) * target)  # the 33rd token is not free
 
 
-def test_a_gpu_like_profile_has_times_for_every_way_to_decide() -> None:
-    made = gpu_like("pair", (name for name in ("block", "traversal")), draft_share=0.1)
-    for name in ("block", "traversal"):
-        for level in FEATURES:
-            gap = made.action_seconds(EMPTY, 100, name, (level,)) - made.action_seconds(EMPTY, 100, name)
-            assert gap == pytest.approx((0.1 * (level != EARLY) + 0.01) * made.target.at(100, 1))
-
-
 def test_corrections_count_passes_and_branches() -> None:
     """What a step took beyond the tables, once a step, per pass of the trunk and of the branches, and for branching."""
     shapes = {(1, 0, 0): (0, 0, 0, 0), (1, 3, 0): (1, 3, 0, 0), (1, 8, 2): (1, 10, 0, 0), (4, 0, 1): (1, 1, 0, 1)}
@@ -201,13 +180,6 @@ def test_corrections_count_passes_and_branches() -> None:
         assert correction_counts(action) == counts
         gap = corrected.action_seconds(action, 15, "traversal") - FLAT.action_seconds(action, 15, "traversal")
         assert gap == pytest.approx(sum(n * 10.0 ** (6 + i) for i, n in enumerate(counts)))
-
-
-def test_no_step_takes_less_than_nothing() -> None:
-    """Whatever was fitted on a machine that was disturbed."""
-    fitted = replace(profile(), step=-1.0)
-    for action in (EMPTY, Action(1, 4, 0), Lookup(4)):
-        assert 0 < fitted.action_seconds(action, 30, "traversal") < profile().target.at(30, 1)
 
 
 def test_every_row_is_charged_for_the_nucleus_where_there_is_one() -> None:
@@ -227,65 +199,6 @@ def test_a_root_pass_of_a_selector_is_filtered_too() -> None:
     for level, rows in (((LIGHT,), 3), ((EARLY, LIGHT), 3), ((EARLY,), 1)):
         plain, filtered = (sorting.action_seconds(EMPTY, 15, "traversal", level, setting=(1.0, p)) for p in (1.0, 0.9))
         assert filtered - plain == pytest.approx(0.5 * rows)
-
-
-@pytest.mark.parametrize("feature_levels", ASKED[2:], ids=" ".join)
-def test_decisions_are_made_by_sampling_setting(feature_levels: tuple[str, ...]) -> None:
-    own = replace(FLAT, nucleus=0.5)
-    tree = Action(1, 3, 0)
-    modes = [
-        Mode(0.5, 1.0, tree, speed=70.0),
-        Mode(1.0, 0.9, tree, feature_levels, speed=90.0, rho=0.25, allowed=(0, 5, 77, 235)),
-        Mode(1.0, 1.0, tree, feature_levels, speed=80.0, rho=0.5),
-        Mode(0.0, 1.0, tree, (MATCH,), speed=60.0, rule=LookupRule(6, 8)),
-    ]
-    tables = decision_tables(own, modes, "traversal", ActionSpace.with_lookups())
-    assert tables["settings_S3"].tolist() == [[0.5, 1.0, 0], [1.0, pytest.approx(0.9), 0], [1.0, 1.0, 0], [0.0, 1.0, 0]]
-    assert tables["level_S"].tolist() == [ANY_LEVEL] * 4
-    assert tables["speed_S"].tolist() == [70, 90, 80, 60]
-    assert tables["rho_S"].tolist() == [1.0, 0.25, 0.5, 1.0]
-    may = [allowed_A.nonzero()[:, 0].tolist() for allowed_A in tables["allowed_SA"]]
-    assert may == [[ACTIONS.index(tree)], [0, 5, 77, 235], list(range(237)), [ACTIONS.index(tree)]]
-    late = float(feature_levels not in ((TEXT,), (EARLY,)))
-    assert tables["late_S"].tolist() == [0, late, late, 0]
-    assert tables["least_S"][3] == 6 and float(tables["least_S"][:3].min()) > 1e6  # no text is so long
-    assert tables["copied_SA"][3].nonzero()[:, 0].tolist() == [ACTIONS.index(Lookup(8))]
-    lengths_B = torch.full((4,), 15.0)
-    for seen_all, table_SLA in ((True, tables["late_SLA"]), (False, tables["early_SLA"])):
-        times_SA = interpolated_at(table_SLA, tables["lengths_L"], torch.arange(4), lengths_B)
-        for mode, times_A in zip(modes, times_SA, strict=True):
-            asked = (
-                mode.feature_levels
-                if seen_all
-                else tuple(each for each in mode.feature_levels if each in (TEXT, EARLY))
-            )
-            for action in (EMPTY, tree, Action(2, 1, 2), Lookup(4)):
-                expected = own.action_seconds(action, 15, "traversal", asked, setting=(mode.temperature, mode.top_p))
-                assert float(times_A[ACTIONS.index(action)]) == pytest.approx(expected)
-
-
-def test_decisions_are_made_by_number_of_requests_and_by_level() -> None:
-    """With the times of so many requests together; the setting has the logarithm of their number."""
-
-    def twice(table: Table) -> Table:
-        return replace(table, seconds=[[2 * each for each in row] for row in table.seconds])
-
-    drafts, targets = ([table, twice(table)] for table in (FLAT.draft, FLAT.target))
-    own, tree = replace(FLAT, batches=Batches([1, 8], drafts, targets, stepped=False)), Action(1, 3, 0)
-    modes = [
-        Mode(0.0, 1.0, tree, asked, speed=70.0, batch=batch, level=level)
-        for batch in (1, 8)
-        for level, asked in ((TEXT, (TEXT,)), (DRAFTER, (DRAFTER,)), ("", ()))
-    ]
-    tables = decision_tables(own, modes, "traversal", ActionSpace.with_lookups())
-    assert tables["settings_S3"][:, 2].tolist() == pytest.approx([0, 0, 0, *[of_batch(8)] * 3])
-    assert tables["level_S"].tolist() == [0, 1, ANY_LEVEL, 0, 1, ANY_LEVEL]
-    times_SA = interpolated_at(tables["late_SLA"], tables["lengths_L"], torch.arange(6), torch.full((6,), 15.0))
-    for mode, times_A in zip(modes, times_SA, strict=True):
-        for action in (EMPTY, tree, Lookup(4)):
-            expected = own.at_batch(mode.batch).action_seconds(action, 15, "traversal", mode.feature_levels)
-            assert float(times_A[ACTIONS.index(action)]) == pytest.approx(expected)
-    assert float(times_SA[3].min()) > float(times_SA[0].min())
 
 
 def test_coinciding_branches_are_one_node() -> None:

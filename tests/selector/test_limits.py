@@ -7,21 +7,15 @@ import pytest
 import torch
 
 from selector.actions import EMPTY, Action, Lookup
-from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Selector, load_selector
-from selector.schema import (
-    LIGHT,
-    InputError,
-)
+from selector.schema import FULL, LIGHT, InputError
 from selector.tables import Table
 from selector.train.data import Timed
 from tests.selector.exported import (
     ANY,
     IN_TURN,
-    KINDS,
     MODES,
-    NAMES,
     SOME,
     batch_of,
     early_of,
@@ -47,43 +41,38 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=NAMES)
 @pytest.mark.parametrize(("nodes", "shapes"), LIMITS)
 @pytest.mark.parametrize("objective", ["policy", "regressor"])
 def test_only_allowed_trees_are_chosen(
-    artefacts: dict[tuple[str, str], Path],
-    objective: str,
-    nodes: int | None,
-    shapes: list[tuple[int, ...]] | None,
-    mode: Mode,
+    artefacts: dict[tuple[str, str], Path], objective: str, nodes: int | None, shapes: list[tuple[int, ...]] | None
 ) -> None:
     """The best of those that an engine can draft; the static one is the fastest tree, and time is worth less. A rule
     whose lookup is not among them is left out."""
     selector, made = loaded(artefacts[objective, LIGHT]), module_of(objective)
-    tuned = selector.at(mode.temperature, mode.top_p, nodes=nodes, shapes=shapes)
     can = [
         a
         for a, action in enumerate(SPACE)
         if (nodes is None or action.nodes <= nodes) and (shapes is None or action in map(tuple, shapes))
     ]
-    speed_A = selector.config.static_speeds(selector.modes[MODES.index(mode)], selector.latency)
-    best = max((a for a in can if a < len(SPACE.trees)), key=lambda a: float(speed_A[a]))
-    copies = mode.rule is not None and SPACE.index(Lookup(mode.rule.length)) in can
-    if copies and SPACE.index(mode.action) in can:
-        best = SPACE.index(mode.action)  # the tree that goes with the rule
-    assert tuned.feature_levels == (mode.feature_levels if mode.decides or copies else ())
-    assert tuned.mode.rule == (mode.rule if copies else None)
-    assert tuned.select(None) == SPACE.actions[best]
-    own = mode.allowed or range(len(SPACE))
-    may = {a for a in can if a in own} or set(can)
-    assert set(tuned.mode.allowed) == {*may, best}
-    factor = float(speed_A[best] / speed_A[SPACE.index(mode.action)])
-    assert tuned.mode.speed == pytest.approx(factor * mode.speed)
-    data, rows = roots_of(mode, LIGHT, count=2)
-    roots = one_by_one(batch_of(data, rows, LIGHT))
-    chosen = [in_turn(tuned.select, tuned.mode, features) for features in roots]
-    assert set(chosen) <= set(can)
-    assert most_lost(made, data, tuned.mode, rows, chosen) < 1e-4
+    for mode in MODES:
+        tuned = selector.at(mode.temperature, mode.top_p, nodes=nodes, shapes=shapes)
+        speed_A = selector.config.static_speeds(selector.modes[MODES.index(mode)], selector.latency)
+        best = max((a for a in can if a < len(SPACE.trees)), key=lambda a: float(speed_A[a]))
+        copies = mode.rule is not None and SPACE.index(Lookup(mode.rule.length)) in can
+        if copies and SPACE.index(mode.action) in can:
+            best = SPACE.index(mode.action)  # the tree that goes with the rule
+        assert tuned.feature_levels == (mode.feature_levels if mode.decides or copies else ())
+        assert tuned.mode.rule == (mode.rule if copies else None)
+        assert tuned.select(None) == SPACE.actions[best]
+        may = {a for a in can if a in (mode.allowed or range(len(SPACE)))} or set(can)
+        assert set(tuned.mode.allowed) == {*may, best}
+        factor = float(speed_A[best] / speed_A[SPACE.index(mode.action)])
+        assert tuned.mode.speed == pytest.approx(factor * mode.speed)
+        data, rows = roots_of(mode, LIGHT, count=1)
+        roots = one_by_one(batch_of(data, rows, LIGHT))
+        chosen = [in_turn(tuned.select, tuned.mode, features) for features in roots]
+        assert set(chosen) <= set(can)
+        assert most_lost(made, data, tuned.mode, rows, chosen) < 1e-4
 
 
 def test_limits_that_leave_no_tree_are_refused(artefact: Path) -> None:
@@ -116,31 +105,25 @@ def test_another_machine_has_its_own_static_trees_speeds_and_times(artefact: Pat
         assert moved.action == SPACE.actions[best] == there.at(mode.temperature, mode.top_p).select(None)
         assert moved.speed == pytest.approx(mode.speed * float(speed_A[best] / before_A[SPACE.index(mode.action)]))
         assert moved.speed < mode.speed
-        assert (moved.feature_levels, moved.rule, moved.rho, moved.allowed) == (
-            mode.feature_levels,
-            mode.rule,
-            mode.rho,
-            (),
-        )
+        unchanged = replace(mode, action=moved.action, speed=moved.speed, allowed=())
+        assert moved == unchanged
     assert here.modes[0].action != there.modes[0].action
 
 
-@pytest.mark.parametrize(("objective", "level"), KINDS)
+@pytest.mark.parametrize(("objective", "level"), [("regressor", LIGHT), ("regressor", FULL), ("policy", LIGHT)])
 def test_decisions_there_are_by_that_machines_times(
     artefacts: dict[tuple[str, str], Path], objective: str, level: str
 ) -> None:
-    """The exported file and the fast path alike."""
     slow = replace(profile(draft=3e-3), device="slow")
     selector, made = load_selector(artefacts[objective, level], latency=slow), module_of(objective, level)
     for moved in selector.modes:
-        data, rows = roots_of(moved, level, count=3)
+        data, rows = roots_of(moved, level, count=1)
         data = Timed(data.texts, "traversal", slow)
         batch = batch_of(data, rows, level)
         assert torch.allclose(selector.scores(batch), worth(made, data, moved)[rows], atol=1e-3, rtol=1e-5)
         tuned = selector.at(moved.temperature, moved.top_p)
-        for ask in (selector.select, tuned.select):
-            chosen = [in_turn(ask, moved, features) for features in one_by_one(batch)]
-            assert most_lost(made, data, moved, rows, chosen) < 1e-4
+        chosen = [in_turn(tuned.select, moved, features) for features in one_by_one(batch)]
+        assert most_lost(made, data, moved, rows, chosen) < 1e-4
 
 
 def test_where_drafting_is_dear_shorter_trees_are_drafted(artefact: Path) -> None:

@@ -11,9 +11,8 @@ import torch
 from selector.actions import Action, ActionSpace
 from selector.runtime.joint import Shapes, joint_choice, step_clock
 from selector.schema import InputError
-from selector.tables import Table
 from selector.train.mixed import PARTS, MixedBatches
-from tests.selector.logged import SPACE, profile, texts, timed
+from tests.selector.logged import SPACE, profile, timed
 from tests.selector.synthetic import profile as alone
 
 
@@ -96,24 +95,3 @@ def test_joint_decisions_that_know_all_labels_are_faster_than_any_fixed_length()
     best = max(fixed, key=lambda each: each.speed)
     oracle = batches.select(known_RA, batches.speed_of(known_RA, best.speed))
     assert oracle.over(best).value > 1.05
-
-
-def test_at_one_speed_and_flat_predictions_all_requests_decide_alike() -> None:
-    data = timed(2)
-    batches = MixedBatches(data, profile(), 2)
-    flat_RA = SPACE.efficiencies(data.survivals_RS.mean(0)).expand(len(data.texts.length_R), -1)
-    found = batches.select(flat_RA, 300.0)
-    clock = step_clock(profile(), 2)
-    token, one_pass = clock.prices(40.0, 2)
-    action = joint_choice(flat_RA[:2].double().numpy(), Shapes.of(SPACE), 300.0, token, one_pass)
-    assert len(set(action.tolist())) == 1
-    same = batches.replay(torch.full((len(flat_RA),), int(action[0])))
-    assert found.speed == pytest.approx(same.speed)
-
-
-def test_prices_are_those_of_the_tables() -> None:
-    own = profile()
-    token, one_pass = step_clock(own, 4).prices(50.0, 4)
-    assert token == pytest.approx(2e-4) and one_pass == pytest.approx(1.4e-3)
-    constant = Table([1], [1, 64], [[1e-3, 2e-3]])
-    assert len(texts().size_X) == 9 and constant.at(5, 1) == 1e-3

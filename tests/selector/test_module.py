@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from selector.actions import Lookup
-from selector.decision import LookupRule, Mode
-from selector.schema import EARLY, FULL, LIGHT, MATCH, PAIR
+from selector.decision import Mode
+from selector.schema import EARLY, FULL, LIGHT, PAIR
 from selector.train.data import Timed
 from selector.train.module import Batch, RootsModule, SelectorModule, learned_rows
 from selector.train.objective import policy_ratios, survival_loss
@@ -96,19 +96,6 @@ def test_a_regressor_knows_what_trees_yield() -> None:
 
 
 @BOTH
-def test_scores_do_not_depend_on_what_is_asked_together(
-    objective: str, level: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, data = opinionated(objective, level), texts(level=level)
-    whole = {each: made.scores(data, each) for each in (EARLY, level)}
-    assert whole[EARLY].shape == whole[level].shape == (240, 453)
-    assert torch.equal(made.scores(data), whole[level])
-    monkeypatch.setattr("selector.train.module.ROWS_AT_ONCE", 7)
-    for each, whole_RA in whole.items():
-        assert torch.allclose(made.scores(data, each), whole_RA, atol=1e-5)
-
-
-@BOTH
 def test_early_scores_know_nothing_of_the_draft(objective: str, level: str) -> None:
     """Other scalars that need its pass, and other hidden states, change the scores at all features alone."""
     made, data = opinionated(objective, level), texts(level=level)
@@ -117,25 +104,6 @@ def test_early_scores_know_nothing_of_the_draft(objective: str, level: str) -> N
     other = replace(data, scalars_RF=scalars_RF, hidden={name: -rows for name, rows in data.hidden.items()})
     assert torch.equal(made.scores(other, EARLY), made.scores(data, EARLY))
     assert not torch.allclose(made.scores(other, level), made.scores(data, level), atol=1e-2)
-
-
-def test_predictions_are_the_scores_with_all_feature_levels_of_a_mode() -> None:
-    made, data = opinionated(), texts()
-    static = static_mode(timed(data))
-    for level in ((), (EARLY,), (LIGHT,), (EARLY, LIGHT)):
-        predictions = made.predictions(data, replace(static, feature_levels=level))
-        assert tuple(predictions) == level
-        for each, scores_RA in predictions.items():
-            assert torch.equal(scores_RA, made.scores(data, each))
-    assert made.predictions(data, replace(static, feature_levels=(MATCH,), rule=LookupRule(4, 8))) == {}
-
-
-def test_a_regressors_scores_are_block_efficiencies_and_know_no_times() -> None:
-    made, data = opinionated(), texts()
-    for scores_RA, passed in ((made.scores(data), 1.0), (made.scores(data, EARLY), 0.0)):
-        log_survivals_RS = made.network(data.scalars_RF, [], torch.full((240, 1), passed))
-        assert torch.allclose(scores_RA, SPACE.efficiencies(log_survivals_RS.exp()))
-        assert bool((scores_RA >= 1).all()) and bool((scores_RA[:, 0] == 1).all())
 
 
 def batch_of(level: str = LIGHT) -> Batch:
@@ -274,12 +242,3 @@ def test_training_is_judged_by_replay_of_validation_texts() -> None:
     assert logs.seen[-1]["validation/replay"] == pytest.approx(sum(ratios) / 2, rel=1e-5)
     assert {"train/loss", "validation/loss"} <= set(trainer.callback_metrics)
     assert logs.seen[1]["validation/loss"] < logs.seen[0]["validation/loss"]
-
-
-def test_a_module_survives_its_hyperparameters() -> None:
-    made = opinionated("policy", FULL)
-    again = SelectorModule(**made.hparams)
-    again.load_state_dict(made.state_dict())
-    data = texts(level=FULL)
-    assert torch.equal(again.eval().scores(data), made.scores(data))
-    assert again.is_full and not again.is_regressor

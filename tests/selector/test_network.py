@@ -95,34 +95,6 @@ def test_extreme_means_begin_somewhere_finite(mean: float) -> None:
     assert all(bool(p.grad.isfinite().all()) for p in own.parameters() if p.grad is not None)
 
 
-def test_noisy_means_that_rise_along_a_path_are_borne() -> None:
-    """Labels of drawn siblings may put a mean above the one before it, or above 1."""
-    space = ActionSpace(3, 2, 2)
-    own = network(space)
-    mean_S = torch.rand(len(space.sums_SA), generator=torch.Generator().manual_seed(3)) * 1.2
-    own.begin_at(mean_S)
-    assert bool(own(*inputs(), PASSED).isfinite().all())
-
-
-@pytest.mark.parametrize("space", SPACES, ids=str)
-def test_block_efficiencies_are_sums_of_predicted_survivals(space: ActionSpace) -> None:
-    """Of every action: 1 and its survivals, each the product of its own probabilities."""
-    own, (scalars_BF, states) = network(space), inputs(4)
-    with torch.no_grad():
-        own.body.mlp[-1].weight.mul_(10)
-        accepted_BS = own.body(scalars_BF, states, PASSED[:4]).sigmoid()
-        efficiency_BA = space.efficiencies(own(scalars_BF, states, PASSED[:4]).exp())
-    place = {name_of(space, s): s for s in range(len(space.sums_SA))}
-    for b in range(4):
-        accepted = {name: float(accepted_BS[b, s]) for name, s in place.items()}
-        for a, action in enumerate(space):
-            expected, kept = 1.0, 1.0
-            for name in own_survivals(action):
-                kept *= accepted[name]
-                expected += kept
-            assert float(efficiency_BA[b, a]) == pytest.approx(expected, rel=1e-4)
-
-
 def test_a_feature_that_never_varies_stays_at_zero() -> None:
     body = RootNetwork(schema(2, 1), WIDTHS, 3)
     scalars = torch.tensor([[2.0, 0.3], [2.0, 0.5]])
@@ -168,18 +140,6 @@ def test_before_the_draft_has_passed_the_root_the_early_scalars_alone_count(widt
     assert torch.allclose(own(scalars_BF, states, mixed_B1), torch.where(mixed_B1 > 0, after, before), atol=1e-6)
 
 
-def test_every_hidden_state_counts_and_a_light_network_has_none() -> None:
-    body, (scalars_BF, states) = network(ActionSpace(2, 1, 1)).body, inputs()
-    before = body(scalars_BF, states, PASSED)
-    for i in range(3):
-        other = [state + 1.0 * (i == j) * torch.arange(state.shape[1]) for j, state in enumerate(states)]
-        assert not torch.allclose(body(scalars_BF, other, PASSED), before, atol=1e-3), i
-    light = RootNetwork(schema(SCALARS, EARLY), [], 5)
-    assert len(light.blocks) == 0
-    assert light.mlp[0].in_features == SCALARS + 1
-    assert light(scalars_BF, [], PASSED).shape == (20, 5)
-
-
 def test_what_is_for_the_decision_alone_is_not_seen() -> None:
     """Whatever it is, before and after scaling; what is seen stays as it is without it."""
     torch.manual_seed(5)
@@ -210,19 +170,3 @@ def test_numbers_of_tokens_go_in_by_their_logarithm() -> None:
     outputs = counting(scalars_BF, [], torch.ones(16, 1))
     assert torch.allclose(outputs, plain(logarithms_BF, [], torch.ones(16, 1)), atol=1e-6)
     assert not torch.allclose(outputs, plain(scalars_BF, [], torch.ones(16, 1)), atol=0.1)
-
-
-@pytest.mark.parametrize("size", [1e2, 1e4, 1e6])
-def test_hidden_states_of_any_size_give_inputs_of_bounded_length(size: float) -> None:
-    """Each is normalised after its projection, so that it needs no clamp to its training range: larger states move the
-    outputs no farther than a bound that follows from the weights."""
-    own, (scalars_BF, states) = network(SPACES[0]), inputs()
-    with torch.no_grad():
-        for block, state_BD in zip(own.body.blocks, states, strict=True):
-            linear, norm = block
-            torch.nn.init.normal_(linear.weight), torch.nn.init.normal_(norm.weight)
-            length = block(size * state_BD).norm(dim=-1)
-            most = len(norm.weight) ** 0.5 * norm.weight.abs().max() + norm.bias.norm()
-            assert bool((length <= most * 1.001).all())
-        large, larger = (own(scalars_BF, [size * f * each for each in states], PASSED) for f in (1, 10))
-    torch.testing.assert_close(large, larger, atol=0.05, rtol=0.05)  # what stays is the direction

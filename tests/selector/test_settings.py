@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from selector.actions import EMPTY
-from selector.decision import NEVER, Mode
+from selector.decision import Mode
 from selector.runtime.selector import load_selector
 from selector.runtime.tuned import Tuned
 from selector.schema import FULL, LIGHT, MATCH, PAIR, SCALARS_KEY, InputError
@@ -19,7 +19,6 @@ from tests.selector.exported import (
     COPIES,
     IN_TURN,
     MODES,
-    NUCLEUS,
     SHORT,
     SOME,
     STATIC,
@@ -29,6 +28,7 @@ from tests.selector.exported import (
     modes_of,
     one_by_one,
     roots_of,
+    scripted,
 )
 from tests.selector.synthetic import SPACE, profile
 
@@ -60,27 +60,26 @@ def test_top_k_and_min_p_are_compared_with_the_modes_own() -> None:
         ({"temperature": 1.0, "top_k": 5}, SOME, "temperature 1, top-p 1, top-k 5: too far"),
         ({"temperature": 1.0, "min_p": 0.3}, SOME, "temperature 1, top-p 1, min-p 0.3: too far"),
         ({"temperature": 0.4, "top_p": 0.8}, COPIES, "temperature 0.4, top-p 0.8: too far"),
+        ({"temperature": 9.0}, SHORT, "temperature 9, top-p 1: too far"),
     ],
-    ids=["temperature", "top-k", "min-p", "top-p"],
+    ids=["temperature", "top-k", "min-p", "top-p", "with a rule"],
 )
-def test_far_from_every_trained_setting_the_rule_and_the_best_static_tree_decide(
+def test_far_from_every_trained_setting_the_rule_and_the_static_tree_decide(
     artefact: Path, asked: dict[str, float], mode: Mode, words: str
 ) -> None:
     """And one line says so, once in a process."""
     selector = load_selector(artefact)
     data, rows = roots_of(replace(mode, temperature=asked["temperature"]), LIGHT)
-    best = SPACE.trees[int(selector.config.static_speeds(selector.modes[MODES.index(mode)], selector.latency).argmax())]
     with pytest.warns(UserWarning, match=words) as warned:
         tuned = selector.at(**asked)
     assert len(warned) == 1 and "\n" not in str(warned[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert selector.at(**asked).mode == tuned.mode
-    assert tuned.feature_levels == ((MATCH,) if mode.rule else ()) and tuned.select(None) == best
-    chosen = {tuned.select(features) for features in one_by_one(batch_of(data, rows, LIGHT))}
-    assert chosen == {best, *([mode.rule.lookup] if mode.rule else [])}
-    with pytest.warns(UserWarning, match=words):
         assert selector.at(**asked, nodes=2).select(None).nodes <= 2  # type: ignore[union-attr]
+    assert tuned.feature_levels == ((MATCH,) if mode.rule else ()) and tuned.select(None) == mode.action
+    chosen = {tuned.select(features) for features in one_by_one(batch_of(data, rows, LIGHT))}
+    assert chosen == {mode.action, *([mode.rule.lookup] if mode.rule else [])}
 
 
 def test_the_nearest_of_the_modes_that_cover_a_setting_decides(artefact: Path) -> None:
@@ -90,25 +89,23 @@ def test_the_nearest_of_the_modes_that_cover_a_setting_decides(artefact: Path) -
         assert load_selector(artefact).at(0.91, 0.96).mode == SOME
 
 
-@torch.no_grad()
-def test_features_far_from_every_setting_give_the_static_tree_in_every_form(artefact: Path) -> None:
-    """TorchScript and `select`; within the distance the mode decides."""
-    selector = load_selector(artefact)
-    for mode in (SOME, COPIES, NUCLEUS):
-        data, rows = roots_of(mode, LIGHT)
-        batch = batch_of(data, rows, LIGHT)
-        for further, far in ((0.05, False), (5.0, True)):
-            batch[SCALARS_KEY][:, PAIR.index("temperature")] = mode.temperature + further
-            found, scores = selector.module(batch)
-            static = {SPACE.index(each.action) for each in selector.modes}
-            assert (len(found.unique()) == 1 and set(found.tolist()) <= static) == far
-            if far:
-                nearest = max(selector.modes, key=lambda each: (each.temperature, each.top_p == mode.top_p))
-                assert set(found.tolist()) == {SPACE.index(nearest.action)}
-                assert (scores[:, SPACE.index(EMPTY)] == NEVER).all()
-    one = one_by_one(batch)[0]
-    with pytest.warns(UserWarning, match=r"features: temperature 6, top-p 0.9: too far from every trained setting"):
-        assert selector.select(one) in {mode.action for mode in selector.modes}
+@pytest.mark.parametrize(("far", "nearest"), [(1.15, SOME), (0.45, COPIES), (5.0, SHORT)], ids=["tree", "rule", "both"])
+@torch.inference_mode()
+def test_features_far_from_every_setting_give_the_rule_in_every_form(artefact: Path, far: float, nearest: Mode) -> None:
+    """TorchScript, the selector, and a mode that was asked for another setting; both may say so."""
+    selector, (data, rows) = load_selector(artefact), roots_of(replace(SOME, temperature=far), LIGHT)
+    batch = batch_of(data, rows, LIGHT)
+    if nearest is COPIES:
+        batch[SCALARS_KEY][:, PAIR.index("top_p")] = 0.5
+    expected = [nearest.copied(float(match)) for match in batch[SCALARS_KEY][:, PAIR.index("match")]]
+    assert [SPACE.actions[a] for a in scripted(artefact)(batch)[0]] == expected
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert [selector.select(root) for root in one_by_one(batch)] == expected
+        assert [SPACE.actions[a] for a in selector.scores(batch).argmax(-1)] == expected
+        assert {Tuned(SOME, selector).select(root) for root in one_by_one(batch)} == {SOME.action}
+    if nearest.decides:
+        assert all("too far from the trained" in str(each.message) for each in warned) and 0 < len(warned) < 3
 
 
 @pytest.mark.parametrize("asked", [{"top_k": -1}, {"min_p": 1.5}, {"min_p": float("nan")}])
@@ -117,46 +114,30 @@ def test_what_is_no_truncation_is_refused(artefact: Path, asked: dict[str, float
         loaded(artefact).at(1.0, **asked)
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode is not STATIC])
-def test_features_of_another_setting_are_refused(artefact: Path, mode: Mode) -> None:
-    tuned = loaded(artefact).at(*mode.setting)
-    data, rows = roots_of(mode, LIGHT, count=1)
-    features = one_by_one(batch_of(data, rows, LIGHT))[0]
-    tuned.select(features)
-    features[SCALARS_KEY][PAIR.index("temperature")] += 0.3
-    with pytest.raises(
-        InputError, match=rf"features: temperature .*; these decisions are for temperature {mode.temperature:g}"
-    ):
-        tuned.select(features)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_scalars_of_another_dtype_are_refused(artefact: Path, dtype: torch.dtype) -> None:
     """In one line, also where NumPy has no such dtype."""
     data, rows = roots_of(IN_TURN, LIGHT, count=1)
     scalars = one_by_one(batch_of(data, rows, LIGHT))[0][SCALARS_KEY]
-    with pytest.raises(InputError, match=f"features: scalars is {dtype}"):
-        loaded(artefact).at(*IN_TURN.setting).select({SCALARS_KEY: scalars[: PAIR.first].to(dtype)})
+    for ask in (loaded(artefact).at(*IN_TURN.setting).select, loaded(artefact).select):
+        with pytest.raises(InputError, match=f"features: scalars is {dtype}"):
+            ask({SCALARS_KEY: scalars[: PAIR.first].to(dtype)})
 
 
 @pytest.mark.parametrize("match", [float("nan"), float("inf")])
 def test_a_match_that_is_not_finite_is_refused(artefact: Path, match: float) -> None:
-    data, rows = roots_of(COPIES, LIGHT, count=1)
-    scalars = one_by_one(batch_of(data, rows, LIGHT))[0][SCALARS_KEY]
+    scalars = torch.ones(len(PAIR.names))
     scalars[PAIR.index("match")] = match
-    for features in ({MATCH: torch.tensor(match)}, {SCALARS_KEY: scalars}):
-        with pytest.raises(InputError, match="features: match is not finite"):
+    for features, name in (({MATCH: torch.tensor(match)}, "match"), ({SCALARS_KEY: scalars}, "scalars")):
+        with pytest.raises(InputError, match=f"features: {name} is not finite"):
             loaded(artefact).at(*COPIES.setting).select(features)
-    with pytest.raises(InputError, match="features: match is not finite"):
-        Tuned(COPIES).select({MATCH: torch.tensor(match)})
 
 
 def test_another_pair_and_another_machine_are_named_once(artefact: Path) -> None:
     selector = load_selector(artefact)  # for the models `t` and `d`
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        selector.check_pair("t", "models/d/", profile().device)
-        selector.check_pair("t", "d", f"{profile().device}, 2 threads, float32")
+        selector.check_pair("t", "models/d/", f"{profile().device}, 2 threads, float32")
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         selector.check_pair("org/other", "d", "a laptop")
@@ -180,14 +161,12 @@ def test_other_weights_under_the_same_names_are_named(artefact: Path) -> None:
 
 
 @pytest.mark.parametrize("level", [LIGHT, FULL])
-@torch.no_grad()
+@torch.inference_mode()
 def test_no_form_gives_its_network_an_input_beyond_its_range_in_training(
     artefacts: dict[tuple[str, str], Path], level: str
 ) -> None:
-    """TorchScript and the fast path: features far outside the range, which the artefact states, give what the nearest
-    features inside give."""
+    """Features far outside the range, which the artefact states, give what the nearest features inside give."""
     folder = artefacts["regressor", level]
-    selector = loaded(folder)
     stated = json.loads((folder / "config.json").read_text())["features"]["scalars"]
     low_F, high_F = (torch.tensor([scalar[side] for scalar in stated]) for side in ("lowest", "highest"))
     own_F = torch.tensor(
@@ -202,13 +181,10 @@ def test_no_form_gives_its_network_an_input_beyond_its_range_in_training(
         beyond[SCALARS_KEY] = torch.where(own_F, inside[SCALARS_KEY], torch.where(up_F, high_F + 1e3, low_F - 1e3))
         edge[SCALARS_KEY] = torch.where(own_F, inside[SCALARS_KEY], torch.where(up_F, high_F, low_F))
         for view in (lambda features: features, early_of):
-            (_, far_BA), (_, near_BA), (_, own_BA) = (selector.module(view(each)) for each in (beyond, edge, inside))
-            torch.testing.assert_close(far_BA, near_BA, atol=1e-3, rtol=1e-5)
-            assert not torch.allclose(near_BA, own_BA, atol=1e-2)
-        tuned = selector.at(*mode.setting)
-        if level == mode.feature_levels[-1]:
-            asked = zip(one_by_one(beyond), one_by_one(edge), strict=True)
-            assert all(tuned.select(far) == tuned.select(near) for far, near in asked)
+            for scores in (loaded(folder).scores, lambda batch: scripted(folder)(batch)[1]):
+                far_BA, near_BA, own_BA = (scores(view(each)) for each in (beyond, edge, inside))
+                torch.testing.assert_close(far_BA, near_BA, atol=1e-3, rtol=1e-5)
+                assert not torch.allclose(near_BA, own_BA, atol=1e-2)
 
 
 def test_a_selector_and_its_decisions_say_what_they_are(artefact: Path) -> None:
@@ -216,12 +192,10 @@ def test_a_selector_and_its_decisions_say_what_they_are(artefact: Path) -> None:
     assert repr(selector).startswith("Selector(t / d, traversal; a regressor with light features, ")
     assert "; temperature 0.2, top-p 1; temperature 0.4, top-p 1; " in repr(selector)
     asked = {mode: repr(selector.at(*mode.setting)) for mode in MODES}
+    rule = "lookup 8 after a match of 5 tokens or more, else"
     assert asked[STATIC] == "Tuned(temperature 0.2, top-p 1: always (1, 4, 0))"
-    assert (
-        asked[COPIES] == "Tuned(temperature 0.4, top-p 1: lookup 8 after a match of 5 tokens or more, else (1, 4, 0))"
-    )
+    assert asked[COPIES] == f"Tuned(temperature 0.4, top-p 1: {rule} (1, 4, 0))"
     assert asked[SOME].endswith(": a network with light features chooses among 22 actions)")
     both = ": a network with early and then light features chooses among all actions"
     assert asked[IN_TURN].endswith(f"{both})")
-    longer = "beyond 70 tokens lookup 8 after a match of 5 tokens or more, else (1, 3, 0)"
-    assert asked[SHORT].endswith(f"{both}; {longer})")
+    assert asked[SHORT].endswith(f"{both}; beyond 70 tokens {rule} (1, 3, 0))")

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, Action, ActionSpace, Lookup, without_draft
-from selector.decision import RHOS, LookupRule, Mode, choices
+from selector.actions import EMPTY, Action, Lookup, without_draft
+from selector.decision import RHOS, LookupRule, Mode
 from selector.latency import Table, interpolated_at
-from selector.schema import EARLY, FULL, LIGHT, MATCH, PAIR
+from selector.schema import EARLY, FULL, LIGHT, MATCH
 from selector.train.data import Timed
 from selector.train.replay import Lateness, Ratio, Replayed, replay
 from selector.train.tuning import (
@@ -29,7 +29,7 @@ from selector.train.tuning import (
     tune_lookup_rule,
     tune_mode,
 )
-from tests.selector.synthetic import EASY, FORETOLD, HARD, REPEATED, SPACE, profile, survivals_of, texts, timed
+from tests.selector.synthetic import REPEATED, SPACE, profile, survivals_of, texts, timed
 
 TREES = len(SPACE.trees)
 
@@ -84,13 +84,6 @@ def test_the_best_static_tree_is_that_of_brute_force(data: Timed, static: Mode) 
         assert found.block_efficiency == pytest.approx(replays[best].block_efficiency, rel=1e-5)
 
 
-def test_the_best_static_tree_of_some_texts(data: Timed) -> None:
-    table, index_X = StaticTable.of(data), torch.tensor([1, 4, 7])
-    own = StaticTable.of(timed(data.texts.take(index_X)))
-    assert torch.allclose(table.speeds(index_X), own.speeds())
-    assert table.best(index_X) == own.best()
-
-
 def priced(data: Timed, predictions: dict[str, Tensor], static: Mode, feature_levels: tuple[str, ...]) -> list[Mode]:
     """Every price of time that is tried for one way to ask."""
     own = replace(static, feature_levels=feature_levels, rho=1.0)
@@ -143,33 +136,6 @@ def test_a_gain_pays_where_it_is_two_standard_errors_ahead(
     assert Judged(static, Ratio(value, error)).pays == pays
 
 
-def test_first_roots_draft_the_static_tree(data: Timed, static: Mode) -> None:
-    mode = replace(static, feature_levels=(LIGHT,), rho=0.5)
-    seconds_RA, scores_RA, unknown_R = data.seconds((LIGHT,)), true_scores(data), data.texts.unknown_R
-    chosen_R = decide(data, {LIGHT: scores_RA}, mode).action_R
-    at = SPACE.index(static.action)
-    assert unknown_R.sum() == 10
-    assert (chosen_R[unknown_R] == at).all()
-    assert torch.equal(chosen_R[~unknown_R], choices(scores_RA, seconds_RA, mode, SPACE)[~unknown_R])
-    for predictions in ({LIGHT: scores_RA}, {}):
-        assert (decide(data, predictions, static).action_R == at).all()
-
-
-def test_what_is_decided_is_charged_for_deciding(data: Timed, static: Mode) -> None:
-    """The very same trees, once by a decision and once without."""
-    logits_RA = torch.zeros(150, len(SPACE))
-    logits_RA[:, SPACE.index(static.action)] = 1
-    free = replay_mode(data, {}, static)
-    for level in ((EARLY,), (LIGHT,), (EARLY, LIGHT)):
-        dear = replay_mode(data, dict.fromkeys(level, logits_RA), replace(static, feature_levels=level), policy=True)
-        assert torch.allclose(dear.tokens_X, free.tokens_X)
-        assert torch.allclose(dear.steps_X, free.steps_X)
-        own = sum(profile().decide[each] for each in level)
-        at_first = own - profile().decide[level[0]]  # first roots ask once: the static tree is drafted there anyway
-        more_X = dear.seconds_X - free.seconds_X
-        assert torch.allclose(more_X, own * free.steps_X - at_first, rtol=1e-3)
-
-
 def test_a_rules_decision_is_charged_too(data: Timed, static: Mode) -> None:
     """Whether it copies or not; what it copies costs no more than that."""
     times = replace(data.profile, decide={**data.profile.decide, MATCH: 0.002})
@@ -198,21 +164,6 @@ def test_only_trees_that_are_never_missed_are_left_out(data: Timed) -> None:
     assert float(share_A[of_use].sum() - share_A[of_use].min()) < 1 - RARE
     assert float(share_A[of_use].min()) >= float(share_A[[a for a in range(len(SPACE)) if a not in kept]].max())
     assert len(of_use) < int((share_A > 0).sum())
-
-
-def test_one_tree_for_all_steps_leaves_that_and_the_empty_one(data: Timed) -> None:
-    action_R = torch.full((150,), SPACE.index(Action(2, 1, 1)))
-    assert common(torch.ones(150, dtype=torch.float64), action_R, data) == (0, SPACE.index(Action(2, 1, 1)))
-    empty_R = torch.full((150,), SPACE.index(EMPTY))
-    assert common(torch.ones(150, dtype=torch.float64), empty_R, data) == (SPACE.index(EMPTY),)
-
-
-def test_trees_that_are_left_out_are_not_chosen(data: Timed, static: Mode) -> None:
-    predictions = {LIGHT: true_scores(data)}
-    judged = tune_mode(data, predictions, static)
-    chosen_R = decide(data, predictions, judged.mode).action_R
-    assert set(chosen_R[~data.texts.unknown_R].tolist()) <= set(judged.mode.allowed)
-    assert 2 <= len(judged.mode.allowed) < 20
 
 
 def test_the_error_is_over_sources(data: Timed, static: Mode) -> None:
@@ -386,15 +337,3 @@ def test_times_are_those_of_the_machine_at_every_root(data: Timed) -> None:
             assert float(data.seconds(level)[far, a]) == pytest.approx(expected, rel=1e-5)
     filtered = timed(texts(4, 3, setting=(1.0, 0.9)))
     assert (filtered.seconds() > timed(texts(4, 3)).seconds()).all()  # a nucleus takes time, too
-
-
-def test_where_it_is_easy_longer_trees_are_best() -> None:
-    """The synthetic labels are what they say: for the tests above to mean anything."""
-    survivals_RS = survivals_of(torch.tensor([EASY, HARD]))
-    efficiency_RA = ActionSpace.recorded().efficiencies(survivals_RS)
-    assert float(efficiency_RA[0, SPACE.index(SPACE.chain(16))]) == pytest.approx((1 - EASY**17) / (1 - EASY))
-    assert float(efficiency_RA[1, SPACE.index(Action(3, 0, 1))]) == pytest.approx(2 - (1 - HARD) ** 3)
-    repeating = texts(repeats=0.1)
-    match_R = repeating.scalars_RF[~repeating.unknown_R, PAIR.index("match")]
-    assert torch.equal(match_R >= REPEATED, repeating.foretold_R[~repeating.unknown_R] == FORETOLD)
-    assert 0.05 < float((match_R >= REPEATED).float().mean()) < 0.15
