@@ -86,4 +86,9 @@ class DraftHistory:
     def scalars(self) -> list[float]:
         """The draft's scalars at the newest token, in the order of `DRAFT_SCALARS`."""
         before, after = self._entropies[self._count - 1 : self._count + 1]
-        return [before, after, *self._accepted.values(), *self._means.values(), min(self._agreed, LONGEST_MATCH)]
+        return [
+            *(before, after),
+            *self._accepted.values(),
+            *self._means.values(),
+            min(self._agreed, LONGEST_MATCH),
+        ]
