@@ -23,14 +23,14 @@ class LookupIndex:
 
     Attributes:
         tokens: the text.
-        foretold: for each token, 1 if it was the first one of the proposal before it, else 0.
+        predicted: for each token, 1 if it was the first one of the proposal before it, else 0.
         sources, matches: after each token, the position of the match's last token and the match's length, which may
             overlap the text's end; -1 and 0 where the token is new.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self.tokens: list[int] = []
-        self.foretold: list[int] = []
+        self.predicted: list[int] = []
         self.sources: list[int] = []
         self.matches: list[int] = []
         # by state: the next state by token, the suffix link, the longest string's length, where it was last a match
@@ -55,7 +55,7 @@ class LookupIndex:
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens."""
         for token in tokens:
-            self.foretold.append(int(self.source >= 0 and self.tokens[self.source + 1] == token))
+            self.predicted.append(int(self.source >= 0 and self.tokens[self.source + 1] == token))
             source, match = self._grow(token)
             self.tokens.append(token)
             self.sources.append(source)

@@ -20,7 +20,7 @@ class HitHistory:
         self._hits: list[float] = []
         self._means = RunningMeans()
         self._after: defaultdict[tuple[int, ...], Share] = defaultdict(Share)  # by run of a few tokens
-        self._of_copied, self._of_others = Share(), Share()  # of tokens that a lookup foretold, and of the others
+        self._of_copied, self._of_others = Share(), Share()  # of tokens that a lookup predicted, and of the others
 
     def add(self, hits: Sequence[float]) -> None:
         """Add, for each new token of the text, whether the drafter predicted it."""
@@ -29,7 +29,7 @@ class HitHistory:
             here = self.text.start + len(self._hits)
             self._hits.append(hit)
             self._means.add(hit)
-            (self._of_copied if index.foretold[here] else self._of_others).add(hit)
+            (self._of_copied if index.predicted[here] else self._of_others).add(hit)
             run = index.tokens[max(here - PRECEDENT_LENGTHS[-1], 0) : here]
             for first in range(len(run)):
                 self._after[tuple(run[first:])].add(hit, fading=1.0)

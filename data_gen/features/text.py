@@ -28,8 +28,8 @@ class TextHistory:
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.index, self.start = LookupIndex(), len(prompt)
-        self._foretold, self._new = RunningMeans(), RunningMeans()
-        self._copied = self._steady = 0  # the latest tokens in a row: foretold ones; those whose source moved by one
+        self._predicted, self._new = RunningMeans(), RunningMeans()
+        self._copied = self._steady = 0  # the latest tokens in a row: predicted ones; those whose source moved by one
         self._seen: defaultdict[tuple[int, ...], int] = defaultdict(int)  # times, by run of a few tokens
         self._right: defaultdict[int, Share] = defaultdict(Share)  # by class of match, of lookups' first tokens
         self._lengths: defaultdict[int, Share] = defaultdict(Share)  # of their right tokens before a wrong one
@@ -43,17 +43,17 @@ class TextHistory:
     def _count(self, here: int) -> None:
         """Count the token at a position of the index."""
         tokens, sources, matches = self.index.tokens, self.index.sources, self.index.matches
-        foretold = self.index.foretold[here]
-        self._foretold.add(foretold)
+        predicted = self.index.predicted[here]
+        self._predicted.add(predicted)
         self._new.add(matches[here] == 0)
-        self._copied = self._copied + 1 if foretold else 0
+        self._copied = self._copied + 1 if predicted else 0
         moved = here > 0 and 0 <= sources[here - 1] == sources[here] - 1
         self._steady = self._steady + 1 if moved else 0
         run = tokens[max(here + 1 - LONGEST_RUN, 0) : here + 1]
         for first in range(len(run)):
             self._seen[tuple(run[first:])] += 1
         if here > 0 and matches[here - 1]:
-            self._right[bisect(SIMILAR, matches[here - 1])].add(foretold)
+            self._right[bisect(SIMILAR, matches[here - 1])].add(predicted)
         before = here - LONGEST_COUNTED  # the lookup there can be judged now
         if before >= 0 and matches[before]:
             begin = sources[before] + 1
@@ -67,8 +67,8 @@ class TextHistory:
             self._count(here)
         self._counted = len(self.index)
         tokens, sources, matches = self.index.tokens, self.index.sources, self.index.matches
-        match, source, foretold = matches[-1], sources[-1], self._foretold.values()
-        there = self.index.foretold[source + 1 : source + 1 + LONGEST_LOOKUP] if source >= 0 else []
+        match, source, copied_means = matches[-1], sources[-1], self._predicted.values()
+        there = self.index.predicted[source + 1 : source + 1 + LONGEST_LOOKUP] if source >= 0 else []
         second = sources[source] if source >= 0 else -1
         third = sources[second] if second >= 0 else -1
         proposal, *others = (copied(tokens, place, LONGEST_LOOKUP) for place in (source, second, third))
@@ -77,7 +77,7 @@ class TextHistory:
         return [
             *(len(tokens), batch, sampling.temperature, sampling.top_p),
             min(match, LONGEST_MATCH),
-            *foretold,
+            *copied_means,
             min(self._copied, LONGEST_MATCH),
             min(self._steady, LONGEST_MATCH),
             0 <= source < self.start - 1,
@@ -88,8 +88,8 @@ class TextHistory:
             min(agrees),
             *self._precedents(proposal),
             *self._new.values(),
-            self._right[similar].value(foretold[-1]),
-            self._lengths[similar].value(foretold[-1]),
+            self._right[similar].value(copied_means[-1]),
+            self._lengths[similar].value(copied_means[-1]),
         ]
 
     def _precedents(self, proposal: Sequence[int]) -> list[float]:
@@ -108,7 +108,7 @@ class TextHistory:
         tokens, source = self.index.tokens, self.index.source
         last, before = tokens[-1], tokens[-2] if len(tokens) > 1 else -1
         first = tokens[source + 1] if source >= 0 else -1
-        seen = 2 * min(self.index.match, 3) + self.index.foretold[-1]
+        seen = 2 * min(self.index.match, 3) + self.index.predicted[-1]
         pairs = (last, -1), (before, last), (last, seen), (last, first), (first, -1)
         return [key_of(kind, *pair) for kind, pair in enumerate(pairs)]
 

@@ -64,28 +64,28 @@ def running(name: str, values: Sequence[float]) -> dict[str, float]:
 
 def of_text(tokens: list[int], prompt: int) -> dict[str, float]:
     """What token ids alone say at the last token of a text whose first `prompt` tokens are its prompt."""
-    index, foretold = LookupIndex(), []
+    index, predicted = LookupIndex(), []
     for token in tokens:
-        foretold.append(float(index.proposal(1) == [token]))
+        predicted.append(float(index.proposal(1) == [token]))
         index.extend([token])
     sources, matches = index.sources, [longest_match(tokens[: n + 1]) for n in range(len(tokens))]
     source, proposal = sources[-1], continued(tokens, sources[-1])
     second = sources[source] if source >= 0 else -1
     third = sources[second] if second >= 0 else -1
-    there = foretold[source + 1 :] if source >= 0 else []
+    there = predicted[source + 1 :] if source >= 0 else []
     agrees = [in_common(proposal, continued(tokens, place)) for place in (second, third)]
     moved = [float(now == before + 1 and before >= 0) for before, now in pairwise(sources)]
     result = {
         "context_length": len(tokens),
         "match": min(matches[-1], LONGEST_MATCH),
-        "copied": min(in_a_row(foretold[::-1]), LONGEST_MATCH),
+        "copied": min(in_a_row(predicted[::-1]), LONGEST_MATCH),
         "source_steady": min(in_a_row(moved[::-1]), LONGEST_MATCH),
         "source_in_prompt": float(0 <= source < prompt - 1),
         "source_foretold": min(in_a_row(there), LONGEST_LOOKUP),
         "second_match": min(in_common(tokens[::-1], tokens[: second + 1][::-1]), LONGEST_MATCH),
         "second_agrees": agrees[0],
         "third_agrees": min(agrees),
-        **running("copied", foretold),
+        **running("copied", predicted),
         **running("new", [float(token not in tokens[:n]) for n, token in enumerate(tokens)]),
     }
     for count in SOURCE_LENGTHS:
@@ -127,7 +127,7 @@ def of_hits(tokens: list[int], prompt: int, hits: list[float]) -> dict[str, floa
         result[f"hit_after_{count}"] = shrunk(after, usual, 1.0)
         if count == 1:
             result["seen_after"] = min(len(after), MOST_SEEN)
-    said = LookupIndex(tokens).foretold[prompt:]
+    said = LookupIndex(tokens).predicted[prompt:]
     for name, value in (("hits_of_copied", 1), ("hits_of_others", 0)):
         result[name] = shrunk([hit for hit, own in zip(hits, said, strict=True) if own == value], usual)
     return result

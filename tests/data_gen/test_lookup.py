@@ -44,7 +44,7 @@ def test_the_longest_match_is_that_of_brute_force(tokens: list[int], given_first
             rest = tokens[n:][: len(proposal)]
             assert index.agreement(rest) == next((i for i, x in enumerate(rest) if x != proposal[i]), len(rest))
             index.extend([tokens[n]])
-            assert index.foretold[n] == (proposal[:1] == [tokens[n]])
+            assert index.predicted[n] == (proposal[:1] == [tokens[n]])
             assert (index.sources[n], index.matches[n]) == (index.source, index.match)
 
 
