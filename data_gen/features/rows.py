@@ -49,7 +49,8 @@ class TargetHistory:
         """The early scalars at the newest token, which are the text's and then the target's; arguments as those of
         `TextHistory.scalars`. At least one token must have been added."""
         means, source = self._means.values(), self.text.index.source
-        there, known = (copied(each, source, LONGEST_LOOKUP) for each in (self._entropies, self._known))
+        there = copied(self._entropies, source, LONGEST_LOOKUP)
+        known = copied(self._known, source, LONGEST_LOOKUP)
         counts = [sum(known[:count]) for count in SOURCE_LENGTHS]
         of_source = [
             sum(there[:length]) / count if count else means[USUAL]
