@@ -41,9 +41,9 @@ per token of the vocabulary.
 Three walks through the code:
 
 - *A trace row, from a text to a training tensor*: `pipelines/data/stage.py`, `data_gen/texts/labelled.py` (one row
-  per text), `data_gen/texts/written.py` (the text and both models' rows along it), `data_gen/features/root.py`,
-  `data_gen/text_labels/labels.py`, `data_gen/text_labels/branch_walks.py`, `data_gen/traces.py` (Parquet); then
-  `selector/train/data.py` and `selector/train/module.py`.
+  per text), `data_gen/texts/written.py` (the text and both models' rows along it), `data_gen/text_labels/labels.py`,
+  `data_gen/text_labels/branch_walks.py`, `data_gen/traces.py` (Parquet); then `data_gen/texts/recorded.py`,
+  `data_gen/features/recorded.py` (the features), `selector/train/data.py` and `selector/train/module.py`.
 - *A decision, from training to the engine*: `pipelines/train/packaging.py`, `selector/export/write.py` (the artefact),
   `selector/runtime/selector.py`, `selector/runtime/tuned.py`, `selector/runtime/one_root.py`.
 - *The law of a verifier*: `data_gen/verification/base.py` (`law`, and the walk over the tree), then the verifier's own

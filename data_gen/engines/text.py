@@ -36,17 +36,18 @@ class Text:
     def __init__(self, ids_N: NDArray[Any], prompt: int, sampling: Sampling, tokens: TokenStatistics) -> None:
         self.known = DrafterKnowledge(ids_N[:prompt].tolist(), sampling, tokens)
         self.known.committed(ids_N[prompt:].tolist())
+        self._ids_N = ids_N.copy()  # with which `grow` compares engines' rows
 
     def __len__(self) -> int:
         return len(self.known.text.index)
 
     def grow(self, ids_N: NDArray[Any]) -> bool:
         """Add what `ids_N` has beyond the text; False, and nothing is added, where it is not a continuation of it."""
-        own_N = self.known.text.index.tokens_N
-        count = len(own_N)
-        if len(ids_N) < count or ids_N[count - 1] != own_N[-1] or not np.array_equal(ids_N[:count], own_N):
+        count = len(self)
+        if len(ids_N) < count or ids_N[count - 1] != self._ids_N[-1] or not np.array_equal(ids_N[:count], self._ids_N):
             return False
         self.known.committed(ids_N[count:].tolist())
+        self._ids_N = ids_N.copy()
         return True
 
 

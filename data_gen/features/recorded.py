@@ -1,6 +1,6 @@
 """The features of a finished text, computed from the numbers that its trace holds.
 
-Legend: N consecutive tokens, V vocabulary, R roots, F scalars.
+Legend: R roots, F scalars.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from data_gen.drafting.lookup import LookupIndex
-from data_gen.features.numbers import Array
 from data_gen.features.rows import DraftHistory, TargetHistory, entropies
 from data_gen.features.text import TextHistory
 from data_gen.models.pair import ModelRows
@@ -30,24 +30,25 @@ def row_numbers(target: ModelRows, draft: ModelRows, next_tokens: Sequence[int])
     return dict(zip(ROW_NUMBERS, found, strict=True))
 
 
-def scalars_along(tokens: Sequence[int], start: int, sampling: Sampling, numbers: Mapping[str, Array]) -> Array:
+def scalars_along(
+    tokens: Sequence[int], start: int, sampling: Sampling, numbers: Mapping[str, NDArray[np.float32]]
+) -> NDArray[np.float32]:
     """The scalars of `schema.PAIR` at the roots of a text, float32 [R, F]; zeros at the first one.
 
     Args:
         start: the position of the first root, the last prompt token.
         numbers: by name of `ROW_NUMBERS`, of each root, [R]. The last root's probabilities are not read.
     """
-    of_target, of_draft, p, q = (numbers[name] for name in ROW_NUMBERS)
-    roots = len(of_target)
-    found_RF = np.zeros((roots, len(PAIR.scalars)), np.float32)
-    if roots > 1:
-        text, draft = TextHistory(tokens[: start + 1]), DraftHistory()
-        target = TargetHistory(text)
-        text.add(tokens[start + 1 : start + roots])
-        target.add(of_target[: roots - 1])
-        draft.add(p[: roots - 1], q[: roots - 1], of_draft)
-        parts = target.scalars(sampling, roots=roots - 1), draft.scalars(roots - 1)
-        found_RF[1:] = np.concatenate(parts, axis=1)
+    of_target, of_draft, p, q = (numbers[name].tolist() for name in ROW_NUMBERS)
+    found_RF = np.zeros((len(of_target), len(PAIR.scalars)), np.float32)
+    text, draft = TextHistory(tokens[: start + 1]), DraftHistory()
+    target = TargetHistory(text)
+    draft.add([], [], of_draft[:1])
+    for root in range(1, len(of_target)):
+        text.add([tokens[start + root]])
+        target.add([of_target[root - 1]])
+        draft.add([p[root - 1]], [q[root - 1]], [of_draft[root]])
+        found_RF[root] = target.scalars(sampling) + draft.scalars()
     return found_RF
 
 

@@ -4,7 +4,7 @@ They depend on the committed text and both models' rows along it, so decoding an
 finished text give the same numbers. *Early* features need the target's rows alone. For the others the draft first
 passes the committed tokens that it has not seen, at least the root token.
 
-Legend: N consecutive tokens, V vocabulary, D hidden width, F scalars.
+Legend: F scalars, J keys.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from data_gen.features.rows import DraftHistory, TargetHistory, entropies
 from data_gen.features.text import TextHistory
 from data_gen.models.sampling import Sampling
 from selector.runtime.tokens import TokenStatistics
-from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, LOG, MATCH, PAIR, SCALARS_KEY
+from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, LOG, MATCH, SCALARS_KEY, TOKEN_SCALARS
 
 if TYPE_CHECKING:  # engines that have no transformers use the features of token ids
     from data_gen.models.pair import ModelRow, ModelRows
 
 BLOCK = 64  # whole rows of the draft that are kept at once
-_EARLY = PAIR.first
 
 
 class Accepted:
@@ -39,11 +38,12 @@ class Accepted:
 
     def entropies(self) -> list[float]:
         """The target's entropy after each node."""
-        return entropies(self._rows.logits_NV, self._nodes)
+        return entropies(self._rows.logits_NV[self._nodes])
 
     def of_next(self, tokens: Sequence[int]) -> list[float]:
         """The probability of the token that follows each node."""
-        return _of_next(self._rows.probs_NV, self._nodes, tokens)
+        found: list[float] = self._rows.probs_NV[self._nodes, list(tokens)].tolist()
+        return found
 
     def hidden_D(self) -> Tensor:
         """The target's last hidden state after the last accepted node."""
@@ -69,7 +69,7 @@ class RootKnowledge:
         self._next: list[int] = []  # the tokens that the draft's history lacks
         self._p: list[float] = []  # their probabilities
         self._draft: list[ModelRow] = []  # the draft before each of them, and after the root token
-        self._scalars_F: NDArray[np.float32] | None = None  # at the root, once they are computed
+        self._early: list[float] = []  # scalars at the root, once they are computed
 
     def keep_match_alone(self) -> None:
         """From now on give the match alone, which takes less time."""
@@ -79,7 +79,7 @@ class RootKnowledge:
     def committed(self, step: Accepted, tokens: Sequence[int]) -> None:
         """Add a step's tokens, which follow its root and its accepted nodes."""
         self._digest()
-        self._step, self._following, self._scalars_F = step, list(tokens), None
+        self._step, self._following, self._early = step, list(tokens), []
 
     def passed(self, draft: Iterable[ModelRow]) -> None:
         """Add the draft's rows after further tokens. Where many wait for a decision, the older ones are digested."""
@@ -96,15 +96,13 @@ class RootKnowledge:
         self._digest()
         if level == MATCH:
             return {MATCH: torch.tensor(float(self.text.index.match))}
-        if self._scalars_F is None:
-            self._scalars_F = np.empty(len(PAIR.scalars), np.float32)
-            self._scalars_F[:_EARLY] = self._of_target.scalars(self.sampling)[0]
+        self._early = self._early or self._of_target.scalars(self.sampling)
         if level == EARLY:
-            return {SCALARS_KEY: torch.from_numpy(self._scalars_F[:_EARLY])}
+            return {SCALARS_KEY: torch.tensor(self._early, dtype=torch.float32)}
         states = [row.hidden_D for row in self._draft[-2:]]
         self._digest_draft()
-        self._scalars_F[_EARLY:] = self._of_draft.scalars()[0]
-        result = {SCALARS_KEY: torch.from_numpy(self._scalars_F)}
+        scalars = self._early + self._of_draft.scalars()
+        result = {SCALARS_KEY: torch.tensor(scalars, dtype=torch.float32)}
         if level == FULL:
             states.insert(0, self._step.hidden_D())
             result |= {name: state.float().cpu() for name, state in zip(HIDDEN_STATES, states, strict=True)}
@@ -113,36 +111,22 @@ class RootKnowledge:
     def _digest_draft(self) -> None:
         """Add the draft's rows to its history; the last one stays, because its next token is not known."""
         fresh = self._draft[1:] if self._of_draft.knows_root else self._draft
-        rows, count = self._draft[:-1], len(self._draft) - 1
-        next_tokens, p = self._next[:count], self._p[:count]
-        if rows[0].probs_V.is_cuda:
-            q = _of_next(torch.stack([row.probs_V for row in rows]), list(range(count)), next_tokens)
-        else:  # on a CPU, reading single numbers takes less time than a call of torch
-            q = [row.probs_V.numpy().item(token) for row, token in zip(rows, next_tokens, strict=True)]
-        self._of_draft.add(p, q, entropies(torch.stack([row.logits_V for row in fresh])))
+        count = len(self._draft) - 1
+        q = [float(row.probs_V[token]) for row, token in zip(self._draft[:-1], self._next[:count], strict=True)]
+        self._of_draft.add(self._p[:count], q, entropies(torch.stack([row.logits_V for row in fresh])))
         self._next, self._p, self._draft = self._next[count:], self._p[count:], self._draft[-1:]
 
     def _digest(self) -> None:
         """Add the last step to the histories. Its time counts as the decision's, so it waits for a decision."""
         if self._step is None or not self._following:
             return
-        if self._match_alone:
-            self.text.index.extend(self._following)
-        else:
-            self.text.add(self._following)
+        self.text.add(self._following)
+        if not self._match_alone:
             self._of_target.add(self._step.entropies())
         if self.needs_draft:
             self._next += self._following
             self._p += self._step.of_next(self._following)
         self._following = []
-
-
-def _of_next(probs_NV: Tensor, nodes: list[int], tokens: Sequence[int]) -> list[float]:
-    """The probability of the token that follows each of some nodes."""
-    if probs_NV.is_cuda:
-        return probs_NV[nodes, torch.tensor(tokens, device=probs_NV.device)].tolist()
-    rows = probs_NV.numpy()
-    return [rows.item(node, token) for node, token in zip(nodes, tokens, strict=True)]
 
 
 class DrafterKnowledge:
@@ -169,14 +153,16 @@ class DrafterKnowledge:
 
     def scalars(self, level: str) -> NDArray[np.float32]:
         """The scalars of a level of `schema.LOG` at the newest token, float32 [F]."""
-        parts = [self.text.scalars(self.sampling, self.batch)[0], self.tokens.of(self.text.keys())]
+        of_text = self.text.scalars(self.sampling, self.batch)
+        by_key = self.tokens.of(self.keys()).tolist()
+        known = of_text + by_key[: len(TOKEN_SCALARS)]
         if level == LOG.levels[1]:
-            parts += [self._of_drafter.scalars(), self.tokens.of(self.keys()[-1:])]
-        return np.concatenate(parts).astype(np.float32)
+            known += self._of_drafter.scalars() + by_key[len(TOKEN_SCALARS) :]
+        return np.array(known, np.float32)
 
     def keys(self) -> NDArray[np.int64]:
         """The keys that group training roots, int64 [J]; the last one also depends on the drafter's hits."""
-        return np.append(self.text.keys(), self._of_drafter.key)
+        return np.array([*self.text.keys(), self._of_drafter.key])
 
     def features(self, level: str) -> dict[str, Tensor]:
         """The scalars as a selector's input."""

@@ -1,4 +1,4 @@
-"""Trace rows: texts are written, both models pass over them, and features and labels are recorded.
+"""Trace rows: texts are written, both models pass over them, and numbers of their rows and labels are recorded.
 
 The rows of a shard depend only on the pair, the recipe and the shard's work, so the order of shards does not matter.
 
@@ -171,7 +171,7 @@ def _row(pair: ModelPair, recipe: Recipe, work: Work, written: _Written, seen: P
 def label(
     pair: ModelPair, recipe: Recipe, text: Text, sampling: Sampling, seen: Plausibility, stride: int = 1
 ) -> dict[str, Any]:
-    """Trace columns of a text's features and labels, with hidden states at every `stride`-th root.
+    """Trace columns of both models' rows along a text and of its labels, with hidden states at every `stride`-th root.
 
     The text's tokens are added to `seen`. The text is cut before a token to which the target's pass gives probability 0
     if rounding explains that.

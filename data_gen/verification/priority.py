@@ -8,14 +8,15 @@ The first alive child in descending `m/q` is selected. At each node with k child
     each child is alive with probability a(x);  the first alive one in this order is selected
     if none is alive, the extra token is drawn from m less the flow
 
-The pass is sequential, so rows of a GPU are brought to the host for it. Along a text many questions are the same, and
-they share a pass.
+The pass is sequential, so it is compiled, and rows of a GPU are brought to the host for it. Along a text many questions
+are the same, and they share a pass.
 
 Legend: N rows, M questions, V vocabulary in rank order, k child-list entries.
 """
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -23,7 +24,6 @@ from torch import Tensor
 
 from data_gen.verification.distributions import NodeDistributions, by_ratio, first_accepted
 from data_gen.verification.selection import Lifted, Selection, SelectionRule, TopDownRule
-from selector.jit import jit
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -56,7 +56,7 @@ def _on_host(*tensors: Tensor) -> list[NDArray]:
     return [each.cpu().contiguous().numpy() for each in tensors]
 
 
-@jit
+@numba.njit(cache=True)
 def _selected(
     places_NV: Integers,
     p_NV: Array,
@@ -83,7 +83,7 @@ def _selected(
     return alive_Mk, flow_M, left_Mk
 
 
-@jit
+@numba.njit(cache=True)
 def _remainders(places_NV: Integers, p_NV: Array, q_NV: Array, nodes_M: Integers, weights_M: Array, k: int) -> Array:
     """`m - F` by token, [M, V]."""
     left_MV = np.empty((len(nodes_M), p_NV.shape[1]))
@@ -97,7 +97,7 @@ def _remainders(places_NV: Integers, p_NV: Array, q_NV: Array, nodes_M: Integers
     return left_MV
 
 
-@jit
+@numba.njit(cache=True)
 def _scan(p_V: Array, q_V: Array, weight: float, k: int, alive_V: Array, flow_V: Array) -> float:
     """Write P(a draw of the token is alive) and the token's flow for k drafts, in rank order; return the whole flow.
 
@@ -128,7 +128,7 @@ def _scan(p_V: Array, q_V: Array, weight: float, k: int, alive_V: Array, flow_V:
     return total
 
 
-@jit
+@numba.njit(cache=True)
 def _powers(a: float, b: float, k: int) -> float:
     """`(a^k - b^k) / (a - b)`, as `distributions.powers`."""
     total = last = 1.0
@@ -138,7 +138,7 @@ def _powers(a: float, b: float, k: int) -> float:
     return total
 
 
-@jit
+@numba.njit(cache=True)
 def _root(x: float, k: int) -> float:
     """`x^(1/k)`; square roots are many times faster."""
     if k == 2:

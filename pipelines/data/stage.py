@@ -1,4 +1,4 @@
-"""Stage `data`: writes the target's texts, their features and labels to Parquet shards; it may be interrupted."""
+"""Stage `data`: writes texts, numbers of both models' rows and labels to Parquet shards; it may be interrupted."""
 
 from __future__ import annotations
 

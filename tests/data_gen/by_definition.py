@@ -1,0 +1,156 @@
+"""Features by their meanings in the schema: searched for in the whole text at every root, not counted along it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from data_gen.drafting.lookup import LookupIndex
+from selector.schema import (
+    DECAYS,
+    HIT_LENGTHS,
+    LONGEST_COUNTED,
+    LONGEST_LOOKUP,
+    LONGEST_MATCH,
+    MOST_SEEN,
+    PRECEDENT_LENGTHS,
+    SOURCE_LENGTHS,
+)
+
+
+def longest_match(tokens: list[int]) -> int:
+    """Length of the longest end of the tokens that stands in them before, by trying one after the other."""
+    return next(length for length in range(len(tokens) + 1) if not earlier_ends(tokens, length + 1))
+
+
+def earlier_ends(tokens: list[int], length: int) -> list[int]:
+    """Positions after the earlier places where the last `length` tokens stand."""
+    end = tokens[len(tokens) - length :]
+    return [i + length for i in range(len(tokens) - length) if tokens[i : i + length] == end]
+
+
+def in_common(one: Sequence[float], other: Sequence[float]) -> int:
+    """How many first elements two lists have in common."""
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def in_a_row(values: Sequence[float]) -> int:
+    return in_common(values, [1.0] * len(values))
+
+
+def continued(tokens: list[int], source: int) -> list[int]:
+    """What a lookup copies from a place; it may run on into its own copy."""
+    whole = list(tokens)
+    for n in range(LONGEST_LOOKUP if source >= 0 else 0):
+        whole.append(whole[source + 1 + n])
+    return whole[len(tokens) :]
+
+
+def weighted(values: Sequence[float], decay: float) -> tuple[float, float]:
+    """Their sum and the sum of their weights, each of which is `decay` of the next one's."""
+    weights = [decay**age for age in range(len(values))][::-1]
+    return sum(w * v for w, v in zip(weights, values, strict=True)), sum(weights)
+
+
+def shrunk(values: Sequence[float], usual: float, decay: float = 0.95) -> float:
+    total, weight = weighted(values, decay)
+    return (total + 2 * usual) / (weight + 2)
+
+
+def running(name: str, values: Sequence[float]) -> dict[str, float]:
+    sums = {decay: weighted(values, decay) for decay in DECAYS}
+    return {f"{name}_mean_{decay:g}": total / weight if weight else 0.0 for decay, (total, weight) in sums.items()}
+
+
+def of_text(tokens: list[int], prompt: int) -> dict[str, float]:
+    """What token ids alone say at the last token of a text whose first `prompt` tokens are its prompt."""
+    index, predicted = LookupIndex(), []
+    for token in tokens:
+        predicted.append(float(index.proposal(1) == [token]))
+        index.extend([token])
+    sources, matches = index.sources, [longest_match(tokens[: n + 1]) for n in range(len(tokens))]
+    source, proposal = sources[-1], continued(tokens, sources[-1])
+    second = sources[source] if source >= 0 else -1
+    third = sources[second] if second >= 0 else -1
+    there = predicted[source + 1 :] if source >= 0 else []
+    agrees = [in_common(proposal, continued(tokens, place)) for place in (second, third)]
+    moved = [float(now == before + 1 and before >= 0) for before, now in pairwise(sources)]
+    result = {
+        "context_length": len(tokens),
+        "match": min(matches[-1], LONGEST_MATCH),
+        "copied": min(in_a_row(predicted[::-1]), LONGEST_MATCH),
+        "source_steady": min(in_a_row(moved[::-1]), LONGEST_MATCH),
+        "source_in_prompt": float(0 <= source < prompt - 1),
+        "source_foretold": min(in_a_row(there), LONGEST_LOOKUP),
+        "second_match": min(in_common(tokens[::-1], tokens[: second + 1][::-1]), LONGEST_MATCH),
+        "second_agrees": agrees[0],
+        "third_agrees": min(agrees),
+        **running("copied", predicted),
+        **running("new", [float(token not in tokens[:n]) for n, token in enumerate(tokens)]),
+    }
+    for count in SOURCE_LENGTHS:
+        result[f"source_copied_{count}"] = sum(there[:count]) / len(there[:count]) if there else 0.0
+    for count in PRECEDENT_LENGTHS:
+        ends = earlier_ends(tokens, count) if proposal and count <= len(tokens) else []
+        result[f"seen_{count}"] = min(len(ends), MOST_SEEN)
+        result[f"agree_{count}"] = sum(tokens[end] == proposal[0] for end in ends) / len(ends) if ends else 0.0
+
+    def like(match: int) -> int:
+        return next(number for number, most in enumerate((0, 1, 2, 3, 6, 11, 23, match)) if match <= most)
+
+    alike = [n for n, match in enumerate(matches[:-1]) if match and like(match) == like(matches[-1])]
+    following = [(continued(tokens[: n + 1], sources[n]), tokens[n + 1 :]) for n in alike]
+    right = [
+        in_common(copy[:LONGEST_COUNTED], then) / LONGEST_COUNTED
+        for copy, then in following
+        if len(then) >= LONGEST_COUNTED
+    ]
+    usual = result["copied_mean_0.99"]
+    return result | {
+        "right_by_match": shrunk([float(copy[0] == then[0]) for copy, then in following], usual),
+        "length_by_match": shrunk(right, usual),
+    }
+
+
+def of_hits(tokens: list[int], prompt: int, hits: list[float]) -> dict[str, float]:
+    """What a drafter's hits on the tokens after the prompt say."""
+    result = running("hit", hits)
+    usual, source = result["hit_mean_0.99"], LookupIndex(tokens).source
+    there = hits[source + 1 - prompt :] if source >= prompt else []
+    result["hits"] = min(in_a_row(hits[::-1]), LONGEST_MATCH)
+    result["source_hits"] = min(in_a_row(there), LONGEST_LOOKUP)
+    for count in HIT_LENGTHS:
+        result[f"source_hit_{count}"] = sum(there[:count]) / len(there[:count]) if there else usual
+    for count in PRECEDENT_LENGTHS:
+        ends = earlier_ends(tokens, count) if count <= len(tokens) else []
+        after = [hits[end - prompt] for end in ends if end >= prompt]
+        result[f"hit_after_{count}"] = shrunk(after, usual, 1.0)
+        if count == 1:
+            result["seen_after"] = min(len(after), MOST_SEEN)
+    said = LookupIndex(tokens).predicted[prompt:]
+    for name, value in (("hits_of_copied", 1), ("hits_of_others", 0)):
+        result[name] = shrunk([hit for hit, own in zip(hits, said, strict=True) if own == value], usual)
+    return result
+
+
+def of_target(tokens: list[int], prompt: int, entropies: list[float]) -> dict[str, float]:
+    """What the target's entropies before each token after the prompt say."""
+    result = {"target_entropy_prev": entropies[-1], **running("target_entropy", entropies)}
+    source = LookupIndex(tokens).source
+    ats = [source + 1 + n % (len(tokens) - 1 - source) - prompt for n in range(LONGEST_LOOKUP)] if source >= 0 else []
+    for count in SOURCE_LENGTHS:
+        there = [entropies[at] for at in ats[:count] if at >= 0]
+        result[f"source_entropy_{count}"] = sum(there) / len(there) if there else result["target_entropy_mean_0.8"]
+    return result | {"source_known": sum(at >= 0 for at in ats) / LONGEST_LOOKUP}
+
+
+def of_draft(p: list[float], q: list[float], entropies: list[float]) -> dict[str, float]:
+    """What the models' probabilities of the tokens after the prompt and the draft's entropies around them say."""
+    accepted = [min(1.0, its / own) for own, its in zip(p, q, strict=True)]
+    return {
+        "draft_entropy_prev": entropies[-2],
+        "draft_entropy_root": entropies[-1],
+        **running("accepted", accepted),
+        **running("draft_entropy", entropies[:-1]),
+        "agreed": min(in_a_row(accepted[::-1]), LONGEST_MATCH),
+    }
