@@ -1,22 +1,18 @@
-"""Writes the generated files: the reference of all config keys and their JSON schema, the map of the code, and the
-picture of a delayed tree.
+"""Writes the generated files: the reference of all config keys and their JSON schema, and the picture of a delayed tree.
 
 `make docs` runs this script; a test fails if a page differs from what it writes.
 """
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json
-import re
 from pathlib import Path
 
 from pipelines.config import Config, parts
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-PACKAGES = ("selector", "data_gen", "pipelines")
 
 CONFIGURATION = """# Configuration
 
@@ -26,28 +22,6 @@ unknown key is an error that names the nearest known one.
 
 Editors with a YAML language server complete and check the keys where a file begins with this line, whose path is
 relative to the file: `# yaml-language-server: $schema=../docs/config.schema.json`.
-"""
-
-MAP = """# Map of the code
-
-This page is generated from the code (`make docs`). It lists the imports between rooms, which are folders, and then one
-line for each module, from its docstring. Imports go from `pipelines` to `data_gen` to `selector`. `selector` knows
-nothing of language models, and `data_gen` nothing of stages. There are no import circles, and no stage imports a study
-(`tests/test_arrows.py`).
-
-The axes in a tensor's name are explained at the top of its file: `target_probs_NV` has one row per node and one column
-per token of the vocabulary.
-
-Three walks through the code:
-
-- *A trace row, from a text to a training tensor*: `pipelines/data/stage.py`, `data_gen/texts/labelled.py` (one row
-  per text), `data_gen/texts/written.py` (the text and both models' rows along it), `data_gen/text_labels/labels.py`,
-  `data_gen/text_labels/branch_walks.py`, `data_gen/traces.py` (Parquet); then `data_gen/texts/recorded.py`,
-  `data_gen/features/recorded.py` (the features), `selector/train/data.py` and `selector/train/module.py`.
-- *A decision, from training to the engine*: `pipelines/train/packaging.py`, `selector/export/write.py` (the artefact),
-  `selector/runtime/selector.py`, `selector/runtime/tuned.py`, `selector/runtime/one_root.py`.
-- *The law of a verifier*: `data_gen/verification/base.py` (`law`, and the walk over the tree), then the verifier's own
-  file.
 """
 
 
@@ -67,45 +41,6 @@ def configuration() -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-def code_map() -> str:
-    """The imports between rooms, then one line per module."""
-    lines = [MAP, "\n| room | imports |\n|---|---|\n"]
-    for room in rooms():
-        imported = ", ".join(f"`{each}`" for each in imports(room))
-        lines.append(f"| `{room}` | {imported} |\n")
-    for room in rooms():
-        lines.append(f"\n## {room}/\n\n{_summary(ROOT / room / '__init__.py')}\n\n")
-        lines += [f"- `{path.name}`: {_summary(path)}\n" for path in sorted((ROOT / room).glob("[!_]*.py"))]
-    return "".join(lines)
-
-
-def rooms() -> list[str]:
-    """All folders of the product, package by package."""
-    return [
-        folder.relative_to(ROOT).as_posix()
-        for package in PACKAGES
-        for folder in sorted({path.parent for path in (ROOT / package).rglob("*.py")})
-    ]
-
-
-def imports(room: str) -> list[str]:
-    """The rooms of the same package, and the other packages, that a room's modules import."""
-    known, package, found = set(rooms()), room.split("/")[0], set()
-    for path in (ROOT / room).glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES:
-                name = node.module.replace(".", "/")
-                other = name if name in known else name.rpartition("/")[0]
-                found.add(other if other.split("/")[0] == package else other.split("/")[0])
-    return sorted(found - {room})
-
-
-def _summary(path: Path) -> str:
-    """The first sentence of a module's docstring."""
-    paragraph = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0].split())
-    return re.split(r"(?<!\bal)(?<=[.?]) (?=[A-Z])", paragraph)[0]
 
 
 STYLE = (
@@ -164,7 +99,6 @@ def schema() -> str:
 PAGES = {
     "configuration.md": configuration,
     "config.schema.json": schema,
-    "map.md": code_map,
     "delayed-tree.svg": picture,
 }
 
