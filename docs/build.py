@@ -1,4 +1,4 @@
-"""Writes the generated files: the reference of all config keys and their JSON schema, and the picture of a delayed tree.
+"""Writes the generated files: the reference of all config keys, their JSON schema, and the picture of a delayed tree.
 
 `make docs` runs this script; a test fails if a page differs from what it writes.
 """
@@ -12,7 +12,6 @@ from pathlib import Path
 from pipelines.config import Config, parts
 
 DOCS = Path(__file__).parent
-ROOT = DOCS.parent
 
 CONFIGURATION = """# Configuration
 
