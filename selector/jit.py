@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 try:
-    import numba
+    from numba import njit
 except ModuleNotFoundError:
-    numba = None
+    njit = None  # type: ignore[assignment]
 
 F = TypeVar("F", bound=Callable[..., object])
-OPTIONS = {"fastmath": {"reassoc", "contract", "nsz"}}  # vectorises sums; NaN and infinity keep their meaning
+SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}  # vectorises sums; NaN and infinity keep their meaning
 
 
 def jit(function: F) -> F:
@@ -28,12 +28,12 @@ def jit(function: F) -> F:
     Numba compiles anew when the function's own file changes, but not when that of a compiled function which it calls
     does. So such functions stand in one file.
     """
-    if numba is None:
+    if njit is None:
         return function
     try:
-        return cast(F, numba.njit(cache=True, **OPTIONS)(function))
+        return cast(F, njit(cache=True, fastmath=SUMS_IN_ANY_ORDER)(function))
     except RuntimeError:  # neither the package's folder nor the user's can be written to
-        return cast(F, numba.njit(**OPTIONS)(function))
+        return cast(F, njit(fastmath=SUMS_IN_ANY_ORDER)(function))
 
 
 @jit
