@@ -118,7 +118,6 @@ def test_long_runs_and_matches_count_as_the_longest() -> None:
             for own in ([EMPTY], [Action(1, 2, 0)], [Action(4, 0, 3)], [Action(1, 8, 8), EMPTY], [Lookup(8)])
         ),
     ],
-    ids=str,
 )
 def test_a_decoder_knows_what_the_text_tells(pair: ModelPair, sampling: Sampling, actions: list[Choice]) -> None:
     """At every root of every step: after full acceptance, where the draft lacks the newest tokens; after rejections;
