@@ -40,7 +40,7 @@ def register(stage: Stage, mlflow: Any, selector: Selector, folder: Path) -> Non
         loader_module=CODE.stem,
         data_path=str(folder),
         code_paths=[str(CODE)],
-        signature=ModelSignature(Schema(columns), Schema(chosen)),
+        signature=ModelSignature(Schema([*columns]), Schema([*chosen])),
         input_example=example,
         pip_requirements=["torch", "numpy", "pandas"],
     )

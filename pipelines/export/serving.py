@@ -5,7 +5,7 @@ from __future__ import annotations
 from data_gen.traces import read_manifest
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, traces_folder
-from pipelines.export.engines import BLOCK, TEMPLATES, Settings, engine_of
+from pipelines.export.engines import BLOCK, TEMPLATES, BestLength, Settings, engine_of
 from pipelines.export.lengths import best_lengths
 from pipelines.latency.timings import engine_path, load_engine_profile
 from pipelines.pair.loading import pair_names
@@ -37,7 +37,7 @@ def run(config: Config, name: str) -> None:
             partial.mkdir(parents=True)
             sections = []
             for sampling in (setting.build() for setting in config.sampling):
-                refused, lengths = engine.refusal(sampling), []
+                refused, lengths = engine.refusal(sampling), list[BestLength]()
                 if not refused:
                     lengths = best_lengths(engine, texts.setting_of(sampling.law[:2]), verifiers, profile)
                     if not any(each.length or each.rule for each in lengths):

@@ -72,7 +72,7 @@ def limited_modes(
         predictions = module.predictions(own.texts, mode)
         settings.append(Decisions(mode, own, predictions, not module.is_regressor, StaticTable.of(own)))
     order, actions = shapes_by_visits(settings), settings[0].timed.space.actions
-    rows, cells = [], []
+    rows, cells = list[dict[str, Any]](), list[dict[str, str]]()
     for count in (count for count in COUNTS if count <= len(order)):
         shapes = order[:count]
         ratios = [each.over(each.restricted(shapes), each.mode) for each in settings]

@@ -124,43 +124,37 @@ def written(name: str, settings: Settings) -> str:
     return next(iter(engine_of(name, settings.head).files(settings).values()))
 
 
-def test_sizes_between_timed_ones_take_the_length_of_the_larger_one() -> None:
-    assert SERVED.ranges == [(1, 4, 5), (5, 8, 3), (9, 64, 0)]
+OTHERS = {
+    "vllm-plain.json": PLAIN,
+    "vllm-head.json": replace(SERVED, head=True),
+    "sglang-head.yaml": replace(PLAIN, head=True),
+    "sglang-head.steps.json": replace(PLAIN, head=True),
+    "tensorrt-llm-plain.yaml": replace(PLAIN, lengths=told({1: 5, 64: 1}).lengths),
+    "llama-server-both.sh": told({1: 4}, LookupRule(6, 8)),
+    "llama-server-copies.sh": told({1: 0}, LookupRule(6, 8)),
+    "llama-server-drafts.sh": told({1: 4}),
+    "transformers.json": told({1: 5}),
+}
 
 
-def test_what_vllm_reads() -> None:
-    found = json.loads(written("vllm", SERVED))
-    assert found["num_speculative_tokens_per_batch_size"] == [[1, 4, 5], [5, 8, 3], [9, 64, 0]]
-    assert (found["num_speculative_tokens"], found["method"]) == (5, "draft_model")
-    assert (found["rejection_sample_method"], found["draft_sample_method"]) == ("block", "probabilistic")
-    plain = json.loads(written("vllm", PLAIN))
-    assert (plain["rejection_sample_method"], plain["draft_sample_method"]) == ("standard", "greedy")
-    assert json.loads(written("vllm", replace(SERVED, head=True)))["method"] == "eagle3"
-    assert ENGINES["vllm"].command(SERVED, Path("a")) == (
-        'vllm serve target --max-num-seqs 64 --speculative-config "$(cat a/temperature-1.json)"'
+@pytest.mark.parametrize("file", OTHERS)
+def test_heads_greedy_drafts_and_copies_are_those_of_the_golden_folder(file: str) -> None:
+    settings, (engine, _, suffix) = OTHERS[file], file.partition(".")
+    engine = next(name for name in ENGINES if engine.startswith(name))
+    found = engine_of(engine, settings.head).files(settings)
+    assert found[f"temperature-1.{suffix}"] == (GOLDEN / file).read_text()
+
+
+def test_commands() -> None:
+    vllm, sglang, head = ENGINES["vllm"], ENGINES["sglang"], engine_of("sglang", True)
+    assert vllm.command(SERVED, Path("a b")) == (
+        """vllm serve target --max-num-seqs 64 --speculative-config "$(cat 'a b/temperature-1.json')\""""
     )
-
-
-def test_what_sglang_reads() -> None:
-    found = yaml.safe_load(written("sglang", told({64: 5}, block=False)))
-    assert found["speculative-algorithm"] == "STANDALONE" and found["speculative-eagle-topk"] == 1
-    assert (found["speculative-num-steps"], found["speculative-num-draft-tokens"]) == (5, 6)
-    assert ENGINES["sglang"].command(SERVED, Path("a")) == (
-        "python -m sglang.launch_server --config a/temperature-1.yaml"
+    assert sglang.command(SERVED, Path("a")) == "python -m sglang.launch_server --config a/temperature-1.yaml"
+    assert head.command(replace(SERVED, head=True), Path("a")) == (
+        "python -m sglang.launch_server --config a/temperature-1.yaml --speculative-adaptive "
+        "--speculative-adaptive-config a/temperature-1.steps.json"
     )
-
-
-def test_what_sglang_reads_for_a_head() -> None:
-    head, settings = engine_of("sglang", True), replace(PLAIN, head=True)
-    assert yaml.safe_load(written("sglang", settings))["speculative-algorithm"] == "EAGLE3"
-    files = head.files(settings)
-    assert json.loads(files["temperature-1.steps.json"]) == {
-        "1": {"candidate_steps": [5]},
-        "5": {"candidate_steps": [3]},
-        "9": {"candidate_steps": [0]},
-    }
-    assert head.command(settings, Path("a")).endswith("--speculative-adaptive-config a/temperature-1.steps.json")
-    assert not head.one_length and not engine_of("vllm", True).masks
     with pytest.raises(InputError, match="there is no file for tensorrt-llm with a head"):
         engine_of("tensorrt-llm", True)
 
@@ -174,18 +168,6 @@ def test_what_tensorrt_llm_reads(first: int) -> None:
     for batch in range(1, 65):
         wanted = next(length for _, last, length in served.ranges if batch <= last)
         assert schedule[min(size for size in schedule if size >= batch)] == wanted
-    assert config["use_rejection_sampling"]
-    assert "use_rejection_sampling" not in yaml.safe_load(written("tensorrt-llm", PLAIN))["speculative_config"]
-
-
-def test_what_llama_server_reads() -> None:
-    assert written("llama-server", told({1: 4}, LookupRule(6, 8))) == (
-        "llama-server --model target.gguf --spec-type ngram-simple,draft-simple --spec-ngram-simple-size-n 6 "
-        "--spec-ngram-simple-size-m 8 --spec-draft-model draft.gguf --spec-draft-n-max 4 --spec-draft-n-min 0 "
-        "--spec-draft-p-min 0\n"
-    )
-    assert "draft" not in written("llama-server", told({1: 0}, LookupRule(6, 8)))
-    assert "ngram" not in written("llama-server", told({1: 4}))
 
 
 @pytest.mark.parametrize(("gpu", "name"), list(itertools.product(GPUS, BATCHED)))
