@@ -13,7 +13,8 @@ import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
 from numpy.typing import NDArray
 
-from data_gen.engines.text import Text, TextSelector
+from data_gen.engines.text import TextSelector, grow
+from data_gen.features.root import DrafterKnowledge
 
 
 class SelectedCopies(LlamaDraftModel):
@@ -25,16 +26,15 @@ class SelectedCopies(LlamaDraftModel):
             token where it equals the one that it samples.
 
     Raises:
-        InputError: as `TextSelector`, or the selector also chooses chains of a drafter.
+        InputError: as `TextSelector`.
     """
 
     def __init__(self, selector: str | Path, temperature: float = 0.0, top_p: float = 1.0) -> None:
-        self._selector = TextSelector(selector, temperature, top_p).of_copies()
-        self._text: Text | None = None
+        self._selector = TextSelector(selector, temperature, top_p)
+        self._text: DrafterKnowledge | None = None
 
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
         """The tokens to copy after `input_ids`, int32; the first call of a text has its prompt and one token."""
-        if self._text is None or not self._text.grow(input_ids):
+        if self._text is None or not grow(self._text, input_ids):
             self._text = self._selector.text(input_ids, len(input_ids) - 1)
-        copied = self._selector.copies([self._text], [len(input_ids)])[0]
-        return np.array(copied, np.intc)
+        return np.array(self._selector.copies([self._text], [len(input_ids)])[0], np.intc)

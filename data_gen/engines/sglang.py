@@ -12,16 +12,15 @@ unless the file of `--speculative-adaptive-config` has our key, which SGLang its
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.speculative.adaptive_spec_params import AdaptiveSpeculativeParams
 
-from data_gen.engines.text import Text, TextSelector
+from data_gen.engines.text import NAME, TextSelector
+from data_gen.features.root import DrafterKnowledge
 
-NAME = "espalier"  # of our entry in the file
 REPLACED = "sglang.srt.speculative.adaptive_spec_params.AdaptiveSpeculativeParams"
 FORWARD = "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation"
 
@@ -37,28 +36,17 @@ class SelectedSteps(AdaptiveSpeculativeParams):
     def __init__(self, initial_steps: int, cfg_path: str | None = None) -> None:
         super().__init__(initial_steps, cfg_path)
         options = json.loads(Path(cfg_path).read_text()).get(NAME) if cfg_path else None
-        self.selector = None if options is None else TextSelector.of(options).of_chains(self.candidate_steps)
-        self._texts: dict[str, Text] = {}
+        self.selector = None if options is None else TextSelector.of(options, self.candidate_steps)
+        self.texts: list[DrafterKnowledge] = []  # of the next step's requests
         if self.selector is not None:
             HookRegistry.register(FORWARD, before_forward, HookType.BEFORE)
             HookRegistry.apply_hooks()
 
-    def see(self, requests: Iterable[Any]) -> None:
-        """The requests of the next step, SGLang's `Req`."""
-        assert self.selector is not None
-        kept: dict[str, Text] = {}
-        for request in requests:
-            prompt, output = request.origin_input_ids, request.output_ids
-            text = self._texts.get(request.rid) or self.selector.text(list(prompt), len(prompt))
-            text.known.committed(list(output[len(text) - len(prompt) :]))
-            kept[request.rid] = text
-        self._texts = kept
-
     def get_steps_for_batch(self, batch_size: int) -> int:
         """The steps for the requests that were seen."""
-        if self.selector is None or not self._texts:
+        if self.selector is None or not self.texts:
             return int(super().get_steps_for_batch(batch_size))
-        return self.selector.length(list(self._texts.values()), self._route(batch_size).candidate_steps)
+        return self.selector.length(self.texts, self._route(batch_size).candidate_steps)
 
     def on_verify_complete(self, num_correct_drafts_per_req: list[int], batch_size: int) -> int | None:
         """None: what was accepted does not change the steps, because the next step is decided anew."""
@@ -69,10 +57,12 @@ class SelectedSteps(AdaptiveSpeculativeParams):
 
 
 def before_forward(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-    """Shows the policy the requests of a decoding step."""
+    """Shows the policy the requests of a decoding step, SGLang's `Req`."""
     policy = getattr(worker.adaptive_controller, "params", None)
-    if isinstance(policy, SelectedSteps) and not batch.forward_mode.is_extend():
-        policy.see(batch.reqs)
+    if isinstance(policy, SelectedSteps) and policy.selector is not None and not batch.forward_mode.is_extend():
+        policy.texts = policy.selector.follow(
+            {each.rid: (each.origin_input_ids, each.output_ids) for each in batch.reqs}
+        )
 
 
 def register() -> None:

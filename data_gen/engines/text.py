@@ -23,97 +23,90 @@ from data_gen.models.sampling import Sampling
 from selector.actions import Action, Lookup
 from selector.runtime.artefact import Features
 from selector.runtime.selector import load_selector
-from selector.runtime.tokens import TokenStatistics
 from selector.runtime.tuned import Tuned
 from selector.schema import LOG, TEXT, InputError
 
-OPTIONS = ("selector", "temperature", "top_p")  # that an engine's configuration may hold under the name `espalier`
-
-
-class Text:
-    """The token ids of one request, to which new ones are added."""
-
-    def __init__(self, ids_N: NDArray[Any], prompt: int, sampling: Sampling, tokens: TokenStatistics) -> None:
-        self.known = DrafterKnowledge(ids_N[:prompt].tolist(), sampling, tokens)
-        self.known.committed(ids_N[prompt:].tolist())
-        self._ids_N = ids_N.copy()  # with which `grow` compares engines' rows
-
-    def __len__(self) -> int:
-        return len(self.known.text.index)
-
-    def grow(self, ids_N: NDArray[Any]) -> bool:
-        """Add what `ids_N` has beyond the text; False, and nothing is added, where it is not a continuation of it."""
-        count = len(self)
-        if len(ids_N) < count or ids_N[count - 1] != self._ids_N[-1] or not np.array_equal(ids_N[:count], self._ids_N):
-            return False
-        self.known.committed(ids_N[count:].tolist())
-        self._ids_N = ids_N.copy()
-        return True
+NAME = "espalier"  # of the entry in an engine's configuration, which holds `OPTIONS`
+OPTIONS = ("selector", "temperature", "top_p")
 
 
 class TextSelector:
     """Decides for an engine whose requests have one sampling setting.
 
     Args:
-        folder: an artefact directory of `espalier logs`.
+        selector: an artefact directory of `espalier logs`.
+        lengths: of the chains that the engine's drafter drafts; none where it copies.
 
     Raises:
-        InputError: the artefact cannot be read or is not one of a log, or the setting is out of range.
+        InputError: the artefact cannot be read, is not one of a log, or was not trained for what the engine does; or
+            the setting is out of range.
     """
 
-    def __init__(self, folder: str | Path, temperature: float = 0.0, top_p: float = 1.0) -> None:
-        self._selector, self._sampling = load_selector(folder), Sampling(temperature, top_p)
+    def __init__(
+        self, selector: str | Path, temperature: float = 0.0, top_p: float = 1.0, lengths: Sequence[int] = ()
+    ) -> None:
+        self._selector, self._sampling = load_selector(selector), Sampling(temperature, top_p)
         if self._selector.schema != LOG:
-            raise InputError(f"{folder}: plug-ins see token ids alone; train a selector for that: espalier logs")
-        chains = {action.nodes for action in self._selector.actions if isinstance(action, Action)}
-        self.longest_chain, self._folder = max(chains), folder
-        self._at = lru_cache(maxsize=None)(self._tuned)
+            raise InputError(f"{selector}: plug-ins see token ids alone; train a selector for that: espalier logs")
+        longest = max(action.nodes for action in self._selector.actions if isinstance(action, Action))
+        if longest > 0 and not lengths:
+            raise InputError(f"{selector}: it was trained beside a drafter; train it with logs.drafter=none")
+        if max(lengths, default=0) > longest:
+            raise InputError(f"{selector}: chains of {max(lengths)} tokens; it knows up to {longest}")
+        self._at, self._followed = lru_cache(maxsize=None)(self._tuned), dict[str, DrafterKnowledge]()
         self._tuned(1, ())  # checks the setting
 
     @classmethod
-    def of(cls, options: object) -> TextSelector:
+    def of(cls, options: object, lengths: Sequence[int] = ()) -> TextSelector:
         """From an engine's configuration, a mapping with `OPTIONS`; InputError where it lacks or has others."""
         if not isinstance(options, Mapping) or "selector" not in options or not set(options) <= set(OPTIONS):
-            raise InputError(f"espalier: the engine's configuration needs the keys {', '.join(OPTIONS)}, got {options}")
-        return cls(**{"folder" if key == "selector" else key: value for key, value in options.items()})
+            raise InputError(f"{NAME}: the engine's configuration needs the keys {', '.join(OPTIONS)}, got {options}")
+        return cls(**options, lengths=lengths)
 
-    def of_copies(self) -> TextSelector:
-        """Itself; InputError where it was trained for an engine that also drafts chains, which would be chosen here."""
-        if self.longest_chain > 0:
-            raise InputError(f"{self._folder}: it was trained beside a drafter; train it with logs.drafter=none")
-        return self
-
-    def of_chains(self, lengths: Sequence[int]) -> TextSelector:
-        """Itself; InputError where it does not know chains of some lengths."""
-        if max(lengths) > self.longest_chain:
-            raise InputError(f"{self._folder}: chains of {max(lengths)} tokens; it knows up to {self.longest_chain}")
-        return self
-
-    def text(self, ids: Sequence[int] | NDArray[Any], prompt: int) -> Text:
+    def text(self, ids: Sequence[int] | NDArray[Any], prompt: int) -> DrafterKnowledge:
         """A request's text, whose first `prompt` tokens are its prompt."""
-        return Text(np.asarray(ids, np.int64), prompt, self._sampling, self._selector.tokens)
+        ids = np.asarray(ids, np.int64).tolist()
+        known = DrafterKnowledge(ids[:prompt], self._sampling, self._selector.tokens)
+        known.committed(ids[prompt:])
+        return known
 
-    def copies(self, texts: Sequence[Text], most: Sequence[int]) -> list[list[int]]:
+    def follow(self, requests: Mapping[str, tuple[Sequence[int], Sequence[int]]]) -> list[DrafterKnowledge]:
+        """The texts of the requests that are decoded next, from the prompt and the further tokens of each by its id;
+        those of earlier calls grow, and requests that are not named are forgotten."""
+        kept: dict[str, DrafterKnowledge] = {}
+        for name, (prompt, output) in requests.items():
+            kept[name] = self._followed.get(name) or self.text(prompt, len(prompt))
+            kept[name].committed(list(output[len(kept[name].text.index) - len(prompt) :]))
+        self._followed = kept
+        return list(kept.values())
+
+    def copies(self, texts: Sequence[DrafterKnowledge], most: Sequence[int]) -> list[list[int]]:
         """For requests that are decoded together, the tokens that each copies, at most `most` of them."""
-        tuned = self._at(len(texts), ())
-        features = self._features(texts)
+        tuned, features = self._at(len(texts), ()), self._features(texts)
         chosen = [tuned.select(features[0])] if len(texts) == 1 else tuned.select_jointly(features)
         lengths = [action.length if isinstance(action, Lookup) else 0 for action in chosen]
-        return [
-            text.known.text.index.proposal(min(length, limit))
-            for text, length, limit in zip(texts, lengths, most, strict=True)
-        ]
+        limited = zip(texts, lengths, most, strict=True)
+        return [text.text.index.proposal(min(length, limit)) for text, length, limit in limited]
 
-    def length(self, texts: Sequence[Text], lengths: Sequence[int]) -> int:
+    def length(self, texts: Sequence[DrafterKnowledge], lengths: Sequence[int]) -> int:
         """The best of some lengths for chains that all requests of a batch draft."""
         return self._at(len(texts), tuple(lengths)).select_common(self._features(texts)).nodes
 
-    def _features(self, texts: Sequence[Text]) -> list[Features]:
+    def _features(self, texts: Sequence[DrafterKnowledge]) -> list[Features]:
         for text in texts:
-            text.known.batch = len(texts)
-        return [text.known.features(TEXT) for text in texts]
+            text.batch = len(texts)
+        return [text.features(TEXT) for text in texts]
 
     def _tuned(self, batch: int, lengths: tuple[int, ...]) -> Tuned:
         """For so many requests, and for chains of some lengths; for all actions where there are none."""
         shapes = [(1, length, 0) for length in lengths] or None
         return self._selector.at(*self._sampling.law[:2], shapes=shapes, batch=batch, level=TEXT)
+
+
+def grow(text: DrafterKnowledge, ids_N: NDArray[Any]) -> bool:
+    """Add what `ids_N` has beyond a text; False, and nothing is added, where it is not a continuation of it."""
+    own, ids = text.text.index.tokens, ids_N.tolist()
+    if ids[: len(own)] != own:
+        return False
+    text.committed(ids[len(own) :])
+    return True

@@ -16,7 +16,6 @@ Legend: N rows, M questions, V vocabulary in rank order, k child-list entries.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from data_gen.verification.distributions import NodeDistributions, by_ratio, first_accepted
 from data_gen.verification.selection import Lifted, Selection, SelectionRule, TopDownRule
+from selector.jit import jit
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -56,7 +56,7 @@ def _on_host(*tensors: Tensor) -> list[NDArray]:
     return [each.cpu().contiguous().numpy() for each in tensors]
 
 
-@numba.njit(cache=True)
+@jit
 def _selected(
     places_NV: Integers,
     p_NV: Array,
@@ -83,7 +83,7 @@ def _selected(
     return alive_Mk, flow_M, left_Mk
 
 
-@numba.njit(cache=True)
+@jit
 def _remainders(places_NV: Integers, p_NV: Array, q_NV: Array, nodes_M: Integers, weights_M: Array, k: int) -> Array:
     """`m - F` by token, [M, V]."""
     left_MV = np.empty((len(nodes_M), p_NV.shape[1]))
@@ -97,7 +97,7 @@ def _remainders(places_NV: Integers, p_NV: Array, q_NV: Array, nodes_M: Integers
     return left_MV
 
 
-@numba.njit(cache=True)
+@jit
 def _scan(p_V: Array, q_V: Array, weight: float, k: int, alive_V: Array, flow_V: Array) -> float:
     """Write P(a draw of the token is alive) and the token's flow for k drafts, in rank order; return the whole flow.
 
@@ -128,7 +128,7 @@ def _scan(p_V: Array, q_V: Array, weight: float, k: int, alive_V: Array, flow_V:
     return total
 
 
-@numba.njit(cache=True)
+@jit
 def _powers(a: float, b: float, k: int) -> float:
     """`(a^k - b^k) / (a - b)`, as `distributions.powers`."""
     total = last = 1.0
@@ -138,7 +138,7 @@ def _powers(a: float, b: float, k: int) -> float:
     return total
 
 
-@numba.njit(cache=True)
+@jit
 def _root(x: float, k: int) -> float:
     """`x^(1/k)`; square roots are many times faster."""
     if k == 2:

@@ -1,216 +1,194 @@
-"""The engines that lengths of chains are written for: what each reads, and what it really drafts."""
+"""The engines that settings are written for: what each drafts, and its template with settings, command and limits."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+import shlex
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
 
-import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from pipelines.config import SamplingSetting
+from data_gen.models.sampling import Sampling
+from selector.decision import LookupRule
 from selector.schema import InputError
+from selector.train.replay import Ratio
 
-
-class Range(NamedTuple):
-    """Batch sizes from `first` to `last`, both included, and the number of tokens that each request drafts."""
-
-    first: int
-    last: int
-    length: int
+STANDARD = ("naive", "naive_tree", "specinfer")  # verifiers that verify a chain token by token
+BLOCK = ("block", "traversal", "lifted_uniform")  # verifiers that verify a chain as a block
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).with_name("templates")),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+TEMPLATES.filters["quote"] = shlex.quote
 
 
 @dataclass(frozen=True)
-class Served:
-    """What an engine is told.
+class BestLength:
+    """The fastest length of chains for one batch size.
+
+    Attributes:
+        tokens_per_second: of all requests together.
+        gain: speed over the engine's default length; None if that was not timed.
+        rule: when a lookup is copied instead.
+    """
+
+    batch: int
+    length: int
+    tokens_per_step: float
+    tokens_per_second: float
+    gain: Ratio | None
+    rule: LookupRule | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an engine is told for requests of one sampling setting.
 
     Attributes:
         target, draft: the models' directories or hub ids; the draft may be an EAGLE-3 head.
         block: whether chains are verified as blocks, and not token by token.
-        sampled: whether drafts are sampled at the request's temperature, and are not the most probable tokens.
-        ranges: the lengths of all batch sizes, from 1 on.
+        lengths: by batch size, ascending.
     """
 
     target: str
     draft: str
+    head: bool
     block: bool
-    sampled: bool
-    ranges: list[Range]
-    head: bool = False
+    sampling: Sampling
+    lengths: list[BestLength]
+
+    @property
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """Batch sizes, the first and the last one, and their length. A size between two timed ones takes the length of
+        the larger one, because it is padded to that one's graph."""
+        last = [list(alike)[-1] for _, alike in groupby(self.lengths, key=lambda each: each.length)]
+        firsts = [1, *(each.batch + 1 for each in last)]
+        return [(first, each.batch, each.length) for first, each in zip(firsts, last, strict=False)]
 
     @property
     def longest(self) -> int:
-        return max(each.length for each in self.ranges)
+        return max(each.length for each in self.lengths)
 
     @property
     def requests(self) -> int:
         """The largest batch."""
-        return self.ranges[-1].last
+        return self.lengths[-1].batch
+
+    @property
+    def rule(self) -> LookupRule | None:
+        """When a lookup is copied, where each request drafts for itself."""
+        return self.lengths[0].rule
+
+    @property
+    def sampled(self) -> bool:
+        """Whether drafts are sampled; else they are the most probable tokens."""
+        return self.sampling.draft.temperature > 0
 
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine.
+    """One engine. The macros of its template write its files from `Settings`.
 
     Attributes:
-        read: the version whose source the file follows.
-        default: the length that it drafts without a table, or that its documentation shows.
-        lengths: the lengths that a batch may draft where the longest one is given.
-        settings: the content of its file.
-        command: the command line that uses a file.
-        limits: what a user of the file must know, in Markdown.
+        name: of the template, too.
+        read: the version whose source the template follows.
+        suffix: of the file with the settings.
+        default: the length over which gains are stated: its own, or its documentation's; 0 for plain decoding.
+        drafts: "greedy" for the most probable tokens alone, "temperature" where they may also be sampled at the
+            request's temperature, "sampling" where the whole sampling setting always holds for drafts.
         blocks: whether it has block verification.
-        samples: whether it can sample drafts at the request's temperature; it always can draft the likeliest tokens.
         masks: whether the draft makes the longest chain's passes for every batch, and only the target's pass is short.
-        first_is_longest: whether the smallest batch must have the longest chains.
-        suffix: of its file, json or yaml.
-        steps: the content of a second file, `.steps.json`, if the table stands in a file of its own.
+        one_length: whether all batch sizes have the same length.
+        falling: whether the smallest batch must have the longest chains, and 0 is no length.
+        alone: whether each request drafts for itself.
+        copies: whether it also copies from the text, by a lookup rule.
     """
 
+    name: str
     read: str
-    default: int
-    lengths: Callable[[int], range]
-    settings: Callable[[Served], dict[str, Any]]
-    command: Callable[[Served, str], str]
-    limits: str
+    suffix: Literal["json", "yaml", "sh"] = "json"
+    default: int = 0
+    drafts: Literal["greedy", "temperature", "sampling"] = "temperature"
     blocks: bool = False
-    samples: bool = True
     masks: bool = False
-    first_is_longest: bool = False
-    suffix: str = "yaml"
-    steps: Callable[[Served], dict[str, Any]] | None = None
+    one_length: bool = False
+    falling: bool = False
+    alone: bool = False
+    copies: bool = False
 
-    def write(self, served: Served) -> str:
-        """The file's text."""
-        settings = self.settings(served)
-        return yaml.safe_dump(settings, sort_keys=False) if self.suffix == "yaml" else json.dumps(settings) + "\n"
+    def limits(self, head: bool) -> str:
+        """What a user must know, in Markdown."""
+        return str(self._macros.limits(head))
 
+    def files(self, settings: Settings) -> dict[str, str]:
+        """The files' contents by name, that of the settings first."""
+        sampling = settings.sampling
+        name = f"temperature-{sampling.temperature:g}" + (f"-top_p-{sampling.top_p:g}" if sampling.top_p < 1 else "")
+        found = {f"{name}.{self.suffix}": self._macros.settings(settings)}
+        if settings.head and hasattr(self._macros, "steps"):
+            found[f"{name}.steps.json"] = self._macros.steps(settings)
+        predicted = json.dumps([asdict(each) for each in settings.lengths], indent=1) + "\n"
+        return {**found, f"{name}.prediction.json": predicted}
 
-def _vllm(served: Served) -> dict[str, Any]:
-    """`vllm.config.SpeculativeConfig`; batch sizes are inclusive."""
-    return {
-        "method": "eagle3" if served.head else "draft_model",
-        "model": served.draft,
-        "num_speculative_tokens": served.longest,
-        "num_speculative_tokens_per_batch_size": [list(each) for each in served.ranges],
-        "rejection_sample_method": "block" if served.block else "standard",
-        "draft_sample_method": "probabilistic" if served.sampled else "greedy",
-    }
+    def command(self, settings: Settings, folder: Path) -> str:
+        """How the files are used where they lie in a folder."""
+        return str(self._macros.command(settings, str(folder / next(iter(self.files(settings))))))
 
+    @property
+    def _macros(self) -> Any:
+        return TEMPLATES.get_template(f"{self.name}.j2").module
 
-def _sglang(served: Served) -> dict[str, Any]:
-    """Options of `sglang.launch_server`, as the file of `--config` holds them."""
-    return {
-        "model-path": served.target,
-        "speculative-algorithm": "EAGLE3" if served.head else "STANDALONE",
-        "speculative-draft-model-path": served.draft,
-        "speculative-eagle-topk": 1,
-        "speculative-num-steps": served.longest,
-        "speculative-num-draft-tokens": served.longest + 1,
-        "max-running-requests": served.requests,
-    }
+    def verifiers(self, labelled: tuple[str, ...]) -> tuple[str, str]:
+        """Those among the run's whose labels hold for the chains, and for what the engine does by default.
 
+        Raises:
+            InputError: there are labels of neither.
+        """
+        standard = next((each for each in labelled if each in STANDARD), None)
+        block = next((each for each in labelled if each in BLOCK and self.blocks), None)
+        chosen = block or standard
+        if chosen is None:
+            known = ", ".join(STANDARD)
+            raise InputError(f"verifiers: {self.name} verifies chains as one of {known} does: add one of them")
+        return chosen, standard or chosen
 
-def _sglang_steps(served: Served) -> dict[str, Any]:
-    """The file of `--speculative-adaptive-config`: the passes of a head, by the first batch size of each range."""
-    return {str(each.first): {"candidate_steps": [each.length]} for each in served.ranges}
-
-
-def _tensorrt_llm(served: Served) -> dict[str, Any]:
-    """Arguments of `tensorrt_llm.LLM`. A batch size of the schedule is the largest one of its length; the smallest one
-    must have the longest chains, so both ends of its range are given."""
-    config = {
-        "decoding_type": "Draft_Target",
-        "speculative_model": served.draft,
-        "max_draft_len": served.longest,
-        "draft_len_schedule": {1: served.longest, **{each.last: each.length for each in served.ranges}},
-        **({"use_rejection_sampling": True} if served.sampled else {}),
-    }
-    return {"max_batch_size": served.requests, "speculative_config": config}
-
-
-def samples(setting: SamplingSetting) -> bool:
-    """Whether drafts are sampled; else they are the most probable tokens."""
-    return (setting.temperature if setting.draft_temperature is None else setting.draft_temperature) > 0
+    def refusal(self, sampling: Sampling) -> str:
+        """Why it cannot serve a sampling setting as the labels suppose; empty if it can."""
+        own, sampled = sampling.draft_temperature in (None, sampling.temperature), sampling.draft.temperature > 0
+        if self.drafts == "sampling":
+            return "" if own else "assisted generation has no draft temperature"
+        if sampling.temperature and sampling.min_p and not self.alone:
+            return "the engine does not apply min_p where it speculates"
+        if sampled and not own:
+            return "the engine has no draft temperature"
+        if sampled and self.drafts == "greedy":
+            return "the engine drafts the most probable tokens: make labels with draft_temperature: 0"
+        if sampled and not sampling.cuts_nothing:
+            return "the engine's drafts follow the temperature alone: make labels with draft_temperature: 0"
+        return ""
 
 
 ENGINES = {
-    "vllm": Engine(
-        read="0.33.0",
-        default=5,
-        lengths=lambda longest: range(longest + 1),
-        settings=_vllm,
-        command=lambda served, file: (
-            f'vllm serve {served.target} --max-num-seqs {served.requests} --speculative-config "$(cat {file})"'
-        ),
-        limits="""\
-- With a draft model, model runner V2 (the default where possible) makes `num_speculative_tokens` passes of the draft
-  for every batch, without CUDA graphs, and masks what the table does not ask for. The predictions charge all of these
-  passes, and the longest chain was chosen with them; time the steps on this runner, too. Model runner V1
-  (`VLLM_USE_V2_MODEL_RUNNER=0`) drafts what the table says, but verifies token by token.
-- The batch size counts requests whose prompts are being read.
-- With data parallelism vLLM ignores the table and drafts `num_speculative_tokens` everywhere.
-- vLLM has no default number of tokens. 5 is the example of its documentation.""",
-        blocks=True,
-        masks=True,
-        suffix="json",
-    ),
-    "sglang": Engine(
-        read="0.5.23",
-        default=3,
-        lengths=lambda longest: range(longest, longest + 1),
-        settings=_sglang,
-        command=lambda served, file: f"python -m sglang.launch_server --config {file}",
-        limits="""\
-- A separate draft model (`STANDALONE`) drafts one number of tokens for all batch sizes. SGLang adapts it to the batch
-  only for EAGLE and EAGLE-3 heads, and refuses rejection sampling and block verification for a draft model.
-- Drafts are the most probable tokens, and the target's own draw verifies them.
-- 3 tokens are its default for a draft model.""",
-        samples=False,
-    ),
-    "tensorrt-llm": Engine(
-        read="1.3",
-        default=3,
-        lengths=lambda longest: range(min(1, longest), longest + 1),
-        settings=_tensorrt_llm,
-        command=lambda served, file: f"trtllm-serve {served.target} --config {file}",
-        limits="""\
-- The smallest batch size must have the longest chains, and a length of 0 means 1, as in this table.
-- Version 1.2 verifies `max_draft_len` tokens whatever the table says: there, leave the table out and set
-  `max_draft_len` to the length of the batch size that you serve most.
-- Drafts are the most probable tokens unless `use_rejection_sampling` is set, which is a prototype and needs FlashInfer.
-- TensorRT-LLM has no default number of tokens. 3 is the example of its documentation.""",
-        first_is_longest=True,
-    ),
+    engine.name: engine
+    for engine in (
+        Engine("vllm", "0.33.0", default=5, blocks=True, masks=True),
+        Engine("sglang", "0.5.23", "yaml", default=3, drafts="greedy", one_length=True),
+        Engine("tensorrt-llm", "1.3", "yaml", default=3, falling=True),
+        Engine("llama-server", "of llama.cpp 0c1e570", "sh", drafts="greedy", alone=True, copies=True),
+        Engine("transformers", "5.23.0", drafts="sampling", alone=True),
+    )
 }
-
-# As above, where the draft is an EAGLE-3 head; TensorRT-LLM's file for a head is not known here.
-OF_HEADS = {
-    "vllm": replace(
-        ENGINES["vllm"],
-        masks=False,
-        limits=ENGINES["vllm"].limits.partition("token by token.\n")[2],  # the first is about draft models
-    ),
-    "sglang": replace(
-        ENGINES["sglang"],
-        lengths=lambda longest: range(longest + 1),
-        command=lambda served, file: (
-            f"python -m sglang.launch_server --config {file} --speculative-adaptive "
-            f"--speculative-adaptive-config {file.removesuffix('.yaml')}.steps.json"
-        ),
-        steps=_sglang_steps,
-        limits="""\
-- The second file gives every batch size one number of steps, so SGLang's adaptive mode has nothing to adapt but the
-  batch. With CUDA graphs a batch counts as the graph's size that it is padded to.
-- Drafts are the most probable tokens, and the target's own draw verifies them.
-- The gain is that over 3 tokens.""",
-    ),
-}
+OF_HEADS = ("vllm", "sglang")
 
 
 def engine_of(name: str, head: bool) -> Engine:
-    """An engine by name; InputError where there is no file for a head."""
+    """An engine by name, whose draft may be an EAGLE-3 head; InputError where there are no settings for a head."""
     if head and name not in OF_HEADS:
         raise InputError(f"export.engine: there is no file for {name} with a head, only for {', '.join(OF_HEADS)}")
-    return (OF_HEADS if head else ENGINES)[name]
+    return replace(ENGINES[name], masks=False, one_length=False) if head else ENGINES[name]

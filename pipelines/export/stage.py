@@ -10,9 +10,9 @@ from typing import Any
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces
 from pipelines.evaluate.stage import FORMAT
-from pipelines.export import chains
+from pipelines.export import serving
 from pipelines.export.registry import register
-from pipelines.export.tiers import limited_modes
+from pipelines.export.shapes import limited_modes
 from pipelines.latency.profile import load_profile
 from pipelines.run import Stage, read_json, require
 from pipelines.tracking import describe, mlflow_run
@@ -47,7 +47,7 @@ def stage_of(config: Config) -> Stage:
 
 def run(config: Config) -> None:
     if config.export.engine is not None:
-        chains.run(config, config.export.engine)
+        serving.run(config, config.export.engine)
         if not (config.folder / "training" / "result.json").exists():
             return  # an engine's table needs no training
     stage = stage_of(config)

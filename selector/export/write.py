@@ -25,20 +25,21 @@ from typing import Any
 import safetensors.numpy
 import safetensors.torch
 import torch
+from jinja2 import StrictUndefined, Template
 
 from selector.actions import Tree
 from selector.decision import Mode
-from selector.export.card import model_card
 from selector.export.deployed import DeployedSelector, config_of
 from selector.files import atomically, json_text
 from selector.latency import LatencyProfile
-from selector.runtime.artefact import CHECKSUMS
+from selector.runtime.artefact import CHECKSUMS, ArtefactConfig
 from selector.runtime.selector import Selector, load_selector
 from selector.runtime.tokens import FILE, TokenStatistics
-from selector.schema import PAIR, sha256
+from selector.schema import LOG, PAIR, sha256
 from selector.train.module import SelectorModule
 
 GOLDEN = "golden.json"
+CARD = Path(__file__).with_name("card.j2")
 GENERATE = '''"""Speculative decoding with this directory's selector, in transformers' own `generate()`:
 
     target.generate(**inputs, custom_generate=folder, trust_remote_code=True, draft_model=draft, selector=folder)
@@ -122,6 +123,14 @@ def torchscript() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".?torch\.jit\.\w+.? is deprecated", category=DeprecationWarning)
         yield
+
+
+def model_card(config: ArtefactConfig) -> str:
+    """`README.md` of an artefact directory."""
+    page = Template(
+        CARD.read_text(), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
+    return page.render(config=config, of_log=config.schema == LOG)
 
 
 def _scripted(made: DeployedSelector) -> bytes:

@@ -1,4 +1,4 @@
-"""Tables for the engines of today: the best lengths, and the files."""
+"""Settings for the engines of today: the best lengths, and the files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import torch
 import transformers
 import yaml
 
+from data_gen.models.sampling import Sampling
 from pipelines.cli import main
-from pipelines.config import Config, SamplingSetting
-from pipelines.export.chains import BestLength, _Files, best_lengths, chain_verifiers, ranges_of, refusal
-from pipelines.export.engines import ENGINES, Engine, Range, Served, samples
-from pipelines.export.rules import RULES, Rule, tuned
+from pipelines.export.engines import ENGINES, BestLength, Engine, Settings, engine_of
+from pipelines.export.lengths import best_lengths
 from pipelines.latency.timings import profile_of, read_timings
+from selector.decision import LookupRule
 from selector.latency import LatencyProfile
 from selector.schema import InputError
 from selector.train.data import Texts
@@ -33,6 +33,7 @@ GOLDEN = Path(__file__).parent / "golden"
 ACCEPTED = 0.8  # of every drafted token
 GPUS = {"flat": flat, "stepped": stepped}
 VERIFIERS = ("specinfer", "traversal")
+BATCHED = [name for name, engine in ENGINES.items() if not engine.alone]
 
 
 def profile(seconds: Seconds, folder: Path) -> LatencyProfile:
@@ -58,44 +59,27 @@ def speed(seconds: Seconds, batch: int, length: int, accepted: float = ACCEPTED,
 HONEST = replace(ENGINES["vllm"], masks=False)  # as model runner V1
 
 
-def planned(seconds: Seconds, folder: Path, engine: Engine = HONEST, accepted: float = ACCEPTED) -> list[BestLength]:
-    return best_lengths(even(accepted), ("traversal", "specinfer"), profile(seconds, folder), engine)
-
-
 @pytest.mark.parametrize("seconds", GPUS.values(), ids=GPUS)
-@pytest.mark.parametrize("accepted", [0.8, 0.95])
-def test_a_planted_optimum_is_found_at_every_batch_size(seconds: Seconds, accepted: float, tmp_path: Path) -> None:
-    found = planned(seconds, tmp_path, accepted=accepted)
+@pytest.mark.parametrize("engine", [HONEST, *map(ENGINES.get, BATCHED)], ids=["honest", *BATCHED])
+def test_lengths_are_the_best_of_those_that_the_engine_takes(seconds: Seconds, engine: Engine, tmp_path: Path) -> None:
+    """vLLM makes the passes of the longest chain for every batch; SGLang drafts one length; TensorRT-LLM's smallest
+    batch has the longest. The predictions are what the engine really pays."""
+    found = best_lengths(engine, even(), ("traversal", "specinfer"), profile(seconds, tmp_path))
     assert [choice.batch for choice in found] == list(BATCHES)
-    rounded = float(torch.tensor(accepted).half())
-    for choice in found:
-        by_length = [speed(seconds, choice.batch, length, rounded) for length in range(9)]
-        assert by_length[choice.length] == pytest.approx(max(by_length), rel=2e-3)
-        assert choice.tokens_per_second == pytest.approx(by_length[choice.length], rel=2e-3)
-    assert len({choice.length for choice in found}) > 1  # the optimum moves with the batch
-
-
-@pytest.mark.parametrize("seconds", GPUS.values(), ids=GPUS)
-@pytest.mark.parametrize("name", ENGINES)
-def test_predictions_are_what_the_engine_really_pays(seconds: Seconds, name: str, tmp_path: Path) -> None:
-    """vLLM makes the passes of the longest chain for every batch; SGLang drafts one length. No other table that the
-    engine takes is better over all batch sizes."""
-    engine = ENGINES[name]
-    found = planned(seconds, tmp_path, engine)
     longest = max(choice.length for choice in found)
-    paid = longest if engine.masks else None
+    assert (longest != min(choice.length for choice in found)) != engine.one_length  # the best moves with the batch
     for choice in found:
-        real = speed(seconds, choice.batch, choice.length, passes=paid)
+        real = speed(seconds, choice.batch, choice.length, passes=longest if engine.masks else None)
         assert choice.tokens_per_second == pytest.approx(real, rel=2e-3)
         assert choice.gain is not None
         assert choice.gain.value == pytest.approx(real / speed(seconds, choice.batch, engine.default), rel=2e-3)
 
     def mean(longest: int) -> float:
+        lengths = [longest] if engine.one_length else range(min(engine.falling, longest), longest + 1)
         passes = longest if engine.masks else None
-        best = [max(speed(seconds, b, n, passes=passes) for n in engine.lengths(longest)) for b in BATCHES[1:]]
-        first = engine.lengths(longest) if not engine.first_is_longest else [longest]
-        best.append(max(speed(seconds, BATCHES[0], n, passes=passes) for n in first))
-        return statistics.mean(map(math.log, best))
+        best = [max(speed(seconds, b, n, passes=passes) for n in lengths) for b in BATCHES[1:]]
+        first = [longest] if engine.falling else lengths
+        return statistics.mean(map(math.log, [max(speed(seconds, 1, n, passes=passes) for n in first), *best]))
 
     reached = statistics.mean(math.log(choice.tokens_per_second) for choice in found)
     assert reached == pytest.approx(max(map(mean, range(9))), abs=2e-3)
@@ -103,17 +87,14 @@ def test_predictions_are_what_the_engine_really_pays(seconds: Seconds, name: str
 
 def test_block_labels_are_compared_with_what_the_engine_does_unasked(tmp_path: Path) -> None:
     labels = {"traversal": even(0.9).survivals["traversal"], "specinfer": even(0.6).survivals["specinfer"]}
-    mixed = replace(even(), survivals=labels)
-    first, *_ = best_lengths(mixed, ("traversal", "specinfer"), profile(flat, tmp_path), HONEST)
+    own, both = profile(flat, tmp_path), ("traversal", "specinfer")
+    first, *_ = best_lengths(HONEST, replace(even(), survivals=labels), both, own)
     expected = speed(flat, 1, first.length, 0.9) / speed(flat, 1, 5, 0.6)
     assert first.gain is not None and first.gain.value == pytest.approx(expected, rel=2e-3)
+    assert all(each.gain is None for each in best_lengths(replace(HONEST, default=12), even(), both, own))
 
 
-def test_a_default_that_was_not_timed_has_no_gain(tmp_path: Path) -> None:
-    assert all(choice.gain is None for choice in planned(flat, tmp_path, replace(HONEST, default=12)))
-
-
-def test_larger_batches_draft_no_longer_chains_where_an_engine_forbids_it(tmp_path: Path) -> None:
+def test_the_smallest_batch_has_the_longest_chains_where_an_engine_wants_it(tmp_path: Path) -> None:
     """Here drafting is dear for one request and cheap for eight."""
     rows = ["batch,context,verified,passes,seconds"]
     for batch, draft in ((1, 0.02), (8, 0.001)):
@@ -123,96 +104,114 @@ def test_larger_batches_draft_no_longer_chains_where_an_engine_forbids_it(tmp_pa
     path.write_text("\n".join(rows) + "\n")
     made = profile_of(read_timings(path), "timings.csv", True, "pair", VERIFIERS)
     free, tied = (
-        best_lengths(even(), ("traversal", "traversal"), made, replace(HONEST, first_is_longest=tied))
-        for tied in (False, True)
+        best_lengths(replace(HONEST, falling=tied), even(), ("traversal", "traversal"), made) for tied in (False, True)
     )
     assert free[1].length > free[0].length
     assert free[0].length <= tied[0].length and tied[1].length <= tied[0].length
 
 
-def test_sizes_between_timed_ones_take_the_length_of_the_larger_one() -> None:
-    choices = [BestLength(batch, length, 1.0, 1.0, None) for batch, length in ((1, 5), (4, 5), (8, 3), (64, 0))]
-    assert ranges_of(choices) == [Range(1, 4, 5), Range(5, 8, 3), Range(9, 64, 0)]
+def told(lengths: dict[int, int], rule: LookupRule | None = None, **changed: object) -> Settings:
+    """With sampled drafts and block verification, by batch size."""
+    found = [BestLength(batch, length, 1.0, 1.0, None, rule) for batch, length in lengths.items()]
+    return replace(Settings("target", "draft", False, True, Sampling(), found), **changed)
 
 
-SERVED = Served("target", "draft", True, True, [Range(1, 4, 5), Range(5, 8, 3), Range(9, 64, 0)])
+SERVED = told({1: 5, 4: 5, 8: 3, 64: 0})
+PLAIN = replace(SERVED, block=False, sampling=Sampling(draft_temperature=0.0))
 
 
-def test_what_vllm_reads() -> None:
-    written = ENGINES["vllm"].settings(SERVED)
-    assert written["num_speculative_tokens_per_batch_size"] == [[1, 4, 5], [5, 8, 3], [9, 64, 0]]
-    assert (written["num_speculative_tokens"], written["method"]) == (5, "draft_model")
-    assert (written["rejection_sample_method"], written["draft_sample_method"]) == ("block", "probabilistic")
-    plain = ENGINES["vllm"].settings(replace(SERVED, block=False, sampled=False))
-    assert (plain["rejection_sample_method"], plain["draft_sample_method"]) == ("standard", "greedy")
-    assert ENGINES["vllm"].command(SERVED, "a.json") == (
-        'vllm serve target --max-num-seqs 64 --speculative-config "$(cat a.json)"'
+def written(name: str, settings: Settings) -> str:
+    return next(iter(engine_of(name, settings.head).files(settings).values()))
+
+
+OTHERS = {
+    "vllm-plain.json": PLAIN,
+    "vllm-head.json": replace(SERVED, head=True),
+    "sglang-head.yaml": replace(PLAIN, head=True),
+    "sglang-head.steps.json": replace(PLAIN, head=True),
+    "tensorrt-llm-plain.yaml": replace(PLAIN, lengths=told({1: 5, 64: 1}).lengths),
+    "llama-server-both.sh": told({1: 4}, LookupRule(6, 8)),
+    "llama-server-copies.sh": told({1: 0}, LookupRule(6, 8)),
+    "llama-server-drafts.sh": told({1: 4}),
+    "transformers.json": told({1: 5}),
+}
+
+
+@pytest.mark.parametrize("file", OTHERS)
+def test_heads_greedy_drafts_and_copies_are_those_of_the_golden_folder(file: str) -> None:
+    settings, (engine, _, suffix) = OTHERS[file], file.partition(".")
+    engine = next(name for name in ENGINES if engine.startswith(name))
+    found = engine_of(engine, settings.head).files(settings)
+    assert found[f"temperature-1.{suffix}"] == (GOLDEN / file).read_text()
+
+
+def test_commands() -> None:
+    vllm, sglang, head = ENGINES["vllm"], ENGINES["sglang"], engine_of("sglang", True)
+    assert vllm.command(SERVED, Path("a b")) == (
+        """vllm serve target --max-num-seqs 64 --speculative-config "$(cat 'a b/temperature-1.json')\""""
     )
+    assert sglang.command(SERVED, Path("a")) == "python -m sglang.launch_server --config a/temperature-1.yaml"
+    assert head.command(replace(SERVED, head=True), Path("a")) == (
+        "python -m sglang.launch_server --config a/temperature-1.yaml --speculative-adaptive "
+        "--speculative-adaptive-config a/temperature-1.steps.json"
+    )
+    with pytest.raises(InputError, match="there is no file for tensorrt-llm with a head"):
+        engine_of("tensorrt-llm", True)
 
 
-def test_what_sglang_reads() -> None:
-    written = ENGINES["sglang"].settings(replace(SERVED, block=False, sampled=False, ranges=[Range(1, 64, 5)]))
-    assert written["speculative-algorithm"] == "STANDALONE" and written["speculative-eagle-topk"] == 1
-    assert (written["speculative-num-steps"], written["speculative-num-draft-tokens"]) == (5, 6)
-    assert ENGINES["sglang"].command(SERVED, "a.yaml") == "python -m sglang.launch_server --config a.yaml"
-
-
-def test_what_tensorrt_llm_reads() -> None:
-    config = ENGINES["tensorrt-llm"].settings(SERVED)["speculative_config"]
+@pytest.mark.parametrize("first", [1, 4])
+def test_what_tensorrt_llm_reads(first: int) -> None:
+    served = told({first: 5, 8: 3, 64: 1})
+    config = yaml.safe_load(written("tensorrt-llm", served))["speculative_config"]
     schedule = config["draft_len_schedule"]
     assert schedule[1] == config["max_draft_len"] == max(schedule.values())
     for batch in range(1, 65):
-        wanted = next(each.length for each in SERVED.ranges if batch <= each.last)
+        wanted = next(length for _, last, length in served.ranges if batch <= last)
         assert schedule[min(size for size in schedule if size >= batch)] == wanted
-    assert config["use_rejection_sampling"]
-    greedy = ENGINES["tensorrt-llm"].settings(replace(SERVED, sampled=False))
-    assert "use_rejection_sampling" not in greedy["speculative_config"]
 
 
-@pytest.mark.parametrize(("gpu", "name"), list(itertools.product(GPUS, ENGINES)))
+@pytest.mark.parametrize(("gpu", "name"), list(itertools.product(GPUS, BATCHED)))
 def test_files_are_those_of_the_golden_folder(gpu: str, name: str, tmp_path: Path) -> None:
     """Of texts in which a token in five is rejected, on two GPUs that do not exist."""
-    engine = ENGINES[name]
-    own = profile(GPUS[gpu], tmp_path)
-    setting = SamplingSetting(draft_temperature=None if engine.samples else 0.0)
-    verifiers = ("traversal" if engine.blocks else "specinfer", "specinfer")
-    reason, _ = _Files(even(), verifiers, own, ("T", "D"), tmp_path, tmp_path).of(engine, setting)
-    (written,) = (path for path in tmp_path.glob(f"temperature-*.{engine.suffix}") if ".prediction" not in path.name)
-    assert not reason and written.read_text() == (GOLDEN / f"{name}-{gpu}.{engine.suffix}").read_text()
+    engine, own = ENGINES[name], profile(GPUS[gpu], tmp_path)
+    sampling = Sampling(draft_temperature=0.0 if engine.drafts == "greedy" else None)
+    lengths = best_lengths(engine, even(), engine.verifiers(VERIFIERS), own)
+    settings = Settings("T", "D", False, engine.blocks, sampling, lengths)
+    assert written(name, settings) == (GOLDEN / f"{name}-{gpu}.{engine.suffix}").read_text()
 
 
 @pytest.mark.parametrize(
-    ("setting", "why"),
+    ("name", "setting", "why"),
     [
-        ({"draft_temperature": 0.5}, "no draft temperature"),
-        ({"temperature": 0.0, "draft_temperature": 0.3}, "no draft temperature"),
-        ({"top_p": 0.9}, "follow the temperature alone"),
-        ({"top_k": 20}, "follow the temperature alone"),
-        ({"min_p": 0.1, "draft_temperature": 0.0}, "min_p"),
-        ({}, ""),
-        ({"draft_temperature": 1.0}, ""),
-        ({"temperature": 0.0}, ""),
-        ({"top_p": 0.9, "draft_temperature": 0.0}, ""),
+        ("vllm", {"draft_temperature": 0.5}, "no draft temperature"),
+        ("vllm", {"temperature": 0.0, "draft_temperature": 0.3}, "no draft temperature"),
+        ("vllm", {"top_p": 0.9}, "follow the temperature alone"),
+        ("vllm", {"top_k": 20}, "follow the temperature alone"),
+        ("vllm", {"min_p": 0.1, "draft_temperature": 0.0}, "min_p"),
+        ("vllm", {}, ""),
+        ("vllm", {"draft_temperature": 1.0}, ""),
+        ("vllm", {"temperature": 0.0}, ""),
+        ("vllm", {"top_p": 0.9, "draft_temperature": 0.0}, ""),
+        ("sglang", {}, "draft_temperature: 0"),
+        ("sglang", {"draft_temperature": 0.0}, ""),
+        ("llama-server", {}, "draft_temperature: 0"),
+        ("llama-server", {"temperature": 0.0}, ""),
+        ("transformers", {"draft_temperature": 0.5}, "no draft temperature"),
+        ("transformers", {"top_p": 0.9}, ""),
     ],
 )
-def test_settings_that_an_engine_serves(setting: dict[str, float], why: str) -> None:
-    assert why in refusal(ENGINES["vllm"], SamplingSetting(**setting))
-    assert bool(why) == bool(refusal(ENGINES["vllm"], SamplingSetting(**setting)))
-
-
-def test_sglang_serves_greedy_drafts_alone() -> None:
-    assert "draft_temperature: 0" in refusal(ENGINES["sglang"], SamplingSetting())
-    assert samples(SamplingSetting()) and not samples(SamplingSetting(draft_temperature=0.0))
-    assert not refusal(ENGINES["sglang"], SamplingSetting(draft_temperature=0.0))
+def test_settings_that_an_engine_serves(name: str, setting: dict[str, float], why: str) -> None:
+    found = ENGINES[name].refusal(Sampling(**setting))
+    assert why in found and bool(why) == bool(found)
 
 
 def test_the_runs_verifiers_on_chains() -> None:
     several = ("lifted_uniform", "specinfer")
-    assert chain_verifiers(ENGINES["vllm"], several, "vllm") == ("lifted_uniform", "specinfer")
-    assert chain_verifiers(ENGINES["tensorrt-llm"], several, "tensorrt-llm") == ("specinfer", "specinfer")
-    assert chain_verifiers(ENGINES["vllm"], ("traversal",), "vllm") == ("traversal", "traversal")
+    assert ENGINES["vllm"].verifiers(several) == ("lifted_uniform", "specinfer")
+    assert ENGINES["tensorrt-llm"].verifiers(several) == ("specinfer", "specinfer")
+    assert ENGINES["vllm"].verifiers(("traversal",)) == ("traversal", "traversal")
     with pytest.raises(InputError, match="verifiers: tensorrt-llm verifies chains as one of naive"):
-        chain_verifiers(ENGINES["tensorrt-llm"], ("traversal",), "tensorrt-llm")
+        ENGINES["tensorrt-llm"].verifiers(("traversal",))
 
 
 def repeating(texts: Texts, foretold: int) -> Texts:
@@ -225,42 +224,16 @@ def repeating(texts: Texts, foretold: int) -> Texts:
 
 
 def test_the_rule_copies_where_lookups_are_right_and_drafts_elsewhere(tmp_path: Path) -> None:
-    times = profile(flat, tmp_path).at_batch(1)
-    found = tuned(RULES["llama-server"], repeating(even(0.6), foretold=4), "specinfer", times)
-    assert (found.rule.least, found.rule.copied) == (10, 16), "copies of fewer tokens than must match are never made"
-    assert 0 < found.rule.drafted < 9
-    assert found.over_fixed.value > 1.1 and found.over_plain.value > found.over_fixed.value
-    never = tuned(RULES["transformers"], repeating(even(0.6), foretold=4), "specinfer", times)
-    assert (never.rule.least, never.rule.copied) == (0, 0) and never.over_fixed.value == pytest.approx(1)
+    own, both = profile(flat, tmp_path), ("specinfer", "specinfer")
+    (never,) = best_lengths(ENGINES["transformers"], repeating(even(0.6), foretold=4), both, own)
     by_length = [speed(flat, 1, length, 0.6) for length in range(9)]
-    assert by_length[never.rule.drafted] == pytest.approx(max(by_length), rel=2e-3)
-
-
-@pytest.mark.parametrize("name", ["vllm", "llama-server", "transformers"])
-def test_a_setting_gets_a_file_a_prediction_and_a_section(name: str, tmp_path: Path) -> None:
-    engine = {**ENGINES, **RULES}[name]
-    own = repeating(even(0.6), foretold=8)
-    files = _Files(own, ("traversal", "specinfer"), profile(flat, tmp_path), ("T", "D"), tmp_path, Path("runs/a"))
-    greedy = SamplingSetting(draft_temperature=0.0 if name == "llama-server" else None)
-    reason, lines = files.of(engine, greedy)
-    assert not reason and f"runs/a/temperature-1.{engine.suffix}" in "\n".join(lines)
-    assert (tmp_path / f"temperature-1.{engine.suffix}").read_text() and "±" in lines[-1]
-    assert json.loads((tmp_path / "temperature-1.prediction.json").read_text())
-    refused, lines = files.of(engine, SamplingSetting(draft_temperature=0.5))
-    assert refused and not lines
-
-
-def test_what_llama_server_reads() -> None:
-    """`ngram-simple` copies nothing where it is to copy fewer tokens than must match."""
-    write = RULES["llama-server"].write
-    assert write(Rule(6, 8, 4), "T", "D") == (
-        "llama-server --model T.gguf --spec-type ngram-simple,draft-simple --spec-ngram-simple-size-n 6 "
-        "--spec-ngram-simple-size-m 8 --spec-draft-model D.gguf --spec-draft-n-max 4 --spec-draft-n-min 0 "
-        "--spec-draft-p-min 0\n"
-    )
-    assert "draft" not in write(Rule(6, 8, 0), "T", "D") and "ngram" not in write(Rule(0, 0, 4), "T", "D")
-    assert "draft_temperature: 0" in RULES["llama-server"].refusal(SamplingSetting())
-    assert not RULES["llama-server"].refusal(SamplingSetting(temperature=0.0))
+    assert never.rule is None and by_length[never.length] == pytest.approx(max(by_length), rel=2e-3)
+    assert never.gain is not None and never.gain.value == pytest.approx(max(by_length) / by_length[0], rel=2e-3)
+    (found,) = best_lengths(ENGINES["llama-server"], repeating(even(0.6), foretold=4), both, own)
+    assert found.rule == LookupRule(10, 16), "copies of fewer tokens than must match are never made"
+    assert found.gain is not None and found.gain.value > 1.1 * never.gain.value and 0 < found.length < 9
+    (wrong,) = best_lengths(ENGINES["llama-server"], repeating(even(0.6), foretold=0), both, own)
+    assert wrong.rule is None and wrong.length == never.length
 
 
 def test_transformers_drafts_what_its_file_says() -> None:
@@ -273,21 +246,15 @@ def test_transformers_drafts_what_its_file_says() -> None:
         num_attention_heads=2,
         eos_token_id=None,  # else the draft may end its candidates early
     )
-    draft = transformers.LlamaForCausalLM(config).eval()
-    draft.generation_config.update(**json.loads(RULES["transformers"].write(Rule(0, 0, 5), "T", "D")))
-    target = transformers.LlamaForCausalLM(config).eval()
-    text, asked = torch.tensor([[1, 2, 3]]), []
-    forward = target.forward
-
-    def counted(*args: object, **kwargs: object) -> object:
-        asked.append(kwargs["input_ids"].shape[1])  # type: ignore[union-attr]
-        return forward(*args, **kwargs)
-
-    target.forward = counted
+    draft, target = (transformers.LlamaForCausalLM(config).eval() for _ in range(2))
+    draft.generation_config.update(**json.loads(written("transformers", told({1: 5}))))
+    asked: list[int] = []
+    target.register_forward_pre_hook(
+        lambda _, args, kwargs: asked.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    text = torch.tensor([[1, 2, 3]])
     target.generate(text, assistant_model=draft, do_sample=False, max_new_tokens=60, eos_token_id=None)
     assert asked[0] == 3 + 5 and set(asked[1:6]) == {6}
-    refusal_of = RULES["transformers"].refusal
-    assert refusal_of(SamplingSetting(draft_temperature=0.5)) and not refusal_of(SamplingSetting(top_p=0.9))
 
 
 @pytest.fixture
@@ -308,7 +275,7 @@ def espalier(monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> in
     return int(exit_.value.code or 0)
 
 
-def test_a_finished_run_gets_tables_for_an_engine(
+def test_a_finished_run_gets_settings_for_an_engine(
     finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (finished / "runs/demo/latency.json").read_bytes()
@@ -317,22 +284,19 @@ def test_a_finished_run_gets_tables_for_an_engine(
     (finished / "timings.csv").write_text(timings(stepped))
     assert espalier(monkeypatch, "latency", "--from", "timings.csv") == 0
     assert (finished / "runs/demo/latency.json").read_bytes() == before  # this machine's own
-    assert espalier(monkeypatch, "export", "--engine", "transformers") == 0
-    setting = json.loads((finished / "runs/demo/engines/transformers/temperature-0.json").read_text())
-    assert setting["num_assistant_tokens"] > 0 and setting["num_assistant_tokens_schedule"] == "constant"
-    for name in ("vllm", "tensorrt-llm"):  # JSON and YAML
+    for name, engine in ENGINES.items():
         assert espalier(monkeypatch, "export", "--engine", name) == 0
         folder = finished / "runs/demo/engines" / name
         page = (folder / "README.md").read_text()
         assert page.count("\n## ") == 2  # sampling settings
-        written = {path.stem: path for path in folder.iterdir() if path.suffix == f".{ENGINES[name].suffix}"}
-        tables = {stem: path for stem, path in written.items() if not stem.endswith(".prediction")}
-        for stem, path in tables.items():
-            assert path.name in page
-            yaml.safe_load(path.read_text())
-            rows = json.loads((folder / f"{stem}.prediction.json").read_text())
-            assert [row["batch"] for row in rows] == list(BATCHES)
-            assert all(row["gain"]["value"] > 0 for row in rows)
+        assert page.count("Nothing is written") == (engine.drafts == "greedy")  # sampled drafts at temperature 1
+        served = [path for path in folder.glob(f"*.{engine.suffix}") if ".prediction" not in path.name]
+        assert served and all(f"runs/demo/engines/{name}/{path.name}" in page for path in served)
+        for path in served:
+            rows = json.loads(path.with_suffix(".prediction.json").read_text())
+            assert [row["batch"] for row in rows] == (list(BATCHES) if name in BATCHED else [1])
+            assert all(row["gain"]["value"] > 0 and f"| {row['tokens_per_step']:.2f} |" in page for row in rows)
+    capsys.readouterr()
     assert espalier(monkeypatch, "export", "--engine", "vllm") == 0
     assert "reusing" in capsys.readouterr().out
 
@@ -345,7 +309,3 @@ def test_a_flag_of_another_stage_is_named(
     assert capsys.readouterr().err == "espalier: export.engine is a key of the export stage\n"
     assert espalier(monkeypatch, "export", "--engine", "other") == 2
     assert "export.engine" in capsys.readouterr().err
-
-
-def test_the_key_and_the_flag_say_the_same() -> None:
-    assert Config(name="a", export={"engine": "sglang"}).export.engine == "sglang"

@@ -9,13 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.config.reading import load_config
-from pipelines.export.engines import Range, Served, engine_of
 from selector.runtime import load_selector
 from selector.schema import InputError
 from tests.pipelines.runs import ROOT, SMALL, espalier, evaluation_of, outcome
 
 needs_heads = pytest.mark.skipif(find_spec("speculators") is None, reason="the extra `heads` is not installed")
-SERVED = Served("big", "head", True, False, [Range(1, 4, 6), Range(5, 64, 2)], head=True)
 
 
 @pytest.fixture
@@ -57,16 +55,3 @@ def test_a_head_takes_the_place_of_a_draft() -> None:
 def test_quick_names_what_it_lacks(tmp_path: Path) -> None:
     code, said = outcome(tmp_path, "quick", "pair.head=some/head")
     assert code == 2 and "pair.head: quick compares trees of draft models" in said
-
-
-def test_tables_of_engines_for_heads() -> None:
-    vllm, sglang = engine_of("vllm", True), engine_of("sglang", True)
-    assert vllm.settings(SERVED)["method"] == "eagle3"
-    assert vllm.settings(SERVED)["num_speculative_tokens_per_batch_size"] == [[1, 4, 6], [5, 64, 2]]
-    assert sglang.settings(SERVED)["speculative-algorithm"] == "EAGLE3"
-    assert sglang.steps is not None
-    assert sglang.steps(SERVED) == {"1": {"candidate_steps": [6]}, "5": {"candidate_steps": [2]}}
-    assert sglang.command(SERVED, "t.yaml").endswith("--speculative-adaptive-config t.steps.json")
-    assert list(sglang.lengths(3)) == [0, 1, 2, 3]
-    with pytest.raises(InputError, match="there is no file for tensorrt-llm with a head"):
-        engine_of("tensorrt-llm", True)

@@ -27,7 +27,8 @@ import pydantic
 import pytest
 import yaml
 
-from pipelines.export.engines import Range, Served, engine_of
+from data_gen.models.sampling import Sampling
+from pipelines.export.engines import BestLength, Settings, engine_of
 
 WHEELS = Path(os.environ.get("ESPALIER_WHEELS", "wheels"))
 GOLDEN = Path(__file__).parent / "golden"
@@ -113,14 +114,12 @@ def test_sglang_drafts_with_a_head_what_its_table_says(tmp_path: Path) -> None:
     }
     space["log_info_on_rank0"] = lambda *_: None
     exec(compile(ast.Module([load, *(class_of("sglang", file, name) for name in names)], []), file, "exec"), space)
-    ranges = [Range(1, 4, 6), Range(5, 8, 2), Range(9, 64, 0)]
-    steps = engine_of("sglang", True).steps
-    assert steps is not None
-    (tmp_path / "t.json").write_text(json.dumps(steps(Served("big", "head", True, False, ranges, head=True))))
+    lengths = [BestLength(*each, 1.0, 1.0, None) for each in ((4, 6), (8, 2), (64, 0))]
+    settings = Settings("big", "head", True, False, Sampling(0.0), lengths)
+    (tmp_path / "t.json").write_text(engine_of("sglang", True).files(settings)["temperature-0.steps.json"])
     params = space["AdaptiveSpeculativeParams"](6, str(tmp_path / "t.json"))
-    for each in ranges:
-        for batch in range(each.first, each.last + 1):
-            assert params.get_steps_for_batch(batch) == each.length
+    for first, last, length in settings.ranges:
+        assert {params.get_steps_for_batch(batch) for batch in range(first, last + 1)} == {length}
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from selector.jit import key_of
+from data_gen.features.text import key_of
 from selector.runtime.tokens import FILE, LEAST, WEIGHT, TokenStatistics
 from selector.schema import MOST_COUNTED
 
