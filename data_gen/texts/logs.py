@@ -283,7 +283,8 @@ def read_all(paths: Sequence[Path], held_out: Sequence[Path], sampling: Sampling
     for file in foreign(kept):
         said = "hardly any of its tokens occur in the other files: did another tokenizer write it?"
         remarks.append(f"{file}: {said}")
-    return Logs(*([text for text in kept if (text.place in places) == of] for of in (False, True)), remarks)
+    texts, tested = ([text for text in kept if (text.place in places) == of] for of in (False, True))
+    return Logs(texts, tested, remarks)
 
 
 def _read(paths: Sequence[Path], sampling: Sampling) -> list[LoggedText]:

@@ -6,7 +6,6 @@ Legend: R roots, F features.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -96,22 +95,21 @@ class Rule:
 
 def best_rule(train: Timed, rule: Mode) -> Rule:
     """The fastest rule that a coordinate search finds, beginning with the tuned lookup rule: it takes the best of each
-    list of changes in turn, until none of them helps."""
+    grid of changes in turn, until none of them helps."""
     assert rule.rule is not None
     lengths, drafted = train.space.lookups, range(train.space.depth + 1)
     copies = [length for length in COPIES if length in lengths]
-    moves = [
-        *(_grid(least=LEASTS, copied=copies), _grid(longer=LEASTS, far=copies), _grid(hits=HITS, steady=drafted)),
-        *(_grid(copied=lengths), _grid(far=lengths), _grid(drafted=drafted)),
+    moves: list[dict[str, Any]] = [
+        {"least": LEASTS, "copied": copies},
+        {"longer": LEASTS, "far": copies},
+        {"hits": HITS, "steady": drafted},
+        *({"copied": lengths}, {"far": lengths}, {"drafted": drafted}),
     ]
     speed = cache(lambda tried: tried.replayed(train).speed)
     best, before = Rule(rule.action.nodes, *rule.rule), None
     while best != before:
         before = best
-        for changes in moves:
+        for values in moves:
+            changes = (dict(zip(values, each, strict=True)) for each in product(*values.values()))
             best = max([best, *(replace(best, **change) for change in changes)], key=speed)
     return best
-
-
-def _grid(**values: Iterable[float]) -> list[dict[str, Any]]:
-    return [dict(zip(values, each, strict=True)) for each in product(*values.values())]

@@ -23,6 +23,7 @@ from pipelines.train.judging import law_of, monitored, tune_batch, untuned
 from pipelines.train.packaging import package
 from pipelines.train.stage import fitted
 from selector.actions import ActionSpace
+from selector.decision import Mode
 from selector.files import atomically
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Selector
@@ -135,7 +136,8 @@ def _found(
         return found
     on = {batch: profile.at_batch(batch) for batch in profile.batches.sizes}
     timed = {name: Timed(texts, VERIFIER, profile) for name, texts in data.items()}
-    module, modes = _trained(config, timed, list(on.values()) if found["dense"] else [], run_id), []
+    module = _trained(config, timed, list(on.values()) if found["dense"] else [], run_id)
+    modes: list[Mode] = []
     predicted = {name: {level: module.scores(data[name], level) for level in LOG.levels} for name in SPLITS[1:]}
     for batch, times in watched(on.items(), "replay, by batch size"):
         train, validation, test = (timed[name].on(times) for name in SPLITS)
@@ -166,7 +168,7 @@ def _trained(config: Config, timed: dict[str, Timed], times: list[LatencyProfile
     data = {name: each.texts for name, each in timed.items()}
     space = data["train"].space.to_json()
     module = module_of(config, "regressor", LOG.levels[1], [], schema=LOG.name, space=space, squared_weight=SQUARED)
-    own = [timed["validation"].on(times[at]) for at in {0, len(times) // 2} if times]
+    own = [timed["validation"].on(times[at]) for at in sorted({0, len(times) // 2}) if times]
     statics = [(each, best_static(each, StaticTable.of(each))) for each in own]
     judged = [(each, monitored(static, (level,))) for each, static in statics for level in LOG.levels]
     with atomically(config.folder / "training") as folder:
