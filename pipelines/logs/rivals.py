@@ -20,8 +20,8 @@ from selector.train.data import Timed
 from selector.train.replay import Replayed, replay
 from selector.train.tuning import LEASTS, replay_mode, tune_lookup_rule
 
-COPIES = (1, 2, 4, 8, 12, 20)  # lengths of copies that are tried together with when to copy
-HITS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, math.inf)  # shares of recent hits
+COPIES = (2, 4, 8, 20)  # lengths of copies that are tried together with when to copy
+HITS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, math.inf)  # shares of recent hits
 UNIT = 0.5  # tokens of a payoff that count as one of `LEASTS`
 PAYOFF_SCALARS = (  # what a predicted payoff is linear in
     *("match", "copied", "copied_mean_0.8", "copied_mean_0.95", "source_steady", "source_in_prompt"),
@@ -100,13 +100,13 @@ def best_rule(train: Timed, rule: Mode) -> Rule:
     lengths, drafted = train.space.lookups, range(train.space.depth + 1)
     copies = [length for length in COPIES if length in lengths]
     moves: list[dict[str, Any]] = [
-        {"least": LEASTS, "copied": copies},
+        *({"copied": copies, when: LEASTS} for when in ("longer", "least")),
         {"longer": LEASTS, "far": copies},
-        {"hits": HITS, "steady": drafted},
+        *({"hits": HITS, own: drafted} for own in ("steady", "drafted")),
         *({"copied": lengths}, {"far": lengths}, {"drafted": drafted}),
     ]
     speed = cache(lambda tried: tried.replayed(train).speed)
-    best, before = Rule(rule.action.nodes, *rule.rule), None
+    best, before = Rule(rule.action.nodes, *rule.rule, far=rule.rule.length, steady=rule.action.nodes), None
     while best != before:
         before = best
         for values in moves:
