@@ -19,6 +19,8 @@ from data_gen.texts.log_labels import VERIFIER, Labeller
 from data_gen.texts.logs import read_logs, read_trace_log
 from data_gen.texts.recorded import read_texts
 from pipelines.latency.timings import profile_of, read_timings
+from pipelines.logs.gains import entries
+from pipelines.train.judging import tune_batch
 from selector.actions import ActionSpace, Lookup
 from selector.runtime.joint import Shapes, joint_choice, step_clock
 from selector.runtime.selector import Selector, load_selector
@@ -29,6 +31,7 @@ from selector.train.module import SelectorModule
 from selector.train.tuning import StaticTable
 from tests.pipelines.runs import ROOT, espalier, outcome
 from tests.pipelines.small_logs import as_steps, record, small, write
+from tests.selector import logged
 
 SMALL = ["train.epochs=2", "train.hidden=[16,8]", "train.batch=128"]
 GREEDY = Sampling(0.0)
@@ -156,6 +159,21 @@ def test_its_card_says_what_it_is_and_generate_refuses_it(
         pair.target.generate(
             torch.tensor([[5]]), custom_generate=speculative_generate, draft_model=pair.draft, selector=selector
         )
+
+
+def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
+    train, validation, test = (logged.timed(4, seed=seed, count=24) for seed in range(3))
+    told = [dict.fromkeys(LOG.levels, each.space.efficiencies(each.survivals_RS)) for each in (validation, test)]
+    modes = tune_batch(train, validation, told[0], logged.profile(), 4)
+    assert all(mode.decides and mode.level == level and mode.joint > 0 for level, mode in modes.selector.items())
+    found = list(entries(modes, test, told[1], logged.profile()))
+    assert [(entry["level"], entry["mixed"]) for entry in found] == [
+        (own, m) for m in (False, True) for own in LOG.levels
+    ]
+    for each in (own for entry in found for own in (entry, *entry["by_kind"].values())):
+        assert each["selector"] > max(each["rule"], each["fixed"])
+        assert each["selector_over_rule"]["value"] == pytest.approx(each["selector"] / each["rule"])
+    assert all(entry["oracle"] >= entry["selector"] for entry in found if not entry["mixed"])
 
 
 def test_a_sparse_log_trains_and_says_that_it_cannot_be_replayed(tmp_path: Path) -> None:
