@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -257,6 +257,40 @@ def distinct(texts: Sequence[LoggedText]) -> list[LoggedText]:
         found.setdefault((text.start, *text.tokens), text)
     sources = joined((text.source, tuple(text.tokens[: text.start])) for text in found.values())
     return [replace(text, source=sources[text.source]) for text in found.values()]
+
+
+class Logs(NamedTuple):
+    """The distinct texts of some files and of held-out files, and what is to be said of them."""
+
+    texts: list[LoggedText]
+    held_out: list[LoggedText]
+    remarks: list[str]
+
+    @property
+    def all(self) -> list[LoggedText]:
+        return [*self.texts, *self.held_out]
+
+
+def read_all(paths: Sequence[Path], held_out: Sequence[Path], sampling: Sampling) -> Logs:
+    """The texts of log files and of folders with traces; InputError as `read_logs` and `read_trace_log`."""
+    texts, tested = (_read(each, sampling) for each in (paths, held_out))
+    kept, places = distinct([*texts, *tested]), {text.place for text in tested}
+    remarks = []
+    if twice := len(texts) + len(tested) - len(kept):
+        remarks.append(f"{twice} texts are duplicates and are left out")
+    if shared := len({text.source for text in (*texts, *tested)}) - len({text.source for text in kept}):
+        remarks.append(f"sources that are joined to others, because they have prompts in common: {shared}")
+    for file in foreign(kept):
+        said = "hardly any of its tokens occur in the other files: did another tokenizer write it?"
+        remarks.append(f"{file}: {said}")
+    texts, tested = ([text for text in kept if (text.place in places) == of] for of in (False, True))
+    return Logs(texts, tested, remarks)
+
+
+def _read(paths: Sequence[Path], sampling: Sampling) -> list[LoggedText]:
+    stores = [path for path in paths if (path / "manifest.json").exists()]
+    own = [text for folder in stores for text in read_trace_log(folder, sampling)]
+    return [*read_logs([path for path in paths if path not in stores]), *own]
 
 
 def foreign(texts: Sequence[LoggedText]) -> list[str]:

@@ -15,11 +15,11 @@ from selector.train.replay import Ratio
 
 Figures = dict[str, Any]
 LEVELS = {TEXT: "token ids alone", DRAFTER: "with the drafter's hits"}
-SPLITS = {"train": "training texts", "test": "held-out texts"}
 LEGEND = (
     "Speeds over plain decoding on the held-out texts, replayed exactly; ratios ± one standard error over sources. "
-    "The lookup rule copies where the match has at least some length and otherwise drafts a fixed length; both lengths "
-    "are tuned on the training texts. The oracle knows what will be accepted."
+    "The requests of a batch take one decision, or are different. The lookup rule copies where the match has at least "
+    "some length and otherwise drafts a fixed length; both lengths are tuned on the training texts. The oracle knows "
+    "what will be accepted."
 )
 
 
@@ -33,25 +33,24 @@ def write(config: Config, logs: Figures) -> str:
 
 
 def _in_words(logs: Figures, folder: str) -> Iterable[str]:
-    texts, roots = logs["texts"], logs["roots"]
+    texts, roots, accepted = (logs[key] for key in ("texts", "roots", "accepted"))
     yield f"{logs['drafter']}: {sum(texts.values())} texts, {texts['test']} held out, {roots['test']:,} positions."
     if not logs["dense"]:
         yield "The log holds only what its own steps drafted: no other policy can be replayed on it."
-    for split, words in SPLITS.items():
-        own = logs["accepted"][split]
-        found = f"up to {own['labelled']:.2f} tokens on average on {words}; the network predicts {own['predicted']:.2f}"
-        yield f"A chain of {own['length']} is accepted {found}."
+    if depth := len(accepted["test"]):
+        means = f"{accepted['train'][-1]:.2f} tokens on average on training texts, {accepted['test'][-1]:.2f} on others"
+        yield f"Accepted of a chain of {depth}: {means}."
     for entry in logs["by_batch"]:
         place = f"{entry['batch']} different requests" if entry["mixed"] else f"Batch {entry['batch']}"
         over = f"{_over(entry, 'rule')} of the lookup rule, {_over(entry, 'fixed')} of the best fixed length"
         speed = f"{entry['selector']:.2f} times plain decoding"
         yield f"{place}, {LEVELS[entry['level']]}: {speed}, {over} ({entry['fixed_length']})."
-    if "decision_seconds" in logs:
+    if not logs["exported"]:
+        yield "No step times were given: add --timings FILE to train a selector, to measure its gain and to export it."
+    else:
         found = logs["decision_seconds"]
         times = " and ".join(f"{1e6 * found[level]:.0f} us {words}" for level, words in LEVELS.items())
         yield f"A decision takes {times}, features at {found['context']:,} tokens included; it is not in these figures."
-    if not logs["by_batch"] and logs["dense"]:
-        yield "No step times were given: add --timings FILE to measure the selector's gain and to export it."
     yield f"Written to {folder}: report.html, evaluation.json{', selector/' if logs['exported'] else ''}."
 
 
@@ -70,55 +69,37 @@ def metrics(logs: Figures) -> dict[str, float]:
 
 
 def _page(config: Config, logs: Figures, words: str) -> str:
+    gains = [
+        _gain(entry, kind, own)
+        for entry in logs["by_batch"]
+        for kind, own in {"all": entry, **entry["by_kind"]}.items()
+    ]
+    rows = zip(logs["accepted"]["train"], logs["accepted"]["test"], strict=True)
+    accepted = [{"drafted": n, "training texts": a, "held-out texts": b} for n, (a, b) in enumerate(rows, start=1)]
     sections = {
-        "All requests of a batch take one decision": _batches(logs, mixed=False),
-        "Different requests in one batch": _batches(logs, mixed=True),
-        "By kind of work": table([row for entry in logs["by_batch"] for row in _kinds(entry)]),
+        "Gains by batch size and kind of work": table(gains) + note(LEGEND) if gains else "",
         "Stronger rules": table(list(map(_rival, logs["rivals"]))),
-        "Every fixed length": table(list(map(_length, logs["lengths"]))),
+        "Accepted tokens": table(accepted),
         "Provenance": folded("Where this comes from", json.dumps(provenance(config), indent=1)),
     }
     title = f"{config.name}: what a selector gains on logs of {logs['drafter']}"
     return document(title, listed(words.splitlines()), sections.items())
 
 
-def _batches(logs: Figures, mixed: bool) -> str:
-    rows = [
-        {
-            "batch": entry["batch"],
-            "the selector sees": LEVELS[entry["level"]],
-            "selector": entry["selector"],
-            "over the lookup rule": _over(entry, "rule"),
-            "lookup rule": entry["rule"],
-            "over the fixed length": _over(entry, "fixed"),
-            "best fixed length": f"{entry['fixed']:.2f} ({entry['fixed_length']} tokens)",
-            "oracle": entry["oracle"],
-        }
-        for entry in logs["by_batch"]
-        if entry["mixed"] == mixed
-    ]
-    return table(rows) + note(LEGEND) if rows else ""
-
-
-def _kinds(entry: Figures) -> list[Figures]:
-    place = {"batch": f"{entry['batch']}{' different requests' if entry['mixed'] else ''}", "level": entry["level"]}
-    return [
-        {
-            **place,
-            "kind": kind,
-            "over the lookup rule": _over(own, "rule"),
-            "over the fixed length": _over(own, "fixed"),
-        }
-        for kind, own in entry["by_kind"].items()
-    ]
+def _gain(entry: Figures, kind: str, own: Figures) -> Figures:
+    return {
+        "batch": f"{entry['batch']}{' different' if entry['mixed'] else ''}",
+        "the selector sees": LEVELS[entry["level"]],
+        "kind": kind,
+        "selector": own["selector"],
+        "over the lookup rule": _over(own, "rule"),
+        "over the fixed length": _over(own, "fixed"),
+        "lookup rule": own["rule"],
+        "best fixed length": f"{own['fixed']:.2f} ({own['fixed_length']} tokens)",
+        "oracle": own["oracle"],
+    }
 
 
 def _rival(row: Figures) -> Figures:
     over = {f"selector over it, {LEVELS[level]}": str(Ratio(**own)) for level, own in row["selector_over_it"].items()}
     return {"batch": row["batch"], "rule": row["rule"], "times plain decoding": row["speed"], **over}
-
-
-def _length(row: Figures) -> Figures:
-    keys = {"tokens a step": "tokens_per_step", "accepted": "accepted"}
-    cells = {f"{name}, {words}": row[split][key] for name, key in keys.items() for split, words in SPLITS.items()}
-    return {"drafted": row["length"], **cells}

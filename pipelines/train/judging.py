@@ -7,7 +7,7 @@ setting; `bases` are the modes of the best static trees.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.table import Table
@@ -20,17 +20,26 @@ from pipelines.run import table
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.train.data import Setting, Texts, Timed
+from selector.train.mixed import MixedBatches
 from selector.train.module import SelectorModule
 from selector.train.potential import Potential
+from selector.train.replay import Ratio
 from selector.train.tuning import (
     SURE,
+    TIE,
     Judged,
+    Predictions,
     StaticTable,
     best_static,
+    decide,
     judge_mode,
     tune_lookup_rule,
     tune_mode,
 )
+
+# Standard errors by which a log's network must be ahead. It gains most at 128 requests, 0.144 over the rule on the
+# held-out texts of docs/logs.md, and two standard errors are 0.152 there.
+OF_LOGS = TIE
 
 
 def potential_table(found: dict[Setting, Potential]) -> Table:
@@ -119,3 +128,58 @@ def judge_rules(rules: list[dict[str, Mode]], texts: list[Timed], bases: list[Mo
     """The rules of the trained verifier, on other texts than they were tuned on, under every setting."""
     each = zip(texts, rules, bases, strict=True)
     return [judge_mode(own, {}, rule[own.verifier], base.action) for own, rule, base in each]
+
+
+def keep_if_ahead(judged: Judged, rule: Judged, static: Mode, longest: int = 0, errors: float = SURE) -> Judged:
+    """The network's decisions where they are ahead of the static tree and of the rule for lookups by so many standard
+    errors; else the rule where it is ahead of the static tree; else that. The network decides up to the `longest` text
+    of its training, and the rule beyond it; 0: no limit."""
+    if judged.ratio.is_ahead(errors) and judged.is_ahead_of(rule, errors):  # less may be luck: it was tuned on them
+        return replace(judged, mode=replace(judged.mode, rule=rule.mode.rule, action=rule.mode.action, longest=longest))
+    return rule if rule.ratio.is_ahead(errors) else Judged(static, Ratio(1.0, 0.0))
+
+
+class BatchModes(NamedTuple):
+    """What is compared for one batch size: the best fixed length, the lookup rule, and by level what is exported."""
+
+    fixed: Mode
+    rule: Mode
+    selector: dict[str, Mode]
+
+
+def tune_batch(
+    train: Timed, validation: Timed, predicted: Predictions, profile: LatencyProfile, batch: int
+) -> BatchModes:
+    """The fixed length and the rule by the training texts, and by the validation texts whether the network decides.
+
+    Args:
+        train, validation: with the times of the batch size; `profile` has those of all sizes.
+        predicted: at the roots of the validation texts, by level.
+    """
+    fixed = replace(best_static(train, StaticTable.of(train)), batch=batch)
+    rule = tune_lookup_rule(train, fixed)
+    by_rule, selector = judge_mode(validation, {}, rule, fixed.action), {}
+    for level, own in predicted.items():
+        kept = keep_if_ahead(tune_mode(validation, {level: own}, fixed), by_rule, fixed, errors=OF_LOGS).mode
+        joint = _joint_price(validation, own, profile, rule) if kept.decides and batch > 1 else 0.0
+        selector[level] = replace(kept, level=level, joint=joint)
+    return BatchModes(fixed, rule, selector)
+
+
+def _joint_price(timed: Timed, tokens_RA: Tensor, profile: LatencyProfile, rule: Mode) -> float:
+    """The price of time for joint decisions of different requests, 0 where these are not ahead of the rule."""
+    batches = MixedBatches(timed, profile, rule.batch)
+    by_rule = batches.replay(decide(timed, {}, rule).action_R)
+    speed = batches.speed_of(tokens_RA, by_rule.speed)
+    return speed if batches.select(tokens_RA, speed).over(by_rule).is_ahead(OF_LOGS) else 0.0
+
+
+def untuned(module: SelectorModule, timed: Timed, batch: int) -> list[Mode]:
+    """By level, the mode for a batch size and a log on which nothing can be replayed: the price of time at each root is
+    its own best ratio (`rho` = 1), and the static tree is the best one by the network's predictions."""
+    trees = timed.space.trees
+    efficiency_A = module.scores(timed.texts).mean(0)[: len(trees)]
+    speed_A = efficiency_A / timed.seconds().mean(0)[: len(trees)]
+    best, efficiencies = int(speed_A.argmax()), tuple(efficiency_A.tolist())
+    fixed = Mode(*timed.setting, trees[best], speed=float(speed_A[best]), batch=batch, mean_efficiency=efficiencies)
+    return [replace(fixed, feature_levels=(level,), level=level) for level in module.schema.levels]

@@ -19,13 +19,15 @@ from pipelines.train.result import chosen_of, load_module, load_result
 from selector.actions import ActionSpace, tree_of
 from selector.decision import Mode
 from selector.export.write import load_script, write_artefact
+from selector.latency import LatencyProfile
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Selector, load_selector
+from selector.runtime.tokens import TokenStatistics
 from selector.runtime.tuned import Tuned
 from selector.schema import HIDDEN_STATES, SCALARS_KEY, InputError
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
-from selector.train.tuning import Predictions, decide
+from selector.train.tuning import decide
 
 TIE = 1e-3  # tokens: the two forms sum in different orders
 
@@ -59,41 +61,45 @@ def build(
         "metrics": {**chosen["metrics"], **own, **(metrics or {})},
         "provenance": provenance(config),
     }
+    machine = config.train.verifier, profile
+    return package(folder, module, *machine, modes, facts, lambda mode: timed(texts, mode.setting, *machine))
+
+
+def package(
+    folder: Path,
+    module: SelectorModule,
+    verifier: str,
+    profile: LatencyProfile,
+    modes: list[dict[str, Any]],
+    facts: dict[str, Any],
+    texts_of: Callable[[Mode], Timed],
+    tokens: TokenStatistics | None = None,
+) -> Selector:
+    """Write an artefact; InputError if it does not choose as the module does on the texts of each of its modes. The
+    arguments are those of `write_artefact` and `count_differing`."""
 
     def check(written: Path) -> None:
-        own = config.train.verifier, profile
-        if differing := count_differing(module, written, lambda mode: timed(texts, mode.setting, *own)):
+        if differing := count_differing(module, written, texts_of):
             raise InputError(f"{folder}: {differing} of its actions are not the trained module's")
 
     # the median static tree is drafted at roots without features, whatever the sampling setting
     fallback = sorted((tree_of(mode["action"]) for mode in modes), key=lambda action: action.nodes)[len(modes) // 2]
-    verifier = config.train.verifier
-    return write_artefact(folder, module, profile, verifier, fallback, modes, facts, check, golden=golden)
+    return write_artefact(folder, module, profile, verifier, fallback, modes, facts, check, tokens, golden)
 
 
 @torch.no_grad()
-def count_differing(
-    module: SelectorModule,
-    folder: Path,
-    texts_of: Callable[[Mode], Timed],
-    predicted: Predictions | None = None,
-    most: int | None = None,
-) -> int:
+def count_differing(module: SelectorModule, folder: Path, texts_of: Callable[[Mode], Timed]) -> int:
     """The number of roots at which the trained module, the artefact's TorchScript or its path for one root chooses an
     action that is worse than the best one by more than `TIE`.
 
     Args:
         texts_of: texts of a mode's sampling setting, with the step times of its number of requests.
-        predicted: the module's predictions for these texts, by feature level, if they are the same for all modes.
-        most: about how many roots are compared in each mode; None for all.
     """
     differing, selector, script, first = 0, load_selector(folder), load_script(folder), module.schema.levels[0]
     for mode in selector.modes:
         mine = texts_of(mode)
         rows = (~mine.texts.unknown_R).nonzero()[:, 0]
-        rows = rows[:: max(1, len(rows) // most)] if most else rows
-        predictions = predicted or module.predictions(mine.texts, mode)
-        trained_R = decide(mine, predictions, mode, not module.is_regressor).action_R[rows]
+        trained_R = decide(mine, module.predictions(mine.texts, mode), mode, not module.is_regressor).action_R[rows]
         scalars, hidden = mine.texts.features(rows, module.is_full)
         scalars[:, module.schema.index("batch")] = mode.batch
         views = [{SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}]

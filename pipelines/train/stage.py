@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from torch import Tensor
 
 from data_gen.models.sampling import Sampling
 from pipelines.config import Config
@@ -23,6 +24,7 @@ from pipelines.train.judging import (
     by_setting,
     judge,
     judge_rules,
+    keep_if_ahead,
     monitored,
     potential_table,
     statics,
@@ -38,7 +40,7 @@ from selector.train.data import Texts, Timed
 from selector.train.module import RootsModule, SelectorModule
 from selector.train.potential import potential
 from selector.train.replay import Ratio
-from selector.train.tuning import SURE, TIE, Judged
+from selector.train.tuning import TIE, Judged
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")
 OWN = ("train", "validation")  # the splits that training reads
@@ -167,14 +169,29 @@ def trained(
     Args:
         validation: the texts by which an epoch is judged, and `bases`, their static trees; for each sampling setting.
     """
-    verifier, profile = config.train.verifier, validation[0].profile
-    own = {name: splits[name] for name in OWN}
-    further = None
+    verifier, further = config.train.verifier, None
     if not module.is_regressor:
-        further = {name: step_times(module, texts, bases, verifier, profile) for name, texts in own.items()}
+        times = bases, verifier, validation[0].profile
+        further = {name: step_times(module, splits[name], *times) for name in OWN}
+    judged = [(texts, monitored(base, module.asked)) for texts, base in zip(validation, bases, strict=True)]
+    return fitted(config, module, splits, verifier, judged, folder, run_id, further)
+
+
+def fitted(
+    config: Config,
+    module: SelectorModule,
+    splits: dict[str, Texts],
+    verifier: str,
+    judged: list[tuple[Timed, Mode]],
+    folder: Path,
+    run_id: str,
+    further: dict[str, tuple[Tensor, Tensor]] | None = None,
+) -> SelectorModule:
+    """A module trained on a verifier's labels; `judged` and `further` as in `SelectorModule` and `RootsModule`."""
+    own = {name: splits[name] for name in OWN}
     roots = RootsModule(module, own, verifier, config.train.batch, config.seed, config.data.stride, further)
     module.begin_at(own["train"], verifier, roots.rows["train"])
-    module.judged = [(texts, monitored(base, module.asked)) for texts, base in zip(validation, bases, strict=True)]
+    module.judged = judged
     return fit(config, module, roots, folder, run_id)
 
 
@@ -189,14 +206,6 @@ def row_of(judged: list[Judged], rules: list[Judged], bases: list[Mode], longest
     error = sum(ratio.error**2 for ratio in ratios) ** 0.5 / len(ratios)
     gated = statistics.mean(ratio.value for ratio in ratios)
     return {"metrics": {"validation/replay_gated": gated, "validation/replay_error": error}, "modes": modes}
-
-
-def keep_if_ahead(judged: Judged, rule: Judged, static: Mode, longest: int) -> Judged:
-    """The network's decisions where they pay and are ahead of the rule for lookups; else the rule where it pays; else
-    the static tree. The network decides up to the `longest` text of its training, and the rule beyond it."""
-    if judged.pays and judged.is_ahead_of(rule, SURE):  # by less it may be luck: it was tuned on these texts
-        return replace(judged, mode=replace(judged.mode, rule=rule.mode.rule, action=rule.mode.action, longest=longest))
-    return rule if rule.pays else Judged(static, Ratio(1.0, 0.0))
 
 
 def choose(found: dict[str, dict[str, Any]]) -> str:

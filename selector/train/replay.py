@@ -212,6 +212,10 @@ class Ratio:
     def __str__(self) -> str:
         return f"{self.value:.3f} ±{self.error:.3f}"
 
+    def is_ahead(self, errors: float) -> bool:
+        """Whether it is above 1 by so many standard errors."""
+        return self.value - errors * self.error > 1
+
 
 def ratio_of_speeds(mine: Replayed, other: Replayed, source_X: Tensor) -> Ratio:
     """Speed over another's on the same texts; the error by the jackknife over the texts' sources, since texts of one

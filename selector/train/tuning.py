@@ -149,13 +149,12 @@ class Judged:
 
     @property
     def pays(self) -> bool:
-        return self.ratio.value - SURE * self.ratio.error > 1
+        return self.ratio.is_ahead(SURE)
 
     def is_ahead_of(self, other: Judged, errors: float = TIE) -> bool:
         """Whether it is faster by so many standard errors of their ratio on the same texts."""
         assert self.replayed is not None and other.replayed is not None and self.source_X is not None
-        ratio = ratio_of_speeds(self.replayed, other.replayed, self.source_X)
-        return ratio.value - errors * ratio.error > 1
+        return ratio_of_speeds(self.replayed, other.replayed, self.source_X).is_ahead(errors)
 
 
 def judge_mode(timed: Timed, predictions: Predictions, mode: Mode, static: Tree, policy: bool = False) -> Judged:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,15 @@ from data_gen.features.root import DrafterKnowledge
 from data_gen.generate import speculative_generate
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
+from data_gen.texts.log_labels import VERIFIER, Labeller
 from data_gen.texts.logs import read_logs, read_trace_log
 from data_gen.texts.recorded import read_texts
 from pipelines.latency.timings import profile_of, read_timings
-from pipelines.logs.labelling import VERIFIER, Labeller, space_of
-from selector.actions import Lookup
+from pipelines.logs.gains import entries
+from pipelines.train.judging import tune_batch
+from selector.actions import ActionSpace, Lookup
 from selector.runtime.joint import Shapes, joint_choice, step_clock
 from selector.runtime.selector import Selector, load_selector
-from selector.runtime.tokens import TokenStatistics
 from selector.runtime.tuned import Tuned
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 from selector.train.data import SPLITS, Timed
@@ -31,6 +31,7 @@ from selector.train.module import SelectorModule
 from selector.train.tuning import StaticTable
 from tests.pipelines.runs import ROOT, espalier, outcome
 from tests.pipelines.small_logs import as_steps, record, small, write
+from tests.selector import logged
 
 SMALL = ["train.epochs=2", "train.hidden=[16,8]", "train.batch=128"]
 GREEDY = Sampling(0.0)
@@ -40,9 +41,8 @@ GREEDY = Sampling(0.0)
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a finished run, and what it said."""
     folder = tmp_path_factory.mktemp("logs")
-    log, clock = small(folder)
-    said = espalier(folder, "logs", str(log), "--timings", str(clock), "--name", "small", *SMALL, config="")
-    return folder, said
+    small(folder)
+    return folder, espalier(folder, "logs", *arguments(folder), config="")
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +70,6 @@ def test_there_is_an_entry_for_every_batch_size_level_and_kind_of_batch(logs: di
             if not entry["mixed"]:
                 assert each["oracle"] >= max(each["selector"], each["rule"], each["fixed"])
 
-
-def test_fixed_lengths_are_told_on_training_and_held_out_texts(logs: dict[str, Any]) -> None:
-    assert [row["length"] for row in logs["lengths"]] == list(range(9))
-    for split in ("train", "test"):
-        yields = [row[split]["tokens_per_step"] for row in logs["lengths"]]
-        assert yields[0] == 1 < min(yields[1:])
-
-
-def test_rivals_stand_beside_every_batch_size(logs: dict[str, Any]) -> None:
     found = [(row["batch"], row["rule"]) for row in logs["rivals"]]
     assert found == [(b, rule) for b in (1, 8, 32) for rule in ("the lookup rule with all options", "HVD")]
 
@@ -88,14 +79,13 @@ def test_what_is_printed_says_what_is_gained_and_where_it_is(run: tuple[Path, st
     for words in ("Batch 1, token ids alone", "Batch 32, with the drafter's hits", "of the lookup rule", "runs/small"):
         assert words in said
     page = (folder / "runs/small/report.html").read_text()
-    assert "By kind of work" in page and "HVD" in page
+    assert "kind of work" in page and "HVD" in page
     again = espalier(folder, "logs", *arguments(folder), config="")
     assert "reusing" in again and "Batch 1, token ids alone" in again
 
 
-def arguments(folder: Path, *files: str) -> list[str]:
-    named = files or (str(folder / "small.jsonl"),)
-    return [*named, "--timings", str(folder / "clock.csv"), "--name", "small", *SMALL]
+def arguments(folder: Path, log: str = "small.jsonl", name: str = "small") -> list[str]:
+    return [str(folder / log), "--timings", str(folder / "clock.csv"), "--name", name, *SMALL]
 
 
 def known(folder: Path, selector: Selector, batch: int = 1) -> DrafterKnowledge:
@@ -118,8 +108,11 @@ def test_one_artefact_decides_for_every_batch_size_and_level(
         assert alone in selector.actions
         features = root.features(level)
         assert selector.select(features) == alone, "by the scalars `batch` and `temperature`"
-        scores_A = selector.scores({SCALARS_KEY: features[SCALARS_KEY]})
-        assert scores_A.shape == (len(selector.actions),)
+        jointly = asked.select_jointly([features] * batch)
+        assert len(jointly) == batch and len(set(jointly)) == 1, "equal requests decide alike"
+        by_features = selector.at(0.0, batch=batch)
+        assert by_features.select(features) == alone and by_features.select_jointly([features] * batch) == jointly
+        assert selector.scores(features).shape == (len(selector.actions),)
 
 
 def test_joint_decisions_are_those_that_replay_takes_by_the_trained_network(
@@ -137,25 +130,6 @@ def test_joint_decisions_are_those_that_replay_takes_by_the_trained_network(
         tokens_BA = module.scores(data)[rows].double().numpy()
         expected = joint_choice(tokens_BA, Shapes.of(selector.actions), speed, *prices)
         assert chosen == [selector.actions[a] for a in expected]
-
-
-@pytest.mark.parametrize("batch", [1, 32])
-def test_without_a_level_the_features_decide_which_one_it_is(
-    run: tuple[Path, str], selector: Selector, batch: int
-) -> None:
-    root, asked = known(run[0], selector, batch), selector.at(0.0, batch=batch)
-    for level in (TEXT, DRAFTER):
-        own = selector.at(0.0, batch=batch, level=level)
-        assert asked.select(root.features(level)) == own.select(root.features(level))
-        assert asked.select_jointly([root.features(level)] * 3) == own.select_jointly([root.features(level)] * 3)
-
-
-def test_joint_decisions_share_their_draft_passes(run: tuple[Path, str], selector: Selector) -> None:
-    asked = selector.at(0.0, batch=8, level=DRAFTER)
-    features = [known(run[0], selector, 8).features(DRAFTER) for _ in range(8)]
-    chosen = asked.select_jointly(features)
-    assert len(chosen) == 8 and len(set(chosen)) == 1, "equal requests decide alike"
-    assert set(chosen) <= set(selector.actions)
 
 
 def test_what_makes_no_sense_is_refused(run: tuple[Path, str], selector: Selector) -> None:
@@ -187,23 +161,28 @@ def test_its_card_says_what_it_is_and_generate_refuses_it(
         )
 
 
-def test_a_held_out_file_is_the_test_split(run: tuple[Path, str], tmp_path: Path) -> None:
-    log, clock = small(tmp_path, 16)
-    other = write(tmp_path / "other.jsonl", [record(100 + n, kind="other") for n in range(5)])
-    line = [str(log), "--test", str(other), "--timings", str(clock), "--name", "held", *SMALL]
-    espalier(tmp_path, "logs", *line, config="")
-    found = json.loads((tmp_path / "runs/held/evaluation.json").read_text())["logs"]
-    assert found["texts"]["test"] == 5 and found["texts"]["train"] + found["texts"]["validation"] == 16
-    assert all(set(entry["by_kind"]) == {"other"} for entry in found["by_batch"])
+def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
+    train, validation, test = (logged.timed(4, seed=seed, count=24) for seed in range(3))
+    told = [dict.fromkeys(LOG.levels, each.space.efficiencies(each.survivals_RS)) for each in (validation, test)]
+    modes = tune_batch(train, validation, told[0], logged.profile(), 4)
+    assert all(mode.decides and mode.level == level and mode.joint > 0 for level, mode in modes.selector.items())
+    found = list(entries(modes, test, told[1], logged.profile()))
+    assert [(entry["level"], entry["mixed"]) for entry in found] == [
+        (own, m) for m in (False, True) for own in LOG.levels
+    ]
+    for each in (own for entry in found for own in (entry, *entry["by_kind"].values())):
+        assert each["selector"] > max(each["rule"], each["fixed"])
+        assert each["selector_over_rule"]["value"] == pytest.approx(each["selector"] / each["rule"])
+    assert all(entry["oracle"] >= entry["selector"] for entry in found if not entry["mixed"])
 
 
 def test_a_sparse_log_trains_and_says_that_it_cannot_be_replayed(tmp_path: Path) -> None:
-    log = write(tmp_path / "sparse.jsonl", [as_steps(record(n)) for n in range(30)])
-    _, clock = small(tmp_path, 1)
-    said = espalier(tmp_path, "logs", str(log), "--timings", str(clock), "--name", "sparse", *SMALL, config="")
+    small(tmp_path, 1)
+    write(tmp_path / "sparse.jsonl", [as_steps(record(n)) for n in range(30)])
+    said = espalier(tmp_path, "logs", *arguments(tmp_path, "sparse.jsonl", "sparse"), config="")
     assert "no other policy can be replayed" in said
     found = json.loads((tmp_path / "runs/sparse/evaluation.json").read_text())["logs"]
-    assert not found["dense"] and found["by_batch"] == [] and found["lengths"] == []
+    assert not found["dense"] and found["by_batch"] == []
     selector = load_selector(tmp_path / "runs/sparse/selector")
     assert selector.at(0.0, batch=8).mode.decides and len(selector.tokens.keys_N) > 0
 
@@ -211,15 +190,16 @@ def test_a_sparse_log_trains_and_says_that_it_cannot_be_replayed(tmp_path: Path)
 def test_without_step_times_accepted_lengths_are_told(tmp_path: Path) -> None:
     log, _ = small(tmp_path)
     said = espalier(tmp_path, "logs", str(log), "--name", "timeless", *SMALL, config="")
-    assert "No step times were given" in said and "A chain of 8 is accepted" in said
+    assert "No step times were given" in said and "Accepted of a chain of 8" in said
     assert not (tmp_path / "runs/timeless/selector").exists()
-    assert len(json.loads((tmp_path / "runs/timeless/evaluation.json").read_text())["logs"]["lengths"]) == 9
+    accepted = json.loads((tmp_path / "runs/timeless/evaluation.json").read_text())["logs"]["accepted"]
+    for split, own in accepted.items():
+        assert len(own) == 8 and sorted(own) == own, split
 
 
 def test_lookups_alone_are_a_choice(tmp_path: Path) -> None:
-    log, clock = small(tmp_path)
-    line = [str(log), "--timings", str(clock), "--name", "copies", "logs.drafter=none", *SMALL]
-    espalier(tmp_path, "logs", *line, config="")
+    small(tmp_path)
+    espalier(tmp_path, "logs", *arguments(tmp_path, name="copies"), "logs.drafter=none", config="")
     found = json.loads((tmp_path / "runs/copies/evaluation.json").read_text())["logs"]
     assert all(entry["fixed_length"] == 0 and entry["fixed"] == 1 for entry in found["by_batch"])
     assert [action.nodes for action in load_selector(tmp_path / "runs/copies/selector").actions] == list(range(21))
@@ -232,11 +212,15 @@ def test_a_plan_says_what_would_be_done_and_does_nothing(tmp_path: Path) -> None
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_shipped_config_runs(tmp_path: Path) -> None:
-    log, _ = small(tmp_path)
+def test_the_shipped_config_runs_and_a_held_out_file_is_the_test_split(tmp_path: Path) -> None:
+    log, _ = small(tmp_path, 16)
+    other = write(tmp_path / "other.jsonl", [record(100 + n, kind="other") for n in range(5)])
     clock = ROOT / "configs/clocks/h100_llama3.1-8b_eagle3.csv"
-    line = [f"logs.files=['{log}']", f"latency.timings={clock}", *SMALL]
+    line = [f"logs.files=['{log}']", f"logs.test=['{other}']", f"latency.timings={clock}", *SMALL]
     assert "Batch 128" in espalier(tmp_path, "logs", *line, config="llama_eagle3.yaml")
+    found = json.loads((tmp_path / "runs/llama_eagle3/evaluation.json").read_text())["logs"]
+    assert found["texts"]["test"] == 5 and found["texts"]["train"] + found["texts"]["validation"] == 16
+    assert all(set(entry["by_kind"]) == {"other"} for entry in found["by_batch"])
 
 
 @pytest.mark.parametrize(
@@ -246,7 +230,6 @@ def test_the_shipped_config_runs(tmp_path: Path) -> None:
         (["none.jsonl"], "none.jsonl: No such file"),
         (["one.jsonl", "--timings", "clock.csv"], "too few"),
         (["small.jsonl", "--timings", "none.csv"], "none.csv"),
-        (["small.jsonl", "--timings", "small.jsonl"], "its columns must be"),
         (["small.jsonl", "logs.drafter=eagle"], "logs.drafter: 'eagle' is not in the log"),
         (["small.jsonl", "--test", "small.jsonl"], "is among files, too"),
     ],
@@ -259,22 +242,11 @@ def test_a_mistake_is_one_line_and_exit_code_2(line: list[str], message: str, tm
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_earlier_result_stays_where_a_new_log_is_damaged(run: tuple[Path, str], tmp_path: Path) -> None:
-    shutil.copytree(run[0], tmp_path / "copy")
-    folder = tmp_path / "copy"
-    before = (folder / "runs/small/evaluation.json").read_bytes()
-    (folder / "small.jsonl").write_text("{}\n")
-    code, said = outcome(folder, "logs", *arguments(folder), config="")
-    assert code == 2 and "small.jsonl:1: prompt_token_ids is missing" in said
-    assert (folder / "runs/small/evaluation.json").read_bytes() == before
-
-
 def test_a_pairs_traces_give_the_same_speeds_through_this_door(demo: tuple[Path, str], tmp_path: Path) -> None:
     folder = demo[0] / "runs/demo/traces"
     _, clock = small(tmp_path, 1)
-    logged = read_trace_log(folder, GREEDY)
-    space = space_of(logged, "draft", 4)
-    data = Labeller("draft", space, GREEDY, TokenStatistics.empty()).label(logged)
+    logged, space = read_trace_log(folder, GREEDY), ActionSpace.chains(ActionSpace.default().depth, 4)
+    data = Labeller("draft", space, GREEDY).label(logged)
     own = profile_of(read_timings(clock), "clock", False, "log:draft", (VERIFIER, "specinfer")).at_batch(8)
     parts = [read_texts(folder, split, ["specinfer"]).setting_of((0.0, 1.0)) for split in SPLITS]
     assert sum(map(len, parts)) == len(data)
@@ -291,9 +263,8 @@ def test_a_pairs_traces_give_the_same_speeds_through_this_door(demo: tuple[Path,
 
 
 def test_a_trace_store_is_a_log(demo: tuple[Path, str], tmp_path: Path) -> None:
-    _, clock = small(tmp_path, 1)
-    store = str(demo[0] / "runs/demo/traces")
-    line = [store, "--timings", str(clock), "--name", "pair", *SMALL]
+    small(tmp_path, 1)
+    line = arguments(tmp_path, str(demo[0] / "runs/demo/traces"), "pair")
     assert "32 different requests" in espalier(tmp_path, "logs", *line, config="")
     code, said = outcome(tmp_path, "logs", *line, "sampling=[{temperature: 0.7}]", config="")
     assert code == 2 and "no texts of temperature 0.7" in said

@@ -131,6 +131,8 @@ def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(network: float
     both = replace(mine.mode, rule=own.mode.rule, longest=200)  # beyond 200 tokens the rule decides
     kept = keep_if_ahead(mine, own, static, 200).mode
     assert kept == {"network": both, "rule": own.mode, "static": static}[what]
+    by_one = keep_if_ahead(mine, own, static, errors=1.0).mode
+    assert by_one.decides == (what == "network" or (network, rule) == (1.2, 1.1))
 
 
 def test_a_rule_is_tuned_on_the_training_texts_and_judged_on_others() -> None:

@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
 import pytest
 import torch
 
-from selector.actions import Choice, Lookup
-from selector.decision import LookupRule as LookupRule
-from selector.decision import Mode
+from selector.actions import Lookup
+from selector.decision import LookupRule, Mode
 from selector.schema import MATCH
-from selector.train.data import Timed
 from selector.train.replay import fastest_possible, replay
 from selector.train.tuning import replay_mode
 from tests.selector import logged
-
-
-def ten_lines(data: Timed, choose: Callable[[int], Choice]) -> tuple[int, int, float]:
-    """Steps, tokens and seconds of a policy on labels of 0 and 1, by walking along each text."""
-    steps = tokens = begin = 0
-    seconds = 0.0
-    for size in data.texts.size_X.tolist():
-        at = 0
-        while at < size:
-            action = choose(begin + at)
-            own = (
-                data.survivals_RS[begin + at, logged.SPACE.depth :]
-                if isinstance(action, Lookup)
-                else data.survivals_RS[begin + at]
-            )
-            seconds += data.profile.action_seconds(action, float(data.texts.length_R[begin + at]), "naive")
-            at, steps = at + int(own[: action.nodes].sum()) + 1, steps + 1
-        begin, tokens = begin + size, tokens + size
-    return steps, tokens, seconds
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -46,7 +24,7 @@ def test_fixed_lengths_and_rules_of_a_log_are_a_walk_to_the_last_token(batch: in
         for least in (2, 4, 99):
             mode = Mode(0.0, 1.0, chain, (MATCH,), rule=LookupRule(least, 4))
             found = replay_mode(data, {}, mode)
-            steps, tokens, seconds = ten_lines(
+            steps, tokens, seconds = logged.ten_lines(
                 data, lambda r, least=least, chain=chain: Lookup(4) if match_R[r] >= least else chain
             )
             assert float(found.steps_X.sum()) == steps and float(found.tokens_X.sum()) == tokens

@@ -1,4 +1,4 @@
-"""Turns logged texts into labelled ones: the features of every root, and what each action would have yielded there.
+"""Labels the texts of a log: the features of every root, and what each action would have yielded there.
 
 Legend: R roots, D depths, F scalars, J keys, K means by key.
 """
@@ -6,7 +6,7 @@ Legend: R roots, D depths, F scalars, J keys, K means by key.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ import torch
 from data_gen.features.recorded import foretold
 from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
-from data_gen.texts.logs import LoggedText
+from data_gen.texts.logs import LoggedText, Logs
 from data_gen.texts.prompts import Prompt, split_of
 from selector.actions import ActionSpace
 from selector.runtime.tokens import TokenStatistics
@@ -24,27 +24,21 @@ from selector.train.data import SPLITS, Texts
 VERIFIER = "naive"  # all verifiers agree on a chain at temperature 0
 
 
-def space_of(texts: Sequence[LoggedText], drafter: str, longest_lookup: int) -> ActionSpace:
-    """Drafting nothing, the drafter's chains up to the log's depth, and lookups."""
-    return ActionSpace.chains(max(text.of(drafter).shape[1] for text in texts), longest_lookup)
-
-
-def split(
-    texts: Sequence[LoggedText], tested: Sequence[LoggedText], validation: float, test: float
-) -> dict[str, list[LoggedText]]:
-    """Texts by split, InputError where one would be empty. All texts of one source fall into the same split.
+def splits_of(logs: Logs, validation: float, test: float) -> dict[str, list[LoggedText]]:
+    """Texts by split, InputError where one would be empty. All texts of one source fall into the same split; held-out
+    texts, if there are any, are the test split.
 
     Args:
-        tested: texts of held-out files. If there are any, they are the test split.
         validation, test: shares of the sources.
     """
-    found: dict[str, list[LoggedText]] = {name: [] for name in SPLITS} | {"test": list(tested)}
-    for text in texts:
+    found: dict[str, list[LoggedText]] = {name: [] for name in SPLITS} | {"test": list(logs.held_out)}
+    for text in logs.texts:
         prompt = Prompt(text.name, "", text.kind, text.source)
-        found[split_of(prompt, validation, 0.0 if tested else test)].append(text)
+        found[split_of(prompt, validation, 0.0 if logs.held_out else test)].append(text)
     for name, own in found.items():
         if not own:
-            raise InputError(f"{texts[0].place}: {len(texts)} texts are too few: none falls into the {name} split")
+            place = logs.texts[0].place
+            raise InputError(f"{place}: {len(logs.texts)} texts are too few: none falls into the {name} split")
     return found
 
 
@@ -55,7 +49,7 @@ class Labeller:
     drafter: str
     space: ActionSpace
     sampling: Sampling
-    tokens: TokenStatistics
+    tokens: TokenStatistics = field(default_factory=TokenStatistics.empty)
 
     def label(self, texts: Sequence[LoggedText]) -> Texts:
         """Texts with the features of both levels and the labels of chains and lookups."""
@@ -93,6 +87,7 @@ class Labeller:
             hidden_R=torch.full((sum(text.roots for text in texts),), -1),
             from_the_start=True,
             schema=LOG,
+            space=self.space,
         )
         return data, np.concatenate(keys)
 
