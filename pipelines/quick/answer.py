@@ -64,12 +64,9 @@ class Answer:
     def pays(self) -> bool:
         return bool(self.best["speed"] > NOTICEABLE)
 
-    @property
-    def contradicts_itself(self) -> bool:
-        """Whether a step that drafts seems to take less time than one of plain decoding."""
-        return any(way["speed"] > 1.01 * way["block_efficiency"] for way in self.ways)
-
     def verdict(self) -> str:
+        if self.best["speed"] > 1.01 * self.best["block_efficiency"]:  # every step has the target's pass
+            return f"{self.sampling}: steps seem quicker with a draft than without: the machine is busy; repeat later"
         if not self.pays:
             return f"{self.sampling}: speculation does not pay here: decode without a draft"
         sure = "may pay; more quick.minutes tell" if self.best["low"] <= 1 else "pays"

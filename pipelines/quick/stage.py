@@ -42,7 +42,6 @@ TOKENS = 48  # most labelled ones of a text: more sources tell more than longer 
 SOURCES = 4  # at least: two to choose on, and two to judge on
 LEAST = 6  # in the times of one text: measurements and `SOURCES` texts
 TREES = "A tree (K, L1, L2) has K branches of L2 tokens after a trunk of L1."
-QUICKER = "a step with a tree seems quicker than one of plain decoding: the machine is busy; repeat it later"
 
 
 def plan(config: Config) -> list[str]:
@@ -126,8 +125,6 @@ def answers_in_time(
         rows = _labelled(config, pair, prompts, sampling, begin + (end - begin) / remaining)
         answers.append(Answer.of(sampling, texts_of(rows, config.verifiers), profile, config.verifiers))
         text = (time.perf_counter() - begin) / answers[-1].texts
-    if any(answer.contradicts_itself for answer in answers):
-        warning = warning or QUICKER
     return profile, answers, warning
 
 

@@ -50,7 +50,7 @@ def test_a_given_pair_needs_a_config_and_nothing_else(mine: Path) -> None:
     assert [row["sampling"]["temperature"] for row in quick["settings"]] == [0.0, 1.0]
     for row in quick["settings"]:
         setting = Sampling(row["sampling"]["temperature"])
-        assert f"quick: {setting}: speculation" in said and f"{setting}: speculation" in page
+        assert f"quick: {setting}: " in said and f"{setting}: speed over plain decoding" in page
         assert row["texts"] == 8 and row["best"] in row["ways"] and all(way["choice"] in page for way in row["ways"])
         assert row["best"]["low"] <= row["best"]["speed"]
 
@@ -112,9 +112,8 @@ def test_the_verdict_follows_from_times_and_texts() -> None:
     assert pays.verdict().startswith("T=1: speculation pays: ") and pays.best["low"] > 1
     assert pays.best["low"] < pays.best["speed"] < pays.best["high"] and "[" in pays.verdict()
     assert json.loads(json.dumps(asdict(pays)))["best"] == pays.best
-    assert not none.contradicts_itself and not pays.contradicts_itself
     quicker = replace(cheap, corrections=dict.fromkeys(VERIFIERS, Correction(drafting=-1.0)))
-    assert Answer.of(Sampling(), data, quicker, VERIFIERS).contradicts_itself
+    assert "the machine is busy; repeat later" in Answer.of(Sampling(), data, quicker, VERIFIERS).verdict()
 
 
 @pytest.fixture(scope="module")
