@@ -37,10 +37,10 @@ def profile_in_time(
     with ticking("timing passes", REPEATS) as tick:
         profile = timing.measure(pair, grid, config.verifiers, device, tick, start + PASSES * seconds)
     verifier, until = config.train.verifier, time.perf_counter() + STEPS * seconds
-    trees = {(verifier, action) for action in ACTIONS if isinstance(action, Action)}
+    cases = [(verifier, action) for action in ACTIONS]
     for prompt in (prompt[-CONTEXT:] for prompt in prompts[:TRIED]):
-        steps = timing.real_steps(pair, (verifier,), ACTIONS, [prompt], COUNT, config.data.tokens, until=until)
-        if trees <= steps.keys():
+        steps = timing.real_steps(pair, cases, [prompt], COUNT, config.data.tokens, until=until)
+        if all(case in steps for case in cases if isinstance(case[1], Action)):
             break
     else:
         raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
