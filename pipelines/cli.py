@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import difflib
 import errno
-import fcntl
 import importlib
 import importlib.util
 import json
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from filelock import FileLock, Timeout
 
 from selector.files import unwritable
 from selector.schema import InputError
@@ -136,40 +136,26 @@ def only_one(folder: Path) -> Iterator[None]:
         InputError: another process has the lock, or its file cannot be made.
     """
     made, path = [each for each in (folder, folder.parent) if not each.exists()], folder / ".lock"
+    lock = FileLock(path, blocking=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = _locked(path)
-    except BlockingIOError as busy:
+        lock.acquire()
+    except Timeout as busy:
         raise InputError(f"{folder}: another espalier is at work there; wait, or choose another name=") from busy
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR):
             raise InputError(f"{path}: a link or a folder is where the run's lock belongs: remove it") from error
-        raise unwritable(path, error) from error
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
+            raise unwritable(path, error) from error
+        warnings.warn(f"{path}: no locks on this file system: run one command at a time", stacklevel=2)
     try:
         yield
     finally:
         path.unlink(missing_ok=True)
-        os.close(lock)
+        lock.release()
         for each in made:
             with suppress(OSError):  # it holds the run's files
                 each.rmdir()
-
-
-def _locked(path: Path) -> int:
-    """The descriptor of a file with an exclusive lock, which the system drops when the process ends."""
-    while True:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and path.stat().st_ino == os.fstat(lock).st_ino:
-                return lock
-        except OSError as error:
-            if error.errno in (errno.ENOLCK, errno.ENOTSUP):
-                warnings.warn(f"{path}: no locks on this file system: run one command at a time", stacklevel=2)
-                return lock
-            os.close(lock)
-            raise
-        os.close(lock)  # another process has ended and removed the file meanwhile
 
 
 def usage(stage: str) -> str:

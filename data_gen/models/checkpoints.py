@@ -102,6 +102,12 @@ def is_shape(name: str) -> bool:
     return (Path(name) / CONFIG).is_file() and not _weight_files(Path(name))
 
 
+def require_weights(name: str, role: str) -> None:
+    """InputError for a shape."""
+    if is_shape(name):
+        raise InputError(f"pair.{role}: {name} holds a config and no weights: only times can be measured")
+
+
 def _weight_files(folder: Path) -> list[Path]:
     """The files with a model's weights; of a damaged index, the index alone."""
     for name in WEIGHTS:

@@ -17,7 +17,15 @@ from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from data_gen.models.cached_head import caches
-from data_gen.models.checkpoints import CONFIG, fingerprint, is_shape, load_model, load_tokenizer, text_config
+from data_gen.models.checkpoints import (
+    CONFIG,
+    fingerprint,
+    is_shape,
+    load_model,
+    load_tokenizer,
+    require_weights,
+    text_config,
+)
 from data_gen.models.gguf import resolved
 from data_gen.models.pair import DTYPES, CachedModel, ModelPair, eos_ids, resolve_device
 from data_gen.models.self_check import TOLERANCES
@@ -47,8 +55,8 @@ def load_pair_with_head(
     device, target = resolve_device(device), resolved(target, "target")
     check_head_config(head, target)
     for name, role in ((target, "target"), (head, "head")):
-        if not shapes and is_shape(name):
-            raise InputError(f"pair.{role}: {name} holds a config and no weights: only times can be measured")
+        if not shapes:
+            require_weights(name, role)
     tokenizer = load_tokenizer(target, "target")
     model = load_model(target, "target", DTYPES[dtype], device, device_map)
     loaded = load_head(head, target, model.device, DTYPES[dtype])

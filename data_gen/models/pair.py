@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from data_gen.models.checkpoints import RANDOM, fingerprint, is_shape, load_model, positions
+from data_gen.models.checkpoints import RANDOM, fingerprint, load_model, positions, require_weights
 from data_gen.models.distilled import is_distilled, load_draft
 from data_gen.models.gguf import resolved
 from data_gen.models.masks import TreeMasks
@@ -250,8 +250,8 @@ class ModelPair:
         device = resolve_device(device)
         names = target, draft = resolved(target, "target"), resolved(draft, "draft")
         for name, role in zip(names, ROLES, strict=True):
-            if not shapes and is_shape(name):
-                raise InputError(f"pair.{role}: {name} holds a config and no weights: only times can be measured")
+            if not shapes:
+                require_weights(name, role)
         tokenizer = shared_tokenizer(target, draft)
         target_model = load_model(target, "target", DTYPES[dtype], device, device_map)
         if is_distilled(draft):

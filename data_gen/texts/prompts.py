@@ -10,6 +10,8 @@ from itertools import compress, zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
+from scipy.cluster.hierarchy import DisjointSet
+
 from selector.schema import InputError
 
 T = TypeVar("T")
@@ -187,19 +189,14 @@ def joined(held: Iterable[tuple[str, Hashable]]) -> dict[str, str]:
     Args:
         held: the source of every text, and its content.
     """
-    above: dict[str, str] = {}
+    sets = DisjointSet()
     first: dict[Hashable, str] = {}
-
-    def name(source: str) -> str:
-        while (parent := above.setdefault(source, source)) != source:
-            above[source] = above[parent]  # halves the way of later calls
-            source = above[source]
-        return source
-
     for source, content in held:
-        names = sorted((name(source), name(first.setdefault(content, source))))
-        above[names[1]] = names[0]  # the first one in the alphabet, whatever the order of the texts
-    return {source: name(source) for source in list(above)}
+        sets.add(source)
+        sets.merge(source, first.setdefault(content, source))
+    # the first one in the alphabet, whatever the order of the texts
+    named = ((min(sources), sources) for sources in sets.subsets())
+    return {source: name for name, sources in named for source in sources}
 
 
 def take_evenly(prompts: list[Prompt], count: int | None = None) -> list[Prompt]:

@@ -157,7 +157,7 @@ class Quick(Section):
     """A check in minutes: whether speculation pays here, with which verifier and tree, and whether a selector does."""
 
     minutes: float = Field(
-        2.0, gt=0, description="how long it may take, apart from training; with less time it does less, and says so"
+        2.0, gt=0, description="how long it may take; with less time it labels fewer texts and leaves settings out"
     )
     texts: int = Field(48, ge=4, description="most texts under each sampling setting")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from data_gen.models.checkpoints import hidden_width, load_tokenizer, model_positions
+from data_gen.models.checkpoints import hidden_width, load_tokenizer, model_positions, require_weights
 from data_gen.models.gguf import resolved
-from data_gen.models.heads import check_head, check_head_config, load_pair_with_head
+from data_gen.models.heads import check_head, load_pair_with_head
 from data_gen.models.pair import ROLES, ModelPair, resolve_device
 from data_gen.models.self_check import check_model
 from data_gen.models.vocabulary import shared_tokenizer
@@ -97,14 +97,12 @@ def _check_positions(config: Config, have: int) -> int:
 
 
 def check_before_loading(config: Config) -> None:
-    """Check the pair as far as that needs no weights: its device, tokenizers and positions; InputError as
-    `load_pair`."""
+    """Check a target and a draft as far as that needs no weights: their folders, device, tokenizers and positions;
+    InputError as `load_pair`."""
     names = pair_names(config)
     resolve_device(config.pair.device)
-    if config.pair.head:
-        check_head_config(names[1], names[0])
-        _check_positions(config, model_positions(names[0], "target"))
-        return
+    for name, role in zip(names, ROLES, strict=True):
+        require_weights(name, role)
     shared_tokenizer(*names)
     _check_positions(config, min(map(model_positions, names, ROLES)))
 

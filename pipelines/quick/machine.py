@@ -1,110 +1,56 @@
-"""This machine's times, as coarse as `quick` has time for."""
+"""This machine's latency profile, from as few passes and steps as `quick` has time for."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import time
 from dataclasses import replace
 
-from rich.table import Column, Table
-
 from data_gen import order_times, timing
-from data_gen.decoding import EAGER
-from data_gen.drafting.sampled import EVERY, different_nodes
 from data_gen.models.pair import ModelPair
-from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.latency.profile import NODES, WIDTHS, decision_seconds
-from pipelines.quick.sizes import BRANCHES, DEPTHS, STEPS, Sizes
-from selector.actions import EMPTY, Action, ActionSpace
-from selector.latency import LatencyProfile, setting_key
+from pipelines.latency.stage import check, different, unsteady
+from pipelines.run import ticking
+from selector.actions import Action, choice_of
+from selector.latency import LatencyProfile
 from selector.schema import EARLY, LIGHT, InputError
 
-ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)  # assumed where the pair has no weights
-LEVELS = EARLY, LIGHT
+PASSES, STEPS = 0.2, 0.15  # shares of the time
+REPEATS, COUNT = 12, 16  # most measurements of a pass, and of a step with each action
+DEPTHS, BRANCHES = (1, 16), (1, 4)  # of the trees whose verification is timed: it is nearly linear in between
+SHAPES = ((1, 0, 0), (1, 2, 0), (1, 8, 0), (1, 8, 8), (2, 2, 4), (4, 0, 4), (4, 8, 8), (4,))
+ACTIONS = [*map(choice_of, SHAPES)]  # whose steps are timed
+TRIED, CONTEXT = 8, 32  # most prompts after which they are, until all actions have steps, and most tokens of each
+LEVELS = EARLY, LIGHT  # what the decisions of a selector see
+DECISIONS = 12  # tokens of the text on which they are timed
 
 
-def passes(
-    config: Config, pair: ModelPair, sizes: Sizes, length: int, tick: Callable[[], None], until: float = math.inf
-) -> LatencyProfile:
-    """A profile at a single context length; `until` as in `timing.measure`."""
-    name = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
-    grid = timing.Grid((length,), WIDTHS, NODES, sizes.repeats, DEPTHS, BRANCHES)
-    return timing.measure(pair, grid, sizes.verifiers, name, tick, until)
-
-
-def with_steps(
-    config: Config, pair: ModelPair, profile: LatencyProfile, sizes: Sizes, prompts: list[list[int]], until: float
-) -> LatencyProfile:
-    """The profile corrected by real decoding steps with one verifier, on which the corrections hardly depend, and with
-    the time of decisions; `until` as in `timing.real_steps`."""
-    verifier, names, actions = config.train.verifier, list(profile.verify), STEPS[: sizes.actions]
-    prompts = [prompt[-sizes.context :] for prompt in prompts[: sizes.prompts]]
-    cases = [(verifier, action) for action in actions]
-    steps = timing.real_steps(pair, cases, prompts, sizes.count, config.data.tokens, until=until)
-    if any((verifier, action) not in steps for action in actions if isinstance(action, Action)):
+def profile_in_time(
+    config: Config, pair: ModelPair, prompts: list[list[int]], seconds: float
+) -> tuple[LatencyProfile, str]:
+    """The profile, from measurements that take about a third of the seconds, or as long as one of each takes; and why
+    not to trust it, else empty. Prompts are token ids; InputError where all their continuations end at once."""
+    since, start = timing.clocks(), time.perf_counter()
+    length = sum(map(len, prompts)) // len(prompts) + config.data.tokens // 2
+    grid = timing.Grid(sorted({min(CONTEXT, length), length}), WIDTHS, NODES, REPEATS, DEPTHS, BRANCHES)
+    device = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
+    with ticking("timing passes", REPEATS) as tick:
+        profile = timing.measure(pair, grid, config.verifiers, device, tick, start + PASSES * seconds)
+    verifier, until = config.train.verifier, time.perf_counter() + STEPS * seconds
+    cases = [(verifier, action) for action in ACTIONS]
+    for prompt in (prompt[-CONTEXT:] for prompt in prompts[:TRIED]):
+        steps = timing.real_steps(pair, cases, [prompt], COUNT, config.data.tokens, until=until)
+        if all(case in steps for case in cases if isinstance(case[1], Action)):
+            break
+    else:
         raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
     profile = timing.fitted(profile, steps)
-    profile = replace(profile, corrections=dict.fromkeys(names, profile.corrections[verifier]))
-    plain = order_times.plain_alone(pair, verifier, prompts, sizes.count, config.data.tokens)
+    # corrections hardly depend on the verifier
+    profile = replace(profile, corrections=dict.fromkeys(config.verifiers, profile.corrections[verifier]))
+    warning = timing.disturbance(pair.device, since) or unsteady(check(profile, verifier, steps))
     # a plain step finds the caches as the last one left them, so it is not slower than between other steps
-    profile = replace(profile, plain=min(0.0, plain), decide=dict.fromkeys(LEVELS, 0.0))
-    times = {
-        level: decision_seconds(config, pair, profile, verifier, level, prompts[0], sizes.decision, texts=1, drafted=1)
-        for level in LEVELS
-    }
-    return replace(profile, decide=times)
-
-
-def with_different(
-    pair: ModelPair,
-    profile: LatencyProfile,
-    sampling: Sampling,
-    texts: list[tuple[list[int], int]],
-    seed: int,
-    compared: tuple[int, int],
-) -> LatencyProfile:
-    """The profile with the number of different nodes that branches have under a sampling setting, from a few roots.
-
-    Args:
-        texts: token ids, and the position of the first root.
-        compared: of how many texts, and at how many roots of each.
-    """
-    if pair.decoder != EAGER:  # others pass fixed slots
-        return profile
-    count, roots = compared
-    few = [(tokens[: start + roots * EVERY], start) for tokens, start in texts[:count]]
-    found = different_nodes(pair.draft, few, sampling.draft, seed)
-    key = setting_key((sampling.temperature, sampling.top_p))
-    return replace(profile, different={**profile.different, key: found})
-
-
-def contradiction(profile: LatencyProfile, verifier: str) -> str:
-    """In words, that some tree seems to take less time than plain decoding, although the target passes in both; empty
-    where none does."""
-    length, space = profile.target.lengths[-1], ActionSpace.default()
-    plain = profile.action_seconds(EMPTY, length, verifier)
-    if all(profile.action_seconds(tree, length, verifier) >= plain for tree in space.trees):
-        return ""
-    return "a tree seems quicker than plain decoding: the machine is busy; repeat it later"
-
-
-def assumed(profile: LatencyProfile) -> Table:
-    """For some acceptance probabilities the chain with the most tokens per second, and its speed over plain decoding.
-
-    A chain of L tokens, each accepted with probability a if those before it are, yields `1 + a + .. + a^L` tokens.
-    """
-    verifier, length, space = next(iter(profile.verify)), profile.target.lengths[-1], ActionSpace.default()
-    plain = 1 / profile.action_seconds(EMPTY, length, verifier)
-    title = f"{profile.device}, random weights: times are real, acceptance is assumed"
-    columns = [Column(name, justify="right") for name in ("tokens a step", "speed over plain decoding")]
-    table = Table("acceptance", "best chain", *columns, title=title, title_justify="left")
-    for acceptance in ACCEPTANCES:
-        chains = [(plain, 1.0, 0)]
-        for drafted in range(1, space.depth + 1):
-            tokens = chains[-1][1] + acceptance**drafted
-            seconds = profile.action_seconds(space.chain(drafted), length, verifier)
-            chains.append((tokens / seconds, tokens, drafted))
-        speed, tokens, drafted = max(chains)
-        table.add_row(f"{acceptance:g}", str(drafted), f"{tokens:.2f}", f"{speed / plain:.2f}")
-    return table
+    plain = min(0.0, order_times.plain_alone(pair, verifier, [prompt], COUNT, config.data.tokens))
+    profile = replace(profile, plain=plain, decide=dict.fromkeys(LEVELS, 0.0))
+    asked = config, pair, profile, verifier
+    decide = {level: decision_seconds(*asked, level, prompt, DECISIONS, texts=1, drafted=1) for level in LEVELS}
+    return replace(profile, decide=decide, different=different(config, pair, prompts[:1])), warning

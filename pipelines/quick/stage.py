@@ -1,174 +1,174 @@
 """Stage `quick`: whether speculation pays on this machine, with which verifier and tree, and whether a selector does.
 
-It needs no other stage. It measures a coarser latency profile than the latency stage, and labels some texts that the
-target writes, under each sampling setting. Replay gives the speeds of trees and of copies of earlier text, and the gain
-of a quick model over the best of them. It does as much as there is time for, and says what it leaves out.
+It is the other stages in small: a latency profile, texts that are labelled until the time is over, and replay.
 """
 
 from __future__ import annotations
 
+import io
+import math
 import time
-from collections import Counter
-from collections.abc import Sequence
-from math import ceil
+from collections import defaultdict
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
 
-from data_gen import timing
-from data_gen.models.checkpoints import is_shape
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.console import Console
+
 from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.texts.labelled import Work, make_shard
 from data_gen.texts.prompts import Prompt, split_of, take_evenly
+from data_gen.texts.recorded import texts_of
 from pipelines.config import Config
 from pipelines.pair import prompt_writing
-from pipelines.pair.loading import (
-    all_prompts,
-    check_before_loading,
-    load_pair,
-    pair_names,
-    prompts_path,
-    tokenizer_of,
-)
-from pipelines.quick import machine
-from pipelines.quick.candidates import SOURCES
-from pipelines.quick.in_time import Found, InTime
-from pipelines.quick.page import TREES, page
-from pipelines.quick.sizes import SLOW, UNLABELLED, Prices, Sizes, fitting
-from pipelines.run import Stage, console, progress, write_json
+from pipelines.pair.loading import check_before_loading, encode, load_pair, prompts_path, recipe, tokenizer_of
+from pipelines.quick.answer import Answer
+from pipelines.quick.machine import profile_in_time
+from pipelines.report.page import text_of
+from pipelines.run import Stage, console, progress, table, write_json
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.judging import potential_table
 from selector.files import atomically
+from selector.latency import LatencyProfile
 from selector.schema import InputError
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "quick")
 
-ELSEWHERE = 18.0  # seconds for the imports before, and the tables and the record after
-PLAIN_NAMES = str.maketrans({"=": " ", ",": ""})
+ELSEWHERE = 20.0  # seconds for the imports before, and for replay, tables and the record after
+TOKENS = 48  # most labelled ones of a text: more sources tell more than longer texts
+SOURCES = 4  # at least: two to choose on, and two to judge on
+LEAST = 6  # in the times of one text: measurements and `SOURCES` texts
+TREES = "A tree (K, L1, L2) has K branches of L2 tokens after a trunk of L1."
 
 
 def plan(config: Config) -> list[str]:
-    return [
-        f"up to {config.quick.texts} texts of up to {config.data.tokens} tokens under each of {len(config.sampling)} "
-        f"sampling settings, in {config.quick.minutes:g} minutes; write {config.folder / 'quick.json'}"
-    ]
+    texts = (
+        f"up to {config.quick.texts} texts of {TOKENS} tokens under each of {len(config.sampling)} sampling settings"
+    )
+    return [f"{texts}, in {config.quick.minutes:g} minutes; write {config.folder / 'quick.json'}"]
 
 
 def run(config: Config) -> None:
-    """Print the candidates and the verdict, and write them to `quick.json` and `quick.html`; for a pair without
-    weights, print the table of `assumed`."""
+    """Print the tables and the verdicts, and write them to `quick.json` and `quick.html`."""
     if config.pair.head:
         raise InputError("pair.head: quick compares trees of draft models; `espalier demo` runs all stages with a head")
-    end = time.perf_counter() + 60 * config.quick.minutes - ELSEWHERE
-    shapes = any(map(is_shape, pair_names(config)))
-    prompts = [] if shapes else _prompts(config)
-    pair = load_pair(config, shapes=True)
+    start = time.perf_counter()
+    small = {"tokens": min(config.data.tokens, TOKENS), "features": "light"}
+    config = config.model_copy(update={"data": config.data.model_copy(update=small)})
+    check_before_loading(config)
+    prompts = _prompts(config)
+    pair = load_pair(config)
+    figures, page = config.folder / "quick.json", config.folder / "quick.html"
+    stage = Stage("quick", config, {"pair": pair.fingerprint}, (figures, page))
     with mlflow_run(config, "quick", SECTIONS) as mlflow:
-        if shapes:
-            console.print(_without_weights(config, pair))
-            return
-        lengths = [len(ids) for ids in config.prompts.form.whole(pair.tokenizer, prompts)]
-        lengths = [min(length, config.prompts.tokens) for length in lengths]
-        since = timing.clocks()
-        with console.status("measuring a few passes and labels"):
-            prices, sizes = _sizes(config, pair, lengths, end)
-        outputs = config.folder / "quick.json", config.folder / "quick.html"
-        stage = Stage("quick", config, {"pair": pair.fingerprint}, outputs)
-        if busy := timing.disturbance(pair.device, since):
-            stage.say(f"[bold yellow]warning[/]: {busy}")
-        _refuse_to_be_late(config, prices, sizes, end - time.perf_counter())
-        _say(stage, config, prices, sizes)
-        found = InTime(config, pair, prices, sizes, _in_turns(prompts), lengths, end).found()
+        _refuse_to_be_late(config, pair, prompts, start)
+        end = start + 60 * config.quick.minutes - ELSEWHERE
+        profile, answers, warning = answers_in_time(config, pair, prompts, end)
+        left_out = [str(setting.build()) for setting in config.sampling[len(answers) :]]
         stage.replace()
-        for answer in found.answers:
-            for each in answer.candidates:
-                name = f"speed over plain decoding/{answer.sampling}/{each.verifier}"
-                mlflow.log_metric(name.translate(PLAIN_NAMES), each.judged.ratio.value)
-        write_json(outputs[0], found.to_json())
-        with atomically(outputs[1]) as partial:
-            partial.write_text(page(config.name, found), encoding="utf-8")
-        for path in outputs:
+        found = {"device": profile.device, "pair": profile.pair, "warning": warning, "left_out": left_out}
+        write_json(figures, {**found, "settings": [asdict(answer) for answer in answers]})
+        lines = [f"{each}: left out, to stay within quick.minutes={config.quick.minutes:g}" for each in left_out]
+        lines += [f"[bold yellow]warning[/]: {warning}"] if warning else []
+        verdicts = [answer.verdict() for answer in answers]
+        _print(stage, page, answers, [*lines, *verdicts, _next(answers)])
+        for path in (figures, page):
             mlflow.log_artifact(str(path))
-        describe(mlflow, "\n".join(answer.verdict() for answer in found.answers))
-    _print(stage, config, found)
-    stage.say(f"{outputs[1].resolve()}")
+        describe(mlflow, "\n".join(verdicts))
+    stage.say(f"{page.resolve()}")
     stage.finish()
 
 
-def _print(stage: Stage, config: Config, found: Found) -> None:
-    """The tables, what was left out, and last the verdicts."""
-    for answer in found.answers:
-        console.print(answer.table())
-    console.print(TREES)
-    console.print(potential_table({answer.candidates[0].mode.setting: answer.potential for answer in found.answers}))
-    stage.say(f"{' and '.join(UNLABELLED)} have no labels along a text, and are not compared")
-    if found.left_out:
-        reason = f"[bold]left out[/], to stay within quick.minutes={config.quick.minutes:g}:"
-        stage.say("\n  - ".join([reason, *found.left_out]))
-    for answer in found.answers:
-        stage.say(answer.verdict())
-    if found.disturbed:
-        stage.say(f"[bold yellow]warning[/]: {found.disturbed}")
+def _prompts(config: Config) -> list[Prompt]:
+    """Prompts that are not held out for `evaluate`: kinds in turn, one of each source before a second one of any."""
+    shares = config.prompts.validation, config.prompts.test
+    kept = prompt_writing.write(config, tokenizer_of(config))
+    prompts = [prompt for prompt in take_evenly(kept) if split_of(prompt, *shares) != "test"]
+    earlier: defaultdict[str, count[int]] = defaultdict(count)
+    ordered = sorted(prompts, key=lambda prompt: next(earlier[prompt.source]))
+    if len(earlier) < SOURCES:
+        few = f"prompts of {SOURCES} sources are needed that are not held out for evaluate; there are {len(earlier)}"
+        raise InputError(f"{prompts_path(config)}: {few}")
+    return ordered
 
 
-def _sizes(config: Config, pair: ModelPair, lengths: Sequence[int], end: float) -> tuple[Prices, Sizes]:
-    """What its parts cost, and what fits. Costly verifiers are priced only where there may be time for them."""
-    prices, new = Prices.measured(pair, config.data.tokens), config.data.tokens
-    sizes = fitting(config, prices, lengths, end - time.perf_counter())
-    wanted = min(config.quick.texts, len(lengths))
-    if config.train.verifier in SLOW or (sizes.texts, sizes.tokens, sizes.prompt) == (wanted, new, max(lengths)):
-        prices = prices.with_slow(pair, new)
-        sizes = fitting(config, prices, lengths, end - time.perf_counter())
-    return prices, sizes
-
-
-def _refuse_to_be_late(config: Config, prices: Prices, sizes: Sizes, left: float) -> None:
-    """InputError where the least that can be done takes longer than there is time for."""
-    if sizes.least > left:
-        minutes = ceil(10 * (config.quick.minutes + 1.1 * (sizes.least - left) / 60)) / 10
+def _refuse_to_be_late(config: Config, pair: ModelPair, prompts: list[Prompt], start: float) -> None:
+    """Label one text; InputError where the least that can be done takes longer than there is time for."""
+    begin = time.perf_counter()
+    make_shard(pair, recipe(config), Work("validation", config.sampling[0].build(), ((prompts[0], 0),)))
+    text = time.perf_counter() - begin
+    needed = begin - start + LEAST * text + ELSEWHERE
+    if needed > 60 * config.quick.minutes:
         raise InputError(
-            f"quick: a pass of the target takes {1e3 * prices.target:.0f} ms here, of the draft "
-            f"{1e3 * prices.draft:.0f} ms: even the least takes longer than quick.minutes={config.quick.minutes:g}: "
-            f"set quick.minutes={minutes:g}"
+            f"quick: a text of {config.data.tokens} tokens takes {text:.1f} s here: even the least takes longer than "
+            f"quick.minutes={config.quick.minutes:g}: set quick.minutes={math.ceil(10 * needed / 60) / 10:g}"
         )
 
 
-def _prompts(config: Config) -> list[Prompt]:
-    """The prompts, made if need be, and all that can be checked before weights are loaded."""
-    if not config.prompts.sets:
-        _usable(config, all_prompts(config))
-    check_before_loading(config)
-    return _usable(config, prompt_writing.write(config, tokenizer_of(config)))
+def answers_in_time(
+    config: Config, pair: ModelPair, prompts: list[Prompt], end: float
+) -> tuple[LatencyProfile, list[Answer], str]:
+    """This machine's profile; the answers for the first sampling setting, and for those after it that there is time for
+    until the moment `end` of `time.perf_counter()`; and why not to trust them, else empty. InputError where texts of
+    fewer than four sources can be labelled."""
+    encoded = [encode(config, pair, prompt) for prompt in prompts]
+    profile, warning = profile_in_time(config, pair, encoded, end - time.perf_counter())
+    answers: list[Answer] = []
+    text = 0.0  # seconds
+    for remaining, setting in zip(range(len(config.sampling), 0, -1), config.sampling, strict=True):
+        begin, sampling = time.perf_counter(), setting.build()
+        if answers and begin + SOURCES * text > end:
+            break
+        rows = _labelled(config, pair, prompts, sampling, begin + (end - begin) / remaining)
+        answers.append(Answer.of(sampling, texts_of(rows, config.verifiers), profile, config.verifiers))
+        text = (time.perf_counter() - begin) / answers[-1].texts
+    return profile, answers, warning
 
 
-def _usable(config: Config, prompts: list[Prompt]) -> list[Prompt]:
-    """The prompts that are not held out for `evaluate`; InputError where they have too few sources."""
-    shares = config.prompts.validation, config.prompts.test
-    prompts = [prompt for prompt in prompts if split_of(prompt, *shares) != "test"]
-    sources = len({prompt.source for prompt in prompts})
-    if sources < SOURCES:
-        few = f"prompts of {SOURCES} sources are needed that are not held out for evaluate; there are {sources}"
-        raise InputError(f"{prompts_path(config)}: {few}")
-    return prompts
-
-
-def _in_turns(prompts: list[Prompt]) -> list[Prompt]:
-    """All prompts, evenly by kind, and one of each source before a second one of any."""
-    seen: Counter[str] = Counter()
-    turns: list[tuple[int, Prompt]] = []
-    for prompt in take_evenly(prompts):
-        turns.append((seen[prompt.source], prompt))
-        seen[prompt.source] += 1
-    return [prompt for _, prompt in sorted(turns, key=lambda turn: turn[0])]
-
-
-def _say(stage: Stage, config: Config, prices: Prices, sizes: Sizes) -> None:
-    settings = f" under each of {len(config.sampling)} sampling settings" if len(config.sampling) > 1 else ""
-    stage.say(
-        f"a pass of the target takes {1e3 * prices.target:.1f} ms, of the draft {1e3 * prices.draft:.1f} ms; "
-        f"{sizes.texts} texts of {sizes.tokens} tokens{settings} and {len(sizes.verifiers)} verifiers take about "
-        f"{sizes.seconds:.0f} s more"
-    )
-
-
-def _without_weights(config: Config, pair: ModelPair) -> object:
-    sizes, length = Sizes(0, config.data.tokens, 0), config.prompts.tokens + config.data.tokens // 2
+def _labelled(config: Config, pair: ModelPair, prompts: list[Prompt], sampling: Sampling, until: float) -> pa.Table:
+    """Trace rows, as many as there is time for, but of four sources at least."""
+    prompts = prompts[: config.quick.texts]
+    found: list[pa.Table] = []
+    sources: set[str] = set()
+    begin, size, start = 0, SOURCES, time.perf_counter()
     with progress() as bar:
-        task = bar.add_task("timing passes", total=sizes.repeats, note="")
-        return machine.assumed(machine.passes(config, pair, sizes, length, lambda: bar.advance(task)))
+        task = bar.add_task(f"labelling texts under {sampling}", total=len(prompts), note="")
+        while size > 0:
+            part = tuple((prompt, 0) for prompt in prompts[begin : begin + size])
+            rows = make_shard(pair, recipe(config), Work("validation", sampling, part)).table
+            found.append(rows.filter(pc.greater(rows["roots"], 0)))  # a text may end before its first look-ahead does
+            sources.update(found[-1]["source"].to_pylist())
+            begin += size
+            bar.advance(task, size)
+            fitting = int(begin * (until - time.perf_counter()) / (time.perf_counter() - start))
+            size = min(config.data.texts_per_shard, len(prompts) - begin, max(SOURCES - len(sources), fitting))
+    if len(sources) < SOURCES:
+        raise InputError(f"quick: texts of {len(sources)} sources can be labelled: {SOURCES} are needed")
+    return pa.concat_tables(found)
+
+
+def _print(stage: Stage, path: Path, answers: list[Answer], lines: list[str]) -> None:
+    """Print the tables and then the lines, and write them to an HTML page."""
+    parts = []
+    for answer in answers:
+        cells = [{name: text_of(value) for name, value in way.items()} for way in answer.ways]
+        title = f"{answer.sampling}: speed over plain decoding and its 95% interval, replayed on {answer.texts} texts"
+        parts.append(table(cells, title, TREES))
+    gains = {(answer.sampling.temperature, answer.sampling.top_p): answer.potential for answer in answers}
+    parts.append(potential_table(gains))
+    console.print(*parts)
+    for line in lines:
+        stage.say(line)
+    page = Console(record=True, file=io.StringIO(), width=120, highlight=False)
+    page.print(*parts, *lines, sep="\n")
+    with atomically(path) as partial:
+        partial.write_text(page.export_html(), encoding="utf-8")
+
+
+def _next(answers: list[Answer]) -> str:
+    if any(answer.pays for answer in answers):
+        return "next: `espalier demo` trains a selector, and decodes held-out prompts with every method"
+    return "next: try a smaller draft, or let `espalier distil` train one for this target"

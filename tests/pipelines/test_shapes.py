@@ -14,9 +14,6 @@ from pipelines.cli import run
 from pipelines.config import load_config
 from pipelines.latency.stage import summary, unsteady
 from pipelines.pair.loading import load_pair
-from pipelines.quick.machine import assumed, contradiction, passes
-from pipelines.quick.sizes import Sizes
-from selector.latency import Correction, gpu_like
 from selector.schema import InputError
 from tests.pipelines.runs import ROOT
 
@@ -35,26 +32,11 @@ def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_profile_of_a_pair_without_weights_says_so(shapes: list[str]) -> None:
     config = load_config(DEMO, shapes)
-    profile = passes(config, load_pair(config, shapes=True), Sizes(0, 8, 0), 100, lambda: None)
+    pair, grid = load_pair(config, shapes=True), timing.Grid((20,), (1,), (1, 5), 1)
+    profile = timing.measure(pair, grid, ["traversal"], "here", lambda: None)
     assert profile.pair.startswith("random weights, ") and profile.target.at(100, 5) > 0
     row = {"action": "(1, 4, 0)", "predicted": 1.0, "measured": 1.0, "ratio": 1.0}
     assert "random weights" in str(summary(replace(profile, decide={}), [row]).title)
-
-
-def test_quick_then_assumes_acceptance() -> None:
-    """On a machine where a draft pass takes a tenth of a target pass: 1 + 0.5 + 0.25 tokens in 1.21 instead of 1.01."""
-    profile = gpu_like("random weights, x", ["block"], 0.1)
-    columns = [list(column.cells) for column in assumed(profile).columns]
-    found = {acceptance: rest for acceptance, *rest in zip(*columns, strict=True)}
-    assert found["0.5"][:2] == ["2", "1.75"]
-    assert float(found["0.5"][2]) == pytest.approx(1.75 / (1.21 / 1.01), abs=0.01)
-    assert float(found["0.9"][2]) > float(found["0.8"][2]) > float(found["0.7"][2])
-
-
-def test_times_that_contradict_each_other_are_noticed() -> None:
-    profile = gpu_like("a pair", ["block"], 0.1)
-    quicker = replace(profile, corrections={"block": Correction(drafting=-1.0)})
-    assert contradiction(profile, "block") == "" and contradiction(quicker, "block").startswith("a tree seems quicker")
 
 
 def test_a_busy_machine_is_noticed() -> None:
@@ -70,6 +52,7 @@ def test_predictions_that_miss_the_measured_steps_are_noticed() -> None:
     assert unsteady([*near, *far]).startswith("predicted step times are 12% away")
 
 
-def test_other_stages_want_weights(shapes: list[str]) -> None:
+@pytest.mark.parametrize("stage", ["data", "quick"])
+def test_other_stages_want_weights(stage: str, shapes: list[str]) -> None:
     with pytest.raises(InputError, match=r"pair.target: ./target holds a config and no weights"):
-        run("data", DEMO, shapes, plan=False)
+        run(stage, DEMO, shapes, plan=False)
