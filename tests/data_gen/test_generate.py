@@ -18,7 +18,6 @@ from transformers import (
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
-    LlamaConfig,
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
@@ -38,6 +37,7 @@ from data_gen.verification import get_verifier
 from selector.actions import Action
 from selector.runtime.selector import load_selector
 from selector.schema import InputError
+from tests.data_gen.families import nameless, random_llama
 from tests.selector.exported import export
 
 PROMPT = torch.tensor([[5, 9, 5, 9, 7, 11]])
@@ -80,22 +80,7 @@ def test_what_a_checkpoint_fills_in_counts(pair: ModelPair, monkeypatch: pytest.
 @pytest.fixture(scope="module")
 def small() -> ModelPair:
     """Five tokens, so that all texts of three tokens can be enumerated."""
-    models = []
-    for seed, layers in ((0, 2), (1, 1)):
-        torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=5,
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=layers,
-            num_attention_heads=2,
-            max_position_embeddings=64,
-            initializer_range=0.5,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-        models.append(LlamaForCausalLM(config).eval())
-    return ModelPair(models[0], models[1], None, ("target", "draft"), "")  # type: ignore[arg-type]
+    return nameless(random_llama(5, 2, 0), random_llama(5, 1, 1))
 
 
 def test_sampled_texts_follow_the_law_of_generate(small: ModelPair) -> None:
@@ -340,7 +325,7 @@ def test_a_text_ends_before_a_tree_leaves_the_table_of_positions() -> None:
         sizes = {"vocab_size": 50, "n_positions": 64, "n_embd": 16, "n_layer": layers, "n_head": 2}
         config = GPT2Config(**sizes, initializer_range=0.3, bos_token_id=None, eos_token_id=None)
         models.append(GPT2LMHeadModel(config).eval())
-    pair = ModelPair(models[0], models[1], None, ("target", "draft"), "")  # type: ignore[arg-type]
+    pair = nameless(*models)
     options = {"selector": Action(2, 8, 8), "max_new_tokens": 49 - PROMPT.shape[1]}
     expected = pair.target.generate(PROMPT, do_sample=False, max_new_tokens=49 - PROMPT.shape[1])
     assert torch.equal(speculative(pair, **options), expected)

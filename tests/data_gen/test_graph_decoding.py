@@ -20,7 +20,7 @@ from data_gen.verification.on_slots import ON_SLOTS
 from selector.actions import EMPTY, Action, Choice, Lookup, StyledAction
 from selector.schema import EARLY, FULL, LIGHT, PAIR, SCALARS_KEY, InputError
 from tests import waits
-from tests.data_gen.families import RIGHT, model_of
+from tests.data_gen.families import RIGHT, model_of, nameless
 from tests.waits import Operators, Readings
 
 PROMPT = [5, 17, 3, 44, 5, 17]
@@ -37,8 +37,7 @@ def pair_of(family: str, noise: float = 0.02, dtype: torch.dtype = torch.float64
     with torch.no_grad():
         for weights in draft.parameters():
             weights += noise * torch.randn(weights.shape, generator=generator, dtype=dtype)
-    names = ("target", "draft")
-    return ModelPair(target, draft, None, names, "")  # type: ignore[arg-type]
+    return nameless(target, draft)
 
 
 @pytest.fixture(scope="module")

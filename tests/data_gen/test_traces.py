@@ -56,20 +56,6 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_datasets_reads_a_shard(tmp_path: Path) -> None:
-    from datasets import load_dataset
-
-    store(tmp_path / "traces").write(NAME, table())
-    data = load_dataset(
-        "parquet",
-        data_files={"train": str(tmp_path / "traces" / "train" / "*.parquet")},
-        cache_dir=str(tmp_path / "cache"),
-    )["train"]
-    assert len(data) == 3
-    assert data[1][LABELS] == [0.5] * (3 * SURVIVALS)
-    assert data[0]["step_action"] == [7, 0] and data[0]["draft_temperature"] is None
-
-
 def test_every_column_keeps_what_it_is_given() -> None:
     """Lists of any shape lie flat, row by row; nothing is lost of tokens and steps; labels are in half precision."""
     labels = np.linspace(0, 1, 3 * SURVIVALS).reshape(3, SURVIVALS)
@@ -120,13 +106,6 @@ def test_traces_of_other_inputs_are_refused(tmp_path: Path) -> None:
     changes = 'pair: "abc" -> "xyz"; seed: 1 -> 2'
     with pytest.raises(InputError, match=rf"other inputs \({changes}\); choose another name= or remove it"):
         TraceStore(tmp_path, {"pair": "xyz", "seed": 2})
-
-
-def test_traces_of_another_program_are_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store(tmp_path).write(NAME, table())
-    monkeypatch.setattr("data_gen.traces.ROWS_VERSION", ROWS_VERSION + 1)
-    with pytest.raises(InputError, match=f"traces of version {ROWS_VERSION}; this program reads {ROWS_VERSION + 1}: "):
-        store(tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip"])

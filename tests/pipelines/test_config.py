@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from pipelines.config import load_config
+from pipelines.config.reading import parts
 from pipelines.data.recorded import depends
 from selector.schema import InputError
 
@@ -53,7 +55,13 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
         ("data", "'data': an override reads section.key=value"),
         ("name.x=1", "'name.x=1': name is not a section"),
         ("data.texts=[", "'data.texts=[': the value is not YAML"),
+        (f"data.texts={'[' * 100_000}", "data.texts: the value is nested too deep"),
+        ("name=" + "a" * 300, "name: String should have at most 100 characters"),
+        ("data.texts=1000000000000", "data.texts: Input should be less than or equal to 10000000"),
+        ("seed=99999999999999999999999", "seed: Input should be less than"),
+        ("sampling=[{temperature: .inf}]", "temperature: Input should be a finite number"),
     ],
+    ids=lambda value: value[:40],
 )
 def test_a_wrong_key_or_value_is_one_line_that_names_it(override: str, message: str) -> None:
     with pytest.raises(InputError) as error:
@@ -83,7 +91,19 @@ def test_a_mistake_of_the_file_is_not_blamed_on_the_command_line(tmp_path: Path)
         load_config(tmp_path / "run.yaml", ["seed=2", "data.tokens=16"])
 
 
-@pytest.mark.parametrize("content", ["- a list", "key: [unclosed", ""])
+def test_no_number_may_be_infinite() -> None:
+    """Of every key with a number as its default."""
+    numbers = {key.name for part in parts() for key in part.keys if re.fullmatch(r"-?[\d.]+", key.default)}
+    numbers -= {key for key in numbers if key.startswith("sampling.")}  # a list of settings
+    assert len(numbers) > 20
+    for key in numbers:
+        for value in (".inf", "-.inf", ".nan"):
+            with pytest.raises(InputError) as error:
+                load_config(DEMO, [f"{key}={value}"])
+            assert key in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["- a list", "key: [unclosed", "", f"name: x\ndata: {'[' * 100_000}"], ids=len)
 def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.yaml").write_text(content)
     with pytest.raises(InputError, match=r"run\.yaml: "):

@@ -18,8 +18,7 @@ from selector.schema import InputError
 from selector.train.data import SPLITS
 from tests.data_gen.test_prompt_sets import RECORDS
 from tests.data_gen.test_prompts import TEMPLATE
-from tests.pipelines.runs import ROOT
-from tests.pipelines.test_refusals import failure, refusal
+from tests.pipelines.runs import ROOT, refusal
 
 CONFIGS = ROOT / "configs"
 LARGE = ("qwen", "gemma", "llama", "spec_bench")
@@ -133,24 +132,25 @@ def test_settings_that_do_not_go_together(options: list[str], message: str) -> N
     assert message in str(error.value)
 
 
-def test_prompts_of_too_few_sources_are_found_where_they_are_read(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["prompts.sets=[{name: gsm8k, file: gsm8k.jsonl, prompts: 1000}]"],
+            "prompts.sets: gsm8k gives 41 prompts, not",
+        ),
+        (["prompts.sets=[{name: gsm8k, file: gsm8k.jsonl, prompts: 20}]", "prompts.tokens=2"], "gsm8k gives 0 prompts"),
+        (["prompts.sets=[{name: math500, file: gsm8k.jsonl}]"], "record 1 has not the fields of '{problem}'"),
+        (
+            ["prompts.file=few.jsonl"],
+            "few.jsonl: prompts.validation=0.2, prompts.test=0.25: none of the 1 sources falls",
+        ),
+    ],
+)
+def test_prompts_that_are_not_there_are_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "few.jsonl").write_text("".join(json.dumps({"text": f"text number <{n}>"}) + "\n" for n in range(3)))
-    options = [*overrides(here)[:2], f"prompts.file={tmp_path / 'few.jsonl'}", "prompts.validation=0.3", "name=few"]
-    message = failure(capsys, monkeypatch, "pair", *options)
-    assert "few.jsonl: prompts.validation=0.3, prompts.test=0.25: none of the 3 sources falls to " in message
-
-
-def test_mistakes_of_the_sets_are_named(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    options = [*overrides(here, "gsm8k"), "prompts.tokens=1024"]
-    many = [*options[:2], options[-1], f"prompts.sets=[{{name: gsm8k, file: {here / 'gsm8k.jsonl'}, prompts: 1000}}]"]
-    assert "prompts.sets: gsm8k gives 41 prompts, not 1000" in refusal(capsys, monkeypatch, "pair", *many, "--plan")
-    short = [*options, "prompts.tokens=2", "prompts.longer=drop"]
-    assert "prompts.sets: gsm8k gives 0 prompts, not 20" in refusal(capsys, monkeypatch, "pair", *short, "--plan")
-    other = [*options[:2], f"prompts.sets=[{{name: math500, file: {here / 'gsm8k.jsonl'}}}]"]
-    assert "record 1 has not the fields of '{problem}'" in refusal(capsys, monkeypatch, "pair", *other, "--plan")
+    monkeypatch.chdir(here)
+    Path("few.jsonl").write_text("".join(json.dumps({"text": f"number {n}", "source": "one"}) + "\n" for n in range(9)))
+    pair = ["pair.target=./target", "pair.draft=./draft", "prompts.validation=0.2", "prompts.longer=drop", "name=few"]
+    assert message in refusal("pair", *pair, *options, "--plan")

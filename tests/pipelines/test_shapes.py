@@ -10,14 +10,12 @@ import torch
 from transformers import Gemma3TextConfig
 
 from data_gen import timing
-from pipelines.cli import run
 from pipelines.config import load_config
 from pipelines.latency.stage import summary, unsteady
 from pipelines.pair.loading import load_pair
 from pipelines.quick.machine import assumed, contradiction, passes
 from pipelines.quick.sizes import Sizes
 from selector.latency import Correction, gpu_like
-from selector.schema import InputError
 from tests.pipelines.runs import ROOT
 
 DEMO = ROOT / "configs" / "demo.yaml"
@@ -68,8 +66,3 @@ def test_predictions_that_miss_the_measured_steps_are_noticed() -> None:
     near, far = ([{"ratio": 1 + sign * share} for sign in (1, -1)] for share in (0.08, 0.16))
     assert unsteady([]) == unsteady(near) == ""
     assert unsteady([*near, *far]).startswith("predicted step times are 12% away")
-
-
-def test_other_stages_want_weights(shapes: list[str]) -> None:
-    with pytest.raises(InputError, match=r"pair.target: ./target holds a config and no weights"):
-        run("data", DEMO, shapes, plan=False)
