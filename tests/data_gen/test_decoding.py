@@ -16,8 +16,7 @@ from data_gen.decoding.graph import GraphDecoder
 from data_gen.decoding.loop import PARTS, Decoded, FixedTree, Loop, Random
 from data_gen.models.pair import CachedModel, ModelPair, Pass
 from data_gen.models.sampling import Sampling
-from data_gen.trees import DraftTree
-from data_gen.verification import VERIFIERS, Verdict, Verifier, get_verifier
+from data_gen.verification import VERIFIERS, get_verifier
 from selector.actions import EMPTY, GREEDY, Action, Choice, Lookup, StyledAction, Tree
 from selector.schema import FEATURES, PAIR, SCALARS_KEY
 
@@ -26,47 +25,19 @@ ACTIONS = [Action(1, 4, 0), Action(2, 1, 3), Action(4, 0, 5), Action(3, 2, 1), A
 DIFFERENT = [StyledAction(3, 1, 3, GREEDY), StyledAction(4, 0, 2, GREEDY)]
 
 
-class Watched:
-    """A verifier that keeps of every tree the exact law of the accepted length, mean and variance, what it drew, and
-    what it draws from the same rows three times more."""
-
-    def __init__(self, verifier: Verifier) -> None:
-        self.verifier, self.name, self.style = verifier, verifier.name, verifier.style
-        self.generator = torch.Generator().manual_seed(12)
-        self.laws: list[tuple[float, float]] = []
-        self.drawn: list[int] = []
-        self.again: list[int] = []
-
-    def verify(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor, generator: torch.Generator) -> Verdict:
-        stops_N, depths_N = self.verifier.stops(tree, p_NV, q_NV), tree.depths_N.double()
-        assert stops_N.dtype == torch.float64
-        assert abs(float(stops_N.sum()) - 1) < 1e-9
-        mean = float(stops_N @ depths_N)
-        self.laws.append((mean, float(stops_N @ (depths_N - mean) ** 2)))
-        verdict = self.verifier.verify(tree, p_NV, q_NV, generator)
-        self.drawn.append(int(tree.depths_N[verdict.node]))
-        again = [self.verifier.verify(tree, p_NV, q_NV, self.generator).node for _ in range(3)]
-        self.again += tree.depths_N[again].tolist()
-        return verdict
-
-
 def decode(
     pair: ModelPair,
     action: Tree | None = None,
-    verifier: str | Watched = "traversal",
+    verifier: str = "traversal",
     temperature: float = 1.0,
     prompt: Sequence[int] = PROMPT,
     tokens: int = 24,
     seed: int = 0,
-    style: str = "iid",
-    draft_temperature: float | None = None,
     level: str | None = None,
 ) -> Decoded:
     asked = (level,) if level else ()
     chooser = FixedTree(action, asked) if action else Random(ACTIONS, torch.Generator().manual_seed(seed), asked)
-    sampling = Sampling(temperature, draft_temperature=draft_temperature)
-    rule = get_verifier(verifier, style) if isinstance(verifier, str) else verifier
-    decoder = Decoder(pair, sampling, rule, chooser)
+    decoder = Decoder(pair, Sampling(temperature), get_verifier(verifier), chooser)
     return decoder.decode(prompt, tokens, torch.Generator().manual_seed(seed))
 
 
@@ -77,32 +48,6 @@ def test_greedy_decoding_equals_generate(pair: ModelPair, action: Tree | None, v
         torch.tensor([PROMPT]), max_new_tokens=40, do_sample=False, pad_token_id=0, eos_token_id=None
     )
     assert decode(pair, action, verifier, temperature=0, tokens=40).tokens == expected[0, len(PROMPT) :].tolist()
-
-
-@pytest.mark.parametrize(
-    ("verifier", "style", "draft_temperature"),
-    [
-        ("specinfer", "iid", None),  # one top-down, one bottom-up; draws of all of them are tested in `test_verify`
-        ("traversal", "without_replacement", None),
-        ("greedy", "greedy", None),
-        ("lifted_uniform", "iid", 1.5),
-    ],
-)
-def test_realised_block_efficiency_agrees_with_the_law(
-    pair: ModelPair, verifier: str, style: str, draft_temperature: float | None
-) -> None:
-    """Sum of tau over 1,200 draws and more at the trees of real steps against the laws' own means and variances, and of
-    the steps' own draws; |z| < 4 (false alarms: 6e-5 each)."""
-    watched = Watched(get_verifier(verifier, style))
-    for seed in range(40):
-        decoded = decode(pair, None, watched, tokens=60, seed=seed, style=style, draft_temperature=draft_temperature)
-        drafted = [step.accepted for step in decoded.steps if step.action != EMPTY]
-        assert drafted == watched.drawn[-len(drafted) :]
-    draws = len(watched.drawn) + len(watched.again)
-    assert draws >= 1200 and len(watched.drawn) >= 300
-    means, variances = (sum(each) for each in zip(*watched.laws, strict=True))
-    assert abs(sum(watched.drawn) - means) / variances**0.5 < 4
-    assert abs(sum(watched.drawn) + sum(watched.again) - 4 * means) / (4 * variances) ** 0.5 < 4
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7])

@@ -11,9 +11,7 @@ import torch
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.graph import GraphDecoder
 from data_gen.decoding.loop import PARTS, Chooser, FixedTree, Loop, Random
-from data_gen.decoding.memory import ROOM
 from data_gen.models.pair import ModelPair
-from data_gen.models.preallocated import FILL
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
 from data_gen.verification.on_slots import ON_SLOTS
@@ -61,15 +59,6 @@ def test_the_text_is_the_eager_one(verifier: str, temperature: float, pair: Mode
         assert found.tokens == expected.tokens
         assert [step.accepted for step in found.steps] == [step.accepted for step in expected.steps]
     assert max(step.accepted for step in expected.steps) > 1
-
-
-@pytest.mark.parametrize("length", [ROOM + 20, FILL + 20], ids=["than the largest tree", "than a pass over a prompt"])
-def test_a_prompt_may_be_longer(length: int, pair: ModelPair) -> None:
-    prompt = torch.randint(3, 50, (length,), generator=torch.Generator().manual_seed(2)).tolist()
-    graph = GraphDecoder(pair, Sampling(0.0), get_verifier("traversal"), FixedTree(Action(2, 1, 3)), length + 20)
-    eager = Decoder(pair, Sampling(0.0), get_verifier("traversal"), FixedTree(Action(2, 1, 3)))
-    found, expected = (each.decode(prompt, 20, torch.Generator().manual_seed(1)) for each in (graph, eager))
-    assert found.tokens == expected.tokens
 
 
 @pytest.mark.parametrize("family", [name for name in RIGHT if name != "Llama"])

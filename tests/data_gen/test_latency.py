@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
-from itertools import islice
 
 import pytest
 
-from data_gen import order_times, timing
+from data_gen import order_times
 from data_gen.decoding.loop import Chooser, Step
 from data_gen.models.pair import ModelPair
 from data_gen.order_times import BETWEEN, LATE, late_drafts, plain_alone
@@ -77,16 +75,6 @@ def test_every_tree_has_its_steps(pair: ModelPair) -> None:
     assert len(short["traversal", EMPTY]) == 2  # the second token of each text
 
 
-def test_how_many_take_turns_changes_the_times_alone(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    def seen() -> dict[tuple[str, Choice], list[tuple[int, int, int]]]:
-        steps = real_steps(pair, ("specinfer", "traversal"), MET, PROMPTS, count=4, tokens=100)
-        return {key: [(step.length, step.accepted, step.nodes) for step in taken] for key, taken in steps.items()}
-
-    together = seen()
-    monkeypatch.setattr(timing, "TOGETHER", 3)
-    assert seen() == together
-
-
 def test_a_plain_step_is_timed_after_another_and_after_one_that_drafts(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,9 +133,6 @@ def test_real_drafts_are_timed_after_plain_steps(pair: ModelPair) -> None:
     assert late.sizes == [*LATE] and late.seconds[0][0] == 0.0
     assert late.seconds[0] == sorted(late.seconds[0])
     assert len(ticks) == 2 * len(PROMPTS)
-    with closing(timing.steps_of(pair, "traversal", order_times._Late(3), PROMPTS[1], 60, 0)) as steps:
-        drafted = [step.action == BETWEEN for step in islice(steps, 10)]  # without the slow first step
-    assert drafted == [False, False, True, *[False, False, False, True], *[False] * 3]
 
 
 def test_plain_decoding_has_a_time_of_its_own() -> None:

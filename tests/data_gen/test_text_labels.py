@@ -6,7 +6,6 @@ from itertools import product
 
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor
 
 from data_gen.text_labels.labels import TextLabeller, label_text
@@ -17,7 +16,6 @@ from selector.actions import GREEDY, ActionSpace, StyledAction
 from tests.data_gen.worlds import KINDS, World, normalised
 
 LABELLED = [name for name in VERIFIERS if name not in ("khisti", "greedy_block")]
-FALSE_ALARM = 1e-4
 STYLES = ("greedy",)
 WORLDS = [
     *[(2, kind, 1, ActionSpace(3, 1, 2, styles=STYLES)) for kind in KINDS],
@@ -215,25 +213,6 @@ def test_sorted_sums_are_those_of_the_unsorted_rows(vocabulary: int) -> None:
         p_PV, q_PV = smooth.to(dtype)
         meant = Rows(normalised(p_PV), normalised(q_PV)).at(nodes_M).excess(a_M, b_M)
         assert torch.allclose(SortedRows(p_PV, q_PV).at(nodes_M).excess(a_M, b_M), meant, rtol=1e-5, atol=1e-6)
-
-
-def test_draws_follow_the_draft() -> None:
-    """Chi-square, one row after the other, each with a false-alarm rate of 1e-4."""
-    p_PV, q_PV = rows_with_zeros(5, 9, seed=15)
-    draws_M = 4000
-    generator = torch.Generator().manual_seed(16)
-    nodes_M = torch.arange(5).repeat(draws_M)
-    drawn_Mn = SortedRows(p_PV, q_PV).draw(
-        nodes_M, torch.rand(len(nodes_M), 2, generator=generator, dtype=torch.float64)
-    )
-    for row in range(5):
-        for drawn_M in drawn_Mn[nodes_M == row].unbind(-1):
-            counts_V = drawn_M.bincount(minlength=9)
-            expected_V = draws_M * q_PV[row]
-            possible_V = expected_V > 0
-            assert counts_V[~possible_V].sum() == 0
-            statistic = float(((counts_V - expected_V).square() / expected_V)[possible_V].sum())
-            assert stats.chi2.sf(statistic, int(possible_V.sum()) - 1) > FALSE_ALARM
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)

@@ -8,18 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from pipelines.config import Config, load_config
 from pipelines.evaluate.assisted import ASSISTED
 from pipelines.evaluate.comparison import FIGURES, evaluation, over
-from pipelines.evaluate.findings import methods, metrics, origins, show, synthetic
+from pipelines.evaluate.findings import methods, metrics, origins, synthetic
 from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, PLAIN, SELECTOR
 from pipelines.evaluate.replays import WALL, synthetic_summary
-from pipelines.evaluate.verdict import choices
 from pipelines.run import read_json, write_json
-from selector.actions import Action
-from selector.decision import Mode
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 TEMPERATURES = (1.0, 0.2)
@@ -159,12 +155,6 @@ def test_a_rival_that_is_slower_than_plain_decoding_under_one_setting_is_seen_th
     assert metrics(summary)["ratio_vs_assisted_generation/T 0.2 top-p 1"] == pytest.approx(125 / 150)
 
 
-def test_what_decoding_alone_can_tell_has_no_replayed_ratio() -> None:
-    for entry in compared()["methods"]:
-        replays = [entry["replay_ratio"], entry["replay_error"]]
-        assert (replays == [None] * 2) == (entry["method"] == ASSISTED)
-
-
 def test_synthetic_clocks_are_averaged() -> None:
     clocks = {"gpu_like_1/5": {AT_ROOT: 160.0, BEST_STATIC: 200.0, SELECTOR: 220.0}}
     clocks["gpu_like_1/20"] = {AT_ROOT: 100.0, BEST_STATIC: 300.0, SELECTOR: 320.0}
@@ -174,32 +164,6 @@ def test_synthetic_clocks_are_averaged() -> None:
     assert synthetic_summary([*wall, *found]) == {"ratio_vs_static_traversal_gpu_like": pytest.approx(mean)}
     assert synthetic_summary(wall) == {}
     assert len(synthetic([*wall, *found])) == len(found)
-
-
-def test_the_tables_say_what_was_decoded_and_what_was_replayed() -> None:
-    result = compared(shift=0.5)
-    result |= {"decisions": [Mode(temperature, 1.0, Action(1, 4, 0)).row() for temperature in TEMPERATURES]}
-    console = Console(width=80)
-    with pytest.MonkeyPatch.context() as patched, console.capture() as captured:
-        for module in ("findings", "verdict"):
-            patched.setattr(f"pipelines.evaluate.{module}.console", console)
-        show("a pair on a machine", result)
-    text = captured.get()
-    assert text.strip().startswith("a pair on a machine") and "…" not in text
-    assert "2.50 [2.50, 2.50]" in text and "2.50 ±0.02" in text
-    assert "T=0.2: On the validation texts neither the network nor the lookup rule" in text
-    assert "Decisions take 1.00% of the time" in text
-    row = next(row for row in methods(result)["T=0.2"] if row["method"].startswith(BEST_STATIC))
-    assert row["selector over it, decoded"] == "1.250 [1.250, 1.250]"
-    assert row["selector over it, replayed"] == "1.250 ±0.020"
-    assert row["decoded"] == "2.00 [2.00, 2.00]" and row["replayed"] == "2.00 ±0.02"
-    assert choices(result)[1] == {
-        "setting": "T=0.2",
-        "exported": "network",
-        "replayed": "2.50 ±0.01",
-        "the others, replayed": "static tree 2.00 ±0.01\nlookup rule 2.40 ±0.01",
-        "decoded": "2.50 [2.50, 2.50]",
-    }
 
 
 def test_a_faster_rule_with_another_verifier_is_among_the_choices() -> None:

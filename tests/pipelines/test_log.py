@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -21,7 +20,6 @@ from data_gen.text_labels.labels import TextLabeller
 from data_gen.texts.given import read_log
 from data_gen.texts.labelled import label
 from data_gen.texts.plausibility import Plausibility
-from data_gen.texts.recorded import texts_of
 from data_gen.texts.written import Text, finished
 from pipelines.config import Config, load_config
 from pipelines.data import stage as data
@@ -164,14 +162,6 @@ def test_labels_are_those_of_plain_passes(labelled: tuple[pa.Table, str], pair: 
             np.testing.assert_allclose(survivals_of(row, verifier)[:, : SPACE.depth], expected, atol=2e-3)
         compared += row["roots"]
     assert compared > 1000
-
-
-def test_features_are_those_of_the_text(labelled: tuple[pa.Table, str]) -> None:
-    texts = texts_of(labelled[0].filter(pc.greater(labelled[0]["roots"], 0)), [])
-    known_R, top_p_X = ~texts.unknown_R, torch.tensor([top_p for _, top_p in texts.settings])[texts.setting_X]
-    assert torch.equal(texts.scalar("context_length")[known_R], texts.length_R[known_R].float())
-    assert torch.equal(texts.scalar("top_p")[known_R], top_p_X[texts.text_R][known_R])
-    assert not texts.scalars_RF[~known_R].any()
 
 
 def test_a_selector_is_trained_on_a_log(

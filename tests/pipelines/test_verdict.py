@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from pipelines.config import Config, load_config
 from pipelines.evaluate.verdict import choices, decisions, next_steps, title, verdicts
-from pipelines.run import table
 from selector.actions import EMPTY, Action
 from selector.decision import Mode
 from tests.pipelines.runs import ROOT, SMALL
@@ -81,10 +79,6 @@ def test_what_is_exported_is_told_by_its_speed_over_plain_decoding() -> None:
 def test_the_share_of_copying_is_told_in_words(row: dict[str, Any], words: str) -> None:
     """(2.4 - 1.8) / (2.5 - 1) = 0.4: of the gain over plain decoding, what the rule adds to the tree's speed."""
     assert f"{words} In wall-clock" in said(row)
-
-
-def test_a_tree_copies_nothing() -> None:
-    assert " times in decoding. In wall-clock" in said(setting("static tree", static_tree=2.6))
 
 
 def test_what_was_decoded_stands_beside_what_was_replayed() -> None:
@@ -165,16 +159,6 @@ def test_who_decides_and_why_is_told_in_sentences() -> None:
     assert rule.endswith("It copies 8 tokens after a match of 4 or more, and drafts (1, 6, 0) elsewhere.")
     assert "neither the network nor the lookup rule" in neither
     assert neither.endswith("errors over sources, so (1, 6, 0) is drafted everywhere.")
-
-
-def test_the_verdict_is_80_columns_wide_and_nothing_is_cut() -> None:
-    rows = choices(evaluation(setting("network", lookup_rule_with_lifted_uniform=2.3)))
-    console = Console(width=80)
-    with console.capture() as shown:
-        console.print(table(rows, "a title"))
-    lines = shown.get().splitlines()
-    assert max(map(len, lines)) <= 80 and "…" not in shown.get()
-    assert {"2.50 ±0.04", "2.45 [2.10, 2.90]"} <= {part.strip() for line in lines for part in line.split("  ")}
 
 
 def test_the_title_names_the_pair_and_the_machine() -> None:
