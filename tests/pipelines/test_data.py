@@ -218,7 +218,7 @@ def test_what_decoding_accepts_is_what_the_labels_say(
     """Over a hundred steps with every verifier, also where the draft has a temperature of its own; a token a step more
     or less would be seen."""
     monkeypatch.chdir(tmp_path)
-    settings = "sampling=[{temperature: 0.7, draft_temperature: 1.2}, {temperature: 1.0}]"
+    settings = "sampling=[{temperature: 0.7, draft_temperature: 0.8}, {temperature: 1.0}]"
     config = config_of("data.texts=90", "data.texts_per_shard=32", "data.siblings=4", settings)
     store = TraceStore(config.folder / "traces", {})
     for name, work in shards(config, pair).items():

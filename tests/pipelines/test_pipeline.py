@@ -136,12 +136,18 @@ def test_what_decoding_accepted_is_what_the_labels_say(demo: tuple[Path, str]) -
     assert abs(float(unlikely[0]) - float(unlikely[1])) < 1.5  # four binomial standard deviations of 3,000 tokens
 
 
-def test_provenance_stands_beside_every_output(demo: tuple[Path, str]) -> None:
+def test_every_file_stands_in_a_record_with_its_checksum_and_who_made_it(demo: tuple[Path, str]) -> None:
+    """So that no change of a file passes unseen; `test_stage` has what becomes of it."""
+    run = demo[0] / "runs" / "demo"
+    recorded = {"pair/checksums.json"}  # which is compared with sizes and times whenever a pair is loaded
     for stage in STAGES:
-        record = json.loads((demo[0] / "runs" / "demo" / "stages" / f"{stage}.json").read_text())
-        assert record["finished"]
+        record = json.loads((run / "stages" / f"{stage}.json").read_text())
+        assert record["finished"] and "torch" in record["provenance"]["packages"]
         assert record["provenance"]["config"]["data"]["texts"] == TEXTS
-        assert "torch" in record["provenance"]["packages"]
+        recorded |= {f"stages/{stage}.json", *record["files"]}
+    shards = json.loads((run / "traces" / "manifest.json").read_text())["shards"]
+    recorded |= {f"traces/{name}" for name, shard in shards.items() if shard["sha256"]}
+    assert {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()} == recorded
 
 
 def test_datasets_reads_the_traces(demo: tuple[Path, str], tmp_path: Path) -> None:
@@ -189,7 +195,8 @@ def test_a_second_run_reuses_everything_and_says_so(copy: Path) -> None:
         assert f"{stage}: reusing" in output
     assert "speed of all methods over plain decoding" in output  # the tables are shown again
     assert len(versions(copy)) == 1
-    assert all(path.name == "pair.json" or contents()[path] == content for path, content in before.items())
+    after = contents()
+    assert all(path.name == "pair.json" or after[path] == content for path, content in before.items())
 
 
 def test_the_results_config_runs_with_all_that_the_demo_leaves_out(tmp_path: Path) -> None:

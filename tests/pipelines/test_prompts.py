@@ -18,7 +18,7 @@ from selector.schema import InputError
 from selector.train.data import SPLITS
 from tests.data_gen.test_prompt_sets import RECORDS
 from tests.data_gen.test_prompts import TEMPLATE
-from tests.pipelines.runs import ROOT, refusal
+from tests.pipelines.runs import ROOT, failure
 
 CONFIGS = ROOT / "configs"
 LARGE = ("qwen", "gemma", "llama", "spec_bench")
@@ -153,4 +153,4 @@ def test_prompts_that_are_not_there_are_named(
     monkeypatch.chdir(here)
     Path("few.jsonl").write_text("".join(json.dumps({"text": f"number {n}", "source": "one"}) + "\n" for n in range(9)))
     pair = ["pair.target=./target", "pair.draft=./draft", "prompts.validation=0.2", "prompts.longer=drop", "name=few"]
-    assert message in refusal("pair", *pair, *options, "--plan")
+    assert message in failure("pair", *pair, *options)

@@ -43,7 +43,6 @@ OTHER = "runs/demo/traces: made from other inputs ({}); choose another name= or 
         ("evaluate", ["evaluate.prompts=100000"], "100000 are asked for"),
         ("data", ["data.log=none.jsonl"], "none.jsonl: No such file or directory"),
         ("data", ["prompts.file=none.jsonl"], "none.jsonl: No such file or directory"),
-        ("quick", ["pair.head=some/head"], "pair.head: quick compares trees of draft models"),
     ],
 )
 def test_a_mistake_on_the_command_line(copy: Path, stage: str, arguments: list[str], message: str) -> None:
