@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -130,26 +128,3 @@ def test_traces_of_another_version_are_refused_in_one_line(tmp_path: Path) -> No
     for use in (lambda: store(tmp_path), lambda: read_texts(tmp_path, "train", ["traversal"])):
         with pytest.raises(InputError, match=message):
             use()
-
-
-def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path: Path) -> None:
-    """RLIMIT_FSIZE stands in for a full disk."""
-    store(tmp_path).write(NAME, table())
-    program = f"""
-import resource, signal
-from pathlib import Path
-from tests.data_gen.test_traces import store, table
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-made = store(Path({str(tmp_path)!r}))
-resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
-try:
-    made.write("train/part-00001.parquet", table())
-except ValueError as error:
-    print(type(error).__name__, error)
-"""
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert result.stdout.startswith("InputError") and "part-00001.parquet.tmp: cannot be written" in result.stdout
-    again = store(tmp_path)
-    assert again.holds(NAME) and not again.holds("train/part-00001.parquet")
-    again.write("train/part-00001.parquet", table())
-    assert again.total("rows") == 6

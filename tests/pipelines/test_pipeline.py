@@ -8,9 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
-from data_gen.models.pair import ModelPair
 from data_gen.texts.recorded import read_texts
 from selector.actions import ActionSpace
 from selector.runtime.selector import load_selector
@@ -171,21 +169,6 @@ def test_datasets_reads_the_traces(demo: tuple[Path, str], tmp_path: Path) -> No
     sources = {split: {row["source"] for row in data[split]} for split in data}
     assert sources["train"].isdisjoint(sources["validation"] | sources["test"])
     assert sources["validation"].isdisjoint(sources["test"])
-
-
-def test_the_exported_selector_decodes(demo: tuple[Path, str]) -> None:
-    from data_gen.decoding.decoder import Decoder
-    from data_gen.models.sampling import Sampling
-    from data_gen.verification import get_verifier
-
-    run = demo[0] / "runs" / "demo"
-    pair = ModelPair.load(TARGET, DRAFT, device="cpu")
-    selector = load_selector(run / "selector")
-    prompt = pair.tokenizer("def function(argument):\n")["input_ids"]
-    expected = pair.target.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, len(prompt) :]
-    for chooser in (selector, selector.at(0.0)):
-        decoder = Decoder(pair, Sampling(0), get_verifier(selector.verifier), chooser)
-        assert decoder.decode(prompt, 20, torch.Generator().manual_seed(0)).tokens == expected.tolist()
 
 
 def test_a_second_run_reuses_everything_and_says_so(copy: Path) -> None:
