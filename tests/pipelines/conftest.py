@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import mlflow
 import pytest
 from filelock import FileLock
 
@@ -48,6 +47,8 @@ def copy(demo: tuple[Path, str], empty_store: Path, tmp_path: Path, monkeypatch:
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The database of a new MLflow store, to be copied: making one takes seconds."""
+    import mlflow
+
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     assert mlflow.MlflowClient(f"sqlite:///{path}").search_registered_models() == []
     return path
