@@ -139,18 +139,18 @@ def test_a_registered_version_loads(demo: tuple[Path, str]) -> None:
 
 
 def test_a_store_without_a_registry_is_one_line(
-    demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = versions(demo[0], MODEL)
+    before = versions(copy, MODEL)
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", "nowhere://")
-    mlflow.set_tracking_uri(f"sqlite:///{demo[0]}/mlruns/mlflow.db")
+    mlflow.set_tracking_uri(f"sqlite:///{copy}/mlruns/mlflow.db")
     with mlflow.start_run(experiment_id=mlflow.set_experiment("none").experiment_id):
-        folder = demo[0] / "runs" / "demo" / "selector"
+        folder = copy / "runs" / "demo" / "selector"
         register(Stage("export", Config(name="demo"), {}, ()), mlflow, load_selector(folder), folder)
     monkeypatch.delenv("MLFLOW_REGISTRY_URI")
     (line,) = capsys.readouterr().out.strip().splitlines()
     assert line.startswith("export: warning: not registered as espalier-selector: ")
-    assert versions(demo[0], MODEL) == before
+    assert versions(copy, MODEL) == before
 
 
 def test_a_copied_store_keeps_to_its_own_folder(copy: Path) -> None:

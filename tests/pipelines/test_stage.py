@@ -234,6 +234,9 @@ def test_two_commands_exclude_each_other_and_leave_nothing(tmp_path: Path, monke
     with only_one(FOLDER):
         (FOLDER / "latency.json").write_text("{}")
     assert [path.name for path in FOLDER.iterdir()] == ["latency.json"]  # the files of a run stay
+    nowhere = FOLDER / "latency.json" / "demo"
+    with pytest.raises(InputError, match=rf"^{nowhere}: cannot be written: Not a directory; make"), only_one(nowhere):
+        pass
 
 
 @pytest.mark.parametrize("what", ["link", "folder"])
