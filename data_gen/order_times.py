@@ -16,7 +16,7 @@ from selector.actions import EMPTY, Action, Choice
 from selector.latency import NEVER_LATE, Table
 
 BETWEEN = Action(1, 4, 0)  # drafted between plain steps
-LATE = (0, 1, 2, 4, 8, 16)  # plain steps before one that drafts
+LATE = (0, 1, 4, 16)  # plain steps before one that drafts
 
 
 def plain_alone(pair: ModelPair, verifier: str, prompts: Sequence[list[int]], count: int, tokens: int) -> float:

@@ -227,22 +227,21 @@ def _rows(pair: ModelPair, nodes: int, generator: torch.Generator) -> tuple[Tens
 
 def real_steps(
     pair: ModelPair,
-    verifiers: Sequence[str],
-    actions: Sequence[Choice],
+    cases: Sequence[tuple[str, Choice]],
     prompts: Sequence[list[int]],
     count: int,
     tokens: int,
     tick: Callable[[], object] = lambda: None,
     until: float = math.inf,
 ) -> dict[tuple[str, Choice], list[Step]]:
-    """Steps of the pair's kind of decoder, by verifier and action: up to `count` of each text, after its slow first
-    steps and within `tokens` new tokens. Steps of a lookup without a match and keys without steps are left out. After
-    the moment `until` of `now` every decoding makes its first such step, and no more.
+    """Steps of the pair's kind of decoder, by verifier and action (`cases`): up to `count` of each text, after its slow
+    first steps and within `tokens` new tokens. Steps of a lookup without a match and keys without steps are left out.
+    After the moment `until` of `now` every decoding makes its first such step, and no more.
 
     Decodings of a prompt take turns step by step, in a random order, so that a slow moment of the machine and the
     processor's caches affect all of them alike. `tick` is called `rounds` times.
     """
-    steps: dict[tuple[str, Choice], list[Step]] = {(name, action): [] for name in verifiers for action in actions}
+    steps: dict[tuple[str, Choice], list[Step]] = {case: [] for case in cases}
     for number, prompt in enumerate(prompts):
         shuffled = random.Random(number)
         order = shuffled.sample(list(steps), len(steps))
@@ -263,9 +262,9 @@ def real_steps(
     return {key: taken for key, taken in steps.items() if taken}  # a text may end with its first step
 
 
-def rounds(verifiers: Sequence[str], actions: Sequence[Choice], prompts: Sequence[list[int]]) -> int:
+def rounds(cases: Sequence[tuple[str, Choice]], prompts: Sequence[list[int]]) -> int:
     """How often `real_steps` calls its `tick`."""
-    return len(prompts) * math.ceil(len(verifiers) * len(actions) / TOGETHER)
+    return len(prompts) * math.ceil(len(cases) / TOGETHER)
 
 
 def _seen_for(action: Choice) -> tuple[str, ...]:
@@ -309,20 +308,20 @@ def fitted(profile: LatencyProfile, steps: Mapping[tuple[str, Choice], Sequence[
         steps: by verifier and action: of the empty tree, at least two chains, at least two trees with branches, and any
             lookups.
     """
-    names = list(dict.fromkeys(name for name, _ in steps))
-    empty = [times(profile, name, EMPTY, steps[name, EMPTY]) for name in names if (name, EMPTY) in steps]
+    empty = [times(profile, name, tree, taken) for (name, tree), taken in steps.items() if tree == EMPTY]
     profile = replace(profile, step=statistics.fmean(measured - predicted for predicted, measured in empty))
     profile = replace(profile, copied=_copied(profile, steps))
     drafted = {(name, tree): taken for (name, tree), taken in steps.items() if isinstance(tree, Action)}
     chains = {key: taken for key, taken in drafted.items() if key[1].K == 1 and key[1] != EMPTY}
     drafting, trunk_pass = _least_squares(profile, chains, [correction_counts(action)[:2] for _, action in chains])
-    profile = replace(profile, corrections={name: Correction(drafting, trunk_pass) for name in names})
+    profile = replace(profile, corrections=dict.fromkeys(profile.verify, Correction(drafting, trunk_pass)))
     trees = {key: taken for key, taken in drafted.items() if key[1].K > 1}
+    names = list(dict.fromkeys(name for name, _ in trees))
     counts = [(correction_counts(action)[2], *(float(name == own) for own in names)) for name, action in trees]
     if not trees:  # a head drafts chains alone
         return profile
     branch_pass, *branching = _least_squares(profile, trees, counts)
-    corrections = {
+    corrections = profile.corrections | {
         name: Correction(drafting, trunk_pass, branch_pass, own) for name, own in zip(names, branching, strict=True)
     }
     return replace(profile, corrections=corrections)

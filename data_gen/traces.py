@@ -34,7 +34,7 @@ from selector.actions import ActionSpace
 from selector.files import atomically
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, sha256, survival_column
 
-ROWS_VERSION = 9  # raise it when the program gives other rows for the same inputs, so that no store holds both
+ROWS_VERSION = 10  # raise it when the program gives other rows for the same inputs, so that no store holds both
 
 
 def text_schema(verifiers: Sequence[str], hidden: bool) -> pa.Schema:

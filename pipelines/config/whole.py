@@ -45,7 +45,7 @@ class Data(Section):
     features: Literal["light", "full"] = Field(
         "light", description="full: hidden states are recorded, too, which takes disk"
     )
-    texts_per_shard: int = Field(16, ge=1, description="texts that the target writes at once, and that one file holds")
+    texts_per_shard: int = Field(32, ge=1, description="texts that the target writes at once, and that one file holds")
     ray: str | None = Field(
         None, description="local: Ray's workers on this machine; auto or an address: on a cluster; null: no Ray"
     )

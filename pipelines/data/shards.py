@@ -56,7 +56,10 @@ def _of_prompts(config: Config, pair: ModelPair) -> Iterator[Work]:
                 texts = texts[: len(prompts)]
             decoded = round(DECODED * len(texts)) if split == "train" else 0
             yield Work(split, sampling, texts[:decoded], decoded=True)
-            yield Work(split, sampling, texts[decoded:])
+            alike = sorted(
+                texts[decoded:], key=lambda each: len(each[0].text)
+            )  # shorter prompts are padded to longer ones
+            yield Work(split, sampling, tuple(alike))
 
 
 def _of_log(config: Config, pair: ModelPair) -> Iterator[Work]:

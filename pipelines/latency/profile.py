@@ -118,9 +118,8 @@ def faster_decoder(config: Config, pair: ModelPair, prompts: list[list[int]]) ->
     seconds = {}
     for kind in watched(kinds, "comparing decoders") if len(kinds) > 1 else ():
         pair.decoder = kind
-        steps = timing.real_steps(
-            pair, [config.train.verifier], COMPARED, prompts[:COMPARED_PROMPTS], COMPARED_STEPS, config.data.tokens
-        )
+        cases = [(config.train.verifier, action) for action in COMPARED]
+        steps = timing.real_steps(pair, cases, prompts[:COMPARED_PROMPTS], COMPARED_STEPS, config.data.tokens)
         taken = [step.total for own in steps.values() for step in own]
         seconds[kind] = timing.usual(taken) if taken else 0.0
     pair.spare.clear()

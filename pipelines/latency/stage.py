@@ -6,6 +6,7 @@ import math
 import statistics
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from rich.table import Table
@@ -54,7 +55,7 @@ FORMAT = 9  # of `latency.json`; a profile of another format is measured anew
 REAL_STEPS = 8  # timed steps of each text and tree
 UNSTEADY = 0.1  # mean distance of predicted step times from measured ones, as a share, that is warned of
 PLAIN_ROUNDS = 24  # of each text, for plain decoding in a run of its own
-LATE_ROUNDS = 5  # of all texts for each of `latency.repeats`, for drafts after plain steps
+LATE_ROUNDS = 3  # of all texts for each of `latency.repeats`, for drafts after plain steps
 _PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
 
 
@@ -105,11 +106,15 @@ def run(config: Config) -> None:
         profile = replace(profile, decide=decide, labelling=labelling_seconds(config, pair, texts))
         actions = [choice_of(shape) for shape in FITTED + CHECKED]
         actions = [each for each in actions if isinstance(each, Lookup) or pair.trees.max_K >= each.K]
-        wanted = config.verifiers, actions, prompts
-        with ticking("timing decoding steps", timing.rounds(*wanted)) as tick:
-            steps = timing.real_steps(pair, *wanted, REAL_STEPS, config.data.tokens, tick)
-        trees = [action for action in actions if isinstance(action, Action)]
-        if any((name, tree) not in steps for name in config.verifiers for tree in trees):
+        own = config.train.verifier  # of other verifiers only the branching takes a time of its own
+        cases = [
+            (name, each)
+            for name, each in product(config.verifiers, actions)
+            if name == own or (isinstance(each, Action) and each.K > 1 and each in FITTED)
+        ]
+        with ticking("timing decoding steps", timing.rounds(cases, prompts)) as tick:
+            steps = timing.real_steps(pair, cases, prompts, REAL_STEPS, config.data.tokens, tick)
+        if any(case not in steps for case in cases if isinstance(case[1], Action)):
             raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
         disturbed = timing.disturbance(pair.device, since)
         profile = replace(profile, different=different(config, pair, prompts))

@@ -40,7 +40,8 @@ def with_steps(
     the time of decisions; `until` as in `timing.real_steps`."""
     verifier, names, actions = config.train.verifier, list(profile.verify), STEPS[: sizes.actions]
     prompts = [prompt[-sizes.context :] for prompt in prompts[: sizes.prompts]]
-    steps = timing.real_steps(pair, (verifier,), actions, prompts, sizes.count, config.data.tokens, until=until)
+    cases = [(verifier, action) for action in actions]
+    steps = timing.real_steps(pair, cases, prompts, sizes.count, config.data.tokens, until=until)
     if any((verifier, action) not in steps for action in actions if isinstance(action, Action)):
         raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
     profile = timing.fitted(profile, steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -63,7 +64,7 @@ MET = (EMPTY, Action(1, 3, 0), Action(2, 1, 2), Lookup(4))
 def test_every_tree_has_its_steps(pair: ModelPair) -> None:
     """Of each text so many, after the first one; of lookups those that copy."""
     ticks: list[None] = []
-    asked = ("specinfer", "traversal"), MET, PROMPTS
+    asked = [*product(("specinfer", "traversal"), MET)], PROMPTS
     steps = real_steps(pair, *asked, count=5, tokens=100, tick=lambda: ticks.append(None))
     assert len(ticks) == rounds(*asked) > 0
     for (_, action), taken in steps.items():
@@ -71,8 +72,18 @@ def test_every_tree_has_its_steps(pair: ModelPair) -> None:
         assert {step.action for step in taken} == {action}
         assert all(step.nodes == 5 for step in taken) or action != Lookup(4)
         assert all(step.length > 3 and sum(step.seconds.values()) > 0 for step in taken)
-    short = real_steps(pair, ("traversal",), MET, PROMPTS, count=5, tokens=2)
+    short = real_steps(pair, [("traversal", action) for action in MET], PROMPTS, count=5, tokens=2)
     assert len(short["traversal", EMPTY]) == 2  # the second token of each text
+
+
+def test_how_many_take_turns_changes_the_times_alone(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen() -> dict[tuple[str, Choice], list[tuple[int, int, int]]]:
+        steps = real_steps(pair, [*product(("specinfer", "traversal"), MET)], PROMPTS, count=4, tokens=100)
+        return {key: [(step.length, step.accepted, step.nodes) for step in taken] for key, taken in steps.items()}
+
+    together = seen()
+    monkeypatch.setattr(timing, "TOGETHER", 3)
+    assert seen() == together
 
 
 def test_a_plain_step_is_timed_after_another_and_after_one_that_drafts(
