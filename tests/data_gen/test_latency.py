@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from data_gen import order_times
+from data_gen import order_times, timing
 from data_gen.decoding.loop import Chooser, Step
 from data_gen.models.pair import ModelPair
 from data_gen.order_times import BETWEEN, LATE, late_drafts, plain_alone
