@@ -18,13 +18,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.given import read_log
 from data_gen.texts.plausibility import UNLIKELY, ImpossibleToken, Plausibility
 from data_gen.texts.prompts import Prompt
-from data_gen.texts.written import (
-    Text,
-    finished,
-    rows_along,
-    seed_of,
-    written_by_target,
-)
+from data_gen.texts.written import Text, finished, rows_along, seed_of, written_by_target
 from selector.schema import InputError
 
 PROMPTS = [[5, 17, 203, 44, 91], [9], [3, 8], [250, 251, 17, 5]]

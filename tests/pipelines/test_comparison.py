@@ -82,10 +82,7 @@ def replayed(speeds: dict[str, float], clock: str = WALL, shift: float = 0.0) ->
     ]
 
 
-SPEEDS = {
-    **{PLAIN: 50.0, ASSISTED: 80.0, BEST_STATIC: 100.0, AT_ROOT: 110.0},
-    **{COPYING: 120.0, SELECTOR: 125.0},
-}
+SPEEDS = {**{PLAIN: 50.0, ASSISTED: 80.0, BEST_STATIC: 100.0, AT_ROOT: 110.0}, **{COPYING: 120.0, SELECTOR: 125.0}}
 
 
 CHOICES = [

@@ -42,11 +42,7 @@ def options(pair_folders: tuple[str, str], *more: str) -> list[str]:
 
 @pytest.mark.parametrize("extra", ["", " and more of it"], ids=["equal", "equal once cut"])
 def test_a_prompt_that_a_file_repeats_is_in_one_split(
-    extra: str,
-    pair: ModelPair,
-    pair_folders: tuple[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    extra: str, pair: ModelPair, pair_folders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     lines: Lines = [{"text": sentence(n % 100) + extra * (n // 100)} for n in range(300)]

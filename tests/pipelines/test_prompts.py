@@ -119,10 +119,7 @@ def test_prompts_of_a_file_that_are_too_long_are_left_out(here: Path, tmp_path: 
         (["prompts.file=a.jsonl", "prompts.sets=[{name: gsm8k}]"], "prompts: sets: prompts come from a file or from"),
         (["prompts.sets=[{name: gsm9k}]"], "prompts.sets.0: name: 'gsm9k' is none of math500, "),
         (["prompts.sets=[{name: lines}]"], "prompts.sets.0: file: lines is on no hub: name a file"),
-        (
-            ["sampling=[{min_p: 0.1}, {top_k: 20}]"],
-            "settings that differ in top_k or min_p alone need runs of",
-        ),
+        (["sampling=[{min_p: 0.1}, {top_k: 20}]"], "settings that differ in top_k or min_p alone need runs of"),
         (["sampling=[{top_k: -1}]"], "sampling.0.top_k: Input should be greater than or equal to 0"),
     ],
 )
