@@ -10,8 +10,8 @@ import torch
 from data_gen.slots import ABSENT, Layout, Merged
 from data_gen.trees import DraftTree
 from data_gen.verification import VERIFIERS, get_verifier
-from data_gen.verification.on_slots import ON_SLOTS, law_on_slots, verify_slots
-from selector.actions import EMPTY, Action, Choice, Lookup
+from data_gen.verification.on_slots import ON_SLOTS, law_on_slots
+from selector.actions import EMPTY, Action
 from tests.data_gen.worlds import KINDS, World
 
 CPU = torch.device("cpu")
@@ -70,26 +70,6 @@ def test_what_is_merged() -> None:
         [ABSENT] * 3,  # stands for the same text as slot 2
     ]
     assert merged.count_S.tolist() == [1, 3, 2, 1, 0, 0, 0, 0]
-
-
-@pytest.mark.parametrize("action", [Action(3, 1, 4), Action(1, 4, 0), Lookup(4)], ids=str)
-@pytest.mark.parametrize("name", NAMES)
-def test_the_same_draw_from_the_same_uniforms(name: str, action: Choice) -> None:
-    layout = Layout(action, CPU)
-    world = World(3, layout.depth, "peaked", seed=5)
-    verifier, generator = get_verifier(name), torch.Generator().manual_seed(7)
-    for seed in range(40):
-        tokens: Context = ()
-        for slot in range(1, layout.size):
-            above = contexts(layout, (*tokens, *[0] * (layout.size - 1 - len(tokens))))[int(layout.parents_S[slot])]
-            tokens = (*tokens, int(torch.multinomial(world.draft[above], 1, generator=generator)))
-        texts = contexts(layout, tokens)
-        p_SV, q_SV = (torch.stack([rows[text] for text in texts]) for rows in (world.target, world.draft))
-        tree = merged_tree(layout, texts)
-        verdict = verifier.verify(tree, *world.rows(tree), torch.Generator().manual_seed(seed))
-        u_2 = torch.rand(2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        slot, token = verify_slots(verifier, layout, torch.tensor([0, *tokens]), p_SV, q_SV, u_2)
-        assert (tree.node_of(texts[int(slot)]), int(token)) == verdict
 
 
 @pytest.mark.parametrize("name", sorted(set(VERIFIERS) - set(NAMES)))

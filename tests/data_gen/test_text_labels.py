@@ -154,17 +154,6 @@ def test_at_temperature_0_a_greedy_tree_holds_the_most_likely_tokens(rank: int) 
         assert efficiency_VA[:, at].tolist() == [3.0 if rank < K else 1.0] * len(LABELLED)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_short_floats_give_the_labels_of_the_rows_that_are_meant(dtype: torch.dtype) -> None:
-    tokens_T, *rows = random_text(10, 5, seed=5)
-    space = ActionSpace(3, 1, 2)
-    p_TV, q_TV = (each.to(dtype) for each in rows)
-    labels = label_text(tokens_T, p_TV, q_TV, LABELLED, None, space=space)
-    meant = label_text(tokens_T, normalised(p_TV), normalised(q_TV), LABELLED, None, space=space)
-    assert labels.dtype == torch.float64
-    assert torch.allclose(labels, meant, rtol=1e-5)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_labels_of_peaked_rows_are_finite(dtype: torch.dtype) -> None:
     """Probabilities from one down to what vanishes in short floats, and supports cut as top-p does."""

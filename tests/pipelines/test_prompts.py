@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from data_gen.models.pair import ModelPair
 from data_gen.texts.prompts import read_prompts
 from pipelines.cli import run
-from pipelines.config import Config, load_config
+from pipelines.config import load_config
 from pipelines.pair.loading import all_prompts, encode, prompts_of
 from selector.schema import InputError
 from selector.train.data import SPLITS
@@ -92,23 +92,6 @@ def test_sets_are_read_fitted_and_split(
         all_prompts(config)
     run("pair", file, options, plan=False)
     assert all_prompts(config) == kept
-
-
-def test_prompts_of_a_file_that_are_too_long_are_left_out(here: Path, tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    texts = [f"<{n}>" + " the lazy dog" * n + f"<{n}>" for n in range(1, 60)]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    tokenizer = AutoTokenizer.from_pretrained(here / "target")
-    pair = ModelPair(None, None, tokenizer, ("", ""), "")  # type: ignore[arg-type]
-    counts = {}
-    for longer in ("start", "end", "drop"):
-        prompts = {"file": str(path), "tokens": 150, "longer": longer}
-        config = Config.model_validate({"name": "file", "prompts": prompts})
-        taken = [prompt for split in SPLITS for prompt in prompts_of(config, pair, split)]
-        assert all(len(encode(config, pair, prompt)) <= 150 for prompt in taken)
-        counts[longer] = len(taken)
-    fitting = sum(len(ids) <= 150 for ids in tokenizer(texts)["input_ids"])
-    assert counts == {"start": 59, "end": 59, "drop": fitting} and 0 < fitting < 59
 
 
 @pytest.mark.parametrize(
