@@ -10,35 +10,11 @@ from data_gen.decoding.loop import FixedTree
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.written import Text, rows_along, written_by_target
-from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier
 from selector.actions import Action
 from selector.schema import InputError
 
 CONTEXT = [5, 17, 203, 44, 91, 7]
-TREE = DraftTree.from_paths([11, 12], [[21, 22], [31, 32], [21, 42]])
-
-
-def tree_pass(model: CachedModel, root: int, tree: DraftTree = TREE) -> torch.Tensor:
-    tokens = tree.tokens_N.clone()
-    tokens[0] = root
-    return model.forward(tokens.unsqueeze(0), tree.depths_N, tree.ancestors_NN()).logits_BWV[0]
-
-
-@torch.inference_mode()
-def reference(model: torch.nn.Module, path: list[int]) -> torch.Tensor:
-    return model(torch.tensor([CONTEXT + path])).logits[0, -1]
-
-
-@pytest.mark.parametrize("path", [[], [11], [11, 12, 21, 22], [11, 12, 31, 32], [11, 12, 21, 42]], ids=str)
-def test_after_keep_the_cache_is_that_of_the_accepted_path(pair: ModelPair, path: list[int]) -> None:
-    cached = CachedModel(pair.target)
-    cached.extend(CONTEXT[:-1])
-    tree_pass(cached, CONTEXT[-1])
-    cached.keep([0, *TREE.path_to(TREE.node_of(path))])
-    assert cached.committed == len(CONTEXT) + len(path)
-    follow = cached.extend([99]).logits_BWV[0, -1]
-    assert torch.allclose(follow, reference(pair.target, [*path, 99]), atol=2e-4)
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/model", "runs/none/pair/draft", "~/none", "none/"])

@@ -12,9 +12,9 @@ import pytest
 from pipelines.config import Config, load_config
 from pipelines.evaluate.assisted import ASSISTED
 from pipelines.evaluate.comparison import FIGURES, evaluation, over
-from pipelines.evaluate.findings import methods, metrics, origins, synthetic
+from pipelines.evaluate.findings import methods, metrics, origins
 from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, PLAIN, SELECTOR
-from pipelines.evaluate.replays import WALL, synthetic_summary
+from pipelines.evaluate.replays import WALL
 from pipelines.run import read_json, write_json
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
@@ -150,17 +150,6 @@ def test_a_rival_that_is_slower_than_plain_decoding_under_one_setting_is_seen_th
         assert cells["selector over it, decoded"] == f"{over_it} [{over_it}, {over_it}]"
         assert cells["selector over it, replayed"] == cells["replayed"] == ""
     assert metrics(summary)["ratio_vs_assisted_generation/T 0.2 top-p 1"] == pytest.approx(125 / 150)
-
-
-def test_synthetic_clocks_are_averaged() -> None:
-    clocks = {"gpu_like_1/5": {AT_ROOT: 160.0, BEST_STATIC: 200.0, SELECTOR: 220.0}}
-    clocks["gpu_like_1/20"] = {AT_ROOT: 100.0, BEST_STATIC: 300.0, SELECTOR: 320.0}
-    found = [row for clock, speeds in clocks.items() for row in replayed(speeds, clock)]
-    mean = (220 / 160 + 320 / 100) / 2
-    wall = replayed(SPEEDS)
-    assert synthetic_summary([*wall, *found]) == {"ratio_vs_static_traversal_gpu_like": pytest.approx(mean)}
-    assert synthetic_summary(wall) == {}
-    assert len(synthetic([*wall, *found])) == len(found)
 
 
 def test_a_faster_rule_with_another_verifier_is_among_the_choices() -> None:

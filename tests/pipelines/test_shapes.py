@@ -1,47 +1,24 @@
-"""A pair of configs without weights: times can be measured, and nothing else."""
+"""What is said of measured times, and what is assumed where a pair has no weights."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import Gemma3TextConfig
 
 from data_gen import timing
-from pipelines.config import load_config
+from data_gen.models.checkpoints import RANDOM
 from pipelines.latency.stage import summary, unsteady
-from pipelines.pair.loading import load_pair
-from pipelines.quick.machine import assumed, contradiction, passes
-from pipelines.quick.sizes import Sizes
+from pipelines.quick.machine import assumed, contradiction
 from selector.latency import Correction, gpu_like
-from tests.pipelines.runs import ROOT
-
-DEMO = ROOT / "configs" / "demo.yaml"
-
-SHAPE = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "head_dim": 16}
-
-
-@pytest.fixture
-def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    for role, layers in (("target", 2), ("draft", 1)):
-        Gemma3TextConfig(**SHAPE, num_hidden_layers=layers, num_key_value_heads=1).save_pretrained(tmp_path / role)
-    monkeypatch.chdir(tmp_path)
-    return ["pair.target=./target", "pair.draft=./draft"]
-
-
-def test_the_profile_of_a_pair_without_weights_says_so(shapes: list[str]) -> None:
-    config = load_config(DEMO, shapes)
-    profile = passes(config, load_pair(config, shapes=True), Sizes(0, 8, 0), 100, lambda: None)
-    assert profile.pair.startswith("random weights, ") and profile.target.at(100, 5) > 0
-    row = {"action": "(1, 4, 0)", "predicted": 1.0, "measured": 1.0, "ratio": 1.0}
-    assert "random weights" in str(summary(replace(profile, decide={}), [row]).title)
 
 
 def test_quick_then_assumes_acceptance() -> None:
     """On a machine where a draft pass takes a tenth of a target pass: 1 + 0.5 + 0.25 tokens in 1.21 instead of 1.01."""
-    profile = gpu_like("random weights, x", ["block"], 0.1)
+    profile = gpu_like(f"{RANDOM}x", ["block"], 0.1)
+    row = {"action": "(1, 4, 0)", "predicted": 1.0, "measured": 1.0, "ratio": 1.0}
+    assert "random weights" in str(summary(replace(profile, decide={}), [row]).title)
     columns = [list(column.cells) for column in assumed(profile).columns]
     found = {acceptance: rest for acceptance, *rest in zip(*columns, strict=True)}
     assert found["0.5"][:2] == ["2", "1.75"]
