@@ -14,7 +14,6 @@ import yaml
 
 from pipelines.cli import ALL, APART, STAGES
 from pipelines.config import Config, known_keys, load_config
-from selector.schema import InputError
 from tests.pipelines.runs import espalier
 
 ROOT = Path(__file__).parents[1]
@@ -96,13 +95,6 @@ def test_generated_pages_are_those_of_the_code(name: str) -> None:
 def test_every_config_key_says_what_it_means() -> None:
     reference = (ROOT / "docs" / "configuration.md").read_text()
     assert not re.findall(r"^\| `[\w.]+` \| .* \|  \|$", reference, flags=re.MULTILINE)
-
-
-def test_no_stage_is_run_by_an_unknown_name() -> None:
-    from pipelines.cli import run
-
-    with pytest.raises(InputError, match="unknown stage"):
-        run("demmo", ROOT / "configs" / "demo.yaml", [], plan=True)
 
 
 def test_help_lists_the_stages_and_of_each_the_keys_that_it_reads() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from data_gen.models.pair import ModelPair
 from data_gen.models.self_check import check_model
 from selector.schema import InputError
 
@@ -139,6 +140,29 @@ def model_of(family: str, attention: str | None = None, **changes: Any) -> Any:
         if weights.dim() > 1:
             torch.nn.init.normal_(weights, 0, 0.2)
     return model
+
+
+def random_llama(vocabulary: int, layers: int, seed: int, positions: int = 64) -> LlamaForCausalLM:
+    """A model whose texts can be enumerated, peaked enough that drafted tokens are rejected and accepted."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        max_position_embeddings=positions,
+        initializer_range=0.5,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def nameless(target: Any, draft: Any) -> ModelPair:
+    """A pair without a tokenizer."""
+    return ModelPair(target, draft, None, ("target", "draft"), "")  # type: ignore[arg-type]
 
 
 def main() -> None:

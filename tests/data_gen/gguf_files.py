@@ -68,17 +68,21 @@ def write(
     architecture: str = "",
     more: Callable[[gguf.GGUFWriter], Any] = lambda writer: None,
     without: str = "",
+    tokenizer: Tokenizer | None = None,
 ) -> Path:
     """Write a file with float32 weights.
 
     Args:
-        rule: as of `byte_level`, whose tokenizer is written.
+        rule: the tokenizer's, of `RULES`.
         named: what the file calls the rule, instead.
         architecture: instead of the model's own.
         more: adds to the file.
         without: a tensor that is left out.
+        tokenizer: a byte-level BPE whose first token ends a text and whose last special one begins it; None: that of
+            `byte_level`.
     """
-    config, tokenizer = model.config, byte_level(rule)
+    config, tokenizer = model.config, tokenizer or byte_level(rule)
+    special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
     family = config.model_type
     writer = gguf.GGUFWriter(path, architecture or family)
     writer.add_name("Tiny")
@@ -96,17 +100,19 @@ def write(
     writer.add_tokenizer_pre(named or rule)
     writer.add_token_list(tokens)
     kinds = gguf.TokenType
-    writer.add_token_types([kinds.CONTROL if token in SPECIAL else kinds.NORMAL for token in tokens])
+    writer.add_token_types([kinds.CONTROL if token in special else kinds.NORMAL for token in tokens])
     writer.add_token_merges([" ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]])
-    writer.add_bos_token_id(1)
+    writer.add_bos_token_id(len(special) - 1)
     writer.add_eos_token_id(0)
     writer.add_chat_template(TEMPLATE)
     more(writer)
     names = gguf.get_tensor_name_map(FAMILIES[family], config.num_hidden_layers)
     for name, weights in model.named_parameters():
         own = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if family == "llama" and own.endswith(("attn_q.weight", "attn_k.weight")):
-            weights = rotated(weights, HEADS if "attn_q" in own else GROUPS)
+        if family == "llama" and "attn_q" in own:
+            weights = rotated(weights, config.num_attention_heads)
+        elif family == "llama" and "attn_k" in own:
+            weights = rotated(weights, config.num_key_value_heads)
         if own != without:
             writer.add_tensor(own, weights.detach().numpy())
     writer.write_header_to_file()
@@ -117,5 +123,5 @@ def write(
 
 
 def rotated(weights: torch.Tensor, heads: int) -> torch.Tensor:
-    """The order of rows in which llama.cpp turns neighbours, where transformers turns halves."""
-    return weights.view(heads, 2, -1, weights.shape[1]).transpose(1, 2).reshape(weights.shape).contiguous()
+    """Rows, or numbers of a bias, in the order in which llama.cpp turns neighbours; transformers turns halves."""
+    return weights.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()

@@ -55,14 +55,18 @@ def test_the_fingerprint_follows_the_weights_and_not_what_they_are_loaded_as(
         ("tokenizer_config.json", {"chat_template": "{{ messages }}"}),
         ("generation_config.json", {"eos_token_id": [7, 9]}),
     ],
-    ids=["chat template", "end of sequence"],
 )
-def test_the_fingerprint_follows_what_texts_begin_and_end_with(
+def test_the_fingerprint_follows_what_texts_begin_and_end_with_and_weights_in_parts(
     folders: tuple[Path, Path], name: str, values: dict[str, object], pair: ModelPair
 ) -> None:
-    file = folders[0] / name
+    file, part = folders[0] / name, folders[0] / "part-1.safetensors"
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
-    assert fingerprint(folders) != pair.fingerprint
+    whole = fingerprint(folders)
+    assert whole != pair.fingerprint
+    (folders[0] / WEIGHTS).rename(part)
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(part), part.name)}
+    (folders[0] / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    assert fingerprint(folders) != whole and not fingerprint(folders).startswith(RANDOM)
 
 
 def test_weights_are_read_again_only_after_a_change(folders: tuple[Path, Path], tmp_path: Path) -> None:
@@ -79,16 +83,6 @@ def test_weights_are_read_again_only_after_a_change(folders: tuple[Path, Path], 
     kept.write_text(intact)
     os.utime(weights)
     assert fingerprint(folders, checksums=kept) == fingerprint(folders)
-
-
-def test_weights_in_parts_are_all_read(folders: tuple[Path, Path]) -> None:
-    whole = fingerprint(folders)
-    (folders[0] / WEIGHTS).rename(folders[0] / "part-1.safetensors")
-    tensors = load_file(folders[0] / "part-1.safetensors")
-    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, "part-1.safetensors")}
-    (folders[0] / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
-    parts = fingerprint(folders)
-    assert parts != whole and not parts.startswith(RANDOM)
 
 
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])

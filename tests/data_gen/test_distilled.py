@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedModel
+from transformers import Gemma3TextConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from data_gen.decoding.decoder import Decoder
@@ -16,71 +14,25 @@ from data_gen.decoding.loop import FixedTree
 from data_gen.features.rows import entropies
 from data_gen.generate import speculative_generate
 from data_gen.models.distilled import LAYERS, is_distilled, load_draft, new_draft, save_draft
-from data_gen.models.pair import CachedModel, ModelPair
+from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.models.self_check import check_model
-from data_gen.models.vocabulary import scored
-from data_gen.text_labels.labels import label_text
 from data_gen.texts.written import rows_along, written_by_target
-from data_gen.verification import VERIFIERS, get_verifier
+from data_gen.verification import get_verifier
 from pipelines.evaluate.assisted import Assistant
-from selector.actions import Action, ActionSpace
+from selector.actions import Action
 from selector.schema import InputError
-from tests.data_gen.worlds import World
+from tests.data_gen.families import random_llama
 from tests.tiny import VOCABULARY
 
-PROMPT = [1, 0, 2]
 SAID = torch.tensor([0, 2])
 SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "head_dim": 8, "initializer_range": 0.5}
 SPECIAL = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
 
 
-def tiny(vocabulary: int, layers: int = 3) -> PreTrainedModel:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocabulary, num_hidden_layers=layers, max_position_embeddings=64, **SHAPE, **SPECIAL
-    )
-    return AutoModelForCausalLM.from_config(config).eval()
-
-
-def world_of(target: PreTrainedModel, draft: PreTrainedModel, depth: int) -> World:
-    """The world of two models behind a prompt: their rows after every text."""
-    world = World(scored(target), depth, "random", 0)
-    for own, model in ((world.target, target), (world.draft, draft)):
-        for context in own:
-            own[context] = CachedModel(model).extend([*PROMPT, *context]).logits_BWV[0, -1].double().softmax(-1)
-    world.target_CV, world.draft_CV = (torch.stack(list(rows.values())) for rows in (world.target, world.draft))
-    return world
-
-
-def test_every_verifier_is_lossless_with_it() -> None:
-    target = tiny(3)
-    world = world_of(target, new_draft(target, [0, 2], SAID), 3)
-    assert not world.draft_CV[:, 1].any() and (world.draft_CV[:, SAID] > 0).all() and (world.target_CV > 0).all()
-    for name, shape in itertools.product(VERIFIERS, [(1, 1, 1), (2, 1, 1), (2, 0, 2), (3, 0, 1)]):
-        law_CV = world.appended_law(get_verifier(name), world.delayed_trees(*shape, "iid"))
-        assert world.losslessness_error(law_CV, sum(shape[1:])) < 1e-12, (name, shape)
-
-
-def test_labels_have_the_mean_of_its_trees() -> None:
-    """Over all texts, for every action, exactly."""
-    target, space, names = tiny(3), ActionSpace(2, 1, 1), ["traversal", "lifted_uniform", "specinfer"]
-    world = world_of(target, new_draft(target, [1], SAID), space.depth)
-    mean_VA = torch.zeros(len(names), len(space), dtype=torch.float64)
-    for text in product(range(3), repeat=space.depth):
-        contexts = [text[:i] for i in range(len(text) + 1)]
-        rows = (torch.stack([own[context] for context in contexts]) for own in (world.target, world.draft))
-        labels_VRA = label_text(torch.tensor((0, *text)), *rows, names, siblings=None, space=space)
-        mean_VA += world.target_probability(text) * labels_VRA[:, 0]
-    for v, name in enumerate(names):
-        for a, action in enumerate(space):
-            law_CV = world.appended_law(get_verifier(name), world.delayed_trees(*action[:3], action.style))
-            assert float(mean_VA[v, a]) == pytest.approx(world.block_efficiency(law_CV), abs=1e-12), (name, action)
-
-
 def test_it_begins_as_the_targets_own_layers() -> None:
     """With all layers and all tokens it is the target."""
-    target = tiny(20)
+    target = random_llama(20, 3, 0)
     draft, ids = new_draft(target, [0, 1, 2], torch.arange(20)), torch.tensor([[3, 4, 5, 6]])
     assert torch.equal(draft(ids).logits, target(ids).logits)
     fewer = new_draft(target, [0, 1, 2], torch.arange(7))(ids).logits
@@ -144,7 +96,7 @@ def test_a_wrong_draft_is_refused(saved: tuple[str, str], tmp_path: Path) -> Non
     with pytest.raises(
         InputError, match=r"pair\.draft: .* was distilled for a target of width 32 with 300 tokens; .* 16 and 20"
     ):
-        load_draft(saved[1], tiny(20))
+        load_draft(saved[1], random_llama(20, 3, 0))
     target = AutoModelForCausalLM.from_pretrained(saved[0])
     for layers in ([], [2], [-1]):
         with pytest.raises(InputError, match=r"distil\.layers.*the numbers 0 to 1"):

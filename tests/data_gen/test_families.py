@@ -9,12 +9,12 @@ import torch
 
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import FixedTree
-from data_gen.models.pair import CachedModel, ModelPair, without_own_settings
+from data_gen.models.pair import CachedModel, without_own_settings
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier
 from selector.actions import Action
-from tests.data_gen.families import LONGEST, RIGHT, WINDOW, V, model_of
+from tests.data_gen.families import LONGEST, RIGHT, WINDOW, V, model_of, nameless
 
 TREES = {
     "chain": DraftTree.from_paths([11, 12, 13, 14], [[]]),
@@ -79,7 +79,7 @@ def test_greedy_text_is_that_of_generate_over_200_tokens(family: str) -> None:
     model = model_of(family, max_position_embeddings=256, tie_word_embeddings=False)  # tied, they repeat what they read
     with without_own_settings(model):
         expected = model.generate(torch.tensor([[5, 9, 7]]), max_new_tokens=200, do_sample=False)[0, 3:].tolist()
-        pair = ModelPair(model, model, None, ("target", "draft"), "")  # type: ignore[arg-type]
+        pair = nameless(model, model)
         sampling = Sampling(0, draft_temperature=0.08)
         decoder = Decoder(pair, sampling, get_verifier("traversal"), FixedTree(Action(3, 2, 4)))
         decoded = decoder.decode([5, 9, 7], 200, torch.Generator().manual_seed(0))

@@ -18,7 +18,6 @@ from transformers import (
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
-    LlamaConfig,
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
@@ -38,6 +37,7 @@ from data_gen.verification import get_verifier
 from selector.actions import Action
 from selector.runtime.selector import load_selector
 from selector.schema import InputError
+from tests.data_gen.families import nameless, random_llama
 from tests.selector.exported import export
 
 PROMPT = torch.tensor([[5, 9, 5, 9, 7, 11]])
@@ -80,22 +80,7 @@ def test_what_a_checkpoint_fills_in_counts(pair: ModelPair, monkeypatch: pytest.
 @pytest.fixture(scope="module")
 def small() -> ModelPair:
     """Five tokens, so that all texts of three tokens can be enumerated."""
-    models = []
-    for seed, layers in ((0, 2), (1, 1)):
-        torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=5,
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=layers,
-            num_attention_heads=2,
-            max_position_embeddings=64,
-            initializer_range=0.5,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-        models.append(LlamaForCausalLM(config).eval())
-    return ModelPair(models[0], models[1], None, ("target", "draft"), "")  # type: ignore[arg-type]
+    return nameless(random_llama(5, 2, 0), random_llama(5, 1, 1))
 
 
 def test_sampled_texts_follow_the_law_of_generate(small: ModelPair) -> None:
@@ -146,16 +131,11 @@ def test_a_selector_decides(pair: ModelPair, tmp_path: Path) -> None:
     assert torch.equal(output.sequences, pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False))
     sampled = {"do_sample": True, "temperature": 0.6, "max_new_tokens": 60}
     torch.manual_seed(0)
-    assert (
-        len(
-            set(speculative(pair, selector=str(tmp_path / "selector"), return_dict_in_generate=True, **sampled).actions)
-        )
-        > 1
-    )
+    output = speculative(pair, selector=str(tmp_path / "selector"), return_dict_in_generate=True, **sampled)
+    assert len(set(output.actions)) > 1
 
 
-@pytest.mark.parametrize("draft_temperature", [None, 0.0, 0.3, 2.0])
-@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
+@pytest.mark.parametrize(("temperature", "draft_temperature"), [(0.0, None), (0.0, 0.3), (0.8, 0.0), (1.0, 2.0)])
 def test_drafts_have_the_temperature_that_the_selector_was_trained_with(
     pair: ModelPair, tmp_path: Path, temperature: float, draft_temperature: float | None
 ) -> None:
@@ -213,13 +193,6 @@ def test_the_exported_folder_is_a_custom_generate(
         pair.target.generate(PROMPT, **{**ours, "custom_generate": str(tmp_path / "copy")})
 
 
-def test_a_streamer_gets_every_token_and_a_criterion_stops(pair: ModelPair) -> None:
-    recorder = Recorder()
-    criteria = [MaxLengthCriteria(max_length=PROMPT.shape[1] + 5)]
-    text = speculative(pair, text_streamer=recorder, stopping_criteria=criteria)
-    assert recorder.ended and recorder.tokens == text[0].tolist() and text.shape[1] == PROMPT.shape[1] + 5
-
-
 @pytest.mark.parametrize("selector", [TREE, (9, 9, 9)], ids=["text", "error"])
 def test_whoever_iterates_over_a_streamer_comes_to_an_end(pair: ModelPair, selector: tuple[int, ...]) -> None:
     """Also where generation fails: the iteration would raise `queue.Empty` after the timeout."""
@@ -241,7 +214,10 @@ def test_whoever_iterates_over_a_streamer_comes_to_an_end(pair: ModelPair, selec
     assert bool(failed) == (selector != TREE)
 
 
-def test_stop_strings_stop(pair: ModelPair) -> None:
+def test_lengths_and_stop_strings_stop(pair: ModelPair) -> None:
+    recorder, criteria = Recorder(), [MaxLengthCriteria(max_length=PROMPT.shape[1] + 5)]
+    text = speculative(pair, text_streamer=recorder, stopping_criteria=criteria)
+    assert recorder.ended and recorder.tokens == text[0].tolist() and text.shape[1] == PROMPT.shape[1] + 5
     plain = pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False)
     word = next(filter(str.isalpha, map(pair.tokenizer.decode, plain[0, PROMPT.shape[1] :].tolist())))
     options = {"stopping_criteria": [StopStringCriteria(pair.tokenizer, word)]}
@@ -268,22 +244,17 @@ class Unsure(StoppingCriteria):
     ("options", "message"),
     [
         ({"input_ids": PROMPT.repeat(2, 1)}, "2 texts at once"),
-        ({"num_return_sequences": 2, "do_sample": True}, "2 texts at once"),
         ({"num_beams": 2}, "num_beams"),
         ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])}, "attention_mask: padded"),
         ({"logits_processor": LogitsProcessorList([Unknown()])}, "Unknown: not known to follow"),
         ({"logits_processor": LogitsProcessorList([Cooler(0.5)])}, "Cooler: not known to follow"),
         ({"stopping_criteria": [Unsure()]}, "stopping_criteria: .* no scores"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores=True"),
-        ({"output_logits": True, "return_dict_in_generate": True}, "output_logits=True"),
-        ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions=True"),
         ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states=True"),
         ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha=0.6"),
-        ({"dola_layers": "low"}, "dola_layers=low"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3"),
         ({"cache_implementation": "offloaded"}, "cache_implementation=offloaded"),
         ({"position_ids": torch.arange(3, 9).unsqueeze(0)}, "position_ids"),
-        ({"inputs_embeds": torch.zeros(1, 6, 32)}, "inputs_embeds: .* nothing but token ids"),
         ({"inputs_embeds": torch.zeros(1, 6, 32), "input_ids": None}, "inputs_embeds: .* nothing but token ids"),
         ({"labels": PROMPT}, "labels: .* nothing but token ids"),
         ({"input_ids": torch.zeros(1, 0, dtype=torch.int64)}, "input_ids: the prompt holds no tokens"),
@@ -300,13 +271,10 @@ def test_what_cannot_be_honoured_is_refused(pair: ModelPair, options: dict[str, 
         speculative(pair, **options)
 
 
-def test_a_filled_cache_is_refused(pair: ModelPair) -> None:
+def test_a_filled_cache_and_a_draft_that_does_not_fit_are_refused(pair: ModelPair, small: ModelPair) -> None:
     cache = pair.target(PROMPT[:, :-1], use_cache=True).past_key_values
     with pytest.raises(InputError, match=r"past_key_values: .* this one is filled"):
         speculative(pair, past_key_values=cache)
-
-
-def test_a_draft_that_does_not_fit_is_refused(pair: ModelPair, small: ModelPair) -> None:
     with pytest.raises(InputError, match="vocabularies differ"):
         speculative(pair, draft_model=small.draft)
     with pytest.raises(InputError, match="draft_model: it is on meta, and the target on cpu"):
@@ -340,7 +308,7 @@ def test_a_text_ends_before_a_tree_leaves_the_table_of_positions() -> None:
         sizes = {"vocab_size": 50, "n_positions": 64, "n_embd": 16, "n_layer": layers, "n_head": 2}
         config = GPT2Config(**sizes, initializer_range=0.3, bos_token_id=None, eos_token_id=None)
         models.append(GPT2LMHeadModel(config).eval())
-    pair = ModelPair(models[0], models[1], None, ("target", "draft"), "")  # type: ignore[arg-type]
+    pair = nameless(*models)
     options = {"selector": Action(2, 8, 8), "max_new_tokens": 49 - PROMPT.shape[1]}
     expected = pair.target.generate(PROMPT, do_sample=False, max_new_tokens=49 - PROMPT.shape[1])
     assert torch.equal(speculative(pair, **options), expected)

@@ -11,16 +11,14 @@ import torch
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.graph import GraphDecoder
 from data_gen.decoding.loop import PARTS, Chooser, FixedTree, Loop, Random
-from data_gen.decoding.memory import ROOM
 from data_gen.models.pair import ModelPair
-from data_gen.models.preallocated import FILL
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
 from data_gen.verification.on_slots import ON_SLOTS
 from selector.actions import EMPTY, Action, Choice, Lookup, StyledAction
 from selector.schema import EARLY, FULL, LIGHT, PAIR, SCALARS_KEY, InputError
 from tests import waits
-from tests.data_gen.families import RIGHT, model_of
+from tests.data_gen.families import RIGHT, model_of, nameless
 from tests.waits import Operators, Readings
 
 PROMPT = [5, 17, 3, 44, 5, 17]
@@ -37,8 +35,7 @@ def pair_of(family: str, noise: float = 0.02, dtype: torch.dtype = torch.float64
     with torch.no_grad():
         for weights in draft.parameters():
             weights += noise * torch.randn(weights.shape, generator=generator, dtype=dtype)
-    names = ("target", "draft")
-    return ModelPair(target, draft, None, names, "")  # type: ignore[arg-type]
+    return nameless(target, draft)
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +59,6 @@ def test_the_text_is_the_eager_one(verifier: str, temperature: float, pair: Mode
         assert found.tokens == expected.tokens
         assert [step.accepted for step in found.steps] == [step.accepted for step in expected.steps]
     assert max(step.accepted for step in expected.steps) > 1
-
-
-@pytest.mark.parametrize("length", [ROOM + 20, FILL + 20], ids=["than the largest tree", "than a pass over a prompt"])
-def test_a_prompt_may_be_longer(length: int, pair: ModelPair) -> None:
-    prompt = torch.randint(3, 50, (length,), generator=torch.Generator().manual_seed(2)).tolist()
-    graph = GraphDecoder(pair, Sampling(0.0), get_verifier("traversal"), FixedTree(Action(2, 1, 3)), length + 20)
-    eager = Decoder(pair, Sampling(0.0), get_verifier("traversal"), FixedTree(Action(2, 1, 3)))
-    found, expected = (each.decode(prompt, 20, torch.Generator().manual_seed(1)) for each in (graph, eager))
-    assert found.tokens == expected.tokens
 
 
 @pytest.mark.parametrize("family", [name for name in RIGHT if name != "Llama"])

@@ -23,11 +23,8 @@ from data_gen.models.cached_head import caches
 from data_gen.models.heads import check_head, load_head, load_pair_with_head
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.text_labels.labels import TextLabeller
 from data_gen.texts.written import Text, rows_along
-from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier
-from pipelines.data.recorded import against_labels, z_of
 from selector.actions import EMPTY, Action, Lookup
 from selector.schema import SCALARS_KEY, InputError
 from tests.data_gen.heads import LLAMA, QWEN, changed, published, save_head, save_target
@@ -92,61 +89,6 @@ def test_greedy_texts_are_those_of_generate(pair: ModelPair) -> None:
         assert decoded.tokens == expected[0, 4:].tolist()
         accepted += sum(step.accepted for step in decoded.steps)
     assert accepted > 0
-
-
-@pytest.mark.parametrize("name", ["specinfer", "traversal", "lifted_uniform"])
-def test_a_decoded_step_follows_the_target(pair: ModelPair, name: str) -> None:
-    """By enumeration of all chains of two tokens, on supports of three: the law of two tokens is the target's."""
-    sampling, verifier = Sampling(temperature=3.0, top_k=3), get_verifier(name)
-    target, head = caches(pair)
-    target.fill(PROMPT[:-1])
-    first_V = sampling.probabilities(head.extend(PROMPT).logits_BWV[0, -1])
-    law = torch.zeros(300, 300, dtype=torch.float64)
-    root_V = sampling.probabilities(target.extend(PROMPT[-1:]).logits_BWV[0, -1]).double()
-    after: dict[int, torch.Tensor] = {}
-    for x in range(300):
-        if root_V[x] > 0 or first_V[x] > 0:
-            rows_1V = target.forward(torch.tensor([[x]]), torch.tensor([0]), torch.ones(1, 1, dtype=torch.bool))
-            after[x] = sampling.probabilities(rows_1V.logits_BWV[0, 0]).double()
-            target.keep([])
-    head_state = head._state_1WD
-    for x in first_V.nonzero()[:, 0].tolist():
-        head._state_1WD = head_state
-        second = head.forward(torch.tensor([[x]]), torch.tensor([0]), torch.ones(1, 1, dtype=torch.bool))
-        second_V = sampling.probabilities(second.logits_BWV[0, -1])
-        head.keep([])
-        for y in second_V.nonzero()[:, 0].tolist():
-            tree, drafted = DraftTree.from_paths([x, y], [[]]), float(first_V[x]) * float(second_V[y])
-            p_NV = torch.stack([root_V, after[x], torch.full((300,), 1 / 300, dtype=torch.float64)])
-            law_NV = verifier.law(tree, p_NV, torch.stack([first_V, second_V, second_V]).double())
-            law += drafted * law_NV[0].unsqueeze(-1) * torch.stack([after.get(z, root_V * 0) for z in range(300)])
-            law[x] += drafted * law_NV[1]
-            law[x, y] += drafted * float(law_NV[2].sum())
-    expected = root_V.unsqueeze(-1) * torch.stack([after.get(z, root_V * 0) for z in range(300)])
-    torch.testing.assert_close(law, expected, atol=1e-6, rtol=0)
-
-
-def test_decoded_steps_agree_with_the_labels(pair: ModelPair) -> None:
-    """|z| < 3.5 for three verifiers, with a false alarm in 2,000 runs; at a temperature at which much is accepted."""
-    sampling, names = Sampling(temperature=6.0), ["specinfer", "traversal", "lifted_uniform"]
-    for name in names:
-        steps = []
-        for seed in range(6):
-            chooser = Random([Action(1, 2, 0), Action(1, 6, 0)], torch.Generator().manual_seed(seed))
-            decoder = Decoder(pair, sampling, get_verifier(name), chooser)
-            decoded = decoder.decode(PROMPT, 60, torch.Generator().manual_seed(seed))
-            text = Text(PROMPT + decoded.tokens, len(PROMPT) - 1)
-            labeller = TextLabeller(torch.tensor(text.tokens[text.start :]), [name], space=pair.trees)
-            for block in rows_along(pair, text, sampling):
-                labeller.add(block.target.probs_NV, block.draft.probs_NV, ahead_BD=block.ahead_BD)
-            survivals_RS = labeller.survivals()[0]
-            taken = [step for step in decoded.steps if step.length - len(PROMPT) < len(survivals_RS)]
-            root_N = torch.tensor([step.length - len(PROMPT) for step in taken])
-            action_N = torch.tensor([pair.trees.index(step.action) for step in taken])
-            tokens_N = torch.tensor([step.accepted + 1 for step in taken])
-            steps.append(against_labels(survivals_RS[root_N], action_N, tokens_N, pair.trees))
-        steps_N3 = torch.cat(steps)
-        assert abs(z_of(steps_N3)) < 3.5 and float(steps_N3[:, 0].mean()) > 1.2
 
 
 class Seen:

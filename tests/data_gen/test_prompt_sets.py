@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +100,23 @@ def test_the_same_text_is_taken_once_and_keeps_its_source_in_any_order(tmp_path:
     other, _ = read_set("litbench", jsonl(tmp_path / "other.jsonl", records[::-1]))
     assert (len(one), records_seen) == (2, 3)
     assert sorted(one, key=lambda p: p.id) == sorted(other, key=lambda p: p.id)
+
+
+PACKERS: dict[str, Callable[..., Any]] = {
+    **{".jsonl": open, ".json": open, ".jsonl.gz": gzip.open, ".json.gz": gzip.open},
+    **{".jsonl.bz2": bz2.open, ".jsonl.xz": lzma.open},
+}
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_a_record_that_is_nested_too_deep_is_no_crash(suffix: str, tmp_path: Path) -> None:
+    """Packed or not, as one object a line or as one array."""
+    path, deep = tmp_path / f"set{suffix}", 100_000
+    record = f'{{"problem": {"[" * deep}{"]" * deep}}}'.encode()
+    with PACKERS[suffix](path, "wb") as file:
+        file.write(record if suffix.startswith(".jsonl") else b"[" + record + b"]")
+    with pytest.raises(InputError, match=rf"cannot read .*set{suffix}: .*nested too deep"):
+        read_set("math500", path)
 
 
 @pytest.mark.parametrize(

@@ -29,18 +29,21 @@ def test_prompts_survive_the_file(tmp_path: Path) -> None:
         ("not json", r"p.jsonl:1: not JSON"),
         ('{"text": "a"}\n{"txet": "b"}', r"p.jsonl:2: expected a JSON object with `text`"),
         ('{"text": "  "}', r"p.jsonl:1: `text` is empty"),
+        (b"\xff\xfe", r"p.jsonl:1: not UTF-8 text"),
+        ('{"text": 5}', r"p.jsonl:1: `text` is empty or not a string"),
+        *(
+            (json.dumps({"text": "\N{GRINNING FACE}"}) + "\n" + json.dumps({"text": "a", key: "a \ud83d b"}), half)
+            for key, half in dict.fromkeys(("text", "source", "id"), r"p.jsonl:2: holds half of a surrogate").items()
+        ),
         ('{"text": "a", "id": 1}\n{"text": "b", "id": 1}', "two prompts have the same id"),
     ],
 )
-def test_a_bad_prompt_file_is_one_line_that_names_it(tmp_path: Path, content: str, message: str) -> None:
+def test_a_bad_prompt_file_is_one_line_that_names_it(tmp_path: Path, content: str | bytes, message: str) -> None:
     path = tmp_path / "p.jsonl"
-    path.write_text(content)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError, match=message):
         read_prompts(path)
-
-
-def test_a_missing_prompt_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none.jsonl"):
+    with pytest.raises(InputError, match=r"none.jsonl: No such file"):
         read_prompts(tmp_path / "none.jsonl")
 
 

@@ -15,7 +15,6 @@ from itertools import islice, product
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from data_gen.decoding import graph
 from data_gen.decoding.decoder import Decoder
@@ -25,6 +24,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import distributions, get_verifier, on_slots
 from selector.actions import EMPTY, Action, Choice, Lookup
+from tests.data_gen.families import nameless, random_llama
 
 PROMPT, SAMPLING = [1, 0, 1], Sampling(0.7)
 CHOICES: list[Choice] = [Action(1, 4, 0), Action(2, 1, 3), Action(4, 0, 5), Action(1, 1, 0), Lookup(3), EMPTY]
@@ -32,29 +32,10 @@ Invert = Callable[[Tensor, Tensor], Tensor]
 Make = type[Decoder] | Callable[..., Loop]
 
 
-def small(vocabulary: int) -> ModelPair:
-    """Random models in float64, peaked enough that drafted tokens are rejected and accepted."""
-    models = []
-    for seed, layers in ((0, 2), (1, 1)):
-        torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=layers,
-            num_attention_heads=2,
-            max_position_embeddings=256,
-            initializer_range=0.5,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-        models.append(LlamaForCausalLM(config).double().eval())
-    return ModelPair(models[0], models[1], None, ("target", "draft"), "")  # type: ignore[arg-type]
-
-
 @pytest.fixture(scope="module")
 def pair() -> ModelPair:
-    return small(2)
+    """In float64."""
+    return nameless(random_llama(2, 2, 0, 256).double(), random_llama(2, 1, 1, 256).double())
 
 
 def eager(pair: ModelPair, verifier: str, chooser: FixedTree | Random) -> Loop:

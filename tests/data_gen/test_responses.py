@@ -75,10 +75,8 @@ def measured(**changed: Any) -> dict[str, Any]:
 
 BAD = {
     "no ids": (without(VLLM, "choices", 0, "token_ids"), "token_ids is missing in the engine's response"),
-    "no prompt": (without(VLLM, "choices", 0, "prompt_token_ids"), "prompt_token_ids is missing"),
     "llama-server's prompt": (without(LLAMA, "prompt_token_ids"), "prompt_token_ids is missing"),
     "two answers": ({**VLLM, "choices": VLLM["choices"] * 2}, "choices: one answer"),
-    "no answer": ({**VLLM, "choices": [1]}, "choices: one answer"),
     "a summary": (without(VLLM, "metrics", "speculative_decoding", "per_step_accepted"), "detailed"),
     "steps are missing": (measured(per_step_accepted=[3], per_step_drafted=[3]), "yield 5 of 10 tokens"),
     "other lengths": (measured(per_step_accepted=[3, 0]), "differ in length"),

@@ -6,7 +6,6 @@ from itertools import product
 
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor
 
 from data_gen.text_labels.labels import TextLabeller, label_text
@@ -17,7 +16,6 @@ from selector.actions import GREEDY, ActionSpace, StyledAction
 from tests.data_gen.worlds import KINDS, World, normalised
 
 LABELLED = [name for name in VERIFIERS if name not in ("khisti", "greedy_block")]
-FALSE_ALARM = 1e-4
 STYLES = ("greedy",)
 WORLDS = [
     *[(2, kind, 1, ActionSpace(3, 1, 2, styles=STYLES)) for kind in KINDS],
@@ -127,22 +125,6 @@ def test_labels_do_not_depend_on_the_blocks(space: ActionSpace, size: int) -> No
     assert torch.allclose(space.efficiencies(whole), label_text(*text, LABELLED, None, space=space), atol=1e-12)
 
 
-def test_verifiers_of_the_first_path_know_chains_alone() -> None:
-    """A branching tree yields them what its first path would; the others more or less than that."""
-    tokens_T, *rows = random_text(11, 4, seed=4)
-    space = ActionSpace(3, 2, 2)
-    labels_VRA = label_text(tokens_T, *rows, LABELLED, 1, torch.Generator().manual_seed(1), space)
-    for v, name in enumerate(LABELLED):
-        same = [
-            torch.equal(labels_VRA[v, :, space.index(action)], labels_VRA[v, :, space.index(space.chain(L1 + L2))])
-            for action in space
-            for K, L1, L2 in [action]
-            if K > 1
-        ]
-        assert len(same) > 8
-        assert all(same) if name in ("naive", "block") else not any(same), name
-
-
 def test_chains_have_the_same_labels_in_a_space_without_branches() -> None:
     tokens_T, p_TV, q_TV = random_text(11, 4, seed=4)
     found = []
@@ -172,17 +154,6 @@ def test_at_temperature_0_a_greedy_tree_holds_the_most_likely_tokens(rank: int) 
         assert efficiency_VA[:, at].tolist() == [3.0 if rank < K else 1.0] * len(LABELLED)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_short_floats_give_the_labels_of_the_rows_that_are_meant(dtype: torch.dtype) -> None:
-    tokens_T, *rows = random_text(10, 5, seed=5)
-    space = ActionSpace(3, 1, 2)
-    p_TV, q_TV = (each.to(dtype) for each in rows)
-    labels = label_text(tokens_T, p_TV, q_TV, LABELLED, None, space=space)
-    meant = label_text(tokens_T, normalised(p_TV), normalised(q_TV), LABELLED, None, space=space)
-    assert labels.dtype == torch.float64
-    assert torch.allclose(labels, meant, rtol=1e-5)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_labels_of_peaked_rows_are_finite(dtype: torch.dtype) -> None:
     """Probabilities from one down to what vanishes in short floats, and supports cut as top-p does."""
@@ -195,59 +166,6 @@ def test_labels_of_peaked_rows_are_finite(dtype: torch.dtype) -> None:
     )
     assert torch.isfinite(labels).all()
     assert (labels >= 1).all()
-
-
-@pytest.mark.parametrize("space", [ActionSpace(2, 1, 4), ActionSpace(3, 2, 1)], ids=str)
-@pytest.mark.parametrize("size", [1, 3, 16])
-def test_a_long_text_keeps_few_rows(space: ActionSpace, size: int) -> None:
-    """The rows of a block and those at which a branch may still stand, in the same memory from block to block; what
-    grows is one number per token, or per token and survival."""
-    tokens_T, *rows = random_text(48, 3, seed=7)
-    labeller = TextLabeller(tokens_T, ["traversal", "priority"], 1, torch.Generator().manual_seed(1), space)
-    places = []
-    for block in zip(*(each.split(size) for each in rows), strict=True):
-        labeller.add(*block)
-        assert labeller._rows is not None and labeller._late <= space.max_L2 - 1
-        memory = labeller._rows._memory.values()
-        assert all(len(each) <= (size + space.max_L2 - 1) * 5 // 4 for each in memory)
-        places.append([each.data_ptr() for each in memory])
-    assert places[-1] == places[-2] and len(places[-1]) == 9
-
-
-@pytest.mark.parametrize("name", ["khisti", "greedy_block"])
-def test_verifiers_without_labels_are_refused_by_name(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} has no labels along a text"):
-        label_text(*random_text(5, 3, seed=8), ["traversal", name], space=ActionSpace(2, 1, 1))
-
-
-def test_an_unknown_verifier_is_named() -> None:
-    with pytest.raises(ValueError, match="unknown verifier 'traversel'"):
-        label_text(*random_text(5, 3, seed=8), ["traversel"], space=ActionSpace(2, 1, 1))
-
-
-@pytest.mark.parametrize("size", [2, 8])
-def test_a_text_that_the_target_cannot_write_is_refused(size: int) -> None:
-    tokens_T, p_TV, q_TV = random_text(8, 3, seed=9)
-    p_TV[4, tokens_T[5]] = 0
-    with pytest.raises(ValueError, match="token 5 of the text has probability 0 under the target"):
-        labels_by_blocks((tokens_T, p_TV, q_TV), size, ActionSpace(2, 1, 1))
-
-
-def test_tokens_and_rows_must_fit() -> None:
-    tokens_T, p_TV, q_TV = random_text(8, 3, seed=10)
-    with pytest.raises(ValueError, match="8 tokens need as many rows; target has 7, draft 8"):
-        label_text(tokens_T, p_TV[:7], q_TV, ["naive"])
-    labeller = TextLabeller(tokens_T, ["naive"], space=ActionSpace(2, 1, 1))
-    labeller.add(p_TV[:5], q_TV[:5])
-    with pytest.raises(ValueError, match="8 tokens need as many rows; there are 5"):
-        labeller.survivals()
-
-
-def test_a_text_without_a_whole_look_ahead_is_refused() -> None:
-    space = ActionSpace(2, 2, 2)
-    assert label_text(*random_text(5, 3, seed=11), ["naive"], space=space).shape == (1, 1, len(space))
-    with pytest.raises(ValueError, match="4 tokens leave no root with a look-ahead of 4"):
-        label_text(*random_text(4, 3, seed=11), ["naive"], space=space)
 
 
 def rows_with_zeros(count: int, vocabulary: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -263,7 +181,8 @@ def rows_with_zeros(count: int, vocabulary: int, seed: int) -> tuple[Tensor, Ten
 
 @pytest.mark.parametrize("vocabulary", [2, 7, 8, 33])
 def test_sorted_sums_are_those_of_the_unsorted_rows(vocabulary: int) -> None:
-    """Any `a` and `b`, some of them 0 and some right at a token's ratio; rows that do not sum to one, too (1e-12)."""
+    """Any `a` and `b`, some of them 0 and some right at a token's ratio; rows that do not sum to one, too (1e-12); and
+    short floats."""
     generator = torch.Generator().manual_seed(12)
     tied = rows_with_zeros(6, vocabulary, seed=13)
     smooth = normalised(torch.rand(2, 6, vocabulary, generator=generator, dtype=torch.float64) ** 4)
@@ -279,34 +198,10 @@ def test_sorted_sums_are_those_of_the_unsorted_rows(vocabulary: int) -> None:
         assert torch.allclose(node.excess(a, b), expected.excess(a, b), rtol=0, atol=1e-12)
         for mine, other in zip(node.excess_and_slope(a, b), expected.excess_and_slope(a, b), strict=True):
             assert torch.allclose(mine, other, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_sorted_sums_of_short_floats(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(14)
-    p_PV, q_PV = normalised(torch.rand(2, 4, 50, generator=generator) ** 4).to(dtype)
-    nodes_M, (a_M, b_M) = torch.arange(4), torch.rand(2, 4, generator=generator, dtype=torch.float64)
-    expected = Rows(normalised(p_PV), normalised(q_PV)).at(nodes_M).excess(a_M, b_M)
-    assert torch.allclose(SortedRows(p_PV, q_PV).at(nodes_M).excess(a_M, b_M), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_draws_follow_the_draft() -> None:
-    """Chi-square, one row after the other, each with a false-alarm rate of 1e-4."""
-    p_PV, q_PV = rows_with_zeros(5, 9, seed=15)
-    draws_M = 4000
-    generator = torch.Generator().manual_seed(16)
-    nodes_M = torch.arange(5).repeat(draws_M)
-    drawn_Mn = SortedRows(p_PV, q_PV).draw(
-        nodes_M, torch.rand(len(nodes_M), 2, generator=generator, dtype=torch.float64)
-    )
-    for row in range(5):
-        for drawn_M in drawn_Mn[nodes_M == row].unbind(-1):
-            counts_V = drawn_M.bincount(minlength=9)
-            expected_V = draws_M * q_PV[row]
-            possible_V = expected_V > 0
-            assert counts_V[~possible_V].sum() == 0
-            statistic = float(((counts_V - expected_V).square() / expected_V)[possible_V].sum())
-            assert stats.chi2.sf(statistic, int(possible_V.sum()) - 1) > FALSE_ALARM
+    for dtype in (torch.float32, torch.bfloat16):
+        p_PV, q_PV = smooth.to(dtype)
+        meant = Rows(normalised(p_PV), normalised(q_PV)).at(nodes_M).excess(a_M, b_M)
+        assert torch.allclose(SortedRows(p_PV, q_PV).at(nodes_M).excess(a_M, b_M), meant, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
@@ -319,38 +214,54 @@ def test_the_ends_of_the_unit_interval_draw_possible_tokens(dtype: torch.dtype) 
     assert (q_PV.gather(-1, drawn_Pn) > 0).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_labels_where_the_draft_depends_on_the_root(kind: str) -> None:
-    """A head's rows at other roots are of another draft; each root's labels are those of its own (1e-12)."""
-    space = ActionSpace(1, 2, 1)
-    world, other = World(3, space.depth, kind, 1), World(3, space.depth, "random", 2)
-    mean_VA = torch.zeros(len(LABELLED), len(space), dtype=torch.float64)
-    for text in product(range(3), repeat=space.depth):
-        if (probability := world.target_probability(text)) > 0:
-            tokens_T, p_TV, _ = along(world, text)
-            q_TDV = torch.stack([other.draft[text[:t]].expand(space.depth, 3) for t in range(space.depth + 1)])
-            q_TDV[0] = torch.stack([world.draft[text[:d]] for d in range(space.depth)])
-            mean_VA += probability * label_text(tokens_T, p_TV, q_TDV, LABELLED, space=space)[:, 0]
-    for v, name in enumerate(LABELLED):
-        for a, action in enumerate(space):
-            law_CV = world.appended_law(get_verifier(name), world.delayed_trees(*action))
-            assert float(mean_VA[v, a]) == pytest.approx(world.block_efficiency(law_CV), abs=1e-12), (name, action)
-
-
 def test_every_root_has_a_draft_of_its_own() -> None:
-    """Labels of each root are those of a text that begins there; where all roots share rows, those of one draft."""
-    space, (tokens_T, p_TV, q_TV) = ActionSpace(1, 2, 2), random_text(10, 3, seed=17)
+    """Where a head drafts: labels of each root are those of a text that begins there, with the root's own rows."""
+    space, (tokens_T, p_TV, _) = ActionSpace(1, 2, 2), random_text(10, 3, seed=17)
     q_TDV = torch.rand(10, 4, 3, generator=torch.Generator().manual_seed(18), dtype=torch.float64) + 0.1
     labels_VRA = label_text(tokens_T, p_TV, q_TDV, LABELLED, space=space)
     for root in range(6):
-        own = tokens_T[root : root + 5], p_TV[root : root + 5], q_TDV[root : root + 5]
-        assert torch.allclose(labels_VRA[:, root], label_text(*own, LABELLED, space=space)[:, 0], atol=1e-12)
-    shared_TDV = torch.nn.functional.pad(q_TV, (0, 0, 0, 4)).unfold(0, 4, 1)[:10].transpose(1, 2)
-    expected = label_text(tokens_T, p_TV, q_TV, LABELLED, space=space)
-    assert torch.allclose(label_text(tokens_T, p_TV, shared_TDV, LABELLED, space=space), expected, atol=1e-12)
+        rows_TV = torch.cat([q_TDV[root], q_TDV[:1, 0]])  # of the last token, whose row drafts nothing
+        own_VA = label_text(tokens_T[root : root + 5], p_TV[root : root + 5], rows_TV, LABELLED, space=space)[:, 0]
+        assert torch.allclose(labels_VRA[:, root], own_VA, atol=1e-12)
 
 
-def test_branches_of_a_head_are_refused_by_name() -> None:
-    tokens_T, p_TV, q_TV = random_text(8, 3, seed=19)
-    with pytest.raises(ValueError, match="a head drafts chains: trees of up to 2 branches have no labels"):
-        label_text(tokens_T, p_TV, q_TV.unsqueeze(1).expand(8, 3, 3), ["traversal"], space=ActionSpace(2, 2, 1))
+SMALL = ActionSpace(2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "target", "draft", "names", "space", "message"),
+    [
+        (5, 5, 5, ["traversal", "khisti"], SMALL, "khisti has no labels along a text"),
+        (5, 5, 5, ["greedy_block"], SMALL, "greedy_block has no labels along a text"),
+        (5, 5, 5, ["traversel"], SMALL, "unknown verifier 'traversel'"),
+        (8, 7, 8, ["naive"], SMALL, "8 tokens need as many rows; target has 7, draft 8"),
+        (4, 4, 4, ["naive"], ActionSpace(2, 2, 2), "4 tokens leave no root with a look-ahead of 4"),
+        (
+            8,
+            8,
+            0,
+            ["traversal"],
+            ActionSpace(2, 2, 1),
+            "a head drafts chains: trees of up to 2 branches have no labels",
+        ),
+    ],
+)
+def test_what_cannot_be_labelled_is_named(
+    tokens: int, target: int, draft: int, names: list[str], space: ActionSpace, message: str
+) -> None:
+    tokens_T, p_TV, q_TV = random_text(tokens, 3, seed=8)
+    rows = q_TV[:draft] if draft else q_TV.unsqueeze(1).expand(tokens, 3, 3)  # or a head's
+    with pytest.raises(ValueError, match=message):
+        label_text(tokens_T, p_TV[:target], rows, names, space=space)
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_a_text_that_the_target_cannot_write_or_that_lacks_rows_is_refused(size: int) -> None:
+    tokens_T, p_TV, q_TV = random_text(8, 3, seed=9)
+    labeller = TextLabeller(tokens_T, ["naive"], space=SMALL)
+    labeller.add(p_TV[:5], q_TV[:5])
+    with pytest.raises(ValueError, match="8 tokens need as many rows; there are 5"):
+        labeller.survivals()
+    p_TV[4, tokens_T[5]] = 0
+    with pytest.raises(ValueError, match="token 5 of the text has probability 0 under the target"):
+        labels_by_blocks((tokens_T, p_TV, q_TV), size, SMALL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.given import read_log
 from data_gen.texts.plausibility import UNLIKELY, ImpossibleToken, Plausibility
 from data_gen.texts.prompts import Prompt
-from data_gen.texts.written import (
-    Text,
-    finished,
-    rows_along,
-    seed_of,
-    written_by_target,
-)
+from data_gen.texts.written import Text, finished, rows_along, seed_of, written_by_target
 from selector.schema import InputError
 
 PROMPTS = [[5, 17, 203, 44, 91], [9], [3, 8], [250, 251, 17, 5]]
@@ -111,14 +104,6 @@ def test_what_a_models_own_config_adds_to_its_law_does_not_count(
     assert [written_by_target(pair, PROMPTS, 20, sampling, seed=1) for sampling in (Sampling(), Sampling(0.0))] == plain
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), COLD, Sampling(0.0)], ids=str)
-def test_a_target_that_gives_nan_is_refused(pair_folders: tuple[str, str], sampling: Sampling) -> None:
-    broken = ModelPair.load(*pair_folders, device="cpu")
-    broken.target.lm_head.weight.data[5, 0] = float("nan")
-    with pytest.raises(InputError, match=r"/target: the model gives numbers that are not finite"):
-        written_by_target(broken, PROMPTS, 4, sampling, seed=1)
-
-
 def test_a_text_ends_with_its_end_token(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of a batch at its own; the others go on."""
     whole = written_by_target(pair, PROMPTS, 30, Sampling(0.0), seed=1)
@@ -180,12 +165,6 @@ def test_rows_do_not_depend_on_the_blocks(
         assert torch.equal(rows.probs_NV, own.probabilities(rows.logits_NV))
 
 
-def test_the_block_size_follows_the_vocabulary(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_gen.text_labels.labels.ELEMENTS", 40 * 300)
-    (text,) = written_by_target(pair, [PROMPTS[0]], 60, Sampling(), seed=3)
-    assert [len(block.target.probs_NV) for block in rows_along(pair, text, Sampling())] == [40, 21]
-
-
 # --- an engine's log ---
 
 GOOD = {"prompt": [5, 6], "completion": [7, 8, 9], "temperature": 0.7}
@@ -232,29 +211,20 @@ def test_a_log_of_texts_is_tokenised(pair: ModelPair, tmp_path: Path) -> None:
     ("line", "message"),
     [
         (b"not json", "not JSON"),
-        (b'{"prompt": [1]', "not JSON"),
         (b"[" * 100_000, "not JSON"),
         (b'{"prompt": "\xff\xfe"}', "not UTF-8 text"),
         (b"[1, 2]", "expected a JSON object with `prompt` and `completion`"),
-        (b'"text"', "expected a JSON object"),
         ({key: GOOD[key] for key in ("completion", "temperature")}, "`prompt` is neither a text nor a list of token"),
         ({key: GOOD[key] for key in ("prompt", "temperature")}, "`completion` is neither a text nor a list of token"),
         ({key: GOOD[key] for key in ("prompt", "completion")}, "`temperature` is missing or no number"),
-        ({**GOOD, "prompt": ""}, "`prompt` is neither a text nor a list of token ids, or is empty"),
         ({**GOOD, "completion": []}, "`completion` is neither a text nor a list of token ids, or is empty"),
-        ({**GOOD, "completion": None}, "`completion` is neither"),
         ({**GOOD, "completion": [7, 300]}, "`completion` holds a token id beyond the vocabulary of 300"),
         ({**GOOD, "prompt": [-1]}, "`prompt` holds a token id beyond the vocabulary of 300"),
         ({**GOOD, "prompt": [5, True]}, "`prompt` is neither"),
         ({**GOOD, "prompt": [5, 6.0]}, "`prompt` is neither"),
-        ({**GOOD, "temperature": True}, "`temperature` is missing or no number"),
-        ({**GOOD, "temperature": "0.7"}, "`temperature` is missing or no number"),
         (b'{"prompt": [5], "completion": [6], "temperature": NaN}', "`temperature` is missing or no number"),
-        (b'{"prompt": [5], "completion": [6], "temperature": Infinity}', "`temperature` is missing or no number"),
         ({**GOOD, "temperature": -0.5}, "temperature -0.5, top_p 1, top_k 0, min_p 0 is no sampling setting"),
         ({**GOOD, "top_p": 0}, "temperature 0.7, top_p 0, top_k 0, min_p 0 is no sampling setting"),
-        ({**GOOD, "top_p": 1.1}, "top_p 1.1, top_k 0, min_p 0 is no sampling setting"),
-        ({**GOOD, "top_k": -1}, "top_k -1, min_p 0 is no sampling setting"),
         ({**GOOD, "top_k": 20.5}, "top_k 20.5, min_p 0 is no sampling setting"),
         ({**GOOD, "min_p": 1.5}, "min_p 1.5 is no sampling setting"),
         ({**GOOD, "top_p": None}, "`top_p` is missing or no number"),
@@ -271,7 +241,11 @@ def test_a_damaged_line_is_named(pair: ModelPair, tmp_path: Path, line: object, 
     assert "\n" not in str(error.value) and len(str(error.value)) < 300
 
 
-def test_a_log_without_texts_is_refused(pair: ModelPair, tmp_path: Path) -> None:
+def test_a_log_without_texts_or_with_two_of_one_id_is_refused(pair: ModelPair, tmp_path: Path) -> None:
+    """Ids that were given, or that a line has by its number."""
+    for one, other in (({"id": "a"}, {"id": "a"}), ({"id": 1}, {"id": "1"}), ({"id": "line-2"}, {})):
+        with pytest.raises(InputError, match=r"log.jsonl: two texts have the same id"):
+            read_log(log(tmp_path / "log.jsonl", {**GOOD, **one}, {**GOOD, **other}), pair)
     for content in (b"", b"\n \n\n"):
         (tmp_path / "log.jsonl").write_bytes(content)
         with pytest.raises(InputError, match=r"log.jsonl: holds no texts"):
@@ -280,13 +254,6 @@ def test_a_log_without_texts_is_refused(pair: ModelPair, tmp_path: Path) -> None
         read_log(tmp_path / "none.jsonl", pair)
     with pytest.raises(InputError, match=f"{tmp_path}: Is a directory"):
         read_log(tmp_path, pair)
-
-
-def test_two_texts_of_one_id_are_refused(pair: ModelPair, tmp_path: Path) -> None:
-    """Ids that were given, or that a line has by its number."""
-    for one, other in (({"id": "a"}, {"id": "a"}), ({"id": 1}, {"id": "1"}), ({"id": "line-2"}, {})):
-        with pytest.raises(InputError, match=r"log.jsonl: two texts have the same id"):
-            read_log(log(tmp_path / "log.jsonl", {**GOOD, **one}, {**GOOD, **other}), pair)
 
 
 # --- tokens that cannot be ---
@@ -311,17 +278,18 @@ def test_an_impossible_token_is_named_with_its_position() -> None:
         assert not impossible.at_a_tie
 
 
-@pytest.mark.parametrize(("gap", "tie"), [(0.0, True), (5e-4, True), (5e-3, False), (1.0, False)])
-def test_greedy_texts_may_differ_where_two_logits_tie(gap: float, tie: bool) -> None:
-    logits_NV = torch.tensor([[3.0, 3.0 - gap, 1.0]])
+@pytest.mark.parametrize(
+    ("dtype", "gap", "tie"),
+    [
+        *((torch.float32, gap, gap < 1e-3) for gap in (0.0, 5e-4, 5e-3, 1.0)),
+        *((torch.bfloat16, gap, gap < 0.2) for gap in (0.0, 0.125, 0.5)),
+    ],
+)
+def test_greedy_texts_may_differ_where_two_logits_tie(dtype: torch.dtype, gap: float, tie: bool) -> None:
+    """Ties are wider in short floats."""
+    logits_NV = torch.tensor([[3.0, 3.0 - gap, 1.0]], dtype=dtype)
     assert refused(logits_NV, [1], Sampling(0.0)).at_a_tie == tie
     assert not refused(logits_NV, [2], Sampling(0.0)).at_a_tie
-
-
-@pytest.mark.parametrize(("gap", "tie"), [(0.0, True), (0.125, True), (0.5, False)])
-def test_ties_are_wider_in_short_floats(gap: float, tie: bool) -> None:
-    logits_NV = torch.tensor([[3.0, 3.0 - gap, 1.0]], dtype=torch.bfloat16)
-    assert refused(logits_NV, [1], Sampling(0.0)).at_a_tie == tie
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
@@ -351,16 +319,11 @@ def test_the_edge_of_top_k_and_min_p_is_where_a_logit_all_but_reaches_it(
     assert not refused(logits_NV, [3], sampling).at_a_tie
 
 
-def test_a_masked_token_is_no_tie() -> None:
-    logits_NV = torch.tensor([[0.0, 0.1, -torch.inf]])
-    for sampling in (Sampling(1.0), Sampling(0.0), Sampling(1.0, 0.9), Sampling(top_k=9), Sampling(min_p=0.1)):
-        assert not refused(logits_NV, [2], sampling).at_a_tie
-
-
-def test_a_token_that_is_far_too_unlikely_is_no_tie() -> None:
+def test_a_token_that_is_masked_or_far_too_unlikely_is_no_tie() -> None:
     """At temperature 0.1 a logit that is 20 below the largest has a probability that single precision does not hold."""
-    logits_NV = torch.tensor([[0.0, -1.0, -20.0]])
-    assert not refused(logits_NV, [2], Sampling(0.1)).at_a_tie
+    for sampling in (Sampling(1.0), Sampling(0.0), Sampling(1.0, 0.9), Sampling(top_k=9), Sampling(min_p=0.1)):
+        assert not refused(torch.tensor([[0.0, 0.1, -torch.inf]]), [2], sampling).at_a_tie
+    assert not refused(torch.tensor([[0.0, -1.0, -20.0]]), [2], Sampling(0.1)).at_a_tie
 
 
 def test_unlikely_tokens_are_counted_beside_those_to_be_expected() -> None:
@@ -379,41 +342,3 @@ def test_unlikely_tokens_are_counted_beside_those_to_be_expected() -> None:
     assert str(seen) == "40.00% of the tokens had a probability below 0.001; 0.06% are to be expected"
     assert UNLIKELY == 1e-3
     assert str(Plausibility()).startswith("0.00% of the tokens")
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), COLD, Sampling(0.0)], ids=str)
-def test_the_targets_own_texts_are_plausible(pair: ModelPair, sampling: Sampling) -> None:
-    """Unlikely tokens within 4.5 standard errors of what is to be expected (false alarms: 7e-6, less for so few); those
-    of a hotter target are not."""
-    own, hot = Plausibility(), Plausibility()
-    for seen, other in ((own, sampling), (hot, Sampling(1.8))):
-        for text in written_by_target(pair, PROMPTS * 4, 40, other, seed=5):
-            (block,) = rows_along(pair, text, sampling)
-            begin, following = text.start + 1, text.tokens[text.start + 1 :]
-            if seen is own or sampling.temperature == 1:  # elsewhere a hotter text has impossible tokens
-                seen.add(block.target, begin, following, sampling)
-    assert own.tokens == 640
-    assert abs(own.unlikely - own.expected) <= 4.5 * max(own.expected, 1) ** 0.5
-    if sampling.temperature == 1:
-        assert hot.unlikely - hot.expected > 6 * hot.expected**0.5
-
-
-def first_impossible(add: Callable[[], None]) -> ImpossibleToken | None:
-    try:
-        add()
-    except ImpossibleToken as impossible:
-        return impossible
-    return None
-
-
-def test_texts_of_another_model_are_found_out(pair: ModelPair) -> None:
-    """Greedy texts of the draft, taken for the target's."""
-    swapped = ModelPair(pair.draft, pair.draft, pair.tokenizer, pair.names, pair.fingerprint)
-    for text in written_by_target(swapped, PROMPTS, 30, Sampling(0.0), seed=1):
-        (block,) = rows_along(pair, text, Sampling(0.0))
-        begin, following = text.start + 1, text.tokens[text.start + 1 :]
-        found = first_impossible(lambda: Plausibility().add(block.target, begin, following, Sampling(0.0)))  # noqa: B023
-        best = block.target.logits_NV.argmax(-1).tolist()
-        differ = [n for n, token in enumerate(following) if token != best[n]]
-        assert (found.position if found else None) == (begin + differ[0] if differ else None)
-        assert differ

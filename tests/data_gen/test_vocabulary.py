@@ -2,64 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import FixedTree
 from data_gen.generate import speculative_generate
-from data_gen.models.pair import CachedModel, ModelPair
+from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.models.vocabulary import check_same_vocabulary, scored, widened
+from data_gen.models.vocabulary import check_same_vocabulary, scored
 from data_gen.texts.written import rows_along, written_by_target
-from data_gen.verification import VERIFIERS, get_verifier
+from data_gen.verification import get_verifier
 from pipelines.evaluate.assisted import Assistant
 from selector.actions import Action
 from selector.schema import InputError
-from tests.data_gen.worlds import World
+from tests.data_gen.families import random_llama
 from tests.tiny import VOCABULARY
 
-PROMPT = [1, 0, 2]
 PADDED = VOCABULARY + 20
-
-
-def tiny(vocabulary: int, seed: int) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-        pad_token_id=None,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
-@pytest.mark.parametrize("sizes", [(3, 2), (2, 3)], ids=["draft padded", "target padded"])
-def test_every_verifier_is_lossless_on_padded_tables(sizes: tuple[int, int]) -> None:
-    """The rows of both models after every text, those with tokens beyond a table too; then enumeration as ever."""
-    models = [tiny(size, seed) for seed, size in enumerate(sizes)]
-    world = World(3, 3, "random", 0)
-    with widened(*models):
-        for own, model in zip((world.target, world.draft), models, strict=True):
-            for context in own:
-                logits_V = CachedModel(model).extend([*PROMPT, *context]).logits_BWV[0, -1].double()
-                own[context] = logits_V.softmax(-1)
-                assert all((own[context] == 0) == (torch.arange(3) >= scored(model)))
-    world.target_CV, world.draft_CV = (torch.stack(list(rows.values())) for rows in (world.target, world.draft))
-    for name, shape in itertools.product(VERIFIERS, [(1, 1, 0), (2, 1, 1), (2, 0, 2)]):
-        law_CV = world.appended_law(get_verifier(name), world.delayed_trees(*shape, "iid"))
-        assert world.losslessness_error(law_CV, sum(shape[1:])) < 1e-12, (name, shape)
-    assert [model(torch.tensor([PROMPT[:1]])).logits.shape[-1] for model in models] == list(sizes)  # as they were
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +55,7 @@ def test_a_pair_with_padded_tables_does_all_that_others_do(padded: tuple[str, st
 
 
 def test_generate_takes_models_whose_tables_differ_in_padding() -> None:
-    target, draft = tiny(1010, 0), tiny(1005, 1)
-    prompt = torch.tensor([PROMPT])
+    target, draft, prompt = random_llama(1010, 1, 0), random_llama(1005, 1, 1), torch.tensor([[1, 0, 2]])
     expected = target.generate(prompt, max_new_tokens=8, do_sample=False)
     options = {"custom_generate": speculative_generate, "draft_model": draft, "selector": (2, 1, 2)}
     assert torch.equal(target.generate(prompt, max_new_tokens=8, do_sample=False, **options), expected)

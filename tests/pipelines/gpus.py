@@ -1,14 +1,11 @@
 """Step times of two engines that do not exist, as `espalier latency --from` reads them.
 
-    python -m tests.pipelines.gpus flat > flat.csv
-
 `flat`: a pass costs the same up to 256 tokens, and grows with them beyond. `stepped`: graphs are captured at powers of
 two up to 128 tokens, and a pass costs what the next captured size does.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -39,7 +36,3 @@ def timings(seconds: Seconds, batches: tuple[int, ...] = BATCHES) -> str:
     for batch in batches:
         lines += [f"{batch},{CONTEXT},{v},{p},{step(seconds, batch, v, p):.9g}" for v, p in work]
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(timings({"flat": flat, "stepped": stepped}[sys.argv[1]]), end="")

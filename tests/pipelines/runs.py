@@ -14,6 +14,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from selector.schema import sha256
 from tests.tiny import small_pair
 
 ROOT = Path(__file__).parents[2]
@@ -115,6 +119,36 @@ def espalier(folder: Path, stage: str, *arguments: str, config: str = "demo.yaml
     code, output = outcome(folder, stage, *arguments, config=config)
     assert code == 0, output
     return output
+
+
+def failure(stage: str, *arguments: str) -> str:
+    """The one line of a stage that ends with exit code 2, in this process."""
+    done = CliRunner().invoke(app, command(stage, *arguments)[3:])
+    lines = done.stderr.strip().splitlines()
+    assert (done.exit_code, len(lines)) == (2, 1) and lines[0].startswith("espalier: "), done.output
+    return lines[0]
+
+
+def refusal(stage: str, *arguments: str) -> str:
+    """The one line of a stage that ends with exit code 2 and leaves every file as it was."""
+    before = contents()
+    line = failure(stage, *arguments)
+    assert contents() == before
+    return line
+
+
+def contents() -> dict[Path, bytes]:
+    """All files of all runs. Checksums of a pair are kept for the next run, whatever comes of this one."""
+    files = (path for path in Path("runs").rglob("*") if path.is_file() and path.name != "checksums.json")
+    return {path: path.read_bytes() for path in files}
+
+
+def signed(path: Path, stage: str) -> None:
+    """Let a stage's record say that it wrote a file as it is now."""
+    record = Path("runs/demo/stages", f"{stage}.json")
+    values = json.loads(record.read_text())
+    values["files"][str(path.relative_to("runs/demo"))] = sha256(path)
+    record.write_text(json.dumps(values))
 
 
 def patch(name: str, replacement: Callable[[Any], Any]) -> None:

@@ -324,7 +324,7 @@ def test_llama_cpp_writes_plain_greedy_text_whatever_is_copied(copies: Path, tmp
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: pip install '.[llama_cpp]'")
     pytest.importorskip("gguf", reason="gguf is not installed: pip install '.[llama_cpp]'")
     from data_gen.engines.llama_cpp import SelectedCopies
-    from tests.pipelines.gguf_file import write_gguf
+    from tests.data_gen.gguf_files import write
 
     drafted: list[int] = []
 
@@ -337,7 +337,7 @@ def test_llama_cpp_writes_plain_greedy_text_whatever_is_copied(copies: Path, tmp
     tokenizer = train_tokenizer([Path(__file__).read_text()], 400)
     model = copying_model(32, 2, len(tokenizer), tokenizer.eos_token_id, seed=3)
     torch.nn.init.normal_(model.model.layers[1].self_attn.o_proj.bias, std=0.02)
-    write_gguf(model, tokenizer, tmp_path / "target.gguf")
+    write(tmp_path / "target.gguf", model, "gpt-2", tokenizer=tokenizer.backend_tokenizer)
     made = [
         llama_cpp.Llama(str(tmp_path / "target.gguf"), n_ctx=512, n_threads=1, draft_model=draft, verbose=False)
         for draft in (None, Counted(copies))

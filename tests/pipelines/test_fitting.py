@@ -119,12 +119,6 @@ def test_a_policys_network_is_that_of_the_paper() -> None:
     assert torch.equal(regressor.scores(longer), regressor.scores(data))
 
 
-def test_a_policy_predicts_nothing_to_measure(tmp_path: Path, client: Any) -> None:
-    _, run = fitted(tmp_path / "fitted", "policy", LIGHT)
-    names = [name for name in client.get_run(run).data.metrics if "top-p" in name]
-    assert names == ["validation/replay/T 1 top-p 1"]
-
-
 def test_the_same_seed_trains_the_same_selector(tmp_path: Path, client: Any) -> None:
     first, second = (fitted(tmp_path / name, "regressor", LIGHT)[0].state_dict() for name in ("a", "b"))
     assert all(torch.equal(values, second[name]) for name, values in first.items())

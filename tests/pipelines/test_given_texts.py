@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from data_gen.models.pair import ModelPair
-from pipelines.cli import main
+from pipelines.cli import app
 from pipelines.config import load_config
 from pipelines.data.shards import shards
 from pipelines.pair.loading import encode, prompts_of
 from selector.train.data import SPLITS
-from tests.pipelines.runs import ROOT, UNTEMPLATED
-from tests.pipelines.test_refusals import failure
+from tests.pipelines.runs import ROOT, UNTEMPLATED, command, failure
 
 DEMO = ROOT / "configs" / "demo.yaml"
 WORDS = ["quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "then", "some", "more"]
@@ -41,29 +40,15 @@ def options(pair_folders: tuple[str, str], *more: str) -> list[str]:
     return [f"pair.target={target}", f"pair.draft={draft}", *sizes, "name=equal", *more]
 
 
-def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, stage: str, arguments: list[str]) -> str:
-    """The output of a stage, on one line."""
-    monkeypatch.setattr(sys, "argv", ["espalier", stage, "--config", str(DEMO), *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    output = capsys.readouterr()
-    assert exit_.value.code == 0, output.err
-    return " ".join(output.out.split())
-
-
 @pytest.mark.parametrize("extra", ["", " and more of it"], ids=["equal", "equal once cut"])
 def test_a_prompt_that_a_file_repeats_is_in_one_split(
-    extra: str,
-    pair: ModelPair,
-    pair_folders: tuple[str, str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    extra: str, pair: ModelPair, pair_folders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     lines: Lines = [{"text": sentence(n % 100) + extra * (n // 100)} for n in range(300)]
     arguments = options(pair_folders, f"prompts.file={write(tmp_path / 'prompts.jsonl', lines)}")
-    assert "200 with the tokens of an earlier one are left out" in said(capsys, monkeypatch, "pair", arguments)
+    done = CliRunner().invoke(app, command("pair", *arguments)[3:])
+    assert "200 with the tokens of an earlier one are left out" in " ".join(done.stdout.split()), done.output
     config = load_config(DEMO, arguments)
     of_split = [{tuple(encode(config, pair, prompt)) for prompt in prompts_of(config, pair, split)} for split in SPLITS]
     assert len(set.union(*of_split)) == sum(map(len, of_split)) == 100
@@ -101,71 +86,42 @@ def test_a_repeated_greedy_text_of_a_log_counts_once(
     assert "because they are repeated: 60" in " ".join(capsys.readouterr().out.split())
 
 
-def test_logs_of_accepted_lengths_keep_a_prompt_in_one_split(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logs_of_accepted_lengths_keep_a_prompt_in_one_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    lines: Lines = [
-        {
-            "prompt_token_ids": [n // 2, 7],
-            "generated_token_ids": [n % 2 + 1, 2, 3],
-            "drafters": {"head": {"accepted": [1, 0, 0]}},
-        }
-        for n in range(80)
-    ]
-    file = write(tmp_path / "log.jsonl", lines)
-    monkeypatch.setattr(sys, "argv", ["espalier", "logs", file, "--name", "equal", "--plan"])
-    with pytest.raises(SystemExit):
-        main()
-    assert "because they have prompts in common: 40" in " ".join(capsys.readouterr().out.split())
+    ids = [{"prompt_token_ids": [n // 2, 7], "generated_token_ids": [n % 2 + 1, 2, 3]} for n in range(80)]
+    file = write(tmp_path / "log.jsonl", [{**each, "drafters": {"head": {"accepted": [1, 0, 0]}}} for each in ids])
+    done = CliRunner().invoke(app, ["logs", file, "--name", "equal", "--plan"])
+    assert "because they have prompts in common: 40" in " ".join(done.stdout.split()), done.output
 
 
-def sampled(pair: ModelPair, law: str, texts: int) -> Lines:
-    """A log that says that it was sampled at temperature 1."""
-    torch.manual_seed(3)
-    lines: Lines = []
-    for n in range(texts):
-        prompt = pair.tokenizer(sentence(n))["input_ids"]
-        if law == "random tokens":
-            completion = torch.randint(pair.vocabulary, (60,)).tolist()
-        else:
-            settings = {
-                "do_sample": True,
-                "temperature": TEMPERATURES[law],
-                "max_new_tokens": 60,
-                "pad_token_id": 0,
-                "top_k": 0,
-            }
-            completion = pair.target.generate(torch.tensor([prompt]), **settings)[0, len(prompt) :].tolist()
-        lines.append({"prompt": prompt, "completion": completion, "temperature": 1.0})
-    return lines
-
-
-TEMPERATURES = {"the target's own": 1.0, "twice the temperature": 2.0, "half the temperature": 0.5}
-
-
-@pytest.mark.parametrize("law", ["random tokens", *TEMPERATURES])
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_a_log_of_another_law_is_refused_again_and_again(
-    law: str,
+    temperature: float,
     pair: ModelPair,
     pair_folders: tuple[str, str],
     empty_store: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No token of it is impossible, and what is finished when it is found out must not let the rest through."""
+    """It says that it was sampled at temperature 1. No token of it is impossible, and what is finished when it is found
+    out must not let the rest through."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    shutil.copyfile(empty_store, tmp_path / "mlflow.db")
-    log = write(tmp_path / "log.jsonl", sampled(pair, law, 24))
-    arguments = options(pair_folders, f"data.log={log}", "sampling=[{temperature: 1}]", "data.texts_per_shard=4")
-    write(tmp_path / "prompts.jsonl", [{"text": sentence(n)} for n in range(24)])
-    arguments.append(f"prompts.file={tmp_path / 'prompts.jsonl'}")
-    if law == "the target's own":
-        assert "of the tokens had a probability below 0.001" in said(capsys, monkeypatch, "data", arguments)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{shutil.copyfile(empty_store, tmp_path / 'mlflow.db')}")
+    torch.manual_seed(3)
+    how = {"do_sample": True, "temperature": temperature, "max_new_tokens": 60, "pad_token_id": 0, "top_k": 0}
+    lines: Lines = []
+    for n in range(24):
+        prompt = pair.tokenizer(sentence(n))["input_ids"]
+        completion = pair.target.generate(torch.tensor([prompt]), **how)[0, len(prompt) :].tolist()
+        lines.append({"prompt": prompt, "completion": completion, "temperature": 1.0})
+    arguments = options(pair_folders, f"data.log={write(tmp_path / 'log.jsonl', lines)}", "data.texts_per_shard=4")
+    prompts = write(tmp_path / "prompts.jsonl", [{"text": sentence(n)} for n in range(24)])
+    arguments += ["sampling=[{temperature: 1}]", f"prompts.file={prompts}"]
+    if temperature == 1:
+        done = CliRunner().invoke(app, command("data", *arguments)[3:])
+        assert done.exit_code == 0 and "of the tokens had a probability below 0.001" in " ".join(done.stdout.split())
         return
     for _ in range(2):
-        message = failure(capsys, monkeypatch, "data", *arguments)
+        message = failure("data", *arguments)
         assert "log.jsonl: not the target's own texts under their sampling settings: " in message
         assert "of the tokens had a probability below 0.001; " in message

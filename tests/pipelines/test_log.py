@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -20,9 +18,8 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller
 from data_gen.texts.given import read_log
-from data_gen.texts.labelled import Work, label, make_shard
+from data_gen.texts.labelled import label
 from data_gen.texts.plausibility import Plausibility
-from data_gen.texts.recorded import texts_of
 from data_gen.texts.written import Text, finished
 from pipelines.config import Config, load_config
 from pipelines.data import stage as data
@@ -30,8 +27,7 @@ from pipelines.pair.loading import encode, prompts_of, recipe
 from pipelines.train import stage as train
 from selector.actions import ActionSpace
 from selector.schema import InputError, survival_column
-from tests.pipelines.runs import ROOT, SMALL, espalier
-from tests.pipelines.test_refusals import contents, failure, refusal
+from tests.pipelines.runs import ROOT, SMALL, contents, espalier, failure, refusal
 
 DEMO = ROOT / "configs" / "demo.yaml"
 SPACE = ActionSpace.recorded()
@@ -168,32 +164,6 @@ def test_labels_are_those_of_plain_passes(labelled: tuple[pa.Table, str], pair: 
     assert compared > 1000
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_labels_agree_with_those_of_our_own_texts(
-    demo: tuple[Path, str], labelled: tuple[pa.Table, str], temperature: float
-) -> None:
-    """Mean tokens of a chain of eight, over texts: the demo's own prompts are others of the same files."""
-    shards = sorted((demo[0] / "runs" / "demo" / "traces").rglob("*.parquet"))
-    own = pa.concat_tables([pq.read_table(shard) for shard in shards])
-    means = []
-    for table in (own, labelled[0]):
-        rows = [row for row in table.to_pylist() if row["temperature"] == pytest.approx(temperature) and row["roots"]]
-        rows = [row for row in rows if row["top_p"] == 1]
-        of_text = np.array([survivals_of(row, "traversal")[:, :8].sum(-1).mean() for row in rows])
-        assert len(of_text) >= 12
-        means.append((of_text.mean(), of_text.std(ddof=1) / math.sqrt(len(of_text))))
-    (first, first_error), (second, second_error) = means
-    assert abs(first - second) < 4 * math.hypot(first_error, second_error)
-
-
-def test_features_are_those_of_the_text(labelled: tuple[pa.Table, str]) -> None:
-    texts = texts_of(labelled[0].filter(pc.greater(labelled[0]["roots"], 0)), [])
-    known_R, top_p_X = ~texts.unknown_R, torch.tensor([top_p for _, top_p in texts.settings])[texts.setting_X]
-    assert torch.equal(texts.scalar("context_length")[known_R], texts.length_R[known_R].float())
-    assert torch.equal(texts.scalar("top_p")[known_R], top_p_X[texts.text_R][known_R])
-    assert not texts.scalars_RF[~known_R].any()
-
-
 def test_a_selector_is_trained_on_a_log(
     demo: tuple[Path, str],
     logged: Path,
@@ -214,84 +184,26 @@ def test_a_selector_is_trained_on_a_log(
     ]
 
 
-def test_the_plan_names_the_log(logged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(logged)
-    line, _ = data.plan(config_of(logged))
-    assert line == f"the texts of {logged / 'log.jsonl'}, one teacher-forced pass of each model over each"
-
-
-Spoil = Callable[[Lines], None]
-
-
-def at(number: int, **values: Any) -> Spoil:
-    """Changes one line of the log."""
-    return lambda lines: lines[number - 1].update(values)
-
-
-def without(key: str) -> Spoil:
-    def spoil(lines: Lines) -> None:
-        del lines[2][key]
-
-    return spoil
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (at(3, completion=[]), ":3: `completion` is neither a text nor a list of token ids, or is empty"),
-        (at(3, completion=[1, True]), ":3: `completion` is neither a text nor a list of token ids"),
-        (at(3, prompt=[1, "two"]), ":3: `prompt` is neither a text nor a list of token ids"),
-        (at(3, completion=[1, 10**6]), ":3: `completion` holds a token id beyond the vocabulary of "),
-        (at(3, prompt=[-1]), ":3: `prompt` holds a token id beyond the vocabulary"),
-        (without("completion"), ":3: `completion` is neither"),
-        (without("temperature"), ":3: `temperature` is missing or no number"),
-        (at(3, temperature="hot"), ":3: `temperature` is missing or no number"),
-        (at(3, temperature=math.nan), ":3: `temperature` is missing or no number"),
-        (at(3, temperature=-1), ":3: temperature -1, top_p 1, top_k 0, min_p 0 is no sampling setting"),
-        (at(3, top_p=0), "is no sampling setting"),
-        (at(3, temperature=0.7), ":3: T=0.7 is not among the run's sampling settings"),
-        (at(5, top_p=0.95), ":5: T=0, top-p=0.95 is not among the run's sampling settings"),
-        (at(5, top_k=20), ":5: T=0, top-k=20 is not among the run's sampling settings"),
-        (at(3, completion=[7] * 5000), ":3: 5012 tokens; the pair has "),
-        (lambda lines: lines.__setitem__(3, lines[2]), "log.jsonl: two texts have the same id"),
-        (
-            lambda lines: lines.__delitem__(slice(12, 16)),
-            "sources falls to test: add some, or change a share",
-        ),
-        (lambda lines: lines.clear(), "log.jsonl: holds no texts"),
+        (lambda lines: lines[2].update(temperature=0.7), ":3: T=0.7 is not among the run's sampling settings"),
+        (lambda lines: lines[4].update(top_k=20), ":5: T=0, top-k=20 is not among the run's sampling settings"),
+        (lambda lines: lines[2].update(completion=[7] * 5000), ":3: 5012 tokens; the pair has "),
+        (lambda lines: lines[2].update(completion=[]), ":3: `completion` is neither a text nor a list of token ids"),
+        (lambda lines: lines.__delitem__(slice(12, 16)), "sources falls to test: add some, or change a share"),
     ],
 )
-def test_a_line_that_does_not_fit_is_named(
-    logged: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    spoil: Spoil,
-    message: str,
+def test_a_line_that_does_not_fit_the_run_is_named(
+    logged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Lines], None], message: str
 ) -> None:
+    """Before anything is written; `tests/data_gen/test_texts.py` has the lines that fit no run."""
     monkeypatch.chdir(tmp_path)
     lines = read(logged / "log.jsonl")
     spoil(lines)
     write(tmp_path / "log.jsonl", lines)
-    assert message in refusal(capsys, monkeypatch, "data", *options(logged), "data.log=log.jsonl")
+    assert message in refusal("data", *options(logged), "data.log=log.jsonl")
     assert contents() == {}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"{not JSON}\n", "log.jsonl:1: not JSON"),
-        (b"\n\n[" * 3, "log.jsonl:3: not JSON"),
-        (b"[1, 2]\n", "log.jsonl:1: expected a JSON object with `prompt` and `completion`"),
-        (b'{"prompt": "\xff"}\n', "log.jsonl:1: not UTF-8 text"),
-        (b"[" * 100_000, "log.jsonl:1: not JSON"),
-    ],
-)
-def test_a_file_that_is_no_log_is_named(tmp_path: Path, pair: ModelPair, content: bytes, message: str) -> None:
-    (tmp_path / "log.jsonl").write_bytes(content)
-    with pytest.raises(InputError) as error:
-        read_log(tmp_path / "log.jsonl", pair)
-    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_token_that_cannot_be_the_targets_is_named_and_the_log_can_be_mended(
@@ -309,12 +221,12 @@ def test_a_token_that_cannot_be_the_targets_is_named_and_the_log_can_be_mended(
     lines[number]["completion"] = [*tokens[:9], worst, *tokens[10:]]
     write(tmp_path / "log.jsonl", lines)
     arguments = [*options(logged), "data.log=log.jsonl"]
-    said = failure(capsys, monkeypatch, "data", *arguments)
+    said = failure("data", *arguments)
     assert f"log.jsonl:{number + 1}: token {len(prompt) + 9} of the text ({worst}) has probability 0 under the" in said
     assert said.endswith("the text is not the target's own under T=0")
     lines[number]["completion"] = right
     write(tmp_path / "log.jsonl", lines)
-    assert "made from other inputs (log: " in refusal(capsys, monkeypatch, "data", *arguments)
+    assert "made from other inputs (log: " in refusal("data", *arguments)
     shutil.rmtree(tmp_path / "runs" / "logged" / "traces")
     data.run(load_config(DEMO, arguments))
     assert f"{len(lines)} texts" in capsys.readouterr().out
@@ -337,14 +249,3 @@ def test_a_token_at_the_very_edge_of_the_nucleus_ends_the_text(logged: Path, pai
     assert len(columns["target_prob"]) == max(0, place - start - SPACE.depth)
     with pytest.raises(InputError, match=f"^token {place} of the text \\({tokens[place]}\\) has probability 0"):
         label(pair, recipe(config), Text(list(tokens), start), Sampling(1.0, before - 5e-3), Plausibility())
-
-
-def test_texts_of_another_temperature_are_conspicuous(logged: Path, pair: ModelPair) -> None:
-    """Many more unlikely tokens than there should be; as many as that, where the setting is right."""
-    config = config_of(logged)
-    texts = tuple(text for text in read_log(logged / "log.jsonl", pair) if text.sampling == Sampling(1.0))
-    for setting, right in ((Sampling(1.0), True), (Sampling(0.1), False)):
-        seen = make_shard(pair, recipe(config), Work("train", setting, (), given=texts)).plausibility
-        assert 0.8 * NEW * len(texts) < seen.tokens <= NEW * len(texts)
-        assert seen.is_foreign == (not right)
-        assert f"{seen.expected / seen.tokens:.2%} are to be expected" in str(seen)

@@ -61,14 +61,6 @@ def static(name: str, verifier: str, tree: Action) -> Method:
 TASK = Task([5, 17, 203, 44, 91], 24, seed=3)
 
 
-def test_plain_decoding_is_a_token_a_step(pair: ModelPair) -> None:
-    found = static(PLAIN, "traversal", EMPTY).decode(pair, SAMPLING, TASK)
-    assert (found.tokens, found.steps, found.block_tokens) == (24, 24, 24)
-    assert found.drafted == ["(1, 0, 0)"] * 24
-    assert 0 < sum(found.seconds_of_steps) <= found.seconds
-    assert found.select_seconds < 0.05 * sum(found.seconds_of_steps)
-
-
 def test_what_the_last_step_yields_beyond_the_limit_does_not_count(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

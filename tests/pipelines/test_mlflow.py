@@ -12,11 +12,12 @@ import mlflow
 import pytest
 import torch
 
-from pipelines.config import Config
+from pipelines.config import Config, load_config
 from pipelines.export.registry import MODEL, alias_of, register
 from pipelines.run import Stage
+from pipelines.tracking import mlflow_run
 from selector.runtime.selector import load_selector
-from tests.pipelines.runs import STAGES, TEXTS, environment, evaluation_of, versions
+from tests.pipelines.runs import ROOT, SMALL, STAGES, TEXTS, environment, espalier, evaluation_of, versions
 
 
 def runs_of(demo: tuple[Path, str]) -> tuple[Any, dict[str, Any]]:
@@ -138,18 +139,42 @@ def test_a_registered_version_loads(demo: tuple[Path, str]) -> None:
 
 
 def test_a_store_without_a_registry_is_one_line(
-    demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = versions(demo[0], MODEL)
+    before = versions(copy, MODEL)
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", "nowhere://")
-    mlflow.set_tracking_uri(f"sqlite:///{demo[0]}/mlruns/mlflow.db")
+    mlflow.set_tracking_uri(f"sqlite:///{copy}/mlruns/mlflow.db")
     with mlflow.start_run(experiment_id=mlflow.set_experiment("none").experiment_id):
-        folder = demo[0] / "runs" / "demo" / "selector"
+        folder = copy / "runs" / "demo" / "selector"
         register(Stage("export", Config(name="demo"), {}, ()), mlflow, load_selector(folder), folder)
     monkeypatch.delenv("MLFLOW_REGISTRY_URI")
     (line,) = capsys.readouterr().out.strip().splitlines()
     assert line.startswith("export: warning: not registered as espalier-selector: ")
-    assert versions(demo[0], MODEL) == before
+    assert versions(copy, MODEL) == before
+
+
+def test_a_copied_store_keeps_to_its_own_folder(copy: Path) -> None:
+    """MLflow's database holds absolute paths: those of the folder that it was copied from."""
+    (copy / "runs" / "demo" / "report.html").unlink()
+    espalier(copy, "report", *SMALL)
+    client = mlflow.MlflowClient(f"sqlite:///{copy}/mlruns/mlflow.db")
+    written, _ = client.search_runs([client.get_experiment_by_name("demo").experiment_id])  # and the pipeline's
+    place = Path(written.info.artifact_uri.removeprefix("file://"))
+    assert place.is_relative_to(copy) and (place / "report.html").exists()
+    (kept,) = (each for each in client.search_experiments() if each.name.startswith("demo, copied from "))
+    assert len(client.search_runs([kept.experiment_id])) > 3
+
+
+def test_a_path_with_signs_of_a_uri_holds_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "a #b?c%20d"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for _ in range(2):  # the second time, the store is there
+        with mlflow_run(load_config(ROOT / "configs" / "demo.yaml", []), "report", ("prompts",)) as store:
+            store.log_text("found", "found.txt")
+    assert len(list((folder / "mlruns").rglob("found.txt"))) == 2
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
 def test_an_alias_is_one_that_mlflow_takes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,13 +12,13 @@ import pytest
 
 from pipelines.cli import STAGES, module_of
 from pipelines.config import Config, load_config
+from pipelines.data.shards import split_counts
 from pipelines.latency import stage as latency
 from pipelines.latency.profile import load_profile, measured_elsewhere
 from pipelines.pair.loading import PROMPTS
 from pipelines.planning import planned
 from selector.schema import InputError
-from tests.pipelines.runs import DRAFT, ROOT, SMALL, TARGET
-from tests.pipelines.test_refusals import contents
+from tests.pipelines.runs import DRAFT, ROOT, SMALL, TARGET, contents, espalier
 
 REUSED = STAGES[1:]  # the pair is loaded and checked every time
 
@@ -40,16 +41,7 @@ def reused(found: dict[str, list[str]]) -> set[str]:
     return {name for name, lines in found.items() if "is reused" in lines[0]}
 
 
-@pytest.fixture
-def run(demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the finished run; the working directory."""
-    shutil.copytree(demo[0] / "runs", tmp_path / "runs")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    return tmp_path
-
-
-def test_a_finished_run_is_reused(run: Path) -> None:
+def test_a_finished_run_is_reused(copy: Path) -> None:
     found = plan()
     assert reused(found) == set(REUSED)
     assert found["pair"][0] == f"load {TARGET} and {DRAFT} and compare their vocabularies"
@@ -67,14 +59,14 @@ def test_a_finished_run_is_reused(run: Path) -> None:
         ("export.tiers=2", {"export", "report"}),
     ],
 )
-def test_what_a_change_makes_anew_is_what_depends_on_it(run: Path, override: str, anew: set[str]) -> None:
+def test_what_a_change_makes_anew_is_what_depends_on_it(copy: Path, override: str, anew: set[str]) -> None:
     found = plan(override)
     assert reused(found) == set(REUSED) - anew
     assert found["total"][0].startswith("about ")
 
 
-def test_the_time_is_predicted_or_that_of_the_last_run(run: Path) -> None:
-    record = run / "runs/demo/stages/train.json"
+def test_the_time_is_predicted_or_that_of_the_last_run(copy: Path) -> None:
+    record = copy / "runs/demo/stages/train.json"
     values = json.loads(record.read_text())
     assert values["seconds"] > 0
     record.write_text(json.dumps(values | {"seconds": 600}))
@@ -83,45 +75,50 @@ def test_the_time_is_predicted_or_that_of_the_last_run(run: Path) -> None:
     assert found["evaluate"][-1].endswith(" seconds, by the latency profile")
     assert found["total"][0].startswith("about 1")
     for name in ("export", "report"):
-        (run / f"runs/demo/stages/{name}.json").unlink()
+        (copy / f"runs/demo/stages/{name}.json").unlink()
     assert plan("train.epochs=3")["total"][0].endswith("; known once they have run: export, report")
 
 
-def test_a_changed_file_is_made_anew(run: Path) -> None:
-    (run / "runs/demo/training/result.json").write_text("{}")
+def test_a_changed_file_is_made_anew_and_the_prompts_of_a_file_are_told(copy: Path) -> None:
+    (copy / "runs/demo/training/result.json").write_text("{}")
     assert reused(plan()) == {"latency", "data"}
-
-
-def test_the_prompts_of_a_file_are_told(run: Path) -> None:
     lines = "".join(json.dumps({"text": f"text number {n} of many", "kind": "chat"}) + "\n" for n in range(40))
-    (run / "mine.jsonl").write_text(lines)
+    (copy / "mine.jsonl").write_text(lines)
     told = plan("prompts.file=mine.jsonl")["pair"][1]
     assert told.startswith("mine.jsonl: 40 texts of up to ") and told.endswith("taken: 40 chat")
     assert plan()["pair"][1].startswith(f"{PROMPTS}: ")
 
 
-def second(run: Path, name: str = "second") -> None:
+def second(copy: Path, name: str = "second") -> None:
     """Another run with the same pair and without a profile."""
     for part in ("pair", "stages"):
-        shutil.copytree(run / "runs/demo" / part, run / "runs" / name / part)
-    (run / "runs" / name / "stages/latency.json").unlink()
+        shutil.copytree(copy / "runs/demo" / part, copy / "runs" / name / part)
+    (copy / "runs" / name / "stages/latency.json").unlink()
 
 
-def test_a_profile_of_the_same_pair_machine_and_settings_is_copied(
-    run: Path, capsys: pytest.CaptureFixture[str]
+def test_a_profile_of_the_same_pair_machine_and_settings_is_copied_unless_it_is_to_be_measured_anew(
+    copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    second(run)
+    """Nothing is measured here."""
+    second(copy)
     latency.run(config_of("name=second"))
     assert "latency: copied from the run demo: same pair, machine and settings" in capsys.readouterr().out
-    copied, own = (json.loads((run / "runs" / name / "latency.json").read_text()) for name in ("second", "demo"))
+    copied, own = (json.loads((copy / "runs" / name / "latency.json").read_text()) for name in ("second", "demo"))
     assert copied == {**own, "copied_from": "demo"}
     assert load_profile(config_of("name=second")) == load_profile(config_of())
     latency.run(config_of("name=second"))
     assert "latency: reusing" in capsys.readouterr().out
 
+    def measure(*_: object) -> None:
+        raise InputError("it is measured")
 
-def test_a_profile_of_other_settings_or_a_copied_one_is_not(run: Path) -> None:
-    second(run)
+    monkeypatch.setattr("data_gen.timing.measure", measure)
+    with pytest.raises(InputError, match="it is measured"):
+        latency.run(config_of("name=second", "latency.reuse=false"))
+
+
+def test_a_profile_of_other_settings_or_a_copied_one_is_not(copy: Path) -> None:
+    second(copy)
     depends = latency.stage_of(config_of()).depends
     other = config_of("name=second")
     assert measured_elsewhere(other, depends) == "demo"
@@ -130,20 +127,18 @@ def test_a_profile_of_other_settings_or_a_copied_one_is_not(run: Path) -> None:
     for changed in ({"pair": "another"}, {"device": "another"}, {"tokens": 99}, {"lengths": [1, 2, 3]}, {"repeats": 4}):
         assert measured_elsewhere(other, depends | changed) is None
     latency.run(other)
-    (run / "runs/demo/latency.json").write_text("{}")  # damaged, so that the copy is all there is
+    (copy / "runs/demo/latency.json").write_text("{}")  # damaged, so that the copy is all there is
     assert measured_elsewhere(config_of("name=third"), depends) is None
 
 
-def test_a_copied_profile_can_be_measured_anew(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is not reused any more; nothing is measured here."""
-    second(run)
-    latency.run(config_of("name=second"))
-
-    def measure(*_: object) -> None:
-        raise InputError("it is measured")
-
-    monkeypatch.setattr("data_gen.timing.measure", measure)
-    with pytest.raises(InputError, match="it is measured"):
-        latency.run(config_of("name=second", "latency.reuse=false"))
+def test_every_stage_has_a_plan_that_does_nothing(tmp_path: Path) -> None:
+    """Where nothing is there yet."""
+    output = espalier(tmp_path, "demo", "--plan")
+    config = load_config(ROOT / "configs" / "demo.yaml", [])
+    counts = ", ".join(f"{count} for {split}" for split, count in split_counts(config).items())
+    assert f"data: {len(config.sampling)} sampling settings x {config.data.texts} texts ({counts})" in output
+    assert re.search(r"up to \d+ kB a text, \d+ MB in all before compression", output)
+    assert f"train: regressor (light): {config.train.epochs} epochs each" in output
+    assert f"evaluate: {config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings" in output
+    assert {line.partition(": ")[0] for line in output.splitlines()} >= set(STAGES)
+    assert list(tmp_path.iterdir()) == []

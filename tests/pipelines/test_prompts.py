@@ -12,14 +12,13 @@ from transformers import AutoTokenizer
 from data_gen.models.pair import ModelPair
 from data_gen.texts.prompts import read_prompts
 from pipelines.cli import run
-from pipelines.config import Config, load_config
+from pipelines.config import load_config
 from pipelines.pair.loading import all_prompts, encode, prompts_of
 from selector.schema import InputError
 from selector.train.data import SPLITS
 from tests.data_gen.test_prompt_sets import RECORDS
 from tests.data_gen.test_prompts import TEMPLATE
-from tests.pipelines.runs import ROOT
-from tests.pipelines.test_refusals import failure, refusal
+from tests.pipelines.runs import ROOT, failure
 
 CONFIGS = ROOT / "configs"
 LARGE = ("qwen", "gemma", "llama", "spec_bench")
@@ -95,23 +94,6 @@ def test_sets_are_read_fitted_and_split(
     assert all_prompts(config) == kept
 
 
-def test_prompts_of_a_file_that_are_too_long_are_left_out(here: Path, tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    texts = [f"<{n}>" + " the lazy dog" * n + f"<{n}>" for n in range(1, 60)]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    tokenizer = AutoTokenizer.from_pretrained(here / "target")
-    pair = ModelPair(None, None, tokenizer, ("", ""), "")  # type: ignore[arg-type]
-    counts = {}
-    for longer in ("start", "end", "drop"):
-        prompts = {"file": str(path), "tokens": 150, "longer": longer}
-        config = Config.model_validate({"name": "file", "prompts": prompts})
-        taken = [prompt for split in SPLITS for prompt in prompts_of(config, pair, split)]
-        assert all(len(encode(config, pair, prompt)) <= 150 for prompt in taken)
-        counts[longer] = len(taken)
-    fitting = sum(len(ids) <= 150 for ids in tokenizer(texts)["input_ids"])
-    assert counts == {"start": 59, "end": 59, "drop": fitting} and 0 < fitting < 59
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -120,10 +102,7 @@ def test_prompts_of_a_file_that_are_too_long_are_left_out(here: Path, tmp_path: 
         (["prompts.file=a.jsonl", "prompts.sets=[{name: gsm8k}]"], "prompts: sets: prompts come from a file or from"),
         (["prompts.sets=[{name: gsm9k}]"], "prompts.sets.0: name: 'gsm9k' is none of math500, "),
         (["prompts.sets=[{name: lines}]"], "prompts.sets.0: file: lines is on no hub: name a file"),
-        (
-            ["sampling=[{min_p: 0.1}, {top_k: 20}]"],
-            "settings that differ in top_k or min_p alone need runs of",
-        ),
+        (["sampling=[{min_p: 0.1}, {top_k: 20}]"], "settings that differ in top_k or min_p alone need runs of"),
         (["sampling=[{top_k: -1}]"], "sampling.0.top_k: Input should be greater than or equal to 0"),
     ],
 )
@@ -133,24 +112,25 @@ def test_settings_that_do_not_go_together(options: list[str], message: str) -> N
     assert message in str(error.value)
 
 
-def test_prompts_of_too_few_sources_are_found_where_they_are_read(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["prompts.sets=[{name: gsm8k, file: gsm8k.jsonl, prompts: 1000}]"],
+            "prompts.sets: gsm8k gives 41 prompts, not",
+        ),
+        (["prompts.sets=[{name: gsm8k, file: gsm8k.jsonl, prompts: 20}]", "prompts.tokens=2"], "gsm8k gives 0 prompts"),
+        (["prompts.sets=[{name: math500, file: gsm8k.jsonl}]"], "record 1 has not the fields of '{problem}'"),
+        (
+            ["prompts.file=few.jsonl"],
+            "few.jsonl: prompts.validation=0.2, prompts.test=0.25: none of the 1 sources falls",
+        ),
+    ],
+)
+def test_prompts_that_are_not_there_are_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "few.jsonl").write_text("".join(json.dumps({"text": f"text number <{n}>"}) + "\n" for n in range(3)))
-    options = [*overrides(here)[:2], f"prompts.file={tmp_path / 'few.jsonl'}", "prompts.validation=0.3", "name=few"]
-    message = failure(capsys, monkeypatch, "pair", *options)
-    assert "few.jsonl: prompts.validation=0.3, prompts.test=0.25: none of the 3 sources falls to " in message
-
-
-def test_mistakes_of_the_sets_are_named(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    options = [*overrides(here, "gsm8k"), "prompts.tokens=1024"]
-    many = [*options[:2], options[-1], f"prompts.sets=[{{name: gsm8k, file: {here / 'gsm8k.jsonl'}, prompts: 1000}}]"]
-    assert "prompts.sets: gsm8k gives 41 prompts, not 1000" in refusal(capsys, monkeypatch, "pair", *many, "--plan")
-    short = [*options, "prompts.tokens=2", "prompts.longer=drop"]
-    assert "prompts.sets: gsm8k gives 0 prompts, not 20" in refusal(capsys, monkeypatch, "pair", *short, "--plan")
-    other = [*options[:2], f"prompts.sets=[{{name: math500, file: {here / 'gsm8k.jsonl'}}}]"]
-    assert "record 1 has not the fields of '{problem}'" in refusal(capsys, monkeypatch, "pair", *other, "--plan")
+    monkeypatch.chdir(here)
+    Path("few.jsonl").write_text("".join(json.dumps({"text": f"number {n}", "source": "one"}) + "\n" for n in range(9)))
+    pair = ["pair.target=./target", "pair.draft=./draft", "prompts.validation=0.2", "prompts.longer=drop", "name=few"]
+    assert message in failure("pair", *pair, *options)

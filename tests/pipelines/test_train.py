@@ -243,18 +243,3 @@ def test_a_networks_rule_is_not_called_the_one_that_decides() -> None:
     network, rule = (line for line in captured.get().splitlines() if "1.100 ±" in line)
     assert "1.100 ±0.000 *" not in network and "1.200 ±0.000 *" in network
     assert "1.100 ±0.000 *" in rule and "1.200 ±0.000 *" not in rule
-
-
-def test_the_table_marks_where_decisions_are_made() -> None:
-    data = splits()
-    bases = statics(CONFIG, by_setting(data["train"]))
-    judged = judge(opinionated(), by_setting(data["validation"]), bases)
-    row = row_of(judged, no_rules(judged), bases, 200)
-    for mode, decides in zip(row["modes"], (True, False), strict=True):
-        mode["decides"] = decides
-    console = Console(width=160)
-    with console.capture() as captured:
-        console.print(table_of({"regressor-light": row}, "regressor-light"))
-    lines = {line.split()[0]: line for line in captured.get().splitlines() if line.strip().startswith("T=")}
-    assert "*" in lines["T=1"] and "*" not in lines["T=0.2"]
-    assert "regressor-light" in captured.get() and "(kept)" in captured.get()

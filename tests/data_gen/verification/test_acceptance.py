@@ -10,7 +10,6 @@ import torch
 from scipy.optimize import linprog
 
 from data_gen.verification import STYLED, STYLES, VERIFIERS, get_verifier, optimal_acceptance
-from data_gen.verification.acceptance import _all_inside
 from tests.data_gen.worlds import KINDS, World
 
 SERVED = [(name, style) for name, cls in (VERIFIERS | STYLED).items() for style in cls.styles]
@@ -73,22 +72,6 @@ def test_verifiers_with_a_short_formula_have_its_acceptance(k: int) -> None:
         }
         for name, value in expected.items():
             assert mean_acceptance(world, name, k, "iid") == pytest.approx(float(value), abs=1e-12), name
-
-
-def test_draws_without_replacement_in_a_set_by_quadrature() -> None:
-    q_V = torch.rand(12, generator=torch.Generator().manual_seed(3), dtype=torch.float64) ** 4
-    q = (q_V / q_V.sum()).numpy()
-    for k in (3, 4):
-        inside = _all_inside(q, k)
-        for size in (4, 7, 12):
-            assert inside[size] == pytest.approx(_sequences(q, size, k), abs=1e-11)
-
-
-def _sequences(q: np.ndarray, size: int, k: int, drawn: tuple[int, ...] = ()) -> float:
-    if len(drawn) == k:
-        return 1.0
-    left = 1 - q[list(drawn)].sum()
-    return sum(q[x] / left * _sequences(q, size, k, (*drawn, x)) for x in range(size) if x not in drawn and q[x] > 0)
 
 
 def test_bad_arguments_are_named() -> None:
