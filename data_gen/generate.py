@@ -281,7 +281,6 @@ def _checked_draft(model: PreTrainedModel, draft: Any, max_length: int) -> PreTr
 
 
 def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Chooser]:
-    """The verifier's name, and the chooser of actions."""
     if isinstance(selector, str | Path):
         selector = load_selector(selector)
     if isinstance(selector, Selector):

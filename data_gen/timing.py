@@ -70,7 +70,6 @@ def usual(seconds: Sequence[float]) -> float:
 
 
 def _quicker(things: Sequence[T], seconds: Callable[[T], float]) -> list[T]:
-    """All but the slowest tenth."""
     return sorted(things, key=seconds)[: max(1, math.floor(0.9 * len(things)))]
 
 
@@ -151,7 +150,6 @@ class _Cell(NamedTuple):
 
 
 def _cells(pair: ModelPair, grid: Grid, verifiers: Sequence[str]) -> Iterator[tuple[tuple, _Cell]]:
-    """All cells, by (kind, length, size)."""
     generator = torch.Generator(device=pair.device).manual_seed(0)
     vocabulary = pair.vocabulary
     for length in grid.lengths:
@@ -192,7 +190,6 @@ def branches(count: int, depth: int) -> DraftTree:
 def _draft_passes(
     draft: CachedModel | CachedHead, width: int, count: int, generator: torch.Generator
 ) -> Callable[[], None]:
-    """Consecutive draft passes, each with the draw of the next tokens."""
     device = draft.model.device
     tokens = torch.zeros(1, width, dtype=torch.int64, device=device)
 
@@ -268,7 +265,6 @@ def rounds(cases: Sequence[tuple[str, Choice]], prompts: Sequence[list[int]]) ->
 
 
 def _seen_for(action: Choice) -> tuple[str, ...]:
-    """The features of the decisions for an action: for a lookup the match, which takes time to find."""
     return (MATCH,) if isinstance(action, Lookup) else ()
 
 
@@ -330,7 +326,6 @@ def fitted(profile: LatencyProfile, steps: Mapping[tuple[str, Choice], Sequence[
 def _least_squares(
     profile: LatencyProfile, steps: Mapping[tuple[str, Action], Sequence[Step]], counts: Sequence[Sequence[float]]
 ) -> list[float]:
-    """The seconds of each counted thing that minimise the squared relative errors of the steps' times."""
     predicted_R, measured_R = torch.tensor(
         [times(profile, *key, taken) for key, taken in steps.items()], dtype=torch.float64
     ).unbind(-1)

@@ -58,7 +58,6 @@ class DraftTree:
         return child
 
     def _add_path(self, node: int, path: Path) -> list[int]:
-        """The nodes along `path` from `node`, `node` itself first."""
         nodes = [node]
         for token in path:
             nodes.append(self._add(nodes[-1], int(token)))

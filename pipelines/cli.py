@@ -190,7 +190,6 @@ def usage(stage: str) -> str:
 
 
 def _folded(line: str) -> list[str]:
-    """A line in parts of at most 80 columns."""
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     return textwrap.wrap(line, 80, subsequent_indent=indent, break_on_hyphens=False) if len(line) > 80 else [line]
 

@@ -186,7 +186,6 @@ def require(config: Config, stage: str, current: dict[str, Any]) -> None:
 
 
 def _changed_file(config: Config, record: dict[str, Any]) -> Path | None:
-    """The first recorded file that is missing or has another checksum."""
     files = ((config.folder / name, digest) for name, digest in record.get("files", {}).items())
     return next((path for path, digest in files if not path.is_file() or sha256(path) != digest), None)
 

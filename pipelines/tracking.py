@@ -94,7 +94,6 @@ def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[
 
 
 def _tags(parameters: Mapping[str, Any], commit: str | None) -> dict[str, str]:
-    """The pair of a run with one, the commit of this program and the machine, for searches."""
     tags = {"commit": str(commit), "machine": f"{platform.node()}, {device_name('auto', 'float32')}"}
     if target := parameters.get("pair.target"):
         draft = parameters.get("pair.head") or parameters["pair.draft"]
@@ -103,7 +102,6 @@ def _tags(parameters: Mapping[str, Any], commit: str | None) -> dict[str, str]:
 
 
 def _start(mlflow: Any, uri: str, config: Config, stage: str, tags: dict[str, str]) -> str:
-    """Start the stage's run; the id of the folder's run, its parent."""
     experiment = config.name
     if uri == DEFAULT_STORE:
         _create_store(Path(uri.removeprefix("sqlite:///")))
@@ -127,7 +125,6 @@ def _start(mlflow: Any, uri: str, config: Config, stage: str, tags: dict[str, st
 
 
 def _failure(uri: str, error: Exception) -> InputError:
-    """One line for any error of MLflow. The files of the run stay valid."""
     advice = "mend that, or set MLFLOW_TRACKING_URI to another store; the same command then goes on"
     return InputError(f"{uri}: MLflow's store fails: {str(error).splitlines()[0]}; {advice}")
 

@@ -35,7 +35,6 @@ LONGEST_COUNTED, MOST_COUNTED = 8, 500  # tokens and times of the statistics by 
 
 
 def _means(name: str, unit: str, meaning: str) -> tuple[Scalar, ...]:
-    """Running means of one number over the committed text."""
     return tuple(
         Scalar(f"{name}_mean_{decay:g}", unit, f"{meaning}, mean over the text so far, weights {decay:g}^age")
         for decay in DECAYS
@@ -88,7 +87,6 @@ HIT_KEY = {"hit": "the last token, and whether the drafter predicted it"}
 
 
 def _by_key(keys: dict[str, str]) -> Iterator[Scalar]:
-    """The scalars of statistics over training roots with the same key."""
     for key, meaning in keys.items():
         for mean, drafts in zip(MEANS, ("of the drafter's chain", "of a lookup"), strict=True):
             words = f"accepted tokens {drafts}, mean over training roots with the same key: {meaning}"

@@ -167,7 +167,6 @@ class GraphDecoder(Loop):
         return outcome
 
     def _draft(self, text: _SlotText, action: Choice, clock: Clock) -> Two:
-        """The tokens of all slots, and the draft's distribution after each; zeros at leaves."""
         memory, passes = text.memory, passes_of(action, self.pair.device)
         layout = passes.layout
         tokens_S = torch.zeros(layout.size, dtype=torch.int64, device=self.pair.device)
@@ -186,7 +185,6 @@ class GraphDecoder(Loop):
         return tokens_S, q_SV
 
     def _target(self, text: _SlotText, action: Choice, drafted: Two) -> Two:
-        """The target's logits and distributions after each slot."""
         over, size = passes_of(action, self.pair.device).target, len(drafted[0])
         tokens_W = pad(drafted[0], (0, len(over.slots_W) - size))
         logits_SV = text.memory.target.forward(tokens_W, text.memory.base, over)[:size]
@@ -248,7 +246,6 @@ def _outcome(result: Tensor, layout: Layout) -> Outcome | None:
 
 
 def _draw(layout: Layout, slots: slice, uniforms: Tensor, tokens_S: Tensor, q_SV: Tensor) -> None:
-    """Draw the tokens below some slots of one depth: one for each, or the first tokens of all branches."""
     first = slots.stop  # the first slot below
     if slots.stop == layout.L1 + 1 and layout.L2 > 0:
         drawn_1K = invert(q_SV[slots], uniforms[first - 1 : first - 1 + layout.K].unsqueeze(0))

@@ -226,7 +226,6 @@ class Loop(ABC):
         return outcome
 
     def _parts(self, text: Any, action: Choice, clock: Clock) -> Any:
-        """Draft, target pass, verification and commit; what `_commit` returns."""
         drafted = self._draft(text, action, clock)
         clock.lap("draft")
         rows = self._target(text, action, drafted)

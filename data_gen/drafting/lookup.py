@@ -62,7 +62,6 @@ class LookupIndex:
             self.matches.append(match)
 
     def _grow(self, token: int) -> tuple[int, int]:
-        """Add a token to the automaton; returns the new source and match."""
         after, link, longest, end = self._next, self._link, self._longest, self._end
         here, new, state = len(self.tokens), len(link), self._last
         self._last = new

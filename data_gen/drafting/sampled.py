@@ -184,7 +184,6 @@ def _visible(L1: int, K: int, depth: int) -> Tensor:
 
 
 def _rows_of(tree: DraftTree, L1: int, K: int) -> dict[int, int]:
-    """The cache row of every passed node; of a merged node's equal rows, the first."""
     trunk = tree.path_to(tree.branch_nodes[0][0])
     rows = {node: row for row, node in enumerate(trunk)}
     for k, nodes in enumerate(tree.branch_nodes):

@@ -63,7 +63,6 @@ class Proposer:
         return drafts
 
     def _text(self, ids_N: NDArray[Any], new: int, before: list[DrafterKnowledge]) -> DrafterKnowledge:
-        """The text of a row. vLLM does not name the row's request and may move it, so it is found by its tokens."""
         for at, text in enumerate(before):
             if grow(text, ids_N):
                 return before.pop(at)

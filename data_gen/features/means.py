@@ -30,7 +30,6 @@ class RunningMeans:
 
 @lru_cache(maxsize=16)  # several numbers have the same count
 def _weights(count: int) -> list[float]:
-    """The sum of so many values' weights, at each of `DECAYS`."""
     return [(1 - decay**count) / (1 - decay) for decay in DECAYS]
 
 

@@ -117,7 +117,6 @@ class RootKnowledge:
         self._next, self._p, self._draft = self._next[count:], self._p[count:], self._draft[-1:]
 
     def _digest(self) -> None:
-        """Add the last step to the histories. Its time counts as the decision's, so it waits for a decision."""
         if self._step is None or not self._following:
             return
         self.text.add(self._following)

@@ -41,7 +41,6 @@ class TextHistory:
         self.index.extend(tokens)
 
     def _count(self, here: int) -> None:
-        """Count the token at a position of the index."""
         tokens, sources, matches = self.index.tokens, self.index.sources, self.index.matches
         predicted = self.index.predicted[here]
         self._predicted.add(predicted)
@@ -93,7 +92,6 @@ class TextHistory:
         ]
 
     def _precedents(self, proposal: Sequence[int]) -> list[float]:
-        """How often the text's last tokens occurred before, and how often a lookup's first token followed them."""
         tokens, result = self.index.tokens, list[float]()
         for count in PRECEDENT_LENGTHS:
             times = agreed = 0

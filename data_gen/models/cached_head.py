@@ -109,7 +109,6 @@ class CachedHead:
         return result_BD
 
     def _normed(self, states_1WA: Tensor) -> Tensor:
-        """The target's states as the head's first linear map takes them."""
         states_1WA = states_1WA.to(self.model.dtype)
         if self.model.input_norm is not None:
             return self.model.input_norm(states_1WA)
@@ -120,7 +119,6 @@ class CachedHead:
 
     @torch.inference_mode()
     def _pass(self, tokens_1W: Tensor, states_1WD: Tensor, position_W: Tensor, visible_WC: Tensor) -> Pass:
-        """One pass of the head's layers; `visible_WC` covers the cached rows and those of this pass."""
         head, device = self.model, self.model.device
         mask = torch.zeros(visible_WC.shape, dtype=head.dtype).masked_fill_(~visible_WC, float("-inf")).to(device)
         joined = torch.cat([head.embed_tokens(tokens_1W), states_1WD], dim=-1)
@@ -142,7 +140,6 @@ class CachedHead:
 
 
 def _over_the_targets_vocabulary(head: Any, logits: Tensor) -> Tensor:
-    """Minus infinity for tokens that the head does not know."""
     if head.d2t is None:
         return logits
     ids = head.d2t + torch.arange(len(head.d2t), device=logits.device)

@@ -109,7 +109,6 @@ def require_weights(name: str, role: str) -> None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The files with a model's weights; of a damaged index, the index alone."""
     for name in WEIGHTS:
         if (folder / name).exists():
             return [folder / name]

@@ -124,7 +124,6 @@ def is_distilled(name: str) -> bool:
 
 
 def _draft_config(target: PreTrainedModel, layers: Sequence[int]) -> Any:
-    """The target's config with some of its layers."""
     whole = target.config.get_text_config()
     config, count = deepcopy(whole), whole.num_hidden_layers
     config.num_hidden_layers = len(layers)
@@ -139,7 +138,6 @@ def _draft_config(target: PreTrainedModel, layers: Sequence[int]) -> Any:
 
 
 def _with_tables(config: Any, target: PreTrainedModel, said_R: Tensor) -> PreTrainedModel:
-    """A model of a config, whose embeddings are the target's and whose output layer has some of its rows."""
     table = target.get_output_embeddings()
     rows, config = int(table.weight.shape[0]), deepcopy(config)
     if not len(said_R) or int(said_R.min()) < 0 or int(said_R.max()) >= rows:
@@ -164,7 +162,6 @@ def stored_weights(draft: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
 
 
 def _in_target(name: str, layers: Sequence[int]) -> str:
-    """The name in the target of a weight of the draft."""
     before, found, after = name.partition("layers.")
     if not found:
         return name

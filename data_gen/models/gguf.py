@@ -82,7 +82,6 @@ def _shipped(role: str) -> Path:
 
 
 def _fault(folder: Path) -> str | None:
-    """What is wrong with a converted folder; files whose size and time are as recorded are not read."""
     try:
         for name, (size, changed, digest) in dict(json.loads((folder / MARKER).read_text())).items():
             stat = (folder / name).stat()
@@ -96,7 +95,6 @@ def _fault(folder: Path) -> str | None:
 
 
 def _convert_alone(path: Path, folder: Path, role: str) -> None:
-    """Convert a file unless another process does, which is then waited for."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
@@ -134,7 +132,6 @@ def _readable(path: Path, role: str) -> Iterator[None]:
 
 
 def _load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A file's model in float32, without traces of what it was stored as, and its tokenizer."""
     from gguf import GGUFReader
 
     reader = GGUFReader(path)
@@ -158,7 +155,6 @@ def _load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Nothing is said about loading; the bar of the conversion heeds no setting."""
     with quiet(), redirect_stderr(io.StringIO()):
         yield
 
@@ -168,7 +164,6 @@ def _rule(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 
 def _split_as(rule: str | None, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Let a byte-level tokenizer split texts by the rule that its file names."""
     backend = tokenizer.backend_tokenizer
     if rule in DIGITS_APART:
         bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -150,7 +150,6 @@ def _complete(head: Any, name: str) -> None:
 
 
 def _with_random_weights(head: Any) -> Any:
-    """The library leaves the tables of tokens empty; the head knows the first tokens."""
     for table in (head.embed_tokens, head.lm_head):
         table.weight.data.normal_(std=0.02)
     if head.t2d is not None:

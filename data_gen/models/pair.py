@@ -173,7 +173,6 @@ class CachedModel:
         self.committed, self._offsets = kept, []
 
     def _layers(self) -> dict[int, Any]:
-        """The cache's layers with rows, by number; some models share one layer's rows with other layers."""
         layers: list[Any] = self.cache.layers
         return {number: layer for number, layer in enumerate(layers) if layer.is_initialized}
 

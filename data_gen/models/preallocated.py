@@ -61,7 +61,6 @@ class _Layer(StaticLayer):
         self._place = place
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate without the static addresses of transformers' own method, which force a compilation per cache."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.keys, self.values = (
             states.new_zeros(*states.shape[:2], self.max_cache_len, states.shape[-1])

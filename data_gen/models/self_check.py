@@ -113,14 +113,12 @@ def few_layers(model: Any) -> Any:
 
 
 def _is_quantised(module: Any) -> bool:
-    """Whether it is a linear map without floating-point weights."""
     weight = getattr(module, "weight", None)
     known = isinstance(getattr(module, "in_features", None), int) and isinstance(module.out_features, int)
     return known and not (isinstance(weight, Tensor) and weight.is_floating_point())
 
 
 def _random(module: Any) -> torch.nn.Linear:
-    """A linear map of a module's shape, on the device of its numbers."""
     device = next((own.device for own in (*module.parameters(), *module.buffers())), torch.device("cpu"))
     has_bias = getattr(module, "bias", None) is not None
     generator = torch.Generator().manual_seed(module.in_features)
@@ -149,7 +147,6 @@ def lengths(config: Any, longest: int) -> list[int]:
 
 
 def _changes(values: dict[str, Any]) -> Iterator[int]:
-    """The values of all keys in `CHANGES`, also in nested sections."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from _changes(value)
@@ -159,7 +156,6 @@ def _changes(values: dict[str, Any]) -> Iterator[int]:
 
 @torch.inference_mode()
 def _differences(model: Any, length: int) -> Iterator[tuple[str, float]]:
-    """Where logits were compared, and their difference."""
     generator, device = torch.Generator().manual_seed(length), model.device
     parts = [length, SPACE.max_L1, *[SPACE.max_L2] * SPACE.max_K, FURTHER]
     known = min(scored(model), len(model.get_input_embeddings().weight))

@@ -104,7 +104,6 @@ def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
 
 
 def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Written]:
-    """The texts that an engine wrote, or that the target alone or a decoder writes now."""
     for given in work.given:
         yield _Written(given.prompt, finished(pair, given.prompt_tokens, given.completion), None, given.place)
     if not work.prompts:
@@ -137,7 +136,6 @@ def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Written]:
 
 @contextmanager
 def _naming(place: str) -> Iterator[None]:
-    """Begins the messages of input errors with their place."""
     try:
         yield
     except InputError as error:
@@ -145,7 +143,6 @@ def _naming(place: str) -> Iterator[None]:
 
 
 def _row(pair: ModelPair, recipe: Recipe, work: Work, written: _Written, seen: Plausibility) -> dict[str, Any]:
-    """The trace row of a text."""
     prompt, text, stride = written.prompt, written.text, recipe.stride if work.split == "train" else 1
     with _naming(written.place):
         labelled = label(pair, recipe, text, work.sampling, seen, stride)

@@ -140,7 +140,6 @@ def _ids(record: dict[str, Any], key: str) -> list[int]:
 
 
 def _entries(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Drafters by name, in both formats."""
     named = record.get("drafters", {})
     simulated = {key.removeprefix(SIMULATOR): value for key, value in record.items() if key.startswith(SIMULATOR)}
     for entries in (named, simulated):
@@ -179,7 +178,6 @@ def _of_survivals(name: str, values: list[Any], positions: int) -> NDArray[np.fl
 
 
 def _of_steps(name: str, values: list[Any], positions: int) -> NDArray[np.float32]:
-    """From decoded steps. Where a whole chain was accepted, it is not known whether more tokens would have been."""
     for step in values:
         if not isinstance(step, list) or len(step) != 3 or not all(type(number) is int for number in step):
             raise ValueError(f"{name}: [position, drafted, accepted] for each step")

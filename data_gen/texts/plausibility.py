@@ -76,7 +76,6 @@ class Plausibility:
 
 
 def _at_the_edge(logits_V: Tensor, token: int, sampling: Sampling) -> bool:
-    """Whether a token of probability 0 would be possible with logits that differ by rounding."""
     edge = 1e-3 if logits_V.dtype == torch.float32 else 32 * float(torch.finfo(logits_V.dtype).eps)
     logits_V = logits_V.double()
     if sampling.temperature == 0:

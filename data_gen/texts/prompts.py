@@ -130,7 +130,6 @@ def record_of(line: bytes, expected: str) -> dict[str, Any]:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether all strings of a JSON value can be written as UTF-8."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError):

@@ -48,7 +48,6 @@ def texts_of(table: pa.Table, verifiers: Sequence[str]) -> Texts:
 
 
 def _scalars(row: pa.Table) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """The scalars of one text."""
     value = {name: row[name][0] for name in ("tokens", "start", "temperature", "top_p", *ROW_NUMBERS)}
     sampling = Sampling(value["temperature"].as_py(), value["top_p"].as_py())
     numbers = {name: value[name].values.to_numpy() for name in ROW_NUMBERS}

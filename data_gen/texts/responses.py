@@ -33,7 +33,6 @@ def record_of_response(answer: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _record(answer: dict[str, Any], ids: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The line, from the fields that hold the prompt's ids and, as `ids`, those of the generated text."""
     for key in ("prompt_token_ids", ids):
         if not isinstance(fields.get(key), list):
             raise ValueError(f"{key} is missing in the engine's response; docs/logs.md says how to ask for token ids")

@@ -79,7 +79,6 @@ def written_by_target(
 def _written(
     pair: ModelPair, prompts: Sequence[list[int]], new_tokens: int, sampling: Sampling, seed: int
 ) -> list[Text]:
-    """One batch."""
     width = max(map(len, prompts))
     pad, eos = next(iter(pair.eos_ids), 0), sorted(pair.eos_ids) or None
     input_ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=pair.device)

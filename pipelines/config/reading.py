@@ -47,7 +47,6 @@ def load_config(file: Path | None, overrides: list[str], base: Values | None = N
 
 
 def _values(file: Path) -> Values:
-    """The keys of a YAML file."""
     try:
         values = yaml.safe_load(file.read_text())
     except OSError as error:
@@ -81,7 +80,6 @@ def _apply(values: Values, override: str) -> None:
 
 
 def _merged(base: Values, values: Values) -> Values:
-    """The values, and those of the base that they do not set."""
     both = {key: own for key, own in base.items() if isinstance(own, dict) and isinstance(values.get(key), dict)}
     return {**base, **values, **{key: _merged(own, values[key]) for key, own in both.items()}}
 

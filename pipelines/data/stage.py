@@ -137,7 +137,6 @@ class _Spent:
             )
 
     def rate(self) -> float:
-        """Roots per second."""
         return self.roots / (time.perf_counter() - self.started)
 
     def line(self) -> str:

@@ -71,7 +71,6 @@ def processes(config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
 
 
 def _begin(config: Config, fingerprint: str, folder: str, threads: int) -> None:
-    """In a new process, which ends when the driver does."""
     global _worker
     _worker, driver = Worker(config, fingerprint, folder, threads), parent_process()
     assert driver is not None
@@ -115,7 +114,6 @@ def ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
 
 
 def _by_actors(engine: Any, config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
-    """Shards by actors that each take the next one."""
     from ray.util import ActorPool
 
     count, gpus = devices([node["Resources"] for node in engine.nodes() if node["Alive"]], config)

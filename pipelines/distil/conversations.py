@@ -147,7 +147,6 @@ def write(
 
 
 def _drawn(logits_BV: Tensor, generator: torch.Generator) -> Tensor:
-    """One token each, by the inverse of the distribution function, which is faster on a CPU than `multinomial`."""
     sums_BV = logits_BV.softmax(-1).cumsum(-1)
     places_B1 = torch.rand(len(sums_BV), 1, device=sums_BV.device, generator=generator) * sums_BV[:, -1:]
     return torch.searchsorted(sums_BV, places_B1, right=True)[:, 0].clamp(max=sums_BV.shape[1] - 1)
@@ -171,7 +170,6 @@ class _Row:
 
     @property
     def temperature(self) -> float:
-        """Of the next token."""
         return self._temperature if self._answers else 1.0
 
     def take(self, drawn: int) -> tuple[int, bool]:

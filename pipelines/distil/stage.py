@@ -73,7 +73,6 @@ def run(config: Config) -> None:
 
 
 def _trained(stage: Stage, target: PreTrainedModel, tokenizer: Any, dtype: torch.dtype, mlflow: Any) -> dict[str, Any]:
-    """Train the draft, write it, and return what is said of it."""
     config, own, folder = stage.config, stage.config.distil, folder_of(stage.config)
     data, began = Sequences(sorted((folder / "texts").glob("*.safetensors"))), time.monotonic()
     ends = [*(Template.of(tokenizer, config.prompts.system) or ((), (), ()))[1:], eos_ids(target)]
@@ -117,7 +116,6 @@ def show(config: Config) -> None:
 
 
 def _texts(config: Config, target: str) -> Stage:
-    """The writing of texts. It is costly: a changed config never replaces them."""
     prompts, folder = recording.prompts_by_split(config), folder_of(config)
     depends = {
         "target": target,

@@ -121,7 +121,6 @@ def summary(config: Config, table: Table, rows: Rows) -> dict[str, Any]:
 
 
 def _gain(table: Table, setting: str) -> dict[str, Any]:
-    """The selector's speed over the best static tree, decoded and replayed."""
     wall, replay = (table.of(setting, SELECTOR, over_it(BEST_STATIC)) for over_it in (decoded, replayed))
     return {
         "wall_ratio": wall.value,
@@ -133,7 +132,6 @@ def _gain(table: Table, setting: str) -> dict[str, Any]:
 
 
 def _equal_texts(rows: Rows, setting: str) -> list[int]:
-    """The number of prompts that all methods continued alike, and of all prompts."""
     texts: dict[str, set[tuple[int, ...]]] = {}
     for row in rows:
         if row["setting"] == setting:

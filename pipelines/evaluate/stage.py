@@ -65,7 +65,6 @@ def _most_methods(config: Config) -> int:
 
 
 def _rounds(config: Config, setting: SamplingSetting) -> int:
-    """Where tokens are drawn, methods write different texts, and another round would write the same ones again."""
     return 1 if setting.temperature > 0 else config.evaluate.rounds
 
 
@@ -131,7 +130,6 @@ def run(config: Config) -> None:
 
 
 def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: dict[str, Any]) -> Evaluation:
-    """Decode and replay."""
     config = stage.config
     prompts = prompts_of(config, pair, "test", config.evaluate.prompts)
     splits = load_traces(config, profile.pair)

@@ -133,7 +133,6 @@ def _verdict(found: Table, setting: str, mode: Mode) -> str:
 
 
 def _others(found: Table, setting: str, mode: Mode) -> list[Figure]:
-    """The replayed speeds of what could be exported instead."""
     names = [name for name in (BEST_STATIC, COPYING, NETWORK) if name != exported(mode)]
     ratios = [found.get(setting, name, replayed(PLAIN)) for name in names]
     return [ratio for ratio in ratios if ratio is not None]
@@ -225,5 +224,4 @@ def next_steps(config: Config, evaluation: Evaluation) -> tuple[list[str], str]:
 
 
 def _guide(folder: Path) -> Path:
-    """The page that says how to use an engine's files."""
     return next(iter(sorted(folder.glob("README*"))), folder).resolve()

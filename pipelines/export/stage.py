@@ -58,7 +58,6 @@ def run(config: Config) -> None:
 
 
 def _write(stage: Stage, result: dict[str, Any], evaluation: dict[str, Any] | None, profile: LatencyProfile) -> None:
-    """The artefact, also in MLflow and its registry."""
     config, (folder,) = stage.config, stage.outputs
     with mlflow_run(config, "export", SECTIONS) as mlflow:
         stage.replace()

@@ -138,7 +138,6 @@ def run(config: Config) -> None:
 
 
 def _copy(stage: Stage, name: str) -> None:
-    """Take over the profile of another run."""
     stage.replace()
     other = read_json(profile_path(stage.config.model_copy(update={"name": name})), "latency")
     write_json(profile_path(stage.config), {**other, COPIED_FROM: name})

@@ -210,7 +210,6 @@ def _steps(rows: list[Row], name: str, drafts: bool) -> Steps:
 
 
 def _target_table(cells: dict[int, Steps], stepped: bool) -> Table:
-    """All contexts of one batch size; sizes that were not timed with a context are interpolated there."""
     sizes = sorted({size for steps in cells.values() for size in steps.target})
     rows = [[along(list(s.target), list(s.target.values()), size, stepped) for size in sizes] for s in cells.values()]
     return Table(list(cells), sizes, rows)

@@ -53,7 +53,6 @@ def _of_kind(timed: Timed, predicted: Predictions, kind: str) -> tuple[Timed, Pr
 
 
 def _equal(modes: BatchModes, timed: Timed, predicted: Predictions) -> tuple[Replays, Over]:
-    """Where all requests of a batch share a decision: each text is replayed alone."""
     return {
         "plain": static_replay(timed, EMPTY),
         "fixed": static_replay(timed, modes.fixed.action),
@@ -64,7 +63,6 @@ def _equal(modes: BatchModes, timed: Timed, predicted: Predictions) -> tuple[Rep
 
 
 def _mixed(modes: BatchModes, timed: Timed, predicted: Predictions, profile: LatencyProfile) -> tuple[Replays, Over]:
-    """Batches of different requests. The oracle is a selector that predicts the labels."""
     batches = MixedBatches(timed, profile, modes.fixed.batch)
     apart = {"plain": replace(modes.fixed, action=EMPTY), "fixed": modes.fixed, "rule": modes.rule}
     found = {name: batches.replay(decide(timed, {}, mode).action_R) for name, mode in apart.items()}
@@ -76,7 +74,6 @@ def _mixed(modes: BatchModes, timed: Timed, predicted: Predictions, profile: Lat
 
 
 def _figures(modes: BatchModes, level: str, found: Replays, over: Over) -> Figures:
-    """Speeds over plain decoding, and the selector over the lookup rule and the fixed length."""
     speeds = {name: found[name].speed / found["plain"].speed for name in ("fixed", "rule", "oracle", level)}
     return {
         "fixed_length": modes.fixed.action.nodes,

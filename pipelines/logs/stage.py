@@ -85,7 +85,6 @@ def _read(config: Config) -> tuple[Logs, Labeller]:
 
 
 def _depends(config: Config) -> dict[str, Any]:
-    """Everything that determines the figures and the selector."""
     files = filter(None, [*config.logs.files, *config.logs.test, config.latency.timings])
     manifests = {path: path / "manifest.json" for path in files}
     return {
@@ -113,7 +112,6 @@ def _profile(config: Config, drafter: str) -> LatencyProfile | None:
 def _found(
     config: Config, splits: dict[str, list[LoggedText]], labeller: Labeller, profile: LatencyProfile | None, run_id: str
 ) -> Figures:
-    """What `evaluation.json` holds. Where step times are given, a selector is trained, judged and exported, too."""
     data: dict[str, Texts] = {}
     for name in watched(SPLITS, "features"):
         if name == "train":
@@ -176,7 +174,6 @@ def _trained(config: Config, timed: dict[str, Timed], times: list[LatencyProfile
 
 
 def _decision_seconds(selector: Selector, texts: list[LoggedText], labeller: Labeller) -> dict[str, float]:
-    """The median time of a decision in Python by level, features included, after `CONTEXT` tokens of joined texts."""
     tokens = np.resize(np.concatenate([text.tokens for text in texts]), CONTEXT + TIMED_DECISIONS).tolist()
     found: dict[str, float] = {"context": CONTEXT}
     temperature, top_p, top_k, min_p = labeller.sampling.law

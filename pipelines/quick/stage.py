@@ -83,7 +83,6 @@ def run(config: Config) -> None:
 
 
 def _prompts(config: Config) -> list[Prompt]:
-    """Prompts that are not held out for `evaluate`: kinds in turn, one of each source before a second one of any."""
     shares = config.prompts.validation, config.prompts.test
     kept = prompt_writing.write(config, tokenizer_of(config))
     prompts = [prompt for prompt in take_evenly(kept) if split_of(prompt, *shares) != "test"]
@@ -129,7 +128,6 @@ def answers_in_time(
 
 
 def _labelled(config: Config, pair: ModelPair, prompts: list[Prompt], sampling: Sampling, until: float) -> pa.Table:
-    """Trace rows, as many as there is time for, but of four sources at least."""
     prompts = prompts[: config.quick.texts]
     found: list[pa.Table] = []
     sources: set[str] = set()
@@ -151,7 +149,6 @@ def _labelled(config: Config, pair: ModelPair, prompts: list[Prompt], sampling: 
 
 
 def _print(stage: Stage, path: Path, answers: list[Answer], lines: list[str]) -> None:
-    """Print the tables and then the lines, and write them to an HTML page."""
     parts = []
     for answer in answers:
         cells = [{name: text_of(value) for name, value in way.items()} for way in answer.ways]

@@ -141,7 +141,6 @@ def page(config: Config, evaluation: Evaluation, training: dict[str, Any]) -> st
 
 
 def _found(evaluation: Evaluation) -> Sections:
-    """What is exported, the gain, all methods, and what the selector drafts."""
     exported = table(verdict.choices(evaluation)) + note(CHOICES) + listed(verdict.decisions(evaluation))
     methods = ""
     for setting, rows in findings.methods(evaluation).items():
@@ -165,7 +164,6 @@ def _found(evaluation: Evaluation) -> Sections:
 
 
 def _trees(config: Config, profile: LatencyProfile, training: dict[str, Any]) -> Sections:
-    """Block efficiencies of trees, and their predictions."""
     module = load_module(config, training["chosen"], training)
     splits, verifier = load_traces(config, profile.pair), config.train.verifier
     train, validation = (by_setting(config, splits[split], profile) for split in ("train", "validation"))
@@ -182,7 +180,6 @@ def _trees(config: Config, profile: LatencyProfile, training: dict[str, Any]) ->
 
 
 def _machine(config: Config, profile: LatencyProfile, training: dict[str, Any]) -> Sections:
-    """Training, the pair, and this machine's times."""
     steps = [
         {
             "tree": row["action"],

@@ -71,7 +71,6 @@ def _sampling(mode: Mode) -> Sampling:
 
 
 def _of_pair(text: Text, selector: Selector, mode: Mode) -> Iterator[tuple[int, dict[str, Features]]]:
-    """The features at each of `ROOTS`, by level; `light` stands for all scalars. Hidden states are zeros."""
     sampling, levels = _sampling(mode), (MATCH, EARLY, selector.config.feature_level)
     widths = [selector.widths.get(name, 1) for name in HIDDEN_STATES[:2]]
     target = _rows(text.target_logits, sampling, widths[0])
@@ -87,7 +86,6 @@ def _of_pair(text: Text, selector: Selector, mode: Mode) -> Iterator[tuple[int, 
 
 
 def _of_log(text: Text, selector: Selector, mode: Mode) -> Iterator[tuple[int, dict[str, Features]]]:
-    """The features at each of `ROOTS`, by level, of an engine with its own drafter."""
     knowledge = DrafterKnowledge(text.prompt, _sampling(mode), selector.tokens, mode.batch)
     for n, (token, hit) in enumerate(zip(text.tokens, text.hits, strict=True), start=1):
         knowledge.committed([token], [hit])

@@ -114,7 +114,6 @@ def count_differing(module: SelectorModule, folder: Path, texts_of: Callable[[Mo
 
 
 def _one_by_one(tuned: Tuned, views: list[Features], space: ActionSpace) -> torch.Tensor:
-    """Actions of the path for one root, asked with one view after the other as an engine asks."""
     actions = []
     for row in range(len(views[0][SCALARS_KEY])):
         answers = (tuned.select({name: values[row] for name, values in view.items()}) for view in views)

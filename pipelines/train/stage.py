@@ -80,7 +80,6 @@ def run(config: Config) -> None:
 
 
 def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, folder: Path) -> dict[str, Any]:
-    """Train all kinds of selectors, one nested MLflow run each; returns what `result.json` in the folder holds."""
     verifier = config.train.verifier
     with mlflow_run(config, "train", SECTIONS) as mlflow:
         log_traces(mlflow, traces_folder(config), OWN)

@@ -116,7 +116,6 @@ class ArtefactConfig:
         return config
 
     def _fits(self) -> bool:
-        """Whether the parts fit together and have the right types."""
         space, levels = self.space, self.schema.levels
         seen = (), (MATCH,), levels[:1], (self.feature_level,)
         hidden_states = HIDDEN_STATES if self.feature_level == FULL else ()
@@ -181,7 +180,6 @@ def local_folder(folder: str | Path) -> Path:
 
 
 def _of_registry(uri: str) -> Path:
-    """The artefact directory in a registered MLflow model, from the store of `MLFLOW_TRACKING_URI`."""
     try:
         from mlflow.artifacts import download_artifacts
     except ModuleNotFoundError as error:

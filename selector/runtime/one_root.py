@@ -106,6 +106,5 @@ class OneRoot:
 
 
 def _gelu(values_I: Array) -> Array:
-    """As torch's `approximate="tanh"`."""
     inner_I: Array = np.float32(np.sqrt(2 / np.pi)) * (values_I + np.float32(0.044715) * values_I**3)
     return np.float32(0.5) * values_I * (1 + np.tanh(inner_I))

@@ -100,7 +100,6 @@ class Selector:
         return torch.stack([self.scores(root) for root in roots])
 
     def _tuned_of(self, read: Features) -> Tuned:
-        """The nearest mode for the sampling setting and the number of requests that some features tell."""
         scalars_F, at = (
             read[SCALARS_KEY].numpy(),
             [self.schema.index(name) for name in ("temperature", "top_p", "batch")],
@@ -182,7 +181,6 @@ class Selector:
 
 
 def _allowed(space: ActionSpace, nodes: int | None, shapes: Iterable[tuple[int, ...]] | None) -> list[int]:
-    """Positions of the actions that an engine can draft."""
     try:
         wanted = range(len(space)) if shapes is None else sorted({space.index(choice_of(shape)) for shape in shapes})
     except (ValueError, TypeError) as error:
@@ -220,7 +218,6 @@ def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | Non
 
 
 def _moved(config: ArtefactConfig, mode: Mode, latency: LatencyProfile, own: LatencyProfile) -> Mode:
-    """A mode on another machine, with its best static tree, and g in proportion to the trees' speeds."""
     if config.verifier not in latency.verify:
         raise InputError(f"the latency profile of {latency.device} has no times for {config.verifier}")
     speed_T, before_T = config.static_speeds(mode, latency), config.static_speeds(mode, own)

@@ -78,7 +78,6 @@ class TokenStatistics:
 
 
 def _summed(at: Array, values: Array, size: int) -> tuple[Array, Array]:
-    """Counts and sums of the rows of each group."""
     sums = np.stack([np.bincount(at, column, size) for column in values.T], axis=1)
     return np.bincount(at, minlength=size).astype(np.float64), sums
 

@@ -150,16 +150,13 @@ class Tuned:
 
     @cached_property
     def _allowed_K(self) -> NDArray[Any]:
-        """The positions of the actions that the network may choose."""
         return np.array(self.mode.allowed or range(len(self._actions)))
 
     @cached_property
     def _shared(self) -> tuple[Shapes, StepClock]:
-        """For joint decisions, which consider all actions."""
         return Shapes.of(self._actions), step_clock(self._own.latency, self.mode.batch)
 
     def _only_first(self, features: Features) -> bool:
-        """Whether another mode is for these features."""
         return self._less is not None and len(features.get(SCALARS_KEY, ())) == self._own.config.schema.first
 
     def _root_of(self, read: Features) -> OneRoot:
@@ -177,7 +174,6 @@ class Tuned:
         return float(read[SCALARS_KEY][self._own.config.schema.index(name)])
 
     def _is_beyond(self, read: Features) -> bool:
-        """Whether no network decides, or none that has seen such a setting or length."""
         mode = self.mode
         if not mode.decides:
             return True

@@ -204,6 +204,5 @@ def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor) -> T
 
 
 def _flat(table: pa.Table, column: str) -> Tensor:
-    """All lists of a column, concatenated."""
     values = pa.concat_arrays([chunk.flatten() for chunk in table[column].chunks])
     return torch.from_numpy(values.to_numpy(zero_copy_only=False).copy())

@@ -218,7 +218,6 @@ class RootsModule(pl.LightningDataModule):
         self.rows = {name: learned_rows(texts, stride) for name, texts in splits.items()}
 
     def _loader(self, split: str, shuffle: bool) -> DataLoader[Batch]:
-        """A loader that fetches whole batches: to fetch single roots would take longer than to train on them."""
         generator, rows = torch.Generator().manual_seed(self.seed), self.rows[split]
         order = RandomSampler(range(len(rows)), generator=generator) if shuffle else SequentialSampler(range(len(rows)))
         batches = BatchSampler(order, self.batch, drop_last=shuffle and len(rows) > self.batch)

@@ -108,7 +108,6 @@ def _fitted(inputs_RF: Tensor, labels_RA: Tensor, rows_R: Tensor) -> Tensor:
 
 
 def _autocorrelation(timed: Timed) -> float:
-    """Of the first survival of a chain, which is `min(1, q/p)` of the text's next token."""
     accepted_R = timed.survivals_RS[:, 0].double()
     accepted_R = accepted_R - accepted_R.mean()
     same_R = timed.texts.text_R[LAG:] == timed.texts.text_R[:-LAG]

@@ -81,7 +81,6 @@ def lawful(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
 
 
 def _falling(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
-    """The running minimum along each path; that of a branch begins with its trunk's last survival."""
     branching = space.tree_survivals - space.depth
     sizes = [space.depth, branching, survivals_RS.shape[1] - space.tree_survivals]
     chain_RD, branches_RS, copied_RS = survivals_RS.clamp(0, 1).split(sizes, dim=1)

@@ -190,7 +190,6 @@ def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool
 
 
 def _without_drafts(mode: Mode, space: ActionSpace) -> Mode:
-    """The mode that copies or drafts nothing. Where few drafts pay, those that remain come late and may not pay."""
     kept = [a for a in (~space.needs_draft_A).nonzero()[:, 0].tolist() if not mode.allowed or a in mode.allowed]
     return replace(mode, allowed=tuple(kept))
 
