@@ -65,9 +65,9 @@ class TextSelector:
 
     def text(self, ids: Sequence[int] | NDArray[Any], prompt: int) -> DrafterKnowledge:
         """A request's text, whose first `prompt` tokens are its prompt."""
-        ids = np.asarray(ids, np.int64).tolist()
-        known = DrafterKnowledge(ids[:prompt], self._sampling, self._selector.tokens)
-        known.committed(ids[prompt:])
+        tokens: list[int] = np.asarray(ids, np.int64).tolist()
+        known = DrafterKnowledge(tokens[:prompt], self._sampling, self._selector.tokens)
+        known.committed(tokens[prompt:])
         return known
 
     def follow(self, requests: Mapping[str, tuple[Sequence[int], Sequence[int]]]) -> list[DrafterKnowledge]:

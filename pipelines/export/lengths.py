@@ -53,8 +53,8 @@ def best_lengths(engine: Engine, texts: Texts, verifiers: tuple[str, str], profi
             found.append(max(tried, key=lambda own: own[1].speed))
         return found
 
-    tables = [own for longest in range(max(most) + 1) if (own := table(longest))]
-    best = max(tables, key=lambda own: sum(math.log(replayed.speed) for _, replayed in own))
+    tables = list(filter(None, map(table, range(max(most) + 1))))
+    best = max(tables, key=lambda rows: sum(math.log(replayed.speed) for _, replayed in rows))
     result = []
     for batch, timed, (length, own) in zip(batches, most, best, strict=False):
         gain = None

@@ -38,8 +38,8 @@ class Decisions(NamedTuple):
 
     def over(self, mode: Mode, other: Mode) -> Ratio:
         """The speed of one mode over that of another."""
-        replayed = (replay_mode(self.timed, self.predictions, each, self.policy) for each in (mode, other))
-        return ratio_of_speeds(*replayed, self.timed.texts.source_number_X)
+        mine, theirs = (replay_mode(self.timed, self.predictions, each, self.policy) for each in (mode, other))
+        return ratio_of_speeds(mine, theirs, self.timed.texts.source_number_X)
 
     def restricted(self, shapes: list[int]) -> Mode:
         """The mode with some shapes alone; that of the best static tree among them where decisions are not faster."""
