@@ -28,7 +28,11 @@ def metrics(evaluation: Evaluation) -> dict[str, float]:
     found = {EXPORTED: statistics.mean(row["replay_ratio"] for row in rows)}
     for row, (setting, _) in zip(rows, evaluation.settings, strict=True):
         mine = [each for each in evaluation.table.figures if each[:3] == (setting, SELECTOR, ALL)]
-        figures = {each.measure.replace(" ", "_"): each.value for each in mine if not each.measure.startswith(ON)}
+        figures = {
+            each.measure.replace(",", "").replace(" ", "_"): each.value
+            for each in mine
+            if not each.measure.startswith(ON)
+        }
         found |= named({EXPORTED: row["replay_ratio"], **figures}, row)
     return found
 
