@@ -32,7 +32,7 @@ from selector.train.data import SPLITS, Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.tuning import StaticTable, best_static
 
-SECTIONS = ("prompts", "sampling", "latency", "train", "logs")
+SECTIONS = ("prompts", "sampling", "data", "latency", "train", "logs")
 LOGS_VERSION = 3  # to be raised when the same logs give other figures
 LONGEST_LOOKUP = 20  # tokens
 SQUARED = 0.03  # weight of the squared error; with 1, lookups of 20 tokens would outweigh the drafter's chains
@@ -47,6 +47,7 @@ def plan(config: Config) -> list[str]:
     return [
         f"{len(logs.all)} texts, {sum(text.roots for text in logs.all):,} positions; {labeller.drafter} of up to "
         f"{labeller.space.depth} tokens, lookups of up to {LONGEST_LOOKUP}",
+        *logs.remarks,
         f"train {config.train.epochs} epochs, replay, write {config.folder / 'selector'}",
     ]
 

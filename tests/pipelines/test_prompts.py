@@ -116,7 +116,7 @@ def test_settings_that_do_not_go_together(options: list[str], message: str) -> N
     ("options", "message"),
     [
         (
-            ["prompts.sets=[{name: gsm8k, file: gsm8k.jsonl, prompts: 1000}]"],
+            ["prompts.sets=[{name: gsm8k, file: gsm8k.jsonl, prompts: 1000}]", "prompts.tokens=400"],
             "prompts.sets: gsm8k gives 41 prompts, not",
         ),
         (["prompts.sets=[{name: gsm8k, file: gsm8k.jsonl, prompts: 20}]", "prompts.tokens=2"], "gsm8k gives 0 prompts"),
