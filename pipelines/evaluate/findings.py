@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from typing import Any
 
 from pipelines.evaluate import verdict
 from pipelines.evaluate.methods import COPYING, PLAIN, SELECTOR, STATIC
 from pipelines.evaluate.origins import ORIGINS
-from pipelines.evaluate.table import ALL, EFFICIENCY, ON, SHARE, TOKENS_PER_SECOND, Figure, decoded, replayed
+from pipelines.evaluate.table import ALL, EFFICIENCY, ON, SHARE, TOKENS_PER_SECOND, Figure, Table, decoded, replayed
 from pipelines.evaluate.verdict import Cells, Evaluation, decisions
 from pipelines.run import console, table
 from pipelines.tracking import EXPORTED, named
@@ -40,10 +41,12 @@ def metrics(evaluation: Evaluation) -> dict[str, float]:
 def methods(evaluation: Evaluation) -> dict[str, list[Cells]]:
     """By sampling setting every method, the fastest first: its speed over plain decoding, the selector's speed over
     it, and what it does."""
-    found, entries = evaluation.table, {(each["setting"], each["method"]): each for each in evaluation.found["methods"]}
+    found, listed = evaluation.table, [*evaluation.found["methods"], *evaluation.found["replayed"]]
+    entries = {(each["setting"], each["method"]): each for each in listed}
     shown: dict[str, list[Cells]] = {}
     for setting, _ in evaluation.settings:
-        names = found.methods(setting, TOKENS_PER_SECOND)
+        names = [name for at, name in entries if at == setting]
+        names.sort(key=partial(_over_plain, found, setting), reverse=True)
         shown[setting] = [
             {
                 "method": _label(entries[setting, name]),
@@ -52,12 +55,17 @@ def methods(evaluation: Evaluation) -> dict[str, list[Cells]]:
                 "selector over it, decoded": _text(found.get(setting, SELECTOR, decoded(name)), 3),
                 "selector over it, replayed": _text(found.get(setting, SELECTOR, replayed(name)), 3),
                 "drafts": entries[setting, name]["drafts"],
-                "tokens/step": str(found.of(setting, name, EFFICIENCY)),
-                "tokens/s": found.of(setting, name, TOKENS_PER_SECOND).text(0),
+                "tokens/step": _text(found.get(setting, name, EFFICIENCY)),
+                "tokens/s": _text(found.get(setting, name, TOKENS_PER_SECOND), 0),
             }
             for name in names
         ]
     return shown
+
+
+def _over_plain(found: Table, setting: str, name: str) -> float:
+    figure = found.get(setting, name, decoded(PLAIN)) or found.get(setting, name, replayed(PLAIN))
+    return 1.0 if figure is None else figure.value
 
 
 def _text(figure: Figure | None, digits: int = 2) -> str:

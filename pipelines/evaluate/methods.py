@@ -96,7 +96,7 @@ class Method:
     @property
     def is_decoded(self) -> bool:
         """Whether it is decoded, too: not the trees that only tell more of how the best one was found."""
-        return (self.name != BRANCHING and not self.name.startswith(f"{STATIC}, ")) or self.name == AT_ROOT
+        return self.name == AT_ROOT or not self.name.startswith((BRANCHING, f"{STATIC}, "))
 
     @property
     def identity(self) -> Hashable:

@@ -15,6 +15,7 @@ from selector.latency import LatencyProfile, gpu_like
 from selector.train.data import Setting, Texts
 from selector.train.module import SelectorModule
 from selector.train.replay import ratio_of_speeds
+from selector.train.tuning import Judged
 
 Methods = dict[Setting, list[Method]]  # by sampling setting
 
@@ -29,12 +30,8 @@ def networks(
     config: Config, profile: LatencyProfile, splits: dict[str, Texts], module: SelectorModule
 ) -> dict[Setting, Method]:
     """The network as it decides best on the validation texts, by sampling setting, whatever is exported."""
-    train, validation = (by_setting(config, splits[name], profile) for name in ("train", "validation"))
-    judged = judge(module, validation, statics(config, train))
-    return {
-        setting: Method(NETWORK, config.train.verifier, each.mode, module)
-        for setting, each in zip(settings_of(config), judged, strict=True)
-    }
+    judged = _judged(config, profile, splits, module).items()
+    return {setting: Method(NETWORK, config.train.verifier, each.mode, module) for setting, each in judged}
 
 
 def synthetic_methods(
@@ -42,15 +39,19 @@ def synthetic_methods(
 ) -> Methods:
     """The same network on another clock, tuned and judged with its step times; and the static trees that are fastest
     there."""
-    verifier, settings = config.train.verifier, settings_of(config)
-    train, validation = (by_setting(config, splits[name], profile) for name in ("train", "validation"))
-    judged = judge(module, validation, statics(config, train))
     methods: Methods = {}
-    for setting, each in zip(settings, judged, strict=True):
+    for setting, each in _judged(config, profile, splits, module).items():
         mode = each.mode if each.pays and module.is_regressor else each.mode.static_only()
         own = static_methods(splits["train"].setting_of(setting), config.verifiers, profile)
-        methods[setting] = [*own, Method(SELECTOR, verifier, mode, module)]
+        methods[setting] = [*own, Method(SELECTOR, config.train.verifier, mode, module)]
     return methods
+
+
+def _judged(
+    config: Config, profile: LatencyProfile, splits: dict[str, Texts], module: SelectorModule
+) -> dict[Setting, Judged]:
+    train, validation = (by_setting(config, splits[name], profile) for name in ("train", "validation"))
+    return dict(zip(settings_of(config), judge(module, validation, statics(config, train)), strict=True))
 
 
 def replays(methods: Methods, texts: Texts, profile: LatencyProfile, clock: str = "") -> Iterator[Figure]:

@@ -52,7 +52,7 @@ from selector.train.module import SelectorModule
 
 T = TypeVar("T")
 Contenders = dict[Setting, list[Method | Assistant]]  # by sampling setting
-FORMAT = 14  # of `evaluation.json`
+FORMAT = 15  # of `evaluation.json`
 PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption
 TUNED = "evaluation.tuned.jsonl"  # transformers' own methods that were tuned before an interruption
 GREEDY_PROMPTS = 40
@@ -155,6 +155,12 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
     found = {
         "summary": comparison.summary(config, table, decoded),
         "methods": comparison.methods(table, decoded),
+        "replayed": [
+            {"setting": setting_name(*key), "method": each.name, "verifier": each.verifier, "drafts": each.drafts}
+            for key, own in methods.items()
+            for each in (*own, alone[key])
+            if each not in contenders[key]
+        ],
         "decisions": chosen_of(result)["modes"],
         "greedy": greedy,
         "strips": strips(own_rows, prompts, partial(encode, config, pair), pair.tokenizer),

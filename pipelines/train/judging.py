@@ -37,8 +37,8 @@ from selector.train.tuning import (
     tune_mode,
 )
 
-# Standard errors by which a log's network must be ahead. It gains most at 128 requests, 0.144 over the rule on the
-# held-out texts of docs/logs.md, and two standard errors are 0.152 there.
+# Standard errors by which a log's network must be ahead of the rule and of the fixed length, on the validation texts.
+# At large batches a few long texts take most of the time, so errors are large, although the gain is largest there.
 OF_LOGS = TIE
 
 

@@ -31,6 +31,8 @@ from selector.runtime.tokens import TokenStatistics
 from selector.runtime.tuned import Tuned, warn_far, warn_once
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 
+ASKED_BY = ("temperature", "top_p", "batch")  # scalars that tell which mode decides
+
 
 class Selector:
     """A loaded selector.
@@ -100,11 +102,8 @@ class Selector:
         return torch.stack([self.scores(root) for root in roots])
 
     def _tuned_of(self, read: Features) -> Tuned:
-        scalars_F, at = (
-            read[SCALARS_KEY].numpy(),
-            [self.schema.index(name) for name in ("temperature", "top_p", "batch")],
-        )
-        temperature, top_p, batch = scalars_F[at].tolist()
+        scalars_F = read[SCALARS_KEY].numpy()
+        temperature, top_p, batch = (scalars_F[self.schema.index(name)].item() for name in ASKED_BY)
         level = self.schema.levels[int(len(scalars_F) > self.schema.first)] if self.schema == LOG else ""
         asked = temperature, top_p, batch, level
         if asked not in self._known:

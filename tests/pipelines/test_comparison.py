@@ -93,7 +93,12 @@ def evaluated(data: Rows | None = None, replay: list[Figure] | None = None, conf
     data = rows() if data is None else data
     table = Table([*figures(data), *(replays() if replay is None else replay)])
     decisions = [Mode(each.temperature, 1.0, Action(1, 4, 0)).row() for each in config.sampling]
-    found = {"summary": summary(config, table, data), "methods": methods(table, data), "decisions": decisions}
+    found = {
+        "summary": summary(config, table, data),
+        "methods": methods(table, data),
+        "replayed": [],
+        "decisions": decisions,
+    }
     return Evaluation(found, table)
 
 
