@@ -39,7 +39,7 @@ from data_gen.models.self_check import check_model
 from data_gen.models.vocabulary import scored, widened
 from data_gen.timing import device_name
 from data_gen.verification import get_verifier
-from selector.actions import ActionSpace, Choice, Lookup, Tree, choice_of
+from selector.actions import Action, ActionSpace
 from selector.runtime.selector import Selector, load_selector
 from selector.runtime.tuned import Tuned
 from selector.schema import PAIR, InputError
@@ -108,7 +108,7 @@ class SpeculativeOutput(ModelOutput):
 
     sequences: Tensor | None = None
     accepted: tuple[int, ...] | None = None
-    actions: tuple[Choice, ...] | None = None
+    actions: tuple[Action, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def speculative_generate(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     draft_model: PreTrainedModel | None = None,
-    selector: Selector | str | Path | Tree | tuple[str, Tree] | None = None,
+    selector: Selector | str | Path | Action | tuple[str, Action] | None = None,
     text_streamer: Any = None,
     **model_kwargs: Any,
 ) -> Tensor | SpeculativeOutput:
@@ -295,11 +295,11 @@ def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Ch
         verifier, selector = selector
     try:
         space = ActionSpace.of_pairs()
-        action = space.actions[space.index(choice_of(selector))]
+        action = space.actions[space.index(Action.of(selector))]
     except (TypeError, ValueError) as error:
         raise InputError(
-            "selector: neither a selector, nor its folder, nor a tree (K, L1, L2), nor a lookup (length,)"
+            "selector: neither a selector, nor its folder, nor an action (K, L1, L2) or (K, L1, L2, style)"
         ) from error
-    if pair.has_head and not isinstance(action, Lookup) and action.K > 1:
+    if pair.has_head and action.K > 1:
         raise InputError(f"selector: the tree {action} has branches; a head drafts chains")
     return verifier, FixedTree(action)

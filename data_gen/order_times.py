@@ -12,7 +12,7 @@ from scipy.optimize import isotonic_regression
 from data_gen.decoding.loop import Features, FixedTree
 from data_gen.models.pair import ModelPair
 from data_gen.timing import steps_of, usual
-from selector.actions import EMPTY, Action, Choice
+from selector.actions import EMPTY, Action
 from selector.latency import NEVER_LATE, Table
 
 BETWEEN = Action(1, 4, 0)  # drafted between plain steps
@@ -46,7 +46,7 @@ class _Late:
     feature_levels: tuple[str, ...] = ()
     since: int = 0
 
-    def select(self, features: Features | None) -> Choice:
+    def select(self, features: Features | None) -> Action:
         self.since = (self.since + 1) % (self.plain + 1)
         return EMPTY if self.since else BETWEEN
 

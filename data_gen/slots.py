@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from data_gen.trees import ancestors
-from selector.actions import Choice, Lookup
+from selector.actions import Action
 
 ABSENT = -1  # fills up a list of entries
 
@@ -35,10 +35,8 @@ class Layout:
         levels: the slots of each depth from the trunk's end on.
     """
 
-    def __init__(self, action: Choice, device: torch.device) -> None:
-        if isinstance(action, Lookup):
-            self.K, self.L1, self.L2 = 1, action.length, 0
-        elif action.K == 1 or action.L2 == 0:
+    def __init__(self, action: Action, device: torch.device) -> None:
+        if action.K == 1 or action.L2 == 0:
             self.K, self.L1, self.L2 = 1, action.L1 + action.L2, 0
         else:
             self.K, self.L1, self.L2 = action.K, action.L1, action.L2
@@ -66,7 +64,7 @@ class Layout:
 
 
 @cache
-def layout_of(action: Choice, device: torch.device) -> Layout:
+def layout_of(action: Action, device: torch.device) -> Layout:
     return Layout(action, device)
 
 

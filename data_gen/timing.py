@@ -27,7 +27,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification import COPIED, get_verifier
 from data_gen.verification.distributions import sample
-from selector.actions import EMPTY, Action, Choice, Lookup
+from selector.actions import EMPTY, Action
 from selector.latency import Correction, LatencyProfile, Table, correction_counts
 from selector.schema import MATCH
 
@@ -224,13 +224,13 @@ def _rows(pair: ModelPair, nodes: int, generator: torch.Generator) -> tuple[Tens
 
 def real_steps(
     pair: ModelPair,
-    cases: Sequence[tuple[str, Choice]],
+    cases: Sequence[tuple[str, Action]],
     prompts: Sequence[list[int]],
     count: int,
     tokens: int,
     tick: Callable[[], object] = lambda: None,
     until: float = math.inf,
-) -> dict[tuple[str, Choice], list[Step]]:
+) -> dict[tuple[str, Action], list[Step]]:
     """Steps of the pair's kind of decoder, by verifier and action (`cases`): up to `count` of each text, after its slow
     first steps and within `tokens` new tokens. Steps of a lookup without a match and keys without steps are left out.
     After the moment `until` of `now` every decoding makes its first such step, and no more.
@@ -238,7 +238,7 @@ def real_steps(
     Decodings of a prompt take turns step by step, in a random order, so that a slow moment of the machine and the
     processor's caches affect all of them alike. `tick` is called `rounds` times.
     """
-    steps: dict[tuple[str, Choice], list[Step]] = {case: [] for case in cases}
+    steps: dict[tuple[str, Action], list[Step]] = {case: [] for case in cases}
     for number, prompt in enumerate(prompts):
         shuffled = random.Random(number)
         order = shuffled.sample(list(steps), len(steps))
@@ -259,13 +259,13 @@ def real_steps(
     return {key: taken for key, taken in steps.items() if taken}  # a text may end with its first step
 
 
-def rounds(cases: Sequence[tuple[str, Choice]], prompts: Sequence[list[int]]) -> int:
+def rounds(cases: Sequence[tuple[str, Action]], prompts: Sequence[list[int]]) -> int:
     """How often `real_steps` calls its `tick`."""
     return len(prompts) * math.ceil(len(cases) / TOGETHER)
 
 
-def _seen_for(action: Choice) -> tuple[str, ...]:
-    return (MATCH,) if isinstance(action, Lookup) else ()
+def _seen_for(action: Action) -> tuple[str, ...]:
+    return (MATCH,) if action.copies else ()
 
 
 def steps_of(
@@ -285,7 +285,7 @@ def steps_of(
                 yield step
 
 
-def times(profile: LatencyProfile, verifier: str, action: Choice, steps: Sequence[Step]) -> tuple[float, float]:
+def times(profile: LatencyProfile, verifier: str, action: Action, steps: Sequence[Step]) -> tuple[float, float]:
     """Predicted and measured seconds of a step with one action: means without the slowest tenth."""
     kept = _quicker(steps, lambda step: step.total)
     predicted = statistics.fmean(
@@ -294,7 +294,7 @@ def times(profile: LatencyProfile, verifier: str, action: Choice, steps: Sequenc
     return predicted, statistics.fmean(step.total for step in kept)
 
 
-def fitted(profile: LatencyProfile, steps: Mapping[tuple[str, Choice], Sequence[Step]]) -> LatencyProfile:
+def fitted(profile: LatencyProfile, steps: Mapping[tuple[str, Action], Sequence[Step]]) -> LatencyProfile:
     """The profile with `step`, `copied` and `corrections` from real decoding steps.
 
     The corrections of drafting are fitted to the steps of all verifiers together, because they do not depend on the
@@ -307,7 +307,7 @@ def fitted(profile: LatencyProfile, steps: Mapping[tuple[str, Choice], Sequence[
     empty = [times(profile, name, tree, taken) for (name, tree), taken in steps.items() if tree == EMPTY]
     profile = replace(profile, step=statistics.fmean(measured - predicted for predicted, measured in empty))
     profile = replace(profile, copied=_copied(profile, steps))
-    drafted = {(name, tree): taken for (name, tree), taken in steps.items() if isinstance(tree, Action)}
+    drafted = {(name, tree): taken for (name, tree), taken in steps.items() if not tree.copies}
     chains = {key: taken for key, taken in drafted.items() if key[1].K == 1 and key[1] != EMPTY}
     drafting, trunk_pass = _least_squares(profile, chains, [correction_counts(action)[:2] for _, action in chains])
     profile = replace(profile, corrections=dict.fromkeys(profile.verify, Correction(drafting, trunk_pass)))
@@ -335,10 +335,10 @@ def _least_squares(
     return seconds
 
 
-def _copied(profile: LatencyProfile, steps: Mapping[tuple[str, Choice], Sequence[Step]]) -> Table:
+def _copied(profile: LatencyProfile, steps: Mapping[tuple[str, Action], Sequence[Step]]) -> Table:
     """Seconds to verify a copied chain, by its length: as timed, plus the mean error over real steps of all lengths,
     because there are few steps of each length."""
-    lookups = {key: taken for key, taken in steps.items() if isinstance(key[1], Lookup)}
+    lookups = {key: taken for key, taken in steps.items() if key[1].copies}
     if not lookups:
         return profile.copied
     found = [times(profile, *key, taken) for key, taken in lookups.items()]

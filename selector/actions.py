@@ -19,83 +19,59 @@ from torch import Tensor
 IID, WITHOUT_REPLACEMENT, GREEDY = STYLES = ("iid", "without_replacement", "greedy")
 
 
+COPY = "copy"  # the style of a chain that no draft drafts
+
+
 class Action(NamedTuple):
-    """A delayed tree: a trunk of `L1` tokens, then `K` i.i.d. branches of `L2` tokens (DDTE, section 3)."""
+    """What is verified at a root: a delayed tree of a trunk of `L1` tokens, then `K` branches of `L2` tokens (DDTE,
+    section 3), whose first tokens are drawn in a style of `STYLES`; or, with the style `COPY`, a chain of `L1` tokens
+    that followed the longest earlier match of the text's end."""
 
     K: int
     L1: int
     L2: int
+    style: str = IID
 
-    @property
-    def style(self) -> str:
-        return IID
+    @classmethod
+    def copy(cls, length: int) -> Action:
+        """The copy of `length` tokens."""
+        return cls(1, length, 0, COPY)
+
+    @classmethod
+    def of(cls, values: Iterable[Any]) -> Action:
+        """From JSON or a user: K, L1, L2 and perhaps a style; TypeError for anything else."""
+        given = tuple(values)
+        numbers, style = given[:3], given[3:] or (IID,)
+        if [*map(type, numbers)] != [int] * 3 or style not in [(each,) for each in (*STYLES, COPY)]:
+            raise TypeError(f"{given} is not K, L1, L2 and perhaps a style of {', '.join((*STYLES, COPY))}")
+        return cls(*numbers, *style)
 
     @property
     def nodes(self) -> int:
-        """Number of drafted tokens; equal prefixes of branches count separately."""
+        """Number of drafted tokens; equal prefixes of i.i.d. branches count separately."""
         return self.L1 + self.K * self.L2
 
-    def __str__(self) -> str:
-        return f"({self.K}, {self.L1}, {self.L2})"
-
-
-class StyledAction(NamedTuple):
-    """A delayed tree whose `K` branches begin with different tokens, drawn in a style of `STYLES` other than i.i.d."""
-
-    K: int
-    L1: int
-    L2: int
-    style: str
+    @property
+    def copies(self) -> bool:
+        return self.style == COPY
 
     @property
-    def nodes(self) -> int:
-        """Number of drafted tokens."""
-        return self.L1 + self.K * self.L2
-
-    def __str__(self) -> str:
-        return f"({self.K}, {self.L1}, {self.L2}, {self.style})"
-
-
-class Lookup(NamedTuple):
-    """A chain of `length` tokens that followed the longest earlier match of the text's end; it needs no draft pass."""
-
-    length: int
+    def drafts(self) -> bool:
+        """Whether it needs a draft pass."""
+        return not self.copies and self.nodes > 0
 
     @property
-    def nodes(self) -> int:
-        return self.length
+    def distinct(self) -> bool:
+        """Whether its branches begin with different tokens by their style."""
+        return self.style in STYLES[1:]
 
     def __str__(self) -> str:
-        return f"lookup {self.length}"
+        style = f", {self.style}" if self.distinct else ""
+        return f"lookup {self.L1}" if self.copies else f"({self.K}, {self.L1}, {self.L2}{style})"
 
-
-Tree = Action | StyledAction
-Choice = Tree | Lookup
 
 EMPTY = Action(1, 0, 0)  # no token is drafted: autoregressive decoding
 LARGEST = 256  # each number of a space is below this, so that its tables stay small
-
-
-def without_draft(action: Choice) -> bool:
-    """Whether an action needs no draft pass."""
-    return isinstance(action, Lookup) or action == EMPTY
-
-
-def choice_of(values: Iterable[Any]) -> Choice:
-    """An action from JSON: three numbers are a tree, with a style after them a styled one; one number is a lookup.
-    TypeError for any other number of values."""
-    numbers = tuple(values)
-    return Lookup(*numbers) if len(numbers) == 1 else tree_of(numbers)
-
-
-def tree_of(values: Iterable[Any]) -> Tree:
-    """`choice_of` for trees alone; TypeError for a style that is not known, too."""
-    numbers = tuple(values)
-    if len(numbers) != 4:
-        return Action(*numbers)
-    if numbers[3] not in STYLES[1:]:
-        raise TypeError(f"{numbers[3]!r} is none of the styles {', '.join(STYLES[1:])}")
-    return StyledAction(*numbers)
 
 
 @dataclass(frozen=True)
@@ -156,7 +132,7 @@ class ActionSpace:
         return {**asdict(self), "lookups": list(self.lookups), "styles": list(self.styles)}
 
     @cached_property
-    def trees(self) -> tuple[Tree, ...]:
+    def trees(self) -> tuple[Action, ...]:
         """The actions that the draft model drafts, and the empty tree."""
         shapes = [
             Action(K, L1, L2)
@@ -164,17 +140,17 @@ class ActionSpace:
             for L1 in range(self.max_L1 + 1)
             for L2 in range(1, self.max_L2 + 1)
         ]
-        styled = [StyledAction(*shape, style) for style in self.styles for shape in shapes]
+        styled = [shape._replace(style=style) for style in self.styles for shape in shapes]
         return (*sorted([*map(self.chain, range(self.depth + 1)), *shapes]), *styled)
 
     @cached_property
-    def actions(self) -> tuple[Choice, ...]:
-        return (*self.trees, *map(Lookup, self.lookups))
+    def actions(self) -> tuple[Action, ...]:
+        return (*self.trees, *map(Action.copy, self.lookups))
 
     @cached_property
     def needs_draft_A(self) -> Tensor:
         """Which actions need a draft pass, bool [A]."""
-        return torch.tensor([not without_draft(action) for action in self])
+        return torch.tensor([action.drafts for action in self])
 
     @cached_property
     def chain_positions(self) -> tuple[int, ...]:
@@ -206,8 +182,8 @@ class ActionSpace:
         """
         sums_SA = torch.zeros(self.tree_survivals + max(self.lookups, default=0), len(self))
         for a, action in enumerate(self):
-            if isinstance(action, Lookup):
-                sums_SA[self.tree_survivals : self.tree_survivals + action.length, a] = 1
+            if action.copies:
+                sums_SA[self.tree_survivals : self.tree_survivals + action.L1, a] = 1
                 continue
             K, L1, L2, style = action.K, action.L1, action.L2, (IID, *self.styles).index(action.style)
             sums_SA[: L1 + L2 if K == 1 else L1, a] = 1
@@ -243,14 +219,14 @@ class ActionSpace:
         return 1 + survivals_S @ self.sums_SA.to(survivals_S)
 
     @cached_property
-    def _index(self) -> dict[Choice, int]:
+    def _index(self) -> dict[Action, int]:
         return {action: i for i, action in enumerate(self.actions)}
 
     def chain(self, length: int) -> Action:
         """The canonical action of a chain of `length` tokens."""
         return Action(1, min(length, self.max_L1), max(0, length - self.max_L1))
 
-    def canonical(self, action: Tree) -> Tree:
+    def canonical(self, action: Action) -> Action:
         """The action of this space that drafts the same tree; ValueError where there is none."""
         K, L1, L2 = action.K, action.L1, action.L2
         own = self.chain(L1 + L2) if K == 1 or L2 == 0 else action
@@ -262,9 +238,9 @@ class ActionSpace:
             )
         return own
 
-    def index(self, action: Choice) -> int:
+    def index(self, action: Action) -> int:
         """Position in `actions` of the action that drafts the same tokens; ValueError where there is none."""
-        if not isinstance(action, Lookup):
+        if not action.copies:
             action = self.canonical(action)
         elif action not in self._index:
             raise ValueError(f"{action} is not among the lookups of {self.lookups} tokens")
@@ -273,5 +249,5 @@ class ActionSpace:
     def __len__(self) -> int:
         return len(self.actions)
 
-    def __iter__(self) -> Iterator[Choice]:
+    def __iter__(self) -> Iterator[Action]:
         return iter(self.actions)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from selector.actions import ActionSpace, Choice, Lookup, Tree, tree_of
+from selector.actions import Action, ActionSpace
 from selector.schema import DRAFTER, EARLY, FULL, LEVELS, LIGHT, MATCH, TEXT
 from selector.tables import number
 
@@ -39,8 +39,8 @@ class LookupRule(NamedTuple):
     length: int
 
     @property
-    def lookup(self) -> Lookup:
-        return Lookup(self.length)
+    def lookup(self) -> Action:
+        return Action.copy(self.length)
 
     def copies(self, match: Any) -> Any:
         """Whether the rule drafts its lookup: a bool for a number, a bool tensor for a tensor of matches."""
@@ -58,7 +58,7 @@ class Mode:
 
     temperature: float
     top_p: float
-    action: Tree  # the best static tree, which is drafted where no features are known or needed
+    action: Action  # the best static tree, which is drafted where no features are known or needed
     feature_levels: tuple[str, ...] = ()  # of `schema.LEVELS`, in order; `MATCH` alone for the lookup rule
     speed: float = 1.0  # g, tokens per second
     rho: float = 1.0  # from 0 to 1
@@ -126,7 +126,7 @@ class Mode:
         """The mode of the lookup rule, or of the static tree where there is none."""
         return replace(self, feature_levels=(MATCH,) if self.rule else (), longest=0, joint=0.0)
 
-    def copied(self, match: float) -> Choice:
+    def copied(self, match: float) -> Action:
         """The choice of the lookup rule: its lookup or the static tree."""
         return self.rule.lookup if self.rule is not None and self.rule.copies(match) else self.action
 
@@ -163,7 +163,7 @@ class Mode:
     def of(cls, entry: dict[str, Any]) -> "Mode":
         """The mode of a JSON entry; other keys are ignored. Raises KeyError, TypeError or ValueError for other data."""
         mode = cls(
-            action=tree_of(entry["action"]),
+            action=Action.of(entry["action"]),
             allowed=tuple(entry["allowed"]),
             feature_levels=tuple(entry["feature_levels"]),
             rule=None if entry["rule"] is None else LookupRule(*entry["rule"]),

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup, StyledAction
+from selector.actions import EMPTY, IID, Action, ActionSpace
 from selector.schema import FEATURES, FULL, LIGHT, MATCH, InputError
 from selector.tables import FREE, Batches, Table, number
 
@@ -135,16 +135,16 @@ class LatencyProfile:
         draft, target = self.batches.at(batch, MOST_TOKENS)
         return replace(self, draft=draft, target=target, batches=None)
 
-    def nodes(self, action: Choice, setting: tuple[float, float] = UNCUT) -> float:
+    def nodes(self, action: Action, setting: tuple[float, float] = UNCUT) -> float:
         """The mean number of nodes that the target passes under a sampling setting, with the root."""
         different = self.different.get(setting_key(setting))
-        if different is None or not isinstance(action, Action) or action.K == 1:
+        if different is None or action.style != IID or action.K == 1:
             return 1 + action.nodes  # branches of other styles have no node in common
         return 1 + action.L1 + sum(different[action.K - 2][: action.L2])
 
     def action_seconds(
         self,
-        action: Choice,
+        action: Action,
         length: float,
         verifier: str,
         feature_levels: Sequence[str] = (),
@@ -159,7 +159,7 @@ class LatencyProfile:
             setting: temperature and top-p.
             nodes: that the target passes, with the root; `nodes(action, setting)` if None.
         """
-        if isinstance(action, StyledAction) and self.decoder != EAGER:
+        if action.distinct and self.decoder != EAGER:
             return NOT_DRAFTED
         nodes = self.nodes(action, setting) if nodes is None else nodes
         passes = _draft_passes(action, length, LIGHT in feature_levels or FULL in feature_levels)
@@ -167,8 +167,8 @@ class LatencyProfile:
         decisions = sum(self.decide.get(each, 0.0) for each in feature_levels)
         target = self.target.at(length, nodes)
         seconds += target + self.step + decisions
-        if isinstance(action, Lookup):
-            seconds += self.copied.at(action.length, 1)
+        if action.copies:
+            seconds += self.copied.at(action.L1, 1)
         elif action != EMPTY:
             seconds += self.verify[verifier].at(action.L1 + action.L2, action.K)
             seconds += sum(map(mul, correction_counts(action), self.corrections.get(verifier, Correction())))
@@ -180,7 +180,7 @@ class LatencyProfile:
 
     def table(
         self,
-        actions: tuple[Choice, ...],
+        actions: tuple[Action, ...],
         verifier: str,
         feature_levels: Sequence[str] = (),
         setting: tuple[float, float] = UNCUT,
@@ -209,19 +209,19 @@ class LatencyProfile:
         return {}  # earlier answers of `table`: tuning and the methods of an evaluation ask for the same ones
 
 
-def _draft_passes(action: Choice, length: float, root: bool) -> list[tuple[float, int]]:
+def _draft_passes(action: Action, length: float, root: bool) -> list[tuple[float, int]]:
     """Context length and width of a step's draft passes. The first has width 2, because after full acceptance it also
     covers the last accepted token; with `root`, for a decision from the draft's rows, it is always made."""
-    if isinstance(action, Lookup) or action == EMPTY:
+    if not action.drafts:
         return [(length, 2)] if root else []
     K, L1, L2 = action[:3]
     trunk = [(length + depth, 1) for depth in range(1, L1 + (L2 > 0))]
     return [(length, 2), *trunk, *((length + L1 + depth * K, K) for depth in range(1, L2))]
 
 
-def correction_counts(action: Choice) -> tuple[int, int, int, int]:
+def correction_counts(action: Action) -> tuple[int, int, int, int]:
     """How often each part of a `Correction` occurs in a step with this action."""
-    if isinstance(action, Lookup):
+    if action.copies:
         return 0, 0, 0, 0
     K, L1, L2 = action[:3]
     if K == 1:

@@ -19,7 +19,7 @@ from data_gen.models.cached_head import caches, check_prompt
 from data_gen.models.pair import CachedModel, ModelRows
 from data_gen.verification import COPIED, Verdict, Verifier, styled
 from data_gen.verification.distributions import sample
-from selector.actions import Choice, Lookup, StyledAction
+from selector.actions import Action
 
 
 class Decoder(Loop):
@@ -60,18 +60,18 @@ class Decoder(Loop):
                 knowledge.passed(rows.each())
         return text.root_probs_V
 
-    def _draft(self, text: _CachedText, action: Choice, clock: Clock) -> Draft:
-        if not isinstance(action, Lookup) and action.nodes > 0:
+    def _draft(self, text: _CachedText, action: Action, clock: Clock) -> Draft:
+        if action.drafts:
             root_V = self._root(text, clock)
             style = self._verifier_of(action).style
             return draft_tree(
                 *(text.draft, root_V, action, self.draft_sampling, text.generator, style, text.tokens),
                 root_logits_V=text.root_logits_V,
             )
-        copied = text.proposal(action.length) if isinstance(action, Lookup) else []
+        copied = text.proposal(action.L1) if action.copies else []
         return draft_lookup(copied, self.pair.vocabulary, self.pair.device)
 
-    def _target(self, text: _CachedText, action: Choice, drafted: Draft) -> ModelRows:
+    def _target(self, text: _CachedText, action: Action, drafted: Draft) -> ModelRows:
         tree, device = drafted.tree, self.pair.device
         tokens_N = tree.tokens_N.clone()
         tokens_N[0] = text.tokens[-1]
@@ -81,17 +81,17 @@ class Decoder(Loop):
             lambda: [text.tokens + [tree.token(n) for n in tree.path_to(node)] for node in range(len(tree))],
         )
 
-    def _verify(self, text: _CachedText, action: Choice, drafted: Draft, rows: ModelRows) -> Verdict:
+    def _verify(self, text: _CachedText, action: Action, drafted: Draft, rows: ModelRows) -> Verdict:
         if len(drafted.tree) == 1:
             return Verdict(0, int(sample(rows.probs_NV[0], 1, text.generator)))
         return self._verifier_of(action).verify(drafted.tree, rows.probs_NV, drafted.probs_NV, text.generator)
 
-    def _verifier_of(self, action: Choice) -> Verifier:
-        if isinstance(action, Lookup):
+    def _verifier_of(self, action: Action) -> Verifier:
+        if action.copies:
             return COPIED
-        return styled(self.verifier, action.style) if isinstance(action, StyledAction) else self.verifier
+        return styled(self.verifier, action.style) if action.distinct else self.verifier
 
-    def _commit(self, text: _CachedText, action: Choice, drafted: Draft, rows: ModelRows, verdict: Verdict) -> Outcome:
+    def _commit(self, text: _CachedText, action: Action, drafted: Draft, rows: ModelRows, verdict: Verdict) -> Outcome:
         path = drafted.tree.path_to(verdict.node)
         passed = [node for node in path if node in drafted.row_of]
         text.target.keep([0, *path])

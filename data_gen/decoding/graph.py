@@ -27,7 +27,7 @@ from data_gen.slots import Layout, layout_of
 from data_gen.verification import COPIED
 from data_gen.verification.distributions import invert
 from data_gen.verification.on_slots import check_on_slots, verify_slots
-from selector.actions import EMPTY, Action, Choice, Lookup, StyledAction
+from selector.actions import EMPTY, Action
 from selector.schema import EARLY, LIGHT, MATCH, InputError
 
 ROWS = 256  # a cache's rows are a multiple of this, so that few numbers of rows need compiled passes
@@ -137,24 +137,23 @@ class GraphDecoder(Loop):
         memory.root_1V.copy_(probs_WV[-1:])
         return torch.cat([probs_WV, logits_WV.to(probs_WV.dtype)], dim=-1) if shown else probs_WV
 
-    def _run(self, text: _SlotText, action: Choice, clock: Clock) -> Outcome:
+    def _run(self, text: _SlotText, action: Action, clock: Clock) -> Outcome:
         length, memory = len(text.tokens), text.memory
         if length > self.length:
             raise InputError(f"the text has {length} tokens; this decoder was made for {self.length}")
-        if isinstance(action, StyledAction):
+        if action.distinct:
             raise InputError(
                 f"{action}: the graph decoder drafts i.i.d. branches; pair.decoder=eager drafts all styles"
             )
-        if isinstance(action, Lookup):
-            copied = text.proposal(action.length)
+        if action.copies:
+            copied = text.proposal(action.L1)
             action = action if copied else EMPTY
             memory.copy_in(copied)
-        drafts = isinstance(action, Action) and action != EMPTY
-        if drafts and text.passed < length:
+        if action.drafts and text.passed < length:
             self._root(text, length - text.passed)
         layout = layout_of(action, self.pair.device)
         # the draws of `Decoder` in its order: of each drafted token, the verifier's last node, the extra token
-        known = 1 if action == EMPTY else layout.size - 1 if isinstance(action, Lookup) else 0
+        known = 1 if action == EMPTY else layout.size - 1 if action.copies else 0
         memory.uniforms[known : layout.size + 1].uniform_(generator=text.generator)
         clock.lap("draft")
         laps = Clock(self.pair.device, waits=False) if memory.records else clock  # a recording may not wait
@@ -162,18 +161,18 @@ class GraphDecoder(Loop):
         if outcome is None:
             text.finite = False
             raise InputError("a model gives numbers that are not finite (NaN or infinity)")
-        if drafts:  # the draft has passed all but the leaves
+        if action.drafts:  # the draft has passed all but the leaves
             text.passed = length + min(len(outcome.tokens) - 1, layout.depth - 1)
         return outcome
 
-    def _draft(self, text: _SlotText, action: Choice, clock: Clock) -> Two:
+    def _draft(self, text: _SlotText, action: Action, clock: Clock) -> Two:
         memory, passes = text.memory, passes_of(action, self.pair.device)
         layout = passes.layout
         tokens_S = torch.zeros(layout.size, dtype=torch.int64, device=self.pair.device)
         tokens_S[0] = memory.text_T.gather(0, memory.base.view(1))[0]
         q_SV = memory.root_1V.new_zeros(layout.size, self.pair.vocabulary)
-        if isinstance(action, Lookup):
-            tokens_S[1:] = memory.copied[: action.length]
+        if action.copies:
+            tokens_S[1:] = memory.copied[: action.L1]
             q_SV[:-1].scatter_(-1, tokens_S[1:].unsqueeze(-1), 1.0)
         elif action != EMPTY:
             q_SV[:1] = memory.root_1V
@@ -184,19 +183,19 @@ class GraphDecoder(Loop):
                 _draw(layout, slots, memory.uniforms, tokens_S, q_SV)
         return tokens_S, q_SV
 
-    def _target(self, text: _SlotText, action: Choice, drafted: Two) -> Two:
+    def _target(self, text: _SlotText, action: Action, drafted: Two) -> Two:
         over, size = passes_of(action, self.pair.device).target, len(drafted[0])
         tokens_W = pad(drafted[0], (0, len(over.slots_W) - size))
         logits_SV = text.memory.target.forward(tokens_W, text.memory.base, over)[:size]
         return logits_SV, self.sampling.probabilities(logits_SV)
 
-    def _verify(self, text: _SlotText, action: Choice, drafted: Two, rows: Two) -> Two:
+    def _verify(self, text: _SlotText, action: Action, drafted: Two, rows: Two) -> Two:
         layout = layout_of(action, self.pair.device)
-        verifier = COPIED if isinstance(action, Lookup) else self.verifier
+        verifier = COPIED if action.copies else self.verifier
         ends_2 = text.memory.uniforms[layout.size - 1 : layout.size + 1]
         return verify_slots(verifier, layout, drafted[0], rows[1], drafted[1], ends_2)
 
-    def _commit(self, text: _SlotText, action: Choice, drafted: Two, rows: Two, verdict: Two) -> Tensor:
+    def _commit(self, text: _SlotText, action: Action, drafted: Two, rows: Two, verdict: Two) -> Tensor:
         """The tensor for `_outcome`: tau, whether all numbers are finite, the tokens; where the chooser needs them, the
         target's entropies after root and path, and the tokens' probabilities. Float64 [2 + (1 to 3) (D + 1)]."""
         memory, layout = text.memory, layout_of(action, self.pair.device)

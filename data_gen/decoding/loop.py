@@ -21,7 +21,7 @@ from data_gen.features.root import Accepted, RootKnowledge
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import Verifier
-from selector.actions import Choice
+from selector.actions import Action
 from selector.schema import FULL, LIGHT, MATCH
 
 Features = dict[str, Tensor]
@@ -39,17 +39,17 @@ class Chooser(Protocol):
     @property
     def feature_levels(self) -> tuple[str, ...]: ...
 
-    def select(self, features: Features | None) -> Choice | None: ...
+    def select(self, features: Features | None) -> Action | None: ...
 
 
 @dataclass
 class FixedTree:
     """The same action at every step."""
 
-    action: Choice
+    action: Action
     feature_levels: tuple[str, ...] = ()
 
-    def select(self, features: Features | None) -> Choice:
+    def select(self, features: Features | None) -> Action:
         return self.action
 
 
@@ -57,11 +57,11 @@ class FixedTree:
 class Random:
     """An action drawn at every step."""
 
-    actions: Sequence[Choice]
+    actions: Sequence[Action]
     generator: torch.Generator
     feature_levels: tuple[str, ...] = ()
 
-    def select(self, features: Features | None) -> Choice:
+    def select(self, features: Features | None) -> Action:
         return self.actions[int(torch.randint(len(self.actions), (), generator=self.generator))]
 
 
@@ -71,7 +71,7 @@ class Step:
     part that reads its result takes the rest."""
 
     length: int  # committed tokens before the step, the root token included
-    action: Choice
+    action: Action
     accepted: int  # tau, the number of accepted drafted tokens
     nodes: int  # of the drafted tree, the root included
     seconds: dict[str, float]  # wall-clock time by part (`PARTS`)
@@ -205,7 +205,7 @@ class Loop(ABC):
         clock.lap("commit")
         return Step(length, action, len(outcome.tokens) - 1, outcome.nodes, clock.seconds), outcome.tokens
 
-    def _choose(self, text: Any, clock: Clock) -> Choice:
+    def _choose(self, text: Any, clock: Clock) -> Action:
         levels = self.chooser.feature_levels if len(text.tokens) > text.prompt_length else ()
         if levels and len(text.tokens) > self._longest:
             levels = (MATCH,)
@@ -221,11 +221,11 @@ class Loop(ABC):
         assert action is not None
         return action
 
-    def _run(self, text: Any, action: Choice, clock: Clock) -> Outcome:
+    def _run(self, text: Any, action: Action, clock: Clock) -> Outcome:
         outcome: Outcome = self._parts(text, action, clock)
         return outcome
 
-    def _parts(self, text: Any, action: Choice, clock: Clock) -> Any:
+    def _parts(self, text: Any, action: Action, clock: Clock) -> Any:
         drafted = self._draft(text, action, clock)
         clock.lap("draft")
         rows = self._target(text, action, drafted)
@@ -246,13 +246,13 @@ class Loop(ABC):
         """Let the draft pass the root, and add its rows to the text's knowledge."""
 
     @abstractmethod
-    def _draft(self, text: Any, action: Choice, clock: Clock) -> Any: ...
+    def _draft(self, text: Any, action: Action, clock: Clock) -> Any: ...
 
     @abstractmethod
-    def _target(self, text: Any, action: Choice, drafted: Any) -> Any: ...
+    def _target(self, text: Any, action: Action, drafted: Any) -> Any: ...
 
     @abstractmethod
-    def _verify(self, text: Any, action: Choice, drafted: Any, rows: Any) -> Any: ...
+    def _verify(self, text: Any, action: Action, drafted: Any, rows: Any) -> Any: ...
 
     @abstractmethod
-    def _commit(self, text: Any, action: Choice, drafted: Any, rows: Any, verdict: Any) -> Any: ...
+    def _commit(self, text: Any, action: Action, drafted: Any, rows: Any, verdict: Any) -> Any: ...

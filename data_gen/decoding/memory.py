@@ -12,7 +12,7 @@ from torch import Tensor
 from data_gen.models.pair import ModelPair
 from data_gen.models.preallocated import PreallocatedModel, Window, run_window, window
 from data_gen.slots import Layout, layout_of
-from selector.actions import ActionSpace, Choice
+from selector.actions import Action, ActionSpace
 
 ROOM = max(action.nodes for action in ActionSpace.with_lookups().actions) + 1  # slots of the largest tree
 WIDTHS = 1, 2, 3, 4, 5, 7, 9, 11, 13, 17, 21, 25, 33, 41  # of target passes; each is compiled once
@@ -30,7 +30,7 @@ class Passes(NamedTuple):
 
 
 @cache
-def passes_of(action: Choice, device: torch.device) -> Passes:
+def passes_of(action: Action, device: torch.device) -> Passes:
     layout = layout_of(action, device)
     trunk = [slice(n, n + 1) for n in range(1, layout.L1 + 1)]
     slots = [*trunk, *layout.levels[1:]][:-1] if layout.depth else []  # leaves need no pass

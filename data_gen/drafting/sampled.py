@@ -21,7 +21,7 @@ from data_gen.models.pair import CachedModel, ModelRow
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification.distributions import most_likely, sample
-from selector.actions import GREEDY, IID, Action, ActionSpace, Tree
+from selector.actions import GREEDY, IID, Action, ActionSpace
 from selector.schema import InputError
 
 EVERY = 8  # tokens between two roots at which branches are compared
@@ -46,7 +46,7 @@ class Draft:
 def draft_tree(
     draft: CachedModel | CachedHead,
     root_probs_V: Tensor,
-    action: Tree,
+    action: Action,
     sampling: Sampling,
     generator: torch.Generator,
     style: str = IID,
@@ -67,7 +67,7 @@ def draft_tree(
         InputError: a head is to draft branches; names the tree.
     """
     if isinstance(draft, CachedHead) and action.K > 1:
-        raise InputError(f"the tree {action} has branches; a head drafts chains, such as {Action(1, *action[1:])}")
+        raise InputError(f"the tree {action} has branches; a head drafts chains, such as {action._replace(K=1)}")
     L1, L2 = (action.L1 + action.L2, 0) if action.K == 1 else (action.L1, action.L2)  # a chain is a trunk alone
     trunk: list[int] = []
     passed: list[ModelRow] = []

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
-from selector.actions import Action, Lookup
 from selector.runtime.artefact import Features
 from selector.runtime.selector import load_selector
 from selector.runtime.tuned import Tuned
@@ -48,7 +47,7 @@ class TextSelector:
         self._selector, self._sampling = load_selector(selector), Sampling(temperature, top_p)
         if self._selector.schema != LOG:
             raise InputError(f"{selector}: plug-ins see token ids alone; train a selector for that: espalier logs")
-        longest = max(action.nodes for action in self._selector.actions if isinstance(action, Action))
+        longest = max(action.nodes for action in self._selector.actions if not action.copies)
         if longest > 0 and not lengths:
             raise InputError(f"{selector}: it was trained beside a drafter; train it with logs.drafter=none")
         if max(lengths, default=0) > longest:
@@ -84,7 +83,7 @@ class TextSelector:
         """For requests that are decoded together, the tokens that each copies, at most `most` of them."""
         tuned, features = self._at(len(texts), ()), self._features(texts)
         chosen = [tuned.select(features[0])] if len(texts) == 1 else tuned.select_jointly(features)
-        lengths = [action.length if isinstance(action, Lookup) else 0 for action in chosen]
+        lengths = [action.L1 if action is not None and action.copies else 0 for action in chosen]
         limited = zip(texts, lengths, most, strict=True)
         return [text.text.index.proposal(min(length, limit)) for text, length, limit in limited]
 

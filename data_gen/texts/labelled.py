@@ -29,16 +29,16 @@ from data_gen.texts.plausibility import ImpossibleToken, Plausibility
 from data_gen.texts.prompts import Form, Prompt
 from data_gen.texts.written import Text, finished, halving, rows_along, seed_of, written_by_target
 from data_gen.verification import get_verifier
-from selector.actions import GREEDY, Action, ActionSpace, StyledAction, Tree
+from selector.actions import GREEDY, Action, ActionSpace
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_column
 
 SPACE = ActionSpace.recorded()
 DEPTH = SPACE.depth
 BEYOND = DEPTH - 1  # tokens after the labelled ones; the last prompt token is a root, too
 PARTS = ("written", "decoded", "labelled", "writing")  # of a run's time
-BEHAVIOUR: tuple[Tree, ...] = (
+BEHAVIOUR: tuple[Action, ...] = (
     *(Action(*shape) for shape in ((1, 4, 0), (1, 8, 0), (1, 12, 0), (2, 2, 4), (3, 1, 5), (4, 4, 4))),
-    *(StyledAction(*shape, GREEDY) for shape in ((2, 0, 6), (2, 4, 4), (3, 2, 4), (4, 0, 4))),
+    *(Action(*shape, GREEDY) for shape in ((2, 0, 6), (2, 4, 4), (3, 2, 4), (4, 0, 4))),
 )
 
 
@@ -53,7 +53,7 @@ class Recipe:
     stride: int  # hidden states are recorded at every `stride`-th root of a training text
     hidden: bool  # whether hidden states are recorded
     seed: int
-    behaviour: tuple[Tree, ...] = BEHAVIOUR  # the actions of decoded texts; one is drawn at every step
+    behaviour: tuple[Action, ...] = BEHAVIOUR  # the actions of decoded texts; one is drawn at every step
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from pipelines.evaluate.table import (
     setting_name,
 )
 from pipelines.statistics import paired, speed, with_interval
+from selector.actions import Action
 
 Rows = list[dict[str, Any]]  # of the journal
 
@@ -149,7 +150,7 @@ def methods(table: Table, rows: Rows) -> Rows:
 
 def _entry(table: Table, setting: str, method: str, rows: Rows) -> dict[str, Any]:
     per_second = table.of(setting, method, TOKENS_PER_SECOND)
-    actions = Counter(action for row in rows for action in row["drafted"])
+    actions = Counter(str(Action.of(values)) for row in rows for values in row["drafted"])
     return {
         **{key: rows[0][key] for key in ("setting", "method", "verifier", "action", "drafts", "temperature", "top_p")},
         "tokens_per_second": per_second.value,

@@ -20,7 +20,7 @@ from data_gen.decoding.loop import Chooser
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
-from selector.actions import EMPTY, IID, Tree
+from selector.actions import EMPTY, IID, Action
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.runtime.tuned import Tuned
@@ -62,7 +62,7 @@ class Decoding:
     block_tokens: int
     select_seconds: float = 0.0
     text: list[int] = field(default_factory=list)
-    drafted: list[str] = field(default_factory=list)
+    drafted: list[Action] = field(default_factory=list)
     step_roots: list[int] = field(default_factory=list)
     seconds_of_steps: list[float] = field(default_factory=list)
 
@@ -84,7 +84,7 @@ class Method:
     chooser: Chooser | None = None
 
     @property
-    def action(self) -> Tree | None:
+    def action(self) -> Action | None:
         """The tree that is drafted at every step, or None."""
         return None if self.mode.feature_levels else self.mode.action
 
@@ -121,7 +121,7 @@ class Method:
             block_tokens=sum(step.accepted + 1 for step in steps),
             select_seconds=sum(step.seconds["select"] for step in steps),
             text=decoded.tokens,
-            drafted=[str(step.action) for step in steps],
+            drafted=[step.action for step in steps],
             step_roots=[step.length - len(task.prompt) for step in steps],
             seconds_of_steps=[step.total for step in steps],
         )
@@ -144,13 +144,13 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
     timed = {name: Timed(texts, name, profile) for name in verifiers}
     tables, trees_A = {name: StaticTable.of(own) for name, own in timed.items()}, timed[verifiers[0]].space.trees
 
-    def best(allowed_A: torch.Tensor | None = None) -> tuple[str, Tree]:
+    def best(allowed_A: torch.Tensor | None = None) -> tuple[str, Action]:
         fastest = {name: table.best(allowed_A=allowed_A) for name, table in tables.items()}
         name = max(fastest, key=lambda name: float(tables[name].speeds()[fastest[name]]))
         return name, trees_A[fastest[name]]
 
     overall = best()
-    trees: dict[str, tuple[str, Tree]] = {PLAIN: (verifiers[0], EMPTY)}
+    trees: dict[str, tuple[str, Action]] = {PLAIN: (verifiers[0], EMPTY)}
     for name, table in tables.items():
         if name != overall[0]:  # the tree of that verifier is the best static one
             trees[f"{STATIC}, {name}"] = name, trees_A[table.best()]

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from data_gen.texts.prompts import Prompt
-from selector.actions import Lookup
+from selector.actions import Action
 
 DRAFTED, COPIED, TARGET = ORIGINS = ("drafted", "copied", "target")
 STRIPS = 6  # prompts whose continuations are shown, one of each kind
@@ -26,14 +26,14 @@ class Run(NamedTuple):
 
 def runs(row: dict[str, Any]) -> Iterator[Run]:
     """Of a row of the journal, in order; what its last step yields beyond the limit is left out."""
-    copies = str(Lookup(0)).rstrip("0")
-    for action, (root, following) in zip(
+    for values, (root, following) in zip(
         row["drafted"], pairwise([*row["step_roots"], row["block_tokens"]]), strict=True
     ):
-        accepted = COPIED if action.startswith(copies) else DRAFTED
+        action = Action.of(values)
+        accepted = COPIED if action.copies else DRAFTED
         for origin, begin, end in ((accepted, root, following - 1), (TARGET, following - 1, following)):
             if begin < min(end, row["tokens"]):
-                yield Run(origin, action, begin, min(end, row["tokens"]))
+                yield Run(origin, str(action), begin, min(end, row["tokens"]))
 
 
 def shares(rows: Sequence[dict[str, Any]]) -> dict[str, float] | None:

@@ -52,7 +52,7 @@ from selector.train.module import SelectorModule
 
 T = TypeVar("T")
 Contenders = dict[Setting, list[Method | Assistant]]  # by sampling setting
-FORMAT = 15  # of `evaluation.json`
+FORMAT = 16  # of `evaluation.json`
 PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption
 TUNED = "evaluation.tuned.jsonl"  # transformers' own methods that were tuned before an interruption
 GREEDY_PROMPTS = 40

@@ -19,8 +19,8 @@ class Registered:
 
     @torch.inference_mode()
     def predict(self, frame: Any, params: Any = None) -> Any:
-        """A DataFrame with the columns `K`, `L1`, `L2`, which are (0, length, 0) for a lookup, and `style`; from one
-        with a column for each scalar and each hidden state, or for the early scalars alone. `params` are not used."""
+        """A DataFrame with the columns `K`, `L1`, `L2` and `style`; from one with a column for each
+        scalar and each hidden state, or for the early scalars alone. `params` are not used."""
         features = self.config["features"]
         names = [scalar["name"] for scalar in features["scalars"]]
         names = names if set(names) <= set(frame.columns) else names[: features["early"]]
@@ -28,9 +28,7 @@ class Registered:
         given["scalars"] = frame[names].to_numpy()
         index_B, _ = self.module({name: torch.from_numpy(values.astype(np.float32)) for name, values in given.items()})
         chosen = [self.config["actions"][index] for index in index_B.tolist()]
-        shapes = [(0, *action, 0) if len(action) == 1 else action for action in chosen]
-        rows = [shape if len(shape) == 4 else (*shape, "iid") for shape in shapes]
-        return type(frame)(rows, columns=["K", "L1", "L2", "style"])
+        return type(frame)(chosen, columns=["K", "L1", "L2", "style"])
 
 
 _load_pyfunc = Registered  # what MLflow calls to load the model

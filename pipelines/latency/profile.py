@@ -21,7 +21,7 @@ from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.pair.loading import all_prompts, hidden_widths, tokenizer_of
 from pipelines.run import read_json, read_record, verify, watched
-from selector.actions import Action, ActionSpace, Choice
+from selector.actions import Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.deployed import config_of
 from selector.latency import LatencyProfile
@@ -132,7 +132,7 @@ class _Timed:
     def __init__(self, tuned: Tuned, action: Action) -> None:
         self.tuned, self.action, self.feature_levels = tuned, action, tuned.feature_levels
 
-    def select(self, features: Features | None) -> Choice:
+    def select(self, features: Features | None) -> Action:
         self.tuned.select(features)
         return self.action
 

@@ -37,20 +37,20 @@ from pipelines.latency.profile import (
 from pipelines.pair.loading import encode, known_fingerprint, load_pair, prompts_depend, prompts_of, recipe
 from pipelines.run import Stage, console, read_json, table, ticking, watched, write_json
 from pipelines.tracking import describe, mlflow_run
-from selector.actions import Action, Choice, Lookup, choice_of
+from selector.actions import Action
 from selector.latency import LatencyProfile, setting_key
 from selector.schema import InputError
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "latency", "train")
 
-FITTED: list[tuple[int, ...]] = [  # trees, and lookups as tuples of one number
+TREES = (
     *((1, 0, 0), (1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 8, 8)),
     *((2, 0, 2), (2, 2, 4), (2, 4, 2), (2, 8, 8), (3, 0, 4), (3, 4, 4), (3, 2, 8)),
-    *((4, 0, 1), (4, 0, 4), (4, 0, 8), (4, 4, 2), (4, 4, 8), (4, 8, 4), (2,), (8,), (16,)),
-]
-CHECKED: list[tuple[int, ...]] = [
-    *((1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 2, 6), (4,)),
-]
+    *((4, 0, 1), (4, 0, 4), (4, 0, 8), (4, 4, 2), (4, 4, 8), (4, 8, 4)),
+)
+OTHERS = (1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 2, 6)
+FITTED = [*map(Action.of, TREES), *map(Action.copy, (2, 8, 16))]
+CHECKED = [*map(Action.of, OTHERS), Action.copy(4)]
 FORMAT = 9  # of `latency.json`; a profile of another format is measured anew
 REAL_STEPS = 8  # timed steps of each text and tree
 UNSTEADY = 0.1  # mean distance of predicted step times from measured ones, as a share, that is warned of
@@ -104,17 +104,16 @@ def run(config: Config) -> None:
             for level in watched(DECISIONS, "timing decisions")
         }
         profile = replace(profile, decide=decide, labelling=labelling_seconds(config, pair, texts))
-        actions = [choice_of(shape) for shape in FITTED + CHECKED]
-        actions = [each for each in actions if isinstance(each, Lookup) or pair.trees.max_K >= each.K]
+        actions = [each for each in FITTED + CHECKED if pair.trees.max_K >= each.K]
         own = config.train.verifier  # of other verifiers only the branching takes a time of its own
         cases = [
             (name, each)
             for name, each in product(config.verifiers, actions)
-            if name == own or (isinstance(each, Action) and each.K > 1 and each in FITTED)
+            if name == own or (each.K > 1 and each in FITTED)
         ]
         with ticking("timing decoding steps", timing.rounds(cases, prompts)) as tick:
             steps = timing.real_steps(pair, cases, prompts, REAL_STEPS, config.data.tokens, tick)
-        if any(case not in steps for case in cases if isinstance(case[1], Action)):
+        if any(case not in steps for case in cases if not case[1].copies):
             raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
         disturbed = timing.disturbance(pair.device, since)
         profile = replace(profile, different=different(config, pair, prompts))
@@ -173,7 +172,7 @@ def _depends(config: Config, pair: str) -> dict[str, Any]:
     }
 
 
-def check(profile: LatencyProfile, verifier: str, steps: dict[tuple[str, Choice], list[Step]]) -> list[dict[str, Any]]:
+def check(profile: LatencyProfile, verifier: str, steps: dict[tuple[str, Action], list[Step]]) -> list[dict[str, Any]]:
     """Predicted and measured step times with one verifier, of trees and lookups outside of the fit."""
     rows = []
     for action in [action for name, action in steps if name == verifier]:

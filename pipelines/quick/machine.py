@@ -11,15 +11,15 @@ from pipelines.config import Config
 from pipelines.latency.profile import NODES, WIDTHS, decision_seconds
 from pipelines.latency.stage import check, different, unsteady
 from pipelines.run import ticking
-from selector.actions import Action, choice_of
+from selector.actions import COPY, Action
 from selector.latency import LatencyProfile
 from selector.schema import EARLY, LIGHT, InputError
 
 PASSES, STEPS = 0.2, 0.15  # shares of the time
 REPEATS, COUNT = 12, 16  # most measurements of a pass, and of a step with each action
 DEPTHS, BRANCHES = (1, 16), (1, 4)  # of the trees whose verification is timed: it is nearly linear in between
-SHAPES = ((1, 0, 0), (1, 2, 0), (1, 8, 0), (1, 8, 8), (2, 2, 4), (4, 0, 4), (4, 8, 8), (4,))
-ACTIONS = [*map(choice_of, SHAPES)]  # whose steps are timed
+SHAPES = ((1, 0, 0), (1, 2, 0), (1, 8, 0), (1, 8, 8), (2, 2, 4), (4, 0, 4), (4, 8, 8), (1, 4, 0, COPY))
+ACTIONS = [*map(Action.of, SHAPES)]  # whose steps are timed
 TRIED, CONTEXT = 8, 32  # most prompts after which they are, until all actions have steps, and most tokens of each
 LEVELS = EARLY, LIGHT  # what the decisions of a selector see
 DECISIONS = 12  # tokens of the text on which they are timed
@@ -40,7 +40,7 @@ def profile_in_time(
     cases = [(verifier, action) for action in ACTIONS]
     for prompt in (prompt[-CONTEXT:] for prompt in prompts[:TRIED]):
         steps = timing.real_steps(pair, cases, [prompt], COUNT, config.data.tokens, until=until)
-        if all(case in steps for case in cases if isinstance(case[1], Action)):
+        if all(case in steps for case in cases if not case[1].copies):
             break
     else:
         raise InputError("prompts: their continuations end before a second decoding step, which could be timed")

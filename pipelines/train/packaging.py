@@ -16,7 +16,7 @@ from pipelines.pair.loading import pair_names
 from pipelines.run import provenance
 from pipelines.train.golden import golden
 from pipelines.train.result import chosen_of, load_module, load_result
-from selector.actions import ActionSpace, tree_of
+from selector.actions import Action, ActionSpace
 from selector.decision import Mode
 from selector.export.write import load_script, write_artefact
 from selector.latency import LatencyProfile
@@ -83,7 +83,7 @@ def package(
             raise InputError(f"{folder}: {differing} of its actions are not the trained module's")
 
     # the median static tree is drafted at roots without features, whatever the sampling setting
-    fallback = sorted((tree_of(mode["action"]) for mode in modes), key=lambda action: action.nodes)[len(modes) // 2]
+    fallback = sorted((Action.of(mode["action"]) for mode in modes), key=lambda action: action.nodes)[len(modes) // 2]
     return write_artefact(folder, module, profile, verifier, fallback, modes, facts, check, tokens, golden)
 
 

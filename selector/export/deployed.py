@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from selector.actions import ActionSpace, Tree
+from selector.actions import Action, ActionSpace
 from selector.decision import FAR, NEVER, LookupRule, Mode, net_tokens, of_batch
 from selector.latency import LatencyProfile, interpolated_at
 from selector.runtime.artefact import ArtefactConfig
@@ -150,7 +150,7 @@ def decision_tables(
     }
 
 
-def config_of(module: SelectorModule, verifier: str, fallback: Tree, modes: Sequence[Mode]) -> ArtefactConfig:
+def config_of(module: SelectorModule, verifier: str, fallback: Action, modes: Sequence[Mode]) -> ArtefactConfig:
     """The contents of `config.json` for a trained module, without the pair and the figures."""
     widths = module.hparams["hidden_widths"]
     return ArtefactConfig(

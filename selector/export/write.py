@@ -27,7 +27,7 @@ import safetensors.torch
 import torch
 from jinja2 import StrictUndefined, Template
 
-from selector.actions import Tree
+from selector.actions import Action
 from selector.decision import Mode
 from selector.export.deployed import DeployedSelector, config_of
 from selector.files import atomically, json_text
@@ -64,7 +64,7 @@ def write_artefact(
     module: SelectorModule,
     profile: LatencyProfile,
     verifier: str,
-    fallback: Tree,
+    fallback: Action,
     modes: Sequence[dict[str, Any]],
     facts: dict[str, Any],
     check: Callable[[Path], None] = lambda _: None,

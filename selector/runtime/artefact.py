@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selector.actions import ActionSpace, Tree, choice_of, tree_of
+from selector.actions import Action, ActionSpace
 from selector.decision import Mode
 from selector.files import first_line
 from selector.latency import LatencyProfile
@@ -47,7 +47,7 @@ class ArtefactConfig:
     verifier: str
     hidden_states: dict[str, int]  # widths, in schema order; empty for a light selector
     space: ActionSpace
-    fallback: Tree  # for a root without features
+    fallback: Action  # for a root without features
     modes: tuple[Mode, ...]
     pair: dict[str, Any] = field(default_factory=dict)  # names of the models and their `fingerprint`
     facts: dict[str, Any] = field(default_factory=dict)  # `metrics`, `run_id`, `provenance`, `versions`, `checksums`
@@ -104,13 +104,13 @@ class ArtefactConfig:
             verifier=values["verifier"],
             hidden_states=features["hidden_states"],
             space=ActionSpace.of_json(values["space"]),
-            fallback=tree_of(values["fallback"]),
+            fallback=Action.of(values["fallback"]),
             modes=tuple(map(Mode.of, values["modes"])),
             pair=values["pair"],
         )
         if not config._fits() or features["early"] != schema.first:
             raise ValueError("its parts do not fit together")
-        if [choice_of(action) for action in values["actions"]] != list(config.space):
+        if [Action.of(action) for action in values["actions"]] != list(config.space):
             raise ValueError("the actions are not those of the space")
         config.facts.update({name: value for name, value in values.items() if name not in config.to_json()})
         return config

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from selector.actions import Choice, Lookup
+from selector.actions import Action
 from selector.jit import jit
 from selector.latency import MOST_TOKENS, LatencyProfile
 from selector.schema import InputError
@@ -64,13 +64,13 @@ class Shapes(NamedTuple):
     copies_A: Array  # whether the action is a lookup
 
     @classmethod
-    def of(cls, actions: Iterable[Choice]) -> Shapes:
+    def of(cls, actions: Iterable[Action]) -> Shapes:
         """Raises ValueError where an action has branches."""
         actions = list(actions)
-        if any(not isinstance(action, Lookup) and action.K > 1 for action in actions):
+        if any(action.K > 1 for action in actions):
             raise ValueError("requests of one batch draft chains or lookups, not trees")
         drafted = np.array([action.nodes for action in actions])
-        copies = np.array([isinstance(action, Lookup) for action in actions])
+        copies = np.array([action.copies for action in actions])
         return cls(drafted, np.where(copies, 0, drafted), copies)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selector.actions import ActionSpace, Choice, choice_of
+from selector.actions import Action, ActionSpace
 from selector.decision import Mode, nearest
 from selector.files import read_tensors
 from selector.latency import LatencyProfile
@@ -72,7 +72,7 @@ class Selector:
             f"{self.config.feature_level} features, {len(self.actions)} actions; {'; '.join(settings)}{requests})"
         )
 
-    def select(self, features: Features | None) -> Choice:
+    def select(self, features: Features | None) -> Action:
         """The action for one root; `fallback` without features.
 
         Args:
@@ -181,7 +181,7 @@ class Selector:
 
 def _allowed(space: ActionSpace, nodes: int | None, shapes: Iterable[tuple[int, ...]] | None) -> list[int]:
     try:
-        wanted = range(len(space)) if shapes is None else sorted({space.index(choice_of(shape)) for shape in shapes})
+        wanted = range(len(space)) if shapes is None else sorted({space.index(Action.of(shape)) for shape in shapes})
     except (ValueError, TypeError) as error:
         raise InputError(f"shapes: {error}") from error
     allowed = [a for a in wanted if nodes is None or space.actions[a].nodes <= nodes]

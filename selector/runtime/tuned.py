@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from selector.actions import Choice, without_draft
+from selector.actions import Action
 from selector.decision import NEVER, Mode
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import ArtefactConfig, Features, checked, in_words
@@ -58,7 +58,7 @@ class Tuned:
         requests = f", batch {mode.batch}" if mode.batch > 1 else ""
         return f"Tuned({in_words(*mode.setting, mode.top_k, mode.min_p)}{requests}: {decides})"
 
-    def select(self, features: Features | None, final: bool = False) -> Choice | None:
+    def select(self, features: Features | None, final: bool = False) -> Action | None:
         """The decision at a root; the static tree without features.
 
         Beyond the lengths and the sampling settings of the training the lookup rule and the static tree decide; of the
@@ -91,7 +91,7 @@ class Tuned:
         at_root = self._root_of(read)
         action = self._actions[self._allowed_K[at_root.worth(read, self._allowed_K).argmax()]]
         again = at_root.early and len(mode.feature_levels) > 1 and not final
-        return None if again and not without_draft(action) else action
+        return None if again and action.drafts else action
 
     def scores(self, features: Features) -> NDArray[np.float32]:
         """What each action is worth at one root, [A]: as `Selector.scores`. Raises InputError as `select`."""
@@ -104,7 +104,7 @@ class Tuned:
         scores_A[positions_K] = self._root_of(read).worth(read, positions_K)
         return scores_A
 
-    def select_jointly(self, features: Sequence[Features]) -> list[Choice]:
+    def select_jointly(self, features: Sequence[Features]) -> list[Action]:
         """The choices of several requests that share their draft passes, from the features of each, as in `select`.
 
         Raises InputError as `select`.
@@ -119,7 +119,7 @@ class Tuned:
         chosen_B = joint_choice(tokens_BA.astype(np.float64), shapes, self.mode.joint, *prices)
         return [self._actions[a] for a in chosen_B]
 
-    def select_common(self, features: Sequence[Features]) -> Choice:
+    def select_common(self, features: Sequence[Features]) -> Action:
         """One choice for all requests of a batch, from the features of each: the best for the means of their predicted
         tokens and context lengths. It is for a network that decides from one level of features.
 
@@ -145,7 +145,7 @@ class Tuned:
         return self._selector
 
     @cached_property
-    def _actions(self) -> tuple[Choice, ...]:
+    def _actions(self) -> tuple[Action, ...]:
         return self._own.config.space.actions
 
     @cached_property
@@ -183,7 +183,7 @@ class Tuned:
         warn_far(f"features: {in_words(*setting)}", mode)
         return True
 
-    def _by_rule(self, read: Features) -> Choice:
+    def _by_rule(self, read: Features) -> Action:
         return self.mode.copied(self._scalar(read, MATCH))
 
 

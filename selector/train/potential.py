@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from selector.actions import Action, Lookup
+from selector.actions import Action
 from selector.schema import EARLY, LIGHT, PAIR
 from selector.train.data import Timed
 from selector.train.replay import Ratio, ratio_of_speeds
@@ -80,7 +80,7 @@ def _predicted(fitted_on: Timed, judged_on: Timed) -> tuple[Predictions, Predict
     become 0, so that the model chooses among chains and lookups."""
     space, known_R = fitted_on.space, ~fitted_on.texts.unknown_R
     labels_RA = space.efficiencies(fitted_on.survivals_RS)
-    branches_A = torch.tensor([not isinstance(action, Lookup) and action.K > 1 for action in space])
+    branches_A = torch.tensor([action.K > 1 for action in space])
     result: tuple[Predictions, Predictions] = {}, {}
     for level, scalars in ((EARLY, PAIR.first), (LIGHT, len(PAIR.scalars))):
         rows_RF = fitted_on.texts.scalars_RF[known_R, :scalars]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, ActionSpace, Tree
+from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import RHOS, LookupRule, Mode, choices
 from selector.latency import NOT_DRAFTED
 from selector.schema import EARLY, FULL, LIGHT, MATCH
@@ -79,7 +79,7 @@ def best_static(timed: Timed, table: StaticTable) -> Mode:
     return Mode(*timed.setting, timed.space.trees[at], speed=float(table.speeds()[at]), mean_efficiency=efficiencies)
 
 
-def static_replay(timed: Timed, action: Tree) -> Replayed:
+def static_replay(timed: Timed, action: Action) -> Replayed:
     """One tree everywhere."""
     action_R = torch.full((len(timed.texts.length_R),), timed.space.index(action))
     return replay(timed.survivals_RS, action_R, timed.seconds_of(action_R), timed.texts.size_X, timed.space)
@@ -157,7 +157,7 @@ class Judged:
         return ratio_of_speeds(self.replayed, other.replayed, self.source_X).is_ahead(errors)
 
 
-def judge_mode(timed: Timed, predictions: Predictions, mode: Mode, static: Tree, policy: bool = False) -> Judged:
+def judge_mode(timed: Timed, predictions: Predictions, mode: Mode, static: Action, policy: bool = False) -> Judged:
     """A mode's replay against the best static tree's."""
     replayed, source_X = replay_mode(timed, predictions, mode, policy), timed.texts.source_number_X
     return Judged(mode, ratio_of_speeds(replayed, static_replay(timed, static), source_X), replayed, source_X)
@@ -200,7 +200,7 @@ def tune_lookup_rule(timed: Timed, static: Mode) -> Mode:
     lengths = timed.space.lookups
     trees = dict.fromkeys([static.action, *(timed.space.trees[at] for at in timed.space.chain_positions)])
 
-    def mode_of(least: int, length: int, tree: Tree) -> Mode:
+    def mode_of(least: int, length: int, tree: Action) -> Mode:
         return replace(static, action=tree, feature_levels=(MATCH,), rule=LookupRule(least, length))
 
     @cache

@@ -16,17 +16,17 @@ from data_gen.decoding.loop import PARTS, Decoded, FixedTree, Loop, Random
 from data_gen.models.pair import CachedModel, ModelPair, Pass
 from data_gen.models.sampling import Sampling
 from data_gen.verification import VERIFIERS, get_verifier
-from selector.actions import EMPTY, GREEDY, Action, StyledAction, Tree
+from selector.actions import EMPTY, GREEDY, Action
 from selector.schema import FEATURES, PAIR, SCALARS_KEY
 
 PROMPT = [5, 17, 203, 44, 91]
 ACTIONS = [Action(1, 4, 0), Action(2, 1, 3), Action(4, 0, 5), Action(3, 2, 1), Action(1, 0, 0)]
-DIFFERENT = [StyledAction(3, 1, 3, GREEDY), StyledAction(4, 0, 2, GREEDY)]
+DIFFERENT = [Action(3, 1, 3, GREEDY), Action(4, 0, 2, GREEDY)]
 
 
 def decode(
     pair: ModelPair,
-    action: Tree | None = None,
+    action: Action | None = None,
     verifier: str = "traversal",
     temperature: float = 1.0,
     prompt: Sequence[int] = PROMPT,
@@ -42,7 +42,7 @@ def decode(
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
 @pytest.mark.parametrize("action", [None, *DIFFERENT], ids=str)
-def test_greedy_decoding_equals_generate(pair: ModelPair, action: Tree | None, verifier: str) -> None:
+def test_greedy_decoding_equals_generate(pair: ModelPair, action: Action | None, verifier: str) -> None:
     """None: all of `ACTIONS` in turns."""
     expected = pair.target.generate(
         torch.tensor([PROMPT]), max_new_tokens=40, do_sample=False, pad_token_id=0, eos_token_id=None
@@ -76,7 +76,7 @@ def test_the_empty_tree_makes_no_draft_pass(pair: ModelPair, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("action", [None, *ACTIONS, *DIFFERENT], ids=str)
-def test_keeping_what_a_selector_may_know_changes_no_token(pair: ModelPair, action: Tree | None) -> None:
+def test_keeping_what_a_selector_may_know_changes_no_token(pair: ModelPair, action: Action | None) -> None:
     """Features at every root, with the draft's pass over it: the same draws, and the same text."""
     plain = decode(pair, action, tokens=40)
     for level in FEATURES:

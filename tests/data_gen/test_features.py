@@ -22,7 +22,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.recorded import texts_of
 from data_gen.texts.written import Text, finished, rows_along
 from data_gen.verification import get_verifier
-from selector.actions import EMPTY, Action, Choice, Lookup
+from selector.actions import EMPTY, Action
 from selector.schema import (
     EARLY,
     FULL,
@@ -41,18 +41,18 @@ SHARP = Sampling(0.7, draft_temperature=1.3)
 SAMPLINGS = [Sampling(0.0), Sampling(0.2), Sampling(1.0, 0.9), SHARP, Sampling(0.2, draft_temperature=0.0)]
 MIXED = [
     *(EMPTY, Action(1, 1, 0), Action(1, 4, 0), Action(1, 8, 2)),
-    *(Action(3, 1, 3), Action(4, 0, 2), Action(2, 2, 1), Lookup(4)),
+    *(Action(3, 1, 3), Action(4, 0, 2), Action(2, 2, 1), Action.copy(4)),
 ]
 
 
 def decoded(
-    pair: ModelPair, sampling: Sampling, actions: Sequence[Choice], level: str = FULL, prompt: list[int] = PROMPT
+    pair: ModelPair, sampling: Sampling, actions: Sequence[Action], level: str = FULL, prompt: list[int] = PROMPT
 ) -> tuple[Decoded, list[Features | None]]:
     """A text, and the features at each of its steps."""
     own, seen = Random(actions, torch.Generator().manual_seed(1)), list[Features | None]()
 
     class Recorder(FixedTree):
-        def select(self, features: Features | None) -> Choice:
+        def select(self, features: Features | None) -> Action:
             seen.append(features)
             return own.select(features)
 
@@ -115,11 +115,11 @@ def test_long_runs_and_matches_count_as_the_longest() -> None:
         *((sampling, MIXED) for sampling in SAMPLINGS),
         *(
             (SHARP, own)
-            for own in ([EMPTY], [Action(1, 2, 0)], [Action(4, 0, 3)], [Action(1, 8, 8), EMPTY], [Lookup(8)])
+            for own in ([EMPTY], [Action(1, 2, 0)], [Action(4, 0, 3)], [Action(1, 8, 8), EMPTY], [Action.copy(8)])
         ),
     ],
 )
-def test_a_decoder_knows_what_the_text_tells(pair: ModelPair, sampling: Sampling, actions: list[Choice]) -> None:
+def test_a_decoder_knows_what_the_text_tells(pair: ModelPair, sampling: Sampling, actions: list[Action]) -> None:
     """At every root of every step: after full acceptance, where the draft lacks the newest tokens; after rejections;
     after steps in which nothing was drafted; after branches, of which the one accepted may be any."""
     result, seen = decoded(pair, sampling, actions)
@@ -212,7 +212,7 @@ def test_whoever_needs_no_features_gets_none(pair: ModelPair) -> None:
     seen: list[Features | None] = []
 
     class Blind(FixedTree):
-        def select(self, features: Features | None) -> Choice:
+        def select(self, features: Features | None) -> Action:
             seen.append(features)
             return self.action
 

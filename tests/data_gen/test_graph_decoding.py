@@ -15,16 +15,16 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
 from data_gen.verification.on_slots import ON_SLOTS
-from selector.actions import EMPTY, Action, Choice, Lookup, StyledAction
+from selector.actions import EMPTY, Action
 from selector.schema import EARLY, FULL, LIGHT, PAIR, SCALARS_KEY, InputError
 from tests import waits
 from tests.data_gen.families import RIGHT, model_of, nameless
 from tests.waits import Operators, Readings
 
 PROMPT = [5, 17, 3, 44, 5, 17]
-ACTIONS: list[Choice] = [
+ACTIONS: list[Action] = [
     *(Action(1, 4, 0), Action(2, 1, 3), Action(4, 0, 5), Action(3, 2, 1), Action(1, 8, 3)),
-    *(EMPTY, Lookup(4)),
+    *(EMPTY, Action.copy(4)),
 ]
 
 
@@ -90,7 +90,7 @@ def test_a_draft_that_has_been_asked_for_nothing_catches_up(prompt: list[int], p
         def __init__(self) -> None:
             self.steps = 0
 
-        def select(self, features: object) -> Choice:
+        def select(self, features: object) -> Action:
             self.steps += 1
             return Action(2, 1, 2) if self.steps in (8, 55, 56) else EMPTY
 
@@ -112,7 +112,7 @@ class Watching:
         self.feature_levels = levels
         self.seen: list[torch.Tensor] = []
 
-    def select(self, features: dict[str, torch.Tensor] | None) -> Choice | None:
+    def select(self, features: dict[str, torch.Tensor] | None) -> Action | None:
         if features is not None:
             self.seen.append(features[SCALARS_KEY].clone())
         asked_again = (
@@ -142,7 +142,7 @@ def steps_of(decoder: Loop) -> Iterator[Any]:
 
 @pytest.mark.parametrize("action", ACTIONS, ids=str)
 @pytest.mark.parametrize("verifier", ["specinfer", "traversal", "lifted_uniform"])
-def test_a_step_reads_the_device_once(verifier: str, action: Choice, pair: ModelPair) -> None:
+def test_a_step_reads_the_device_once(verifier: str, action: Action, pair: ModelPair) -> None:
     """Every `.tolist()`, `.item()`, `bool()` or `nonzero` would wait; the eager step makes several of them."""
     decoder = GraphDecoder(pair, Sampling(1.0), get_verifier(verifier), FixedTree(action), 80)
     steps = steps_of(decoder)
@@ -211,7 +211,7 @@ def test_what_is_refused(pair: ModelPair) -> None:
     with pytest.raises(InputError, match="whole on one device"):
         GraphDecoder(apart, Sampling(1.0), get_verifier("traversal"), FixedTree(EMPTY), 20)
     with pytest.raises(InputError, match=r"\(2, 0, 2, greedy\): the graph decoder drafts i.i.d. branches"):
-        decoder(chooser=FixedTree(StyledAction(2, 0, 2, "greedy"))).decode([1], 5, torch.Generator())
+        decoder(chooser=FixedTree(Action(2, 0, 2, "greedy"))).decode([1], 5, torch.Generator())
     with pytest.raises(InputError, match="a prompt of 21 tokens"):
         decoder().decode([1] * 21, 5, torch.Generator())
     with pytest.raises(InputError, match="this decoder was made for 20"):

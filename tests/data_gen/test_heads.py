@@ -25,7 +25,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.written import Text, rows_along
 from data_gen.verification import get_verifier
-from selector.actions import EMPTY, Action, Lookup
+from selector.actions import EMPTY, Action
 from selector.schema import SCALARS_KEY, InputError
 from tests.data_gen.heads import LLAMA, QWEN, changed, published, save_head, save_target
 
@@ -76,7 +76,7 @@ def test_step_by_step_is_what_the_library_gives_for_all_roots_at_once(
 def test_greedy_texts_are_those_of_generate(pair: ModelPair) -> None:
     """60 of 60 prompts, where copies are accepted in between and the head drafts at temperature 1."""
     generator = torch.Generator().manual_seed(1)
-    actions = [Action(1, 4, 0), Action(1, 8, 8), EMPTY, Lookup(8)]
+    actions = [Action(1, 4, 0), Action(1, 8, 8), EMPTY, Action.copy(8)]
     accepted = 0
     for number in range(60):
         prompt = torch.randint(1, 300, (4,), generator=generator).tolist()  # `generate` takes 0 for padding

@@ -13,7 +13,7 @@ from data_gen.decoding.loop import Chooser, Step
 from data_gen.models.pair import ModelPair
 from data_gen.order_times import BETWEEN, LATE, late_drafts, plain_alone
 from data_gen.timing import fitted, real_steps, rounds, times
-from selector.actions import EMPTY, Action, Choice, Lookup
+from selector.actions import EMPTY, Action
 from selector.latency import Correction, LatencyProfile
 from selector.tables import Table
 from tests.selector.synthetic import profile
@@ -21,7 +21,7 @@ from tests.selector.synthetic import profile
 TREES = [Action(*shape) for shape in ((1, 1, 0), (1, 4, 0), (1, 8, 8), (2, 0, 2), (2, 4, 4), (4, 0, 8), (3, 8, 1))]
 
 
-def steps_of(truth: LatencyProfile, name: str, action: Choice) -> list[Step]:
+def steps_of(truth: LatencyProfile, name: str, action: Action) -> list[Step]:
     """Three steps of which one met a slow moment of the machine."""
     return [
         Step(length, action, 0, 1 + action.nodes, {"draft": factor * truth.action_seconds(action, length, name)})
@@ -49,7 +49,7 @@ def test_copied_chains_take_what_real_steps_say() -> None:
     """All of them longer by the same, whatever their verification took when it was timed alone."""
     base = replace(profile(), step=0.0, copied=Table([1, 16], [1], [[1e-4], [4e-4]]))
     truth = replace(base, copied=Table([1, 16], [1], [[8e-4], [11e-4]]))
-    steps = {("traversal", a): steps_of(truth, "traversal", a) for a in (EMPTY, *TREES, Lookup(4), Lookup(16))}
+    steps = {("traversal", a): steps_of(truth, "traversal", a) for a in (EMPTY, *TREES, *map(Action.copy, (4, 16)))}
     found = fitted(base, steps)
     for length in (1, 4, 10, 16):
         assert found.copied.at(length, 1) == pytest.approx(truth.copied.at(length, 1), rel=1e-6)
@@ -58,7 +58,7 @@ def test_copied_chains_take_what_real_steps_say() -> None:
 
 
 PROMPTS = [[5, 17, 203, 44, 91, 5, 17], [7, 8, 9]]
-MET = (EMPTY, Action(1, 3, 0), Action(2, 1, 2), Lookup(4))
+MET = (EMPTY, Action(1, 3, 0), Action(2, 1, 2), Action.copy(4))
 
 
 def test_every_tree_has_its_steps(pair: ModelPair) -> None:
@@ -68,16 +68,16 @@ def test_every_tree_has_its_steps(pair: ModelPair) -> None:
     steps = real_steps(pair, *asked, count=5, tokens=100, tick=lambda: ticks.append(None))
     assert len(ticks) == rounds(*asked) > 0
     for (_, action), taken in steps.items():
-        assert len(taken) == 10 or (action == Lookup(4) and 0 < len(taken) <= 10)
+        assert len(taken) == 10 or (action == Action.copy(4) and 0 < len(taken) <= 10)
         assert {step.action for step in taken} == {action}
-        assert all(step.nodes == 5 for step in taken) or action != Lookup(4)
+        assert all(step.nodes == 5 for step in taken) or action != Action.copy(4)
         assert all(step.length > 3 and sum(step.seconds.values()) > 0 for step in taken)
     short = real_steps(pair, [("traversal", action) for action in MET], PROMPTS, count=5, tokens=2)
     assert len(short["traversal", EMPTY]) == 2  # the second token of each text
 
 
 def test_how_many_take_turns_changes_the_times_alone(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    def seen() -> dict[tuple[str, Choice], list[tuple[int, int, int]]]:
+    def seen() -> dict[tuple[str, Action], list[tuple[int, int, int]]]:
         steps = real_steps(pair, [*product(("specinfer", "traversal"), MET)], PROMPTS, count=4, tokens=100)
         return {key: [(step.length, step.accepted, step.nodes) for step in taken] for key, taken in steps.items()}
 
@@ -90,7 +90,7 @@ def test_a_plain_step_is_timed_after_another_and_after_one_that_drafts(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The draft's passes take time of the next step: here as the machine's caches do, but exactly."""
-    ran: list[Choice] = []
+    ran: list[Action] = []
 
     def steps(
         pair: ModelPair, verifier: str, chooser: Chooser, prompt: list[int], limit: int, seed: int
@@ -149,7 +149,7 @@ def test_real_drafts_are_timed_after_plain_steps(pair: ModelPair) -> None:
 def test_plain_decoding_has_a_time_of_its_own() -> None:
     """Where nothing decides, so that nothing is ever drafted; not at a root where a selector drafts nothing."""
     own = replace(profile(), plain=-2e-3)
-    for action in (EMPTY, Action(1, 4, 0), Lookup(4)):
+    for action in (EMPTY, Action(1, 4, 0), Action.copy(4)):
         for levels in ((), ("match",), ("early",)):
             change = own.action_seconds(action, 30, "traversal", levels) - profile().action_seconds(
                 action, 30, "traversal", levels

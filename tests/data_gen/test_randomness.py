@@ -23,11 +23,11 @@ from data_gen.decoding.loop import FixedTree, Loop, Random
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import distributions, get_verifier, on_slots
-from selector.actions import EMPTY, Action, Choice, Lookup
+from selector.actions import EMPTY, Action
 from tests.data_gen.families import nameless, random_llama
 
 PROMPT, SAMPLING = [1, 0, 1], Sampling(0.7)
-CHOICES: list[Choice] = [Action(1, 4, 0), Action(2, 1, 3), Action(4, 0, 5), Action(1, 1, 0), Lookup(3), EMPTY]
+CHOICES: list[Action] = [Action(1, 4, 0), Action(2, 1, 3), Action(4, 0, 5), Action(1, 1, 0), Action.copy(3), EMPTY]
 Invert = Callable[[Tensor, Tensor], Tensor]
 Make = type[Decoder] | Callable[..., Loop]
 

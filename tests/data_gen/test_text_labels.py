@@ -12,7 +12,7 @@ from data_gen.text_labels.labels import TextLabeller, label_text
 from data_gen.verification import VERIFIERS, get_verifier, styled
 from data_gen.verification.distributions import Rows
 from data_gen.verification.sorted_rows import SortedRows
-from selector.actions import GREEDY, ActionSpace, StyledAction
+from selector.actions import GREEDY, Action, ActionSpace
 from tests.data_gen.worlds import KINDS, World, normalised
 
 LABELLED = [name for name in VERIFIERS if name not in ("khisti", "greedy_block")]
@@ -150,7 +150,7 @@ def test_at_temperature_0_a_greedy_tree_holds_the_most_likely_tokens(rank: int) 
     labeller.add(p_TV, q_TV, logits_TV)
     efficiency_VA = space.efficiencies(labeller.survivals())[:, 0]
     for K in (2, 3):
-        at = space.index(StyledAction(K, 0, 2, "greedy"))
+        at = space.index(Action(K, 0, 2, "greedy"))
         assert efficiency_VA[:, at].tolist() == [3.0 if rank < K else 1.0] * len(LABELLED)
 
 

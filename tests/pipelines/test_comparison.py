@@ -70,7 +70,7 @@ def rows(speeds: dict[str, float] = SPEEDS, sources: int = 6, spread: float = 0.
                             "block_tokens": 66,
                             "seconds_of_steps": [60 / (speed * factor)],
                             "select_seconds": 0.6 / (speed * factor) if method == SELECTOR else 0.0,
-                            "drafted": [] if method == ASSISTED else ["(1, 4, 0)"] * 15 + ["lookup 4"],
+                            "drafted": [] if method == ASSISTED else [(1, 4, 0)] * 15 + [(1, 4, 0, "copy")],
                             "step_roots": [] if method == ASSISTED else list(range(0, 64, 4)),
                         }
                     )

@@ -28,7 +28,7 @@ from pipelines.data.stage import seconds as predicted
 from pipelines.data.workers import devices
 from pipelines.pair.loading import prompts_of, recipe
 from pipelines.run import seconds_in_words
-from selector.actions import GREEDY, Action, StyledAction, Tree
+from selector.actions import GREEDY, Action
 from selector.latency import LatencyProfile
 from selector.schema import InputError
 from selector.tables import Table
@@ -208,12 +208,12 @@ def test_the_planned_bytes_are_those_of_a_text(pair: ModelPair, features: str) -
 
 
 TREES = Action(1, 5, 0), Action(2, 0, 4), Action(3, 2, 3), Action(4, 1, 2), Action(4, 0, 8)
-DIFFERENT = tuple(StyledAction(*action, GREEDY) for action in TREES[1:])
+DIFFERENT = tuple(action._replace(style=GREEDY) for action in TREES[1:])
 
 
 @pytest.mark.parametrize("behaviour", [TREES, DIFFERENT])
 def test_what_decoding_accepts_is_what_the_labels_say(
-    pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: tuple[Tree, ...]
+    pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: tuple[Action, ...]
 ) -> None:
     """Over a hundred steps with every verifier, also where the draft has a temperature of its own; a token a step more
     or less would be seen."""

@@ -25,7 +25,7 @@ from data_gen.engines.text import NAME, TextSelector, grow
 from data_gen.engines.vllm import Proposer
 from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
-from selector.actions import ActionSpace, Lookup
+from selector.actions import ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.write import write_artefact
 from selector.runtime.selector import load_selector
@@ -100,7 +100,7 @@ def test_texts_grow_as_if_they_were_read_at_once(copies: Path) -> None:
             assert grow(text, np.array(prompt + generated[:end], np.int32))
             known = afresh(copies, prompt, generated[:end])
             action = tuned.select(known.features(TEXT))
-            length = action.length if isinstance(action, Lookup) else 0
+            length = action.L1 if action.copies else 0
             lengths.append(length)
             for most in (LONGEST, 20):
                 assert chosen.copies([text], [most])[0] == known.text.index.proposal(min(length, most))

@@ -128,9 +128,7 @@ def test_a_registered_version_loads(demo: tuple[Path, str]) -> None:
     selector = load_selector(folder)
     scalars = torch.tensor([root["scalars"] for root in roots])
     for line, seen in zip(found[:2], (scalars, scalars[:, : selector.schema.first]), strict=True):
-        chosen = [tuple(selector.actions[at]) for at in selector.scores({"scalars": seen}).argmax(-1)]
-        shapes = [(0, *each, 0) if len(each) == 1 else each for each in chosen]
-        rows = [shape if len(shape) == 4 else (*shape, "iid") for shape in shapes]
+        rows = [selector.actions[at] for at in selector.scores({"scalars": seen}).argmax(-1)]
         assert line == str({name: [row[at] for row in rows] for at, name in enumerate(("K", "L1", "L2", "style"))})
     assert found[2:4] == ["True", repr(selector)] and found[4:8] == found[:4]
     assert found[8] == "True"

@@ -12,9 +12,9 @@ from pipelines.report.page import legend, strip
 
 # a tree, a lookup of which nothing is accepted, plain decoding, and a tree that was cut at the limit
 ROW: dict[str, Any] = {"prompt": "p", "kind": "code", "temperature": 0.0, "top_p": 1.0, "tokens": 7}
-ROW |= {"drafted": ["(2, 1, 3)", "lookup 4", "(1, 0, 0)", "(1, 4, 0)"], "step_roots": [0, 3, 4, 5], "block_tokens": 9}
+ROW |= {"drafted": [(2, 1, 3), (1, 4, 0, "copy"), (1, 0, 0), (1, 4, 0)], "step_roots": [0, 3, 4, 5], "block_tokens": 9}
 ROW |= {"text": [10, 11, 12, 13, 14, 15, 16]}
-COPY = ROW | {"tokens": 5, "drafted": ["lookup 4"], "step_roots": [0], "block_tokens": 5}
+COPY = ROW | {"tokens": 5, "drafted": [(1, 4, 0, "copy")], "step_roots": [0], "block_tokens": 5}
 
 
 class Words:

@@ -39,7 +39,9 @@ def test_the_demo_ends_with_a_table_a_report_and_a_selector(demo: tuple[Path, st
     run = folder / "runs" / "demo"
     assert re.search(r"^demo: \S+ with .* on ", output, re.MULTILINE) and "Does a selector pay here?" in output
     assert all(len(line) <= 80 for line in output.splitlines() if set(line) & set("─━┃│"))
-    pays = any(mode["action"] != [1, 0, 0] or mode["feature_levels"] for mode in evaluation_of(folder)["decisions"])
+    pays = any(
+        mode["action"] != [1, 0, 0, "iid"] or mode["feature_levels"] for mode in evaluation_of(folder)["decisions"]
+    )
     _, found, program = output.rpartition("This program decodes with it")
     assert bool(found) == ("custom_generate" in program) == pays  # where times are disturbed, perhaps no draft pays
     assert str(run / "report.html") in output and (str(run / "selector") in output) == pays

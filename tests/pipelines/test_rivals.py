@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipelines.logs.rivals import PAYOFF_SCALARS, UNIT, Rule, best_rule, payoff_weights, rivals, with_payoff
-from selector.actions import Choice, Lookup
+from selector.actions import Action
 from selector.decision import Mode
 from selector.train.data import Timed
 from selector.train.replay import fastest_possible
@@ -65,12 +65,12 @@ def test_a_payoff_that_is_linear_is_found() -> None:
     assert "seen_1" in PAYOFF_SCALARS and train.texts.scalar("match").tolist() == match_R.tolist(), "in a copy alone"
 
 
-def plain(rule: Rule, match: float, hits: float) -> Choice:
+def plain(rule: Rule, match: float, hits: float) -> Action:
     """What a rule drafts where these are the scalars."""
     if match >= rule.longer:
-        return Lookup(rule.far)
+        return Action.copy(rule.far)
     if match >= rule.least:
-        return Lookup(rule.copied)
+        return Action.copy(rule.copied)
     return logged.SPACE.chain(rule.steady if hits > rule.hits else rule.drafted)
 
 

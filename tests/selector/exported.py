@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from selector.actions import Action, ActionSpace, Choice, Lookup, without_draft
+from selector.actions import Action, ActionSpace
 from selector.decision import NEVER, LookupRule, Mode, net_tokens
 from selector.export.write import load_script, write_artefact
 from selector.runtime.artefact import Features
@@ -21,7 +21,14 @@ from selector.train.module import SelectorModule
 from tests.selector.synthetic import SPACE, mode_row, opinionated, profile, survivals_of, texts, timed
 
 FALLBACK = Action(1, 3, 0)
-SHAPES = [*map(SPACE.chain, range(17)), Action(3, 0, 4), Action(2, 2, 3), Action(4, 1, 8), Lookup(4), Lookup(16)]
+SHAPES = [
+    *map(SPACE.chain, range(17)),
+    Action(3, 0, 4),
+    Action(2, 2, 3),
+    Action(4, 1, 8),
+    Action.copy(4),
+    Action.copy(16),
+]
 LIMITED = tuple(sorted(map(SPACE.index, SHAPES)))
 STATIC = Mode(0.2, 1.0, Action(1, 4, 0), speed=180.0)
 COPIES = Mode(0.4, 1.0, Action(1, 4, 0), (MATCH,), speed=190.0, rule=LookupRule(5, 8))
@@ -149,10 +156,10 @@ def most_lost(made: SelectorModule, data: Timed, mode: Mode, rows: Tensor, chose
     return float(torch.minimum(early_B, torch.maximum(late_B, asks_again_B)).max())
 
 
-def in_turn(ask: Callable[[Features], Choice | None], mode: Mode, features: Features) -> int:
+def in_turn(ask: Callable[[Features], Action | None], mode: Mode, features: Features) -> int:
     """What an engine drafts: where the early features will do, the rest is never computed."""
     action = ask(early_of(features)) if EARLY in mode.feature_levels else None
-    if action is None or (len(mode.feature_levels) > 1 and not without_draft(action)):
+    if action is None or (len(mode.feature_levels) > 1 and action.drafts):
         action = ask(features)
     assert action is not None
     return SPACE.index(action)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from selector.actions import ActionSpace, Choice, Lookup
+from selector.actions import Action, ActionSpace
 from selector.latency import LatencyProfile
 from selector.schema import LEVELS, LOG, PAIR
 from selector.tables import FREE, Batches, Table
@@ -69,7 +69,7 @@ def timed(batch: int = 1, **made: int) -> Timed:
     return Timed(texts(**made), "naive", profile().at_batch(batch), SPACE)
 
 
-def ten_lines(data: Timed, choose: Callable[[int], Choice]) -> tuple[int, int, float]:
+def ten_lines(data: Timed, choose: Callable[[int], Action]) -> tuple[int, int, float]:
     """Steps, tokens and seconds of a policy on labels of 0 and 1, by walking along each text."""
     steps = tokens = begin = 0
     seconds = 0.0
@@ -77,7 +77,7 @@ def ten_lines(data: Timed, choose: Callable[[int], Choice]) -> tuple[int, int, f
         at = 0
         while at < size:
             action = choose(begin + at)
-            own_D = data.survivals_RS[begin + at, SPACE.depth if isinstance(action, Lookup) else 0 :]
+            own_D = data.survivals_RS[begin + at, SPACE.depth if action.copies else 0 :]
             seconds += data.profile.action_seconds(action, float(data.texts.length_R[begin + at]), "naive")
             at, steps = at + int(own_D[: action.nodes].sum()) + 1, steps + 1
         begin, tokens = begin + size, tokens + size

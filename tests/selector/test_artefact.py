@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from selector.actions import choice_of
+from selector.actions import Action
 from selector.decision import Mode
 from selector.runtime.selector import load_selector
 from selector.schema import EARLY, EARLY_SCALARS, FULL, HIDDEN_STATES, PAIR, InputError, sha256
@@ -28,7 +28,7 @@ def test_the_config_says_what_an_engine_needs(artefacts: dict[tuple[str, str], P
         assert (config["objective"], config["feature_level"], config["verifier"]) == (objective, level, "traversal")
         assert [scalar["name"] for scalar in config["features"]["scalars"]] == [scalar.name for scalar in PAIR.scalars]
         assert list(config["features"]["hidden_states"]) == (list(HIDDEN_STATES) if level == FULL else [])
-        assert [choice_of(action) for action in config["actions"]] == list(SPACE)
+        assert [Action.of(action) for action in config["actions"]] == list(SPACE)
         assert [Mode.of(mode) for mode in config["modes"]] == modes_of(level)
         for name, checksum in config["checksums"].items():
             assert sha256(folder / name) == checksum

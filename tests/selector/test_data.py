@@ -11,7 +11,7 @@ import torch
 from data_gen.features.recorded import ROW_NUMBERS
 from data_gen.texts.recorded import read_texts, texts_of
 from data_gen.traces import TraceStore, text_schema, to_table
-from selector.actions import ActionSpace, Lookup
+from selector.actions import Action, ActionSpace
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputError, survival_column
 from selector.train.data import Texts, Timed
 from selector.train.replay import lawful
@@ -150,7 +150,7 @@ def test_a_lookup_yields_what_it_had_right_and_one_more_token() -> None:
     efficiency_RA = SPACE.efficiencies(timed.survivals_RS)
     for r, place in enumerate(PLACES):
         for length in SPACE.lookups:
-            assert efficiency_RA[r, SPACE.index(Lookup(length))] == 1 + min(length, foretold_of(*place))
+            assert efficiency_RA[r, SPACE.index(Action.copy(length))] == 1 + min(length, foretold_of(*place))
 
 
 def test_hidden_states_belong_to_their_roots() -> None:

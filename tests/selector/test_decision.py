@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, Action, ActionSpace, Lookup
+from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import (
     ASKED,
     NEVER,
@@ -101,7 +101,7 @@ def test_actions_that_are_not_allowed_do_not_count(rho: float) -> None:
 
 def test_the_rule_copies_from_its_least_match_on() -> None:
     """The static tree below it; and without the rule, everywhere."""
-    for match, expected in ((0.0, CHAIN), (2.0, CHAIN), (3.0, Lookup(4)), (32.0, Lookup(4))):
+    for match, expected in ((0.0, CHAIN), (2.0, CHAIN), (3.0, Action.copy(4)), (32.0, Action.copy(4))):
         assert COPIES.copied(match) == expected
         assert COPIES.static_only().copied(match) == CHAIN
     assert COPIES.static_only() == replace(COPIES, feature_levels=(), rule=None)

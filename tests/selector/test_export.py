@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from selector.actions import Choice, Lookup, without_draft
+from selector.actions import Action
 from selector.decision import NEVER, Mode
 from selector.runtime.artefact import Features
 from selector.runtime.selector import load_selector
@@ -113,7 +113,7 @@ def test_the_draft_is_asked_for_where_the_early_choice_needs_it(
     tuned = selector.at(*mode.setting)
     early = [tuned.select(early_of(features)) for features in roots]
     known = [tuned.select(early_of(features), final=True) for features in roots]
-    assert early == [action if without_draft(action) else None for action in known]
+    assert early == [None if action.drafts else action for action in known]
     assert 0.05 < sum(action is None for action in early) / len(roots) < 0.95
     late = [tuned.select(features) for features in roots]
     assert any(own is not None and own != other for own, other in zip(early, late, strict=True)) and None not in late
@@ -130,7 +130,7 @@ def test_the_match_alone_will_do_for_the_rule(artefact: Path) -> None:
         assert action == tuned.select(early_of(features)) == selector.select(features) == COPIES.copied(float(match))
         assert Tuned(COPIES).select({MATCH: match}) == action
         chosen.add(action)
-    assert chosen == {COPIES.action, Lookup(8)}
+    assert chosen == {COPIES.action, Action.copy(8)}
 
 
 def test_on_long_texts_the_match_alone_will_do_without_the_rules_lookup_too(artefact: Path) -> None:
@@ -164,7 +164,7 @@ def test_the_nearest_sampling_setting_decides(artefact: Path) -> None:
     near = {(0.1, 1.0): STATIC, (0.42, 1.0): COPIES, (0.55, 1.0): ANY, (0.87, 1.0): KNOWN_EARLY}
     near |= {(1.08, 1.0): SOME, (1.1, 0.85): NUCLEUS, (1.5, 1.0): IN_TURN, (1.35, 0.85): SOME_IN_TURN}
     roots: list[Features] = []
-    expected: list[Choice | None] = []
+    expected: list[Action | None] = []
     for setting, mode in near.items():
         tuned = selector.at(*setting)
         assert tuned.mode == mode

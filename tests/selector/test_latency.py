@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from selector.actions import EMPTY, Action, ActionSpace, Choice, Lookup, StyledAction, choice_of
+from selector.actions import EMPTY, Action, ActionSpace
 from selector.latency import (
     VERSION,
     Correction,
@@ -41,13 +41,13 @@ ACTIONS = ActionSpace.with_lookups().actions
         (Action(4, 0, 1), 2),  # all first branch tokens come from the root's row
         (Action(2, 0, 3), 2 + 2 * 2),
         (Action(3, 2, 2), 2 + 2 + 3),
-        (Lookup(4), 0),
-        (Lookup(16), 0),
+        (Action.copy(4), 0),
+        (Action.copy(16), 0),
     ],
     ids=str,
 )
-def test_every_pass_is_charged_at_its_width(action: Choice, passes: int) -> None:
-    verification = 300.0 if isinstance(action, Lookup) else 1000.0 if action.nodes else 0.0
+def test_every_pass_is_charged_at_its_width(action: Action, passes: int) -> None:
+    verification = 300.0 if action.copies else 1000.0 if action.nodes else 0.0
     expected = passes + 100.0 + action.nodes + verification
     assert FLAT.action_seconds(action, 15, "traversal") == pytest.approx(expected)
 
@@ -55,7 +55,7 @@ def test_every_pass_is_charged_at_its_width(action: Choice, passes: int) -> None
 def test_a_greedy_tree_takes_the_time_of_its_nodes_where_it_can_be_drafted() -> None:
     """All its branches differ; only the eager decoder drafts it."""
     same = replace(FLAT, different={"T=1, top-p=1": [[1.0] * 8] * 3})  # i.i.d. branches are copies of one another
-    greedy, iid = StyledAction(3, 2, 2, "greedy"), Action(3, 2, 2)
+    greedy, iid = Action(3, 2, 2, "greedy"), Action(3, 2, 2)
     seconds = FLAT.action_seconds(iid, 15, "traversal")
     assert same.action_seconds(greedy, 15, "traversal") == FLAT.action_seconds(greedy, 15, "traversal") == seconds
     assert same.action_seconds(iid, 15, "traversal") == seconds - 4
@@ -69,7 +69,7 @@ LATE = [((LIGHT,), 10_000), ((FULL,), 20_000), ((EARLY, LIGHT), 15_000), ((EARLY
 def test_a_selector_pays_for_itself_and_for_the_root_pass(feature_levels: tuple[str, ...], own: float) -> None:
     """For every decision that it has made, and for the pass whether or not the draft then drafts."""
     assert FLAT.action_seconds(EMPTY, 15, "traversal", feature_levels) == pytest.approx(own + 2 + 100)
-    assert FLAT.action_seconds(Lookup(8), 15, "traversal", feature_levels) == pytest.approx(own + 2 + 108 + 300)
+    assert FLAT.action_seconds(Action.copy(8), 15, "traversal", feature_levels) == pytest.approx(own + 2 + 108 + 300)
     for action in (Action(1, 1, 0), Action(3, 2, 2)):  # where something is drafted the draft passes the root anyway
         base = FLAT.action_seconds(action, 15, "traversal")
         assert FLAT.action_seconds(action, 15, "traversal", feature_levels) == pytest.approx(base + own)
@@ -81,7 +81,7 @@ def test_a_selector_pays_for_itself_and_for_the_root_pass(feature_levels: tuple[
 def test_what_needs_no_draft_takes_no_pass_of_it(feature_levels: tuple[str, ...], own: float) -> None:
     """Unless its rows are looked at."""
     assert FLAT.action_seconds(EMPTY, 15, "traversal", feature_levels) == pytest.approx(own + 100)
-    assert FLAT.action_seconds(Lookup(8), 15, "traversal", feature_levels) == pytest.approx(own + 108 + 300)
+    assert FLAT.action_seconds(Action.copy(8), 15, "traversal", feature_levels) == pytest.approx(own + 108 + 300)
     assert FLAT.action_seconds(Action(1, 1, 0), 15, "traversal", feature_levels) == pytest.approx(own + 2 + 101 + 1000)
 
 
@@ -174,9 +174,9 @@ def test_corrections_count_passes_and_branches() -> None:
     shapes = {(1, 0, 0): (0, 0, 0, 0), (1, 3, 0): (1, 3, 0, 0), (1, 8, 2): (1, 10, 0, 0), (4, 0, 1): (1, 1, 0, 1)}
     shapes |= {(3, 2, 4): (1, 3, 3, 1)}
     corrected = replace(FLAT, corrections={"traversal": Correction(1e6, 1e7, 1e8, 1e9)})
-    shapes |= {(8,): (0, 0, 0, 0)}  # a lookup makes no pass that could be off
+    shapes |= {Action.copy(8): (0, 0, 0, 0)}  # a lookup makes no pass that could be off
     for shape, counts in shapes.items():
-        action = choice_of(shape)
+        action = Action.of(shape)
         assert correction_counts(action) == counts
         gap = corrected.action_seconds(action, 15, "traversal") - FLAT.action_seconds(action, 15, "traversal")
         assert gap == pytest.approx(sum(n * 10.0 ** (6 + i) for i, n in enumerate(counts)))
@@ -188,7 +188,7 @@ def test_every_row_is_charged_for_the_nucleus_where_there_is_one() -> None:
         (Action(1, 0, 0), 1),
         (Action(1, 3, 0), 4 + 2 + 2),
         (Action(2, 1, 2), 6 + 2 + 1 + 2),
-        (Lookup(4), 5),
+        (Action.copy(4), 5),
     ):
         plain, filtered = (sorting.action_seconds(action, 15, "traversal", setting=(1.0, p)) for p in (1.0, 0.9))
         assert filtered - plain == pytest.approx(0.5 * rows), action
@@ -208,7 +208,7 @@ def test_coinciding_branches_are_one_node() -> None:
     assert known.nodes(Action(4, 2, 8), (0.0, 1.0)) == 11
     assert known.nodes(Action(2, 3, 4), (0.5, 0.9)) == 1 + 3 + 1.5 + 3 * 2
     assert known.nodes(Action(2, 3, 4), (1.0, 1.0)) == upper.nodes(Action(2, 3, 4), (0.0, 1.0)) == 12
-    assert known.nodes(Action(1, 8, 3), (0.0, 1.0)) == 12 and known.nodes(Lookup(5), (0.0, 1.0)) == 6
+    assert known.nodes(Action(1, 8, 3), (0.0, 1.0)) == 12 and known.nodes(Action.copy(5), (0.0, 1.0)) == 6
     for action, setting in ((Action(4, 2, 8), (0.0, 1.0)), (Action(3, 0, 5), (0.5, 0.9))):
         saved = upper.target.at(20, 1 + action.nodes) - upper.target.at(20, known.nodes(action, setting))
         rows = (1 + action.nodes - known.nodes(action, setting)) * upper.nucleus

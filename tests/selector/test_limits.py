@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from selector.actions import EMPTY, Action, Lookup
+from selector.actions import COPY, EMPTY, Action
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Selector, load_selector
 from selector.schema import FULL, LIGHT, InputError
@@ -35,8 +35,8 @@ LIMITS = [
     (None, [(1, 2, 0), (2, 3, 2), (3, 0, 4)]),
     (9, [(2, 2, 3), (2, 2, 8)]),
     (None, [(4, 8, 8), (4, 8, 7)]),  # none of the limited mode's own
-    (None, [(1, 3, 0), (2, 0, 4), (8,), (16,)]),
-    (None, [(1, 4, 0), (1, 3, 0), (2, 2, 3), (8,)]),  # the rule's own tree, and faster ones
+    (None, [(1, 3, 0), (2, 0, 4), (1, 8, 0, COPY), (1, 16, 0, COPY)]),
+    (None, [(1, 4, 0), (1, 3, 0), (2, 2, 3), (1, 8, 0, COPY)]),  # the rule's own tree, and faster ones
     (0, None),
 ]
 
@@ -52,13 +52,13 @@ def test_only_allowed_trees_are_chosen(
     can = [
         a
         for a, action in enumerate(SPACE)
-        if (nodes is None or action.nodes <= nodes) and (shapes is None or action in map(tuple, shapes))
+        if (nodes is None or action.nodes <= nodes) and (shapes is None or action in map(Action.of, shapes))
     ]
     for mode in MODES:
         tuned = selector.at(mode.temperature, mode.top_p, nodes=nodes, shapes=shapes)
         speed_A = selector.config.static_speeds(selector.modes[MODES.index(mode)], selector.latency)
         best = max((a for a in can if a < len(SPACE.trees)), key=lambda a: float(speed_A[a]))
-        copies = mode.rule is not None and SPACE.index(Lookup(mode.rule.length)) in can
+        copies = mode.rule is not None and SPACE.index(Action.copy(mode.rule.length)) in can
         if copies and SPACE.index(mode.action) in can:
             best = SPACE.index(mode.action)  # the tree that goes with the rule
         assert tuned.feature_levels == (mode.feature_levels if mode.decides or copies else ())
@@ -78,12 +78,12 @@ def test_only_allowed_trees_are_chosen(
 def test_limits_that_leave_no_tree_are_refused(artefact: Path) -> None:
     selector = load_selector(artefact)
     with pytest.raises(InputError, match="no tree is left of those with at most 3 nodes"):
-        selector.at(1.0, nodes=3, shapes=[(4, 0, 8), (2,)])
-    for shapes in ([], [(8,), (16,)]):
+        selector.at(1.0, nodes=3, shapes=[(4, 0, 8), (1, 2, 0, COPY)])
+    for shapes in ([], [(1, 8, 0, COPY), (1, 16, 0, COPY)]):
         with pytest.raises(InputError, match="no tree is left"):
             selector.at(1.0, shapes=shapes)
     with pytest.raises(InputError, match="shapes: lookup 3 is not among"):
-        selector.at(1.0, shapes=[(1, 3, 0), (3,)])
+        selector.at(1.0, shapes=[(1, 3, 0), (1, 3, 0, COPY)])
     with pytest.raises(InputError, match="shapes: "):
         selector.at(1.0, shapes=[(4, 8)])
     with pytest.raises(InputError, match=r"shapes: action \(9, 0, 8\) is not in the space"):
@@ -131,7 +131,7 @@ def test_where_drafting_is_dear_shorter_trees_are_drafted(artefact: Path) -> Non
 
     def depth(selector: Selector) -> int:
         chosen = [selector.select(features) for features in one_by_one(batch_of(data, rows, LIGHT))]
-        return sum(action.L1 + action.L2 for action in chosen if isinstance(action, Action))
+        return sum(action.L1 + action.L2 for action in chosen if not action.copies)
 
     here, there = depth(load_selector(artefact)), depth(load_selector(artefact, latency=profile(draft=8e-3)))
     assert there < 0.5 * here

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from selector.actions import Lookup
+from selector.actions import Action
 from selector.decision import LookupRule, Mode
 from selector.schema import MATCH
 from selector.train.replay import fastest_possible, replay
@@ -25,7 +25,7 @@ def test_fixed_lengths_and_rules_of_a_log_are_a_walk_to_the_last_token(batch: in
             mode = Mode(0.0, 1.0, chain, (MATCH,), rule=LookupRule(least, 4))
             found = replay_mode(data, {}, mode)
             steps, tokens, seconds = logged.ten_lines(
-                data, lambda r, least=least, chain=chain: Lookup(4) if match_R[r] >= least else chain
+                data, lambda r, least=least, chain=chain: Action.copy(4) if match_R[r] >= least else chain
             )
             assert float(found.steps_X.sum()) == steps and float(found.tokens_X.sum()) == tokens
             assert float(found.seconds_X.sum()) == pytest.approx(seconds, rel=1e-6)
@@ -49,7 +49,7 @@ def test_whoever_is_told_everything_takes_the_least_time() -> None:
         found = []
         for a, action in enumerate(logged.SPACE):
             row = data.survivals_RS[begin + at]
-            own = row[logged.SPACE.depth :] if isinstance(action, Lookup) else row
+            own = row[logged.SPACE.depth :] if action.copies else row
             found.append(float(seconds_RA[begin + at, a]) + known(begin, size, at + int(own[: action.nodes].sum()) + 1))
         return min(found)
 

@@ -61,9 +61,9 @@ def walk(batches: MixedBatches, action_R: torch.Tensor, batch: int) -> tuple[flo
             verified = 1 + sum(action.nodes for action in chosen) / batch
             low, high = (target.at(context, size) for size in (1, 64))
             seconds += low + (high - low) * (verified - 1) / 63
-            seconds += max(len(action) == 3 and action.nodes for action in chosen) * draft.at(context, 1)
+            seconds += max(action.drafts and action.nodes for action in chosen) * draft.at(context, 1)
             for place, (row, action) in enumerate(zip(rows, chosen, strict=True)):
-                part = labels[row, : SPACE.depth] if len(action) == 3 else labels[row, SPACE.depth :]
+                part = labels[row, : SPACE.depth] if not action.copies else labels[row, SPACE.depth :]
                 committed = int(part[: action.nodes].sum()) + 1
                 text, at = flight[place]
                 size = int(data.texts.size_X[text])

@@ -17,7 +17,7 @@ from data_gen.drafting.sampled import draft_lookup
 from data_gen.text_labels.labels import TextLabeller
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier
-from selector.actions import ActionSpace, Lookup
+from selector.actions import Action, ActionSpace
 from selector.train.replay import Lateness, Replayed, lawful, outcomes, replay
 from tests.data_gen.worlds import normalised
 from tests.selector.synthetic import some_survivals
@@ -126,7 +126,7 @@ def test_replay_of_all_texts_is_the_decoder(seed: int, late: list[float]) -> Non
     the last step yields beyond a text's end does not count: tokens are the text's own."""
     world, roots, space = LastTokenWorld(seed), 5, COPYING
     chosen = {space.actions[action_at(n, last, space)] for n, last in product(range(roots), range(2))}
-    assert {Lookup(1), Lookup(3)} < chosen and len(chosen) > 7
+    assert {Action.copy(1), Action.copy(3)} < chosen and len(chosen) > 7
     texts = [(0, *rest) for rest in product(range(2), repeat=roots - 1 + space.deepest)]
     weight_X = torch.tensor([world.probability(text) for text in texts], dtype=torch.float64)
     survivals_XVRS = torch.stack([world.survivals(text, VERIFIERS, siblings=None) for text in texts])
@@ -140,10 +140,10 @@ def test_replay_of_all_texts_is_the_decoder(seed: int, late: list[float]) -> Non
             text: tuple[int, ...], action: int, name: str = name, laws: dict[tuple[int, int], Appended] = laws
         ) -> Appended:
             chosen, last = space.actions[action], text[-1]
-            if isinstance(chosen, Lookup):
-                return world.copied(name, text, chosen.length)
+            if chosen.copies:
+                return world.copied(name, text, chosen.L1)
             if (last, action) not in laws:
-                K, L1, L2 = chosen
+                K, L1, L2, _ = chosen
                 laws[last, action] = [
                     (tokens, on_trunk * math.prod(p for _, p in branches) * probability)
                     for trunk, on_trunk in world.continued(last, L1)
@@ -191,7 +191,7 @@ def decoded(world: LastTokenWorld, name: str, roots: int, count: int, rng: rando
         position, last, seconds, steps = 0, 0, 0.0, 0
         while position < roots:
             action = action_at(position, last)
-            K, L1, L2 = SPACE.actions[action]
+            K, L1, L2, _ = SPACE.actions[action]
             trunk = draft(last, L1)
             branches = [draft((last, *trunk)[-1], L2) for _ in range(K)]
             key = (last, trunk, *branches)

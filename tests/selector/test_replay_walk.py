@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from data_gen.text_labels.labels import TextLabeller
-from selector.actions import Action, ActionSpace, Lookup
+from selector.actions import Action, ActionSpace
 from selector.train.replay import Lateness, outcomes, replay
 from selector.train.tuning import StaticTable
 from tests.selector.synthetic import some_survivals
@@ -68,9 +68,9 @@ def test_outcomes_are_a_law_whose_mean_is_the_label() -> None:
     mean_R = law_RJ @ torch.arange(1, space.deepest + 2, dtype=torch.float64)
     assert torch.allclose(mean_R, space.efficiencies(survivals_RS).diagonal(), atol=1e-14)
     for a, action in enumerate(space):
-        depth = action.length if isinstance(action, Lookup) else action.L1 + action.L2
+        depth = action.L1 + action.L2
         assert (law_RJ[a, depth + 1 :] == 0).all()
-        assert not isinstance(action, Lookup) or law_RJ[a].max() == 1  # certain
+        assert not action.copies or law_RJ[a].max() == 1  # certain
 
 
 def test_replay_of_a_text_worked_by_hand() -> None:

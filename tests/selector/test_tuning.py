@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, Action, Lookup, without_draft
+from selector.actions import EMPTY, Action
 from selector.decision import RHOS, LookupRule, Mode
 from selector.latency import Table, interpolated_at
 from selector.schema import EARLY, FULL, LIGHT, MATCH
@@ -193,7 +193,7 @@ def by_loop(
             price = mode.speed ** (1 - mode.rho) * max(tokens[a] / own[a] for a in may) ** mode.rho
             best = max(may, key=lambda a: tokens[a] if policy else tokens[a] - price * own[a])
             action = SPACE.index(mode.action) if first else best
-            if first or SPACE.actions[action] == EMPTY or isinstance(SPACE.actions[action], Lookup):
+            if first or SPACE.actions[action] == EMPTY or SPACE.actions[action].copies:
                 break
         actions.append(action)
         seconds.append(own[action])
@@ -216,7 +216,7 @@ def test_roots_are_decided_one_after_the_other(
     assert found.action_R.tolist() == actions
     firsts = data.texts.unknown_R.tolist()
     assert found.passes_R.tolist() == [
-        not without_draft(SPACE.actions[a]) or (not first and feature_levels[:times] != (EARLY,))
+        SPACE.actions[a].drafts or (not first and feature_levels[:times] != (EARLY,))
         for a, times, first in zip(actions, asked, firsts, strict=True)
     ]
     assert found.seconds_R.tolist() == pytest.approx(seconds, rel=1e-6)
@@ -225,9 +225,9 @@ def test_roots_are_decided_one_after_the_other(
         action, seen = SPACE.actions[actions[r]], feature_levels[: asked[r]]
         free = data.profile.action_seconds(action, 100, data.verifier)
         own = sum(data.profile.decide[each] for each in seen)
-        own += data.profile.draft.at(100, 2) * (without_draft(action) and seen != (EARLY,))
+        own += data.profile.draft.at(100, 2) * (not action.drafts and seen != (EARLY,))
         assert seconds[r] == pytest.approx(free + own, rel=1e-5)
-        kinds.add((without_draft(action), len(seen)))
+        kinds.add((not action.drafts, len(seen)))
     expected = {(True, 1), (True, 2), (False, 2)} if len(feature_levels) == 2 else {(True, 1), (False, 1)}
     assert kinds == expected
 
@@ -257,7 +257,7 @@ def test_drafts_that_come_too_late_to_pay_are_left_out(data: Timed, static: Mode
     for extra in (0.0, 0.5):
         own = data.on(replace(profile(draft=3e-3), late=Table([0], [0, 1], [[0.0, extra]])))
         mode = tune_mode(own, {EARLY: true_scores(data)}, replace(static, action=EMPTY)).mode
-        drafts[extra] = not all(without_draft(SPACE.actions[a]) for a in mode.allowed)
+        drafts[extra] = any(SPACE.actions[a].drafts for a in mode.allowed)
     assert drafts == {0.0: True, 0.5: False}
 
 
@@ -293,7 +293,7 @@ def test_the_rule_copies_wherever_the_match_is_long_enough(data: Timed, static: 
         found = decide(data, {}, mode)
         for r, first in enumerate(data.texts.unknown_R.tolist()):
             copies = not first and float(data.texts.scalar("match")[r]) >= least
-            action = Lookup(8) if copies else static.action
+            action = Action.copy(8) if copies else static.action
             assert SPACE.actions[int(found.action_R[r])] == action
             assert found.seconds_R[r] == seconds_RA[r, SPACE.index(action)]  # neither a decision nor a pass
 
@@ -303,7 +303,7 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static
 
     def speed(least: int, length: int, tree: Action) -> float:
         copies_R = (data.texts.scalar("match") >= least) & ~data.texts.unknown_R
-        return replayed(data, torch.where(copies_R, SPACE.index(Lookup(length)), SPACE.index(tree))).speed
+        return replayed(data, torch.where(copies_R, SPACE.index(Action.copy(length)), SPACE.index(tree))).speed
 
     mode = tune_lookup_rule(data, static)
     assert (mode.feature_levels, mode.decides, mode.temperature, mode.top_p) == ((MATCH,), False, *data.setting)
