@@ -44,7 +44,7 @@ class Action(NamedTuple):
         numbers, style = given[:3], given[3:] or (IID,)
         if [*map(type, numbers)] != [int] * 3 or style not in [(each,) for each in (*STYLES, COPY)]:
             raise TypeError(f"{given} is not K, L1, L2 and perhaps a style of {', '.join((*STYLES, COPY))}")
-        return cls(*numbers, *style)
+        return cls(*given)
 
     @property
     def nodes(self) -> int:
