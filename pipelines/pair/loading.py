@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from contextlib import suppress
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,36 +19,34 @@ from data_gen.models.self_check import check_model
 from data_gen.models.vocabulary import shared_tokenizer
 from data_gen.texts.labelled import BEYOND, DEPTH, Recipe
 from data_gen.texts.prompts import Prompt, read_prompts, split_of, take_evenly
+from data_gen.timing import device_name
 from pipelines.config import Config
 from pipelines.config.sections import DISTILLED, SHIPPED, SMOLLM2
-from pipelines.run import read_record, verify
+from pipelines.run import read_json, read_record, verify, write_json
 from selector.schema import FULL, InputError
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")  # that come with Espalier
 
 
 def target_name(config: Config) -> str:
-    """The target's directory or hub id; a GGUF file is converted to a directory first.
-
-    Raises:
-        InputError: the file is missing or cannot be converted.
-    """
+    """The target's directory or hub id; a GGUF file is converted to a directory first, else InputError."""
     return resolved(config.pair.target, "target")
 
 
 def pair_names(config: Config) -> tuple[str, str]:
     """Directories or hub ids of the target, and of its draft or head; InputError as `target_name`, or where the draft
     that the run trains is not there yet."""
-    if config.pair.head is not None:
-        return target_name(config), config.pair.head
-    if config.pair.draft == SMOLLM2:
-        return target_name(config), str(SHIPPED)
-    if config.pair.draft == DISTILLED:
+    target, own = target_name(config), config.pair
+    if own.head is not None:
+        return target, own.head
+    if own.draft == SMOLLM2:
+        return target, str(SHIPPED)
+    if own.draft == DISTILLED:
         folder = config.folder / "distil" / "draft"
         if not folder.is_dir():
             raise InputError(f"{folder} does not exist: run the distil stage first")
-        return target_name(config), str(folder)
-    return target_name(config), resolved(config.pair.draft, "draft")
+        return target, str(folder)
+    return target, resolved(own.draft, "draft")
 
 
 def depends(config: Config) -> dict[str, Any]:
@@ -56,13 +55,11 @@ def depends(config: Config) -> dict[str, Any]:
 
 
 def load_pair(config: Config, shapes: bool = False) -> ModelPair:
-    """The run's pair on the configured device, with the configured number of threads.
+    """The run's pair on the configured device, with the configured number of threads. InputError where it is missing,
+    does not load, has too short a context, or computes token trees wrongly.
 
     Args:
         shapes: whether configs without weights are enough, because only times are measured.
-
-    Raises:
-        InputError: the pair is missing, does not load, has too short a context, or computes token trees wrongly.
     """
     own = config.pair
     checksums = config.folder / "pair" / "checksums.json"
@@ -70,7 +67,7 @@ def load_pair(config: Config, shapes: bool = False) -> ModelPair:
         torch.set_num_threads(own.threads)
     load = load_pair_with_head if own.head else ModelPair.load
     pair = load(*pair_names(config), own.device, own.dtype, own.device_map, shapes, checksums=checksums)
-    check_models(pair, _check_positions(config, pair.max_positions))
+    check_models(config, pair, _check_positions(config, pair.max_positions))
     return pair
 
 
@@ -85,7 +82,6 @@ def known_fingerprint(config: Config) -> str:
 
 
 def _check_positions(config: Config, have: int) -> int:
-    """The positions that the config's longest text needs; InputError where a pair has fewer."""
     needed = config.prompts.tokens + config.data.tokens + BEYOND + DEPTH
     if needed > have:
         most = have - needed + config.prompts.tokens
@@ -107,13 +103,22 @@ def check_before_loading(config: Config) -> None:
     _check_positions(config, min(map(model_positions, names, ROLES)))
 
 
-def check_models(pair: ModelPair, longest: int) -> None:
-    """InputError where a model of the pair computes token trees wrongly in a text of up to `longest` tokens."""
+def check_models(config: Config, pair: ModelPair, longest: int) -> None:
+    """InputError where a model of the pair computes token trees wrongly in a text of up to `longest` tokens. What a
+    pair has passed on this machine is recorded, and not checked again."""
+    path, own = config.folder / "pair" / "checked.json", config.pair
+    packages = {name: version(name) for name in ("torch", "transformers")}
+    passed = {"pair": pair.fingerprint, "device": device_name(own.device, own.dtype, own.threads), **packages}
+    with suppress(InputError, AttributeError, KeyError, TypeError):  # there is no record, or it is damaged
+        recorded = read_json(path, "pair")
+        if recorded.items() >= passed.items() and recorded["longest"] >= longest:
+            return
     check_model(pair.target, pair.names[0], longest)
     if pair.has_head:
         check_head(pair, pair.names[1])
     else:
         check_model(pair.draft, pair.names[1], longest)
+    write_json(path, {**passed, "longest": longest})
 
 
 def tokenizer_of(config: Config) -> Any:
