@@ -10,7 +10,7 @@ from typing import Any
 from data_gen.models.distilled import WEIGHTS
 from pipelines.config import Config, load_config
 from pipelines.config.sections import SHIPPED
-from pipelines.distil.recording import folder_of
+from pipelines.distil.stage import folder_of
 from pipelines.run import read_json, read_record, require, write_json
 from selector.files import atomically
 from selector.schema import sha256

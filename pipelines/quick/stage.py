@@ -5,17 +5,13 @@ It is the other stages in small: a latency profile, texts that are labelled unti
 
 from __future__ import annotations
 
-import io
-import math
 import time
 from collections import defaultdict
 from dataclasses import asdict
 from itertools import count
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.console import Console
 
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
@@ -23,15 +19,14 @@ from data_gen.texts.labelled import Work, make_shard
 from data_gen.texts.prompts import Prompt, split_of, take_evenly
 from data_gen.texts.recorded import texts_of
 from pipelines.config import Config
-from pipelines.pair import prompt_writing
 from pipelines.pair.loading import check_before_loading, encode, load_pair, prompts_path, recipe, tokenizer_of
+from pipelines.pair.stage import prepared_prompts
 from pipelines.quick.answer import Answer
 from pipelines.quick.machine import profile_in_time
 from pipelines.report.page import text_of
 from pipelines.run import Stage, console, progress, table, write_json
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.judging import potential_table
-from selector.files import atomically
 from selector.latency import LatencyProfile
 from selector.schema import InputError
 
@@ -40,7 +35,6 @@ SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "quick"
 ELSEWHERE = 20.0  # seconds for the imports before, and for replay, tables and the record after
 TOKENS = 48  # most labelled ones of a text: more sources tell more than longer texts
 SOURCES = 4  # at least: two to choose on, and two to judge on
-LEAST = 6  # in the times of one text: measurements and `SOURCES` texts
 TREES = "A tree (K, L1, L2) has K branches of L2 tokens after a trunk of L1."
 
 
@@ -52,7 +46,7 @@ def plan(config: Config) -> list[str]:
 
 
 def run(config: Config) -> None:
-    """Print the tables and the verdicts, and write them to `quick.json` and `quick.html`."""
+    """Print the tables and the verdicts, and write `quick.json`."""
     if config.pair.head:
         raise InputError("pair.head: quick compares trees of draft models; `espalier demo` runs all stages with a head")
     start = time.perf_counter()
@@ -61,30 +55,31 @@ def run(config: Config) -> None:
     check_before_loading(config)
     prompts = _prompts(config)
     pair = load_pair(config)
-    figures, page = config.folder / "quick.json", config.folder / "quick.html"
-    stage = Stage("quick", config, {"pair": pair.fingerprint}, (figures, page))
+    figures = config.folder / "quick.json"
+    stage = Stage("quick", config, {"pair": pair.fingerprint}, (figures,))
     with mlflow_run(config, "quick", SECTIONS) as mlflow:
-        _refuse_to_be_late(config, pair, prompts, start)
         end = start + 60 * config.quick.minutes - ELSEWHERE
         profile, answers, warning = answers_in_time(config, pair, prompts, end)
         left_out = [str(setting.build()) for setting in config.sampling[len(answers) :]]
         stage.replace()
         found = {"device": profile.device, "pair": profile.pair, "warning": warning, "left_out": left_out}
         write_json(figures, {**found, "settings": [asdict(answer) for answer in answers]})
-        lines = [f"{each}: left out, to stay within quick.minutes={config.quick.minutes:g}" for each in left_out]
-        lines += [f"[bold yellow]warning[/]: {warning}"] if warning else []
+        _print_tables(answers)
+        for each in left_out:
+            stage.say(f"{each}: left out, to stay within quick.minutes={config.quick.minutes:g}")
+        if warning:
+            stage.say(f"[bold yellow]warning[/]: {warning}")
         verdicts = [answer.verdict() for answer in answers]
-        _print(stage, page, answers, [*lines, *verdicts, _next(answers)])
-        for path in (figures, page):
-            mlflow.log_artifact(str(path))
+        for line in (*verdicts, _next(answers)):
+            stage.say(line)
+        mlflow.log_artifact(str(figures))
         describe(mlflow, "\n".join(verdicts))
-    stage.say(f"{page.resolve()}")
     stage.finish()
 
 
 def _prompts(config: Config) -> list[Prompt]:
     shares = config.prompts.validation, config.prompts.test
-    kept = prompt_writing.write(config, tokenizer_of(config))
+    kept = prepared_prompts(config, tokenizer_of(config))
     prompts = [prompt for prompt in take_evenly(kept) if split_of(prompt, *shares) != "test"]
     earlier: defaultdict[str, count[int]] = defaultdict(count)
     ordered = sorted(prompts, key=lambda prompt: next(earlier[prompt.source]))
@@ -92,19 +87,6 @@ def _prompts(config: Config) -> list[Prompt]:
         few = f"prompts of {SOURCES} sources are needed that are not held out for evaluate; there are {len(earlier)}"
         raise InputError(f"{prompts_path(config)}: {few}")
     return ordered
-
-
-def _refuse_to_be_late(config: Config, pair: ModelPair, prompts: list[Prompt], start: float) -> None:
-    """Label one text; InputError where the least that can be done takes longer than there is time for."""
-    begin = time.perf_counter()
-    make_shard(pair, recipe(config), Work("validation", config.sampling[0].build(), ((prompts[0], 0),)))
-    text = time.perf_counter() - begin
-    needed = begin - start + LEAST * text + ELSEWHERE
-    if needed > 60 * config.quick.minutes:
-        raise InputError(
-            f"quick: a text of {config.data.tokens} tokens takes {text:.1f} s here: even the least takes longer than "
-            f"quick.minutes={config.quick.minutes:g}: set quick.minutes={math.ceil(10 * needed / 60) / 10:g}"
-        )
 
 
 def answers_in_time(
@@ -148,21 +130,13 @@ def _labelled(config: Config, pair: ModelPair, prompts: list[Prompt], sampling: 
     return pa.concat_tables(found)
 
 
-def _print(stage: Stage, path: Path, answers: list[Answer], lines: list[str]) -> None:
-    parts = []
+def _print_tables(answers: list[Answer]) -> None:
     for answer in answers:
         cells = [{name: text_of(value) for name, value in way.items()} for way in answer.ways]
         title = f"{answer.sampling}: speed over plain decoding and its 95% interval, replayed on {answer.texts} texts"
-        parts.append(table(cells, title, TREES))
+        console.print(table(cells, title, TREES))
     gains = {(answer.sampling.temperature, answer.sampling.top_p): answer.potential for answer in answers}
-    parts.append(potential_table(gains))
-    console.print(*parts)
-    for line in lines:
-        stage.say(line)
-    page = Console(record=True, file=io.StringIO(), width=120, highlight=False)
-    page.print(*parts, *lines, sep="\n")
-    with atomically(path) as partial:
-        partial.write_text(page.export_html(), encoding="utf-8")
+    console.print(potential_table(gains))
 
 
 def _next(answers: list[Answer]) -> str:
