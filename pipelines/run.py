@@ -52,11 +52,8 @@ class Stage:
     started: float = field(default_factory=time.monotonic, init=False, compare=False)
 
     def begin(self, intact: Callable[[], bool] = lambda: True) -> bool:
-        """Whether there is anything to do. Says where earlier output is reused, and why other output is replaced.
-
-        Args:
-            intact: a closer check of existing outputs, called before they are reused.
-        """
+        """Whether there is anything to do, after a closer check of outputs that seem reusable. Says where they are
+        reused, and why others are replaced."""
         reason = self._why_anew()
         if reason is None and intact():
             self.say(f"reusing {self.outputs[0]}: nothing it depends on has changed")
@@ -114,11 +111,8 @@ def record_path(config: Config, stage: str) -> Path:
 
 
 def read_record(config: Config, name: str) -> dict[str, Any]:
-    """What a stage has recorded: `depends`, `finished` and, once finished, `files` with their checksums.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
+    """What a stage has recorded: `depends`, `finished` and, once finished, `files` with their checksums. InputError where
+    the record is missing or damaged."""
     path, stage = record_path(config, name), MADE_BY.get(name, name)
     record = read_json(path, stage)
     record = record if isinstance(record, dict) else {}
@@ -129,11 +123,8 @@ def read_record(config: Config, name: str) -> dict[str, Any]:
 
 
 def verify(config: Config, name: str) -> None:
-    """Check that the files of a record are unchanged, if there is one.
-
-    Raises:
-        InputError: the stage was interrupted, or a file is missing or was changed; names it.
-    """
+    """Check that the files of a record are unchanged, if there is one. InputError where the stage was interrupted, or a
+    file is missing or was changed."""
     if record_path(config, name).exists():
         record, stage = read_record(config, name), MADE_BY.get(name, name)
         if not record["finished"]:
@@ -143,14 +134,8 @@ def verify(config: Config, name: str) -> None:
 
 
 def require(config: Config, stage: str, current: dict[str, Any]) -> None:
-    """Check that an earlier stage is finished, that it used the current config, and that its files are unchanged.
-
-    Args:
-        current: what the stage depends on now; keys that are left out are not compared.
-
-    Raises:
-        InputError: the stage is missing, unfinished or made from other inputs, or a file was changed.
-    """
+    """Check that an earlier stage is finished, that its files are unchanged, and that it was made from the current
+    inputs, as far as they are given; else InputError."""
     record = read_record(config, stage)
     verify(config, stage)
     if changes := differences({key: record["depends"].get(key) for key in current}, current):
@@ -236,11 +221,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, made_by: str) -> Any:
-    """The content of a JSON file; a bound or an error that is null is infinity again.
-
-    Raises:
-        InputError: it is missing or not JSON. The message names it and tells the user to run the stage `made_by`.
-    """
+    """The content of a JSON file; a bound or an error that is null is infinity again. Where it is missing or not JSON,
+    InputError tells the user to run the stage `made_by`."""
     try:
         return json.loads(path.read_text(), object_hook=_with_bounds)
     except FileNotFoundError as error:
@@ -277,7 +259,7 @@ class Journal:
             partial.write_text("\n".join([header, *map(json.dumps, self.entries)]) + "\n")
 
     def add(self, entry: Any) -> None:
-        """Write an entry. Raises InputError where the disk is full."""
+        """Write an entry; InputError where the disk is full."""
         try:
             with self.path.open("a") as file:
                 file.write(json.dumps(entry) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -38,18 +37,14 @@ class Pair(Section):
     )
     head: str | None = Field(
         None,
-        exclude_if=operator.not_,  # without one, what other stages depend on stays as it was
-        description="instead of a draft: an EAGLE-3 head for the target in the format of the speculators library, a "
-        "directory or hub id; needs the extra `heads`",
+        description="instead of a draft: an EAGLE-3 head in the speculators library's format; needs the extra `heads`",
     )
     device: str = Field("auto", description="cpu, cuda, cuda:1, ..; auto takes a GPU where there is one")
     device_map: str | None = Field(None, description="auto spreads a large target over all devices, with accelerate")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="number format of weights and passes")
     threads: int | None = Field(None, ge=1, description="CPU threads for all passes; null leaves torch's choice")
     decoder: Literal["auto", "eager", "graph"] = Field(
-        "auto",
-        description="graph: no host synchronisation inside a step, compiled passes, where verifier and features allow "
-        "it; auto: the faster one on this machine, by the latency stage",
+        "auto", description="graph: steps without host synchronisation, where they can be; auto: the faster one here"
     )
 
     @model_validator(mode="after")
@@ -90,15 +85,11 @@ class Prompts(Section):
     """Where prompts come from, and how they are cut and split. Prompts of one source are in one split."""
 
     file: Path | None = Field(
-        None,
-        description="JSON lines with `text`, and optionally `kind` and `source`; null: the prompts that come with "
-        "Espalier, unless `sets` are given",
+        None, description="JSON lines with `text`, and optionally `kind` and `source`; null: those of Espalier"
     )
     sets: tuple[SetOfPrompts, ...] = Field((), description="data sets that the pair stage reads, instead of a file")
     tokens: int = Field(1024, ge=2, description="tokens of the longest prompt")
-    longer: Literal["start", "end", "drop"] = Field(
-        "start", description="the part of a longer prompt that is kept; drop: the prompt is left out"
-    )
+    longer: Literal["start", "end", "drop"] = Field("start", description="what is kept of a longer prompt, if any")
     chat: bool = Field(False, description="whether prompts are a user's turn in the target's chat template")
     system: str | None = Field(None, description="with chat: the system turn; null: the template decides")
     validation: float = Field(0.2, gt=0, lt=1, description="share of the sources that tune decisions")
@@ -125,18 +116,14 @@ class Distil(Section):
     layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (0, 1), min_length=1, description="the target's own layers that the draft begins with, by number; its depth"
     )
-    vocabulary: int = Field(
-        8192, ge=0, description="output tokens of the draft, those that the target writes most; 0: all"
-    )
+    vocabulary: int = Field(8192, ge=0, description="output tokens of the draft, those most written; 0: all")
     tokens: int = Field(1_000_000, ge=1, description="tokens that the target writes for the training")
     context: int = Field(384, ge=2, description="tokens of one training sequence")
     batch: int = Field(128, ge=1, description="sequences that the target writes at once")
     sequences: int = Field(8, ge=1, description="sequences of one optimiser step")
     passes: int = Field(3, ge=1, description="epochs over the texts")
     rate: float = Field(1e-2, gt=0, description="peak learning rate")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="number format of the training's passes; auto: the faster one here"
-    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of all passes; auto: the faster one")
 
 
 class SamplingSetting(Section):
@@ -182,7 +169,7 @@ class Data(Section):
     log: Path | None = Field(None, description="an engine's texts instead: JSON lines with `prompt` and `completion`")
     siblings: int = Field(2, ge=1, description="labels average over this many draws of the siblings of a text's tokens")
     features: Literal["light", "full"] = Field(
-        "light", description="full: hidden states are recorded, too, which takes disk"
+        "light", description="full: hidden states are recorded, which takes disk"
     )
     texts_per_shard: int = Field(32, ge=1, description="texts that the target writes at once, and that one file holds")
     ray: str | None = Field(
@@ -191,12 +178,9 @@ class Data(Section):
     workers: int | None = Field(
         None,
         ge=1,
-        description="processes that make shards; null: one, or with Ray one per GPU or as many as the cores allow. "
-        "Without Ray, a GPU always has one",
+        description="processes that make shards (one on a GPU); null: one, or with Ray as many as there is room for",
     )
-    gpus_per_worker: int = Field(
-        1, ge=1, description="GPUs of one worker; more than 1 for a target that pair.device_map spreads"
-    )
+    gpus_per_worker: int = Field(1, ge=1, description="more than 1 for a target that pair.device_map spreads")
 
 
 class Train(Section):
@@ -206,47 +190,30 @@ class Train(Section):
     objectives: tuple[Literal["policy", "regressor"], ...] = Field(
         ("regressor", "policy"),
         min_length=1,
-        description="regressor: predicts block efficiencies, and works with any latency profile; policy: DDTE's, "
-        "learns the choice itself for this machine. The best one by replay is kept",
+        description="regressor: predicts block efficiencies, for any latency profile; policy: DDTE's, learns choices "
+        "themselves for this machine. The best one by replay is kept",
     )
     hidden: Widths = Field((64, 32), description="widths of the network's hidden layers")
     batch: int = Field(256, ge=2, description="roots of one optimiser step")
-    epochs: int = Field(
-        12, ge=1, description="passes over the training roots; all are run, and the best one by replay is kept"
-    )
-
+    epochs: int = Field(12, ge=1, description="passes over the training roots; the best one by replay is kept")
     lightning: tuple[str, ...] = Field(
         (),
-        exclude_if=operator.not_,  # without any, what the stage depends on stays as it was
-        description="Lightning callbacks and loggers of your own: import paths of classes or functions that need no "
-        "arguments, such as `mine.Watch`, seen from the current folder",
+        description="Lightning callbacks and loggers of your own: import paths, such as `mine.Watch`, of classes or "
+        "functions that need no arguments",
     )
 
     @property
     def network(self) -> dict[str, Any]:
-        """Keyword arguments of `RootNetwork`."""
         return {"hidden": list(self.hidden)}
 
 
 class Latency(Section):
     """The machine whose times count."""
 
-    repeats: int = Field(
-        40,
-        ge=3,
-        description="times that a pass is measured; decoding steps are timed on a fifth as many prompts",
-    )
-    reuse: bool = Field(
-        True, description="whether another run's profile of the same pair, machine and settings is copied"
-    )
-    timings: Path | None = Field(
-        None, description="an engine's own step times (CSV); latency --from FILE or logs --timings FILE sets it"
-    )
-    stepped: bool = Field(
-        True,
-        description="whether sizes between those in `timings` cost what the next larger one does; false: "
-        "linear in between",
-    )
+    repeats: int = Field(40, ge=3, description="times that a pass is measured; steps: on a fifth as many prompts")
+    reuse: bool = Field(True, description="whether another run's profile of the same pair and machine is copied")
+    timings: Path | None = Field(None, description="an engine's step times (CSV): latency --from, logs --timings")
+    stepped: bool = Field(True, description="sizes between those in `timings` cost what the next one does; else linear")
 
 
 class Evaluate(Section):
@@ -254,13 +221,10 @@ class Evaluate(Section):
 
     prompts: int = Field(30, ge=2, description="held-out prompts for each sampling setting, of data.tokens tokens each")
     rounds: int = Field(1, ge=1, description="times that greedy text is decoded with every method, in rotating order")
-    assisted: bool = Field(
-        True, description="whether transformers' assisted generation and prompt lookup are compared, too"
-    )
+    assisted: bool = Field(True, description="whether transformers' own assisted methods are compared, too")
     gpu_like: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
         (),
-        description="synthetic clocks for replay: a draft pass as a share of a target pass, where 32 tokens "
-        "cost as much as one",
+        description="synthetic clocks for replay, 32 tokens at the cost of one: a draft pass as a share of a target's",
     )
 
 
@@ -287,17 +251,13 @@ class Export(Section):
     engine: Literal["vllm", "sglang", "tensorrt-llm", "llama-server", "transformers"] | None = Field(
         None, description="the engine whose chain lengths or rule are written, too; --engine NAME sets it"
     )
-    tiers: int | None = Field(
-        None, ge=1, description="the most shapes of trees that the exported selector may draft; null: as trained"
-    )
+    tiers: int | None = Field(None, ge=1, description="the most shapes of trees that are drafted; null: as trained")
 
 
 class Quick(Section):
     """A check in minutes: whether speculation pays here, with which verifier and tree, and whether a selector does."""
 
-    minutes: float = Field(
-        2.0, gt=0, description="how long it may take; with less time it labels fewer texts and leaves settings out"
-    )
+    minutes: float = Field(2.0, gt=0, description="how long it should take; with less it labels fewer texts")
     texts: int = Field(48, ge=4, description="most texts under each sampling setting")
 
 
@@ -307,7 +267,7 @@ class Config(Section):
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
         max_length=100,
-        description="name of the run's folder and of its MLflow experiment",
+        description="of the run's folder and of its MLflow experiment",
     )
     seed: int = Field(1, ge=0, lt=2**32, description="seed of everything random")
     pair: Pair = Pair()

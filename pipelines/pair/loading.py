@@ -34,8 +34,7 @@ def target_name(config: Config) -> str:
 
 
 def pair_names(config: Config) -> tuple[str, str]:
-    """Directories or hub ids of the target, and of its draft or head; InputError as `target_name`, or where the draft
-    that the run trains is not there yet."""
+    """Directories or hub ids of the target, and of its draft or head; else InputError."""
     target, own = target_name(config), config.pair
     if own.head is not None:
         return target, own.head
@@ -50,7 +49,6 @@ def pair_names(config: Config) -> tuple[str, str]:
 
 
 def depends(config: Config) -> dict[str, Any]:
-    """The pair, as the config names it."""
     return {"pair": {"target": config.pair.target, "head" if config.pair.head else "draft": config.pair.drafting}}
 
 
@@ -72,8 +70,7 @@ def load_pair(config: Config, shapes: bool = False) -> ModelPair:
 
 
 def known_fingerprint(config: Config) -> str:
-    """The pair's fingerprint as the latency or the pair stage recorded it, without loading the models; InputError where
-    neither has been run."""
+    """The pair's fingerprint as the latency or the pair stage recorded it; InputError where neither has been run."""
     for stage, key in (("latency", "pair"), ("pair", "fingerprint")):
         with suppress(InputError):
             if key in (recorded := read_record(config, stage)["depends"]) and isinstance(recorded[key], str):
@@ -93,8 +90,7 @@ def _check_positions(config: Config, have: int) -> int:
 
 
 def check_before_loading(config: Config) -> None:
-    """Check a target and a draft as far as that needs no weights: their folders, device, tokenizers and positions;
-    InputError as `load_pair`."""
+    """What `load_pair` checks of a target and a draft, as far as that needs no weights."""
     names = pair_names(config)
     resolve_device(config.pair.device)
     for name, role in zip(names, ROLES, strict=True):
@@ -122,7 +118,7 @@ def check_models(config: Config, pair: ModelPair, longest: int) -> None:
 
 
 def tokenizer_of(config: Config) -> Any:
-    """The target's tokenizer, without its weights; InputError where it cannot be read."""
+    """The target's tokenizer; InputError where it cannot be read."""
     return load_tokenizer(target_name(config), "target")
 
 
@@ -135,14 +131,12 @@ def hidden_widths(config: Config) -> list[int]:
 
 
 def recipe(config: Config) -> Recipe:
-    """How the run's texts are written and labelled."""
     data, form = config.data, config.prompts.form
     hidden = data.features == FULL
     return Recipe(config.verifiers, form, data.tokens, data.siblings, data.stride, hidden, config.seed)
 
 
 def prompts_path(config: Config) -> Path:
-    """The user's file, the one that the pair stage wrote of data sets, or the one that comes with Espalier."""
     written = config.folder / "pair" / "prompts.jsonl"
     return config.prompts.file or (written if config.prompts.sets else PROMPTS)
 
@@ -170,7 +164,6 @@ def prompts_of(config: Config, pair: ModelPair, split: str, count: int | None = 
 
 
 def no_prompts(config: Config, path: Path, prompts: list[Prompt], split: str) -> InputError:
-    """The message for a split to which none of a file's prompts falls."""
     shares = f"prompts.validation={config.prompts.validation:g}, prompts.test={config.prompts.test:g}"
     sources = len({prompt.source for prompt in prompts})
     return InputError(f"{path}: {shares}: none of the {sources} sources falls to {split}: add some, or change a share")
