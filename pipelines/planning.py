@@ -9,6 +9,7 @@ from pipelines.config import Config
 from pipelines.run import Stage, read_record, seconds_in_words
 from selector.schema import InputError
 
+# by stage the ones whose output it reads
 READS = {"train": {"latency", "data"}, "evaluate": {"train"}, "export": {"evaluate"}, "report": {"evaluate", "export"}}
 
 
@@ -33,9 +34,7 @@ def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
         known[name] = seconds
         lines.append(f"{name}: about {seconds_in_words(seconds)}, {reason}")
     if len(modules) > 1:
-        total = (
-            f"about {seconds_in_words(sum(known.values()))}" if known else "not known" if unknown else "nothing to do"
-        )
+        total = f"about {seconds_in_words(sum(known.values()))}" if known else "not known"
         lines.append(f"total: {total}" + (f"; known once they have run: {', '.join(unknown)}" if unknown else ""))
     return lines
 

@@ -111,8 +111,8 @@ def record_path(config: Config, stage: str) -> Path:
 
 
 def read_record(config: Config, name: str) -> dict[str, Any]:
-    """What a stage has recorded: `depends`, `finished` and, once finished, `files` with their checksums. InputError where
-    the record is missing or damaged."""
+    """What a stage has recorded: `depends`, `finished` and, once finished, `files` with their checksums; InputError
+    where the record is missing or damaged."""
     path, stage = record_path(config, name), MADE_BY.get(name, name)
     record = read_json(path, stage)
     record = record if isinstance(record, dict) else {}
