@@ -32,7 +32,7 @@ from tests.selector.synthetic import profile
 
 ROOT = Path(__file__).parents[1]
 MANY = settings(
-    max_examples=int(os.environ.get("ESPALIER_FUZZ", "40")),
+    max_examples=int(os.environ.get("ESPALIER_FUZZ", "25")),
     deadline=None,  # a busy machine is no error
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     derandomize="ESPALIER_FUZZ" not in os.environ,
