@@ -133,11 +133,11 @@ def logs(
     run("logs", config, _overrides([word for word in words or [] if word not in files], own), plan)
 
 
-@app.command(help="MODULE:NAME [style=..] [draws=..]: does a verifier of yours keep the target's law?")
-def check_verifier(words: Annotated[list[str] | None, typer.Argument(metavar="MODULE:NAME [KEY=VALUE]...")]) -> None:
+@app.command(help="does a verifier of yours keep the target's law?")
+def check_verifier(words: Annotated[list[str], typer.Argument(metavar="MODULE:NAME [style=..]")]) -> None:
     from pipelines import check_verifier
 
-    raise typer.Exit(0 if check_verifier.run(words or []) else 1)
+    raise typer.Exit(0 if check_verifier.run(words) else 1)
 
 
 def _overrides(words: list[str] | None, options: dict[str, Any]) -> list[str]:
@@ -168,8 +168,7 @@ def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None
 
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Lock a run's folder until the block or the process ends; InputError where another process has the lock, or its
-    file cannot be made."""
+    """Lock a run's folder until the block or the process ends; InputError where another process has the lock."""
     path = folder / ".lock"
     lock = FileLock(path, blocking=False)
     try:
@@ -190,10 +189,7 @@ def module_of(stage: str) -> str:
     return f"pipelines.{stage}.stage"
 
 
-def main() -> None:
-    """Entry point of the console script."""
-    app()
-
+main = app  # the console script
 
 if __name__ == "__main__":
     main()

@@ -242,10 +242,8 @@ def _with_bounds(found: dict[str, Any]) -> dict[str, Any]:
 
 
 class Journal:
-    """A file with one JSON line per finished part, so that an interrupted stage continues where it stopped.
-
-    The first line holds the inputs. If they differ, all entries are dropped; a last line that was cut short is dropped.
-    """
+    """A file with one JSON line per finished part, so that an interrupted stage continues where it stopped. Its first
+    line holds the inputs; entries of other inputs are dropped, and a last line that was cut short."""
 
     def __init__(self, path: Path, inputs: dict[str, Any]) -> None:
         self.path = path

@@ -124,8 +124,7 @@ def _parameters(config: Config, sections: Sequence[str]) -> dict[str, Any]:
 
 
 def describe(mlflow: Any, words: str, metrics: Mapping[str, float] | None = None) -> None:
-    """Show in MLflow what the current run found. With metrics, which selectors are compared by, its parent shows it,
-    too."""
+    """Show in MLflow what the current run found; with metrics, its parent shows it, too."""
     mlflow.set_tag(DESCRIPTION, words)
     if metrics is not None:
         parent = pipeline_of(mlflow)

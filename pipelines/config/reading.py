@@ -1,18 +1,15 @@
-"""Reads the config of a run from a YAML file and overrides, and lists its keys with their defaults and meanings."""
+"""Reads the config of a run from a YAML file and overrides, and lists its keys."""
 
 from __future__ import annotations
 
 import difflib
-import inspect
-import json
-import types
 import typing
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from pipelines.config.sections import Config
 from selector.schema import InputError
@@ -90,41 +87,18 @@ def _one_line(error: ValidationError) -> str:
     return f"{key}: {message}" if key else message
 
 
-class Key(NamedTuple):
-    """One key: its dotted name, its default as JSON (or "required"), and its description."""
-
-    name: str
-    default: str
-    meaning: str
-
-
-class Part(NamedTuple):
-    """A section of the config and its own keys. The section with the name "" holds the keys of the run itself."""
-
-    name: str
-    meaning: str
-    keys: list[Key]
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The section that a key holds, or a list of; None for a plain value."""
+    kind: Any = field.annotation
+    if typing.get_origin(kind) is tuple:
+        kind = typing.get_args(kind)[0]
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
-def parts(model: type[BaseModel] = Config, name: str = "", default: BaseModel | None = None) -> Iterator[Part]:
-    """A section, then the sections in it; `default` is its value where the file does not mention it."""
-    prefix = f"{name}." if name else ""
-    keys, inner = [], []
-    for key, field in model.model_fields.items():
-        kind: Any = field.annotation
-        if typing.get_origin(kind) in (tuple, types.UnionType):  # a section may be repeated, or left out
-            kind = typing.get_args(kind)[0]
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            inner.append((kind, prefix + key, field.default if isinstance(field.default, BaseModel) else None))
-            continue
-        value = field.default if default is None else getattr(default, key)
-        shown = "required" if default is None and field.is_required() else json.dumps(value, default=str)
-        keys.append(Key(prefix + key, shown, field.description or ""))
-    yield Part(name, inspect.getdoc(model) or "", keys)
-    for arguments in inner:
-        yield from parts(*arguments)
-
-
-def known_keys() -> list[str]:
+def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
     """Every dotted key, sections included."""
-    return [name for part in parts() for name in (part.name, *(key.name for key in part.keys)) if name]
+    found = []
+    for key, field in model.model_fields.items():
+        section = section_of(field)
+        found += [prefix + key, *(known_keys(section, f"{prefix}{key}.") if section else ())]
+    return found

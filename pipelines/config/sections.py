@@ -111,7 +111,7 @@ class Prompts(Section):
 
 
 class Distil(Section):
-    """The training of a draft: some of the target's own layers, distilled on texts that the target writes."""
+    """The training of a draft: some of the target's own layers, distilled on texts that it writes, in `pair.dtype`."""
 
     layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (0, 1), min_length=1, description="the target's own layers that the draft begins with, by number; its depth"
@@ -123,7 +123,6 @@ class Distil(Section):
     sequences: int = Field(8, ge=1, description="sequences of one optimiser step")
     passes: int = Field(3, ge=1, description="epochs over the texts")
     rate: float = Field(1e-2, gt=0, description="peak learning rate")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of all passes; auto: the faster one")
 
 
 class SamplingSetting(Section):

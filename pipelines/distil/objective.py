@@ -32,14 +32,8 @@ class Places(NamedTuple):
 
 
 class DistilModule(pl.LightningModule):
-    """A draft whose loss is cross-entropy and total variation in sum. Its matrices are trained by Muon (Jordan 2024),
-    with a linear warm-up and a cosine; embeddings, output rows, norms and biases stay the target's.
-
-    Args:
-        draft: from `data_gen.models.distilled.new_draft`, float32.
-        rate: the peak learning rate, on AdamW's scale.
-        steps: of the optimiser, over the whole training.
-    """
+    """A draft whose loss is cross-entropy and total variation in sum. Its matrices are trained by Muon (Jordan 2024) with
+    a linear warm-up to `rate` and a cosine; embeddings, output rows, norms and biases stay the target's."""
 
     def __init__(self, draft: Any, rate: float, steps: int) -> None:
         super().__init__()
@@ -91,8 +85,7 @@ def distances(draft: Any, states_ND: Tensor, hidden_ND: Tensor, log_total_N: Ten
 
 
 class _Loss(torch.autograd.Function):
-    """The loss and its gradient, some places at a time: `[N, R]` would be gigabytes, and a CPU takes longer to allocate
-    a tensor of many megabytes than to fill it.
+    """The loss and its gradient, some places at a time: `[N, R]` would be gigabytes.
 
     With z the draft's logits and q their softmax, cross-entropy has the gradient `sum(p) q - p`, and `- sum min(p, q)`
     has `q (sum(b q) - b)`, where b is 1 for the tokens with q < p.

@@ -19,8 +19,7 @@ LICENCE = "Apache-2.0; derived from SmolLM2-135M-Instruct by Hugging Face (Apach
 
 
 def ship(config: Config, place: Path = SHIPPED) -> dict[str, Any]:
-    """Copy the draft of a finished `distil` stage, with what is said of it; InputError where the stage is not
-    finished."""
+    """Copy the draft of a finished `distil` stage, with what is said of it."""
     require(config, "distil", {})
     record, about = read_record(config, "distil"), read_json(folder_of(config) / "manifest.json", "distil")
     made = {

@@ -64,13 +64,13 @@ def run(config: Config) -> None:
         "target": fingerprint([name], tokenizer, eos_ids(target)),
         "prompts": {split: [[each.id, each.text] for each in prompts[split]] for split in ("train", "validation")},
         "system": config.prompts.system,
-        "texts": own.model_dump(mode="json", include=OF_TEXTS),
+        "texts": {**own.model_dump(mode="json", include=OF_TEXTS), "dtype": config.pair.dtype},
         "seed": config.seed,
     }
     depends = {**made_from, "draft": own.model_dump(mode="json", exclude=OF_TEXTS)}
     stage = Stage("distil", config, depends, (folder / "draft", folder / "manifest.json"))
     if stage.begin():
-        dtype, texts = _dtype(own.dtype, target.device), folder / "texts" / _digest(made_from)
+        dtype, texts = DTYPES[config.pair.dtype], folder / "texts" / _digest(made_from)
         write_texts(config, texts, target.to(dtype), tokenizer)
         target = load_model(name, "target", torch.float32, device, config.pair.device_map)
         with mlflow_run(config, "distil", SECTIONS) as mlflow:
@@ -116,12 +116,3 @@ def _trained(
 
 def _digest(depends: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    """In which the target writes and the draft is trained: bfloat16 where the machine computes in it."""
-    if name != "auto":
-        return DTYPES[name]
-    on_gpu = device.type == "cuda"
-    fast = torch.cuda.is_bf16_supported() if on_gpu else torch.cpu.get_capabilities().get("amx_bf16", False)
-    return torch.bfloat16 if fast else torch.float32

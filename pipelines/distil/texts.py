@@ -32,7 +32,7 @@ HELD_OUT = "held_out.safetensors"
 
 
 def batches(config: Config) -> int:
-    """Files of texts, each of which the target writes at once."""
+    """How many the target writes, each at once."""
     own = config.distil
     return max(1, round(own.tokens / (own.batch * own.context)))
 
@@ -64,11 +64,7 @@ def write_texts(config: Config, folder: Path, target: PreTrainedModel, tokenizer
 
 
 def held_out(config: Config, folder: Path, tokenizer: Any, ends: frozenset[int]) -> tuple[Sequences, Tensor]:
-    """The answers, and the places whose next token belongs to one, bool [X, T].
-
-    Args:
-        ends: the tokens that end a text.
-    """
+    """The answers up to one of the tokens in `ends`, and the places whose next token belongs to one, bool [X, T]."""
     data, template = Sequences([folder / HELD_OUT]), Template.of(tokenizer, config.prompts.system)
     answers_XT = torch.zeros_like(data.drawn_BT)
     for number, ids in enumerate(_fitting(config, tokenizer, "validation")):
@@ -96,7 +92,6 @@ def _fitting(config: Config, tokenizer: Any, split: str) -> list[list[int]]:
 
 
 def save(written: Written, path: Path) -> None:
-    """Write a batch whole or not at all; InputError where the disk is full."""
     with atomically(path) as partial:
         save_file(written._asdict(), partial)
 
@@ -130,12 +125,8 @@ class Sequences(Dataset[Places]):
         return Places(self.tokens_BT[index].long(), hidden_TD, self._log_total_BT[index], counted_T)
 
     def most_frequent(self, count: int, vocabulary: int, always: Sequence[int]) -> Tensor:
-        """The tokens that the target drew most often, int64 [R], ascending; of equals those with small numbers.
-
-        Args:
-            count: R; 0 or a number beyond V for all of them.
-            always: tokens that are among them in any case.
-        """
+        """The `count` tokens that the target drew most often (0: all), int64 [R], ascending; of equals those with small
+        numbers. Some are `always` among them."""
         if not 0 < count < vocabulary:
             return torch.arange(vocabulary)
         said_V = torch.bincount(self.tokens_BT[self.drawn_BT].long(), minlength=vocabulary)

@@ -45,8 +45,7 @@ def fit(
     folder: Path,
     run_id: str,
 ) -> None:
-    """Train a draft in place. An interrupted training goes on from its last checkpoint in `folder`; the MLflow run gets
-    the curves."""
+    """Train a draft in place, from the last checkpoint in `folder` on; the MLflow run gets the curves."""
     pl.seed_everything(seed, verbose=False)
     for name in ("utilities.rank_zero", "accelerators.cuda"):  # they remark on the hardware
         logging.getLogger(f"pytorch_lightning.{name}").setLevel(logging.WARNING)
@@ -78,11 +77,7 @@ def fit(
 
 @torch.inference_mode()
 def measured(draft: PreTrainedModel, held_out: Sequences, answers_XT: Tensor) -> dict[str, float]:
-    """`overlap` and `covered` over the target's answers to held-out prompts at temperature 1.
-
-    Args:
-        answers_XT: the places whose next token belongs to an answer, bool.
-    """
+    """`overlap` and `covered` over the places whose next token belongs to an answer, bool [X, T]."""
     module, sums, count = DistilModule(draft, 0.0, 1), torch.zeros(2), 0
     for number, places_1T in enumerate(answers_XT.split(1)):
         if own := int(places_1T.sum()):
@@ -95,8 +90,7 @@ def measured(draft: PreTrainedModel, held_out: Sequences, answers_XT: Tensor) ->
 
 
 def speed(overlap: float, cost: float) -> float:
-    """Of the best chain over plain decoding, where every drafted token is accepted with the same probability and
-    verification costs nothing: the largest `(1 + a + .. + a^l) / (1 + l c)`."""
+    """The largest `(1 + a + .. + a^l) / (1 + l c)` over chains of length l."""
     return max(sum(overlap**n for n in range(length + 1)) / (1 + length * cost) for length in range(LONGEST + 1))
 
 

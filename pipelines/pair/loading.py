@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from data_gen.models.checkpoints import hidden_width, load_tokenizer, model_positions, require_weights
+from data_gen.models.checkpoints import hidden_width, load_tokenizer
 from data_gen.models.gguf import resolved
 from data_gen.models.heads import check_head, load_pair_with_head
-from data_gen.models.pair import ROLES, ModelPair, resolve_device
+from data_gen.models.pair import ModelPair
 from data_gen.models.self_check import check_model
-from data_gen.models.vocabulary import shared_tokenizer
 from data_gen.texts.labelled import BEYOND, DEPTH, Recipe
 from data_gen.texts.prompts import Prompt, read_prompts, split_of, take_evenly
 from data_gen.timing import device_name
@@ -87,16 +86,6 @@ def _check_positions(config: Config, have: int) -> int:
             f"positions; the pair has {have}" + (f": set prompts.tokens={most}" if most >= 2 else "")
         )
     return needed
-
-
-def check_before_loading(config: Config) -> None:
-    """What `load_pair` checks of a target and a draft, as far as that needs no weights."""
-    names = pair_names(config)
-    resolve_device(config.pair.device)
-    for name, role in zip(names, ROLES, strict=True):
-        require_weights(name, role)
-    shared_tokenizer(*names)
-    _check_positions(config, min(map(model_positions, names, ROLES)))
 
 
 def check_models(config: Config, pair: ModelPair, longest: int) -> None:

@@ -46,7 +46,7 @@ def test_planted_faults_are_found_at_the_smallest_tree(name: str, style: str, wh
     [
         (["no_such_module:verify"], "no_such_module:verify: ModuleNotFoundError"),
         ([f"{PLANTED}:right", "style=sorted"], "a style among iid, without_replacement, greedy, top_k"),
-        ([f"{PLANTED}:right", "speed=2"], "speed=2: the options are style=.. and draws=.."),
+        ([f"{PLANTED}:right", "speed=2"], "after MODULE:NAME comes style=.."),
         (["data_gen.verification:Greedy"], "greedy is not lossless for style 'iid'"),
         (["math:gcd"], "the verifier raises"),
     ],

@@ -34,7 +34,7 @@ TARGET = small_pair()[0]
 SMALL = [
     *(f"pair.target={TARGET}", "pair.draft=distilled", "pair.device=cpu", "prompts.tokens=64", "prompts.chat=false"),
     *("prompts.longer=start", "distil.layers=[0]", "distil.vocabulary=60", "distil.context=160", "distil.batch=8"),
-    *("distil.tokens=3840", "distil.passes=2", "distil.rate=0.003", "distil.dtype=float32"),
+    *("distil.tokens=3840", "distil.passes=2", "distil.rate=0.003"),
 ]
 
 

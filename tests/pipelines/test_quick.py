@@ -17,8 +17,7 @@ from data_gen.texts.labelled import Recipe, Work, make_shard
 from data_gen.texts.prompts import Form, Prompt
 from data_gen.texts.recorded import texts_of
 from pipelines.config import load_config
-from pipelines.quick.answer import Answer
-from pipelines.quick.stage import SOURCES, answers_in_time
+from pipelines.quick.stage import SOURCES, Answer, answers_in_time
 from selector.latency import Correction, gpu_like
 from selector.schema import InputError
 from tests.copying import copying_model
