@@ -32,8 +32,8 @@ class Places(NamedTuple):
 
 
 class DistilModule(pl.LightningModule):
-    """A draft whose loss is cross-entropy and total variation in sum. Its matrices are trained by Muon (Jordan 2024) with
-    a linear warm-up to `rate` and a cosine; embeddings, output rows, norms and biases stay the target's."""
+    """A draft whose loss is cross-entropy and total variation in sum. Its matrices are trained by Muon (Jordan 2024),
+    with a linear warm-up to `rate` and a cosine; embeddings, output rows, norms and biases stay the target's."""
 
     def __init__(self, draft: Any, rate: float, steps: int) -> None:
         super().__init__()
