@@ -12,9 +12,7 @@ import mlflow
 import pytest
 import torch
 
-from pipelines.config import Config
-from pipelines.export.registry import MODEL, alias_of, register
-from pipelines.run import Stage
+from pipelines.export.registry import alias_of
 from selector.runtime.selector import load_selector
 from tests.pipelines.runs import SMALL, STAGES, TEXTS, environment, espalier, evaluation_of, versions
 
@@ -126,21 +124,6 @@ def test_a_registered_version_loads(demo: tuple[Path, str]) -> None:
     assert found[2:4] == ["True", repr(selector)] and found[4:8] == found[:4]
     assert found[8] == "True"
     assert found[9].startswith("models:/espalier-selector/9: MLflow does not give it (is MLFLOW_TRACKING_URI set?): ")
-
-
-def test_a_store_without_a_registry_is_one_line(
-    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = versions(copy, MODEL)
-    monkeypatch.setenv("MLFLOW_REGISTRY_URI", "nowhere://")
-    mlflow.set_tracking_uri(f"sqlite:///{copy}/mlruns/mlflow.db")
-    with mlflow.start_run(experiment_id=mlflow.set_experiment("none").experiment_id):
-        folder = copy / "runs" / "demo" / "selector"
-        register(Stage("export", Config(name="demo"), {}, ()), mlflow, load_selector(folder), folder)
-    monkeypatch.delenv("MLFLOW_REGISTRY_URI")
-    (line,) = capsys.readouterr().out.strip().splitlines()
-    assert line.startswith("export: warning: not registered as espalier-selector: ")
-    assert versions(copy, MODEL) == before
 
 
 def test_a_copied_store_keeps_to_its_own_folder(copy: Path) -> None:
