@@ -25,7 +25,6 @@ from pipelines.distil import shipping
 from pipelines.distil.conversations import LONGEST_TURN, Start, Template, Written, starts, write
 from pipelines.distil.objective import distances
 from pipelines.distil.texts import Sequences, is_whole, save
-from pipelines.distil.training import speed
 from selector.schema import sha256
 from tests.pipelines.runs import espalier, outcome, patch
 from tests.tiny import small_pair
@@ -166,11 +165,6 @@ def test_the_most_frequent_tokens_are_counted_where_they_were_drawn(tmp_path: Pa
     with (tmp_path / "texts").open("r+b") as file:
         file.truncate(40)
     assert not is_whole(tmp_path / "texts")
-
-
-def test_the_speed_of_a_draft_is_that_of_its_best_chain() -> None:
-    assert speed(0.5, 0.1) == pytest.approx(max(1, 1.5 / 1.1, 1.75 / 1.2, 1.875 / 1.3, 1.9375 / 1.4))
-    assert speed(0.3, 0.9) == 1
 
 
 def test_a_draft_from_nothing_to_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

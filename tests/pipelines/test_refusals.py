@@ -134,11 +134,10 @@ def test_a_truncated_shard_and_the_advice_on_it(copy: Path) -> None:
     assert shard.read_bytes() == content and [path.stat().st_mtime_ns for path in others] == before
 
 
-@pytest.mark.parametrize("store", ["sqlite:////dev/null/mlflow.db", "http://127.0.0.1:9"])
-def test_a_store_of_mlflow_that_cannot_be_used(copy: Path, monkeypatch: pytest.MonkeyPatch, store: str) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    assert refusal("train", *SMALL, "train.epochs=3").startswith(f"espalier: {store}: MLflow's store fails: ")
+def test_a_store_of_mlflow_that_cannot_be_used(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////dev/null/mlflow.db")
+    said = refusal("train", *SMALL, "train.epochs=3")
+    assert said.startswith("espalier: sqlite:////dev/null/mlflow.db: MLflow's store fails: ")
 
 
 def test_a_damaged_store_of_mlflow(copy: Path) -> None:
