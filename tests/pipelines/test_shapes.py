@@ -54,4 +54,4 @@ def test_predictions_that_miss_the_measured_steps_are_noticed() -> None:
 
 def test_other_stages_want_weights(shapes: list[str]) -> None:
     with pytest.raises(InputError, match=r"pair.target: ./target holds a config and no weights"):
-        run("quick", DEMO, shapes, plan=False)
+        run("data", DEMO, shapes, plan=False)
