@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 from pathlib import Path
 
-from pipelines.config import Config, parts
+from pydantic import BaseModel
+
+from pipelines.config import Config, section_of
 
 DOCS = Path(__file__).parent
 
@@ -24,18 +27,27 @@ relative to the file: `# yaml-language-server: $schema=../docs/config.schema.jso
 """
 
 
-def configuration() -> str:
-    """The reference of all keys."""
-    lines = [CONFIGURATION]
-    for part in parts():
-        title = f"`{part.name}`" if part.name else "The run"
-        lines.append(f"\n## {title}\n\n{part.meaning}\n")
-        if part.keys:
-            lines.append("\n| key | default | meaning |\n|---|---|---|\n")
-        for key in part.keys:
-            default = key.default if key.default == "required" else f"`{_escaped(key.default)}`"
-            lines.append(f"| `{key.name}` | {default} | {_escaped(key.meaning)} |\n")
-    return "".join(lines)
+def configuration(model: type[BaseModel] = Config, section: str = "", default: BaseModel | None = None) -> str:
+    """The reference of the keys of a section, then those of the sections in it.
+
+    Args:
+        default: the section where the file does not mention it; None where it must be mentioned.
+    """
+    prefix = f"{section}." if section else ""
+    lines, inner = [], []
+    for key, field in model.model_fields.items():
+        if own := section_of(field):
+            whole = field.default if isinstance(field.default, BaseModel) else None
+            inner.append(configuration(own, prefix + key, whole))
+            continue
+        value = field.default if default is None else getattr(default, key)
+        shown = (
+            "required" if default is None and field.is_required() else f"`{_escaped(json.dumps(value, default=str))}`"
+        )
+        lines.append(f"| `{prefix}{key}` | {shown} | {_escaped(field.description or '')} |\n")
+    title = f"\n## {f'`{section}`' if section else 'The run'}\n\n{inspect.getdoc(model)}\n"
+    table = ["\n| key | default | meaning |\n|---|---|---|\n", *lines] if lines else []
+    return "".join([title if section else CONFIGURATION + title, *table, *inner])
 
 
 def _escaped(text: str) -> str:

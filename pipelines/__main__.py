@@ -1,22 +1,6 @@
-"""The console script and `python -m pipelines`. If a package of the pipeline is missing, one line names it."""
+"""The console script, and `python -m pipelines`."""
 
-from __future__ import annotations
-
-import sys
-
-
-def main() -> None:
-    """Entry point of the console script."""
-    try:
-        from pipelines.cli import main as command_line
-    except ModuleNotFoundError as error:
-        print(
-            f"espalier: {error.name} is not installed: pip install '.[pipeline]' in Espalier's repository",
-            file=sys.stderr,
-        )
-        sys.exit(2)
-    command_line()
-
+from pipelines.cli import main
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""`espalier check-verifier MODULE:NAME [style=..] [draws=..]`: whether anybody's verifier keeps the target's law.
+"""`espalier check-verifier MODULE:NAME [style=..]`: whether anybody's verifier keeps the target's law.
 
 NAME is a function `law(tree, target_probs_NV, draft_probs_NV)` that returns P(accepted node, extra token), which is
 checked exactly; a function `verify(tree, target_probs_NV, draft_probs_NV, generator)` that draws an accepted node and
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from data_gen.verification import STYLES, Verifier
@@ -24,19 +24,12 @@ DRAWS = 4000
 
 def run(words: Sequence[str]) -> bool:
     """Check and print what was found; whether the verifier is right. InputError for what cannot be checked."""
-    options = {"style": IID, "draws": str(DRAWS)}
-    for word in words[1:]:
-        key, _, value = word.partition("=")
-        if key not in options:
-            raise InputError(f"check-verifier: {word}: the options are style=.. and draws=..")
-        options[key] = value
-    style = options["style"]
-    if not words or style not in (*STYLES, TOP_K):
-        styles, given = ", ".join((*STYLES, TOP_K)), " ".join(words) or "nothing"
-        raise InputError(f"check-verifier needs MODULE:NAME, and a style among {styles}; got {given}")
-    if not options["draws"].isdigit() or int(options["draws"]) < 100:
-        raise InputError(f"check-verifier: draws={options['draws']}: at least 100 are needed")
-    fault, how = checked(named(words[0], style), style, int(options["draws"]))
+    place, *others = words
+    style = others[0].removeprefix("style=") if others else IID
+    if len(others) > 1 or style not in (*STYLES, TOP_K):
+        styles = ", ".join((*STYLES, TOP_K))
+        raise InputError(f"check-verifier: after MODULE:NAME comes style=.., a style among {styles}")
+    fault, how = checked(named(place, style), style)
     print(fault or f"right: {how}, on {len(CASES)} kinds of trees of style {style}")
     return fault is None
 
@@ -54,19 +47,17 @@ def named(place: str, style: str) -> Any:
         sys.path.pop(0)
 
 
-def checked(verifier: Any, style: str, draws: int = DRAWS) -> tuple[Fault | None, str]:
+def checked(verifier: Any, style: str) -> tuple[Fault | None, str]:
     """The first fault, and how it was looked for."""
-    check: Callable[[], Fault | None]
     law = getattr(verifier, "law", verifier)
     if not callable(law):
         raise InputError(f"check-verifier: {verifier!r:.60} is neither a function nor a verifier")
-    if len(inspect.signature(law).parameters) == 3:
-        check, how = (lambda: check_law(law, style)), "the law of the text is the target's, exactly"
-    else:
-        check = lambda: check_draws(verifier, style, draws)  # noqa: E731
-        how = f"{draws} draws each differ no more than chance allows (false alarms: {ALARM:g})"
+    exact = len(inspect.signature(law).parameters) == 3
+    how = "the law of the text is the target's, exactly"
+    if not exact:
+        how = f"{DRAWS} draws each differ no more than chance allows (false alarms: {ALARM:g})"
     try:
-        return check(), how
+        return check_law(law, style) if exact else check_draws(verifier, style, DRAWS), how
     except InputError:
         raise
     except Exception as error:  # whatever somebody's function raises

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import ModuleType
 
 from pipelines.config import Config
@@ -9,10 +10,7 @@ from pipelines.run import Stage, read_record, seconds_in_words
 from selector.schema import InputError
 
 # by stage the ones whose output it reads
-READS = {
-    **{"train": ("latency", "data"), "evaluate": ("train",)},
-    **{"export": ("evaluate",), "report": ("evaluate", "export")},
-}
+READS = {"train": {"latency", "data"}, "evaluate": {"train"}, "export": {"evaluate"}, "report": {"evaluate", "export"}}
 
 
 def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
@@ -23,7 +21,7 @@ def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
     known: dict[str, float] = {}
     unknown = []
     for name, module in modules.items():
-        stage = None if anew & set(READS.get(name, ())) else _stage_of(module, config)
+        stage = None if anew & READS.get(name, set()) else _stage_of(module, config)
         if stage is not None and stage.is_reusable:
             lines.append(f"{name}: {stage.outputs[0]} is reused: nothing it depends on has changed")
             continue
@@ -36,21 +34,18 @@ def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
         known[name] = seconds
         lines.append(f"{name}: about {seconds_in_words(seconds)}, {reason}")
     if len(modules) > 1:
-        lines.append(_total(known, unknown))
+        total = f"about {seconds_in_words(sum(known.values()))}" if known else "not known"
+        lines.append(f"total: {total}" + (f"; known once they have run: {', '.join(unknown)}" if unknown else ""))
     return lines
 
 
 def _stage_of(module: ModuleType, config: Config) -> Stage | None:
-    """A stage with what it depends on; None where an earlier one has not run, or the stage says nothing."""
-    try:
-        stage: Stage | None = module.stage_of(config) if hasattr(module, "stage_of") else None
-    except InputError:
-        return None
-    return stage
+    with suppress(InputError):  # an earlier one has not run
+        return module.stage_of(config) if hasattr(module, "stage_of") else None
+    return None
 
 
 def _seconds(name: str, module: ModuleType, config: Config) -> tuple[float | None, str]:
-    """A stage's time, and where that is known from: its own prediction, else what it last took in this run."""
     predicted: float | None = module.seconds(config) if hasattr(module, "seconds") else None
     if predicted is not None:
         return predicted, "by the latency profile"
@@ -58,10 +53,3 @@ def _seconds(name: str, module: ModuleType, config: Config) -> tuple[float | Non
         return read_record(config, name).get("seconds"), "as last time"
     except InputError:
         return None, ""
-
-
-def _total(known: dict[str, float], unknown: list[str]) -> str:
-    if not known and not unknown:
-        return "total: nothing to do"
-    total = f"total: about {seconds_in_words(sum(known.values()))}" if known else "total: not known"
-    return f"{total}; known once they have run: {', '.join(unknown)}" if unknown else total

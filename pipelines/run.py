@@ -28,7 +28,7 @@ from selector.schema import InputError, sha256
 
 T = TypeVar("T")
 # stages of the records that are not named after one
-MADE_BY = {"prompts": "pair", "engine-latency": "latency", "distil-texts": "distil"}
+MADE_BY = {"prompts": "pair", "engine-latency": "latency"}
 PACKAGES = ("torch", "transformers", "pytorch-lightning", "torchmetrics", "datasets", "pyarrow", "mlflow")
 
 console = Console(highlight=False)  # where the output is no terminal, 80 columns wide
@@ -41,7 +41,6 @@ class Stage:
     Attributes:
         depends: everything that determines the output; JSON values.
         outputs: files or folders that exist once the stage is finished.
-        costly: earlier output is never replaced; a changed input is an error instead.
         hashed: the files whose checksums are recorded; None for all files of the outputs.
     """
 
@@ -49,68 +48,39 @@ class Stage:
     config: Config
     depends: dict[str, Any]
     outputs: tuple[Path, ...]
-    costly: bool = False
     hashed: tuple[Path, ...] | None = None
     started: float = field(default_factory=time.monotonic, init=False, compare=False)
 
     def begin(self, intact: Callable[[], bool] = lambda: True) -> bool:
-        """Whether there is anything to do. Says where earlier output is reused, and why other output is replaced.
-
-        Args:
-            intact: a closer check of existing outputs, called before they are reused.
-
-        Raises:
-            InputError: the stage is costly, and its output exists but was made from other inputs or changed since.
-        """
-        record = self._recorded()
-        changes = differences(record["depends"], self.depends) if record else []
-        finished = bool(record) and record["finished"] and not changes
-        damaged = _changed_file(self.config, record) if finished else None
-        if self.costly:
-            self._refuse_to_replace(bool(record), changes, damaged)
-        if finished and damaged is None and all(path.exists() for path in self.outputs) and intact():
+        """Whether there is anything to do, after a closer check of outputs that seem reusable. Says where they are
+        reused, and why others are replaced."""
+        reason = self._why_anew()
+        if reason is None and intact():
             self.say(f"reusing {self.outputs[0]}: nothing it depends on has changed")
             return False
-        if damaged is not None:
-            self.say(f"{damaged} was changed or removed since it was written: made anew")
-        elif changes:
-            self.say(f"made anew: {listed_changes(changes)}")
-        if self.costly:
-            self.replace()
+        if reason:
+            self.say(reason)
         return True
 
     @property
     def is_reusable(self) -> bool:
         """Whether the output is finished, unchanged and made from the same inputs."""
+        return self._why_anew() is None
+
+    def _why_anew(self) -> str | None:
+        """None where the output is reusable; empty where it is not there."""
+        path = record_path(self.config, self.name)
+        if not path.exists():
+            return ""
         try:
             record = read_record(self.config, self.name)
         except InputError:
-            return False
-        same = record["finished"] and not differences(record["depends"], self.depends)
-        return same and _changed_file(self.config, record) is None and all(path.exists() for path in self.outputs)
-
-    def _recorded(self) -> dict[str, Any]:
-        """The stage's record; empty where there is none, or where it is damaged and the stage is not costly."""
-        path = record_path(self.config, self.name)
-        try:
-            return read_record(self.config, self.name) if path.exists() else {}
-        except InputError:
-            if self.costly:
-                raise
-            self.say(f"{path} is damaged: made anew")
-            return {}
-
-    def _refuse_to_replace(self, recorded: bool, changes: list[str], damaged: Path | None) -> None:
-        if not any(any(path.iterdir()) if path.is_dir() else path.exists() for path in self.outputs):
-            return
-        places = " and ".join(map(str, self.outputs))
-        advice = f"choose another name= or remove {'them' if len(self.outputs) > 1 else 'it'}"
-        if not recorded:
-            raise InputError(f"{places}: there is no record that the stage finished; {advice}")
-        if changes:
-            raise InputError(f"{places}: made from other inputs ({listed_changes(changes)}); {advice}")
-        if damaged is not None:
-            raise InputError(f"{damaged}: changed since it was written; put it back, or remove {places}")
+            return f"{path} is damaged: made anew"
+        if changes := differences(record["depends"], self.depends):
+            return f"made anew: {listed_changes(changes)}"
+        if record["finished"] and (damaged := _changed_file(self.config, record)):
+            return f"{damaged} was changed or removed since it was written: made anew"
+        return None if record["finished"] and all(path.exists() for path in self.outputs) else ""
 
     def replace(self) -> None:
         """Record that the earlier output is no longer valid. To be called before the first write."""
@@ -127,10 +97,10 @@ class Stage:
     def _write(self, finished: bool) -> None:
         record: dict[str, Any] = {"depends": self.depends, "finished": finished}
         if finished:
-            inside = [path for folder in self.outputs for path in sorted(folder.rglob("*"))]
-            files = (
-                [path for path in (*self.outputs, *inside) if path.is_file()] if self.hashed is None else self.hashed
-            )
+            files = self.hashed
+            if files is None:
+                inside = [path for folder in self.outputs for path in sorted(folder.rglob("*"))]
+                files = tuple(path for path in (*self.outputs, *inside) if path.is_file())
             record["seconds"] = round(time.monotonic() - self.started, 1)  # `--plan` says how long the last call took
             record["files"] = {str(path.relative_to(self.config.folder)): sha256(path) for path in files}
         write_json(record_path(self.config, self.name), record | {"provenance": provenance(self.config)})
@@ -141,11 +111,8 @@ def record_path(config: Config, stage: str) -> Path:
 
 
 def read_record(config: Config, name: str) -> dict[str, Any]:
-    """What a stage has recorded: `depends`, `finished` and, once finished, `files` with their checksums.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
+    """What a stage has recorded: `depends`, `finished` and, once finished, `files` with their checksums; InputError
+    where the record is missing or damaged."""
     path, stage = record_path(config, name), MADE_BY.get(name, name)
     record = read_json(path, stage)
     record = record if isinstance(record, dict) else {}
@@ -156,11 +123,8 @@ def read_record(config: Config, name: str) -> dict[str, Any]:
 
 
 def verify(config: Config, name: str) -> None:
-    """Check that the files of a record are unchanged, if there is one.
-
-    Raises:
-        InputError: the stage was interrupted, or a file is missing or was changed; names it.
-    """
+    """Check that the files of a record are unchanged, if there is one. InputError where the stage was interrupted, or a
+    file is missing or was changed."""
     if record_path(config, name).exists():
         record, stage = read_record(config, name), MADE_BY.get(name, name)
         if not record["finished"]:
@@ -170,14 +134,8 @@ def verify(config: Config, name: str) -> None:
 
 
 def require(config: Config, stage: str, current: dict[str, Any]) -> None:
-    """Check that an earlier stage is finished, that it used the current config, and that its files are unchanged.
-
-    Args:
-        current: what the stage depends on now; keys that are left out are not compared.
-
-    Raises:
-        InputError: the stage is missing, unfinished or made from other inputs, or a file was changed.
-    """
+    """Check that an earlier stage is finished, that its files are unchanged, and that it was made from the current
+    inputs, as far as they are given; else InputError."""
     record = read_record(config, stage)
     verify(config, stage)
     if changes := differences({key: record["depends"].get(key) for key in current}, current):
@@ -257,46 +215,35 @@ def seconds_in_words(seconds: float) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file whole or not at all; see `selector.files.json_text`."""
+    """Write a JSON file whole or not at all."""
     with atomically(path) as partial:
         partial.write_text(json_text(value, indent=1) + "\n")
 
 
-def _with_bounds(value: Any) -> Any:
-    """Figures with infinity for a bound or an error that is null: it is not known, because there is a single source."""
-    if isinstance(value, list):
-        return [_with_bounds(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    found = {key: _with_bounds(each) for key, each in value.items()}
-    for key, each in found.items():
-        if key.endswith("interval_95") and isinstance(each, list):
-            found[key] = [math.inf if bound is None else bound for bound in each]
-    for figure, error in (("value", "error"), ("ratio", "error"), ("replay_ratio", "replay_error")):
-        if found.get(figure) is not None and error in found and found[error] is None:
-            found[error] = math.inf
-    return found
-
-
 def read_json(path: Path, made_by: str) -> Any:
-    """The content of a JSON file; a bound or an error that is null is infinity again.
-
-    Raises:
-        InputError: it is missing or not JSON. The message names it and tells the user to run the stage `made_by`.
-    """
+    """The content of a JSON file; a bound or an error that is null is infinity again. Where it is missing or not JSON,
+    InputError tells the user to run the stage `made_by`."""
     try:
-        return _with_bounds(json.loads(path.read_text()))
+        return json.loads(path.read_text(), object_hook=_with_bounds)
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist: run the {made_by} stage first") from error
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path} is damaged: remove it and run the {made_by} stage again") from error
 
 
-class Journal:
-    """A file with one JSON line per finished part, so that an interrupted stage continues where it stopped.
+def _with_bounds(found: dict[str, Any]) -> dict[str, Any]:
+    for key, each in found.items():
+        if key.endswith("interval_95") and isinstance(each, list):
+            found[key] = [math.inf if bound is None else bound for bound in each]
+    for figure, error in (("value", "error"), ("ratio", "error"), ("replay_ratio", "replay_error")):
+        if found.get(figure) is not None and error in found and found[error] is None:
+            found[error] = math.inf  # there is a single source
+    return found
 
-    The first line holds the inputs. If they differ, all entries are dropped; a last line that was cut short is dropped.
-    """
+
+class Journal:
+    """A file with one JSON line per finished part, so that an interrupted stage continues where it stopped. Its first
+    line holds the inputs; entries of other inputs are dropped, and a last line that was cut short."""
 
     def __init__(self, path: Path, inputs: dict[str, Any]) -> None:
         self.path = path
@@ -310,7 +257,7 @@ class Journal:
             partial.write_text("\n".join([header, *map(json.dumps, self.entries)]) + "\n")
 
     def add(self, entry: Any) -> None:
-        """Write an entry. Raises InputError where the disk is full."""
+        """Write an entry; InputError where the disk is full."""
         try:
             with self.path.open("a") as file:
                 file.write(json.dumps(entry) + "\n")

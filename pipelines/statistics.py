@@ -1,9 +1,8 @@
 """95% intervals of ratios over *sources* (files that prompts come from): the prompts of one file are not independent.
 
-Of ratios of sums, the jackknife over sources gives the standard error of the logarithm, and Student's t gives the
-bounds. The degrees of freedom are one less than the effective number of sources (Kish), which is smaller where a few
-sources take most of the time. With six sources or more, such intervals contain the true ratio in 92 to 98% of cases.
-The noise of a machine's clock, the training seed and the choice of the pair are not included.
+Of ratios of sums, the jackknife over sources gives the standard error of the logarithm, and Student's t the bounds,
+with one degree of freedom less than the effective number of sources (Kish). With six sources or more, such intervals
+contain the true ratio in 92 to 98% of cases. Clock noise, the training seed and the choice of the pair are left out.
 """
 
 from __future__ import annotations
@@ -28,13 +27,12 @@ def speed(sums_2: Tensor) -> Tensor:
 def with_interval(
     sums_XC: Tensor, source_X: Tensor, figure: Callable[[Tensor], Tensor] = speed_ratio
 ) -> tuple[float, list[float]]:
-    """A positive figure and the bounds of its 95% interval: 0 and infinity for a single source, unless the figure is
-    exactly 1.
+    """A positive figure of sums of columns, and the bounds of its 95% interval: 0 and infinity for a single source,
+    unless the figure is exactly 1.
 
     Args:
         sums_XC: positive columns, one row for each prompt or source.
         source_X: the source of each row, int64.
-        figure: of the columns' sums, over their last axis.
     """
     value = float(figure(sums_XC.double().sum(0)))
     names, group_X = source_X.unique(return_inverse=True)
@@ -49,13 +47,11 @@ def with_interval(
 
 def paired(logs_XR: Tensor, source_X: Tensor) -> tuple[float, list[float]]:
     """The geometric mean of ratios that were each measured on one prompt in one round, and its 95% interval: a
-    t-interval of the mean logarithm over sources, back as ratios. What differs between prompts or drifts between
-    rounds, alike for both methods, cancels. The bounds of a single source are 0 and infinity, unless the ratio is
-    exactly 1.
+    t-interval of the mean logarithm over sources. The bounds of a single source are as in `with_interval`.
 
     Args:
-        logs_XR: the ratios' logarithms, one row for each prompt and one column for each round. A prompt counts with the
-            mean of its rounds, and a source with the mean of its prompts.
+        logs_XR: the ratios' logarithms by prompt and round. A prompt counts with the mean of its rounds, and a source
+            with the mean of its prompts.
         source_X: the source of each prompt, int64.
     """
     names, group_X = source_X.unique(return_inverse=True)

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-import psutil
-import pyarrow.parquet as pq
 import yaml
 
 from data_gen.timing import device_name
@@ -27,12 +25,7 @@ from selector.schema import InputError
 T = TypeVar("T")
 DEFAULT_STORE = "sqlite:///mlruns/mlflow.db"
 DESCRIPTION = "mlflow.note.content"  # the tag that MLflow shows as the description of an experiment or a run
-# MLflow opens an experiment with its page for LLM applications, and lists runs without metrics
-VIEW = "#/experiments/{number}/runs?viewStateShareKey=found&workflowType=machine_learning"
-SHOWN = [f"metrics.`{name}`" for name in ("exported_ratio", "kept_ratio", "replayed_ratio")] + ["tags.`pair`"]
-ABOUT = """[The runs, with what they found]({view})
-
-The run that is named after the experiment says what was found; its stages are below it, and the networks below `train`.
+ABOUT = """The run that is named after the experiment says what was found. Stages are below it, networks below `train`.
 The ratios are speeds over the best static tree: means over sampling settings and, as `.../T ...`, for each.
 
 - `replayed_ratio`: a network alone, on validation texts; networks are compared by it
@@ -53,13 +46,10 @@ def tracking_uri() -> str:
 @contextmanager
 def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[Any]:
     """An MLflow run of experiment `<name>` with the resolved config, below the run of the folder; yields the `mlflow`
-    module.
+    module. InputError where MLflow's store cannot be used or written; an error of the stage itself takes precedence.
 
     Args:
         sections: the parts of the config that become the run's parameters.
-
-    Raises:
-        InputError: MLflow's store cannot be used or written; names it. An error of the stage itself takes precedence.
     """
     import mlflow  # takes seconds
     from sqlalchemy.exc import SQLAlchemyError
@@ -68,29 +58,27 @@ def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it prints a traceback of what it raises
     failures, uri = (mlflow.MlflowException, SQLAlchemyError), tracking_uri()
     os.environ |= SERVER_PATIENCE | os.environ  # a user's own values stay
+    made_with, found = provenance(config), _parameters(config, sections)
     try:
-        try:
-            made_with = provenance(config)
-            found = parameters(config, sections)
-            pipeline = _start(mlflow, uri, config, stage, _tags(found, made_with["commit"]))
-        except OSError as error:  # a folder cannot be created
-            raise _failure(uri, error) from error
-        try:
-            mlflow.log_params(found)
-            mlflow.log_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), "config.yaml")
-            mlflow.log_dict(made_with, "provenance.json")
-            yield mlflow
-        except BaseException as error:
-            status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
-            logging.getLogger("mlflow").setLevel(logging.CRITICAL)
-            with suppress(*failures):  # where the disk is full, the first error says more
-                mlflow.end_run(status)
-                mlflow.MlflowClient().set_terminated(pipeline, status)
-            raise
+        pipeline = _start(mlflow, uri, config, stage, _tags(found, made_with["commit"]))
+    except (OSError, *failures) as error:  # OSError: a folder cannot be created
+        raise _failure(uri, error) from error
+    try:
+        mlflow.log_params(found)
+        mlflow.log_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), "config.yaml")
+        mlflow.log_dict(made_with, "provenance.json")
+        yield mlflow
         mlflow.end_run()
         mlflow.MlflowClient().set_terminated(pipeline)
-    except failures as error:
-        raise _failure(uri, error) from error
+    except BaseException as error:
+        status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+        logging.getLogger("mlflow").setLevel(logging.CRITICAL)
+        with suppress(*failures):  # where the disk is full, the first error says more
+            mlflow.end_run(status)
+            mlflow.MlflowClient().set_terminated(pipeline, status)
+        if isinstance(error, failures):
+            raise _failure(uri, error) from error
+        raise
 
 
 def _tags(parameters: Mapping[str, Any], commit: str | None) -> dict[str, str]:
@@ -109,8 +97,7 @@ def _start(mlflow: Any, uri: str, config: Config, stage: str, tags: dict[str, st
     if uri == DEFAULT_STORE:
         _keep_artefacts_in(Path("mlruns").resolve(), mlflow.MlflowClient(), experiment)
     number, client = mlflow.set_experiment(experiment).experiment_id, mlflow.MlflowClient()
-    about, shown = ABOUT.format(view=VIEW.format(number=number)), json.dumps({"selectedColumns": SHOWN})
-    mlflow.set_experiment_tags({DESCRIPTION: about, "mlflow.sharedViewState.found": shown})
+    mlflow.set_experiment_tags({DESCRIPTION: ABOUT})
     folder = str(config.folder.resolve())
     runs = client.search_runs([number], "tags.stage = 'pipeline'")
     pipeline = next((run.info.run_id for run in runs if run.data.tags["folder"] == folder), None)
@@ -129,8 +116,7 @@ def _failure(uri: str, error: Exception) -> InputError:
     return InputError(f"{uri}: MLflow's store fails: {str(error).splitlines()[0]}; {advice}")
 
 
-def parameters(config: Config, sections: Sequence[str]) -> dict[str, Any]:
-    """The seed and the keys of some sections that are not null, by dotted name."""
+def _parameters(config: Config, sections: Sequence[str]) -> dict[str, Any]:
     values = config.model_dump(mode="json", exclude_none=True)
     values["sampling"] = "; ".join(str(setting.build()) for setting in config.sampling)
     values["verifiers"] = ", ".join(values["verifiers"])
@@ -138,8 +124,7 @@ def parameters(config: Config, sections: Sequence[str]) -> dict[str, Any]:
 
 
 def describe(mlflow: Any, words: str, metrics: Mapping[str, float] | None = None) -> None:
-    """Show in MLflow what the current run found. With metrics, which selectors are compared by, its parent shows it,
-    too."""
+    """Show in MLflow what the current run found; with metrics, its parent shows it, too."""
     mlflow.set_tag(DESCRIPTION, words)
     if metrics is not None:
         parent = pipeline_of(mlflow)
@@ -165,7 +150,7 @@ def pipeline_of(mlflow: Any) -> str:
 
 
 def log_traces(mlflow: Any, folder: Path, splits: Sequence[str]) -> None:
-    """Log splits of a trace store as data sets of the current run: name, digest, place, columns and sizes."""
+    """Log splits of a trace store as data sets of the current run: name, digest, place and sizes."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     found, shards = [], read_manifest(folder)["shards"]
@@ -174,21 +159,15 @@ def log_traces(mlflow: Any, folder: Path, splits: Sequence[str]) -> None:
         if not own:
             continue
         digest = hashlib.sha256("".join(shard["sha256"] for shard in own.values()).encode()).hexdigest()[:16]
-        columns = [
-            {"name": field.name, "type": str(field.type), "required": True}
-            for field in pq.read_schema(folder / next(iter(own)))
-        ]
         sizes = {"num_rows": sum(s["rows"] for s in own.values()), "bytes": sum(s["bytes"] for s in own.values())}
         source = json.dumps({"uri": str((folder / split).resolve())})
-        schema = json.dumps({"mlflow_colspec": columns})
-        data = Dataset(f"traces {split}", digest, "local", source, schema, json.dumps(sizes))
+        data = Dataset(f"traces {split}", digest, "local", source, profile=json.dumps(sizes))
         found.append(DatasetInput(data, [InputTag("mlflow.data.context", split)]))
     mlflow.MlflowClient().log_inputs(mlflow.active_run().info.run_id, found)
 
 
 def _keep_artefacts_in(folder: Path, client: Any, name: str) -> None:
-    """Let the experiment write its artefacts below `folder`. An experiment in a copied store still names the original
-    folder. It is then renamed and keeps its runs, and a new experiment takes its name."""
+    # an experiment in a copied store still names the original folder: it is renamed, and a new one takes its name
     if experiment := client.get_experiment_by_name(name):
         place, number = Path(unquote(experiment.artifact_location.removeprefix("file://"))), experiment.experiment_id
         if place.is_relative_to(folder):
@@ -198,15 +177,12 @@ def _keep_artefacts_in(folder: Path, client: Any, name: str) -> None:
 
 
 def _create_store(path: Path) -> None:
-    """Create the database under a temporary name, because MLflow refuses one whose schema a crash left unfinished."""
+    # under a temporary name, because MLflow refuses a database whose schema a crash left unfinished
     if path.exists():
         return
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     path.parent.mkdir(exist_ok=True)
-    for stale in path.parent.glob(f"{path.name}.*.tmp*"):
-        if not psutil.pid_exists(int(stale.name.removeprefix(f"{path.name}.").split(".")[0])):
-            stale.unlink(missing_ok=True)
     # MLflow keeps an engine for each URL, which may still stand for another folder's file: a new name each time
     partial = path.with_name(f"{path.name}.{os.getpid()}.{time.time_ns()}.tmp")
     SqlAlchemyStore(f"sqlite:///{partial}", path.parent.resolve().as_uri()).engine.dispose()

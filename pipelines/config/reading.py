@@ -1,20 +1,17 @@
-"""Reads the config of a run from a YAML file and overrides, and lists its keys with their defaults and meanings."""
+"""Reads the config of a run from a YAML file and overrides, and lists its keys."""
 
 from __future__ import annotations
 
 import difflib
-import inspect
-import json
-import types
 import typing
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
-from pipelines.config.whole import Config
+from pipelines.config.sections import Config
 from selector.schema import InputError
 
 Values = dict[str, Any]
@@ -43,7 +40,7 @@ def load_config(file: Path | None, overrides: list[str], base: Values | None = N
     try:
         return Config.model_validate(_merged(base or {}, values))
     except ValidationError as error:
-        raise InputError(f"{_origin(file, overrides, error)}: {_one_line(error)}") from error
+        raise InputError(_one_line(error)) from error
 
 
 def _values(file: Path) -> Values:
@@ -51,12 +48,8 @@ def _values(file: Path) -> Values:
         values = yaml.safe_load(file.read_text())
     except OSError as error:
         raise InputError(f"{file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file}: not UTF-8 text") from error
-    except yaml.YAMLError as error:
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise InputError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
-    except RecursionError as error:
-        raise InputError(f"{file}: nested too deep") from error
     if not isinstance(values, dict):
         raise InputError(f"{file}: expected a mapping of keys")
     return values
@@ -64,7 +57,7 @@ def _values(file: Path) -> Values:
 
 def _apply(values: Values, override: str) -> None:
     key, separator, text = override.partition("=")
-    if not separator or not key:
+    if not separator:
         raise InputError(f"{override!r}: an override reads section.key=value")
     *sections, last = key.split(".")
     for section in sections:
@@ -73,10 +66,8 @@ def _apply(values: Values, override: str) -> None:
             raise InputError(f"{override!r}: {section} is not a section")
     try:
         values[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"{override!r}: the value is not YAML") from error
-    except RecursionError as error:
-        raise InputError(f"{key}: the value is nested too deep") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InputError(f"{key}: the value is not YAML") from error
 
 
 def _merged(base: Values, values: Values) -> Values:
@@ -84,73 +75,30 @@ def _merged(base: Values, values: Values) -> Values:
     return {**base, **values, **{key: _merged(own, values[key]) for key, own in both.items()}}
 
 
-def _origin(file: Path | None, overrides: list[str], error: ValidationError) -> str:
-    """Where the first mistake is: in an override (the last one of its key counts), or in the file.
-
-    If the keys of a section do not fit together, these are the overrides of keys that the message mentions.
-    """
-    first = error.errors()[0]
-    wrong = ".".join(map(str, first["loc"]))
-    keys = {override.partition("=")[0]: override for override in overrides}
-    exact = [override for key, override in keys.items() if f"{wrong}.".startswith(f"{key}.")]
-    inside = [key for key in keys if not wrong or key.startswith(f"{wrong}.")]
-    found = exact or [keys[key] for key in inside if key.rpartition(".")[2] in first["msg"]]
-    return " ".join(map(repr, found)) if found else str(file or "the command line")
-
-
 def _one_line(error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
     key = key if key.isprintable() else repr(key)  # it may hold a line break
-    message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         plain = ".".join(part for part in first["loc"] if isinstance(part, str))
         close = difflib.get_close_matches(plain, known_keys(), n=1)
-        found = f"unknown key {key}" + (f"; did you mean {close[0]}?" if close else "")
-    else:
-        found = f"{key}: {message}" if key else message
-    return found + (f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else "")
+        return f"unknown key {key}" + (f"; did you mean {close[0]}?" if close else "")
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{key}: {message}" if key else message
 
 
-class Key(NamedTuple):
-    """One key: its dotted name, its default as JSON (or "required"), and its description."""
-
-    name: str
-    default: str
-    meaning: str
-
-
-class Part(NamedTuple):
-    """A section of the config and its own keys. The section with the name "" holds the keys of the run itself."""
-
-    name: str
-    meaning: str
-    keys: list[Key]
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The section that a key holds, or a list of; None for a plain value."""
+    kind: Any = field.annotation
+    if typing.get_origin(kind) is tuple:
+        kind = typing.get_args(kind)[0]
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
-def parts(model: type[BaseModel] = Config, name: str = "", default: BaseModel | None = None) -> Iterator[Part]:
-    """A section, then the sections in it.
-
-    Args:
-        default: the section where the file does not mention it; None where it must be mentioned.
-    """
-    prefix = f"{name}." if name else ""
-    keys, inner = [], []
-    for key, field in model.model_fields.items():
-        kind: Any = field.annotation
-        if typing.get_origin(kind) in (tuple, types.UnionType):  # a section may be repeated, or left out
-            kind = typing.get_args(kind)[0]
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            inner.append((kind, prefix + key, field.default if isinstance(field.default, BaseModel) else None))
-            continue
-        value = field.default if default is None else getattr(default, key)
-        shown = "required" if default is None and field.is_required() else json.dumps(value, default=str)
-        keys.append(Key(prefix + key, shown, field.description or ""))
-    yield Part(name, inspect.getdoc(model) or "", keys)
-    for arguments in inner:
-        yield from parts(*arguments)
-
-
-def known_keys() -> list[str]:
+def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
     """Every dotted key, sections included."""
-    return [name for part in parts() for name in (part.name, *(key.name for key in part.keys)) if name]
+    found = []
+    for key, field in model.model_fields.items():
+        section = section_of(field)
+        found += [prefix + key, *(known_keys(section, f"{prefix}{key}.") if section else ())]
+    return found

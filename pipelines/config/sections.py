@@ -1,16 +1,17 @@
-"""The sections of the config that say what is decoded: the pair, the prompts and the sampling settings."""
+"""The config of a run and its sections; the docs print each key's description."""
 
 from __future__ import annotations
 
-import operator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from data_gen.models.sampling import Sampling
+from data_gen.text_labels.labels import labelled_verifier
 from data_gen.texts.prompt_sets import SETS
 from data_gen.texts.prompts import Form
+from data_gen.verification import VERIFIERS
 
 SHIPPED = Path(__file__).parents[1] / "pair" / "shipped" / "draft"  # the draft that comes with Espalier
 SMOLLM2 = "smollm2"  # the pair that comes with Espalier
@@ -36,18 +37,14 @@ class Pair(Section):
     )
     head: str | None = Field(
         None,
-        exclude_if=operator.not_,  # without one, what other stages depend on stays as it was
-        description="instead of a draft: an EAGLE-3 head for the target in the format of the speculators library, a "
-        "directory or hub id; needs the extra `heads`",
+        description="instead of a draft: an EAGLE-3 head in the speculators library's format; needs the extra `heads`",
     )
     device: str = Field("auto", description="cpu, cuda, cuda:1, ..; auto takes a GPU where there is one")
     device_map: str | None = Field(None, description="auto spreads a large target over all devices, with accelerate")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="number format of weights and passes")
     threads: int | None = Field(None, ge=1, description="CPU threads for all passes; null leaves torch's choice")
     decoder: Literal["auto", "eager", "graph"] = Field(
-        "auto",
-        description="graph: no host synchronisation inside a step, compiled passes, where verifier and features allow "
-        "it; auto: the faster one on this machine, by the latency stage",
+        "auto", description="graph: steps without host synchronisation, where they can be; auto: the faster one here"
     )
 
     @model_validator(mode="after")
@@ -88,15 +85,11 @@ class Prompts(Section):
     """Where prompts come from, and how they are cut and split. Prompts of one source are in one split."""
 
     file: Path | None = Field(
-        None,
-        description="JSON lines with `text`, and optionally `kind` and `source`; null: the prompts that come with "
-        "Espalier, unless `sets` are given",
+        None, description="JSON lines with `text`, and optionally `kind` and `source`; null: those of Espalier"
     )
     sets: tuple[SetOfPrompts, ...] = Field((), description="data sets that the pair stage reads, instead of a file")
     tokens: int = Field(1024, ge=2, description="tokens of the longest prompt")
-    longer: Literal["start", "end", "drop"] = Field(
-        "start", description="the part of a longer prompt that is kept; drop: the prompt is left out"
-    )
+    longer: Literal["start", "end", "drop"] = Field("start", description="what is kept of a longer prompt, if any")
     chat: bool = Field(False, description="whether prompts are a user's turn in the target's chat template")
     system: str | None = Field(None, description="with chat: the system turn; null: the template decides")
     validation: float = Field(0.2, gt=0, lt=1, description="share of the sources that tune decisions")
@@ -118,26 +111,18 @@ class Prompts(Section):
 
 
 class Distil(Section):
-    """The training of a draft: some of the target's own layers, distilled on texts that the target writes."""
+    """The training of a draft: some of the target's own layers, distilled on texts that it writes, in `pair.dtype`."""
 
     layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        (0, 29), min_length=1, description="the target's own layers that the draft begins with, by number; its depth"
+        (0, 1), min_length=1, description="the target's own layers that the draft begins with, by number; its depth"
     )
-    vocabulary: int = Field(
-        8192, ge=0, description="output tokens of the draft, those that the target writes most; 0: all"
-    )
-    loss: Literal["forward_kl", "total_variation", "sum"] = Field(
-        "sum", description="between the target's and the draft's distributions; sum: of both"
-    )
+    vocabulary: int = Field(8192, ge=0, description="output tokens of the draft, those most written; 0: all")
     tokens: int = Field(1_000_000, ge=1, description="tokens that the target writes for the training")
     context: int = Field(384, ge=2, description="tokens of one training sequence")
     batch: int = Field(128, ge=1, description="sequences that the target writes at once")
     sequences: int = Field(8, ge=1, description="sequences of one optimiser step")
     passes: int = Field(3, ge=1, description="epochs over the texts")
     rate: float = Field(1e-2, gt=0, description="peak learning rate")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="number format of the training's passes; auto: the faster one here"
-    )
 
 
 class SamplingSetting(Section):
@@ -151,3 +136,161 @@ class SamplingSetting(Section):
 
     def build(self) -> Sampling:
         return Sampling(self.temperature, self.top_p, self.draft_temperature, self.top_k, self.min_p)
+
+
+def _distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:
+    if len({setting.build().law for setting in settings}) < len(settings):
+        raise ValueError("a setting is listed twice")
+    if len({(setting.temperature, setting.top_p) for setting in settings}) < len(settings):
+        raise ValueError("settings that differ in top_k or min_p alone need runs of their own: a selector sees neither")
+    return settings
+
+
+def _known(verifiers: tuple[str, ...]) -> tuple[str, ...]:
+    for name in verifiers:
+        if name not in VERIFIERS:
+            raise ValueError(f"unknown verifier {name!r}; known are {', '.join(VERIFIERS)}")
+        labelled_verifier(name)  # its ValueError says why a verifier has no labels
+    return verifiers
+
+
+Settings = Annotated[tuple[SamplingSetting, ...], Field(min_length=1), AfterValidator(_distinct)]
+Widths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+Verifiers = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_known)]
+
+
+class Data(Section):
+    """Texts and the labels along them."""
+
+    texts: int = Field(480, ge=8, le=10**7, description="texts for each sampling setting, over all splits")
+    tokens: int = Field(128, ge=4, description="labelled tokens per text; the text itself is longer by a look-ahead")
+    stride: int = Field(1, ge=1, description="of a training text every stride-th position is learned from")
+    log: Path | None = Field(None, description="an engine's texts instead: JSON lines with `prompt` and `completion`")
+    siblings: int = Field(2, ge=1, description="labels average over this many draws of the siblings of a text's tokens")
+    features: Literal["light", "full"] = Field(
+        "light", description="full: hidden states are recorded, which takes disk"
+    )
+    texts_per_shard: int = Field(32, ge=1, description="texts that the target writes at once, and that one file holds")
+    ray: str | None = Field(
+        None, description="local: Ray's workers on this machine; auto or an address: on a cluster; null: no Ray"
+    )
+    workers: int | None = Field(
+        None,
+        ge=1,
+        description="processes that make shards (one on a GPU); null: one, or with Ray as many as there is room for",
+    )
+    gpus_per_worker: int = Field(1, ge=1, description="more than 1 for a target that pair.device_map spreads")
+
+
+class Train(Section):
+    """The selector's training."""
+
+    verifier: str = Field("lifted_uniform", description="the one of `verifiers` that the selector is trained for")
+    objectives: tuple[Literal["policy", "regressor"], ...] = Field(
+        ("regressor", "policy"),
+        min_length=1,
+        description="regressor: predicts block efficiencies, for any latency profile; policy: DDTE's, learns choices "
+        "themselves for this machine. The best one by replay is kept",
+    )
+    hidden: Widths = Field((64, 32), description="widths of the network's hidden layers")
+    batch: int = Field(256, ge=2, description="roots of one optimiser step")
+    epochs: int = Field(12, ge=1, description="passes over the training roots; the best one by replay is kept")
+    lightning: tuple[str, ...] = Field(
+        (),
+        description="Lightning callbacks and loggers of your own: import paths, such as `mine.Watch`, of classes or "
+        "functions that need no arguments",
+    )
+
+    @property
+    def network(self) -> dict[str, Any]:
+        return {"hidden": list(self.hidden)}
+
+
+class Latency(Section):
+    """The machine whose times count."""
+
+    repeats: int = Field(40, ge=3, description="times that a pass is measured; steps: on a fifth as many prompts")
+    reuse: bool = Field(True, description="whether another run's profile of the same pair and machine is copied")
+    timings: Path | None = Field(None, description="an engine's step times (CSV): latency --from, logs --timings")
+    stepped: bool = Field(True, description="sizes between those in `timings` cost what the next one does; else linear")
+
+
+class Evaluate(Section):
+    """Decoding of held-out prompts with every method, interleaved prompt by prompt."""
+
+    prompts: int = Field(30, ge=2, description="held-out prompts for each sampling setting, of data.tokens tokens each")
+    rounds: int = Field(1, ge=1, description="times that greedy text is decoded with every method, in rotating order")
+    assisted: bool = Field(True, description="whether transformers' own assisted methods are compared, too")
+    gpu_like: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+        (),
+        description="synthetic clocks for replay, 32 tokens at the cost of one: a draft pass as a share of a target's",
+    )
+
+
+class Logs(Section):
+    """An engine's logs, from which a selector is trained without any model."""
+
+    files: tuple[Path, ...] = Field((), description="JSON lines with token ids and the lengths that were accepted")
+    test: tuple[Path, ...] = Field((), description="held-out logs; empty: prompts.test of the sources are held out")
+    drafter: str | None = Field(
+        None, description="whose chains are candidates; null: the only drafter that is not a lookup; none: lookups only"
+    )
+
+    @model_validator(mode="after")
+    def _apart(self) -> Logs:
+        both = sorted(set(map(Path.resolve, self.files)) & set(map(Path.resolve, self.test)))
+        if both:
+            raise ValueError(f"test: {both[0]} is among files, too")
+        return self
+
+
+class Export(Section):
+    """What is written for engines."""
+
+    engine: Literal["vllm", "sglang", "tensorrt-llm", "llama-server", "transformers"] | None = Field(
+        None, description="the engine whose chain lengths or rule are written, too; --engine NAME sets it"
+    )
+    tiers: int | None = Field(None, ge=1, description="the most shapes of trees that are drafted; null: as trained")
+
+
+class Quick(Section):
+    """A check in minutes: whether speculation pays here, with which verifier and tree, and whether a selector does."""
+
+    minutes: float = Field(2.0, gt=0, description="how long it should take; with less it labels fewer texts")
+    texts: int = Field(48, ge=4, description="most texts under each sampling setting")
+
+
+class Config(Section):
+    """One run. Outputs go under `runs/<name>/`."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        max_length=100,
+        description="of the run's folder and of its MLflow experiment",
+    )
+    seed: int = Field(1, ge=0, lt=2**32, description="seed of everything random")
+    pair: Pair = Pair()
+    prompts: Prompts = Prompts()
+    distil: Distil = Distil()
+    sampling: Settings = Field((SamplingSetting(),), description="a list of settings, each with its own texts")
+    verifiers: Verifiers = Field(
+        ("naive_tree", "specinfer", "traversal", "lifted_uniform"),
+        description="the verifiers whose labels are recorded and whose static trees are compared",
+    )
+    data: Data = Data()
+    latency: Latency = Latency()
+    train: Train = Train()
+    evaluate: Evaluate = Evaluate()
+    export: Export = Export()
+    logs: Logs = Logs()
+    quick: Quick = Quick()
+
+    @model_validator(mode="after")
+    def _labelled(self) -> Config:
+        if self.train.verifier not in self.verifiers:
+            raise ValueError(f"train.verifier: {self.train.verifier!r} is not among verifiers {list(self.verifiers)}")
+        return self
+
+    @property
+    def folder(self) -> Path:
+        return Path("runs") / self.name

@@ -80,7 +80,7 @@ def _of_log(config: Config, pair: ModelPair) -> Iterator[Work]:
         longest = max(longest, count)
         split = split_of(text.prompt, config.prompts.validation, config.prompts.test)
         texts.setdefault((split, sampling), []).append(text)
-    check_models(pair, longest)  # no trees are drafted behind these texts
+    check_models(config, pair, longest)  # no trees are drafted behind these texts
     for split, sampling in product(SPLITS, settings.values()):
         if (split, sampling) not in texts:
             raise no_prompts(config, path, [text.prompt for text in given if text.sampling.law == sampling.law], split)

@@ -2,8 +2,7 @@
 
 A sequence is a conversation in the target's chat template. The user's first turn is a prompt of the run, or begins
 with some of its words, or is the target's own; then the target answers, writes the next user's turn, and so on to the
-end, so that no pass is spent on texts that have ended. A target without a template continues one prompt after the
-other.
+end. A target without a template continues one prompt after the other.
 
 Legend: B sequences, T tokens of a sequence, D hidden width, V vocabulary.
 """
@@ -15,6 +14,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import torch
@@ -34,21 +34,21 @@ LINEAR = 0.05  # the largest distance of logits from a linear map, as a share of
 
 
 class Template(NamedTuple):
-    """The tokens that a chat template puts before a user's first turn, after a user's turn, and after an answer. The
-    first token of the last two ends a turn, and the target writes it itself."""
+    """What a chat template puts between turns. The target itself writes the first token of the last two: it ends a
+    turn."""
 
-    opening: list[int]
-    to_answer: list[int]
-    to_user: list[int]
+    opening: list[int]  # before the user's first turn
+    to_answer: list[int]  # after a user's turn
+    to_user: list[int]  # after an answer
 
     @classmethod
     def of(cls, tokenizer: Any, system: str | None) -> Template | None:
         """None for a tokenizer without a template, or with one that cannot hold these turns."""
         if not tokenizer.chat_template:
             return None
-        roles = ("user", "assistant", "user")
-        turns = [{"role": role, "content": mark} for role, mark in zip(roles, MARKS, strict=True)]
-        turns = turns if system is None else [{"role": "system", "content": system}, *turns]
+        turns = [] if system is None else [{"role": "system", "content": system}]
+        for role, mark in zip(("user", "assistant", "user"), MARKS, strict=True):
+            turns.append({"role": role, "content": mark})
         try:
             text = str(tokenizer.apply_chat_template(turns, tokenize=False))
         except Exception:  # a template is a program, and may raise anything
@@ -62,11 +62,10 @@ class Template(NamedTuple):
 
 @dataclass
 class Start:
-    """How a sequence begins: the given tokens, and whether the target answers after them or goes on with the user's
-    turn."""
+    """How a sequence begins."""
 
     given: list[int]
-    answers: bool
+    answers: bool  # whether the target answers then, or goes on with the user's turn
     temperature: float
 
 
@@ -80,17 +79,11 @@ class Written(NamedTuple):
 
 
 def starts(template: Template | None, prompts: Sequence[list[int]], chance: random.Random) -> Iterator[Start]:
-    """Beginnings without end.
-
-    Args:
-        prompts: the tokens of prompts, without the template.
-    """
-    number = 0
+    """Beginnings without end. Prompts are tokens without the template."""
+    temperatures = cycle(TEMPERATURES)
     while True:
-        order = chance.sample(range(len(prompts)), len(prompts))
-        for prompt in (prompts[index] for index in order):
-            temperature, kind = TEMPERATURES[number % len(TEMPERATURES)], chance.random()
-            number += 1
+        for prompt in chance.sample(prompts, len(prompts)):
+            temperature, kind = next(temperatures), chance.random()
             if template is None:
                 yield Start(list(prompt), True, temperature)
             elif kind < WHOLE:
@@ -110,15 +103,8 @@ def write(
     seed: int,
     tick: Callable[[], None] = lambda: None,
 ) -> Written:
-    """One batch of sequences of `length` tokens.
-
-    Args:
-        further: what goes on where a target without a template has ended its text.
-        tick: called after each token.
-
-    Raises:
-        InputError: the target's logits are no linear map of its last hidden state, or not finite.
-    """
+    """One batch of sequences of `length` tokens; `further` ones go on where a target without a template has ended its
+    text. InputError where the target's logits are no linear map of its last hidden state, or not finite."""
     table, width = target.get_output_embeddings(), target.config.get_text_config().hidden_size
     cache = Cache(layers=[_Rows(length) for _ in range(target.config.get_text_config().num_hidden_layers)])
     generator = torch.Generator(device=target.device).manual_seed(seed)
@@ -162,8 +148,6 @@ def _check_linear(target: PreTrainedModel, logits_BV: Tensor, hidden_BD: Tensor)
 
 
 class _Row:
-    """One conversation: which tokens are given, and who speaks."""
-
     def __init__(self, start: Start, template: Template | None, further: Iterator[Start], ends: frozenset[int]) -> None:
         self._template, self._further, self._given, self._said = template, further, deque(start.given), 0
         self._answers, self._temperature, self._ends = start.answers, start.temperature, ends

@@ -19,24 +19,6 @@ from torch.nn.functional import linear
 from data_gen.models.distilled import stored_weights
 
 WEIGHT_DECAY, WARM_UP, LAST = 0.01, 0.05, 0.02  # the share of steps before the peak rate; its last share
-
-
-class Distances(NamedTuple):
-    """Means over some places.
-
-    Attributes:
-        cross_entropy: `- sum p log q`, in nats: forward KL without the target's own entropy.
-        overlap: `sum min(p, q)`, the probability that a drafted token is accepted; 1 minus total variation.
-        covered: the target's probability of the tokens that the draft can say, which no overlap exceeds.
-    """
-
-    cross_entropy: Tensor
-    overlap: Tensor
-    covered: Tensor
-
-
-# weights of cross-entropy and of total variation
-LOSSES = {"forward_kl": (1.0, 0.0), "total_variation": (0.0, 1.0), "sum": (1.0, 1.0)}
 ELEMENTS = 1 << 21  # probabilities that are computed at once
 
 
@@ -50,33 +32,27 @@ class Places(NamedTuple):
 
 
 class DistilModule(pl.LightningModule):
-    """A draft under one of `LOSSES`. Its matrices are trained by Muon (Jordan 2024), with a linear warm-up and a
-    cosine; embeddings, output rows, norms and biases stay the target's.
+    """A draft whose loss is cross-entropy and total variation in sum. Its matrices are trained by Muon (Jordan 2024),
+    with a linear warm-up to `rate` and a cosine; embeddings, output rows, norms and biases stay the target's."""
 
-    Args:
-        draft: from `data_gen.models.distilled.new_draft`, float32.
-        rate: the peak learning rate, on AdamW's scale.
-        steps: of the optimiser, over the whole training.
-    """
-
-    def __init__(self, draft: Any, loss: str, rate: float, steps: int) -> None:
+    def __init__(self, draft: Any, rate: float, steps: int) -> None:
         super().__init__()
         self.draft, self.rate, self.steps = draft, rate, steps
-        self.weights, self.strict_loading = LOSSES[loss], False  # checkpoints leave out what is the target's
+        self.strict_loading = False  # checkpoints leave out what is the target's
         tables = draft.get_input_embeddings(), draft.get_output_embeddings()
         shared = {id(each) for table in tables for each in table.parameters()}
         for own in draft.parameters():
             own.requires_grad_(own.dim() == 2 and id(own) not in shared)
 
-    def forward(self, batch: Places) -> tuple[Tensor, Distances]:
-        """The loss and the distances at the counted places of a batch."""
+    def forward(self, batch: Places) -> tuple[Tensor, Tensor, Tensor]:
+        """The `distances` at the counted places of a batch."""
         states_BTD = self.draft.base_model(batch.tokens_BT, use_cache=False).last_hidden_state
         kept = batch.counted_BT
-        return distances(self.draft, states_BTD[kept], batch.hidden_BTD[kept], batch.log_total_BT[kept], self.weights)
+        return distances(self.draft, states_BTD[kept], batch.hidden_BTD[kept], batch.log_total_BT[kept])
 
     def training_step(self, batch: Places) -> Tensor:
-        loss, found = self(batch)
-        self.log_dict({"loss": loss, "overlap": found.overlap}, prog_bar=True)
+        loss, overlap, _ = self(batch)
+        self.log_dict({"loss": loss, "overlap": overlap}, prog_bar=True)
         return loss
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -93,35 +69,30 @@ class DistilModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def distances(
-    draft: Any, states_ND: Tensor, hidden_ND: Tensor, log_total_N: Tensor, weights: tuple[float, float]
-) -> tuple[Tensor, Distances]:
-    """The loss, and a draft's distances from the target.
+def distances(draft: Any, states_ND: Tensor, hidden_ND: Tensor, log_total_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Means of the loss, of `overlap`, `sum min(p, q)`: the probability that a drafted token is accepted, and of
+    `covered`: the target's probability of the tokens that the draft can say, which no overlap exceeds.
 
     Args:
         states_ND: the draft's last hidden states.
         hidden_ND, log_total_N: the target's, as in `Places`.
-        weights: of cross-entropy and of total variation in the loss.
     """
     device = states_ND.device.type
     if torch.is_autocast_enabled(device):
         states_ND = states_ND.to(torch.get_autocast_dtype(device))
-    loss, *means = _Loss.apply(states_ND, draft.get_output_embeddings().weight, hidden_ND, log_total_N, *weights)
-    return loss, Distances(*means)
+    loss, overlap, covered = _Loss.apply(states_ND, draft.get_output_embeddings().weight, hidden_ND, log_total_N)
+    return loss, overlap, covered
 
 
 class _Loss(torch.autograd.Function):
-    """The loss and its gradient, some places at a time: `[N, R]` would be gigabytes, and a CPU takes longer to allocate
-    a tensor of many megabytes than to fill it.
+    """The loss and its gradient, some places at a time: `[N, R]` would be gigabytes.
 
     With z the draft's logits and q their softmax, cross-entropy has the gradient `sum(p) q - p`, and `- sum min(p, q)`
     has `q (sum(b q) - b)`, where b is 1 for the tokens with q < p.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, states_ND: Tensor, rows_RD: Tensor, hidden_ND: Tensor, log_total_N: Tensor, cross: float, apart: float
-    ) -> Any:
+    def forward(ctx: Any, states_ND: Tensor, rows_RD: Tensor, hidden_ND: Tensor, log_total_N: Tensor) -> Any:
         rows_RD = rows_RD.to(states_ND.dtype)
         sums, gradient_ND = states_ND.new_zeros(3, dtype=torch.float32), torch.empty_like(states_ND)
         size = max(1, ELEMENTS // len(rows_RD))
@@ -134,14 +105,13 @@ class _Loss(torch.autograd.Function):
             said_n1 = below_nR.sum(-1, keepdim=True)  # by the draft, of the tokens that it says too rarely
             overlap = torch.minimum(p_nR, q_nR).sum()
             sums += torch.stack([-(p_nR * log_q_nR).sum(), overlap, covered_n1.sum()])
-            slope_nR = q_nR.mul_(cross * covered_n1 + apart * said_n1)
-            slope_nR.sub_(p_nR, alpha=cross).sub_(below_nR, alpha=apart)
+            slope_nR = q_nR.mul_(covered_n1 + said_n1).sub_(p_nR).sub_(below_nR)
             gradient_nD.copy_(linear(slope_nR.to(rows_RD.dtype), rows_RD.T))
         ctx.save_for_backward(gradient_ND / len(states_ND))
         crossed, overlap, covered = sums / len(states_ND)
-        ctx.mark_non_differentiable(crossed, overlap, covered)
-        return cross * crossed + apart * (1 - overlap), crossed, overlap, covered
+        ctx.mark_non_differentiable(overlap, covered)
+        return crossed + 1 - overlap, overlap, covered
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor, *_: Any) -> Any:
-        return slope * ctx.saved_tensors[0], None, None, None, None, None
+        return slope * ctx.saved_tensors[0], None, None, None

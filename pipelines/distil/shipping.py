@@ -10,7 +10,7 @@ from typing import Any
 from data_gen.models.distilled import WEIGHTS
 from pipelines.config import Config, load_config
 from pipelines.config.sections import SHIPPED
-from pipelines.distil.recording import folder_of
+from pipelines.distil.stage import folder_of
 from pipelines.run import read_json, read_record, require, write_json
 from selector.files import atomically
 from selector.schema import sha256
@@ -19,8 +19,7 @@ LICENCE = "Apache-2.0; derived from SmolLM2-135M-Instruct by Hugging Face (Apach
 
 
 def ship(config: Config, place: Path = SHIPPED) -> dict[str, Any]:
-    """Copy the draft of a finished `distil` stage, with what is said of it; InputError where the stage is not
-    finished."""
+    """Copy the draft of a finished `distil` stage, with what is said of it."""
     require(config, "distil", {})
     record, about = read_record(config, "distil"), read_json(folder_of(config) / "manifest.json", "distil")
     made = {

@@ -12,9 +12,7 @@ import logging
 import statistics
 import time
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -27,7 +25,7 @@ from transformers import PreTrainedModel
 from data_gen.models.pair import CachedModel
 from data_gen.models.vocabulary import scored
 from pipelines.config.sections import Distil
-from pipelines.distil.objective import Distances, DistilModule, Places
+from pipelines.distil.objective import DistilModule, Places
 from pipelines.distil.texts import Sequences
 from pipelines.tracking import tracking_uri
 from pipelines.train.fitting import REMARKS, StopBetweenBatches
@@ -47,8 +45,7 @@ def fit(
     folder: Path,
     run_id: str,
 ) -> None:
-    """Train a draft in place. An interrupted training goes on from its last checkpoint in `folder`; the MLflow run gets
-    the curves."""
+    """Train a draft in place, from the last checkpoint in `folder` on; the MLflow run gets the curves."""
     pl.seed_everything(seed, verbose=False)
     for name in ("utilities.rank_zero", "accelerators.cuda"):  # they remark on the hardware
         logging.getLogger(f"pytorch_lightning.{name}").setLevel(logging.WARNING)
@@ -71,7 +68,7 @@ def fit(
         order = torch.Generator().manual_seed(seed)
         loader: DataLoader[Places] = DataLoader(data, own.sequences, shuffle=True, drop_last=True, generator=order)
         try:
-            module = DistilModule(draft, own.loss, own.rate, steps)
+            module = DistilModule(draft, own.rate, steps)
             trainer.fit(module, loader, ckpt_path=str(last) if last.exists() else None, weights_only=False)
         except SystemExit as stopped:  # Lightning turns Ctrl-C into it
             raise KeyboardInterrupt from stopped
@@ -79,34 +76,21 @@ def fit(
 
 
 @torch.inference_mode()
-def measured(draft: PreTrainedModel, held_out: Sequences, answers_XT: Tensor, kinds: Sequence[str]) -> dict[str, Any]:
-    """`overlap` and `covered` over the target's answers to held-out prompts at temperature 1, and overlap by kind.
-
-    Args:
-        answers_XT: the places whose next token belongs to an answer, bool.
-    """
-    module, found = DistilModule(draft, "sum", 0.0, 1), list[tuple[str, int, Distances]]()
-    for number, kind in enumerate(kinds):
-        one, places_1T = held_out[number], answers_XT[number : number + 1]
-        if places_1T.any():
-            tokens, hidden, total, _ = (each.unsqueeze(0).to(draft.device) for each in one)
-            batch = Places(tokens, hidden, total, places_1T.to(draft.device))
-            found.append((kind, int(places_1T.sum()), module(batch)[1]))
-
-    def mean(name: str, of: str | None = None) -> float:
-        parts = [(count, float(getattr(each, name))) for kind, count, each in found if of in (None, kind)]
-        return sum(count * value for count, value in parts) / sum(count for count, _ in parts)
-
-    return {
-        "overlap": mean("overlap"),
-        "covered": mean("covered"),
-        "overlap_by_kind": {kind: mean("overlap", kind) for kind in sorted({kind for kind, _, _ in found})},
-    }
+def measured(draft: PreTrainedModel, held_out: Sequences, answers_XT: Tensor) -> dict[str, float]:
+    """`overlap` and `covered` over the places whose next token belongs to an answer, bool [X, T]."""
+    module, sums, count = DistilModule(draft, 0.0, 1), torch.zeros(2), 0
+    for number, places_1T in enumerate(answers_XT.split(1)):
+        if own := int(places_1T.sum()):
+            tokens, hidden, total, _ = (each.unsqueeze(0).to(draft.device) for each in held_out[number])
+            _, overlap, covered = module(Places(tokens, hidden, total, places_1T.to(draft.device)))
+            count += own
+            sums += own * torch.stack([overlap, covered]).cpu()
+    overlap, covered = (sums / count).tolist()
+    return {"overlap": overlap, "covered": covered}
 
 
 def speed(overlap: float, cost: float) -> float:
-    """Of the best chain over plain decoding, where every drafted token is accepted with the same probability and
-    verification costs nothing: the largest `(1 + a + .. + a^l) / (1 + l c)`."""
+    """The largest `(1 + a + .. + a^l) / (1 + l c)` over chains of length l."""
     return max(sum(overlap**n for n in range(length + 1)) / (1 + length * cost) for length in range(LONGEST + 1))
 
 

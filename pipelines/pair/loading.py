@@ -5,64 +5,58 @@ from __future__ import annotations
 import hashlib
 from contextlib import suppress
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from data_gen.models.checkpoints import hidden_width, load_tokenizer, model_positions, require_weights
+from data_gen.models.checkpoints import hidden_width, load_tokenizer
 from data_gen.models.gguf import resolved
 from data_gen.models.heads import check_head, load_pair_with_head
-from data_gen.models.pair import ROLES, ModelPair, resolve_device
+from data_gen.models.pair import ModelPair
 from data_gen.models.self_check import check_model
-from data_gen.models.vocabulary import shared_tokenizer
 from data_gen.texts.labelled import BEYOND, DEPTH, Recipe
 from data_gen.texts.prompts import Prompt, read_prompts, split_of, take_evenly
+from data_gen.timing import device_name
 from pipelines.config import Config
 from pipelines.config.sections import DISTILLED, SHIPPED, SMOLLM2
-from pipelines.run import read_record, verify
+from pipelines.run import read_json, read_record, verify, write_json
 from selector.schema import FULL, InputError
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")  # that come with Espalier
 
 
 def target_name(config: Config) -> str:
-    """The target's directory or hub id; a GGUF file is converted to a directory first.
-
-    Raises:
-        InputError: the file is missing or cannot be converted.
-    """
+    """The target's directory or hub id; a GGUF file is converted to a directory first, else InputError."""
     return resolved(config.pair.target, "target")
 
 
 def pair_names(config: Config) -> tuple[str, str]:
-    """Directories or hub ids of the target, and of its draft or head; InputError as `target_name`, or where the draft
-    that the run trains is not there yet."""
-    if config.pair.head is not None:
-        return target_name(config), config.pair.head
-    if config.pair.draft == SMOLLM2:
-        return target_name(config), str(SHIPPED)
-    if config.pair.draft == DISTILLED:
+    """Directories or hub ids of the target, and of its draft or head; else InputError."""
+    target, own = target_name(config), config.pair
+    if own.head is not None:
+        return target, own.head
+    if own.draft == SMOLLM2:
+        return target, str(SHIPPED)
+    if own.draft == DISTILLED:
         folder = config.folder / "distil" / "draft"
         if not folder.is_dir():
             raise InputError(f"{folder} does not exist: run the distil stage first")
-        return target_name(config), str(folder)
-    return target_name(config), resolved(config.pair.draft, "draft")
+        return target, str(folder)
+    return target, resolved(own.draft, "draft")
 
 
 def depends(config: Config) -> dict[str, Any]:
-    """The pair, as the config names it."""
     return {"pair": {"target": config.pair.target, "head" if config.pair.head else "draft": config.pair.drafting}}
 
 
 def load_pair(config: Config, shapes: bool = False) -> ModelPair:
-    """The run's pair on the configured device, with the configured number of threads.
+    """The run's pair on the configured device, with the configured number of threads. InputError where it is missing,
+    does not load, has too short a context, or computes token trees wrongly.
 
     Args:
         shapes: whether configs without weights are enough, because only times are measured.
-
-    Raises:
-        InputError: the pair is missing, does not load, has too short a context, or computes token trees wrongly.
     """
     own = config.pair
     checksums = config.folder / "pair" / "checksums.json"
@@ -70,13 +64,12 @@ def load_pair(config: Config, shapes: bool = False) -> ModelPair:
         torch.set_num_threads(own.threads)
     load = load_pair_with_head if own.head else ModelPair.load
     pair = load(*pair_names(config), own.device, own.dtype, own.device_map, shapes, checksums=checksums)
-    check_models(pair, _check_positions(config, pair.max_positions))
+    check_models(config, pair, _check_positions(config, pair.max_positions))
     return pair
 
 
 def known_fingerprint(config: Config) -> str:
-    """The pair's fingerprint as the latency or the pair stage recorded it, without loading the models; InputError where
-    neither has been run."""
+    """The pair's fingerprint as the latency or the pair stage recorded it; InputError where neither has been run."""
     for stage, key in (("latency", "pair"), ("pair", "fingerprint")):
         with suppress(InputError):
             if key in (recorded := read_record(config, stage)["depends"]) and isinstance(recorded[key], str):
@@ -85,7 +78,6 @@ def known_fingerprint(config: Config) -> str:
 
 
 def _check_positions(config: Config, have: int) -> int:
-    """The positions that the config's longest text needs; InputError where a pair has fewer."""
     needed = config.prompts.tokens + config.data.tokens + BEYOND + DEPTH
     if needed > have:
         most = have - needed + config.prompts.tokens
@@ -96,28 +88,27 @@ def _check_positions(config: Config, have: int) -> int:
     return needed
 
 
-def check_before_loading(config: Config) -> None:
-    """Check a target and a draft as far as that needs no weights: their folders, device, tokenizers and positions;
-    InputError as `load_pair`."""
-    names = pair_names(config)
-    resolve_device(config.pair.device)
-    for name, role in zip(names, ROLES, strict=True):
-        require_weights(name, role)
-    shared_tokenizer(*names)
-    _check_positions(config, min(map(model_positions, names, ROLES)))
-
-
-def check_models(pair: ModelPair, longest: int) -> None:
-    """InputError where a model of the pair computes token trees wrongly in a text of up to `longest` tokens."""
+def check_models(config: Config, pair: ModelPair, longest: int) -> None:
+    """InputError where a model of the pair computes token trees wrongly in a text of up to `longest` tokens. What a
+    pair has passed on this machine is recorded, and not checked again."""
+    path, own = config.folder / "pair" / "checked.json", config.pair
+    packages = {name: version(name) for name in ("torch", "transformers")}
+    passed = {"pair": pair.fingerprint, "device": device_name(own.device, own.dtype, own.threads), **packages}
+    with suppress(InputError, AttributeError, KeyError, TypeError):  # there is no record, or it is damaged
+        recorded = read_json(path, "pair")
+        if recorded.items() >= passed.items() and recorded["longest"] >= longest:
+            return
     check_model(pair.target, pair.names[0], longest)
     if pair.has_head:
         check_head(pair, pair.names[1])
     else:
         check_model(pair.draft, pair.names[1], longest)
+    with suppress(InputError):  # an unwritable folder only costs time
+        write_json(path, {**passed, "longest": longest})
 
 
 def tokenizer_of(config: Config) -> Any:
-    """The target's tokenizer, without its weights; InputError where it cannot be read."""
+    """The target's tokenizer; InputError where it cannot be read."""
     return load_tokenizer(target_name(config), "target")
 
 
@@ -130,14 +121,12 @@ def hidden_widths(config: Config) -> list[int]:
 
 
 def recipe(config: Config) -> Recipe:
-    """How the run's texts are written and labelled."""
     data, form = config.data, config.prompts.form
     hidden = data.features == FULL
     return Recipe(config.verifiers, form, data.tokens, data.siblings, data.stride, hidden, config.seed)
 
 
 def prompts_path(config: Config) -> Path:
-    """The user's file, the one that the pair stage wrote of data sets, or the one that comes with Espalier."""
     written = config.folder / "pair" / "prompts.jsonl"
     return config.prompts.file or (written if config.prompts.sets else PROMPTS)
 
@@ -165,7 +154,6 @@ def prompts_of(config: Config, pair: ModelPair, split: str, count: int | None = 
 
 
 def no_prompts(config: Config, path: Path, prompts: list[Prompt], split: str) -> InputError:
-    """The message for a split to which none of a file's prompts falls."""
     shares = f"prompts.validation={config.prompts.validation:g}, prompts.test={config.prompts.test:g}"
     sources = len({prompt.source for prompt in prompts})
     return InputError(f"{path}: {shares}: none of the {sources} sources falls to {split}: add some, or change a share")

@@ -29,7 +29,7 @@ def profile_in_time(
     config: Config, pair: ModelPair, prompts: list[list[int]], seconds: float
 ) -> tuple[LatencyProfile, str]:
     """The profile, from measurements that take about a third of the seconds, or as long as one of each takes; and why
-    not to trust it, else empty. Prompts are token ids; InputError where all their continuations end at once."""
+    not to trust it, else empty."""
     since, start = timing.clocks(), time.perf_counter()
     length = sum(map(len, prompts)) // len(prompts) + config.data.tokens // 2
     grid = timing.Grid(sorted({min(CONTEXT, length), length}), WIDTHS, NODES, REPEATS, DEPTHS, BRANCHES)

@@ -1,21 +1,21 @@
 """Stage `quick`: whether speculation pays on this machine, with which verifier and tree, and whether a selector does.
 
-It is the other stages in small: a latency profile, texts that are labelled until the time is over, and replay.
+It is the other stages in small: a latency profile, texts that are labelled until the time is over, and replay. Trees
+and lookup rules are chosen on the texts of every other source, and compared with plain decoding on those between.
 """
 
 from __future__ import annotations
 
-import io
-import math
 import time
 from collections import defaultdict
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from itertools import count
-from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.console import Console
+import torch
 
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
@@ -23,68 +23,70 @@ from data_gen.texts.labelled import Work, make_shard
 from data_gen.texts.prompts import Prompt, split_of, take_evenly
 from data_gen.texts.recorded import texts_of
 from pipelines.config import Config
-from pipelines.pair import prompt_writing
-from pipelines.pair.loading import check_before_loading, encode, load_pair, prompts_path, recipe, tokenizer_of
-from pipelines.quick.answer import Answer
+from pipelines.pair.loading import encode, load_pair, prompts_path, recipe, tokenizer_of
+from pipelines.pair.stage import prepared_prompts
 from pipelines.quick.machine import profile_in_time
 from pipelines.report.page import text_of
 from pipelines.run import Stage, console, progress, table, write_json
+from pipelines.statistics import with_interval
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.judging import potential_table
-from selector.files import atomically
+from selector.actions import EMPTY
+from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.schema import InputError
+from selector.train.data import Texts, Timed
+from selector.train.potential import Potential, potential
+from selector.train.tuning import StaticTable, best_static, judge_mode, replay_mode, static_replay, tune_lookup_rule
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "quick")
 
 ELSEWHERE = 20.0  # seconds for the imports before, and for replay, tables and the record after
 TOKENS = 48  # most labelled ones of a text: more sources tell more than longer texts
 SOURCES = 4  # at least: two to choose on, and two to judge on
-LEAST = 6  # in the times of one text: measurements and `SOURCES` texts
+NOTICEABLE = 1.02  # times plain decoding: the few steps that are timed do not tell less apart
 TREES = "A tree (K, L1, L2) has K branches of L2 tokens after a trunk of L1."
 
 
 def plan(config: Config) -> list[str]:
-    texts = (
-        f"up to {config.quick.texts} texts of {TOKENS} tokens under each of {len(config.sampling)} sampling settings"
-    )
-    return [f"{texts}, in {config.quick.minutes:g} minutes; write {config.folder / 'quick.json'}"]
+    own, settings = config.quick, len(config.sampling)
+    texts = f"up to {own.texts} texts of {TOKENS} tokens under each of {settings} sampling settings"
+    return [f"{texts}, in {own.minutes:g} minutes; write {config.folder / 'quick.json'}"]
 
 
 def run(config: Config) -> None:
-    """Print the tables and the verdicts, and write them to `quick.json` and `quick.html`."""
     if config.pair.head:
         raise InputError("pair.head: quick compares trees of draft models; `espalier demo` runs all stages with a head")
     start = time.perf_counter()
     small = {"tokens": min(config.data.tokens, TOKENS), "features": "light"}
     config = config.model_copy(update={"data": config.data.model_copy(update=small)})
-    check_before_loading(config)
     prompts = _prompts(config)
     pair = load_pair(config)
-    figures, page = config.folder / "quick.json", config.folder / "quick.html"
-    stage = Stage("quick", config, {"pair": pair.fingerprint}, (figures, page))
+    figures = config.folder / "quick.json"
+    stage = Stage("quick", config, {"pair": pair.fingerprint}, (figures,))
     with mlflow_run(config, "quick", SECTIONS) as mlflow:
-        _refuse_to_be_late(config, pair, prompts, start)
         end = start + 60 * config.quick.minutes - ELSEWHERE
         profile, answers, warning = answers_in_time(config, pair, prompts, end)
         left_out = [str(setting.build()) for setting in config.sampling[len(answers) :]]
         stage.replace()
         found = {"device": profile.device, "pair": profile.pair, "warning": warning, "left_out": left_out}
         write_json(figures, {**found, "settings": [asdict(answer) for answer in answers]})
-        lines = [f"{each}: left out, to stay within quick.minutes={config.quick.minutes:g}" for each in left_out]
-        lines += [f"[bold yellow]warning[/]: {warning}"] if warning else []
+        _print_tables(answers)
+        for each in left_out:
+            stage.say(f"{each}: left out, to stay within quick.minutes={config.quick.minutes:g}")
+        if warning:
+            stage.say(f"[bold yellow]warning[/]: {warning}")
         verdicts = [answer.verdict() for answer in answers]
-        _print(stage, page, answers, [*lines, *verdicts, _next(answers)])
-        for path in (figures, page):
-            mlflow.log_artifact(str(path))
+        for line in (*verdicts, _next(answers)):
+            stage.say(line)
+        mlflow.log_artifact(str(figures))
         describe(mlflow, "\n".join(verdicts))
-    stage.say(f"{page.resolve()}")
     stage.finish()
 
 
 def _prompts(config: Config) -> list[Prompt]:
     shares = config.prompts.validation, config.prompts.test
-    kept = prompt_writing.write(config, tokenizer_of(config))
+    kept = prepared_prompts(config, tokenizer_of(config))
     prompts = [prompt for prompt in take_evenly(kept) if split_of(prompt, *shares) != "test"]
     earlier: defaultdict[str, count[int]] = defaultdict(count)
     ordered = sorted(prompts, key=lambda prompt: next(earlier[prompt.source]))
@@ -94,25 +96,11 @@ def _prompts(config: Config) -> list[Prompt]:
     return ordered
 
 
-def _refuse_to_be_late(config: Config, pair: ModelPair, prompts: list[Prompt], start: float) -> None:
-    """Label one text; InputError where the least that can be done takes longer than there is time for."""
-    begin = time.perf_counter()
-    make_shard(pair, recipe(config), Work("validation", config.sampling[0].build(), ((prompts[0], 0),)))
-    text = time.perf_counter() - begin
-    needed = begin - start + LEAST * text + ELSEWHERE
-    if needed > 60 * config.quick.minutes:
-        raise InputError(
-            f"quick: a text of {config.data.tokens} tokens takes {text:.1f} s here: even the least takes longer than "
-            f"quick.minutes={config.quick.minutes:g}: set quick.minutes={math.ceil(10 * needed / 60) / 10:g}"
-        )
-
-
 def answers_in_time(
     config: Config, pair: ModelPair, prompts: list[Prompt], end: float
 ) -> tuple[LatencyProfile, list[Answer], str]:
     """This machine's profile; the answers for the first sampling setting, and for those after it that there is time for
-    until the moment `end` of `time.perf_counter()`; and why not to trust them, else empty. InputError where texts of
-    fewer than four sources can be labelled."""
+    until the moment `end` of `time.perf_counter()`; and why not to trust them, else empty."""
     encoded = [encode(config, pair, prompt) for prompt in prompts]
     profile, warning = profile_in_time(config, pair, encoded, end - time.perf_counter())
     answers: list[Answer] = []
@@ -148,24 +136,67 @@ def _labelled(config: Config, pair: ModelPair, prompts: list[Prompt], sampling: 
     return pa.concat_tables(found)
 
 
-def _print(stage: Stage, path: Path, answers: list[Answer], lines: list[str]) -> None:
-    parts = []
+def _print_tables(answers: list[Answer]) -> None:
     for answer in answers:
         cells = [{name: text_of(value) for name, value in way.items()} for way in answer.ways]
         title = f"{answer.sampling}: speed over plain decoding and its 95% interval, replayed on {answer.texts} texts"
-        parts.append(table(cells, title, TREES))
+        console.print(table(cells, title, TREES))
     gains = {(answer.sampling.temperature, answer.sampling.top_p): answer.potential for answer in answers}
-    parts.append(potential_table(gains))
-    console.print(*parts)
-    for line in lines:
-        stage.say(line)
-    page = Console(record=True, file=io.StringIO(), width=120, highlight=False)
-    page.print(*parts, *lines, sep="\n")
-    with atomically(path) as partial:
-        partial.write_text(page.export_html(), encoding="utf-8")
+    console.print(potential_table(gains))
 
 
 def _next(answers: list[Answer]) -> str:
     if any(answer.pays for answer in answers):
         return "next: `espalier demo` trains a selector, and decodes held-out prompts with every method"
     return "next: try a smaller draft, or let `espalier distil` train one for this target"
+
+
+def way_of(timed: Timed, mode: Mode) -> dict[str, Any]:
+    """A static tree or a lookup rule, and its speed over plain decoding's, with the bounds of its 95% interval."""
+    mine, plain = replay_mode(timed, {}, mode), static_replay(timed, EMPTY)
+    sums_X4 = torch.stack([mine.tokens_X, mine.seconds_X, plain.tokens_X, plain.seconds_X], dim=-1)
+    speed, (low, high) = with_interval(sums_X4, timed.texts.source_number_X)
+    choice = "no draft" if mode.action == EMPTY else str(mode.action)
+    if mode.rule is not None:
+        choice = f"copy {mode.rule.length} after a match of {mode.rule.least}, else {choice}"
+    figures = {"block_efficiency": mine.block_efficiency, "speed": speed, "low": low, "high": high}
+    return {"verifier": timed.verifier, "choice": choice, **figures}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found under one sampling setting; `ways` are those of `way_of`."""
+
+    sampling: Sampling
+    texts: int
+    ways: list[dict[str, Any]]
+    best: dict[str, Any]
+    potential: Potential
+
+    @classmethod
+    def of(cls, sampling: Sampling, texts: Texts, profile: LatencyProfile, verifiers: Sequence[str]) -> Answer:
+        """From texts of at least four sources."""
+        halves = [texts.take((texts.source_number_X % 2 == parity).nonzero()[:, 0]) for parity in (0, 1)]
+        parts = {name: [Timed(half, name, profile) for half in halves] for name in verifiers}
+        trees = {name: best_static(timed, StaticTable.of(timed)) for name, (timed, _) in parts.items()}
+        order = sorted(trees, key=lambda name: trees[name].speed, reverse=True)
+        (chosen, judged), tree = parts[order[0]], trees[order[0]]
+        rule = tune_lookup_rule(chosen, tree)
+        ways = [*(way_of(parts[name][1], trees[name]) for name in order), way_of(judged, rule)]
+        copies, drafts = (judge_mode(chosen, {}, mode, EMPTY) for mode in (rule, tree))
+        best = ways[-1] if copies.is_ahead_of(drafts) else ways[0]
+        best = next((way for way in (best, ways[0]) if way["low"] > 1), best)  # a tree that surely pays is an answer
+        return cls(sampling, len(texts), ways, best, potential(chosen, judged))
+
+    @property
+    def pays(self) -> bool:
+        return bool(self.best["speed"] > NOTICEABLE)
+
+    def verdict(self) -> str:
+        if self.best["speed"] > 1.01 * self.best["block_efficiency"]:  # every step has the target's pass
+            return f"{self.sampling}: steps seem quicker with a draft than without: the machine is busy; repeat later"
+        if not self.pays:
+            return f"{self.sampling}: speculation does not pay here: decode without a draft"
+        sure = "may pay; more quick.minutes tell" if self.best["low"] <= 1 else "pays"
+        factor = "{speed:.2f} [{low:.2f}, {high:.2f}] times plain decoding with {verifier}, {choice}"
+        return f"{self.sampling}: speculation {sure}: {factor.format(**self.best)}"

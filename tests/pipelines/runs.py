@@ -138,8 +138,12 @@ def refusal(stage: str, *arguments: str) -> str:
 
 
 def contents() -> dict[Path, bytes]:
-    """All files of all runs. Checksums of a pair are kept for the next run, whatever comes of this one."""
-    files = (path for path in Path("runs").rglob("*") if path.is_file() and path.name != "checksums.json")
+    """All files of all runs. What is known of a pair is kept for the next run, whatever comes of this one."""
+    files = (
+        path
+        for path in Path("runs").rglob("*")
+        if path.is_file() and path.name not in ("checksums.json", "checked.json")
+    )
     return {path: path.read_bytes() for path in files}
 
 

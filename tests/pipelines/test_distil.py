@@ -23,18 +23,17 @@ from data_gen.models.pair import ModelPair
 from pipelines.config import load_config
 from pipelines.distil import shipping
 from pipelines.distil.conversations import LONGEST_TURN, Start, Template, Written, starts, write
-from pipelines.distil.objective import LOSSES, distances
+from pipelines.distil.objective import distances
 from pipelines.distil.texts import Sequences, is_whole, save
-from pipelines.distil.training import speed
-from selector.schema import InputError, sha256
-from tests.pipelines.runs import ROOT, espalier, outcome, patch
+from selector.schema import sha256
+from tests.pipelines.runs import espalier, outcome, patch
 from tests.tiny import small_pair
 
 TARGET = small_pair()[0]
 SMALL = [
     *(f"pair.target={TARGET}", "pair.draft=distilled", "pair.device=cpu", "prompts.tokens=64", "prompts.chat=false"),
     *("prompts.longer=start", "distil.layers=[0]", "distil.vocabulary=60", "distil.context=160", "distil.batch=8"),
-    *("distil.tokens=3840", "distil.passes=2", "distil.rate=0.003", "distil.dtype=float32"),
+    *("distil.tokens=3840", "distil.passes=2", "distil.rate=0.003"),
 ]
 
 
@@ -69,9 +68,7 @@ def test_conversations_begin_in_three_ways() -> None:
         else:
             assert start.given == [1] or any(start.given[1:] == prompt[: len(start.given) - 1] for prompt in prompts)
         kinds["whole" if start.answers else "begun" if len(start.given) > 1 else "own"] += 1
-    assert 160 < kinds["whole"] < 240 and 60 < kinds["begun"] < 140 and 60 < kinds["own"] < 140
-    plain = list(islice(starts(None, prompts, random.Random(0)), 4))
-    assert all(start.answers and start.given in prompts for start in plain)
+    assert min(kinds.values()) > 60 and len(kinds) == 3
 
 
 def written(target: PreTrainedModel, template: Template | None, begun: list[Start], length: int = 60) -> Written:
@@ -132,36 +129,32 @@ def test_without_a_template_prompts_follow_one_another(
     assert sum(not each for each in drawn) <= 2 + 2 * (len(ends) + 2)
 
 
-def exact(states_ND: Tensor, rows_RD: Tensor, hidden_ND: Tensor, total_N: Tensor, cross: float, apart: float) -> Tensor:
+def exact(states_ND: Tensor, rows_RD: Tensor, hidden_ND: Tensor, total_N: Tensor) -> Tensor:
     p_NR, log_q_NR = (hidden_ND @ rows_RD.T - total_N[:, None]).exp(), (states_ND @ rows_RD.T).log_softmax(-1)
     overlap = torch.minimum(p_NR, log_q_NR.exp()).sum(-1).mean()
-    return cross * -(p_NR * log_q_NR).sum(-1).mean() + apart * (1 - overlap)
+    return 1 - overlap - (p_NR * log_q_NR).sum(-1).mean()
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_the_loss_has_the_gradient_of_its_formula(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_has_the_gradient_of_its_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.distil.objective.ELEMENTS", 7 * 30)  # in parts of seven places
     generator = torch.Generator().manual_seed(0)
     states_ND, hidden_ND = torch.randn(2, 50, 8, generator=generator).requires_grad_().unbind(0)
     rows_RD, hidden_ND = torch.randn(40, 8, generator=generator), hidden_ND.detach()
     total_N = (hidden_ND @ rows_RD.T).logsumexp(-1)
-    draft = SimpleNamespace(
-        get_output_embeddings=lambda: SimpleNamespace(weight=rows_RD[:30])
-    )  # it says a part of them
-    found, about = distances(draft, states_ND, hidden_ND, total_N, LOSSES[loss])
+    output = SimpleNamespace(weight=rows_RD[:30])  # the draft says a part of the tokens
+    draft = SimpleNamespace(get_output_embeddings=lambda: output)
+    found, overlap, covered = distances(draft, states_ND, hidden_ND, total_N)
     (slope,) = torch.autograd.grad(found, states_ND, retain_graph=True)
-    expected = exact(states_ND, rows_RD[:30], hidden_ND, total_N, *LOSSES[loss])
+    expected = exact(states_ND, rows_RD[:30], hidden_ND, total_N)
     (true_slope,) = torch.autograd.grad(expected, states_ND)
     assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
     assert torch.allclose(slope, true_slope, atol=1e-6)
-    assert 0 < about.overlap < about.covered < 1 and about.cross_entropy > 0
+    assert 0 < overlap < covered < 1
 
 
 def test_the_most_frequent_tokens_are_counted_where_they_were_drawn(tmp_path: Path) -> None:
-    tokens_BT, drawn_BT = (
-        torch.tensor([[9, 9, 9, 4, 4, 2]], dtype=torch.int32),
-        torch.tensor([[False] * 3 + [True] * 3]),
-    )
+    tokens_BT = torch.tensor([[9, 9, 9, 4, 4, 2]], dtype=torch.int32)
+    drawn_BT = torch.tensor([[False] * 3 + [True] * 3])
     save(Written(tokens_BT, drawn_BT, torch.zeros(1, 6, 4), torch.zeros(1, 6)), tmp_path / "texts")
     data = Sequences([tmp_path / "texts"])
     assert data.most_frequent(2, 12, []).tolist() == [2, 4]
@@ -172,32 +165,22 @@ def test_the_most_frequent_tokens_are_counted_where_they_were_drawn(tmp_path: Pa
     with (tmp_path / "texts").open("r+b") as file:
         file.truncate(40)
     assert not is_whole(tmp_path / "texts")
-    with pytest.raises(InputError, match="damaged or missing"):
-        Sequences([tmp_path / "texts"])
-
-
-def test_the_speed_of_a_draft_is_that_of_its_best_chain() -> None:
-    assert speed(0.5, 0.1) == pytest.approx(max(1, 1.5 / 1.1, 1.75 / 1.2, 1.875 / 1.3, 1.9375 / 1.4))
-    assert speed(0.3, 0.9) == 1
 
 
 def test_a_draft_from_nothing_to_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = espalier(tmp_path, "distil", *SMALL)
+    espalier(tmp_path, "distil", *SMALL)
     folder = tmp_path / "runs" / "demo" / "distil"
     about = json.loads((folder / "manifest.json").read_text())["draft"]
     assert about["vocabulary"] == 60 and 0.1 < about["overlap"] < about["covered"] < 1
-    assert len(about["overlap_by_kind"]) > 2 and "Overlap of the last one by kind" in said
     assert "distil: reusing" in espalier(tmp_path, "distil", *SMALL)
-    again = espalier(tmp_path, "distil", *SMALL, "distil.layers=[1]")  # on the same texts
+    again = espalier(tmp_path, "distil", *SMALL, "distil.layers=[1]", "distil.passes=1")  # on the same texts
     tried = json.loads((folder / "manifest.json").read_text())["tried"]
-    assert [each["layers"] for each in tried] == [[0], [1]] and "[1]" in again and "writing texts" not in again
-    code, refused = outcome(tmp_path, "distil", *SMALL, "distil.context=128")
-    assert code == 2 and "texts" in refused and "context" in refused
-    pair = ModelPair.load(TARGET, str(folder / "draft"), device="cpu")
-    assert pair.draft.config.num_hidden_layers == 1
-    assert "their vocabulary" in espalier(tmp_path, "pair", *SMALL, "distil.layers=[1]", "data.tokens=24")
+    assert [each["layers"] for each in tried] == [[0], [1]] and "[1]" in again
+    assert len(list((folder / "texts").iterdir())) == 1
+    assert ModelPair.load(TARGET, str(folder / "draft"), device="cpu").draft.config.num_hidden_layers == 1
+    assert "their vocabulary" in espalier(tmp_path, "pair", *SMALL, "data.tokens=24")
     monkeypatch.chdir(tmp_path)
-    made = shipping.ship(load_config(ROOT / "configs" / "demo.yaml", SMALL), tmp_path / "shipped")
+    made = shipping.ship(load_config(None, ["name=demo", *SMALL]), tmp_path / "shipped")
     assert made["weights"] == sha256(tmp_path / "shipped" / "model.safetensors") and "SmolLM2" in made["licence"]
 
 
@@ -226,14 +209,14 @@ def kill_at_step(number: int) -> None:
 def test_a_killed_stage_goes_on(tmp_path: Path) -> None:
     """Killed between two batches of texts, which stay; and at the sixth step of the training, of which four were kept,
     so that the third call makes two: at a third one it would be killed."""
-    texts = tmp_path / "runs" / "demo" / "distil" / "texts"
-    code, _ = outcome(tmp_path, "distil", *SMALL, prepare=partial(kill_at, "pipelines.distil.recording.save", 2))
+    distil = tmp_path / "runs" / "demo" / "distil"
+    code, _ = outcome(tmp_path, "distil", *SMALL, prepare=partial(kill_at, "pipelines.distil.texts.save", 2))
     assert code == -signal.SIGKILL
-    (first,) = texts.glob("*.safetensors")
+    (first,) = distil.rglob("0*.safetensors")
     before = sha256(first)
     code, _ = outcome(tmp_path, "distil", *SMALL, prepare=partial(kill_at_step, 6))
     assert code == -signal.SIGKILL and sha256(first) == before
     code, said = outcome(tmp_path, "distil", *SMALL, prepare=partial(kill_at_step, 3))
     assert code == 0, said
-    assert len(list(texts.glob("*.safetensors"))) == 3 and sha256(first) == before
-    assert (texts.parent / "draft" / "model.safetensors").exists() and not (texts.parent / "training").exists()
+    assert len(list(first.parent.glob("0*.safetensors"))) == 3 and sha256(first) == before
+    assert (distil / "draft" / "model.safetensors").exists() and not (distil / "training").exists()

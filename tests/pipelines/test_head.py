@@ -8,10 +8,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.config.reading import load_config
 from selector.runtime import load_selector
-from selector.schema import InputError
-from tests.pipelines.runs import ROOT, SMALL, espalier, evaluation_of, outcome
+from tests.pipelines.runs import SMALL, espalier, evaluation_of, outcome
 
 needs_heads = pytest.mark.skipif(find_spec("speculators") is None, reason="the extra `heads` is not installed")
 
@@ -45,13 +43,3 @@ def test_without_the_library_a_head_is_refused_in_one_line(tmp_path: Path) -> No
         pytest.skip("the extra `heads` is installed")
     code, said = outcome(tmp_path, "pair", "pair.head=some/head")
     assert code == 2 and "pair.head: speculators is not installed" in said
-
-
-def test_a_head_takes_the_place_of_a_draft() -> None:
-    with pytest.raises(InputError, match="draft: a head takes its place"):
-        load_config(ROOT / "configs" / "demo.yaml", ["pair.head=some/head", "pair.draft=some/small"])
-
-
-def test_quick_names_what_it_lacks(tmp_path: Path) -> None:
-    code, said = outcome(tmp_path, "quick", "pair.head=some/head")
-    assert code == 2 and "pair.head: quick compares trees of draft models" in said

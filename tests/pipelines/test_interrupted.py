@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data_gen.verification.base import Verdict
 from tests.pipelines.runs import SMALL, contents, espalier, outcome, patch
 
 INTERRUPTED = "espalier: interrupted; the same command goes on"
@@ -78,28 +77,3 @@ def test_an_evaluation_goes_on_after_ctrl_c(copy: Path) -> None:
     assert {entry["prompts"] for entry in methods} == {4}
     for entry in methods:
         assert (entry["tokens"] > 10**9) == (entry["temperature"] == rows[0]["temperature"])
-
-
-def test_an_evaluation_with_a_verifier_that_is_not_lossless_ends_in_one_line(copy: Path) -> None:
-    """What was measured before stands."""
-    before = contents()
-    code, said = outcome(copy, "evaluate", *SMALL, "evaluate.prompts=2", prepare=wrong_token)
-    assert code == 2, said
-    assert "greedy decoding with trees is not generate()'s: prompt" in said.splitlines()[-1]
-    name = Path("runs/demo/evaluation.json")
-    assert name.read_bytes() == before[name]
-    espalier(copy, "evaluate", *SMALL, "evaluate.prompts=2")
-
-
-def wrong_token() -> None:
-    """In the process of a stage: every verifier's extra token is another one than it says, in either decoder."""
-
-    def spoilt(verify: Callable[..., Verdict]) -> Callable[..., Verdict]:
-        def change(*arguments: Any) -> Verdict:
-            node, token = verify(*arguments)
-            return Verdict(node, (token + 1) % 256)
-
-        return change
-
-    for name in ("verification.base.Verifier.verify", "decoding.graph.verify_slots"):
-        patch(f"data_gen.{name}", spoilt)

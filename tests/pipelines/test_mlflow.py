@@ -12,12 +12,9 @@ import mlflow
 import pytest
 import torch
 
-from pipelines.config import Config, load_config
-from pipelines.export.registry import MODEL, alias_of, register
-from pipelines.run import Stage
-from pipelines.tracking import mlflow_run
+from pipelines.export.registry import alias_of
 from selector.runtime.selector import load_selector
-from tests.pipelines.runs import ROOT, SMALL, STAGES, TEXTS, environment, espalier, evaluation_of, versions
+from tests.pipelines.runs import SMALL, STAGES, TEXTS, environment, espalier, evaluation_of, versions
 
 
 def runs_of(demo: tuple[Path, str]) -> tuple[Any, dict[str, Any]]:
@@ -37,11 +34,8 @@ def test_mlflow_holds_parameters_curves_and_the_report(demo: tuple[Path, str]) -
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
     assert all({"stage", "pair", "commit", "machine"} <= set(run.data.tags) for run in runs.values())
     assert runs["train"].data.params["data.texts"] == str(TEXTS)
-    assert int(runs["train"].data.params["texts.train"]) > 40
     policy = runs["train-policy-light"]
-    assert (policy.data.params["objective"], policy.data.params["feature_level"]) == ("policy", "light")
-    curves = [f"validation/replay/{name}" for name in ("T 0 top-p 1", "T 1 top-p 1")]
-    for curve in ("train/loss", "validation/loss", "validation/replay", "learning rate", *curves):
+    for curve in ("train/loss", "validation/loss", "validation/replay/T 0 top-p 1"):
         assert len(client.get_metric_history(policy.info.run_id, curve)) == 2
     for run in (runs["report"], runs["demo"]):
         assert "report.html" in {file.path for file in client.list_artifacts(run.info.run_id)}
@@ -77,8 +71,6 @@ def test_mlflow_lists_the_traces_as_data_sets(demo: tuple[Path, str]) -> None:
     manifest = json.loads((demo[0] / "runs" / "demo" / "traces" / "manifest.json").read_text())
     sizes = [json.loads(inputs["data"][name].profile)["num_rows"] for name in splits]
     assert sum(sizes) == sum(shard["rows"] for shard in manifest["shards"].values())
-    columns = {column["name"] for column in json.loads(inputs["data"][splits[0]].schema)["mlflow_colspec"]}
-    assert {"tokens", "traversal.survivals"} <= columns
     assert inputs["train-policy-light"][splits[0]].digest == inputs["data"][splits[0]].digest
 
 
@@ -90,10 +82,9 @@ def test_the_export_is_a_version_of_a_registered_model(demo: tuple[Path, str]) -
     assert version.tags["pair"] == selector.config.pair["fingerprint"]
     assert selector.config.pair["revisions"] == {"target": None, "draft": None}  # no commits of the hub
     assert (version.tags["verifier"], version.tags["objective"]) == (selector.verifier, selector.config.objective)
-    for row in summary["by_setting"]:
-        place = f"T {row['temperature']:g} top-p {row['top_p']:g}"
-        assert version.tags[f"exported_ratio/{place}"] == f"{row['replay_ratio']:.3f} ±{row['replay_error']:.3f}"
-        assert version.tags[f"ratio_vs_autoregressive/{place}"] == f"{row['over_plain']:.3f}"
+    row = summary["by_setting"][0]
+    place = f"T {row['temperature']:g} top-p {row['top_p']:g}"
+    assert version.tags[f"exported_ratio/{place}"] == f"{row['replay_ratio']:.3f} ±{row['replay_error']:.3f}"
     assert version.description.startswith(repr(selector))
 
 
@@ -135,21 +126,6 @@ def test_a_registered_version_loads(demo: tuple[Path, str]) -> None:
     assert found[9].startswith("models:/espalier-selector/9: MLflow does not give it (is MLFLOW_TRACKING_URI set?): ")
 
 
-def test_a_store_without_a_registry_is_one_line(
-    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = versions(copy, MODEL)
-    monkeypatch.setenv("MLFLOW_REGISTRY_URI", "nowhere://")
-    mlflow.set_tracking_uri(f"sqlite:///{copy}/mlruns/mlflow.db")
-    with mlflow.start_run(experiment_id=mlflow.set_experiment("none").experiment_id):
-        folder = copy / "runs" / "demo" / "selector"
-        register(Stage("export", Config(name="demo"), {}, ()), mlflow, load_selector(folder), folder)
-    monkeypatch.delenv("MLFLOW_REGISTRY_URI")
-    (line,) = capsys.readouterr().out.strip().splitlines()
-    assert line.startswith("export: warning: not registered as espalier-selector: ")
-    assert versions(copy, MODEL) == before
-
-
 def test_a_copied_store_keeps_to_its_own_folder(copy: Path) -> None:
     """MLflow's database holds absolute paths: those of the folder that it was copied from."""
     (copy / "runs" / "demo" / "report.html").unlink()
@@ -160,18 +136,6 @@ def test_a_copied_store_keeps_to_its_own_folder(copy: Path) -> None:
     assert place.is_relative_to(copy) and (place / "report.html").exists()
     (kept,) = (each for each in client.search_experiments() if each.name.startswith("demo, copied from "))
     assert len(client.search_runs([kept.experiment_id])) > 3
-
-
-def test_a_path_with_signs_of_a_uri_holds_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "a #b?c%20d"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    for _ in range(2):  # the second time, the store is there
-        with mlflow_run(load_config(ROOT / "configs" / "demo.yaml", []), "report", ("prompts",)) as store:
-            store.log_text("found", "found.txt")
-    assert len(list((folder / "mlruns").rglob("found.txt"))) == 2
-    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
 def test_an_alias_is_one_that_mlflow_takes() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 
 from pipelines.cli import STAGES, module_of
 from pipelines.config import Config, load_config
-from pipelines.data.shards import split_counts
 from pipelines.latency import stage as latency
 from pipelines.latency.profile import load_profile, measured_elsewhere
 from pipelines.pair.loading import PROMPTS
@@ -45,7 +43,6 @@ def test_a_finished_run_is_reused(copy: Path) -> None:
     found = plan()
     assert reused(found) == set(REUSED)
     assert found["pair"][0] == f"load {TARGET} and {DRAFT} and compare their vocabularies"
-    assert found["total"] == found["pair"][-1:] or found["total"][0] in found["pair"][-1]
     assert found["data"] == ["runs/demo/traces is reused: nothing it depends on has changed"]
 
 
@@ -53,7 +50,6 @@ def test_a_finished_run_is_reused(copy: Path) -> None:
     ("override", "anew"),
     [
         ("train.epochs=3", {"train", "evaluate", "export", "report"}),
-        ("latency.repeats=4", {"latency", "train", "evaluate", "export", "report"}),
         ("data.texts=48", {"data", "train", "evaluate", "export", "report"}),
         ("evaluate.prompts=4", {"evaluate", "export", "report"}),
         ("export.tiers=2", {"export", "report"}),
@@ -79,14 +75,10 @@ def test_the_time_is_predicted_or_that_of_the_last_run(copy: Path) -> None:
     assert plan("train.epochs=3")["total"][0].endswith("; known once they have run: export, report")
 
 
-def test_a_changed_file_is_made_anew_and_the_prompts_of_a_file_are_told(copy: Path) -> None:
+def test_a_changed_file_is_made_anew(copy: Path) -> None:
     (copy / "runs/demo/training/result.json").write_text("{}")
-    assert reused(plan()) == {"latency", "data"}
-    lines = "".join(json.dumps({"text": f"text number {n} of many", "kind": "chat"}) + "\n" for n in range(40))
-    (copy / "mine.jsonl").write_text(lines)
-    told = plan("prompts.file=mine.jsonl")["pair"][1]
-    assert told.startswith("mine.jsonl: 40 texts of up to ") and told.endswith("taken: 40 chat")
-    assert plan()["pair"][1].startswith(f"{PROMPTS}: ")
+    found = plan()
+    assert reused(found) == {"latency", "data"} and found["pair"][1] == f"prompts of {PROMPTS}"
 
 
 def second(copy: Path, name: str = "second") -> None:
@@ -107,7 +99,6 @@ def test_a_profile_of_the_same_pair_machine_and_settings_is_copied_unless_it_is_
     assert copied == {**own, "copied_from": "demo"}
     assert load_profile(config_of("name=second")) == load_profile(config_of())
     latency.run(config_of("name=second"))
-    assert "latency: reusing" in capsys.readouterr().out
 
     def measure(*_: object) -> None:
         raise InputError("it is measured")
@@ -117,28 +108,21 @@ def test_a_profile_of_the_same_pair_machine_and_settings_is_copied_unless_it_is_
         latency.run(config_of("name=second", "latency.reuse=false"))
 
 
-def test_a_profile_of_other_settings_or_a_copied_one_is_not(copy: Path) -> None:
+def test_a_profile_of_other_settings_is_not(copy: Path) -> None:
     second(copy)
     depends = latency.stage_of(config_of()).depends
     other = config_of("name=second")
-    assert measured_elsewhere(other, depends) == "demo"
     assert measured_elsewhere(other, depends | {"seed": 7}) == "demo"  # the texts on which steps are timed
     assert measured_elsewhere(config_of(), depends) is None  # its own
-    for changed in ({"pair": "another"}, {"device": "another"}, {"tokens": 99}, {"lengths": [1, 2, 3]}, {"repeats": 4}):
+    for changed in ({"pair": "another"}, {"device": "another"}, {"repeats": 4}):
         assert measured_elsewhere(other, depends | changed) is None
-    latency.run(other)
-    (copy / "runs/demo/latency.json").write_text("{}")  # damaged, so that the copy is all there is
-    assert measured_elsewhere(config_of("name=third"), depends) is None
 
 
 def test_every_stage_has_a_plan_that_does_nothing(tmp_path: Path) -> None:
     """Where nothing is there yet."""
     output = espalier(tmp_path, "demo", "--plan")
     config = load_config(ROOT / "configs" / "demo.yaml", [])
-    counts = ", ".join(f"{count} for {split}" for split, count in split_counts(config).items())
-    assert f"data: {len(config.sampling)} sampling settings x {config.data.texts} texts ({counts})" in output
-    assert re.search(r"up to \d+ kB a text, \d+ MB in all before compression", output)
-    assert f"train: regressor (light): {config.train.epochs} epochs each" in output
+    assert f"data: {len(config.sampling)} sampling settings x {config.data.texts} texts (" in output
     assert f"evaluate: {config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings" in output
     assert {line.partition(": ")[0] for line in output.splitlines()} >= set(STAGES)
     assert list(tmp_path.iterdir()) == []

