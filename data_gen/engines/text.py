@@ -99,7 +99,7 @@ class TextSelector:
     def _tuned(self, batch: int, lengths: tuple[int, ...]) -> Tuned:
         """For so many requests, and for chains of some lengths; for all actions where there are none."""
         shapes = [(1, length, 0) for length in lengths] or None
-        return self._selector.at(*self._sampling.law[:2], shapes=shapes, batch=batch, level=TEXT)
+        return self._selector.at(self._sampling.temperature, self._sampling.top_p, shapes, batch, TEXT)
 
 
 def grow(text: DrafterKnowledge, ids_N: NDArray[Any]) -> bool:

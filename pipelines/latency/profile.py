@@ -161,7 +161,7 @@ def decision_seconds(
     module = SelectorModule("regressor", level_of, widths, config.train.network, space=space.to_json()).eval()
     allowed = (*space.chain_positions, *range(len(space.trees), len(space)))
     rule = LookupRule(2, space.lookups[-1]) if level == MATCH else None
-    mode = Mode(1.0, 1.0, space.chain(4), feature_levels=(level,), rule=rule, speed=100.0, allowed=allowed)
+    mode = Mode(Sampling(), space.chain(4), () if rule else (level,), 100.0, allowed=allowed, rule=rule)
     selector = Selector(module.state_dict(), config_of(module, verifier, mode.action, [mode]), profile, [mode])
     chooser = _Timed(Tuned(mode, selector), space.chain(drafted))
     length = len(prompt) + tokens

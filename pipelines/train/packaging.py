@@ -62,7 +62,7 @@ def build(
         "provenance": provenance(config),
     }
     machine = config.train.verifier, profile
-    return package(folder, module, *machine, modes, facts, lambda mode: timed(texts, mode.setting, *machine))
+    return package(folder, module, *machine, modes, facts, lambda mode: timed(texts, mode.sampling, *machine))
 
 
 def package(

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from selector.actions import Action, ActionSpace
-from selector.decision import FAR, NEVER, LookupRule, Mode, net_tokens, of_batch
+from selector.decision import NETWORK, NEVER, LookupRule, Mode, net_tokens, of_batch
 from selector.latency import LatencyProfile, interpolated_at
 from selector.runtime.artefact import ArtefactConfig
+from selector.sampling import FAR
 from selector.schema import EARLY, HIDDEN_STATES, LOG, TEXT
 from selector.train.module import SelectorModule
 
@@ -25,7 +26,7 @@ FARTHER = 1e3  # added to the distance of a mode that does not cover the setting
 class DeployedSelector(nn.Module):
     """The network in evaluation mode, and the decision of the nearest mode, with one machine's times.
 
-    Beyond a distance in temperature or top-p (`Mode.covers`), and on longer texts than those of its training, the
+    Beyond a distance in temperature or top-p (`Sampling.covers`), and on longer texts than those of its training, the
     lookup rule and the static tree of that mode decide.
     """
 
@@ -127,11 +128,11 @@ def decision_tables(
         tables = []
         for mode in modes:
             asked = [level for level in mode.feature_levels if not levels or level in levels]
-            setting = mode.temperature, mode.top_p
-            tables.append(at_batch[mode.batch].table(space.actions, verifier, asked, setting))
+            tables.append(at_batch[mode.batch].table(space.actions, verifier, asked, mode.sampling))
         return tables[0][0], torch.stack([seconds_LA for _, seconds_LA in tables])
 
     lengths_L, early_SLA = times((TEXT, EARLY))
+    longest = [float(mode.longest or NO_LIMIT) if mode.decider == NETWORK else 0.0 for mode in modes]
     rules = [mode.rule or LookupRule(NO_MATCH, 0) for mode in modes]
     return {
         "settings_S3": torch.tensor([mode.key for mode in modes]),
@@ -140,7 +141,7 @@ def decision_tables(
         "late_SLA": times(())[1],
         "speed_S": torch.tensor([mode.speed for mode in modes]),
         "rho_S": torch.tensor([mode.rho for mode in modes]),
-        "longest_S": torch.tensor([float(mode.longest or NO_LIMIT) if mode.decides else 0.0 for mode in modes]),
+        "longest_S": torch.tensor(longest),
         "allowed_SA": torch.stack([mode.mask(space) for mode in modes]),
         "late_S": torch.tensor([float(mode.sees_all) for mode in modes]),
         "least_S": torch.tensor([float(rule.least) for rule in rules]),

@@ -5,6 +5,7 @@ Legend: B roots, A actions, T trees, F scalars, D hidden width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,21 +18,20 @@ from selector.actions import Action, ActionSpace
 from selector.decision import Mode, nearest
 from selector.files import read_tensors
 from selector.latency import LatencyProfile
-from selector.runtime.artefact import (
-    ArtefactConfig,
-    Features,
-    check_files,
-    check_setting,
-    checked,
-    in_words,
-    local_folder,
-    read_config,
-)
+from selector.runtime.artefact import ArtefactConfig, Features, check_files, checked, local_folder, read_config
 from selector.runtime.tokens import TokenStatistics
 from selector.runtime.tuned import Tuned, warn_far, warn_once
+from selector.sampling import Sampling
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 
 ASKED_BY = ("temperature", "top_p", "batch")  # scalars that tell which mode decides
+
+
+def checked_batch(batch: float) -> float:
+    """InputError where it is no number of requests."""
+    if not 1 <= batch < math.inf:
+        raise InputError(f"batch {batch:g}: there is at least one request")
+    return batch
 
 
 class Selector:
@@ -62,15 +62,6 @@ class Selector:
         self.tokens = tokens or TokenStatistics.empty()
         self.widths = {SCALARS_KEY: len(config.schema.scalars), **config.hidden_states}
         self._known: dict[tuple[float, float, float, str], Tuned] = {}
-
-    def __repr__(self) -> str:
-        pair, settings = self.config.pair, dict.fromkeys(in_words(*m.setting, m.top_k, m.min_p) for m in self.modes)
-        batches = sorted({mode.batch for mode in self.modes})
-        requests = f"; batches of {', '.join(map(str, batches))}" if batches != [1] else ""
-        return (
-            f"Selector({pair['target']} / {pair['draft']}, {self.verifier}; a {self.config.objective} with "
-            f"{self.config.feature_level} features, {len(self.actions)} actions; {'; '.join(settings)}{requests})"
-        )
 
     def select(self, features: Features | None) -> Action:
         """The action for one root; `fallback` without features.
@@ -107,17 +98,16 @@ class Selector:
         level = self.schema.levels[int(len(scalars_F) > self.schema.first)] if self.schema == LOG else ""
         asked = temperature, top_p, batch, level
         if asked not in self._known:
-            check_setting(temperature, top_p, batch)
             modes = [mode for mode in self.modes if mode.level == level]
-            self._known[asked] = Tuned(nearest(modes or self.modes, temperature, top_p, batch), self)
+            mode = nearest(modes or self.modes, Sampling(temperature, top_p), checked_batch(batch))
+            self._known[asked] = Tuned(mode, self)
         return self._known[asked]
 
     def at(
         self,
         temperature: float,
         top_p: float = 1.0,
-        nodes: int | None = None,
-        shapes: Iterable[tuple[int, ...]] | None = None,
+        shapes: Iterable[tuple[Any, ...]] | None = None,
         batch: int = 1,
         level: str | None = None,
         top_k: int = 0,
@@ -125,36 +115,32 @@ class Selector:
     ) -> Tuned:
         """The selector under the mode that is nearest to a sampling setting and a number of requests.
 
-        Where no mode covers the setting (`Mode.covers`), the lookup rule and the static tree of the nearest one decide:
-        they lose less there than a network outside of its training data. A warning says so, once for each setting.
+        Where no mode covers the setting (`Sampling.covers`), the lookup rule and the static tree of the nearest one
+        decide: they lose less there than a network outside of its training data. A warning says so, once for each
+        setting.
 
         Args:
-            nodes: largest number of drafted tokens; equal prefixes of branches count separately.
-            shapes: the actions that an engine can draft, trees `(K, L1, L2)` and lookups `(length,)`; None for all.
+            shapes: the actions that an engine can draft, `(K, L1, L2)` or `(K, L1, L2, style)`; None for all.
             level: `text` or `drafter`, for a log's selector; None to use the level of the features that are given.
-            top_k: 0 for the whole vocabulary.
 
         Raises:
             InputError: the setting, the batch or the level is out of range, no tree is left, or a shape is not in the
                 action space.
         """
-        asked = temperature, top_p, top_k, min_p
-        check_setting(temperature, top_p, batch, top_k, min_p)
-        less = None
+        asked, less = Sampling(temperature, top_p, top_k, min_p), None
         if self.schema == LOG and level is None:
-            less, level = self.at(temperature, top_p, nodes, shapes, batch, TEXT, top_k, min_p), DRAFTER
-        elif self.schema != LOG and level is not None:
-            raise InputError(f"level {level}: only a selector that was trained on a log has levels to choose from")
+            shapes = None if shapes is None else list(shapes)
+            less, level = self.at(temperature, top_p, shapes, batch, TEXT, top_k, min_p), DRAFTER
         modes = [mode for mode in self.modes if level is None or mode.level == level]
         if not modes:
-            raise InputError(f"level {level}: this selector has {', '.join(self.schema.levels)}")
-        mode = nearest(modes, temperature, top_p, batch, top_k, min_p)
-        if not mode.covers(*asked):
-            warn_far(in_words(*asked), mode)
-            mode = mode.by_rule()
-        if nodes is not None or shapes is not None:
+            raise InputError(f"level {level}: this selector has none of that level")
+        mode = nearest(modes, asked, checked_batch(batch))
+        if not mode.sampling.covers(asked):
+            warn_far(str(asked), mode)
+            mode = mode.without_network()
+        if shapes is not None:
             speed_T = self.config.static_speeds(mode, self.latency)
-            mode = mode.restricted(self.space, _allowed(self.space, nodes, shapes), speed_T)
+            mode = mode.restricted(self.space, _positions(self.space, shapes), speed_T)
         return Tuned(mode, self, less)
 
     def check_pair(self, target: str, draft: str, device: str = "", weights: Sequence[str] = ()) -> None:
@@ -179,15 +165,14 @@ class Selector:
             warn_once(f"the selector has the step times of {timed_on}; {here} decodes")
 
 
-def _allowed(space: ActionSpace, nodes: int | None, shapes: Iterable[tuple[int, ...]] | None) -> list[int]:
+def _positions(space: ActionSpace, shapes: Iterable[tuple[Any, ...]]) -> set[int]:
     try:
-        wanted = range(len(space)) if shapes is None else sorted({space.index(Action.of(shape)) for shape in shapes})
+        positions = {space.index(Action.of(shape)) for shape in shapes}
     except (ValueError, TypeError) as error:
         raise InputError(f"shapes: {error}") from error
-    allowed = [a for a in wanted if nodes is None or space.actions[a].nodes <= nodes]
-    if not any(a < len(space.trees) for a in allowed):
-        raise InputError(f"no tree is left of those with at most {nodes} nodes and the shapes given")
-    return allowed
+    if not any(a < len(space.trees) for a in positions):
+        raise InputError("shapes: no tree is left")
+    return positions
 
 
 def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | None = None) -> Selector:

@@ -8,16 +8,17 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cache, cached_property
+from dataclasses import replace
+from functools import cache, cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from selector.actions import Action
-from selector.decision import NEVER, Mode
+from selector.decision import NETWORK, NEVER, STATIC, Mode
 from selector.latency import LatencyProfile
-from selector.runtime.artefact import ArtefactConfig, Features, checked, in_words
+from selector.runtime.artefact import ArtefactConfig, Features, checked
 from selector.runtime.joint import Shapes, StepClock, joint_choice, step_clock
 from selector.runtime.one_root import OneRoot
 from selector.schema import MATCH, SCALARS_KEY, InputError
@@ -41,22 +42,11 @@ class Tuned:
     """
 
     def __init__(self, mode: Mode, selector: Loaded | None = None, less: Tuned | None = None) -> None:
-        if mode.decides and selector is None:
+        if mode.decider == NETWORK and selector is None:
             raise InputError("a network's decisions need its selector")
-        self.mode, self.feature_levels, self.longest = mode, mode.feature_levels, mode.longest
+        self.mode, self.feature_levels, self.longest = mode, mode.asked, mode.longest
         self._selector, self._less, self._at_root = selector, less, dict[bool, OneRoot]()
-
-    def __repr__(self) -> str:
-        mode = self.mode
-        decides = f"always {mode.action}"
-        if mode.rule is not None:
-            decides = f"{mode.rule.lookup} after a match of {mode.rule.least} tokens or more, else {mode.action}"
-        if mode.decides:
-            longer = f"; beyond {mode.longest} tokens {decides}" if mode.longest else ""
-            number = f"{len(mode.allowed) or 'all'} actions"
-            decides = f"a network with {' and then '.join(mode.feature_levels)} features chooses among {number}{longer}"
-        requests = f", batch {mode.batch}" if mode.batch > 1 else ""
-        return f"Tuned({in_words(*mode.setting, mode.top_k, mode.min_p)}{requests}: {decides})"
+        self._covers = lru_cache(self._covers_setting)
 
     def select(self, features: Features | None, final: bool = False) -> Action | None:
         """The decision at a root; the static tree without features.
@@ -76,7 +66,7 @@ class Tuned:
             InputError: a feature is missing, of another shape or dtype, or not finite.
         """
         mode = self.mode
-        if features is None or not mode.feature_levels:
+        if features is None or mode.decider == STATIC:
             return mode.action
         if MATCH in features and (mode.rule is not None or mode.longest > 0):
             match = float(features[MATCH])
@@ -87,7 +77,7 @@ class Tuned:
             return self._less.select(features, final)  # type: ignore[union-attr]
         read = self._read(features)
         if self._is_beyond(read):
-            return self._by_rule(read)
+            return mode.copied(self._scalar(read, MATCH))
         at_root = self._root_of(read)
         action = self._actions[self._allowed_K[at_root.worth(read, self._allowed_K).argmax()]]
         again = at_root.early and len(mode.feature_levels) > 1 and not final
@@ -99,7 +89,7 @@ class Tuned:
             return self._less.scores(features)  # type: ignore[union-attr]
         read, positions_K = self._read(features), self._allowed_K
         if self._is_beyond(read):
-            positions_K = np.array([self._own.config.space.index(self._by_rule(read))])
+            positions_K = np.array([self._own.config.space.index(self.mode.copied(self._scalar(read, MATCH)))])
         scores_A = np.full(len(self._actions), NEVER, np.float32)
         scores_A[positions_K] = self._root_of(read).worth(read, positions_K)
         return scores_A
@@ -125,7 +115,7 @@ class Tuned:
 
         Raises InputError as `select`.
         """
-        if not self.mode.decides:
+        if self.mode.decider != NETWORK:
             return self.mode.action
         read = [self._read(each) for each in features]
         tokens_BK, length = self._predicted(read, self._allowed_K)
@@ -174,23 +164,22 @@ class Tuned:
         return float(read[SCALARS_KEY][self._own.config.schema.index(name)])
 
     def _is_beyond(self, read: Features) -> bool:
-        mode = self.mode
-        if not mode.decides:
+        """Whether the lookup rule and the static tree decide at a root."""
+        if self.mode.decider != NETWORK:
             return True
-        setting = self._scalar(read, "temperature"), self._scalar(read, "top_p")
-        if mode.covers(*setting, mode.top_k, mode.min_p):
-            return mode.is_beyond(self._scalar(read, "context_length"))
-        warn_far(f"features: {in_words(*setting)}", mode)
-        return True
+        covered = self._covers(self._scalar(read, "temperature"), self._scalar(read, "top_p"))
+        return not covered or 0 < self.longest < self._scalar(read, "context_length")
 
-    def _by_rule(self, read: Features) -> Action:
-        return self.mode.copied(self._scalar(read, MATCH))
+    def _covers_setting(self, temperature: float, top_p: float) -> bool:
+        asked = replace(self.mode.sampling, temperature=temperature, top_p=top_p)
+        if not (covered := self.mode.sampling.covers(asked)):
+            warn_far(f"features: {asked}", self.mode)
+        return covered
 
 
 def warn_far(asked: str, mode: Mode) -> None:
     """A warning that a setting is beyond what a mode was trained for."""
-    trained = in_words(*mode.setting, mode.top_k, mode.min_p)
-    warn_once(f"{asked}: too far from the trained {trained}; its lookup rule and {mode.action} decide")
+    warn_once(f"{asked}: too far from the trained {mode.sampling}; its lookup rule and {mode.action} decide")
 
 
 @cache

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from selector.actions import EMPTY, Action, ActionSpace
-from selector.decision import RHOS, LookupRule, Mode, choices
+from selector.decision import NETWORK, RHOS, LookupRule, Mode, choices
 from selector.latency import NOT_DRAFTED
-from selector.schema import EARLY, FULL, LIGHT, MATCH
+from selector.schema import EARLY, FULL, LIGHT
 from selector.train.data import Timed
 from selector.train.replay import Lateness, Ratio, Replayed, ratio_of_speeds, replay
 
@@ -76,7 +76,7 @@ class StaticTable(NamedTuple):
 def best_static(timed: Timed, table: StaticTable) -> Mode:
     """The mode in which the best static tree is drafted everywhere, with the tokens per step of every tree."""
     at, efficiencies = table.best(), tuple(table.efficiencies().tolist())
-    return Mode(*timed.setting, timed.space.trees[at], speed=float(table.speeds()[at]), mean_efficiency=efficiencies)
+    return Mode(timed.sampling, timed.space.trees[at], speed=float(table.speeds()[at]), mean_efficiency=efficiencies)
 
 
 def static_replay(timed: Timed, action: Action) -> Replayed:
@@ -105,11 +105,11 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
     its training texts what the rule chooses (`Mode`)."""
     space, unknown_R = timed.space, timed.texts.unknown_R
     static_R = torch.full((len(unknown_R),), space.index(mode.action))
-    if not mode.decides:
+    if mode.decider != NETWORK:
         if mode.rule is not None:
             copies_R = mode.rule.copies(timed.texts.scalar("match")) & ~unknown_R
             static_R = torch.where(copies_R, space.index(mode.rule.lookup), static_R)
-        return Decided(static_R, timed.seconds_of(static_R, mode.feature_levels), space.needs_draft_A[static_R])
+        return Decided(static_R, timed.seconds_of(static_R, mode.asked), space.needs_draft_A[static_R])
     action_R, seconds_R = static_R, torch.zeros(len(unknown_R))
     open_R, passes_R = torch.ones_like(unknown_R), torch.zeros_like(unknown_R)
     for number, level in enumerate(mode.feature_levels, 1):
@@ -126,7 +126,7 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
         open_R = open_R & space.needs_draft_A[chosen_R] & ~unknown_R
     passes_R |= space.needs_draft_A[action_R]
     if mode.longest:
-        beyond_R, rule = timed.texts.length_R > mode.longest, decide(timed, {}, mode.by_rule())
+        beyond_R, rule = timed.texts.length_R > mode.longest, decide(timed, {}, mode.without_network())
         action_R = torch.where(beyond_R, rule.action_R, action_R)
         seconds_R = torch.where(beyond_R, rule.seconds_R, seconds_R)
         passes_R = torch.where(beyond_R, rule.passes_R, passes_R)
@@ -201,7 +201,7 @@ def tune_lookup_rule(timed: Timed, static: Mode) -> Mode:
     trees = dict.fromkeys([static.action, *(timed.space.trees[at] for at in timed.space.chain_positions)])
 
     def mode_of(least: int, length: int, tree: Action) -> Mode:
-        return replace(static, action=tree, feature_levels=(MATCH,), rule=LookupRule(least, length))
+        return replace(static, action=tree, rule=LookupRule(least, length))
 
     @cache
     def speed(tried: tuple[Any, ...]) -> float:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from selector.decision import Mode
+from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, LIGHT, PAIR
 from selector.train.data import Timed
 from selector.train.module import Batch, RootsModule, SelectorModule, learned_rows
@@ -210,7 +211,7 @@ class Logs(pl.Callback):
 
 def test_training_is_judged_by_replay_of_validation_texts() -> None:
     """Through Lightning: the logged ratio is the mean over sampling settings, of the weights as they are then."""
-    settings, ways = ((1.0, 1.0), (0.5, 1.0)), ((LIGHT,), (EARLY, LIGHT))
+    settings, ways = (Sampling(), Sampling(0.5)), ((LIGHT,), (EARLY, LIGHT))
     splits = {
         split: joined([texts(4, 12, seed + i, setting=setting, repeats=0.3) for i, setting in enumerate(settings)])
         for split, seed in (("train", 10), ("validation", 20))

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from selector.actions import EMPTY, Action
-from selector.decision import RHOS, LookupRule, Mode
+from selector.decision import RHOS, RULE, LookupRule, Mode
 from selector.latency import Table, interpolated_at
+from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, LIGHT, MATCH
 from selector.train.data import Timed
 from selector.train.replay import Lateness, Ratio, Replayed, replay
@@ -78,7 +79,7 @@ def test_the_best_static_tree_is_that_of_brute_force(data: Timed, static: Mode) 
     allowed_A = torch.zeros(TREES, dtype=torch.bool)
     allowed_A[few] = True
     assert table.best(allowed_A=allowed_A) == max(few, key=speeds.__getitem__) != best
-    assert static == Mode(1.0, 1.0, SPACE.actions[best], speed=pytest.approx(speeds[best], rel=1e-5))
+    assert static == Mode(Sampling(), SPACE.actions[best], speed=pytest.approx(speeds[best], rel=1e-5))
     for found in (table.replayed(best), static_replay(data, SPACE.actions[best])):
         assert found.speed == pytest.approx(speeds[best], rel=1e-5)
         assert found.block_efficiency == pytest.approx(replays[best].block_efficiency, rel=1e-5)
@@ -139,7 +140,7 @@ def test_a_gain_pays_where_it_is_two_standard_errors_ahead(
 def test_a_rules_decision_is_charged_too(data: Timed, static: Mode) -> None:
     """Whether it copies or not; what it copies costs no more than that."""
     times = replace(data.profile, decide={**data.profile.decide, MATCH: 0.002})
-    rule = replace(static, feature_levels=(MATCH,), rule=LookupRule(2, 8))
+    rule = replace(static, rule=LookupRule(2, 8))
     found, free = decide(data.on(times), {}, rule), decide(data, {}, rule)
     assert torch.equal(found.action_R, free.action_R) and len(found.action_R.unique()) == 2
     torch.testing.assert_close(found.seconds_R, free.seconds_R + 0.002)
@@ -289,7 +290,7 @@ def test_the_rule_copies_wherever_the_match_is_long_enough(data: Timed, static: 
     """And drafts the static tree elsewhere, and at first roots even where its least match is none at all."""
     seconds_RA = data.seconds()
     for least in (0, 3, 4, 6, 9):
-        mode = replace(static, feature_levels=(MATCH,), rule=LookupRule(least, 8))
+        mode = replace(static, rule=LookupRule(least, 8))
         found = decide(data, {}, mode)
         for r, first in enumerate(data.texts.unknown_R.tolist()):
             copies = not first and float(data.texts.scalar("match")[r]) >= least
@@ -306,7 +307,7 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static
         return replayed(data, torch.where(copies_R, SPACE.index(Action.copy(length)), SPACE.index(tree))).speed
 
     mode = tune_lookup_rule(data, static)
-    assert (mode.feature_levels, mode.decides, mode.temperature, mode.top_p) == ((MATCH,), False, *data.setting)
+    assert (mode.decider, mode.sampling) == (RULE, data.sampling)
     assert mode.rule == (REPEATED, 16)
     trees = {static.action, EMPTY, *map(SPACE.chain, range(17))}
     every = {each: speed(*each) for each in product(LEASTS, SPACE.lookups, trees)}
@@ -335,5 +336,5 @@ def test_times_are_those_of_the_machine_at_every_root(data: Timed) -> None:
         for level in ((), (EARLY,), (LIGHT,), (EARLY, LIGHT)):
             expected = profile().action_seconds(SPACE.actions[a], 100, "traversal", level)
             assert float(data.seconds(level)[far, a]) == pytest.approx(expected, rel=1e-5)
-    filtered = timed(texts(4, 3, setting=(1.0, 0.9)))
+    filtered = timed(texts(4, 3, setting=Sampling(1.0, 0.9)))
     assert (filtered.seconds() > timed(texts(4, 3)).seconds()).all()  # a nucleus takes time, too
