@@ -40,8 +40,7 @@ from data_gen.models.vocabulary import scored, widened
 from data_gen.timing import device_name
 from data_gen.verification import get_verifier
 from selector.actions import Action, ActionSpace
-from selector.runtime.selector import Selector, load_selector
-from selector.runtime.tuned import Tuned
+from selector.runtime.selector import Selector, Tuned, load_selector
 from selector.schema import PAIR, InputError
 
 PADDING = 1.01  # the largest ratio of table sizes with one vocabulary, which differ by padding

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
 from selector.runtime.artefact import Features
-from selector.runtime.selector import load_selector
-from selector.runtime.tuned import Tuned
+from selector.runtime.selector import Tuned, load_selector
 from selector.schema import LOG, TEXT, InputError
 
 NAME = "espalier"  # of the entry in an engine's configuration, which holds `OPTIONS`

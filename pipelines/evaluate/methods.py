@@ -24,7 +24,7 @@ from selector import decision
 from selector.actions import EMPTY, IID, Action
 from selector.decision import Mode
 from selector.latency import LatencyProfile
-from selector.runtime.tuned import Tuned
+from selector.runtime.selector import Tuned
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Replayed

@@ -44,8 +44,7 @@ from pipelines.train.result import chosen_of, decision_digest, load_module, load
 from selector.actions import EMPTY
 from selector.decision import Mode
 from selector.latency import LatencyProfile
-from selector.runtime.selector import Selector
-from selector.runtime.tuned import Tuned
+from selector.runtime.selector import Selector, Tuned
 from selector.sampling import Sampling
 from selector.schema import InputError
 from selector.train.data import Texts

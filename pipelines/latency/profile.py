@@ -25,8 +25,7 @@ from selector.actions import Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.deployed import config_of
 from selector.latency import LatencyProfile
-from selector.runtime.selector import Selector
-from selector.runtime.tuned import Tuned
+from selector.runtime.selector import Selector, Tuned
 from selector.schema import FEATURES, FULL, LIGHT, MATCH, InputError
 from selector.train.module import SelectorModule
 

@@ -18,8 +18,7 @@ from data_gen.models.pair import ModelRows
 from data_gen.models.sampling import Sampling
 from selector.decision import Mode
 from selector.runtime.artefact import Features
-from selector.runtime.selector import Selector
-from selector.runtime.tuned import Tuned
+from selector.runtime.selector import Selector, Tuned
 from selector.schema import EARLY, HIDDEN_STATES, LIGHT, LOG, MATCH, SCALARS_KEY
 
 V, PROMPT, N = 8, 6, 40

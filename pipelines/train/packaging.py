@@ -21,9 +21,8 @@ from selector.decision import Mode
 from selector.export.write import load_script, write_artefact
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import Features
-from selector.runtime.selector import Selector, load_selector
+from selector.runtime.selector import Selector, Tuned, load_selector
 from selector.runtime.tokens import TokenStatistics
-from selector.runtime.tuned import Tuned
 from selector.schema import HIDDEN_STATES, SCALARS_KEY, InputError
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule

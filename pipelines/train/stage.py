@@ -113,7 +113,7 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
                 {"verifier": name, **mode.row(), "mean_efficiency": []} for own in rules for name, mode in own.items()
             ],
             "potential": [
-                {**asdict(own), **asdict(each), "gain": each.gain.value, "gain_error": each.gain.error}
+                {**asdict(own), "gain": each.gain.value, "gain_error": each.gain.error, "over": each.over}
                 for own, each in estimates.items()
             ],
         }

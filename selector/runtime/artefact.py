@@ -20,7 +20,6 @@ from selector.schema import (
     FULL,
     HIDDEN_STATES,
     LOG,
-    MATCH,
     SCALARS_KEY,
     SCHEMAS,
     InputError,
@@ -99,14 +98,11 @@ class ArtefactConfig:
         config = cls(
             schema=schema,
             ranges=[(number(each["lowest"]), number(each["highest"])) for each in features["scalars"]],
-            objective=values["objective"],
-            feature_level=values["feature_level"],
-            verifier=values["verifier"],
             hidden_states=features["hidden_states"],
             space=ActionSpace.of_json(values["space"]),
             fallback=Action.of(values["fallback"]),
             modes=tuple(map(Mode.of, values["modes"])),
-            pair=values["pair"],
+            **{name: values[name] for name in ("objective", "feature_level", "verifier", "pair")},
         )
         if not config._fits() or features["early"] != schema.first:
             raise ValueError("its parts do not fit together")
@@ -117,7 +113,7 @@ class ArtefactConfig:
 
     def _fits(self) -> bool:
         space, levels = self.space, self.schema.levels
-        seen = (), (MATCH,), levels[:1], (self.feature_level,)
+        seen = (), levels[:1], (self.feature_level,)
         hidden_states = HIDDEN_STATES if self.feature_level == FULL else ()
         return (
             len(self.modes) > 0
@@ -196,12 +192,10 @@ def check_files(folder: Path) -> None:
     listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     if not {"selector.pt", "model.safetensors", "config.json", "latency.json"} <= set(listed):
         raise InputError(f"{listing}: damaged; export the selector again")
-    for name, digest in listed.items():
-        path = folder / name
-        if not path.is_file():
-            raise InputError(f"{path}: missing; export the selector again")
-        if sha256(path) != digest:
-            raise InputError(f"{path}: its checksum does not match {CHECKSUMS}; export the selector again")
+    for path, digest in ((folder / name, digest) for name, digest in listed.items()):
+        if not path.is_file() or sha256(path) != digest:
+            state = "its checksum does not match" if path.is_file() else "missing"
+            raise InputError(f"{path}: {state}; export the selector again")
 
 
 def checked(features: Features, widths: dict[str, int], most_axes: int, early: int | None = None) -> Features:

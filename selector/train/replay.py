@@ -60,7 +60,6 @@ class Replayed:
 
     @property
     def block_efficiency(self) -> float:
-        """Tokens per step."""
         return float(self.tokens_X.sum() / self.steps_X.sum())
 
 
@@ -132,7 +131,6 @@ def _walk(
     late_M: Array,
     size_X: Array,
 ) -> tuple[Array, Array]:
-    """`replay`: tokens, seconds and steps of each text, [X, 3], and how many steps begin at each root, [R]."""
     none, depth, latest = survivals_RS.shape[1], survival_of_AD.shape[1], len(late_M) - 1
     sums_X3, visits_R = np.zeros((len(size_X), 3)), np.zeros(len(action_R))
     begin = 0
@@ -177,7 +175,7 @@ def fastest_possible(survivals_RS: Tensor, seconds_RA: Tensor, size_X: Tensor, s
 
 @jit
 def _best_ahead(survivals_RS: Array, survival_of_AD: Array, seconds_RA: Array, size_X: Array) -> Array:
-    """From each text's end to its beginning: the action with the least expected time to the end, int64 [R]."""
+    # from each text's end to its beginning: the action with the least expected time to the end
     none, depth = survivals_RS.shape[1], survival_of_AD.shape[1]
     best_R = np.zeros(len(seconds_RA), np.int64)
     begin = 0
@@ -231,12 +229,8 @@ def speed_ratio(sums_C: Tensor) -> Tensor:
 
 
 def jackknifed(sums_XC: Tensor, source_X: Tensor, ratio: Callable[[Tensor], Tensor] = speed_ratio) -> Ratio:
-    """A ratio of sums of columns, and its standard error over sources: infinite for a single one, unless the ratio is
-    exactly 1.
-
-    Args:
-        ratio: of sums, over their last axis.
-    """
+    """A `ratio` of sums of columns, over their last axis, and its standard error over sources: infinite for a single
+    one, unless the ratio is exactly 1."""
     _, group_X = source_X.unique(return_inverse=True)
     G, C = int(group_X.max()) + 1, sums_XC.shape[1]
     sums_GC = torch.zeros(G, C, dtype=torch.float64).index_add_(0, group_X, sums_XC.double())

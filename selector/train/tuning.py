@@ -40,8 +40,8 @@ class StaticTable(NamedTuple):
     @classmethod
     def of(cls, timed: Timed) -> StaticTable:
         """All trees of the space."""
-        trees = range(len(timed.space.trees))
-        return cls.of_labels(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space, trees)
+        own = timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space
+        return cls.of_labels(*own, range(len(timed.space.trees)))
 
     @classmethod
     def of_labels(
@@ -54,23 +54,18 @@ class StaticTable(NamedTuple):
             found.append(torch.stack([each.tokens_X, each.seconds_X, each.steps_X]))
         return cls(*torch.stack(found, dim=-1))
 
-    def speeds(self, index_X: Tensor | slice = slice(None)) -> Tensor:
-        """Tokens per second over all texts, or some, [A]."""
-        return self.tokens_XA[index_X].sum(0) / self.seconds_XA[index_X].sum(0)
+    def speeds(self) -> Tensor:
+        """Tokens per second over all texts, [A]."""
+        return self.tokens_XA.sum(0) / self.seconds_XA.sum(0)
 
     def efficiencies(self) -> Tensor:
         """Tokens per step over all texts, [A]."""
         return self.tokens_XA.sum(0) / self.steps_XA.sum(0)
 
-    def best(self, index_X: Tensor | slice = slice(None), allowed_A: Tensor | None = None) -> int:
+    def best(self, allowed_A: Tensor | None = None) -> int:
         """The position of the fastest tree."""
-        speed_A = self.speeds(index_X)
+        speed_A = self.speeds()
         return int((speed_A if allowed_A is None else speed_A.where(allowed_A, 0.0)).argmax())
-
-    def replayed(self, action: int) -> Replayed:
-        """One tree everywhere; without visits."""
-        tokens_X, seconds_X, steps_X = (t[:, action] for t in (self.tokens_XA, self.seconds_XA, self.steps_XA))
-        return Replayed(tokens_X, seconds_X, steps_X, torch.zeros(0))
 
 
 def best_static(timed: Timed, table: StaticTable) -> Mode:

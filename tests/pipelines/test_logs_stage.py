@@ -23,8 +23,7 @@ from pipelines.logs.gains import entries
 from pipelines.train.judging import tune_batch
 from selector.actions import ActionSpace
 from selector.runtime.joint import Shapes, joint_choice, step_clock
-from selector.runtime.selector import Selector, load_selector
-from selector.runtime.tuned import Tuned
+from selector.runtime.selector import Selector, Tuned, load_selector
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 from selector.train.data import SPLITS, Timed
 from selector.train.module import SelectorModule

@@ -35,8 +35,7 @@ from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.deployed import config_of
 from selector.latency import gpu_like
-from selector.runtime.selector import Selector
-from selector.runtime.tuned import Tuned
+from selector.runtime.selector import Selector, Tuned
 from selector.schema import EARLY, LIGHT
 from selector.train.data import Texts, Timed
 from selector.train.tuning import StaticTable, best_static

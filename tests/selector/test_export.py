@@ -11,8 +11,7 @@ import torch
 from selector.actions import Action
 from selector.decision import NEVER, Mode
 from selector.runtime.artefact import Features
-from selector.runtime.selector import load_selector
-from selector.runtime.tuned import Tuned
+from selector.runtime.selector import Tuned, load_selector
 from selector.sampling import Sampling
 from selector.schema import EARLY, LIGHT, MATCH, PAIR, SCALARS_KEY, InputError
 from selector.train.tuning import decide

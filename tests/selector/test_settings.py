@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from selector.decision import Mode
-from selector.runtime.selector import load_selector
-from selector.runtime.tuned import Tuned
+from selector.runtime.selector import Tuned, load_selector
 from selector.sampling import Sampling
 from selector.schema import FULL, LIGHT, MATCH, PAIR, SCALARS_KEY, InputError
 from tests.selector.exported import (
