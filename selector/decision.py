@@ -130,8 +130,9 @@ class Mode:
     def row(self) -> dict[str, Any]:
         """The mode's entry in JSON, with the numbers of the sampling setting beside the others."""
         entry = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        del entry["sampling"]
         decides = self.decider == NETWORK
-        return {**entry.pop("sampling"), **entry, "feature_levels": list(self.asked), "decides": decides}
+        return {**asdict(self.sampling), **entry, "feature_levels": list(self.asked), "decides": decides}
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> "Mode":
@@ -154,7 +155,7 @@ class Mode:
             longest=entry["longest"],
             level=entry["level"],
             mean_efficiency=tuple(map(number, entry.get("mean_efficiency", ()))),
-            **{name: number(entry[name]) for name in ("speed", "rho", "joint")},
+            **{name: float(number(entry[name])) for name in ("speed", "rho", "joint")},
         )
         counts = (*mode.action[:3], *mode.allowed, *(mode.rule or ()), mode.longest)
         if any(type(each) is not int or each < 0 for each in (*counts, mode.batch)):

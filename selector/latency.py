@@ -97,14 +97,13 @@ class LatencyProfile:
                 values["batches"] = Batches(**{**batches, **tables})
             profile = cls(**values)
             number(profile.step), number(profile.plain)
-            times = (profile.nucleus, *profile.decide.values(), *profile.labelling.values())
-            for rows in profile.different.values():
-                times += tuple(chain.from_iterable(rows))
-                if [len(row) for row in rows] != [SPACE.max_L2] * (SPACE.max_K - 1):
-                    raise ValueError("the numbers of different nodes are not those of all branches and depths")
+            rows = list(chain.from_iterable(profile.different.values()))
+            times = profile.nucleus, *profile.decide.values(), *profile.labelling.values(), *chain.from_iterable(rows)
+            whole = all(len(each) == SPACE.max_K - 1 for each in profile.different.values())
+            whole = whole and all(len(row) == SPACE.max_L2 for row in rows)
             names = (profile.device, profile.pair, profile.decoder, *profile.weights)
-            if min(map(number, times)) < 0 or not all(isinstance(name, str) for name in names):
-                raise ValueError("a number is below 0, or a name is not a string")
+            if min(map(number, times)) < 0 or not whole or not all(isinstance(name, str) for name in names):
+                raise ValueError("a number is below 0 or missing, or a name is not a string")
         except OSError as error:
             raise InputError(f"{path}: no latency profile there: run the latency stage first") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -146,12 +145,10 @@ class LatencyProfile:
         sampling: Sampling = UNCUT,
         nodes: float | None = None,
     ) -> float:
-        """Predicted seconds of one decoding step.
+        """Predicted seconds of one decoding step after `length` committed tokens, the root token included.
 
-        Args:
-            length: committed tokens before the step, the root token included.
-            feature_levels: of the features that the decision used, `schema.LEVELS` or the match.
-            nodes: that the target passes, with the root; `nodes(action, sampling)` if None.
+        `feature_levels` are those that the decision used, or the match. The target passes `nodes`, with the root;
+        `nodes(action, sampling)` if None.
         """
         if action.distinct and self.decoder != EAGER:
             return NOT_DRAFTED
@@ -239,10 +236,8 @@ def places(lengths_L: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gpu_like(pair: str, verifiers: Iterable[str], draft_share: float) -> LatencyProfile:
-    """A synthetic profile of one sequence on a GPU, where a pass over 32 tokens takes as long as a pass over one.
-
-    `draft_share` is the time of a draft pass as a share of a target pass, which takes `PASS`.
-    """
+    """A synthetic profile of one sequence on a GPU, where a pass over 32 tokens takes as long as a pass over one;
+    `draft_share` is the time of a draft pass as a share of a target pass, which takes `PASS`."""
     draft, target = draft_share * PASS, PASS
     return LatencyProfile(
         device=f"synthetic: GPU-like, a draft pass {draft_share:g} of a target pass, 32 tokens at the price of one",

@@ -158,7 +158,8 @@ def decision_seconds(
     widths = hidden_widths(config) if level == FULL else []
     level_of = FULL if widths else LIGHT
     module = SelectorModule("regressor", level_of, widths, config.train.network, space=space.to_json()).eval()
-    allowed = (*space.chain_positions, *range(len(space.trees), len(space)))
+    chains = map(space.index, map(space.chain, range(space.depth + 1)))
+    allowed = (*chains, *range(len(space.trees), len(space)))
     rule = LookupRule(2, space.lookups[-1]) if level == MATCH else None
     mode = Mode(Sampling(), space.chain(4), () if rule else (level,), 100.0, allowed=allowed, rule=rule)
     selector = Selector(module.state_dict(), config_of(module, verifier, mode.action, [mode]), profile, [mode])

@@ -49,7 +49,7 @@ class ArtefactConfig:
     fallback: Action  # for a root without features
     modes: tuple[Mode, ...]
     pair: dict[str, Any] = field(default_factory=dict)  # names of the models and their `fingerprint`
-    facts: dict[str, Any] = field(default_factory=dict)  # `metrics`, `run_id`, `provenance`, `versions`, `checksums`
+    facts: dict[str, Any] = field(default_factory=dict)  # `metrics`, `run_id`, `provenance`, `versions`
 
     @property
     def regressor(self) -> bool:

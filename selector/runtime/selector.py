@@ -285,8 +285,8 @@ class Tuned:
             return self._less.select_jointly(features)  # type: ignore[union-attr]
         if not self.mode.joint:
             return [choice for each in features if (choice := self.select(each)) is not None]
-        (shapes, clock), read = self._shared, [self._read(each) for each in features]
-        tokens_BA, length = self._predicted(read, np.arange(len(self._actions)))
+        shapes, clock = self._shared
+        tokens_BA, length = self._predicted(features, np.arange(len(self._actions)))
         prices = clock.prices(length, self.mode.batch)
         chosen_B = joint_choice(tokens_BA.astype(np.float64), shapes, self.mode.joint, *prices)
         return [self._actions[a] for a in chosen_B]
@@ -299,13 +299,13 @@ class Tuned:
         """
         if self.mode.decider != NETWORK:
             return self.mode.action
-        read = [self._read(each) for each in features]
-        tokens_BK, length = self._predicted(read, self._allowed_K)
-        net_K = self._root_of(read[0]).net(tokens_BK.mean(0), length, self._allowed_K)
+        tokens_BK, length = self._predicted(features, self._allowed_K)
+        net_K = self._root_of(features[0]).net(tokens_BK.mean(0), length, self._allowed_K)
         return self._actions[self._allowed_K[net_K.argmax()]]
 
-    def _predicted(self, read: Sequence[Features], actions_K: NDArray[Any]) -> tuple[NDArray[Any], float]:
-        """The predicted tokens of some actions for each request, [B, K], and the mean context length."""
+    def _predicted(self, features: Sequence[Features], actions_K: NDArray[Any]) -> tuple[NDArray[Any], float]:
+        # the predicted tokens of some actions for each request, [B, K], and the mean context length
+        read = [self._read(each) for each in features]
         at_root = self._root_of(read[0])
         tokens_BK = np.stack([at_root.tokens(each, actions_K) for each in read])
         return tokens_BK, float(np.mean([at_root.length(each) for each in read]))
@@ -332,7 +332,7 @@ class Tuned:
         return self._less is not None and len(features.get(SCALARS_KEY, ())) == self._own.config.schema.first
 
     def _root_of(self, read: Features) -> OneRoot:
-        """Of the features' level, or of the mode's if it is lower."""
+        # of the features' level, or of the mode's if it is lower
         own = self._own
         early = len(read[SCALARS_KEY]) == own.config.schema.first or not self.mode.sees_all
         if early not in self._at_root:
@@ -346,7 +346,6 @@ class Tuned:
         return float(read[SCALARS_KEY][self._own.config.schema.index(name)])
 
     def _is_beyond(self, read: Features) -> bool:
-        """Whether the lookup rule and the static tree decide at a root."""
         if self.mode.decider != NETWORK:
             return True
         covered = self._covers(self._scalar(read, "temperature"), self._scalar(read, "top_p"))

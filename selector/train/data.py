@@ -97,15 +97,13 @@ class Texts:
         return replace(self, **taken)
 
     def labels(self, verifier: str, rows: Tensor | slice, space: ActionSpace) -> Tensor:
-        """Survivals of a space's actions at some roots, float32 [rows, S]. A lookup is accepted as far as the text
-        continues with it, so its survivals are 0 or 1."""
+        """Survivals of a space's actions at some roots, float32 [rows, S]; those of lookups are 0 or 1."""
         depth_D = torch.arange(1, len(space.sums_SA) - space.tree_survivals + 1)
         copied_RD = self.foretold_R[rows].unsqueeze(-1) >= depth_D
         drafted_RS = self.survivals[verifier][rows, : space.tree_survivals].float()  # a space may lack further styles
         return torch.cat([drafted_RS, copied_RD.float()], dim=-1)
 
     def scalar(self, name: str) -> Tensor:
-        """One scalar at every root, [R]."""
         return self.scalars_RF[:, self.schema.index(name)]
 
     def features(self, rows: Tensor | slice, full: bool) -> tuple[Tensor, list[Tensor]]:
@@ -133,7 +131,6 @@ class Timed:
         return self.texts.settings[int(self.texts.setting_X[0])]
 
     def on(self, profile: LatencyProfile) -> Timed:
-        """The same texts with another machine's times."""
         moved = replace(self, profile=profile)
         moved.__dict__["survivals_RS"] = self.survivals_RS  # the cached labels do not depend on times
         return moved

@@ -51,10 +51,8 @@ class SelectorModule(pl.LightningModule):
         level: "light", scalars alone, or "full", of a pair's selector; "drafter" of a log's.
         hidden_widths: of the hidden states, in schema order; empty unless "full".
         network: further keyword arguments of `RootNetwork`.
-        learning_rate: the peak of the schedule.
         schema: a key of `schema.SCHEMAS`.
         space: as `ActionSpace.to_json` gives it; None for the trees and lookups of a pair.
-        squared_weight: see `objective.survival_loss`.
     """
 
     def __init__(

@@ -106,13 +106,8 @@ def replay(
     space: ActionSpace,
     late: Lateness | None = None,
 ) -> Replayed:
-    """A policy, given as the action of every root, int64 [R].
-
-    Args:
-        seconds_R: of a step with that action, if the draft is not late.
-        size_X: the number of roots of each text, int64; their rows follow one another.
-        late: None where it makes no difference.
-    """
+    """A policy, given as the action of every root, int64 [R], and the seconds of a step with it, if the draft is not
+    late. The rows of a text's roots follow one another; `size_X` is their number, int64."""
     survivals, paths, actions = (each.contiguous().numpy() for each in (survivals_RS, space.survival_of_AD, action_R))
     passes_R, late_M = late or Lateness(torch.ones(len(action_R), dtype=torch.bool), torch.zeros(1).double())
     timed = seconds_R.double().numpy(), passes_R.numpy(), late_M.numpy()

@@ -159,12 +159,8 @@ def judge_mode(timed: Timed, predictions: Predictions, mode: Mode, static: Actio
 
 
 def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool = False) -> Judged:
-    """The fastest feature levels, price of time and actions for some predictions, judged on the same texts.
-
-    Args:
-        predictions: with one feature level, or with the early one and all features.
-        static: the mode in which nothing is decided.
-    """
+    """The fastest feature levels, price of time and actions for some predictions, with one feature level, or with the
+    early one and all features; judged on the same texts. `static` is the mode in which nothing is decided."""
     if policy and not static.allowed:  # the price of time keeps a regressor from what the decoder cannot draft
         drafted = (timed.seconds(tuple(predictions)[:1]) < NOT_DRAFTED).any(0).nonzero()[:, 0].tolist()
         if len(drafted) < len(timed.space):
@@ -193,7 +189,7 @@ def tune_lookup_rule(timed: Timed, static: Mode) -> Mode:
     """The fastest lookup rule on some texts. The least match and the lookup's length are searched together, then each
     of these and the tree that is drafted elsewhere in turn, until none of them changes."""
     lengths = timed.space.lookups
-    trees = dict.fromkeys([static.action, *(timed.space.trees[at] for at in timed.space.chain_positions)])
+    trees = dict.fromkeys([static.action, *map(timed.space.chain, range(timed.space.depth + 1))])
 
     def mode_of(least: int, length: int, tree: Action) -> Mode:
         return replace(static, action=tree, rule=LookupRule(least, length))

@@ -11,7 +11,7 @@ import torch
 from data_gen.features.recorded import ROW_NUMBERS
 from data_gen.texts.recorded import read_texts, texts_of
 from data_gen.traces import TraceStore, text_schema, to_table
-from selector.actions import Action, ActionSpace
+from selector.actions import ActionSpace
 from selector.sampling import Sampling
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputError, survival_column
 from selector.train.data import Texts, Timed
@@ -139,19 +139,6 @@ def test_labels_are_those_of_trees_and_what_a_lookup_had_right(rows: slice | tor
             assert labels_S[SURVIVALS:].tolist() == [1.0] * right + [0.0] * (16 - right)
         for space in (ActionSpace.recorded(), ActionSpace.default()):  # the first of them, where a space lacks styles
             assert torch.equal(data.labels(verifier, rows, space), labels[:, : len(space.sums_SA)])
-
-
-def test_a_lookup_yields_what_it_had_right_and_one_more_token() -> None:
-    """Also once labels have been made laws: they stay exact."""
-    data = some()
-    timed = Timed(data, "block", profile())
-    assert timed.space == SPACE
-    labels_RS = data.labels("block", slice(None), SPACE)
-    assert torch.equal(timed.survivals_RS[:, SURVIVALS:], labels_RS[:, SURVIVALS:])
-    efficiency_RA = SPACE.efficiencies(timed.survivals_RS)
-    for r, place in enumerate(PLACES):
-        for length in SPACE.lookups:
-            assert efficiency_RA[r, SPACE.index(Action.copy(length))] == 1 + min(length, foretold_of(*place))
 
 
 def test_hidden_states_belong_to_their_roots() -> None:

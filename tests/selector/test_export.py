@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,21 +9,16 @@ import torch
 
 from selector.actions import Action
 from selector.decision import NEVER, Mode
-from selector.runtime.artefact import Features
 from selector.runtime.selector import Tuned, load_selector
-from selector.sampling import Sampling
 from selector.schema import EARLY, LIGHT, MATCH, PAIR, SCALARS_KEY, InputError
 from selector.train.tuning import decide
 from tests.selector.exported import (
-    ANY,
     COPIES,
     DRAFTS,
     FALLBACK,
     IN_TURN,
     KINDS,
-    KNOWN_EARLY,
     MODES,
-    NUCLEUS,
     SHORT,
     SOME,
     SOME_IN_TURN,
@@ -157,21 +151,3 @@ def test_a_root_without_features_gets_the_static_tree(artefact: Path) -> None:
     assert selector.select(None) == FALLBACK
     for mode in MODES:
         assert selector.at(*setting_of(mode)).select(None) == mode.action
-
-
-def test_the_nearest_sampling_setting_decides(artefact: Path) -> None:
-    """In a batch, too, where each root has its own."""
-    selector = load_selector(artefact)
-    near = {(0.1, 1.0): STATIC, (0.42, 1.0): COPIES, (0.55, 1.0): ANY, (0.87, 1.0): KNOWN_EARLY}
-    near |= {(1.08, 1.0): SOME, (1.1, 0.85): NUCLEUS, (1.5, 1.0): IN_TURN, (1.35, 0.85): SOME_IN_TURN}
-    roots: list[Features] = []
-    expected: list[Action | None] = []
-    for setting, mode in near.items():
-        tuned = selector.at(*setting)
-        assert tuned.mode == mode
-        data, rows = roots_of(replace(mode, sampling=Sampling(*setting)), LIGHT, count=1)
-        roots += one_by_one(batch_of(data, rows, LIGHT))
-        expected += [tuned.select(root) for root in roots[-len(rows) :]]
-    scores_BA = selector.scores({SCALARS_KEY: torch.stack([root[SCALARS_KEY] for root in roots])})
-    assert [SPACE.actions[a] for a in scores_BA.argmax(-1)] == expected == [selector.select(root) for root in roots]
-    assert selector.at(1.0).mode == SOME  # top-p 1 unless it is said

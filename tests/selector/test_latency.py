@@ -106,11 +106,6 @@ def test_interpolated_rows_agree_with_the_profile() -> None:
     assert torch.equal(rows[3], rows[2]) and torch.equal(rows[4], rows[0])  # constant beyond
 
 
-def test_a_verifier_that_was_not_measured_is_named() -> None:
-    with pytest.raises(InputError, match="no times for specinfer"):
-        profile().table(ACTIONS, "specinfer", (LIGHT,))
-
-
 def test_a_decision_that_was_not_measured_is_named() -> None:
     """But for the match: looking at it takes no time to speak of."""
     own = replace(profile(), decide={LIGHT: 1e-4})
@@ -143,11 +138,6 @@ def test_a_profile_without_a_part_is_named(tmp_path: Path, name: str) -> None:
     path.write_text(json.dumps({key: value for key, value in profile().to_json().items() if key != name}))
     with pytest.raises(InputError, match=r"latency.json: not a latency profile"):
         LatencyProfile.load(path)
-
-
-def test_a_missing_profile_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none.json: no latency profile there"):
-        LatencyProfile.load(tmp_path / "none.json")
 
 
 def test_a_profile_of_another_version_is_refused(tmp_path: Path) -> None:
@@ -192,15 +182,6 @@ def test_every_row_is_charged_for_the_nucleus_where_there_is_one() -> None:
             sorting.action_seconds(action, 15, "traversal", sampling=Sampling(1.0, p)) for p in (1.0, 0.9)
         )
         assert filtered - plain == pytest.approx(0.5 * rows), action
-
-
-def test_a_root_pass_of_a_selector_is_filtered_too() -> None:
-    sorting = replace(FLAT, nucleus=0.5)
-    for level, rows in (((LIGHT,), 3), ((EARLY, LIGHT), 3), ((EARLY,), 1)):
-        plain, filtered = (
-            sorting.action_seconds(EMPTY, 15, "traversal", level, sampling=Sampling(1.0, p)) for p in (1.0, 0.9)
-        )
-        assert filtered - plain == pytest.approx(0.5 * rows)
 
 
 def test_coinciding_branches_are_one_node() -> None:
