@@ -43,7 +43,7 @@ class Action(NamedTuple):
         numbers, style = given[:3], given[3:] or (IID,)
         if [*map(type, numbers)] != [int] * 3 or style not in [(each,) for each in (*STYLES, COPY)]:
             raise TypeError(f"{given} is not K, L1, L2 and perhaps a style of {', '.join((*STYLES, COPY))}")
-        return cls(*numbers, *style)
+        return cls(numbers[0], numbers[1], numbers[2], style[0])
 
     @property
     def nodes(self) -> int:

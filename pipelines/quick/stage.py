@@ -154,8 +154,7 @@ def _print(stage: Stage, path: Path, answers: list[Answer], lines: list[str]) ->
         cells = [{name: text_of(value) for name, value in way.items()} for way in answer.ways]
         title = f"{answer.sampling}: speed over plain decoding and its 95% interval, replayed on {answer.texts} texts"
         parts.append(table(cells, title, TREES))
-    gains = {answer.sampling: answer.potential for answer in answers}
-    parts.append(potential_table(gains))
+    parts.append(potential_table({answer.sampling: answer.potential for answer in answers}))
     console.print(*parts)
     for line in lines:
         stage.say(line)

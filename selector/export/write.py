@@ -28,7 +28,13 @@ from selector.schema import LOG, PAIR, sha256
 from selector.train.module import SelectorModule
 
 GOLDEN = "golden.json"
-CARD = Path(__file__).with_name("card.j2")
+CARD = Template(
+    Path(__file__).with_name("card.j2").read_text(),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    undefined=StrictUndefined,
+)
 GENERATE = '''"""Speculative decoding with this directory's selector, in transformers' own `generate()`:
 
     target.generate(**inputs, custom_generate=folder, trust_remote_code=True, draft_model=draft, selector=folder)
@@ -84,9 +90,8 @@ def write_artefact(
         versions = {name: version(name) for name in ("torch", "pytorch-lightning")}
         config = replace(config, pair=facts["pair"], facts={"modes": list(modes), "versions": versions, **facts})
         (partial / "config.json").write_text(json_text(config.to_json(), indent=1) + "\n")
-        options = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
-        page = Template(CARD.read_text(), undefined=StrictUndefined, **options)
-        (partial / "README.md").write_text(page.render(config=config, of_log=config.schema == LOG))
+        page = CARD.render(config=config, of_log=config.schema == LOG)
+        (partial / "README.md").write_text(page)
         if module.schema == PAIR:
             (partial / "custom_generate").mkdir()
             (partial / "custom_generate" / "generate.py").write_text(GENERATE)

@@ -177,7 +177,7 @@ def local_folder(folder: str | Path) -> Path:
             return next(Path(download_artifacts(str(folder))).glob(f"data/*/{CHECKSUMS}")).parent
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(folder))
+        return Path(snapshot_download(str(folder)))
     except Exception as error:  # a missing library, the network, the stores and their caches raise many kinds
         raise InputError(f"{folder}: {failure}: {first_line(error)}") from error
 
