@@ -181,7 +181,7 @@ def test_a_row_holds_the_method_and_what_it_decoded(pair: ModelPair) -> None:
     assert (row["method"], row["verifier"], row["action"], row["drafts"]) == (
         "static",
         "traversal",
-        [2, 1, 3],
+        [2, 1, 3, "iid"],
         "(2, 1, 3)",
     )
     timed = ("select_seconds", "seconds_of_steps")
