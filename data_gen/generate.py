@@ -40,8 +40,7 @@ from data_gen.models.vocabulary import scored, widened
 from data_gen.timing import device_name
 from data_gen.verification import get_verifier
 from selector.actions import Action, ActionSpace
-from selector.runtime.selector import Selector, load_selector
-from selector.runtime.tuned import Tuned
+from selector.runtime.selector import Selector, Tuned, load_selector
 from selector.schema import PAIR, InputError
 
 PADDING = 1.01  # the largest ratio of table sizes with one vocabulary, which differ by padding
@@ -197,7 +196,7 @@ def speculative_generate(
         sampling = Processed.of(generation_config, logits_processor)
         verifier, chooser = _choice(selector, sampling, pair)
         if isinstance(chooser, Tuned):
-            sampling = replace(sampling, draft_temperature=chooser.mode.draft_temperature)
+            sampling = replace(sampling, draft_temperature=chooser.mode.sampling.draft_temperature)
         decoder = Decoder(pair, sampling, get_verifier(verifier), chooser)
         generator = torch.Generator(device=model.device).manual_seed(int(torch.randint(2**63 - 1, ())))
         stack.enter_context(widened(*([model] if pair.has_head else [model, draft])))
@@ -288,8 +287,8 @@ def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Ch
             raise InputError("selector: trained on an engine's log; generate() needs one that was trained on a pair")
         device = device_name(str(pair.device), str(pair.target.dtype).removeprefix("torch."))
         selector.check_pair(*pair.names, device, [weights_of(each) for each in (pair.target, pair.draft)])
-        temperature, top_p, top_k, min_p = sampling.law
-        return selector.verifier, selector.at(temperature, top_p, top_k=top_k, min_p=min_p)
+        setting = sampling.temperature, sampling.top_p
+        return selector.verifier, selector.at(*setting, top_k=sampling.top_k, min_p=sampling.min_p)
     verifier = DEFAULT_VERIFIER
     if isinstance(selector, tuple) and len(selector) == 2:
         verifier, selector = selector

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -119,13 +118,12 @@ class ActionSpace:
         """Raises KeyError, TypeError or ValueError where the values are not an action space."""
         lookups, styles = tuple(values["lookups"]), tuple(values["styles"])
         space = cls(values["max_K"], values["max_L1"], values["max_L2"], lookups, styles)
-        sizes = (space.max_K - 1, space.max_L1, space.max_L2, *(length - 1 for length in space.lookups))
-        if not all(type(size) is int and 0 <= size < LARGEST for size in sizes):
-            raise ValueError("an action space needs K from 1 on, L1 and L2 from 0 on, lookups from 1 on")
-        if any(b <= a for a, b in pairwise(space.lookups)):
+        sizes = (space.max_K - 1, space.max_L1, space.max_L2, *(length - 1 for length in lookups))
+        known = list(styles) == [style for style in STYLES[1:] if style in styles]
+        if not known or not all(type(size) is int and 0 <= size < LARGEST for size in sizes):
+            raise ValueError(f"K from 1 on, L1 and L2 from 0 on, lookups from 1 on, styles of {STYLES[1:]} in order")
+        if list(lookups) != sorted(set(lookups)):
             raise ValueError("lookups must ascend")
-        if list(space.styles) != [style for style in STYLES[1:] if style in space.styles]:
-            raise ValueError("styles must be known, and in their order")
         return space
 
     def to_json(self) -> dict[str, Any]:
@@ -151,11 +149,6 @@ class ActionSpace:
     def needs_draft_A(self) -> Tensor:
         """Which actions need a draft pass, bool [A]."""
         return torch.tensor([action.drafts for action in self])
-
-    @cached_property
-    def chain_positions(self) -> tuple[int, ...]:
-        """The positions of all chains, by length."""
-        return tuple(self.index(self.chain(length)) for length in range(self.depth + 1))
 
     @property
     def depth(self) -> int:
@@ -226,25 +219,17 @@ class ActionSpace:
         """The canonical action of a chain of `length` tokens."""
         return Action(1, min(length, self.max_L1), max(0, length - self.max_L1))
 
-    def canonical(self, action: Action) -> Action:
-        """The action of this space that drafts the same tree; ValueError where there is none."""
-        K, L1, L2 = action.K, action.L1, action.L2
-        own = self.chain(L1 + L2) if K == 1 or L2 == 0 else action
+    def index(self, action: Action) -> int:
+        """Position in `actions` of the action that drafts the same tokens; ValueError where there is none."""
+        K, L1, L2, _ = action
+        own = action if action.copies or (K > 1 and L2 > 0) else self.chain(L1 + L2)
         if own not in self._index or min(K, L1 + 1, L2 + 1) < 1:
             styles = f", style {' or '.join((IID, *self.styles))}" if self.styles else ""
             raise ValueError(
-                f"action {action} is not in the space of K in 1..{self.max_K}, "
-                f"L1 in 0..{self.max_L1}, L2 in 0..{self.max_L2}{styles}"
+                f"{action} is not in the space of K in 1..{self.max_K}, L1 in 0..{self.max_L1}, L2 in 0..{self.max_L2}"
+                f"{styles}, lookups of {self.lookups or 'no'} tokens"
             )
-        return own
-
-    def index(self, action: Action) -> int:
-        """Position in `actions` of the action that drafts the same tokens; ValueError where there is none."""
-        if not action.copies:
-            action = self.canonical(action)
-        elif action not in self._index:
-            raise ValueError(f"{action} is not among the lookups of {self.lookups} tokens")
-        return self._index[action]
+        return self._index[own]
 
     def __len__(self) -> int:
         return len(self.actions)

@@ -23,8 +23,8 @@ DTYPES = {"F32": np.float32, "I64": np.int64, "BOOL": np.bool_}
 def atomically(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, whose file or folder is renamed to `path` when the block ends without an error.
 
-    A file is flushed to the disk before it is renamed. After an error, `path` is unchanged, and nothing stays beside
-    it. Raises InputError, which names the path, where something cannot be written.
+    After an error, `path` is unchanged, and nothing stays beside it. Raises InputError, which names the path, where
+    something cannot be written.
     """
     partial = path.with_name(path.name + ".tmp")
     try:
@@ -63,7 +63,7 @@ def _finite(value: Any) -> Any:
 
 
 def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a safetensors file: the length of its header, the header in JSON, the numbers."""
+    """The arrays of a safetensors file."""
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header, body = json.loads(content[8 : 8 + size]), memoryview(content)[8 + size :]

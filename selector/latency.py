@@ -18,23 +18,19 @@ import torch
 from torch import Tensor
 
 from selector.actions import EMPTY, IID, Action, ActionSpace
+from selector.sampling import Sampling
 from selector.schema import FEATURES, FULL, LIGHT, MATCH, InputError
 from selector.tables import FREE, Batches, Table, number
 
-VERSION = 6  # of the file
+VERSION = 7  # of the file
 MOST_TOKENS = 64  # verified tokens of a request in an engine's step, the root included
 PASS = 20e-3  # seconds of the target on a synthetic GPU
 SPACE = ActionSpace.default()
-UNCUT = (1.0, 1.0)  # temperature and top-p
+UNCUT = Sampling()
 EAGER = "eager"  # the decoder that drafts every style; the others draft i.i.d. branches alone
 NEVER_LATE = Table([0], [0], [[0.0]])
 LEAST = 0.05  # of the target's pass: no step is faster, though a fit to disturbed measurements may say so
 NOT_DRAFTED = 1e6  # seconds of a step that the machine's decoder cannot make
-
-
-def setting_key(setting: tuple[float, float]) -> str:
-    """A temperature and a top-p as a key of JSON."""
-    return f"T={setting[0]:g}, top-p={setting[1]:g}"
 
 
 class Correction(NamedTuple):
@@ -53,9 +49,9 @@ class LatencyProfile:
     Attributes:
         labelling: data generation, per `token` that the target writes, per token that is `decoded` speculatively, and
             per `root` that is labelled; empty where it was not measured.
-        different: for each sampling setting (`setting_key`), the mean number of different nodes that K branches have at
-            each of their depths, for K from 2 on. Equal prefixes of branches are one node of the target's pass. Where a
-            setting is missing, all nodes are counted.
+        different: for each sampling setting (`str`), the mean number of different nodes that K branches have at each of
+            their depths, for K from 2 on. Equal prefixes of branches are one node of the target's pass. Where a setting
+            is missing, all nodes are counted.
         weights: of the target and the draft, a hash of some of their numbers; empty where they are not known.
         plain: seconds of a step of plain decoding in a run of its own, minus that of one between steps that draft: the
             draft's passes push the target's weights out of the processor's caches.
@@ -92,8 +88,7 @@ class LatencyProfile:
             for name in ("check", "copied_from"):
                 values.pop(name, None)
             for name in ("draft", "target", "copied", "late"):
-                if name != "late" or name in values:
-                    values[name] = Table(**values[name])
+                values[name] = Table(**values[name])
             values["verify"] = {name: Table(**table) for name, table in values["verify"].items()}
             fitted = values["corrections"].items()
             values["corrections"] = {name: Correction(*map(number, seconds)) for name, seconds in fitted}
@@ -102,14 +97,13 @@ class LatencyProfile:
                 values["batches"] = Batches(**{**batches, **tables})
             profile = cls(**values)
             number(profile.step), number(profile.plain)
-            times = (profile.nucleus, *profile.decide.values(), *profile.labelling.values())
-            for rows in profile.different.values():
-                times += tuple(chain.from_iterable(rows))
-                if [len(row) for row in rows] != [SPACE.max_L2] * (SPACE.max_K - 1):
-                    raise ValueError("the numbers of different nodes are not those of all branches and depths")
+            rows = list(chain.from_iterable(profile.different.values()))
+            times = profile.nucleus, *profile.decide.values(), *profile.labelling.values(), *chain.from_iterable(rows)
+            whole = all(len(each) == SPACE.max_K - 1 for each in profile.different.values())
+            whole = whole and all(len(row) == SPACE.max_L2 for row in rows)
             names = (profile.device, profile.pair, profile.decoder, *profile.weights)
-            if min(map(number, times)) < 0 or not all(isinstance(name, str) for name in names):
-                raise ValueError("a number is below 0, or a name is not a string")
+            if min(map(number, times)) < 0 or not whole or not all(isinstance(name, str) for name in names):
+                raise ValueError("a number is below 0 or missing, or a name is not a string")
         except OSError as error:
             raise InputError(f"{path}: no latency profile there: run the latency stage first") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -135,9 +129,9 @@ class LatencyProfile:
         draft, target = self.batches.at(batch, MOST_TOKENS)
         return replace(self, draft=draft, target=target, batches=None)
 
-    def nodes(self, action: Action, setting: tuple[float, float] = UNCUT) -> float:
+    def nodes(self, action: Action, sampling: Sampling = UNCUT) -> float:
         """The mean number of nodes that the target passes under a sampling setting, with the root."""
-        different = self.different.get(setting_key(setting))
+        different = self.different.get(str(sampling))
         if different is None or action.style != IID or action.K == 1:
             return 1 + action.nodes  # branches of other styles have no node in common
         return 1 + action.L1 + sum(different[action.K - 2][: action.L2])
@@ -148,20 +142,17 @@ class LatencyProfile:
         length: float,
         verifier: str,
         feature_levels: Sequence[str] = (),
-        setting: tuple[float, float] = UNCUT,
+        sampling: Sampling = UNCUT,
         nodes: float | None = None,
     ) -> float:
-        """Predicted seconds of one decoding step.
+        """Predicted seconds of one decoding step after `length` committed tokens, the root token included.
 
-        Args:
-            length: committed tokens before the step, the root token included.
-            feature_levels: of the features that the decision used, `schema.LEVELS` or the match.
-            setting: temperature and top-p.
-            nodes: that the target passes, with the root; `nodes(action, setting)` if None.
+        `feature_levels` are those that the decision used, or the match. The target passes `nodes`, with the root;
+        `nodes(action, sampling)` if None.
         """
         if action.distinct and self.decoder != EAGER:
             return NOT_DRAFTED
-        nodes = self.nodes(action, setting) if nodes is None else nodes
+        nodes = self.nodes(action, sampling) if nodes is None else nodes
         passes = _draft_passes(action, length, LIGHT in feature_levels or FULL in feature_levels)
         seconds = sum(self.draft.at(*size) for size in passes)
         decisions = sum(self.decide.get(each, 0.0) for each in feature_levels)
@@ -174,7 +165,7 @@ class LatencyProfile:
             seconds += sum(map(mul, correction_counts(action), self.corrections.get(verifier, Correction())))
         elif not feature_levels:  # nothing is ever drafted
             seconds += self.plain
-        if setting[1] < 1:
+        if sampling.top_p < 1:
             seconds += self.nucleus * (nodes + sum(width for _, width in passes))
         return max(seconds, LEAST * target)
 
@@ -183,7 +174,7 @@ class LatencyProfile:
         actions: tuple[Action, ...],
         verifier: str,
         feature_levels: Sequence[str] = (),
-        setting: tuple[float, float] = UNCUT,
+        sampling: Sampling = UNCUT,
     ) -> tuple[Tensor, Tensor]:
         """The measured context lengths, float32 [L], at least two, and `action_seconds` there, float32 [L, A].
 
@@ -194,13 +185,11 @@ class LatencyProfile:
         for each in feature_levels:
             if each != MATCH and each not in self.decide:
                 raise InputError(f"the latency profile of {self.device} has no time for a decision that sees {each}")
-        asked = actions, verifier, tuple(feature_levels), setting
+        asked = actions, verifier, tuple(feature_levels), sampling
         if asked not in self._tables:
             lengths = self.draft.lengths if len(self.draft.lengths) > 1 else [0, *self.draft.lengths]
-            rows = [
-                [self.action_seconds(a, length, verifier, feature_levels, setting) for a in actions]
-                for length in lengths
-            ]
+            given = verifier, feature_levels, sampling
+            rows = [[self.action_seconds(action, length, *given) for action in actions] for length in lengths]
             self._tables[asked] = torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)
         return self._tables[asked]
 
@@ -247,10 +236,8 @@ def places(lengths_L: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gpu_like(pair: str, verifiers: Iterable[str], draft_share: float) -> LatencyProfile:
-    """A synthetic profile of one sequence on a GPU, where a pass over 32 tokens takes as long as a pass over one.
-
-    `draft_share` is the time of a draft pass as a share of a target pass, which takes `PASS`.
-    """
+    """A synthetic profile of one sequence on a GPU, where a pass over 32 tokens takes as long as a pass over one;
+    `draft_share` is the time of a draft pass as a share of a target pass, which takes `PASS`."""
     draft, target = draft_share * PASS, PASS
     return LatencyProfile(
         device=f"synthetic: GPU-like, a draft pass {draft_share:g} of a target pass, 32 tokens at the price of one",

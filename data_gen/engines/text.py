@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
 from selector.runtime.artefact import Features
-from selector.runtime.selector import load_selector
-from selector.runtime.tuned import Tuned
+from selector.runtime.selector import Tuned, load_selector
 from selector.schema import LOG, TEXT, InputError
 
 NAME = "espalier"  # of the entry in an engine's configuration, which holds `OPTIONS`
@@ -99,7 +98,7 @@ class TextSelector:
     def _tuned(self, batch: int, lengths: tuple[int, ...]) -> Tuned:
         """For so many requests, and for chains of some lengths; for all actions where there are none."""
         shapes = [(1, length, 0) for length in lengths] or None
-        return self._selector.at(*self._sampling.law[:2], shapes=shapes, batch=batch, level=TEXT)
+        return self._selector.at(self._sampling.temperature, self._sampling.top_p, shapes, batch, TEXT)
 
 
 def grow(text: DrafterKnowledge, ids_N: NDArray[Any]) -> bool:

@@ -6,23 +6,18 @@ Legend: N rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+import selector.sampling
+
 ELEMENTS = 1 << 22  # logits that are filtered at once; the sort of a nucleus takes forty bytes for each
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn. `top_p` 1, `top_k` 0 and `min_p` 0 keep the whole vocabulary."""
-
-    temperature: float = 1.0  # 0 is greedy decoding
-    top_p: float = 1.0  # mass of the nucleus, the smallest set of most probable tokens that reaches it
-    draft_temperature: float | None = None  # None for the target's; it does not change the law of the text
-    top_k: int = 0  # the number of most probable tokens that are kept, with those that tie with the last of them
-    min_p: float = 0.0  # a kept token has at least this share of the most probable token's probability
+class Sampling(selector.sampling.Sampling):
+    """A sampling setting with what it makes of logits."""
 
     @property
     def draft(self) -> Sampling:
@@ -32,9 +27,9 @@ class Sampling:
         return replace(self, temperature=self.draft_temperature, draft_temperature=None)
 
     @property
-    def law(self) -> tuple[float, float, int, float]:
-        """The values that the law of the text depends on."""
-        return self.temperature, self.top_p, self.top_k, self.min_p
+    def law(self) -> Sampling:
+        """What the law of the text depends on."""
+        return replace(self, draft_temperature=None)
 
     @property
     def cuts_nothing(self) -> bool:
@@ -92,10 +87,3 @@ class Sampling:
             texts: returns the text up to each place, for subclasses whose distribution depends on it.
         """
         return self.probabilities(logits_NV)
-
-    def __str__(self) -> str:
-        top_k = f", top-k={self.top_k}" if self.top_k > 0 else ""
-        nucleus = f", top-p={self.top_p:g}" if self.top_p < 1 else ""
-        min_p = f", min-p={self.min_p:g}" if self.min_p > 0 else ""
-        draft = "" if self.draft_temperature is None else f", draft T={self.draft_temperature:g}"
-        return f"T={self.temperature:g}{top_k}{nucleus}{min_p}{draft}"

@@ -64,7 +64,7 @@ def _text(place: str, line: bytes, pair: ModelPair) -> GivenText:
     temperature, top_p, top_k, min_p = given.values()
     if temperature < 0 or not 0 < top_p <= 1 or top_k < 0 or top_k % 1 or not 0 <= min_p <= 1:
         raise ValueError(", ".join(f"{key} {value:g}" for key, value in given.items()) + " is no sampling setting")
-    sampling = Sampling(temperature, top_p, None, int(top_k), min_p)
+    sampling = Sampling(temperature, top_p, int(top_k), min_p)
     shown = record["prompt"] if isinstance(record["prompt"], str) else str(pair.tokenizer.decode(prompt))
     return GivenText(Prompt.of(record, shown, place), prompt, completion, sampling, place)
 

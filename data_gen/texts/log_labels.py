@@ -74,7 +74,7 @@ class Labeller:
         scalars, keys = zip(*map(self._features, texts), strict=True)
         longest = max(self.space.lookups)
         data = Texts(
-            settings=[(self.sampling.temperature, self.sampling.top_p)],
+            settings=[self.sampling],
             size_X=torch.tensor([text.roots for text in texts]),
             setting_X=torch.zeros(len(texts), dtype=torch.int64),
             kind_X=[text.kind for text in texts],

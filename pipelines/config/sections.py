@@ -135,7 +135,7 @@ class SamplingSetting(Section):
     draft_temperature: float | None = Field(None, ge=0, description="the draft's own; null: the target's")
 
     def build(self) -> Sampling:
-        return Sampling(self.temperature, self.top_p, self.draft_temperature, self.top_k, self.min_p)
+        return Sampling(**self.model_dump())
 
 
 def _distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:

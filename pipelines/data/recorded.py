@@ -23,8 +23,9 @@ from pipelines.pair.loading import prompts_depend
 from pipelines.run import verify
 from selector.actions import IID, ActionSpace
 from selector.latency import LatencyProfile
+from selector.sampling import Sampling
 from selector.schema import LIGHT, InputError, sha256, survival_column
-from selector.train.data import SPLITS, Setting, Texts, Timed
+from selector.train.data import SPLITS, Texts, Timed
 from selector.train.replay import outcomes
 
 ROUNDING = 2.0**-11  # labels are stored in half precision, whose numbers below 1 lie so far apart
@@ -74,12 +75,12 @@ def load_traces(config: Config, pair: str) -> dict[str, Texts]:
     return {split: read_texts(folder, split, config.verifiers) for split in SPLITS}
 
 
-def settings_of(config: Config) -> list[Setting]:
+def settings_of(config: Config) -> list[Sampling]:
     """The run's sampling settings, in its order."""
-    return [(setting.temperature, setting.top_p) for setting in config.sampling]
+    return [setting.build() for setting in config.sampling]
 
 
-def timed(texts: Texts, setting: Setting, verifier: str, profile: LatencyProfile) -> Timed:
+def timed(texts: Texts, setting: Sampling, verifier: str, profile: LatencyProfile) -> Timed:
     """The texts of one sampling setting with a verifier's labels and a machine's times."""
     return Timed(texts.setting_of(setting), verifier, profile)
 

@@ -20,10 +20,11 @@ from data_gen.decoding.loop import Chooser
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
+from selector import decision
 from selector.actions import EMPTY, IID, Action
 from selector.decision import Mode
 from selector.latency import LatencyProfile
-from selector.runtime.tuned import Tuned
+from selector.runtime.selector import Tuned
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Replayed
@@ -86,7 +87,7 @@ class Method:
     @property
     def action(self) -> Action | None:
         """The tree that is drafted at every step, or None."""
-        return None if self.mode.feature_levels else self.mode.action
+        return self.mode.action if self.mode.decider == decision.STATIC else None
 
     @property
     def drafts(self) -> str:
@@ -101,7 +102,7 @@ class Method:
     @property
     def identity(self) -> Hashable:
         """Equal for methods that decode alike. Without drafted trees the verifier makes no difference."""
-        if self.mode.decides:
+        if self.mode.decider == decision.NETWORK:
             return self.name
         return "" if self.mode.action == EMPTY else self.verifier, self.mode.action, self.mode.rule
 
@@ -161,8 +162,8 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
     if trees_A[-1].K > 1:  # the trees ascend
         trees[BRANCHING] = best(torch.tensor([action.K > 1 for action in trees_A]))
     trees[BEST_STATIC] = overall
-    setting = texts.settings[int(texts.setting_X[0])]
-    return [Method(name, verifier, Mode(*setting, action)) for name, (verifier, action) in trees.items()]
+    sampling = timed[verifiers[0]].sampling
+    return [Method(name, verifier, Mode(sampling, action)) for name, (verifier, action) in trees.items()]
 
 
 def row_of(method: Any, decodings: Sequence[Decoding]) -> dict[str, Any]:

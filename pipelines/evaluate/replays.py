@@ -12,12 +12,13 @@ from pipelines.evaluate.table import Figure, replayed, replayed_figure, setting_
 from pipelines.run import watched
 from pipelines.train.judging import by_setting, judge, statics
 from selector.latency import LatencyProfile, gpu_like
-from selector.train.data import Setting, Texts
+from selector.sampling import Sampling
+from selector.train.data import Texts
 from selector.train.module import SelectorModule
 from selector.train.replay import ratio_of_speeds
 from selector.train.tuning import Judged
 
-Methods = dict[Setting, list[Method]]  # by sampling setting
+Methods = dict[Sampling, list[Method]]  # by sampling setting
 
 
 def synthetic_clocks(config: Config, pair: ModelPair) -> dict[str, LatencyProfile]:
@@ -28,7 +29,7 @@ def synthetic_clocks(config: Config, pair: ModelPair) -> dict[str, LatencyProfil
 
 def networks(
     config: Config, profile: LatencyProfile, splits: dict[str, Texts], module: SelectorModule
-) -> dict[Setting, Method]:
+) -> dict[Sampling, Method]:
     """The network as it decides best on the validation texts, by sampling setting, whatever is exported."""
     judged = _judged(config, profile, splits, module).items()
     return {setting: Method(NETWORK, config.train.verifier, each.mode, module) for setting, each in judged}
@@ -49,9 +50,9 @@ def synthetic_methods(
 
 def _judged(
     config: Config, profile: LatencyProfile, splits: dict[str, Texts], module: SelectorModule
-) -> dict[Setting, Judged]:
+) -> dict[Sampling, Judged]:
     train, validation = (by_setting(config, splits[name], profile) for name in ("train", "validation"))
-    return dict(zip(settings_of(config), judge(module, validation, statics(config, train)), strict=True))
+    return dict(zip(settings_of(config), judge(module, validation, statics(train)), strict=True))
 
 
 def replays(methods: Methods, texts: Texts, profile: LatencyProfile, clock: str = "") -> Iterator[Figure]:
@@ -60,8 +61,9 @@ def replays(methods: Methods, texts: Texts, profile: LatencyProfile, clock: str 
     for setting, own in watched(methods.items(), f"replaying held-out texts{clock and f', {clock}'}"):
         mine = texts.setting_of(setting)
         found = {method.name: method.replay(mine, profile) for method in own}
+        place = setting_name(setting.temperature, setting.top_p)
         for name, replay in found.items():
             for rival in found if name == SELECTOR else (PLAIN, BEST_STATIC):
                 if rival != name:
                     ratio = ratio_of_speeds(replay, found[rival], mine.source_number_X)
-                    yield replayed_figure(setting_name(*setting), name, replayed(rival, clock), ratio)
+                    yield replayed_figure(place, name, replayed(rival, clock), ratio)

@@ -44,14 +44,14 @@ from pipelines.train.result import chosen_of, decision_digest, load_module, load
 from selector.actions import EMPTY
 from selector.decision import Mode
 from selector.latency import LatencyProfile
-from selector.runtime.selector import Selector
-from selector.runtime.tuned import Tuned
+from selector.runtime.selector import Selector, Tuned
+from selector.sampling import Sampling
 from selector.schema import InputError
-from selector.train.data import Setting, Texts
+from selector.train.data import Texts
 from selector.train.module import SelectorModule
 
 T = TypeVar("T")
-Contenders = dict[Setting, list[Method | Assistant]]  # by sampling setting
+Contenders = dict[Sampling, list[Method | Assistant]]  # by sampling setting
 FORMAT = 16  # of `evaluation.json`
 PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption
 TUNED = "evaluation.tuned.jsonl"  # transformers' own methods that were tuned before an interruption
@@ -156,7 +156,12 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
         "summary": comparison.summary(config, table, decoded),
         "methods": comparison.methods(table, decoded),
         "replayed": [
-            {"setting": setting_name(*key), "method": each.name, "verifier": each.verifier, "drafts": each.drafts}
+            {
+                "setting": setting_name(key.temperature, key.top_p),
+                "method": each.name,
+                "verifier": each.verifier,
+                "drafts": each.drafts,
+            }
             for key, own in methods.items()
             for each in (*own, alone[key])
             if each not in contenders[key]
@@ -175,10 +180,10 @@ def wall_methods(
     result: dict[str, Any],
     module: SelectorModule,
     selector: Selector,
-) -> dict[Setting, list[Method]]:
+) -> dict[Sampling, list[Method]]:
     """The methods that are both decoded and replayed on this machine."""
     verifier = config.train.verifier
-    methods: dict[Setting, list[Method]] = {}
+    methods: dict[Sampling, list[Method]] = {}
     for setting, entry in watched(
         list(zip(settings_of(config), chosen_of(result)["modes"], strict=True)), "choosing the methods"
     ):
@@ -192,7 +197,7 @@ def wall_methods(
     return methods
 
 
-def tuned_assistants(config: Config, pair: ModelPair, journal: Journal) -> dict[Setting, list[Assistant]]:
+def tuned_assistants(config: Config, pair: ModelPair, journal: Journal) -> dict[Sampling, list[Assistant]]:
     """Assisted generation as it is by default, and with its best number of drafted tokens; and prompt lookup with its
     best number of tokens and longest match. Those that the journal already holds are not tuned again."""
     prompts = [encode(config, pair, prompt) for prompt in prompts_of(config, pair, "train")[:TUNING_PROMPTS]]
@@ -203,8 +208,8 @@ def tuned_assistants(config: Config, pair: ModelPair, journal: Journal) -> dict[
         tuned = [best_of(kind, pair, sampling, prompts, limit, seed) for kind in kinds]
         journal.add([asdict(each) for each in ([] if pair.has_head else [Assistant()]) + tuned])
     return {
-        (setting.temperature, setting.top_p): [Assistant(**each) for each in found]
-        for setting, found in zip(config.sampling, journal.entries, strict=True)
+        setting: [Assistant(**each) for each in found]
+        for setting, found in zip(settings_of(config), journal.entries, strict=True)
     }
 
 
@@ -237,7 +242,7 @@ def _decode_all(
 ) -> comparison.Rows:
     """One prompt with every method in every round, in an order that depends on the prompt and the round. Methods that
     decode alike decode once a round. The seed is one for all rounds, so that texts are written again."""
-    sampling, methods = setting.build(), contenders[setting.temperature, setting.top_p]
+    sampling, methods = setting.build(), contenders[setting.build()]
     seed = seed_of(config.seed, prompt.id, sampling, "evaluate")
     task = Task(encode(config, pair, prompt), config.data.tokens, seed)
     distinct = list({method.identity: method for method in methods}.values())

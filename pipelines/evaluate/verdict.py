@@ -14,6 +14,7 @@ from pipelines.evaluate.methods import BEST_STATIC, COPYING, NETWORK, PLAIN, SEL
 from pipelines.evaluate.table import Figure, Table, decoded, replayed, setting_name
 from pipelines.pair.loading import pair_names
 from pipelines.run import console, read_json, table, write_json
+from selector import decision
 from selector.actions import EMPTY
 from selector.decision import Mode
 
@@ -100,13 +101,13 @@ def _stands(ratio: Figure) -> str:
 
 def exported(mode: Mode) -> str:
     """What is exported, in words."""
-    if mode.decides:
+    if mode.decider == decision.NETWORK:
         return NETWORK
-    return COPYING if mode.copies else "plain decoding" if _drafts_nothing(mode) else STATIC
+    return COPYING if mode.decider == decision.RULE else "plain decoding" if _drafts_nothing(mode) else STATIC
 
 
 def _drafts_nothing(mode: Mode) -> bool:
-    return not mode.feature_levels and mode.action == EMPTY
+    return mode.decider == decision.STATIC and mode.action == EMPTY
 
 
 def _verdict(found: Table, setting: str, mode: Mode) -> str:
@@ -155,7 +156,7 @@ def decisions(evaluation: Evaluation) -> list[str]:
 
 
 def _reason(mode: Mode) -> str:
-    if mode.decides:
+    if mode.decider == decision.NETWORK:
         levels = " and then ".join(mode.feature_levels)
         longer = f" On texts of more than {mode.longest} tokens the lookup rule decides." if mode.longest else ""
         return (

@@ -39,7 +39,7 @@ def run(config: Config, name: str) -> None:
             for sampling in (setting.build() for setting in config.sampling):
                 refused, lengths = engine.refusal(sampling), list[BestLength]()
                 if not refused:
-                    lengths = best_lengths(engine, texts.setting_of(sampling.law[:2]), verifiers, profile)
+                    lengths = best_lengths(engine, texts.setting_of(sampling), verifiers, profile)
                     if not any(each.length or each.rule for each in lengths):
                         refused = "drafting pays at no batch size"
                 settings = Settings(*pair, head, verifiers[0] in BLOCK, sampling, lengths)

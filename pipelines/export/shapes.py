@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.data.recorded import timed
 from pipelines.run import console, table
@@ -68,7 +67,7 @@ def limited_modes(
     `ratios`, the speed over the unrestricted selector's under each sampling setting. The latter is also shown."""
     settings = []
     for mode in map(Mode.of, entries):
-        own = timed(texts, mode.setting, config.train.verifier, profile)
+        own = timed(texts, mode.sampling, config.train.verifier, profile)
         predictions = module.predictions(own.texts, mode)
         settings.append(Decisions(mode, own, predictions, not module.is_regressor, StaticTable.of(own)))
     order, actions = shapes_by_visits(settings), settings[0].timed.space.actions
@@ -77,7 +76,7 @@ def limited_modes(
         shapes = order[:count]
         ratios = [each.over(each.restricted(shapes), each.mode) for each in settings]
         rows.append({"shapes": [list(actions[a]) for a in shapes], "ratios": [asdict(ratio) for ratio in ratios]})
-        named = {str(Sampling(*each.timed.setting)): str(own) for each, own in zip(settings, ratios, strict=True)}
+        named = {str(each.timed.sampling): str(own) for each, own in zip(settings, ratios, strict=True)}
         listed = " ".join(str(actions[a]) for a in shapes[:4]) + " .." * (count > 4)
         cells.append({"shapes": str(count), **named, "the shapes": listed})
     caption = "replayed on the validation texts; ± one standard error over sources"

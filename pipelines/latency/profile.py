@@ -25,8 +25,7 @@ from selector.actions import Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.deployed import config_of
 from selector.latency import LatencyProfile
-from selector.runtime.selector import Selector
-from selector.runtime.tuned import Tuned
+from selector.runtime.selector import Selector, Tuned
 from selector.schema import FEATURES, FULL, LIGHT, MATCH, InputError
 from selector.train.module import SelectorModule
 
@@ -159,9 +158,10 @@ def decision_seconds(
     widths = hidden_widths(config) if level == FULL else []
     level_of = FULL if widths else LIGHT
     module = SelectorModule("regressor", level_of, widths, config.train.network, space=space.to_json()).eval()
-    allowed = (*space.chain_positions, *range(len(space.trees), len(space)))
+    chains = map(space.index, map(space.chain, range(space.depth + 1)))
+    allowed = (*chains, *range(len(space.trees), len(space)))
     rule = LookupRule(2, space.lookups[-1]) if level == MATCH else None
-    mode = Mode(1.0, 1.0, space.chain(4), feature_levels=(level,), rule=rule, speed=100.0, allowed=allowed)
+    mode = Mode(Sampling(), space.chain(4), () if rule else (level,), 100.0, allowed=allowed, rule=rule)
     selector = Selector(module.state_dict(), config_of(module, verifier, mode.action, [mode]), profile, [mode])
     chooser = _Timed(Tuned(mode, selector), space.chain(drafted))
     length = len(prompt) + tokens

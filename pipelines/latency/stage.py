@@ -38,7 +38,7 @@ from pipelines.pair.loading import encode, known_fingerprint, load_pair, prompts
 from pipelines.run import Stage, console, read_json, table, ticking, watched, write_json
 from pipelines.tracking import describe, mlflow_run
 from selector.actions import Action
-from selector.latency import LatencyProfile, setting_key
+from selector.latency import LatencyProfile
 from selector.schema import InputError
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "latency", "train")
@@ -202,7 +202,7 @@ def different(config: Config, pair: ModelPair, prompts: list[list[int]]) -> dict
         written = written_by_target(pair, prompts, config.data.tokens, sampling, seed_of(config.seed, "different"))
         texts = [(text.tokens, text.start) for text in written]
         means = different_nodes(pair.draft, texts, sampling.draft, config.seed)
-        found[setting_key((setting.temperature, setting.top_p))] = means
+        found[str(sampling)] = means
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from pipelines.logs.gains import Figures, entries, rival_rows
 from pipelines.run import Stage, console, provenance, watched, write_json
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.fitting import module_of
-from pipelines.train.judging import law_of, monitored, tune_batch, untuned
+from pipelines.train.judging import monitored, tune_batch, untuned
 from pipelines.train.packaging import package
 from pipelines.train.stage import fitted
 from selector.actions import ActionSpace
@@ -148,7 +147,7 @@ def _found(
         found["by_batch"] += entries(chosen, test, predicted["test"], profile)
         found["rivals"] += rival_rows(chosen, train, test, predicted["test"])
     few = data["test"].take(torch.arange(len(data["test"]))[:COMPARED])
-    rows = [replace(mode, **law_of(config.sampling[0])).row() for mode in modes]
+    rows = [mode.row() for mode in modes]
     facts: Figures = {
         "pair": {"target": "of the log", "draft": labeller.drafter, "fingerprint": profile.pair},
         "run_id": run_id,
@@ -177,10 +176,11 @@ def _trained(config: Config, timed: dict[str, Timed], times: list[LatencyProfile
 def _decision_seconds(selector: Selector, texts: list[LoggedText], labeller: Labeller) -> dict[str, float]:
     tokens = np.resize(np.concatenate([text.tokens for text in texts]), CONTEXT + TIMED_DECISIONS).tolist()
     found: dict[str, float] = {"context": CONTEXT}
-    temperature, top_p, top_k, min_p = labeller.sampling.law
+    sampling = labeller.sampling
+    setting = sampling.temperature, sampling.top_p
     for level in LOG.levels:
         known, taken = DrafterKnowledge(tokens[:CONTEXT], labeller.sampling, selector.tokens), []
-        asked = selector.at(temperature, top_p, level=level, top_k=top_k, min_p=min_p)
+        asked = selector.at(*setting, level=level, top_k=sampling.top_k, min_p=sampling.min_p)
         for token in tokens[CONTEXT:]:
             begin = time.perf_counter()
             known.committed([token], [1.0])

@@ -141,8 +141,7 @@ def _print_tables(answers: list[Answer]) -> None:
         cells = [{name: text_of(value) for name, value in way.items()} for way in answer.ways]
         title = f"{answer.sampling}: speed over plain decoding and its 95% interval, replayed on {answer.texts} texts"
         console.print(table(cells, title, TREES))
-    gains = {(answer.sampling.temperature, answer.sampling.top_p): answer.potential for answer in answers}
-    console.print(potential_table(gains))
+    console.print(potential_table({answer.sampling: answer.potential for answer in answers}))
 
 
 def _next(answers: list[Answer]) -> str:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from data_gen.models.sampling import Sampling
 from pipelines.evaluate.methods import BEST_STATIC, SELECTOR
 from pipelines.evaluate.table import decoded, replayed
 from pipelines.evaluate.verdict import Evaluation
@@ -80,7 +79,7 @@ def efficiency_by_tree(timed: Timed) -> str:
     figure.supxlabel("L2, tokens of a branch")
     figure.supylabel("L1, tokens of the trunk")
     figure.colorbar(image, ax=axes, label="tokens a step", shrink=0.8)
-    figure.suptitle(f"{Sampling(*timed.setting)}; star: the fastest, {best}")
+    figure.suptitle(f"{timed.sampling}; star: the fastest, {best}")
     return _png(figure)
 
 
@@ -97,7 +96,7 @@ def calibration(module: SelectorModule, timed: Timed) -> str:
     axis.plot([x[g].mean() for g in groups], labelled, "o")
     top = max(x.max(), *labelled) + 0.5
     axis.plot([1, top], [1, top], "k--", linewidth=1)
-    axis.set(xlabel=f"predicted tokens a step of {EXAMPLE}", ylabel="labelled", title=str(Sampling(*timed.setting)))
+    axis.set(xlabel=f"predicted tokens a step of {EXAMPLE}", ylabel="labelled", title=str(timed.sampling))
     return _png(figure)
 
 

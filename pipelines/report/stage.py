@@ -6,7 +6,6 @@ import html
 import json
 from typing import Any
 
-from data_gen.models.sampling import Sampling
 from data_gen.traces import read_manifest
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, realised, traces_folder
@@ -167,9 +166,9 @@ def _trees(config: Config, profile: LatencyProfile, training: dict[str, Any]) ->
     module = load_module(config, training["chosen"], training)
     splits, verifier = load_traces(config, profile.pair), config.train.verifier
     train, validation = (by_setting(config, splits[split], profile) for split in ("train", "validation"))
-    yields = {f"Tokens a step of all trees, {Sampling(*own.setting)}": plots.efficiency_by_tree(own) for own in train}
+    yields = {f"Tokens a step of all trees, {own.sampling}": plots.efficiency_by_tree(own) for own in train}
     predicted = {
-        f"Predicted against labelled tokens a step, {Sampling(*each.setting)}": plots.calibration(module, each)
+        f"Predicted against labelled tokens a step, {each.sampling}": plots.calibration(module, each)
         for each in validation
         if module.is_regressor
     }

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from data_gen.models.sampling import Sampling
 from pipelines.config import Config, load_config
 from pipelines.data.recorded import load_traces, settings_of
 from pipelines.latency.profile import load_profile
@@ -47,14 +46,14 @@ def main(config: Config, names: Sequence[str]) -> None:
     )
     for setting, mine, other in pairs:
         gain = ratio_of_speeds(mine, other, splits["test"].setting_of(setting).source_number_X)
-        console.print(f"{Sampling(*setting)}: {gain}", highlight=False)
+        console.print(f"{setting}: {gain}", highlight=False)
 
 
 def replays(config: Config, splits: dict[str, Texts]) -> list[Replayed]:
     """The test texts of each sampling setting, with the network's decisions at all roots that have features."""
     profile = load_profile(config)
     train, validation, test = (by_setting(config, splits[name], profile) for name in SPLITS)
-    bases, module = statics(config, train), module_of(config, "regressor", LIGHT, [])
+    bases, module = statics(train), module_of(config, "regressor", LIGHT, [])
     with mlflow_run(config, "features", ("train",)) as mlflow, tempfile.TemporaryDirectory() as folder:
         run_id = mlflow.active_run().info.run_id
         module = trained(config, module, splits, validation, bases, Path(folder), run_id)

@@ -6,6 +6,7 @@ Legend: N tokens after the prompt, V vocabulary, D hidden width.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +18,7 @@ from data_gen.models.pair import ModelRows
 from data_gen.models.sampling import Sampling
 from selector.decision import Mode
 from selector.runtime.artefact import Features
-from selector.runtime.selector import Selector
-from selector.runtime.tuned import Tuned
+from selector.runtime.selector import Selector, Tuned
 from selector.schema import EARLY, HIDDEN_STATES, LIGHT, LOG, MATCH, SCALARS_KEY
 
 V, PROMPT, N = 8, 6, 40
@@ -57,21 +57,17 @@ def golden(selector: Selector) -> dict[str, Any]:
     for mode in selector.modes:
         tuned, roots = Tuned(mode, selector), []
         for committed, views in along(text, selector, mode):
-            asked = [views[level] for level in mode.feature_levels] or [views[mode.level or LIGHT]]
+            asked = [views[level] for level in mode.asked] or [views[mode.level or LIGHT]]
             answers = [None if (choice := tuned.select(view)) is None else list(choice) for view in asked]
             scalars = [float(f"{value:.9g}") for value in views[mode.level or LIGHT][SCALARS_KEY].tolist()]
             roots.append({"committed": committed, "scalars": scalars, "answers": answers})
-        asked_of = {"batch": mode.batch, "level": mode.level, "feature_levels": list(mode.feature_levels)}
-        settings.append({"sampling": _sampling(mode).__dict__, **asked_of, "roots": roots})
+        asked_of = {"batch": mode.batch, "level": mode.level, "feature_levels": list(mode.asked)}
+        settings.append({"sampling": asdict(mode.sampling), **asked_of, "roots": roots})
     return {**text._asdict(), "settings": settings}
 
 
-def _sampling(mode: Mode) -> Sampling:
-    return Sampling(mode.temperature, mode.top_p, mode.draft_temperature, mode.top_k, mode.min_p)
-
-
 def _of_pair(text: Text, selector: Selector, mode: Mode) -> Iterator[tuple[int, dict[str, Features]]]:
-    sampling, levels = _sampling(mode), (MATCH, EARLY, selector.config.feature_level)
+    sampling, levels = Sampling(**asdict(mode.sampling)), (MATCH, EARLY, selector.config.feature_level)
     widths = [selector.widths.get(name, 1) for name in HIDDEN_STATES[:2]]
     target = _rows(text.target_logits, sampling, widths[0])
     draft = list(_rows(text.draft_logits, sampling.draft, widths[1]).each())
@@ -86,7 +82,7 @@ def _of_pair(text: Text, selector: Selector, mode: Mode) -> Iterator[tuple[int, 
 
 
 def _of_log(text: Text, selector: Selector, mode: Mode) -> Iterator[tuple[int, dict[str, Features]]]:
-    knowledge = DrafterKnowledge(text.prompt, _sampling(mode), selector.tokens, mode.batch)
+    knowledge = DrafterKnowledge(text.prompt, Sampling(**asdict(mode.sampling)), selector.tokens, mode.batch)
     for n, (token, hit) in enumerate(zip(text.tokens, text.hits, strict=True), start=1):
         knowledge.committed([token], [hit])
         if n in ROOTS:

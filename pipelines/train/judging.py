@@ -7,19 +7,19 @@ setting; `bases` are the modes of the best static trees.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from rich.table import Table
 from torch import Tensor
 
-from data_gen.models.sampling import Sampling
-from pipelines.config import Config, SamplingSetting
+from pipelines.config import Config
 from pipelines.data.recorded import settings_of, timed
 from pipelines.run import table
-from selector.decision import Mode
+from selector.decision import NETWORK, Mode
 from selector.latency import LatencyProfile
-from selector.train.data import Setting, Texts, Timed
+from selector.sampling import Sampling
+from selector.train.data import Texts, Timed
 from selector.train.mixed import MixedBatches
 from selector.train.module import SelectorModule
 from selector.train.potential import Potential
@@ -42,26 +42,22 @@ from selector.train.tuning import (
 OF_LOGS = TIE
 
 
-def potential_table(found: dict[Setting, Potential]) -> Table:
+def potential_table(found: dict[Sampling, Potential]) -> Table:
     """Whether a selector pays, one line for each sampling setting."""
     rows = []
     for setting, each in found.items():
         low, high = (each.gain.value + sign * SURE * each.gain.error for sign in (-1, 1))
         rows.append(
             {
-                "setting": str(Sampling(*setting)),
-                "explained": f"{each.explained:.0%}",
-                "correlated": f"{each.autocorrelation:.2f}",
-                "repeats": f"{each.repeats:.0%}",
+                "setting": str(setting),
                 "gain": str(each.gain),
                 "over": f"the {each.over}",
                 "verdict": "yes" if low > 1 else "no" if high < 1.01 else "perhaps: train one",
             }
         )
     caption = (
-        "explained: variance of the labels of a chain of 8; correlated: acceptance, 4 tokens apart; repeats: positions "
-        "in long ones; gain: replayed speed over the best static tree or the lookup rule, whichever is faster, "
-        "decisions included, ± one standard error over sources"
+        "gain: replayed speed over the best static tree or the lookup rule, whichever is faster, decisions included, "
+        "± one standard error over sources"
     )
     return table(rows, "Does a selector pay here? A quick linear model, on sources it has not seen", caption)
 
@@ -71,15 +67,9 @@ def by_setting(config: Config, texts: Texts, profile: LatencyProfile) -> list[Ti
     return [timed(texts, setting, config.train.verifier, profile) for setting in settings_of(config)]
 
 
-def law_of(setting: SamplingSetting) -> dict[str, Any]:
-    """The entries of a `Mode` that its texts do not tell: top-k, min-p and the draft's temperature."""
-    return setting.model_dump(exclude={"temperature", "top_p"})
-
-
-def statics(config: Config, train: list[Timed]) -> list[Mode]:
+def statics(train: list[Timed]) -> list[Mode]:
     """The best static tree for each of the run's sampling settings, by its training texts."""
-    settings = zip(config.sampling, train, strict=True)
-    return [replace(best_static(own, StaticTable.of(own)), **law_of(setting)) for setting, own in settings]
+    return [best_static(own, StaticTable.of(own)) for own in train]
 
 
 def monitored(mode: Mode, feature_levels: tuple[str, ...]) -> Mode:
@@ -96,8 +86,8 @@ def step_times(
     speed_R = torch.zeros(len(texts.length_R))
     setting_R = texts.setting_X[texts.text_R]
     for base in bases:
-        mine = setting_R == texts.settings.index(base.setting)
-        own, at = timed(texts, base.setting, verifier, profile), module.space.index(base.action)
+        mine = setting_R == texts.settings.index(base.sampling)
+        own, at = timed(texts, base.sampling, verifier, profile), module.space.index(base.action)
         seconds_RA[mine] = own.seconds((module.level,))
         efficiency_RA = module.space.efficiencies(own.texts.labels(verifier, slice(None), module.space))
         speed_R[mine] = efficiency_RA[:, at] / own.seconds_of(torch.full((len(efficiency_RA),), at))
@@ -161,7 +151,7 @@ def tune_batch(
     by_rule, selector = judge_mode(validation, {}, rule, fixed.action), {}
     for level, own in predicted.items():
         kept = keep_if_ahead(tune_mode(validation, {level: own}, fixed), by_rule, fixed, errors=OF_LOGS).mode
-        joint = _joint_price(validation, own, profile, rule) if kept.decides and batch > 1 else 0.0
+        joint = _joint_price(validation, own, profile, rule) if kept.decider == NETWORK and batch > 1 else 0.0
         selector[level] = replace(kept, level=level, joint=joint)
     return BatchModes(fixed, rule, selector)
 
@@ -181,5 +171,5 @@ def untuned(module: SelectorModule, timed: Timed, batch: int) -> list[Mode]:
     efficiency_A = module.scores(timed.texts).mean(0)[: len(trees)]
     speed_A = efficiency_A / timed.seconds().mean(0)[: len(trees)]
     best, efficiencies = int(speed_A.argmax()), tuple(efficiency_A.tolist())
-    fixed = Mode(*timed.setting, trees[best], speed=float(speed_A[best]), batch=batch, mean_efficiency=efficiencies)
+    fixed = Mode(timed.sampling, trees[best], speed=float(speed_A[best]), batch=batch, mean_efficiency=efficiencies)
     return [replace(fixed, feature_levels=(level,), level=level) for level in module.schema.levels]

@@ -21,9 +21,8 @@ from selector.decision import Mode
 from selector.export.write import load_script, write_artefact
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import Features
-from selector.runtime.selector import Selector, load_selector
+from selector.runtime.selector import Selector, Tuned, load_selector
 from selector.runtime.tokens import TokenStatistics
-from selector.runtime.tuned import Tuned
 from selector.schema import HIDDEN_STATES, SCALARS_KEY, InputError
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
@@ -62,7 +61,7 @@ def build(
         "provenance": provenance(config),
     }
     machine = config.train.verifier, profile
-    return package(folder, module, *machine, modes, facts, lambda mode: timed(texts, mode.setting, *machine))
+    return package(folder, module, *machine, modes, facts, lambda mode: timed(texts, mode.sampling, *machine))
 
 
 def package(

@@ -14,8 +14,8 @@ from pipelines.latency.profile import load_profile
 from pipelines.run import read_json, require
 from selector.decision import Mode
 from selector.latency import LatencyProfile
+from selector.sampling import Sampling
 from selector.schema import PAIR, InputError, sha256
-from selector.train.data import Setting
 from selector.train.module import SelectorModule
 
 NETWORKS = 13  # bump it when the same traces train another network, or the result holds something else
@@ -44,11 +44,11 @@ def chosen_of(result: dict[str, Any]) -> dict[str, Any]:
     return result["selectors"][result["chosen"]]
 
 
-def rule_of(result: dict[str, Any], setting: Setting, verifier: str) -> Mode:
+def rule_of(result: dict[str, Any], setting: Sampling, verifier: str) -> Mode:
     """The lookup rule that was tuned for a sampling setting and verifier; InputError where there is none."""
     for entry in result["rules"]:
-        if (entry["temperature"], entry["top_p"], entry["verifier"]) == (*setting, verifier):
-            return Mode.of(entry)
+        if entry["verifier"] == verifier and (mode := Mode.of(entry)).sampling == setting:
+            return mode
     raise InputError(f"training tuned no rule for lookups with {verifier}: run the train stage again")
 
 

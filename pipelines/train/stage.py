@@ -32,7 +32,7 @@ from pipelines.train.judging import (
     tune_rules,
 )
 from pipelines.train.result import chosen_of, inputs
-from selector.decision import Mode
+from selector.decision import NETWORK, RULE, Mode
 from selector.files import atomically
 from selector.latency import LatencyProfile
 from selector.schema import FULL, HIDDEN_STATES, LIGHT
@@ -85,11 +85,9 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
         log_traces(mlflow, traces_folder(config), OWN)
         mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
         train, validation = (by_setting(config, splits[name], profile) for name in OWN)
-        estimates = {own.setting: potential(own, other) for own, other in zip(train, validation, strict=True)}
+        estimates = {own.sampling: potential(own, other) for own, other in zip(train, validation, strict=True)}
         console.print(potential_table(estimates))
-        by_verifier = {
-            name: statics(config, [replace(own, verifier=name) for own in train]) for name in config.verifiers
-        }
+        by_verifier = {name: statics([replace(own, verifier=name) for own in train]) for name in config.verifiers}
         bases, rules = by_verifier[verifier], tune_rules(train, by_verifier)
         judged_rules = judge_rules(rules, validation, bases)
         del train  # its labels take memory that the networks' training needs
@@ -115,8 +113,8 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
                 {"verifier": name, **mode.row(), "mean_efficiency": []} for own in rules for name, mode in own.items()
             ],
             "potential": [
-                {"temperature": T, "top_p": p, **asdict(each), "gain": each.gain.value, "gain_error": each.gain.error}
-                for (T, p), each in estimates.items()
+                {**asdict(own), "gain": each.gain.value, "gain_error": each.gain.error, "over": each.over}
+                for own, each in estimates.items()
             ],
         }
         mlflow.set_tag("chosen", result["chosen"])
@@ -142,8 +140,7 @@ def in_words(result: dict[str, Any]) -> str:
     """Which selector was kept, and where it decides."""
     modes = list(map(Mode.of, chosen_of(result)["modes"]))
     decides, copies = (
-        ", ".join(str(Sampling(*mode.setting)) for mode in modes if of(mode))
-        for of in (lambda mode: mode.decides, lambda mode: mode.copies)
+        ", ".join(str(mode.sampling) for mode in modes if mode.decider == decider) for decider in (NETWORK, RULE)
     )
     also = f"; copies by rule at {copies}" if copies else ""
     return f"{result['chosen']} is kept, and decides at {decides or 'no sampling setting'}{also}"

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from selector.actions import Action, ActionSpace
-from selector.decision import FAR, NEVER, LookupRule, Mode, net_tokens, of_batch
+from selector.actions import Action
+from selector.decision import NETWORK, NEVER, LookupRule, Mode, net_tokens, of_batch
 from selector.latency import LatencyProfile, interpolated_at
 from selector.runtime.artefact import ArtefactConfig
+from selector.sampling import FAR
 from selector.schema import EARLY, HIDDEN_STATES, LOG, TEXT
 from selector.train.module import SelectorModule
 
@@ -25,8 +26,8 @@ FARTHER = 1e3  # added to the distance of a mode that does not cover the setting
 class DeployedSelector(nn.Module):
     """The network in evaluation mode, and the decision of the nearest mode, with one machine's times.
 
-    Beyond a distance in temperature or top-p (`Mode.covers`), and on longer texts than those of its training, the
-    lookup rule and the static tree of that mode decide.
+    Beyond a distance in temperature or top-p (`Sampling.covers`), and on longer texts than those of its training, the
+    lookup rule and the static tree of that mode decide. Raises InputError where the profile has no times for a mode.
     """
 
     settings_S3: Tensor  # `Mode.key`
@@ -57,9 +58,31 @@ class DeployedSelector(nn.Module):
         self.length_at, self.match_at, self.batch_at = index("context_length"), index("match"), index("batch")
         self.never, self.doubling, self.any_level = NEVER, of_batch(2), ANY_LEVEL
         self.far, self.farther = list(FAR[:2]), FARTHER
-        for name, tensor in decision_tables(profile, modes, verifier, module.space).items():
-            self.register_buffer(name, tensor)
-        self.register_buffer("sums_SA", module.space.sums_SA.clone())
+        space, rules = module.space, [mode.rule or LookupRule(NO_MATCH, 0) for mode in modes]
+
+        def times(mode: Mode, levels: Sequence[str]) -> tuple[Tensor, Tensor]:
+            return profile.at_batch(mode.batch).table(space.actions, verifier, levels, mode.sampling)
+
+        firsts = [[level for level in mode.feature_levels if level in (TEXT, EARLY)] for mode in modes]
+        early = [times(*each) for each in zip(modes, firsts, strict=True)]
+        tables = {
+            "settings_S3": [mode.key for mode in modes],
+            "speed_S": [mode.speed for mode in modes],
+            "rho_S": [mode.rho for mode in modes],
+            "longest_S": [float(mode.longest or NO_LIMIT) * (mode.decider == NETWORK) for mode in modes],
+            "allowed_SA": [mode.mask(space).tolist() for mode in modes],
+            "late_S": [float(mode.sees_all) for mode in modes],
+            "least_S": [float(rule.least) for rule in rules],
+            "copied_SA": [[action == rule.lookup for action in space] for rule in rules],
+            "static_SA": [[action == mode.action for action in space] for mode in modes],
+            "level_S": [float(LOG.levels.index(mode.level)) if mode.level else ANY_LEVEL for mode in modes],
+        }
+        for name, values in tables.items():
+            self.register_buffer(name, torch.tensor(values))
+        self.register_buffer("lengths_L", early[0][0])
+        self.register_buffer("early_SLA", torch.stack([seconds_LA for _, seconds_LA in early]))
+        self.register_buffer("late_SLA", torch.stack([times(mode, mode.feature_levels)[1] for mode in modes]))
+        self.register_buffer("sums_SA", space.sums_SA.clone())
         self.eval()
 
     def forward(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -114,40 +137,6 @@ class DeployedSelector(nn.Module):
         else:
             scores = scores.masked_fill(~allowed_BA, self.never)
         return scores.argmax(-1), scores
-
-
-def decision_tables(
-    profile: LatencyProfile, modes: Sequence[Mode], verifier: str, space: ActionSpace
-) -> dict[str, Tensor]:
-    """The tables of `DeployedSelector`; InputError where the profile has no times for them."""
-    at_batch = {mode.batch: profile.at_batch(mode.batch) for mode in modes}
-
-    def times(levels: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-        """Lengths and step times, if decisions use only the mode's feature levels in `levels`; () stands for all."""
-        tables = []
-        for mode in modes:
-            asked = [level for level in mode.feature_levels if not levels or level in levels]
-            setting = mode.temperature, mode.top_p
-            tables.append(at_batch[mode.batch].table(space.actions, verifier, asked, setting))
-        return tables[0][0], torch.stack([seconds_LA for _, seconds_LA in tables])
-
-    lengths_L, early_SLA = times((TEXT, EARLY))
-    rules = [mode.rule or LookupRule(NO_MATCH, 0) for mode in modes]
-    return {
-        "settings_S3": torch.tensor([mode.key for mode in modes]),
-        "lengths_L": lengths_L,
-        "early_SLA": early_SLA,
-        "late_SLA": times(())[1],
-        "speed_S": torch.tensor([mode.speed for mode in modes]),
-        "rho_S": torch.tensor([mode.rho for mode in modes]),
-        "longest_S": torch.tensor([float(mode.longest or NO_LIMIT) if mode.decides else 0.0 for mode in modes]),
-        "allowed_SA": torch.stack([mode.mask(space) for mode in modes]),
-        "late_S": torch.tensor([float(mode.sees_all) for mode in modes]),
-        "least_S": torch.tensor([float(rule.least) for rule in rules]),
-        "copied_SA": torch.tensor([[action == rule.lookup for action in space] for rule in rules]),
-        "static_SA": torch.tensor([[action == mode.action for action in space] for mode in modes]),
-        "level_S": torch.tensor([float(LOG.levels.index(mode.level)) if mode.level else ANY_LEVEL for mode in modes]),
-    }
 
 
 def config_of(module: SelectorModule, verifier: str, fallback: Action, modes: Sequence[Mode]) -> ArtefactConfig:

@@ -1,15 +1,4 @@
-"""Writes the artefact directory of a trained module.
-
-selector.pt        TorchScript: features in, action index and scores out
-model.safetensors  the same weights and tables
-tokens.safetensors statistics by token, for a log's selector
-golden.json        features and decisions along a fixed text, to check an engine's own code against
-config.json        feature schema, action table, verifier, modes, pair, versions, metrics, run id, checksums
-latency.json       the latency profile of the machine it was tuned for
-README.md          the model card
-custom_generate/   the code of transformers' `generate(custom_generate="<this directory>", ..)`, for a pair's selector
-SHA256SUMS         the checksums of all of the above
-"""
+"""Writes the artefact directory of a trained module; its files are listed in the model card, `card.j2`."""
 
 from __future__ import annotations
 
@@ -32,14 +21,20 @@ from selector.decision import Mode
 from selector.export.deployed import DeployedSelector, config_of
 from selector.files import atomically, json_text
 from selector.latency import LatencyProfile
-from selector.runtime.artefact import CHECKSUMS, ArtefactConfig
+from selector.runtime.artefact import CHECKSUMS
 from selector.runtime.selector import Selector, load_selector
 from selector.runtime.tokens import FILE, TokenStatistics
 from selector.schema import LOG, PAIR, sha256
 from selector.train.module import SelectorModule
 
 GOLDEN = "golden.json"
-CARD = Path(__file__).with_name("card.j2")
+CARD = Template(
+    Path(__file__).with_name("card.j2").read_text(),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    undefined=StrictUndefined,
+)
 GENERATE = '''"""Speculative decoding with this directory's selector, in transformers' own `generate()`:
 
     target.generate(**inputs, custom_generate=folder, trust_remote_code=True, draft_model=draft, selector=folder)
@@ -74,7 +69,6 @@ def write_artefact(
     """Writes the directory under a temporary name, checks it, renames it over an earlier one, and loads the selector.
 
     Args:
-        fallback: the action for a root without features.
         modes: `Mode.row` of each sampling setting; further entries are kept in `config.json`.
         facts: further entries of `config.json`, among them `pair` (names and fingerprint) and `metrics`.
         check: called with the temporary directory; if it raises, an earlier directory is unchanged.
@@ -93,15 +87,11 @@ def write_artefact(
             made_of = golden(Selector(made.state_dict(), config, profile, config.modes, tokens))
             (partial / GOLDEN).write_text(json_text(made_of) + "\n")
         (partial / "latency.json").write_text(json_text(profile.to_json(), indent=1) + "\n")
-        written = {
-            "modes": list(modes),
-            "versions": {name: version(name) for name in ("torch", "pytorch-lightning")},
-            "checksums": {path.name: sha256(path) for path in sorted(partial.iterdir())},
-            **facts,
-        }
-        config = replace(config, pair=facts["pair"], facts=written)
+        versions = {name: version(name) for name in ("torch", "pytorch-lightning")}
+        config = replace(config, pair=facts["pair"], facts={"modes": list(modes), "versions": versions, **facts})
         (partial / "config.json").write_text(json_text(config.to_json(), indent=1) + "\n")
-        (partial / "README.md").write_text(model_card(config))
+        page = CARD.render(config=config, of_log=config.schema == LOG)
+        (partial / "README.md").write_text(page)
         if module.schema == PAIR:
             (partial / "custom_generate").mkdir()
             (partial / "custom_generate" / "generate.py").write_text(GENERATE)
@@ -123,14 +113,6 @@ def torchscript() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".?torch\.jit\.\w+.? is deprecated", category=DeprecationWarning)
         yield
-
-
-def model_card(config: ArtefactConfig) -> str:
-    """`README.md` of an artefact directory."""
-    page = Template(
-        CARD.read_text(), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
-    )
-    return page.render(config=config, of_log=config.schema == LOG)
 
 
 def _scripted(made: DeployedSelector) -> bytes:

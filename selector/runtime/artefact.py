@@ -20,7 +20,6 @@ from selector.schema import (
     FULL,
     HIDDEN_STATES,
     LOG,
-    MATCH,
     SCALARS_KEY,
     SCHEMAS,
     InputError,
@@ -50,7 +49,7 @@ class ArtefactConfig:
     fallback: Action  # for a root without features
     modes: tuple[Mode, ...]
     pair: dict[str, Any] = field(default_factory=dict)  # names of the models and their `fingerprint`
-    facts: dict[str, Any] = field(default_factory=dict)  # `metrics`, `run_id`, `provenance`, `versions`, `checksums`
+    facts: dict[str, Any] = field(default_factory=dict)  # `metrics`, `run_id`, `provenance`, `versions`
 
     @property
     def regressor(self) -> bool:
@@ -66,7 +65,7 @@ class ArtefactConfig:
         """Tokens per second of each of `space.trees` under a mode's setting, at the middle measured context length."""
         own = latency.at_batch(mode.batch)
         length = own.draft.lengths[len(own.draft.lengths) // 2]
-        seconds = [own.action_seconds(tree, length, self.verifier, (), mode.setting) for tree in self.space.trees]
+        seconds = [own.action_seconds(tree, length, self.verifier, (), mode.sampling) for tree in self.space.trees]
         return torch.tensor(mode.mean_efficiency) / torch.tensor(seconds)
 
     def to_json(self) -> dict[str, Any]:
@@ -99,14 +98,11 @@ class ArtefactConfig:
         config = cls(
             schema=schema,
             ranges=[(number(each["lowest"]), number(each["highest"])) for each in features["scalars"]],
-            objective=values["objective"],
-            feature_level=values["feature_level"],
-            verifier=values["verifier"],
             hidden_states=features["hidden_states"],
             space=ActionSpace.of_json(values["space"]),
             fallback=Action.of(values["fallback"]),
             modes=tuple(map(Mode.of, values["modes"])),
-            pair=values["pair"],
+            **{name: values[name] for name in ("objective", "feature_level", "verifier", "pair")},
         )
         if not config._fits() or features["early"] != schema.first:
             raise ValueError("its parts do not fit together")
@@ -117,7 +113,7 @@ class ArtefactConfig:
 
     def _fits(self) -> bool:
         space, levels = self.space, self.schema.levels
-        seen = (), (MATCH,), levels[:1], (self.feature_level,)
+        seen = (), levels[:1], (self.feature_level,)
         hidden_states = HIDDEN_STATES if self.feature_level == FULL else ()
         return (
             len(self.modes) > 0
@@ -144,17 +140,21 @@ def read_config(path: Path) -> ArtefactConfig:
     """`config.json`; InputError where it is damaged or of another version."""
     try:
         values = json.loads(path.read_text())
-        if (found := values["format"]) != FORMAT:
-            raise InputError(f"{path}: {found}; this program reads {FORMAT}: export the selector again")
-        ours, theirs = list(SCHEMAS[values["schema"]].names), [each["name"] for each in values["features"]["scalars"]]
-        if ours != theirs:
-            other = ", ".join(sorted({*ours} ^ {*theirs})[:3]) or "their order"
-            raise InputError(f"{path}: its scalars are not this program's ({other}): train and export it again")
-        return ArtefactConfig.of_json(values)
-    except InputError:
-        raise
+        other = _other_version(values)
+        config = None if other else ArtefactConfig.of_json(values)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise InputError(f"{path}: damaged ({type(error).__name__}); export the selector again") from error
+    if config is None:
+        raise InputError(f"{path}: {other}")
+    return config
+
+
+def _other_version(values: dict[str, Any]) -> str:
+    if values["format"] != FORMAT:
+        return f"{values['format']}; this program reads {FORMAT}: export the selector again"
+    ours, theirs = list(SCHEMAS[values["schema"]].names), [each["name"] for each in values["features"]["scalars"]]
+    differing = ", ".join(sorted({*ours} ^ {*theirs})[:3]) or "their order"
+    return "" if ours == theirs else f"its scalars are not this program's ({differing}): train and export it again"
 
 
 def local_folder(folder: str | Path) -> Path:
@@ -165,33 +165,21 @@ def local_folder(folder: str | Path) -> Path:
     where there is no such directory and the download fails.
     """
     if str(folder).startswith(REGISTRY):
-        return _of_registry(str(folder))
-    path = Path(folder)
-    if path.is_dir() or isinstance(folder, Path) or not HUB_ID.fullmatch(folder):
-        return path
+        failure = "MLflow does not give it (is MLFLOW_TRACKING_URI set?)"
+    elif isinstance(folder, str) and HUB_ID.fullmatch(folder) and not Path(folder).is_dir():
+        failure = "no such directory, and the hub does not give it"
+    else:
+        return Path(folder)
     try:
+        if str(folder).startswith(REGISTRY):
+            from mlflow.artifacts import download_artifacts
+
+            return next(Path(download_artifacts(str(folder))).glob(f"data/*/{CHECKSUMS}")).parent
         from huggingface_hub import snapshot_download
-    except ModuleNotFoundError as error:
-        raise InputError(f"{folder}: no such directory; to fetch it from the hub, install huggingface_hub") from error
-    try:
-        return Path(snapshot_download(folder))
-    except Exception as error:  # the network, the hub and the cache raise many kinds
-        raise InputError(f"{folder}: no such directory, and the hub does not give it: {first_line(error)}") from error
 
-
-def _of_registry(uri: str) -> Path:
-    try:
-        from mlflow.artifacts import download_artifacts
-    except ModuleNotFoundError as error:
-        raise InputError(f"{uri}: to read it from MLflow's registry, install mlflow") from error
-    try:
-        path = Path(download_artifacts(uri))
-        return next(path.glob(f"data/*/{CHECKSUMS}")).parent
-    except StopIteration as error:
-        raise InputError(f"{uri}: holds no selector directory") from error
-    except Exception as error:  # the store raises many kinds
-        reason = first_line(error)
-        raise InputError(f"{uri}: MLflow does not give it (is MLFLOW_TRACKING_URI set?): {reason}") from error
+        return Path(snapshot_download(str(folder)))
+    except Exception as error:  # a missing library, the network, the stores and their caches raise many kinds
+        raise InputError(f"{folder}: {failure}: {first_line(error)}") from error
 
 
 def check_files(folder: Path) -> None:
@@ -204,24 +192,17 @@ def check_files(folder: Path) -> None:
     listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     if not {"selector.pt", "model.safetensors", "config.json", "latency.json"} <= set(listed):
         raise InputError(f"{listing}: damaged; export the selector again")
-    for name, digest in listed.items():
-        path = folder / name
-        if not path.is_file():
-            raise InputError(f"{path}: missing; export the selector again")
-        if sha256(path) != digest:
-            raise InputError(f"{path}: its checksum does not match {CHECKSUMS}; export the selector again")
+    for path, digest in ((folder / name, digest) for name, digest in listed.items()):
+        if not path.is_file() or sha256(path) != digest:
+            state = "its checksum does not match" if path.is_file() else "missing"
+            raise InputError(f"{path}: {state}; export the selector again")
 
 
 def checked(features: Features, widths: dict[str, int], most_axes: int, early: int | None = None) -> Features:
-    """The features named in `widths`, on the CPU.
+    """The features named in `widths`, of their last axes, on the CPU; or the `early` first scalars alone.
 
-    Args:
-        widths: of the last axis, by name.
-        most_axes: 1 for one root, 2 where a batch is accepted, too.
-        early: number of scalars that suffice without the other features; None where all features are needed.
-
-    Raises:
-        InputError: a feature is missing, of another shape or dtype than the schema's, or not finite; names it.
+    `most_axes` is 1 for one root, and 2 where a batch is accepted, too. Raises InputError, which names the feature,
+    where one is missing, of another shape or dtype than the schema's, or not finite.
     """
     scalars = features.get(SCALARS_KEY)
     if early is not None and isinstance(scalars, Tensor) and scalars.shape[-1:] == (early,):
@@ -241,17 +222,3 @@ def checked(features: Features, widths: dict[str, int], most_axes: int, early: i
         if not math.isfinite(float(value.sum())):  # one call, because the sum keeps any NaN or infinity
             raise InputError(f"features: {name} is not finite")
     return read
-
-
-def in_words(temperature: float, top_p: float, top_k: int = 0, min_p: float = 0.0) -> str:
-    """A sampling setting; a top-k or min-p that keeps everything is left out."""
-    further = f", top-k {top_k}" * (top_k != 0) + f", min-p {min_p:g}" * (min_p != 0)
-    return f"temperature {temperature:g}, top-p {top_p:g}{further}"
-
-
-def check_setting(temperature: float, top_p: float, batch: float = 1, top_k: int = 0, min_p: float = 0.0) -> None:
-    """InputError where the sampling setting or the number of requests is out of range."""
-    if not (0 <= temperature < math.inf and 0 < top_p <= 1 and top_k >= 0 and 0 <= min_p <= 1):
-        raise InputError(f"{in_words(temperature, top_p, top_k, min_p)}: no sampling setting")
-    if not 1 <= batch < math.inf:
-        raise InputError(f"batch {batch:g}: there is at least one request")

@@ -14,13 +14,13 @@ kinds of drafts (chains, lookups).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from selector.actions import Action
+from selector.actions import Action, ActionSpace
 from selector.jit import jit
 from selector.latency import MOST_TOKENS, LatencyProfile
 from selector.schema import InputError
@@ -64,25 +64,18 @@ class Shapes(NamedTuple):
     copies_A: Array  # whether the action is a lookup
 
     @classmethod
-    def of(cls, actions: Iterable[Action]) -> Shapes:
+    def of(cls, actions: Collection[Action] | ActionSpace) -> Shapes:
         """Raises ValueError where an action has branches."""
-        actions = list(actions)
         if any(action.K > 1 for action in actions):
             raise ValueError("requests of one batch draft chains or lookups, not trees")
-        drafted = np.array([action.nodes for action in actions])
-        copies = np.array([action.copies for action in actions])
+        drafted, copies = (np.array(each) for each in zip(*((a.nodes, a.copies) for a in actions), strict=True))
         return cls(drafted, np.where(copies, 0, drafted), copies)
 
 
 @jit
 def joint_choice(tokens_BA: Array, shapes: Shapes, speed: float, token_seconds: float, pass_seconds: float) -> Array:
-    """Positions of the requests' actions, int64 [B].
-
-    Args:
-        tokens_BA: predicted block efficiencies, float64.
-        speed: g, of the whole batch, in tokens per second.
-        token_seconds, pass_seconds: times of one verified token of one request, and of one draft pass of all requests.
-    """
+    """Positions of the requests' actions, int64 [B], from predicted block efficiencies, float64; `speed` is g, and the
+    times are those of one verified token of one request, and of one draft pass of all requests."""
     B, A = tokens_BA.shape
     token, once, most = speed * token_seconds, speed * pass_seconds, shapes.passes_A.max()
     best_MB = np.full((most + 1, B), -np.inf)  # with up to m passes

@@ -55,8 +55,8 @@ class OneRoot:
             self._layers[0] = self._layers[0][0][:, :F], self._layers[0][1]
         self._path_AD = config.space.survival_of_AD.numpy()
         asked = [each for each in mode.feature_levels if not early or each == schema.levels[0]]
-        setting, times = (mode.temperature, mode.top_p), profile.at_batch(mode.batch)
-        lengths_L, seconds_LA = times.table(config.space.actions, config.verifier, asked, setting)
+        times = profile.at_batch(mode.batch)
+        lengths_L, seconds_LA = times.table(config.space.actions, config.verifier, asked, mode.sampling)
         self._lengths_L, self._seconds_LA = lengths_L.double().numpy(), seconds_LA.double().numpy()
 
     def worth(self, features: Features, actions_K: Array) -> Array:

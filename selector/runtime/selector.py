@@ -1,37 +1,42 @@
 """A loaded selector: it makes the decisions of an artefact directory and needs only torch and NumPy.
 
-Legend: B roots, A actions, T trees, F scalars, D hidden width.
+Legend: B roots or requests, A actions, K those that may be chosen, T trees, F scalars, D hidden width.
 """
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace
-from selector.decision import Mode, nearest
+from selector.decision import NETWORK, NEVER, STATIC, Mode, nearest
 from selector.files import read_tensors
 from selector.latency import LatencyProfile
-from selector.runtime.artefact import (
-    ArtefactConfig,
-    Features,
-    check_files,
-    check_setting,
-    checked,
-    in_words,
-    local_folder,
-    read_config,
-)
+from selector.runtime.artefact import ArtefactConfig, Features, check_files, checked, local_folder, read_config
+from selector.runtime.joint import Shapes, StepClock, joint_choice, step_clock
+from selector.runtime.one_root import OneRoot
 from selector.runtime.tokens import TokenStatistics
-from selector.runtime.tuned import Tuned, warn_far, warn_once
-from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
+from selector.sampling import Sampling
+from selector.schema import DRAFTER, LOG, MATCH, SCALARS_KEY, TEXT, InputError
 
 ASKED_BY = ("temperature", "top_p", "batch")  # scalars that tell which mode decides
+
+
+def checked_batch(batch: float) -> float:
+    """InputError where it is no number of requests."""
+    if not 1 <= batch < math.inf:
+        raise InputError(f"batch {batch:g}: there is at least one request")
+    return batch
 
 
 class Selector:
@@ -62,15 +67,6 @@ class Selector:
         self.tokens = tokens or TokenStatistics.empty()
         self.widths = {SCALARS_KEY: len(config.schema.scalars), **config.hidden_states}
         self._known: dict[tuple[float, float, float, str], Tuned] = {}
-
-    def __repr__(self) -> str:
-        pair, settings = self.config.pair, dict.fromkeys(in_words(*m.setting, m.top_k, m.min_p) for m in self.modes)
-        batches = sorted({mode.batch for mode in self.modes})
-        requests = f"; batches of {', '.join(map(str, batches))}" if batches != [1] else ""
-        return (
-            f"Selector({pair['target']} / {pair['draft']}, {self.verifier}; a {self.config.objective} with "
-            f"{self.config.feature_level} features, {len(self.actions)} actions; {'; '.join(settings)}{requests})"
-        )
 
     def select(self, features: Features | None) -> Action:
         """The action for one root; `fallback` without features.
@@ -107,17 +103,16 @@ class Selector:
         level = self.schema.levels[int(len(scalars_F) > self.schema.first)] if self.schema == LOG else ""
         asked = temperature, top_p, batch, level
         if asked not in self._known:
-            check_setting(temperature, top_p, batch)
             modes = [mode for mode in self.modes if mode.level == level]
-            self._known[asked] = Tuned(nearest(modes or self.modes, temperature, top_p, batch), self)
+            mode = nearest(modes or self.modes, Sampling(temperature, top_p), checked_batch(batch))
+            self._known[asked] = Tuned(mode, self)
         return self._known[asked]
 
     def at(
         self,
         temperature: float,
         top_p: float = 1.0,
-        nodes: int | None = None,
-        shapes: Iterable[tuple[int, ...]] | None = None,
+        shapes: Iterable[tuple[Any, ...]] | None = None,
         batch: int = 1,
         level: str | None = None,
         top_k: int = 0,
@@ -125,36 +120,32 @@ class Selector:
     ) -> Tuned:
         """The selector under the mode that is nearest to a sampling setting and a number of requests.
 
-        Where no mode covers the setting (`Mode.covers`), the lookup rule and the static tree of the nearest one decide:
-        they lose less there than a network outside of its training data. A warning says so, once for each setting.
+        Where no mode covers the setting (`Sampling.covers`), the lookup rule and the static tree of the nearest one
+        decide: they lose less there than a network outside of its training data. A warning says so, once for each
+        setting.
 
         Args:
-            nodes: largest number of drafted tokens; equal prefixes of branches count separately.
-            shapes: the actions that an engine can draft, trees `(K, L1, L2)` and lookups `(length,)`; None for all.
+            shapes: the actions that an engine can draft, `(K, L1, L2)` or `(K, L1, L2, style)`; None for all.
             level: `text` or `drafter`, for a log's selector; None to use the level of the features that are given.
-            top_k: 0 for the whole vocabulary.
 
         Raises:
             InputError: the setting, the batch or the level is out of range, no tree is left, or a shape is not in the
                 action space.
         """
-        asked = temperature, top_p, top_k, min_p
-        check_setting(temperature, top_p, batch, top_k, min_p)
-        less = None
+        asked, less = Sampling(temperature, top_p, top_k, min_p), None
         if self.schema == LOG and level is None:
-            less, level = self.at(temperature, top_p, nodes, shapes, batch, TEXT, top_k, min_p), DRAFTER
-        elif self.schema != LOG and level is not None:
-            raise InputError(f"level {level}: only a selector that was trained on a log has levels to choose from")
+            shapes = None if shapes is None else list(shapes)
+            less, level = self.at(temperature, top_p, shapes, batch, TEXT, top_k, min_p), DRAFTER
         modes = [mode for mode in self.modes if level is None or mode.level == level]
         if not modes:
-            raise InputError(f"level {level}: this selector has {', '.join(self.schema.levels)}")
-        mode = nearest(modes, temperature, top_p, batch, top_k, min_p)
-        if not mode.covers(*asked):
-            warn_far(in_words(*asked), mode)
-            mode = mode.by_rule()
-        if nodes is not None or shapes is not None:
+            raise InputError(f"level {level}: this selector has none of that level")
+        mode = nearest(modes, asked, checked_batch(batch))
+        if not mode.sampling.covers(asked):
+            warn_far(str(asked), mode)
+            mode = mode.without_network()
+        if shapes is not None:
             speed_T = self.config.static_speeds(mode, self.latency)
-            mode = mode.restricted(self.space, _allowed(self.space, nodes, shapes), speed_T)
+            mode = mode.restricted(self.space, _positions(self.space, shapes), speed_T)
         return Tuned(mode, self, less)
 
     def check_pair(self, target: str, draft: str, device: str = "", weights: Sequence[str] = ()) -> None:
@@ -179,15 +170,14 @@ class Selector:
             warn_once(f"the selector has the step times of {timed_on}; {here} decodes")
 
 
-def _allowed(space: ActionSpace, nodes: int | None, shapes: Iterable[tuple[int, ...]] | None) -> list[int]:
+def _positions(space: ActionSpace, shapes: Iterable[tuple[Any, ...]]) -> set[int]:
     try:
-        wanted = range(len(space)) if shapes is None else sorted({space.index(Action.of(shape)) for shape in shapes})
+        positions = {space.index(Action.of(shape)) for shape in shapes}
     except (ValueError, TypeError) as error:
         raise InputError(f"shapes: {error}") from error
-    allowed = [a for a in wanted if nodes is None or space.actions[a].nodes <= nodes]
-    if not any(a < len(space.trees) for a in allowed):
-        raise InputError(f"no tree is left of those with at most {nodes} nodes and the shapes given")
-    return allowed
+    if not any(a < len(space.trees) for a in positions):
+        raise InputError("shapes: no tree is left")
+    return positions
 
 
 def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | None = None) -> Selector:
@@ -223,3 +213,157 @@ def _moved(config: ArtefactConfig, mode: Mode, latency: LatencyProfile, own: Lat
     best = int(speed_T.argmax())
     speed = mode.speed * float(speed_T[best] / before_T[config.space.index(mode.action)])
     return replace(mode, action=config.space.trees[best], speed=speed, allowed=())
+
+
+class Tuned:
+    """A selector under one sampling setting, for one root at a time; a lookup rule or a static tree needs no selector.
+
+    Call `select` with the features of each of `feature_levels` in turn until it returns an action. On texts of more
+    than `longest` tokens, if it is not 0, a network's mode needs the match alone. Where only features of the schema's
+    first level are given, `less` decides instead, if there is one.
+    """
+
+    def __init__(self, mode: Mode, selector: Selector | None = None, less: Tuned | None = None) -> None:
+        if mode.decider == NETWORK and selector is None:
+            raise InputError("a network's decisions need its selector")
+        self.mode, self.feature_levels, self.longest = mode, mode.asked, mode.longest
+        self._selector, self._less, self._at_root = selector, less, dict[bool, OneRoot]()
+        self._covers = lru_cache(self._covers_setting)
+
+    def select(self, features: Features | None, final: bool = False) -> Action | None:
+        """The decision at a root; the static tree without features.
+
+        Beyond the lengths and the sampling settings of the training the lookup rule and the static tree decide; of the
+        latter a warning tells, once.
+
+        Args:
+            features: of one of `feature_levels`, or of the schema's first level where more are not known.
+            final: whether there will be no more features at this root.
+
+        Returns:
+            None where only features of the first level are given and the decision needs all of them, after the draft's
+            root pass; never if `final`.
+
+        Raises:
+            InputError: a feature is missing, of another shape or dtype, or not finite.
+        """
+        mode = self.mode
+        if features is None or mode.decider == STATIC:
+            return mode.action
+        if MATCH in features and (mode.rule is not None or mode.longest > 0):
+            match = float(features[MATCH])
+            if not math.isfinite(match):
+                raise InputError("features: match is not finite")
+            return mode.copied(match)
+        if self._only_first(features):
+            return self._less.select(features, final)  # type: ignore[union-attr]
+        read = self._read(features)
+        if self._is_beyond(read):
+            return mode.copied(self._scalar(read, MATCH))
+        at_root = self._root_of(read)
+        action = self._actions[self._allowed_K[at_root.worth(read, self._allowed_K).argmax()]]
+        again = at_root.early and len(mode.feature_levels) > 1 and not final
+        return None if again and action.drafts else action
+
+    def scores(self, features: Features) -> NDArray[np.float32]:
+        """What each action is worth at one root, [A]: as `Selector.scores`. Raises InputError as `select`."""
+        if self._only_first(features):
+            return self._less.scores(features)  # type: ignore[union-attr]
+        read, positions_K = self._read(features), self._allowed_K
+        if self._is_beyond(read):
+            positions_K = np.array([self._own.config.space.index(self.mode.copied(self._scalar(read, MATCH)))])
+        scores_A = np.full(len(self._actions), NEVER, np.float32)
+        scores_A[positions_K] = self._root_of(read).worth(read, positions_K)
+        return scores_A
+
+    def select_jointly(self, features: Sequence[Features]) -> list[Action]:
+        """The choices of several requests that share their draft passes, from the features of each, as in `select`.
+
+        Raises InputError as `select`.
+        """
+        if all(map(self._only_first, features)):
+            return self._less.select_jointly(features)  # type: ignore[union-attr]
+        if not self.mode.joint:
+            return [choice for each in features if (choice := self.select(each)) is not None]
+        shapes, clock = self._shared
+        tokens_BA, length = self._predicted(features, np.arange(len(self._actions)))
+        prices = clock.prices(length, self.mode.batch)
+        chosen_B = joint_choice(tokens_BA.astype(np.float64), shapes, self.mode.joint, *prices)
+        return [self._actions[a] for a in chosen_B]
+
+    def select_common(self, features: Sequence[Features]) -> Action:
+        """One choice for all requests of a batch, from the features of each: the best for the means of their predicted
+        tokens and context lengths. It is for a network that decides from one level of features.
+
+        Raises InputError as `select`.
+        """
+        if self.mode.decider != NETWORK:
+            return self.mode.action
+        tokens_BK, length = self._predicted(features, self._allowed_K)
+        net_K = self._root_of(features[0]).net(tokens_BK.mean(0), length, self._allowed_K)
+        return self._actions[self._allowed_K[net_K.argmax()]]
+
+    def _predicted(self, features: Sequence[Features], actions_K: NDArray[Any]) -> tuple[NDArray[Any], float]:
+        # the predicted tokens of some actions for each request, [B, K], and the mean context length
+        read = [self._read(each) for each in features]
+        at_root = self._root_of(read[0])
+        tokens_BK = np.stack([at_root.tokens(each, actions_K) for each in read])
+        return tokens_BK, float(np.mean([at_root.length(each) for each in read]))
+
+    @property
+    def _own(self) -> Selector:
+        if self._selector is None:
+            raise InputError("features: match is missing")
+        return self._selector
+
+    @cached_property
+    def _actions(self) -> tuple[Action, ...]:
+        return self._own.config.space.actions
+
+    @cached_property
+    def _allowed_K(self) -> NDArray[Any]:
+        return np.array(self.mode.allowed or range(len(self._actions)))
+
+    @cached_property
+    def _shared(self) -> tuple[Shapes, StepClock]:
+        return Shapes.of(self._actions), step_clock(self._own.latency, self.mode.batch)
+
+    def _only_first(self, features: Features) -> bool:
+        return self._less is not None and len(features.get(SCALARS_KEY, ())) == self._own.config.schema.first
+
+    def _root_of(self, read: Features) -> OneRoot:
+        # of the features' level, or of the mode's if it is lower
+        own = self._own
+        early = len(read[SCALARS_KEY]) == own.config.schema.first or not self.mode.sees_all
+        if early not in self._at_root:
+            self._at_root[early] = OneRoot(own.weights, own.config, own.latency, self.mode, early)
+        return self._at_root[early]
+
+    def _read(self, features: Features) -> Features:
+        return checked(features, self._own.widths, 1, self._own.config.schema.first)
+
+    def _scalar(self, read: Features, name: str) -> float:
+        return float(read[SCALARS_KEY][self._own.config.schema.index(name)])
+
+    def _is_beyond(self, read: Features) -> bool:
+        if self.mode.decider != NETWORK:
+            return True
+        covered = self._covers(self._scalar(read, "temperature"), self._scalar(read, "top_p"))
+        return not covered or 0 < self.longest < self._scalar(read, "context_length")
+
+    def _covers_setting(self, temperature: float, top_p: float) -> bool:
+        asked = replace(self.mode.sampling, temperature=temperature, top_p=top_p)
+        if not (covered := self.mode.sampling.covers(asked)):
+            warn_far(f"features: {asked}", self.mode)
+        return covered
+
+
+def warn_far(asked: str, mode: Mode) -> None:
+    """A warning that a setting is beyond what a mode was trained for."""
+    warn_once(f"{asked}: too far from the trained {mode.sampling}; its lookup rule and {mode.action} decide")
+
+
+@cache
+def warn_once(message: str) -> None:
+    """A warning that a process gives once, whatever its filters are."""
+    warnings.warn(message, stacklevel=3)

@@ -50,7 +50,6 @@ class TokenStatistics:
 
     @classmethod
     def empty(cls) -> TokenStatistics:
-        """The statistics of no roots."""
         K = len(MEANS)
         return cls(np.zeros(0, np.int64), np.zeros(0), np.zeros((0, K)), np.zeros(K))
 
@@ -63,7 +62,6 @@ class TokenStatistics:
         return _shrunk(counts_J, sums_JK, self.means_K).ravel()
 
     def to_tensors(self) -> dict[str, Array]:
-        """The arrays of the artefact's file."""
         numbers = {name: getattr(self, name).astype(np.float32) for name in ("counts_N", "sums_NK", "means_K")}
         return {"keys_N": self.keys_N, **numbers}
 
@@ -83,6 +81,5 @@ def _summed(at: Array, values: Array, size: int) -> tuple[Array, Array]:
 
 
 def _shrunk(counts_J: Array, sums_JK: Array, means_K: Array) -> Array:
-    """The means and the number of occurrences of each key, [J, K + 1]; unknown keys have the means of all roots."""
     means_JK = (sums_JK + WEIGHT * means_K) / (counts_J + WEIGHT)[:, None]
     return np.concatenate([means_JK, np.minimum(counts_J, MOST_COUNTED)[:, None]], axis=1)

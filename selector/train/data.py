@@ -18,10 +18,10 @@ from torch import Tensor
 
 from selector.actions import ActionSpace
 from selector.latency import LatencyProfile, interpolated_at, places
+from selector.sampling import Sampling
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputError, Schema, survival_column
 from selector.train.replay import lawful
 
-Setting = tuple[float, float]  # temperature and top-p
 SPLITS = ("train", "validation", "test")
 
 
@@ -42,7 +42,7 @@ class Texts:
         schema: of the scalars.
     """
 
-    settings: list[Setting]
+    settings: list[Sampling]
     size_X: Tensor
     setting_X: Tensor
     kind_X: list[str]
@@ -79,11 +79,11 @@ class Texts:
     def source_number_X(self) -> Tensor:
         return torch.from_numpy(np.unique(self.source_X, return_inverse=True)[1])
 
-    def setting_of(self, setting: Setting) -> Texts:
+    def setting_of(self, sampling: Sampling) -> Texts:
         """The texts of one sampling setting; InputError where there are none."""
-        if setting not in self.settings:
-            raise InputError(f"the traces hold no texts of temperature {setting[0]:g}, top-p {setting[1]:g}")
-        return self.take((self.setting_X == self.settings.index(setting)).nonzero()[:, 0])
+        if sampling not in self.settings:
+            raise InputError(f"the traces hold no texts of {sampling}")
+        return self.take((self.setting_X == self.settings.index(sampling)).nonzero()[:, 0])
 
     def take(self, index_X: Tensor) -> Texts:
         """Some of the texts, in the order of the whole."""
@@ -97,15 +97,13 @@ class Texts:
         return replace(self, **taken)
 
     def labels(self, verifier: str, rows: Tensor | slice, space: ActionSpace) -> Tensor:
-        """Survivals of a space's actions at some roots, float32 [rows, S]. A lookup is accepted as far as the text
-        continues with it, so its survivals are 0 or 1."""
+        """Survivals of a space's actions at some roots, float32 [rows, S]; those of lookups are 0 or 1."""
         depth_D = torch.arange(1, len(space.sums_SA) - space.tree_survivals + 1)
         copied_RD = self.foretold_R[rows].unsqueeze(-1) >= depth_D
         drafted_RS = self.survivals[verifier][rows, : space.tree_survivals].float()  # a space may lack further styles
         return torch.cat([drafted_RS, copied_RD.float()], dim=-1)
 
     def scalar(self, name: str) -> Tensor:
-        """One scalar at every root, [R]."""
         return self.scalars_RF[:, self.schema.index(name)]
 
     def features(self, rows: Tensor | slice, full: bool) -> tuple[Tensor, list[Tensor]]:
@@ -129,11 +127,10 @@ class Timed:
         return self.given_space or self.texts.space
 
     @property
-    def setting(self) -> Setting:
+    def sampling(self) -> Sampling:
         return self.texts.settings[int(self.texts.setting_X[0])]
 
     def on(self, profile: LatencyProfile) -> Timed:
-        """The same texts with another machine's times."""
         moved = replace(self, profile=profile)
         moved.__dict__["survivals_RS"] = self.survivals_RS  # the cached labels do not depend on times
         return moved
@@ -165,7 +162,7 @@ class Timed:
         return torch.tensor([late.at(0, tokens) for tokens in range(late.sizes[-1] + 1)], dtype=torch.float64)
 
     def _table(self, feature_levels: Sequence[str]) -> tuple[Tensor, Tensor]:
-        return self.profile.table(self.space.actions, self.verifier, feature_levels, self.setting)
+        return self.profile.table(self.space.actions, self.verifier, feature_levels, self.sampling)
 
 
 def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor) -> Texts:
@@ -173,8 +170,9 @@ def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor) -> T
     for verifier in verifiers:
         if survival_column(verifier) not in table.column_names:
             raise InputError(f"the traces hold no labels for {verifier}: add it to verifiers and make them again")
-    setting_of = list(zip(table["temperature"].to_pylist(), table["top_p"].to_pylist(), strict=True))
-    settings = sorted(set(setting_of))
+    numbers = (table[each.name].to_pylist() for each in fields(Sampling))
+    setting_of = [Sampling(*each) for each in zip(*numbers, strict=True)]
+    settings = list(dict.fromkeys(setting_of))
     size_X, start_X, stride_X = (
         torch.from_numpy(np.asarray(table[name]).astype(np.int64)) for name in ("roots", "start", "hidden_stride")
     )

@@ -45,11 +45,7 @@ class MixedBatches:
     """Texts as streams of requests, one for each part of the sources; B requests of a stream are decoded at once.
 
     A stream holds the texts of its part in random orders. It ends when its last text begins, so that there are always B
-    requests.
-
-    Args:
-        timed: labels of 0 and 1; of other labels one draw is taken.
-        profile: with a batch axis.
+    requests. Of labels that are not 0 or 1 one draw is taken.
     """
 
     def __init__(self, timed: Timed, profile: LatencyProfile, batch: int, seed: int = 0) -> None:

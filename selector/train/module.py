@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+from statistics import fmean
 from typing import Any
 
 import pytorch_lightning as pl
@@ -14,19 +16,16 @@ import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
-from torchmetrics.functional import explained_variance, spearman_corrcoef
-from torchmetrics.functional.classification import binary_calibration_error
 
 from selector.actions import ActionSpace
 from selector.decision import Mode
-from selector.schema import FULL, MATCH, PAIR, SCHEMAS
-from selector.train.data import Setting, Texts, Timed
+from selector.schema import FULL, PAIR, SCHEMAS
+from selector.train.data import Texts, Timed
 from selector.train.network import RootNetwork, SurvivalNetwork
 from selector.train.objective import policy_loss, policy_ratios, survival_loss
 from selector.train.tuning import replay_mode
 
 ROWS_AT_ONCE = 1 << 14
-MEASURED = 4096  # roots of a sampling setting at most that the metrics of an epoch are measured on
 WEIGHT_DECAY = 0.02  # of AdamW
 
 
@@ -52,10 +51,8 @@ class SelectorModule(pl.LightningModule):
         level: "light", scalars alone, or "full", of a pair's selector; "drafter" of a log's.
         hidden_widths: of the hidden states, in schema order; empty unless "full".
         network: further keyword arguments of `RootNetwork`.
-        learning_rate: the peak of the schedule.
         schema: a key of `schema.SCHEMAS`.
         space: as `ActionSpace.to_json` gives it; None for the trees and lookups of a pair.
-        squared_weight: see `objective.survival_loss`.
     """
 
     def __init__(
@@ -132,7 +129,7 @@ class SelectorModule(pl.LightningModule):
 
     def predictions(self, texts: Texts, mode: Mode) -> dict[str, Tensor]:
         """The scores with each of the feature levels that a mode asks with, [R, A] each."""
-        return {level: self.scores(texts, level) for level in mode.feature_levels if level != MATCH}
+        return {level: self.scores(texts, level) for level in mode.feature_levels}
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         loss = self.loss(batch)
@@ -144,45 +141,18 @@ class SelectorModule(pl.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log the speed over the best static tree, by replay of the validation texts, averaged over `judged` and for
-        each sampling setting; and a regressor's metrics for each."""
+        each sampling setting."""
         if not self.judged or self.trainer.sanity_checking:
             return
-        ratios: dict[Setting, list[float]] = {}
+        ratios: dict[str, list[float]] = {}
         for timed, mode in self.judged:
             static = replay_mode(timed, {}, mode.static_only())
             own = replay_mode(timed, self.predictions(timed.texts, mode), mode, policy=not self.is_regressor)
-            ratios.setdefault(timed.setting, []).append(own.speed / static.speed)
-        each = [ratio for of_setting in ratios.values() for ratio in of_setting]
-        self.log("validation/replay", torch.tensor(each).mean(), rank_zero_only=True)
-        for setting, timed in {timed.setting: timed for timed, _ in self.judged}.items():
-            found = {"replay": torch.tensor(ratios[setting]).mean(), **self.metrics(timed)}
-            for name, value in found.items():
-                place = f"T {setting[0]:g} top-p {setting[1]:g}"
-                self.log(f"validation/{name}/{place}", value, rank_zero_only=True)
-
-    @torch.no_grad()
-    def metrics(self, timed: Timed) -> dict[str, Tensor]:
-        """How well a regressor predicts, with all its features, at up to `MEASURED` roots; nothing for a policy.
-
-        Returns:
-            `explained_variance`: share of the variance over roots of all actions' labelled block efficiencies.
-            `rank_correlation`: Spearman's, over roots, of predicted and labelled means of block efficiencies.
-            `calibration_error`: mean distance of predicted and labelled survivals, over 15 bins of the predicted ones.
-        """
-        if not self.is_regressor:
-            return {}
-        known_R = (~timed.texts.unknown_R).nonzero()[:, 0]
-        rows = known_R[:: -(-len(known_R) // MEASURED)]
-        survivals = self.network(*timed.texts.features(rows, self.is_full), torch.ones(len(rows), 1)).exp()
-        labels = timed.survivals_RS[rows]
-        predicted, labelled = map(self.space.efficiencies, (survivals, labels))
-        explained = explained_variance(predicted, labelled, multioutput="variance_weighted")
-        return {
-            "explained_variance": torch.as_tensor(explained),
-            "rank_correlation": spearman_corrcoef(predicted.mean(-1), labelled.mean(-1)),
-            # its check expects targets of 0 or 1, but labels are probabilities
-            "calibration_error": binary_calibration_error(survivals, labels, validate_args=False),
-        }
+            place = f"T {timed.sampling.temperature:g} top-p {timed.sampling.top_p:g}"
+            ratios.setdefault(place, []).append(own.speed / static.speed)
+        for place, each in ratios.items():
+            self.log(f"validation/replay/{place}", fmean(each), rank_zero_only=True)
+        self.log("validation/replay", fmean(chain(*ratios.values())), rank_zero_only=True)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW in one cycle of the learning rate over the whole training."""

@@ -27,7 +27,6 @@ class RootNetwork(nn.Module):
     and one more input says so.
 
     Args:
-        schema: of the scalars.
         hidden_widths: D of each hidden state; none for a light selector.
         width: of each projected hidden state.
         hidden: widths of the MLP's layers.
@@ -82,14 +81,8 @@ class RootNetwork(nn.Module):
         return torch.where(self.count_F, scalars_BF.clamp(min=0).log1p(), scalars_BF)
 
     def forward(self, scalars_BF: Tensor, hidden_states: list[Tensor], passed_B1: Tensor) -> Tensor:
-        """Args:
-            scalars_BF: float32, in the order of the schema.
-            hidden_states: float32 [B, D] each, in the order of the schema.
-            passed_B1: float32, 1 where all features are known, 0 where only the early scalars are.
-
-        Returns:
-            float32 [B, outputs].
-        """
+        """Outputs, float32 [B, outputs], of scalars and hidden states, float32 [B, D] each, in the order of the schema;
+        `passed_B1` is 1 where all features are known, 0 where only the early scalars are."""
         clamped_BF = scalars_BF.clamp(self.low_F, self.high_F)
         scaled_BF = (self._logarithmic(clamped_BF) - self.mean_F) / self.scale_F
         parts = [scaled_BF[:, : self.early], scaled_BF[:, self.early :] * passed_B1, passed_B1]

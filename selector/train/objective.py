@@ -22,10 +22,8 @@ def survival_loss(
     Decisions need the sums; the cross-entropy keeps each survival calibrated. Chains, branches and lookups have equal
     weights, although there are far more branches.
 
-    Args:
-        log_survivals_BS: predicted, at most 0.
-        labels_BS: `P(tau >= t | text)`; NaN where unknown. Both terms are least at the labels' mean, so unbiased labels
-            suffice, even where the draw of siblings puts one above 1.
+    Labels are `P(tau >= t | text)`; NaN where unknown. Both terms are least at the labels' mean, so unbiased labels
+    suffice, even where the draw of siblings puts one above 1.
     """
     known_BS = ~labels_BS.isnan()
     labels_BS = labels_BS.nan_to_num()

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from selector.actions import Action
 from selector.schema import EARLY, LIGHT, PAIR
 from selector.train.data import Timed
 from selector.train.replay import Ratio, ratio_of_speeds
@@ -27,29 +26,14 @@ from selector.train.tuning import (
     tune_mode,
 )
 
-EXAMPLE = Action(1, 8, 0)  # the tree whose block efficiency is explained
-LONG_REPEAT = 8  # tokens
-LAG = 4  # tokens
 RIDGE = 1e-2  # of the quick model, as a share of the inputs' variance
 
 
 @dataclass(frozen=True)
 class Potential:
-    """What was found under one sampling setting.
+    """The speed by replay, the time of decisions included, over the best static tree or the lookup rule, whichever is
+    faster on the texts that the model was fitted on; and which of them that is."""
 
-    Attributes:
-        explained: share of the variance of a chain of 8's labels that the quick model explains on other sources; 0
-            where their mean predicts better.
-        autocorrelation: of the acceptance `min(1, q/p)` of the text's tokens, four tokens apart.
-        repeats: share of the positions inside a repeat of 8 or more tokens.
-        gain: speed by replay over the best static tree or the lookup rule, whichever is faster on the texts that the
-            model was fitted on; the time of decisions is included.
-        over: what that is.
-    """
-
-    explained: float
-    autocorrelation: float
-    repeats: float
     gain: Ratio
     over: str
 
@@ -64,20 +48,12 @@ def potential(fitted_on: Timed, judged_on: Timed) -> Potential:
     base, over = (copying, "lookup rule") if copying.is_ahead_of(fixed) else (fixed, "static tree")
     own, others = _predicted(fitted_on, judged_on)
     mode = tune_mode(fitted_on, own, static).mode
-    texts, known_R = judged_on.texts, ~judged_on.texts.unknown_R
     mine, other = replay_mode(judged_on, others, mode), replay_mode(judged_on, {}, base.mode)
-    gain = ratio_of_speeds(mine, other, texts.source_number_X)
-    at = judged_on.space.index(EXAMPLE)
-    truth_R = judged_on.space.efficiencies(judged_on.survivals_RS)[known_R, at]
-    error_R = truth_R - others[LIGHT][known_R, at]
-    explained = max(0.0, 1 - float(error_R.square().mean() / truth_R.var(unbiased=False).clamp(min=1e-12)))
-    repeats = float((texts.scalar("match")[known_R] >= LONG_REPEAT).float().mean())
-    return Potential(explained, _autocorrelation(judged_on), repeats, gain, over)
+    return Potential(ratio_of_speeds(mine, other, judged_on.texts.source_number_X), over)
 
 
 def _predicted(fitted_on: Timed, judged_on: Timed) -> tuple[Predictions, Predictions]:
-    """Block efficiencies by feature level, fitted on the first texts, for both. Predictions of branches are noisy: they
-    become 0, so that the model chooses among chains and lookups."""
+    # Predictions of branches are noisy: they become 0, so that the model chooses among chains and lookups.
     space, known_R = fitted_on.space, ~fitted_on.texts.unknown_R
     labels_RA = space.efficiencies(fitted_on.survivals_RS)
     branches_A = torch.tensor([action.K > 1 for action in space])
@@ -93,23 +69,13 @@ def _predicted(fitted_on: Timed, judged_on: Timed) -> tuple[Predictions, Predict
 
 
 def _inputs(scalars_RF: Tensor, mean_F: Tensor, scale_F: Tensor) -> Tensor:
-    """Scalars and their squares, standardised, and a constant 1, [R, F]."""
     scaled_RF = ((scalars_RF - mean_F) / scale_F).clamp(-4, 4)
     return torch.cat([scaled_RF, scaled_RF.square(), torch.ones_like(scaled_RF[:, :1])], dim=-1)
 
 
 def _fitted(inputs_RF: Tensor, labels_RA: Tensor, rows_R: Tensor) -> Tensor:
-    """Ridge regression on some rows, [F, A]."""
     inputs_RF, labels_RA = inputs_RF[rows_R].double(), labels_RA[rows_R].double()
     normal_FF = inputs_RF.T @ inputs_RF
     ridge_FF = RIDGE * len(inputs_RF) * torch.eye(len(normal_FF), dtype=torch.float64)
     ridge_FF[-1, -1] = 0
     return torch.linalg.solve(normal_FF + ridge_FF, inputs_RF.T @ labels_RA).float()
-
-
-def _autocorrelation(timed: Timed) -> float:
-    accepted_R = timed.survivals_RS[:, 0].double()
-    accepted_R = accepted_R - accepted_R.mean()
-    same_R = timed.texts.text_R[LAG:] == timed.texts.text_R[:-LAG]
-    products_R = (accepted_R[LAG:] * accepted_R[:-LAG])[same_R]
-    return float(products_R.mean() / accepted_R.square().mean().clamp(min=1e-12)) if bool(same_R.any()) else 0.0

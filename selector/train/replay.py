@@ -60,7 +60,6 @@ class Replayed:
 
     @property
     def block_efficiency(self) -> float:
-        """Tokens per step."""
         return float(self.tokens_X.sum() / self.steps_X.sum())
 
 
@@ -107,13 +106,8 @@ def replay(
     space: ActionSpace,
     late: Lateness | None = None,
 ) -> Replayed:
-    """A policy, given as the action of every root, int64 [R].
-
-    Args:
-        seconds_R: of a step with that action, if the draft is not late.
-        size_X: the number of roots of each text, int64; their rows follow one another.
-        late: None where it makes no difference.
-    """
+    """A policy, given as the action of every root, int64 [R], and the seconds of a step with it, if the draft is not
+    late. The rows of a text's roots follow one another; `size_X` is their number, int64."""
     survivals, paths, actions = (each.contiguous().numpy() for each in (survivals_RS, space.survival_of_AD, action_R))
     passes_R, late_M = late or Lateness(torch.ones(len(action_R), dtype=torch.bool), torch.zeros(1).double())
     timed = seconds_R.double().numpy(), passes_R.numpy(), late_M.numpy()
@@ -132,7 +126,6 @@ def _walk(
     late_M: Array,
     size_X: Array,
 ) -> tuple[Array, Array]:
-    """`replay`: tokens, seconds and steps of each text, [X, 3], and how many steps begin at each root, [R]."""
     none, depth, latest = survivals_RS.shape[1], survival_of_AD.shape[1], len(late_M) - 1
     sums_X3, visits_R = np.zeros((len(size_X), 3)), np.zeros(len(action_R))
     begin = 0
@@ -177,7 +170,7 @@ def fastest_possible(survivals_RS: Tensor, seconds_RA: Tensor, size_X: Tensor, s
 
 @jit
 def _best_ahead(survivals_RS: Array, survival_of_AD: Array, seconds_RA: Array, size_X: Array) -> Array:
-    """From each text's end to its beginning: the action with the least expected time to the end, int64 [R]."""
+    # from each text's end to its beginning: the action with the least expected time to the end
     none, depth = survivals_RS.shape[1], survival_of_AD.shape[1]
     best_R = np.zeros(len(seconds_RA), np.int64)
     begin = 0
@@ -231,12 +224,8 @@ def speed_ratio(sums_C: Tensor) -> Tensor:
 
 
 def jackknifed(sums_XC: Tensor, source_X: Tensor, ratio: Callable[[Tensor], Tensor] = speed_ratio) -> Ratio:
-    """A ratio of sums of columns, and its standard error over sources: infinite for a single one, unless the ratio is
-    exactly 1.
-
-    Args:
-        ratio: of sums, over their last axis.
-    """
+    """A `ratio` of sums of columns, over their last axis, and its standard error over sources: infinite for a single
+    one, unless the ratio is exactly 1."""
     _, group_X = source_X.unique(return_inverse=True)
     G, C = int(group_X.max()) + 1, sums_XC.shape[1]
     sums_GC = torch.zeros(G, C, dtype=torch.float64).index_add_(0, group_X, sums_XC.double())

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from selector.actions import EMPTY, Action, ActionSpace
-from selector.decision import RHOS, LookupRule, Mode, choices
+from selector.decision import NETWORK, RHOS, LookupRule, Mode, choices
 from selector.latency import NOT_DRAFTED
-from selector.schema import EARLY, FULL, LIGHT, MATCH
+from selector.schema import EARLY, FULL, LIGHT
 from selector.train.data import Timed
 from selector.train.replay import Lateness, Ratio, Replayed, ratio_of_speeds, replay
 
@@ -40,8 +40,8 @@ class StaticTable(NamedTuple):
     @classmethod
     def of(cls, timed: Timed) -> StaticTable:
         """All trees of the space."""
-        trees = range(len(timed.space.trees))
-        return cls.of_labels(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space, trees)
+        own = timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space
+        return cls.of_labels(*own, range(len(timed.space.trees)))
 
     @classmethod
     def of_labels(
@@ -54,29 +54,24 @@ class StaticTable(NamedTuple):
             found.append(torch.stack([each.tokens_X, each.seconds_X, each.steps_X]))
         return cls(*torch.stack(found, dim=-1))
 
-    def speeds(self, index_X: Tensor | slice = slice(None)) -> Tensor:
-        """Tokens per second over all texts, or some, [A]."""
-        return self.tokens_XA[index_X].sum(0) / self.seconds_XA[index_X].sum(0)
+    def speeds(self) -> Tensor:
+        """Tokens per second over all texts, [A]."""
+        return self.tokens_XA.sum(0) / self.seconds_XA.sum(0)
 
     def efficiencies(self) -> Tensor:
         """Tokens per step over all texts, [A]."""
         return self.tokens_XA.sum(0) / self.steps_XA.sum(0)
 
-    def best(self, index_X: Tensor | slice = slice(None), allowed_A: Tensor | None = None) -> int:
+    def best(self, allowed_A: Tensor | None = None) -> int:
         """The position of the fastest tree."""
-        speed_A = self.speeds(index_X)
+        speed_A = self.speeds()
         return int((speed_A if allowed_A is None else speed_A.where(allowed_A, 0.0)).argmax())
-
-    def replayed(self, action: int) -> Replayed:
-        """One tree everywhere; without visits."""
-        tokens_X, seconds_X, steps_X = (t[:, action] for t in (self.tokens_XA, self.seconds_XA, self.steps_XA))
-        return Replayed(tokens_X, seconds_X, steps_X, torch.zeros(0))
 
 
 def best_static(timed: Timed, table: StaticTable) -> Mode:
     """The mode in which the best static tree is drafted everywhere, with the tokens per step of every tree."""
     at, efficiencies = table.best(), tuple(table.efficiencies().tolist())
-    return Mode(*timed.setting, timed.space.trees[at], speed=float(table.speeds()[at]), mean_efficiency=efficiencies)
+    return Mode(timed.sampling, timed.space.trees[at], speed=float(table.speeds()[at]), mean_efficiency=efficiencies)
 
 
 def static_replay(timed: Timed, action: Action) -> Replayed:
@@ -105,11 +100,11 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
     its training texts what the rule chooses (`Mode`)."""
     space, unknown_R = timed.space, timed.texts.unknown_R
     static_R = torch.full((len(unknown_R),), space.index(mode.action))
-    if not mode.decides:
+    if mode.decider != NETWORK:
         if mode.rule is not None:
             copies_R = mode.rule.copies(timed.texts.scalar("match")) & ~unknown_R
             static_R = torch.where(copies_R, space.index(mode.rule.lookup), static_R)
-        return Decided(static_R, timed.seconds_of(static_R, mode.feature_levels), space.needs_draft_A[static_R])
+        return Decided(static_R, timed.seconds_of(static_R, mode.asked), space.needs_draft_A[static_R])
     action_R, seconds_R = static_R, torch.zeros(len(unknown_R))
     open_R, passes_R = torch.ones_like(unknown_R), torch.zeros_like(unknown_R)
     for number, level in enumerate(mode.feature_levels, 1):
@@ -126,7 +121,7 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
         open_R = open_R & space.needs_draft_A[chosen_R] & ~unknown_R
     passes_R |= space.needs_draft_A[action_R]
     if mode.longest:
-        beyond_R, rule = timed.texts.length_R > mode.longest, decide(timed, {}, mode.by_rule())
+        beyond_R, rule = timed.texts.length_R > mode.longest, decide(timed, {}, mode.without_network())
         action_R = torch.where(beyond_R, rule.action_R, action_R)
         seconds_R = torch.where(beyond_R, rule.seconds_R, seconds_R)
         passes_R = torch.where(beyond_R, rule.passes_R, passes_R)
@@ -164,12 +159,8 @@ def judge_mode(timed: Timed, predictions: Predictions, mode: Mode, static: Actio
 
 
 def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool = False) -> Judged:
-    """The fastest feature levels, price of time and actions for some predictions, judged on the same texts.
-
-    Args:
-        predictions: with one feature level, or with the early one and all features.
-        static: the mode in which nothing is decided.
-    """
+    """The fastest feature levels, price of time and actions for some predictions, with one feature level, or with the
+    early one and all features; judged on the same texts. `static` is the mode in which nothing is decided."""
     if policy and not static.allowed:  # the price of time keeps a regressor from what the decoder cannot draft
         drafted = (timed.seconds(tuple(predictions)[:1]) < NOT_DRAFTED).any(0).nonzero()[:, 0].tolist()
         if len(drafted) < len(timed.space):
@@ -198,10 +189,10 @@ def tune_lookup_rule(timed: Timed, static: Mode) -> Mode:
     """The fastest lookup rule on some texts. The least match and the lookup's length are searched together, then each
     of these and the tree that is drafted elsewhere in turn, until none of them changes."""
     lengths = timed.space.lookups
-    trees = dict.fromkeys([static.action, *(timed.space.trees[at] for at in timed.space.chain_positions)])
+    trees = dict.fromkeys([static.action, *map(timed.space.chain, range(timed.space.depth + 1))])
 
     def mode_of(least: int, length: int, tree: Action) -> Mode:
-        return replace(static, action=tree, feature_levels=(MATCH,), rule=LookupRule(least, length))
+        return replace(static, action=tree, rule=LookupRule(least, length))
 
     @cache
     def speed(tried: tuple[Any, ...]) -> float:

@@ -143,7 +143,8 @@ def test_drafts_have_the_temperature_that_the_selector_was_trained_with(
     selector = export(tmp_path / "selector")
     again = load_selector(tmp_path / "selector")  # each learns from its own steps
     for each in (selector, again):
-        each.modes = [replace(mode, draft_temperature=draft_temperature) for mode in each.modes]
+        own = [replace(mode.sampling, draft_temperature=draft_temperature) for mode in each.modes]
+        each.modes = [replace(mode, sampling=sampling) for mode, sampling in zip(each.modes, own, strict=True)]
     sampled = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
     torch.manual_seed(5)
     found = speculative(pair, selector=selector, max_new_tokens=60, return_dict_in_generate=True, **sampled)

@@ -63,8 +63,8 @@ def test_rows_are_filtered_alike_whatever_their_number_and_shape(monkeypatch: py
 
 
 def test_what_the_draft_is_sampled_with() -> None:
-    sampling = Sampling(0.0, 0.9, 0.3, 20, 0.1)
-    assert sampling.draft == Sampling(0.3, 0.9, None, 20, 0.1)
+    sampling = Sampling(0.0, 0.9, 20, 0.1, 0.3)
+    assert sampling.draft == Sampling(0.3, 0.9, 20, 0.1)
     assert sampling.draft.draft == sampling.draft
     assert str(sampling) == "T=0, top-k=20, top-p=0.9, min-p=0.1, draft T=0.3"
 

@@ -182,7 +182,7 @@ def test_a_log_of_token_ids_is_taken_as_it_is(pair: ModelPair, tmp_path: Path) -
     shown = str(pair.tokenizer.decode([5, 6]))
     assert first.prompt == Prompt("17", shown, "code", "file.py")
     assert (first.place, first.prompt_tokens, first.completion) == (f"{path}:1", [5, 6], [7, 8, 9])
-    assert first.sampling == Sampling(0.7, 0.9, None, 20, 0.05)
+    assert first.sampling == Sampling(0.7, 0.9, 20, 0.05)
     assert second.prompt == Prompt("line-3", shown, "text", "line-3")
     assert (second.place, second.sampling) == (f"{path}:3", Sampling(0.0))
 

@@ -92,7 +92,7 @@ def replays(clock: str = "", **speeds: float) -> list[Figure]:
 def evaluated(data: Rows | None = None, replay: list[Figure] | None = None, config: Config = CONFIG) -> Evaluation:
     data = rows() if data is None else data
     table = Table([*figures(data), *(replays() if replay is None else replay)])
-    decisions = [Mode(each.temperature, 1.0, Action(1, 4, 0)).row() for each in config.sampling]
+    decisions = [Mode(each.build(), Action(1, 4, 0)).row() for each in config.sampling]
     found = {
         "summary": summary(config, table, data),
         "methods": methods(table, data),

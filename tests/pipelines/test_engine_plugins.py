@@ -30,7 +30,7 @@ from selector.decision import LookupRule, Mode
 from selector.export.write import write_artefact
 from selector.runtime.selector import load_selector
 from selector.runtime.tokens import TokenStatistics
-from selector.schema import LOG, MATCH, TEXT, InputError
+from selector.schema import LOG, TEXT, InputError
 from selector.train.module import SelectorModule
 from tests.copying import copying_model
 from tests.pipelines.engine_modules import bare
@@ -62,8 +62,8 @@ def exported(folder: Path, longest: int) -> Path:
         list(module.network.modules())[-1].weight.mul_(25.0)
     static, levels, rule = space.chain(2), (TEXT,), None
     if not longest:
-        static, levels, rule = space.chain(0), (MATCH,), LookupRule(2, 6)
-    modes = [Mode(0.0, 1.0, static, levels, 200.0, rule=rule, batch=each, level=TEXT) for each in (1, 2, 4)]
+        static, levels, rule = space.chain(0), (), LookupRule(2, 6)
+    modes = [Mode(Sampling(0.0), static, levels, 200.0, rule=rule, batch=each, level=TEXT) for each in (1, 2, 4)]
     facts = {"pair": {"target": "t", "draft": "d", "fingerprint": own.pair}, "metrics": {}, "run_id": "none"}
     entries = [mode_row(mode, torch.ones(len(space.trees))) for mode in modes]
     write_artefact(folder, module, own, "naive", static, entries, facts, tokens=TokenStatistics.empty())

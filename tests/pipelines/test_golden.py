@@ -19,7 +19,7 @@ from selector.actions import Action
 from selector.decision import LookupRule, Mode
 from selector.export.write import load_script, write_artefact
 from selector.runtime.selector import load_selector
-from selector.schema import EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, LOG, MATCH, PAIR
+from selector.schema import EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, LOG, PAIR
 from selector.train.module import SelectorModule
 from tests.selector import logged
 from tests.selector.exported import FALLBACK, efficiencies, modes_of, module_of
@@ -43,7 +43,7 @@ def test_features_and_decisions_are_those_of_other_code(tmp_path: Path, level: s
     selector, script = load_selector(tmp_path / "selector"), load_script(tmp_path / "selector")
     tokens, start = found["prompt"] + found["tokens"], len(found["prompt"]) - 1
     assert [setting["feature_levels"] for setting in found["settings"]] == [
-        list(mode.feature_levels) for mode in modes_of(level)
+        list(mode.asked) for mode in modes_of(level)
     ]
     for mode, setting in zip(modes_of(level), found["settings"], strict=True):
         sampling = Sampling(**setting["sampling"])
@@ -57,7 +57,7 @@ def test_features_and_decisions_are_those_of_other_code(tmp_path: Path, level: s
             expected_F = scalars_RF[root["committed"]]
             np.testing.assert_allclose(root["scalars"], expected_F, rtol=1e-5, atol=1e-6)
             answers = [None if answer is None else tuple(answer) for answer in root["answers"]]
-            if not mode.decides:
+            if not mode.feature_levels:
                 match = dict(zip(PAIR.names, root["scalars"], strict=True))["match"]
                 assert answers == [tuple(mode.copied(match) if mode.rule else mode.action)]
                 continue
@@ -79,8 +79,8 @@ def test_of_a_logs_selector(tmp_path: Path) -> None:
     module = SelectorModule("regressor", LOG.levels[1], [], {"hidden": [8]}, schema=LOG.name, space=space.to_json())
     texts = logged.texts()
     module.begin_at(texts, "naive", torch.arange(len(texts.length_R)))
-    modes = [Mode(0.0, 1.0, space.chain(2), (level,), batch=2, level=level) for level in LOG.levels]
-    rule = replace(modes[0], feature_levels=(MATCH,), rule=LookupRule(2, 6), batch=4)
+    modes = [Mode(Sampling(0.0), space.chain(2), (level,), batch=2, level=level) for level in LOG.levels]
+    rule = replace(modes[0], feature_levels=(), rule=LookupRule(2, 6), batch=4)
     rows = [mode_row(mode, torch.ones(len(space.trees))) for mode in (*modes, rule)]
     facts = {"pair": {"target": "t", "draft": "d", "fingerprint": own.pair}, "metrics": {}, "run_id": "none"}
     write_artefact(tmp_path / "s", module, own, "naive", space.chain(2), rows, facts, golden=golden)
@@ -94,5 +94,5 @@ def test_of_a_logs_selector(tmp_path: Path) -> None:
             tuned = selector.at(0.0, batch=setting["batch"], level=setting["level"])
             assert Action.of(answer) == tuned.select(features) == selector.actions[int(script(features)[0])]
     copied = [root["answers"][0] for root in found["settings"][-1]["roots"]]
-    assert [6] in copied and list(space.chain(2)) in copied
+    assert [1, 6, 0, "copy"] in copied and list(space.chain(2)) in copied
     assert set(HIDDEN_STATES).isdisjoint(found)

@@ -23,8 +23,7 @@ from pipelines.logs.gains import entries
 from pipelines.train.judging import tune_batch
 from selector.actions import ActionSpace
 from selector.runtime.joint import Shapes, joint_choice, step_clock
-from selector.runtime.selector import Selector, load_selector
-from selector.runtime.tuned import Tuned
+from selector.runtime.selector import Selector, Tuned, load_selector
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 from selector.train.data import SPLITS, Timed
 from selector.train.module import SelectorModule
@@ -165,7 +164,8 @@ def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
     train, validation, test = (logged.timed(4, seed=seed, count=24) for seed in range(3))
     told = [dict.fromkeys(LOG.levels, each.space.efficiencies(each.survivals_RS)) for each in (validation, test)]
     modes = tune_batch(train, validation, told[0], logged.profile(), 4)
-    assert all(mode.decides and mode.level == level and mode.joint > 0 for level, mode in modes.selector.items())
+    for level, mode in modes.selector.items():
+        assert mode.decider == "network" and mode.level == level and mode.joint > 0
     found = list(entries(modes, test, told[1], logged.profile()))
     assert [(entry["level"], entry["mixed"]) for entry in found] == [
         (own, m) for m in (False, True) for own in LOG.levels
@@ -184,7 +184,7 @@ def test_a_sparse_log_trains_and_says_that_it_cannot_be_replayed(tmp_path: Path)
     found = json.loads((tmp_path / "runs/sparse/evaluation.json").read_text())["logs"]
     assert not found["dense"] and found["by_batch"] == []
     selector = load_selector(tmp_path / "runs/sparse/selector")
-    assert selector.at(0.0, batch=8).mode.decides and len(selector.tokens.keys_N) > 0
+    assert selector.at(0.0, batch=8).mode.decider == "network" and len(selector.tokens.keys_N) > 0
 
 
 def test_without_step_times_accepted_lengths_are_told(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_a_pairs_traces_give_the_same_speeds_through_this_door(demo: tuple[Path,
     logged, space = read_trace_log(folder, GREEDY), ActionSpace.chains(ActionSpace.default().depth, 4)
     data = Labeller("draft", space, GREEDY).label(logged)
     own = profile_of(read_timings(clock), "clock", False, "log:draft", (VERIFIER, "specinfer")).at_batch(8)
-    parts = [read_texts(folder, split, ["specinfer"]).setting_of((0.0, 1.0)) for split in SPLITS]
+    parts = [read_texts(folder, split, ["specinfer"]).setting_of(GREEDY) for split in SPLITS]
     assert sum(map(len, parts)) == len(data)
     speeds = []
     for timed in (Timed(data, VERIFIER, own, space), *(Timed(part, "specinfer", own) for part in parts)):

@@ -35,9 +35,8 @@ from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.deployed import config_of
 from selector.latency import gpu_like
-from selector.runtime.selector import Selector
-from selector.runtime.tuned import Tuned
-from selector.schema import EARLY, LIGHT, MATCH
+from selector.runtime.selector import Selector, Tuned
+from selector.schema import EARLY, LIGHT
 from selector.train.data import Texts, Timed
 from selector.train.tuning import StaticTable, best_static
 from tests.pipelines.runs import UNTEMPLATED
@@ -55,7 +54,7 @@ PROFILE = gpu_like("pair", VERIFIERS, 0.2)
 
 
 def static(name: str, verifier: str, tree: Action) -> Method:
-    return Method(name, verifier, Mode(0.8, 1.0, tree))
+    return Method(name, verifier, Mode(SAMPLING, tree))
 
 
 TASK = Task([5, 17, 203, 44, 91], 24, seed=3)
@@ -79,7 +78,7 @@ def test_what_decodes_alike_is_decoded_once() -> None:
     """A verifier makes a difference where a tree is drafted; where tokens are copied alone, it makes none."""
     rule = LookupRule(2, 16)
     copying = {
-        (name, tree): Method("rule", name, Mode(0.0, 1.0, tree, (MATCH,), rule=rule))
+        (name, tree): Method("rule", name, Mode(Sampling(0.0), tree, rule=rule))
         for name in VERIFIERS
         for tree in (EMPTY, Action(1, 2, 0))
     }
@@ -132,7 +131,7 @@ def methods_of(data: Texts) -> dict[str, Method]:
     best = best_static(timed, StaticTable.of(timed))
     chains = tuple(SPACE.index(SPACE.chain(length)) for length in range(0, 17, 2))
     lookups = tuple(range(len(SPACE.trees), len(SPACE)))
-    mode = Mode(*timed.setting, best.action, (EARLY, LIGHT), best.speed, 0.5, (*chains, *lookups))
+    mode = Mode(timed.sampling, best.action, (EARLY, LIGHT), best.speed, 0.5, (*chains, *lookups))
     module = opinionated()
     tuned = Tuned(
         mode, Selector(module.state_dict(), config_of(module, "traversal", best.action, [mode]), PROFILE, [mode])
@@ -141,7 +140,7 @@ def methods_of(data: Texts) -> dict[str, Method]:
         "chain": static("static", "specinfer", Action(1, 5, 0)),
         "tree": static("static", "traversal", ACTION),
         "selector": Method("selector", "traversal", mode, module, tuned),
-        "lookups": Method("lookups", "traversal", replace(best, feature_levels=(MATCH,), rule=LookupRule(1, 8))),
+        "lookups": Method("lookups", "traversal", replace(best, rule=LookupRule(1, 8))),
     }
 
 
@@ -182,7 +181,7 @@ def test_a_row_holds_the_method_and_what_it_decoded(pair: ModelPair) -> None:
     assert (row["method"], row["verifier"], row["action"], row["drafts"]) == (
         "static",
         "traversal",
-        [2, 1, 3],
+        [2, 1, 3, "iid"],
         "(2, 1, 3)",
     )
     timed = ("select_seconds", "seconds_of_steps")

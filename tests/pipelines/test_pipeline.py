@@ -137,7 +137,7 @@ def test_what_training_decided_is_what_is_evaluated_and_exported(demo: tuple[Pat
     assert evaluation_of(demo[0])["decisions"] == training["selectors"][training["chosen"]]["modes"]
     exported = load_selector(demo[0] / "runs" / "demo" / "selector")
     modes = training["selectors"][training["chosen"]]["modes"]
-    assert [mode.decides for mode in exported.modes] == [mode["decides"] for mode in modes]
+    assert [mode.decider == "network" for mode in exported.modes] == [mode["decides"] for mode in modes]
 
 
 def test_what_decoding_accepted_is_what_the_labels_say(demo: tuple[Path, str]) -> None:

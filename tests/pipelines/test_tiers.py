@@ -32,7 +32,7 @@ def test_the_first_shape_is_the_best_static_tree_and_alone_nothing_is_decided(kn
     first, *_ = shapes_by_visits([knowing])
     assert first == int(knowing.static.speeds().argmax())
     alone = knowing.restricted([first])
-    assert knowing.mode.decides and not alone.decides and alone.action == SPACE.actions[first]
+    assert knowing.mode.decider == "network" and alone.decider == "static" and alone.action == SPACE.actions[first]
 
 
 def test_few_shapes_lose_little_and_all_that_are_drafted_lose_nothing(knowing: Decisions) -> None:
@@ -44,13 +44,19 @@ def test_few_shapes_lose_little_and_all_that_are_drafted_lose_nothing(knowing: D
         assert set(knowing.restricted(order[:count]).mask(SPACE).nonzero()[:, 0].tolist()) <= set(order[:count])
 
 
+def test_a_policy_takes_what_it_ranks_first(knowing: Decisions) -> None:
+    worth_RA = knowing.predictions[LIGHT] - knowing.mode.speed * knowing.timed.seconds((LIGHT,))
+    policy = knowing._replace(policy=True, predictions={LIGHT: worth_RA})
+    assert policy.restricted(shapes_by_visits([policy])[:4]).decider == "network"
+
+
 def test_settings_share_the_shapes(knowing: Decisions) -> None:
     """One that decides, and one that does not, whose tree is then the first."""
     other = setting(decides=False)
     order = shapes_by_visits([knowing, other])
     assert SPACE.actions[order[0]] == other.mode.action
     assert sorted(order) == sorted({*shapes_by_visits([knowing]), *shapes_by_visits([other])})
-    assert not other.restricted(order[:4]).decides and knowing.restricted(order[:4]).decides
+    assert other.restricted(order[:4]).decider != "network" and knowing.restricted(order[:4]).decider == "network"
 
 
 def test_the_modes_of_an_artefact_are_restricted_to_so_many(capsys: pytest.CaptureFixture[str]) -> None:

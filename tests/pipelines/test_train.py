@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from pipelines.train.judging import judge, judge_rules, statics, step_times, tun
 from pipelines.train.packaging import count_differing
 from pipelines.train.result import rule_of
 from pipelines.train.stage import choose, in_words, keep_if_ahead, kinds, row_of, table_of, trained
-from selector.decision import LookupRule, Mode
+from selector.decision import NETWORK, RULE, LookupRule, Mode
 from selector.export.write import write_artefact
 from selector.latency import LatencyProfile
-from selector.schema import EARLY, FULL, LIGHT, MATCH, InputError
+from selector.sampling import Sampling
+from selector.schema import EARLY, FULL, LIGHT, InputError
 from selector.train.data import Texts, Timed
 from selector.train.replay import Ratio, Replayed
 from selector.train.tuning import Judged, StaticTable, replay_mode, static_replay, tune_lookup_rule
@@ -29,8 +30,8 @@ from tests.selector.synthetic import SPACE, joined, mode_row, opinionated, profi
 
 TRAIN = {"verifier": "traversal", "epochs": 12, "batch": 64, "hidden": [24, 12]}
 VERIFIERS = {"verifiers": ["traversal"]}
-HOT, COLD = (1.0, 1.0), (0.2, 1.0)
-SAMPLING = [{"temperature": 1.0, "top_k": 7}, {"temperature": 0.2, "min_p": 0.1, "draft_temperature": 0.0}]
+HOT, COLD = Sampling(1.0, top_k=7), Sampling(0.2, min_p=0.1, draft_temperature=0.0)
+SAMPLING = [asdict(HOT), asdict(COLD)]
 CONFIG = Config.model_validate({"name": "train", "train": TRAIN, "sampling": SAMPLING, **VERIFIERS})
 
 
@@ -56,7 +57,7 @@ def no_rules(judged: list[Judged]) -> list[Judged]:
     return [
         replace(
             each,
-            mode=replace(each.mode.static_only(), feature_levels=(MATCH,), rule=LookupRule(4, 8)),
+            mode=replace(each.mode.static_only(), rule=LookupRule(4, 8)),
             ratio=Ratio(0.9, 0.01),
             replayed=replace(each.replayed, seconds_X=1.5 * each.replayed.seconds_X),
         )
@@ -77,11 +78,10 @@ def run_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_static_tree_of_a_setting_is_the_fastest_on_its_training_texts() -> None:
     data = splits()
-    bases = statics(CONFIG, by_setting(data["train"]))
-    assert [(base.top_k, base.min_p, base.draft_temperature) for base in bases] == [(7, 0.0, None), (0, 0.1, 0.0)]
+    bases = statics(by_setting(data["train"]))
     for base, setting in zip(bases, (HOT, COLD), strict=True):
         table = StaticTable.of(timed(data["train"].setting_of(setting)))
-        assert base.setting == setting and not base.decides
+        assert base.sampling == setting and base.decider == "static"
         assert SPACE.index(base.action) == int(table.speeds().argmax())
         assert base.speed == pytest.approx(float(table.speeds().max()))
         assert list(base.mean_efficiency) == table.efficiencies().tolist()
@@ -90,7 +90,7 @@ def test_the_static_tree_of_a_setting_is_the_fastest_on_its_training_texts() -> 
 def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
     """A scalar tells easy roots under one of two settings; under the other, nothing does."""
     data = splits(told=(True, False))
-    bases, own = statics(CONFIG, by_setting(data["train"])), by_setting(data["validation"])
+    bases, own = statics(by_setting(data["train"])), by_setting(data["validation"])
     new = new_module(CONFIG, "regressor", LIGHT, [])
     module = trained(CONFIG, new, data, own, bases, tmp_path / "fitted", run_id)
     judged = judge(module, own, bases)
@@ -99,7 +99,7 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
     row = row_of(judged, no_rules(judged), bases, module.longest)
     hot, cold = (Mode.of(mode) for mode in row["modes"])
     assert hot.longest == module.longest == int(data["train"].length_R.max()) and hot.rule == LookupRule(4, 8)
-    assert hot.decides and not cold.decides and cold.action == bases[1].action
+    assert hot.decider == "network" and cold.decider == "static" and cold.action == bases[1].action
     gated = (judged[0].ratio.value + 1) / 2  # the static tree is kept under the other setting
     assert row["metrics"]["validation/replay_gated"] == pytest.approx(gated)
     assert row["metrics"]["validation/replay_error"] == pytest.approx(judged[0].ratio.error / 2)
@@ -119,7 +119,7 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
     ],
 )
 def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(network: float, rule: float, what: str) -> None:
-    static = Mode(*HOT, SPACE.chain(3))
+    static = Mode(HOT, SPACE.chain(3))
 
     def judged(mode: Mode, speed: float, times: list[float]) -> Judged:
         tokens_X = torch.full((4,), 10.0)
@@ -127,24 +127,24 @@ def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(network: float
         return Judged(mode, Ratio(speed, 0.01), replayed, torch.arange(4))
 
     mine = judged(replace(static, feature_levels=(EARLY,)), network, [1.1, 0.9, 1.0, 1.0])
-    own = judged(replace(static, feature_levels=(MATCH,), rule=LookupRule(4, 8)), rule, [1.0, 1.0, 1.1, 0.9])
+    own = judged(replace(static, rule=LookupRule(4, 8)), rule, [1.0, 1.0, 1.1, 0.9])
     both = replace(mine.mode, rule=own.mode.rule, longest=200)  # beyond 200 tokens the rule decides
     kept = keep_if_ahead(mine, own, static, 200).mode
     assert kept == {"network": both, "rule": own.mode, "static": static}[what]
     by_one = keep_if_ahead(mine, own, static, errors=1.0).mode
-    assert by_one.decides == (what == "network" or (network, rule) == (1.2, 1.1))
+    assert (by_one.decider == NETWORK) == (what == "network" or (network, rule) == (1.2, 1.1))
 
 
 def test_a_rule_is_tuned_on_the_training_texts_and_judged_on_others() -> None:
     """Where the texts go on as they did before, copying is the fastest; the rule finds from which match on."""
     data = splits()
-    bases = statics(CONFIG, by_setting(data["train"]))
+    bases = statics(by_setting(data["train"]))
     rules = tune_rules(by_setting(data["train"]), {"traversal": bases})
     found = judge_rules(rules, by_setting(data["validation"]), bases)
     for judged, base in zip(found, bases, strict=True):
-        assert judged.mode.rule is not None and judged.mode.feature_levels == (MATCH,)
-        assert judged.mode.setting == base.setting
-        validation = timed(data["validation"].setting_of(base.setting))
+        assert judged.mode.rule is not None and judged.mode.decider == RULE
+        assert judged.mode.sampling == base.sampling
+        validation = timed(data["validation"].setting_of(base.sampling))
         static = static_replay(validation, base.action).speed
         assert judged.ratio.value == pytest.approx(replay_mode(validation, {}, judged.mode).speed / static)
 
@@ -155,7 +155,7 @@ def test_rules_are_tuned_with_the_trained_and_with_the_fastest_verifier() -> Non
     survivals = data["train"].survivals
     data["train"] = replace(data["train"], survivals={**survivals, "block": survivals["traversal"] / 2})
     clock = replace(profile(), verify=dict.fromkeys(("traversal", "block"), profile().verify["traversal"]))
-    bases = {name: statics(CONFIG, by_setting(data["train"], name, clock)) for name in ("traversal", "block")}
+    bases = {name: statics(by_setting(data["train"], name, clock)) for name in ("traversal", "block")}
     for trained_one, names in (("block", ["block", "traversal"]), ("traversal", ["traversal"])):
         rules = tune_rules(by_setting(data["train"], trained_one, clock), bases)
         assert [list(own) for own in rules] == [names, names]
@@ -163,7 +163,7 @@ def test_rules_are_tuned_with_the_trained_and_with_the_fastest_verifier() -> Non
         for setting, own in zip((HOT, COLD), rules, strict=True):
             for name, mode in own.items():
                 mine = Timed(data["train"].setting_of(setting), name, clock)
-                static = next(base for base in bases[name] if base.setting == setting)
+                static = next(base for base in bases[name] if base.sampling == setting)
                 assert mode == rule_of(result, setting, name) == tune_lookup_rule(mine, static)
     with pytest.raises(InputError, match="no rule for lookups with block: run the train stage again"):
         rule_of(result, HOT, "block")
@@ -171,7 +171,7 @@ def test_rules_are_tuned_with_the_trained_and_with_the_fastest_verifier() -> Non
 
 def test_a_policy_learns_trees_that_pay(tmp_path: Path, run_id: str) -> None:
     data = splits()
-    bases = statics(CONFIG, by_setting(data["train"]))
+    bases = statics(by_setting(data["train"]))
     own = by_setting(data["validation"])
     longer = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"epochs": 60})})
     new = new_module(longer, "policy", LIGHT, [])
@@ -182,11 +182,11 @@ def test_a_policy_learns_trees_that_pay(tmp_path: Path, run_id: str) -> None:
 
 def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:
     data = splits()["train"]
-    bases = statics(CONFIG, by_setting(data))
+    bases = statics(by_setting(data))
     seconds_RA, speed_R = step_times(opinionated("policy"), data, bases, "traversal", profile())
     for base in bases:
-        mine = data.setting_X[data.text_R] == data.settings.index(base.setting)
-        own = timed(data.setting_of(base.setting))
+        mine = data.setting_X[data.text_R] == data.settings.index(base.sampling)
+        own = timed(data.setting_of(base.sampling))
         assert torch.equal(seconds_RA[mine], own.seconds((LIGHT,)))
         at = SPACE.index(base.action)
         tokens_R = SPACE.efficiencies(own.texts.labels("traversal", slice(None), SPACE))[:, at]
@@ -195,7 +195,7 @@ def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:
 
 
 def test_an_artefact_decides_as_its_module_does_under_a_setting_that_truncates(tmp_path: Path) -> None:
-    mode, folder = replace(SOME, top_k=7, min_p=0.1), tmp_path / "selector"
+    mode, folder = replace(SOME, sampling=Sampling(1.0, top_k=7, min_p=0.1)), tmp_path / "selector"
     facts = {"pair": {"target": "t", "draft": "d", "fingerprint": profile().pair}, "metrics": {"evaluation": None}}
     module, data = module_of("regressor"), roots_of(mode, LIGHT, count=2)[0]
     write_artefact(folder, module, profile(), "traversal", FALLBACK, [mode_row(mode, efficiencies(4))], facts)
@@ -229,14 +229,14 @@ def test_the_kinds_follow_from_what_the_traces_hold() -> None:
 
 
 def test_a_networks_rule_is_not_called_the_one_that_decides() -> None:
-    mode = Mode(*HOT, SPACE.chain(3), (EARLY,), rule=LookupRule(4, 8), longest=200)
-    copies = replace(mode, feature_levels=(MATCH,), longest=0, temperature=0.1)
+    mode = Mode(HOT, SPACE.chain(3), (EARLY,), rule=LookupRule(4, 8), longest=200)
+    copies = replace(mode, feature_levels=(), longest=0, sampling=Sampling(0.1))
     rows = [{**each.row(), "replay_rule": {"value": 1.1, "error": 0.0}} for each in (mode, copies)]
     ratio = {"replay": {"value": 1.2, "error": 0.0}}
     found = {"modes": [row | ratio for row in rows], "metrics": {}}
     words = in_words({"chosen": "regressor-light", "selectors": {"regressor-light": found}})
     decided, copied = words.partition("decides at ")[2].split("; copies by rule at ")
-    assert f"T={HOT[0]:g}" in decided and f"T={HOT[0]:g}" not in copied and "T=0.1" in copied
+    assert str(HOT) in decided and str(HOT) not in copied and "T=0.1" in copied
     console = Console(width=160)
     with console.capture() as captured:
         console.print(table_of({"regressor-light": found}, "regressor-light"))

@@ -15,12 +15,13 @@ from pipelines.evaluate.verdict import Evaluation, choices, decisions, next_step
 from pipelines.run import table
 from selector.actions import EMPTY, Action
 from selector.decision import Mode
+from selector.sampling import Sampling
 from selector.train.replay import Ratio
 from tests.pipelines.runs import ROOT, SMALL
 
 SPEEDS = {BEST_STATIC: 1.8, COPYING: 2.4, NETWORK: 2.5}
 ALIKE = (2.45, 2.1, 2.9)  # decoded, about what is replayed
-TREE = Mode(0.2, 0.9, Action(1, 6, 0)).row()
+TREE = Mode(Sampling(0.2, 0.9), Action(1, 6, 0)).row()
 DECIDES, RULE = (
     TREE | {"feature_levels": ["early", "light"], "rule": [4, 8], "longest": 175},
     TREE | {"feature_levels": ["match"], "rule": [4, 8]},

@@ -15,7 +15,8 @@ from selector.decision import NEVER, LookupRule, Mode, net_tokens
 from selector.export.write import load_script, write_artefact
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Selector, load_selector
-from selector.schema import EARLY, EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, MATCH, SCALARS_KEY
+from selector.sampling import Sampling
+from selector.schema import EARLY, EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, SCALARS_KEY
 from selector.train.data import Timed
 from selector.train.module import SelectorModule
 from tests.selector.synthetic import SPACE, mode_row, opinionated, profile, survivals_of, texts, timed
@@ -30,15 +31,15 @@ SHAPES = [
     Action.copy(16),
 ]
 LIMITED = tuple(sorted(map(SPACE.index, SHAPES)))
-STATIC = Mode(0.2, 1.0, Action(1, 4, 0), speed=180.0)
-COPIES = Mode(0.4, 1.0, Action(1, 4, 0), (MATCH,), speed=190.0, rule=LookupRule(5, 8))
-ANY = Mode(0.6, 1.0, Action(1, 3, 0), (LIGHT,), speed=200.0, rho=0.0)
-KNOWN_EARLY = Mode(0.8, 1.0, Action(1, 3, 0), (EARLY,), speed=210.0, rho=0.25)
-SOME = Mode(1.0, 1.0, Action(2, 2, 3), (LIGHT,), speed=220.0, rho=0.5, allowed=LIMITED)
-NUCLEUS = Mode(1.0, 0.9, Action(1, 5, 0), (LIGHT,), speed=150.0, rho=1.0, allowed=LIMITED)
-IN_TURN = Mode(1.4, 1.0, Action(2, 2, 3), (EARLY, LIGHT), speed=220.0, rho=0.5)
-SOME_IN_TURN = Mode(1.4, 0.9, Action(2, 2, 3), (EARLY, LIGHT), speed=220.0, rho=0.25, allowed=LIMITED)
-SHORT = Mode(1.8, 1.0, Action(1, 3, 0), (EARLY, LIGHT), speed=210.0, rho=0.5, rule=LookupRule(5, 8), longest=70)
+STATIC = Mode(Sampling(0.2), Action(1, 4, 0), speed=180.0)
+COPIES = Mode(Sampling(0.4), Action(1, 4, 0), speed=190.0, rule=LookupRule(5, 8))
+ANY = Mode(Sampling(0.6), Action(1, 3, 0), (LIGHT,), speed=200.0, rho=0.0)
+KNOWN_EARLY = Mode(Sampling(0.8), Action(1, 3, 0), (EARLY,), speed=210.0, rho=0.25)
+SOME = Mode(Sampling(1.0), Action(2, 2, 3), (LIGHT,), speed=220.0, rho=0.5, allowed=LIMITED)
+NUCLEUS = Mode(Sampling(1.0, 0.9), Action(1, 5, 0), (LIGHT,), speed=150.0, rho=1.0, allowed=LIMITED)
+IN_TURN = Mode(Sampling(1.4), Action(2, 2, 3), (EARLY, LIGHT), speed=220.0, rho=0.5)
+SOME_IN_TURN = Mode(Sampling(1.4, 0.9), Action(2, 2, 3), (EARLY, LIGHT), speed=220.0, rho=0.25, allowed=LIMITED)
+SHORT = Mode(Sampling(1.8), Action(1, 3, 0), (EARLY, LIGHT), speed=210.0, rho=0.5, rule=LookupRule(5, 8), longest=70)
 MODES = STATIC, COPIES, ANY, KNOWN_EARLY, SOME, NUCLEUS, IN_TURN, SOME_IN_TURN, SHORT
 NAMES = ["static", "copies", "decided", "early", "limited", "nucleus", "in turn", "limited in turn", "short texts"]
 KINDS = [(objective, level) for objective in ("policy", "regressor") for level in (LIGHT, FULL)]
@@ -75,7 +76,9 @@ def export(
 def module_of(objective: str, level: str = LIGHT) -> SelectorModule:
     """The first one whose choices vary under every mode, and which asks for the draft at some roots alone."""
     made = (opinionated(objective, level, seed) for seed in range(100))
-    return next(each for each in made if all(varies(each, mode, level) for mode in modes_of(level) if mode.decides))
+    return next(
+        each for each in made if all(varies(each, mode, level) for mode in modes_of(level) if mode.feature_levels)
+    )
 
 
 def varies(made: SelectorModule, mode: Mode, level: str) -> bool:
@@ -92,8 +95,12 @@ loaded, scripted = cache(load_selector), cache(load_script)
 
 def roots_of(mode: Mode, level: str, count: int = 5) -> tuple[Timed, Tensor]:
     """Fresh texts of a mode's setting, and their roots that have features."""
-    data = timed(texts(count, 12, seed=9, level=level, setting=(mode.temperature, mode.top_p), repeats=0.3))
+    data = timed(texts(count, 12, seed=9, level=level, setting=mode.sampling, repeats=0.3))
     return data, (~data.texts.unknown_R).nonzero()[:, 0]
+
+
+def setting_of(mode: Mode) -> tuple[float, float]:
+    return mode.sampling.temperature, mode.sampling.top_p
 
 
 def batch_of(data: Timed, rows: Tensor, level: str) -> Features:
@@ -114,7 +121,7 @@ def mask_of(mode: Mode, data: Timed) -> Tensor:
     """What may be chosen at every root, bool [R, A]."""
     matches = data.texts.scalar("match").tolist()
     by_rule = torch.tensor([[action == mode.copied(match) for action in SPACE] for match in matches])
-    if not mode.decides:
+    if not mode.feature_levels:
         return by_rule
     beyond_R1 = (data.texts.length_R > (mode.longest or torch.inf)).unsqueeze(-1)
     return torch.where(beyond_R1, by_rule, mode.mask(SPACE))
@@ -123,7 +130,7 @@ def mask_of(mode: Mode, data: Timed) -> Tensor:
 def worth(made: SelectorModule, data: Timed, mode: Mode, early: bool = False) -> Tensor:
     """What the module and the decision rule say of every action at every root, [R, A]; with all features, or with the
     early ones alone. The others are not looked at where the mode does not ask for them."""
-    early = early or mode.feature_levels in ((), (MATCH,), (EARLY,))
+    early = early or mode.feature_levels in ((), (EARLY,))
     scores_RA = made.scores(data.texts, EARLY if early else None)
     if not made.is_regressor:
         return scores_RA.masked_fill(~mask_of(mode, data), NEVER)

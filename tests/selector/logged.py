@@ -8,6 +8,7 @@ import torch
 
 from selector.actions import Action, ActionSpace
 from selector.latency import LatencyProfile
+from selector.sampling import Sampling
 from selector.schema import LEVELS, LOG, PAIR
 from selector.tables import FREE, Batches, Table
 from selector.train.data import Texts, Timed
@@ -49,7 +50,7 @@ def texts(count: int = 9, roots: int = 30, seed: int = 0) -> Texts:
     length_R = torch.cat([20 + torch.arange(size) for size in size_X.tolist()])
     scalars_RF[:, PAIR.index("context_length")] = length_R.float()
     return Texts(
-        settings=[(0.0, 1.0)],
+        settings=[Sampling(0.0)],
         size_X=size_X,
         setting_X=torch.zeros(count, dtype=torch.int64),
         kind_X=["code" if x % 2 else "prose" for x in range(count)],

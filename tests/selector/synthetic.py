@@ -10,7 +10,8 @@ from torch import Tensor
 
 from selector.actions import Action, ActionSpace
 from selector.decision import Mode
-from selector.latency import LatencyProfile
+from selector.latency import UNCUT, LatencyProfile
+from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, PAIR
 from selector.tables import Table
 from selector.train.data import Texts, Timed
@@ -22,7 +23,6 @@ SPACE = ActionSpace.of_pairs()
 EASY, HARD = 0.95, 0.3  # how likely a drafted token is accepted
 TELLS = PAIR.index("draft_entropy_root")  # below 0.5 where the text is easy
 REPEATED, FORETOLD = 4, 11  # the least match where the text repeats itself, and how far it goes on with it there
-Setting = tuple[float, float]
 
 
 def profile(draft: float = 1e-3, target: float = 5e-3) -> LatencyProfile:
@@ -60,7 +60,7 @@ def texts(
     roots: int = 20,
     seed: int = 0,
     level: str = LIGHT,
-    setting: Setting = (1.0, 1.0),
+    setting: Sampling = UNCUT,
     told: bool = True,
     widths: Sequence[int] = WIDTHS,
     repeats: float = 0.0,
@@ -87,7 +87,7 @@ def texts(
         last[:, 0] = (3 + last[:, 0].abs()) * torch.where(easy_R, 1, -1)
     elif told:
         scalars_RF[:, TELLS] = scalars_RF[:, TELLS] / 2 + 0.5 * ~easy_R
-    known = {"context_length": length_R, "batch": 1.0, "temperature": setting[0], "top_p": setting[1]}
+    known = {"context_length": length_R, "batch": 1.0, "temperature": setting.temperature, "top_p": setting.top_p}
     for name, values in known.items():
         scalars_RF[:, PAIR.index(name)] = values if isinstance(values, Tensor) else float(values)
     repeats_R = torch.rand(R, generator=generator) < repeats
@@ -119,7 +119,7 @@ def timed(data: Texts, own: LatencyProfile | None = None) -> Timed:
 def static_mode(data: Timed, action: Action | None = None) -> Mode:
     """The mode of a tree, by default a chain of three, with its speed."""
     action = action or Action(1, 3, 0)
-    return Mode(*data.setting, action, speed=static_replay(data, action).speed)
+    return Mode(data.sampling, action, speed=static_replay(data, action).speed)
 
 
 def module(objective: str = "regressor", level: str = LIGHT, seed: int = 0) -> SelectorModule:
@@ -159,7 +159,7 @@ def mode_row(mode: Mode, efficiency_A: Tensor) -> dict:
 
 def joined(parts: Sequence[Texts]) -> Texts:
     """Texts of several sampling settings as one split; light features alone."""
-    settings = sorted({setting for part in parts for setting in part.settings})
+    settings = [setting for part in parts for setting in part.settings]
     return replace(
         parts[0],
         settings=settings,

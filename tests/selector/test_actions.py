@@ -38,33 +38,8 @@ def test_styled_trees_follow_the_others_and_precede_lookups() -> None:
     assert ActionSpace.of_json(space.to_json()) == space
     with pytest.raises(ValueError, match=r"\(2, 1, 1, without_replacement\) is not in .*, style iid or greedy"):
         space.index(Action(2, 1, 1, "without_replacement"))
-    with pytest.raises(ValueError, match="styles must be known"):
+    with pytest.raises(ValueError, match="styles of"):
         ActionSpace.of_json({**space.to_json(), "styles": ["sorted"]})
-
-
-def test_survivals_of_styled_trees_follow_those_of_iid_ones() -> None:
-    space, trees = ActionSpace.of_pairs(), ActionSpace.default()
-    S, A = trees.sums_SA.shape
-    assert space.sums_SA.shape == (S + 27 * 8 + 16, 453)
-    assert torch.equal(space.sums_SA[:S, :A], trees.sums_SA)
-    assert torch.equal(space.sums_SA[:16, A:449], trees.sums_SA[:16, [a.K > 1 for a in trees]])
-    assert torch.equal(space.sums_SA[S : S + 216, A:449], trees.sums_SA[16:, [a.K > 1 for a in trees]])
-
-
-def test_lookups_follow_the_trees() -> None:
-    """237 actions: an action's position in the old space stays its position."""
-    space = ActionSpace.with_lookups()
-    assert space.actions == (*ActionSpace.default().actions, *map(Action.copy, (2, 4, 8, 16)))
-    assert len(space) == len(set(space)) == 237
-    assert space.trees == ActionSpace.default().actions
-    assert [space.index(action) for action in space] == list(range(237))
-    assert space.depth == space.deepest == 16
-    assert ActionSpace(2, 1, 1, (5,)).deepest == 5
-    for outside in (Action.copy(3), Action.copy(0)):
-        with pytest.raises(ValueError, match="not among the lookups"):
-            space.index(outside)
-    with pytest.raises(ValueError, match="not among the lookups"):
-        ActionSpace.default().index(Action.copy(4))
 
 
 @pytest.mark.parametrize("action", [EMPTY, Action(3, 2, 4), Action.copy(8)], ids=str)
@@ -132,18 +107,3 @@ def test_the_survivals_of_an_action_stand_in_the_order_of_depth(space: ActionSpa
         own = [name_of(space, place) for place in places if place < count]
         assert own == own_survivals(action)
         assert places[len(own) :] == [count] * (space.deepest - len(own))
-
-
-def test_the_default_space_has_232_survivals() -> None:
-    space = ActionSpace.default()
-    assert space.sums_SA.shape == (16 + 27 * 8, 233)
-    assert int(space.sums_SA.any(1).sum()) == 232  # none is of no tree
-
-
-def test_lookups_have_16_survivals_beside_those_of_trees() -> None:
-    space, trees = ActionSpace.with_lookups(), ActionSpace.default()
-    assert space.sums_SA.shape == (232 + 16, 237)
-    assert space.tree_survivals == trees.tree_survivals == 232
-    assert torch.equal(space.sums_SA[:232, :233], trees.sums_SA)
-    assert not space.sums_SA[232:, :233].any() and not space.sums_SA[:232, 233:].any()
-    assert space.sums_SA[232:, 233:].sum(0).tolist() == [2, 4, 8, 16]

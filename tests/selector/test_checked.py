@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from selector.runtime.artefact import check_setting, checked
+from selector.runtime.artefact import checked
+from selector.runtime.selector import checked_batch
+from selector.sampling import Sampling
 from selector.schema import EARLY_SCALARS, HIDDEN_STATES, PAIR, SCALARS_KEY, InputError
 
 F, E, D = len(PAIR.names), len(EARLY_SCALARS), 5
@@ -54,13 +58,19 @@ def test_batches_of_different_sizes_are_refused() -> None:
         checked({**features(3), SCALARS_KEY: torch.ones(2, F)}, FULL_WIDTHS, 2)
 
 
-@pytest.mark.parametrize("setting", [(-1.0, 1.0), (float("nan"), 1.0), (float("inf"), 1.0), (1.0, 0.0), (1.0, 1.5)])
-def test_what_is_no_sampling_setting_is_refused(setting: tuple[float, float]) -> None:
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [(-1.0,), (NAN,), (INF,), (1.0, 0.0), (1.0, 1.5), (1.0, 1.0, -1), (1.0, 1.0, 0, NAN), (1.0, 1.0, 0, 0.0, INF)],
+)
+def test_what_is_no_sampling_setting_is_refused(setting: tuple[Any, ...]) -> None:
     with pytest.raises(InputError, match="no sampling setting"):
-        check_setting(*setting)
+        Sampling(*setting)
 
 
 @pytest.mark.parametrize("batch", [0.0, 0.5, -1.0, float("inf"), float("nan")])
 def test_what_is_no_number_of_requests_is_refused(batch: float) -> None:
     with pytest.raises(InputError, match="there is at least one request"):
-        check_setting(1.0, 1.0, batch)
+        checked_batch(batch)

@@ -11,7 +11,8 @@ import torch
 from data_gen.features.recorded import ROW_NUMBERS
 from data_gen.texts.recorded import read_texts, texts_of
 from data_gen.traces import TraceStore, text_schema, to_table
-from selector.actions import Action, ActionSpace
+from selector.actions import ActionSpace
+from selector.sampling import Sampling
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputError, survival_column
 from selector.train.data import Texts, Timed
 from selector.train.replay import lawful
@@ -74,7 +75,7 @@ def some(full: bool = True) -> Texts:
     rows = [
         row(0, 4, full=full),
         row(1, 1, full=full, temperature=0.0),
-        row(2, 6, stride=2, full=full, top_p=0.9),
+        row(2, 6, stride=2, full=full, top_p=0.9, top_k=20, min_p=0.05, draft_temperature=0.3),
         row(3, 3, full=full),
     ]
     return texts_of(to_table(rows, text_schema(NAMES, full)), NAMES)
@@ -116,11 +117,11 @@ def test_rows_follow_texts_and_their_roots(full: bool) -> None:
 def test_settings_are_those_that_were_meant() -> None:
     """0.7 and 0.9 are not what single precision makes of them."""
     data = some()
-    assert data.settings == [(0.0, 1.0), (0.7, 0.9), (0.7, 1.0)]
-    assert data.setting_X.tolist() == [2, 0, 1, 2]
-    assert data.setting_of((0.7, 1.0)).prompt_X == ["prompt 0", "prompt 3"]
-    with pytest.raises(InputError, match=r"no texts of temperature 1, top-p 0\.9"):
-        data.setting_of((1.0, 0.9))
+    assert data.settings == [Sampling(0.7), Sampling(0.0), Sampling(0.7, 0.9, 20, 0.05, 0.3)]
+    assert data.setting_X.tolist() == [0, 1, 2, 0]
+    assert data.setting_of(Sampling(0.7)).prompt_X == ["prompt 0", "prompt 3"]
+    with pytest.raises(InputError, match=r"no texts of T=1, top-p=0\.9"):
+        data.setting_of(Sampling(1.0, 0.9))
 
 
 @pytest.mark.parametrize("rows", [slice(None), slice(3, 9), torch.tensor([7, 0, 12, 7])], ids=["all", "some", "mixed"])
@@ -138,19 +139,6 @@ def test_labels_are_those_of_trees_and_what_a_lookup_had_right(rows: slice | tor
             assert labels_S[SURVIVALS:].tolist() == [1.0] * right + [0.0] * (16 - right)
         for space in (ActionSpace.recorded(), ActionSpace.default()):  # the first of them, where a space lacks styles
             assert torch.equal(data.labels(verifier, rows, space), labels[:, : len(space.sums_SA)])
-
-
-def test_a_lookup_yields_what_it_had_right_and_one_more_token() -> None:
-    """Also once labels have been made laws: they stay exact."""
-    data = some()
-    timed = Timed(data, "block", profile())
-    assert timed.space == SPACE
-    labels_RS = data.labels("block", slice(None), SPACE)
-    assert torch.equal(timed.survivals_RS[:, SURVIVALS:], labels_RS[:, SURVIVALS:])
-    efficiency_RA = SPACE.efficiencies(timed.survivals_RS)
-    for r, place in enumerate(PLACES):
-        for length in SPACE.lookups:
-            assert efficiency_RA[r, SPACE.index(Action.copy(length))] == 1 + min(length, foretold_of(*place))
 
 
 def test_hidden_states_belong_to_their_roots() -> None:

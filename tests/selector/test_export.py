@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,21 +9,16 @@ import torch
 
 from selector.actions import Action
 from selector.decision import NEVER, Mode
-from selector.runtime.artefact import Features
-from selector.runtime.selector import load_selector
-from selector.runtime.tuned import Tuned
+from selector.runtime.selector import Tuned, load_selector
 from selector.schema import EARLY, LIGHT, MATCH, PAIR, SCALARS_KEY, InputError
 from selector.train.tuning import decide
 from tests.selector.exported import (
-    ANY,
     COPIES,
     DRAFTS,
     FALLBACK,
     IN_TURN,
     KINDS,
-    KNOWN_EARLY,
     MODES,
-    NUCLEUS,
     SHORT,
     SOME,
     SOME_IN_TURN,
@@ -40,6 +34,7 @@ from tests.selector.exported import (
     one_by_one,
     roots_of,
     scripted,
+    setting_of,
     worth,
 )
 from tests.selector.synthetic import SPACE
@@ -58,8 +53,8 @@ def test_all_ways_to_ask_choose_as_the_trained_module(
         data, rows = roots_of(mode, level, count=3)
         batch = batch_of(data, rows, level)
         own_R = decide(data, made.predictions(data.texts, mode), mode, objective == "policy").action_R
-        tuned = selector.at(mode.temperature, mode.top_p)
-        assert tuned.mode == mode and tuned.feature_levels == mode.feature_levels
+        tuned = selector.at(*setting_of(mode))
+        assert tuned.mode == mode and tuned.feature_levels == mode.asked
         index_B, _ = script(batch)
         if EARLY in mode.feature_levels:
             early_B, _ = script(early_of(batch))
@@ -74,7 +69,7 @@ def test_all_ways_to_ask_choose_as_the_trained_module(
             assert most_lost(made, data, mode, rows, chosen) < 1e-4, name
             assert sum(a == b for a, b in zip(chosen, asked["module"], strict=True)) >= 0.95 * len(rows), name
         kinds = len(set(asked["tuned"]))
-        assert kinds > 2 if mode.decides else kinds == (1 if mode.rule is None else 2)
+        assert kinds > 2 if mode.feature_levels else kinds == (1 if mode.rule is None else 2)
 
 
 @pytest.mark.parametrize(("objective", "level"), KINDS)
@@ -110,7 +105,7 @@ def test_the_draft_is_asked_for_where_the_early_choice_needs_it(
     selector = loaded(artefacts[objective, LIGHT])
     data, rows = roots_of(mode, LIGHT)
     roots = one_by_one(batch_of(data, rows, LIGHT))
-    tuned = selector.at(*mode.setting)
+    tuned = selector.at(*setting_of(mode))
     early = [tuned.select(early_of(features)) for features in roots]
     known = [tuned.select(early_of(features), final=True) for features in roots]
     assert early == [None if action.drafts else action for action in known]
@@ -121,7 +116,7 @@ def test_the_draft_is_asked_for_where_the_early_choice_needs_it(
 
 def test_the_match_alone_will_do_for_the_rule(artefact: Path) -> None:
     selector = loaded(artefact)
-    tuned = selector.at(COPIES.temperature)
+    tuned = selector.at(0.4)
     data, rows = roots_of(COPIES, LIGHT)
     chosen = set()
     for features in one_by_one(batch_of(data, rows, LIGHT)):
@@ -135,7 +130,7 @@ def test_the_match_alone_will_do_for_the_rule(artefact: Path) -> None:
 
 def test_on_long_texts_the_match_alone_will_do_without_the_rules_lookup_too(artefact: Path) -> None:
     """Of an engine that cannot draft it; the static tree is then drafted."""
-    whole, fewer = (loaded(artefact).at(SHORT.temperature, nodes=nodes) for nodes in (None, 4))
+    whole, fewer = (loaded(artefact).at(1.8, shapes=shapes) for shapes in (None, [(1, 3, 0), (1, 2, 0)]))
     assert fewer.mode.rule is None and fewer.longest == whole.longest == SHORT.longest
     for match in (0.0, 9.0):
         assert fewer.select({MATCH: torch.tensor(match)}) == fewer.mode.action
@@ -155,22 +150,4 @@ def test_a_root_without_features_gets_the_static_tree(artefact: Path) -> None:
     selector = load_selector(artefact)
     assert selector.select(None) == FALLBACK
     for mode in MODES:
-        assert selector.at(mode.temperature, mode.top_p).select(None) == mode.action
-
-
-def test_the_nearest_sampling_setting_decides(artefact: Path) -> None:
-    """In a batch, too, where each root has its own."""
-    selector = load_selector(artefact)
-    near = {(0.1, 1.0): STATIC, (0.42, 1.0): COPIES, (0.55, 1.0): ANY, (0.87, 1.0): KNOWN_EARLY}
-    near |= {(1.08, 1.0): SOME, (1.1, 0.85): NUCLEUS, (1.5, 1.0): IN_TURN, (1.35, 0.85): SOME_IN_TURN}
-    roots: list[Features] = []
-    expected: list[Action | None] = []
-    for setting, mode in near.items():
-        tuned = selector.at(*setting)
-        assert tuned.mode == mode
-        data, rows = roots_of(replace(mode, temperature=setting[0], top_p=setting[1]), LIGHT, count=1)
-        roots += one_by_one(batch_of(data, rows, LIGHT))
-        expected += [tuned.select(root) for root in roots[-len(rows) :]]
-    scores_BA = selector.scores({SCALARS_KEY: torch.stack([root[SCALARS_KEY] for root in roots])})
-    assert [SPACE.actions[a] for a in scores_BA.argmax(-1)] == expected == [selector.select(root) for root in roots]
-    assert selector.at(1.0).mode == SOME  # top-p 1 unless it is said
+        assert selector.at(*setting_of(mode)).select(None) == mode.action

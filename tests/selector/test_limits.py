@@ -2,23 +2,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from selector.actions import COPY, EMPTY, Action
-from selector.latency import LatencyProfile
-from selector.runtime.selector import Selector, load_selector
+from selector.runtime.selector import load_selector
 from selector.schema import FULL, LIGHT, InputError
-from selector.tables import Table
 from selector.train.data import Timed
 from tests.selector.exported import (
-    ANY,
-    IN_TURN,
     MODES,
-    SOME,
     batch_of,
-    early_of,
     efficiencies,
     in_turn,
     loaded,
@@ -26,42 +21,38 @@ from tests.selector.exported import (
     most_lost,
     one_by_one,
     roots_of,
+    setting_of,
     worth,
 )
 from tests.selector.synthetic import SPACE, profile
 
 LIMITS = [
-    (5, None),
-    (None, [(1, 2, 0), (2, 3, 2), (3, 0, 4)]),
-    (9, [(2, 2, 3), (2, 2, 8)]),
-    (None, [(4, 8, 8), (4, 8, 7)]),  # none of the limited mode's own
-    (None, [(1, 3, 0), (2, 0, 4), (1, 8, 0, COPY), (1, 16, 0, COPY)]),
-    (None, [(1, 4, 0), (1, 3, 0), (2, 2, 3), (1, 8, 0, COPY)]),  # the rule's own tree, and faster ones
-    (0, None),
+    [action for action in SPACE if action.nodes <= 5],
+    [(1, 2, 0), (2, 3, 2), (3, 0, 4)],
+    [(4, 8, 8), (4, 8, 7)],  # none of the limited mode's own
+    [(1, 3, 0), (2, 0, 4), (1, 8, 0, COPY), (1, 16, 0, COPY)],
+    [(1, 4, 0), (1, 3, 0), (2, 2, 3), (1, 8, 0, COPY)],  # the rule's own tree, and faster ones
+    [EMPTY],
 ]
 
 
-@pytest.mark.parametrize(("nodes", "shapes"), LIMITS)
+@pytest.mark.parametrize("shapes", LIMITS)
 @pytest.mark.parametrize("objective", ["policy", "regressor"])
 def test_only_allowed_trees_are_chosen(
-    artefacts: dict[tuple[str, str], Path], objective: str, nodes: int | None, shapes: list[tuple[int, ...]] | None
+    artefacts: dict[tuple[str, str], Path], objective: str, shapes: list[tuple[Any, ...]]
 ) -> None:
     """The best of those that an engine can draft; the static one is the fastest tree, and time is worth less. A rule
     whose lookup is not among them is left out."""
     selector, made = loaded(artefacts[objective, LIGHT]), module_of(objective)
-    can = [
-        a
-        for a, action in enumerate(SPACE)
-        if (nodes is None or action.nodes <= nodes) and (shapes is None or action in map(Action.of, shapes))
-    ]
+    can = sorted(SPACE.index(Action.of(shape)) for shape in shapes)
     for mode in MODES:
-        tuned = selector.at(mode.temperature, mode.top_p, nodes=nodes, shapes=shapes)
+        tuned = selector.at(*setting_of(mode), shapes=shapes)
         speed_A = selector.config.static_speeds(selector.modes[MODES.index(mode)], selector.latency)
         best = max((a for a in can if a < len(SPACE.trees)), key=lambda a: float(speed_A[a]))
         copies = mode.rule is not None and SPACE.index(Action.copy(mode.rule.length)) in can
         if copies and SPACE.index(mode.action) in can:
             best = SPACE.index(mode.action)  # the tree that goes with the rule
-        assert tuned.feature_levels == (mode.feature_levels if mode.decides or copies else ())
+        assert tuned.mode.feature_levels == mode.feature_levels
         assert tuned.mode.rule == (mode.rule if copies else None)
         assert tuned.select(None) == SPACE.actions[best]
         may = {a for a in can if a in (mode.allowed or range(len(SPACE)))} or set(can)
@@ -77,16 +68,14 @@ def test_only_allowed_trees_are_chosen(
 
 def test_limits_that_leave_no_tree_are_refused(artefact: Path) -> None:
     selector = load_selector(artefact)
-    with pytest.raises(InputError, match="no tree is left of those with at most 3 nodes"):
-        selector.at(1.0, nodes=3, shapes=[(4, 0, 8), (1, 2, 0, COPY)])
     for shapes in ([], [(1, 8, 0, COPY), (1, 16, 0, COPY)]):
         with pytest.raises(InputError, match="no tree is left"):
             selector.at(1.0, shapes=shapes)
-    with pytest.raises(InputError, match="shapes: lookup 3 is not among"):
+    with pytest.raises(InputError, match="shapes: lookup 3 is not in the space"):
         selector.at(1.0, shapes=[(1, 3, 0), (1, 3, 0, COPY)])
     with pytest.raises(InputError, match="shapes: "):
         selector.at(1.0, shapes=[(4, 8)])
-    with pytest.raises(InputError, match=r"shapes: action \(9, 0, 8\) is not in the space"):
+    with pytest.raises(InputError, match=r"shapes: \(9, 0, 8\) is not in the space"):
         selector.at(1.0, shapes=[(9, 0, 8)])
 
 
@@ -97,12 +86,12 @@ def test_another_machine_has_its_own_static_trees_speeds_and_times(artefact: Pat
     assert there.latency == slow
     for at, (mode, moved) in enumerate(zip(here.modes, there.modes, strict=True)):
         seconds = [
-            [own.action_seconds(action, 100, "traversal", (), mode.setting) for action in SPACE.trees]
+            [own.action_seconds(action, 100, "traversal", (), mode.sampling) for action in SPACE.trees]
             for own in (profile(), slow)
         ]
         before_A, speed_A = (efficiencies(at) / torch.tensor(times) for times in seconds)
         best = int(speed_A.argmax())
-        assert moved.action == SPACE.actions[best] == there.at(mode.temperature, mode.top_p).select(None)
+        assert moved.action == SPACE.actions[best] == there.at(*setting_of(mode)).select(None)
         assert moved.speed == pytest.approx(mode.speed * float(speed_A[best] / before_A[SPACE.index(mode.action)]))
         assert moved.speed < mode.speed
         unchanged = replace(mode, action=moved.action, speed=moved.speed, allowed=())
@@ -121,50 +110,15 @@ def test_decisions_there_are_by_that_machines_times(
         data = Timed(data.texts, "traversal", slow)
         batch = batch_of(data, rows, level)
         assert torch.allclose(selector.scores(batch), worth(made, data, moved)[rows], atol=1e-3, rtol=1e-5)
-        tuned = selector.at(moved.temperature, moved.top_p)
+        tuned = selector.at(*setting_of(moved))
         chosen = [in_turn(tuned.select, moved, features) for features in one_by_one(batch)]
         assert most_lost(made, data, moved, rows, chosen) < 1e-4
-
-
-def test_where_drafting_is_dear_shorter_trees_are_drafted(artefact: Path) -> None:
-    data, rows = roots_of(ANY, LIGHT)
-
-    def depth(selector: Selector) -> int:
-        chosen = [selector.select(features) for features in one_by_one(batch_of(data, rows, LIGHT))]
-        return sum(action.L1 + action.L2 for action in chosen if not action.copies)
-
-    here, there = depth(load_selector(artefact)), depth(load_selector(artefact, latency=profile(draft=8e-3)))
-    assert there < 0.5 * here
-    never = load_selector(artefact, latency=profile(draft=1.0))
-    assert never.at(0.2).select(None) == EMPTY
-    assert depth(never) <= len(rows)  # the pass over the root has been made for the decision, and gives one token
-    data, rows = roots_of(IN_TURN, LIGHT)
-    tuned = never.at(IN_TURN.temperature)
-    for features in one_by_one(batch_of(data, rows, LIGHT)):
-        assert tuned.select(early_of(features)) is not None  # it is not even to pass the root
 
 
 def test_the_same_machine_changes_nothing(artefact: Path) -> None:
     plain = load_selector(artefact)
     for same in (artefact / "latency.json", str(artefact / "latency.json"), profile()):
         assert load_selector(artefact, latency=same).modes == plain.modes == list(MODES)
-
-
-def test_only_times_count_and_not_the_lengths_at_which_they_were_measured(artefact: Path) -> None:
-    def steady(lengths: list[int]) -> LatencyProfile:
-        def table(seconds: float) -> Table:
-            return Table(lengths, [1], [[seconds]] * len(lengths))
-
-        return replace(profile(), device="another", draft=table(1e-3), target=table(5e-3))
-
-    few, many = (load_selector(artefact, latency=steady(lengths)) for lengths in ([64], [8, 512, 4096]))
-    assert [mode.speed for mode in few.modes] == pytest.approx([mode.speed for mode in many.modes], rel=1e-6)
-    assert [mode.action for mode in few.modes] == [mode.action for mode in many.modes]
-    data, rows = roots_of(SOME, LIGHT)
-    of_few, of_many = few.at(1.0), many.at(1.0)
-    for features in one_by_one(batch_of(data, rows, LIGHT)):
-        assert of_few.select(features) == of_many.select(features)
-        assert torch.allclose(few.scores(features), many.scores(features), atol=1e-4)
 
 
 def test_a_profile_of_another_pair_is_refused(artefact: Path) -> None:
@@ -176,8 +130,3 @@ def test_a_profile_without_the_verifier_is_refused(artefact: Path) -> None:
     other = replace(profile(), device="another", verify={"block": profile().verify["traversal"]})
     with pytest.raises(InputError, match="the latency profile of another has no times for traversal"):
         load_selector(artefact, latency=other)
-
-
-def test_a_profile_that_is_not_there_is_named(artefact: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none.json: no latency profile there"):
-        load_selector(artefact, latency=tmp_path / "none.json")

@@ -9,7 +9,7 @@ import torch
 
 from selector.actions import Action
 from selector.decision import LookupRule, Mode
-from selector.schema import MATCH
+from selector.sampling import Sampling
 from selector.train.replay import fastest_possible, replay
 from selector.train.tuning import replay_mode
 from tests.selector import logged
@@ -22,7 +22,7 @@ def test_fixed_lengths_and_rules_of_a_log_are_a_walk_to_the_last_token(batch: in
     for length in range(logged.SPACE.depth + 1):
         chain = logged.SPACE.chain(length)
         for least in (2, 4, 99):
-            mode = Mode(0.0, 1.0, chain, (MATCH,), rule=LookupRule(least, 4))
+            mode = Mode(Sampling(0.0), chain, rule=LookupRule(least, 4))
             found = replay_mode(data, {}, mode)
             steps, tokens, seconds = logged.ten_lines(
                 data, lambda r, least=least, chain=chain: Action.copy(4) if match_R[r] >= least else chain

@@ -82,29 +82,6 @@ def test_training_begins_at_the_given_means(space: ActionSpace) -> None:
     assert float((near_BS - exact_BS).abs().max()) > 1e-4
 
 
-@pytest.mark.parametrize(
-    "mean", [0.0, 1.0, 0.5], ids=["nothing accepted", "everything accepted", "one and the same at all depths"]
-)
-def test_extreme_means_begin_somewhere_finite(mean: float) -> None:
-    space = ActionSpace(3, 2, 2, (3,))
-    own = network(space)
-    own.begin_at(torch.full((len(space.sums_SA),), mean))
-    log_survivals_BS = own(*inputs(), PASSED)
-    assert bool(log_survivals_BS.isfinite().all())
-    log_survivals_BS.sum().backward()
-    assert all(bool(p.grad.isfinite().all()) for p in own.parameters() if p.grad is not None)
-
-
-def test_a_feature_that_never_varies_stays_at_zero() -> None:
-    body = RootNetwork(schema(2, 1), WIDTHS, 3)
-    scalars = torch.tensor([[2.0, 0.3], [2.0, 0.5]])
-    body.standardise(scalars)
-    assert body.scale_F.tolist()[0] == 1.0
-    scaled = (scalars - body.mean_F) / body.scale_F
-    assert scaled[:, 0].tolist() == [0.0, 0.0]
-    assert scaled[:, 1].tolist() == pytest.approx([-1.0, 1.0], abs=1e-5)
-
-
 def test_scaling_is_part_of_the_network() -> None:
     """Features in other units, standardised anew, give the same."""
     body = network(ActionSpace(2, 1, 1)).body

@@ -32,13 +32,6 @@ def test_the_policy_objective_is_equation_12() -> None:
     assert torch.isfinite(logits.grad).all() and logits.grad.abs().sum() > 0
 
 
-def test_the_worst_share_is_at_least_one_root() -> None:
-    ratio_B = torch.tensor([0.5, 1.5, 2.0, 0.9])
-    log_mean = float(ratio_B.log().mean())
-    for share, expected in ((0.0, 0.25), (0.25, 0.25), (0.26, (0.25 + 0.01) / 2), (1.0, 0.26 / 4)):
-        assert float(policy_loss(ratio_B, 2.0, share)) == pytest.approx(-log_mean + 2 * expected, abs=1e-6)
-
-
 def survivals(count: int, seed: int) -> Tensor:
     return 0.02 + 0.96 * torch.rand(
         count, len(SPACE.sums_SA), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
@@ -99,9 +92,3 @@ def test_certain_predictions_have_a_finite_loss_and_gradient(value: float) -> No
     loss.backward()
     assert bool(loss.isfinite())
     assert log_BS.grad is not None and bool(log_BS.grad.isfinite().all())
-
-
-def test_a_space_of_chains_has_no_branches_or_lookups_to_average() -> None:
-    for chains in (ActionSpace(1, 2, 2), ActionSpace(1, 2, 2, (3,))):
-        labels_BS = survivals(3, 7)[:, : len(chains.sums_SA)]
-        assert bool(survival_loss(labels_BS.log(), labels_BS, chains).isfinite())

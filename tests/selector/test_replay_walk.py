@@ -111,21 +111,3 @@ def test_replay_of_a_text_worked_by_hand() -> None:
     passes_R, seconds_M = torch.tensor([False, False, True]), torch.tensor([0.0, 3.0, 5.0], dtype=torch.float64)
     given = survivals_RS, torch.tensor([nothing, nothing, chain]), seconds_R, size_X, space
     assert replay(*given, Lateness(passes_R, seconds_M)).seconds_X.tolist() == pytest.approx([75])  # two tokens missed
-
-
-def test_texts_do_not_mix() -> None:
-    """Each text of a set is replayed as if alone, whatever stands beside it."""
-    sizes, space = [4, 9, 2], ActionSpace(2, 1, 2)
-    survivals_RS = some_survivals(sizes, space, seed=10)
-    generator = torch.Generator().manual_seed(11)
-    action_R = torch.randint(0, len(space), (15,), generator=generator)
-    seconds_R = torch.rand(15, generator=generator, dtype=torch.float64)
-    together = replay(survivals_RS, action_R, seconds_R, torch.tensor(sizes), space)
-    start = 0
-    for x, size in enumerate(sizes):
-        own = slice(start, start + size)
-        alone = replay(survivals_RS[own], action_R[own], seconds_R[own], torch.tensor([size]), space)
-        assert torch.allclose(alone.visits_R, together.visits_R[own], atol=1e-15)
-        for name in ("tokens_X", "seconds_X", "steps_X"):
-            assert float(getattr(alone, name)) == pytest.approx(float(getattr(together, name)[x]), abs=1e-14)
-        start += size

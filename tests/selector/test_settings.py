@@ -6,22 +6,20 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from selector.actions import EMPTY
 from selector.decision import Mode
-from selector.runtime.selector import load_selector
-from selector.runtime.tuned import Tuned
+from selector.runtime.selector import Tuned, load_selector
+from selector.sampling import Sampling
 from selector.schema import FULL, LIGHT, MATCH, PAIR, SCALARS_KEY, InputError
 from tests.selector.exported import (
     COPIES,
     IN_TURN,
-    MODES,
     SHORT,
     SOME,
-    STATIC,
     batch_of,
     early_of,
     loaded,
@@ -29,38 +27,39 @@ from tests.selector.exported import (
     one_by_one,
     roots_of,
     scripted,
+    setting_of,
 )
 from tests.selector.synthetic import SPACE, profile
 
-MODE = Mode(1.0, 0.9, EMPTY)
+TRAINED = Sampling(1.0, 0.9)
 
 
 @pytest.mark.parametrize("setting", [(1.1, 0.9), (0.9, 0.95), (1.0, 0.85), (1.0, 0.9, 50), (1.0, 0.9, 0, 0.02)])
-def test_a_mode_decides_near_its_setting(setting: tuple[float, ...]) -> None:
-    assert MODE.covers(*setting)
+def test_a_mode_decides_near_its_setting(setting: tuple[Any, ...]) -> None:
+    assert TRAINED.covers(Sampling(*setting))
 
 
 @pytest.mark.parametrize(
     "setting", [(1.11, 0.9), (0.0, 0.9), (1.0, 0.96), (1.0, 0.84), (1.0, 0.9, 49), (1.0, 0.9, 0, 0.03)]
 )
-def test_a_mode_does_not_decide_far_from_its_setting(setting: tuple[float, ...]) -> None:
-    assert not MODE.covers(*setting)
+def test_a_mode_does_not_decide_far_from_its_setting(setting: tuple[Any, ...]) -> None:
+    assert not TRAINED.covers(Sampling(*setting))
 
 
 def test_top_k_and_min_p_are_compared_with_the_modes_own() -> None:
-    mode = replace(MODE, top_k=5, min_p=0.1)
-    assert mode.covers(1.0, 0.9, 5, 0.1) and not mode.covers(1.0, 0.9, 5) and not mode.covers(1.0, 0.9, 6, 0.1)
-    assert replace(mode, temperature=0.0).covers(0.0, 0.5)  # at temperature 0 they change nothing
+    own = Sampling(1.0, 0.9, 5, 0.1)
+    assert own.covers(own) and not own.covers(Sampling(1.0, 0.9, 5)) and not own.covers(Sampling(1.0, 0.9, 6, 0.1))
+    assert replace(own, temperature=0.0).covers(Sampling(0.0, 0.5))  # at temperature 0 they change nothing
 
 
 @pytest.mark.parametrize(
     ("asked", "mode", "words"),
     [
-        ({"temperature": 1.2}, SOME, "temperature 1.2, top-p 1: too far from the trained temperature 1, top-p 1"),
-        ({"temperature": 1.0, "top_k": 5}, SOME, "temperature 1, top-p 1, top-k 5: too far"),
-        ({"temperature": 1.0, "min_p": 0.3}, SOME, "temperature 1, top-p 1, min-p 0.3: too far"),
-        ({"temperature": 0.4, "top_p": 0.8}, COPIES, "temperature 0.4, top-p 0.8: too far"),
-        ({"temperature": 9.0}, SHORT, "temperature 9, top-p 1: too far"),
+        ({"temperature": 1.2}, SOME, "T=1.2: too far from the trained T=1; "),
+        ({"temperature": 1.0, "top_k": 5}, SOME, "T=1, top-k=5: too far"),
+        ({"temperature": 1.0, "min_p": 0.3}, SOME, "T=1, min-p=0.3: too far"),
+        ({"temperature": 0.4, "top_p": 0.8}, COPIES, "T=0.4, top-p=0.8: too far"),
+        ({"temperature": 9.0}, SHORT, "T=9: too far"),
     ],
     ids=["temperature", "top-k", "min-p", "top-p", "with a rule"],
 )
@@ -69,14 +68,14 @@ def test_far_from_every_trained_setting_the_rule_and_the_static_tree_decide(
 ) -> None:
     """And one line says so, once in a process."""
     selector = load_selector(artefact)
-    data, rows = roots_of(replace(mode, temperature=asked["temperature"]), LIGHT)
+    data, rows = roots_of(replace(mode, sampling=Sampling(asked["temperature"])), LIGHT)
     with pytest.warns(UserWarning, match=words) as warned:
         tuned = selector.at(**asked)
     assert len(warned) == 1 and "\n" not in str(warned[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert selector.at(**asked).mode == tuned.mode
-        assert selector.at(**asked, nodes=2).select(None).nodes <= 2  # type: ignore[union-attr]
+        assert selector.at(**asked, shapes=[(1, 2, 0)]).select(None) == (1, 2, 0, "iid")
     assert tuned.feature_levels == ((MATCH,) if mode.rule else ()) and tuned.select(None) == mode.action
     chosen = {tuned.select(features) for features in one_by_one(batch_of(data, rows, LIGHT))}
     assert chosen == {mode.action, *([mode.rule.lookup] if mode.rule else [])}
@@ -93,7 +92,7 @@ def test_the_nearest_of_the_modes_that_cover_a_setting_decides(artefact: Path) -
 @torch.inference_mode()
 def test_features_far_from_every_setting_give_the_rule_in_every_form(artefact: Path, far: float, nearest: Mode) -> None:
     """TorchScript, the selector, and a mode that was asked for another setting; both may say so."""
-    selector, (data, rows) = load_selector(artefact), roots_of(replace(SOME, temperature=far), LIGHT)
+    selector, (data, rows) = load_selector(artefact), roots_of(replace(SOME, sampling=Sampling(far)), LIGHT)
     batch = batch_of(data, rows, LIGHT)
     if nearest is COPIES:
         batch[SCALARS_KEY][:, PAIR.index("top_p")] = 0.5
@@ -104,14 +103,8 @@ def test_features_far_from_every_setting_give_the_rule_in_every_form(artefact: P
         assert [selector.select(root) for root in one_by_one(batch)] == expected
         assert [SPACE.actions[a] for a in selector.scores(batch).argmax(-1)] == expected
         assert {Tuned(SOME, selector).select(root) for root in one_by_one(batch)} == {SOME.action}
-    if nearest.decides:
+    if nearest.feature_levels:
         assert all("too far from the trained" in str(each.message) for each in warned) and 0 < len(warned) < 3
-
-
-@pytest.mark.parametrize("asked", [{"top_k": -1}, {"min_p": 1.5}, {"min_p": float("nan")}])
-def test_what_is_no_truncation_is_refused(artefact: Path, asked: dict[str, float]) -> None:
-    with pytest.raises(InputError, match="no sampling setting"):
-        loaded(artefact).at(1.0, **asked)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -119,7 +112,7 @@ def test_scalars_of_another_dtype_are_refused(artefact: Path, dtype: torch.dtype
     """In one line, also where NumPy has no such dtype."""
     data, rows = roots_of(IN_TURN, LIGHT, count=1)
     scalars = one_by_one(batch_of(data, rows, LIGHT))[0][SCALARS_KEY]
-    for ask in (loaded(artefact).at(*IN_TURN.setting).select, loaded(artefact).select):
+    for ask in (loaded(artefact).at(*setting_of(IN_TURN)).select, loaded(artefact).select):
         with pytest.raises(InputError, match=f"features: scalars is {dtype}"):
             ask({SCALARS_KEY: scalars[: PAIR.first].to(dtype)})
 
@@ -130,7 +123,7 @@ def test_a_match_that_is_not_finite_is_refused(artefact: Path, match: float) -> 
     scalars[PAIR.index("match")] = match
     for features, name in (({MATCH: torch.tensor(match)}, "match"), ({SCALARS_KEY: scalars}, "scalars")):
         with pytest.raises(InputError, match=f"features: {name} is not finite"):
-            loaded(artefact).at(*COPIES.setting).select(features)
+            loaded(artefact).at(*setting_of(COPIES)).select(features)
 
 
 def test_another_pair_and_another_machine_are_named_once(artefact: Path) -> None:
@@ -185,17 +178,3 @@ def test_no_form_gives_its_network_an_input_beyond_its_range_in_training(
                 far_BA, near_BA, own_BA = (scores(view(each)) for each in (beyond, edge, inside))
                 torch.testing.assert_close(far_BA, near_BA, atol=1e-3, rtol=1e-5)
                 assert not torch.allclose(near_BA, own_BA, atol=1e-2)
-
-
-def test_a_selector_and_its_decisions_say_what_they_are(artefact: Path) -> None:
-    selector = loaded(artefact)
-    assert repr(selector).startswith("Selector(t / d, traversal; a regressor with light features, ")
-    assert "; temperature 0.2, top-p 1; temperature 0.4, top-p 1; " in repr(selector)
-    asked = {mode: repr(selector.at(*mode.setting)) for mode in MODES}
-    rule = "lookup 8 after a match of 5 tokens or more, else"
-    assert asked[STATIC] == "Tuned(temperature 0.2, top-p 1: always (1, 4, 0))"
-    assert asked[COPIES] == f"Tuned(temperature 0.4, top-p 1: {rule} (1, 4, 0))"
-    assert asked[SOME].endswith(": a network with light features chooses among 22 actions)")
-    both = ": a network with early and then light features chooses among all actions"
-    assert asked[IN_TURN].endswith(f"{both})")
-    assert asked[SHORT].endswith(f"{both}; beyond 70 tokens {rule} (1, 3, 0))")

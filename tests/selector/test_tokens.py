@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from data_gen.features.text import key_of
 from selector.runtime.tokens import FILE, LEAST, WEIGHT, TokenStatistics
 from selector.schema import MOST_COUNTED
 
@@ -60,8 +59,3 @@ def test_files_hold_what_was_fitted(tmp_path: Path) -> None:
     again = TokenStatistics.load(tmp_path)
     assert again.of(np.array([3, 105])) == pytest.approx(found.of(np.array([3, 105])), rel=1e-6)
     assert len(TokenStatistics.load(tmp_path / "none").keys_N) == 0
-
-
-def test_keys_differ_by_kind_and_by_place() -> None:
-    keys = {key_of(kind, a, b) for kind in range(5) for a in range(-1, 30) for b in range(-1, 30)}
-    assert len(keys) == 5 * 31 * 31 and min(keys) >= 0

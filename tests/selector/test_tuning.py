@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from selector.actions import EMPTY, Action
-from selector.decision import RHOS, LookupRule, Mode
-from selector.latency import Table, interpolated_at
+from selector.decision import RHOS, RULE, LookupRule, Mode
+from selector.latency import Table
+from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, LIGHT, MATCH
 from selector.train.data import Timed
-from selector.train.replay import Lateness, Ratio, Replayed, replay
+from selector.train.replay import Lateness, Replayed, replay
 from selector.train.tuning import (
     LEASTS,
     RARE,
     SPEEDS,
-    Judged,
     StaticTable,
     best_static,
     common,
@@ -78,10 +78,10 @@ def test_the_best_static_tree_is_that_of_brute_force(data: Timed, static: Mode) 
     allowed_A = torch.zeros(TREES, dtype=torch.bool)
     allowed_A[few] = True
     assert table.best(allowed_A=allowed_A) == max(few, key=speeds.__getitem__) != best
-    assert static == Mode(1.0, 1.0, SPACE.actions[best], speed=pytest.approx(speeds[best], rel=1e-5))
-    for found in (table.replayed(best), static_replay(data, SPACE.actions[best])):
-        assert found.speed == pytest.approx(speeds[best], rel=1e-5)
-        assert found.block_efficiency == pytest.approx(replays[best].block_efficiency, rel=1e-5)
+    assert static == Mode(Sampling(), SPACE.actions[best], speed=pytest.approx(speeds[best], rel=1e-5))
+    found = static_replay(data, SPACE.actions[best])
+    assert found.speed == pytest.approx(speeds[best], rel=1e-5)
+    assert found.block_efficiency == pytest.approx(replays[best].block_efficiency, rel=1e-5)
 
 
 def priced(data: Timed, predictions: dict[str, Tensor], static: Mode, feature_levels: tuple[str, ...]) -> list[Mode]:
@@ -118,28 +118,10 @@ def test_no_gain_does_not_pay(data: Timed, policy: bool) -> None:
         assert judged.ratio.value < 1
 
 
-def test_a_policys_best_is_its_own(data: Timed, static: Mode) -> None:
-    """Logits that say what is best are followed, whatever the price of time."""
-    logits_RA = true_scores(data) - static.speed * data.seconds((LIGHT,))
-    judged = tune_mode(data, {LIGHT: logits_RA}, static, policy=True)
-    assert judged.pays
-    chosen_R = decide(data, {LIGHT: logits_RA}, judged.mode, policy=True).action_R
-    wanted_R = logits_RA[:, list(judged.mode.allowed)].argmax(-1)
-    expected_R = torch.tensor(judged.mode.allowed)[wanted_R]
-    assert torch.equal(chosen_R[~data.texts.unknown_R], expected_R[~data.texts.unknown_R])
-
-
-@pytest.mark.parametrize(("value", "error", "pays"), [(1.05, 0.024, True), (1.05, 0.026, False), (0.99, 0.0, False)])
-def test_a_gain_pays_where_it_is_two_standard_errors_ahead(
-    static: Mode, value: float, error: float, pays: bool
-) -> None:
-    assert Judged(static, Ratio(value, error)).pays == pays
-
-
 def test_a_rules_decision_is_charged_too(data: Timed, static: Mode) -> None:
     """Whether it copies or not; what it copies costs no more than that."""
     times = replace(data.profile, decide={**data.profile.decide, MATCH: 0.002})
-    rule = replace(static, feature_levels=(MATCH,), rule=LookupRule(2, 8))
+    rule = replace(static, rule=LookupRule(2, 8))
     found, free = decide(data.on(times), {}, rule), decide(data, {}, rule)
     assert torch.equal(found.action_R, free.action_R) and len(found.action_R.unique()) == 2
     torch.testing.assert_close(found.seconds_R, free.seconds_R + 0.002)
@@ -164,20 +146,6 @@ def test_only_trees_that_are_never_missed_are_left_out(data: Timed) -> None:
     assert float(share_A[of_use].sum() - share_A[of_use].min()) < 1 - RARE
     assert float(share_A[of_use].min()) >= float(share_A[[a for a in range(len(SPACE)) if a not in kept]].max())
     assert len(of_use) < int((share_A > 0).sum())
-
-
-def test_the_error_is_over_sources(data: Timed, static: Mode) -> None:
-    """Texts of one source move together; a single source tells no error."""
-    assert data.texts.source_number_X.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-    alone = replace(data.texts, source_X=[f"{x}" for x in range(10)])
-    predictions = {LIGHT: true_scores(data)}
-    by_two, by_one = (tune_mode(timed(each), predictions, static) for each in (data.texts, alone))
-    assert by_two.mode == by_one.mode
-    assert by_two.ratio.value == pytest.approx(by_one.ratio.value)
-    assert by_two.ratio.error != pytest.approx(by_one.ratio.error, rel=1e-3)
-    one = tune_mode(timed(replace(data.texts, source_X=["one"] * 10)), predictions, static)
-    assert one.ratio.value > 1.15
-    assert not one.pays
 
 
 def by_loop(
@@ -289,7 +257,7 @@ def test_the_rule_copies_wherever_the_match_is_long_enough(data: Timed, static: 
     """And drafts the static tree elsewhere, and at first roots even where its least match is none at all."""
     seconds_RA = data.seconds()
     for least in (0, 3, 4, 6, 9):
-        mode = replace(static, feature_levels=(MATCH,), rule=LookupRule(least, 8))
+        mode = replace(static, rule=LookupRule(least, 8))
         found = decide(data, {}, mode)
         for r, first in enumerate(data.texts.unknown_R.tolist()):
             copies = not first and float(data.texts.scalar("match")[r]) >= least
@@ -306,34 +274,10 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static
         return replayed(data, torch.where(copies_R, SPACE.index(Action.copy(length)), SPACE.index(tree))).speed
 
     mode = tune_lookup_rule(data, static)
-    assert (mode.feature_levels, mode.decides, mode.temperature, mode.top_p) == ((MATCH,), False, *data.setting)
+    assert (mode.decider, mode.sampling) == (RULE, data.sampling)
     assert mode.rule == (REPEATED, 16)
     trees = {static.action, EMPTY, *map(SPACE.chain, range(17))}
     every = {each: speed(*each) for each in product(LEASTS, SPACE.lookups, trees)}
     assert (*mode.rule, mode.action) == max(every, key=every.__getitem__)
     assert replay_mode(data, {}, mode).speed == pytest.approx(speed(*mode.rule, mode.action))
     assert replay_mode(data, {}, mode).speed > 1.1 * static.speed
-
-
-def test_where_nothing_repeats_the_tuned_rule_copies_nothing() -> None:
-    data = timed(texts(count=10, roots=15))
-    static = best_static(data, StaticTable.of(data))
-    mode = tune_lookup_rule(data, static)
-    assert int(decide(data, {}, mode).action_R.max()) < TREES
-    assert replay_mode(data, {}, mode).speed == pytest.approx(static.speed, rel=1e-5)
-
-
-def test_times_are_those_of_the_machine_at_every_root(data: Timed) -> None:
-    lengths_L, seconds_LA = profile().table(SPACE.actions, "traversal", (LIGHT,))
-    length_R = data.texts.length_R
-    expected_RA = interpolated_at(seconds_LA.unsqueeze(0), lengths_L, torch.zeros_like(length_R), length_R)
-    assert torch.allclose(data.seconds((LIGHT,)), expected_RA)
-    assert not torch.allclose(data.seconds((LIGHT,))[0], data.seconds((LIGHT,))[-1], rtol=0.1)
-    far = int(data.texts.length_R.argmax())  # the last length that was measured, or beyond
-    assert data.texts.length_R[far] >= 100
-    for a in (0, 9, 200, 235):
-        for level in ((), (EARLY,), (LIGHT,), (EARLY, LIGHT)):
-            expected = profile().action_seconds(SPACE.actions[a], 100, "traversal", level)
-            assert float(data.seconds(level)[far, a]) == pytest.approx(expected, rel=1e-5)
-    filtered = timed(texts(4, 3, setting=(1.0, 0.9)))
-    assert (filtered.seconds() > timed(texts(4, 3)).seconds()).all()  # a nucleus takes time, too

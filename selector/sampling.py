@@ -1,0 +1,61 @@
+"""The sampling setting: what the law of the text depends on, and the draft's own temperature."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from selector.schema import InputError
+
+FAR = 0.1, 0.05, 0.02, 0.02  # in temperature, top-p, 1 / top-k and min-p: where what was learnt no longer holds
+
+
+@dataclass(frozen=True, eq=False)
+class Sampling:
+    """How tokens are drawn. `top_p` 1, `top_k` 0 and `min_p` 0 keep the whole vocabulary.
+
+    Equal to an instance of a subclass with the same numbers. Raises InputError where a number is out of range.
+    """
+
+    temperature: float = 1.0  # 0 is greedy decoding
+    top_p: float = 1.0  # mass of the nucleus, the smallest set of most probable tokens that reaches it
+    top_k: int = 0  # the number of most probable tokens that are kept, with those that tie with the last of them
+    min_p: float = 0.0  # a kept token has at least this share of the most probable token's probability
+    draft_temperature: float | None = None  # None for the target's; it does not change the law of the text
+
+    def __post_init__(self) -> None:
+        hot = all(0 <= each < math.inf for each in (self.temperature, self.draft_temperature or 0.0))
+        if not (hot and 0 < self.top_p <= 1 and type(self.top_k) is int and self.top_k >= 0 and 0 <= self.min_p <= 1):
+            raise InputError(f"{self}: no sampling setting")
+
+    def covers(self, asked: Sampling) -> bool:
+        """Whether what was learnt under this setting may decide under another one.
+
+        Temperatures may differ by 0.1, top-p by 0.05, 1 / top-k (0 for the whole vocabulary) and min-p by 0.02: so a
+        top-k from 50 on counts as none. At temperature 0 the other three change nothing. Beyond, drafted tokens are
+        accepted at rates that the network has not seen. The distances are a judgement, not a fit.
+        """
+        differences = zip(self._coordinates, asked._coordinates, FAR, strict=True)
+        near = [abs(mine - other) <= far + 1e-6 for mine, other, far in differences]
+        return all(near) if asked.temperature else near[0]
+
+    @property
+    def _coordinates(self) -> tuple[float, float, float, float]:
+        return self.temperature, self.top_p, 1 / self.top_k if self.top_k else 0.0, self.min_p
+
+    @property
+    def _numbers(self) -> tuple[float | None, ...]:
+        return self.temperature, self.top_p, self.top_k, self.min_p, self.draft_temperature
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sampling) and self._numbers == other._numbers
+
+    def __hash__(self) -> int:
+        return hash(self._numbers)
+
+    def __str__(self) -> str:
+        top_k = f", top-k={self.top_k}" if self.top_k else ""
+        nucleus = f", top-p={self.top_p:g}" if self.top_p != 1 else ""
+        min_p = f", min-p={self.min_p:g}" if self.min_p else ""
+        draft = "" if self.draft_temperature is None else f", draft T={self.draft_temperature:g}"
+        return f"T={self.temperature:g}{top_k}{nucleus}{min_p}{draft}"
