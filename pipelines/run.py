@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 import re
 import subprocess
@@ -262,30 +261,14 @@ def write_json(path: Path, value: Any) -> None:
         partial.write_text(json_text(value, indent=1) + "\n")
 
 
-def _with_bounds(value: Any) -> Any:
-    """Figures with infinity for a bound or an error that is null: it is not known, because there is a single source."""
-    if isinstance(value, list):
-        return [_with_bounds(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    found = {key: _with_bounds(each) for key, each in value.items()}
-    for key, each in found.items():
-        if key.endswith("interval_95") and isinstance(each, list):
-            found[key] = [math.inf if bound is None else bound for bound in each]
-    for figure, error in (("value", "error"), ("ratio", "error"), ("replay_ratio", "replay_error")):
-        if found.get(figure) is not None and error in found and found[error] is None:
-            found[error] = math.inf
-    return found
-
-
 def read_json(path: Path, made_by: str) -> Any:
-    """The content of a JSON file; a bound or an error that is null is infinity again.
+    """The content of a JSON file.
 
     Raises:
         InputError: it is missing or not JSON. The message names it and tells the user to run the stage `made_by`.
     """
     try:
-        return _with_bounds(json.loads(path.read_text()))
+        return json.loads(path.read_text())
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist: run the {made_by} stage first") from error
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:

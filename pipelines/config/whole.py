@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -74,13 +73,6 @@ class Train(Section):
     batch: int = Field(256, ge=2, description="roots of one optimiser step")
     epochs: int = Field(
         12, ge=1, description="passes over the training roots; all are run, and the best one by replay is kept"
-    )
-
-    lightning: tuple[str, ...] = Field(
-        (),
-        exclude_if=operator.not_,  # without any, what the stage depends on stays as it was
-        description="Lightning callbacks and loggers of your own: import paths of classes or functions that need no "
-        "arguments, such as `mine.Watch`, seen from the current folder",
     )
 
     @property

@@ -1,7 +1,7 @@
-"""From decoded prompts and replayed texts to the figures of an evaluation.
+"""From decoded prompts to the figures of an evaluation.
 
-Decoded ratios are paired: each prompt and round by itself (`pipelines.statistics`). Replayed ratios have one standard
-error, by the jackknife. All are over sources. Tokens count up to the limit, whoever decodes them.
+Ratios are paired: each prompt and round by itself (`pipelines.statistics`), with intervals over sources. Tokens count
+up to the limit, whoever decodes them.
 
 Legend: X prompts, R rounds.
 """
@@ -9,15 +9,14 @@ Legend: X prompts, R rounds.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from pipelines.config import Config
-from pipelines.evaluate.assisted import ASSISTED, ASSISTED_TUNED, PROMPT_LOOKUP
-from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, PLAIN, SELECTOR
+from pipelines.evaluate.assisted import ASSISTED
+from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, PLAIN, SELECTOR
 from pipelines.evaluate.origins import shares
 from pipelines.evaluate.table import (
     ALL,
@@ -32,17 +31,12 @@ from pipelines.evaluate.table import (
     setting_name,
 )
 from pipelines.statistics import paired, speed, with_interval
-from selector.actions import Action
 
 Rows = list[dict[str, Any]]  # of the journal
 
 # by figure of the summary: the method that the selector's speed is compared with
 FIGURES = {
-    "ratio_vs_autoregressive": PLAIN,
     "ratio_vs_assisted_generation": ASSISTED,
-    "ratio_vs_assisted_generation_constant": ASSISTED_TUNED,
-    "ratio_vs_prompt_lookup": PROMPT_LOOKUP,
-    "ratio_vs_lookup_rule": COPYING,
     "ratio_vs_best_static_delayed": BEST_STATIC,
     "ratio_vs_static_traversal_wall": AT_ROOT,
 }
@@ -94,7 +88,7 @@ def _bounded(figure: tuple[float, list[float]]) -> tuple[float, float | None, fl
 
 def summary(config: Config, table: Table, rows: Rows) -> dict[str, Any]:
     """The selector's speed over its rivals', as means over sampling settings and for each; and its decisions' share of
-    the time."""
+    the time. A bound or an error that a single source leaves open is None."""
     settings = [setting_name(each.temperature, each.top_p) for each in config.sampling]
     found: dict[str, Any] = {}
     for name, rival in FIGURES.items():
@@ -108,14 +102,9 @@ def summary(config: Config, table: Table, rows: Rows) -> dict[str, Any]:
     ]:
         found["ratio_vs_static_traversal_gpu_like"] = sum(on_gpu) / len(on_gpu)
     mine = [row for row in rows if row["method"] == SELECTOR]
-    found["selector_time_share"] = total(mine, "select_seconds") / sum(sum(row["seconds_of_steps"]) for row in mine)
+    found["selector_time_share"] = total(mine, "select_seconds") / total(mine, "step_seconds")
     found["by_setting"] = [
-        {
-            "temperature": each.temperature,
-            "top_p": each.top_p,
-            **_gain(table, name),
-            "equal_texts": _equal_texts(rows, name) if each.temperature == 0 else None,
-        }
+        {"temperature": each.temperature, "top_p": each.top_p, **_gain(table, name)}
         for name, each in zip(settings, config.sampling, strict=True)
     ]
     return found
@@ -128,16 +117,7 @@ def _gain(table: Table, setting: str) -> dict[str, Any]:
         "wall_interval_95": [wall.low, wall.high],
         "replay_ratio": replay.value,
         "replay_error": None if replay.high is None else replay.high - replay.value,
-        "over_plain": table.of(setting, SELECTOR, decoded(PLAIN)).value,
     }
-
-
-def _equal_texts(rows: Rows, setting: str) -> list[int]:
-    texts: dict[str, set[tuple[int, ...]]] = {}
-    for row in rows:
-        if row["setting"] == setting:
-            texts.setdefault(row["prompt"], set()).add(tuple(row["text"]))
-    return [sum(len(found) == 1 for found in texts.values()), len(texts)]
 
 
 def methods(table: Table, rows: Rows) -> Rows:
@@ -150,15 +130,13 @@ def methods(table: Table, rows: Rows) -> Rows:
 
 def _entry(table: Table, setting: str, method: str, rows: Rows) -> dict[str, Any]:
     per_second = table.of(setting, method, TOKENS_PER_SECOND)
-    actions = Counter(str(Action.of(values)) for row in rows for values in row["drafted"])
     return {
-        **{key: rows[0][key] for key in ("setting", "method", "verifier", "action", "drafts", "temperature", "top_p")},
+        **{key: rows[0][key] for key in ("setting", "method", "verifier", "drafts", "temperature", "top_p")},
         "tokens_per_second": per_second.value,
         "interval_95": [per_second.low, per_second.high],
         "block_efficiency": table.of(setting, method, EFFICIENCY).value,
         "tokens": int(total(rows, "tokens")),
         "prompts": len(rows),
-        "actions": dict(actions.most_common()),
     }
 
 

@@ -20,12 +20,6 @@ from selector.train.tuning import Judged
 Methods = dict[Setting, list[Method]]  # by sampling setting
 
 
-def synthetic_clocks(config: Config, pair: ModelPair) -> dict[str, LatencyProfile]:
-    """By name, which tells the share of a target pass that a draft pass takes."""
-    shares = config.evaluate.gpu_like
-    return {f"gpu_like_1/{1 / share:g}": gpu_like(pair.fingerprint, config.verifiers, share) for share in shares}
-
-
 def networks(
     config: Config, profile: LatencyProfile, splits: dict[str, Texts], module: SelectorModule
 ) -> dict[Setting, Method]:
@@ -34,17 +28,18 @@ def networks(
     return {setting: Method(NETWORK, config.train.verifier, each.mode, module) for setting, each in judged}
 
 
-def synthetic_methods(
-    config: Config, profile: LatencyProfile, splits: dict[str, Texts], module: SelectorModule
-) -> Methods:
-    """The same network on another clock, tuned and judged with its step times; and the static trees that are fastest
-    there."""
+def synthetic(
+    config: Config, pair: ModelPair, splits: dict[str, Texts], module: SelectorModule, share: float
+) -> Iterator[Figure]:
+    """The same network, tuned and judged on a synthetic clock, and the static trees that are fastest there. A draft
+    pass takes this share of a target pass."""
+    profile = gpu_like(pair.fingerprint, config.verifiers, share)
     methods: Methods = {}
     for setting, each in _judged(config, profile, splits, module).items():
         mode = each.mode if each.pays and module.is_regressor else each.mode.static_only()
         own = static_methods(splits["train"].setting_of(setting), config.verifiers, profile)
         methods[setting] = [*own, Method(SELECTOR, config.train.verifier, mode, module)]
-    return methods
+    return replays(methods, splits["test"], profile, f"gpu_like_1/{1 / share:g}")
 
 
 def _judged(

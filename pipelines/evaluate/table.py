@@ -81,9 +81,6 @@ class Table:
         """A figure; KeyError where it was not measured."""
         return self._at[setting, method, kind, measure]
 
-    def settings(self) -> list[str]:
-        return list(dict.fromkeys(figure.setting for figure in self.figures))
-
     def methods(self, setting: str, measure: str) -> list[str]:
         """Those with this measure over all kinds, the largest figure first."""
         own = [each for each in self.figures if (each.setting, each.kind, each.measure) == (setting, ALL, measure)]
