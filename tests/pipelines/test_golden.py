@@ -94,5 +94,5 @@ def test_of_a_logs_selector(tmp_path: Path) -> None:
             tuned = selector.at(0.0, batch=setting["batch"], level=setting["level"])
             assert Action.of(answer) == tuned.select(features) == selector.actions[int(script(features)[0])]
     copied = [root["answers"][0] for root in found["settings"][-1]["roots"]]
-    assert [6] in copied and list(space.chain(2)) in copied
+    assert list(Action.copy(6)) in copied and list(space.chain(2)) in copied
     assert set(HIDDEN_STATES).isdisjoint(found)
