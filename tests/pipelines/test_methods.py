@@ -45,7 +45,7 @@ DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 SPACE = ActionSpace.of_pairs()
 VERIFIERS = ("specinfer", "traversal")
 SAMPLING, ACTION = Sampling(0.8), Action(2, 1, 3)
-TOKENS, TEXTS = 20, 80
+TOKENS, TEXTS = 20, 60
 CONFIG = load_config(
     DEMO, [*UNTEMPLATED, f"verifiers=[{','.join(VERIFIERS)}]", "train.verifier=traversal", f"data.tokens={TOKENS}"]
 )

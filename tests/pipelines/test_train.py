@@ -27,7 +27,7 @@ from selector.train.tuning import Judged, StaticTable, replay_mode, static_repla
 from tests.selector.exported import FALLBACK, SOME, efficiencies, module_of, roots_of
 from tests.selector.synthetic import SPACE, joined, mode_row, opinionated, profile, texts, timed
 
-TRAIN = {"verifier": "traversal", "epochs": 12, "batch": 64, "hidden": [24, 12]}
+TRAIN = {"verifier": "traversal", "epochs": 8, "batch": 32, "hidden": [24, 12]}
 VERIFIERS = {"verifiers": ["traversal"]}
 HOT, COLD = (1.0, 1.0), (0.2, 1.0)
 SAMPLING = [{"temperature": 1.0, "top_k": 7}, {"temperature": 0.2, "min_p": 0.1, "draft_temperature": 0.0}]
@@ -39,7 +39,7 @@ def splits(told: tuple[bool, bool] = (True, True)) -> dict[str, Texts]:
     return {
         split: joined(
             [
-                texts(24, 60, seed=10 * seed + n, setting=setting, told=own)
+                texts(12, 60, seed=10 * seed + n, setting=setting, told=own)
                 for n, (setting, own) in enumerate(zip((HOT, COLD), told, strict=True))
             ]
         )
@@ -173,7 +173,7 @@ def test_a_policy_learns_trees_that_pay(tmp_path: Path, run_id: str) -> None:
     data = splits()
     bases = statics(CONFIG, by_setting(data["train"]))
     own = by_setting(data["validation"])
-    longer = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"epochs": 60})})
+    longer = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"epochs": 20})})
     new = new_module(longer, "policy", LIGHT, [])
     module = trained(longer, new, data, own, bases, tmp_path / "fitted", run_id)
     judged = judge(module, own, bases)
