@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,26 +19,27 @@ from data_gen.texts.prompts import Prompt
 from data_gen.texts.written import seed_of
 from pipelines.config import Config, SamplingSetting
 from pipelines.data.recorded import load_traces, settings_of
-from pipelines.evaluate import comparison, losslessness
+from pipelines.evaluate import losslessness
 from pipelines.evaluate.assisted import CONSTANTS, LOOKUPS, Assistant, best_of
-from pipelines.evaluate.methods import BEST_STATIC, COPYING, SELECTOR, Decoding, Method, static_methods
+from pipelines.evaluate.methods import BEST_STATIC, COPYING, NETWORK, SELECTOR, Decoding, Method, static_methods
 from pipelines.evaluate.origins import strips
-from pipelines.evaluate.replays import networks, replays, synthetic
-from pipelines.evaluate.table import Table, setting_name
+from pipelines.evaluate.table import Figure, Rows, Table, entries, figures, replays, setting_name, summary
 from pipelines.evaluate.verdict import Evaluation, metrics, show, title, verdicts
 from pipelines.latency.profile import context_lengths, load_profile
 from pipelines.pair.loading import encode, load_pair, prompts_depend, prompts_of
 from pipelines.run import Journal, Stage, ticking, watched
 from pipelines.tracking import describe, mlflow_run
+from pipelines.train.judging import by_setting, judge, statics
 from pipelines.train.packaging import build
 from pipelines.train.result import chosen_of, decision_digest, load_module, load_result, rule_of
 from selector.actions import EMPTY
 from selector.decision import Mode
-from selector.latency import LatencyProfile
+from selector.latency import LatencyProfile, gpu_like
 from selector.runtime.tuned import Tuned
 from selector.schema import InputError
 from selector.train.data import Setting, Texts
 from selector.train.module import SelectorModule
+from selector.train.tuning import Judged
 
 T = TypeVar("T")
 Contenders = dict[Setting, list[Method | Assistant]]  # by sampling setting
@@ -125,7 +126,7 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
     methods = _methods(config, profile, splits, result, module)
     replayed = list(replays(methods, splits["test"], profile))
     for share in config.evaluate.gpu_like:
-        replayed += synthetic(config, pair, splits, module, share)
+        replayed += _synthetic(config, pair, splits, module, share)
     contenders: Contenders = {key: [each for each in own if each.is_decoded] for key, own in methods.items()}
     if config.evaluate.assisted:
         tuned = tuned_assistants(config, pair, Journal(config.folder / TUNED, stage.depends))
@@ -133,12 +134,12 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
             contenders[setting] += assistants
     greedy = losslessness.greedy_check(pair, config, prompts[:GREEDY_PROMPTS])
     decoded = decode_prompts(config, pair, prompts, contenders, Journal(config.folder / PARTIAL, stage.depends))
-    table = Table([*comparison.figures(decoded), *replayed])
+    table = Table([*figures(decoded), *replayed])
     first = setting_name(*settings_of(config)[0])
     own_rows = [row for row in decoded if (row["method"], row["setting"]) == (SELECTOR, first)]
     found = {
-        "summary": comparison.summary(config, table, decoded),
-        "methods": comparison.methods(table, decoded),
+        "summary": summary(config, table, decoded),
+        "methods": entries(table, decoded),
         "replayed": [
             {"setting": setting_name(*key), "method": each.name, "verifier": each.verifier, "drafts": each.drafts}
             for key, own in methods.items()
@@ -158,15 +159,37 @@ def _methods(
     """What is replayed on this machine, and most of it decoded, too."""
     with tempfile.TemporaryDirectory() as temporary:
         selector = build(config, Path(temporary) / "selector", splits)
-    verifier, alone = config.train.verifier, networks(config, profile, splits, module)
+    verifier, judged = config.train.verifier, _judged(config, profile, splits, module)
     methods: dict[Setting, list[Method]] = {}
     for mode in map(Mode.of, watched(chosen_of(result)["modes"], "choosing the methods")):
         own = static_methods(splits["train"].setting_of(mode.setting), config.verifiers, profile)
         best = next(method for method in own if method.name == BEST_STATIC)
         own.append(Method(COPYING, best.verifier, rule_of(result, mode.setting, best.verifier)))
         own.append(Method(SELECTOR, verifier, mode, module, Tuned(mode, selector)))
-        methods[mode.setting] = [*own, alone[mode.setting]]
+        own.append(Method(NETWORK, verifier, judged[mode.setting].mode, module))  # whatever is exported
+        methods[mode.setting] = own
     return methods
+
+
+def _synthetic(
+    config: Config, pair: ModelPair, splits: dict[str, Texts], module: SelectorModule, share: float
+) -> Iterator[Figure]:
+    """The same network, tuned and judged on a synthetic clock, and the static trees that are fastest there. A draft
+    pass takes this share of a target pass."""
+    profile = gpu_like(pair.fingerprint, config.verifiers, share)
+    methods: dict[Setting, list[Method]] = {}
+    for setting, each in _judged(config, profile, splits, module).items():
+        mode = each.mode if each.pays and module.is_regressor else each.mode.static_only()
+        own = static_methods(splits["train"].setting_of(setting), config.verifiers, profile)
+        methods[setting] = [*own, Method(SELECTOR, config.train.verifier, mode, module)]
+    return replays(methods, splits["test"], profile, f"gpu_like_1/{1 / share:g}")
+
+
+def _judged(
+    config: Config, profile: LatencyProfile, splits: dict[str, Texts], module: SelectorModule
+) -> dict[Setting, Judged]:
+    train, validation = (by_setting(config, splits[name], profile) for name in ("train", "validation"))
+    return dict(zip(settings_of(config), judge(module, validation, statics(config, train)), strict=True))
 
 
 def tuned_assistants(config: Config, pair: ModelPair, journal: Journal) -> dict[Setting, list[Assistant]]:
@@ -185,7 +208,7 @@ def tuned_assistants(config: Config, pair: ModelPair, journal: Journal) -> dict[
 
 def decode_prompts(
     config: Config, pair: ModelPair, prompts: list[Prompt], contenders: Contenders, journal: Journal
-) -> comparison.Rows:
+) -> Rows:
     """Every prompt under every setting with every method; those that the journal already holds are not decoded."""
     finished = {(row["prompt"], row["temperature"], row["top_p"]) for rows in journal.entries for row in rows}
     tasks = [(prompt, setting) for prompt in prompts for setting in config.sampling]
@@ -209,7 +232,7 @@ def turns(items: Sequence[T], rounds: int) -> list[list[T]]:
 
 def _decode_all(
     config: Config, pair: ModelPair, prompt: Prompt, setting: SamplingSetting, contenders: Contenders
-) -> comparison.Rows:
+) -> Rows:
     """One prompt with every method in every round, in an order that depends on the prompt and the round. Methods that
     decode alike decode once a round. The seed is one for all rounds, so that texts are written again."""
     sampling, methods = setting.build(), contenders[setting.temperature, setting.top_p]

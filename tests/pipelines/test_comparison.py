@@ -12,7 +12,6 @@ from rich.console import Console
 
 from pipelines.config import Config, load_config
 from pipelines.evaluate.assisted import ASSISTED
-from pipelines.evaluate.comparison import figures, methods, over, summary
 from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, NETWORK, PLAIN, SELECTOR
 from pipelines.evaluate.table import (
     EFFICIENCY,
@@ -21,9 +20,13 @@ from pipelines.evaluate.table import (
     Figure,
     Table,
     decoded,
+    entries,
+    figures,
+    over,
     replayed,
     replayed_figure,
     setting_name,
+    summary,
 )
 from pipelines.evaluate.verdict import Evaluation, metrics, origins, show
 from pipelines.evaluate.verdict import methods as shown_methods
@@ -93,7 +96,7 @@ def evaluated(data: Rows | None = None, replay: list[Figure] | None = None, conf
     decisions = [Mode(each.temperature, 1.0, Action(1, 4, 0)).row() for each in config.sampling]
     found = {
         "summary": summary(config, table, data),
-        "methods": methods(table, data),
+        "methods": entries(table, data),
         "replayed": [],
         "decisions": decisions,
     }
