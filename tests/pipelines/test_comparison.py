@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pipelines.config import Config, load_config
+from pipelines.config import load_config
 from pipelines.evaluate.assisted import ASSISTED
 from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, NETWORK, PLAIN, SELECTOR
 from pipelines.evaluate.table import (
@@ -90,17 +90,12 @@ def replays(clock: str = "", **speeds: float) -> list[Figure]:
     ]
 
 
-def evaluated(data: Rows | None = None, replay: list[Figure] | None = None, config: Config = CONFIG) -> Evaluation:
+def evaluated(data: Rows | None = None, replay: list[Figure] | None = None) -> Evaluation:
     data = rows() if data is None else data
     table = Table([*figures(data), *(replays() if replay is None else replay)])
-    decisions = [Mode(each.temperature, 1.0, Action(1, 4, 0)).row() for each in config.sampling]
-    found = {
-        "summary": summary(config, table, data),
-        "methods": entries(table, data),
-        "replayed": [],
-        "decisions": decisions,
-    }
-    return Evaluation(found, table)
+    decisions = [Mode(each.temperature, 1.0, Action(1, 4, 0)).row() for each in CONFIG.sampling]
+    found = {"summary": summary(CONFIG, table, data), "methods": entries(table, data)}
+    return Evaluation(found | {"replayed": [], "decisions": decisions}, table)
 
 
 def test_ratios_are_to_the_tree_that_training_texts_promise_the_most_of() -> None:
@@ -140,16 +135,14 @@ def test_a_rival_that_is_slower_than_plain_decoding_under_one_setting_is_seen_th
 def test_synthetic_clocks_are_averaged() -> None:
     clocks = [("gpu_like_1/5", 160.0), ("gpu_like_1/20", 100.0)]
     clocked = [figure for clock, root in clocks for figure in replays(clock, **{AT_ROOT: root})]
-    evaluation = evaluated(replay=[*replays(), *clocked])
-    mean = (125 / 160 + 125 / 100) / 2
-    assert evaluation.found["summary"]["ratio_vs_static_traversal_gpu_like"] == pytest.approx(mean)
-    assert "ratio_vs_static_traversal_gpu_like" not in evaluated().found["summary"]
+    summary = evaluated(replay=[*replays(), *clocked]).found["summary"]
+    assert summary["ratio_vs_static_traversal_gpu_like"] == pytest.approx((125 / 160 + 125 / 100) / 2)
 
 
-def test_the_tables_say_what_was_decoded_and_what_was_replayed() -> None:
+def test_the_tables_say_what_was_decoded_and_what_was_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluation, console = evaluated(), Console(width=80)
-    with pytest.MonkeyPatch.context() as patched, console.capture() as captured:
-        patched.setattr("pipelines.evaluate.verdict.console", console)
+    monkeypatch.setattr("pipelines.evaluate.verdict.console", console)
+    with console.capture() as captured:
         show("a pair on a machine", evaluation)
     text = captured.get()
     assert text.strip().startswith("a pair on a machine") and "…" not in text
@@ -162,18 +155,10 @@ def test_the_tables_say_what_was_decoded_and_what_was_replayed() -> None:
 
 
 def test_rounds_and_prompts_are_compared_each_with_its_own() -> None:
-    """By hand, with two rounds of one prompt and of another: (2 * 8)^(1/2) and (1 * 4)^(1/2)."""
-    times = {"a": ([2, 8], [1, 1]), "b": ([3, 4], [3, 2])}
-    mine, other = (
-        [
-            {"prompt": name, "source": name, "rounds": [[n, t * n] for n, t in zip((2, n2), each[way], strict=True)]}
-            for name, each in times.items()
-            for n2 in (2 + 2 * way,)
-        ]
-        for way in (1, 0)
-    )
-    other.reverse()
-    assert over(mine, other)[0] == pytest.approx(math.sqrt(4 * math.sqrt(2)))
+    """By hand, with two rounds of one prompt and of another: (2 * 8)^(1/2) and (1 * 4)^(1/2), in any order."""
+    mine = [{"prompt": x, "source": x, "rounds": [[2, 2 * a], [4, 4 * b]]} for x, a, b in (("a", 1, 1), ("b", 3, 2))]
+    other = [{"prompt": x, "source": x, "rounds": [[2, 2 * a], [2, 2 * b]]} for x, a, b in (("b", 3, 8), ("a", 2, 8))]
+    assert over(mine, other)[0] == pytest.approx(math.sqrt(4 * math.sqrt(1 * 4)))
 
 
 def test_what_the_tokens_came_from_is_told_by_kind() -> None:
@@ -205,14 +190,8 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert Table.read(tmp_path / "evaluation.parquet").figures == found.figures
 
 
-@pytest.mark.parametrize(
-    ("figure", "text"),
-    [
-        (Figure("T=1", SELECTOR, "all", decoded(PLAIN), 1.234, 1.1, 1.3), "1.23 [1.10, 1.30]"),
-        (replayed_figure("T=1", SELECTOR, replayed(PLAIN), Ratio(1.234, 0.02)), "1.23 ±0.02"),
-        (replayed_figure("T=1", SELECTOR, replayed(PLAIN), Ratio(1.234, math.inf)), "1.23"),
-        (Figure("T=1", SELECTOR, "all", EFFICIENCY, 2.0), "2.00"),
-    ],
-)
-def test_a_figure_stands_with_what_is_known_of_its_error(figure: Figure, text: str) -> None:
-    assert str(figure) == text
+def test_a_figure_stands_with_what_is_known_of_its_error() -> None:
+    assert str(Figure("T=1", SELECTOR, "all", decoded(PLAIN), 1.234, 1.1, 1.3)) == "1.23 [1.10, 1.30]"
+    assert str(Figure("T=1", SELECTOR, "all", EFFICIENCY, 2.0)) == "2.00"
+    for error, text in ((0.02, "1.23 ±0.02"), (math.inf, "1.23")):
+        assert str(replayed_figure("T=1", SELECTOR, replayed(PLAIN), Ratio(1.234, error))) == text
