@@ -51,19 +51,14 @@ SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evalua
 TUNING_PROMPTS = 16  # training prompts on which transformers' own methods are tuned, for every sampling setting
 
 
-def _most_methods(config: Config) -> int:
-    return 5 + ("traversal" in config.verifiers) + 3 * config.evaluate.assisted
-
-
 def _rounds(config: Config, setting: SamplingSetting) -> int:
     return 1 if setting.temperature > 0 else config.evaluate.rounds
 
 
 def plan(config: Config) -> list[str]:
     return [
-        f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings x up to "
-        f"{_most_methods(config)} methods, in {config.evaluate.rounds} rounds where text is greedy, "
-        f"{config.data.tokens} tokens each; held-out texts replayed on {1 + len(config.evaluate.gpu_like)} clocks"
+        f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings with every method, in "
+        f"{config.evaluate.rounds} rounds where text is greedy, {config.data.tokens} tokens each; then replay"
     ]
 
 
@@ -76,7 +71,8 @@ def seconds(config: Config) -> float | None:
     step = profile.action_seconds(EMPTY, context_lengths(config)[-1], config.train.verifier)
     greedy = max(min(config.evaluate.prompts, GREEDY_PROMPTS), 2 * len(losslessness.ACTIONS) * len(config.verifiers))
     rounds = sum(_rounds(config, setting) for setting in config.sampling)
-    return step * config.data.tokens * (config.evaluate.prompts * rounds * _most_methods(config) + 2 * greedy)
+    most = 5 + ("traversal" in config.verifiers) + 3 * config.evaluate.assisted  # methods
+    return step * config.data.tokens * (config.evaluate.prompts * rounds * most + 2 * greedy)
 
 
 def stage_of(config: Config) -> Stage:
@@ -156,7 +152,6 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
 def _methods(
     config: Config, profile: LatencyProfile, splits: dict[str, Texts], result: dict[str, Any], module: SelectorModule
 ) -> dict[Setting, list[Method]]:
-    """What is replayed on this machine, and most of it decoded, too."""
     with tempfile.TemporaryDirectory() as temporary:
         selector = build(config, Path(temporary) / "selector", splits)
     verifier, judged = config.train.verifier, _judged(config, profile, splits, module)
@@ -233,12 +228,10 @@ def turns(items: Sequence[T], rounds: int) -> list[list[T]]:
 def _decode_all(
     config: Config, pair: ModelPair, prompt: Prompt, setting: SamplingSetting, contenders: Contenders
 ) -> Rows:
-    """One prompt with every method in every round, in an order that depends on the prompt and the round. Methods that
-    decode alike decode once a round. The seed is one for all rounds, so that texts are written again."""
     sampling, methods = setting.build(), contenders[setting.temperature, setting.top_p]
-    seed = seed_of(config.seed, prompt.id, sampling, "evaluate")
+    seed = seed_of(config.seed, prompt.id, sampling, "evaluate")  # one for all rounds, so that texts are written again
     tokens = encode(config, pair, prompt)
-    distinct = list({method.identity: method for method in methods}.values())
+    distinct = list({method.identity: method for method in methods}.values())  # what decodes alike decodes once
     decodings: dict[Any, list[Decoding]] = {method.identity: [] for method in distinct}
     for order in turns(random.Random(seed).sample(distinct, len(distinct)), _rounds(config, setting)):
         for method in order:

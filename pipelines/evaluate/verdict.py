@@ -15,7 +15,6 @@ from pipelines.evaluate.origins import ORIGINS
 from pipelines.evaluate.table import (
     ALL,
     EFFICIENCY,
-    ON,
     SHARE,
     TOKENS_PER_SECOND,
     Figure,
@@ -81,12 +80,9 @@ def metrics(evaluation: Evaluation) -> dict[str, float]:
     rows = evaluation.found["summary"]["by_setting"]
     found = {EXPORTED: statistics.mean(row["replay_ratio"] for row in rows)}
     for row, (setting, _) in zip(rows, evaluation.settings, strict=True):
-        figures = {
-            each.measure.replace(",", "").replace(" ", "_"): each.value
-            for each in evaluation.table.figures
-            if each[:3] == (setting, SELECTOR, ALL) and not each.measure.startswith(ON)
-        }
-        found |= named({EXPORTED: row["replay_ratio"], **figures}, row)
+        found |= named({EXPORTED: row["replay_ratio"]}, row)
+        own = [each for each in evaluation.table.figures if each[:3] == (setting, SELECTOR, ALL)]
+        found |= named({each.measure.replace(",", "").replace(" ", "_"): each.value for each in own}, row)
     return found
 
 
@@ -169,8 +165,7 @@ def _label(entry: dict[str, Any]) -> str:
 
 
 def origins(evaluation: Evaluation) -> list[Cells]:
-    """What the selector's tokens came from by sampling setting, over all prompts and for every kind, and its decoded
-    speed there."""
+    """What the selector's tokens came from by sampling setting and kind of prompts, and its decoded speed there."""
     found = evaluation.table
     return [
         {

@@ -50,18 +50,14 @@ def potential_table(found: dict[Setting, Potential]) -> Table:
         rows.append(
             {
                 "setting": str(Sampling(*setting)),
-                "explained": f"{each.explained:.0%}",
-                "correlated": f"{each.autocorrelation:.2f}",
-                "repeats": f"{each.repeats:.0%}",
                 "gain": str(each.gain),
                 "over": f"the {each.over}",
                 "verdict": "yes" if low > 1 else "no" if high < 1.01 else "perhaps: train one",
             }
         )
     caption = (
-        "explained: variance of the labels of a chain of 8; correlated: acceptance, 4 tokens apart; repeats: positions "
-        "in long ones; gain: replayed speed over the best static tree or the lookup rule, whichever is faster, "
-        "decisions included, ± one standard error over sources"
+        "gain: replayed speed over the best static tree or the lookup rule, whichever is faster, decisions included, "
+        "± one standard error over sources"
     )
     return table(rows, "Does a selector pay here? A quick linear model, on sources it has not seen", caption)
 

@@ -110,7 +110,6 @@ def _one_by_one(tuned: Tuned, views: list[Features], space: ActionSpace) -> torc
 
 
 def _in_turn(ask: torch.nn.Module, views: list[Features], space: ActionSpace) -> tuple[torch.Tensor, torch.Tensor]:
-    """Actions [R] and scores [R, A] of the TorchScript, asked with one view after the other."""
     action_R, scores_RA = ask(views[0])
     for view in views[1:]:
         (later_R, later_RA), asked_R = ask(view), space.needs_draft_A[action_R]

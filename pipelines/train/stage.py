@@ -123,16 +123,14 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
 
 
 def figures(row: dict[str, Any]) -> dict[str, float]:
-    """For MLflow, as speeds over the best static tree: the network alone, what is kept with its error, and the lookup
-    rule; as means over sampling settings, and for each."""
-    kept, error = row["metrics"]["validation/replay_gated"], row["metrics"]["validation/replay_error"]
-    found, alone = {"kept_ratio": kept, "kept_ratio_error": error}, []
-    for mode in row["modes"]:
-        alone.append(mode["replay"]["value"])
-        rule = mode["replay_rule"]["value"]
-        best = alone[-1] if mode["decides"] else rule if mode["rule"] else 1.0
-        found |= named({"replayed_ratio": alone[-1], "kept_ratio": best, "rule_ratio": rule}, mode)
-    return found | {"replayed_ratio": statistics.mean(alone)}
+    """For MLflow, as speeds over the best static tree: the network alone and what is kept, as means over sampling
+    settings and for each."""
+    alone = [mode["replay"]["value"] for mode in row["modes"]]
+    found = {"kept_ratio": row["metrics"]["validation/replay_gated"], "replayed_ratio": statistics.mean(alone)}
+    for mode, own in zip(row["modes"], alone, strict=True):
+        kept = own if mode["decides"] else mode["replay_rule"]["value"] if mode["rule"] else 1.0
+        found |= named({"replayed_ratio": own, "kept_ratio": kept}, mode)
+    return found
 
 
 def trained(
