@@ -31,6 +31,7 @@ from pipelines.train.judging import (
     tune_rules,
 )
 from pipelines.train.result import chosen_of, inputs
+from selector.actions import Action
 from selector.decision import Mode
 from selector.files import atomically
 from selector.latency import LatencyProfile
@@ -180,7 +181,7 @@ def table_of(found: dict[str, dict[str, Any]], chosen: str) -> Table:
         rows.append(
             {
                 "setting": str(Sampling(mode["temperature"], mode["top_p"])),
-                "static tree": str(tuple(mode["action"])),
+                "static tree": str(Action.of(mode["action"])),
                 "lookup rule": f"{Ratio(**mode['replay_rule'])}{rule}",
             }
         )

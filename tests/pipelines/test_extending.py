@@ -25,7 +25,7 @@ def test_a_new_feature_is_replayed_on_traces_that_were_made_without_it(demo: tup
     todo = command("train", *SMALL, "train.objectives=[regressor]")
     said = subprocess.run(todo, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr
-    assert len(re.findall(r"^ *T=[\d.]+ .*\d\.\d+ ±\d\.\d+", said.stdout, flags=re.MULTILINE)) == 2, said.stdout
+    assert len(re.findall(r"^ *T=[\d.]+ +\(.*\d\.\d+ ±\d\.\d+", said.stdout, flags=re.MULTILINE)) == 2, said.stdout
     record = json.loads((folder / "runs/demo/stages/train.json").read_text())
     before = json.loads((demo[0] / "runs/demo/stages/train.json").read_text())
     assert record["finished"] and record["depends"]["scalars"] != before["depends"]["scalars"]
