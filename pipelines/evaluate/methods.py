@@ -61,10 +61,10 @@ class Method:
     @property
     def drafts(self) -> str:
         """What is drafted, in words; empty where a network decides."""
-        rule = self.mode.rule
         if self.mode.decides:
             return ""
-        return f"{rule.length} copied after {rule.least}, else {self.mode.action}" if rule else str(self.mode.action)
+        rule, tree = self.mode.rule, str(self.mode.action)
+        return f"copies of {rule.length} after a match of {rule.least}, else {tree}" if rule else tree
 
     @property
     def is_decoded(self) -> bool:

@@ -42,19 +42,16 @@ def fit(folder: Path, objective: str, level: str) -> tuple[SelectorModule, str]:
     """What training gives back, and the run with its curves."""
     splits = {"train": texts(12, seed=1, level=level), "validation": texts(8, seed=2, level=level)}
     module = module_of(CONFIG, objective, level, WIDTHS if level == FULL else [])
-    further = (
-        None
-        if objective == "regressor"
-        else {
-            name: (timed(data).seconds((LIGHT,)), torch.full((len(data.length_R),), 300.0))
-            for name, data in splits.items()
-        }
-    )
+    times = {
+        name: (timed(data).seconds((LIGHT,)), torch.full((len(data.length_R),), 300.0)) for name, data in splits.items()
+    }
     validation = timed(splits["validation"])
     judged = [(validation, monitored(static_mode(validation), module.asked))]
     with mlflow.start_run() as run:
         own = run.info.run_id
-        return fitted(CONFIG, module, splits, "traversal", judged, folder, own, further), own
+        return fitted(
+            CONFIG, module, splits, "traversal", judged, folder, own, times if objective == "policy" else None
+        ), own
 
 
 @pytest.mark.parametrize(("objective", "level"), [("regressor", LIGHT), ("regressor", FULL), ("policy", LIGHT)])

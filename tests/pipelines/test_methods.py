@@ -168,12 +168,7 @@ def test_replay_says_what_decoding_does(pair: ModelPair, labelled: tuple[Texts, 
 def test_every_method_takes_every_place_over_as_many_rounds_as_there_are_methods() -> None:
     """And different places in fewer rounds."""
     items = list("abcdef")
-    for rounds in (6, 12):
+    for rounds in (1, 2, 3, 4, 6):
         orders = turns(items, rounds)
         assert all(sorted(order) == items for order in orders)
-        for place in range(len(items)):
-            assert sorted(order[place] for order in orders) == sorted(items * (rounds // 6))
-    for rounds in (2, 3, 4):
-        for item in items:
-            assert len({order.index(item) for order in turns(items, rounds)}) == rounds
-    assert turns(items, 1) == [items]
+        assert all(len({order.index(item) for order in orders}) == rounds for item in items)
