@@ -200,41 +200,33 @@ def summary(config: Config, table: Table, rows: Rows) -> dict[str, Any]:
         found["ratio_vs_static_traversal_gpu_like"] = sum(on_gpu) / len(on_gpu)
     mine = [row for row in rows if row["method"] == SELECTOR]
     found["selector_time_share"] = total(mine, "select_seconds") / total(mine, "step_seconds")
-    found["by_setting"] = [
-        {"temperature": each.temperature, "top_p": each.top_p, **_gain(table, name)}
-        for name, each in zip(settings, config.sampling, strict=True)
-    ]
+    found["by_setting"] = []
+    for setting, each in zip(settings, config.sampling, strict=True):
+        wall, replay = (table.of(setting, SELECTOR, over_it(BEST_STATIC)) for over_it in (decoded, replayed))
+        found["by_setting"].append(
+            {
+                **{"temperature": each.temperature, "top_p": each.top_p},
+                **{"wall_ratio": wall.value, "wall_interval_95": [wall.low, wall.high]},
+                "replay_ratio": replay.value,
+                "replay_error": None if replay.high is None else replay.high - replay.value,
+            }
+        )
     return found
-
-
-def _gain(table: Table, setting: str) -> dict[str, Any]:
-    wall, replay = (table.of(setting, SELECTOR, over_it(BEST_STATIC)) for over_it in (decoded, replayed))
-    return {
-        "wall_ratio": wall.value,
-        "wall_interval_95": [wall.low, wall.high],
-        "replay_ratio": replay.value,
-        "replay_error": None if replay.high is None else replay.high - replay.value,
-    }
 
 
 def entries(table: Table, rows: Rows) -> Rows:
     """One entry for each method and sampling setting: what it is, and its speed."""
-    own: dict[tuple[str, str], Rows] = {}
+    found: dict[tuple[str, str], Rows] = {}
     for row in rows:
-        own.setdefault((row["setting"], row["method"]), []).append(row)
-    return [_entry(table, setting, method, each) for (setting, method), each in own.items()]
-
-
-def _entry(table: Table, setting: str, method: str, rows: Rows) -> dict[str, Any]:
-    per_second = table.of(setting, method, TOKENS_PER_SECOND)
-    return {
-        **{key: rows[0][key] for key in ("setting", "method", "verifier", "drafts", "temperature", "top_p")},
-        "tokens_per_second": per_second.value,
-        "interval_95": [per_second.low, per_second.high],
-        "block_efficiency": table.of(setting, method, EFFICIENCY).value,
-        "tokens": int(total(rows, "tokens")),
-        "prompts": len(rows),
-    }
+        found.setdefault((row["setting"], row["method"]), []).append(row)
+    listed = []
+    for at, own in found.items():
+        per_second = table.of(*at, TOKENS_PER_SECOND)
+        entry = {key: own[0][key] for key in ("setting", "method", "verifier", "drafts", "temperature", "top_p")}
+        entry |= {"tokens_per_second": per_second.value, "interval_95": [per_second.low, per_second.high]}
+        entry |= {"block_efficiency": table.of(*at, EFFICIENCY).value, "tokens": total(own, "tokens")}
+        listed.append(entry | {"prompts": len(own)})
+    return listed
 
 
 def total(rows: Rows, key: str) -> float:
