@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 import re
 import subprocess
@@ -221,24 +220,14 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, made_by: str) -> Any:
-    """The content of a JSON file; a bound or an error that is null is infinity again. Where it is missing or not JSON,
-    InputError tells the user to run the stage `made_by`."""
+    """The content of a JSON file. InputError, which tells the user to run the stage `made_by`, where it is missing or
+    not JSON."""
     try:
-        return json.loads(path.read_text(), object_hook=_with_bounds)
+        return json.loads(path.read_text())
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist: run the {made_by} stage first") from error
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path} is damaged: remove it and run the {made_by} stage again") from error
-
-
-def _with_bounds(found: dict[str, Any]) -> dict[str, Any]:
-    for key, each in found.items():
-        if key.endswith("interval_95") and isinstance(each, list):
-            found[key] = [math.inf if bound is None else bound for bound in each]
-    for figure, error in (("value", "error"), ("ratio", "error"), ("replay_ratio", "replay_error")):
-        if found.get(figure) is not None and error in found and found[error] is None:
-            found[error] = math.inf  # there is a single source
-    return found
 
 
 class Journal:

@@ -76,9 +76,3 @@ def test_rooms_do_not_know_the_rooms_above_them(room: str, never: tuple[str, ...
     assert own
     for name in own:
         assert not [each for each in imports(name) if each.startswith(never) and not each.startswith(but)], name
-
-
-def test_nothing_in_the_product_imports_a_study() -> None:
-    for name in MODULES:
-        if not name.startswith("pipelines.studies"):
-            assert not [each for each in imports(name) if each.startswith("pipelines.studies")], name

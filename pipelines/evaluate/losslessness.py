@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import torch
 
@@ -27,16 +26,12 @@ SUMS = 1e-4  # the logits of two passes that add the same numbers in another ord
 SPACINGS = 4  # of neighbouring numbers at the best logit: rounding may move each of two logits by two of them
 
 
-def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict[str, Any]:
-    """Compare every combination of action, verifier and drafting model, and every prompt, at least once. The draft
-    samples, so that trees have branches; or the target drafts for itself, so that deep branches are accepted even if
-    the draft is weak.
-
-    Returns:
-        the numbers of prompts, continuations and tokens, and where continuations differ: `ties` where the logits of
-        both tokens lie within `tie` of each other, `differing` elsewhere.
-    """
-    result: dict[str, Any] = {"prompts": len(prompts), "continuations": 0, "tokens": 0, "ties": [], "differing": []}
+def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict[str, int]:
+    """Compare every combination of action, verifier and drafting model, and every prompt, at least once, and count the
+    texts that part at a tie of the target's logits. The draft samples, so that trees have branches; or the target
+    drafts for itself, so that deep branches are accepted even if the draft is weak. InputError where texts part
+    elsewhere: all other figures would mean nothing."""
+    result = {"prompts": len(prompts), "continuations": 0, "tokens": 0, "ties": 0}
     limit = config.data.tokens
     ways = [
         (drafting, action, name)
@@ -58,46 +53,29 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
         result["continuations"] += 1
         result["tokens"] += len(text)
         if found != text:
-            pairs = zip(found, text, strict=False)
-            at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(found), len(text)))
-            gap, allowed = _gap(pair, tokens + text[:at], found[at : at + 1], text[at : at + 1])
-            where = {"prompt": prompt.id, "action": str(action), "verifier": name, "at": at, "gap": gap}
-            result["ties" if gap <= allowed else "differing"].append(where)
+            shorter = min(len(found), len(text))
+            at = next((i for i in range(shorter) if found[i] != text[i]), shorter)
+            if at == shorter or not _tied(pair, tokens + text[:at], found[at], text[at]):
+                place = f"prompt {prompt.id}, token {at} with {name} on {action}"
+                raise InputError(f"greedy decoding with trees is not generate()'s: {place}")
+            result["ties"] += 1
     return result
 
 
 @torch.inference_mode()
-def _gap(pair: ModelPair, context: list[int], found: list[int], expected: list[int]) -> tuple[float, float]:
-    """The distance between the target's logits of two tokens after a context, and the largest one that is a tie; each
-    list of tokens has one, or none where that text has ended."""
-    if not (found and expected):
-        return math.inf, 0.0
+def _tied(pair: ModelPair, context: list[int], found: int, expected: int) -> bool:
     logits_V = pair.target(torch.tensor([context], device=pair.device)).logits[0, -1].float()
-    return abs(float(logits_V[found[0]] - logits_V[expected[0]])), tie(float(logits_V.max()), pair.target.dtype)
+    return abs(float(logits_V[found] - logits_V[expected])) <= tie(float(logits_V.max()), pair.target.dtype)
 
 
 def tie(best: float, dtype: torch.dtype) -> float:
-    """The largest difference of two logits that rounding explains, given the best logit and the dtype of the passes.
-
-    Numbers between 16 and 32 lie 0.125 apart in bfloat16, so a difference of 0.5 is a tie there.
-    """
+    """The largest difference of two logits that rounding explains, given the best logit and the passes' dtype: 0.5
+    between 16 and 32 in bfloat16, whose numbers lie 0.125 apart there."""
     spacing = torch.finfo(dtype).eps * 2.0 ** (math.frexp(best)[1] - 1)
     return max(SUMS, SPACINGS * spacing)
 
 
-def require_equal(greedy: dict[str, Any]) -> None:
-    """InputError where a continuation differs and no tie explains it: the other figures would mean nothing."""
-    if greedy["differing"]:
-        first = greedy["differing"][0]
-        raise InputError(
-            f"greedy decoding with trees is not generate()'s: prompt {first['prompt']}, token {first['at']} with "
-            f"{first['verifier']} on {first['action']}; {len(greedy['differing'])} of {greedy['continuations']} differ"
-        )
-
-
-def summary(greedy: dict[str, Any]) -> str:
+def summary(greedy: dict[str, int]) -> str:
     """One line."""
-    return (
-        f"greedy decoding with trees against generate(): {greedy['continuations']} continuations of "
-        f"{greedy['prompts']} prompts, {len(greedy['differing'])} differ, {len(greedy['ties'])} diverge at a tie"
-    )
+    same = f"all {greedy['continuations']} continuations of {greedy['prompts']} prompts are those of generate()"
+    return f"greedy decoding with trees: {same}, but for {greedy['ties']} that part at a tie of the logits"

@@ -10,8 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
-from typing import Any
 
 import torch
 
@@ -36,68 +34,43 @@ CHAIN, BRANCHING = "static chain", f"{STATIC} with branches"
 BEST_STATIC, COPYING, NETWORK = f"best {STATIC}", "lookup rule", "network"
 
 
-@dataclass(frozen=True)
-class Task:
-    """A prompt's token ids, the largest number of new tokens, and the seed."""
-
-    prompt: list[int]
-    limit: int
-    seed: int
-
-
 @dataclass
 class Decoding:
-    """A method's continuation of one prompt. The lists by step are empty where the steps cannot be observed.
+    """A method's continuation of one prompt. The lists by step are empty where the steps cannot be observed."""
 
-    Attributes:
-        tokens: the number of new tokens up to the limit, as replay counts them.
-        block_tokens: the number of tokens that the steps yield, including those beyond the limit.
-        text: the new tokens, up to the limit.
-        drafted: the action of each step.
-        step_roots: where each step began, counted from the last prompt token.
-    """
-
-    tokens: int
+    tokens: int  # new ones up to the limit, as replay counts them
     seconds: float
     steps: int
-    block_tokens: int
-    select_seconds: float = 0.0
-    text: list[int] = field(default_factory=list)
-    drafted: list[Action] = field(default_factory=list)
-    step_roots: list[int] = field(default_factory=list)
-    seconds_of_steps: list[float] = field(default_factory=list)
+    block_tokens: int  # that the steps yield, including those beyond the limit
+    select_seconds: float = 0.0  # of all decisions
+    step_seconds: float = 0.0  # of all steps
+    text: list[int] = field(default_factory=list)  # up to the limit
+    drafted: list[Action] = field(default_factory=list)  # by step
+    step_roots: list[int] = field(default_factory=list)  # where each step began, counted from the last prompt token
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way of decoding that replay can follow.
-
-    Attributes:
-        mode: the static tree, the lookup rule, or how the network decides.
-        network: the trained module, whose predictions replay uses.
-        chooser: makes the decisions in decoding where the mode alone cannot.
-    """
+    """A way of decoding that replay can follow."""
 
     name: str
     verifier: str
     mode: Mode
-    network: SelectorModule | None = None
-    chooser: Chooser | None = None
-
-    @property
-    def action(self) -> Action | None:
-        """The tree that is drafted at every step, or None."""
-        return self.mode.action if self.mode.decider == decision.STATIC else None
+    network: SelectorModule | None = None  # whose predictions replay uses
+    chooser: Chooser | None = None  # decides in decoding where the mode alone cannot
 
     @property
     def drafts(self) -> str:
-        """What every step drafts, in words; empty where that differs between steps."""
-        return "" if self.action is None else str(self.action)
+        """What is drafted, in words; empty where a network decides."""
+        if self.mode.decider == decision.NETWORK:
+            return ""
+        rule, tree = self.mode.rule, str(self.mode.action)
+        return f"copies of {rule.length} after a match of {rule.least}, else {tree}" if rule else tree
 
     @property
     def is_decoded(self) -> bool:
-        """Whether it is decoded, too: not the trees that only tell more of how the best one was found."""
-        return self.name == AT_ROOT or not self.name.startswith((BRANCHING, f"{STATIC}, "))
+        """Whether it is decoded, too: not what only tells more of how the best tree and the selector were found."""
+        return self.name == AT_ROOT or not self.name.startswith((BRANCHING, NETWORK, f"{STATIC}, "))
 
     @property
     def identity(self) -> Hashable:
@@ -106,13 +79,13 @@ class Method:
             return self.name
         return "" if self.mode.action == EMPTY else self.verifier, self.mode.action, self.mode.rule
 
-    def decode(self, pair: ModelPair, sampling: Sampling, task: Task) -> Decoding:
-        """Continue one prompt."""
-        chooser, length = self.chooser or Tuned(self.mode), len(task.prompt) + task.limit
+    def decode(self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, seed: int) -> Decoding:
+        """Continue a prompt's token ids by at most `limit` new ones."""
+        chooser, length = self.chooser or Tuned(self.mode), len(prompt) + limit
         decoder = decoder_for(pair, sampling, get_verifier(self.verifier), chooser, length)
-        generator = torch.Generator(device=pair.device).manual_seed(task.seed)
+        generator = torch.Generator(device=pair.device).manual_seed(seed)
         start = time.perf_counter()
-        decoded = decoder.decode(task.prompt, task.limit, generator)
+        decoded = decoder.decode(prompt, limit, generator)
         seconds = time.perf_counter() - start
         steps = decoded.steps
         return Decoding(
@@ -121,10 +94,10 @@ class Method:
             steps=len(steps),
             block_tokens=sum(step.accepted + 1 for step in steps),
             select_seconds=sum(step.seconds["select"] for step in steps),
+            step_seconds=sum(step.total for step in steps),
             text=decoded.tokens,
             drafted=[step.action for step in steps],
-            step_roots=[step.length - len(task.prompt) for step in steps],
-            seconds_of_steps=[step.total for step in steps],
+            step_roots=[step.length - len(prompt) for step in steps],
         )
 
     def replay(self, texts: Texts, profile: LatencyProfile) -> Replayed:
@@ -136,12 +109,8 @@ class Method:
 
 
 def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfile) -> list[Method]:
-    """Plain decoding, and the fastest static trees: with each verifier, with Traversal on chains and trees without a
-    trunk, on chains, on trees with branches, and over all of these.
-
-    Args:
-        texts: training texts of one sampling setting.
-    """
+    """Plain decoding, and the fastest static trees on texts of one sampling setting: with each verifier, with Traversal
+    on chains and trees without a trunk, on chains, on trees with branches, and over all of these."""
     timed = {name: Timed(texts, name, profile) for name in verifiers}
     tables, trees_A = {name: StaticTable.of(own) for name, own in timed.items()}, timed[verifiers[0]].space.trees
 
@@ -164,18 +133,3 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
     trees[BEST_STATIC] = overall
     sampling = timed[verifiers[0]].sampling
     return [Method(name, verifier, Mode(sampling, action)) for name, (verifier, action) in trees.items()]
-
-
-def row_of(method: Any, decodings: Sequence[Decoding]) -> dict[str, Any]:
-    """A method's part of a journal row: the decoding of the first round, with the mean times of the rounds whose steps
-    are the same; and as `rounds` the tokens and the seconds of each."""
-    first = decodings[0]
-    alike = [each for each in decodings if (each.text, each.step_roots) == (first.text, first.step_roots)]
-    action = method.action and list(method.action)
-    return {
-        **{"method": method.name, "verifier": method.verifier, "action": action, "drafts": method.drafts},
-        **vars(first),
-        "select_seconds": fmean(each.select_seconds for each in alike),
-        "seconds_of_steps": list(map(fmean, zip(*(each.seconds_of_steps for each in alike), strict=True))),
-        "rounds": [[each.tokens, each.seconds] for each in decodings],
-    }

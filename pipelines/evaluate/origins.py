@@ -4,7 +4,7 @@ at the end of each step."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 from data_gen.texts.prompts import Prompt
@@ -39,20 +39,15 @@ def runs(row: dict[str, Any]) -> Iterator[Run]:
 def shares(rows: Sequence[dict[str, Any]]) -> dict[str, float] | None:
     """The share of the new tokens by origin, over rows of the journal; None where the steps cannot be observed."""
     counts = dict.fromkeys(ORIGINS, 0)
-    for row in rows:
-        for run in runs(row) if row["drafted"] else ():
-            counts[run.origin] += run.end - run.begin
+    for run in chain.from_iterable(runs(row) for row in rows if row["drafted"]):
+        counts[run.origin] += run.end - run.begin
     total = sum(counts.values())
     return {origin: count / total for origin, count in counts.items()} if total else None
 
 
 def pieces(row: dict[str, Any], decode: Callable[..., str]) -> list[tuple[str, str, str]]:
     """The origin, the text and the step's action of every run. A character whose bytes two runs share stands in the
-    later one.
-
-    Args:
-        decode: the tokenizer's.
-    """
+    later one."""
     found, said = [], ""
     for run in runs(row):
         text = decode(row["text"][: run.end], clean_up_tokenization_spaces=False)
@@ -66,19 +61,13 @@ def pieces(row: dict[str, Any], decode: Callable[..., str]) -> list[tuple[str, s
 def strips(
     rows: Sequence[dict[str, Any]], prompts: Sequence[Prompt], tokens: Callable[[Prompt], list[int]], tokenizer: Any
 ) -> list[dict[str, Any]]:
-    """Continuations of the first prompts of each kind, with the ends of their prompts.
-
-    Args:
-        rows: of one method under one sampling setting.
-        tokens: a prompt's token ids, as it was decoded.
-    """
-    first = {prompt.kind: prompt for prompt in reversed(prompts)}
-    chosen = [prompt for prompt in prompts if first[prompt.kind] is prompt][:STRIPS]
-    by_id = {row["prompt"]: row for row in rows}
+    """Continuations of the first prompt of each kind, with the end of that prompt, by one method under one sampling
+    setting."""
+    by_id, first = {row["prompt"]: row for row in rows}, {prompt.kind: prompt for prompt in reversed(prompts)}
     found = []
-    for prompt in chosen:
+    for prompt in [prompt for prompt in prompts if first[prompt.kind] is prompt][:STRIPS]:
         row, text = by_id[prompt.id], tokenizer.decode(tokens(prompt), skip_special_tokens=True)
-        place = {key: row[key] for key in ("temperature", "top_p", "prompt", "kind")}
         shown = text if len(text) <= SHOWN else f"… {text[-SHOWN:]}"
+        place = {key: row[key] for key in ("setting", "prompt", "kind")}
         found.append({**place, "text": shown, "pieces": pieces(row, tokenizer.decode)})
     return found

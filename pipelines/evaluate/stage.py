@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,49 +19,37 @@ from data_gen.texts.prompts import Prompt
 from data_gen.texts.written import seed_of
 from pipelines.config import Config, SamplingSetting
 from pipelines.data.recorded import load_traces, settings_of
-from pipelines.evaluate import comparison, findings, losslessness
+from pipelines.evaluate import losslessness
 from pipelines.evaluate.assisted import CONSTANTS, LOOKUPS, Assistant, best_of
-from pipelines.evaluate.methods import (
-    BEST_STATIC,
-    COPYING,
-    SELECTOR,
-    Decoding,
-    Method,
-    Task,
-    row_of,
-    static_methods,
-)
+from pipelines.evaluate.methods import BEST_STATIC, COPYING, NETWORK, SELECTOR, Decoding, Method, static_methods
 from pipelines.evaluate.origins import strips
-from pipelines.evaluate.replays import networks, replays, synthetic_clocks, synthetic_methods
-from pipelines.evaluate.table import Table, setting_name
-from pipelines.evaluate.verdict import Evaluation, title, verdicts
+from pipelines.evaluate.table import Figure, Rows, Table, entries, figures, replays, setting_name, summary
+from pipelines.evaluate.verdict import Evaluation, metrics, show, title, verdicts
 from pipelines.latency.profile import context_lengths, load_profile
 from pipelines.pair.loading import encode, load_pair, prompts_depend, prompts_of
 from pipelines.run import Journal, Stage, ticking, watched
 from pipelines.tracking import describe, mlflow_run
+from pipelines.train.judging import by_setting, judge, statics
 from pipelines.train.packaging import build
 from pipelines.train.result import chosen_of, decision_digest, load_module, load_result, rule_of
 from selector.actions import EMPTY
 from selector.decision import Mode
-from selector.latency import LatencyProfile
-from selector.runtime.selector import Selector, Tuned
+from selector.latency import LatencyProfile, gpu_like
+from selector.runtime.selector import Tuned
 from selector.sampling import Sampling
 from selector.schema import InputError
 from selector.train.data import Texts
 from selector.train.module import SelectorModule
+from selector.train.tuning import Judged
 
 T = TypeVar("T")
 Contenders = dict[Sampling, list[Method | Assistant]]  # by sampling setting
-FORMAT = 16  # of `evaluation.json`
+FORMAT = 17  # of `evaluation.json`
 PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption
 TUNED = "evaluation.tuned.jsonl"  # transformers' own methods that were tuned before an interruption
 GREEDY_PROMPTS = 40
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evaluate")
 TUNING_PROMPTS = 16  # training prompts on which transformers' own methods are tuned, for every sampling setting
-
-
-def _most_methods(config: Config) -> int:
-    return 5 + ("traversal" in config.verifiers) + 3 * config.evaluate.assisted
 
 
 def _rounds(config: Config, setting: SamplingSetting) -> int:
@@ -70,9 +58,8 @@ def _rounds(config: Config, setting: SamplingSetting) -> int:
 
 def plan(config: Config) -> list[str]:
     return [
-        f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings x up to "
-        f"{_most_methods(config)} methods, in {config.evaluate.rounds} rounds where text is greedy, "
-        f"{config.data.tokens} tokens each; held-out texts replayed on {1 + len(config.evaluate.gpu_like)} clocks"
+        f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings with every method, in "
+        f"{config.evaluate.rounds} rounds where text is greedy, {config.data.tokens} tokens each; then replay"
     ]
 
 
@@ -83,11 +70,10 @@ def seconds(config: Config) -> float | None:
     except InputError:
         return None
     step = profile.action_seconds(EMPTY, context_lengths(config)[-1], config.train.verifier)
-    prompts = min(config.evaluate.prompts, GREEDY_PROMPTS)
-    greedy = prompts + max(prompts, 2 * len(losslessness.ACTIONS) * len(config.verifiers))
+    greedy = max(min(config.evaluate.prompts, GREEDY_PROMPTS), 2 * len(losslessness.ACTIONS) * len(config.verifiers))
     rounds = sum(_rounds(config, setting) for setting in config.sampling)
-    texts = config.evaluate.prompts * rounds * _most_methods(config)
-    return step * config.data.tokens * (texts + greedy)
+    most = 5 + ("traversal" in config.verifiers) + 3 * config.evaluate.assisted  # methods
+    return step * config.data.tokens * (config.evaluate.prompts * rounds * most + 2 * greedy)
 
 
 def stage_of(config: Config) -> Stage:
@@ -113,7 +99,7 @@ def run(config: Config) -> None:
     profile = load_profile(config, pair)
     stage = stage_of(config)
     if not stage.begin():
-        findings.show(title(config, profile.device), Evaluation.read(config))
+        show(title(config, profile.device), Evaluation.read(config))
         return
     with mlflow_run(config, "evaluate", SECTIONS) as mlflow:
         evaluation = _evaluated(stage, pair, profile, result)
@@ -121,8 +107,8 @@ def run(config: Config) -> None:
         evaluation.write(config)
         for path in stage.outputs:
             mlflow.log_artifact(str(path))
-        describe(mlflow, "\n\n".join(verdicts(evaluation)), findings.metrics(evaluation))
-    findings.show(title(config, profile.device), evaluation)
+        describe(mlflow, "\n\n".join(verdicts(evaluation)), metrics(evaluation))
+    show(title(config, profile.device), evaluation)
     stage.say(losslessness.summary(evaluation.found["greedy"]))
     stage.finish()
     for name in (PARTIAL, TUNED):
@@ -134,37 +120,28 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
     prompts = prompts_of(config, pair, "test", config.evaluate.prompts)
     splits = load_traces(config, profile.pair)
     module = load_module(config, result["chosen"], result)
-    with tempfile.TemporaryDirectory() as temporary:
-        selector = build(config, Path(temporary) / "selector", splits)
-    methods = wall_methods(config, profile, splits, result, module, selector)
-    alone = networks(config, profile, splits, module)
-    replayed = list(replays({key: [*own, alone[key]] for key, own in methods.items()}, splits["test"], profile))
-    for clock, other in synthetic_clocks(config, pair).items():
-        replayed += replays(synthetic_methods(config, other, splits, module), splits["test"], other, clock)
+    methods = _methods(config, profile, splits, result, module)
+    replayed = list(replays(methods, splits["test"], profile))
+    for share in config.evaluate.gpu_like:
+        replayed += _synthetic(config, pair, splits, module, share)
     contenders: Contenders = {key: [each for each in own if each.is_decoded] for key, own in methods.items()}
     if config.evaluate.assisted:
         tuned = tuned_assistants(config, pair, Journal(config.folder / TUNED, stage.depends))
         for setting, assistants in tuned.items():
             contenders[setting] += assistants
     greedy = losslessness.greedy_check(pair, config, prompts[:GREEDY_PROMPTS])
-    losslessness.require_equal(greedy)
     decoded = decode_prompts(config, pair, prompts, contenders, Journal(config.folder / PARTIAL, stage.depends))
-    table = Table([*comparison.figures(decoded), *replayed])
-    place = SELECTOR, setting_name(config.sampling[0].temperature, config.sampling[0].top_p)
-    own_rows = [row for row in decoded if (row["method"], row["setting"]) == place]
+    table = Table([*figures(decoded), *replayed])
+    first = setting_name(config.sampling[0].temperature, config.sampling[0].top_p)
+    own_rows = [row for row in decoded if (row["method"], row["setting"]) == (SELECTOR, first)]
     found = {
-        "summary": comparison.summary(config, table, decoded),
-        "methods": comparison.methods(table, decoded),
+        "summary": summary(config, table, decoded),
+        "methods": entries(table, decoded),
         "replayed": [
-            {
-                "setting": setting_name(key.temperature, key.top_p),
-                "method": each.name,
-                "verifier": each.verifier,
-                "drafts": each.drafts,
-            }
+            {"setting": str(key), "method": each.name, "verifier": each.verifier, "drafts": each.drafts}
             for key, own in methods.items()
-            for each in (*own, alone[key])
-            if each not in contenders[key]
+            for each in own
+            if not each.is_decoded
         ],
         "decisions": chosen_of(result)["modes"],
         "greedy": greedy,
@@ -173,28 +150,42 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
     return Evaluation(found, table)
 
 
-def wall_methods(
-    config: Config,
-    profile: LatencyProfile,
-    splits: dict[str, Texts],
-    result: dict[str, Any],
-    module: SelectorModule,
-    selector: Selector,
+def _methods(
+    config: Config, profile: LatencyProfile, splits: dict[str, Texts], result: dict[str, Any], module: SelectorModule
 ) -> dict[Sampling, list[Method]]:
-    """The methods that are both decoded and replayed on this machine."""
-    verifier = config.train.verifier
+    with tempfile.TemporaryDirectory() as temporary:
+        selector = build(config, Path(temporary) / "selector", splits)
+    verifier, judged = config.train.verifier, _judged(config, profile, splits, module)
     methods: dict[Sampling, list[Method]] = {}
-    for setting, entry in watched(
-        list(zip(settings_of(config), chosen_of(result)["modes"], strict=True)), "choosing the methods"
-    ):
-        mode, static = Mode.of(entry), static_methods(splits["train"].setting_of(setting), config.verifiers, profile)
-        best = next(method for method in static if method.name == BEST_STATIC)
-        methods[setting] = [
-            *static,
-            Method(COPYING, best.verifier, rule_of(result, setting, best.verifier)),
-            Method(SELECTOR, verifier, mode, module, Tuned(mode, selector)),
-        ]
+    for mode in map(Mode.of, watched(chosen_of(result)["modes"], "choosing the methods")):
+        own = static_methods(splits["train"].setting_of(mode.sampling), config.verifiers, profile)
+        best = next(method for method in own if method.name == BEST_STATIC)
+        own.append(Method(COPYING, best.verifier, rule_of(result, mode.sampling, best.verifier)))
+        own.append(Method(SELECTOR, verifier, mode, module, Tuned(mode, selector)))
+        own.append(Method(NETWORK, verifier, judged[mode.sampling].mode, module))  # whatever is exported
+        methods[mode.sampling] = own
     return methods
+
+
+def _synthetic(
+    config: Config, pair: ModelPair, splits: dict[str, Texts], module: SelectorModule, share: float
+) -> Iterator[Figure]:
+    """The same network, tuned and judged on a synthetic clock, and the static trees that are fastest there. A draft
+    pass takes this share of a target pass."""
+    profile = gpu_like(pair.fingerprint, config.verifiers, share)
+    methods: dict[Sampling, list[Method]] = {}
+    for setting, each in _judged(config, profile, splits, module).items():
+        mode = each.mode if each.pays and module.is_regressor else each.mode.static_only()
+        own = static_methods(splits["train"].setting_of(setting), config.verifiers, profile)
+        methods[setting] = [*own, Method(SELECTOR, config.train.verifier, mode, module)]
+    return replays(methods, splits["test"], profile, f"gpu_like_1/{1 / share:g}")
+
+
+def _judged(
+    config: Config, profile: LatencyProfile, splits: dict[str, Texts], module: SelectorModule
+) -> dict[Sampling, Judged]:
+    train, validation = (by_setting(config, splits[name], profile) for name in ("train", "validation"))
+    return dict(zip(settings_of(config), judge(module, validation, statics(train)), strict=True))
 
 
 def tuned_assistants(config: Config, pair: ModelPair, journal: Journal) -> dict[Sampling, list[Assistant]]:
@@ -207,15 +198,13 @@ def tuned_assistants(config: Config, pair: ModelPair, journal: Journal) -> dict[
         kinds = (LOOKUPS,) if pair.has_head else (CONSTANTS, LOOKUPS)  # `generate` takes no head as an assistant
         tuned = [best_of(kind, pair, sampling, prompts, limit, seed) for kind in kinds]
         journal.add([asdict(each) for each in ([] if pair.has_head else [Assistant()]) + tuned])
-    return {
-        setting: [Assistant(**each) for each in found]
-        for setting, found in zip(settings_of(config), journal.entries, strict=True)
-    }
+    found = ([Assistant(**each) for each in entry] for entry in journal.entries)
+    return dict(zip(settings_of(config), found, strict=True))
 
 
 def decode_prompts(
     config: Config, pair: ModelPair, prompts: list[Prompt], contenders: Contenders, journal: Journal
-) -> comparison.Rows:
+) -> Rows:
     """Every prompt under every setting with every method; those that the journal already holds are not decoded."""
     finished = {(row["prompt"], row["temperature"], row["top_p"]) for rows in journal.entries for row in rows}
     tasks = [(prompt, setting) for prompt in prompts for setting in config.sampling]
@@ -239,18 +228,23 @@ def turns(items: Sequence[T], rounds: int) -> list[list[T]]:
 
 def _decode_all(
     config: Config, pair: ModelPair, prompt: Prompt, setting: SamplingSetting, contenders: Contenders
-) -> comparison.Rows:
-    """One prompt with every method in every round, in an order that depends on the prompt and the round. Methods that
-    decode alike decode once a round. The seed is one for all rounds, so that texts are written again."""
+) -> Rows:
     sampling, methods = setting.build(), contenders[setting.build()]
-    seed = seed_of(config.seed, prompt.id, sampling, "evaluate")
-    task = Task(encode(config, pair, prompt), config.data.tokens, seed)
-    distinct = list({method.identity: method for method in methods}.values())
+    seed = seed_of(config.seed, prompt.id, sampling, "evaluate")  # one for all rounds, so that texts are written again
+    tokens = encode(config, pair, prompt)
+    distinct = list({method.identity: method for method in methods}.values())  # what decodes alike decodes once
     decodings: dict[Any, list[Decoding]] = {method.identity: [] for method in distinct}
     for order in turns(random.Random(seed).sample(distinct, len(distinct)), _rounds(config, setting)):
         for method in order:
-            decodings[method.identity].append(method.decode(pair, sampling, task))
-    place: dict[str, Any] = {"prompt": prompt.id, "kind": prompt.kind, "source": prompt.source}
-    place |= {"temperature": setting.temperature, "top_p": setting.top_p}
-    place["setting"] = setting_name(setting.temperature, setting.top_p)
-    return [place | row_of(method, decodings[method.identity]) for method in methods]
+            decodings[method.identity].append(method.decode(pair, sampling, tokens, config.data.tokens, seed))
+    return [
+        {
+            **{"prompt": prompt.id, "kind": prompt.kind, "source": prompt.source},
+            **{"temperature": setting.temperature, "top_p": setting.top_p},
+            "setting": setting_name(setting.temperature, setting.top_p),
+            **{"method": method.name, "verifier": method.verifier, "drafts": method.drafts},
+            **vars(decodings[method.identity][0]),
+            "rounds": [[each.tokens, each.seconds] for each in decodings[method.identity]],
+        }
+        for method in methods
+    ]

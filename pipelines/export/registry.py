@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,10 @@ def register(stage: Stage, mlflow: Any, selector: Selector, folder: Path) -> Non
         input_example=example,
         pip_requirements=["torch", "numpy", "pandas"],
     )
-    figures: dict[str, str] = {}  # the selector's speed over the best static tree and over plain decoding
+    figures: dict[str, str] = {}  # the selector's speed over the best static tree
     for row in (own.metrics["evaluation"] or {}).get("by_setting", []):
-        replayed = Ratio(row["replay_ratio"], row["replay_error"])
-        figures |= named({EXPORTED: str(replayed), "ratio_vs_autoregressive": f"{row['over_plain']:.3f}"}, row)
+        replayed = Ratio(row["replay_ratio"], math.inf if row["replay_error"] is None else row["replay_error"])
+        figures |= named({EXPORTED: str(replayed)}, row)
     tags = {"pair": own.pair["fingerprint"], "verifier": selector.verifier, "objective": own.objective, **figures}
     about = "\n".join([f"{selector}\n", *(f"- {name}: {value}" for name, value in figures.items())])
     client, alias, run = mlflow.MlflowClient(), alias_of(stage.config.name), mlflow.active_run().info.run_id

@@ -17,10 +17,9 @@ from pipelines.logs import summary
 from pipelines.logs.gains import Figures, entries, rival_rows
 from pipelines.run import Stage, console, provenance, watched, write_json
 from pipelines.tracking import describe, mlflow_run
-from pipelines.train.fitting import module_of
+from pipelines.train.fitting import fitted, module_of
 from pipelines.train.judging import monitored, tune_batch, untuned
 from pipelines.train.packaging import package
-from pipelines.train.stage import fitted
 from selector.actions import ActionSpace
 from selector.decision import Mode
 from selector.files import atomically

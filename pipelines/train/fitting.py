@@ -1,26 +1,25 @@
-"""Training with Lightning: the whole learning-rate schedule, the best epoch by replay, an MLflow run, Ctrl-C, and a
-user's own callbacks and loggers."""
+"""Training with Lightning: the whole learning-rate schedule, the best epoch by replay, an MLflow run, and Ctrl-C."""
 
 from __future__ import annotations
 
 import logging
-import pkgutil
 import signal
-import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback, LearningRateMonitor, ModelCheckpoint, RichProgressBar
-from pytorch_lightning.loggers import Logger, MLFlowLogger
+from pytorch_lightning.loggers import MLFlowLogger
+from torch import Tensor
 
 from pipelines.config import Config
 from pipelines.tracking import tracking_uri
-from selector.schema import InputError
+from selector.decision import Mode
+from selector.train.data import Texts, Timed
 from selector.train.module import RootsModule, SelectorModule
 
+OWN = ("train", "validation")  # the splits that training reads
 MONITOR = "validation/replay"
 RATE, BATCH, FASTEST = 3e-3, 256, 1e-2  # the peak learning rate up to this batch size, and for the largest batches
 POLICY_NETWORK = {"width": 128, "hidden": [512, 32]}  # DDTE, app. E
@@ -41,19 +40,27 @@ def module_of(config: Config, objective: str, level: str, hidden_widths: list[in
     return SelectorModule(objective, level, hidden_widths, network, rate, **further)
 
 
-def fit(config: Config, module: SelectorModule, roots: RootsModule, folder: Path, run_id: str) -> SelectorModule:
-    """Train a module for all its epochs, and return it as it was at the best one: by replay, or by the loss where
-    nothing is replayed. The checkpoint is `best.ckpt` in `folder`; the MLflow run gets the curves."""
+def fitted(
+    config: Config,
+    module: SelectorModule,
+    splits: dict[str, Texts],
+    verifier: str,
+    judged: list[tuple[Timed, Mode]],
+    folder: Path,
+    run_id: str,
+    further: dict[str, tuple[Tensor, Tensor]] | None = None,
+) -> SelectorModule:
+    """A module trained on a verifier's labels for all its epochs, as it was at the best one: by replay, or by the loss
+    where nothing is replayed. The checkpoint is `best.ckpt` in `folder`; the MLflow run gets the curves. `judged` and
+    `further` as in `SelectorModule` and `RootsModule`."""
+    own = {name: splits[name] for name in OWN}
+    roots = RootsModule(module, own, verifier, config.train.batch, config.seed, config.data.stride, further)
+    module.begin_at(own["train"], verifier, roots.rows["train"])
+    module.judged = judged
     monitor, mode = (MONITOR, "max") if module.judged else ("validation/loss", "min")
     checkpoints = ModelCheckpoint(folder, filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
     for name in ("utilities.rank_zero", "accelerators.cuda"):  # they remark on the hardware
         logging.getLogger(f"pytorch_lightning.{name}").setLevel(logging.WARNING)
-    own = [(name, make()) for name, make in added(config).items()]
-    for name, each in own:
-        if not isinstance(each, Callback | Logger):
-            raise InputError(f"train.lightning: {name} makes a {type(each).__name__}, no Lightning callback or logger")
-    callbacks = [each for _, each in own if isinstance(each, Callback)]
-    loggers = [each for _, each in own if isinstance(each, Logger)]
     with warnings.catch_warnings():
         for remark in REMARKS:
             warnings.filterwarnings("ignore", message=remark)
@@ -61,8 +68,8 @@ def fit(config: Config, module: SelectorModule, roots: RootsModule, folder: Path
             max_epochs=config.train.epochs,
             accelerator="cpu",  # the network is so small that copies to a GPU would take longer
             devices=1,
-            logger=[MLFlowLogger(run_id=run_id, tracking_uri=tracking_uri(), log_model=False), *loggers],
-            callbacks=[checkpoints, RichProgressBar(), LearningRateMonitor("epoch"), StopBetweenBatches(), *callbacks],
+            logger=[MLFlowLogger(run_id=run_id, tracking_uri=tracking_uri(), log_model=False)],
+            callbacks=[checkpoints, RichProgressBar(), LearningRateMonitor("epoch"), StopBetweenBatches()],
             enable_model_summary=False,
             num_sanity_val_steps=0,
             log_every_n_steps=50,
@@ -72,17 +79,6 @@ def fit(config: Config, module: SelectorModule, roots: RootsModule, folder: Path
         except SystemExit as stopped:  # Lightning turns Ctrl-C into it
             raise KeyboardInterrupt from stopped
     return SelectorModule.load_from_checkpoint(checkpoints.best_model_path, map_location="cpu").eval()
-
-
-def added(config: Config) -> dict[str, Callable[[], object]]:
-    """What makes the user's own callbacks and loggers, by name; InputError where a name cannot be imported."""
-    sys.path.insert(0, "")  # the current folder, which a console script does not search
-    try:
-        return {name: pkgutil.resolve_name(name) for name in config.train.lightning}
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"train.lightning: {error}") from error
-    finally:
-        sys.path.remove("")
 
 
 class StopBetweenBatches(Callback):

@@ -42,9 +42,8 @@ def fixed_text() -> Text:
     tokens = np.resize(rng.integers(V, size=PERIOD), PROMPT + N)
     tokens = np.where(rng.random(len(tokens)) < CHANGED, rng.integers(V, size=len(tokens)), tokens)
     target, draft = rng.normal(scale=2, size=(2, N + 1, V)).round(2)
-    after = np.arange(N)
-    target[after, tokens[PROMPT:]] = target[:N].max(-1) + 0.5
-    hits = draft[after].argmax(-1) == tokens[PROMPT:]
+    target[np.arange(N), tokens[PROMPT:]] = target[:N].max(-1) + 0.5
+    hits = draft[:N].argmax(-1) == tokens[PROMPT:]
     both = target.round(2).tolist(), draft.tolist()
     return Text(tokens[:PROMPT].tolist(), tokens[PROMPT:].tolist(), hits.astype(int).tolist(), *both)
 

@@ -73,7 +73,7 @@ def statics(train: list[Timed]) -> list[Mode]:
 
 
 def monitored(mode: Mode, feature_levels: tuple[str, ...]) -> Mode:
-    """How decisions are made during training: with one feature level after another, each root at its own best ratio."""
+    """How decisions are made during training: by one feature level after another, each root at its own best ratio."""
     return replace(mode, feature_levels=feature_levels, rho=1.0)
 
 
@@ -96,16 +96,17 @@ def step_times(
 
 def judge(module: SelectorModule, texts: list[Timed], bases: list[Mode]) -> list[Judged]:
     """A module's best mode under every setting, and its speed over the best static tree."""
-    result = []
-    for own, base in zip(texts, bases, strict=True):
-        predictions = {level: module.scores(own.texts, level) for level in module.asked}
-        result.append(tune_mode(own, predictions, base, policy=not module.is_regressor))
-    return result
+    return [
+        tune_mode(
+            own, {level: module.scores(own.texts, level) for level in module.asked}, base, not module.is_regressor
+        )
+        for own, base in zip(texts, bases, strict=True)
+    ]
 
 
 def tune_rules(train: list[Timed], bases: dict[str, list[Mode]]) -> list[dict[str, Mode]]:
-    """Lookup rules, tuned on the training texts; for each sampling setting, by verifier: with the trained verifier,
-    which `train` has, and with that of the fastest static tree of all verifiers, which evaluation compares with."""
+    """Lookup rules, tuned on the training texts; for each sampling setting, by verifier: the trained one, which `train`
+    has, and that of the fastest static tree, which evaluation compares with."""
     result = []
     for own, *each in zip(train, *bases.values(), strict=True):
         modes = dict(zip(bases, each, strict=True))
@@ -115,15 +116,15 @@ def tune_rules(train: list[Timed], bases: dict[str, list[Mode]]) -> list[dict[st
 
 
 def judge_rules(rules: list[dict[str, Mode]], texts: list[Timed], bases: list[Mode]) -> list[Judged]:
-    """The rules of the trained verifier, on other texts than they were tuned on, under every setting."""
+    """The trained verifier's rules on other texts than they were tuned on, under every setting."""
     each = zip(texts, rules, bases, strict=True)
     return [judge_mode(own, {}, rule[own.verifier], base.action) for own, rule, base in each]
 
 
 def keep_if_ahead(judged: Judged, rule: Judged, static: Mode, longest: int = 0, errors: float = SURE) -> Judged:
-    """The network's decisions where they are ahead of the static tree and of the rule for lookups by so many standard
-    errors; else the rule where it is ahead of the static tree; else that. The network decides up to the `longest` text
-    of its training, and the rule beyond it; 0: no limit."""
+    """The network where it is ahead of the static tree and of the lookup rule by so many standard errors; else the rule
+    where it is ahead of the static tree; else that. Beyond the `longest` text of the network's training, unless that is
+    0, the rule decides."""
     if judged.ratio.is_ahead(errors) and judged.is_ahead_of(rule, errors):  # less may be luck: it was tuned on them
         return replace(judged, mode=replace(judged.mode, rule=rule.mode.rule, action=rule.mode.action, longest=longest))
     return rule if rule.ratio.is_ahead(errors) else Judged(static, Ratio(1.0, 0.0))
@@ -140,12 +141,8 @@ class BatchModes(NamedTuple):
 def tune_batch(
     train: Timed, validation: Timed, predicted: Predictions, profile: LatencyProfile, batch: int
 ) -> BatchModes:
-    """The fixed length and the rule by the training texts, and by the validation texts whether the network decides.
-
-    Args:
-        train, validation: with the times of the batch size; `profile` has those of all sizes.
-        predicted: at the roots of the validation texts, by level.
-    """
+    """The fixed length and the rule by the training texts; whether the network decides by the validation texts, with
+    its predictions there by level. The texts have the times of the batch size, and `profile` those of all sizes."""
     fixed = replace(best_static(train, StaticTable.of(train)), batch=batch)
     rule = tune_lookup_rule(train, fixed)
     by_rule, selector = judge_mode(validation, {}, rule, fixed.action), {}

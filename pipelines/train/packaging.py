@@ -38,24 +38,16 @@ def build(
     modes: list[dict[str, Any]] | None = None,
     metrics: dict[str, Any] | None = None,
 ) -> Selector:
-    """Write the artefact of the chosen module; InputError if it does not choose as the trained module does.
-
-    Args:
-        modes: how it decides under each sampling setting; as training found if None.
-        metrics: further entries of the metrics in `config.json`.
-    """
+    """Write the artefact of the chosen module, with the modes that training found or others, and with further metrics;
+    InputError if it does not choose as the trained module does."""
     result, profile = load_result(config), load_profile(config)
     module, chosen = load_module(config, result["chosen"], result), chosen_of(result)
-    target, draft = pair_names(config)
+    names = dict(zip(("target", "draft"), pair_names(config), strict=True))
     texts, modes = splits["validation"], modes or chosen["modes"]
     own = {"actions_compared": int((~texts.unknown_R).sum()), "evaluation": None}
+    revisions = {role: revision(name) for role, name in names.items()}
     facts: dict[str, Any] = {
-        "pair": {
-            "target": target,
-            "draft": draft,
-            "revisions": {"target": revision(target), "draft": revision(draft)},
-            "fingerprint": profile.pair,
-        },
+        "pair": {**names, "revisions": revisions, "fingerprint": profile.pair},
         "run_id": chosen["run_id"],
         "metrics": {**chosen["metrics"], **own, **(metrics or {})},
         "provenance": provenance(config),
@@ -89,11 +81,7 @@ def package(
 @torch.no_grad()
 def count_differing(module: SelectorModule, folder: Path, texts_of: Callable[[Mode], Timed]) -> int:
     """The number of roots at which the trained module, the artefact's TorchScript or its path for one root chooses an
-    action that is worse than the best one by more than `TIE`.
-
-    Args:
-        texts_of: texts of a mode's sampling setting, with the step times of its number of requests.
-    """
+    action that is worse than the best one by more than `TIE`; of the texts of each of its modes."""
     differing, selector, script, first = 0, load_selector(folder), load_script(folder), module.schema.levels[0]
     for mode in selector.modes:
         mine = texts_of(mode)
@@ -121,7 +109,6 @@ def _one_by_one(tuned: Tuned, views: list[Features], space: ActionSpace) -> torc
 
 
 def _in_turn(ask: torch.nn.Module, views: list[Features], space: ActionSpace) -> tuple[torch.Tensor, torch.Tensor]:
-    """Actions [R] and scores [R, A] of the TorchScript, asked with one view after the other."""
     action_R, scores_RA = ask(views[0])
     for view in views[1:]:
         (later_R, later_RA), asked_R = ask(view), space.needs_draft_A[action_R]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
-from torch import Tensor
 
 from data_gen.models.sampling import Sampling
 from pipelines.config import Config
@@ -19,7 +18,7 @@ from pipelines.data.recorded import load_traces, traces_folder
 from pipelines.latency.profile import load_profile
 from pipelines.run import Stage, console, table, write_json
 from pipelines.tracking import describe, log_traces, mlflow_run, named, nested_run
-from pipelines.train.fitting import added, fit, module_of
+from pipelines.train.fitting import OWN, fitted, module_of
 from pipelines.train.judging import (
     by_setting,
     judge,
@@ -32,18 +31,18 @@ from pipelines.train.judging import (
     tune_rules,
 )
 from pipelines.train.result import chosen_of, inputs
-from selector.decision import NETWORK, RULE, Mode
+from selector.actions import Action
+from selector.decision import NETWORK, Mode
 from selector.files import atomically
 from selector.latency import LatencyProfile
 from selector.schema import FULL, HIDDEN_STATES, LIGHT
 from selector.train.data import Texts, Timed
-from selector.train.module import RootsModule, SelectorModule
+from selector.train.module import SelectorModule
 from selector.train.potential import potential
 from selector.train.replay import Ratio
 from selector.train.tuning import TIE, Judged
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")
-OWN = ("train", "validation")  # the splits that training reads
 
 
 def kinds(config: Config) -> list[tuple[str, str]]:
@@ -68,7 +67,6 @@ def stage_of(config: Config) -> Stage:
 def run(config: Config) -> None:
     profile, stage = load_profile(config), stage_of(config)
     (folder,) = stage.outputs
-    added(config)  # a misspelt name is refused before the traces are read
     splits = load_traces(config, profile.pair)
     if not stage.begin():
         return
@@ -85,8 +83,9 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
         log_traces(mlflow, traces_folder(config), OWN)
         mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
         train, validation = (by_setting(config, splits[name], profile) for name in OWN)
-        estimates = {own.sampling: potential(own, other) for own, other in zip(train, validation, strict=True)}
-        console.print(potential_table(estimates))
+        console.print(
+            potential_table({own.sampling: potential(own, other) for own, other in zip(train, validation, strict=True)})
+        )
         by_verifier = {name: statics([replace(own, verifier=name) for own in train]) for name in config.verifiers}
         bases, rules = by_verifier[verifier], tune_rules(train, by_verifier)
         judged_rules = judge_rules(rules, validation, bases)
@@ -97,8 +96,9 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
             with nested_run(mlflow, f"train-{name}") as nested:
                 log_traces(mlflow, traces_folder(config), OWN)
                 run_id = nested.info.run_id
-                space = splits["train"].space.to_json()
-                module = module_of(config, objective, level, hidden_widths(splits["train"], level), space=space)
+                texts = splits["train"]
+                widths = [texts.hidden[name].shape[1] for name in HIDDEN_STATES] if level == FULL else []
+                module = module_of(config, objective, level, widths, space=texts.space.to_json())
                 module = trained(config, module, splits, validation, bases, folder / name, run_id)
                 judged = judge(module, validation, bases)
                 facts = {"objective": objective, "feature_level": level}
@@ -112,43 +112,25 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
             "rules": [
                 {"verifier": name, **mode.row(), "mean_efficiency": []} for own in rules for name, mode in own.items()
             ],
-            "potential": [
-                {**asdict(own), "gain": each.gain.value, "gain_error": each.gain.error, "over": each.over}
-                for own, each in estimates.items()
-            ],
         }
         mlflow.set_tag("chosen", result["chosen"])
-        describe(mlflow, in_words(result), figures(chosen_of(result)))
+        modes = map(Mode.of, chosen_of(result)["modes"])
+        decides = [str(mode.sampling) for mode in modes if mode.decider == NETWORK]
+        words = f"{result['chosen']} is kept, and decides at {', '.join(decides) or 'no sampling setting'}"
+        describe(mlflow, words, figures(chosen_of(result)))
         write_json(folder / "result.json", result)
     return result
 
 
 def figures(row: dict[str, Any]) -> dict[str, float]:
-    """For MLflow, as speeds over the best static tree: the network alone, what is kept with its error, and the lookup
-    rule; as means over sampling settings, and for each."""
-    kept, error = row["metrics"]["validation/replay_gated"], row["metrics"]["validation/replay_error"]
-    found, alone = {"kept_ratio": kept, "kept_ratio_error": error}, []
-    for mode in row["modes"]:
-        alone.append(mode["replay"]["value"])
-        rule = mode["replay_rule"]["value"]
-        best = alone[-1] if mode["decides"] else rule if mode["rule"] else 1.0
-        found |= named({"replayed_ratio": alone[-1], "kept_ratio": best, "rule_ratio": rule}, mode)
-    return found | {"replayed_ratio": statistics.mean(alone)}
-
-
-def in_words(result: dict[str, Any]) -> str:
-    """Which selector was kept, and where it decides."""
-    modes = list(map(Mode.of, chosen_of(result)["modes"]))
-    decides, copies = (
-        ", ".join(str(mode.sampling) for mode in modes if mode.decider == decider) for decider in (NETWORK, RULE)
-    )
-    also = f"; copies by rule at {copies}" if copies else ""
-    return f"{result['chosen']} is kept, and decides at {decides or 'no sampling setting'}{also}"
-
-
-def hidden_widths(texts: Texts, level: str) -> list[int]:
-    """The widths of the hidden states that a selector with features of this level sees."""
-    return [texts.hidden[name].shape[1] for name in HIDDEN_STATES] if level == FULL else []
+    """For MLflow, as speeds over the best static tree: the network alone and what is kept, as means over sampling
+    settings and for each."""
+    alone = [mode["replay"]["value"] for mode in row["modes"]]
+    found = {"kept_ratio": row["metrics"]["validation/replay_gated"], "replayed_ratio": statistics.mean(alone)}
+    for mode, own in zip(row["modes"], alone, strict=True):
+        kept = own if mode["decides"] else mode["replay_rule"]["value"] if mode["rule"] else 1.0
+        found |= named({"replayed_ratio": own, "kept_ratio": kept}, mode)
+    return found
 
 
 def trained(
@@ -160,35 +142,12 @@ def trained(
     folder: Path,
     run_id: str,
 ) -> SelectorModule:
-    """A module trained on the training texts, as it was at its best epoch.
-
-    Args:
-        validation: the texts by which an epoch is judged, and `bases`, their static trees; for each sampling setting.
-    """
+    """A module trained on the training texts, as it was at its best epoch by replay of the validation texts."""
     verifier, further = config.train.verifier, None
     if not module.is_regressor:
-        times = bases, verifier, validation[0].profile
-        further = {name: step_times(module, splits[name], *times) for name in OWN}
+        further = {name: step_times(module, splits[name], bases, verifier, validation[0].profile) for name in OWN}
     judged = [(texts, monitored(base, module.asked)) for texts, base in zip(validation, bases, strict=True)]
     return fitted(config, module, splits, verifier, judged, folder, run_id, further)
-
-
-def fitted(
-    config: Config,
-    module: SelectorModule,
-    splits: dict[str, Texts],
-    verifier: str,
-    judged: list[tuple[Timed, Mode]],
-    folder: Path,
-    run_id: str,
-    further: dict[str, tuple[Tensor, Tensor]] | None = None,
-) -> SelectorModule:
-    """A module trained on a verifier's labels; `judged` and `further` as in `SelectorModule` and `RootsModule`."""
-    own = {name: splits[name] for name in OWN}
-    roots = RootsModule(module, own, verifier, config.train.batch, config.seed, config.data.stride, further)
-    module.begin_at(own["train"], verifier, roots.rows["train"])
-    module.judged = judged
-    return fit(config, module, roots, folder, run_id)
 
 
 def row_of(judged: list[Judged], rules: list[Judged], bases: list[Mode], longest: int) -> dict[str, Any]:
@@ -217,19 +176,18 @@ def table_of(found: dict[str, dict[str, Any]], chosen: str) -> Table:
     """Speed over the best static tree by replay, by sampling setting and selector."""
     rows = []
     for number, mode in enumerate(found[chosen]["modes"]):
-        own = {name: row["modes"][number] for name, row in found.items()}
+        rule = " *" if mode["rule"] and not mode["decides"] else ""
         rows.append(
             {
                 "setting": str(Sampling(mode["temperature"], mode["top_p"])),
-                "static tree": str(tuple(mode["action"])),
-                "lookup rule": f"{Ratio(**mode['replay_rule'])}{' *' if mode['rule'] and not mode['decides'] else ''}",
-                **{
-                    f"{name}\n(kept)" if name == chosen else name: f"{Ratio(**each['replay'])}"
-                    f"{' *' if each['decides'] else ''}"
-                    for name, each in own.items()
-                },
+                "static tree": str(Action.of(mode["action"])),
+                "lookup rule": f"{Ratio(**mode['replay_rule'])}{rule}",
             }
         )
+        for name, row in found.items():
+            own = row["modes"][number]
+            kept = f"{name}\n(kept)" if name == chosen else name
+            rows[-1][kept] = f"{Ratio(**own['replay'])}{' *' if own['decides'] else ''}"
     caption = (
         "* This one decides under the setting. It is two standard errors ahead of the best static tree, and a network "
         "is as far ahead of the lookup rule. Where none decides, the static tree is drafted."

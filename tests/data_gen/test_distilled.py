@@ -73,7 +73,7 @@ def test_a_pair_with_it_does_all_that_others_do(saved: tuple[str, str]) -> None:
     expected = pair.target.generate(torch.tensor([[5, 9]]), max_new_tokens=24, do_sample=False)
     decoder = Decoder(pair, Sampling(0), get_verifier("traversal"), FixedTree(Action(3, 1, 3)))
     assert decoder.decode([5, 9], 24, torch.Generator().manual_seed(0)).tokens == expected[0, 2:].tolist()
-    assert Assistant(3).generate(pair, Sampling(0), [5, 9], 24, seed=1)[0] == expected[0, 2:].tolist()
+    assert Assistant(3).decode(pair, Sampling(0), [5, 9], 24, seed=1).text == expected[0, 2:].tolist()
     ours = {"custom_generate": speculative_generate, "draft_model": pair.draft, "selector": (2, 1, 2)}
     assert torch.equal(
         pair.target.generate(torch.tensor([[5, 9]]), max_new_tokens=24, do_sample=False, **ours), expected

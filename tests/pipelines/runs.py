@@ -74,12 +74,7 @@ def environment() -> dict[str, str]:
 def started(
     folder: Path, said: Path, stage: str, *arguments: str, config: str = "demo.yaml", prepare: Prepare | None = None
 ) -> BaseProcess:
-    """A stage in a process of its own.
-
-    Args:
-        said: the file that its output goes to.
-        prepare: called in the process, before the stage.
-    """
+    """A stage in a process of its own, whose output goes to the file `said`; `prepare` is called there before it."""
     line = command(stage, *arguments, config=config)[3:]
     process = SERVER.Process(target=_work, args=(folder, said, line, environment(), prepare))
     process.start()

@@ -21,6 +21,7 @@ from pipelines.evaluate.assisted import (
     Assistant,
     best_of,
 )
+from pipelines.evaluate.methods import Decoding
 from pipelines.evaluate.stage import tuned_assistants
 from pipelines.run import Journal
 from tests.pipelines.runs import UNTEMPLATED
@@ -34,9 +35,9 @@ def test_it_decodes_to_the_limit_and_leaves_the_pair_as_it_was(
     pair: ModelPair, sampling: Sampling, assistant: Assistant
 ) -> None:
     before = pair.draft.generation_config.to_dict()
-    text, passes, seconds = assistant.generate(pair, sampling, PROMPT, 24, seed=1)
-    assert len(text) == 24 and seconds > 0
-    assert 24 / (1 + (assistant.tokens or 20)) <= passes <= 24  # one token more than was drafted
+    found = assistant.decode(pair, sampling, PROMPT, 24, seed=1)
+    assert found.tokens == len(found.text) == 24 and found.seconds > 0
+    assert 24 / (1 + (assistant.tokens or 20)) <= found.steps <= 24  # one token more than was drafted
     assert pair.draft.generation_config.to_dict() == before
 
 
@@ -49,11 +50,11 @@ def test_the_best_is_the_fastest_of_those_tried(
     for fastest in tried:
         calls = []
 
-        def generate(own: Assistant, *_: object, fastest: Assistant = fastest, calls: list = calls) -> tuple:
+        def decode(own: Assistant, *_: object, fastest: Assistant = fastest, calls: list = calls) -> Decoding:
             calls.append(own)
-            return ([1] * 8, 4, 1.0) if own == fastest else ([1] * 16, 4, 2.5)
+            return Decoding(8, 1.0, 4, 8) if own == fastest else Decoding(16, 2.5, 4, 16)
 
-        monkeypatch.setattr(Assistant, "generate", generate)
+        monkeypatch.setattr(Assistant, "decode", decode)
         assert best_of(tried, pair, Sampling(), prompts, 8, seed=1) == fastest
         assert len(calls) < 2 * ROUND * len(tried) and calls.count(fastest) >= 3 * ROUND
 
@@ -63,7 +64,7 @@ def test_prompt_lookup_is_tuned_over_its_longest_match_too(pair: ModelPair) -> N
     assert {(each.tokens, each.match) for each in LOOKUPS} >= {(6, 1), (6, 2)}
     start = torch.tensor([[8, *PROMPT[1:]]])
     text = pair.target.generate(start, max_new_tokens=60, do_sample=False, pad_token_id=0)[0].tolist()
-    one, two = (Assistant(6, match).generate(pair, Sampling(0), text, 24, seed=1)[1] for match in (1, 2))
+    one, two = (Assistant(6, match).decode(pair, Sampling(0), text, 24, seed=1).steps for match in (1, 2))
     assert two < one
 
 

@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pipelines.config import Config, load_config
+from pipelines.config import load_config
 from pipelines.evaluate.assisted import ASSISTED
-from pipelines.evaluate.comparison import FIGURES, figures, methods, over, summary
-from pipelines.evaluate.findings import methods as shown_methods
-from pipelines.evaluate.findings import metrics, origins, show, synthetic
 from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, NETWORK, PLAIN, SELECTOR
 from pipelines.evaluate.table import (
     EFFICIENCY,
@@ -23,11 +20,16 @@ from pipelines.evaluate.table import (
     Figure,
     Table,
     decoded,
+    entries,
+    figures,
+    over,
     replayed,
     replayed_figure,
     setting_name,
+    summary,
 )
-from pipelines.evaluate.verdict import Evaluation, choices
+from pipelines.evaluate.verdict import Evaluation, metrics, origins, show
+from pipelines.evaluate.verdict import methods as shown_methods
 from selector.actions import Action
 from selector.decision import Mode
 from selector.train.replay import Ratio
@@ -61,14 +63,13 @@ def rows(speeds: dict[str, float] = SPEEDS, sources: int = 6, spread: float = 0.
                             "top_p": 1.0,
                             "method": method,
                             "verifier": "traversal",
-                            "action": [1, 4, 0] if method == BEST_STATIC else None,
                             "drafts": "(1, 4, 0)" if method == BEST_STATIC else "",
                             "tokens": 64,
                             "text": list(range(64)),
                             "rounds": [[64, turn * 64 / (speed * factor)] for turn in TURNS],
                             "steps": 16,
                             "block_tokens": 66,
-                            "seconds_of_steps": [60 / (speed * factor)],
+                            "step_seconds": 60 / (speed * factor),
                             "select_seconds": 0.6 / (speed * factor) if method == SELECTOR else 0.0,
                             "drafted": [] if method == ASSISTED else [(1, 4, 0)] * 15 + [(1, 4, 0, "copy")],
                             "step_roots": [] if method == ASSISTED else list(range(0, 64, 4)),
@@ -89,34 +90,27 @@ def replays(clock: str = "", **speeds: float) -> list[Figure]:
     ]
 
 
-def evaluated(data: Rows | None = None, replay: list[Figure] | None = None, config: Config = CONFIG) -> Evaluation:
+def evaluated(data: Rows | None = None, replay: list[Figure] | None = None) -> Evaluation:
     data = rows() if data is None else data
     table = Table([*figures(data), *(replays() if replay is None else replay)])
-    decisions = [Mode(each.build(), Action(1, 4, 0)).row() for each in config.sampling]
-    found = {
-        "summary": summary(config, table, data),
-        "methods": methods(table, data),
-        "replayed": [],
-        "decisions": decisions,
-    }
-    return Evaluation(found, table)
+    decisions = [Mode(each.build(), Action(1, 4, 0)).row() for each in CONFIG.sampling]
+    found = {"summary": summary(CONFIG, table, data), "methods": entries(table, data)}
+    return Evaluation(found | {"replayed": [], "decisions": decisions}, table)
 
 
 def test_ratios_are_to_the_tree_that_training_texts_promise_the_most_of() -> None:
     found = evaluated().found
     assert found["summary"]["ratio_vs_best_static_delayed"] == pytest.approx(1.25)  # not to the fastest one here
     assert found["summary"]["ratio_vs_static_traversal_wall"] == pytest.approx(125 / 110)
-    assert "ratio_vs_prompt_lookup" not in found["summary"]  # not among these methods
-    assert {FIGURES[figure] for figure in FIGURES if figure in found["summary"]} == set(SPEEDS) - {SELECTOR}
+    assert found["summary"]["ratio_vs_assisted_generation"] == pytest.approx(125 / 80)
     assert found["summary"]["selector_time_share"] == pytest.approx(0.01)
     for row, temperature in zip(found["summary"]["by_setting"], TEMPERATURES, strict=True):
-        assert (row["temperature"], row["top_p"], row["equal_texts"]) == (temperature, 1.0, None)
+        assert (row["temperature"], row["top_p"]) == (temperature, 1.0)
         assert row["wall_ratio"] == pytest.approx(1.25) and row["wall_interval_95"] == pytest.approx([1.25] * 2)
         assert (row["replay_ratio"], row["replay_error"]) == (pytest.approx(1.25), pytest.approx(ERROR))
     first = found["methods"][0]
     assert (first["method"], first["block_efficiency"]) == (PLAIN, 64 / 16)  # tokens beyond the limit do not count
     assert (first["prompts"], first["tokens"], len(found["methods"])) == (12, 12 * 64, 2 * len(SPEEDS))
-    assert first["actions"] == {"(1, 4, 0)": 12 * 15, "lookup 4": 12}
 
 
 def test_a_rival_that_is_slower_than_plain_decoding_under_one_setting_is_seen_there() -> None:
@@ -141,61 +135,30 @@ def test_a_rival_that_is_slower_than_plain_decoding_under_one_setting_is_seen_th
 def test_synthetic_clocks_are_averaged() -> None:
     clocks = [("gpu_like_1/5", 160.0), ("gpu_like_1/20", 100.0)]
     clocked = [figure for clock, root in clocks for figure in replays(clock, **{AT_ROOT: root})]
-    evaluation = evaluated(replay=[*replays(), *clocked])
-    mean = (125 / 160 + 125 / 100) / 2
-    assert evaluation.found["summary"]["ratio_vs_static_traversal_gpu_like"] == pytest.approx(mean)
-    assert "ratio_vs_static_traversal_gpu_like" not in evaluated().found["summary"]
-    assert len(synthetic(evaluation)) == len(clocked) and not synthetic(evaluated())
+    summary = evaluated(replay=[*replays(), *clocked]).found["summary"]
+    assert summary["ratio_vs_static_traversal_gpu_like"] == pytest.approx((125 / 160 + 125 / 100) / 2)
 
 
-def test_the_tables_say_what_was_decoded_and_what_was_replayed() -> None:
+def test_the_tables_say_what_was_decoded_and_what_was_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluation, console = evaluated(), Console(width=80)
-    with pytest.MonkeyPatch.context() as patched, console.capture() as captured:
-        for module in ("findings", "verdict"):
-            patched.setattr(f"pipelines.evaluate.{module}.console", console)
+    monkeypatch.setattr("pipelines.evaluate.verdict.console", console)
+    with console.capture() as captured:
         show("a pair on a machine", evaluation)
     text = captured.get()
     assert text.strip().startswith("a pair on a machine") and "…" not in text
-    assert "T=0.2: On the validation texts neither the network nor the lookup rule" in text
+    assert "T=0.2: the static tree is exported." in text
     assert "Decisions take 1.00% of the time" in text
     row = next(row for row in shown_methods(evaluation)["T=0.2"] if row["method"].startswith(BEST_STATIC))
     assert row["selector over it, decoded"] == "1.250 [1.250, 1.250]"
     assert row["selector over it, replayed"] == "1.250 ±0.010"
     assert row["decoded"] == "2.00 [2.00, 2.00]" and row["replayed"] == "2.00 ±0.01"
-    assert choices(evaluation)[1] == {
-        "setting": "T=0.2",
-        "exported": "static tree",
-        "replayed": "2.50 ±0.01",
-        "the others, replayed": "best static tree 2.00 ±0.01\nlookup rule 2.40 ±0.01\nnetwork 1.80 ±0.01",
-        "decoded": "2.50 [2.50, 2.50]",
-    }
 
 
 def test_rounds_and_prompts_are_compared_each_with_its_own() -> None:
-    """By hand, with two rounds of one prompt and of another: (2 * 8)^(1/2) and (1 * 4)^(1/2)."""
-    times = {"a": ([2, 8], [1, 1]), "b": ([3, 4], [3, 2])}
-    mine, other = (
-        [
-            {"prompt": name, "source": name, "rounds": [[n, t * n] for n, t in zip((2, n2), each[way], strict=True)]}
-            for name, each in times.items()
-            for n2 in (2 + 2 * way,)
-        ]
-        for way in (1, 0)
-    )
-    other.reverse()
-    assert over(mine, other)[0] == pytest.approx(math.sqrt(4 * math.sqrt(2)))
-
-
-def test_texts_of_greedy_decoding_are_compared() -> None:
-    """Of twelve prompts one was continued otherwise by one method; where tokens are drawn, nothing is said."""
-    data = rows()
-    greedy = {"temperature": 0.0, "setting": setting_name(0.0, 1.0)}
-    data = [row | (greedy if row["temperature"] == 0.2 else {}) for row in data]
-    next(row for row in data if (row["temperature"], row["method"]) == (0.0, COPYING))["text"] = [7]
-    config = load_config(DEMO, ["sampling=[{temperature: 1.0}, {temperature: 0.0}]"])
-    replay = [each._replace(setting=each.setting.replace("0.2", "0")) for each in replays()]
-    found = evaluated(data, replay, config).found["summary"]["by_setting"]
-    assert [row["equal_texts"] for row in found] == [None, [11, 12]]
+    """By hand, with two rounds of one prompt and of another: (2 * 8)^(1/2) and (1 * 4)^(1/2), in any order."""
+    mine = [{"prompt": x, "source": x, "rounds": [[2, 2 * a], [4, 4 * b]]} for x, a, b in (("a", 1, 1), ("b", 3, 2))]
+    other = [{"prompt": x, "source": x, "rounds": [[2, 2 * a], [2, 2 * b]]} for x, a, b in (("b", 3, 8), ("a", 2, 8))]
+    assert over(mine, other)[0] == pytest.approx(math.sqrt(4 * math.sqrt(1 * 4)))
 
 
 def test_what_the_tokens_came_from_is_told_by_kind() -> None:
@@ -227,14 +190,8 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert Table.read(tmp_path / "evaluation.parquet").figures == found.figures
 
 
-@pytest.mark.parametrize(
-    ("figure", "text"),
-    [
-        (Figure("T=1", SELECTOR, "all", decoded(PLAIN), 1.234, 1.1, 1.3), "1.23 [1.10, 1.30]"),
-        (replayed_figure("T=1", SELECTOR, replayed(PLAIN), Ratio(1.234, 0.02)), "1.23 ±0.02"),
-        (replayed_figure("T=1", SELECTOR, replayed(PLAIN), Ratio(1.234, math.inf)), "1.23"),
-        (Figure("T=1", SELECTOR, "all", EFFICIENCY, 2.0), "2.00"),
-    ],
-)
-def test_a_figure_stands_with_what_is_known_of_its_error(figure: Figure, text: str) -> None:
-    assert str(figure) == text
+def test_a_figure_stands_with_what_is_known_of_its_error() -> None:
+    assert str(Figure("T=1", SELECTOR, "all", decoded(PLAIN), 1.234, 1.1, 1.3)) == "1.23 [1.10, 1.30]"
+    assert str(Figure("T=1", SELECTOR, "all", EFFICIENCY, 2.0)) == "2.00"
+    for error, text in ((0.02, "1.23 ±0.02"), (math.inf, "1.23")):
+        assert str(replayed_figure("T=1", SELECTOR, replayed(PLAIN), Ratio(1.234, error))) == text

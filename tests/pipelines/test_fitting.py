@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,10 @@ import pytest
 import torch
 
 from pipelines.config import Config
-from pipelines.train.fitting import MONITOR, added, fit, module_of
+from pipelines.train.fitting import MONITOR, fitted, module_of
 from pipelines.train.judging import monitored
-from selector.schema import FULL, LIGHT, PAIR, InputError
-from selector.train.module import RootsModule, SelectorModule
+from selector.schema import FULL, LIGHT, PAIR
+from selector.train.module import SelectorModule
 from selector.train.tuning import replay_mode
 from tests.selector.synthetic import SPACE, WIDTHS, static_mode, texts, timed
 
@@ -24,8 +25,9 @@ CONFIG = Config.model_validate({"name": "fit", "train": {"epochs": EPOCHS, "batc
 
 
 @pytest.fixture
-def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def client(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Of a store of its own."""
+    shutil.copyfile(empty_store, tmp_path / "mlflow.db")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.chdir(tmp_path)
@@ -34,24 +36,20 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return mlflow.MlflowClient()
 
 
-def fitted(folder: Path, objective: str, level: str, config: Config = CONFIG) -> tuple[SelectorModule, str]:
+def fit(folder: Path, objective: str, level: str) -> tuple[SelectorModule, str]:
     """What training gives back, and the run with its curves."""
     splits = {"train": texts(12, seed=1, level=level), "validation": texts(8, seed=2, level=level)}
     module = module_of(CONFIG, objective, level, WIDTHS if level == FULL else [])
-    further = (
-        None
-        if objective == "regressor"
-        else {
-            name: (timed(data).seconds((LIGHT,)), torch.full((len(data.length_R),), 300.0))
-            for name, data in splits.items()
-        }
-    )
-    roots = RootsModule(module, splits, "traversal", CONFIG.train.batch, CONFIG.seed, further=further)
-    module.begin_at(splits["train"], "traversal", roots.rows["train"])
+    times = {
+        name: (timed(data).seconds((LIGHT,)), torch.full((len(data.length_R),), 300.0)) for name, data in splits.items()
+    }
     validation = timed(splits["validation"])
-    module.judged = [(validation, monitored(static_mode(validation), module.asked))]
+    judged = [(validation, monitored(static_mode(validation), module.asked))]
     with mlflow.start_run() as run:
-        return fit(config, module, roots, folder, run.info.run_id), run.info.run_id
+        own = run.info.run_id
+        return fitted(
+            CONFIG, module, splits, "traversal", judged, folder, own, times if objective == "policy" else None
+        ), own
 
 
 @pytest.mark.parametrize(("objective", "level"), [("regressor", LIGHT), ("regressor", FULL), ("policy", LIGHT)])
@@ -59,7 +57,7 @@ def test_all_epochs_are_trained_and_the_best_one_by_replay_is_kept(
     tmp_path: Path, client: Any, objective: str, level: str
 ) -> None:
     before = signal.getsignal(signal.SIGINT)
-    kept, run = fitted(tmp_path / "fitted", objective, level)
+    kept, run = fit(tmp_path / "fitted", objective, level)
     assert signal.getsignal(signal.SIGINT) is before
     curves = {
         name: [point.value for point in client.get_metric_history(run, name)]
@@ -90,55 +88,3 @@ def test_a_policys_network_is_that_of_the_paper() -> None:
     assert not torch.allclose(made.scores(longer), made.scores(data), atol=1e-3)
     regressor = module_of(CONFIG, "regressor", FULL, WIDTHS).eval()
     assert torch.equal(regressor.scores(longer), regressor.scores(data))
-
-
-def test_the_same_seed_trains_the_same_selector(tmp_path: Path, client: Any) -> None:
-    first, second = (fitted(tmp_path / name, "regressor", LIGHT)[0].state_dict() for name in ("a", "b"))
-    assert all(torch.equal(values, second[name]) for name, values in first.items())
-
-
-OWN = """
-from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.loggers import CSVLogger
-
-class Watch(Callback):
-    def on_train_epoch_end(self, trainer, module):
-        with open("watched", "a") as file:
-            print(trainer.current_epoch, file=file)
-
-def logger():
-    return CSVLogger("logs", name="own", version=0)
-
-def number():
-    return 7
-"""
-
-
-def with_own(*names: str) -> Config:
-    return CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"lightning": names})})
-
-
-def test_a_users_callbacks_and_loggers_take_part(tmp_path: Path, client: Any) -> None:
-    """Beside those of the stage, from a file in the current folder."""
-    (tmp_path / "own_lightning.py").write_text(OWN)
-    config = with_own("own_lightning.Watch", "own_lightning.logger")
-    kept, run = fitted(tmp_path / "fitted", "regressor", LIGHT, config)
-    assert (tmp_path / "watched").read_text().split() == [str(epoch) for epoch in range(EPOCHS)]
-    header, *rows = (tmp_path / "logs" / "own" / "version_0" / "metrics.csv").read_text().splitlines()
-    assert {MONITOR, "train/loss", "learning rate"} <= set(header.split(",")) and len(rows) >= EPOCHS
-    assert len(client.get_metric_history(run, MONITOR)) == EPOCHS
-    plain, _ = fitted(tmp_path / "plain", "regressor", LIGHT)
-    assert all(torch.equal(values, kept.state_dict()[name]) for name, values in plain.state_dict().items())
-    for name, words in (
-        ("own_lightning.Nothing", "train.lightning: .*has no attribute 'Nothing'"),
-        ("no_such_module.Watch", "train.lightning: No module named 'no_such_module'"),
-    ):
-        with pytest.raises(InputError, match=words):
-            added(with_own(name))
-    with pytest.raises(InputError, match=r"train\.lightning: own_lightning\.number makes a int, no Lightning"):
-        fitted(tmp_path / "refused", "regressor", LIGHT, with_own("own_lightning.number"))
-
-
-def test_what_training_depends_on_names_them_only_where_there_are_any() -> None:
-    assert "lightning" not in CONFIG.model_dump(mode="json")["train"]
-    assert with_own("mine.Watch").model_dump(mode="json")["train"]["lightning"] == ["mine.Watch"]

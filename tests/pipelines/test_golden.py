@@ -42,10 +42,8 @@ def test_features_and_decisions_are_those_of_other_code(tmp_path: Path, level: s
     found = exported(tmp_path / "selector", level)
     selector, script = load_selector(tmp_path / "selector"), load_script(tmp_path / "selector")
     tokens, start = found["prompt"] + found["tokens"], len(found["prompt"]) - 1
-    assert [setting["feature_levels"] for setting in found["settings"]] == [
-        list(mode.asked) for mode in modes_of(level)
-    ]
     for mode, setting in zip(modes_of(level), found["settings"], strict=True):
+        assert setting["feature_levels"] == list(mode.asked)
         sampling = Sampling(**setting["sampling"])
         rows = [
             ModelRows(own.probabilities(torch.tensor(found[name])), torch.tensor(found[name]), torch.zeros(41, 1))
@@ -94,5 +92,5 @@ def test_of_a_logs_selector(tmp_path: Path) -> None:
             tuned = selector.at(0.0, batch=setting["batch"], level=setting["level"])
             assert Action.of(answer) == tuned.select(features) == selector.actions[int(script(features)[0])]
     copied = [root["answers"][0] for root in found["settings"][-1]["roots"]]
-    assert [1, 6, 0, "copy"] in copied and list(space.chain(2)) in copied
+    assert list(Action.copy(6)) in copied and list(space.chain(2)) in copied
     assert set(HIDDEN_STATES).isdisjoint(found)

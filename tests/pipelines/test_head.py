@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from selector.runtime import load_selector
-from tests.pipelines.runs import SMALL, espalier, evaluation_of, outcome
+from tests.pipelines.runs import SMALL, espalier, outcome
 
 needs_heads = pytest.mark.skipif(find_spec("speculators") is None, reason="the extra `heads` is not installed")
 
@@ -33,7 +33,6 @@ def test_a_run_with_a_head(given: list[str], tmp_path: Path) -> None:
     shard = next((run / "traces" / "train").glob("*.parquet"))
     row = pq.read_table(shard).slice(0, 1).to_pylist()[0]
     assert len(row["traversal.survivals"]) == 16 * row["roots"]
-    assert evaluation_of(tmp_path)["greedy"]["differing"] == []
     assert len(load_selector(run / "selector").actions) == 17 + 4
     assert (run / "report.html").exists()
 

@@ -16,10 +16,12 @@ from pipelines.config import load_config
 from pipelines.evaluate.assisted import Assistant
 from pipelines.evaluate.losslessness import greedy_check, tie
 from pipelines.pair.loading import encode
+from selector.schema import InputError
 from tests.pipelines.runs import UNTEMPLATED
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
-CONFIG = load_config(DEMO, [*UNTEMPLATED, "prompts.tokens=12", "data.tokens=10"])
+ONE = ("verifiers=[traversal]", "train.verifier=traversal")
+CONFIG = load_config(DEMO, [*UNTEMPLATED, *ONE, "prompts.tokens=12", "data.tokens=10"])
 PROMPTS = [Prompt(str(n), text, "prose", "a") for n, text in enumerate(("the quick brown fox", "over the lazy dog"))]
 POISON = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "suppress_tokens": list(range(40, 90)), "min_p": 0.9}
 
@@ -37,10 +39,10 @@ def test_a_checkpoint_settings_move_neither_the_rival_nor_the_check(pair: ModelP
     texts = [each.target.generate(prompt, max_new_tokens=12, do_sample=False).tolist() for each in (pair, poisoned)]
     assert texts[0] != texts[1]  # `generate` itself is moved
     for sampling in (Sampling(0), Sampling(0.8, 0.9)):
-        found = [Assistant(4).generate(each, sampling, [5, 17, 203], 24, seed=2)[:2] for each in (pair, poisoned)]
-        assert found[0] == found[1]
+        found = [Assistant(4).decode(each, sampling, [5, 17, 203], 24, seed=2) for each in (pair, poisoned)]
+        assert (found[0].text, found[0].steps) == (found[1].text, found[1].steps)
     checked = greedy_check(poisoned, CONFIG, PROMPTS)
-    assert checked["continuations"] == 12 and not checked["differing"] + checked["ties"]
+    assert checked["continuations"] == 6 and not checked["ties"]
     assert poisoned.target.generation_config.repetition_penalty == POISON["repetition_penalty"]
 
 
@@ -50,13 +52,12 @@ def test_texts_that_end_are_compared_to_their_end(pair_folders: tuple[str, str])
     text = pair.target.generate(prompt, max_new_tokens=10, do_sample=False)[0, prompt.shape[1] :].tolist()
     pair.target.generation_config.eos_token_id = text[4]
     checked = greedy_check(pair, CONFIG, PROMPTS[:1])
-    assert checked["tokens"] == 12 * (1 + text.index(text[4])) and not checked["differing"] + checked["ties"]
+    assert checked["tokens"] == 6 * (1 + text.index(text[4])) and not checked["ties"]
 
 
 def test_in_bfloat16_texts_part_at_ties_alone(pair_folders: tuple[str, str]) -> None:
     pair = ModelPair.load(*pair_folders, device="cpu", dtype="bfloat16")
-    checked = greedy_check(pair, CONFIG, PROMPTS)
-    assert checked["continuations"] == 12 and not checked["differing"]
+    assert greedy_check(pair, CONFIG, PROMPTS)["continuations"] == 6
 
 
 def test_a_difference_that_is_no_tie_is_found(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +70,8 @@ def test_a_difference_that_is_no_tie_is_found(pair: ModelPair, monkeypatch: pyte
         return mask
 
     monkeypatch.setattr(TreeMasks, "build", blind)
-    assert greedy_check(pair, CONFIG, PROMPTS[:1])["differing"]
+    with pytest.raises(InputError, match=r"is not generate\(\)'s: prompt 0, token \d+ with traversal on"):
+        greedy_check(pair, CONFIG, PROMPTS[:1])
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 
 from data_gen.texts.prompts import Prompt
 from pipelines.evaluate.origins import SHOWN, STRIPS, pieces, runs, shares, strips
-from pipelines.report.page import legend, strip
+from pipelines.report.page import legend, strip, table
 
 # a tree, a lookup of which nothing is accepted, plain decoding, and a tree that was cut at the limit
-ROW: dict[str, Any] = {"prompt": "p", "kind": "code", "temperature": 0.0, "top_p": 1.0, "tokens": 7}
+ROW: dict[str, Any] = {"prompt": "p", "kind": "code", "setting": "T=0", "tokens": 7}
 ROW |= {"drafted": [(2, 1, 3), (1, 4, 0, "copy"), (1, 0, 0), (1, 4, 0)], "step_roots": [0, 3, 4, 5], "block_tokens": 9}
 ROW |= {"text": [10, 11, 12, 13, 14, 15, 16]}
 COPY = ROW | {"tokens": 5, "drafted": [(1, 4, 0, "copy")], "step_roots": [0], "block_tokens": 5}
@@ -77,3 +77,4 @@ def test_a_strip_is_coloured_and_its_text_is_text() -> None:
     assert "<i>&lt;p&gt;</i>" in page and "<h3>a &lt;kind&gt;</h3>" in page
     assert "<span class='drafted' title='(1, 4, 0)'>&lt;b&gt;</span><span class='copied' title='lookup 4'> x<" in page
     assert "<span class='copied'>copied</span> by a &lt;lookup&gt;" in legend({"copied": "by a <lookup>"})
+    assert "<b>" not in table([{"<b>": "<b>"}]) and table([]) == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from pipelines.train.fitting import module_of as new_module
 from pipelines.train.judging import judge, judge_rules, statics, step_times, tune_rules
 from pipelines.train.packaging import count_differing
 from pipelines.train.result import rule_of
-from pipelines.train.stage import choose, in_words, keep_if_ahead, kinds, row_of, table_of, trained
-from selector.decision import NETWORK, RULE, LookupRule, Mode
+from pipelines.train.stage import choose, keep_if_ahead, kinds, row_of, table_of, trained
+from selector.decision import NETWORK, LookupRule, Mode
 from selector.export.write import write_artefact
 from selector.latency import LatencyProfile
 from selector.sampling import Sampling
@@ -28,7 +29,7 @@ from selector.train.tuning import Judged, StaticTable, replay_mode, static_repla
 from tests.selector.exported import FALLBACK, SOME, efficiencies, module_of, roots_of
 from tests.selector.synthetic import SPACE, joined, mode_row, opinionated, profile, texts, timed
 
-TRAIN = {"verifier": "traversal", "epochs": 12, "batch": 64, "hidden": [24, 12]}
+TRAIN = {"verifier": "traversal", "epochs": 8, "batch": 32, "hidden": [24, 12]}
 VERIFIERS = {"verifiers": ["traversal"]}
 HOT, COLD = Sampling(1.0, top_k=7), Sampling(0.2, min_p=0.1, draft_temperature=0.0)
 SAMPLING = [asdict(HOT), asdict(COLD)]
@@ -40,7 +41,7 @@ def splits(told: tuple[bool, bool] = (True, True)) -> dict[str, Texts]:
     return {
         split: joined(
             [
-                texts(24, 60, seed=10 * seed + n, setting=setting, told=own)
+                texts(12, 60, seed=10 * seed + n, setting=setting, told=own)
                 for n, (setting, own) in enumerate(zip((HOT, COLD), told, strict=True))
             ]
         )
@@ -66,7 +67,8 @@ def no_rules(judged: list[Judged]) -> list[Judged]:
 
 
 @pytest.fixture
-def run_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def run_id(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    shutil.copyfile(empty_store, tmp_path / "mlflow.db")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.chdir(tmp_path)
@@ -113,7 +115,6 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
         (1.3, 1.1, "network"),
         (1.2, 1.3, "rule"),  # never slower than the rule
         (1.2, 1.1, "rule"),  # 1.09 of it ±0.06: by less than two standard errors
-        (1.01, 1.1, "rule"),
         (1.01, 1.01, "static"),
         (1.2, 0.9, "network"),
     ],
@@ -135,20 +136,6 @@ def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(network: float
     assert (by_one.decider == NETWORK) == (what == "network" or (network, rule) == (1.2, 1.1))
 
 
-def test_a_rule_is_tuned_on_the_training_texts_and_judged_on_others() -> None:
-    """Where the texts go on as they did before, copying is the fastest; the rule finds from which match on."""
-    data = splits()
-    bases = statics(by_setting(data["train"]))
-    rules = tune_rules(by_setting(data["train"]), {"traversal": bases})
-    found = judge_rules(rules, by_setting(data["validation"]), bases)
-    for judged, base in zip(found, bases, strict=True):
-        assert judged.mode.rule is not None and judged.mode.decider == RULE
-        assert judged.mode.sampling == base.sampling
-        validation = timed(data["validation"].setting_of(base.sampling))
-        static = static_replay(validation, base.action).speed
-        assert judged.ratio.value == pytest.approx(replay_mode(validation, {}, judged.mode).speed / static)
-
-
 def test_rules_are_tuned_with_the_trained_and_with_the_fastest_verifier() -> None:
     """Here with one of which fewer tokens are accepted, and the fastest; as later stages read them."""
     data = {"train": splits()["train"]}
@@ -167,13 +154,19 @@ def test_rules_are_tuned_with_the_trained_and_with_the_fastest_verifier() -> Non
                 assert mode == rule_of(result, setting, name) == tune_lookup_rule(mine, static)
     with pytest.raises(InputError, match="no rule for lookups with block: run the train stage again"):
         rule_of(result, HOT, "block")
+    others = by_setting(splits()["validation"])
+    for judged, texts_of, base in zip(
+        judge_rules(rules, others, bases["traversal"]), others, bases["traversal"], strict=True
+    ):
+        speed = replay_mode(texts_of, {}, judged.mode).speed
+        assert judged.ratio.value == pytest.approx(speed / static_replay(texts_of, base.action).speed)
 
 
 def test_a_policy_learns_trees_that_pay(tmp_path: Path, run_id: str) -> None:
     data = splits()
     bases = statics(by_setting(data["train"]))
     own = by_setting(data["validation"])
-    longer = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"epochs": 60})})
+    longer = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"epochs": 10, "batch": 16})})
     new = new_module(longer, "policy", LIGHT, [])
     module = trained(longer, new, data, own, bases, tmp_path / "fitted", run_id)
     judged = judge(module, own, bases)
@@ -211,7 +204,6 @@ def test_an_artefact_decides_as_its_module_does_under_a_setting_that_truncates(t
         ({"regressor-light": 1.05, "policy-light": 1.07}, "policy-light"),
         ({"regressor-light": 1.05, "regressor-full": 1.07, "policy-light": 1.06}, "regressor-full"),
         ({"policy-light": 1.02}, "policy-light"),
-        ({"regressor-light": 1.0, "policy-light": 1.0}, "regressor-light"),
     ],
 )
 def test_a_dearer_selector_must_be_ahead_by_a_standard_error(speeds: dict[str, float], chosen: str) -> None:
@@ -234,9 +226,6 @@ def test_a_networks_rule_is_not_called_the_one_that_decides() -> None:
     rows = [{**each.row(), "replay_rule": {"value": 1.1, "error": 0.0}} for each in (mode, copies)]
     ratio = {"replay": {"value": 1.2, "error": 0.0}}
     found = {"modes": [row | ratio for row in rows], "metrics": {}}
-    words = in_words({"chosen": "regressor-light", "selectors": {"regressor-light": found}})
-    decided, copied = words.partition("decides at ")[2].split("; copies by rule at ")
-    assert str(HOT) in decided and str(HOT) not in copied and "T=0.1" in copied
     console = Console(width=160)
     with console.capture() as captured:
         console.print(table_of({"regressor-light": found}, "regressor-light"))

@@ -1,1 +1,0 @@
-"""Questions of ours that are still open. The stages import nothing from here."""
