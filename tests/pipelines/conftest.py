@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from tests.pipelines.runs import SMALL, empty_store, espalier
+from tests.pipelines.runs import SMALL, espalier, new_store
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.fixture
-def copy(demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def copy(demo: tuple[Path, str], empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with a copy of the finished run that a test may change.
 
     Stages in this process have a store of MLflow of their own beside it, by its absolute path: MLflow keeps relative
@@ -34,7 +34,13 @@ def copy(demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """
     for name in ("runs", "mlruns"):
         shutil.copytree(demo[0] / name, tmp_path / name)
-    shutil.copyfile(empty_store(), tmp_path / "mlflow.db")
+    shutil.copyfile(empty_store, tmp_path / "mlflow.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def empty_store() -> Path:
+    """The database of a new MLflow store, to be copied."""
+    return new_store()

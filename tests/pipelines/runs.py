@@ -74,7 +74,7 @@ def do_not_wait_for_the_disk(connection: Any, _: object) -> None:
 
 
 @cache
-def empty_store() -> Path:
+def new_store() -> Path:
     """The database of a new MLflow store, to be copied: making one takes seconds."""
 
     def make(folder: Path) -> None:
@@ -143,7 +143,7 @@ def espalier(folder: Path, stage: str, *arguments: str, config: str = "demo.yaml
     store = folder / "mlruns" / "mlflow.db"
     if "--plan" not in arguments and not store.exists():
         store.parent.mkdir(exist_ok=True)
-        shutil.copyfile(empty_store(), store)
+        shutil.copyfile(new_store(), store)
     code, output = outcome(folder, stage, *arguments, config=config)
     assert code == 0, output
     return output

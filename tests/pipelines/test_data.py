@@ -32,7 +32,7 @@ from selector.actions import GREEDY, Action
 from selector.latency import LatencyProfile
 from selector.schema import InputError
 from selector.tables import Table
-from tests.pipelines.runs import ROOT, SMALL, empty_store, espalier, outcome, patch, started
+from tests.pipelines.runs import ROOT, SMALL, espalier, outcome, patch, started
 
 SHARDS = 2 * (7 + 2 + 3)  # texts of the three splits under both settings, one a shard
 TRACES = Path("runs/demo/traces")
@@ -183,9 +183,11 @@ def test_the_plan_says_texts_bytes_passes_memory_and_time(tmp_path: Path, monkey
     assert [seconds_in_words(s) for s in (50, 200, 10_000)] == ["50 seconds", "3.3 minutes", "2.8 hours"]
 
 
-def test_memory_stays_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_stays_flat(
+    tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{shutil.copyfile(empty_store(), tmp_path / 'mlflow.db')}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{shutil.copyfile(empty_store, tmp_path / 'mlflow.db')}")
     run(config_of("data.texts=24", "data.texts_per_shard=2"))
     said = capsys.readouterr().out
     assert re.search(r"roots/s; written \d+%, decoded \d+%, labelled \d+%, writing \d+%; resident set", said)

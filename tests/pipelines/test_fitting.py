@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from pipelines.train.judging import monitored
 from selector.schema import FULL, LIGHT, PAIR, InputError
 from selector.train.module import RootsModule, SelectorModule
 from selector.train.tuning import replay_mode
-from tests.pipelines.runs import empty_store
 from tests.selector.synthetic import SPACE, WIDTHS, static_mode, texts, timed
 
 EPOCHS = 4
@@ -30,7 +28,7 @@ CONFIG = Config.model_validate({"name": "fit", "train": {"epochs": EPOCHS, "batc
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Of a store of its own."""
-    uri = f"sqlite:///{shutil.copyfile(empty_store(), tmp_path / 'mlflow.db')}"
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.chdir(tmp_path)
     mlflow.set_tracking_uri(uri)

@@ -17,7 +17,7 @@ from pipelines.config import load_config
 from pipelines.data.shards import shards
 from pipelines.pair.loading import encode, prompts_of
 from selector.train.data import SPLITS
-from tests.pipelines.runs import ROOT, UNTEMPLATED, command, empty_store, failure
+from tests.pipelines.runs import ROOT, UNTEMPLATED, command, failure
 
 DEMO = ROOT / "configs" / "demo.yaml"
 WORDS = ["quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "then", "some", "more"]
@@ -99,13 +99,14 @@ def test_a_log_of_another_law_is_refused_again_and_again(
     temperature: float,
     pair: ModelPair,
     pair_folders: tuple[str, str],
+    empty_store: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It says that it was sampled at temperature 1. No token of it is impossible, and what is finished when it is found
     out must not let the rest through."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{shutil.copyfile(empty_store(), tmp_path / 'mlflow.db')}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{shutil.copyfile(empty_store, tmp_path / 'mlflow.db')}")
     torch.manual_seed(3)
     how = {"do_sample": True, "temperature": temperature, "max_new_tokens": 60, "pad_token_id": 0, "top_k": 0}
     lines: Lines = []

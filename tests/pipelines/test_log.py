@@ -27,7 +27,7 @@ from pipelines.pair.loading import encode, prompts_of, recipe
 from pipelines.train import stage as train
 from selector.actions import ActionSpace
 from selector.schema import InputError, survival_column
-from tests.pipelines.runs import ROOT, SMALL, contents, empty_store, espalier, failure, refusal
+from tests.pipelines.runs import ROOT, SMALL, contents, espalier, failure, refusal
 
 DEMO = ROOT / "configs" / "demo.yaml"
 SPACE = ActionSpace.recorded()
@@ -211,7 +211,7 @@ def test_a_token_that_cannot_be_the_targets_is_named_and_the_log_can_be_mended(
 ) -> None:
     """A greedy text with a token that is not the best one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{shutil.copyfile(empty_store(), tmp_path / 'mlflow.db')}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     lines = read(logged / "log.jsonl")
     number = next(n for n, line in enumerate(lines) if line["temperature"] == 0)
     right, own = lines[number]["completion"], read_log(logged / "log.jsonl", pair)[number]

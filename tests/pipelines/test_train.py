@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from selector.schema import EARLY, FULL, LIGHT, MATCH, InputError
 from selector.train.data import Texts, Timed
 from selector.train.replay import Ratio, Replayed
 from selector.train.tuning import Judged, StaticTable, replay_mode, static_replay, tune_lookup_rule
-from tests.pipelines.runs import empty_store
 from tests.selector.exported import FALLBACK, SOME, efficiencies, module_of, roots_of
 from tests.selector.synthetic import SPACE, joined, mode_row, opinionated, profile, texts, timed
 
@@ -68,7 +66,7 @@ def no_rules(judged: list[Judged]) -> list[Judged]:
 
 @pytest.fixture
 def run_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    uri = f"sqlite:///{shutil.copyfile(empty_store(), tmp_path / 'mlflow.db')}"
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.chdir(tmp_path)
     mlflow.set_tracking_uri(uri)

@@ -37,7 +37,8 @@ def recursive(
             return node, int(torch.multinomial(last_V, 1, generator=generator))
 
 
-right = recursive  # of i.i.d. drafts; it is wrong of the k most likely tokens
+right = recursive
+min_ratio_on_top_k = recursive  # as if the k most likely tokens had been drawn
 residual_not_renormalised = partial(recursive, normalised=False)
 siblings_out_of_order = partial(recursive, by_ratio=True)
 
