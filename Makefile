@@ -70,7 +70,7 @@ mlflow: $(INSTALLED) ## MLflow, on http://127.0.0.1:5000/#/experiments?workflowT
 	$(VENV)/bin/mlflow ui --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlruns/mlflow.db} --host 127.0.0.1 --port 5000
 
 test: $(INSTALLED) ## the whole test suite, on two cores; no network, no GPU
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile  # two workers with two threads each would wait for one another
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder  # one thread each: two would wait
 
 fuzz: $(INSTALLED) ## 10,000 damaged inputs of every kind: no traceback
 	ESPALIER_FUZZ=1250 $(VENV)/bin/python -m pytest tests/test_fuzz.py

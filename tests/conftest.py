@@ -1,4 +1,4 @@
-"""A tiny pair, which tests share."""
+"""A tiny pair, which tests share, and the order of the tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ import torch
 
 from data_gen.models.pair import ModelPair
 from tests.tiny import save_pair
+
+LONG = ("test_data", "test_pipeline", "test_interrupted", "test_logs_stage", "test_refusals", "test_log", "test_train")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long begin first, so that the workers of `make test` end together."""
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import re
 import runpy
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,10 @@ def test_help_lists_the_stages_and_of_each_its_options() -> None:
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    assert re.fullmatch(r"espalier \d+\.\d+\.\d+\n", CliRunner().invoke(app, ["--version"]).stdout)
+    """In a process that begins as a user's."""
+    line = [sys.executable, "-m", "pipelines", "--version"]
+    said = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert re.fullmatch(r"espalier \d+\.\d+\.\d+\n", said)
 
 
 def test_the_schema_describes_the_configs() -> None:

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -80,16 +81,27 @@ def save_pair(
     return str(folder / "target"), str(folder / "draft")
 
 
-def small_pair() -> tuple[str, str]:
-    """A pair with room for the prompts of any config, made once on a machine for all processes and later runs."""
-    made_by = f"{Path(__file__).read_text()} {torch.__version__} {transformers.__version__}"
-    name = f"espalier-tests-{os.getuid()}-{hashlib.sha256(made_by.encode()).hexdigest()[:16]}"
+def made_once(what: str, make: Callable[[Path], object], made_by: str) -> Path:
+    """The folder that `make` fills, once on a machine for all processes and later runs."""
+    name = f"espalier-{what}-{os.getuid()}-{hashlib.sha256(made_by.encode()).hexdigest()[:16]}"
     folder = Path(tempfile.gettempdir()) / name
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            with torch.random.fork_rng(), atomically(folder) as partial:
-                names = save_pair(partial, positions=2048, peaked=2.0, readable=True)
-                for name in names:
-                    (Path(name) / "chat_template.jinja").write_text(TEMPLATE)
+            with atomically(folder) as partial:
+                partial.mkdir()
+                make(partial)
+    return folder
+
+
+def small_pair() -> tuple[str, str]:
+    """A pair with room for the prompts of any config."""
+
+    def make(folder: Path) -> None:
+        with torch.random.fork_rng():
+            for name in save_pair(folder, positions=2048, peaked=2.0, readable=True):
+                (Path(name) / "chat_template.jinja").write_text(TEMPLATE)
+
+    made_by = f"{Path(__file__).read_text()} {torch.__version__} {transformers.__version__}"
+    folder = made_once("pair", make, made_by)
     return str(folder / "target"), str(folder / "draft")

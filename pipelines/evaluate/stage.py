@@ -138,7 +138,12 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
         "summary": summary(config, table, decoded),
         "methods": entries(table, decoded),
         "replayed": [
-            {"setting": str(key), "method": each.name, "verifier": each.verifier, "drafts": each.drafts}
+            {
+                "setting": setting_name(key.temperature, key.top_p),
+                "method": each.name,
+                "verifier": each.verifier,
+                "drafts": each.drafts,
+            }
             for key, own in methods.items()
             for each in own
             if not each.is_decoded

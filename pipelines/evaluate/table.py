@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import pandas
 import torch
 
-from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.evaluate.assisted import ASSISTED
 from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, PLAIN, SELECTOR, Method
@@ -27,6 +26,7 @@ from pipelines.run import watched
 from pipelines.statistics import paired, speed, with_interval
 from selector.files import atomically
 from selector.latency import LatencyProfile
+from selector.sampling import Sampling
 from selector.train.data import Texts
 from selector.train.replay import Ratio, ratio_of_speeds
 
@@ -132,13 +132,12 @@ def replays(
     for setting, own in watched(methods.items(), f"replaying held-out texts{clock and f', {clock}'}"):
         mine = texts.setting_of(setting)
         found = {method.name: method.replay(mine, profile) for method in own}
+        place = setting_name(setting.temperature, setting.top_p)
         for name, replay in found.items():
             for rival in found if name == SELECTOR else (PLAIN, BEST_STATIC):
                 if rival != name:
                     ratio = ratio_of_speeds(replay, found[rival], mine.source_number_X)
-                    yield replayed_figure(
-                        setting_name(setting.temperature, setting.top_p), name, replayed(rival, clock), ratio
-                    )
+                    yield replayed_figure(place, name, replayed(rival, clock), ratio)
 
 
 def figures(rows: Rows) -> Iterator[Figure]:

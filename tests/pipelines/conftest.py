@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
-from tests.pipelines.runs import SMALL, command, environment
+from tests.pipelines.runs import SMALL, espalier, new_store
 
 
 @pytest.fixture(scope="session")
@@ -22,10 +21,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     with FileLock(f"{folder}.lock"):
         if not said.exists():
             folder.mkdir()
-            todo = command("demo", *SMALL)  # as a user starts it; other tests save the seconds that the imports take
-            done = subprocess.run(todo, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stdout + done.stderr
-            said.write_text(done.stdout + done.stderr)
+            said.write_text(espalier(folder, "demo", *SMALL))
     return folder, said.read_text()
 
 
@@ -45,10 +41,6 @@ def copy(demo: tuple[Path, str], empty_store: Path, tmp_path: Path, monkeypatch:
 
 
 @pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The database of a new MLflow store, to be copied: making one takes seconds."""
-    import mlflow
-
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    assert mlflow.MlflowClient(f"sqlite:///{path}").search_registered_models() == []
-    return path
+def empty_store() -> Path:
+    """The database of a new MLflow store, to be copied."""
+    return new_store()

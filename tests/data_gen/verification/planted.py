@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from data_gen.trees import DraftTree
-from data_gen.verification import get_verifier
 
 
-def _draw(probs_V: Tensor, generator: torch.Generator) -> int:
-    return int(torch.multinomial(probs_V, 1, generator=generator))
-
-
-def right(tree: DraftTree, p_NV: Tensor, q_NV: Tensor, generator: torch.Generator) -> tuple[int, int]:
-    return get_verifier("specinfer").verify(tree, p_NV, q_NV, generator)
-
-
-def _recursive(
+def recursive(
     tree: DraftTree,
     p_NV: Tensor,
     q_NV: Tensor,
@@ -25,7 +18,7 @@ def _recursive(
     normalised: bool = True,
     by_ratio: bool = False,
 ) -> tuple[int, int]:
-    """Recursive rejection of the children, one after another."""
+    """Recursive rejection of the children, one after another, `min(1, p/q)` each: right where they were drawn."""
     node = 0
     while True:
         p_V, q_V = p_NV[node], q_NV[node]
@@ -40,22 +33,14 @@ def _recursive(
             p_V = (p_V - q_V).clamp(min=0)
             p_V = p_V / p_V.sum() if normalised and p_V.sum() > 0 else p_V
         else:
-            return node, _draw(p_V if p_V.sum() > 0 else p_NV[node], generator)
+            last_V = p_V if p_V.sum() > 0 else p_NV[node]
+            return node, int(torch.multinomial(last_V, 1, generator=generator))
 
 
-def min_ratio_on_top_k(tree: DraftTree, p_NV: Tensor, q_NV: Tensor, generator: torch.Generator) -> tuple[int, int]:
-    """`min(1, p/q)` as if the k most likely tokens had been drawn."""
-    return _recursive(tree, p_NV, q_NV, generator)
-
-
-def residual_not_renormalised(
-    tree: DraftTree, p_NV: Tensor, q_NV: Tensor, generator: torch.Generator
-) -> tuple[int, int]:
-    return _recursive(tree, p_NV, q_NV, generator, normalised=False)
-
-
-def siblings_out_of_order(tree: DraftTree, p_NV: Tensor, q_NV: Tensor, generator: torch.Generator) -> tuple[int, int]:
-    return _recursive(tree, p_NV, q_NV, generator, by_ratio=True)
+right = recursive
+min_ratio_on_top_k = recursive  # as if the k most likely tokens had been drawn
+residual_not_renormalised = partial(recursive, normalised=False)
+siblings_out_of_order = partial(recursive, by_ratio=True)
 
 
 def block_without_minimum(tree: DraftTree, p_NV: Tensor, q_NV: Tensor) -> Tensor:
