@@ -27,12 +27,8 @@ ABSENT = -1  # fills up a list of entries
 class Layout:
     """The slots of an action's tokens. All tensors are int64 or bool, and on the given device.
 
-    Attributes:
-        K, L1, L2: branches, trunk length and branch length; a chain and a lookup are a trunk alone, with K = 1.
-        parents_S, depths_S, ancestors_SS, paths_SD: as those of a `DraftTree`.
-        order_S: the slots in the order of a `DraftTree`'s nodes, branch after branch.
-        inner: number of slots with children, which precede the leaves.
-        levels: the slots of each depth from the trunk's end on.
+    A chain and a lookup are a trunk alone, with K = 1. `order_S` are the slots in the order of a `DraftTree`'s nodes.
+    The first `inner` slots have children; `levels` are the slots of each depth from the trunk's end on.
     """
 
     def __init__(self, action: Action, device: torch.device) -> None:
@@ -72,13 +68,10 @@ class Merged:
     """Which slots of a drafted tree hold the same path from the root, and its children, without host synchronisation.
 
     Attributes:
-        tokens_S: as they were drafted.
         first_S: the first slot with the same path; int64.
         entries_SE: the drafted tokens after each path, at its first slot, in branch order with duplicates, filled up
             with `ABSENT`; all `ABSENT` at other slots; int64, E = K.
         children_SE: the first slot of each entry's path; 0 where the entry is absent.
-        there_SE, count_S: which entries are not absent, and how many.
-        is_first_S: whether a slot is the first with its path.
     """
 
     def __init__(self, layout: Layout, tokens_S: Tensor) -> None:

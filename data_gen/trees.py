@@ -19,9 +19,8 @@ Path = Sequence[int]
 class DraftTree:
     """A drafted token tree. Equal prefixes are one node; a node's child list keeps branch order and duplicates.
 
-    Attributes:
-        branch_nodes: for each branch, its node ids from the branching node (included) to its leaf.
-        roots: the nodes without a parent; several in tests alone, which verify many trees side by side.
+    `branch_nodes` are each branch's node ids from the branching node (included) to its leaf. There are several `roots`
+    in tests alone, which verify many trees side by side.
     """
 
     def __init__(self) -> None:
@@ -33,11 +32,8 @@ class DraftTree:
 
     @classmethod
     def from_paths(cls, trunk: Path, branches: Sequence[Path]) -> DraftTree:
-        """A delayed tree: every branch starts at the trunk's end; `[[]]` as branches is the trunk alone.
-
-        Raises:
-            ValueError: branches of different lengths.
-        """
+        """A delayed tree: every branch starts at the trunk's end; `[[]]` as branches is the trunk alone. ValueError for
+        branches of different lengths."""
         if len({len(branch) for branch in branches}) > 1:
             raise ValueError(f"branches differ in length: {[len(branch) for branch in branches]}")
         tree = cls()
@@ -46,7 +42,6 @@ class DraftTree:
         return tree
 
     def _add(self, parent: int, token: int) -> int:
-        """List a child that holds `token`; a node is made if there is none yet."""
         child = self._child_of[parent].setdefault(token, len(self._tokens))
         if child == len(self._tokens):
             self._tokens.append(token)
@@ -89,7 +84,6 @@ class DraftTree:
 
     @cached_property
     def depths_N(self) -> Tensor:
-        """Distances from the root, int64."""
         return torch.tensor(self._depths)
 
     def children(self, node: int) -> list[int]:
@@ -130,7 +124,6 @@ class DraftTree:
 
     @property
     def is_chain(self) -> bool:
-        """Whether every node but the last has one child, which is the next node."""
         return all(children == [node + 1] for node, children in enumerate(self._child_lists[:-1]))
 
     def ancestors_NN(self) -> Tensor:
@@ -161,7 +154,6 @@ class DraftTree:
 
     @cached_property
     def levels(self) -> list[list[int]]:
-        """Node ids by depth."""
         levels: list[list[int]] = [[] for _ in range(max(self._depths) + 1)]
         for node, depth in enumerate(self._depths):
             levels[depth].append(node)

@@ -48,15 +48,10 @@ OFFSET = 2  # rows that a table of positions may have before the first position
 
 
 def check_model(model: Any, name: str, longest: int) -> float:
-    """The largest difference of the model's logits, as a share of their standard deviation.
-
-    Args:
-        longest: tokens of the longest text, with those of trees behind it; changes beyond it are not checked.
-
-    Raises:
-        InputError: the model's layers or its attention cannot pass token trees, its table of positions is shorter, or a
-            difference is larger than rounding explains; names the model and the place.
-    """
+    """The largest difference of the model's logits, as a share of their standard deviation, in texts of up to `longest`
+    tokens with those of trees behind them. InputError, which names the model and the place, where its layers or its
+    attention cannot pass token trees, where its table of positions is shorter, or where a difference is larger than
+    rounding explains."""
     check_attention(model.config, name)
     if (rows := table_of_positions(model)) is not None and longest > rows:
         raise InputError(
@@ -71,7 +66,6 @@ def check_model(model: Any, name: str, longest: int) -> float:
 
 
 def _check(model: Any, name: str, length: int, tolerance: float) -> float:
-    """The largest difference behind one context; InputError as in `check_model`."""
     worst = 0.0
     try:
         differences = list(_differences(model, length))
@@ -156,7 +150,7 @@ def _changes(values: dict[str, Any]) -> Iterator[int]:
 
 @torch.inference_mode()
 def _differences(model: Any, length: int) -> Iterator[tuple[str, float]]:
-    generator, device = torch.Generator().manual_seed(length), model.device
+    generator = torch.Generator().manual_seed(length)
     parts = [length, SPACE.max_L1, *[SPACE.max_L2] * SPACE.max_K, FURTHER]
     known = min(scored(model), len(model.get_input_embeddings().weight))
     drawn = torch.randint(known, (sum(parts),), generator=generator)
@@ -166,22 +160,21 @@ def _differences(model: Any, length: int) -> Iterator[tuple[str, float]]:
     cached.fill(context[:-1])
     tokens_N = tree.tokens_N.clone()
     tokens_N[0] = context[-1]
-    passed = cached.forward(tokens_N.unsqueeze(0).to(device), tree.depths_N.to(device), tree.ancestors_NN())
+    passed = cached.forward(tokens_N, tree.depths_N, tree.ancestors_NN())
     for branch in branches:
         nodes = [0, *tree.path_to(tree.node_of([*trunk, *branch]))]
         plain_NV = _plain(model, [*context, *trunk, *branch], len(nodes))
         for depth, node in enumerate(nodes):
-            yield f"after {depth} drafted tokens", _apart(passed.logits_BWV[0, node], plain_NV[depth])
+            yield f"after {depth} drafted tokens", _apart(passed.logits_WV[node], plain_NV[depth])
     accepted = [*trunk, *branches[1][:2]]
     cached.keep([0, *tree.path_to(tree.node_of(accepted))])
-    output = cached.extend(further)
+    after = cached.extend(further)
     plain_NV = _plain(model, [*context, *accepted, *further], FURTHER)
-    for found_V, plain_V in zip(output.logits_BWV[0], plain_NV, strict=True):
+    for found_V, plain_V in zip(after.logits_WV, plain_NV, strict=True):
         yield "after a branch was committed", _apart(found_V, plain_V)
 
 
 def _plain(model: Any, text: list[int], last: int) -> Tensor:
-    """The logits [last, V] after the last tokens of a text, by one pass without a cache."""
     logits_TV: Tensor = model(torch.tensor([text], device=model.device), use_cache=False, logits_to_keep=last).logits[0]
     return logits_TV
 

@@ -64,11 +64,7 @@ def widened(*models: Any) -> Iterator[None]:
 
 def widen(model: Any, size: int) -> list[RemovableHandle]:
     """Let a model score `size` tokens, minus infinity for those beyond its table. As an input, such a token is read as
-    the table's last one.
-
-    Returns:
-        the hooks, whose `remove()` undoes it.
-    """
+    the table's last one. `remove()` of the returned hooks undoes it."""
     missing, rows = size - scored(model), int(model.get_input_embeddings().weight.shape[0])
     if missing <= 0:
         return []

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from data_gen.models.checkpoints import hidden_width, load_tokenizer, model_positions, require_weights
+from data_gen.models.checkpoints import load_tokenizer, positions, require_weights, text_config
 from data_gen.models.gguf import resolved
 from data_gen.models.heads import check_head, load_pair_with_head
 from data_gen.models.pair import ROLES, ModelPair, resolve_device
@@ -104,7 +104,8 @@ def check_before_loading(config: Config) -> None:
     for name, role in zip(names, ROLES, strict=True):
         require_weights(name, role)
     shared_tokenizer(*names)
-    _check_positions(config, min(map(model_positions, names, ROLES)))
+    configs = map(text_config, names, ROLES)
+    _check_positions(config, min(map(positions, configs, names)))
 
 
 def check_models(pair: ModelPair, longest: int) -> None:
@@ -124,8 +125,8 @@ def tokenizer_of(config: Config) -> Any:
 def hidden_widths(config: Config) -> list[int]:
     """Widths of the hidden-state features, from the models' configs alone."""
     names = pair_names(config)
-    target = hidden_width(names[0], "target")
-    draft = target if config.pair.head else hidden_width(names[1], "draft")
+    target = int(text_config(names[0], "target").hidden_size)
+    draft = target if config.pair.head else int(text_config(names[1], "draft").hidden_size)
     return [target, draft, draft]
 
 

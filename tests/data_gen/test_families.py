@@ -32,57 +32,41 @@ def plain(model: Any, texts: list[list[int]]) -> torch.Tensor:
     return torch.stack([row[len(text) - 1] for row, text in zip(logits, texts, strict=True)])
 
 
-@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, 1e-6), (torch.bfloat16, 0.015)], ids=str)
-@pytest.mark.parametrize("context", [WINDOW // 2, 2 * WINDOW], ids=["below the window", "above"])
 @pytest.mark.parametrize("family", RIGHT)
-def test_laws_before_and_after_commits(family: str, context: int, dtype: torch.dtype, allowed: float) -> None:
-    """Three trees of different shapes, a part of each committed, and a tail: laws differ by rounding alone.
-
-    In total variation, a pass in bfloat16 differs by up to 0.008 from one of another shape, and a wrong mask by 0.1.
-    """
-    model = model_of(family, tie_word_embeddings=False).to(dtype)  # tied, a tiny model repeats what it reads
-    text = torch.randint(V, (context,), generator=torch.Generator().manual_seed(1)).tolist()
+def test_laws_before_and_after_commits(family: str) -> None:
+    """Three trees of different shapes, a part of each committed, and a tail, which reach over a window's length: laws
+    differ by rounding alone."""
+    model = model_of(family, tie_word_embeddings=False)  # tied, a tiny model repeats what it reads
+    text = torch.randint(V, (WINDOW - 2,), generator=torch.Generator().manual_seed(1)).tolist()
     cached = CachedModel(model)
     cached.fill(text[:-1])
     for shape, tree in TREES.items():
         tokens = tree.tokens_N.clone()
         tokens[0] = text[-1]
-        passed = cached.forward(tokens.unsqueeze(0), tree.depths_N, tree.ancestors_NN())
+        passed = cached.forward(tokens, tree.depths_N, tree.ancestors_NN())
         paths = [[tree.token(n) for n in tree.path_to(node)] for node in range(len(tree))]
-        assert apart(passed.logits_BWV[0], plain(model, [text + path for path in paths])) < allowed, shape
+        assert apart(passed.logits_WV, plain(model, [text + path for path in paths])) < 1e-6, shape
         cached.keep([0, *tree.path_to(tree.node_of(ACCEPTED[shape]))])
         text += [*ACCEPTED[shape], 5]
-    follow = cached.extend([5, 7]).logits_BWV[0]
-    assert apart(follow, plain(model, [text, [*text, 7]])) < allowed
+    follow = cached.extend([5, 7]).logits_WV
+    assert apart(follow, plain(model, [text, [*text, 7]])) < 1e-6
 
 
 def apart(found_NV: torch.Tensor, expected_NV: torch.Tensor) -> float:
     """The largest total variation between the laws of two sets of logits."""
-    return float((found_NV.float().softmax(-1) - expected_NV.float().softmax(-1)).abs().sum(-1).max()) / 2
+    return float((found_NV.softmax(-1) - expected_NV.softmax(-1)).abs().sum(-1).max()) / 2
 
 
-@pytest.mark.parametrize("family", ["Gemma 3, text", "Qwen 2, sliding window", "Qwen 3, mixture of experts"])
-def test_eager_attention_takes_the_same_masks(family: str) -> None:
-    chain = TREES["delayed"]
-    logits = []
-    for attention in ("sdpa", "eager"):
-        cached = CachedModel(model_of(family, attention))
-        cached.fill(list(range(2, 2 + 2 * WINDOW)))
-        passed = cached.forward(chain.tokens_N.clamp(min=0).unsqueeze(0), chain.depths_N, chain.ancestors_NN())
-        logits.append(passed.logits_BWV)
-    assert torch.allclose(*logits, atol=1e-4)
-
-
-@pytest.mark.parametrize("family", RIGHT)
-def test_greedy_text_is_that_of_generate_over_200_tokens(family: str) -> None:
+@pytest.mark.parametrize("family", ["Llama", "Mistral, sliding window", "Qwen 3, sliding window", "GPT-OSS", "GPT-2"])
+def test_greedy_text_is_that_of_generate(family: str) -> None:
     """The target drafts for itself, at a temperature: deep branches are accepted, and others are not."""
     model = model_of(family, max_position_embeddings=256, tie_word_embeddings=False)  # tied, they repeat what they read
     with without_own_settings(model):
-        expected = model.generate(torch.tensor([[5, 9, 7]]), max_new_tokens=200, do_sample=False)[0, 3:].tolist()
+        expected = model.generate(torch.tensor([[5, 9, 7]]), max_new_tokens=100, do_sample=False)[0, 3:].tolist()
         pair = nameless(model, model)
         sampling = Sampling(0, draft_temperature=0.08)
         decoder = Decoder(pair, sampling, get_verifier("traversal"), FixedTree(Action(3, 2, 4)))
-        decoded = decoder.decode([5, 9, 7], 200, torch.Generator().manual_seed(0))
+        decoded = decoder.decode([5, 9, 7], 100, torch.Generator().manual_seed(0))
     assert decoded.tokens == expected
     assert len(set(expected)) > 2 and max(step.accepted for step in decoded.steps) > 2
 
@@ -95,4 +79,4 @@ def test_long_runs_are_committed_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     cached = CachedModel(model)
     cached.fill(text)
     assert cached.committed == 50 < LONGEST
-    assert torch.allclose(cached.extend([3]).logits_BWV[0], plain(model, [[*text, 3]]), atol=1e-4)
+    assert torch.allclose(cached.extend([3]).logits_WV, plain(model, [[*text, 3]]), atol=1e-4)

@@ -63,8 +63,8 @@ def test_matches_and_proposals_of_known_texts(tokens: list[int], match: int, pro
     assert (index.match, index.proposal(4)) == (match, proposal)
 
 
-@pytest.mark.parametrize("name", VERIFIERS)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", VERIFIERS)
 def test_a_lookup_is_verified_without_loss(name: str, kind: str) -> None:
     """Whatever is proposed: the law of the verifier, continued from the target, is the target's."""
     world, verifier = World(3, 3, kind, 5), get_verifier(name)
@@ -93,7 +93,7 @@ def test_copies_are_not_given_to_the_verifier_of_trees(pair: ModelPair) -> None:
         Decoder(pair, Sampling(0.0), ForTrees(), FixedTree(Action(1, 2, 0))).decode(PROMPT, 60, torch.Generator())
 
 
-@pytest.mark.parametrize("feature_levels", [(), ("match",), ("early",), ("light",)], ids=str)
+@pytest.mark.parametrize("feature_levels", [(), ("light",)], ids=str)
 def test_greedy_text_is_that_of_generate(pair: ModelPair, feature_levels: tuple[str, ...]) -> None:
     """With copies in the loop, of a text that repeats itself; whatever the chooser asks for."""
     expected = pair.target.generate(

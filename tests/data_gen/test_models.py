@@ -17,7 +17,7 @@ from selector.schema import InputError
 CONTEXT = [5, 17, 203, 44, 91, 7]
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/no/such/model", "runs/none/pair/draft", "~/none", "none/"])
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/model", "runs/none/pair/draft"])
 def test_a_missing_model_is_named(name: str, pair_folders: tuple[str, str]) -> None:
     with pytest.raises(InputError, match=f"^pair.draft: there is no folder {name}"):
         ModelPair.load(pair_folders[0], name)
@@ -37,8 +37,8 @@ def test_a_target_spread_by_a_device_map_gives_the_same(pair: ModelPair, pair_fo
     for each in (spread, pair):
         cached = CachedModel(each.target)
         cached.extend(CONTEXT)
-        results.append(cached.forward(torch.tensor([[7]]), torch.tensor([0]), torch.ones(1, 1, dtype=torch.bool)))
-    assert torch.allclose(results[0].logits_BWV.cpu(), results[1].logits_BWV, atol=1e-4)
+        results.append(cached.forward(torch.tensor([7]), torch.tensor([0]), torch.ones(1, 1, dtype=torch.bool)))
+    assert torch.allclose(results[0].logits_WV.cpu(), results[1].logits_WV, atol=1e-4)
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
