@@ -22,7 +22,7 @@ from torch import Tensor
 from data_gen.decoding import decoder_for
 from data_gen.decoding.loop import Chooser, Features, FixedTree, Step
 from data_gen.models.checkpoints import weights_of
-from data_gen.models.heads import CachedHead, caches
+from data_gen.models.heads import caches
 from data_gen.models.pair import CachedModel, ModelPair, resolve_device
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
@@ -185,9 +185,7 @@ def branches(count: int, depth: int) -> DraftTree:
     return DraftTree.from_paths([], [[b] * depth for b in range(count)])
 
 
-def _draft_passes(
-    draft: CachedModel | CachedHead, width: int, count: int, generator: torch.Generator
-) -> Callable[[], None]:
+def _draft_passes(draft: CachedModel, width: int, count: int, generator: torch.Generator) -> Callable[[], None]:
     tokens = torch.zeros(width, dtype=torch.int64)
 
     def work() -> None:

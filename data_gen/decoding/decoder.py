@@ -7,7 +7,6 @@ cache may also lack accepted tokens, which its next root pass covers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,6 +97,6 @@ class Decoder(Loop):
 
 class _CachedText(Text):
     target: CachedModel
-    draft: Any  # a `CachedModel` or a `CachedHead`
+    draft: CachedModel
     root_probs_V: Tensor  # of the draft, once it has passed the root token
     root_logits_V: Tensor

@@ -1,6 +1,6 @@
 """Speculative decoding without host synchronisation inside a step: all work of a step is queued, then read once.
 
-Tokens are drawn on the device from uniform numbers, trees have fixed slots (`data_gen.slots`), KV caches are
+Tokens are drawn on the device from uniform numbers, trees have fixed slots (`data_gen.trees`), KV caches are
 preallocated, and verification needs no host (`verification.on_slots`). At the end of a step one small tensor is read;
 a selector that sees the draft's rows needs one more read. Up to rounding, equal seeds give the tokens of `Decoder`.
 
@@ -24,7 +24,7 @@ from data_gen.features.rows import LEAST_LOGIT
 from data_gen.models.pair import ModelPair, ModelRow
 from data_gen.models.preallocated import PreallocatedModel, Window, run_window, window
 from data_gen.models.sampling import Sampling
-from data_gen.slots import Layout, layout_of
+from data_gen.trees import Layout, layout_of
 from data_gen.verification import COPIED
 from data_gen.verification.distributions import invert
 from data_gen.verification.on_slots import check_on_slots, verify_slots
@@ -154,7 +154,8 @@ class GraphDecoder(Loop):
         memory.uniforms[known : layout.size + 1].uniform_(generator=text.generator)
         clock.lap("draft")
         laps = Clock(self.pair.device, waits=False) if memory.records else clock  # a recording may not wait
-        outcome = _outcome(memory.run((self._law, action), lambda: self._parts(text, action, laps)), layout)
+        parts = super()._run
+        outcome = _outcome(memory.run((self._law, action), lambda: parts(text, action, laps)), layout)
         if outcome is None:
             text.finite = False
             raise InputError("a model gives numbers that are not finite (NaN or infinity)")

@@ -202,11 +202,7 @@ class Loop(ABC):
         assert action is not None
         return action
 
-    def _run(self, text: Any, action: Action, clock: Clock) -> Outcome:
-        outcome: Outcome = self._parts(text, action, clock)
-        return outcome
-
-    def _parts(self, text: Any, action: Action, clock: Clock) -> Any:
+    def _run(self, text: Any, action: Action, clock: Clock) -> Any:
         drafted = self._draft(text, action, clock)
         clock.lap("draft")
         rows = self._target(text, action, drafted)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from data_gen.models.heads import CachedHead
 from data_gen.models.pair import CachedModel, ModelRow
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
@@ -41,7 +40,7 @@ class Draft:
 
 
 def draft_tree(
-    draft: CachedModel | CachedHead,
+    draft: CachedModel,
     root_probs_V: Tensor,
     action: Action,
     sampling: Sampling,
@@ -57,7 +56,7 @@ def draft_tree(
     tree's rows are appended. `text` holds the committed tokens up to the root token, for a sampling that depends on
     them.
     """
-    if isinstance(draft, CachedHead) and action.K > 1:
+    if draft.recomputes and action.K > 1:
         raise InputError(f"the tree {action} has branches; a head drafts chains, such as {action._replace(K=1)}")
     L1, L2 = (action.L1 + action.L2, 0) if action.K == 1 else (action.L1, action.L2)  # a chain is a trunk alone
     trunk: list[int] = []
@@ -148,7 +147,7 @@ def draw_children(
 
 
 def _pass(
-    draft: CachedModel | CachedHead,
+    draft: CachedModel,
     tokens_W: Tensor,
     visible: Tensor,
     depth: int,

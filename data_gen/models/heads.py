@@ -20,12 +20,12 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from data_gen.models.checkpoints import CONFIG, fingerprint, load_model, load_tokenizer, require_weights, text_config
 from data_gen.models.gguf import resolved
-from data_gen.models.pair import DTYPES, FILL, STATES, CachedModel, ModelPair, Pass, eos_ids, resolve_device
+from data_gen.models.pair import DTYPES, STATES, CachedModel, ModelPair, Pass, eos_ids, resolve_device
 from data_gen.models.sampling import Sampling
 from data_gen.models.self_check import TOLERANCES
 from data_gen.models.vocabulary import scored
@@ -37,8 +37,8 @@ CHECKED_TEXT, CHECKED_DEPTH = 24, 4  # tokens of the self-check
 ROOTS = 256  # whose chains are passed at once, which bounds the memory of the mask
 
 
-class CachedHead:
-    """A head and its KV cache over one text, with the methods of `CachedModel`.
+class CachedHead(CachedModel):
+    """A head and its KV cache over one text.
 
     The cache holds a row for every committed token but the first, each computed from the states of `target`, the same
     text's. Rows of drafted tokens are always dropped, because an accepted token is passed again.
@@ -46,28 +46,24 @@ class CachedHead:
 
     recomputes = True
 
-    def __init__(self, model: Any, target: CachedModel) -> None:
-        self.model, self.target, self.committed, self.cache = model, target, 0, DynamicCache()
+    def __init__(self, head: Any, target: CachedModel) -> None:
+        super().__init__(head)
+        self.head, self.target = head, target
         self._state_WD = torch.zeros(0)  # after the last pass
-        self._finite = torch.ones((), dtype=torch.bool, device=model.device)
 
-    def extend(self, tokens: Sequence[int]) -> Pass:
+    def extend(self, tokens: Sequence[int], last: int = 0) -> Pass:
         """One causal pass over consecutive tokens, which are committed at once; without a row for a text's first."""
         read = list(tokens[1:] if self.committed == 0 else tokens)
         before = max(0, self.committed - 1)
         self.committed += len(tokens)
         if not read:
-            nothing = torch.zeros(0, self.model.verifier_vocab_size, device=self.model.device)
-            return Pass(nothing, nothing[:, : self.model.hidden_size])
-        states_WD = self.model.fc(self._normed(self.target.take_states(len(read)).to(self.model.dtype)))
+            nothing = torch.zeros(0, self.head.verifier_vocab_size, device=self.head.device)
+            return Pass(nothing, nothing[:, : self.head.hidden_size])
+        states_WD = self.head.fc(self._normed(self.target.take_states(len(read)).to(self.head.dtype)))
         visible = torch.ones(len(read), before + len(read), dtype=torch.bool).tril_(before)
         return self._pass(torch.tensor(read), states_WD, torch.arange(before + 1, before + 1 + len(read)), visible)
 
-    def fill(self, tokens: Sequence[int]) -> None:
-        for begin in range(0, len(tokens), FILL):
-            self.extend(tokens[begin : begin + FILL])
-
-    def forward(self, tokens_W: Tensor, offsets_W: Tensor, visible_WR: Tensor) -> Pass:
+    def forward(self, tokens_W: Tensor, offsets_W: Tensor, visible_WR: Tensor, last: int = 0) -> Pass:
         """A pass over drafted tokens, each behind the head's state of the last pass; as `CachedModel.forward`."""
         state_WD = self._state_WD if len(self._state_WD) == len(tokens_W) else self._state_WD[-1:]
         visible_WC = pad(visible_WR.cpu(), (max(0, self.committed - 1), 0), value=True)
@@ -75,13 +71,10 @@ class CachedHead:
 
     def keep(self, path: Sequence[int]) -> None:
         assert not path
-        for layer in self.cache.layers:
+        layers: list[Any] = self.cache.layers
+        for layer in layers:
             for name in STATES:
                 setattr(layer, name, getattr(layer, name)[:, :, : max(0, self.committed - 1)])
-
-    def check(self) -> None:
-        if not bool(self._finite):
-            raise InputError(f"{self.model.name_or_path}: the head gives numbers that are not finite (NaN or infinity)")
 
     @torch.inference_mode()
     def ahead(self, first: Pass, tokens_T: Tensor, root: int, depth: int, sampling: Sampling) -> Tensor:
@@ -106,16 +99,16 @@ class CachedHead:
         return result_BD
 
     def _normed(self, states_WA: Tensor) -> Tensor:
-        if self.model.input_norm is not None:
-            return self.model.input_norm(states_WA)
-        if self.model.fc_norm is not None:
-            parts = zip(self.model.fc_norm, states_WA.chunk(len(self.model.fc_norm), dim=-1), strict=True)
+        if self.head.input_norm is not None:
+            return self.head.input_norm(states_WA)
+        if self.head.fc_norm is not None:
+            parts = zip(self.head.fc_norm, states_WA.chunk(len(self.head.fc_norm), dim=-1), strict=True)
             return torch.cat([norm(part) for norm, part in parts], dim=-1)
         return states_WA
 
     @torch.inference_mode()
     def _pass(self, tokens_W: Tensor, states_WD: Tensor, position_W: Tensor, visible_WC: Tensor) -> Pass:
-        head, device = self.model, self.model.device
+        head, device = self.head, self.head.device
         tokens_1W, position_1W = tokens_W.to(device).unsqueeze(0), position_W.to(device).unsqueeze(0)
         mask = torch.zeros(visible_WC.shape, dtype=head.dtype).masked_fill_(~visible_WC, float("-inf")).to(device)
         joined = torch.cat([head.embed_tokens(tokens_1W), states_WD.unsqueeze(0)], dim=-1)
@@ -150,7 +143,7 @@ def check_prompt(pair: ModelPair, tokens: int) -> None:
         raise InputError("the prompt has one token: a head drafts from the target's states before the last one")
 
 
-def caches(pair: ModelPair) -> tuple[CachedModel, Any]:
+def caches(pair: ModelPair) -> tuple[CachedModel, CachedModel]:
     if not pair.has_head:
         return CachedModel(pair.target), CachedModel(pair.draft)
     head: Any = pair.draft
@@ -201,10 +194,8 @@ def head_config(name: str) -> Any:
         config = Eagle3SpeculatorConfig.from_pretrained(name) if kind == EAGLE3 else None
     except Exception as error:  # a damaged file may raise anything
         raise InputError(f"pair.head: cannot read {name}: {first_line(error)}") from error
-    if kind is None:
-        raise InputError(f"pair.head: {name} is not in the format of the speculators library, whose `convert` makes it")
     if config is None:
-        raise InputError(f"pair.head: {name} is a head of the kind {kind}; only {EAGLE3} can be decoded here")
+        raise InputError(f"pair.head: {name} is no {EAGLE3} head in the format of the speculators library: {kind}")
     return config
 
 

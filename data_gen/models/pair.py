@@ -140,7 +140,8 @@ class CachedModel:
         in_place = list(path) == list(range(len(path)))
         if not in_place or len(path) < sum(map(len, self._offsets)):
             source = torch.tensor(path, dtype=torch.int64) + self.committed
-            layers: list[Any] = [layer for layer in self.cache.layers if layer.is_initialized]
+            cached: list[Any] = self.cache.layers
+            layers = [layer for layer in cached if layer.is_initialized]
             sources = {device: source.to(device) for device in {layer.keys.device for layer in layers}}
             for layer in layers:
                 for name in STATES:

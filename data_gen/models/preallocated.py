@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, StaticLayer
 
 from data_gen.models.masks import TreeMasks
-from data_gen.slots import Layout
+from data_gen.trees import Layout
 
 FILL = 256  # tokens of a pass over a prompt
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from data_gen.slots import ABSENT, Layout, Merged
+from data_gen.trees import ABSENT, Layout, Merged
 from data_gen.verification.base import BottomUp, Leftover, TopDown, Verifier
 from data_gen.verification.distributions import NodeDistributions, Rows, divide, invert, is_copy
 from data_gen.verification.rejection import NaiveTree, SpecInfer

@@ -85,11 +85,14 @@ def test_sampled_texts_follow_the_law_of_generate(small: ModelPair) -> None:
     """Texts of three tokens, against their enumerated probabilities with the same processors: chi-square, at a false
     alarm rate of 1e-4, with a fixed seed."""
     settings = {"do_sample": True, "temperature": 0.9, "top_k": 4, "repetition_penalty": 1.4, "max_new_tokens": 3}
-    prompt, count = torch.tensor([[1, 3]]), 250
+    prompt, count = torch.tensor([[1, 3]]), 200
     law = dict(_law(small, prompt, settings))
     assert sum(law.values()) == pytest.approx(1, abs=1e-5)
     torch.manual_seed(7)
-    drawn = Counter(tuple(speculative(small, input_ids=prompt, **settings)[0, 2:].tolist()) for _ in range(count))
+    drawn = Counter(
+        tuple(speculative(small, input_ids=prompt, selector=(2, 0, 2), **settings)[0, 2:].tolist())
+        for _ in range(count)
+    )
     assert set(drawn) <= set(law)
     often = {text: p for text, p in law.items() if count * p >= 5}
     cells = [(drawn[text], count * p) for text, p in often.items()]
@@ -146,12 +149,12 @@ def test_drafts_have_the_temperature_that_the_selector_was_trained_with(
         each.modes = [replace(mode, draft_temperature=draft_temperature) for mode in each.modes]
     sampled = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
     torch.manual_seed(5)
-    found = speculative(pair, selector=selector, max_new_tokens=60, return_dict_in_generate=True, **sampled)
+    found = speculative(pair, selector=selector, max_new_tokens=30, return_dict_in_generate=True, **sampled)
     torch.manual_seed(5)
     generator = torch.Generator().manual_seed(int(torch.randint(2**63 - 1, ())))
     sampling = Sampling(temperature, draft_temperature=draft_temperature)
     decoder = Decoder(pair, sampling, get_verifier(again.verifier), again.at(temperature))
-    expected = decoder.decode(PROMPT[0].tolist(), 60, generator)
+    expected = decoder.decode(PROMPT[0].tolist(), 30, generator)
     assert found.sequences[0, PROMPT.shape[1] :].tolist() == expected.tokens
     assert found.accepted == tuple(step.accepted for step in expected.steps)
 

@@ -139,8 +139,7 @@ def test_branches_and_short_prompts_are_refused(pair: ModelPair) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"speculators_model_type": "dflash"}, "is a head of the kind dflash; only eagle3 can be decoded here"),
-        ({"speculators_model_type": None}, "is not in the format of the speculators library"),
+        ({"speculators_model_type": "dflash"}, "is no eagle3 head in the format of the speculators library: dflash"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 6]}, "reads layer 6; .* can read up to 5"),
         ({"hidden_size": 64}, "is for a target with hidden_size=64; .* has 32"),
         ({"vocab_size": 301}, "is for a target with vocab_size=301; .* has 300"),

@@ -20,7 +20,7 @@ from data_gen.verification import VERIFIERS, Verdict, get_verifier
 from data_gen.verification.traversal import Traversal
 from selector.actions import Action
 from tests.data_gen.by_definition import earlier_ends, longest_match
-from tests.data_gen.worlds import KINDS, World
+from tests.data_gen.worlds import World
 
 TOKENS = st.integers(1, 4).flatmap(lambda top: st.lists(st.integers(0, top), max_size=40))
 PROMPT = [5, 17, 203, 44, 91, 5, 17, 203]
@@ -48,22 +48,6 @@ def test_the_longest_match_is_that_of_brute_force(tokens: list[int], given_first
             assert (index.sources[n], index.matches[n]) == (index.source, index.match)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "match", "proposal"),
-    [
-        ([0, 1, 2, 0, 1], 2, [2, 0, 1, 2]),  # it ends as it began
-        ([7] * 4, 3, [7, 7, 7, 7]),  # they overlap
-        ([1, 5, 1, 6, 1], 1, [6, 1, 6, 1]),  # the later of two places
-        *(([3, 1, 4, 2], 0, []), ([5], 0, []), ([], 0, [])),
-    ],
-    ids=str,
-)
-def test_matches_and_proposals_of_known_texts(tokens: list[int], match: int, proposal: list[int]) -> None:
-    index = LookupIndex(tokens)
-    assert (index.match, index.proposal(4)) == (match, proposal)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", VERIFIERS)
 def test_a_lookup_is_verified_without_loss(name: str, kind: str) -> None:
     """Whatever is proposed: the law of the verifier, continued from the target, is the target's."""

@@ -54,29 +54,3 @@ def test_numbers_that_are_not_finite_are_refused(pair_folders: tuple[str, str], 
     ):
         with pytest.raises(InputError, match=rf"/{role}: the model gives numbers that are not finite"):
             use()
-
-
-def test_a_masked_token_is_no_error(pair_folders: tuple[str, str]) -> None:
-    """Some models give tokens a logit of minus infinity."""
-    masking = ModelPair.load(*pair_folders, device="cpu")
-    for model in (masking.target, masking.draft):
-        model.lm_head = Masking(model.lm_head)
-    (text,) = written_by_target(masking, [CONTEXT], 20, Sampling(), seed=1)
-    decoder = Decoder(masking, Sampling(), get_verifier("traversal"), FixedTree(Action(2, 1, 2), ("full",)))
-    decoded = decoder.decode(CONTEXT, 20, torch.Generator().manual_seed(1))
-    (block,) = rows_along(masking, text, Sampling())
-    assert not (block.target.probs_NV[:, 7].any() or block.draft.probs_NV[:, 7].any())
-    assert 7 not in [*text.tokens[len(CONTEXT) :], *decoded.tokens]
-
-
-class Masking(torch.nn.Module):
-    """An output layer without token 7."""
-
-    def __init__(self, head: torch.nn.Linear) -> None:
-        super().__init__()
-        self.head, self.weight = head, head.weight
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self.head(hidden)
-        logits[..., 7] = -torch.inf
-        return logits
