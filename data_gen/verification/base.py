@@ -60,11 +60,9 @@ class Verifier(ABC):
 
     def block_efficiency(self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> float:
         """E[tau + 1] given the tree, in tokens: the accepted tokens and the extra one."""
-        stops_N = self.stops(tree, target_probs_NV, draft_probs_NV)
+        rows = _rows(tree, target_probs_NV.double(), draft_probs_NV.double())
+        stops_N = self._verifier_law(tree, rows).stops_N
         return float((stops_N * (tree.depths_N.to(stops_N.device) + 1)).sum())
-
-    def stops(self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> Tensor:
-        return self._verifier_law(tree, _rows(tree, target_probs_NV.double(), draft_probs_NV.double())).stops_N
 
     def verify(
         self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor, generator: torch.Generator
