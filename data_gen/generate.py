@@ -1,10 +1,7 @@
-"""Speculative decoding inside transformers' own `generate()`, which keeps its arguments, checks and stopping rules:
-
-    target.generate(**inputs, custom_generate=speculative_generate, draft_model=draft, selector="runs/demo/selector")
+"""Speculative decoding inside transformers' own `generate()`, which keeps its arguments, checks and stopping rules.
 
 Logits processors (temperature, nucleus, penalties, minimum lengths, ..) are applied at every node of the tree with the
-text before it, for draft and target. So the text follows the distribution of `generate` with the same settings. The
-decoder is always the eager one.
+text before it, for draft and target. So the text follows the distribution of `generate` with the same settings.
 """
 
 from __future__ import annotations

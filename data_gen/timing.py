@@ -68,8 +68,7 @@ class Grid(NamedTuple):
 
 
 def usual(seconds: Sequence[float]) -> float:
-    """The mean without the slowest tenth, which other programs cause. Decoding speed follows from the mean time of a
-    step; on a shared machine the median has a larger variance."""
+    """The mean without the slowest tenth, which other programs cause; the median has a larger variance there."""
     return statistics.fmean(_quicker(seconds, float))
 
 
@@ -221,12 +220,11 @@ def real_steps(
     tick: Callable[[], object] = lambda: None,
     until: float = math.inf,
 ) -> dict[Case, list[Step]]:
-    """Steps of the pair's kind of decoder by case: up to `count` of each text, after its slow first steps and within
-    `tokens` new tokens. Steps of a lookup without a match and cases without steps are left out. After the moment
-    `until` of `now` every decoding makes its first such step, and no more. `tick` is called `rounds` times.
+    """Steps by case: up to `count` of each text, after its slow first steps and within `tokens` new tokens. Steps of a
+    lookup without a match and cases without steps are left out. After the moment `until` of `now` every decoding makes
+    one such step, and no more. `tick` is called `rounds` times.
 
-    Decodings of a prompt take turns step by step, in a random order, so that a slow moment of the machine and the
-    processor's caches affect all of them alike.
+    Decodings of a prompt take turns step by step, in a random order, so that slow moments affect all of them alike.
     """
     steps: dict[Case, list[Step]] = {case: [] for case in cases}
     for number, prompt in enumerate(prompts):
@@ -285,10 +283,8 @@ def times(profile: LatencyProfile, verifier: str, action: Action, steps: Sequenc
 
 def fitted(profile: LatencyProfile, steps: Mapping[Case, Sequence[Step]]) -> LatencyProfile:
     """The profile with `step`, `copied` and `corrections` from real decoding steps: of the empty tree, at least two
-    chains, at least two trees with branches, and any lookups.
-
-    The corrections of drafting are fitted to the steps of all verifiers together, because they do not depend on the
-    verifier and separate fits would differ by noise: first to chains, then the correction of branching to other trees.
+    chains, at least two trees with branches, and any lookups. The corrections of drafting are fitted to all verifiers
+    together, on which they do not depend: first to chains, then the correction of branching to other trees.
     """
     empty = [times(profile, name, tree, taken) for (name, tree), taken in steps.items() if tree == EMPTY]
     profile = replace(profile, step=statistics.fmean(measured - predicted for predicted, measured in empty))
@@ -322,8 +318,7 @@ def _least_squares(
 
 
 def _copied(profile: LatencyProfile, steps: Mapping[Case, Sequence[Step]]) -> Table:
-    """Seconds to verify a copied chain, by its length: as timed, plus the mean error over real steps of all lengths,
-    because there are few steps of each length."""
+    """Seconds to verify a copied chain, by its length: as timed, plus the mean error over real steps of all lengths."""
     lookups = {key: taken for key, taken in steps.items() if key[1].copies}
     if not lookups:
         return profile.copied
@@ -334,12 +329,9 @@ def _copied(profile: LatencyProfile, steps: Mapping[Case, Sequence[Step]]) -> Ta
 
 
 def plain_alone(pair: ModelPair, verifier: str, prompts: Sequence[list[int]], count: int, tokens: int) -> float:
-    """`LatencyProfile.plain`: what a plain step takes less in a run of its own. From up to `count` rounds of each text
-    within `tokens` new tokens; 0 without rounds.
-
-    In each round a step drafts `BETWEEN`, and two plain steps of another decoding follow: the first finds the caches as
-    between steps that draft, and the second as in plain decoding. So a slow moment of the machine affects both alike.
-    """
+    """`LatencyProfile.plain`, from up to `count` rounds of each text within `tokens` new tokens; 0 without rounds. In
+    each round a step drafts `BETWEEN`, and two plain steps of another decoding follow: the first finds the processor's
+    caches as between steps that draft, and the second as in plain decoding."""
     first, second = [], []
     for number, prompt in enumerate(prompts):
         with ExitStack() as stack:
@@ -372,13 +364,9 @@ def late_drafts(
     tokens: int,
     tick: Callable[[], object] = lambda: None,
 ) -> Table:
-    """`LatencyProfile.late`: what drafts take more after plain steps. From `count` rounds of each text within `tokens`
-    new tokens; free without any. `tick` is called for each round.
-
-    In each round decodings of the text take turns. Each makes a number of plain steps (`LATE`) and then drafts, so that
-    a slow moment of the machine affects all alike. More tokens to pass never take less time, so the means are fitted by
-    isotonic regression.
-    """
+    """`LatencyProfile.late`, from `count` rounds of each text within `tokens` new tokens; free without any. In each
+    round decodings of the text take turns: each makes a number of plain steps (`LATE`) and then drafts. More tokens to
+    pass never take less time, so the means are fitted by isotonic regression."""
     seconds: dict[int, list[float]] = {plain: [] for plain in LATE if 2 * (plain + 1) + BETWEEN.nodes < tokens}
     for prompt in prompts:
         with ExitStack() as stack:

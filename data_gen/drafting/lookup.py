@@ -17,9 +17,9 @@ T = TypeVar("T")
 class LookupIndex:
     """The longest earlier match of a text's end, and the tokens after it. The text grows by `extend`.
 
-    A suffix automaton (Blumer et al. 1985) represents all substrings of the text and grows by one token in amortised
-    constant time. The longest end of the text that occurred earlier is the string of the newest state's suffix link.
-    Each state stores where it was last such a match, so that late occurrences are preferred to early ones.
+    A suffix automaton (Blumer et al. 1985) grows by one token in amortised constant time. The longest end of the text
+    that occurred earlier is the string of the newest state's suffix link. Each state stores where it was last such a
+    match, so that late occurrences are preferred.
 
     Attributes:
         tokens: the text.

@@ -1,8 +1,7 @@
 """A draft that `espalier distil` made: some of the target's layers, and its output layer over a part of the vocabulary.
 
-The embeddings and the output layer's rows are the target's own and are not stored: a draft is its layers, its last norm
-and the tokens that it can say. All other tokens get the logit minus infinity, so `q` is 0 there and a verifier needs to
-know nothing of it. The part of the vocabulary follows FR-Spec (arXiv 2502.14856) and EAGLE-3 (2503.01840).
+The embeddings and the output layer's rows are the target's own and are not stored. Tokens that the draft cannot say
+have the logit minus infinity, so `q` is 0 there. This follows FR-Spec (arXiv 2502.14856) and EAGLE-3 (2503.01840).
 
 Legend: R tokens that the draft can say, V vocabulary, D hidden width, T tokens of a pass.
 """

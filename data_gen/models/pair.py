@@ -154,8 +154,7 @@ class CachedModel:
 
 @dataclass
 class ModelPair:
-    """A target and a draft over one vocabulary, and their tokenizer. The draft is a model, or a head that reads the
-    target's hidden states (`data_gen.models.heads`)."""
+    """A target, a draft or a head (`data_gen.models.heads`) over the same vocabulary, and their tokenizer."""
 
     target: PreTrainedModel
     draft: PreTrainedModel
@@ -177,16 +176,14 @@ class ModelPair:
         checksums: Path | None = None,
     ) -> ModelPair:
         """Load from Hugging Face directories, hub ids or GGUF files, or by the name `smollm2` (`gguf.resolved`).
+        InputError where a model cannot be read or cannot pass token trees, or where the vocabularies differ.
 
         Args:
             device: a torch device; "auto" takes a GPU if there is one.
             dtype: a key of `DTYPES`.
-            device_map: how transformers spreads the target over devices ("auto", "balanced", ..); the draft is then on
-                the target's first device. None keeps the target on `device`.
+            device_map: how transformers spreads the target over devices; the draft is on the target's first one.
             shapes: whether a config without weights is accepted, with random weights.
             checksums: `kept` of `checkpoints.fingerprint`.
-
-        InputError where a model cannot be read or cannot pass token trees, or where the vocabularies differ.
         """
         device = resolve_device(device)
         names = target, draft = resolved(target, "target"), resolved(draft, "draft")

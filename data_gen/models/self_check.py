@@ -1,11 +1,9 @@
 """Checks that a model's logits on a token tree equal those of plain passes over its paths.
 
-A model that ignores the mask or the positions of a tree pass decodes wrong text without an error. The check passes the
-largest tree behind a context, commits a part of one branch and passes two more tokens. Contexts end shortly before and
-after every length at which the config says that the model changes: attention windows and scaled rotary positions.
-
-Rounding in bfloat16 can hide a wrong mask. So the check is made twice: strictly with a float32 copy of a few layers,
-which have the masks and positions of the whole model, and loosely with the model itself.
+The check passes the largest tree behind a context, commits a part of one branch and passes two more tokens. Contexts
+end shortly before and after every length at which the config says that the model changes: attention windows and scaled
+rotary positions. It is made strictly with a float32 copy of a few layers, because rounding in bfloat16 can hide a wrong
+mask, and loosely with the model itself.
 
 Legend: N nodes, T tokens, V vocabulary.
 """
@@ -28,13 +26,9 @@ from selector.actions import ActionSpace
 from selector.files import first_line
 from selector.schema import InputError
 
-CHANGES = (  # config keys whose values are lengths at which a model changes
-    "sliding_window",
-    "window_size",
-    "attention_window",
-    "attention_chunk_size",
-    "original_max_position_embeddings",
-    "max_position_embeddings",  # rotary positions may be scaled from here on
+CHANGES = (  # config keys whose values are lengths at which a model changes; rotary positions at the last two
+    *("sliding_window", "window_size", "attention_window", "attention_chunk_size"),
+    *("original_max_position_embeddings", "max_position_embeddings"),
 )
 SPACE = ActionSpace.default()  # its largest tree is passed
 SHORT = 6  # tokens of the shortest context
@@ -83,10 +77,7 @@ def _check(model: Any, name: str, length: int, tolerance: float) -> float:
 
 def few_layers(model: Any) -> Any:
     """A float32 copy of the model's first two layers, the first layer of each other kind, and some of its tokens.
-
-    Quantised weights have no copy in float32: random ones take their place, because masks and positions do not depend
-    on them.
-    """
+    Random weights take the place of quantised ones, because masks and positions do not depend on them."""
     text = model.config.get_text_config()
     kinds = list(getattr(text, "layer_types", None) or ())
     chosen = sorted({0, min(1, text.num_hidden_layers - 1), *map(kinds.index, kinds)})

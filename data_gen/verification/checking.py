@@ -1,8 +1,7 @@
 """Checks anybody's verifier: does the text that it appends follow the target?
 
 The worlds are so small that all drafts can be listed. Where the verifier gives its law, the law of the appended text is
-exact. Where it only draws, the drawn texts are compared with the target's by chi-square, with a false-alarm rate of
-`ALARM` over all of its tests together. Texts of different lengths are continued from the target to one length.
+exact. Where it only draws, drawn texts are compared with the target's by chi-square, at a false-alarm rate of `ALARM`.
 
 Legend: N tree nodes, V vocabulary, D drafts, S sequences of one length.
 """
