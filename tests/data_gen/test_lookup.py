@@ -20,7 +20,7 @@ from data_gen.verification import VERIFIERS, Verdict, get_verifier
 from data_gen.verification.traversal import Traversal
 from selector.actions import Action
 from tests.data_gen.by_definition import earlier_ends, longest_match
-from tests.data_gen.worlds import World
+from tests.data_gen.worlds import KINDS, World
 
 TOKENS = st.integers(1, 4).flatmap(lambda top: st.lists(st.integers(0, top), max_size=40))
 PROMPT = [5, 17, 203, 44, 91, 5, 17, 203]
@@ -49,6 +49,7 @@ def test_the_longest_match_is_that_of_brute_force(tokens: list[int], given_first
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_lookup_is_verified_without_loss(name: str, kind: str) -> None:
     """Whatever is proposed: the law of the verifier, continued from the target, is the target's."""
     world, verifier = World(3, 3, kind, 5), get_verifier(name)
