@@ -1,10 +1,7 @@
-"""Speculative decoding inside transformers' own `generate()`, which keeps its arguments, checks and stopping rules:
-
-    target.generate(**inputs, custom_generate=speculative_generate, draft_model=draft, selector="runs/demo/selector")
+"""Speculative decoding inside transformers' own `generate()`, which keeps its arguments, checks and stopping rules.
 
 Logits processors (temperature, nucleus, penalties, minimum lengths, ..) are applied at every node of the tree with the
-text before it, for draft and target. So the text follows the distribution of `generate` with the same settings. The
-decoder is always the eager one.
+text before it, for draft and target. So the text follows the distribution of `generate` with the same settings.
 """
 
 from __future__ import annotations
@@ -130,7 +127,6 @@ class Processed(Sampling):
 
     @property
     def draft(self) -> Processed:
-        """With the draft's own temperature in place of the target's."""
         if self.draft_temperature is None:
             return self
         kept = [each for each in self.processors if type(each) is not processors.TemperatureLogitsWarper]
@@ -140,7 +136,6 @@ class Processed(Sampling):
         return replace(self, temperature=self.draft_temperature, draft_temperature=None, processors=own)
 
     def after(self, texts: Callable[[], list[list[int]]], logits_NV: Tensor) -> Tensor:
-        """As `Sampling.after`; calls `texts` only if a processor needs the text."""
         scores_NV = logits_NV.float()
         if all(type(each) in OF_LOGITS_ALONE for each in self.processors):
             none_N1 = torch.zeros(len(scores_NV), 1, dtype=torch.int64, device=scores_NV.device)
@@ -166,23 +161,16 @@ def speculative_generate(
     text_streamer: Any = None,
     **model_kwargs: Any,
 ) -> Tensor | SpeculativeOutput:
-    """The decoding loop for `generate(custom_generate=speculative_generate, ..)`.
+    """The decoding loop for `generate(custom_generate=speculative_generate, ..)`; int64 [1, T], prompt and new tokens,
+    or with `return_dict_in_generate` a `SpeculativeOutput`. InputError, which names it, for what cannot be honoured.
 
     Args:
         draft_model: with the target's vocabulary, on its device; or a head for the target, from
             `data_gen.models.heads.load_head`, which drafts chains.
         selector: a loaded selector or its folder; or one action for all steps, a tree `(K, L1, L2)`, a greedy tree
-            `(K, L1, L2, "greedy")`, or a lookup `(length,)`; or a pair of a verifier's name and such an action, whose
-            default is `lifted_uniform`.
+            `(K, L1, L2, "greedy")`, or a lookup `(1, length, 0, "copy")`; or a pair of a verifier's name and an action.
         text_streamer: a streamer of transformers. `generate` passes on neither its `streamer` nor its `tokenizer`; stop
             strings can be given as a `StopStringCriteria`.
-
-    Returns:
-        prompt and new tokens, int64 [1, T]; with `return_dict_in_generate` a `SpeculativeOutput`.
-
-    Raises:
-        InputError: an argument or a setting that is not supported, a draft model or a selector that does not fit, or a
-            model that cannot pass token trees; names it.
     """
     with ExitStack() as stack:
         if text_streamer is not None:
@@ -210,7 +198,6 @@ def speculative_generate(
 def _until_stopped(
     steps: Iterator[tuple[Step, list[int]]], prompt_1T: Tensor, criteria: StoppingCriteriaList, streamer: Any
 ) -> tuple[Tensor, list[Step]]:
-    """Prompt and new tokens, int64 [1, T], up to the first one at which a criterion stops; and the steps."""
     if streamer is not None:
         streamer.put(prompt_1T.cpu())
     text_1T, taken = prompt_1T, list[Step]()
@@ -232,7 +219,6 @@ def _until_stopped(
 def _check_settings(
     input_ids: Tensor, logits_processor: Sequence[Any], config: GenerationConfig, model_kwargs: dict[str, Any]
 ) -> None:
-    """InputError for what is given and cannot be honoured."""
     settings = {key: getattr(config, key, None) for key in vars(GenerationConfig()) if not key.startswith("_")}
     for key, value in settings.items():
         if key not in FREE and value and value not in ALLOWED.get(key, ()):
@@ -258,7 +244,6 @@ def _check_settings(
 
 
 def _checked_draft(model: PreTrainedModel, draft: Any, max_length: int) -> PreTrainedModel:
-    """The draft model; InputError where it does not fit to the target, or a model cannot pass token trees."""
     if draft is None:
         raise InputError("draft_model: none was given")
     if not isinstance(draft, torch.nn.Module):

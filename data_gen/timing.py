@@ -9,33 +9,37 @@ import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
+from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from data_gen.decoding import decoder_for
-from data_gen.decoding.loop import Chooser, FixedTree, Step
-from data_gen.models.cached_head import CachedHead, caches
+from data_gen.decoding.loop import Chooser, Features, FixedTree, Step
 from data_gen.models.checkpoints import weights_of
+from data_gen.models.heads import caches
 from data_gen.models.pair import CachedModel, ModelPair, resolve_device
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification import COPIED, get_verifier
 from data_gen.verification.distributions import sample
 from selector.actions import EMPTY, Action
-from selector.latency import Correction, LatencyProfile, Table, correction_counts
+from selector.latency import NEVER_LATE, Correction, LatencyProfile, Table, correction_counts
 from selector.schema import MATCH
 
 T = TypeVar("T")
+Case = tuple[str, Action]  # a verifier's name and the action of a step
 ROWS = 16  # of probabilities that are filtered at once
 DRAFT_PASSES = 4  # timed in a row
 TOGETHER = 24  # decodings of a prompt that take turns, each with its own caches
 BUSY = 0.8  # share of the time that a thread has a core, below which the machine is busy
+BETWEEN = Action(1, 4, 0)  # drafted between plain steps
+LATE = (0, 1, 4, 16)  # plain steps before one that drafts
 
 
 def device_name(device: str, dtype: str, threads: int | None = None) -> str:
@@ -52,8 +56,8 @@ def device_name(device: str, dtype: str, threads: int | None = None) -> str:
 
 
 class Grid(NamedTuple):
-    """Context lengths, draft pass widths and tree sizes, and the depths and branches of trees whose verification is
-    timed; the time of each cell is the `usual` one of `repeats` runs."""
+    """Context lengths, draft pass widths, tree sizes, and depths and branches of verified trees, each timed `repeats`
+    times."""
 
     lengths: Sequence[int]
     widths: Sequence[int]
@@ -64,8 +68,7 @@ class Grid(NamedTuple):
 
 
 def usual(seconds: Sequence[float]) -> float:
-    """The mean without the slowest tenth, which other programs cause. Decoding speed follows from the mean time of a
-    step; on a shared machine the median has a larger variance."""
+    """The mean without the slowest tenth, which other programs cause; the median has a larger variance there."""
     return statistics.fmean(_quicker(seconds, float))
 
 
@@ -84,12 +87,8 @@ def measure(
 ) -> LatencyProfile:
     """Time every cell of the grid, in rounds over all cells, so that a slow moment of the machine affects all alike.
 
-    The profile has no decision times, and 0 for the rest of a step.
-
-    Args:
-        device: from `device_name`.
-        tick: called after each of the `repeats` rounds.
-        until: no round after the first one begins later than this moment of `now`.
+    The profile has no decision times, and 0 for the rest of a step. No round after the first one begins later than the
+    moment `until` of `now`.
     """
     cells = dict(_cells(pair, grid, verifiers))
     seconds: dict[tuple, list[float]] = {key: [] for key in cells}
@@ -128,13 +127,12 @@ def now(pair: ModelPair) -> float:
 
 
 def clocks() -> tuple[float, float]:
-    """Seconds of time, and seconds that this thread has had a core."""
     return time.perf_counter(), time.thread_time()
 
 
 def disturbance(device: torch.device, since: tuple[float, float]) -> str:
-    """In words, for how much of the time since `clocks()` other programs had the cores; empty where that is little, and
-    on a GPU, for which the host may wait."""
+    """How long other programs had the cores since `clocks()`, in words; empty where that is little, and on a GPU, for
+    which the host may wait."""
     whole, own = (after - before for after, before in zip(clocks(), since, strict=True))
     if device.type != "cpu" or own >= BUSY * whole:
         return ""
@@ -176,69 +174,59 @@ def _cells(pair: ModelPair, grid: Grid, verifiers: Sequence[str]) -> Iterator[tu
 
 
 def tree_of(nodes: int) -> DraftTree:
-    """A tree of `nodes` nodes, the root included: four branches of equal length where possible, else a chain."""
+    """So many nodes with the root: four branches of equal length where possible, else a chain."""
     drafted = nodes - 1
     count = 4 if drafted >= 8 and drafted % 4 == 0 else 1
     return branches(count, drafted // count)
 
 
 def branches(count: int, depth: int) -> DraftTree:
-    """A tree of `count` branches from the root, each with a token of its own."""
     return DraftTree.from_paths([], [[b] * depth for b in range(count)])
 
 
-def _draft_passes(
-    draft: CachedModel | CachedHead, width: int, count: int, generator: torch.Generator
-) -> Callable[[], None]:
-    device = draft.model.device
-    tokens = torch.zeros(1, width, dtype=torch.int64, device=device)
+def _draft_passes(draft: CachedModel, width: int, count: int, generator: torch.Generator) -> Callable[[], None]:
+    tokens = torch.zeros(width, dtype=torch.int64)
 
     def work() -> None:
         for depth in range(count):
             visible = torch.eye(width, dtype=torch.bool).repeat(1, depth + 1)
-            output = draft.forward(tokens, torch.full((width,), depth, device=device), visible)
-            sample(Sampling().probabilities(output.logits_BWV[0]), 1, generator).tolist()
+            output = draft.forward(tokens, torch.full((width,), depth), visible)
+            sample(Sampling().probabilities(output.logits_WV), 1, generator).tolist()
         draft.keep([])
 
     return work
 
 
 def _target_pass(target: CachedModel, tree: DraftTree) -> Callable[[], None]:
-    device = target.model.device
-    tokens = tree.tokens_N.clamp(min=0).unsqueeze(0).to(device)
-    offsets = tree.depths_N.to(device)
-
     def work() -> None:
-        output = target.forward(tokens, offsets, tree.ancestors_NN())
-        Sampling().probabilities(output.logits_BWV[0])
+        output = target.forward(tree.tokens_N.clamp(min=0), tree.depths_N, tree.ancestors_NN())
+        Sampling().probabilities(output.logits_WV)
         target.keep([])
 
     return work
 
 
 def _rows(pair: ModelPair, nodes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Random distributions of the target and the draft after the nodes of a tree, [N, V] each."""
     logits = 3 * torch.randn(2, nodes, pair.vocabulary, generator=generator, device=pair.device)
     return (logits[0] + logits[1]).softmax(-1), logits[1].softmax(-1)
 
 
 def real_steps(
     pair: ModelPair,
-    cases: Sequence[tuple[str, Action]],
+    cases: Sequence[Case],
     prompts: Sequence[list[int]],
     count: int,
     tokens: int,
     tick: Callable[[], object] = lambda: None,
     until: float = math.inf,
-) -> dict[tuple[str, Action], list[Step]]:
-    """Steps of the pair's kind of decoder, by verifier and action (`cases`): up to `count` of each text, after its slow
-    first steps and within `tokens` new tokens. Steps of a lookup without a match and keys without steps are left out.
-    After the moment `until` of `now` every decoding makes its first such step, and no more.
+) -> dict[Case, list[Step]]:
+    """Steps by case: up to `count` of each text, after its slow first steps and within `tokens` new tokens. Steps of a
+    lookup without a match and cases without steps are left out. After the moment `until` of `now` every decoding makes
+    one such step, and no more. `tick` is called `rounds` times.
 
-    Decodings of a prompt take turns step by step, in a random order, so that a slow moment of the machine and the
-    processor's caches affect all of them alike. `tick` is called `rounds` times.
+    Decodings of a prompt take turns step by step, in a random order, so that slow moments affect all of them alike.
     """
-    steps: dict[tuple[str, Action], list[Step]] = {case: [] for case in cases}
+    steps: dict[Case, list[Step]] = {case: [] for case in cases}
     for number, prompt in enumerate(prompts):
         shuffled = random.Random(number)
         order = shuffled.sample(list(steps), len(steps))
@@ -259,8 +247,7 @@ def real_steps(
     return {key: taken for key, taken in steps.items() if taken}  # a text may end with its first step
 
 
-def rounds(cases: Sequence[tuple[str, Action]], prompts: Sequence[list[int]]) -> int:
-    """How often `real_steps` calls its `tick`."""
+def rounds(cases: Sequence[Case], prompts: Sequence[list[int]]) -> int:
     return len(prompts) * math.ceil(len(cases) / TOGETHER)
 
 
@@ -294,15 +281,10 @@ def times(profile: LatencyProfile, verifier: str, action: Action, steps: Sequenc
     return predicted, statistics.fmean(step.total for step in kept)
 
 
-def fitted(profile: LatencyProfile, steps: Mapping[tuple[str, Action], Sequence[Step]]) -> LatencyProfile:
-    """The profile with `step`, `copied` and `corrections` from real decoding steps.
-
-    The corrections of drafting are fitted to the steps of all verifiers together, because they do not depend on the
-    verifier and separate fits would differ by noise: first to chains, then the correction of branching to other trees.
-
-    Args:
-        steps: by verifier and action: of the empty tree, at least two chains, at least two trees with branches, and any
-            lookups.
+def fitted(profile: LatencyProfile, steps: Mapping[Case, Sequence[Step]]) -> LatencyProfile:
+    """The profile with `step`, `copied` and `corrections` from real decoding steps: of the empty tree, at least two
+    chains, at least two trees with branches, and any lookups. The corrections of drafting are fitted to all verifiers
+    together, on which they do not depend: first to chains, then the correction of branching to other trees.
     """
     empty = [times(profile, name, tree, taken) for (name, tree), taken in steps.items() if tree == EMPTY]
     profile = replace(profile, step=statistics.fmean(measured - predicted for predicted, measured in empty))
@@ -324,7 +306,7 @@ def fitted(profile: LatencyProfile, steps: Mapping[tuple[str, Action], Sequence[
 
 
 def _least_squares(
-    profile: LatencyProfile, steps: Mapping[tuple[str, Action], Sequence[Step]], counts: Sequence[Sequence[float]]
+    profile: LatencyProfile, steps: Mapping[Case, Sequence[Step]], counts: Sequence[Sequence[float]]
 ) -> list[float]:
     predicted_R, measured_R = torch.tensor(
         [times(profile, *key, taken) for key, taken in steps.items()], dtype=torch.float64
@@ -335,9 +317,8 @@ def _least_squares(
     return seconds
 
 
-def _copied(profile: LatencyProfile, steps: Mapping[tuple[str, Action], Sequence[Step]]) -> Table:
-    """Seconds to verify a copied chain, by its length: as timed, plus the mean error over real steps of all lengths,
-    because there are few steps of each length."""
+def _copied(profile: LatencyProfile, steps: Mapping[Case, Sequence[Step]]) -> Table:
+    """Seconds to verify a copied chain, by its length: as timed, plus the mean error over real steps of all lengths."""
     lookups = {key: taken for key, taken in steps.items() if key[1].copies}
     if not lookups:
         return profile.copied
@@ -345,3 +326,71 @@ def _copied(profile: LatencyProfile, steps: Mapping[tuple[str, Action], Sequence
     shift = statistics.fmean([measured - predicted for predicted, measured in found], [*map(len, lookups.values())])
     rows = [[max(0.0, seconds + shift) for seconds in row] for row in profile.copied.seconds]
     return Table(profile.copied.lengths, profile.copied.sizes, rows)
+
+
+def plain_alone(pair: ModelPair, verifier: str, prompts: Sequence[list[int]], count: int, tokens: int) -> float:
+    """`LatencyProfile.plain`, from up to `count` rounds of each text within `tokens` new tokens; 0 without rounds. In
+    each round a step drafts `BETWEEN`, and two plain steps of another decoding follow: the first finds the processor's
+    caches as between steps that draft, and the second as in plain decoding."""
+    first, second = [], []
+    for number, prompt in enumerate(prompts):
+        with ExitStack() as stack:
+            drafting, plain = (
+                stack.enter_context(closing(steps_of(pair, verifier, FixedTree(action), prompt, tokens, number)))
+                for action in (BETWEEN, EMPTY)
+            )
+            for _, between, alone in islice(zip(drafting, plain, plain, strict=False), count):
+                first.append(between.total)
+                second.append(alone.total)
+    return usual(second) - usual(first) if first else 0.0
+
+
+@dataclass
+class _Late:
+    plain: int
+    feature_levels: tuple[str, ...] = ()
+    since: int = 0
+
+    def select(self, features: Features | None) -> Action:
+        self.since = (self.since + 1) % (self.plain + 1)
+        return EMPTY if self.since else BETWEEN
+
+
+def late_drafts(
+    pair: ModelPair,
+    verifier: str,
+    prompts: Sequence[list[int]],
+    count: int,
+    tokens: int,
+    tick: Callable[[], object] = lambda: None,
+) -> Table:
+    """`LatencyProfile.late`, from `count` rounds of each text within `tokens` new tokens; free without any. In each
+    round decodings of the text take turns: each makes a number of plain steps (`LATE`) and then drafts. More tokens to
+    pass never take less time, so the means are fitted by isotonic regression."""
+    seconds: dict[int, list[float]] = {plain: [] for plain in LATE if 2 * (plain + 1) + BETWEEN.nodes < tokens}
+    for prompt in prompts:
+        with ExitStack() as stack:
+            running = {
+                plain: stack.enter_context(closing(_drafts_after(plain, pair, verifier, prompt, count, tokens)))
+                for plain in seconds
+            }
+            for _ in range(count):
+                for plain, drafts in running.items():
+                    turn = [*islice(drafts, 1 if plain else 2)]  # the first of two follows another decoding's step
+                    seconds[plain] += turn[-1:]
+                tick()
+    timed = [plain for plain, own in seconds.items() if own]
+    if 0 not in timed:
+        return NEVER_LATE
+    later = [usual(seconds[plain]) - usual(seconds[0]) for plain in timed]
+    fitted = isotonic_regression(later, weights=[len(seconds[plain]) for plain in timed]).x
+    return Table([0], timed, [[max(0.0, value) for value in fitted.tolist()]])
+
+
+def _drafts_after(
+    plain: int, pair: ModelPair, verifier: str, prompt: list[int], count: int, tokens: int
+) -> Generator[float]:
+    """The first draft of each decoding is left out: the draft has just passed the prompt."""
+    for seed in range(count):
+        with closing(steps_of(pair, verifier, _Late(plain), prompt, tokens, seed)) as steps:
+            yield from islice((step.total for step in steps if step.action != EMPTY), 1, None)

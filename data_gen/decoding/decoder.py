@@ -7,7 +7,6 @@ cache may also lack accepted tokens, which its next root pass covers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch import Tensor
 from data_gen.decoding.loop import Clock, Loop, Outcome, Text
 from data_gen.drafting.sampled import Draft, draft_lookup, draft_tree
 from data_gen.features.root import BLOCK, Accepted
-from data_gen.models.cached_head import caches, check_prompt
+from data_gen.models.heads import caches, check_prompt
 from data_gen.models.pair import CachedModel, ModelRows
 from data_gen.verification import COPIED, Verdict, Verifier, styled
 from data_gen.verification.distributions import sample
@@ -37,12 +36,8 @@ class Decoder(Loop):
         text.draft.check()
 
     def _show_root(self, text: _CachedText, clock: Clock) -> None:
-        self._root(text, clock)
-
-    def _root(self, text: _CachedText, clock: Clock) -> Tensor:
-        """The draft passes all tokens that it has not seen, the prompt outside of the step's time; its distribution
-        after the root token, [V]. Copies may have left thousands of tokens, whose rows would not fit in memory at once.
-        """
+        """The draft passes all tokens that it has not seen, the prompt outside of the step's time. Copies may have left
+        thousands of tokens, whose rows would not fit in memory at once."""
         draft, tokens, knowledge = text.draft, text.tokens, text.knowledge
         if before := tokens[draft.committed : text.prompt_length - 1]:
             draft.fill(before)
@@ -58,25 +53,23 @@ class Decoder(Loop):
             text.root_probs_V, text.root_logits_V = rows.probs_NV[-1], rows.logits_NV[-1]
             if knowledge is not None:
                 knowledge.passed(rows.each())
-        return text.root_probs_V
 
     def _draft(self, text: _CachedText, action: Action, clock: Clock) -> Draft:
         if action.drafts:
-            root_V = self._root(text, clock)
+            self._show_root(text, clock)
             style = self._verifier_of(action).style
             return draft_tree(
-                *(text.draft, root_V, action, self.draft_sampling, text.generator, style, text.tokens),
+                *(text.draft, text.root_probs_V, action, self.draft_sampling, text.generator, style, text.tokens),
                 root_logits_V=text.root_logits_V,
             )
         copied = text.proposal(action.L1) if action.copies else []
         return draft_lookup(copied, self.pair.vocabulary, self.pair.device)
 
     def _target(self, text: _CachedText, action: Action, drafted: Draft) -> ModelRows:
-        tree, device = drafted.tree, self.pair.device
+        tree = drafted.tree
         tokens_N = tree.tokens_N.clone()
         tokens_N[0] = text.tokens[-1]
-        output = text.target.forward(tokens_N.unsqueeze(0).to(device), tree.depths_N.to(device), tree.ancestors_NN())
-        return output.rows(
+        return text.target.forward(tokens_N, tree.depths_N, tree.ancestors_NN()).rows(
             self.sampling,
             lambda: [text.tokens + [tree.token(n) for n in tree.path_to(node)] for node in range(len(tree))],
         )
@@ -103,9 +96,7 @@ class Decoder(Loop):
 
 
 class _CachedText(Text):
-    """A text with both models' caches."""
-
     target: CachedModel
-    draft: Any  # a `CachedModel` or a `CachedHead`
+    draft: CachedModel
     root_probs_V: Tensor  # of the draft, once it has passed the root token
     root_logits_V: Tensor

@@ -1,6 +1,6 @@
 """Speculative decoding without host synchronisation inside a step: all work of a step is queued, then read once.
 
-Tokens are drawn on the device from uniform numbers, trees have fixed slots (`data_gen.slots`), KV caches are
+Tokens are drawn on the device from uniform numbers, trees have fixed slots (`data_gen.trees`), KV caches are
 preallocated, and verification needs no host (`verification.on_slots`). At the end of a step one small tensor is read;
 a selector that sees the draft's rows needs one more read. Up to rounding, equal seeds give the tokens of `Decoder`.
 
@@ -9,50 +9,50 @@ Legend: S slots of a tree, D its depth, V vocabulary, T tokens of the text, W to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
 from data_gen.decoding.loop import Clock, Loop, Outcome, Text
-from data_gen.decoding.memory import ROOM, WARM, WIDTHS, Memory, passes_of, run_of
 from data_gen.features.root import Accepted
 from data_gen.features.rows import LEAST_LOGIT
-from data_gen.models.pair import ModelRow
+from data_gen.models.pair import ModelPair, ModelRow
+from data_gen.models.preallocated import PreallocatedModel, Window, run_window, window
 from data_gen.models.sampling import Sampling
-from data_gen.slots import Layout, layout_of
+from data_gen.trees import Layout, layout_of
 from data_gen.verification import COPIED
 from data_gen.verification.distributions import invert
 from data_gen.verification.on_slots import check_on_slots, verify_slots
-from selector.actions import EMPTY, Action
+from selector.actions import EMPTY, Action, ActionSpace
 from selector.schema import EARLY, LIGHT, MATCH, InputError
 
 ROWS = 256  # a cache's rows are a multiple of this, so that few numbers of rows need compiled passes
 LEAST_RUN, LONGEST_RUN = 2, 32  # tokens of the draft's root pass; after a drafted step, one or two are new to it
 GRAPHS = 64  # compiled passes of all models; torch stops compiling at a limit, by default 8
+ROOM = max(action.nodes for action in ActionSpace.with_lookups().actions) + 1  # slots of the largest tree
+WIDTHS = 1, 2, 3, 4, 5, 7, 9, 11, 13, 17, 21, 25, 33, 41  # of target passes; each is compiled once
+WARM = 2  # runs before work is recorded as a CUDA graph
+
+run_of = cache(run_window)
 
 Two = tuple[Tensor, Tensor]
 
 
 @dataclass(eq=False)
 class GraphDecoder(Loop):
-    """As `Decoder`, for i.i.d. drafts, models on one device, and texts up to a given length.
+    """As `Decoder`, for i.i.d. drafts, models on one device, and texts (prompt and new tokens) of up to `length`
+    tokens.
 
     A CUDA graph runs all parts of a step at once. In `Step.seconds`, "draft" is then the root pass alone, and "commit"
-    the rest of the step.
+    the rest of the step. Where `compiled`, the models' passes are compiled by `torch.compile` with this `backend`;
+    where `recorded`, the work of a step is recorded as CUDA graphs after a few runs.
 
-    Args:
-        length: of the longest text, prompt and new tokens.
-        compiled: compile the models' passes by `torch.compile` with this `backend`.
-        recorded: on a GPU, record the work of a step as CUDA graphs after a few runs.
-
-    Raises:
-        ValueError: the verifier needs host synchronisation, or is not for i.i.d. drafts.
-        InputError: the chooser asks for hidden states, the sampling depends on the text before, or target and draft are
-            not on one device.
+    Raises ValueError (or InputError, which is one) for a verifier, a chooser, a sampling or models that it cannot take.
     """
 
     length: int
@@ -111,8 +111,6 @@ class GraphDecoder(Loop):
         text.known = len(text.tokens)
 
     def _root(self, text: _SlotText, pending: int, shown: bool = False) -> None:
-        """The draft passes the newest `pending` tokens, in passes of at most `LONGEST_RUN`. Some rows may be written
-        again. Where `shown`, the text's knowledge gets the rows, by one read for each pass."""
         memory, length = text.memory, len(text.tokens)
         most = min(LONGEST_RUN, 1 << (length.bit_length() - 1))
         while pending > 0:
@@ -130,7 +128,6 @@ class GraphDecoder(Loop):
         text.passed = length
 
     def _root_pass(self, memory: Memory, run: int, end: Tensor, shown: bool) -> Tensor:
-        """The draft passes `run` tokens up to row `end`. Where `shown`: its probabilities and logits, [run, 2 V]."""
         over, begin = run_of(run, ROOM, end.device), end - (run - 1)
         logits_WV = memory.draft.forward(memory.text_T.gather(0, begin + over.slots_W), begin, over)
         probs_WV = self.draft_sampling.probabilities(logits_WV if shown else logits_WV[-1:])
@@ -157,7 +154,8 @@ class GraphDecoder(Loop):
         memory.uniforms[known : layout.size + 1].uniform_(generator=text.generator)
         clock.lap("draft")
         laps = Clock(self.pair.device, waits=False) if memory.records else clock  # a recording may not wait
-        outcome = _outcome(memory.run((self._law, action), lambda: self._parts(text, action, laps)), layout)
+        parts = super()._run
+        outcome = _outcome(memory.run((self._law, action), lambda: parts(text, action, laps)), layout)
         if outcome is None:
             text.finite = False
             raise InputError("a model gives numbers that are not finite (NaN or infinity)")
@@ -197,7 +195,7 @@ class GraphDecoder(Loop):
 
     def _commit(self, text: _SlotText, action: Action, drafted: Two, rows: Two, verdict: Two) -> Tensor:
         """The tensor for `_outcome`: tau, whether all numbers are finite, the tokens; where the chooser needs them, the
-        target's entropies after root and path, and the tokens' probabilities. Float64 [2 + (1 to 3) (D + 1)]."""
+        target's entropies after root and path, and the tokens' probabilities."""
         memory, layout = text.memory, layout_of(action, self.pair.device)
         (tokens_S, q_SV), (logits_SV, p_SV), (slot, extra) = drafted, rows, verdict
         path_D, accepted = layout.paths_SD[slot][0], layout.depths_S[slot]
@@ -221,8 +219,6 @@ class GraphDecoder(Loop):
 
 
 class _Read(Accepted):
-    """The target's entropies and probabilities after the root and the accepted nodes, as read from the device."""
-
     def __init__(self, entropies: list[float], probs: list[float]) -> None:
         self._entropies, self._probs = entropies, probs
 
@@ -234,7 +230,6 @@ class _Read(Accepted):
 
 
 def _outcome(result: Tensor, layout: Layout) -> Outcome | None:
-    """Reads the result of `_commit`, which waits for the device; None where numbers were not finite."""
     numbers = result.tolist()
     if not numbers[1]:
         return None
@@ -245,20 +240,74 @@ def _outcome(result: Tensor, layout: Layout) -> Outcome | None:
 
 
 def _draw(layout: Layout, slots: slice, uniforms: Tensor, tokens_S: Tensor, q_SV: Tensor) -> None:
-    first = slots.stop  # the first slot below
-    if slots.stop == layout.L1 + 1 and layout.L2 > 0:
-        drawn_1K = invert(q_SV[slots], uniforms[first - 1 : first - 1 + layout.K].unsqueeze(0))
-        tokens_S[first : first + layout.K] = drawn_1K[0]
-    else:
-        width = slots.stop - slots.start
-        uniforms_W1 = uniforms[first - 1 : first - 1 + width].unsqueeze(-1)
-        tokens_S[first : first + width] = invert(q_SV[slots], uniforms_W1)[:, 0]
+    rows, first = slots.stop - slots.start, slots.stop  # the first slot below
+    each = layout.K if first == layout.L1 + 1 and layout.L2 > 0 else 1  # tokens below a row
+    end = first + rows * each
+    tokens_S[first:end] = invert(q_SV[slots], uniforms[first - 1 : end - 1].view(rows, each)).flatten()
 
 
 class _SlotText(Text):
-    """A text and its memory on the device."""
-
     memory: Memory
     passed: int  # committed tokens that the draft has passed
     known: int  # committed tokens whose draft rows the text's knowledge has, or does not need
     finite = True  # whether all logits so far were
+
+
+class Passes(NamedTuple):
+    layout: Layout
+    drafted: list[tuple[slice, Window]]  # the draft's after the root's, with their slots
+    target: Window
+
+
+@cache
+def passes_of(action: Action, device: torch.device) -> Passes:
+    layout = layout_of(action, device)
+    trunk = [slice(n, n + 1) for n in range(1, layout.L1 + 1)]
+    slots = [*trunk, *layout.levels[1:]][:-1] if layout.depth else []  # leaves need no pass
+    drafted = [(each, window(layout, each.start, each.stop, ROOM)) for each in slots]
+    width = next((width for width in WIDTHS if width >= layout.size), layout.size)
+    return Passes(layout, drafted, window(layout, 0, layout.size, ROOM, width))
+
+
+class Memory:
+    """The tensors for decoding one text; other texts reuse them. `rows` is the length of the caches."""
+
+    def __init__(self, pair: ModelPair, rows: int, compiled: bool, backend: Any, recorded: bool) -> None:
+        models = (PreallocatedModel(model, rows, ROOM, compiled, backend) for model in (pair.target, pair.draft))
+        self.target, self.draft = models
+        self.text_T = torch.zeros(rows, dtype=torch.int64, device=pair.device)
+        self.base = torch.zeros((), dtype=torch.int64, device=pair.device)  # the root's row, which is its position
+        self.uniforms = torch.zeros(ROOM + 2, dtype=torch.float64, device=pair.device)
+        self.copied = torch.zeros(ROOM, dtype=torch.int64, device=pair.device)  # a lookup's tokens
+        dtype = torch.promote_types(pair.draft.dtype, torch.float32)
+        self.root_1V = torch.zeros(1, pair.vocabulary, dtype=dtype, device=pair.device)  # the draft's distribution
+        self.records = recorded and pair.device.type == "cuda"
+        self._calls: dict[object, int] = {}
+        self._recorded: dict[object, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+
+    def fill(self, prompt: Sequence[int]) -> None:
+        text_T = torch.tensor(prompt, device=self.base.device)
+        self.text_T[: len(prompt)] = text_T
+        self.base.fill_(len(prompt) - 1)
+        for model in (self.target, self.draft):
+            model.fill(text_T[:-1])
+
+    def copy_in(self, copied: list[int]) -> None:
+        host = torch.tensor(copied, dtype=torch.int64)
+        if self.copied.is_cuda:
+            host = host.pin_memory()  # else the copy would wait
+        self.copied[: len(copied)].copy_(host, non_blocking=True)
+
+    def run(self, key: object, work: Callable[[], Tensor]) -> Tensor:
+        """Do some work. After `WARM` runs on a GPU it is recorded as a CUDA graph and then replayed."""
+        calls = self._calls[key] = self._calls.get(key, 0) + 1
+        if not self.records or calls <= WARM:
+            return work()
+        if key not in self._recorded:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):  # this does not run the work
+                result = work()
+            self._recorded[key] = graph, result
+        graph, result = self._recorded[key]
+        graph.replay()
+        return result

@@ -31,9 +31,9 @@ PARTS = ("draft", "select", "target", "verify", "commit")
 class Chooser(Protocol):
     """Chooses the action of a step.
 
-    `select` gets the features of each of the `feature_levels` (of `selector.schema.FEATURES`, or the match alone) in
-    turn, until it returns an action. After the last level, and at the first root, it gets None and must answer. If it
-    has an attribute `longest` that is not 0, it gets the match alone once the text has more tokens.
+    `select` gets the features of each of the `feature_levels` in turn, until it returns an action. After the last
+    level, and at the first root, it gets None and must answer. If it has an attribute `longest` that is not 0, it gets
+    the match alone once the text has more tokens.
     """
 
     @property
@@ -44,8 +44,6 @@ class Chooser(Protocol):
 
 @dataclass
 class FixedTree:
-    """The same action at every step."""
-
     action: Action
     feature_levels: tuple[str, ...] = ()
 
@@ -55,8 +53,6 @@ class FixedTree:
 
 @dataclass
 class Random:
-    """An action drawn at every step."""
-
     actions: Sequence[Action]
     generator: torch.Generator
     feature_levels: tuple[str, ...] = ()
@@ -78,20 +74,17 @@ class Step:
 
     @property
     def total(self) -> float:
-        """Seconds of all parts."""
         return sum(self.seconds.values())
 
 
 @dataclass
 class Decoded:
-    """New tokens (without the prompt), and their steps."""
-
     tokens: list[int] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
 
 
 class Clock:
-    """Seconds by part of a step. If it `waits`, each lap begins with a host synchronisation."""
+    """Seconds by part of a step. If it `waits`, a lap begins with a host synchronisation."""
 
     def __init__(self, device: torch.device, waits: bool) -> None:
         self._device, self._waits = device, waits and device.type == "cuda"
@@ -104,7 +97,6 @@ class Clock:
         return time.perf_counter()
 
     def skip(self) -> None:
-        """Drop the time since the last lap."""
         self._last = self._now()
 
     def lap(self, part: str) -> None:
@@ -130,8 +122,6 @@ class Text:
 
 
 class Outcome(NamedTuple):
-    """The result of a step."""
-
     tokens: list[int]  # the accepted ones and the extra one
     nodes: int  # of the tree, the root included
     accepted: Accepted
@@ -141,8 +131,7 @@ class Outcome(NamedTuple):
 class Loop(ABC):
     """Decodes one prompt at a time. Trees are drawn with `sampling.draft`, their branches in the verifier's style.
 
-    Args:
-        timed: wait for a GPU after each part of a step, so that `Step.seconds` is exact; the waits cost time.
+    If it is `timed`, it waits for a GPU after each part of a step, so that `Step.seconds` is exact.
     """
 
     pair: ModelPair
@@ -159,16 +148,8 @@ class Loop(ABC):
 
     @torch.inference_mode()
     def decode(self, prompt: Sequence[int], max_new_tokens: int, generator: torch.Generator) -> Decoded:
-        """Continue a prompt up to an end-of-sequence token, with at most `max_new_tokens` new tokens.
-
-        Args:
-            prompt: token ids, at least one.
-            generator: lives on the pair's device.
-
-        Raises:
-            ValueError: an empty prompt.
-            InputError: a logit is not finite.
-        """
+        """Continue a prompt up to an end-of-sequence token, with at most `max_new_tokens` new tokens. The generator
+        lives on the pair's device. ValueError for an empty prompt; InputError where a logit is not finite."""
         if not prompt:
             raise ValueError("the prompt holds no tokens")
         result = Decoded()
@@ -221,11 +202,7 @@ class Loop(ABC):
         assert action is not None
         return action
 
-    def _run(self, text: Any, action: Action, clock: Clock) -> Outcome:
-        outcome: Outcome = self._parts(text, action, clock)
-        return outcome
-
-    def _parts(self, text: Any, action: Action, clock: Clock) -> Any:
+    def _run(self, text: Any, action: Action, clock: Clock) -> Any:
         drafted = self._draft(text, action, clock)
         clock.lap("draft")
         rows = self._target(text, action, drafted)
@@ -235,15 +212,13 @@ class Loop(ABC):
         return self._commit(text, action, drafted, rows, verdict)
 
     @abstractmethod
-    def _open(self, prompt: Sequence[int], generator: torch.Generator) -> Text:
-        """The text; the target has passed its prompt."""
+    def _open(self, prompt: Sequence[int], generator: torch.Generator) -> Text: ...
 
     @abstractmethod
     def _close(self, text: Any) -> None: ...
 
     @abstractmethod
-    def _show_root(self, text: Any, clock: Clock) -> None:
-        """Let the draft pass the root, and add its rows to the text's knowledge."""
+    def _show_root(self, text: Any, clock: Clock) -> None: ...
 
     @abstractmethod
     def _draft(self, text: Any, action: Action, clock: Clock) -> Any: ...

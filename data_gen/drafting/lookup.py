@@ -17,9 +17,9 @@ T = TypeVar("T")
 class LookupIndex:
     """The longest earlier match of a text's end, and the tokens after it. The text grows by `extend`.
 
-    A suffix automaton (Blumer et al. 1985) represents all substrings of the text and grows by one token in amortised
-    constant time. The longest end of the text that occurred earlier is the string of the newest state's suffix link.
-    Each state stores where it was last such a match, so that late occurrences are preferred to early ones.
+    A suffix automaton (Blumer et al. 1985) grows by one token in amortised constant time. The longest end of the text
+    that occurred earlier is the string of the newest state's suffix link. Each state stores where it was last such a
+    match, so that late occurrences are preferred.
 
     Attributes:
         tokens: the text.
@@ -44,16 +44,13 @@ class LookupIndex:
 
     @property
     def match(self) -> int:
-        """The newest of `matches`; 0 before the first token."""
         return self.matches[-1] if self.matches else 0
 
     @property
     def source(self) -> int:
-        """The newest of `sources`; -1 before the first token."""
         return self.sources[-1] if self.sources else -1
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens."""
         for token in tokens:
             self.predicted.append(int(self.source >= 0 and self.tokens[self.source + 1] == token))
             source, match = self._grow(token)
@@ -110,5 +107,4 @@ def copied(values: Sequence[T], source: int, length: int) -> list[T]:
 
 
 def common(one: Sequence[T], other: Sequence[T]) -> int:
-    """How many elements two sequences have in common, from the first on."""
     return next(compress(count(), map(ne, one, other)), min(len(one), len(other)))

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from data_gen.models.cached_head import CachedHead
 from data_gen.models.pair import CachedModel, ModelRow
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
@@ -29,8 +28,6 @@ EVERY = 8  # tokens between two roots at which branches are compared
 
 @dataclass
 class Draft:
-    """A drafted tree."""
-
     tree: DraftTree
     probs_NV: Tensor  # the draft's distribution after each node; zeros at leaves
     # row in the draft's cache of each node that the draft has passed, except the root; empty where the draft passes
@@ -39,12 +36,11 @@ class Draft:
     _passed: list[ModelRow]  # by row
 
     def rows(self, nodes: Iterable[int]) -> list[ModelRow]:
-        """The draft's rows after some nodes of `row_of`."""
         return [self._passed[self.row_of[node]] for node in nodes]
 
 
 def draft_tree(
-    draft: CachedModel | CachedHead,
+    draft: CachedModel,
     root_probs_V: Tensor,
     action: Action,
     sampling: Sampling,
@@ -53,20 +49,14 @@ def draft_tree(
     text: Sequence[int] = (),
     root_logits_V: Tensor | None = None,
 ) -> Draft:
-    """Draft a delayed tree.
+    """Draft a delayed tree, its branches' first tokens as `draw_children` does; InputError where a head is to draft
+    branches.
 
-    Args:
-        draft: its committed rows end with the root token; the tree's rows are appended.
-        root_probs_V: the draft's distribution after the root token.
-        generator: lives on the device of `root_probs_V`.
-        style: as in `draw_children`, for the branches' first tokens.
-        text: committed tokens up to the root token, for a sampling that depends on them.
-        root_logits_V: after the root token; they rank tokens of probability 0 where the style is greedy.
-
-    Raises:
-        InputError: a head is to draft branches; names the tree.
+    The draft's committed rows end with the root token, after which it has the given probabilities and logits; the
+    tree's rows are appended. `text` holds the committed tokens up to the root token, for a sampling that depends on
+    them.
     """
-    if isinstance(draft, CachedHead) and action.K > 1:
+    if draft.recomputes and action.K > 1:
         raise InputError(f"the tree {action} has branches; a head drafts chains, such as {action._replace(K=1)}")
     L1, L2 = (action.L1 + action.L2, 0) if action.K == 1 else (action.L1, action.L2)  # a chain is a trunk alone
     trunk: list[int] = []
@@ -74,17 +64,17 @@ def draft_tree(
     while len(trunk) < L1:
         trunk.append(int(sample(passed[-1].probs_V if passed else root_probs_V, 1, generator)))
         if len(trunk) < L1 or L2 > 0:
-            last_11, visible = torch.tensor([trunk[-1:]]), torch.ones(1, len(trunk), dtype=torch.bool)
-            passed += _pass(draft, last_11, visible, len(trunk), sampling, lambda: [[*text, *trunk]])
+            last_1, visible = torch.tensor(trunk[-1:]), torch.ones(1, len(trunk), dtype=torch.bool)
+            passed += _pass(draft, last_1, visible, len(trunk), sampling, lambda: [[*text, *trunk]])
     branches_KD = torch.zeros(1, 0, dtype=torch.int64)
     if L2 > 0:
         ends = (passed[-1].probs_V, passed[-1].logits_V) if passed else (root_probs_V, root_logits_V)
         branches_KD = torch.tensor(draw_children(ends[0], action.K, style, generator, ends[1])).unsqueeze(-1)
     K = len(branches_KD)
     for depth in range(1, L2):
-        tokens_1K, branches = branches_KD[:, -1].unsqueeze(0), branches_KD.tolist()
+        branches = branches_KD.tolist()
         passed += _pass(
-            *(draft, tokens_1K, _visible(L1, K, depth), L1 + depth, sampling),
+            *(draft, branches_KD[:, -1], _visible(L1, K, depth), L1 + depth, sampling),
             lambda: [[*text, *trunk, *branch] for branch in branches],  # noqa: B023
         )
         drawn_K1 = sample(torch.stack([row.probs_V for row in passed[-K:]]), 1, generator).cpu()
@@ -102,12 +92,9 @@ def draft_tree(
 def different_nodes(
     model: PreTrainedModel, texts: Sequence[tuple[list[int], int]], sampling: Sampling, seed: int
 ) -> list[list[float]]:
-    """The mean number of different nodes that K branches have at each of their depths, for K from 2 on.
+    """The mean number of different nodes that K branches of a draft have at each of their depths, for K from 2 on.
 
-    Args:
-        model: the draft.
-        texts: token ids, and the position of the first root; branches are drafted at every `EVERY`-th position from it.
-        sampling: the draft's.
+    `texts` are token ids and the position of the first root; branches are drafted at every `EVERY`-th one from it.
     """
     space, found = ActionSpace.default(), []
     generator = torch.Generator(device=model.device).manual_seed(seed)
@@ -139,11 +126,8 @@ def draw_children(
     """Tokens of a node's children, in order; fewer than `count` where different children run out of support and no
     logits say which tokens come next.
 
-    Args:
-        probs_V: the draft's distribution after the node.
-        style: "iid"; "without_replacement", one draw after another; "greedy", the `count - 1` most likely tokens and
-            one draw from the others, or the next most likely one where the others have probability 0.
-        logits_V: they rank the tokens of probability 0, for greedy children.
+    The style is "iid"; "without_replacement", one draw after another; or "greedy", the `count - 1` most likely tokens
+    and one draw from the others, or the next most likely one by the logits where the others have probability 0.
     """
     if style == IID:
         return sample(probs_V, count, generator).tolist()
@@ -163,22 +147,19 @@ def draw_children(
 
 
 def _pass(
-    draft: CachedModel | CachedHead,
-    tokens_1W: Tensor,
+    draft: CachedModel,
+    tokens_W: Tensor,
     visible: Tensor,
     depth: int,
     sampling: Sampling,
     texts: Callable[[], list[list[int]]],
 ) -> Iterator[ModelRow]:
-    """Pass the nodes of one depth; `texts` as in `Sampling.after`."""
-    device = draft.model.device
-    offsets_W = torch.full((tokens_1W.shape[1],), depth - 1, device=device)
-    return draft.forward(tokens_1W.to(device), offsets_W, visible).rows(sampling, texts).each()
+    offsets_W = torch.full((len(tokens_W),), depth - 1)
+    return draft.forward(tokens_W, offsets_W, visible).rows(sampling, texts).each()
 
 
 @cache
 def _visible(L1: int, K: int, depth: int) -> Tensor:
-    """[K, R + K] bool for the pass over one depth of the branches: each sees the trunk and its own tokens."""
     trunk = torch.ones(K, L1, dtype=torch.bool)
     return torch.cat([trunk, torch.eye(K, dtype=torch.bool).repeat(1, depth)], dim=1)
 

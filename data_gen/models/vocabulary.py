@@ -26,27 +26,20 @@ def scored(model: Any) -> int:
     return table.out_features if isinstance(table, ReducedHead) else int(table.weight.shape[0])
 
 
-def check_same_vocabulary(
-    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, names: tuple[str, str]
-) -> None:
-    """InputError unless both tokenizers map the same strings to the same ids; names the first id that differs."""
-    vocabularies = target.get_vocab(), draft.get_vocab()
-    if vocabularies[0] != vocabularies[1]:
-        token_of = [{number: token for token, number in each.items()} for each in vocabularies]
-        first = min(number for _, number in vocabularies[0].items() ^ vocabularies[1].items())
-        ours, theirs = (repr(tokens[first]) if first in tokens else "none" for tokens in token_of)
-        raise InputError(
-            f"vocabularies differ: {names[0]} has {len(vocabularies[0])} tokens, {names[1]} {len(vocabularies[1])}; "
-            f"the first that differs is token {first}: {ours} and {theirs}"
-        )
-
-
 def shared_tokenizer(target: str, draft: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a pair, by its names; a distilled draft has none of its own. InputError where one cannot be
-    read, or as `check_same_vocabulary`."""
+    read, or maps other strings to the same ids: it names the first id that differs."""
     found = load_tokenizer(target, "target")
-    if not is_distilled(draft):
-        check_same_vocabulary(found, load_tokenizer(draft, "draft"), (target, draft))
+    vocabulary = found.get_vocab()
+    other = vocabulary if is_distilled(draft) else load_tokenizer(draft, "draft").get_vocab()
+    if other != vocabulary:
+        token_of = [{number: token for token, number in each.items()} for each in (vocabulary, other)]
+        first = min(number for _, number in vocabulary.items() ^ other.items())
+        ours, theirs = (repr(tokens[first]) if first in tokens else "none" for tokens in token_of)
+        raise InputError(
+            f"vocabularies differ: {target} has {len(vocabulary)} tokens, {draft} {len(other)}; "
+            f"the first that differs is token {first}: {ours} and {theirs}"
+        )
     return found
 
 
@@ -64,11 +57,7 @@ def widened(*models: Any) -> Iterator[None]:
 
 def widen(model: Any, size: int) -> list[RemovableHandle]:
     """Let a model score `size` tokens, minus infinity for those beyond its table. As an input, such a token is read as
-    the table's last one.
-
-    Returns:
-        the hooks, whose `remove()` undoes it.
-    """
+    the table's last one. `remove()` of the returned hooks undoes it."""
     missing, rows = size - scored(model), int(model.get_input_embeddings().weight.shape[0])
     if missing <= 0:
         return []

@@ -20,7 +20,7 @@ siblings that are visited before x must reject, each with one minus its entry we
 it. The walk goes on with x's entry weight and m branches. Trees of another style are labelled for the verifier that
 takes the given one's place there (`data_gen.verification.styled`).
 
-*A head's chain.* A head's rows depend on the root and on the depth below it (`data_gen.models.cached_head`). From one
+*A head's chain.* A head's rows depend on the root and on the depth below it (`data_gen.models.heads`). From one
 root it is a draft like any other, so the same products hold with q of this root at each depth. It has no branches here.
 
 A row of survivals S (`ActionSpace.sums_SA`) is the law of tau of all trees.

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from data_gen.decoding.loop import Step
-from data_gen.models.cached_head import CachedHead, caches, check_prompt
+from data_gen.models.heads import CachedHead, caches, check_prompt
 from data_gen.models.pair import ModelPair, ModelRows, Pass, without_own_settings
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import block_rows
@@ -137,8 +137,7 @@ def rows_along(pair: ModelPair, text: Text, sampling: Sampling) -> Iterator[RowB
 
 
 def _rows(passed: Pass, sampling: Sampling) -> ModelRows:
-    logits_WV = passed.logits_BWV[0]
-    return ModelRows(sampling.probabilities(logits_WV), logits_WV, passed.hidden_BWD[0])
+    return ModelRows(sampling.probabilities(passed.logits_WV), *passed)
 
 
 def fewer(rows: int) -> int:

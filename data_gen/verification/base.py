@@ -51,9 +51,8 @@ class Verifier(ABC):
     def law(self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> Tensor:
         """P(accepted node, extra token) given the tree, exact; float64 [N, V], sums to one.
 
-        Args:
-            target_probs_NV: the target's distribution after each node, in node order; float64, float32 or bf16.
-            draft_probs_NV: the draft's; rows of leaves may hold anything.
+        Rows are the distributions after each node, in node order, in float64, float32 or bf16; the draft's rows of
+        leaves may hold anything.
         """
         stops_N, extra_of = self._verifier_law(tree, _rows(tree, target_probs_NV.double(), draft_probs_NV.double()))
         extra_NV = extra_of(range(len(tree)))
@@ -61,12 +60,9 @@ class Verifier(ABC):
 
     def block_efficiency(self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> float:
         """E[tau + 1] given the tree, in tokens: the accepted tokens and the extra one."""
-        stops_N = self.stops(tree, target_probs_NV, draft_probs_NV)
+        rows = _rows(tree, target_probs_NV.double(), draft_probs_NV.double())
+        stops_N = self._verifier_law(tree, rows).stops_N
         return float((stops_N * (tree.depths_N.to(stops_N.device) + 1)).sum())
-
-    def stops(self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> Tensor:
-        """P(accepted node) given the tree, exact; float64 [N]."""
-        return self._verifier_law(tree, _rows(tree, target_probs_NV.double(), draft_probs_NV.double())).stops_N
 
     def verify(
         self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor, generator: torch.Generator
@@ -109,7 +105,6 @@ class TopDown(Verifier):
         return VerifierLaw(stops_N, lambda nodes: extra(tree, rows, nodes, self.leftover))
 
     def _chain_stops(self, tree: DraftTree, rows: Rows) -> Tensor:
-        """On a chain, tokens are accepted one after another; Python is faster than tensors for so few numbers."""
         reach, stops = 1.0, []
         for accept in self.accept(*along_chain(tree, rows)).tolist():
             stops.append(reach * (1 - accept))
@@ -129,8 +124,6 @@ class TopDown(Verifier):
 
 
 class Split(NamedTuple):
-    """How a node's weight goes to its children."""
-
     entry_Mk: Tensor  # entry weights, in entry order; 0 at further copies of a token
     final_M: Tensor  # the node's own weight once all children are rejected
     order_Mk: Tensor | None = None  # entries in the order of visits; None is the order of first appearance
@@ -154,7 +147,6 @@ class BottomUp(Verifier):
 
     @staticmethod
     def leave(node: NodeDistributions, weights_M: Tensor) -> Tensor:
-        """The nodes' weights once their only child is rejected, [M]."""
         return left_over(weights_M, weights_M - node.excess(weights_M, node.ones()))
 
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw:
@@ -162,7 +154,6 @@ class BottomUp(Verifier):
         return VerifierLaw(stops_N, lambda nodes: extra(tree, rows, nodes, self._leftover(weights_N)))
 
     def _chain_stops(self, tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
-        """On a chain: Block Verification, from the last node up, in Python."""
         weights = [1.0]
         for ratio in divide(*along_chain(tree, rows)).tolist():
             weights.append(min(1.0, weights[-1] * ratio))
@@ -176,7 +167,6 @@ class BottomUp(Verifier):
         return torch.tensor(stops[::-1], dtype=torch.float64, device=rows.device), weights_N
 
     def _tree_stops(self, tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
-        """P(accepted node), and the weight with which every node is entered; [N] each."""
         weights_N = torch.zeros(len(tree), dtype=torch.float64, device=rows.device)
         weights_N[tree.roots] = 1.0
         parents_N, tokens_N = tree.parents_N.to(rows.device).clamp(min=0), tree.tokens_N.to(rows.device).clamp(min=0)

@@ -1,8 +1,7 @@
 """Checks anybody's verifier: does the text that it appends follow the target?
 
 The worlds are so small that all drafts can be listed. Where the verifier gives its law, the law of the appended text is
-exact. Where it only draws, the drawn texts are compared with the target's by chi-square, with a false-alarm rate of
-`ALARM` over all of its tests together. Texts of different lengths are continued from the target to one length.
+exact. Where it only draws, drawn texts are compared with the target's by chi-square, at a false-alarm rate of `ALARM`.
 
 Legend: N tree nodes, V vocabulary, D drafts, S sequences of one length.
 """
@@ -37,8 +36,6 @@ CASES = tuple(  # vocabulary, shape, kind of world; small ones first
 
 
 class Drafted(NamedTuple):
-    """A draft that can happen."""
-
     probability: float
     tree: DraftTree
     rows: tuple[Tensor, Tensor]  # of target and draft after each node, float64 [N, V]
@@ -50,8 +47,6 @@ class Drafted(NamedTuple):
 
 @dataclass(frozen=True)
 class Fault:
-    """The first tree shape at which a verifier is wrong."""
-
     shape: tuple[int, int, int]
     style: str
     vocabulary: int
@@ -123,7 +118,6 @@ def check_draws(draw: Draw, style: str, draws: int, seed: int = 0) -> Fault | No
 def _case(
     vocabulary: int, shape: tuple[int, int, int], kind: str, style: str
 ) -> tuple[World, list[Drafted], Callable[[str, Drafted], Fault]]:
-    """A world, its drafts, and what reports a fault of them."""
     world = World(vocabulary, shape[1] + shape[2], kind, seed=vocabulary)
     drafts = []
     for probability, trunk, branches in world.drafts(*shape, style):
@@ -137,13 +131,11 @@ def _tokens(tree: DraftTree, node: int) -> tuple[int, ...]:
 
 
 def _sequences(world: World, shape: tuple[int, int, int]) -> Iterator[tuple[tuple[int, ...], float]]:
-    """All texts of one token more than the tree is deep, with the target's probability of each."""
     for sequence in product(range(world.vocabulary), repeat=shape[1] + shape[2] + 1):
         yield sequence, world.target_probability(sequence)
 
 
 def _no_law(law_NV: Tensor, drafted: Drafted) -> str | None:
-    """Why a tensor is no law of the draft's tree."""
     if law_NV.shape != drafted.rows[0].shape:
         return f"its law has the shape {list(law_NV.shape)}, not {list(drafted.rows[0].shape)}"
     if not bool(torch.isfinite(law_NV).all()) or float(law_NV.min()) < -EXACT:

@@ -91,7 +91,6 @@ class Rows:
         return self._ranked
 
     def _new_ranked(self) -> Ranked:
-        """Memory for the rows in rank order; what is not touched of it costs nothing."""
         return Ranked(*(torch.empty(self.p_NV.shape, dtype=dtype) for dtype in RANKED))
 
 
@@ -105,7 +104,6 @@ class NodeDistributions:
         self._p_scale_M, self._q_scale_M = rows.p_scale_N[nodes_M], rows.q_scale_N[nodes_M]
 
     def at(self, entries_Mk: Tensor) -> tuple[Tensor, Tensor]:
-        """p and q of the given tokens, [M, k] each."""
         nodes_M1 = self.nodes_M.unsqueeze(-1)
         p_Mk = self.rows.p_NV[nodes_M1, entries_Mk].double() * self._p_scale_M.unsqueeze(-1)
         q_Mk = self.rows.q_NV[nodes_M1, entries_Mk].double() * self._q_scale_M.unsqueeze(-1)
@@ -156,15 +154,12 @@ class NodeDistributions:
         return torch.ones_like(self._p_scale_M)
 
     def count(self, entries_Mk: Tensor) -> float | Tensor:
-        """Entries of each node."""
         return entries_Mk.shape[-1]
 
     def present(self, entries_Mk: Tensor) -> Tensor:
-        """1 where there is an entry, float64 [M, k]."""
         return torch.ones_like(entries_Mk, dtype=torch.float64)
 
     def cleared(self, rows_MV: Tensor, entries_Mk: Tensor) -> Tensor:
-        """Rows with 0 at the entries; in place."""
         return rows_MV.scatter_(-1, entries_Mk, 0.0)
 
     def by_count(self, entries_Mk: Tensor, values: Callable[[int], Tensor]) -> Tensor:
@@ -201,7 +196,6 @@ def pooled(weights_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
 
 
 def is_copy(entries_Mk: Tensor) -> Tensor:
-    """Whether an equal token stands before this entry, bool [M, k]."""
     return first_copies(entries_Mk) != torch.arange(entries_Mk.shape[-1], device=entries_Mk.device)
 
 
@@ -220,11 +214,8 @@ def by_ratio(node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
 
 
 def most_likely(probs_NV: Tensor, count: int, logits_NV: Tensor | None = None) -> Tensor:
-    """The most probable tokens, and among those of probability 0 the ones with the largest logits, in this order; int64
-    [N, count], or fewer where the vocabulary is smaller. Any leading axes.
-
-    At temperature 0 one token has all the probability, and the logits say which tokens come next.
-    """
+    """The most probable tokens, then among those of probability 0 the ones with the largest logits (at temperature 0
+    one token has all the probability); int64 [N, count], or fewer where the vocabulary is smaller. Any leading axes."""
     count = min(count, probs_NV.shape[-1])
     top = probs_NV.topk(count)
     rest_NV = (probs_NV if logits_NV is None else logits_NV).masked_fill(probs_NV > 0, -torch.inf)
@@ -235,11 +226,8 @@ def most_likely(probs_NV: Tensor, count: int, logits_NV: Tensor | None = None) -
 
 
 def sample(probs_V: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """`count` i.i.d. draws from each row, int64 [..., count]; never a token of probability 0.
-
-    Args:
-        probs_V: [..., V], not necessarily normalised; summed in float64.
-    """
+    """`count` i.i.d. draws from each row, int64 [..., count]; never a token of probability 0. Rows need not be
+    normalised."""
     shape = (*probs_V.shape[:-1], count)
     return invert(probs_V, torch.rand(shape, generator=generator, dtype=torch.float64, device=probs_V.device))
 

@@ -48,7 +48,6 @@ class Drawn(NamedTuple):
         return cls(scale_M, divide(m_Mk[:, -1], last_M).clamp(max=1), beta_M, m_Mk[:, :-1])
 
     def selected(self) -> Tensor:
-        """P(an entry is selected), `pi`, [M, k]."""
         share_M = divide(1 - self.alive_M, 1 - self.beta_M)
         fixed_Mk = (share_M.unsqueeze(-1) * self.fixed_Mk).clamp(max=1)
         return torch.cat([fixed_Mk, self.alive_M.unsqueeze(-1)], dim=-1)

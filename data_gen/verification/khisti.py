@@ -29,14 +29,11 @@ SOLVER = "highs-ds"  # the optimum need not be unique, and the dual simplex alwa
 
 
 class Match(NamedTuple):
-    """One match: the law of its winner, and who wins."""
-
     winner_V: np.ndarray
     rank_V: np.ndarray  # of each token, the best is 0
     free_ss: np.ndarray  # P(row beats column) among the best tokens, by rank
 
     def wins(self, first: int, second: int) -> float:
-        """P(the first draft wins)."""
         i, j = int(self.rank_V[first]), int(self.rank_V[second])
         if i != j and max(i, j) < len(self.free_ss):
             return float(self.free_ss[i, j])
@@ -105,7 +102,6 @@ class Khisti(TopDown):
         return (node.exact()[0] - r_MV).clamp_(min=0).scatter_(-1, entries_Mk, 0.0)
 
     def _winners(self, node: NodeDistributions, k: int) -> tuple[Tensor, list[list[Match]]]:
-        """The law of the winner among k drafts, float64 [M, V], and the matches behind it, by node."""
         pairs_M2V = torch.stack(node.exact(), dim=1)
         pairs_U2V, place_M = pairs_M2V.unique(dim=0, return_inverse=True)  # equal nodes share the programs
         laws, matches_U = [], []
@@ -120,7 +116,6 @@ class Khisti(TopDown):
 
 
 def _tournament(entries: list[int], matches: list[Match]) -> list[float]:
-    """P(each entry is the winner of all its matches), given the drafted tokens."""
     wins = [1.0]
     for number, each in enumerate(matches, 1):
         stays = [(won, each.wins(first, entries[number])) for won, first in zip(wins, entries, strict=False)]

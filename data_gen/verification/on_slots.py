@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from data_gen.slots import ABSENT, Layout, Merged
+from data_gen.trees import ABSENT, Layout, Merged
 from data_gen.verification.base import BottomUp, Leftover, TopDown, Verifier
 from data_gen.verification.distributions import NodeDistributions, Rows, divide, invert, is_copy
 from data_gen.verification.rejection import NaiveTree, SpecInfer
@@ -25,8 +25,6 @@ ON_SLOTS = (NaiveTree, SpecInfer, SpecTr, Traversal, LiftedSpecTr, LiftedUniform
 
 
 class SlotDistributions(NodeDistributions):
-    """The distributions at M slots; entries may be `ABSENT`."""
-
     allows_host_sync = False
 
     def at(self, entries_ME: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,17 +57,11 @@ class SlotRows(Rows):
 def verify_slots(
     verifier: Verifier, layout: Layout, tokens_S: Tensor, target_probs_SV: Tensor, draft_probs_SV: Tensor, u_2: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One draw from the verifier's law: the last accepted slot, which is the first of its text, and the extra token.
+    """One draw from the verifier's law: the last accepted slot, which is the first of its text, and the extra token;
+    from two uniform numbers in [0, 1). Up to rounding, `Verifier.verify` gives the same verdict from the same numbers.
 
-    Both are int64 [1], because indexing with a tensor of no axes is a host synchronisation. From the same uniform
-    numbers, `Verifier.verify` gives the same verdict, apart from rounding.
-
-    Args:
-        tokens_S: int64; the root's is not read.
-        u_2: uniform numbers in [0, 1), float64, on the tensors' device.
-
-    Raises:
-        ValueError: the verifier needs host synchronisation, or is not for i.i.d. drafts.
+    Both are int64 [1], because indexing with a tensor of no axes is a host synchronisation. ValueError where the
+    verifier needs host synchronisation, or is not for i.i.d. drafts.
     """
     stops_S, extra = law_on_slots(verifier, layout, tokens_S, target_probs_SV, draft_probs_SV)
     slot = layout.order_S[invert(stops_S[layout.order_S], u_2[:1])]
@@ -79,10 +71,8 @@ def verify_slots(
 def law_on_slots(
     verifier: Verifier, layout: Layout, tokens_S: Tensor, target_probs_SV: Tensor, draft_probs_SV: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """P(accepted slot), float64 [S]; and the law of the extra token at a slot, given as int64 [1], up to a factor.
-
-    Arguments and errors are those of `verify_slots`; the law is [1, V].
-    """
+    """P(accepted slot), float64 [S]; and the law of the extra token at a slot, given as int64 [1], [1, V] up to a
+    factor."""
     check_on_slots(verifier)
     merged, rows = Merged(layout, tokens_S), SlotRows(target_probs_SV, draft_probs_SV)
     leftover: Leftover
@@ -102,7 +92,6 @@ def check_on_slots(verifier: Verifier) -> None:
 
 
 def _top_down(verifier: TopDown, layout: Layout, merged: Merged, rows: SlotRows) -> Tensor:
-    """P(accepted slot), with all nodes at once: what a solver does at a node does not depend on the others."""
     steps_S = torch.zeros(layout.size, dtype=torch.float64, device=rows.device)  # P(parent -> slot)
     steps_S[:1] = 1.0  # setting one element would copy it from the host
     if layout.inner > 0:
@@ -119,7 +108,6 @@ def _top_down(verifier: TopDown, layout: Layout, merged: Merged, rows: SlotRows)
 
 
 def _bottom_up(verifier: BottomUp, layout: Layout, merged: Merged, rows: SlotRows) -> tuple[Tensor, Leftover]:
-    """P(accepted slot), and the law of the extra token: weights from the root down, acceptance from below."""
     parents_S = merged.first_S[layout.parents_S.clamp(min=0)]
     ratio_S = divide(*rows.at(parents_S).at(merged.tokens_S.clamp(min=0).unsqueeze(-1)))[:, 0]
     weights_S = torch.zeros(layout.size, dtype=torch.float64, device=rows.device)
@@ -148,9 +136,7 @@ def _bottom_up(verifier: BottomUp, layout: Layout, merged: Merged, rows: SlotRow
 
 def _from_below(layout: Layout, merged: Merged, finals_S: Tensor, orders: list[Tensor]) -> Tensor:
     """P(accepted slot): each accepts with its final weight once everything that is visited before it has rejected.
-
-    `orders` holds, for each level of nodes with several branches, their entries in the order of visits, int64 [M, E].
-    """
+    `orders` holds each level's entries in the order of visits, int64 [M, E]."""
     fails_S = 1 - finals_S  # P(nothing at or below the slot accepts)
     below_S = torch.ones_like(finals_S)  # P(nothing below it accepts)
     before_S = torch.ones_like(finals_S)  # P(nothing that is visited before its subtree accepts)
@@ -172,7 +158,6 @@ def _from_below(layout: Layout, merged: Merged, finals_S: Tensor, orders: list[T
 
 
 def _extra(slot_1: Tensor, merged: Merged, rows: SlotRows, leftover: Leftover) -> Tensor:
-    """The law of the extra token, [1, V]: every case is computed, and one is kept."""
     entries_1E, count = merged.entries_SE[slot_1], merged.count_S[slot_1]
     node, extra_1V = rows.at(slot_1), rows.p_NV[slot_1]  # a leaf adds the target's own token
     left_1V = leftover(node, entries_1E[:, :1]).to(extra_1V.dtype)

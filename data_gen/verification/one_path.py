@@ -28,8 +28,6 @@ MOST_AFTER = 1e200  # beyond this, `q~` is `q`: the paths that come after the pr
 
 
 class OnePath(Verifier):
-    """The verifier of a chain, on one path of the tree."""
-
     chain: ClassVar[TopDown | BottomUp]
 
     @abstractmethod
@@ -65,8 +63,6 @@ class Naive(FirstPath):
 
 
 class Block(FirstPath):
-    """Block Verification."""
-
     name = "block"
     chain = Traversal()
 

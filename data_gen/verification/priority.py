@@ -66,7 +66,6 @@ def _selected(
     entries_Mk: Integers,
     order_M: Integers,
 ) -> tuple[Array, Array, Array]:
-    """The fields of `Selection`, with one pass for consecutive questions of the order that are the same."""
     k = entries_Mk.shape[1]
     alive_Mk, left_Mk, flow_M = np.empty(entries_Mk.shape), np.empty(entries_Mk.shape), np.empty(len(nodes_M))
     alive_V, flow_V = np.empty(p_NV.shape[1]), np.empty(p_NV.shape[1])
@@ -85,7 +84,6 @@ def _selected(
 
 @jit
 def _remainders(places_NV: Integers, p_NV: Array, q_NV: Array, nodes_M: Integers, weights_M: Array, k: int) -> Array:
-    """`m - F` by token, [M, V]."""
     left_MV = np.empty((len(nodes_M), p_NV.shape[1]))
     alive_V, flow_V = np.empty(p_NV.shape[1]), np.empty(p_NV.shape[1])
     for m in range(len(nodes_M)):
@@ -130,7 +128,6 @@ def _scan(p_V: Array, q_V: Array, weight: float, k: int, alive_V: Array, flow_V:
 
 @jit
 def _powers(a: float, b: float, k: int) -> float:
-    """`(a^k - b^k) / (a - b)`, as `distributions.powers`."""
     total = last = 1.0
     for _ in range(k - 1):
         last *= b
@@ -140,7 +137,6 @@ def _powers(a: float, b: float, k: int) -> float:
 
 @jit
 def _root(x: float, k: int) -> float:
-    """`x^(1/k)`; square roots are many times faster."""
     if k == 2:
         return np.sqrt(x)
     if k == 4:
@@ -149,14 +145,10 @@ def _root(x: float, k: int) -> float:
 
 
 class Priority(TopDownRule):
-    """The priority rule at every node, from the root down."""
-
     name = "priority"
     rule = FirstInRank()
 
 
 class LiftedPriority(Lifted):
-    """The priority rule at every node, bottom-up; children are visited in the rule's own order."""
-
     name = "lifted_priority"
     rule = FirstInRank()

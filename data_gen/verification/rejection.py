@@ -121,10 +121,7 @@ def rejections(node: NodeDistributions, w_M: Tensor, steps_Mk: Tensor) -> tuple[
 
 
 def _in_random_order(accept_Mkk: Tensor) -> Tensor:
-    """P(each entry is the accepted one) if every round takes a random remaining entry, [M, k].
-
-    The sum runs over the 2^k sets of rejected entries; `accept_Mkk` is P(accepted) by round and entry.
-    """
+    """P(each entry is the accepted one) if every round takes a random remaining entry; over the 2^k rejected sets."""
     k = accept_Mkk.shape[-1]
     rejected_MS = accept_Mkk.new_zeros(len(accept_Mkk), 1 << k)
     rejected_MS[:, 0] = 1.0
@@ -139,7 +136,6 @@ def _in_random_order(accept_Mkk: Tensor) -> Tensor:
 
 @cache
 def _rejections(k: int, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """By round: the set rejected before, the entry taken, and the set with it, as bit masks; int64 [T] each."""
     rounds_: list[list[tuple[int, int, int]]] = [[] for _ in range(k)]
     for rejected in range(1 << k):
         for entry in range(k):

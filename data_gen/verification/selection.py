@@ -34,12 +34,10 @@ class SelectionRule(ABC):
     def select(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection: ...
 
     @abstractmethod
-    def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        """`m - F`, [M, V]."""
+    def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def choose(self, node: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
-        """P(entry is selected), [M, k]."""
+    def choose(self, node: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor: ...
 
 
 class TopDownRule(TopDown):
@@ -100,6 +98,5 @@ def any_alive(alive_Mk: Tensor) -> Tensor:
 
 @cache
 def _quadrature(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Nodes and weights on [0, 1]."""
     nodes, weights = np.polynomial.legendre.leggauss(count)
     return torch.from_numpy((nodes + 1) / 2).to(device), torch.from_numpy(weights / 2).to(device)

@@ -21,11 +21,8 @@ class SortedRows(Rows):
     """As `Rows`, with each row's tokens in ascending `q/p` and prefix sums of p and q in float64."""
 
     def __init__(self, p_PV: Tensor, q_PV: Tensor, before: SortedRows | None = None, kept: int = 0) -> None:
-        """
-        Args:
-            before: its last `kept` rows stand before the new ones. Its memory is taken over, and it must not be used
-                any more: the system would take as long to give new memory as the sorts take.
-        """
+        """The last `kept` rows of `before` stand before the new ones. Its memory is taken over, and it must not be used
+        any more: the system would take as long to give new memory as the sorts take."""
         self._memory: dict[str, Tensor] = {} if before is None else before._memory
         self._old = slice(0) if before is None else slice(len(before.p_NV) - kept, len(before.p_NV))
         self._count, vocabulary = kept + len(p_PV), p_PV.shape[-1]
@@ -56,7 +53,6 @@ class SortedRows(Rows):
             sum_PV[rows, 1:] = each_PV.gather(-1, tokens_PV).cumsum(-1, dtype=torch.float64) * scale_P.unsqueeze(-1)
 
     def _rows(self, name: str, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The memory of that name, [P, width], in which the kept rows stand first."""
         old = self._memory.get(name, torch.empty(0, width, dtype=dtype, device=device))
         kept = old[self._old].clone()
         if len(old) < self._count:
@@ -84,10 +80,7 @@ class SortedRows(Rows):
 
     def leading(self, values: Tensor, start_M: Tensor, holds: Callable[[Tensor], Tensor]) -> Tensor:
         """How many of V values in a row `holds`, which is true of leading ones alone; by a bisection of all at once.
-
-        Args:
-            start_M: where each question's first value stands in `values`, counted over all its rows.
-        """
+        `start_M` is where each question's first value stands in `values`."""
         vocabulary, count_M = self.tokens_PV.shape[-1], torch.zeros_like(start_M)
         for bit in reversed(range(vocabulary.bit_length())):
             probe_M = count_M + (1 << bit)
@@ -97,8 +90,6 @@ class SortedRows(Rows):
 
 
 class SortedDistributions(NodeDistributions):
-    """The distributions at M of the rows."""
-
     rows: SortedRows
 
     def excess(self, a_M: Tensor, b_M: Tensor) -> Tensor:

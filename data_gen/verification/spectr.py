@@ -75,13 +75,10 @@ def solve(node: NodeDistributions, weights_M: Tensor, k: float | Tensor) -> tupl
 
 
 def _accepted(beta_M: Tensor, k: float | Tensor) -> Tensor:
-    """`1 - (1 - beta)^k`, to full relative precision."""
     return -torch.expm1(k * torch.log1p(-beta_M.clamp(max=1)))
 
 
 class SharedKSeq(KSeq):
-    """As `KSeq`, but a random alive entry is selected instead of the first."""
-
     def choose(self, node: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
         return any_alive(alive_Mk)
 
@@ -94,8 +91,6 @@ class SpecTr(TopDownRule):
 
 
 class LiftedSpecTr(Lifted):
-    """The first alive entry is selected, and children are visited in order of first appearance."""
-
     name = "lifted_spectr"
     rule = KSeq()
     visits_by_ratio = False

@@ -47,12 +47,10 @@ class World:
         return p / p.sum(), q / q.sum()
 
     def rows(self, tree: DraftTree) -> tuple[Tensor, Tensor]:
-        """Target and draft distributions of a tree's nodes, [N, V] each."""
         contexts = [tuple(tree.token(n) for n in tree.path_to(node)) for node in range(len(tree))]
         return torch.stack([self.target[c] for c in contexts]), torch.stack([self.draft[c] for c in contexts])
 
     def target_probability(self, sequence: tuple[int, ...], start: int = 0) -> float:
-        """P(sequence[start:] | sequence[:start]) under the target."""
         return prod((float(self.target[sequence[:i]][sequence[i]]) for i in range(start, len(sequence))), start=1.0)
 
     def draft_probability(self, path: tuple[int, ...], start: int = 0) -> float:
@@ -67,7 +65,6 @@ class World:
                 yield trunk_probability * probability, list(trunk), branches
 
     def branches(self, trunk: tuple[int, ...], K: int, L2: int, style: str) -> Iterator[tuple[float, list[list[int]]]]:
-        """All branches that can be drafted after a trunk, with their probability."""
         if L2 == 0:
             yield 1.0, [[]] * K
             return

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
-from data_gen import order_times, timing
+from data_gen import timing
 from data_gen.decoding import EAGER
 from data_gen.decoding.loop import Step
 from data_gen.drafting.sampled import different_nodes
@@ -118,10 +118,10 @@ def run(config: Config) -> None:
         disturbed = timing.disturbance(pair.device, since)
         profile = replace(profile, different=different(config, pair, prompts))
         profile = timing.fitted(profile, {key: taken for key, taken in steps.items() if key[1] in FITTED})
-        plain = order_times.plain_alone(pair, config.train.verifier, prompts, PLAIN_ROUNDS, config.data.tokens)
+        plain = timing.plain_alone(pair, config.train.verifier, prompts, PLAIN_ROUNDS, config.data.tokens)
         turns = math.ceil(LATE_ROUNDS * config.latency.repeats / len(prompts))
         with ticking("timing late drafts", turns * len(prompts)) as tick:
-            late = order_times.late_drafts(pair, config.train.verifier, prompts, turns, config.data.tokens, tick)
+            late = timing.late_drafts(pair, config.train.verifier, prompts, turns, config.data.tokens, tick)
         profile = replace(profile, plain=plain, late=late)
         rows = check(profile, config.train.verifier, {key: taken for key, taken in steps.items() if key[1] in CHECKED})
         stage.replace()

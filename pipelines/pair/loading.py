@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from data_gen.models.checkpoints import hidden_width, load_tokenizer
+from data_gen.models.checkpoints import load_tokenizer, text_config
 from data_gen.models.gguf import resolved
 from data_gen.models.heads import check_head, load_pair_with_head
 from data_gen.models.pair import ModelPair
@@ -115,8 +115,8 @@ def tokenizer_of(config: Config) -> Any:
 def hidden_widths(config: Config) -> list[int]:
     """Widths of the hidden-state features, from the models' configs alone."""
     names = pair_names(config)
-    target = hidden_width(names[0], "target")
-    draft = target if config.pair.head else hidden_width(names[1], "draft")
+    target = int(text_config(names[0], "target").hidden_size)
+    draft = target if config.pair.head else int(text_config(names[1], "draft").hidden_size)
     return [target, draft, draft]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from data_gen import order_times, timing
+from data_gen import timing
 from data_gen.models.pair import ModelPair
 from pipelines.config import Config
 from pipelines.latency.profile import NODES, WIDTHS, decision_seconds
@@ -49,7 +49,7 @@ def profile_in_time(
     profile = replace(profile, corrections=dict.fromkeys(config.verifiers, profile.corrections[verifier]))
     warning = timing.disturbance(pair.device, since) or unsteady(check(profile, verifier, steps))
     # a plain step finds the caches as the last one left them, so it is not slower than between other steps
-    plain = min(0.0, order_times.plain_alone(pair, verifier, [prompt], COUNT, config.data.tokens))
+    plain = min(0.0, timing.plain_alone(pair, verifier, [prompt], COUNT, config.data.tokens))
     profile = replace(profile, plain=plain, decide=dict.fromkeys(LEVELS, 0.0))
     asked = config, pair, profile, verifier
     decide = {level: decision_seconds(*asked, level, prompt, DECISIONS, texts=1, drafted=1) for level in LEVELS}

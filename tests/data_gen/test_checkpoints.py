@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from copy import deepcopy
 from pathlib import Path
 
@@ -59,7 +57,7 @@ def test_the_fingerprint_follows_the_weights_and_not_what_they_are_loaded_as(
 def test_the_fingerprint_follows_what_texts_begin_and_end_with_and_weights_in_parts(
     folders: tuple[Path, Path], name: str, values: dict[str, object], pair: ModelPair
 ) -> None:
-    file, part = folders[0] / name, folders[0] / "part-1.safetensors"
+    file, part = folders[0] / name, folders[0] / "model-1-of-1.safetensors"
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
     whole = fingerprint(folders)
     assert whole != pair.fingerprint
@@ -76,29 +74,22 @@ def test_weights_are_read_again_only_after_a_change(folders: tuple[Path, Path], 
     change_a_weight(folders[0])
     os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert fingerprint(folders, checksums=kept) == first  # nothing says that it has changed
-    intact = kept.read_text()
-    for damage in ("{", "[]", '{"a": 3}', intact.replace(': "', ': "0')):
-        kept.write_text(damage)
-        assert fingerprint(folders, checksums=kept) == fingerprint(folders) != first
-    kept.write_text(intact)
     os.utime(weights)
+    assert fingerprint(folders, checksums=kept) == fingerprint(folders) != first
+    kept.write_text("{")
     assert fingerprint(folders, checksums=kept) == fingerprint(folders)
 
 
-@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
-def test_the_attention_is_ours_whatever_the_config_asks_for(folders: tuple[Path, Path], key: str) -> None:
+def test_the_attention_is_ours_whatever_the_config_asks_for(folders: tuple[Path, Path]) -> None:
     file = folders[0] / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {key: "flash_attention_2"}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"attn_implementation": "flash_attention_2"}))
     pair = ModelPair.load(str(folders[0]), str(folders[1]), "cpu")
     assert pair.target.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize(("family", "kind"), [("Mamba", "linear_attention"), ("Llama 4", "chunked_attention")])
-def test_layers_that_keep_no_rows_are_refused_before_any_weight_is_read(
-    folders: tuple[Path, Path], family: str, kind: str
-) -> None:
-    config_of(family).save_pretrained(folders[1])
-    with pytest.raises(InputError, match=f"^{folders[1]}: has layers of the kind {kind}"):
+def test_layers_that_keep_no_rows_are_refused_before_any_weight_is_read(folders: tuple[Path, Path]) -> None:
+    config_of("Mamba").save_pretrained(folders[1])
+    with pytest.raises(InputError, match=f"^{folders[1]}: has layers of the kind linear_attention"):
         ModelPair.load(str(folders[0]), str(folders[1]), "cpu")
 
 
@@ -124,17 +115,12 @@ def test_configs_alone_are_a_pair_with_random_weights(folders: tuple[Path, Path]
     assert len(ModelPair.load(str(folders[0]), str(folders[1]), "cpu", shapes=True).tokenizer("sixty-four")[0]) == 10
 
 
-def test_the_commit_of_a_hub_model_is_known(tmp_path: Path, pair_folders: tuple[str, str]) -> None:
-    """From the library's own store, filled as a download fills it; no network."""
+def test_the_commit_of_a_hub_model_is_known(pair_folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the place of its files in the library's own store."""
     commit = "0123456789abcdef0123456789abcdef01234567"
-    store = tmp_path / "hub" / "models--org--tiny"
-    shutil.copytree(pair_folders[0], store / "snapshots" / commit)
-    (store / "refs").mkdir()
-    (store / "refs" / "main").write_text(commit)
-    program = "from data_gen.models.checkpoints import revision; print(revision('org/tiny'))"
-    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == commit
+    place = f"/hub/models--org--tiny/snapshots/{commit}/config.json"
+    monkeypatch.setattr("data_gen.models.checkpoints.cached_file", lambda *_: place)
+    assert revision("org/tiny") == commit
     assert revision(pair_folders[0]) is None
 
 

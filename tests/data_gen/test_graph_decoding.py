@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from data_gen.verification.on_slots import ON_SLOTS
 from selector.actions import EMPTY, Action
 from selector.schema import EARLY, FULL, LIGHT, PAIR, SCALARS_KEY, InputError
 from tests import waits
-from tests.data_gen.families import RIGHT, model_of, nameless
+from tests.data_gen.families import model_of, nameless
 from tests.waits import Operators, Readings
 
 PROMPT = [5, 17, 3, 44, 5, 17]
@@ -47,7 +48,7 @@ def any_of_them() -> Random:
     return Random(ACTIONS, torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("verifier", [cls.name for cls in ON_SLOTS])
 def test_the_text_is_the_eager_one(verifier: str, temperature: float, pair: ModelPair) -> None:
     """Token for token, from the same uniform numbers, with another action at every step; a second text likewise."""
@@ -61,26 +62,17 @@ def test_the_text_is_the_eager_one(verifier: str, temperature: float, pair: Mode
     assert max(step.accepted for step in expected.steps) > 1
 
 
-@pytest.mark.parametrize("family", [name for name in RIGHT if name != "Llama"])
-def test_every_family(family: str) -> None:
-    """Beyond the sliding window, where there is one.
-
-    Mixtures of experts have no float64. In float32 rounding may send a token to another expert, and then the text is
-    another one: of 30 texts of two families on one machine one was. So one or two of five may be; three would be by
-    chance in one run of 3,000.
-    """
-    experts = any(hasattr(model_of(family).config, key) for key in ("num_experts", "num_local_experts"))
-    own = pair_of(family, 0.005, torch.float32 if experts else torch.float64)
+@pytest.mark.parametrize("family", ["Mistral, sliding window", "Gemma 2", "Gemma 3, nested", "Phi-3", "GPT-2", "OPT"])
+def test_families(family: str) -> None:
+    """Beyond the sliding window, where there is one. Mixtures of experts have no float64, in which texts are equal."""
+    own = pair_of(family, 0.005)
     graph = GraphDecoder(own, Sampling(1.0), get_verifier("traversal"), any_of_them(), 60)
     eager = Decoder(own, Sampling(1.0), get_verifier("traversal"), any_of_them())
-    equal = 0
-    for seed in range(5 if experts else 1):
-        found, expected = (each.decode(PROMPT, 40, torch.Generator().manual_seed(seed)) for each in (graph, eager))
-        equal += found.tokens == expected.tokens
-    assert equal >= 3 if experts else equal == 1
+    found, expected = (each.decode(PROMPT, 40, torch.Generator().manual_seed(0)) for each in (graph, eager))
+    assert found.tokens == expected.tokens
 
 
-@pytest.mark.parametrize("prompt", [PROMPT, [7], [7, 9, 11]], ids=len)
+@pytest.mark.parametrize("prompt", [PROMPT, [7]], ids=len)
 def test_a_draft_that_has_been_asked_for_nothing_catches_up(prompt: list[int], pair: ModelPair) -> None:
     """It passes what was committed meanwhile, however much."""
 
@@ -140,8 +132,11 @@ def steps_of(decoder: Loop) -> Iterator[Any]:
     return steps
 
 
-@pytest.mark.parametrize("action", ACTIONS, ids=str)
-@pytest.mark.parametrize("verifier", ["specinfer", "traversal", "lifted_uniform"])
+@pytest.mark.parametrize(
+    ("verifier", "action"),
+    [*product(("traversal",), ACTIONS), ("specinfer", Action(2, 1, 3)), ("lifted_uniform", Action(2, 1, 3))],
+    ids=str,
+)
 def test_a_step_reads_the_device_once(verifier: str, action: Action, pair: ModelPair) -> None:
     """Every `.tolist()`, `.item()`, `bool()` or `nonzero` would wait; the eager step makes several of them."""
     decoder = GraphDecoder(pair, Sampling(1.0), get_verifier(verifier), FixedTree(action), 80)
@@ -212,8 +207,6 @@ def test_what_is_refused(pair: ModelPair) -> None:
         GraphDecoder(apart, Sampling(1.0), get_verifier("traversal"), FixedTree(EMPTY), 20)
     with pytest.raises(InputError, match=r"\(2, 0, 2, greedy\): the graph decoder drafts i.i.d. branches"):
         decoder(chooser=FixedTree(Action(2, 0, 2, "greedy"))).decode([1], 5, torch.Generator())
-    with pytest.raises(InputError, match="a prompt of 21 tokens"):
-        decoder().decode([1] * 21, 5, torch.Generator())
     with pytest.raises(InputError, match="this decoder was made for 20"):
         decoder().decode([1] * 18, 30, torch.Generator())
     with torch.no_grad():

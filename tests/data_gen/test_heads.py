@@ -19,15 +19,14 @@ from data_gen.decoding.loop import FixedTree, Random
 from data_gen.features.recorded import row_numbers, scalars_along
 from data_gen.generate import speculative_generate
 from data_gen.models import heads
-from data_gen.models.cached_head import caches
-from data_gen.models.heads import check_head, load_head, load_pair_with_head
+from data_gen.models.heads import caches, check_head, load_head, load_pair_with_head
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.written import Text, rows_along
 from data_gen.verification import get_verifier
 from selector.actions import EMPTY, Action
 from selector.schema import SCALARS_KEY, InputError
-from tests.data_gen.heads import LLAMA, QWEN, changed, published, save_head, save_target
+from tests.data_gen.heads import save_head, save_target
 
 PROMPT = [5, 9, 33, 7]
 SIZES = [
@@ -74,11 +73,11 @@ def test_step_by_step_is_what_the_library_gives_for_all_roots_at_once(
 
 
 def test_greedy_texts_are_those_of_generate(pair: ModelPair) -> None:
-    """60 of 60 prompts, where copies are accepted in between and the head drafts at temperature 1."""
+    """15 of 15 prompts, where copies are accepted in between and the head drafts at temperature 1."""
     generator = torch.Generator().manual_seed(1)
     actions = [Action(1, 4, 0), Action(1, 8, 8), EMPTY, Action.copy(8)]
     accepted = 0
-    for number in range(60):
+    for number in range(15):
         prompt = torch.randint(1, 300, (4,), generator=generator).tolist()  # `generate` takes 0 for padding
         expected = pair.target.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False, pad_token_id=0)
         chooser = Random(actions, torch.Generator().manual_seed(number))
@@ -140,9 +139,8 @@ def test_branches_and_short_prompts_are_refused(pair: ModelPair) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"speculators_model_type": "dflash"}, "is a head of the kind dflash; only eagle3 can be decoded here"),
-        ({"speculators_model_type": None}, "is not in the format of the speculators library"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}, "reads layer 9; .* has 6"),
+        ({"speculators_model_type": "dflash"}, "is no eagle3 head in the format of the speculators library: dflash"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 6]}, "reads layer 6; .* can read up to 5"),
         ({"hidden_size": 64}, "is for a target with hidden_size=64; .* has 32"),
         ({"vocab_size": 301}, "is for a target with vocab_size=301; .* has 300"),
         ({"layer_types": ["sliding_attention"]}, "has a sliding window"),
@@ -155,7 +153,8 @@ def test_heads_that_do_not_fit_are_named(
     config = json.loads((head / "config.json").read_text())
     inside = {key: value for key, value in values.items() if key in ("hidden_size", "vocab_size", "layer_types")}
     outside = {key: value for key, value in values.items() if key not in inside}
-    changed(head, **outside, transformer_layer_config={**config["transformer_layer_config"], **inside})
+    layer = {**config["transformer_layer_config"], **inside}
+    (head / "config.json").write_text(json.dumps({**config, **outside, "transformer_layer_config": layer}))
     with pytest.raises(InputError, match=said):
         load_pair_with_head(folders[0], str(head), device="cpu")
 
@@ -169,21 +168,6 @@ def test_maps_of_the_vocabulary_that_contradict_each_other_are_refused(
     save_file(weights, head / "model.safetensors", {"format": "pt"})
     with pytest.raises(InputError, match="its maps d2t and t2d of the vocabulary contradict each other"):
         load_pair_with_head(folders[0], str(head), device="cpu")
-
-
-@pytest.mark.parametrize("config", [LLAMA, QWEN], ids=["Llama-3.1-8B", "Qwen3-8B"])
-def test_published_configs_load_at_tiny_size(tmp_path: Path, config: dict[str, Any]) -> None:
-    """With random weights: the shapes of the passes, and the self-check."""
-    target, head = published(tmp_path, config)
-    pair = load_pair_with_head(target, head, device="cpu", shapes=True)
-    layers = pair.target.config.num_hidden_layers
-    assert pair.draft.target_layer_ids == [2, layers // 2, layers - 3] and pair.has_random_weights
-    passed, cached = caches(pair)
-    passed.fill(PROMPT)
-    first = cached.extend(PROMPT)
-    assert first.logits_BWV.shape == (1, 3, 512) and first.hidden_BWD.shape == (1, 3, 64)
-    assert int(first.logits_BWV.isfinite().sum(-1)[0, 0]) == 128
-    assert check_head(pair, "head") < 1e-4
 
 
 @pytest.mark.parametrize("table", ["embed_tokens", "lm_head"])

@@ -8,11 +8,10 @@ from itertools import product
 
 import pytest
 
-from data_gen import order_times, timing
+from data_gen import timing
 from data_gen.decoding.loop import Chooser, Step
 from data_gen.models.pair import ModelPair
-from data_gen.order_times import BETWEEN, LATE, late_drafts, plain_alone
-from data_gen.timing import fitted, real_steps, rounds, times
+from data_gen.timing import BETWEEN, fitted, late_drafts, plain_alone, real_steps, rounds, times
 from selector.actions import EMPTY, Action
 from selector.latency import Correction, LatencyProfile
 from selector.tables import Table
@@ -53,7 +52,7 @@ def test_copied_chains_take_what_real_steps_say() -> None:
     found = fitted(base, steps)
     for length in (1, 4, 10, 16):
         assert found.copied.at(length, 1) == pytest.approx(truth.copied.at(length, 1), rel=1e-6)
-    unmet = fitted(base, {key: taken for key, taken in steps.items() if isinstance(key[1], Action)})
+    unmet = fitted(base, {key: taken for key, taken in steps.items() if not key[1].copies})
     assert unmet.copied == base.copied
 
 
@@ -76,16 +75,6 @@ def test_every_tree_has_its_steps(pair: ModelPair) -> None:
     assert len(short["traversal", EMPTY]) == 2  # the second token of each text
 
 
-def test_how_many_take_turns_changes_the_times_alone(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    def seen() -> dict[tuple[str, Action], list[tuple[int, int, int]]]:
-        steps = real_steps(pair, [*product(("specinfer", "traversal"), MET)], PROMPTS, count=4, tokens=100)
-        return {key: [(step.length, step.accepted, step.nodes) for step in taken] for key, taken in steps.items()}
-
-    together = seen()
-    monkeypatch.setattr(timing, "TOGETHER", 3)
-    assert seen() == together
-
-
 def test_a_plain_step_is_timed_after_another_and_after_one_that_drafts(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +91,7 @@ def test_a_plain_step_is_timed_after_another_and_after_one_that_drafts(
             ran.append(action)
             yield Step(30, action, 0, 1 + action.nodes, {"target": seconds})
 
-    monkeypatch.setattr(order_times, "steps_of", steps)
+    monkeypatch.setattr(timing, "steps_of", steps)
     assert plain_alone(pair, "traversal", PROMPTS, 4, 100) == pytest.approx(-1.0)
     assert ran == [BETWEEN, EMPTY, EMPTY] * 8
     assert plain_alone(pair, "traversal", [], 4, 100) == 0.0
@@ -130,20 +119,12 @@ def test_a_draft_is_timed_after_each_number_of_plain_steps(pair: ModelPair, monk
             latest[0] = mine
             yield Step(30, action, 0, 1 + action.nodes, {"draft": seconds})
 
-    monkeypatch.setattr(order_times, "steps_of", steps)
+    monkeypatch.setattr(timing, "steps_of", steps)
     late = late_drafts(pair, "traversal", PROMPTS, 6, 60)
     assert [late.at(0, tokens) for tokens in (0, 1, 2, 3, 4, 8, 12, 40)] == [0, 0, 0.5, 1, 1.5, 1.5, 1.5, 1.5]
     assert late_drafts(pair, "traversal", PROMPTS, 6, 24).sizes == [0, 1, 4]  # no second draft after 16 others
     for nothing in (late_drafts(pair, "traversal", [], 6, 60), late_drafts(pair, "traversal", PROMPTS, 6, 5)):
         assert nothing.at(0, 16) == 0.0
-
-
-def test_real_drafts_are_timed_after_plain_steps(pair: ModelPair) -> None:
-    ticks: list[None] = []
-    late = late_drafts(pair, "traversal", PROMPTS, 2, 60, lambda: ticks.append(None))
-    assert late.sizes == [*LATE] and late.seconds[0][0] == 0.0
-    assert late.seconds[0] == sorted(late.seconds[0])
-    assert len(ticks) == 2 * len(PROMPTS)
 
 
 def test_plain_decoding_has_a_time_of_its_own() -> None:

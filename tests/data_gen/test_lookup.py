@@ -48,21 +48,6 @@ def test_the_longest_match_is_that_of_brute_force(tokens: list[int], given_first
             assert (index.sources[n], index.matches[n]) == (index.source, index.match)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "match", "proposal"),
-    [
-        ([0, 1, 2, 0, 1], 2, [2, 0, 1, 2]),  # it ends as it began
-        ([7] * 4, 3, [7, 7, 7, 7]),  # they overlap
-        ([1, 5, 1, 6, 1], 1, [6, 1, 6, 1]),  # the later of two places
-        *(([3, 1, 4, 2], 0, []), ([5], 0, []), ([], 0, [])),
-    ],
-    ids=str,
-)
-def test_matches_and_proposals_of_known_texts(tokens: list[int], match: int, proposal: list[int]) -> None:
-    index = LookupIndex(tokens)
-    assert (index.match, index.proposal(4)) == (match, proposal)
-
-
 @pytest.mark.parametrize("name", VERIFIERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_lookup_is_verified_without_loss(name: str, kind: str) -> None:
@@ -93,7 +78,7 @@ def test_copies_are_not_given_to_the_verifier_of_trees(pair: ModelPair) -> None:
         Decoder(pair, Sampling(0.0), ForTrees(), FixedTree(Action(1, 2, 0))).decode(PROMPT, 60, torch.Generator())
 
 
-@pytest.mark.parametrize("feature_levels", [(), ("match",), ("early",), ("light",)], ids=str)
+@pytest.mark.parametrize("feature_levels", [(), ("light",)], ids=str)
 def test_greedy_text_is_that_of_generate(pair: ModelPair, feature_levels: tuple[str, ...]) -> None:
     """With copies in the loop, of a text that repeats itself; whatever the chooser asks for."""
     expected = pair.target.generate(

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from data_gen.trees import DraftTree
-from tests.data_gen.worlds import Forest
 
 
 def test_equal_prefixes_are_one_node_and_child_lists_keep_duplicates_in_order() -> None:
@@ -20,11 +19,6 @@ def test_equal_prefixes_are_one_node_and_child_lists_keep_duplicates_in_order() 
     assert tree.node_of([]) == 0
 
 
-def test_an_absent_path_is_a_key_error() -> None:
-    with pytest.raises(KeyError):
-        DraftTree.from_paths([1], [[2]]).node_of([1, 3])
-
-
 def test_branches_of_length_zero_leave_the_trunk_alone() -> None:
     tree = DraftTree.from_paths([4, 5], [[]])
     assert tree.tokens_N.tolist() == [-1, 4, 5]
@@ -32,7 +26,9 @@ def test_branches_of_length_zero_leave_the_trunk_alone() -> None:
     assert len(DraftTree.from_paths([], [[]])) == 1
 
 
-def test_branches_of_different_lengths_are_refused() -> None:
+def test_absent_paths_and_branches_of_different_lengths_are_refused() -> None:
+    with pytest.raises(KeyError):
+        DraftTree.from_paths([1], [[2]]).node_of([1, 3])
     with pytest.raises(ValueError, match="differ in length"):
         DraftTree.from_paths([], [[1], [1, 2]])
 
@@ -48,13 +44,3 @@ def test_ancestors_are_what_a_node_may_attend_to() -> None:
     seen = tree.ancestors_NN()
     for node in range(len(tree)):
         assert set(seen[node].nonzero().flatten().tolist()) == {0, *tree.path_to(node)}
-
-
-def test_a_forest_keeps_every_tree_as_it_is() -> None:
-    trees = [DraftTree.from_paths([4], [[1, 2], [1, 3]]), DraftTree.from_paths([], [[5], [5]])]
-    forest = Forest(trees)
-    assert forest.roots == [0, len(trees[0])]
-    for offset, tree in zip(forest.roots, trees, strict=True):
-        for node in range(len(tree)):
-            assert [child - offset for child in forest.children(offset + node)] == tree.children(node)
-            assert [above - offset for above in forest.path_to(offset + node)] == tree.path_to(node)
