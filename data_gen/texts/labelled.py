@@ -20,7 +20,7 @@ from torch import Tensor
 from data_gen import traces
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Random
-from data_gen.features.recorded import ROW_NUMBERS, foretold, row_numbers
+from data_gen.features.along import ROW_NUMBERS, foretold, row_numbers
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller
@@ -68,7 +68,7 @@ class Work:
 
 
 class _Written(NamedTuple):
-    """A prompt and its text; `verifier` is None unless the text was decoded; error messages begin with `place`."""
+    """`verifier` is None unless the text was decoded; error messages begin with `place`."""
 
     prompt: Prompt
     text: Text
@@ -99,7 +99,7 @@ def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
     rows = [_row(pair, recipe, work, written, shard.plausibility) for written in texts]
     shard.seconds["decoded" if work.decoded else "written"] += between - start
     shard.seconds["labelled"] += time.perf_counter() - between
-    shard.table = traces.to_table(rows, traces.text_schema(recipe.verifiers, recipe.hidden))
+    shard.table = traces.to_table(rows, traces.text_schema(recipe.verifiers, recipe.hidden, pair.trees))
     return shard
 
 

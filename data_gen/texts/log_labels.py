@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from data_gen.features.recorded import foretold
+from data_gen.features.along import foretold
 from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
 from data_gen.texts.logs import LoggedText, Logs

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Decoded, Features, FixedTree, Random
-from data_gen.features.recorded import ROW_NUMBERS, row_numbers, scalars_along
+from data_gen.features.along import ROW_NUMBERS, row_numbers, scalars_along
 from data_gen.features.root import Accepted, RootKnowledge
 from data_gen.features.rows import entropies
 from data_gen.models.pair import ModelPair, ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
-from data_gen.texts.recorded import texts_of
 from data_gen.texts.written import Text, finished, rows_along
+from data_gen.traces import texts_of
 from data_gen.verification import get_verifier
 from selector.actions import EMPTY, Action
 from selector.schema import (

@@ -6,16 +6,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_gen.features.recorded import ROW_NUMBERS
-from data_gen.texts.recorded import read_texts
-from data_gen.traces import ROWS_VERSION, TraceStore, text_bytes, text_schema, to_table
+from data_gen.features.along import ROW_NUMBERS
+from data_gen.traces import ROWS_VERSION, TraceStore, read_texts, text_bytes, text_schema, to_table
 from selector.actions import ActionSpace
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_column
 
 ROOT = Path(__file__).parents[2]
 SURVIVALS = len(ActionSpace.recorded().sums_SA)
 LABELS = survival_column("traversal")
-SCHEMA = text_schema(["traversal"], hidden=True)
+SCHEMA = text_schema(["traversal"], True, ActionSpace.recorded())
 NAME = "train/part-00000.parquet"
 
 
@@ -71,7 +70,7 @@ def test_every_column_keeps_what_it_is_given() -> None:
 
 def test_hidden_states_are_columns_only_where_they_are_recorded() -> None:
     assert set(HIDDEN_STATES) <= set(SCHEMA.names)
-    light = text_schema(["traversal", "block"], hidden=False)
+    light = text_schema(["traversal", "block"], False, ActionSpace.recorded())
     assert not set(HIDDEN_STATES) & set(light.names)
     assert {survival_column("block"), LABELS} <= set(light.names)
     assert light.metadata[b"espalier_rows_version"] == str(ROWS_VERSION).encode()

@@ -17,7 +17,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.log_labels import VERIFIER, Labeller
 from data_gen.texts.logs import read_logs, read_trace_log
-from data_gen.texts.recorded import read_texts
+from data_gen.traces import read_texts
 from pipelines.latency.timings import profile_of, read_timings
 from pipelines.logs.gains import entries
 from pipelines.train.judging import tune_batch
