@@ -88,7 +88,6 @@ class TextSelector:
         return [text.text.index.proposal(min(length, limit)) for text, length, limit in limited]
 
     def length(self, texts: Sequence[DrafterKnowledge], lengths: Sequence[int]) -> int:
-        """The best of some lengths for chains that all requests of a batch draft."""
         return self._at(len(texts), tuple(lengths)).select_common(self._features(texts)).nodes
 
     def _features(self, texts: Sequence[DrafterKnowledge]) -> list[Features]:

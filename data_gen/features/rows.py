@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from data_gen.drafting.lookup import copied
-from data_gen.features.means import RunningMeans
-from data_gen.features.text import TextHistory
+from data_gen.features.text import RunningMeans, TextHistory
 from data_gen.models.sampling import Sampling
 from selector.schema import DECAYS, LONGEST_LOOKUP, LONGEST_MATCH, SOURCE_LENGTHS
 
@@ -51,13 +50,11 @@ class TargetHistory:
         means, source = self._means.values(), self.text.index.source
         there = copied(self._entropies, source, LONGEST_LOOKUP)
         known = copied(self._known, source, LONGEST_LOOKUP)
-        counts = [sum(known[:count]) for count in SOURCE_LENGTHS]
         of_source = [
-            sum(there[:length]) / count if count else means[USUAL]
-            for length, count in zip(SOURCE_LENGTHS, counts, strict=True)
+            sum(there[:length]) / count if (count := sum(known[:length])) else means[USUAL] for length in SOURCE_LENGTHS
         ]
-        of_text = self.text.scalars(sampling, batch)
-        return [*of_text, self._entropies[-1], *means, *of_source, counts[-1] / LONGEST_LOOKUP]
+        of_text, share = self.text.scalars(sampling, batch), sum(known[: SOURCE_LENGTHS[-1]]) / LONGEST_LOOKUP
+        return [*of_text, self._entropies[-1], *means, *of_source, share]
 
 
 class DraftHistory:
@@ -70,7 +67,6 @@ class DraftHistory:
 
     @property
     def knows_root(self) -> bool:
-        """Whether the entropy after the newest token was added."""
         return len(self._entropies) > self._count
 
     def add(self, p: Sequence[float], q: Sequence[float], entropies: Sequence[float]) -> None:
@@ -87,9 +83,5 @@ class DraftHistory:
     def scalars(self) -> list[float]:
         """The draft's scalars at the newest token, in the order of `DRAFT_SCALARS`."""
         before, after = self._entropies[self._count - 1 : self._count + 1]
-        return [
-            *(before, after),
-            *self._accepted.values(),
-            *self._means.values(),
-            min(self._agreed, LONGEST_MATCH),
-        ]
+        means = *self._accepted.values(), *self._means.values()
+        return [before, after, *means, min(self._agreed, LONGEST_MATCH)]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import json
-import lzma
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_gen.texts.prompt_sets import MULTI_TURN, SETS, read_set
+from data_gen.texts.prompt_sets import MULTI_TURN, read_set
 from selector.schema import InputError
 
 TRANSLATE = "Translate from English to {}:\n\nGood day."
@@ -52,10 +49,6 @@ RECORDS: list[tuple[str, dict[str, Any], str, str]] = [  # set, a record of its 
 def jsonl(path: Path, records: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
-
-
-def test_every_set_has_a_record_here() -> None:
-    assert {name for name, *_ in RECORDS} == set(SETS) - {"lines"}
 
 
 @pytest.mark.parametrize(("name", "record", "text", "kind"), RECORDS)
@@ -100,23 +93,6 @@ def test_the_same_text_is_taken_once_and_keeps_its_source_in_any_order(tmp_path:
     other, _ = read_set("litbench", jsonl(tmp_path / "other.jsonl", records[::-1]))
     assert (len(one), records_seen) == (2, 3)
     assert sorted(one, key=lambda p: p.id) == sorted(other, key=lambda p: p.id)
-
-
-PACKERS: dict[str, Callable[..., Any]] = {
-    **{".jsonl": open, ".json": open, ".jsonl.gz": gzip.open, ".json.gz": gzip.open},
-    **{".jsonl.bz2": bz2.open, ".jsonl.xz": lzma.open},
-}
-
-
-@pytest.mark.parametrize("suffix", PACKERS)
-def test_a_record_that_is_nested_too_deep_is_no_crash(suffix: str, tmp_path: Path) -> None:
-    """Packed or not, as one object a line or as one array."""
-    path, deep = tmp_path / f"set{suffix}", 100_000
-    record = f'{{"problem": {"[" * deep}{"]" * deep}}}'.encode()
-    with PACKERS[suffix](path, "wb") as file:
-        file.write(record if suffix.startswith(".jsonl") else b"[" + record + b"]")
-    with pytest.raises(InputError, match=rf"cannot read .*set{suffix}: .*nested too deep"):
-        read_set("math500", path)
 
 
 @pytest.mark.parametrize(
