@@ -20,14 +20,8 @@ from data_gen.features.root import DrafterKnowledge
 
 
 class Proposer:
-    """Lookups whose length is chosen for each request, so that the rows of a batch differ in length.
-
-    Args:
-        vllm_config: with our entry in its `additional_config`.
-
-    Raises:
-        InputError: as `TextSelector.of`.
-    """
+    """Lookups whose length is chosen for each request, so that the rows of a batch differ in length. `vllm_config` has
+    our entry in its `additional_config`; InputError as `TextSelector.of`."""
 
     def __init__(self, vllm_config: Any) -> None:
         self._selector = TextSelector.of((vllm_config.additional_config or {}).get(NAME))

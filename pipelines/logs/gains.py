@@ -17,12 +17,7 @@ from selector.schema import LOG
 from selector.train.data import Timed
 from selector.train.mixed import MixedBatches, MixedReplay
 from selector.train.replay import Ratio, fastest_possible, ratio_of_speeds
-from selector.train.tuning import (
-    Predictions,
-    decide,
-    replay_mode,
-    static_replay,
-)
+from selector.train.tuning import Predictions, decide, replay_mode, static_replay
 
 Figures = dict[str, Any]
 Replays = dict[str, Any]  # `Replayed` or `MixedReplay`, by name; the selector's by level
@@ -30,11 +25,7 @@ Over = Callable[[Any, Any], Ratio]
 
 
 def entries(modes: BatchModes, test: Timed, predicted: Predictions, profile: LatencyProfile) -> Iterator[Figures]:
-    """One entry of `by_batch` for each level and kind of batch of one batch size.
-
-    Args:
-        predicted: at the roots of the held-out texts, by level.
-    """
+    """One entry of `by_batch` for each level and kind of batch of one batch size."""
     kinds = sorted(set(test.texts.kind_X))
     parts = [(test, predicted), *(_of_kind(test, predicted, kind) for kind in kinds)]
     for mixed in (False, True)[: min(modes.fixed.batch, 2)]:

@@ -42,10 +42,8 @@ def rivals(train: Timed, test: Timed, rule: Mode) -> dict[str, Replayed]:
 
 def payoff_weights(train: Timed) -> Tensor:
     """The regression of Hybrid Verified Decoding (HVD, arXiv 2606.01019): copy where a copy's predicted accepted length
-    is large.
-
-    This follows the idea of the abstract, not the paper's predictor: here the accepted length is linear in scalars of
-    the match, fitted by least squares at the training roots with a match. The threshold and both lengths are tuned.
+    is large. It follows the idea of the abstract, not the paper's predictor: the accepted length is linear in scalars
+    of the match, fitted at the training roots with a match. The threshold and both lengths are tuned.
 
     Returns:
         The weights of a constant 1 and of `PAYOFF_SCALARS`, float64 [F].
@@ -84,7 +82,6 @@ class Rule:
     steady: int = 0
 
     def replayed(self, timed: Timed) -> Replayed:
-        """Its exact replay, in a space of `ActionSpace.chains`."""
         texts, depth = timed.texts, timed.space.depth
         match_R = texts.scalar("match")
         action_R = torch.where(texts.scalar("hit_mean_0.8") > self.hits, self.steady, self.drafted)

@@ -1,5 +1,4 @@
-"""Engines' responses as lines of a log. The samples in `responses/` have the engines' own keys; `tests.pipelines.
-test_own_parsers` compares these with the engines' packages."""
+"""Engines' responses as lines of a log. The samples in `responses/` have the engines' own keys."""
 
 from __future__ import annotations
 
