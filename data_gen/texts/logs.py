@@ -145,11 +145,8 @@ def _text(place: str, line: Any) -> LoggedText:
 
 
 def read_trace_log(folder: Path, sampling: Sampling) -> list[LoggedText]:
-    """The texts of a trace store under one sampling setting, of all splits.
-
-    Raises:
-        InputError: it is not a trace store of this version, a file is damaged, or it has no such texts.
-    """
+    """The texts of a trace store under one sampling setting, of all splits; InputError where it is not a trace store of
+    this version, a file is damaged, or it has no such texts."""
     manifest, texts = read_manifest(folder), []
     column = survival_column(manifest["depends"]["verifiers"][0])
     for name, listed in sorted(manifest["shards"].items()):
@@ -167,14 +164,8 @@ def read_trace_log(folder: Path, sampling: Sampling) -> list[LoggedText]:
 
 
 def drafter_of(texts: Sequence[LoggedText], wanted: str | None) -> str:
-    """The name of the drafter whose chains are candidates.
-
-    Args:
-        wanted: a drafter, or `NO_DRAFTER`; None for the only one that does not copy, if there are any.
-
-    Raises:
-        InputError: a text has no entry of it, or there are several and none is named.
-    """
+    """The name of the drafter whose chains are candidates: a wanted one or `NO_DRAFTER`, else the only one that does
+    not copy, if there are any. InputError where a text has no entry of it, or several are there and none is wanted."""
     names = Counter(name for text in texts for name in text.survivals)
     if wanted == NO_DRAFTER or (wanted is None and not names):
         return NO_DRAFTER

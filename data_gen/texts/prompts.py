@@ -68,11 +68,7 @@ class Form:
     system: str | None = None
 
     def whole(self, tokenizer: Any, prompts: Iterable[Prompt]) -> list[list[int]]:
-        """All token ids of each prompt.
-
-        Raises:
-            InputError: there is no chat template, or it takes no system turn.
-        """
+        """All token ids of each prompt; InputError where there is no chat template, or it takes no system turn."""
         texts = [prompt.text for prompt in prompts]
         if self.chat:
             texts = [self._in_template(tokenizer, text) for text in texts]
@@ -91,10 +87,8 @@ class Form:
             raise InputError(f"prompts.{key}: the chat template of {name} refuses: {error}") from error
 
     def fit(self, tokenizer: Any, prompts: list[Prompt]) -> tuple[list[Prompt], str]:
-        """The prompts that are kept, and a sentence on all of them.
-
-        Of prompts with the same tokens, once they are cut, only the first is kept: the others could be in other splits.
-        """
+        """The prompts that are kept, and a sentence on all of them. Of prompts with the same tokens, once they are cut,
+        only the first is kept: the others could be in other splits."""
         encoded = self.whole(tokenizer, prompts)
         fitting = [not (self.longer == "drop" and len(ids) > self.tokens) for ids in encoded]
         kept: dict[tuple[int, ...], Prompt] = {}
@@ -120,11 +114,8 @@ class Form:
 
 
 def read_lines(path: Path, parse: Callable[[str, Any], T]) -> list[T]:
-    """What `parse` makes of the JSON of each line that is not blank, and of its place, `file:number`.
-
-    Raises:
-        InputError: the file is missing or empty, or a line does not fit; names the file and the line.
-    """
+    """What `parse` makes of the JSON of each line that is not blank, and of its place, `file:number`; InputError where
+    the file is missing or empty, or a line does not fit, which names the file and the line."""
     found = []
     try:
         with path.open("rb") as file:
@@ -183,11 +174,8 @@ def split_of(prompt: Prompt, validation: float, test: float) -> str:
 
 
 def joined(held: Iterable[tuple[str, Hashable]]) -> dict[str, str]:
-    """The common name, by source, of sources that belong together because some of their texts are the same.
-
-    Args:
-        held: the source of every text, and its content.
-    """
+    """The common name, by source, of sources that belong together because some of their texts are the same; `held` are
+    the source and the content of every text."""
     sets = DisjointSet()
     first: dict[Hashable, str] = {}
     for source, content in held:

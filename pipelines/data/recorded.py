@@ -31,10 +31,8 @@ ROUNDING = 2.0**-11  # labels are stored in half precision, whose numbers below 
 
 
 def depends(config: Config, pair: str) -> dict[str, Any]:
-    """Everything that the rows' law depends on; `pair` is the pair's fingerprint.
-
-    The engine is left out: it changes the rounding and so a few of the drawn tokens, but not their law.
-    """
+    """Everything that the rows' law depends on; `pair` is the pair's fingerprint. Workers are left out: they change the
+    rounding and so a few of the drawn tokens, but not their law."""
     return {
         "pair": pair,
         "dtype": config.pair.dtype,
@@ -75,7 +73,6 @@ def load_traces(config: Config, pair: str) -> dict[str, Texts]:
 
 
 def settings_of(config: Config) -> list[Setting]:
-    """The run's sampling settings, in its order."""
     return [(setting.temperature, setting.top_p) for setting in config.sampling]
 
 

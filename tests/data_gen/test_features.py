@@ -194,27 +194,3 @@ def test_entropies_are_those_of_the_distributions(dtype: torch.dtype) -> None:
     logits_NV = logits_NV.to(dtype)
     p_NV = logits_NV.double().softmax(-1)
     assert entropies(logits_NV) == pytest.approx((-torch.xlogy(p_NV, p_NV).sum(-1)).tolist(), abs=2e-5)
-
-
-def test_row_numbers_are_those_of_the_next_tokens() -> None:
-    """The last row's next token need not be known."""
-    p_NV = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.8, 0.0], [0.9, 0.1, 0.0]])
-    q_NV = torch.tensor([[0.4, 0.6, 0.0], [0.4, 0.3, 0.3], [0.0, 0.5, 0.5]])
-    target, draft = (ModelRows(probs_NV, probs_NV.log(), probs_NV) for probs_NV in (p_NV, q_NV))
-    found = row_numbers(target, draft, [0, 1])
-    assert found["target_prob"] == pytest.approx([0.5, 0.8]) and found["draft_prob"] == pytest.approx([0.4, 0.3])
-    for name, rows_NV in (("target_entropy", p_NV), ("draft_entropy", q_NV)):
-        assert found[name] == pytest.approx((-torch.xlogy(rows_NV, rows_NV).sum(-1)).tolist(), abs=1e-6)
-
-
-def test_whoever_needs_no_features_gets_none(pair: ModelPair) -> None:
-    """And nothing is kept for them."""
-    seen: list[Features | None] = []
-
-    class Blind(FixedTree):
-        def select(self, features: Features | None) -> Action:
-            seen.append(features)
-            return self.action
-
-    Decoder(pair, Sampling(), get_verifier("block"), Blind(Action(1, 2, 0))).decode(PROMPT, 20, torch.Generator())
-    assert len(seen) > 3 and set(seen) == {None}

@@ -11,7 +11,7 @@ import pytest
 
 from data_gen.texts.logs import distinct, drafter_of, read_logs
 from selector.schema import InputError
-from tests.pipelines.small_logs import as_steps, record, write
+from tests.pipelines.small_logs import record, write
 
 
 def one(tmp_path: Path, **changed: Any) -> Any:
@@ -45,15 +45,6 @@ def test_of_steps_only_what_was_drafted_is_known(tmp_path: Path) -> None:
     expected = [[1, 1, nan], [nan, nan, nan], [1, 0, 0]]
     assert np.array_equal(text.survivals["head"], expected, equal_nan=True)
     assert np.isnan(text.of("head")).any()
-
-
-def test_a_log_of_steps_says_what_the_dense_one_says_where_it_was_drafted(tmp_path: Path) -> None:
-    dense = record(1)
-    texts = read_logs([write(tmp_path / "log.jsonl", [dense, as_steps(dense)])])
-    all_RD, some_RD = (text.survivals["head"][:, :3] for text in texts)
-    known = ~np.isnan(some_RD)
-    assert 0 < known.sum() < known.size
-    assert np.array_equal(all_RD[known], some_RD[known])
 
 
 def test_hits_of_steps_are_what_was_accepted(tmp_path: Path) -> None:

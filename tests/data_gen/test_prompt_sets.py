@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_gen.texts.prompt_sets import MULTI_TURN, read_set
+from data_gen.texts.prompt_sets import read_set
 from selector.schema import InputError
 
 TRANSLATE = "Translate from English to {}:\n\nGood day."
@@ -58,13 +58,6 @@ def test_a_record_gives_its_prompt_and_its_task(
     (prompt,), records = read_set(name, jsonl(tmp_path / "set.jsonl", [record]))
     assert (prompt.text, prompt.kind, records) == (text, kind, 1)
     assert prompt.id == prompt.source and prompt.id.startswith(f"{name}:")
-
-
-def test_the_tasks_of_spec_bench_are_six(tmp_path: Path) -> None:
-    others = "translation", "summarization", "qa", "math_reasoning", "rag"
-    records = [{"category": kind, "turns": [f"{kind}?"]} for kind in (*MULTI_TURN, *others)]
-    prompts, _ = read_set("spec_bench", jsonl(tmp_path / "set.jsonl", records))
-    assert [prompt.kind for prompt in prompts] == ["multi_turn"] * 8 + list(others)
 
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl.gz", ".parquet"])

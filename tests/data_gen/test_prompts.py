@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +63,6 @@ def test_kinds_take_turns_and_the_order_does_not_depend_on_the_file() -> None:
     taken = take_evenly(prompts(20), 6)
     assert [prompt.kind for prompt in taken] == ["code", "prose"] * 3
     assert take_evenly(prompts(20)[::-1], 6) == taken
-
-
-def test_plain_lines_need_only_a_text(tmp_path: Path) -> None:
-    (tmp_path / "p.jsonl").write_text(json.dumps({"text": "hello"}) + "\n")
-    assert read_prompts(tmp_path / "p.jsonl") == [Prompt("line-1", "hello", "text", "line-1")]
 
 
 TEMPLATE = (

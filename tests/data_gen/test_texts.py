@@ -18,7 +18,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.given import read_log
 from data_gen.texts.plausibility import UNLIKELY, ImpossibleToken, Plausibility
 from data_gen.texts.prompts import Prompt
-from data_gen.texts.written import Text, finished, rows_along, seed_of, written_by_target
+from data_gen.texts.written import rows_along, written_by_target
 from selector.schema import InputError
 
 PROMPTS = [[5, 17, 203, 44, 91], [9], [3, 8], [250, 251, 17, 5]]
@@ -117,28 +117,6 @@ def test_a_text_ends_with_its_end_token(pair: ModelPair, monkeypatch: pytest.Mon
         assert text.start == len(prompt) - 1
     assert stopped[0].tokens[-1] in ends and stopped[2].tokens[-1] in ends
     assert min(len(text.tokens) for text in stopped) < max(len(text.tokens) for text in stopped)
-
-
-def test_nothing_belongs_to_a_text_after_its_end(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An end token in the prompt is no end."""
-    monkeypatch.setattr(pair.target.generation_config, "eos_token_id", 7)
-    assert finished(pair, [1, 7, 2], [3, 4, 7, 7, 5]) == Text([1, 7, 2, 3, 4, 7], 2)
-    assert finished(pair, [1, 7, 2], [3, 4]) == Text([1, 7, 2, 3, 4], 2)
-    assert finished(pair, [1], [7]) == Text([1, 7], 0)
-
-
-def test_seeds_follow_from_every_part_and_nothing_else() -> None:
-    parts = 1, "train", Sampling(0.7), "p#0"
-    assert seed_of(*parts) == seed_of(*parts)
-    others = [
-        (2, *parts[1:]),
-        (1, "test", *parts[2:]),
-        (*parts[:2], Sampling(0.71), "p#0"),
-        (*parts[:3], "p#1"),
-        parts[:3],
-    ]
-    assert len({seed_of(*parts), *(seed_of(*other) for other in others)}) == 6
-    assert 0 <= seed_of("x") < 2**56
 
 
 @pytest.mark.parametrize("start", [0, 4])
@@ -303,13 +281,6 @@ def test_the_edge_of_top_k_and_min_p_is_where_a_logit_all_but_reaches_it(
     assert (rows_of(logits_NV, sampling).probs_NV[0] > 0).tolist() == [True, True, False, False]
     assert refused(logits_NV, [2], sampling).at_a_tie == tie
     assert not refused(logits_NV, [3], sampling).at_a_tie
-
-
-def test_a_token_that_is_masked_or_far_too_unlikely_is_no_tie() -> None:
-    """At temperature 0.1 a logit that is 20 below the largest has a probability that single precision does not hold."""
-    for sampling in (Sampling(1.0), Sampling(0.0), Sampling(1.0, 0.9), Sampling(top_k=9), Sampling(min_p=0.1)):
-        assert not refused(torch.tensor([[0.0, 0.1, -torch.inf]]), [2], sampling).at_a_tie
-    assert not refused(torch.tensor([[0.0, -1.0, -20.0]]), [2], Sampling(0.1)).at_a_tie
 
 
 def test_unlikely_tokens_are_counted_beside_those_to_be_expected() -> None:

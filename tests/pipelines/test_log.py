@@ -50,17 +50,13 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for split, count in COUNTS.items():
             for prompt in prompts_of(config, pair, split, count):
                 tokens = encode(config, pair, prompt)
-                identity = f"{prompt.id} {setting}"
-                line = {
-                    "id": identity,
-                    "source": prompt.source,
-                    "kind": prompt.kind,
-                    "temperature": setting.temperature,
-                }
-                if setting.top_p < 1:
-                    line |= {"top_p": setting.top_p, "top_k": setting.top_k, "min_p": setting.min_p}
+                own = {name: getattr(setting, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+                line = {"id": f"{prompt.id} {setting}", "source": prompt.source, "kind": prompt.kind, **own}
                 lines.append({**line, "prompt": tokens, "completion": generated(pair, tokens, setting)})
-    as_text(pair, lines)
+    for line in lines:  # where the tokenizer gives back the tokens, their text stands in the log
+        text = pair.tokenizer.decode(line["completion"])
+        if pair.tokenizer(text, add_special_tokens=False)["input_ids"] == line["completion"]:
+            line["completion"] = text
     write(folder / "log.jsonl", lines)
     return folder
 
@@ -76,15 +72,6 @@ def generated(pair: ModelPair, prompt: list[int], setting: Sampling) -> list[int
         **(sampled if setting.temperature else {"do_sample": False}),
     )
     return output[0, len(prompt) :].tolist()
-
-
-def as_text(pair: ModelPair, lines: Lines) -> None:
-    """Where the tokenizer gives back the tokens, their text stands in the log."""
-    for line in lines:
-        for key in ("prompt", "completion"):
-            text = pair.tokenizer.decode(line[key])
-            if pair.tokenizer(text, add_special_tokens=key == "prompt")["input_ids"] == line[key]:
-                line[key] = text
 
 
 def write(path: Path, lines: Lines) -> None:
@@ -138,9 +125,7 @@ def test_every_text_of_the_log_is_labelled(logged: Path, labelled: tuple[pa.Tabl
         assert row["tokens"] == kept.tokens and row["start"] == kept.start == len(text.prompt_tokens) - 1
         assert row["roots"] == max(0, len(kept.tokens) - kept.start - SPACE.depth)
         assert (row["source"], row["kind"]) == (line["source"], line["kind"])
-        assert row["temperature"] == pytest.approx(line["temperature"])
-        assert row["top_p"] == pytest.approx(line.get("top_p", 1.0))
-        assert (row["top_k"], row["min_p"]) == pytest.approx((line.get("top_k", 0), line.get("min_p", 0.0)))
+        assert all(row[name] == pytest.approx(line[name]) for name in ("temperature", "top_p", "top_k", "min_p"))
         assert row["step_verifier"] is None and row["step_root"] == []
     assert f"{len(lines)} texts" in output and "the texts of " in output
 
